@@ -341,7 +341,7 @@ def test_health_says_why_a_promise_was_withdrawn(small, serving):
     service = serving(policy=policy, monitor=monitor)
     assert service.health()["reason"] is None
     monitor.update(np.full((1, 60, small.SAMPLES), 0.999))
-    assert service.health()["reason"] == monitor.sentence
+    assert service.health()["reason"] == monitor.statement
 
 
 def test_the_trail_names_the_file_of_each_scan(scanned_terms, tmp_path, capsys):

@@ -14,7 +14,7 @@ import taskuq as tq
 from taskuq import _io as disk
 from taskuq._io import ExistingFileError, atomic_write, write_json
 from taskuq.errors import MachineError
-from taskuq.pipeline._executor import RunLog
+from taskuq.pipeline._local import RunLog
 from taskuq.pipeline._pipeline import status
 from taskuq.table._parquet import TableHeader, TableWriter, _shard_paths, write_case_list
 

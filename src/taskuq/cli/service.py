@@ -99,7 +99,7 @@ def monitor(
     )
     columns = ["statistic", "seen", "median rank", "evidence", "largest", "changed"]
     app.show_table(title, columns, rows)
-    app.print_message(test.sentence)
+    app.print_message(test.statement)
     app.print_result(str(test.save(output)))
 
 

@@ -515,7 +515,7 @@ def _ranges(folder: RunFolder, policy: Policy | None) -> list[TaskRange]:
     """Range of each task of the explorer, as first declared."""
     explorer = folder.explorer
     assert explorer is not None
-    declared = [[explorer.of(task).task_range for task in range(explorer.tasks)]]
+    declared = [[explorer.for_task(task).task_range for task in range(explorer.tasks)]]
     known = [one.task_ranges for one in (policy, folder.table) if one is not None]
     declared += [list(ranges) for ranges in known if len(ranges) == explorer.tasks]
     return [next((r for r in of if r is not None), None) for of in zip(*declared, strict=True)]

@@ -252,7 +252,7 @@ def explorer_numbers(
     unit = unit if group is not None else "case"
     tasks: list[dict[str, Any]] = []
     for k, (width, range_) in enumerate(zip(widths, ranges, strict=True)):
-        one = explorer.of(k)
+        one = explorer.for_task(k)
         plans = {
             name: PolicySpec("fixed-width", alpha, Goal(max_width=width), statistic=statistic)
             for name, statistic in WINDOWS.items()
@@ -449,7 +449,7 @@ def explorer_payload(
 ) -> dict[str, Any]:
     """Return everything that the explorer reads, for JSON."""
     made = _slice_pictures(explorer)
-    tasks = [explorer.of(task) for task in range(explorer.tasks)]
+    tasks = [explorer.for_task(task) for task in range(explorer.tasks)]
     return {
         **numbers,
         "words": words.to_dict()

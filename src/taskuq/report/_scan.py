@@ -43,7 +43,7 @@ def _cases(policy: Policy, folder: RunFolder) -> Iterator[_Case]:
     explorer, table = folder.explorer, folder.table
     rates = [float(R) for R in policy.accelerations]
     if explorer is not None and [float(R) for R in explorer.accelerations] == rates:
-        targets = explorer.of(0).targets
+        targets = explorer.for_task(0).targets
         for s, case in enumerate(explorer.case):
             yield str(case), float(targets[s]), explorer.outputs[s], explorer.labels, s
     elif table is not None and table.has_targets:
@@ -76,13 +76,13 @@ def _scanned(
 def _with_calibration(scan: OneScan, policy: Policy, folder: RunFolder) -> OneScan:
     """Mark a scan whose case the policy was calibrated on."""
     table, explorer, whom = folder.table, folder.explorer, policy.guarantee.whom
-    if table is None or not table.has_targets or not policy.watch:
+    if table is None or not table.has_targets or not policy.monitor_reference:
         return scan
     if whom.is_group and table.group is None:
         return scan
     x, z = round_arrays(table)
     seen = monitor_statistics(x[0], whom.index(table.cases, table.group), table.task_names, z[0])
-    if seen != dict(policy.watch):
+    if seen != dict(policy.monitor_reference):
         return scan  # planned on another table
     outputs = np.array([one.outputs for one in scan.rounds])
 
@@ -93,7 +93,7 @@ def _with_calibration(scan: OneScan, policy: Policy, folder: RunFolder) -> OneSc
         return scan
     if scan.shown is None or explorer is None:
         return replace(scan, calibrated=table.cases)
-    others = np.moveaxis(explorer.of(0).calibration_outputs, 1, 0)
+    others = np.moveaxis(explorer.for_task(0).calibration_outputs, 1, 0)
     return replace(scan, calibrated=table.cases, without=None if holds(others) else others.shape[1])
 
 

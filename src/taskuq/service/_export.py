@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +19,8 @@ from taskuq._io import atomic_write, fingerprint, write_json
 from taskuq.errors import InputError, first_line
 from taskuq.measure._coils import rss
 from taskuq.measure._fourier import broadcast_mask, central_lines, fft2c, ifft2c
+from taskuq.pipeline._executor import Executor
 from taskuq.policy._policy import Policy
-from taskuq.protocols import Fingerprinted
 from taskuq.recover._estimate import varnet_estimate
 from taskuq.recover._methods import rescale_pow2
 from taskuq.recover._varnet_training import VarNetRecovery
@@ -28,7 +28,6 @@ from taskuq.recover.flow._around import COOLER, ResidualFlowSampler, temperature
 from taskuq.recover.flow._sample import ATTEMPTS
 from taskuq.recover.sampler._network import unflatten_samples
 from taskuq.recover.sampler._sample import SamplerRecovery, counter_normal
-from taskuq.scan._round import component_name
 from taskuq.service._runtime import MANIFEST, SCHEMA, checksum
 
 
@@ -164,6 +163,7 @@ def write_runtime(
     task: Any,
     columns: Sequence[NDArray[np.intp]],
     shape: tuple[int, int, int],
+    fingerprints: Mapping[str, str] | None = None,
 ) -> Path:
     """Export recovery and task, and require that they agree with the networks."""
     if not isinstance(task, torch.nn.Module):
@@ -182,9 +182,10 @@ def write_runtime(
     recovery = _export_module(spec.module, example, "recovery")
     with torch.no_grad():
         images = spec.module(*example)[0]
+        executor = Executor(recover, task, fingerprints=fingerprints or {})
         exported_task = _export_module(task, (images,), "task")
         _require_agreeing(recovery.module()(*example)[0], images, "recovery")
-        _require_agreeing(exported_task.module()(images), task(images), "task")
+        _require_agreeing(exported_task.module()(images), executor.read(images), "task")
     return write_json(folder / MANIFEST, {
         "schema": SCHEMA,
         "policy": fingerprint(policy.to_dict()),
@@ -193,15 +194,11 @@ def write_runtime(
         "images": len(images),
         "columns": [np.asarray(added).tolist() for added in columns],
         "recover": {**_saved(recovery, folder / "recover.pt2"), "draws": spec.draws,
-                    "made_of": component_name(recover), "mark": _mark(recover)},
+                    "made_of": executor.name("recover"), "mark": executor.fingerprint("recover")},
         "task": {**_saved(exported_task, folder / "task.pt2"),
-                 "made_of": component_name(task), "mark": _mark(task)},
+                 "made_of": executor.name("task"), "mark": executor.fingerprint("task")},
         "versions": {"taskuq": taskuq.__version__, "torch": torch.__version__},
     })  # fmt: skip
-
-
-def _mark(part: Any) -> str:
-    return str(part.fingerprint) if isinstance(part, Fingerprinted) else ""
 
 
 def _example_draws(draws: dict[str, Any], samples: int) -> Tensor:
