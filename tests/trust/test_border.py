@@ -74,12 +74,12 @@ def test_a_full_pipe_is_one_sentence(tmp_path):
         ran = subprocess.run(command, stdout=full, stderr=-1, text=True)
 
     assert ran.returncode == 1
-    assert ran.stderr == "taskuq: the machine failed (No space left on device); start again\n"
+    assert ran.stderr == "taskuq: I/O error (No space left on device); rerun the command\n"
 
 
 ERRORS = {
     OSError(28, "No space left on device", "a.json"): (1, "a.json"),
-    MemoryError(): (1, "memory ran out"),
+    MemoryError(): (1, "out of memory"),
     torch.OutOfMemoryError("CUDA out of memory. Tried\nmore"): (1, "(CUDA out of memory. Tried)"),
     MachineError("the disk is full"): (1, "the disk is full"),
     InputError("alpha is 2"): (2, "alpha is 2"),

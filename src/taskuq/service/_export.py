@@ -19,6 +19,7 @@ from taskuq._io import atomic_write, fingerprint, write_json
 from taskuq.errors import InputError, first_line
 from taskuq.measure._coils import rss
 from taskuq.measure._fourier import broadcast_mask, central_lines, fft2c, ifft2c
+from taskuq.pipeline._executor import Executor
 from taskuq.policy._policy import Policy
 from taskuq.recover._estimate import noise_scale_of, varnet_estimate
 from taskuq.recover._methods import rescale_pow2
@@ -177,9 +178,10 @@ def write_runtime(
     recovery = _export_module(spec.module, example, "recovery")
     with torch.no_grad():
         images = spec.module(*example)[0]
+        executor = Executor(recover, task, fingerprints=fingerprints or {})
         exported_task = _export_module(task, (images,), "task")
         _require_agreeing(recovery.module()(*example)[0], images, "recovery")
-        _require_agreeing(exported_task.module()(images), task(images), "task")
+        _require_agreeing(exported_task.module()(images), executor.read(images), "task")
     return write_json(folder / MANIFEST, {
         "schema": SCHEMA,
         "policy": fingerprint(policy.to_dict()),
@@ -188,9 +190,9 @@ def write_runtime(
         "images": len(images),
         "columns": [np.asarray(added).tolist() for added in columns],
         "recover": {**_saved(recovery, folder / "recover.pt2"), "draws": spec.draws,
-                    "made_of": component_name(recover), "mark": _mark(recover)},
+                    "made_of": executor.name("recover"), "mark": executor.fingerprint("recover")},
         "task": {**_saved(exported_task, folder / "task.pt2"),
-                 "made_of": component_name(task), "mark": _mark(task)},
+                 "made_of": executor.name("task"), "mark": executor.fingerprint("task")},
         "versions": {"taskuq": taskuq.__version__, "torch": torch.__version__},
     })  # fmt: skip
 
