@@ -74,7 +74,16 @@ def as_real_array(values: Any, name: str, *, ndim: tuple[int, ...]) -> FloatArra
 
 def require_finite(array: FloatArray, name: str) -> None:
     """Refuse NaN, infinity and what is as good as it; say how many and where the first one is."""
-    if array.size == 0 or _all_moderate(array):
+    if array.size == 0:
+        return
+    if array.flags.c_contiguous:
+        with np.errstate(over="ignore", invalid="ignore"):
+            # One large number makes the sum of squares large, and NaN makes it NaN: one pass,
+            # without a second array.
+            is_moderate = np.vdot(array, array) <= np.float64(LARGEST) ** 2
+    else:
+        is_moderate = array.min() >= -LARGEST and array.max() <= LARGEST
+    if is_moderate:
         return
     bad = ~(np.abs(array) <= np.float64(LARGEST))
     count = int(bad.sum())
@@ -86,16 +95,6 @@ def require_finite(array: FloatArray, name: str) -> None:
             f"{first}; remove those cases or repair them first",
             code="value.nonfinite",
         )
-
-
-def _all_moderate(array: FloatArray) -> bool:
-    """Return True if all is finite and moderate, in one pass and without a second array."""
-    if not array.flags.c_contiguous:
-        return bool(float(array.min()) >= -LARGEST and float(array.max()) <= LARGEST)
-    flat = array.ravel()
-    with np.errstate(over="ignore", invalid="ignore"):
-        # One large number makes the sum of squares large, and NaN makes it NaN.
-        return bool(np.vdot(flat, flat) <= np.float64(LARGEST) ** 2)
 
 
 def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
@@ -175,7 +174,8 @@ def as_outputs_and_targets(
         raise InputError(
             "outputs hold no samples; at least one per case is needed", code="samples.mismatch"
         )
-    require_in_range(z, range_, "targets")
+    if range_ is not None:
+        require_in_range(z, range_, "targets")
     return x, z
 
 

@@ -24,7 +24,7 @@ def counted(options, score="lwr", **extra):
     """The evaluation, and for each of its splits the test fold with its intervals."""
     rng = np.random.default_rng(3)
     result = tq.evaluate(
-        OUTPUTS, TRUTH, alpha=ALPHA, score=score, side="each", trials=TRIALS, rng=rng, **options,
+        OUTPUTS, TRUTH, alpha=ALPHA, score=score, side="each", splits=TRIALS, seed=rng, **options,
         **extra,
     )  # fmt: skip
     group = options.get("group")
@@ -89,7 +89,7 @@ def test_classes_and_whole_groups_are_counted_on_the_splits():
 def test_a_comparison_says_what_one_quantile_would_give():
     table = TaskOutputs(OUTPUTS[None], TRUTH)
     each, two = (
-        evaluate_table(table, EvaluationGrid(("ar",), ALPHA, trials=50, side=side)).results[0]
+        evaluate_table(table, EvaluationGrid(("ar",), ALPHA, splits=50, side=side)).results[0]
         for side in ("each", "two")
     )
 

@@ -123,7 +123,7 @@ class SelfTunedRules:
         self, kept: NDArray[np.bool_], index: NDArray[np.int64]
     ) -> tuple[Rules, StoppingStatistics]:
         """Return the rules for new cases, and the calibration cases in the light of their ranges."""
-        learnt = [[part.learner.learn(kept, index) for part in parts] for parts in self.parts]
+        learnt = [[part.learner.fit(kept, index) for part in parts] for parts in self.parts]
         rules = tuple(
             tuple(self._rule(k, task, one.score) for task, one in enumerate(of_round))
             for k, of_round in enumerate(learnt)
@@ -222,12 +222,12 @@ def steady_rules(
         plan, range_ = spec.of(task), table.task_ranges[task]
         score = policy.base(plan)
         assert is_self_tuned(score, delta), "as the score of the first task is"
-        read = score.read(x[k, ..., task])
-        learner = score.learner(read, range_)
+        read = score.summarise(x[k, ..., task])
+        learner = score.leave_one_out(read, range_)
         # Any calibration cases tell where windows are; only scales are learnt from them.
-        some = learner.learn(np.ones(table.cases, dtype=bool), np.arange(table.cases)).score
+        some = learner.fit(np.ones(table.cases, dtype=bool), np.arange(table.cases)).score
         rule = policy.rule(plan, some, range_, table.accelerations[k])
-        family = replace(some.grown(read), scale=np.ones(table.cases))  # type: ignore[type-var]  # an anchored one
+        family = replace(some.summary_family(read), scale=np.ones(table.cases))  # type: ignore[type-var]  # an anchored one
         base = rule.examined(family, table.cases)
         return _SelfTunedCell(learner, read, base, base.score(z[k, :, task]))
 
@@ -237,7 +237,7 @@ def steady_rules(
 
 
 def _scale(score: Score, read: Any) -> FloatArray:
-    return score.grown(read).scale  # type: ignore[attr-defined, no-any-return]  # a steady one
+    return score.summary_family(read).scale  # type: ignore[attr-defined, no-any-return]  # a steady one
 
 
 class _FoldFit(NamedTuple):

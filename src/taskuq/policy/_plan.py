@@ -203,20 +203,20 @@ def _explain_no_stop(
     # Scores of zero, all finite: if they have no finite quantile either, the units are too few.
     least = calibrator.quantiles(np.zeros((1, len(calibrator.index))))
     if np.isposinf(least).all():
-        reason = promise.too_few()
+        reason = promise._too_few_units()
     elif promise.given:
         reason = (
             f"too few calibration scans stop early, or too many of those are missed, to certify "
-            f"{promise.asked} among them"
+            f"{promise._levels_text} among them"
         )
     else:
         reason = (
-            f"too many calibration cases for {promise.asked} would be missed at any threshold "
+            f"too many calibration cases for {promise._levels_text} would be missed at any threshold "
             "(as where all samples agree and are wrong)"
         )
     rounds = ", ".join(f"{R:g}" for R in accelerations[closed])
     what = GOES_ON if closed.all() else f"no scan stops at R = {rounds}"
-    return replace(promise, shortage=f"{reason}: {what}")
+    return replace(promise, caveat=f"{reason}: {what}")
 
 
 def _degenerate_warning(
@@ -367,7 +367,7 @@ def _calibrate_policy(
         rules=learnt.rules,
         thresholds=tuple(map(float, thresholds)),
         guarantee=_explain_no_stop(calibrator, thresholds, table.accelerations),
-        outlook=_degenerate_warning(learnt.shown, calibrator, thresholds, promise.asked),
+        outlook=_degenerate_warning(learnt.shown, calibrator, thresholds, promise._levels_text),
         samples=table.samples,
         whole_group=whom.stops_together,
         smallest_group=int(np.bincount(kept).min()) if whom.stops_together else None,
@@ -435,8 +435,7 @@ def _price(
 
 def policy_unit(table: TaskOutputs, unit: PolicyUnitName | None, cases: float | str) -> Unit:
     """Return what a policy for a table decides about and promises for."""
-    missing = "unit {unit!r} needs a table with groups"
-    return as_unit(unit, cases, has_groups=table.group is not None, whole=True, missing=missing)
+    return as_unit(unit, cases, has_groups=table.group is not None, whole=True)
 
 
 @final

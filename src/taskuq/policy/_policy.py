@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -143,7 +143,7 @@ class Policy:
     @property
     def sentence(self) -> str:
         """What is promised about the interval that is reported when the scan stops."""
-        said = [POLICIES[self.kind]().sentence(self.goal, self.guarantee.sentence)]
+        said = [POLICIES[self.kind]().sentence(self.goal, self.guarantee.statement)]
         if self.whole_group:
             said.append("All cases of a group stop together.")
         if "chosen" in self.provenance:
@@ -279,7 +279,7 @@ class Policy:
             said = f"width {', '.join(f'{w:.4g}' for w in width)}"
             return f"stop {at}: {self.goal.sentence} ({said}), at alpha {self.alpha:g}"
         if np.isposinf(self.thresholds[round]):
-            return f"continue {at}: {self.guarantee.shortage}"
+            return f"continue {at}: {self.guarantee.caveat}"
         return f"continue {at}: not yet certain enough that {self.goal.sentence}"
 
     def at(self, round: int) -> str:
@@ -293,7 +293,7 @@ class Policy:
         score = score_name(self.rules[0][0].score)
         # What it comes to is said before what it promises.
         said = [f"{self.kind} ({score}) at alpha {self.alpha:g}."]
-        said += [f"Note: {self.guarantee.shortage}."] if self.guarantee.shortage else []
+        said += [f"Note: {self.guarantee.caveat}."] if self.guarantee.caveat else []
         said += [self.outlook] if self.outlook else []
         return " ".join([*said, self.sentence])
 
@@ -307,7 +307,7 @@ class Policy:
             "accelerations": [None if np.isnan(R) else R for R in self.accelerations],
             "rules": [[rule.to_dict() for rule in rules] for rules in self.rules],
             "thresholds": [number_to_json(t) for t in self.thresholds],
-            "guarantee": asdict(self.guarantee),
+            "guarantee": self.guarantee.to_dict(),
             "guaranteed": self.is_guaranteed,
             "sentence": self.sentence,
             "samples": self.samples,
@@ -356,7 +356,7 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
                 for rules in record["rules"]
             ),
             thresholds=tuple(number_from_json(t) for t in record["thresholds"]),
-            guarantee=Guarantee(**record["guarantee"]),
+            guarantee=Guarantee.from_dict(record["guarantee"]),
             samples=int(record["samples"]),
             whole_group=bool(record["whole_group"]),
             smallest_group=record.get("smallest_group"),

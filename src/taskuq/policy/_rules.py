@@ -46,7 +46,7 @@ class RoundStatistics:
     def take(self, cases: NDArray[np.int64]) -> RoundStatistics:
         """Return some of the cases, in the given order."""
         return RoundStatistics(
-            self.family.take(cases), self.window[cases], self.lowest[cases], self.largest[cases],
+            self.family.select(cases), self.window[cases], self.lowest[cases], self.largest[cases],
             self.window_from,
         )  # fmt: skip
 

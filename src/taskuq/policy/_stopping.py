@@ -185,7 +185,7 @@ def make_certificate(
         for alike in (False, True)
     )
     found: dict[str, Any] = {
-        "mean_over": calibrator.unit.mean_over,
+        "mean_over": calibrator.unit.mean_unit,
         "mean_acceleration": 1 / cost,
         "mean_acceleration_of_cases": 1 / of_cases,
     }
@@ -312,7 +312,7 @@ def threshold_grid(tuning: TuningCases, calibrator: Calibrator) -> FloatArray:
     unit, promise = calibrator.unit, calibrator.promise
     weight = unit.weights(tuning.index) / (tuning.index.max() + 1)
     early = _stops_at(tuning.seen, rungs, unit, tuning.index).early @ weight
-    enough = min(1.0, promise.whom.needed(promise.alpha, promise.delta) / calibrator.units)
+    enough = min(1.0, promise._unit.needed(promise.alpha, promise.delta) / calibrator.units)
     return rungs[int((early >= (early.max() ** 2 * enough) ** (1 / 3)).argmax()) :]
 
 

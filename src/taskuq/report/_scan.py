@@ -101,7 +101,7 @@ def _with_calibration(scan: OneScan, policy: Policy, folder: RunFolder) -> OneSc
 
 def _is_planned_on(policy: Policy, table: TaskOutputs) -> bool:
     """Return True if the policy's stored statistics are those of the table."""
-    whom = policy.guarantee.whom
+    whom = policy.guarantee._unit
     if not policy.watch or (whom.is_group and table.group is None):
         return False
     index = whom.index(table.cases, table.group)
