@@ -13,17 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from taskuq.data import ChestPhantom, open_all
 from taskuq.data._atlas import AtlasData
-from taskuq.data._chest import _ChestPhantom
-from taskuq.data._readers import open_all
-from taskuq.measure import _MeasureConfig
-from taskuq.measure._adaptive import AdaptiveConfig
-from taskuq.measure._mri import MaskConfig
-from taskuq.measure._tomography import TomographyConfig
-from taskuq.recover._methods import open_recovery
+from taskuq.measure import AdaptiveConfig, MaskConfig, TomographyConfig, _MeasureConfig
+from taskuq.recover import open_recovery
 from taskuq.scan._round import _CachedTask
 from taskuq.task._classifier_training import _ClassifierMethod
-from taskuq.task._methods import AirFraction
+from taskuq.task import AirFraction
 
 SAMPLES, REPEATS = 32, 5
 RATES = (16.0, 8.0, 4.0, 2.0)
@@ -37,7 +33,7 @@ def main() -> None:
     flow = open_recovery("flow-atlas")
     for aim in ("gradient", "outputs", "variance"):
         _compare("atlas, flow", MaskConfig(RATES), head, flow, lesion, aim)
-    chest = _ChestPhantom(patients=1, seed=1, size=64)[0].image
+    chest = ChestPhantom(patients=1, seed=1, size=64)[0].image
     views = TomographyConfig(RATES, views=96, photons=1e5)
     for aim in ("outputs", "variance"):
         _compare(
@@ -53,12 +49,12 @@ def _compare(
         system.scanner(image.shape[-1], noise=0.0, seed=0), masks, RATES
     )
     for k, R in enumerate(RATES[:-1]):
-        scan = rule.take(image, R, masks[k])
+        scan = rule.measure_lines(image, R, masks[k])
         drawn = recover(scan, samples=SAMPLES, seed=0)
         draw = _median(lambda: recover(scan, samples=SAMPLES, seed=0))  # noqa: B023  # called at once
         with torch.no_grad():
             told = _CachedTask.of(task, drawn)  # as in a scan
-            choose = _median(lambda: rule.choose(k, scan, drawn, told, masks[k]))  # noqa: B023  # called at once
+            choose = _median(lambda: rule.next_lines(k, scan, drawn, told, masks[k]))  # noqa: B023  # called at once
         print(
             f"{name:<26}{aim:<12}{R:>4.0f}{1e3 * draw:>10.1f}{1e3 * choose:>10.1f}"
             f"{choose / draw:>8.2f}"

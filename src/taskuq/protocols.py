@@ -25,64 +25,69 @@ class Measure(Protocol):
 
 @runtime_checkable
 class DisplayableMeasurement(Protocol):
-    """A measurement that can be looked at: zero-filled, back-projected, blurred."""
+    """Measurement with a preview image: zero-filled, back-projected, blurred."""
 
     @property
-    def picture(self) -> Any:
-        """The measurement alone as an image, (height, width)."""
+    def preview(self) -> Any:
+        """Preview image, (height, width)."""
 
 
 @runtime_checkable
 class LineMeasure(Measure, Protocol):
-    """An imaging system that measures any lines or views, and tells what they hold of an image."""
+    """Imaging system that measures arbitrary lines or views."""
 
     @property
-    def lines(self) -> int:
-        """How many lines or views a full measurement has."""
+    def n_lines(self) -> int:
+        """Number of lines or views of a full measurement."""
 
-    def begin(self, count: int) -> BoolArray:
-        """The lines to begin with, booleans (line,): those that every measurement should have."""
+    def initial_lines(self, n: int) -> BoolArray:
+        """Return the n lines that every measurement should have, booleans (line,)."""
 
-    def more(self, lines: BoolArray, count: int, rng: np.random.Generator) -> BoolArray:
-        """These lines, booleans (line,), and so many others at random, as masks would have them."""
+    def add_random_lines(
+        self, lines: BoolArray, n: int, seed: int | np.random.Generator
+    ) -> BoolArray:
+        """Return these lines and n random others, distributed as in masks, booleans (line,)."""
 
-    def take(self, image: Any, acceleration: float, lines: BoolArray) -> Any:
+    def measure_lines(self, image: Any, acceleration: float, lines: BoolArray) -> Any:
         """Measure the given lines of an image, booleans (line,), at an acceleration."""
 
-    def contents(self, images: Any, measurement: Any) -> Any:
-        """What each line would hold of recoveries (sample, ...): a tensor (line, sample, number).
+    def line_values(self, images: Any, measurement: Any) -> Any:
+        """Return the values of each line of images (sample, ...): a tensor (line, sample, value).
 
-        The measurement is the one that they were recovered from.
+        The images are samples recovered from the measurement.
         """
 
 
 @runtime_checkable
 class AdaptiveMeasure(Measure, Protocol):
-    """A rule, frozen before calibration, that chooses what a case is measured by, round by round.
+    """Adaptive sampling rule, frozen before calibration: chooses the lines of a case by round.
 
-    It may look at everything that was measured and drawn of this case, and at nothing of others.
-    Called with an image and an acceleration it refuses all but the first round and R = 1, because
-    the lines of the others depend on samples.
+    It may use all measurements and samples of this case, and none of other cases. Called with an
+    image and an acceleration it refuses all but the first round and R = 1, because the lines of
+    the others depend on samples.
     """
 
-    def first(self) -> BoolArray:
-        """The lines of the first round, booleans (line,), the same for every case."""
+    def initial_lines(self) -> BoolArray:
+        """Return the lines of the first round, booleans (line,), the same for every case."""
 
-    def take(self, image: Any, acceleration: float, lines: BoolArray) -> Any:
+    def measure_lines(self, image: Any, acceleration: float, lines: BoolArray) -> Any:
         """Measure the given lines of an image, booleans (line,), at an acceleration."""
 
-    def choose(
+    def next_lines(
         self, round: int, measurement: Any, recoveries: Any, task: Any, lines: BoolArray
     ) -> BoolArray:
-        """The lines of the round after this one, those measured so far among them.
+        """Return the lines of the next round, including those measured so far.
 
-        Arguments are the round, counted from 0, what was measured in it, the samples (sample,
-        ...) that were drawn, the task, and the lines measured so far. The task is to be called; in
-        a scan it stands behind one that knows what it said of these samples.
+        Args:
+            round: The current round, counted from 0.
+            measurement: Its measurement.
+            recoveries: Its samples, (sample, ...).
+            task: The task; in a scan it returns cached outputs for these samples.
+            lines: Lines measured so far, booleans (line,).
         """
 
-    def otherwise(self, round: int, lines: BoolArray) -> BoolArray:
-        """Lines of the round after this one where a scan cannot choose, and goes on to its end."""
+    def fallback_lines(self, round: int, lines: BoolArray) -> BoolArray:
+        """Return the lines of the next round if no choice is possible and the scan continues."""
 
 
 @runtime_checkable
@@ -101,7 +106,7 @@ class Scanner(Protocol):
 class CombiningScanner(Scanner, Protocol):
     """A scanner that joins what its rounds measured; without it a recovery is given the list."""
 
-    def combine(self, pieces: list[Any]) -> Any:
+    def combine(self, measurements: list[Any]) -> Any:
         """Join the pieces of all rounds of a case so far into what the recovery takes."""
 
 
@@ -109,7 +114,7 @@ class CombiningScanner(Scanner, Protocol):
 class CompletableScanner(Scanner, Protocol):
     """A scanner that can tell whether its pieces are everything there is to measure."""
 
-    def is_complete(self, pieces: list[Any]) -> bool:
+    def is_complete(self, measurements: list[Any]) -> bool:
         """Whether the pieces of all rounds leave nothing out."""
 
 
@@ -117,7 +122,7 @@ class CompletableScanner(Scanner, Protocol):
 class AdaptiveScanner(Scanner, Protocol):
     """A scanner that measures the lines it is asked for; a rule that chooses them needs one."""
 
-    def want(self, round: int, lines: NDArray[np.int64]) -> None:
+    def request(self, round: int, lines: NDArray[np.int64]) -> None:
         """Be told which lines a round adds, before it is measured."""
 
 
@@ -125,7 +130,7 @@ class AdaptiveScanner(Scanner, Protocol):
 class VerifiableScanner(Scanner, Protocol):
     """A scanner that is not believed to be the one whose scan was stored until it shows it."""
 
-    def again(self, round: int, piece: Any) -> None:
+    def remeasure(self, round: int, measurement: Any) -> None:
         """Measure a stored round once more; raise an error where that is not what was stored."""
 
 
@@ -133,7 +138,7 @@ class VerifiableScanner(Scanner, Protocol):
 class FinalizingScanner(Scanner, Protocol):
     """A scanner whose measurements may turn out wrong while a round is computed from them."""
 
-    def settle(self) -> str | None:
+    def finalize(self) -> str | None:
         """Say what has turned out wrong; where nothing has, what comes later changes nothing."""
 
 
@@ -183,7 +188,7 @@ class PosteriorRecover(Recover, Protocol):
 class StoredRecover(Protocol):
     """Recoveries that were made elsewhere: found by the name of the case, not by a measurement."""
 
-    def stored(self, case: str, acceleration: float, *, samples: int) -> Any:
+    def load(self, case: str, acceleration: float, *, samples: int) -> Any:
         """Return the recoveries of a case in a round, an array (sample, height, width)."""
 
 

@@ -83,7 +83,7 @@ def test_classes_and_whole_groups_are_counted_on_the_splits():
     strata = {s.name: s.coverage for s in result.class_coverage}
 
     assert strata["high"] == pytest.approx(high, abs=1e-9)
-    assert result.whole_groups == pytest.approx(np.mean(whole), abs=1e-9)
+    assert result.whole_group_coverage == pytest.approx(np.mean(whole), abs=1e-9)
 
 
 def test_a_comparison_says_what_one_quantile_would_give():
@@ -93,11 +93,11 @@ def test_a_comparison_says_what_one_quantile_would_give():
         for side in ("each", "two")
     )
 
-    assert each.width_by_one == two.width
+    assert each.width_single_quantile == two.width
     assert each.width.mean < two.width.mean  # outputs lie above their targets
-    assert two.width_by_one is None
+    assert two.width_single_quantile is None
 
 
 def test_the_closed_form_is_for_one_quantile():
-    with pytest.raises(tq.InputError, match="side 'each' takes --trials"):
+    with pytest.raises(tq.InputError, match="side 'each' takes --splits"):
         tq.evaluate_exact(OUTPUTS, TRUTH, alpha=ALPHA, side="each")

@@ -233,10 +233,10 @@ def test_class_and_size_coverage_are_means_over_the_splits_that_have_them():
         narrow.append(covered[inside].mean())
     strata = {s.name: s for s in result.class_coverage + result.size_coverage}
 
-    assert strata["rare"].trials == len(rare) < 30
+    assert strata["rare"].splits == len(rare) < 30
     assert strata["rare"].coverage == pytest.approx(np.mean(rare))
     assert strata["[0, 0.2)"].coverage == pytest.approx(np.mean(narrow))
-    assert strata["[90, 91)"].trials == 0
+    assert strata["[90, 91)"].splits == 0
     assert np.isnan(strata["[90, 91)"].coverage)
     assert sum(s.cases for s in result.size_coverage) == pytest.approx(fold_sizes(N)[1])
 

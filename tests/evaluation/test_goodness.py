@@ -44,7 +44,7 @@ def test_a_rank_off_by_one_is_seen(shift, monkeypatch):
 def test_the_histogram_counts_every_trial_and_expects_as_many():
     histogram = tq.evaluate(OUTPUTS, TRUTH, seed=np.random.default_rng(7), **RUN).histogram
 
-    assert sum(histogram.trials) == 4000
+    assert sum(histogram.splits) == 4000
     assert sum(histogram.expected) == pytest.approx(4000, abs=5)
     assert "whatever the data are" in histogram.reading
 

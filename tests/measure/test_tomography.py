@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from taskuq.measure._tomography import (
     ParallelBeamCT,
+    PhotonNoise,
     Radon,
     SinogramBatch,
     TomographyConfig,
     _nested_views,
-    _PhotonNoise,
     _SimulatedCTScanner,
     _view_weights,
     filtered_back_projection,
@@ -177,7 +177,7 @@ def test_restoring_never_moves_away_whatever_views_were_measured(kind):
 
 def test_restoring_goes_as_far_as_the_noise():
     truth = disc(32).float()
-    scan = ParallelBeamCT(32, 48, (2,), _PhotonNoise(photons=1e3), seed=0)(truth, 2)
+    scan = ParallelBeamCT(32, 48, (2,), PhotonNoise(photons=1e3), seed=0)(truth, 2)
     sinograms = stack_sinograms([scan])
     # The truth is as far from its views as the noise: it stays, up to the chance in a mean.
     assert (landweber_update(truth[None], sinograms) - truth).norm() < 0.1 * (
@@ -206,7 +206,7 @@ def test_cases_of_other_rounds_are_stacked_and_restored_as_alone():
 
 
 def test_a_view_keeps_its_counts_in_later_rounds():
-    scanner = ParallelBeamCT(16, 32, (8, 4), _PhotonNoise(photons=100.0), seed=0)
+    scanner = ParallelBeamCT(16, 32, (8, 4), PhotonNoise(photons=100.0), seed=0)
     early, late = scanner(disc(16), 8), scanner(disc(16), 4)
     shared = [i for i, angle in enumerate(late.angles) if angle in early.angles]
     assert torch.equal(late.projections[shared], early.projections)
@@ -215,7 +215,7 @@ def test_a_view_keeps_its_counts_in_later_rounds():
 
 @pytest.mark.parametrize("photons", [0.0, 100.0])
 def test_a_scan_round_by_round_is_the_scan_at_once(photons):
-    scanner = ParallelBeamCT(16, 32, (8, 4, 2), _PhotonNoise(photons), seed=0)
+    scanner = ParallelBeamCT(16, 32, (8, 4, 2), PhotonNoise(photons), seed=0)
     patient = _SimulatedCTScanner(disc(16), scanner)
     pieces = [patient.measure(k) for k in range(4)]
     taken = np.concatenate([piece["views"] for piece in pieces])
@@ -228,7 +228,7 @@ def test_a_scan_round_by_round_is_the_scan_at_once(photons):
 
 
 def test_counts_have_the_variance_that_is_told():
-    counts = _PhotonNoise(photons=1e5)
+    counts = PhotonNoise(photons=1e5)
     scanner = ParallelBeamCT(64, 64, (2,), counts, seed=1)
     scan, exact = scanner(disc(64), 2), ParallelBeamCT(64, 64, (2,))(disc(64), 2)
     off = (scan.projections - exact.projections).square()
@@ -242,21 +242,21 @@ def test_impossible_scanners_and_images_are_refused():
     with pytest.raises(ValueError, match="decreasing"):
         ParallelBeamCT(size=16, views=32, accelerations=(4, 8))
     with pytest.raises(ValueError, match="seed"):
-        ParallelBeamCT(16, 32, (8,), _PhotonNoise(photons=1.0))
+        ParallelBeamCT(16, 32, (8,), PhotonNoise(photons=1.0))
     with pytest.raises(ValueError, match="16, 16"):
         ParallelBeamCT(size=16, views=32, accelerations=(8,))(torch.ones(8, 8), 8)
     with pytest.raises(ValueError, match=r"measure\.photons"):
         TomographyConfig().scanner(16, noise=0.1, seed=0)
     with pytest.raises(ValueError, match="photons are -1"):
-        _PhotonNoise(photons=-1)
+        PhotonNoise(photons=-1)
 
 
 @pytest.mark.parametrize("size", [64, 65, 128])
 def test_deepinv_projects_as_we_do(deepinv, size):
-    from taskuq.data._chest import _ChestPhantom
+    from taskuq.data._chest import ChestPhantom
     from taskuq.measure._tomography import DeepinvRadon
 
-    image = _ChestPhantom(1, seed=0, size=size, slices=1)[0].image
+    image = ChestPhantom(1, seed=0, size=size, slices=1)[0].image
     angles = (0.0, 0.3, 1.0, np.pi / 2, 2.5)
     ours, theirs = Radon(size, angles)(image), DeepinvRadon(size, angles)(image)
     # Two ways to share a pixel between bins. A bin off the centre would differ by a tenth.

@@ -87,25 +87,27 @@ def test_lines_hold_what_the_scanner_would_measure_of_the_coils():
     # A phase that turns once along the columns: the measured centre shows it.
     turning = torch.exp(2j * torch.pi * torch.arange(SIZE) / SIZE)
     maps = torch.stack([0.6 * turning, torch.full((SIZE,), 0.8j)])[:, None].expand(2, SIZE, SIZE)
-    scan = system.take(maps, 8.0, center_lines(SIZE, 4))
+    scan = system.measure_lines(maps, 8.0, center_lines(SIZE, 4))
     images = torch.rand(3, SIZE, SIZE, generator=generator)
-    held = system.contents(images, scan)
-    measured = torch.stack([system.take(x * maps, 1.0, np.ones(SIZE, bool)).kspace for x in images])
+    held = system.line_values(images, scan)
+    measured = torch.stack(
+        [system.measure_lines(x * maps, 1.0, np.ones(SIZE, bool)).kspace for x in images]
+    )
     columns = measured.permute(3, 0, 1, 2).flatten(2)
     assert torch.allclose(held @ held.mH, columns @ columns.mH, atol=1e-4)
 
 
 def test_views_hold_what_the_scanner_would_measure():
     ct, images = ParallelBeamCT(8, 12, (4.0, 2.0)), torch.rand(3, 8, 8)
-    held = ct.contents(images, ct(images[0], 4.0))
+    held = ct.line_values(images, ct(images[0], 4.0))
     assert torch.equal(held.transpose(0, 1), ct(images, 1.0).projections)
-    assert ct.begin(3).nonzero()[0].tolist() == [0, 4, 8]
+    assert ct.initial_lines(3).nonzero()[0].tolist() == [0, 4, 8]
 
 
 def test_a_linear_task_has_one_variance_by_gradient_and_by_outputs():
     system, image = scanner(), patients(1)[0]
     first = center_lines(SIZE, 2)
-    scan = system.take(image, 8.0, first)
+    scan = system.measure_lines(image, 8.0, first)
     drawn = Draws()(scan, samples=5, seed=0)
 
     def linear(x):
@@ -136,7 +138,7 @@ def test_where_lines_are_independent_what_matters_for_the_task_tells_all(lines):
     samples, covariance, a = stationary()
     system = MultiCoilMRI(np.ones((1, 8), bool), (1.0,))
     first = center_lines(8, 1)
-    scan = system.take(torch.ones(1, 8, 8) + 0j, 8.0, first)
+    scan = system.measure_lines(torch.ones(1, 8, 8) + 0j, 8.0, first)
     weights = torch.as_tensor(a.reshape(8, 8))
     spread = line_covariance(
         system, scan, torch.as_tensor(samples), lambda x: (x * weights).sum((1, 2)), first,
@@ -154,11 +156,11 @@ def test_where_lines_are_independent_what_matters_for_the_task_tells_all(lines):
 
 def test_what_lines_hold_of_the_task_adds_up_to_it():
     system, first = scanner(), center_lines(SIZE, 2)
-    scan = system.take(patients(1)[0], 8.0, first)
+    scan = system.measure_lines(patients(1)[0], 8.0, first)
     drawn = Draws()(scan, samples=5, seed=0)
     deviations = drawn - drawn.mean(0)
     slope = _mean_gradients(corner, drawn)
-    held, direction = system.contents(deviations, scan), system.contents(slope, scan)
+    held, direction = system.line_values(deviations, scan), system.line_values(slope, scan)
     told = (held @ direction.mH).real.sum(0)[:, 0]
     assert torch.allclose(told, deviations.flatten(1) @ slope[0].flatten(), atol=1e-5)
 
@@ -167,14 +169,14 @@ def test_the_plain_aim_is_the_variance_of_the_image():
     system, image = scanner(), torch.ones(1, SIZE, SIZE) + 0j
     first = center_lines(SIZE, 2)
     drawn = torch.rand(5, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
-    scan = system.take(image, 8.0, first)
+    scan = system.measure_lines(image, 8.0, first)
     spread = line_covariance(system, scan, drawn, corner, first, aim="variance")
     assert np.isclose(spread.left([]), drawn.var(0).sum(), rtol=1e-4)
 
 
 def test_a_task_without_a_gradient_is_refused_and_one_sample_too():
     system, first = scanner(), center_lines(SIZE, 2)
-    scan = system.take(patients(1)[0], 8.0, first)
+    scan = system.measure_lines(patients(1)[0], 8.0, first)
     drawn = Draws()(scan, samples=3, seed=0)
     with pytest.raises(InputError, match="choose the aim 'outputs'"):
         line_covariance(system, scan, drawn, lambda x: corner(x.detach()), first)

@@ -43,7 +43,7 @@ class Blind(Draws):
         if self.calls == self.fails_at:
             raise KeyboardInterrupt
         noise = torch.randn(samples, 3, generator=torch.Generator().manual_seed(seed % 2**31))
-        return (measurement.picture + 0.01 * (noise @ COARSE)[:, None]).float()
+        return (measurement.preview + 0.01 * (noise @ COARSE)[:, None]).float()
 
 
 def seeing(recover, **settings):
@@ -105,7 +105,7 @@ def test_arrays_and_images_of_several_shapes_compete_as_well(tmp_path):
     class Tall(Draws):
         def __call__(self, measurement, *, samples, seed):
             self.calls += 1
-            return measurement.picture + torch.arange(samples)[:, None, None] / 100
+            return measurement.preview + torch.arange(samples)[:, None, None] / 100
 
     shapes = [image[:, : 16 - 2 * k] for k, image in enumerate(striped(3))]
     several = replace(seeing(Tall(), tries=2), cases=as_cases(shapes))
@@ -131,12 +131,12 @@ def test_tries_need_a_task_and_a_number():
 def test_more_lines_are_as_many_as_asked_for_and_none_twice(seed):
     rng = np.random.default_rng(seed)
     for system in (scanner(), ParallelBeamCT(8, 12, RATES)):
-        lines = system.begin(3)
-        more = system.more(lines, 6, rng)
+        lines = system.initial_lines(3)
+        more = system.add_random_lines(lines, 6, rng)
         assert (more >= lines).all()
         assert more.sum() == 9
-        assert system.more(more, 0, rng).tolist() == more.tolist()
-        assert system.more(more, system.lines - 9, rng).all()
+        assert system.add_random_lines(more, 0, rng).tolist() == more.tolist()
+        assert system.add_random_lines(more, system.n_lines - 9, rng).all()
 
 
 def test_views_are_as_likely_as_the_gap_that_they_are_in_is_wide():
@@ -146,7 +146,7 @@ def test_views_are_as_likely_as_the_gap_that_they_are_in_is_wide():
             return int(np.argmax(p))
 
     rng, lines = Recorded(), np.isin(np.arange(12), [1, 3, 10])  # gaps of 2, 7, and 3 at the end
-    more = ParallelBeamCT(8, 12, RATES).more(lines, 1, rng)
+    more = ParallelBeamCT(8, 12, RATES).add_random_lines(lines, 1, rng)
     expected = np.array([3, 0, 2, 0, 7, 7, 7, 7, 7, 7, 0, 3]) / (2 + 6 * 7 + 2 * 3)
     assert rng.p == pytest.approx(expected)
     assert np.flatnonzero(more & ~lines).tolist() == [4]
@@ -154,14 +154,14 @@ def test_views_are_as_likely_as_the_gap_that_they_are_in_is_wide():
 
 def test_by_outputs_every_sample_is_looked_at_in_the_direction_that_the_others_give():
     system, first = scanner(), center_lines(SIZE, 2)
-    scan = system.take(striped(1)[0].expand(2, SIZE, SIZE), 8.0, first)
+    scan = system.measure_lines(striped(1)[0].expand(2, SIZE, SIZE), 8.0, first)
     drawn = Draws()(scan, samples=40, seed=0)
 
     def task(x):
         return x[:, :, 3].mean(1) ** 2
 
     found = line_covariance(system, scan, drawn, task, first, aim="outputs")
-    held, z = system.contents(drawn, scan), task(drawn)
+    held, z = system.line_values(drawn, scan), task(drawn)
     told = []
     for j in range(40):
         rest = [k for k in range(40) if k != j]

@@ -49,7 +49,7 @@ class Draws:
         free = torch.fft.ifft2(
             torch.fft.ifftshift(noise * falling * ~measurement.mask, dim=(-2, -1)), norm="ortho"
         )
-        return (measurement.picture + free.real).float()
+        return (measurement.preview + free.real).float()
 
 
 def corner(images: Any) -> torch.Tensor:

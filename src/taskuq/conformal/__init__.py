@@ -5,7 +5,7 @@ from __future__ import annotations
 from taskuq.conformal._bound import Bound, load_bound
 from taskuq.conformal._calibrate import calibrate
 from taskuq.conformal._diagnose import Diagnosis, diagnose
-from taskuq.conformal._evaluate import PAPER_SIZE_BINS, evaluate
+from taskuq.conformal._evaluate import PAPER_SIZE_BINS, EvaluationGrid, evaluate, evaluate_table
 from taskuq.conformal._exact import Evaluation, EvaluationRecord, evaluate_exact
 from taskuq.conformal._guarantee import Guarantee
 from taskuq.conformal._joint import JointBound, calibrate_joint, load_joint_bound
@@ -30,6 +30,7 @@ __all__ = [
     "CoverageLaw",
     "Diagnosis",
     "Evaluation",
+    "EvaluationGrid",
     "EvaluationRecord",
     "Guarantee",
     "JointBound",
@@ -44,6 +45,7 @@ __all__ = [
     "diagnose",
     "evaluate",
     "evaluate_exact",
+    "evaluate_table",
     "load_bound",
     "load_joint_bound",
     "load_online_bound",

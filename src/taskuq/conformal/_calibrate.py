@@ -104,7 +104,7 @@ def as_round(
             code="option.missing",
         )
     table = outputs if task is None else outputs.select(task=task)
-    return _from_table(table, k, table.until(k), group, task_range, unit)
+    return _from_table(table, k, table.rounds_up_to(k), group, task_range, unit)
 
 
 def as_joint_round(
@@ -145,7 +145,7 @@ def _round_index(table: TaskOutputs, targets: Any, acceleration: float | str | N
     if acceleration is not None:
         is_unknown = bool(np.isnan(table.accelerations).all())
         is_single = is_unknown and not isinstance(acceleration, str)
-        return 0 if is_single else table.round_at(acceleration)
+        return 0 if is_single else table.round_index(acceleration)
     if table.rounds > 1:
         raise InputError(
             f"the table has the rounds {', '.join(table.round_labels)}; choose one with "

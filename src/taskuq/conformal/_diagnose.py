@@ -227,7 +227,7 @@ Round = tuple[tuple[float | None, str | None, str | None], FloatArray, FloatArra
 
 def _table_rounds(table: TaskOutputs, acceleration: float | str | None) -> Iterator[Round]:
     several = table.outputs.ndim == 4
-    rounds = range(table.rounds) if acceleration is None else [table.round_at(acceleration)]
+    rounds = range(table.rounds) if acceleration is None else [table.round_index(acceleration)]
     for k in rounds:
         R = float(table.accelerations[k])
         for t, task in enumerate(table.task_names):

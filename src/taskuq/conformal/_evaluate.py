@@ -526,7 +526,7 @@ def evaluate_table(table: TaskOutputs, comparison: EvaluationGrid) -> Evaluation
 def _task(table: TaskOutputs, comparison: EvaluationGrid) -> Iterator[Evaluation]:
     accelerations: Sequence[float] = comparison.accelerations or tuple(table.accelerations)
     for R in accelerations:
-        k = 0 if np.isnan(R) else table.round_at(R)
+        k = 0 if np.isnan(R) else table.round_index(R)
         for p in comparison.samples or (table.samples,):
             smaller = table.select(samples=p)
             for result in _round(smaller, k, comparison):
@@ -548,7 +548,7 @@ def _round(table: TaskOutputs, k: int, comparison: EvaluationGrid) -> list[Evalu
                 code="option.conflict",
             )
     checked = check_cases(
-        table.until(k),
+        table.rounds_up_to(k),
         table.targets_at(k),
         # Where all splits are taken at once, nothing is learnt from groups either.
         group=None if splits is None else table.group,
@@ -586,7 +586,7 @@ def _inputs(table: TaskOutputs, comparison: EvaluationGrid) -> dict[str, Any]:
         "table": repr(table),
         **ranges_to_json(table.task_ranges),
         "provenance": dict(table.provenance),
-        "missing_cases": list(table.missing),
+        "missing_cases": list(table.missing_cases),
         "round_names": called_rounds(table.accelerations, table.round_names),
         "scores": [s if isinstance(s, str) else type(s).__name__ for s in comparison.scores],
         **{key: getattr(comparison, name) for key, name in ASKED.items()},

@@ -111,8 +111,8 @@ class _MaskLearner:
 
     def _spread(self, index: int, measured: BoolArray) -> ExpectedReduction:
         name, image = self.cases.case[index], self.cases.image(index).to(self.device)
-        rate = self.system.lines / int(measured.sum())
-        scan = self.system.take(image, rate, measured)
+        rate = self.system.n_lines / int(measured.sum())
+        scan = self.system.measure_lines(image, rate, measured)
         seed = case_seed(self.config.seed, name, rate)
         drawn = self.recover(scan, samples=self.config.samples, seed=seed)
         return line_covariance(
@@ -125,7 +125,7 @@ class _MaskLearner:
         rng = np.random.default_rng([self.config.seed, int(measured.sum())])
         candidates = [lines]
         for _ in range(self.config.tries):
-            more = self.system.more(measured, len(lines), rng)
+            more = self.system.add_random_lines(measured, len(lines), rng)
             candidates.append(rng.permutation(np.flatnonzero(more & ~measured)).tolist())
         scores = []
         for some in candidates:
@@ -139,13 +139,13 @@ class _MaskLearner:
 
     def _crps(self, measured: BoolArray, progress: Progress) -> FloatArray:
         """The mean CRPS of each task over all cases, measured so."""
-        samples, rate = self.config.samples, self.system.lines / int(measured.sum())
+        samples, rate = self.config.samples, self.system.n_lines / int(measured.sum())
         size = batch_size(
             self.recover, self.cases.image(0), samples=samples, cases=len(self.cases),
             device=self.device,
         )  # fmt: skip
         chain = Executor(
-            lambda image, R: self.system.take(image, R, measured), self.recover, self.task,
+            lambda image, R: self.system.measure_lines(image, R, measured), self.recover, self.task,
             (rate,), samples, self.config.seed, size, self.device,
         )  # fmt: skip
         found = []
@@ -183,7 +183,7 @@ def learn_masks(
     """Learn an order block by block, and write the masks of all rounds."""
     config = learner.config
     rates = config.measure.accelerations
-    counts = line_counts(learner.system.lines, rates)
+    counts = line_counts(learner.system.n_lines, rates)
     first = max(1, counts[0] // 2) if config.begin is None else config.begin
     if first > counts[0]:
         raise InputError(
@@ -192,7 +192,7 @@ def learn_masks(
     made = provenance(_identity(config), config.seed)
     about = {"configuration": made["configuration"], "code": made["code"]}
     kept = output.with_name(f"{output.stem}.partial.json")
-    order = _LineOrder(learner.system.begin(first))
+    order = _LineOrder(learner.system.initial_lines(first))
     if kept.exists() and not fresh:
         order = _kept(kept, about, order)
     blocks = _blocks(first + len(order.lines), counts, config.block)
@@ -247,11 +247,11 @@ def _identity(config: MaskLearningConfig) -> dict[str, Any]:
 
 def _kept(path: Path, about: dict[str, Any], order: _LineOrder) -> _LineOrder:
     """The order so far, if it was learned in the same way."""
-    record = read_json(path, SCHEMA, remedy="begin again with --fresh")
+    record = read_json(path, SCHEMA, remedy="begin again with --overwrite")
     if fingerprint({name: record.get(name) for name in about}) != fingerprint(about):
         raise InputError(
             f"{path} was begun with other settings, data, networks or code; begin again with "
-            "--fresh, or choose another output"
+            "--overwrite, or choose another output"
         )
     return _LineOrder(
         order.begin, tuple(map(int, record["lines"])), tuple(map(float, record["gains"]))

@@ -10,13 +10,14 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from taskuq._config import read_config, to_toml_table
+from taskuq.data._atlas import AtlasData
 from taskuq.data._dataset import precision_of
 from taskuq.data._readers import Data, open_all, open_data, paper_data
 from taskuq.errors import InputError
-from taskuq.measure import AnySystem
 from taskuq.measure._adaptive import AdaptiveConfig, AdaptiveLines
 from taskuq.measure._masks import mask_fingerprint, mask_provenance
 from taskuq.measure._mri import MaskConfig
+from taskuq.measure._systems import AnySystem
 from taskuq.pipeline._executor import CaseOutputs, as_cases, peak_host_bytes, pick_device
 from taskuq.pipeline._pipeline import Pipeline
 from taskuq.pipeline._progress import duration
@@ -70,6 +71,8 @@ class _Run:
         if isinstance(self.pipeline.recover, PosteriorRecover):
             # Where none is given, the weights say at what temperature they are drawn from.
             values["recover"]["temperature"] = self.pipeline.recover.temperature
+        if isinstance(self.config.data, AtlasData) and self.config.data.coils:
+            values["coils"] = self.config.data.coils
         return values | {"fingerprints": self.fingerprints}
 
     @property

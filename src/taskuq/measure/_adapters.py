@@ -15,7 +15,7 @@ from taskuq.measure._fourier import image_seed, round_at
 
 
 @dataclass(frozen=True)
-class _CallableMeasure:
+class CallableMeasure:
     """Measure built from one callable per acceleration."""
 
     systems: Mapping[float, Callable[[Any], Any]]
@@ -46,14 +46,14 @@ class _DeepinvMeasurement:
 
 
 @dataclass(frozen=True, eq=False)
-class _DeepinvMeasure:
+class DeepinvMeasure:
     """deepinv physics as a Measure, one per acceleration."""
 
     physics: Mapping[float, Any]
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _CallableMeasure(self.physics)
+        CallableMeasure(self.physics)
 
     @property
     def accelerations(self) -> tuple[float, ...]:

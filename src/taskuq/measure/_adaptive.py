@@ -300,7 +300,7 @@ def line_covariance(
     slopes = _mean_gradients(task, images) if aim == "gradient" else None
     with torch.no_grad():
         deviations = images - images.mean(0)
-        held = torch.as_tensor(system.contents(deviations, measurement))
+        held = torch.as_tensor(system.line_values(deviations, measurement))
         if aim == "variance":
             grams = _inner(held) / (len(images) - 1)
             kept = grams.double().cpu().numpy()[None]
@@ -309,7 +309,7 @@ def line_covariance(
             )
         if slopes is not None:
             z = deviations.flatten(1) @ slopes.flatten(1).T
-            directions = torch.as_tensor(system.contents(slopes, measurement))
+            directions = torch.as_tensor(system.line_values(slopes, measurement))
         else:
             z = torch.as_tensor(task(images)).reshape(len(images), -1).to(deviations)
             z = z - z.mean(0)
@@ -409,9 +409,9 @@ class AdaptiveLines:
             raise InputError(f"the ridge is {self.ridge}; give a number above 0, e.g. 0.01")
         if self.looks is not None and self.looks < 2:
             raise InputError(f"looks is {self.looks}; look at 2 samples at least")
-        if np.shape(self.masks) != (len(self.accelerations), self.system.lines):
+        if np.shape(self.masks) != (len(self.accelerations), self.system.n_lines):
             raise InputError(
-                f"masks have shape {np.shape(self.masks)}; give one of {self.system.lines} lines "
+                f"masks have shape {np.shape(self.masks)}; give one of {self.system.n_lines} lines "
                 f"for each of the {len(self.accelerations)} rounds"
             )
 
@@ -429,23 +429,23 @@ class AdaptiveLines:
         """Measure the first round, or everything; other rounds depend on samples."""
         k = round_at(acceleration, [*self.accelerations, 1])
         if k == 0:
-            return self.take(image, acceleration, self.first())
+            return self.measure_lines(image, acceleration, self.initial_lines())
         if k < len(self.accelerations):
             raise InputError(
                 f"what is measured at R = {acceleration:g} depends on the samples of earlier "
                 "rounds; run the rule by a Pipeline, or by acquire"
             )
-        return self.take(image, acceleration, np.ones(self.system.lines, dtype=bool))
+        return self.measure_lines(image, acceleration, np.ones(self.system.n_lines, dtype=bool))
 
-    def first(self) -> BoolArray:
+    def initial_lines(self) -> BoolArray:
         """The lines of the first round."""
         return np.array(self.masks[0], dtype=bool)
 
-    def take(self, image: Any, acceleration: float, lines: BoolArray) -> Any:
+    def measure_lines(self, image: Any, acceleration: float, lines: BoolArray) -> Any:
         """Measure the given lines of an image."""
-        return self.system.take(image, acceleration, lines)
+        return self.system.measure_lines(image, acceleration, lines)
 
-    def choose(
+    def next_lines(
         self, round: int, measurement: Any, recoveries: Any, task: Any, lines: BoolArray
     ) -> BoolArray:
         """The lines of the round after this one."""
@@ -465,11 +465,11 @@ class AdaptiveLines:
     def _worthwhile(self, round: int) -> BoolArray:
         """The lines among which those of a round are chosen."""
         if self.ahead is None:
-            return np.ones(self.system.lines, dtype=bool)
+            return np.ones(self.system.n_lines, dtype=bool)
         # Masks are nested: there are always as many that are free as the round has.
         return np.array(self.masks[min(round + self.ahead, len(self.masks) - 1)], dtype=bool)
 
-    def otherwise(self, round: int, lines: BoolArray) -> BoolArray:
+    def fallback_lines(self, round: int, lines: BoolArray) -> BoolArray:
         """Lines of the next round by the masks: theirs that are free, then the lowest numbers."""
         chosen, count = np.array(lines, dtype=bool), int(self.masks[round + 1].sum())
         for more in (self.masks[round + 1] & ~chosen, ~chosen):

@@ -77,7 +77,7 @@ class MRIMeasurement:
     acceleration: float
 
     @property
-    def picture(self) -> Tensor:
+    def preview(self) -> Tensor:
         """The zero-filled image, the coils combined."""
         return rss(self.zero_filled)
 
@@ -120,24 +120,27 @@ class MultiCoilMRI:
 
     def __call__(self, image: Tensor, acceleration: float) -> MRIMeasurement:
         """Measure coil images (..., coil, height, width), complex or real, on any device."""
-        return self.take(image, acceleration, self.mask(acceleration))
+        return self.measure_lines(image, acceleration, self.mask(acceleration))
 
     @property
-    def lines(self) -> int:
+    def n_lines(self) -> int:
         """The number of columns of k-space."""
         return int(self.masks.shape[1])
 
-    def begin(self, count: int) -> NDArray[np.bool_]:
-        """So many columns at the centre of k-space."""
-        return center_lines(self.lines, count)
+    def initial_lines(self, n: int) -> NDArray[np.bool_]:
+        """Return the n columns at the centre of k-space."""
+        return center_lines(self.n_lines, n)
 
-    def more(
-        self, lines: NDArray[np.bool_], count: int, rng: np.random.Generator
-    ) -> NDArray[np.bool_]:
-        """These columns and so many others, more likely the nearer they are to the centre."""
-        return with_random_lines(lines, int(lines.sum()) + count, "inverse-distance", rng)
+    def add_random_lines(
+        self, lines: BoolArray, n: int, seed: int | np.random.Generator
+    ) -> BoolArray:
+        """Add n columns, more likely the nearer they are to the centre."""
+        rng = np.random.default_rng(seed)
+        return with_random_lines(lines, int(lines.sum()) + n, "inverse-distance", rng)
 
-    def take(self, image: Tensor, acceleration: float, lines: NDArray[np.bool_]) -> MRIMeasurement:
+    def measure_lines(
+        self, image: Tensor, acceleration: float, lines: NDArray[np.bool_]
+    ) -> MRIMeasurement:
         """Measure the given columns, booleans (width,), of coil images."""
         if image.ndim < 3 or image.shape[-1] != self.masks.shape[1]:
             raise InputError(
@@ -151,7 +154,7 @@ class MultiCoilMRI:
         zero_filled = ifft2c(torch.where(mask, kspace, 0))
         return MRIMeasurement(zero_filled, mask, float(acceleration))
 
-    def contents(self, images: Tensor, measurement: MRIMeasurement) -> Tensor:
+    def line_values(self, images: Tensor, measurement: MRIMeasurement) -> Tensor:
         measured = measurement.mask.cpu().numpy()
         centre = center_lines(len(measured), max(1, acs_width(measured)))
         kept = torch.as_tensor(centre & measured, device=images.device)
@@ -190,7 +193,7 @@ class _AdaptiveMRIScanner:
     accelerations: Sequence[float]
     columns: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
-    def want(self, round: int, lines: NDArray[np.int64]) -> None:
+    def request(self, round: int, lines: NDArray[np.int64]) -> None:
         """Be told which columns a round adds."""
         self.columns[round] = np.asarray(lines)
 

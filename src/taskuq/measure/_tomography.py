@@ -220,7 +220,7 @@ class Sinogram:
     variance: float = 0.0
 
     @property
-    def picture(self) -> Tensor:
+    def preview(self) -> Tensor:
         """The filtered back-projection."""
         return filtered_back_projection(self)
 
@@ -400,7 +400,7 @@ def _nested_views(views: int, accelerations: Sequence[float]) -> list[NDArray[np
 
 
 @dataclass(frozen=True)
-class _PhotonNoise:
+class PhotonNoise:
     """Poisson noise of photon counts."""
 
     photons: float = 0.0
@@ -435,7 +435,7 @@ class ParallelBeamCT:
     size: int
     views: int
     accelerations: tuple[float, ...]
-    counts: _PhotonNoise = _PhotonNoise()
+    counts: PhotonNoise = PhotonNoise()
     seed: int | None = None
     operator: str = "taskuq"
     chosen: tuple[tuple[int, ...], ...] | None = None
@@ -447,32 +447,34 @@ class ParallelBeamCT:
 
     def __call__(self, image: Tensor, acceleration: float) -> Sinogram:
         """Measure images (..., size, size)."""
-        return self.take(
+        return self.measure_lines(
             image, acceleration, np.isin(np.arange(self.views), self.views_at(acceleration))
         )
 
     @property
-    def lines(self) -> int:
+    def n_lines(self) -> int:
         """The number of views of a full scan."""
         return self.views
 
-    def begin(self, count: int) -> BoolArray:
-        """So many views, evenly over the half turn."""
-        return np.isin(np.arange(self.views), np.arange(count) * self.views // count)
+    def initial_lines(self, n: int) -> BoolArray:
+        """Return n views, evenly over the half turn."""
+        return np.isin(np.arange(self.views), np.arange(n) * self.views // n)
 
-    def more(self, lines: BoolArray, count: int, rng: np.random.Generator) -> BoolArray:
-        """These views and so many others, each more likely the wider the gap that it is in."""
-        found = lines.copy()
-        for _ in range(count):
-            at = np.flatnonzero(found)
-            # The half turn closes: behind the last view comes the first.
+    def add_random_lines(
+        self, lines: BoolArray, n: int, seed: int | np.random.Generator
+    ) -> BoolArray:
+        """Add n views, each more likely the wider the gap that it is in."""
+        rng, mask = np.random.default_rng(seed), lines.copy()
+        for _ in range(n):
+            at = np.flatnonzero(mask)
+            # The half turn closes: after the last view comes the first.
             ahead = np.searchsorted(at, np.arange(self.views)) % len(at)
             gap = np.diff(at, append=at[0] + self.views)[ahead - 1]
-            weight = np.where(found, 0, gap.astype(float))
-            found[rng.choice(self.views, p=weight / weight.sum())] = True
-        return found
+            weight = np.where(mask, 0, gap.astype(float))
+            mask[rng.choice(self.views, p=weight / weight.sum())] = True
+        return mask
 
-    def take(self, image: Tensor, acceleration: float, lines: BoolArray) -> Sinogram:
+    def measure_lines(self, image: Tensor, acceleration: float, lines: BoolArray) -> Sinogram:
         """Measure the given views, booleans (view,), of images (..., size, size)."""
         if image.ndim < 2 or image.shape[-2:] != (self.size, self.size) or image.is_complex():
             raise InputError(
@@ -494,13 +496,13 @@ class ParallelBeamCT:
         rounds = [*map(np.array, each), np.arange(self.views)]
         return rounds[round_at(acceleration, [*self.accelerations, 1])]
 
-    def contents(self, images: Tensor, measurement: Sinogram) -> Tensor:
+    def line_values(self, images: Tensor, measurement: Sinogram) -> Tensor:
         angles = view_angles(np.arange(self.views), self.views)
         projections: Tensor = OPERATORS[self.operator](self.size, angles)(images)
         return projections.transpose(0, 1)
 
     def _counted(self, images: Tensor, projections: Tensor, views: NDArray[np.int64]) -> Tensor:
-        """_PhotonNoise of the chosen views, each drawn from a seed of its image and view."""
+        """PhotonNoise of the chosen views, each drawn from a seed of its image and view."""
         assert self.seed is not None, "checked when the scanner is made"
         rates = self.counts.rate(projections, self.size).double().cpu().numpy()
         flat = images.reshape(-1, self.size, self.size)
@@ -551,7 +553,7 @@ class _AdaptiveCTScanner:
     scanner: ParallelBeamCT
     wanted: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
-    def want(self, round: int, lines: NDArray[np.int64]) -> None:
+    def request(self, round: int, lines: NDArray[np.int64]) -> None:
         """Be told which views a round adds."""
         self.wanted[round] = np.asarray(lines)
 
@@ -561,7 +563,9 @@ class _AdaptiveCTScanner:
             raise InputError(f"round {round} is to be measured, and nobody has said which views")
         views = np.sort(self.wanted[round])
         rate = [*self.scanner.accelerations, 1.0][round]
-        scan = self.scanner.take(self.image, rate, np.isin(np.arange(self.scanner.views), views))
+        scan = self.scanner.measure_lines(
+            self.image, rate, np.isin(np.arange(self.scanner.views), views)
+        )
         return {"views": views, "projections": scan.projections.numpy()}
 
     def combine(self, pieces: Sequence[dict[str, NDArray[np.generic]]]) -> Sinogram:
@@ -601,9 +605,9 @@ class TomographyConfig:
         return tuple(f"{len(views)} view{'s' * (len(views) > 1)}" for views in chosen)
 
     @property
-    def counts(self) -> _PhotonNoise:
+    def counts(self) -> PhotonNoise:
         """The noise."""
-        return _PhotonNoise(self.photons, self.attenuation)
+        return PhotonNoise(self.photons, self.attenuation)
 
     def masks(self, width: int) -> BoolArray:
         """The views of each round, booleans (round, view), whatever the width of images."""

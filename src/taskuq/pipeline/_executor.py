@@ -209,7 +209,7 @@ class Executor:
     def rounds(self, images: Sequence[Any], names: Sequence[str]) -> Iterator[RoundBatch]:
         """Measure and recover images of one shape, round by round."""
         rule = self.measure if isinstance(self.measure, AdaptiveMeasure) else None
-        lines = None if rule is None else [rule.first() for _ in images]
+        lines = None if rule is None else [rule.initial_lines() for _ in images]
         for k, R in enumerate(self.accelerations):
             found = self._recovered(images, names, R, lines)
             yield found
@@ -226,7 +226,7 @@ class Executor:
         """The lines of one case in the round after round k."""
         assert found.lines is not None, "a rule chose them"
         with _blame("choose", f"case {name} {self.at(found.acceleration)}"):
-            more = rule.choose(
+            more = rule.next_lines(
                 k, found.measurements[i], found.images[own], self.task, found.lines[i].copy()
             )
         return require_nested_lines(more, found.lines[i], k)
@@ -277,13 +277,13 @@ class Executor:
         """Measure and recover one round."""
         if isinstance(self.recover, StoredRecover):
             # Found by the name of the case, whatever would be measured.
-            found = self.recover.stored(names[0], R, samples=self.samples)
+            found = self.recover.load(names[0], R, samples=self.samples)
             return RoundBatch(R, [], _like(images[0], found))
         measurements = []
         for i, (image, name) in enumerate(zip(images, names, strict=True)):
             with _blame("measure", f"case {name} {self.at(R)}"):
                 if lines is not None and isinstance(self.measure, AdaptiveMeasure):
-                    measurements.append(self.measure.take(image, R, lines[i]))
+                    measurements.append(self.measure.measure_lines(image, R, lines[i]))
                 else:
                     measurements.append(self.measure(image, R))
         return RoundBatch(R, measurements, self._recoveries(measurements, names, R), lines)

@@ -330,7 +330,7 @@ def _estimate(recovered: RoundBatch) -> FloatArray | None:
         return None
     measurement = recovered.measurements[0]
     if isinstance(measurement, DisplayableMeasurement):
-        return np.nan_to_num(as_picture(measurement.picture))
+        return np.nan_to_num(as_picture(measurement.preview))
     try:
         return np.nan_to_num(as_picture(reference_image(measurement)))
     except (ValueError, AttributeError, TypeError):  # a measurement may be anything

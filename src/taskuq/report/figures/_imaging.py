@@ -52,13 +52,9 @@ def quality_figures(record: Mapping[str, Any]) -> list[Figure]:
 
 
 def against_acceleration(
-    values: Sequence[tuple[Row, float | None]],
-    *,
-    name: str,
-    caption: str,
-    y_label: str,
-    errors: str | None = None,
-) -> Figure:
+    values: Sequence[tuple[Row, float | None]], *,
+    name: str, caption: str, y_label: str, errors: str | None = None,
+) -> Figure:  # fmt: skip
     """Return values of a quality record against acceleration, one line for each method."""
     series = series_of(
         values,
@@ -134,7 +130,7 @@ def calibration_sizes(alpha: float, delta: float = 0.05, have: int | None = None
     }
 
 
-def _planner_figure(record: Mapping[str, Any]) -> Figure:
+def planner_figure(record: Mapping[str, Any]) -> Figure:
     """Return calibration sizes against the tolerance of coverage."""
     alpha, delta = record["alpha"], record["delta"]
     tolerances, within, above = (tuple(map(float, of)) for of in zip(*record["sizes"], strict=True))
@@ -162,6 +158,6 @@ MASKS = FigureKind(
 # A record without sizes asks a question and does not answer it for several tolerances.
 PLANNER = FigureKind(
     records.PLAN_SIZE,
-    lambda record: [_planner_figure(record)] if "sizes" in record else [],
+    lambda record: [planner_figure(record)] if "sizes" in record else [],
     "Planning a study",
 )

@@ -1,6 +1,4 @@
-"""A page of a table whose lines a rule chose: maps of them, and each slice's own when played."""
-
-from __future__ import annotations
+"""A report of a table whose lines a rule chose."""
 
 import numpy as np
 import pytest
@@ -24,21 +22,21 @@ def chosen(case, count):
 class Rule:
     """Chooses by the brightness of the image."""
 
-    def first(self):
+    def initial_lines(self):
         return chosen(0, 2)
 
     def __call__(self, image, acceleration):
         raise AssertionError("rounds are chosen")
 
-    def take(self, image, acceleration, lines):
+    def measure_lines(self, image, acceleration, lines):
         return image, lines
 
-    def choose(self, round, measurement, recoveries, task, lines):
+    def next_lines(self, round, measurement, recoveries, task, lines):
         free = np.flatnonzero(~lines)
         more = np.roll(free, int(7 * float(measurement[0].mean())))[: 4 - lines.sum()]
         return lines | np.isin(np.arange(LINES), more)
 
-    def otherwise(self, round, lines):
+    def fallback_lines(self, round, lines):
         raise AssertionError("it can choose")
 
 
@@ -52,15 +50,35 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chosen")
     images = np.random.default_rng(0).random((40, LINES, LINES))
     table = tq.Pipeline(Rule(), recover, lambda x: x[:, 2].mean(axis=1)).run(
-        images, accelerations=RATES, samples=4, seed=0, store=folder / "t", pictures=3, quiet=True
+        images,
+        accelerations=RATES,
+        samples=4,
+        seed=0,
+        store=folder / "t",
+        keep_images=3,
+        progress=False,
     )
     return table, tq.make_report(table, folder / "run", alpha=0.2, max_width=0.1, trials=20)
 
 
-def test_the_page_draws_both_maps(made):
-    text = made[1].read_text()
-    assert "Which measurements the rule measured" in text
-    assert "the darker, the earlier the round" in text
+def test_the_player_has_the_lines_of_each_slice(made):
+    table, page = made
+    explorer = load_explorer(page.parent / "explorer.npz")
+    payload = explorer_payload(explorer, {}, Terminology())
+    names = [str(c) for c in table.case]
+    assert payload["lines"] is None
+    for one in payload["slices"]:
+        lines = table.sampled_lines[:, names.index(one["case"])]
+        assert one["lines"]["all"] == LINES
+        assert one["lines"]["new"][0] == np.flatnonzero(lines[0]).tolist()
+        assert one["lines"]["new"][1] == np.flatnonzero(lines[1] & ~lines[0]).tolist()
+
+
+def test_masks_of_another_number_of_slices_are_refused(made):
+    explorer = load_explorer(made[1].parent / "explorer.npz")
+    arrays = {**vars(explorer), "masks": explorer.masks[:-1]}
+    with pytest.raises(InputError, match="masks must be"):
+        _check_explorer(arrays)
 
 
 def test_shares_and_rounds_are_those_of_the_table(made):
@@ -77,24 +95,4 @@ def test_shares_and_rounds_are_those_of_the_table(made):
 
 def test_shades_follow_shares(made):
     drawn = str(figure_svg(_lines_figures(lines_record(made[0], Terminology()))[0]))
-    assert 'fill-opacity="0.' in drawn
-
-
-def test_the_player_has_the_lines_of_each_slice(made):
-    table, page = made
-    explorer = load_explorer(page.parent / "explorer.npz")
-    payload = explorer_payload(explorer, {}, Terminology())
-    names = [str(c) for c in table.case]
-    assert payload["lines"] is None
-    for one in payload["slices"]:
-        lines = table.lines[:, names.index(one["case"])]
-        assert one["lines"]["all"] == LINES
-        assert one["lines"]["new"][0] == np.flatnonzero(lines[0]).tolist()
-        assert one["lines"]["new"][1] == np.flatnonzero(lines[1] & ~lines[0]).tolist()
-
-
-def test_masks_of_another_number_of_slices_are_refused(made):
-    explorer = load_explorer(made[1].parent / "explorer.npz")
-    arrays = {**vars(explorer), "masks": explorer.masks[:-1]}
-    with pytest.raises(InputError, match="masks must be"):
-        _check_explorer(arrays)
+    assert "opacity:0." in drawn

@@ -1,4 +1,4 @@
-"""One page for any table: judged, planned, replayed, in the user's words."""
+"""Reports of any table: evaluated, planned, simulated, in the user's words."""
 
 import json
 import re
@@ -11,7 +11,6 @@ from taskuq.cli.app import main
 from taskuq.errors import InputError
 from taskuq.report._answer import answer_of
 from taskuq.report._contents import build_contents, patient_table, task_table
-from taskuq.report._page import _facts
 from taskuq.report._records import read_folder
 
 # What nobody wants to read who has no scanner.
@@ -132,8 +131,8 @@ def test_what_is_no_table_is_refused_in_a_sentence(tmp_path, table, described, s
 
 def test_the_command_line_makes_a_page_of_a_table(tmp_path, capsys):
     path = made().save(tmp_path / "mine.npz")
-    asked = ["--alpha", "0.2", "--max-width", "0.5", "--trials", "20"]
-    main(["report", str(path), *asked, "--words", "case=scene, group=film"])
+    asked = ["--alpha", "0.2", "--max-width", "0.5", "--splits", "20"]
+    main(["report", str(path), *asked, "--terminology", "case=scene, group=film"])
 
     assert "scene" in (tmp_path / "mine-report" / "report.html").read_text()
     assert capsys.readouterr().out.strip() == str(tmp_path / "mine-report" / "report.html")
@@ -144,7 +143,7 @@ def test_the_command_line_makes_a_page_of_a_table(tmp_path, capsys):
         main(["report", str(tmp_path / "mine-report"), "--alpha", "0.1"])
     assert "leave --alpha out" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
-        main(["report", str(path), *asked, "--words", "scene"])
+        main(["report", str(path), *asked, "--terminology", "scene"])
     assert "takes words by name, as in case=slice" in capsys.readouterr().err
 
 
@@ -159,7 +158,7 @@ def pictured(tmp_path, **more):
     pipeline = tq.Pipeline(lambda x, R: x - 1 / R, recover, lambda x: x.mean((1, 2)))
     table = pipeline.run(
         images, costs={"one exposure": 1, "three exposures": 3}, full_cost=6, samples=4, seed=0,
-        store=tmp_path / "table", pictures=5, quiet=True, words={"case": "scene"},
+        store=tmp_path / "table", keep_images=5, progress=False, terminology={"case": "scene"},
         **more,
     )  # fmt: skip
     return tq.make_report(table, tmp_path / "page", **ASKED)
@@ -238,17 +237,6 @@ def test_intervals_of_unlike_tasks_are_not_compared_where_nothing_was_planned(tm
     assert re.search(r"tear 0\.\d+ .* area \d\.\d+ .* density \d\d", answer.sentence)
     assert width.value == "by task"
     assert "of the worst task" in coverage.what
-
-
-def test_what_was_run_is_said_in_the_users_words(tmp_path):
-    words = {"case": "eye", "group": "owl"}
-    contents = build_contents(read_folder(unlike(tmp_path, max_width=WIDTHS, words=words)))
-    said = dict(_facts(contents))
-
-    assert said["Eyes"] == "80 in 20 owls"
-    assert said["Unit of the promise"] == "owl"
-    assert said["Width τ to stop at"] == "tear 0.6, area 60, density 480"
-    assert "a random eye of a new owl" in said["Average acceleration, certified"]
 
 
 def test_point_estimates_are_judged_by_what_needs_no_spread(tmp_path):
