@@ -19,8 +19,8 @@ from taskuq.measure._mri import MultiCoilMRI, SimulatedMRIScanner, added_columns
 from taskuq.recover import build
 from taskuq.recover._varnet import VarNet, VarNetConfig
 from taskuq.recover._varnet_training import VarNetRecovery
-from taskuq.recover.flow._sample import ResidualFlowSampler
 from taskuq.recover.flow._model import ConditionalFlow, FlowConfig
+from taskuq.recover.flow._sample import ResidualFlowSampler
 from taskuq.recover.sampler._sample import SamplerRecovery
 from taskuq.recover.sampler._train import VarNetEstimator
 from taskuq.service._export import write_runtime
