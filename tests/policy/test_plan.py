@@ -139,7 +139,7 @@ NAMES = ["fixed-width:spread", "fixed-width:learned", "adaptive:mlwr"]
 def test_a_chosen_policy_says_what_it_was_chosen_among_and_on_what(unit, tmp_path):
     made = tq.plan(TABLE, unit=unit, choose=NAMES, **ASKED)
     chosen = made.provenance["chosen"]
-    units = 40 if made.guarantee.whom.is_group else TABLE.cases
+    units = 40 if made.guarantee._unit.is_group else TABLE.cases
 
     assert chosen["units"] == tuning_count(units, 0.3, 0.1)
     assert list(chosen["mean_acceleration"]) == NAMES
@@ -254,14 +254,14 @@ def test_a_threshold_of_minus_infinity_says_that_every_scan_stops_in_the_first_r
     assert set(policy.thresholds) == {-np.inf}
     assert policy.decide(0, SURE[:1, :2]).stop
     assert policy.warning in str(policy)
-    assert policy.guarantee.shortage is None
+    assert policy.guarantee.caveat is None
 
 
 def test_too_few_units_give_the_reason_first():
     policy = planned(SURE, cases=5)
 
-    assert "got 5" in policy.guarantee.shortage
-    assert policy.guarantee.shortage in policy.decide(0, SURE[:1, 0]).reason
+    assert "got 5" in policy.guarantee.caveat
+    assert policy.guarantee.caveat in policy.decide(0, SURE[:1, 0]).reason
     assert str(policy).index("got 5") < str(policy).index("Guaranteed")
 
 
@@ -270,13 +270,13 @@ def test_scores_that_no_threshold_covers_are_not_called_too_few_cases(policy):
     made = planned(AGREED, policy=policy)
 
     assert set(made.thresholds) == {np.inf}
-    assert "at any threshold" in made.guarantee.shortage
+    assert "at any threshold" in made.guarantee.caveat
 
 
 def test_a_round_without_a_threshold_is_named():
     outputs = np.stack([AGREED[0], SURE[1]])
 
-    assert planned(outputs, policy="paper").guarantee.shortage.endswith("no scan stops at R = 8")
+    assert planned(outputs, policy="paper").guarantee.caveat.endswith("no scan stops at R = 8")
 
 
 def test_a_finite_threshold_at_which_nothing_stops_is_said():
@@ -291,7 +291,7 @@ def test_an_ordinary_policy_has_nothing_to_add():
     policy = planned(TRUTH[None, :, None] + 0.5 * RNG.standard_normal((2, 200, 4)))
 
     assert policy.warning is None
-    assert policy.guarantee.shortage is None
+    assert policy.guarantee.caveat is None
 
 
 def test_the_outlook_survives_a_file(tmp_path):

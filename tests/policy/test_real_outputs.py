@@ -26,7 +26,7 @@ def table(name="meniscus_tear", samples=32):
     return loaded.select(samples=samples)
 
 
-def judged(kind, alpha, *, unit="case", samples=32, tuning_repeats=10, **options):
+def judged(kind, alpha, *, unit="case", samples=32, tunings=10, **options):
     spec = PolicySpec(kind, alpha, WIDTH, **options)
     rng = np.random.default_rng(0)
     (found,) = simulate(
@@ -57,7 +57,7 @@ def test_policies_accelerate_as_far_and_miss_no_more_than_alpha(kind, options, a
 
 def test_two_phases_trade_acceleration_for_narrower_reports():
     # What is learned varies between tuning folds, so many of them are averaged over.
-    found = judged("fixed-width", 0.05, statistic="learned", budget=0.48, tuning_repeats=60)
+    found = judged("fixed-width", 0.05, statistic="learned", budget=0.48, tunings=60)
 
     assert found.mean_acceleration >= 12
     assert found.width <= 0.068
@@ -115,9 +115,10 @@ def test_early_stops_keep_their_own_promise_at_a_small_price(samples, statistic)
     assert early.mean_acceleration >= 0.85 * plain.mean_acceleration
 
 
-def test_volumes_keep_the_promise_about_early_early_stops_a_small_price_beside_delta():
+def test_volumes_keep_the_promise_about_early_stops_at_a_small_price_beside_delta():
     plain, early = (
-        simulate(table(), [PolicySpec("fixed-width", 0.05, WIDTH, given=g)], splits=100, unit="group", delta=0.1)[0]
+        simulate(table(), [PolicySpec("fixed-width", 0.05, WIDTH, given=g)], splits=100,
+                 unit="group", delta=0.1)[0]
         for g in (None, "early")
     )  # fmt: skip
 

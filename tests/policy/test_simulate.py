@@ -171,7 +171,7 @@ def tied_table():
 @pytest.mark.parametrize("kind", ["fixed-width", "adaptive", "anytime", "paper"])
 def test_a_replayed_trial_is_what_the_rules_say(monkeypatch, kind, is_compiled):
     # A score that knows its prior makes the rules of a window fixed, too.
-    known = _spread_score("two").tuned(tied_table().outputs[0], range_=(0.0, 1.0))
+    known = _spread_score("two").fit(tied_table().outputs[0], range_=(0.0, 1.0))
     monkeypatch.setitem(STATISTICS, "spread", lambda side: known)
     table, spec = tied_table(), PolicySpec(kind, 0.1, Goal(max_width=0.1), score="lwr")
     found, scans, splitting, thresholds = watched(
@@ -521,7 +521,7 @@ SETTINGS = {
 def ratios(monkeypatch, kind, make, unit, width=0.2, tables=TABLES):
     """Mean standard errors over the deviations between independent tables, of R and coverage."""
     monkeypatch.setattr(simulation, "use_numba", lambda work: True)
-    statistic = MLWR(floor=0.25).tuned(ELSEWHERE, range_=(0.0, 1.0))
+    statistic = MLWR(floor=0.25).fit(ELSEWHERE, range_=(0.0, 1.0))
     monkeypatch.setitem(STATISTICS, "spread", lambda side: statistic)
     return measured_ratios(PolicySpec(kind, 0.1, Goal(max_width=width), score="lwr"), make, unit,
                            trials=200, tables=tables)  # fmt: skip

@@ -624,7 +624,7 @@ def test_too_few_units_to_certify_anything_are_told():
     made = tq.plan(TABLE.select(cases=np.arange(22)), unit="case", **ASKED)
 
     assert made.thresholds[0] == np.inf
-    assert "got 19" in made.guarantee.shortage
+    assert "got 19" in made.guarantee.caveat
 
 
 def test_early_stops_that_are_always_wrong_are_told():
@@ -633,7 +633,7 @@ def test_early_stops_that_are_always_wrong_are_told():
     made = tq.plan(table, alpha=0.1, max_width=0.5, delta=0.1, given="early")
 
     assert made.thresholds == (np.inf,)
-    assert "missed" in made.guarantee.shortage
+    assert "missed" in made.guarantee.caveat
 
 
 def test_thresholds_to_test_do_not_look_at_calibration_units():
