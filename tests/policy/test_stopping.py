@@ -149,7 +149,7 @@ def test_a_score_that_forgets_earlier_rounds_is_caught():
     assert not is_supremum_of_misses(rounds, spc_score(rounds, forget=True))
 
 
-def test_a_policy_that_early_stops_equality_is_caught(monkeypatch):
+def test_a_policy_that_stops_at_equality_is_caught(monkeypatch):
     def stops_at_equality(rounds, threshold):
         for lowest, largest, score in rounds:
             if lowest <= threshold <= largest:
