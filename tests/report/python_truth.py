@@ -106,8 +106,8 @@ class Truth:
         goal = Goal(max_width=widths[0])
         spec = PolicySpec(entry["kind"], alpha, goal, statistic=statistic or "spread")
         seen = stopping_statistics(rules, x, z)
-        index = promise.whom.index(seen.cases, group)
-        thresholds = spec.thresholds(seen, SetCalibrator(promise, promise.whom, index))
+        index = promise._unit.index(seen.cases, group)
+        thresholds = spec.thresholds(seen, SetCalibrator(promise, promise._unit, index))
         return replace(
             self.planned(setting | {"policy": "paper"}, "paper"), kind=entry["kind"],
             rules=rules, thresholds=tuple(map(float, thresholds)), guarantee=promise,
