@@ -79,7 +79,7 @@ def test_a_short_class_makes_every_interval_the_whole_range():
 def test_a_stratum_of_groups_is_counted_as_it_is_read():
     strata = np.where(np.arange(500) % 5 == 0, "fifth", "others")
     counted = {
-        w: shortage(cases=40, group=PATIENTS, strata=strata, within=w) for w in ("case", "group")
+        w: shortage(cases=40, group=PATIENTS, strata=strata, condition_on=w) for w in ("case", "group")
     }
 
     assert (
