@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from promises.book import PROMISES, groups, scans
-from promises.enumeration import Looking, Promise, a_random_case, given_its_stratum
-from promises.populations import Population, Unit
-from promises.trials import bound, given, planned, scan, stopped, told
+from laws.book import PROMISES, groups, scans
+from laws.enumeration import Looking, Promise, a_random_case, given_its_stratum
+from laws.populations import Population, Unit
+from laws.trials import bound, given, planned, scan, stopped, told
 from taskuq.conformal import _bound as threshold
 from taskuq.conformal import _joint as joint
 from taskuq.conformal import _units as grouped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from promises.enumeration import (
+from laws.enumeration import (
     GivenPromise,
     Promise,
     a_case_of_the_stratum,
@@ -17,8 +17,8 @@ from promises.enumeration import (
     given_its_stratum,
     given_those_set_aside,
 )
-from promises.populations import Population, draw
-from promises.trials import bound, given, in_all_rounds, joint_bound, stopped
+from laws.populations import Population, draw
+from laws.trials import bound, given, in_all_rounds, joint_bound, stopped
 
 cases = partial(draw, units=(4, 10))
 groups = partial(draw, units=(4, 8), largest=5)

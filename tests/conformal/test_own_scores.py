@@ -6,14 +6,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from raising import refused
-
 import taskuq as tq
+from raising import refused
 from taskuq._io import write_json
 from taskuq.cli.app import main
 from taskuq.conformal.scores import SCORES, resolve_score, score_from_dict, score_to_dict
 from taskuq.conformal.scores._paper import AR
-from taskuq.errors import InputError
 from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import PolicySpec
 from taskuq.policy._simulate import simulate

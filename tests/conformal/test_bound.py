@@ -6,9 +6,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from raising import refused
-
 import taskuq as tq
+from raising import refused
 from taskuq.conformal._joint import load_joint_bound
 from taskuq.conformal._online import load_online_bound
 

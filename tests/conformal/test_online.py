@@ -5,9 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from raising import refused
-
 import taskuq as tq
+from raising import refused
 from taskuq.conformal._online import load_online_bound
 
 OUTPUT = np.zeros(1)
@@ -37,7 +36,9 @@ def test_every_sequence_of_audits_stays_within_the_deviation(alpha, step):
             for past, bound in states.items()
             for miss in (False, True)
         }
-        worst = max(abs(b.miscovered / b.audits - alpha) - b.largest_deviation for b in states.values())
+        worst = max(
+            abs(b.miscovered / b.audits - alpha) - b.largest_deviation for b in states.values()
+        )
 
         assert worst <= 1e-12
 
