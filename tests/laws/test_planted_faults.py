@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from promises.book import PROMISES, groups, scans
-from promises.enumeration import Looking, Promise, a_random_case, given_its_stratum
-from promises.populations import Population, Unit
-from promises.trials import bound, given, planned, scan, stopped, told
+from laws.book import PROMISES, groups, scans
+from laws.enumeration import Looking, Promise, a_random_case, given_its_stratum
+from laws.populations import Population, Unit
+from laws.trials import bound, given, planned, scan, stopped, told
 from taskuq.conformal import _bound as threshold
 from taskuq.conformal import _joint as joint
 from taskuq.conformal import _units as grouped
@@ -106,7 +106,7 @@ def test_a_fault_breaks_a_promise(fault, name, monkeypatch):
 
 def test_groups_that_count_alike_within_a_stratum_break_the_default_reading():
     promise = BOOK["a random case of a new group, given its stratum, ar"]
-    alike = partial(bound, score="ar", by_group=True, strata=True, within="group")
+    alike = partial(bound, score="ar", by_group=True, strata=True, condition_on="group")
 
     assert promise._unit is given_its_stratum
     assert is_broken(replace(promise, trial=alike))
@@ -215,14 +215,14 @@ def three_kinds_in_each_of_three_strata(seed):
     return Population(tuple(kind(q, s) for s in range(3) for q in (1.0, 2.0, 3.0)), None)
 
 
-@pytest.mark.parametrize(("delta_for", "is_enough"), [("each", False), ("all", True)])
-def test_delta_for_each_stratum_is_not_delta_for_all(delta_for, is_enough):
+@pytest.mark.parametrize(("delta_scope", "is_enough"), [("each", False), ("all", True)])
+def test_delta_for_each_stratum_is_not_delta_for_all(delta_scope, is_enough):
     # One case of a stratum is enough at alpha .6, and a third of them are unlucky; of three
     # strata, one or another is with probability .44.
     promise = replace(
         BOOK["the strata of a new case, all given the calibration set"], populations=1,
         draw=three_kinds_in_each_of_three_strata, size=3, levels=((0.6, 0.41),),
-        trial=given(partial(bound, score="ar", strata=True, delta_for=delta_for)),
+        trial=given(partial(bound, score="ar", strata=True, delta_scope=delta_scope)),
     )  # fmt: skip
 
     assert is_broken(promise) != is_enough

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from promises.enumeration import (
+from laws.enumeration import (
     GivenPromise,
     Promise,
     a_case_of_the_stratum,
@@ -17,8 +17,8 @@ from promises.enumeration import (
     given_its_stratum,
     given_those_set_aside,
 )
-from promises.populations import Population, draw
-from promises.trials import bound, given, in_all_rounds, joint_bound, stopped
+from laws.populations import Population, draw
+from laws.trials import bound, given, in_all_rounds, joint_bound, stopped
 
 cases = partial(draw, units=(4, 10))
 groups = partial(draw, units=(4, 8), largest=5)
@@ -98,7 +98,7 @@ STRATA = [
         for score in ("ar", "mlwr")
         for what, asked, whom in (
             ("a random case of a new group, given its", {}, given_its_stratum),
-            ("a case of a new group that has some of the", {"within": "group"},
+            ("a case of a new group that has some of the", {"condition_on": "group"},
              a_case_of_the_stratum),
             ("all cases of a new group in the", {"cases": "all"},
              enough_cases_of_the_stratum("all")),
@@ -110,9 +110,9 @@ STRATA = [
         Promise(
             f"a random case of a new group in each of 10 {reading}", 60,
             partial(draw, units=(6, 12), largest=8, strata=10),
-            partial(bound, score="ar", by_group=True, strata=True, within=within), whom,
+            partial(bound, score="ar", by_group=True, strata=True, condition_on=condition_on), whom,
         )
-        for reading, within, whom in (
+        for reading, condition_on, whom in (
             ("strata it may fall in", "case", given_its_stratum),
             ("strata it may have", "group", a_case_of_the_stratum),
         )
@@ -264,7 +264,7 @@ GIVEN = [
     GivenPromise(
         "the strata of a new case, all given the calibration set", 6,
         partial(draw, units=(3, 3), strata=2),
-        given(partial(bound, score="ar", strata=True, delta_for="all")), given_its_stratum,
+        given(partial(bound, score="ar", strata=True, delta_scope="all")), given_its_stratum,
         together=True, by_place=False,
     ),
     *(

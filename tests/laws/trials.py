@@ -8,8 +8,8 @@ from typing import Any, cast
 import numpy as np
 
 import taskuq as tq
-from promises.enumeration import Looking, Trial
-from promises.populations import Cases, Population, Unit
+from laws.enumeration import Looking, Trial
+from laws.populations import Cases, Population, Unit
 
 RATES = (8.0, 4.0, 2.0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from promises.book import PROMISES
+from laws.book import PROMISES
 
 
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.name)

@@ -18,7 +18,7 @@ from itertools import permutations, product
 
 import numpy as np
 
-from promises.populations import Cases, Population, Unit, stretched
+from laws.populations import Cases, Population, Unit, stretched
 
 # What of a miss counts: (key, lost, of), e.g. (stratum, share of cases missed, share of cases).
 Counted = Iterable[tuple[object, Fraction, Fraction]]

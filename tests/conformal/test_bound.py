@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import taskuq as tq
+from raising import refused
 from taskuq.conformal._joint import load_joint_bound
 from taskuq.conformal._online import load_online_bound
 
@@ -91,7 +92,7 @@ def test_a_bound_on_rounds_reads_all_of_them(tmp_path):
     again = tq.load_bound(bound.save(tmp_path / "bound.json"))
 
     assert (again(rounds).upper == bound(rounds).upper).all()
-    with pytest.raises(tq.InputError, match="reads the outputs of 2 rounds"):
+    with refused("samples.mismatch"):
         bound(OUTPUTS)
 
 
@@ -111,7 +112,7 @@ def test_a_users_score_is_given_back_when_the_file_is_read(tmp_path):
     path = bound.save(tmp_path / "bound.json")
 
     assert tq.load_bound(path, score=own)(OUTPUTS).upper[0] == bound(OUTPUTS).upper[0]
-    with pytest.raises(tq.InputError, match="your own score 'Own'"):
+    with refused("option.missing"):
         tq.load_bound(path)
 
 

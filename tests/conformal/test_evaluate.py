@@ -1,13 +1,17 @@
 """Random splits: both engines give the same numbers, and the numbers are those of the splits."""
 
 from itertools import combinations
+from math import inf
 
 import numpy as np
 import pytest
 
 import taskuq as tq
+from raising import refused
+from taskuq.cli.app import main
 from taskuq.conformal import _family as summaries
 from taskuq.conformal import _splits as splits
+from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
 from taskuq.conformal._guarantee import Guarantee
 from taskuq.conformal._splits import (
     RankedScores,
@@ -20,6 +24,9 @@ from taskuq.conformal._splits import (
 )
 from taskuq.conformal._units import _hierarchical_quantile, group_index
 from taskuq.conformal.scores._mlwr import MLWR
+from taskuq.experiments._claims import ClaimInputs, ClaimSettings
+from taskuq.experiments._data_splits import _data_splits
+from taskuq.table._table import TaskOutputs
 
 RNG = np.random.default_rng(31)
 N, P = 180, 4
@@ -279,3 +286,162 @@ def test_the_hash_is_splitmix64():
     assert [splitmix64(s) for s in states] == [
         0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F,
     ]  # fmt: skip
+
+
+RNG_EACH_END = np.random.default_rng(8)
+N_EACH_END, TRIALS, ALPHA = 90, 25, 0.3
+TRUTH_EACH_END = np.round(64 * RNG_EACH_END.random(N_EACH_END)) / 64
+OUTPUTS_EACH_END = (
+    TRUTH_EACH_END[:, None] + np.round(8 * RNG_EACH_END.gamma(1.0, size=(N_EACH_END, 4))) / 64
+)
+OUTPUTS_EACH_END[:12] = OUTPUTS_EACH_END[:12, :1]  # no spread: scores of plus and minus infinity
+GROUP_EACH_END = np.sort(RNG_EACH_END.integers(0, 30, N_EACH_END))
+LABEL_EACH_END = np.where(TRUTH_EACH_END > 0.7, "high", "low")
+
+
+def counted(options, score="lwr", **extra):
+    """The evaluation, and for each of its splits the test fold with its intervals."""
+    rng = np.random.default_rng(3)
+    result = tq.evaluate(
+        OUTPUTS_EACH_END, TRUTH_EACH_END, alpha=ALPHA, score=score, side="each", splits=TRIALS, seed=rng, **options,
+        **extra,
+    )  # fmt: skip
+    group = options.get("group")
+    unit = np.arange(N_EACH_END) if group is None else np.unique(group, return_inverse=True)[1]
+    units = int(unit.max()) + 1
+    seed = int(np.random.default_rng(3).integers(2**63))
+    found = []
+    for fold in splits.test_sets(seed, 0, TRIALS, units, fold_sizes(units)[1]).astype(bool):
+        test = fold[unit]
+        own = options | ({} if group is None else {"group": group[~test]})
+        bound = tq.calibrate(
+            OUTPUTS_EACH_END[~test],
+            TRUTH_EACH_END[~test],
+            alpha=ALPHA,
+            score=score,
+            side="each",
+            **own,
+        )
+        found.append((test, bound(OUTPUTS_EACH_END), bound))
+    return result, found
+
+
+@pytest.mark.parametrize("options", [{}, {"task_range": (-1, 2)}, {"group": GROUP_EACH_END}])
+def test_coverage_width_and_centre_error_are_counted_on_the_splits(options):
+    result, found = counted(options)
+    of_case = np.ones(N_EACH_END)
+    if "group" in options:
+        of_case = 1 / np.bincount(GROUP_EACH_END)[GROUP_EACH_END]
+
+    def mean(values):
+        return np.mean([np.average(v[t], weights=of_case[t]) for (t, _, _), v in values])
+
+    paired = [(one, one[1]) for one in found]
+    covered = mean([(one, interval.contains(TRUTH_EACH_END)) for one, interval in paired])
+    width = mean([(one, interval.width) for one, interval in paired])
+    assert result.coverage.mean == pytest.approx(covered, abs=1e-9)
+    if all(bound.is_finite for _, _, bound in found):
+        error = mean([(one, np.abs(interval.center - TRUTH_EACH_END)) for one, interval in paired])
+        assert result.center_error.mean == pytest.approx(error, rel=1e-9)
+    assert result.width.mean == pytest.approx(width, rel=1e-9)
+    assert 0 < result.coverage.mean < 1
+
+
+def test_the_infinite_share_counts_splits_with_an_open_end():
+    result, found = counted({})
+    ends = [bound.threshold.quantiles for _, _, bound in found]
+
+    assert result.infinite == np.mean([max(pair) == inf for pair in ends])
+    assert result.infinite > 0
+    assert result.width.mean == inf
+    assert any(min(pair) < inf for pair in ends if max(pair) == inf)
+
+
+def test_classes_and_whole_groups_are_counted_on_the_splits():
+    result, found = counted({"group": GROUP_EACH_END}, score="ar", label=LABEL_EACH_END)
+    covered = [(test, interval.contains(TRUTH_EACH_END)) for test, interval, _ in found]
+    of_case = 1 / np.bincount(GROUP_EACH_END)[GROUP_EACH_END]
+    weights = [of_case * t * (LABEL_EACH_END == "high") for t, _ in covered]
+    high = sum(w @ c for w, (_, c) in zip(weights, covered, strict=True)) / np.sum(weights)
+    whole = [
+        np.mean([c[g == GROUP_EACH_END].all() for g in np.unique(GROUP_EACH_END[t])])
+        for t, c in covered
+    ]
+    strata = {s.name: s.coverage for s in result.class_coverage}
+
+    assert strata["high"] == pytest.approx(high, abs=1e-9)
+    assert result.whole_group_coverage == pytest.approx(np.mean(whole), abs=1e-9)
+
+
+def test_a_comparison_says_what_one_quantile_would_give():
+    table = TaskOutputs(OUTPUTS_EACH_END[None], TRUTH_EACH_END)
+    each, two = (
+        evaluate_table(table, EvaluationGrid(("ar",), ALPHA, splits=50, side=side)).results[0]
+        for side in ("each", "two")
+    )
+
+    assert each.width_single_quantile == two.width
+    assert each.width.mean < two.width.mean  # outputs lie above their targets
+    assert two.width_single_quantile is None
+
+
+def test_the_closed_form_is_for_one_quantile():
+    with refused("option.conflict"):
+        tq.evaluate_exact(OUTPUTS_EACH_END, TRUTH_EACH_END, alpha=ALPHA, side="each")
+
+
+NAMES = ["one frame", "four frames"]
+
+
+@pytest.fixture
+def table():
+    rng = np.random.default_rng(0)
+    truth = rng.random(60)
+    outputs = truth[:, None] + 0.1 * rng.standard_normal((2, 60, 4))
+    return tq.TaskOutputs(outputs, truth, (16, 4), round_names=NAMES)
+
+
+def test_evaluations_name_their_round(table):
+    by_name = tq.evaluate_exact(table, acceleration="four frames", alpha=0.2)
+    drawn = tq.evaluate(table, acceleration=16, alpha=0.2, splits=5, seed=np.random.default_rng(0))
+
+    assert repr(by_name).startswith("mlwr, four frames: ")
+    assert repr(drawn).startswith("mlwr, one frame: ")
+    assert by_name.to_dict()["acceleration"] == 4
+    plain = tq.evaluate_exact(table.outputs[0], table.targets, acceleration=16, alpha=0.2)
+    assert repr(plain).startswith("mlwr, R = 16: ")
+
+
+@pytest.mark.parametrize(
+    "command", [["evaluate", "--exact"], ["simulate", "--max-width", "0.5", "--splits", "3"]]
+)
+def test_commands_name_rounds(table, command, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "240")
+    path = table.save(tmp_path / "table.npz")
+    main([command[0], str(path), *command[1:], "--alpha", "0.2", "--score", "lwr"])
+    shown = "".join(capsys.readouterr())
+
+    assert all(name in shown for name in NAMES)
+    assert "R=16" not in shown
+    assert "R=4" not in shown
+
+
+def test_commands_take_rounds_by_name(table, tmp_path, capsys):
+    path, bound = str(table.save(tmp_path / "table.npz")), str(tmp_path / "bound.json")
+    for given in (["evaluate", path, "--exact"], ["calibrate", path, "-o", bound]):
+        main([*given, "--alpha", "0.2", "--score", "lwr", "--acceleration", "four frames"])
+    assert tq.load_bound(bound).acceleration == 4
+    assert "one frame" not in "".join(capsys.readouterr())
+
+    with pytest.raises(SystemExit):
+        main(["evaluate", path, "--exact", "--acceleration", "two frames"])
+    assert "there is no round 'two frames'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["predict", bound, path, "--acceleration", "one frame"])
+    assert "was calibrated at acceleration 4, not one frame" in capsys.readouterr().err
+
+
+def test_cases_without_groups_are_counted_one_by_one(table):
+    parts, _ = _data_splits(ClaimInputs(table), ClaimSettings())["tables"]
+
+    assert parts["rows"] == [["calibrate and test", 60, None, None, None]]

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from promises.enumeration import Tally, a_random_case
-from promises.populations import Cases, Population, Unit
-from promises.trials import RATES, bound, stopped
+from laws.enumeration import Tally, a_random_case
+from laws.populations import Cases, Population, Unit
+from laws.trials import RATES, bound, stopped
 
 LINES, ALPHAS = 16, (0.2, 0.3, 0.34, 0.5)
 # Given the image, the lines so far: which is next.
