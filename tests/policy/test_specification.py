@@ -231,7 +231,7 @@ def test_c_refuses_names_twice_and_names_of_several_words(program, stored, tmp_p
     for text in (f"{whole[:-1]}, {more}}}", whole + "\0"):
         done, found = asked(program, text, [line_of(good)], tmp_path)
         assert (done.returncode, found) == (2, [])
-        # Not by its checksum, which whoever writes a file anew writes too.
+        # Not by its checksum, which a rewritten file has too.
         assert "as it was written" not in done.stderr
 
 

@@ -1,6 +1,6 @@
 """Cases on which an implementation of decisions in another language is tried.
 
-    python tests/decide/vectors.py
+    python tests/policy/vectors.py
 
 Plans policies of every kind and score that the specification knows, on a synthetic table, and
 writes to docs/schemas/decide-vectors.json what they decide about made-up cases.

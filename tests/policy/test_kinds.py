@@ -1,15 +1,10 @@
 """A policy kind of your own: one class, one registration, and everything else follows."""
 
-import json
-
-import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.cli.app import main
-from taskuq.errors import InputError
-from taskuq.policy._goal import Goal
-from taskuq.policy._kinds import POLICIES, NestedPolicy, PolicySpec
+from raising import refused
+from taskuq.policy import POLICIES, Goal, NestedPolicy, PolicySpec
 from taskuq.policy._simulate import simulate
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
@@ -24,11 +19,11 @@ class Mine(NestedPolicy):
     is_guaranteed = True
     stops_whole_groups = True
 
-    def thresholds(self, seen, calibrator):
-        return calibrator.stopping_threshold(seen)
+    def thresholds(self, statistics, calibrator):
+        return calibrator.stopping_threshold(statistics)
 
-    def sentence(self, goal, promise):
-        return f"Mine: {promise}"
+    def statement(self, goal, guarantee):
+        return f"Mine: {guarantee}"
 
 
 class Halved(NestedPolicy):
@@ -37,10 +32,10 @@ class Halved(NestedPolicy):
     is_guaranteed = False
     stops_whole_groups = False
 
-    def thresholds(self, seen, calibrator):
-        return calibrator.quantiles(seen.score) / 2
+    def thresholds(self, statistics, calibrator):
+        return calibrator.quantiles(statistics.score) / 2
 
-    def sentence(self, goal, promise):
+    def statement(self, goal, guarantee):
         return "Measured, not guaranteed."
 
 
@@ -71,7 +66,7 @@ def test_a_kind_under_another_name_plans_the_same_policy(unit):
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_kind_under_another_name_simulates_the_same(unit):
     plans = [PolicySpec(p, 0.2, Goal(max_width=0.2), score="lwr") for p in ("mine", "adaptive")]
-    mine, adaptive = simulate(TABLE, plans, trials=9, rng=np.random.default_rng(0), unit=unit)
+    mine, adaptive = simulate(TABLE, plans, splits=9, unit=unit)
 
     assert mine.policy == "mine"
     assert without(mine.to_dict(), "policy") == without(adaptive.to_dict(), "policy")
@@ -89,25 +84,10 @@ def test_it_is_read_back_and_decides_by_its_own_thresholds(tmp_path):
 
 def test_it_can_refuse_whole_groups_and_promise_nothing():
     assert not planned("halved").is_guaranteed
-    with pytest.raises(InputError, match="a halved policy has no threshold for whole groups"):
+    with refused("option.conflict"):
         planned("halved", unit="whole-group")
 
 
-def test_the_command_line_takes_it_by_name(tmp_path, capsys):
-    table, out = str(TABLE.save(tmp_path / "table.npz")), tmp_path / "policy.json"
-    asked = [table, "--max-width", "0.2", "--alpha", "0.2"]
-    main(["plan", *asked, "--policy", "mine", "-o", str(out)])
-    assert tq.load_policy(out) == planned("mine")
-    capsys.readouterr()
-    main(["simulate", *asked, "--policy", "halved,mine", "--score", "lwr", "--splits", "5",
-          "--json", "-"])  # fmt: skip
-
-    record = json.loads(capsys.readouterr().out)
-    assert [(r["policy"], r["guaranteed"]) for r in record["results"]] == [
-        ("halved", False), ("mine", True),
-    ]  # fmt: skip
-
-
 def test_a_kind_that_nobody_registered_is_refused_with_those_there_are():
-    with pytest.raises(InputError, match=r"choose one of .+, mine, halved"):
+    with refused("choice.unknown", "mine", "halved"):
         planned("hopeful")

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 import taskuq as tq
 from taskuq.conformal._family import IDENTITY, LinearFamily, Link
 from taskuq.errors import InputError
-from taskuq.policy._goal import Goal, _balanced, _searched
+from taskuq.policy._goal import Goal
+from taskuq.policy._rules import _balanced, _search_lower_end, goal_window
 
 LOGIT = Link("logit")
 INSIDE = st.floats(0.01, 0.99)
@@ -90,7 +91,7 @@ def test_a_level_is_passed_exactly_below_the_largest_threshold(
 @pytest.mark.parametrize("link", [IDENTITY, LOGIT], ids=["identity", "logit"])
 @given(center=st.floats(-0.2, 1.2), width=WIDTH)
 def test_a_window_is_as_wide_as_asked_and_inside_the_range(link, center, width):
-    window, reach = Goal(max_width=width).window(link(np.array([center])), link, (0.0, 1.0))
+    window, reach = goal_window(Goal(max_width=width), link(np.array([center])), link, (0.0, 1.0))
 
     assert window.width[0] == pytest.approx(width, abs=1e-12)
     assert window.lower[0] >= 0
@@ -100,7 +101,7 @@ def test_a_window_is_as_wide_as_asked_and_inside_the_range(link, center, width):
 
 @given(center=st.floats(0.05, 0.95), width=st.floats(0.02, 0.5))
 def test_both_ends_of_a_window_are_equally_far_on_the_scale_of_the_link(center, width):
-    window, reach = Goal(max_width=width).window(LOGIT(np.array([center])), LOGIT, None)
+    window, reach = goal_window(Goal(max_width=width), LOGIT(np.array([center])), LOGIT, None)
 
     below = LOGIT(np.array([center])) - LOGIT(window.lower)
     above = LOGIT(window.upper) - LOGIT(np.array([center]))
@@ -114,7 +115,7 @@ def test_windows_by_formula_and_by_search_are_the_same(link, center, share):
     m, width = np.array([center]), share * (link.high - link.low)
 
     formula = _balanced(m, width, link)
-    assert formula == pytest.approx(_searched(m, width, link), abs=1e-9)
+    assert formula == pytest.approx(_search_lower_end(m, width, link), abs=1e-9)
 
 
 @given(
@@ -125,7 +126,7 @@ def test_windows_by_formula_and_by_search_are_the_same(link, center, share):
 def test_a_window_at_the_end_of_the_range_contains_that_end(low, length, share):
     range_ = (float(low), float(low + length))
     goal = Goal(max_width=share * (range_[1] - range_[0]))
-    window, reach = goal.window(np.array([range_[1]]), IDENTITY, range_)
+    window, reach = goal_window(goal, np.array([range_[1]]), IDENTITY, range_)
 
     assert window.contains([range_[1]]).all()
     assert reach[0] == pytest.approx(goal.max_width, rel=1e-9)
@@ -133,7 +134,7 @@ def test_a_window_at_the_end_of_the_range_contains_that_end(low, length, share):
 
 @pytest.mark.parametrize(("side", "end"), [("lower", 0.6), ("upper", 0.8)])
 def test_a_one_sided_window_ends_at_its_distance_from_the_estimate(side, end):
-    window, reach = Goal(max_width=0.1, side=side).window(np.array([0.7]), IDENTITY, (0, 1))
+    window, reach = goal_window(Goal(max_width=0.1, side=side), np.array([0.7]), IDENTITY, (0, 1))
 
     assert (window.lower if side == "lower" else window.upper)[0] == pytest.approx(end)
     assert reach[0] == pytest.approx(0.1)

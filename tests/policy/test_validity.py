@@ -16,12 +16,19 @@ from taskuq.conformal._units import make_unit
 from taskuq.conformal.scores._learned import LearnedScore
 from taskuq.conformal.scores._mlwr import MLWR, SpreadPrior
 from taskuq.conformal.scores._paper import AR, CQR, LWR
-from taskuq.policy._fixed_width import LOG_ODDS, WindowRule, _ResidualDistribution, _spread_score
+from taskuq.policy._fixed_width import _spread_score
 from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import PolicySpec
 from taskuq.policy._plan import SetCalibrator
 from taskuq.policy._policy import Policy
-from taskuq.policy._rules import IntervalRule, group_allowance, stopping_statistics
+from taskuq.policy._rules import (
+    LOG_ODDS,
+    IntervalRule,
+    ResidualDistribution,
+    WindowRule,
+    group_allowance,
+    stopping_statistics,
+)
 from taskuq.policy._stopping import stopping_score
 
 ALPHAS = (0.125, 0.25, 0.3, 0.5, 0.75)
@@ -78,9 +85,7 @@ def rules_of(name):
         return tuple((IntervalRule(FAMILIES[name], GOAL, None),) for _ in RATES)
     if name in ("learned", "probable"):
         law = (
-            _ResidualDistribution(tuple(LOG_ODDS**3 / 30 + LOG_ODDS))
-            if name == "probable"
-            else None
+            ResidualDistribution(tuple(LOG_ODDS**3 / 30 + LOG_ODDS)) if name == "probable" else None
         )
         return tuple(
             (WindowRule(learned_elsewhere(k + 1), GOAL, None, 1.0, None, law),) for k in range(3)

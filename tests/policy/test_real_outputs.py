@@ -30,7 +30,7 @@ def judged(kind, alpha, *, unit="case", samples=32, tunings=10, **options):
     spec = PolicySpec(kind, alpha, WIDTH, **options)
     rng = np.random.default_rng(0)
     (found,) = simulate(
-        table(samples=samples), [spec], trials=TRIALS, rng=rng, unit=unit, tunings=tunings
+        table(samples=samples), [spec], splits=TRIALS, seed=rng, unit=unit, tuning_repeats=tunings
     )
     return found
 
@@ -106,7 +106,7 @@ def test_early_stops_keep_their_own_promise_at_a_small_price(samples, statistic)
     plans = [PolicySpec("fixed-width", 0.05, WIDTH, statistic=statistic, given=g)
              for g in (None, "early")]  # fmt: skip
     (plain,), (early,) = (
-        simulate(table(samples=samples), [p], trials=200, rng=np.random.default_rng(0),
+        simulate(table(samples=samples), [p], splits=200,
                  unit="case", delta=0.1 if p.given else None)
         for p in plans
     )  # fmt: skip
@@ -117,8 +117,8 @@ def test_early_stops_keep_their_own_promise_at_a_small_price(samples, statistic)
 
 def test_volumes_keep_the_promise_about_early_stops_at_a_small_price_beside_delta():
     plain, early = (
-        simulate(table(), [PolicySpec("fixed-width", 0.05, WIDTH, given=g)], trials=100,
-                 rng=np.random.default_rng(0), unit="group", delta=0.1)[0]
+        simulate(table(), [PolicySpec("fixed-width", 0.05, WIDTH, given=g)], splits=100,
+                 unit="group", delta=0.1)[0]
         for g in (None, "early")
     )  # fmt: skip
 

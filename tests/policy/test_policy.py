@@ -9,6 +9,7 @@ import taskuq as tq
 from taskuq._io import write_json
 from taskuq.conformal.scores._paper import AR
 from taskuq.errors import InputError
+from taskuq.policy._goal import Goal, Goals
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
 TABLE = synthetic_outputs(SyntheticTable(volumes=24, samples=8), seed=3)
@@ -184,10 +185,9 @@ MISTAKES = {
 @pytest.mark.parametrize("name", ["fixed-width spread", "adaptive mlwr", "whole group"])
 def test_a_mistake_is_one_sentence_and_never_a_stop(name, round_, outputs):
     is_case = name != "whole group" or np.ndim(outputs) != 2
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as error:
         planned(PLANS[name]).decide(round_, outputs if is_case else np.stack([outputs] * 2, axis=1))
-    assert "\n" not in str(refused.value)
-    assert "all cases of a group" not in str(refused.value)
+    assert "all cases of a group" not in str(error.value)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, "high", [[[0.1]]]])
@@ -220,9 +220,9 @@ def test_a_value_that_is_no_number_is_refused(value):
     ],
 )
 def test_a_plan_that_makes_no_sense_is_refused_in_one_sentence(options):
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as error:
         planned(options)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
 
 
 def shorter(record, key):
@@ -248,9 +248,9 @@ def test_a_damaged_policy_is_refused_when_it_is_read(damage, tmp_path):
     path = tmp_path / "policy.json"
     write_json(path, damage(planned({}).to_dict()))
 
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as error:
         tq.load_policy(path)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_policy_made_with_your_own_score_asks_for_it_back(tmp_path):
@@ -263,8 +263,210 @@ def test_a_policy_made_with_your_own_score_asks_for_it_back(tmp_path):
 
 
 def test_only_the_paper_is_measured_and_everybody_else_guaranteed():
-    sentences = {name: planned(options).sentence for name, options in PLANS.items()}
+    sentences = {name: planned(options).statement for name, options in PLANS.items()}
 
     paper = sentences.pop("paper lwr")
     assert paper.startswith("Measured, not guaranteed")
     assert all(s.startswith("Guaranteed") for s in sentences.values())
+
+
+NAMES = ("lesion", "area", "volume")
+# Powers of two, so that units change no digit.
+SCALE = np.array([1.0, 64.0, 1024.0])
+WIDTHS = dict(zip(NAMES, 0.5 * SCALE, strict=True))
+
+
+def made(scale=SCALE, cases=120, **changes):
+    rng = np.random.default_rng(3)
+    z = rng.random((cases, 3))
+    spread = np.array([0.3, 0.12, 0.05])[:, None, None, None] * (0.3 + rng.random((cases, 1, 1)))
+    x = np.clip(z[:, None] + spread * rng.standard_normal((3, cases, 6, 3)), 0, 1)
+    ranges = {name: (0, s) for name, s in zip(NAMES, scale, strict=True)}
+    parts = {"task_names": NAMES, "task_range": ranges, "round_names": ["20", "40", "80"]}
+    return tq.TaskOutputs(x * scale, z * scale, (8, 4, 2), **parts | changes)
+
+
+def decisions_several_tasks(policy, table):
+    return [policy.decide(k, table.outputs[: k + 1]) for k in range(table.rounds)]
+
+
+@pytest.mark.parametrize("kind", ["fixed-width", "adaptive", "anytime", "paper"])
+def test_units_of_tasks_change_no_decision(kind):
+    plain, scaled = made(np.ones(3)), made()
+    one = tq.plan(plain, alpha=0.2, max_width=0.5, policy=kind)
+    other = tq.plan(scaled, alpha=0.2, max_width=WIDTHS, policy=kind)
+
+    for a, b in zip(
+        decisions_several_tasks(one, plain), decisions_several_tasks(other, scaled), strict=True
+    ):
+        assert a.stops.tolist() == b.stops.tolist()
+        np.testing.assert_allclose(a.interval.lower * SCALE, b.interval.lower, rtol=1e-9)
+    assert sum(d.stops.sum() for d in decisions_several_tasks(one, plain)) > 0
+
+
+@pytest.mark.parametrize("kind", ["fixed-width", "adaptive"])
+def test_one_width_for_all_tasks_stops_by_another_unit_than_its_own(kind):
+    # The fault this guards against: one max_width for tasks in different units.
+    table = made()
+    one = tq.plan(table, alpha=0.2, max_width=0.5, policy=kind)
+    each = tq.plan(table, alpha=0.2, max_width=WIDTHS, policy=kind)
+
+    few, many = (sum(d.stops.sum() for d in decisions_several_tasks(p, table)) for p in (one, each))
+    assert few < many / 2
+
+
+@pytest.mark.parametrize("kind", ["fixed-width", "adaptive"])
+def test_a_policy_of_several_tasks_survives_a_file(tmp_path, kind):
+    table = made()
+    policy = tq.plan(
+        table, alpha=0.2, max_width=WIDTHS, policy=kind,
+        side={"lesion": "two", "area": "upper", "volume": "lower"},
+    )  # fmt: skip
+    again = tq.load_policy(policy.save(tmp_path / "policy.json"))
+
+    assert again == policy
+    assert [goal.side for goal in again.goal.each] == ["two", "upper", "lower"]
+    assert again.task_ranges == ((0, 1), (0, 64), (0, 1024))
+    for a, b in zip(
+        decisions_several_tasks(policy, table), decisions_several_tasks(again, table), strict=True
+    ):
+        np.testing.assert_array_equal(a.interval.upper, b.interval.upper)
+
+
+def test_a_decision_names_its_tasks_and_rounds():
+    table = made()
+    policy = tq.plan(table, alpha=0.2, max_width=WIDTHS)
+    decision = policy.decide(2, table.outputs[:, 5])
+
+    assert list(decision.by_task) == list(NAMES)
+    assert float(decision.by_task["area"].width) == 32
+    assert "at 80" in decision.reason
+
+
+def test_tasks_are_planned_for_by_name():
+    table = made()
+    two = tq.plan(table, alpha=0.2, max_width={"area": 32, "lesion": 0.5}, task=["area", "lesion"])
+    alone = tq.plan(table.select(task="area"), alpha=0.2, max_width=32)
+
+    assert two.task_names == ("area", "lesion")
+    assert tq.plan(table, alpha=0.2, max_width=32, task="area").thresholds == alone.thresholds
+    assert two.goal == Goals(("area", "lesion"), (Goal(max_width=32), Goal(max_width=0.5)))
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"max_width": {"lesion": 0.5}}, "area"),
+        ({"max_width": {"lesoin": 0.5}}, "lesoin"),
+        ({"max_width": (0.1, 0.2)}, "3 tasks"),
+        ({"max_width": "wide"}, "max_width"),
+        ({"max_width": WIDTHS, "side": {"area": "left"}}, "area"),
+        ({"max_width": 1, "task": "volum"}, "volum"),
+        ({"max_width": 1, "accelerations": (8, 4, 2)}, "accelerations"),
+        ({"max_width": 1, "colour": 3}, "colour"),
+    ],
+)
+def test_goals_that_do_not_fit_are_refused_by_name(options, names):
+    with pytest.raises(InputError, match=names):
+        tq.plan(made(), alpha=0.2, **options)
+
+
+def test_arrays_stand_where_a_table_does():
+    table = made().select(task="area")
+    arrays = (table.outputs, table.targets)
+    policy = tq.plan(arrays, accelerations=(8, 4, 2), task_range=(0, 64), alpha=0.2, max_width=32)
+
+    assert policy.thresholds == tq.plan(table, alpha=0.2, max_width=32).thresholds
+    for wrong in (table.outputs, None, [1, 2], (1, 2, 3)):
+        with pytest.raises(InputError):
+            tq.plan(wrong, alpha=0.2, max_width=32)
+
+
+def test_a_table_stands_where_arrays_do():
+    table = made(group=np.arange(120) // 3)
+    arrays = {
+        "task_range": (0, 64), "alpha": 0.2, "score": "lwr",
+    }  # fmt: skip
+    bound = tq.calibrate(table, acceleration=4, task="area", alpha=0.2, score="lwr")
+    x, z = table.outputs[:2, ..., 1], table.targets[:, 1]
+
+    assert bound == tq.calibrate(x, z, acceleration=4, group=table.group, **arrays)
+    by_case = tq.calibrate(table, acceleration="40", task="area", unit="case", **arrays)
+    assert by_case == tq.calibrate(x, z, acceleration=4, **arrays)
+    exact = tq.evaluate_exact(table, acceleration=4, task="area", **arrays)
+    assert exact.width == tq.evaluate_exact(x, z, **arrays).width
+
+
+def test_several_tasks_are_calibrated_by_name():
+    table = made()
+    sides = {"lesion": "upper"}
+    bound = tq.calibrate_joint(table, acceleration=4, alpha=0.2, side=sides, score="lwr")
+    x, z = table.outputs[1], table.targets
+    other = tq.calibrate_joint(
+        x, z, alpha=0.2, side=sides, score="lwr", task_range=table.task_ranges, task_names=NAMES,
+        acceleration=4,
+    )  # fmt: skip
+
+    assert bound == other
+    interval = bound(x)
+    assert np.isinf(interval.lower[:, 0]).sum() == 0  # clipped to its range
+    assert (interval.lower[:, 0] == 0).all()
+    assert (interval.upper <= SCALE).all()
+    assert "area" in str(bound)
+    some = tq.calibrate_joint(table, acceleration=4, alpha=0.2, task_names=["area", "lesion"])
+    assert some.task_names == ("area", "lesion")
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda t: tq.calibrate(t, alpha=0.2), "the rounds 20, 40, 80; choose one with accelerat"),
+        (lambda t: tq.calibrate(t, alpha=0.2, acceleration=4), "choose one with task="),
+        (lambda t: tq.calibrate(t.outputs[0, ..., 0], alpha=0.2), "targets are missing"),
+        (lambda t: tq.calibrate(t, t.targets, alpha=0.2), "brings its own targets"),
+        (lambda t: tq.calibrate(t, alpha=0.2, acceleration="41"), "no round '41'"),
+        (lambda t: tq.calibrate_joint(t, alpha=0.2), "choose one with accelerat"),
+        (
+            lambda t: tq.calibrate_joint(t.select(task="area"), alpha=0.2, acceleration=4),
+            "one task",
+        ),
+        (lambda t: tq.evaluate_exact(t, alpha=0.2), "choose one with accelerat"),
+    ],
+)
+def test_what_is_missing_is_named(call, sentence):
+    with pytest.raises(InputError, match=sentence):
+        call(made())
+
+
+@pytest.mark.parametrize("score", ["ar", "mlwr"])
+def test_point_estimates_need_no_sample_axis(score):
+    rng = np.random.default_rng(0)
+    z = rng.random(60)
+    x = z + 0.1 * rng.standard_normal(60)
+    bound, other = (tq.calibrate(y, z, alpha=0.1, score=score) for y in (x, x[:, None]))
+
+    assert bound == other
+    np.testing.assert_array_equal(bound(x).lower, bound(x[:, None]).lower)
+    assert tq.TaskOutputs(x, z).samples == 1
+    exact = tq.evaluate_exact(x, z, alpha=0.1, score=score)
+    assert exact.width == tq.evaluate_exact(x[:, None], z, alpha=0.1, score=score).width
+
+
+def test_results_print_short():
+    table = made(cases=40)
+    one = table.select(task="area", accelerations=[4])
+    results = [
+        tq.calibrate(one, alpha=0.2),
+        tq.calibrate(one, alpha=0.2)(one.outputs[0]),
+        tq.evaluate_exact(one, alpha=0.2),
+        tq.plan(table, alpha=0.2, max_width=WIDTHS),
+        tq.plan(table, alpha=0.2, max_width=WIDTHS).decide(0, table.outputs[:1, 0]),
+    ]
+
+    for result in results:
+        assert str(result) == repr(result)
+        assert "array(" not in repr(result)
+        assert len(repr(result).splitlines()) <= 12
+        assert len(repr(result)) < 900
+    assert "area" in repr(results[2])
+    assert "coverage" in repr(results[2])
