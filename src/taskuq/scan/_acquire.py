@@ -11,7 +11,7 @@ from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from time import perf_counter
-from typing import cast
+from typing import Any, cast
 
 from taskuq._arrays import require_methods
 from taskuq._io import file_lock
