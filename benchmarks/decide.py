@@ -64,7 +64,7 @@ def _per_split(table: tq.TaskOutputs, spec: PolicySpec, unit: str) -> float:
 
     def seconds(trials: int) -> float:
         start = time.process_time()
-        simulate(table, [spec], trials=trials, rng=np.random.default_rng(0), unit=unit)
+        simulate(table, [spec], splits=trials, unit=unit)
         return time.process_time() - start
 
     with (
@@ -78,7 +78,7 @@ def _per_split(table: tq.TaskOutputs, spec: PolicySpec, unit: str) -> float:
 
 def _judge(table: tq.TaskOutputs, spec: PolicySpec, trials: int) -> float:
     start = time.perf_counter()
-    simulate(table, [spec], trials=trials, rng=np.random.default_rng(0), unit="case")
+    simulate(table, [spec], splits=trials, unit="case")
     return time.perf_counter() - start
 
 

@@ -41,7 +41,7 @@ def main() -> None:
             table = synthetic_outputs(SyntheticTable(volumes=volumes, samples=4), seed=seed)
             table = _one_of_each(table) if is_one_each else table
             rng = np.random.default_rng(seed)
-            (one,) = simulate(table, [spec], trials=TRIALS, rng=rng, unit=unit)
+            (one,) = simulate(table, [spec], splits=TRIALS, seed=rng, unit=unit)
             errors = one.standard_errors
             found.append(
                 (one.mean_acceleration, errors["mean_acceleration"], one.coverage,

@@ -71,8 +71,8 @@ def make(folder):
     table = [(header, in_json), (cases, in_bytes), (_shard(), in_bytes)]
     stored = ("python", "fuzz_files:read_scan", "scan/scan.json")
     check = ("data", "check", "pictures", "--labels", "pictures/labels.csv", "--json", "-")
-    scan = ("data", "check", "volumes", "--labels", "knee.csv", "--files", "list.csv",
-            "--minimum-coils", "2", "--minimum-width", "8", "--size", "8", "--thorough",
+    scan = ("data", "check", "volumes", "--labels", "knee.csv", "--file-list", "list.csv",
+            "--min-coils", "2", "--min-lines", "8", "--size", "8", "--thorough",
             "--pathology", "Tear", "--json", "-")  # fmt: skip
     dry = ("run", "run.toml", "-o", "out", "--device", "cpu")
     net = ("run", "varnet.toml", "-o", "out", "--device", "cpu", "--dry-run")
@@ -100,7 +100,7 @@ def make(folder):
         Kind("quality.json", ("experiment", "recovery-quality", "--quality", "quality.json", "-o",
                               "out"), None, in_json),
         Kind("images.npz", ("data", "check", "images.npz", "--json", "-"), None, in_archive, True),
-        Kind("images.npz", ("data", "sheet", "images.npz", "-o", "out.png"), None, in_archive),
+        Kind("images.npz", ("data", "preview", "images.npz", "-o", "out.png"), None, in_archive),
         Kind("pictures/labels.csv", check, None, in_text),
         Kind("pictures/a.png", check), Kind("pictures/b.tif", check), Kind("pictures/c.nii", check),
         Kind("pictures/d.nii.gz", check, None, in_packed), Kind("pictures/e.dcm", check),
@@ -179,8 +179,8 @@ def _records():
                                  "max_width": 0.4, "unit": "group"})  # fmt: skip
     # Not stderr: whatever they refuse is to be seen.
     with redirect_stdout(io.StringIO()):
-        main(["evaluate", "table.npz", "--trials", "20", "--json", "page/evaluate.json"])
-        main(["simulate", "table.npz", "--trials", "20", "--max-width", "0.4", "--json",
+        main(["evaluate", "table.npz", "--splits", "20", "--json", "page/evaluate.json"])
+        main(["simulate", "table.npz", "--splits", "20", "--max-width", "0.4", "--json",
               "page/simulate.json", "--policy", "fixed-width,paper", "--statistic",
               "spread"])  # fmt: skip
         main(["status", "table", "--json", "page/status.json"])

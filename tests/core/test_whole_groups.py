@@ -61,7 +61,7 @@ def test_sums_that_mean_nothing_are_refused():
     with pytest.raises(InputError, match="weight is 0"):
         sum_groups(areas, 0)
     with pytest.raises(InputError, match="another quantity"):
-        sum_groups(table(np.random.default_rng(0), missing=("patient-7",)))
+        sum_groups(table(np.random.default_rng(0), missing_cases=("patient-7",)))
 
 
 def test_sums_are_called_what_groups_were_called():

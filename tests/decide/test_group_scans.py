@@ -15,8 +15,8 @@ from taskuq.conformal._splits import Splits
 from taskuq.conformal._units import unit_index
 from taskuq.errors import InputError
 from taskuq.policy._learned import round_arrays
-from taskuq.policy._replay import StoredScans, simulate_splits
 from taskuq.policy._rules import stopping_statistics
+from taskuq.policy._stored_scans import StoredScans, simulate_splits
 from taskuq.scan._state import GroupScan, Scan
 
 PLANS = {
@@ -37,7 +37,7 @@ def stop_by_table(policy, outputs):
 def replayed(policy, table, is_compiled):
     """The cost and the covered cases of each group under a policy, as ``simulate`` replays them."""
     x, z = round_arrays(table)
-    index, seen = unit_index(table.cases, table.group), stopping_statistics(policy.rules, x, z)
+    index, seen = unit_index(table.cases, table.group), stopping_statistics(policy._rules, x, z)
     scans = StoredScans(
         seen=seen,
         targets=z,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.cli.plan import _GuaranteeOptions
+from taskuq.cli.plan import _Goal
 from taskuq.cli.plan import plan as plan_command
 
 RNG = np.random.default_rng(2)
@@ -37,7 +37,7 @@ def test_a_threshold_of_minus_infinity_says_that_every_scan_stops_in_the_first_r
     assert set(policy.thresholds) == {-np.inf}
     assert policy.decide(0, SURE[:1, :2]).stop
     assert "so every scan stops in the first round." in str(policy)
-    assert policy.guarantee.shortage is None
+    assert policy.guarantee.caveat is None
 
 
 def test_too_few_units_say_that_every_scan_goes_on():
@@ -80,8 +80,8 @@ def test_a_finite_threshold_at_which_nothing_stops_is_said():
 def test_an_ordinary_policy_has_nothing_to_add():
     policy = planned(TRUTH[None, :, None] + 0.5 * RNG.standard_normal((2, 200, 4)))
 
-    assert policy.outlook is None
-    assert policy.guarantee.shortage is None
+    assert policy.warning is None
+    assert policy.guarantee.caveat is None
 
 
 def test_the_outlook_survives_a_file(tmp_path):
@@ -92,9 +92,7 @@ def test_the_outlook_survives_a_file(tmp_path):
 
 def test_the_command_says_what_infinite_thresholds_come_to(tmp_path, capsys):
     path = table(SURE).save(tmp_path / "table.npz")
-    plan_command(
-        path, promise=_GuaranteeOptions(alpha=0.1, max_width="0.5"), output=tmp_path / "policy.json"
-    )
+    plan_command(path, goal=_Goal(alpha=0.1, max_width="0.5"), output=tmp_path / "policy.json")
     said = " ".join(capsys.readouterr().err.split())
 
     assert "every scan stops in the first round" in said

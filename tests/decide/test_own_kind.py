@@ -25,7 +25,7 @@ class Mine(NestedPolicy):
     stops_whole_groups = True
 
     def thresholds(self, seen, calibrator):
-        return calibrator.stopping(seen)
+        return calibrator.stopping_threshold(seen)
 
     def sentence(self, goal, promise):
         return f"Mine: {promise}"
@@ -99,7 +99,7 @@ def test_the_command_line_takes_it_by_name(tmp_path, capsys):
     main(["plan", *asked, "--policy", "mine", "-o", str(out)])
     assert tq.load_policy(out) == planned("mine")
     capsys.readouterr()
-    main(["simulate", *asked, "--policy", "halved,mine", "--score", "lwr", "--trials", "5",
+    main(["simulate", *asked, "--policy", "halved,mine", "--score", "lwr", "--splits", "5",
           "--json", "-"])  # fmt: skip
 
     record = json.loads(capsys.readouterr().out)

@@ -21,7 +21,7 @@ def table():
 
 def test_evaluations_name_their_round(table):
     by_name = tq.evaluate_exact(table, acceleration="four frames", alpha=0.2)
-    drawn = tq.evaluate(table, acceleration=16, alpha=0.2, trials=5, rng=np.random.default_rng(0))
+    drawn = tq.evaluate(table, acceleration=16, alpha=0.2, splits=5, seed=np.random.default_rng(0))
 
     assert repr(by_name).startswith("mlwr, four frames: ")
     assert repr(drawn).startswith("mlwr, one frame: ")
@@ -31,7 +31,7 @@ def test_evaluations_name_their_round(table):
 
 
 @pytest.mark.parametrize(
-    "command", [["evaluate", "--exact"], ["simulate", "--max-width", "0.5", "--trials", "3"]]
+    "command", [["evaluate", "--exact"], ["simulate", "--max-width", "0.5", "--splits", "3"]]
 )
 def test_commands_name_rounds(table, command, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "240")

@@ -51,7 +51,7 @@ def lines_of(scan):
 @pytest.mark.parametrize("k", [0, 7])
 def test_a_scan_measures_the_lines_and_gives_the_outputs_of_its_row(policy, table, k):
     scan = acquired(policy, k)
-    assert np.array_equal(lines_of(scan), table.lines[:, k])
+    assert np.array_equal(lines_of(scan), table.sampled_lines[:, k])
     for one, outputs in zip(scan.rounds, table.outputs[:, k], strict=False):
         assert np.allclose(one.outputs, outputs, atol=1e-5)
     # After the last round everything is measured.
@@ -192,8 +192,10 @@ def test_a_tomograph_is_asked_for_views():
         policy, _AdaptiveCTScanner(images[3], ct), recover=back_projected, task=corner, samples=5, case="3",
         adaptive=rule,
     )  # fmt: skip
-    assert np.array_equal(np.sort(scan.measurements[0]["views"]), np.flatnonzero(table.lines[0, 3]))
-    added = np.flatnonzero(table.lines[1, 3] & ~table.lines[0, 3])
+    assert np.array_equal(
+        np.sort(scan.measurements[0]["views"]), np.flatnonzero(table.sampled_lines[0, 3])
+    )
+    added = np.flatnonzero(table.sampled_lines[1, 3] & ~table.sampled_lines[0, 3])
     assert np.array_equal(np.sort(scan.measurements[1]["views"]), added)
     assert np.allclose(scan.rounds[1].outputs, table.outputs[1, 3], atol=1e-5)
 
@@ -210,7 +212,7 @@ def test_a_group_is_asked_case_by_case(policy, table):
         policy, scanners, recover=Draws(), task=corner, samples=6, adaptive=RULE, scan_id="g"
     )
     for k in (4, 5):
-        assert np.array_equal(lines_of(scan.cases[NAMES[k]]), table.lines[:, k])
+        assert np.array_equal(lines_of(scan.cases[NAMES[k]]), table.sampled_lines[:, k])
 
 
 def test_a_scan_without_the_rule_that_chose_the_tables_lines_is_warned_of(table, policy):

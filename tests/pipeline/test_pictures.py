@@ -39,7 +39,7 @@ def pictures(path):
 
 def test_pictures_are_of_the_draws_whose_numbers_the_table_holds(tmp_path):
     table = PIPELINE.run(IMAGES, **ASKED, store=tmp_path, keep_images=6)
-    kept = pictures(table.pictures)
+    kept = pictures(table.images_path)
 
     assert kept["samples"].shape == (6, 2, 3, 12, 10)
     assert sorted(kept) == ["case", "estimate", "mean", "samples", "sd", "truth"]
@@ -57,17 +57,19 @@ def test_the_choice_does_not_depend_on_recoveries(tmp_path):
     one = PIPELINE.run(IMAGES, **ASKED, store=tmp_path / "a", keep_images=5)
     other = worse.run(IMAGES, **ASKED, store=tmp_path / "b", keep_images=5)
 
-    assert pictures(one.pictures)["case"].tolist() == pictures(other.pictures)["case"].tolist()
+    assert (
+        pictures(one.images_path)["case"].tolist() == pictures(other.images_path)["case"].tolist()
+    )
 
 
 def test_a_run_that_goes_on_keeps_its_pictures_and_fresh_removes_them(tmp_path):
     first = PIPELINE.run(IMAGES, **ASKED, store=tmp_path, keep_images=4)
-    before = first.pictures.stat().st_mtime_ns
+    before = first.images_path.stat().st_mtime_ns
     again = PIPELINE.run(IMAGES, **ASKED, store=tmp_path, keep_images=4)
 
-    assert again.pictures.stat().st_mtime_ns == before
-    assert tq.TaskOutputs.load(tmp_path).pictures == first.pictures
-    assert PIPELINE.run(IMAGES, **ASKED, store=tmp_path, overwrite=True).pictures is None
+    assert again.images_path.stat().st_mtime_ns == before
+    assert tq.TaskOutputs.load(tmp_path).images_path == first.images_path
+    assert PIPELINE.run(IMAGES, **ASKED, store=tmp_path, overwrite=True).images_path is None
 
 
 def test_signals_and_colours_are_shown_and_volumes_refused(tmp_path):
@@ -77,9 +79,9 @@ def test_signals_and_colours_are_shown_and_volumes_refused(tmp_path):
     colours = np.random.default_rng(0).random((5, 6, 8, 3))
     seen = PIPELINE.run(colours, **ASKED, store=tmp_path / "colours", keep_images=2)
 
-    assert pictures(signals.pictures)["truth"].shape == (2, 1, 10)
-    assert pictures(seen.pictures)["mean"].shape == (2, 2, 6, 8, 3)
-    assert pictures(seen.pictures)["sd"].shape == (2, 2, 6, 8)
+    assert pictures(signals.images_path)["truth"].shape == (2, 1, 10)
+    assert pictures(seen.images_path)["mean"].shape == (2, 2, 6, 8, 3)
+    assert pictures(seen.images_path)["sd"].shape == (2, 2, 6, 8)
     with refused("shape.axes"):
         PIPELINE.run(np.zeros((2, 4, 4, 4, 4)), **ASKED, store=tmp_path / "volumes", keep_images=2)
     assert not (tmp_path / "volumes").exists()
@@ -96,7 +98,7 @@ def test_a_measurement_that_is_no_picture_leaves_the_others(wrapped, tmp_path):
         task,
     ).run(IMAGES, **ASKED, store=tmp_path, keep_images=3)
 
-    assert sorted(pictures(table.pictures)) == ["case", "mean", "samples", "sd", "truth"]
+    assert sorted(pictures(table.images_path)) == ["case", "mean", "samples", "sd", "truth"]
 
 
 def test_pixels_that_a_measurement_marks_as_missing_are_black(tmp_path):
@@ -105,7 +107,7 @@ def test_pixels_that_a_measurement_marks_as_missing_are_black(tmp_path):
         lambda y, *, samples, seed: recover(np.nan_to_num(y), samples=samples, seed=seed),
         task,
     ).run(IMAGES, **ASKED, store=tmp_path, keep_images=3)
-    seen = pictures(table.pictures)
+    seen = pictures(table.images_path)
 
     unseen = seen["truth"] > 0.5
     assert unseen.any()
@@ -174,7 +176,7 @@ def test_an_error_of_a_users_part_names_case_round_and_line(tmp_path, part, when
     lines = here.read_text().splitlines()
     line = next(k for k, text in enumerate(lines, 1) if text.endswith("# the user's line"))
 
-    assert table.missing == ("3",)
+    assert table.missing_cases == ("3",)
     assert failures == {
         "3": f"ZeroDivisionError: division by zero (in {part}, {here.name} line {line}, {where})"
     }

@@ -87,7 +87,7 @@ def test_a_case_without_recoveries_is_missing_and_said_to_be(folder, tmp_path):
     pipeline = tq.Pipeline(toy.measure, RecoveryFolder(folder), toy.task)
     table = pipeline.run(toy.images(3), case=NAMES, store=tmp_path / "t", **RUN)
 
-    assert table.missing == ("b",)
+    assert table.missing_cases == ("b",)
     assert "0 files hold recoveries of b at R = 4" in status(tmp_path / "t")["failed"]["b"]
 
 

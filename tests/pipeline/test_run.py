@@ -134,7 +134,7 @@ def test_failing_cases_are_listed_with_their_reason_and_can_be_tried_again(tmp_p
     images[2] = np.full_like(good, np.nan)
     table = PIPELINE.run(images, store=tmp_path / "t", **RUN)
 
-    assert table.missing == ("2",)
+    assert table.missing_cases == ("2",)
     assert table.cases == 4
     assert "NaN" in status(tmp_path / "t")["failed"]["2"]
     images[2] = good
@@ -154,7 +154,7 @@ def test_an_unreadable_image_is_a_failure_of_its_case_alone(tmp_path):
             return toy.images(4)[index]
 
     table = PIPELINE.run(Torn(), store=tmp_path / "t", **RUN)
-    assert table.missing == ("1",)
+    assert table.missing_cases == ("1",)
 
 
 def test_a_set_up_in_which_nothing_works_ends_soon():

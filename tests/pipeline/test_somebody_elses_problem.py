@@ -62,8 +62,8 @@ def test_rounds_have_its_names_and_costs(run):
 def test_experiments_take_its_widths_and_show_no_masks(run, tmp_path):
     folder, _ = run
     main([
-        "experiment", "all", "--samples", str(folder / "table"), "--task", "mean", "--alpha", "0.2",
-        "--max-width", "0.15,0.3", "--trials", "10", "-o", str(tmp_path),
+        "experiment", "all", "--table", str(folder / "table"), "--task", "mean", "--alpha", "0.2",
+        "--max-width", "0.15,0.3", "--splits", "10", "-o", str(tmp_path),
     ])  # fmt: skip
     records = {p.stem: json.loads(p.read_text()) for p in tmp_path.rglob("records/*.json")}
 
@@ -80,7 +80,7 @@ def test_tasks_have_widths_and_ranges_of_their_own_and_come_by_csv(run, tmp_path
     assert again.task_ranges == table.task_ranges == ((0, 1), (0, np.inf))
     one, other = (tq.plan(t, alpha=0.2, max_width=WIDTHS) for t in (table, again))
     assert one.goal == other.goal
-    assert one.goal.sentence.count("wide") == 2
+    assert one.goal.statement.count("wide") == 2
 
 
 def test_tables_and_arrays_stand_for_each_other(run):
@@ -108,9 +108,9 @@ def test_results_print_as_sentences_or_short_tables(run):
     results = [
         bound, bound(mean.outputs[:1]), policy, policy.decide(0, mean.outputs[:1, 0]),
         tq.evaluate_exact(mean, acceleration="1 s", alpha=0.2), tq.Monitor(policy),
-        tq.evaluate(mean, acceleration="1 s", alpha=0.2, trials=3, rng=rng),
+        tq.evaluate(mean, acceleration="1 s", alpha=0.2, splits=3, seed=rng),
         tq.calibrate_joint(table, acceleration="1 s", alpha=0.2),
-        *simulate(mean, plans, trials=3, rng=rng),
+        *simulate(mean, plans, splits=3, seed=rng),
     ]  # fmt: skip
 
     for result in results:
@@ -131,7 +131,7 @@ def test_its_page_has_its_pictures_and_no_word_of_a_scanner(run, tmp_path):
 
 def test_records_in_a_folder_make_a_page_as_the_report_page_says(run, tmp_path):
     folder, _ = run
-    table, asked = str(folder / "table"), ["--task", "mean", "--alpha", "0.2", "--trials", "10"]
+    table, asked = str(folder / "table"), ["--task", "mean", "--alpha", "0.2", "--splits", "10"]
     (tmp_path / "mine").mkdir()
     main(["evaluate", table, *asked, "--json", str(tmp_path / "mine" / "evaluate.json")])
     where = str(tmp_path / "mine" / "simulate.json")

@@ -108,14 +108,14 @@ def test_groups_that_count_alike_within_a_stratum_break_the_default_reading():
     promise = BOOK["a random case of a new group, given its stratum, ar"]
     alike = partial(bound, score="ar", by_group=True, strata=True, within="group")
 
-    assert promise.whom is given_its_stratum
+    assert promise._unit is given_its_stratum
     assert is_broken(replace(promise, trial=alike))
 
 
 def test_cases_that_count_alike_break_the_promise_for_groups():
     promise = BOOK["a random case of a new group, ar"]
 
-    assert promise.whom is a_random_case
+    assert promise._unit is a_random_case
     assert is_broken(replace(promise, trial=partial(bound, score="ar")))
 
 
@@ -124,7 +124,7 @@ def test_cases_of_a_group_decided_one_by_one_break_the_promise_for_whole_groups(
         def trial(cases):
             options = {"policy": "adaptive", "score": "lwr"}
             policy = planned(population, cases, alpha, "whole-group", **options)
-            one = replace(policy, whole_group=False, smallest_group=None)
+            one = replace(policy, whole_group=False, min_group_size=None)
             return Looking(partial(scan, one), 0)
 
         return trial
@@ -164,7 +164,7 @@ def test_what_is_set_aside_by_its_share_of_cases_is_noticed_as_such(monkeypatch)
 
 
 PLANS = [
-    {"lateness": 0.25}, {"lateness": 2.0}, {"lateness": -1.0},
+    {"round_tolerance": 0.25}, {"round_tolerance": 2.0}, {"round_tolerance": -1.0},
     *({"policy": "adaptive", "score": score} for score in ("ar", "lwr", "cqr", "mlwr")),
 ]  # fmt: skip
 

@@ -1,5 +1,6 @@
 """A run's folder with everything in it, as an experiment would leave it; quick to make."""
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from taskuq.data._atlas import Atlas, PatientDistribution
 from taskuq.measure._masks import nested_masks
 from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import PolicySpec
-from taskuq.policy._simulate import simulate
+from taskuq.policy._simulate import simulate, simulation_record
 from taskuq.report._explorer import save_explorer
 from taskuq.report._records import experiment_record
 from taskuq.report._report import write_report
@@ -67,7 +68,7 @@ def table_of(volumes=30, samples=16, seed=0):
     return TaskOutputs(
         made.outputs, made.targets, made.accelerations, group=names, label=made.label,
         case=[f"slice-{i}" for i in range(made.cases)], task_names=("finding",),
-        task_range=(0.0, 1.0), provenance={"synthetic": True}, missing=("slice-9001",),
+        task_range=(0.0, 1.0), provenance={"synthetic": True}, missing_cases=("slice-9001",),
     )  # fmt: skip
 
 
@@ -93,13 +94,13 @@ def write_run(folder, *, volumes=30, samples=16, trials=200, slices=6, size=64, 
     table.save(folder / "table.npz")
     write_explorer(folder, table, slices, size, shown)
     for unit in ("case", "group"):
-        record = evaluate_table(table, EvaluationGrid(scores=("ar", "lwr", "cqr", "mlwr"), trials=trials,
+        record = evaluate_table(table, EvaluationGrid(scores=("ar", "lwr", "cqr", "mlwr"), splits=trials,
                                            unit=unit, alpha=0.1))  # fmt: skip
         write(folder / f"evaluate-by-{unit}.json", record.to_dict())
     goal = Goal(max_width=0.1)
     plans = [PolicySpec("paper", 0.1, goal, score="lwr"), PolicySpec("fixed-width", 0.1, goal),
              PolicySpec("adaptive", 0.1, goal, score="lwr")]  # fmt: skip
-    found = simulate(table, plans, trials=trials, rng=np.random.default_rng(0), unit="group")
+    found = simulate(table, plans, splits=trials, seed=0, unit="group")
     write(folder / "simulate.json", {
         "schema": "taskuq.simulate/1", "alpha": 0.1, "goal": goal.to_dict(), "unit": "group",
         "results": [{"samples": table.samples, **r.to_dict()} for r in found],
@@ -173,7 +174,7 @@ def write_hostile(folder):
         case=[f"{HOSTILE[i % 8]}{i if i >= 8 else ''}" for i in range(n)],
         group=[HOSTILE[int(g[-2:]) % 8] for g in made.group],
         label=[HOSTILE[i % 2] for i in range(n)], task_names=(HOSTILE[0],), task_range=(0, 1),
-        missing=HOSTILE,
+        missing_cases=HOSTILE,
     )  # fmt: skip
     table.save(folder / "table.npz")
     write_explorer(
@@ -198,3 +199,19 @@ def write_hostile(folder):
     write(folder / "other.json", {"schema": HOSTILE[0]})
     write_report(folder)
     return folder
+
+
+GOAL = Goal(max_width=0.1)
+
+
+def write_simulation(path, table, plans, **asked):
+    asked = {"unit": "group", "delta": None, **asked}
+    rng = np.random.default_rng(0)
+    found = simulate(table, plans, trials=5, rng=rng, **asked)
+    pairs = [(table.samples, one) for one in found]
+    write(path, simulation_record(table, plans[0].goal, pairs, asked))
+
+
+def rows_of(path):
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        return list(csv.DictReader(file))

@@ -17,7 +17,7 @@ from torch.nn import functional
 from taskuq.errors import InputError
 from taskuq.protocols import Task
 from taskuq.task import build, load
-from taskuq.task._backbone import Backbone, BackboneConfig, _read_imagenet, _resnet50
+from taskuq.task._backbone import Backbone, BackboneConfig, _read_imagenet, _ResNet50
 from taskuq.task._cases import unit_scale
 from taskuq.task._classifier import Classifier, ClassifierConfig
 from taskuq.task._methods import MeanIntensity, TorchTask
@@ -49,7 +49,7 @@ def paper():
 @pytest.fixture(scope="module")
 def imagenet():
     """A state dict with torchvision's 320 names; the last layer included."""
-    shapes = {name: tuple(value.shape) for name, value in _resnet50().state_dict().items()}
+    shapes = {name: tuple(value.shape) for name, value in _ResNet50().state_dict().items()}
     state = numbered.numbered_state(shapes | {"fc.weight": (1000, 2048), "fc.bias": (1000,)})
     assert len(state) == 320
     return state
@@ -61,7 +61,7 @@ def test_the_published_network_has_its_published_size(paper):
 
 def test_torchvision_weights_give_torchvision_outputs(imagenet, tmp_path):
     torch.save(imagenet, tmp_path / "resnet50.pth")
-    network = _resnet50().double().eval()
+    network = _ResNet50().double().eval()
     _read_imagenet(network, tmp_path / "resnet50.pth")
     with torch.no_grad():
         features = network(numbered.numbered_images())
@@ -93,7 +93,7 @@ def test_weights_of_something_else_are_refused(imagenet, tmp_path, fault):
         torch.save([1, 2], path)
 
     with pytest.raises(InputError, match=r"weights\.pth"):
-        _read_imagenet(_resnet50(), path)
+        _read_imagenet(_ResNet50(), path)
 
 
 @given(x=images, scale=st.floats(1e-3, 1e3), offset=st.floats(-10, 10))

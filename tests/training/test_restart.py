@@ -20,16 +20,16 @@ from taskuq._config import read_toml
 from taskuq.errors import InputError
 from taskuq.recover._methods import open_recovery
 from taskuq.training._checkpoints import _load_state, _read_log
-from taskuq.training._fit import TrainerOptions, foresee_training, train_config
+from taskuq.training._fit import TrainerOptions, estimate_training, train_config
 from taskuq.training._weights import read_tensors
 
 CPU = TrainerOptions(accelerator="cpu", progress=False)
 SCRIPT = """
 import sys
 from pathlib import Path
-from taskuq.cli.run import command
+from taskuq.cli.run import train_command
 if __name__ == "__main__":
-    train = command("{kind}")
+    train = train_command("{kind}")
     train(Path(sys.argv[1]), output=Path(sys.argv[2]), devices=int(sys.argv[3]),
           accelerator="cpu", progress=False, **{options})
 """
@@ -128,7 +128,7 @@ def test_a_sampler_goes_on_from_another_with_its_networks_and_trains_none(tmp_pa
     best = train_config("sampler", again, tmp_path / "second", machine=CPU)
     assert [path.parent for path in best.parent.rglob("best.safetensors")] == [best.parent]
     assert not same_weights(first, best)
-    ours, theirs = (open_recovery(path).estimating.net.state_dict() for path in (best, first))
+    ours, theirs = (open_recovery(path).estimator.net.state_dict() for path in (best, first))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     for old, new in (("folds = 2", "folds = 3"), ("validation = 0.25", "validation = 0.4")):
         again.write_text(again.read_text().replace(old, new))
@@ -148,12 +148,12 @@ def test_a_sampler_can_be_as_loud_as_its_validation_patients_ask_for(tmp_path, c
     best = train_config("sampler", configure("sampler", epochs=1, cases=12), tmp_path, machine=CPU)
     loudness = read_toml(best.with_suffix(".toml"))["loudness"]
     assert len(loudness) == 7
-    assert open_recovery(best, widened=True).loudness == loudness
-    assert open_recovery(best).loudness is None
+    assert open_recovery(best, widened=True).noise_scale == loudness
+    assert open_recovery(best).noise_scale is None
 
 
 def test_a_dry_run_of_a_training_in_stages_foresees_all_of_them(configure):
-    record = foresee_training("sampler", configure("sampler", cases=12), machine=CPU, steps=1)
+    record = estimate_training("sampler", configure("sampler", cases=12), machine=CPU, steps=1)
     kinds, hours = [], []
     while record is not None:
         kinds.append(record["kind"])
@@ -352,7 +352,7 @@ def test_a_training_that_goes_on_says_so_where_it_is_looked_at(tmp_path, configu
     train_config("varnet", config, tmp_path / "run", machine=seen)
     assert "resuming" not in capsys.readouterr().err
     train_config("varnet", config, tmp_path / "run", machine=seen)
-    assert "run is trained already; --fresh trains it again" in capsys.readouterr().err
+    assert "run is trained already; --overwrite trains it again" in capsys.readouterr().err
     (tmp_path / "run" / "finished.json").unlink()
     longer = Path(config).read_text().replace("epochs = 1\n", "epochs = 2\n")
     Path(config).write_text(longer)

@@ -1,4 +1,4 @@
-"""calibrate, predict, sample-size, evaluate."""
+"""Commands calibrate, predict, sample-size and evaluate."""
 
 from __future__ import annotations
 
@@ -7,27 +7,9 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import cycle, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from cyclopts import Parameter
-
-from taskuq.cli.app import (
-    SCORE,
-    SCORES,
-    Seed,
-    TableFile,
-    load_table,
-    parse_coverage_mode,
-    parse_floats,
-    parse_ints,
-    parse_list,
-    parse_round,
-    print_json,
-    print_message,
-    print_result,
-    print_table_notes,
-    show_table,
-)
+from taskuq.cli import app
 from taskuq.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,15 +20,16 @@ if TYPE_CHECKING:
     from taskuq.table._table import TaskOutputs
 
 
-# Cases that become lines of text at one time.
+# Cases written at a time.
 CASES = 65536
 
 
+@app.command("calibrate")
 def calibrate(
-    table: TableFile,
+    table: app.TableFile,
     /,
     *,
-    score: str = SCORE,
+    score: str = app.SCORE,
     alpha: float = 0.05,
     acceleration: str | None = None,
     unit: Literal["case", "group"] | None = None,
@@ -55,91 +38,100 @@ def calibrate(
     side: Literal["two", "upper", "lower", "each"] = "two",
     by_label: bool = False,
     within: Literal["case", "group"] | None = None,
-    range: Annotated[str | None, Parameter(name="--range", allow_leading_hyphen=True)] = None,
+    range: app.Range = None,
     task: str | None = None,
     joint: Literal["max", "scale", "minimax", "rank"] | None = None,
-    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("bound.json"),
+    output: app.Output = Path("bound.json"),
 ) -> None:
-    """Calibrate intervals and store them as JSON."""
     from taskuq.conformal._calibrate import calibrate as calibrate_arrays
     from taskuq.conformal._joint import calibrate_joint
     from taskuq.conformal._units import as_unit
 
-    loaded = load_table(table, range, task)
+    loaded = app.load_table(table, range, task)
     if not loaded.has_targets:
-        raise InputError(f"{table} has no targets, so nothing can be calibrated on it")
-    k, R = _round(loaded, None if acceleration is None else parse_round(acceleration))
+        raise InputError(
+            f"{table} has no targets; calibration needs targets f(x) of the true images",
+            code="targets.missing",
+        )
+    k, R = _round(loaded, None if acceleration is None else app.parse_number_or_name(acceleration))
     group = as_unit(unit, has_groups=loaded.group is not None).groups(loaded.group)
     bound: Bound | JointBound
     if joint is not None:
         if loaded.outputs.ndim != 4:
-            raise InputError("--joint needs a table of several tasks")
+            raise InputError("--joint needs a table of several tasks", code="option.unused")
         if side == "each":
-            raise InputError("--joint has one quantile for each task; choose another --side")
+            raise InputError(
+                "--joint excludes --side each; use another --side", code="option.conflict"
+            )
         bound = calibrate_joint(
             loaded.outputs[k], loaded.targets_at(k), alpha=alpha, score=score, method=joint,
-            group=group, unit=unit, cases=parse_coverage_mode(cases), delta=delta, side=side,
+            group=group, unit=unit, cases=app.parse_number_or_name(cases), delta=delta, side=side,
             task_range=loaded.task_ranges, task_names=loaded.task_names, acceleration=R,
         )  # fmt: skip
     else:
         if loaded.tasks > 1:
             raise InputError(
-                f"the table has tasks {', '.join(loaded.task_names)}; choose one with --task or "
-                "cover all with --joint"
+                f"the table has tasks {', '.join(loaded.task_names)}; use --task or --joint",
+                code="option.missing",
             )
         if by_label and loaded.label is None:
-            raise InputError("--by-label needs a table with labels")
+            raise InputError("--by-label needs a table with labels", code="groups.missing")
         bound = calibrate_arrays(
-            loaded.until(k), loaded.targets_at(k), alpha=alpha, score=score, group=group, unit=unit,
-            cases=parse_coverage_mode(cases), delta=delta, side=side, task_range=loaded.task_range,
-            label=loaded.label if by_label else None, within=within, acceleration=R,
+            loaded.rounds_up_to(k), loaded.targets_at(k), alpha=alpha, score=score, group=group,
+            unit=unit, cases=app.parse_number_or_name(cases), delta=delta, side=side,
+            task_range=loaded.task_range, label=loaded.label if by_label else None,
+            condition_on=within, acceleration=R,
         )  # fmt: skip
-    print_table_notes(loaded)
-    print_message(str(bound))
-    print_result(str(bound.save(output)))
+    app.print_table_notes(loaded)
+    app.print_message(str(bound))
+    app.print_result(str(bound.save(output)))
 
 
+@app.command("predict")
 def predict(
     bound: Path,
-    table: TableFile,
+    table: app.TableFile,
     /,
     *,
     alpha: float | None = None,
     score: str | None = None,
     acceleration: str | None = None,
     task: str | None = None,
-    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("intervals.csv"),
+    output: app.Output = Path("intervals.csv"),
 ) -> None:
-    """Write the interval of each case of a table as CSV."""
     from taskuq._io import atomic_write
     from taskuq.conformal._bound import Bound
 
     calibrated = _load(bound)
-    _require_as_asked(calibrated, bound, alpha, score)
-    loaded = load_table(table, None, task)
+    _require_match(calibrated, bound, alpha, score)
+    loaded = app.load_table(table, None, task)
     if loaded.tasks > 1 and isinstance(calibrated, Bound):
         raise InputError(
-            f"{bound} is for one task, and the table has {', '.join(loaded.task_names)}; choose it "
-            "with --task"
+            f"{bound} is for one task, the table has {', '.join(loaded.task_names)}; use --task",
+            code="option.missing",
         )
-    remembered = calibrated.acceleration
-    k, R = _round(loaded, remembered if acceleration is None else parse_round(acceleration))
-    if acceleration is not None and remembered not in (None, R):
+    stored = calibrated.acceleration
+    k, R = _round(
+        loaded, stored if acceleration is None else app.parse_number_or_name(acceleration)
+    )
+    if acceleration is not None and stored not in (None, R):
         raise InputError(
-            f"{bound} was calibrated at acceleration {remembered:g}, not {acceleration}; use the "
-            "bound of that acceleration"
+            f"{bound} was calibrated at acceleration {stored:g}, got "
+            f"--acceleration {acceleration}; use the bound of that acceleration",
+            code="policy.mismatch",
         )
-    outputs = loaded.outputs[k] if loaded.outputs.ndim == 4 else loaded.until(k)
+    outputs = loaded.outputs[k] if loaded.outputs.ndim == 4 else loaded.rounds_up_to(k)
     if calibrated.rounds == 1 and outputs.ndim == 3 and loaded.outputs.ndim == 3:
         outputs = outputs[-1]
     interval = calibrated(outputs)
     with atomic_write(output) as partial, partial.open("w", newline="") as file:
         csv.writer(file).writerows(_rows(loaded, k, R, interval))
-    print_message(str(calibrated))
-    print_result(str(output))
+    app.print_message(str(calibrated))
+    app.print_result(str(output))
 
 
-def plan_size(
+@app.command("sample-size")
+def sample_size(
     *,
     alpha: float = 0.05,
     epsilon: float = 0.02,
@@ -147,7 +139,7 @@ def plan_size(
     one_sided: bool = False,
     group_size: float = 1.0,
     icc: float = 0.0,
-    json: Annotated[str | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
+    json: app.Json = None,
 ) -> None:
     from taskuq.conformal._quantiles import calibration_size, min_calibration_size
 
@@ -156,25 +148,24 @@ def plan_size(
     )
     least = min_calibration_size(alpha)
     if json != "-":
-        sides = f"at least {1 - alpha - epsilon:g}" if one_sided else (
-            f"between {1 - alpha - epsilon:g} and {min(1.0, 1 - alpha + epsilon):g}"
-        )  # fmt: skip
-        print_result(
-            f"{size} calibration cases: then all but {delta:g} of calibration sets cover {sides} "
-            f"of new cases ({least} give a finite interval at all)."
+        low, high = 1 - alpha - epsilon, min(1.0, 1 - alpha + epsilon)
+        covered = f"at least {low:g}" if one_sided else f"between {low:g} and {high:g}"
+        app.print_result(
+            f"{size} calibration cases: all but {delta:g} of calibration sets then cover {covered} "
+            f"of new cases ({least} are needed for a finite interval)."
         )
     record = {
         "schema": "taskuq.plan-size/1", "alpha": alpha, "epsilon": epsilon, "delta": delta,
         "two_sided": not one_sided, "group_size": group_size, "icc": icc,
         "n_calibration": size, "n_finite": least,
     }  # fmt: skip
-    print_json(record, json)
+    app.print_json(record, json)
 
 
 def _rows(
     table: TaskOutputs, k: int, acceleration: float | None, interval: Interval
 ) -> Iterator[Sequence[Any]]:
-    """Yield the lines of the file, some cases at a time: each property is asked once for all."""
+    """Yield the rows of the file, computed for a block of cases at a time."""
     yield ["case", "group", "acceleration", "task", "lower", "upper", "width", "center",
            "target", "covered"]  # fmt: skip
     import numpy as np
@@ -190,14 +181,14 @@ def _rows(
         ids = np.arange(start, start + n) if table.case is None else table.case[block]
         groups = repeat("") if table.group is None else table.group[block].repeat(tasks).tolist()
         ends = (some.lower, some.upper, some.width, some.center)
-        known = (_texts(z), some.contains(z).ravel().astype(int).tolist())
+        truth = (_texts(z), some.contains(z).ravel().astype(int).tolist())
         yield from zip(
             map(cell, ids.repeat(tasks).tolist()),
             map(cell, groups),
             repeat("" if acceleration is None else f"{acceleration:g}"),
             cycle([cell(name) for name in table.task_names[:tasks]]),
             *map(_texts, ends),
-            *(known if has_targets else (repeat(""), repeat(""))),
+            *(truth if has_targets else (repeat(""), repeat(""))),
         )
 
 
@@ -205,19 +196,19 @@ def _texts(values: FloatArray) -> list[str]:
     return list(map(repr, values.ravel().tolist()))
 
 
-def _round(table: TaskOutputs, asked: float | str | None) -> tuple[int, float | None]:
-    """The number and the acceleration of the round that is meant."""
+def _round(table: TaskOutputs, choice: float | str | None) -> tuple[int, float | None]:
+    """Return the index and the acceleration of a round."""
     import numpy as np
 
-    if asked is None and table.rounds > 1:
+    if choice is None and table.rounds > 1:
         rates = ", ".join(f"{R:g}" for R in table.accelerations)
-        called = "" if table.round_names is None else f" ({', '.join(table.round_names)})"
+        names = "" if table.round_names is None else f" ({', '.join(table.round_names)})"
         raise InputError(
-            f"the table has accelerations {rates}{called}; choose one with --acceleration"
+            f"the table has accelerations {rates}{names}; use --acceleration", code="option.missing"
         )
-    if not isinstance(asked, str) and np.isnan(table.accelerations).all():
-        return 0, asked
-    k = 0 if asked is None else table.round_at(asked)
+    if not isinstance(choice, str) and np.isnan(table.accelerations).all():
+        return 0, choice
+    k = 0 if choice is None else table.round_index(choice)
     return k, float(table.accelerations[k])
 
 
@@ -232,81 +223,86 @@ def _load(path: Path) -> Bound | JointBound:
     return bound.read_bound(path, readers)
 
 
-def _require_as_asked(
+def _require_match(
     bound: Bound | JointBound, path: Path, alpha: float | None, score: str | None
 ) -> None:
     from taskuq.conformal.scores import score_name
 
     if alpha is not None and alpha != bound.guarantee.alpha:
         raise InputError(
-            f"{path} was calibrated at alpha {bound.guarantee.alpha:g}, not {alpha:g}; calibrate "
-            "again for that error rate"
+            f"{path} was calibrated at alpha {bound.guarantee.alpha:g}, got --alpha {alpha:g}; "
+            "recalibrate",
+            code="policy.mismatch",
         )
-    name = score_name(bound.parts[0][0])
+    name = score_name(bound._parts[0][0])
     if score is not None and score != name:
-        raise InputError(f"{path} was calibrated with score {name}, not {score}; calibrate again")
+        raise InputError(
+            f"{path} was calibrated with score {name}, got --score {score}; recalibrate",
+            code="policy.mismatch",
+        )
 
 
+@app.command("evaluate")
 def evaluate(
-    table: TableFile,
+    table: app.TableFile,
     /,
     *,
-    score: str = SCORES,
+    score: str = app.SCORES,
     alpha: float = 0.05,
     acceleration: str | None = None,
     samples: str | None = None,
-    trials: int = 10_000,
+    splits: int = 10_000,
     exact: bool = False,
     unit: Literal["case", "group"] | None = None,
     cases: str = "random",
     delta: float | None = None,
     side: Literal["two", "upper", "lower", "each"] = "two",
-    range: Annotated[str | None, Parameter(name="--range", allow_leading_hyphen=True)] = None,
+    range: app.Range = None,
     task: str | None = None,
     size_bins: str | None = None,
-    seed: Seed = 0,
-    json: Annotated[str | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
+    seed: app.Seed = 0,
+    json: app.Json = None,
     figures: Path | None = None,
 ) -> None:
-    """Judge scores over random splits, or exactly over all splits by case."""
     from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
 
-    loaded = load_table(table, range, task)
-    bins = parse_floats(size_bins, "size-bins")
-    asked = () if acceleration is None else acceleration.split(",")
-    rounds = [loaded.round_at(parse_round(one)) for one in asked]
-    comparison = EvaluationGrid(
-        scores=parse_list(score), alpha=alpha,
+    loaded = app.load_table(table, range, task)
+    bins = app.parse_floats(size_bins, "size-bins")
+    rounds = [
+        loaded.round_index(app.parse_number_or_name(R)) for R in app.parse_list(acceleration or "")
+    ]
+    grid = EvaluationGrid(
+        scores=app.parse_list(score), alpha=alpha,
         accelerations=tuple(loaded.accelerations[rounds].tolist()) or None,
-        samples=parse_ints(samples, "samples"), trials=None if exact else trials, seed=seed,
-        unit=unit, cases=parse_coverage_mode(cases), delta=delta, side=side,
+        samples=app.parse_ints(samples, "samples"), splits=None if exact else splits, seed=seed,
+        unit=unit, cases=app.parse_number_or_name(cases), delta=delta, side=side,
         **({} if bins is None else {"size_bins": bins}),
     )  # fmt: skip
-    record = evaluate_table(loaded, comparison)
-    print_table_notes(loaded)
+    record = evaluate_table(loaded, grid)
+    app.print_table_notes(loaded)
     _print(record, to_stderr=json == "-")
-    print_json(record.to_dict(), json)
+    app.print_json(record.to_dict(), json)
     if figures is not None:
         from taskuq.report.figures import draw_record
 
-        print_result(str(draw_record(record.to_dict(), figures)))
+        app.print_result(str(draw_record(record.to_dict(), figures)))
 
 
 def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
-    """Print an evaluation as a table with a sentence on what it means."""
+    """Print an evaluation as a table."""
     first = record.results[0]
-    how = "all splits, exactly" if first.trials is None else f"{first.trials} random splits"
+    how = "all splits, exactly" if first.splits is None else f"{first.splits} random splits"
     title = (
         f"{how} by {first.unit}: {first.n_calibration} to calibrate, {first.n_test} to test, "
-        f"alpha {first.alpha:g}; for {first.coverage_of}"
+        f"alpha {first.alpha:g}; for {first.coverage_unit}"
     )
     several = len({r.task for r in record.results}) > 1
-    by_one = first.width_by_one is not None
-    promised = any(not math.isclose(r.coverage.mean, r.case_coverage.mean) for r in record.results)
+    by_one = first.width_single_quantile is not None
+    differs = any(not math.isclose(r.coverage.mean, r.case_coverage.mean) for r in record.results)
     named = any(r.round_name for r in record.results)
     columns = (["task"] if several else []) + [
         "round" if named else "R", "score", "samples", "coverage", "sd",
-        *(["case coverage"] if promised else []), "width", "sd", "centre error", "infinite",
+        *(["case coverage"] if differs else []), "width", "sd", "centre error", "infinite",
     ] + (["by one"] if by_one else [])  # fmt: skip
     rows: list[Sequence[str]] = [
         ([str(r.task)] if several else [])
@@ -316,31 +312,31 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
             str(r.samples),
             f"{r.coverage.mean:.5f}",
             _number(r.coverage.sd),
-            *([_number(r.case_coverage.mean)] if promised else []),
+            *([_number(r.case_coverage.mean)] if differs else []),
             _number(r.width.mean),
             _number(r.width.sd),
             _number(r.center_error.mean),
             f"{r.infinite:.3g}",
         ]
-        + ([] if r.width_by_one is None else [_ratio(r.width.mean, r.width_by_one.mean)])
+        + ([] if r.width_single_quantile is None else [_ratio(r.width.mean, r.width_single_quantile.mean)])
         for r in record.results
     ]
-    show_table(title, columns, rows, to_stderr=to_stderr)
-    if first.coverage_of != first.mean_over:
-        print_message(
-            f"Coverage is for {first.coverage_of}; the other means are for {first.mean_over}."
+    app.show_table(title, columns, rows, to_stderr=to_stderr)
+    if first.coverage_unit != first.mean_unit:
+        app.print_message(
+            f"Coverage is for {first.coverage_unit}; the other means are for {first.mean_unit}."
         )
     if by_one:
-        print_message(
-            "Each end has a quantile of its own; 'by one' is the width over that with one quantile "
-            "for both, on the same splits. A bound keeps its promise if the choice was made on "
-            "other cases than those it is calibrated on."
+        app.print_message(
+            "Each end has its own quantile; 'by one' is the width relative to one quantile for "
+            "both, on the same splits. Choose on other cases than the calibration cases, or the "
+            "guarantee is void."
         )
     fits = [r.histogram for r in record.results if r.histogram is not None]
     if fits:
         worst = min(fit.p_value for fit in fits)
-        print_message(
-            f"Coverage against its exact law: goodness-of-fit p-value {worst:.2g}, the smallest of "
+        app.print_message(
+            f"Coverage and its exact law: smallest goodness-of-fit p-value {worst:.2g} of "
             f"{len(fits)}. {fits[0].reading}"
         )
 

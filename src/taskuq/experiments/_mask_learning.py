@@ -244,11 +244,11 @@ def _identity(config: MaskLearningConfig) -> dict[str, Any]:
 
 def _kept(path: Path, about: dict[str, Any], order: _LineOrder) -> _LineOrder:
     """The order so far, if it was learned in the same way."""
-    record = read_json(path, SCHEMA, remedy="begin again with --fresh")
+    record = read_json(path, SCHEMA, remedy="begin again with --overwrite")
     if fingerprint({name: record.get(name) for name in about}) != fingerprint(about):
         raise InputError(
             f"{path} was begun with other settings, data, networks or code; begin again with "
-            "--fresh, or choose another output"
+            "--overwrite, or choose another output"
         )
     return _LineOrder(
         order.begin, tuple(map(int, record["lines"])), tuple(map(float, record["gains"]))

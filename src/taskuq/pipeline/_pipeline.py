@@ -20,8 +20,8 @@ import numpy as np
 
 import taskuq
 from taskuq._arrays import as_ranges, require_methods
-from taskuq._io import content_fingerprint, fingerprint, sigterm_as_exit
-from taskuq.errors import FileExistsError, InputError, describe_error
+from taskuq._io import ExistingFileError, content_fingerprint, fingerprint, sigterm_as_exit
+from taskuq.errors import InputError, describe_error
 from taskuq.pipeline._engines import Engine, LocalEngine
 from taskuq.pipeline._executor import (
     CaseExecutor,
@@ -55,14 +55,14 @@ from taskuq.protocols import (
     declared_range,
 )
 from taskuq.table._parquet import (
+    CASE_LIST,
     HEADER,
     PICTURES,
-    ROSTER,
     TableHeader,
     TableWriter,
     finished_cases,
+    read_case_list,
     read_header,
-    read_roster,
     write_case_list,
 )
 from taskuq.table._table import TaskOutputs, as_rounds
@@ -139,7 +139,7 @@ def _remove_table(folder: Path) -> None:
 
 def _is_ours(path: Path) -> bool:
     """Return True if a run has written this file, whole or in part."""
-    plain = "|".join(map(re.escape, (HEADER, LOG, ROSTER, PICTURES)))
+    plain = "|".join(map(re.escape, (HEADER, LOG, CASE_LIST, PICTURES)))
     known = rf"({plain}|part-\d+-\w+\.parquet)"
     is_name = re.fullmatch(rf"{known}|\.{known}\.\w+\.partial", path.name)
     return is_name is not None and path.is_file() and not path.is_symlink()
@@ -280,7 +280,7 @@ class Pipeline:
                     if not shown:
                         return table
                     path = store_images(run.folder, executor, cases, shown)
-                    return replace(table, pictures=path)
+                    return replace(table, images_path=path)
 
 
 @dataclass(frozen=True)
@@ -438,12 +438,12 @@ def _note_finished(work: CaseWorker) -> Iterator[None]:
 def _check_case_list(folder: Path, cases: RunCases) -> None:
     """Write the list of cases, or refuse a table of other cases."""
     try:
-        if (folder / ROSTER).exists():
-            raise FileExistsError
+        if (folder / CASE_LIST).exists():
+            raise ExistingFileError
         write_case_list(folder, list(cases.case), cases.group, cases.label)
         return
-    except FileExistsError:
-        stored = read_roster(folder) or []
+    except ExistingFileError:
+        stored = read_case_list(folder) or []
     if stored != list(cases.case):
         other = next(
             (a for a, b in zip(stored, cases.case, strict=False) if a != b), "their number"
@@ -463,7 +463,7 @@ def status(folder: str | Path) -> dict[str, Any]:
     """
     path = Path(folder)
     header = read_header(path)
-    roster = read_roster(path) or []
+    roster = read_case_list(path) or []
     done = finished_cases(path, header, roster)
     failed = RunLog(path).failures()
     return {

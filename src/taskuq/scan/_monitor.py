@@ -176,14 +176,14 @@ class Monitor:
 
     def __post_init__(self) -> None:
         self.delta = float(exact_alpha(self.delta, "delta"))
-        if not self.policy.watch:
+        if not self.policy.monitor_reference:
             raise InputError(
                 "this policy does not hold what was seen of its calibration units, so nothing can "
                 "be compared with them; plan again"
             )
-        if twice := set(self.policy.watch) & set(self.calibration_statistics):
+        if twice := set(self.policy.monitor_reference) & set(self.calibration_statistics):
             raise InputError(f"the policy has a statistic {min(twice)!r} already; rename yours")
-        known = {**self.policy.watch, **self.calibration_statistics}
+        known = {**self.policy.monitor_reference, **self.calibration_statistics}
         self._streams = {
             name: _MartingaleStream(_sorted(name, values)) for name, values in known.items()
         }
@@ -203,7 +203,7 @@ class Monitor:
     @property
     def _is_by_group(self) -> bool:
         """Whether the units are groups."""
-        return self.policy.guarantee.whom.is_group
+        return self.policy.guarantee._unit.is_group
 
     def _is_of(self, policy: Policy) -> bool:
         """Whether this is the policy that is watched."""
@@ -217,7 +217,9 @@ class Monitor:
     @property
     def _audited(self) -> list[str]:
         """The statistics that need targets."""
-        return [name for name in self.policy.watch if name.partition(" of ")[0] == ERROR]
+        return [
+            name for name in self.policy.monitor_reference if name.partition(" of ")[0] == ERROR
+        ]
 
     @property
     def e_value(self) -> float:
@@ -252,7 +254,7 @@ class Monitor:
     def statement(self) -> str:
         """The result of the test in a sentence."""
         unit = self.policy.guarantee.unit
-        n = len(next(iter(self.policy.watch.values())))
+        n = len(next(iter(self.policy.monitor_reference.values())))
         if not self.alarm:
             return (
                 f"No evidence that new {unit}s are not exchangeable with the {n} calibration "
@@ -294,7 +296,7 @@ class Monitor:
             each = as_real_array(values, mine, ndim=(0, 1)).astype(float).reshape(-1)
             if len(each) != units:
                 raise InputError(f"{mine} has {len(each)} numbers for {units} units; give one each")
-            found[mine] = tuple(map(round_significant, each))
+            found[mine] = round_significant(each)
         self._add(found, unit)
 
     def audit(self, outputs: Any, targets: Any, *, unit: Names = None) -> None:
@@ -356,7 +358,7 @@ class Monitor:
 
     def _seen(self, outputs: Any, targets: Any) -> dict[str, tuple[float, ...]]:
         """The statistics of the units that outputs, and perhaps targets, are of."""
-        x, single = self.policy.checked(outputs)
+        x, single = self.policy._check_outputs(outputs)
         if single and self._is_by_group:
             raise InputError(
                 f"this policy is about groups, got outputs of shape {np.shape(outputs)}, which "
@@ -433,7 +435,7 @@ def _sorted(name: str, values: Sequence[float]) -> tuple[float, ...]:
     each = as_real_array(values, f"calibration {name}", ndim=(1,)).astype(float)
     if not len(each):
         raise InputError(f"statistic {name!r} has no calibration unit; give one number for each")
-    return tuple(sorted(map(round_significant, each)))
+    return tuple(sorted(round_significant(each)))
 
 
 def monitor_table(monitor: Monitor, table: TaskOutputs, *, audited: bool = False) -> None:

@@ -271,7 +271,7 @@ class RoundDecider:
 
     def _may_skip(self) -> bool:
         """Return True if a stop keeps its guarantee after an undecided round."""
-        scores = [rule.score for of_round in self.policy.rules for rule in of_round]
+        scores = [rule.score for of_round in self.policy._rules for rule in of_round]
         reads_all = any(isinstance(s, MultiRoundScore) and s.uses_earlier_rounds for s in scores)
         # After a failed choice a scan has lines that no calibration case had.
         is_free = self.selector is None and not reads_all
@@ -330,7 +330,7 @@ class RoundDecider:
             interval=Interval(*(ends[0] if tasks == 1 else ends.T)),
             round=k,
             acceleration=self.policy.accelerations[k],
-            reason=f"continue {self.policy.at(k)}: {fault}",
+            reason=f"continue {self.policy.round_label(k)}: {fault}",
             task_names=self.policy.task_names,
         )
         stored = np.empty(0) if outputs is None or not np.isfinite(outputs).all() else outputs

@@ -1,0 +1,258 @@
+"""Simulated stops of stored scans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taskuq.conformal._family import LinearFamily
+from taskuq.conformal._splits import Splits, byte_threshold, covering_quantile
+from taskuq.interval import BoolArray, FloatArray
+from taskuq.policy._rules import StoppingStatistics, joint_report
+from taskuq.policy._stopping import costs
+
+
+@dataclass(frozen=True)
+class SimulatedStops:
+    """Weighted sums over the simulated test cases of each split."""
+
+    weight: float
+    cost: FloatArray
+    covered: FloatArray
+    early: FloatArray
+    early_covered: FloatArray
+    width: FloatArray
+    center_error: FloatArray
+    worst_error: FloatArray
+    worst_groups: FloatArray
+    kept: FloatArray
+    plain_cost: FloatArray
+    cases: FloatArray
+    stopped: FloatArray
+    stopped_covered: FloatArray
+
+
+@dataclass(frozen=True)
+class StoredScans:
+    """Stored rounds to simulate on."""
+
+    statistics: StoppingStatistics
+    targets: FloatArray
+    accelerations: FloatArray
+    weight: FloatArray
+    group_of_case: NDArray[np.int64]
+    unit_of_case: NDArray[np.int64]
+    enough: NDArray[np.int64]
+    allowance: FloatArray
+
+    @property
+    def cost(self) -> FloatArray:
+        """Sampled fraction of each round, 1 at the end."""
+        return costs(self.accelerations)
+
+    def covered_from(self, thresholds: FloatArray) -> FloatArray:
+        """Return the smallest threshold at which each report covers the target, (round, case)."""
+        return np.stack(
+            [
+                covering_quantile(scores, np.unique(thresholds[k]), partial(self._contains, k))
+                for k, scores in enumerate(self.statistics.score)
+            ]
+        )
+
+    def covered_at(self, thresholds: FloatArray) -> FloatArray:
+        """Return the same near one threshold of each round, for the cases that stop there."""
+        found = self.statistics.score.copy()
+        for k, q in enumerate(thresholds):
+            cases = np.flatnonzero((found[k] > q) & (q < self.statistics.largest[k]))
+            # A window is the same at any threshold, so it has no ties.
+            if cases.size and not self.statistics.rounds[k][0].is_risk:
+                found[k, cases[self._contains(k, cases, np.full(len(cases), q))]] = q
+        return found
+
+    def _contains(self, k: int, cases: NDArray[np.int64], at: FloatArray) -> BoolArray:
+        """Return True for cases of a round whose report at their own threshold is a hit."""
+        inside = [
+            e.select(cases).report(at).contains(self.targets[k, cases, t])
+            for t, e in enumerate(self.statistics.rounds[k])
+        ]
+        return np.asarray(np.all(inside, axis=0))
+
+    def outcomes(
+        self, thresholds: FloatArray, covered_from: FloatArray
+    ) -> tuple[NDArray[np.int64], BoolArray]:
+        """Return the round in which each case stops, and True if its report is a hit."""
+        q, statistics = thresholds[:, None], self.statistics
+        if self.allowance.size:
+            stops = (q < self.allowance)[:, self.unit_of_case]
+        else:
+            stops = (statistics.lowest <= q) & (q < statistics.largest)
+        cases = np.arange(statistics.cases)
+        stopped = np.vstack([stops, np.ones((1, statistics.cases), bool)]).argmax(axis=0)
+        hits = np.vstack([covered_from <= q, np.ones((1, statistics.cases), bool)])
+        return stopped, hits[stopped, cases]
+
+    def covered_weight(self, hit: BoolArray, chosen: BoolArray) -> float:
+        """Return the weight of the chosen units for which the guarantee holds."""
+        if not self.enough.size:
+            return float((self.weight * hit)[chosen].sum())
+        units = np.unique(self.unit_of_case[chosen])
+        return float((np.bincount(self.unit_of_case, weights=hit) >= self.enough)[units].sum())
+
+
+def simulate_splits(
+    scans: StoredScans, splitting: Splits, thresholds: FloatArray
+) -> SimulatedStops:
+    """Apply policies to the test cases of every split."""
+    rounds = len(scans.statistics.rounds)
+    sums = np.zeros((11 + 2 * rounds, splitting.trials))
+    starts = scans.covered_from(thresholds)
+    if splitting.is_compiled and _is_linear(scans):
+        numbers = np.arange(splitting.trials)
+        _run_kernel(scans, _kernel_arrays(scans), splitting, numbers, thresholds, starts, sums)
+    else:
+        for t in range(splitting.trials):
+            _simulate_split(scans, splitting, thresholds[:, t], starts, t, sums)
+    return _as_stops(sums, splitting, rounds)
+
+
+def simulate_each_split(
+    calibrate: Callable[[int], tuple[StoredScans, FloatArray]], splitting: Splits, rounds: int
+) -> SimulatedStops:
+    """Apply the rules and thresholds of each split to its test cases."""
+    sums = np.zeros((11 + 2 * rounds, splitting.trials))
+    arrays: _KernelArrays | None = None
+    for t in range(splitting.trials):
+        scans, thresholds = calibrate(t)
+        starts = scans.covered_at(thresholds)
+        if not (splitting.is_compiled and _is_linear(scans)):
+            _simulate_split(scans, splitting, thresholds, starts, t, sums)
+            continue
+        arrays = arrays._replace(scale=_scales(scans)) if arrays else _kernel_arrays(scans)
+        column, number = np.zeros((len(sums), 1)), np.array([t])
+        _run_kernel(scans, arrays, splitting, number, thresholds[:, None], starts, column)
+        sums[:, t] = column[:, 0]
+    return _as_stops(sums, splitting, rounds)
+
+
+def _as_stops(sums: FloatArray, splitting: Splits, rounds: int) -> SimulatedStops:
+    by_round = sums[11 : 11 + rounds], sums[11 + rounds :]
+    return SimulatedStops(float(splitting.n_test), *sums[:11], *by_round)  # type: ignore[call-arg]  # eleven rows
+
+
+def _simulate_split(
+    scans: StoredScans,
+    splitting: Splits,
+    thresholds: FloatArray,
+    covered_from: FloatArray,
+    t: int,
+    sums: Any,
+) -> None:
+    chosen = splitting.case_folds(np.array([t]))[0].astype(bool)
+    stopped, hit = scans.outcomes(thresholds, covered_from)
+    rounds, w = len(thresholds), scans.weight
+    worst = np.full(int(scans.group_of_case.max()) + 1, -1.0)
+    for k in range(rounds):
+        here = np.flatnonzero(chosen & (stopped == k))
+        if not here.size:
+            continue
+        width, error = _report(scans, k, thresholds[k], here)
+        wk, covered = w[here], (w * hit)[here].sum()
+        sums[2, t] += wk.sum()
+        sums[3, t] += covered
+        sums[4, t] += (wk * width).sum()
+        sums[5, t] += (wk * error).sum()
+        sums[11 + k, t] += wk.sum()
+        sums[11 + rounds + k, t] += covered
+        np.maximum.at(worst, scans.group_of_case[here], error)
+    cost = scans.cost[stopped]
+    sums[0, t] = (w * cost)[chosen].sum()
+    sums[1, t] = (w * hit)[chosen].sum()
+    sums[6, t] = worst[worst >= 0].sum()
+    sums[7, t] = (worst >= 0).sum()
+    sums[8, t] = scans.covered_weight(hit, chosen)
+    sums[9, t] = cost[chosen].sum()
+    sums[10, t] = chosen.sum()
+
+
+def _report(
+    scans: StoredScans, k: int, threshold: float, cases: NDArray[np.int64]
+) -> tuple[FloatArray, FloatArray]:
+    """Return width, and distance of the target from the centre; the largest over tasks."""
+    interval = joint_report(scans.statistics.rounds[k], threshold)[cases]
+    lower, upper = interval.lower.reshape(len(cases), -1), interval.upper.reshape(len(cases), -1)
+    z = scans.targets[k, cases]
+    with np.errstate(invalid="ignore"):
+        center = np.where(
+            np.isinf(lower), upper, np.where(np.isinf(upper), lower, (lower + upper) / 2)
+        )
+    return (upper - lower).max(axis=1), np.abs(z - center).max(axis=1)
+
+
+class _KernelArrays(NamedTuple):
+    """Arrays read by the compiled simulation."""
+
+    targets: FloatArray
+    low: FloatArray
+    high: FloatArray
+    scale: FloatArray
+    floor: FloatArray
+    ceiling: FloatArray
+    window_from: FloatArray
+    is_logit: BoolArray
+    link_low: FloatArray
+    link_high: FloatArray
+
+
+def _is_linear(scans: StoredScans) -> bool:
+    """Return True if the compiled kernel supports the reports."""
+    return all(isinstance(e.family, LinearFamily) for row in scans.statistics.rounds for e in row)
+
+
+def _scales(scans: StoredScans) -> FloatArray:
+    return np.array([[e.family.scale for e in row] for row in scans.statistics.rounds])  # type: ignore[attr-defined]  # linear
+
+
+def _kernel_arrays(scans: StoredScans) -> _KernelArrays:
+    rounds = scans.statistics.rounds
+    families: list[list[Any]] = [[e.family for e in row] for row in rounds]
+    low, high = (np.array([[getattr(f, n) for f in r] for r in families]) for n in ("low", "high"))
+    sides = np.array([[f.side for f in row] for row in families])[..., None]
+    return _KernelArrays(
+        targets=np.ascontiguousarray(np.swapaxes(scans.targets, 1, 2)),
+        # A one-sided report is open on the other side.
+        low=np.where(sides == "upper", -np.inf, low),
+        high=np.where(sides == "lower", np.inf, high),
+        scale=_scales(scans),
+        floor=np.array([[e.window.lower for e in row] for row in rounds]),
+        ceiling=np.array([[e.window.upper for e in row] for row in rounds]),
+        window_from=np.array([[e.window_from for e in row] for row in rounds]),
+        is_logit=np.array([[not f.link.is_identity for f in row] for row in families]),
+        link_low=np.array([[f.link.low for f in row] for row in families]),
+        link_high=np.array([[f.link.high for f in row] for row in families]),
+    )
+
+
+def _run_kernel(
+    scans: StoredScans,
+    arrays: _KernelArrays,
+    splitting: Splits,
+    numbers: NDArray[np.int64],
+    thresholds: FloatArray,
+    covered_from: FloatArray,
+    sums: Any,
+) -> None:
+    from taskuq.conformal import _kernels as kernels
+
+    kernels.replay(
+        np.uint64(splitting.seed), numbers, splitting.units, splitting.n_test,
+        byte_threshold(splitting.units, splitting.n_test), splitting.unit_of_case,
+        scans.group_of_case, int(scans.group_of_case.max()) + 1, scans.weight,
+        np.ascontiguousarray(thresholds), scans.statistics.lowest, scans.statistics.largest,
+        covered_from,
+        *arrays, np.ascontiguousarray(scans.allowance), scans.cost, scans.enough, sums,
+    )  # fmt: skip
