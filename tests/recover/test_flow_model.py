@@ -163,8 +163,8 @@ def trained():
     # The condition is given as it is, so that only the flow itself is under test.
     parameters = list(flow.layers.parameters())
     optimiser = torch.optim.Adam(parameters, lr=3e-3)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 350)
-    for step in range(350):
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 600)
+    for step in range(600):
         x, y = draw_pairs(64, generator)
         loss = bits_per_dimension(*flow(x, [squeeze(y)], start=step == 0)).mean()
         optimiser.zero_grad()
