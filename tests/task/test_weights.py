@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from taskuq.conformal._diagnose import auroc
 from taskuq.data._atlas import Atlas
 from taskuq.task import load
+from taskuq.training._weights import locate
 
-WEIGHTS = Path(__file__).resolve().parents[2] / "src/taskuq/weights/classifier-atlas.safetensors"
+WEIGHTS = (
+    Path(__file__).resolve().parents[2] / "src/taskuq/training/bundled/classifier-atlas.safetensors"
+)
 
 
 def test_the_weights_are_small_and_have_a_card():
