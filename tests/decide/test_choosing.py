@@ -57,7 +57,12 @@ def best_on_the_calibration_set(table):
     ]
     made = [
         tq.plan(
-            table, alpha=ALPHA, max_width=WIDTH, policy=p.kind, score=p.score, round_tolerance=p.round_tolerance
+            table,
+            alpha=ALPHA,
+            max_width=WIDTH,
+            policy=p.kind,
+            score=p.score,
+            round_tolerance=p.round_tolerance,
         )
         for p in plans
     ]

@@ -201,7 +201,9 @@ def test_thresholds_to_test_do_not_look_at_calibration_units():
         promise = Guarantee(0.1, "case", seen.cases, delta=0.1, given="early")
         calibrator = SetCalibrator(promise, unit, np.arange(seen.cases))
         rungs.append(
-            threshold_grid(evaluate_tuning_cases(rules, table, aside, np.arange(table.cases)), calibrator)
+            threshold_grid(
+                evaluate_tuning_cases(rules, table, aside, np.arange(table.cases)), calibrator
+            )
         )
 
     np.testing.assert_array_equal(*rungs)

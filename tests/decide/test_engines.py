@@ -240,7 +240,9 @@ def test_a_trial_of_a_policy_that_learns_is_a_plan_and_its_decisions(name, promi
 def test_what_one_threshold_covers_is_what_many_would(monkeypatch, name):
     kept, original = [], simulation.simulate_each_split
     with monkeypatch.context() as patch:
-        patch.setattr(simulation, "simulate_each_split", lambda *a: kept.append(a[0](0)) or original(*a))
+        patch.setattr(
+            simulation, "simulate_each_split", lambda *a: kept.append(a[0](0)) or original(*a)
+        )
         simulate(TABLE, [PLANS[name]], trials=1, rng=np.random.default_rng(1), unit="case")
     scans, _ = kept[0]
     score, ties = scans.seen.score, 0

@@ -14,8 +14,8 @@ from taskuq.conformal._splits import Splits
 from taskuq.conformal._units import unit_index
 from taskuq.errors import InputError
 from taskuq.policy._learned import round_arrays
-from taskuq.policy._stored_scans import StoredScans, simulate_splits
 from taskuq.policy._rules import stopping_statistics
+from taskuq.policy._stored_scans import StoredScans, simulate_splits
 from taskuq.scan._state import GroupScan, Scan
 
 PLANS = {

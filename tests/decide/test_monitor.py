@@ -49,7 +49,7 @@ def test_other_cases_withdraw_the_promise_and_it_stays_withdrawn(toy, toy_policy
     monitor = watched(toy_policy, strange)
     assert monitor.alarm
     assert monitor.alarm_after < 20
-    assert "What has changed: centre" in monitor.sentence
+    assert "What has changed: centre" in monitor.statement
 
     for x in toy.table().outputs[:1].swapaxes(0, 1):
         monitor.update(x)
@@ -63,7 +63,7 @@ def test_cases_like_those_before_do_not(toy, toy_policy):
 
     assert monitor.units == 60
     assert not monitor.alarm
-    assert monitor.sentence.startswith("No evidence")
+    assert monitor.statement.startswith("No evidence")
 
 
 def test_audits_notice_what_outputs_do_not_show(toy, toy_policy):

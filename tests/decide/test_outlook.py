@@ -92,9 +92,7 @@ def test_the_outlook_survives_a_file(tmp_path):
 
 def test_the_command_says_what_infinite_thresholds_come_to(tmp_path, capsys):
     path = table(SURE).save(tmp_path / "table.npz")
-    plan_command(
-        path, goal=_Goal(alpha=0.1, max_width="0.5"), output=tmp_path / "policy.json"
-    )
+    plan_command(path, goal=_Goal(alpha=0.1, max_width="0.5"), output=tmp_path / "policy.json")
     said = " ".join(capsys.readouterr().err.split())
 
     assert "every scan stops in the first round" in said

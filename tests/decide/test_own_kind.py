@@ -9,7 +9,7 @@ import taskuq as tq
 from taskuq.cli.app import main
 from taskuq.errors import InputError
 from taskuq.policy._goal import Goal
-from taskuq.policy._kinds import POLICIES, PolicySpec, NestedPolicy
+from taskuq.policy._kinds import POLICIES, NestedPolicy, PolicySpec
 from taskuq.policy._simulate import simulate
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 

@@ -29,5 +29,5 @@ def test_a_monitor_prints_what_it_says():
     policy = tq.plan(TABLE, alpha=0.2, max_width=0.3)
     monitor = tq.Monitor(policy)
 
-    assert repr(monitor) == monitor.sentence
+    assert repr(monitor) == monitor.statement
     assert "(" not in repr(monitor).split()[0]

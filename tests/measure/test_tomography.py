@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from taskuq.measure._tomography import (
     ParallelBeamCT,
+    PhotonNoise,
     Radon,
     SinogramBatch,
     TomographyConfig,
     _nested_views,
-    PhotonNoise,
     _SimulatedCTScanner,
     _view_weights,
     filtered_back_projection,

@@ -94,7 +94,9 @@ def test_lines_are_chosen_among_those_that_the_masks_have_some_rounds_later(tabl
     assert (now.sampled_lines == masks[:, None]).all()
     assert (later.sampled_lines[1] <= masks[2]).all()
     assert (later.sampled_lines[1] != masks[1]).any()
-    assert (later.sampled_lines[2] == masks[2]).all()  # in the last round the masks' lines are measured
+    assert (
+        later.sampled_lines[2] == masks[2]
+    ).all()  # in the last round the masks' lines are measured
     assert (later.sampled_lines.sum(axis=2) == masks.sum(axis=1)[:, None]).all()
     every = [rule(ahead=ahead, share=share) for ahead in (None, 0, 1) for share in (0.5, 1)]
     assert len({one.fingerprint for one in every}) == 6

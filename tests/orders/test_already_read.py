@@ -44,7 +44,8 @@ def test_a_scan_runs_the_task_again_only_for_what_it_has_not_read(aim, looks, ti
     assert len(RATES) == 3
     assert task.times == times  # once for each round, and for each choice that needs it
     added = [
-        np.isin(np.arange(table.sampled_lines.shape[-1]), piece["columns"]) for piece in scan.measurements
+        np.isin(np.arange(table.sampled_lines.shape[-1]), piece["columns"])
+        for piece in scan.measurements
     ]
     assert np.array_equal(np.logical_or.accumulate(added)[: len(RATES)], table.sampled_lines[:, 1])
 

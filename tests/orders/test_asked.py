@@ -13,7 +13,7 @@ from orders.toy import RATES, SIZE, Draws, corner, patients, scanner
 from taskuq.errors import InputError
 from taskuq.measure._adaptive import AdaptiveLines
 from taskuq.measure._mri import SimulatedMRIScanner, _AdaptiveMRIScanner
-from taskuq.measure._tomography import ParallelBeamCT, _AdaptiveCTScanner, PhotonNoise
+from taskuq.measure._tomography import ParallelBeamCT, PhotonNoise, _AdaptiveCTScanner
 from taskuq.scan._audit import read_audit_log
 
 CASES = patients(12, seed=5)
@@ -192,7 +192,9 @@ def test_a_tomograph_is_asked_for_views():
         policy, _AdaptiveCTScanner(images[3], ct), recover=back_projected, task=corner, samples=5, case="3",
         adaptive=rule,
     )  # fmt: skip
-    assert np.array_equal(np.sort(scan.measurements[0]["views"]), np.flatnonzero(table.sampled_lines[0, 3]))
+    assert np.array_equal(
+        np.sort(scan.measurements[0]["views"]), np.flatnonzero(table.sampled_lines[0, 3])
+    )
     added = np.flatnonzero(table.sampled_lines[1, 3] & ~table.sampled_lines[0, 3])
     assert np.array_equal(np.sort(scan.measurements[1]["views"]), added)
     assert np.allclose(scan.rounds[1].outputs, table.outputs[1, 3], atol=1e-5)

@@ -14,7 +14,7 @@ from taskuq.experiments._mask_learning import MaskLearningConfig, learn_masks
 from taskuq.measure._adaptive import line_covariance
 from taskuq.measure._masks import center_lines
 from taskuq.measure._tomography import ParallelBeamCT
-from taskuq.pipeline._executor import as_cases
+from taskuq.pipeline._local import as_cases
 
 # Fine stripes, which lie in two columns of k-space: 8 - 5 and 8 + 5.
 STRIPES = torch.cos(2 * torch.pi * 5 * torch.arange(SIZE) / SIZE)

@@ -9,8 +9,7 @@ import taskuq as tq
 from taskuq._io import open_npz
 from taskuq._seeds import case_seed
 from taskuq.errors import InputError
-from taskuq.pipeline._executor import RunLog
-from taskuq.pipeline._local import as_picture
+from taskuq.pipeline._local import RunLog, as_display_image
 
 RATES = (8, 2)
 
@@ -58,7 +57,9 @@ def test_the_choice_does_not_depend_on_recoveries(tmp_path):
     one = PIPELINE.run(IMAGES, **ASKED, store=tmp_path / "a", keep_images=5)
     other = worse.run(IMAGES, **ASKED, store=tmp_path / "b", keep_images=5)
 
-    assert pictures(one.images_path)["case"].tolist() == pictures(other.images_path)["case"].tolist()
+    assert (
+        pictures(one.images_path)["case"].tolist() == pictures(other.images_path)["case"].tolist()
+    )
 
 
 def test_a_run_that_goes_on_keeps_its_pictures_and_fresh_removes_them(tmp_path):
@@ -137,7 +138,7 @@ def test_pictures_need_a_place():
 
 
 def test_complex_images_are_seen_by_their_magnitude():
-    assert as_picture(np.full((4, 4), 3j)).tolist() == np.full((4, 4), 3.0).tolist()
+    assert as_display_image(np.full((4, 4), 3j)).tolist() == np.full((4, 4), 3.0).tolist()
 
 
 def failing(images, part, when, tmp_path):

@@ -73,9 +73,7 @@ def recover(net, varnet) -> SamplerRecovery:
 
 def scans(acceleration: float, count: int = 3) -> list[MRIMeasurement]:
     pictures = np.random.default_rng(0).random((count, SIZE, SIZE)) + 0.5
-    data = simulate_coil_dataset(
-        ArrayDataset(pictures, label=[0] * count, group="each"), 4, seed=0
-    )
+    data = simulate_coil_dataset(ArrayDataset(pictures, label=[0] * count, group="each"), 4, seed=0)
     scanner = MultiCoilMRI(MASKS, (4, 2))
     return [scanner(data[k].image, acceleration) for k in range(count)]
 

@@ -87,7 +87,9 @@ class Truth:
         def rule(k, t):
             goal, range_ = Goal(max_width=widths[t]), self.ranges[t]
             if statistic:
-                law = window_distribution(scores[t][k], self.x[: k + 1, ..., t][:, ~kept], self.z[~kept, t])
+                law = window_distribution(
+                    scores[t][k], self.x[: k + 1, ..., t][:, ~kept], self.z[~kept, t]
+                )
                 return WindowRule(
                     scores[t][k], goal, range_, float(self.rates[k] ** 0.25), None, law
                 )

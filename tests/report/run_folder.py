@@ -1,5 +1,6 @@
 """A run's folder with everything in it, as an experiment would leave it; quick to make."""
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from taskuq.data._atlas import Atlas, PatientDistribution
 from taskuq.measure._masks import nested_masks
 from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import PolicySpec
-from taskuq.policy._simulate import simulate
+from taskuq.policy._simulate import simulate, simulation_record
 from taskuq.report._explorer import save_explorer
 from taskuq.report._records import experiment_record
 from taskuq.report._report import write_report
@@ -198,3 +199,19 @@ def write_hostile(folder):
     write(folder / "other.json", {"schema": HOSTILE[0]})
     write_report(folder)
     return folder
+
+
+GOAL = Goal(max_width=0.1)
+
+
+def write_simulation(path, table, plans, **asked):
+    asked = {"unit": "group", "delta": None, **asked}
+    rng = np.random.default_rng(0)
+    found = simulate(table, plans, trials=5, rng=rng, **asked)
+    pairs = [(table.samples, one) for one in found]
+    write(path, simulation_record(table, plans[0].goal, pairs, asked))
+
+
+def rows_of(path):
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        return list(csv.DictReader(file))

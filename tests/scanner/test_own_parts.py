@@ -66,7 +66,7 @@ def test_what_a_run_was_made_with_is_served(planned, tmp_path):
     chain = open_service_model(policy, *OWN.values(), masks, tmp_path)
     known = chain.policy.provenance["fingerprints"]
     assert chain.void is None
-    assert (chain.recover.fingerprint, chain.task.fingerprint) == (known["recover"], known["task"])
+    assert chain.fingerprints == {name: known[name] for name in ("recover", "task")}
 
 
 @pytest.mark.parametrize("other", ["published masks", "other masks", "recover"])
@@ -76,9 +76,9 @@ def test_other_masks_and_networks_are_refused_unless_asked_for(planned, tmp_path
     lines = {"published masks": None, "recover": masks}.get(other, tmp_path / "other.npz")
     masks_file(tmp_path / "other.npz", 1)
     what = "recover" if other == "recover" else "masks"
-    with pytest.raises(InputError, match=f"calibrated with {what} .*--allow-mismatch"):
+    with pytest.raises(InputError, match=f"calibrated with {what} .*--unlike"):
         open_service_model(policy, recover, OWN["task"], lines, tmp_path)
-    with pytest.raises(InputError, match=f"calibrated with {what} .*--allow-mismatch"):
+    with pytest.raises(InputError, match=f"calibrated with {what} .*--unlike"):
         export(policy, recover, OWN["task"], lines, tmp_path / "runtime", coils=2, height=None)
     with pytest.warns(UserWarning, match="nothing is promised"):
         chain = open_service_model(policy, recover, OWN["task"], lines, tmp_path, unlike=True)

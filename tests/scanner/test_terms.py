@@ -60,13 +60,13 @@ def test_a_dicom_report_says_that_nothing_is_promised(scanned, tmp_path):
     record = stored_interval(states[0], policy)
     report = write_interval(record, tmp_path / "report.dcm", image).read_bytes()
     assert VOID.encode() in report
-    assert policy.statement[:40].encode() not in report
+    assert policy.sentence[:40].encode() not in report
 
 
 def test_a_scan_that_keeps_its_promise_says_so(scanned, tmp_path, capsys):
     played, states, policy = scanned()
     record = stored_interval(states[0], policy)
-    assert (record["guaranteed"], record["promise"]) == (True, policy.statement)
+    assert (record["guaranteed"], record["promise"]) == (True, policy.sentence)
     assert all(d["promised"] for d in played.decisions.values())
     assert len(format_summary(summary([played], 16))) == 1
     assert "In shadow" not in audited(tmp_path, capsys)
@@ -156,7 +156,7 @@ def test_health_says_why_a_promise_was_withdrawn(small, serving):
     service = serving(policy=policy, monitor=monitor)
     assert service.health()["reason"] is None
     monitor.update(np.full((1, 60, small.SAMPLES), 0.999))
-    assert service.health()["reason"] == monitor.sentence
+    assert service.health()["reason"] == monitor.statement
 
 
 def test_the_trail_names_the_file_of_each_scan(scanned, tmp_path, capsys):

@@ -152,7 +152,7 @@ def quality(
     from taskuq.pipeline._engines import ENGINES, EngineOptions
 
     settings = read_config(QualityConfig, config)
-    chosen = ENGINES[engine].from_flags(EngineOptions(address, workers, tuple(slurm or ()), device))
+    chosen = ENGINES[engine].from_options(EngineOptions(address, workers, tuple(slurm or ()), device))
     store = output.with_name(f"{output.stem}-pieces")
     record = evaluate_quality(settings, store=store, engine=chosen, device=device, threads=threads)
     print_message("\n".join(quality_lines(record)))

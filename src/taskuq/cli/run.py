@@ -129,7 +129,7 @@ def run(
     from taskuq.pipeline._engines import ENGINES, EngineOptions
 
     settings = read_run(config)
-    chosen = ENGINES[engine].from_flags(EngineOptions(address, workers, tuple(slurm or ()), device))
+    chosen = ENGINES[engine].from_options(EngineOptions(address, workers, tuple(slurm or ()), device))
     opened = open_run(settings, device)
     if dry_run:
         print_result(estimate_run_cost(opened).sentence)

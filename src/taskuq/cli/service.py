@@ -106,7 +106,7 @@ def monitor(
     )
     columns = ["statistic", "seen", "median rank", "evidence", "largest", "changed"]
     show_table(title, columns, rows)
-    print_message(test.sentence)
+    print_message(test.statement)
     print_result(str(test.save(output)))
 
 

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from taskuq._io import file_lock, fingerprint, read_json, write_json, writing
 from taskuq.errors import InputError, MachineError
 from taskuq.interval import BoolArray, FloatArray
-from taskuq.protocols import HasCases, HasPrecision
 
 if TYPE_CHECKING:
     import torch
@@ -135,12 +134,12 @@ class MappedDataset:
 
 def _case_names(dataset: Dataset) -> NDArray[np.str_] | None:
     """Return case names, or None if they need reading."""
-    return dataset.cases if isinstance(dataset, HasCases) else None
+    return getattr(dataset, "cases", None)
 
 
 def precision_of(dataset: Dataset) -> str | None:
     """Return the precision of images, ``"half"`` or ``"single"``; None if unknown."""
-    return dataset.precision if isinstance(dataset, HasPrecision) else None
+    return getattr(dataset, "precision", None)
 
 
 def split_by_group(

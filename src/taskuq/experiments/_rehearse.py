@@ -31,7 +31,7 @@ from taskuq._io import (
 from taskuq.data._synthetic_fastmri import FINDING, FastMRILayout, make_fastmri
 from taskuq.data._volume import FastMRIPreprocessing
 from taskuq.errors import InputError
-from taskuq.pipeline._executor import RunLog
+from taskuq.pipeline._local import RunLog
 from taskuq.pipeline._progress import duration
 
 SCHEMA = "taskuq.rehearsal/1"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any, Literal, Protocol, get_args
@@ -16,7 +16,7 @@ from taskuq._io import fingerprint
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.measure._fourier import round_at
-from taskuq.protocols import LineMeasure, Task
+from taskuq.protocols import LineMeasure
 
 # Lines whose bounds are looked at together.
 TOGETHER = 8
@@ -277,7 +277,7 @@ def line_covariance(
     system: LineMeasure,
     measurement: Any,
     recoveries: Any,
-    task: Task,
+    read: Callable[[Any], Any],
     measured: BoolArray,
     *,
     aim: Aim = "gradient",
@@ -297,7 +297,7 @@ def line_covariance(
         )
     if aim not in AIMS:
         raise InputError(f"the aim is {aim!r}; choose from {', '.join(AIMS)}")
-    slopes = _mean_gradients(task, images) if aim == "gradient" else None
+    slopes = _mean_gradients(read, images) if aim == "gradient" else None
     with torch.no_grad():
         deviations = images - images.mean(0)
         held = torch.as_tensor(system.line_values(deviations, measurement))
@@ -311,7 +311,7 @@ def line_covariance(
             z = deviations.flatten(1) @ slopes.flatten(1).T
             directions = torch.as_tensor(system.line_values(slopes, measurement))
         else:
-            z = torch.as_tensor(task(images)).reshape(len(images), -1).to(deviations)
+            z = torch.as_tensor(read(images)).reshape(len(images), -1).to(deviations)
             z = z - z.mean(0)
             directions = torch.einsum("ljn,jt->ltn", held, z.to(held.dtype))
         numbers = (held @ directions.mH).real
@@ -335,11 +335,11 @@ def _inner(contents: Tensor) -> Tensor:
     return rows @ rows.mT
 
 
-def _mean_gradients(task: Task, images: Tensor) -> Tensor:
+def _mean_gradients(read: Callable[[Any], Any], images: Tensor) -> Tensor:
     """Return the mean over samples of the gradient of each of the task's outputs, (task, ...)."""
     with torch.enable_grad():
         leaf = images.clone().requires_grad_()
-        outputs = task(leaf)
+        outputs = read(leaf)
         if not isinstance(outputs, Tensor) or not outputs.requires_grad:
             raise InputError(
                 "the task has no gradient, so that lines cannot be chosen by it; choose the aim "

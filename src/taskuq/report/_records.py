@@ -35,13 +35,11 @@ BOUND = "taskuq.bound/1"
 MONITOR = "taskuq.monitor/1"
 
 Record = Mapping[str, Any]
-# What a claim comes to.
 HELD, IN_PART, NOT_HELD, NOT_MEASURED = "held", "held in part", "not held", "not measured"
 VERDICTS = (HELD, IN_PART, NOT_HELD, NOT_MEASURED)
 SUMMARY = "summary"
 ACRONYMS = ("psnr", "ssim", "roc", "ar", "lwr", "cqr", "mlwr")
-# A standard error below this is that of rounding.
-ROUNDING = 1e-12
+ROUNDING = 1e-12  # standard errors below it
 
 
 def experiment_record(
@@ -143,20 +141,21 @@ def _score_table(record: Record, name: str) -> Table:
     rows = record["results"]
     first = rows[0]
     several = len({r.get("task") for r in rows}) > 1
-    how = "all splits at once, exactly"
-    how = how if first["trials"] is None else f"{first['trials']} random splits"
+    splits = first["trials"]
+    how = "all splits at once, exactly" if splits is None else f"{splits} random splits"
     caption = (
         f"Scores judged over {how}, by {first['unit']}: {first['n_calibration']} to calibrate and "
         f"{first['n_test']} to test. Coverage, of {first['coverage_of']}, is guaranteed to be at "
         f"least {1 - first['alpha']:g} on average; widths are measured, for {first['mean_over']}."
     )
     named = any(r.get("round_name") for r in rows)
-    head: tuple[str, ...] = (
-        "round" if named else "R", "score", "p", "coverage", "coverage sd", "coverage of cases",
-        "width", "width sd", "centre error", "infinite",
+    head = (
+        *(("task",) if several else ()), "round" if named else "R", "score", "p", "coverage",
+        "coverage sd", "coverage of cases", "width", "width sd", "centre error", "infinite",
     )  # fmt: skip
-    body: list[tuple[Any, ...]] = [
+    body = tuple(
         (
+            *((r["task"],) if several else ()),
             (r.get("round_name") if named else None) or r["acceleration"],
             r["score"], r["samples"], number(r["coverage"]["mean"]),
             number(r["coverage"]["sd"]), number(r["case_coverage"]["mean"]),
@@ -164,11 +163,8 @@ def _score_table(record: Record, name: str) -> Table:
             number(r["center_error"]["mean"]), r["infinite"],
         )
         for r in rows
-    ]  # fmt: skip
-    if several:
-        head = ("task", *head)
-        body = [(r["task"], *row) for r, row in zip(rows, body, strict=True)]
-    return Table(name, caption, head, tuple(body))
+    )  # fmt: skip
+    return Table(name, caption, head, body)
 
 
 def _policy_table(record: Record, name: str) -> Table:

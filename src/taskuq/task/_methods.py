@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from taskuq.data._chest import THRESHOLD, air_fraction
 from taskuq.errors import InputError
 from taskuq.interval import TaskRange
-from taskuq.protocols import RangedTask, Task
+from taskuq.protocols import Task, declared_range
 from taskuq.task._cases import require_images
 from taskuq.task._classifier import eval_mode
 from taskuq.training._networks import MethodConfig, MethodRegistry
@@ -202,7 +202,8 @@ class _MultiTask:
 
     @property
     def range(self) -> list[TaskRange]:
-        return [t.range if isinstance(t, RangedTask) else None for t in self.tasks.values()]
+        """The range of each task, None where it has none."""
+        return [declared_range(t) for t in self.tasks.values()]
 
     def __call__(self, images: Any) -> Tensor:
         """Map images (image, height, width) to outputs (image, task)."""

@@ -339,7 +339,9 @@ def _flow_recipe(
     if compiled:
         _compile_flow(flow)
     recipe = _likelihood(flow, _whole, moved=_moving(views))
-    return recipe if pretrain is None else replace(recipe, pretraining=(_unet(flow, views), pretrain))
+    return (
+        recipe if pretrain is None else replace(recipe, pretraining=(_unet(flow, views), pretrain))
+    )
 
 
 def _residual_flow_recipe(config: FlowConfig, *, replayed: bool = False) -> Recipe:

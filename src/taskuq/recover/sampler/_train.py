@@ -558,5 +558,11 @@ def load_task_network(terms: TaskLossConfig) -> _FeatureTask:
 
 
 NETWORK = NetworkKind(
-    SamplerConfig, SamplerNet, _SamplerTraining, SamplerMethod, PRESETS, large=True, flexible_input=True
+    SamplerConfig,
+    SamplerNet,
+    _SamplerTraining,
+    SamplerMethod,
+    PRESETS,
+    large=True,
+    flexible_input=True,
 )

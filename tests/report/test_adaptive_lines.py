@@ -1,6 +1,4 @@
-"""A page of a table whose lines a rule chose: maps of them, and each slice's own when played."""
-
-from __future__ import annotations
+"""A report of a table whose lines a rule chose."""
 
 import numpy as np
 import pytest
@@ -63,29 +61,6 @@ def made(tmp_path_factory):
     return table, tq.make_report(table, folder / "run", alpha=0.2, max_width=0.1, trials=20)
 
 
-def test_the_page_draws_both_maps(made):
-    text = made[1].read_text()
-    assert "Which measurements the rule measured" in text
-    assert "the darker, the earlier the round" in text
-
-
-def test_shares_and_rounds_are_those_of_the_table(made):
-    table, _ = made
-    by_round, by_case = _lines_figures(lines_record(table, Terminology()))
-    for k, series in enumerate(by_round.series):
-        assert np.allclose(series.y, table.sampled_lines[k].mean(axis=0))
-    names = [str(c) for c in table.case]
-    for series in by_case.series:
-        lines = table.sampled_lines[:, names.index(series.name.removeprefix("case "))]
-        assert np.array_equal(np.array(series.y) == 1, lines[0])
-        assert np.array_equal(np.array(series.y) == 0.5, lines[1] & ~lines[0])
-
-
-def test_shades_follow_shares(made):
-    drawn = str(figure_svg(_lines_figures(lines_record(made[0], Terminology()))[0]))
-    assert 'fill-opacity="0.' in drawn
-
-
 def test_the_player_has_the_lines_of_each_slice(made):
     table, page = made
     explorer = load_explorer(page.parent / "explorer.npz")
@@ -104,3 +79,20 @@ def test_masks_of_another_number_of_slices_are_refused(made):
     arrays = {**vars(explorer), "masks": explorer.masks[:-1]}
     with pytest.raises(InputError, match="masks must be"):
         _check_explorer(arrays)
+
+
+def test_shares_and_rounds_are_those_of_the_table(made):
+    table, _ = made
+    by_round, by_case = _lines_figures(lines_record(table, Terminology()))
+    for k, series in enumerate(by_round.series):
+        assert np.allclose(series.y, table.lines[k].mean(axis=0))
+    names = [str(c) for c in table.case]
+    for series in by_case.series:
+        lines = table.lines[:, names.index(series.name.removeprefix("case "))]
+        assert np.array_equal(np.array(series.y) == 1, lines[0])
+        assert np.array_equal(np.array(series.y) == 0.5, lines[1] & ~lines[0])
+
+
+def test_shades_follow_shares(made):
+    drawn = str(figure_svg(_lines_figures(lines_record(made[0], Terminology()))[0]))
+    assert "opacity:0." in drawn

@@ -1,4 +1,4 @@
-"""One page for any table: judged, planned, replayed, in the user's words."""
+"""Reports of any table: evaluated, planned, simulated, in the user's words."""
 
 import json
 import re
@@ -11,7 +11,6 @@ from taskuq.cli.app import main
 from taskuq.errors import InputError
 from taskuq.report._answer import answer_of
 from taskuq.report._contents import build_contents, patient_table, task_table
-from taskuq.report._page import _facts
 from taskuq.report._records import read_folder
 
 # What nobody wants to read who has no scanner.
@@ -238,17 +237,6 @@ def test_intervals_of_unlike_tasks_are_not_compared_where_nothing_was_planned(tm
     assert re.search(r"tear 0\.\d+ .* area \d\.\d+ .* density \d\d", answer.sentence)
     assert width.value == "by task"
     assert "of the worst task" in coverage.what
-
-
-def test_what_was_run_is_said_in_the_users_words(tmp_path):
-    words = {"case": "eye", "group": "owl"}
-    contents = build_contents(read_folder(unlike(tmp_path, max_width=WIDTHS, words=words)))
-    said = dict(_facts(contents))
-
-    assert said["Eyes"] == "80 in 20 owls"
-    assert said["Unit of the promise"] == "owl"
-    assert said["Width τ to stop at"] == "tear 0.6, area 60, density 480"
-    assert "a random eye of a new owl" in said["Average acceleration, certified"]
 
 
 def test_point_estimates_are_judged_by_what_needs_no_spread(tmp_path):

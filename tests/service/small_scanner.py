@@ -66,10 +66,10 @@ def serve(folder, port):
     from taskuq.service._server import Service
     from taskuq.service._session import ServiceModel
 
-    chain = ServiceModel(
+    model = ServiceModel(
         tq.load_policy(folder / "policy.json"), recover, task, COLUMNS, folder / "states"
     )
-    Service(chain, port=port).start()
+    Service(model, port=port).start()
     while True:
         time.sleep(1)
 

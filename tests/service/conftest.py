@@ -31,11 +31,11 @@ def serving(small, small_policy, tmp_path):
 
     def serve(limits=None, port=0, **options):
         given = {"policy": small_policy, "recover": small.recover, "task": small.task}
-        chain = ServiceModel(
+        model = ServiceModel(
             **{**given, "columns": small.COLUMNS, "folder": tmp_path / "states", **options}
         )
         extra = {} if limits is None else {"limits": limits}
-        service = Service(chain, port=port, health_port=0, **extra)
+        service = Service(model, port=port, health_port=0, **extra)
         service.start()
         started.append(service)
         return service
