@@ -315,7 +315,7 @@ def test_rows_that_lack_something_are_told_which_column(change, code):
         (lambda: tq.TaskOutputs(np.ones((3, 9)), np.ones(9), (8, 4, 2)), "shape.mismatch"),
         (lambda: tq.TaskOutputs(np.ones((3, 9, 1)), np.ones(9)), "rounds.invalid"),
         (lambda: tq.calibrate(TABLE, **ASKED, task=1), "choice.unknown"),
-        (lambda: tq.plan(TABLE, alpha=0.2), "value.invalid"),
+        (lambda: tq.plan(TABLE, alpha=0.2), "option.missing"),
     ],
 )
 def test_what_is_missing_is_called_by_its_name(ask, code):
