@@ -16,7 +16,6 @@ from bits import same_bits
 from raising import refused
 from taskuq._config import from_toml_table, to_toml_table
 from taskuq._io import read_json
-from taskuq.errors import InputError
 from taskuq.experiments._mask_learning import MaskLearningConfig
 from taskuq.experiments._run import ImagingConfig, RunConfig, read_run
 from taskuq.recover._methods import RECOVERIES
