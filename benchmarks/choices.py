@@ -18,8 +18,8 @@ from taskuq.data._atlas import AtlasData
 from taskuq.measure import AdaptiveConfig, MaskConfig, TomographyConfig, _MeasureConfig
 from taskuq.recover import open_recovery
 from taskuq.scan._round import _CachedTask
-from taskuq.task._classifier_training import _ClassifierMethod
 from taskuq.task import AirFraction
+from taskuq.task._classifier_training import _ClassifierMethod
 
 SAMPLES, REPEATS = 32, 5
 RATES = (16.0, 8.0, 4.0, 2.0)

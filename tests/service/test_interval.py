@@ -16,7 +16,6 @@ from taskuq.scan._state import Scan, load_scan
 from taskuq.service._interval import (
     _dicom_report,
     _interval_record,
-    _read_report,
     stored_interval,
     write_interval,
 )
@@ -68,6 +67,28 @@ def image():
     return Path(get_testdata_file("MR_small.dcm"))
 
 
+def read_report(path):
+    """Value, lower and upper end of each task of a DICOM report."""
+    from highdicom import sr
+
+    intervals = {}
+    for group in sr.srread(path).content.get_image_measurement_groups():
+        for one in group.get_measurements():
+            reach = {"371886008": np.inf, "371885007": np.inf}
+            for item in one[0].ContentSequence if "ContentSequence" in one[0] else ():
+                code = item.ConceptNameCodeSequence[0].CodeValue
+                if code in reach:
+                    reach[code] = number(item)
+            value, (above, below) = number(one[0]), reach.values()
+            intervals[one.name.meaning] = (value, value - below, value + above)
+    return intervals
+
+
+def number(item):
+    measured = item.MeasuredValueSequence[0]
+    return float(measured.get("FloatingPointValue", measured.NumericValue))
+
+
 def test_the_record_keeps_its_published_schema(record, scanned):
     jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads((ROOT / "docs/schemas/interval.json").read_text())
@@ -107,7 +128,7 @@ def test_a_dicom_report_comes_back_and_refers_to_its_image(
     main(["interval", str(scanned / "scan.json"), str(scanned / "policy.json"),
           "--image", str(image), "-o", str(tmp_path / "report.dcm")])  # fmt: skip
     (task,) = record["tasks"]
-    found = _read_report(tmp_path / "report.dcm")[task["name"]]
+    found = read_report(tmp_path / "report.dcm")[task["name"]]
     assert np.allclose(found, (task["value"], task["lower"], task["upper"]), atol=1e-12)
 
     report, shown = pydicom.dcmread(tmp_path / "report.dcm"), pydicom.dcmread(image)
@@ -128,7 +149,7 @@ def test_an_infinite_end_has_no_uncertainty(record, image, tmp_path):
     report = _dicom_report(open_ended, pydicom.dcmread(image))
     report.save_as(tmp_path / "r.dcm", enforce_file_format=True)
 
-    assert _read_report(tmp_path / "r.dcm")[task["name"]][2] == np.inf
+    assert read_report(tmp_path / "r.dcm")[task["name"]][2] == np.inf
 
 
 @pytest.fixture
@@ -320,7 +341,7 @@ def test_health_says_why_a_promise_was_withdrawn(small, serving):
     service = serving(policy=policy, monitor=monitor)
     assert service.health()["reason"] is None
     monitor.update(np.full((1, 60, small.SAMPLES), 0.999))
-    assert service.health()["reason"] == monitor.sentence
+    assert service.health()["reason"] == monitor.statement
 
 
 def test_the_trail_names_the_file_of_each_scan(scanned_terms, tmp_path, capsys):

@@ -522,7 +522,7 @@ def test_what_a_run_was_made_with_is_served(planned, tmp_path):
     model = open_service_model(policy, *OWN.values(), masks, tmp_path)
     known = model.policy.provenance["fingerprints"]
     assert model.void is None
-    assert (model.recover.fingerprint, model.task.fingerprint) == (known["recover"], known["task"])
+    assert model.fingerprints == {name: known[name] for name in ("recover", "task")}
 
 
 @pytest.mark.parametrize("other", ["published masks", "other masks", "recover"])

@@ -16,7 +16,7 @@ from bits import same_bits
 from raising import refused
 from taskuq._config import read_config
 from taskuq.cli.run import train_command
-from taskuq.conformal._diagnose import (
+from taskuq.task._metrics import (
     auroc,
     classification_rates,
     reliability,

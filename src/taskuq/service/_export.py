@@ -19,12 +19,12 @@ from taskuq._io import atomic_write, fingerprint, write_json
 from taskuq.errors import InputError, first_line
 from taskuq.measure._coils import rss
 from taskuq.measure._fourier import broadcast_mask, central_lines, fft2c, ifft2c
+from taskuq.pipeline._executor import Executor
 from taskuq.policy._policy import Policy
-from taskuq.recover._estimate import varnet_estimate
+from taskuq.recover._estimate import noise_scale_of, varnet_estimate
 from taskuq.recover._methods import rescale_pow2
 from taskuq.recover._varnet_training import VarNetRecovery
-from taskuq.recover.flow._around import COOLER, ResidualFlowSampler, temperature_at
-from taskuq.recover.flow._sample import ATTEMPTS
+from taskuq.recover.flow._sample import ATTEMPTS, COOLER, ResidualFlowSampler, temperature_at
 from taskuq.recover.sampler._network import unflatten_samples
 from taskuq.recover.sampler._sample import SamplerRecovery, counter_normal
 from taskuq.service._runtime import MANIFEST, SCHEMA, checksum
@@ -55,7 +55,7 @@ class _FlowExport(nn.Module):
             row.view(-1, height, width, channels)
             for row, (channels, height, width) in zip(rows, shapes, strict=True)
         ]
-        errors = recover.folded.inverse(latents, recover.folded.shares(inputs))
+        errors = recover.fused.inverse(latents, recover.fused.encode(inputs))
         return rss(estimate.coil_images(0, errors)), errors.abs().amax((1, 2, 3))
 
 
@@ -68,11 +68,12 @@ class _SamplerExport(nn.Module):
 
     def forward(self, zero_filled: Tensor, mask: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
         recover = self.parts[0]
-        found = recover.estimating.of(zero_filled[None], mask[None])
-        told, net = found.inputs(), recover._drawing
-        noise = counter_normal(draws, net.noise_size(*told.shape[-2:]))
-        residuals = net.draw(net.know(told, found.share()), unflatten_samples(noise, 1))
-        return found.images(residuals.float())[0], torch.zeros(len(draws))
+        batch = recover.estimator.estimate(zero_filled[None], mask[None])
+        inputs, net = batch.inputs(), recover.inference_net
+        noise = counter_normal(draws, net.noise_size(*inputs.shape[-2:]))
+        condition = net.encode(inputs, batch.sampled_fraction())
+        residuals = net.decode(condition, unflatten_samples(noise, 1))
+        return batch.images(residuals.float())[0], torch.zeros(len(draws))
 
 
 class _VarNetExport(nn.Module):
@@ -104,7 +105,7 @@ def _export_spec(recover: Any, masks: Tensor, height: int) -> _ExportSpec:
                 # The scale of draws depends on the sampled fraction.
                 "deviations": [[int(mask.sum()), _deviation(recover, mask)] for mask in masks],
             })  # fmt: skip
-        case SamplerRecovery() if hasattr(recover.estimating, "of"):
+        case SamplerRecovery() if hasattr(recover.estimator, "estimate"):
             return _ExportSpec(_SamplerExport(recover), {"kind": "seeds"})
         case VarNetRecovery():
             return _ExportSpec(_VarNetExport(recover), {"kind": "none"})
@@ -116,11 +117,7 @@ def _export_spec(recover: Any, masks: Tensor, height: int) -> _ExportSpec:
 
 
 def _deviation(recover: ResidualFlowSampler, mask: Tensor) -> float:
-    from taskuq.recover._estimate import WIDEST
-
-    unmeasured = 1 - mask.float().mean().item()
-    scale = min(unmeasured**-0.5, WIDEST) if unmeasured else 1.0
-    return temperature_at(recover.temperature, mask) * scale
+    return temperature_at(recover.temperature, mask) * noise_scale_of(mask)
 
 
 def _export_module(module: nn.Module, example: tuple[Tensor, ...], what: str) -> ExportedProgram:
@@ -181,9 +178,10 @@ def write_runtime(
     recovery = _export_module(spec.module, example, "recovery")
     with torch.no_grad():
         images = spec.module(*example)[0]
+        executor = Executor(recover, task, fingerprints=fingerprints or {})
         exported_task = _export_module(task, (images,), "task")
         _require_agreeing(recovery.module()(*example)[0], images, "recovery")
-        _require_agreeing(exported_task.module()(images), task(images), "task")
+        _require_agreeing(exported_task.module()(images), executor.read(images), "task")
     return write_json(folder / MANIFEST, {
         "schema": SCHEMA,
         "policy": fingerprint(policy.to_dict()),
@@ -192,9 +190,9 @@ def write_runtime(
         "images": len(images),
         "columns": [np.asarray(added).tolist() for added in columns],
         "recover": {**_saved(recovery, folder / "recover.pt2"), "draws": spec.draws,
-                    "made_of": component_name(recover), "mark": _mark(recover)},
+                    "made_of": executor.name("recover"), "mark": executor.fingerprint("recover")},
         "task": {**_saved(exported_task, folder / "task.pt2"),
-                 "made_of": component_name(task), "mark": _mark(task)},
+                 "made_of": executor.name("task"), "mark": executor.fingerprint("task")},
         "versions": {"taskuq": taskuq.__version__, "torch": torch.__version__},
     })  # fmt: skip
 

@@ -170,37 +170,6 @@ def _dicom_report(record: dict[str, Any], image: Any) -> Any:
     )
 
 
-def _read_report(path: Path) -> dict[str, tuple[float, float, float]]:
-    """Return value, lower and upper end of each task of a DICOM report."""
-    from highdicom import sr
-
-    try:
-        report: Any = sr.srread(path)
-        groups = report.content.get_image_measurement_groups()
-    except Exception as error:
-        raise InputError(
-            f"{path} cannot be read as a report ({first_line(error):.120})", code="file.format"
-        ) from None
-    intervals = {}
-    for group in groups:
-        for one in group.get_measurements():
-            reach = {"371886008": np.inf, "371885007": np.inf}
-            for item in one[0].ContentSequence if "ContentSequence" in one[0] else ():
-                code = item.ConceptNameCodeSequence[0].CodeValue
-                if code in reach:
-                    reach[code] = _number(item)
-            value = _number(one[0])
-            above, below = reach["371886008"], reach["371885007"]
-            intervals[one.name.meaning] = (value, value - below, value + above)
-    return intervals
-
-
-def _number(item: Any) -> float:
-    """Return a number with all digits; its decimal string has at most sixteen characters."""
-    measured = item.MeasuredValueSequence[0]
-    return float(measured.get("FloatingPointValue", measured.NumericValue))
-
-
 def _read_dicom(image: Path) -> Any:
     import pydicom
 

@@ -137,7 +137,9 @@ def open_runtime(folder: Path, policy: Policy) -> _ExportedModel:
                 programs["recover"], (coils, height, width), int(record["samples"]),
                 parts["recover"]["draws"], _fingerprint(parts["recover"]),
             ),
-            task=_ExportedTask(programs["task"], int(record["images"]), _fingerprint(parts["task"])),
+            task=_ExportedTask(
+                programs["task"], int(record["images"]), _fingerprint(parts["task"])
+            ),
             columns=[np.asarray(added, dtype=np.intp) for added in record["columns"]],
             shape=(coils, height, width),
         )  # fmt: skip

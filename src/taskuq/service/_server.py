@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,7 +25,7 @@ from taskuq.interval import BoolArray
 from taskuq.measure._adaptive import AdaptiveConfig, AdaptiveLines
 from taskuq.measure._masks import mask_fingerprint, read_masks
 from taskuq.measure._mri import MaskConfig, MultiCoilMRI, added_columns
-from taskuq.pipeline._executor import pick_device
+from taskuq.pipeline._executor import Executor, pick_device
 from taskuq.policy._policy import Policy, load_policy
 from taskuq.scan._monitor import Monitor
 from taskuq.scan._round import find_mismatches, void_reason
@@ -290,13 +290,14 @@ def open_service_model(
 
 def _mismatch(
     policy: Policy, is_allowed: bool, recover: Any, task: Any, columns: Sequence[NDArray[np.intp]],
-    adaptive: Any = None, **others: Any,
+    adaptive: Any = None, fingerprints: Mapping[str, str] | None = None, **others: Any,
 ) -> str | None:  # fmt: skip
     """Return why the guarantee does not hold for these parts, or None."""
     masks = np.zeros((len(columns) - 1, sum(map(len, columns))), dtype=bool)
     for k, added in enumerate(columns[:-1]):
         masks[k:, added] = True
-    differences = find_mismatches(policy, recover, task, adaptive, mask_fingerprint(masks))
+    executor = Executor(recover, task, fingerprints=fingerprints or {})
+    differences = find_mismatches(policy, executor, adaptive, mask_fingerprint(masks))
     if differences and not is_allowed:
         raise InputError(
             f"{'; '.join(differences)}; use --allow-mismatch to serve without a guarantee",
@@ -330,9 +331,10 @@ def _load_networks(
         "recover": open_recovery(recover, device=chosen),
         "task": load(locate(task)).to(chosen),
     }
-    for name, weights in (("recover", recover), ("task", task)):
-        # The fingerprints of a run, which its policy stores.
-        object.__setattr__(parts[name], "fingerprint", weights_fingerprint(weights))
+    # As in the configuration of a run, which its policy stores.
+    parts["fingerprints"] = {
+        "recover": weights_fingerprint(recover), "task": weights_fingerprint(task)
+    }  # fmt: skip
     return {**parts, "columns": added_columns(_masks_of_rounds(policy, masks))}
 
 

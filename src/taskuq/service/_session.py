@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,12 +22,13 @@ from taskuq._io import file_lock, to_json_value
 from taskuq._seeds import case_seed
 from taskuq.errors import InputError, first_line
 from taskuq.measure._mri import MRIMeasurement, _combine_columns
-from taskuq.pipeline._executor import DeadlineWorker
+from taskuq.pipeline._executor import DeadlineWorker, Executor
 from taskuq.policy._policy import Policy
 from taskuq.protocols import AdaptiveMeasure, Recover, Task
-from taskuq.scan._acquire import Awaited
+from taskuq.scan._acquire import Awaited, ScanOptions, open_scan
 from taskuq.scan._monitor import Monitor
 from taskuq.scan._round import coil_mismatch
+from taskuq.scan._scanners import as_scanners
 from taskuq.scan._state import RoundRecord, ScanFlags
 from taskuq.service._mrd import (
     ACQUISITION,
@@ -250,6 +251,7 @@ class ServiceModel:
     shape: tuple[int, int, int] | None = None
     void: str | None = None
     allow_mismatch: bool = False
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
@@ -464,21 +466,26 @@ class Session:
             seed = case_seed(model.seed, record.case, rates[record.round])
             self._reply(record, slice_of[record.case], images.pop(seed, None))
 
-        options: dict[str, Any] = {
-            "recover": _LockedModel(model.recover, model.lock, keep),
-            "task": _LockedModel(model.task, model.lock),
-            "samples": model.policy.samples, "seed": model.seed, "worker": self._worker,
-            "scan_id": header.scan_id, "state": model.folder / f"scan-{key}.json",
-            "audit_log": model.folder / "log.jsonl", "monitor": model.monitor, "on_round": reply,
-            "adaptive": model.adaptive,
-            "terms": ScanFlags(self.void, model.shadow, header.known_patient),
-        }  # fmt: skip
+        executor = Executor(
+            model.recover,
+            model.task,
+            model.seed,
+            model.fingerprints,
+            self._worker,
+            model.lock,
+            keep,
+        )
+        options = ScanOptions(
+            header.scan_id, model.folder / f"scan-{key}.json", model.folder / "log.jsonl",
+            model.monitor, reply, model.adaptive,
+            ScanFlags(self.void, model.shadow, header.known_patient),
+        )  # fmt: skip
         if model.is_joint:
-            scanners = {name: slices[k] for name, k in slice_of.items()}
-            yield from iter_scan(model.policy, scanners, **options)
+            scanners = as_scanners({name: slices[k] for name, k in slice_of.items()}, None, None)
         else:
             ((name, k),) = slice_of.items()
-            yield from iter_scan(model.policy, slices[k], case=name, **options)
+            scanners = as_scanners(slices[k], name, None)
+        yield from open_scan(model.policy, scanners, executor, options).rounds()
 
     def _end(self, scan: _ActiveScan, error: str | None) -> None:
         """Release the slices of a scan that has ended."""
@@ -535,25 +542,6 @@ class Session:
 
 # Fields of a round in a reply, as JSON.
 REPLIED = ("case", "round", "acceleration", "lower", "upper", "reason", "fault")
-
-
-class _LockedModel:
-    """Network shared by all connections, one call at a time."""
-
-    def __init__(
-        self, part: Any, lock: threading.Lock, keep: Callable[..., None] | None = None
-    ) -> None:
-        self.part, self.lock, self.keep = part, lock, keep
-        self.fingerprint = getattr(part, "fingerprint", "")
-        # The audit log names the wrapped part.
-        self.__module__, _, self.__qualname__ = component_name(part).rpartition(".")
-
-    def __call__(self, *given: Any, **options: Any) -> Any:
-        with self.lock:
-            result = self.part(*given, **options)
-        if self.keep is not None:
-            self.keep(result, **options)
-        return result
 
 
 def _mean(recoveries: Any) -> Any:
