@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raising import refused
 from taskuq._io import write_json
 from taskuq.data._arrays import ArrayDataset
 from taskuq.data._dataset import (
@@ -54,7 +55,7 @@ def test_a_split_that_is_not_to_be_stored_still_agrees_with_the_stored_one(tmp_p
     assert not config.path.exists()
 
     assert config.split(groups) == new
-    with pytest.raises(InputError, match="holds another split"):
+    with refused("resume.mismatch"):
         SplitConfig(config.path, seed=2).split(groups, is_stored=False)
 
 
@@ -69,7 +70,7 @@ def test_the_parts_of_a_data_set_hold_whole_patients():
 
 def test_a_patient_the_split_does_not_know_is_refused():
     data = ArrayDataset(np.ones((2, 4, 4)), label=[0, 1], group=["a", "new"])
-    with pytest.raises(InputError, match="1 group is in no part of the split, first new"):
+    with refused("resume.mismatch"):
         Split(("a",), (), ()).of(data)
 
 
@@ -77,12 +78,12 @@ def test_a_patient_the_split_does_not_know_is_refused():
     "parts", [(("a",), ("a",), ()), (("a",), (), ("b", "a")), ((), ("a",), ("a",))]
 )
 def test_a_patient_in_two_parts_is_refused(parts, tmp_path):
-    with pytest.raises(InputError, match="1 group is both in"):
+    with refused("data.leak"):
         Split(*parts)
     record = dict(zip(("train", "tune", "judge"), map(list, parts), strict=True))
     path = tmp_path / "split.json"
     write_json(path, {"schema": "taskuq.split/1", **record})
-    with pytest.raises(InputError, match=r"split\.json: 1 group is both in"):
+    with refused("data.leak"):
         load_split(path)
 
 
@@ -94,9 +95,9 @@ def test_the_first_split_stays(tmp_path):
     assert config.split(groups[::-1]) == first
     assert load_split(tmp_path / "split.json") == first
     for other in (SplitConfig(tmp_path / "split.json", seed=2), SplitConfig(config.path, 0.5)):
-        with pytest.raises(InputError, match="holds another split"):
+        with refused("resume.mismatch"):
             other.split(groups)
-    with pytest.raises(InputError, match="holds another split"):
+    with refused("resume.mismatch"):
         config.split(groups[:-1])
 
 
@@ -111,5 +112,5 @@ def test_a_file_that_is_no_split_is_refused(content, tmp_path):
 
 @pytest.mark.parametrize("shares", [(0.0, 0.5), (0.9, 0.2), (0.1, 0.1)])
 def test_shares_that_leave_a_part_empty_are_refused(shares):
-    with pytest.raises(InputError, match="share"):
+    with pytest.raises(InputError):
         split_groups("abcde", *shares, seed=0)

@@ -15,13 +15,16 @@ from torch import nn
 from bits import same_bits
 from raising import refused
 from taskuq._config import from_toml_table, read_config, read_toml, to_toml_table, toml_text
+from taskuq.task._metrics import auroc
+from taskuq.data._atlas import Atlas
 from taskuq.errors import InputError
 from taskuq.recover import build, load
 from taskuq.recover._varnet_training import VarNetTraining, load_public_varnet
 from taskuq.recover.flow._model import ConditionalFlow
 from taskuq.recover.flow._train import _FlowTraining
+from taskuq.task import load as load_weights
 from taskuq.training._checkpoints import _load_state, _save_state
-from taskuq.training._weights import load_weights, read_tensors, save_weights
+from taskuq.training._weights import read_tensors, save_weights
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -77,11 +80,11 @@ def test_a_hostile_checkpoint_cannot_run_code(tmp_path):
         (tmp_path / name).write_bytes(pickle.dumps(Hostile(mark), protocol=2))
     (tmp_path / "best.toml").write_text('kind = "flow"\n[network]\n')
     for read in (_load_state, read_tensors, load):
-        with pytest.raises(InputError, match=r"best\.safetensors"):
+        with refused("file.format"):
             read(tmp_path / "best.safetensors")
-    with pytest.raises(InputError, match=r"give a \.safetensors file"):
+    with refused("file.format"):
         load(tmp_path / "weights.pt")
-    with pytest.raises(InputError, match="cannot be read"):
+    with refused("file.format"):
         load_public_varnet(tmp_path / "weights.pt")
     assert not mark.exists()
 
@@ -132,7 +135,7 @@ def test_a_file_that_does_not_fit_is_one_sentence(saved, change):
         path.write_bytes(path.read_bytes()[:-50])
     else:
         card.unlink()
-    with pytest.raises(InputError, match=r"another configuration|kind|cannot (be )?read") as error:
+    with pytest.raises(InputError) as error:
         load(path)
     assert "\n" not in str(error.value)
 
@@ -145,13 +148,13 @@ def test_public_weights_load_with_and_without_their_prefix(tmp_path):
         found = load_public_varnet(tmp_path / "public.pt").state_dict()
         assert torch.equal(found["cascades.3.dc_weight"], net.state_dict()["cascades.3.dc_weight"])
     torch.save({"a": torch.ones(1)}, tmp_path / "public.pt")
-    with pytest.raises(InputError, match="lacks"):
+    with refused("value.invalid"):
         load_public_varnet(tmp_path / "public.pt")
 
 
 def test_weights_do_not_fill_another_network(saved):
     _, path = saved
-    with pytest.raises(InputError, match="another configuration"):
+    with refused("weights.mismatch"):
         load_weights(nn.Linear(2, 2), path)
 
 
@@ -217,3 +220,23 @@ def test_a_wrong_setting_is_one_sentence(tmp_path, text, code, name):
     path.write_text(text)
     with refused(code, name):
         read_config(_FlowTraining, path)
+
+
+WEIGHTS = (
+    Path(__file__).resolve().parents[2] / "src/taskuq/training/bundled/classifier-atlas.safetensors"
+)
+
+
+def test_the_weights_are_small_and_have_a_card():
+    assert WEIGHTS.stat().st_size < 8e6
+    assert "AUROC" in WEIGHTS.with_suffix(".md").read_text()
+
+
+def test_the_classifier_finds_lesions_in_patients_it_has_not_seen():
+    pytest.importorskip("nilearn")
+    atlas = Atlas(patients=12, seed=0, coils=0, first=1000)  # beyond all patients it was made with
+    images = torch.stack([atlas[k].image for k in range(len(atlas))])
+    with torch.no_grad():
+        outputs = load_weights(WEIGHTS)(images)
+
+    assert auroc(outputs.numpy(), atlas.labels) > 0.85

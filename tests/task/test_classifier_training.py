@@ -9,13 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bits import same_bits
+from raising import refused
 from taskuq._config import read_config
 from taskuq.cli.run import train_command
+from taskuq.task._metrics import (
+    auroc,
+    classification_rates,
+    reliability,
+    require_classes,
+    roc_curve,
+)
 from taskuq.data._arrays import ArrayDataset, NpzData
 from taskuq.data._dataset import LabelledSubset, SplitConfig
-from taskuq.errors import InputError
 from taskuq.task import load
 from taskuq.task._attack import AttackConfig
 from taskuq.task._backbone import BackboneConfig, InitConfig
@@ -153,7 +162,7 @@ def test_an_image_that_is_left_alone_in_its_batch_does_no_harm(settings, tmp_pat
 
     assert all(torch.isfinite(v.float()).all() for v in final(tmp_path / "a").values())
     alone = replace(contrastive, training=replace(contrastive.training, batch=1))
-    with pytest.raises(InputError, match="compares images"):
+    with refused("value.invalid"):
         train(alone, tmp_path / "b", machine=CPU)
 
 
@@ -213,15 +222,15 @@ def labelled(label, path):
 
 
 @pytest.mark.parametrize(
-    ("label", "sentence"),
+    ("label", "code"),
     [
-        ([0] * 20, "all 10 labels of the training patients are 0; give patients with and without"),
-        ([0, 1, 2, 1] * 5, "labels of the training patients hold 2; give 0"),
+        ([0] * 20, "units.few"),
+        ([0, 1, 2, 1] * 5, "value.invalid"),
     ],
 )
-def test_labels_that_teach_nothing_are_refused(settings, tmp_path, label, sentence):
+def test_labels_that_teach_nothing_are_refused(settings, tmp_path, label, code):
     data = replace(settings.data, path=labelled(label, tmp_path / "a.npz"))
-    with pytest.raises(InputError, match=sentence):
+    with refused(code):
         train(replace(settings, data=data), tmp_path / "run", machine=CPU)
 
 
@@ -233,7 +242,7 @@ def test_images_of_mixed_sizes_are_refused(settings, tmp_path):
 
     mixed = Mixed(np.random.default_rng(0).random((4, 8, 8)), [0, 1, 0, 1], "each")
     part = LabelledSubset(mixed, np.array([[0.0], [1.0], [0.0], [1.0]]))
-    with pytest.raises(InputError, match="images are of size 8×7 and 8×8; give images of one size"):
+    with refused("shape.mismatch", "8×7"):
         train(settings, tmp_path, machine=CPU, data=(part, part))
 
 
@@ -245,25 +254,25 @@ def test_broken_images_are_named(settings, tmp_path):
 
     broken = Broken(np.ones((2, 8, 8)), [0, 1], "each", case=["a", "b"])
     part = LabelledSubset(broken, np.array([[0.0], [1.0]]))
-    with pytest.raises(InputError, match=r"case [ab] holds NaN"):
+    with refused("value.nonfinite"):
         train(settings, tmp_path, machine=CPU, data=(part, part))
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "code"),
     [
-        ({"data": {"target": "volume"}}, "has no volume; choose from"),
-        ({"data": {"keep": "area"}}, "data.keep needs one boolean"),
-        ({"data": {"path": None}}, "data.path is missing"),
-        ({"data": {"target": "both"}}, "2 targets for each case and the network 1 outputs"),
-        ({"start": {"imagenet": Path("a.pth")}}, "for a resnet50"),
-        ({"start": {"simclr": Path("a.safetensors")}}, "there are no weights a.safetensors"),
+        ({"data": {"target": "volume"}}, "table.column"),
+        ({"data": {"keep": "area"}}, "dtype.invalid"),
+        ({"data": {"path": None}}, "config.missing"),
+        ({"data": {"target": "both"}}, "shape.mismatch"),
+        ({"start": {"imagenet": Path("a.pth")}}, "option.unused"),
+        ({"start": {"simclr": Path("a.safetensors")}}, "file.missing"),
     ],
 )
-def test_settings_that_do_not_fit_the_data_are_refused(settings, tmp_path, change, sentence):
+def test_settings_that_do_not_fit_the_data_are_refused(settings, tmp_path, change, code):
     ((table, changes),) = change.items()
     wrong = replace(settings, **{table: replace(getattr(settings, table), **changes)})
-    with pytest.raises(InputError, match=sentence):
+    with refused(code):
         train(wrong, tmp_path, machine=CPU)
 
 
@@ -321,3 +330,66 @@ def test_the_commands_leave_weights_a_table_and_curves(spots, tmp_path, capsys):
     assert [record["parts"][p][0]["groups"] for p in ("tune", "judge")] == [6, 6]
     for name in ("roc-finding.svg", "reliability-finding.svg"):
         assert (tmp_path / "c" / name).read_text().startswith("<?xml")
+
+
+cases = st.lists(
+    st.tuples(st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9, 1.0]), st.integers(0, 1)),
+    min_size=2,
+    max_size=40,
+).filter(lambda c: len({label for _, label in c}) == 2)
+
+
+@given(cases)
+def test_auroc_counts_pairs(found):
+    positive = [z for z, y in found if y]
+    negative = [z for z, y in found if not y]
+    pairs = [(p > n) + 0.5 * (p == n) for p in positive for n in negative]
+
+    assert auroc(*zip(*found, strict=True)) == pytest.approx(np.mean(pairs))
+
+
+@given(cases)
+def test_auroc_is_the_area_under_the_curve(found):
+    false, true = roc_curve(*zip(*found, strict=True))
+
+    assert np.trapezoid(true, false) == pytest.approx(auroc(*zip(*found, strict=True)))
+    assert (false[0], true[0], false[-1], true[-1]) == (0, 0, 1, 1)
+
+
+@given(cases)
+def test_bins_of_the_reliability_curve_hold_every_case_once(found):
+    z, y = zip(*found, strict=True)
+    bins = reliability(z, y)
+
+    assert sum(b["cases"] for b in bins) == len(z)
+    assert sum(b["cases"] * b["positive"] for b in bins) == pytest.approx(sum(y))
+    assert sum(b["cases"] * b["mean"] for b in bins) == pytest.approx(sum(z))
+
+
+def test_rates_by_hand():
+    found = classification_rates([0.9, 0.8, 0.6, 0.4, 0.2, 0.1], [1, 0, 1, 1, 0, 0])
+
+    assert found == pytest.approx({"accuracy": 4 / 6, "precision": 2 / 3, "recall": 2 / 3})
+
+
+def test_precision_of_nothing_is_missing():
+    assert np.isnan(classification_rates([0.1, 0.2], [0, 1])["precision"])
+
+
+@pytest.mark.parametrize(
+    ("labels", "code", "value"),
+    [
+        ([0, 0, 0], "units.few", "0"),
+        ([0, 1, 2], "value.invalid", "2"),
+        ([0.0, 0.5, 1.0], "value.invalid", "0.5"),
+        ([[0, 1], [1, 1]], "units.few", "1"),
+    ],
+)
+def test_labels_no_classifier_can_learn_from_are_refused(labels, code, value):
+    with refused(code, "tuning patients", value):
+        require_classes(labels, "tuning patients")
+
+
+def test_outputs_that_are_no_numbers_are_refused():
+    with refused("value.nonfinite"):
+        auroc([0.1, float("nan")], [0, 1])

@@ -41,15 +41,15 @@ def calibrate_joint(outputs=X, targets=Z, **options):
 
 EVERY = (calibrate, evaluate, evaluate_exact, calibrate_online, calibrate_joint)
 
-# What is wrong, and words the sentence must hold.
+# The fault, and names that the message must contain.
 FAULTS = {
-    "NaN in outputs": ({"outputs": spoilt(X, np.nan, (2, 1), (5, 0))}, ["outputs", "NaN"]),
-    "infinity in outputs": ({"outputs": spoilt(X, -np.inf, (2, 1))}, ["outputs", "infinite"]),
-    "NaN in targets": ({"targets": spoilt(Z, np.nan, 7)}, ["targets", "NaN"]),
+    "NaN in outputs": ({"outputs": spoilt(X, np.nan, (2, 1), (5, 0))}, ["outputs"]),
+    "infinity in outputs": ({"outputs": spoilt(X, -np.inf, (2, 1))}, ["outputs"]),
+    "NaN in targets": ({"targets": spoilt(Z, np.nan, 7)}, ["targets"]),
     "infinity in targets": ({"targets": spoilt(Z, np.inf, 7)}, ["targets"]),
     "numbers beyond all tasks": ({"outputs": spoilt(X, 1e300, (2, 1))}, ["outputs"]),
     "targets too few": ({"targets": Z[:-1]}, ["targets"]),
-    "alpha zero": ({"alpha": 0}, ["alpha", "strictly between 0 and 1", "got 0"]),
+    "alpha zero": ({"alpha": 0}, ["alpha"]),
     "alpha one": ({"alpha": 1.0}, ["alpha"]),
     "alpha negative": ({"alpha": -0.1}, ["alpha", "-0.1"]),
     "alpha in percent": ({"alpha": 5}, ["alpha"]),
@@ -58,14 +58,14 @@ FAULTS = {
     "one case": ({"outputs": X[:1], "targets": Z[:1]}, []),
     "no case": ({"outputs": X[:0], "targets": Z[:0]}, []),
     "no samples": ({"outputs": X[:, :0]}, []),
-    "unknown score": ({"score": "lwrr"}, ["unknown score 'lwrr'", "mlwr"]),
+    "unknown score": ({"score": "lwrr"}, ["'lwrr'", "mlwr"]),
     "no score": ({"score": 3}, ["score"]),
     "unknown side": ({"side": "left"}, ["side", "'upper'"]),
-    "targets outside the range": ({"task_range": (0, 0.5)}, ["outside the declared range"]),
-    "range upside down": ({"task_range": (1, 0)}, ["range", "low < high"]),
+    "targets outside the range": ({"task_range": (0, 0.5)}, ["range"]),
+    "range upside down": ({"task_range": (1, 0)}, ["range"]),
     "range of three": ({"task_range": (0, 1, 2)}, ["range"]),
-    "complex outputs": ({"outputs": X + 1j}, ["real numbers"]),
-    "text outputs": ({"outputs": X.astype(str)}, ["real numbers"]),
+    "complex outputs": ({"outputs": X + 1j}, ["outputs"]),
+    "text outputs": ({"outputs": X.astype(str)}, ["outputs"]),
 }  # fmt: skip
 
 
@@ -83,7 +83,7 @@ def require_one_sentence(call, words):
 @pytest.mark.parametrize("sentence", ["two\nlines of alpha", "alpha " * 60, "nothing of the kind"])
 def test_a_refusal_that_is_not_one_sentence_is_seen(sentence):
     def call():
-        raise tq.InputError(sentence)
+        raise tq.InputError(sentence, code="alpha.invalid")
 
     with pytest.raises(AssertionError):
         require_one_sentence(call, ["alpha"])
@@ -100,34 +100,34 @@ ONES = np.ones(30, int)
 FEW = {"outputs": X[:12], "targets": Z[:12]}
 MORE = {
     "outputs of four axes": (
-        calibrate, {"outputs": np.ones((30, 2, 2, 2))}, ["axes", "(30, 2, 2, 2)"],
+        calibrate, {"outputs": np.ones((30, 2, 2, 2))}, ["(30, 2, 2, 2)"],
     ),
     "ragged outputs": (calibrate, {"outputs": [[1, 2], [3]]}, ["outputs"]),
     "group too short": (calibrate, {"group": [1, 2]}, ["group", "30 cases"]),
     "ragged groups": (calibrate, {"group": [[1], [2, 3]]}, ["group"]),
-    "fractions as groups": (calibrate, {"group": Z}, ["group", "integers or strings"]),
+    "fractions as groups": (calibrate, {"group": Z}, ["group"]),
     "huge groups": (calibrate, {"group": np.full(30, 1e30)}, ["group"]),
     "unit without groups": (calibrate, {"unit": "group"}, ["group="]),
     "unknown unit": (calibrate, {"unit": "voxel"}, ["unit", "'voxel'"]),
-    "a share of cases beyond one": (calibrate, {"group": np.arange(30), "cases": 2}, ["share"]),
-    "cases by another word": (calibrate, {"group": np.arange(30), "cases": "most"}, ["share"]),
+    "a share of cases beyond one": (calibrate, {"group": np.arange(30), "cases": 2}, ["2"]),
+    "cases by another word": (calibrate, {"group": np.arange(30), "cases": "most"}, ["most"]),
     "delta one": (calibrate, {"delta": 1}, ["delta"]),
-    "label and strata": (calibrate, {"label": ONES, "strata": ONES}, ["one of"]),
-    "negative weights": (calibrate, {"weights": -np.ones(30)}, ["weights", "positive"]),
+    "label and strata": (calibrate, {"label": ONES, "strata": ONES}, []),
+    "negative weights": (calibrate, {"weights": -np.ones(30)}, ["weights"]),
     "weights with delta": (calibrate, {"weights": np.ones(30), "delta": 0.1}, ["delta"]),
     "weights with groups": (calibrate, {"weights": ONES, "group": np.arange(30)}, ["weights"]),
     "tuning of other samples": (calibrate, {"score": "mlwr", "tuning": (X[:, :2], Z)}, ["tuning"]),
-    "tuning that is no pair": (calibrate, {"score": "mlwr", "tuning": 3}, ["pair"]),
+    "tuning that is no pair": (calibrate, {"score": "mlwr", "tuning": 3}, ["tuning"]),
     "tuning on the calibration cases": (
-        calibrate, {"score": "learned", "tuning": (X[::-1], Z[::-1])}, ["30 of 30 tuning cases"],
+        calibrate, {"score": "learned", "tuning": (X[::-1], Z[::-1])}, ["30 of 30"],
     ),
     "tuning on one of them": (
         calibrate, {"score": "learned", "tuning": (np.r_[X + 1, X[:1]], np.r_[Z + 1, Z[:1]])},
-        ["1 of 31 tuning cases", "tuning case 30"],
+        ["1 of 31", "30"],
     ),
-    "learned from too few": (calibrate, {"score": "learned"} | FEW, ["tuning cases"]),
+    "learned from too few": (calibrate, {"score": "learned"} | FEW, ["tuning"]),
     "no trials": (evaluate, {"trials": 0}, ["trials"]),
-    "size bins that fall": (evaluate, {"size_bins": (1, 0)}, ["size bins"]),
+    "size bins that fall": (evaluate, {"size_bins": (1, 0)}, []),
     "share of everything": (evaluate_exact, {"share": 1.0}, ["share"]),
     "no tunings": (evaluate_exact, {"tunings": 0, "score": "learned"}, ["tunings"]),
     "a step of nothing": (calibrate_online, {"step": 0}, ["step"]),
@@ -178,9 +178,9 @@ def test_a_bound_refuses_outputs_that_do_not_fit(fault):
 
 
 def test_a_bound_by_strata_or_weights_needs_them():
-    with pytest.raises(tq.InputError, match="needs the stratum"):
+    with refused("value.invalid"):
         calibrate(strata=np.arange(30) % 2)(X)
-    with pytest.raises(tq.InputError, match="calibrated with weights"):
+    with refused("value.invalid"):
         calibrate(weights=np.ones(30))(X)
 
 
@@ -208,5 +208,5 @@ def test_a_table_refuses_parts_that_do_not_fit(fault):
 
 def test_an_acceleration_that_is_not_there_is_named_with_those_that_are():
     table = tq.TaskOutputs(X[None].repeat(2, 0), Z, (8, 4))
-    with pytest.raises(tq.InputError, match="acceleration 3 is not in the table, which has 8, 4"):
+    with refused("choice.unknown"):
         table.round_index(3)
