@@ -125,7 +125,7 @@ def latency(rounds: int = ROUNDS) -> None:
 def published(slices: int = 27, warm: int = 2) -> None:
     """Print the latency with networks of the published size; the first slices are not counted."""
     from taskuq.recover import SamplerRecovery, build
-    from taskuq.recover.sampler._train import _VarNetEstimator
+    from taskuq.recover.sampler._train import VarNetEstimator
     from taskuq.task import build as build_task
 
     if not torch.cuda.is_available():
@@ -148,7 +148,7 @@ def published(slices: int = 27, warm: int = 2) -> None:
     print(f"{torch.cuda.get_device_name()}, 8 coils, 320 x 320, p = 32, over loopback")
     print(f"{f'{(slices - warm) * len(RATES)} rounds':<44}{'median ms':>10}{'worst ms':>10}")
     for name, judge in (("bfloat16", half), ("float32", classifier)):
-        recover, task = Timed(SamplerRecovery(net, _VarNetEstimator(estimating))), Timed(judge)
+        recover, task = Timed(SamplerRecovery(net, VarNetEstimator(estimating))), Timed(judge)
         scanner = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
         with (
             tempfile.TemporaryDirectory() as folder,

@@ -67,7 +67,15 @@ def as_real_array(values: Any, name: str, *, ndim: tuple[int, ...]) -> FloatArra
 
 def require_finite(array: FloatArray, name: str) -> None:
     """Raise InputError for NaN, infinity and absurdly large values."""
-    if array.size == 0 or _all_moderate(array):
+    if array.size == 0:
+        return
+    if array.flags.c_contiguous:
+        with np.errstate(over="ignore", invalid="ignore"):
+            # A large value makes the sum of squares large, NaN makes it NaN.
+            is_moderate = np.vdot(array, array) <= np.float64(LARGEST) ** 2
+    else:
+        is_moderate = array.min() >= -LARGEST and array.max() <= LARGEST
+    if is_moderate:
         return
     bad = ~(np.abs(array) <= np.float64(LARGEST))
     count = int(bad.sum())
@@ -78,16 +86,6 @@ def require_finite(array: FloatArray, name: str) -> None:
             "remove those cases",
             code="value.nonfinite",
         )
-
-
-def _all_moderate(array: FloatArray) -> bool:
-    """Return True if all values are moderate, without a second array."""
-    if not array.flags.c_contiguous:
-        return bool(float(array.min()) >= -LARGEST and float(array.max()) <= LARGEST)
-    flat = array.ravel()
-    with np.errstate(over="ignore", invalid="ignore"):
-        # A large value makes the sum of squares large, NaN makes it NaN.
-        return bool(np.vdot(flat, flat) <= np.float64(LARGEST) ** 2)
 
 
 def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
@@ -163,7 +161,8 @@ def as_outputs_and_targets(
         )
     if x.shape[-1] < 1:
         raise InputError("outputs have no samples; pass at least one", code="samples.mismatch")
-    require_in_range(z, range_, "targets")
+    if range_ is not None:
+        require_in_range(z, range_, "targets")
     return x, z
 
 

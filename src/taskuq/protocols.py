@@ -232,7 +232,7 @@ class IntervalFamily(Protocol):
     def interval(self, quantile: ArrayLike) -> Interval:
         """Return the interval of each case for one quantile, or for one quantile per case."""
 
-    def take(self, index: NDArray[np.int64]) -> IntervalFamily:
+    def select(self, index: NDArray[np.int64]) -> IntervalFamily:
         """Return the family of some of the cases, in the given order."""
 
 
@@ -266,7 +266,7 @@ class NamedScore(Score, Protocol):
 class TunableScore(Score, Protocol):
     """A score that can learn from some cases before it is calibrated on others."""
 
-    def tuned(
+    def fit(
         self,
         outputs: FloatArray,
         targets: FloatArray | None = None,
@@ -286,7 +286,7 @@ class FittedScore(TunableScore, Protocol):
         """Whether it has still to learn."""
 
     @property
-    def tuning_share(self) -> float:
+    def tuning_fraction(self) -> float:
         """The share of calibration units to set aside for it, roughly."""
 
     @property
@@ -313,20 +313,20 @@ class SelfTuned(NamedTuple):
 class SelfTunedScore(FittedScore, Protocol):
     """A score that learns from the outputs of the calibration units themselves."""
 
-    def read(self, outputs: FloatArray) -> Any:
+    def summarise(self, outputs: FloatArray) -> Any:
         """Return all that it reads of outputs (case, sample); ``take`` selects some cases."""
 
-    def grown(self, read: Any) -> IntervalFamily:
+    def summary_family(self, read: Any) -> IntervalFamily:
         """Return the nested intervals of cases from what was read of their outputs."""
 
-    def learner(self, read: Any, range_: TaskRange) -> LeaveOneOutFit:
+    def leave_one_out(self, read: Any, range_: TaskRange) -> LeaveOneOutFit:
         """Return what learns from any calibration units among the cases that were read."""
 
 
 class LeaveOneOutFit(Protocol):
     """What a steady score learns with."""
 
-    def learn(self, kept: BoolArray, index: NDArray[np.int64]) -> SelfTuned:
+    def fit(self, kept: BoolArray, index: NDArray[np.int64]) -> SelfTuned:
         """Learn from some cases, the unit of each of them given."""
 
     def between(

@@ -65,7 +65,7 @@ def test_the_file_is_plain_json_with_a_schema_and_the_promise(tmp_path):
     record = json.loads(bound.save(tmp_path / "bound.json").read_text())
 
     assert record["schema"] == "taskuq.bound/1"
-    assert record["sentence"] == bound.guarantee.sentence
+    assert record["sentence"] == bound.guarantee.statement
     assert record["threshold"]["quantile"] == "inf"
 
 
@@ -138,7 +138,7 @@ def test_a_users_score_works_jointly_and_online_from_a_file(tmp_path):
     ],
 )
 def test_the_promise_names_its_unit_and_condition(words, options):
-    sentence = tq.calibrate(OUTPUTS, TRUTH, alpha=0.2, score="lwr", **options).guarantee.sentence
+    sentence = tq.calibrate(OUTPUTS, TRUTH, alpha=0.2, score="lwr", **options).guarantee.statement
 
     assert all(word in sentence for word in ["Guaranteed", *words])
 

@@ -188,7 +188,7 @@ def test_all_but_delta_of_calibration_sets_keep_the_promise(n, alpha, delta):
 
 
 FULL_ALPHA = property(lambda self: (Fraction(str(self.alpha)), self.delta))
-SAME_SHARE = property(lambda self: self.whom)
+SAME_SHARE = property(lambda self: self._unit)
 # Half of the cases far below, half far above, all at their own distance: nothing is wasted.
 OPPOSED = [(k if k % 2 else -k, 1) for k in range(1, 21)]
 ALIKE = [[case] * 3 for case in OPPOSED]
@@ -202,7 +202,7 @@ TORN = [[(-k, 1), (0, 1), (0, 1), (k, 1)] for k in range(1, 21)]
         ("levels", FULL_ALPHA, lambda: cases_are_missed_at_most_alpha(OPPOSED, 0.2)),
         ("levels", FULL_ALPHA, lambda: groups_lose_at_most_alpha(ALIKE, 0.2, "random")),
         ("levels", FULL_ALPHA, lambda: groups_lose_at_most_alpha(ALIKE, 0.2, "all")),
-        ("whom_by_end", SAME_SHARE, lambda: groups_lose_at_most_alpha(TORN, 0.2, 0.75)),
+        ("_unit_per_quantile", SAME_SHARE, lambda: groups_lose_at_most_alpha(TORN, 0.2, 0.75)),
     ],
 )
 def test_a_planted_fault_breaks_the_promise(name, fault, law, monkeypatch):

@@ -13,7 +13,7 @@ OUTPUT = np.zeros(1)
 
 def online(alpha=0.2, step=0.05, **options):
     return tq.calibrate_online(
-        np.zeros((9, 1)), np.arange(1.0, 10.0), alpha=alpha, step=step, score="ar", **options
+        np.zeros((9, 1)), np.arange(1.0, 10.0), alpha=alpha, step_size=step, score="ar", **options
     )
 
 
@@ -31,11 +31,11 @@ def test_every_sequence_of_audits_stays_within_the_deviation(alpha, step):
     states = {(): first}
     for _ in range(12):
         states = {
-            (*past, miss): bound.after_audit(OUTPUT, target_for(bound, miss))
+            (*past, miss): bound.update(OUTPUT, target_for(bound, miss))
             for past, bound in states.items()
             for miss in (False, True)
         }
-        worst = max(abs(b.misses / b.audits - alpha) - b.largest_deviation for b in states.values())
+        worst = max(abs(b.miscovered / b.audits - alpha) - b.largest_deviation for b in states.values())
 
         assert worst <= 1e-12
 
@@ -43,14 +43,14 @@ def test_every_sequence_of_audits_stays_within_the_deviation(alpha, step):
 def test_forced_misses_and_hits_do_happen():
     bound = online()
     for miss in (True, False, True):
-        bound = bound.after_audit(OUTPUT, target_for(bound, miss))
+        bound = bound.update(OUTPUT, target_for(bound, miss))
 
-    assert (bound.audits, bound.misses) == (3, 2)
+    assert (bound.audits, bound.miscovered) == (3, 2)
 
 
 def test_a_miss_lowers_the_level_and_a_hit_raises_it():
     bound = online(alpha=0.2, step=0.1)
-    missed, hit = (bound.after_audit(OUTPUT, target_for(bound, miss)) for miss in (True, False))
+    missed, hit = (bound.update(OUTPUT, target_for(bound, miss)) for miss in (True, False))
 
     assert missed.level == pytest.approx(0.2 + 0.1 * (0.2 - 1))
     assert hit.level == pytest.approx(0.2 + 0.1 * 0.2)
@@ -59,41 +59,41 @@ def test_a_miss_lowers_the_level_and_a_hit_raises_it():
 
 def test_a_level_of_zero_covers_everything_and_of_one_nothing():
     bound = online(alpha=0.2, step=0.3)
-    low = bound.after_audit(OUTPUT, 99.0)
+    low = bound.update(OUTPUT, 99.0)
     high = bound
     for _ in range(40):
-        high = high.after_audit(OUTPUT, 0.0)
+        high = high.update(OUTPUT, 0.0)
 
     assert low.level < 0
     assert low(OUTPUT).contains(1e300)
-    assert high.misses > 0
+    assert high.miscovered > 0
 
 
 @pytest.mark.parametrize("side", ["upper", "lower"])
 def test_points_of_a_one_sided_bound_obey_the_deviation_too(side):
     # Identical samples make a one-sided LWR interval independent of any quantile.
     bound = tq.calibrate_online(
-        np.full((9, 2), 0.5), np.full(9, 0.5), alpha=0.2, step=0.5, score="lwr", side=side
+        np.full((9, 2), 0.5), np.full(9, 0.5), alpha=0.2, step_size=0.5, score="lwr", side=side
     )
     for _ in range(60):
-        bound = bound.after_audit(np.full(2, 0.5), 0.5)
+        bound = bound.update(np.full(2, 0.5), 0.5)
 
-    assert abs(bound.misses / bound.audits - 0.2) <= bound.largest_deviation + 1e-12
+    assert abs(bound.miscovered / bound.audits - 0.2) <= bound.largest_deviation + 1e-12
 
 
 def test_an_audited_target_outside_the_range_is_refused():
     bound = online(task_range=(0, 20))
 
     with pytest.raises(tq.InputError, match="outside the declared range"):
-        bound.after_audit(OUTPUT, 21.0)
+        bound.update(OUTPUT, 21.0)
 
 
 def test_an_online_bound_goes_on_from_its_file(tmp_path):
-    bound = online().after_audit(OUTPUT, 3.0).after_audit(OUTPUT, 99.0)
+    bound = online().update(OUTPUT, 3.0).update(OUTPUT, 99.0)
     again = load_online_bound(bound.save(tmp_path / "online.json"))
 
     assert again == bound
-    assert again.after_audit(OUTPUT, 5.0) == bound.after_audit(OUTPUT, 5.0)
+    assert again.update(OUTPUT, 5.0) == bound.update(OUTPUT, 5.0)
 
 
 def test_the_adversary_reaches_every_number_of_misses_it_can():
@@ -102,7 +102,7 @@ def test_the_adversary_reaches_every_number_of_misses_it_can():
     for sequence in product((False, True), repeat=5):
         bound = online()
         for miss in sequence:
-            bound = bound.after_audit(OUTPUT, target_for(bound, miss))
-        misses.add(bound.misses)
+            bound = bound.update(OUTPUT, target_for(bound, miss))
+        misses.add(bound.miscovered)
 
     assert misses == {0, 1, 2, 3}

@@ -40,14 +40,14 @@ class Shifted(AroundTheMean):
     side: str = "two"
     alpha: float = 0.5
     shift: float | None = None
-    tuning_share = 0.2
+    tuning_fraction = 0.2
     tuning_needs_targets = True
 
     @property
     def needs_tuning(self):
         return self.shift is None
 
-    def tuned(self, outputs, targets=None, *, range_=None, group=None):
+    def fit(self, outputs, targets=None, *, range_=None, group=None):
         return replace(self, shift=float((targets - outputs.mean(axis=1)).mean()))
 
     def score(self, outputs, targets):
@@ -60,7 +60,7 @@ class Shifted(AroundTheMean):
 class Half(AroundTheMean):
     """A score that can be tuned and does not say how."""
 
-    def tuned(self, outputs, targets=None, *, range_=None, group=None):
+    def fit(self, outputs, targets=None, *, range_=None, group=None):
         return self
 
 

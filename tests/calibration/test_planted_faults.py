@@ -180,7 +180,7 @@ def test_a_simulated_histogram_sees_a_wrong_quantile(monkeypatch):
     # The law beside the histogram keeps the right rank.
     monkeypatch.setattr(units, "guaranteed_rank", lambda n, alpha, delta: RIGHT_RANK(n, alpha) + 1)
     result = tq.evaluate(
-        outputs, truth, alpha=0.1, score="ar", trials=4000, rng=np.random.default_rng(5)
+        outputs, truth, alpha=0.1, score="ar", splits=4000, seed=np.random.default_rng(5)
     )
 
     assert result.histogram.p_value < 1e-6

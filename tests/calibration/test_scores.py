@@ -46,10 +46,10 @@ def scores_of(side, samples):
         LWR(side),
         CQR(0.1, side),
         MLWR(side),
-        MLWR(side).tuned(outputs),
-        MLWR(side).tuned(outputs, range_=(0, 1)),
-        LearnedScore(side).tuned(outputs, truth, range_=(0, 1)),
-        LearnedScore(side).tuned(10 * outputs - 5, 10 * truth - 5),
+        MLWR(side).fit(outputs),
+        MLWR(side).fit(outputs, range_=(0, 1)),
+        LearnedScore(side).fit(outputs, truth, range_=(0, 1)),
+        LearnedScore(side).fit(10 * outputs - 5, 10 * truth - 5),
     ]
 
 

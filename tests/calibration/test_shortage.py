@@ -17,8 +17,8 @@ PATIENTS = np.arange(500) // 5
 def shortage(outputs=OUTPUTS, score="lwr", cases=500, **asked):
     asked = {k: np.asarray(v)[:cases] if np.ndim(v) else v for k, v in asked.items()}
     bound = tq.calibrate(outputs[:cases], TRUTH[:cases], alpha=0.1, score=score, **asked)
-    assert (f"But {bound.guarantee.shortage}." in str(bound)) == bool(bound.guarantee.shortage)
-    return bound.guarantee.shortage
+    assert (f"But {bound.guarantee.caveat}." in str(bound)) == bool(bound.guarantee.caveat)
+    return bound.guarantee.caveat
 
 
 def test_enough_cases_with_finite_scores_are_short_of_nothing():
@@ -57,7 +57,7 @@ def test_weights_say_which_new_cases_they_do_not_reach(weights):
     at, beyond = bound(OUTPUTS[:2], weights=limit * np.array([0.999, 1.001])).is_unbounded
 
     assert (at, beyond) == (False, True)
-    assert f"new cases that weigh more than {limit:.4g}" in bound.guarantee.shortage
+    assert f"new cases that weigh more than {limit:.4g}" in bound.guarantee.caveat
     assert "needs at least" not in str(bound)
 
 
@@ -111,7 +111,7 @@ def test_several_tasks_name_the_true_reason(method):
         bound = tq.calibrate_joint(
             both[:cases], truth[:cases], alpha=0.1, score="lwr", method=method
         )
-        return bound.guarantee.shortage
+        return bound.guarantee.caveat
 
     assert said(OUTPUTS, 500) is None
     assert "needs at least 9" in said(OUTPUTS, 5)
@@ -122,7 +122,7 @@ def test_ranks_that_lead_beyond_the_scores_are_not_called_too_few_cases():
     both, truth = np.stack([OUTPUTS] * 2, axis=-1)[:9], np.stack([TRUTH] * 2, axis=-1)[:9]
     bound = tq.calibrate_joint(both, truth, alpha=0.1, score="lwr", method="rank")
 
-    assert bound.guarantee.shortage.startswith("ranks of 9 cases at alpha=0.1 lead beyond")
+    assert bound.guarantee.caveat.startswith("ranks of 9 cases at alpha=0.1 lead beyond")
 
 
 def test_a_shortage_survives_a_file(tmp_path):

@@ -150,15 +150,15 @@ def test_the_scale_of_a_calibration_case_lies_in_its_range_for_every_new_unit(ra
         rng = np.random.default_rng(seed)
         outputs, _, index = population(rng, True)
         new = index == index.max()
-        read = MLWR().read(outputs)
-        learner = MLWR().learner(read, range_)
-        known = learner.learn(~new, index[~new])
-        low, high = (one.grown(read.take(~new)).scale for one in (known.narrow, known.wide))
+        read = MLWR().summarise(outputs)
+        learner = MLWR().leave_one_out(read, range_)
+        known = learner.fit(~new, index[~new])
+        low, high = (one.summary_family(read.take(~new)).scale for one in (known.narrow, known.wide))
         for i in range(int(index.max())):
             others = index != i
-            by_others = learner.learn(others, np.unique(index[others], return_inverse=True)[1])
+            by_others = learner.fit(others, np.unique(index[others], return_inverse=True)[1])
             mine = (index == i) & ~new
-            scale = by_others.score.grown(read.take(mine)).scale
+            scale = by_others.score.summary_family(read.take(mine)).scale
             assert (low[mine[~new]] <= scale).all()
             assert (scale <= high[mine[~new]]).all()
 

@@ -127,7 +127,7 @@ def test_a_score_that_learns_from_the_calibration_groups_keeps_both_readings(wit
             rest = groups[:new] + groups[new + 1 :]
             x, z, split = (np.concatenate(part) for part in zip(*rest, strict=True))
             bound = tq.calibrate(
-                x, z, alpha=0.34, within=within, strata=split,
+                x, z, alpha=0.34, condition_on=within, strata=split,
                 group=np.repeat(np.arange(len(rest)), [len(g[1]) for g in rest]),
             )  # fmt: skip
             # A target that is missed scores above any quantile, a covered one below.
@@ -175,7 +175,7 @@ def test_a_stratum_within_groups_is_another_promise_and_its_sentence_says_so():
         str(
             tq.calibrate(
                 np.zeros((80, 1)), np.arange(80.0), alpha=0.1, score="ar", group=group,
-                strata=strata, within=within,
+                strata=strata, condition_on=within,
             )
         )
         for within in (None, "case", "group")
@@ -335,7 +335,7 @@ def test_the_reading_survives_a_file(kind, tmp_path):
     again = tq.load_bound(bound.save(tmp_path / "bound.json"))
 
     assert again == bound
-    assert again.guarantee.within == "case"
+    assert again.guarantee.condition_on == "case"
 
 
 def groups_count_alike(monkeypatch):

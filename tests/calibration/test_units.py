@@ -15,7 +15,7 @@ GROUP = RNG.permutation(np.repeat(np.arange(20), 3))
 UNITS = (CaseUnit(), RandomCaseUnit(), _GroupFractionUnit("all"), _GroupFractionUnit(0.5))
 
 
-@pytest.mark.parametrize("unit", UNITS, ids=lambda u: u.who)
+@pytest.mark.parametrize("unit", UNITS, ids=lambda u: u.covered)
 @pytest.mark.parametrize("delta", [None, 0.3])
 @pytest.mark.parametrize("alpha", [0.1, 0.3, 0.02])
 def test_the_quantile_is_the_least_entry_with_no_more_above_than_allowed(unit, alpha, delta):
@@ -31,7 +31,7 @@ def test_the_quantile_is_the_least_entry_with_no_more_above_than_allowed(unit, a
     assert unit.quantile(SCORES, GROUP, alpha, delta) == (good[0] if allowed >= 0 else np.inf)
 
 
-@pytest.mark.parametrize("unit", UNITS, ids=lambda u: u.who)
+@pytest.mark.parametrize("unit", UNITS, ids=lambda u: u.covered)
 @pytest.mark.parametrize("delta", [None, 0.1])
 def test_as_many_units_as_needed_and_no_fewer_allow_a_finite_quantile(unit, delta):
     needed = unit.needed(0.1, delta)
@@ -39,7 +39,7 @@ def test_as_many_units_as_needed_and_no_fewer_allow_a_finite_quantile(unit, delt
     assert unit.allowed(needed, 0.1, delta) >= 0 > unit.allowed(needed - 1, 0.1, delta)
 
 
-@pytest.mark.parametrize("unit", UNITS[1:], ids=lambda u: u.who)
+@pytest.mark.parametrize("unit", UNITS[1:], ids=lambda u: u.covered)
 def test_losses_at_a_threshold_are_the_weight_of_entries_above_it(unit):
     entries = unit.entries(SCORES, GROUP)
     for q in range(30):
@@ -49,7 +49,7 @@ def test_losses_at_a_threshold_are_the_weight_of_entries_above_it(unit):
         )
 
 
-@pytest.mark.parametrize("unit", UNITS, ids=lambda u: u.who)
+@pytest.mark.parametrize("unit", UNITS, ids=lambda u: u.covered)
 def test_weights_add_up_to_the_number_of_units(unit):
     index = unit.index(60, GROUP)
 

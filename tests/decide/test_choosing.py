@@ -150,7 +150,7 @@ NAMES = ["fixed-width:spread", "fixed-width:learned", "adaptive:mlwr"]
 def test_a_chosen_policy_says_what_it_was_chosen_among_and_on_what(unit, tmp_path):
     made = tq.plan(TABLE, unit=unit, choose=NAMES, **ASKED)
     chosen = made.provenance["chosen"]
-    units = 40 if made.guarantee.whom.is_group else TABLE.cases
+    units = 40 if made.guarantee._unit.is_group else TABLE.cases
 
     assert chosen["units"] == tuning_count(units, 0.3, 0.1)
     assert list(chosen["mean_acceleration"]) == NAMES

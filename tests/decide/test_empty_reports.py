@@ -43,7 +43,7 @@ class BeyondTheRange(NestedIntervalScore):
 def learned():
     rng = np.random.default_rng(3)
     truth = rng.uniform(0.9, 1.0, 80)
-    return LearnedScore().tuned(np.clip(truth[:, None] - 0.05 * rng.random((80, 2)), 0, 1), truth)
+    return LearnedScore().fit(np.clip(truth[:, None] - 0.05 * rng.random((80, 2)), 0, 1), truth)
 
 
 RULES = {

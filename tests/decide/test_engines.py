@@ -154,7 +154,7 @@ def tied_table():
 @pytest.mark.parametrize("kind", ["fixed-width", "adaptive", "anytime", "paper"])
 def test_a_replayed_trial_is_what_the_rules_say(monkeypatch, kind, is_compiled):
     # A score that knows its prior makes the rules of a window fixed, too.
-    known = _spread_score("two").tuned(tied_table().outputs[0], range_=(0.0, 1.0))
+    known = _spread_score("two").fit(tied_table().outputs[0], range_=(0.0, 1.0))
     monkeypatch.setitem(STATISTICS, "spread", lambda side: known)
     table, spec = tied_table(), PolicySpec(kind, 0.1, Goal(max_width=0.1), score="lwr")
     found, scans, splitting, thresholds = watched(

@@ -91,7 +91,7 @@ SETTINGS = {
 def ratios(monkeypatch, kind, make, unit, width=0.2, tables=TABLES):
     """Mean standard errors over the deviations between independent tables, of R and coverage."""
     monkeypatch.setattr(simulation, "use_numba", lambda work: True)
-    statistic = MLWR(floor=0.25).tuned(ELSEWHERE, range_=(0.0, 1.0))
+    statistic = MLWR(floor=0.25).fit(ELSEWHERE, range_=(0.0, 1.0))
     monkeypatch.setitem(STATISTICS, "spread", lambda side: statistic)
     return measured_ratios(PolicySpec(kind, 0.1, Goal(max_width=width), score="lwr"), make, unit,
                            trials=200, tables=tables)  # fmt: skip

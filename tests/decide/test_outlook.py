@@ -37,7 +37,7 @@ def test_a_threshold_of_minus_infinity_says_that_every_scan_stops_in_the_first_r
     assert set(policy.thresholds) == {-np.inf}
     assert policy.decide(0, SURE[:1, :2]).stop
     assert "so every scan stops in the first round." in str(policy)
-    assert policy.guarantee.shortage is None
+    assert policy.guarantee.caveat is None
 
 
 def test_too_few_units_say_that_every_scan_goes_on():
@@ -81,7 +81,7 @@ def test_an_ordinary_policy_has_nothing_to_add():
     policy = planned(TRUTH[None, :, None] + 0.5 * RNG.standard_normal((2, 200, 4)))
 
     assert policy.warning is None
-    assert policy.guarantee.shortage is None
+    assert policy.guarantee.caveat is None
 
 
 def test_the_outlook_survives_a_file(tmp_path):

@@ -135,8 +135,8 @@ def test_a_table_stands_where_arrays_do():
     assert bound == tq.calibrate(x, z, acceleration=4, group=table.group, **arrays)
     by_case = tq.calibrate(table, acceleration="40", task="area", unit="case", **arrays)
     assert by_case == tq.calibrate(x, z, acceleration=4, **arrays)
-    judged = tq.evaluate(table, acceleration=4, task="area", trials=20, rng=rng, **arrays)
-    other = tq.evaluate(x, z, trials=20, rng=again, group=table.group, **arrays)
+    judged = tq.evaluate(table, acceleration=4, task="area", splits=20, seed=rng, **arrays)
+    other = tq.evaluate(x, z, splits=20, seed=again, group=table.group, **arrays)
     assert (judged.coverage, judged.width) == (other.coverage, other.width)
     assert (judged.acceleration, judged.task) == (4, "area")
     exact = tq.evaluate_exact(table, acceleration=4, task="area", **arrays)
@@ -205,7 +205,7 @@ def test_results_print_short():
         tq.calibrate(one, alpha=0.2),
         tq.calibrate(one, alpha=0.2)(one.outputs[0]),
         tq.evaluate_exact(one, alpha=0.2),
-        tq.evaluate(one, alpha=0.2, trials=10, rng=np.random.default_rng(0)),
+        tq.evaluate(one, alpha=0.2, splits=10, seed=np.random.default_rng(0)),
         tq.plan(table, alpha=0.2, max_width=WIDTHS),
         tq.plan(table, alpha=0.2, max_width=WIDTHS).decide(0, table.outputs[:1, 0]),
     ]

@@ -59,7 +59,7 @@ def learned_elsewhere(rounds):
     rng = np.random.default_rng(5)
     truth = rng.normal(size=60)
     outputs = truth[:, None] + rng.normal(size=(rounds, 60, 2))
-    return LearnedScore().tuned(outputs, truth)
+    return LearnedScore().fit(outputs, truth)
 
 
 PRIOR = SpreadPrior((0.0, 0.0, 0.0), degrees=2.0, covariate_range=(0.0, 0.0), typical=1.0)

@@ -24,7 +24,7 @@ def counted(options, score="lwr", **extra):
     """The evaluation, and for each of its splits the test fold with its intervals."""
     rng = np.random.default_rng(3)
     result = tq.evaluate(
-        OUTPUTS, TRUTH, alpha=ALPHA, score=score, side="each", trials=TRIALS, rng=rng, **options,
+        OUTPUTS, TRUTH, alpha=ALPHA, score=score, side="each", splits=TRIALS, seed=rng, **options,
         **extra,
     )  # fmt: skip
     group = options.get("group")
@@ -83,19 +83,19 @@ def test_classes_and_whole_groups_are_counted_on_the_splits():
     strata = {s.name: s.coverage for s in result.class_coverage}
 
     assert strata["high"] == pytest.approx(high, abs=1e-9)
-    assert result.whole_groups == pytest.approx(np.mean(whole), abs=1e-9)
+    assert result.whole_group_coverage == pytest.approx(np.mean(whole), abs=1e-9)
 
 
 def test_a_comparison_says_what_one_quantile_would_give():
     table = TaskOutputs(OUTPUTS[None], TRUTH)
     each, two = (
-        evaluate_table(table, EvaluationGrid(("ar",), ALPHA, trials=50, side=side)).results[0]
+        evaluate_table(table, EvaluationGrid(("ar",), ALPHA, splits=50, side=side)).results[0]
         for side in ("each", "two")
     )
 
-    assert each.width_by_one == two.width
+    assert each.width_single_quantile == two.width
     assert each.width.mean < two.width.mean  # outputs lie above their targets
-    assert two.width_by_one is None
+    assert two.width_single_quantile is None
 
 
 def test_the_closed_form_is_for_one_quantile():

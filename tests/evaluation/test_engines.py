@@ -143,7 +143,7 @@ def test_an_evaluation_does_not_depend_on_the_engine(kind, score, monkeypatch):
 
     def run():
         return tq.evaluate(
-            OUTPUTS, TRUTH, alpha=0.2, score=score, trials=50, rng=np.random.default_rng(1),
+            OUTPUTS, TRUTH, alpha=0.2, score=score, splits=50, seed=np.random.default_rng(1),
             **CASES[kind],
         ).to_dict()  # fmt: skip
 
@@ -185,8 +185,8 @@ def test_an_evaluation_is_what_calibrate_and_predict_give_on_its_splits(kind, sc
     options = dict(CASES[kind])
     trials, alpha = 12, 0.25
     result = tq.evaluate(
-        outputs, targets, alpha=alpha, score=score, trials=trials,
-        rng=np.random.default_rng(4), **options,
+        outputs, targets, alpha=alpha, score=score, splits=trials,
+        seed=np.random.default_rng(4), **options,
     )  # fmt: skip
     seed = int(np.random.default_rng(4).integers(2**63))
     for name in ("label", "size_bins"):
@@ -196,7 +196,7 @@ def test_an_evaluation_is_what_calibrate_and_predict_give_on_its_splits(kind, sc
     units = int(unit.max()) + 1
     range_, side = options.get("task_range"), options.get("side", "two")
     own_side = "two" if side == "each" else side
-    same = MLWR(own_side).tuned(outputs, range_=range_) if score == "mlwr" else score
+    same = MLWR(own_side).fit(outputs, range_=range_) if score == "mlwr" else score
     coverage, of_cases, width = [], [], []
     for fold in folds_of(units, fold_sizes(units)[1], trials, seed):
         test = fold[unit]
@@ -220,7 +220,7 @@ def test_an_evaluation_is_what_calibrate_and_predict_give_on_its_splits(kind, sc
 
 def test_class_and_size_coverage_are_means_over_the_splits_that_have_them():
     result = tq.evaluate(
-        OUTPUTS, TRUTH, alpha=0.2, score="lwr", trials=30, rng=np.random.default_rng(6),
+        OUTPUTS, TRUTH, alpha=0.2, score="lwr", splits=30, seed=np.random.default_rng(6),
         label=np.where(np.arange(N) == 9, "rare", "common"), size_bins=(0, 0.2, 0.5, 90, 91),
     )  # fmt: skip
     seed = int(np.random.default_rng(6).integers(2**63))
@@ -233,10 +233,10 @@ def test_class_and_size_coverage_are_means_over_the_splits_that_have_them():
         narrow.append(covered[inside].mean())
     strata = {s.name: s for s in result.class_coverage + result.size_coverage}
 
-    assert strata["rare"].trials == len(rare) < 30
+    assert strata["rare"].splits == len(rare) < 30
     assert strata["rare"].coverage == pytest.approx(np.mean(rare))
     assert strata["[0, 0.2)"].coverage == pytest.approx(np.mean(narrow))
-    assert strata["[90, 91)"].trials == 0
+    assert strata["[90, 91)"].splits == 0
     assert np.isnan(strata["[90, 91)"].coverage)
     assert sum(s.cases for s in result.size_coverage) == pytest.approx(fold_sizes(N)[1])
 
@@ -244,7 +244,7 @@ def test_class_and_size_coverage_are_means_over_the_splits_that_have_them():
 def test_class_coverage_with_groups_is_that_of_a_random_case_of_a_group_given_its_class():
     group, label = np.arange(N) // 3 % 9, np.where(np.arange(N) % 9 < 2, "few", "many")
     result = tq.evaluate(
-        OUTPUTS, TRUTH, alpha=0.25, score="lwr", trials=30, rng=np.random.default_rng(7),
+        OUTPUTS, TRUTH, alpha=0.25, score="lwr", splits=30, seed=np.random.default_rng(7),
         group=group, label=label, size_bins=(0, 90),
     )  # fmt: skip
     seed = int(np.random.default_rng(7).integers(2**63))
@@ -266,7 +266,7 @@ def test_class_coverage_with_groups_is_that_of_a_random_case_of_a_group_given_it
 def test_the_same_seed_gives_the_same_evaluation_and_another_does_not():
     def mean(seed):
         return tq.evaluate(
-            OUTPUTS, TRUTH, alpha=0.2, score="ar", trials=20, rng=np.random.default_rng(seed)
+            OUTPUTS, TRUTH, alpha=0.2, score="ar", splits=20, seed=np.random.default_rng(seed)
         ).width.mean
 
     assert mean(1) == mean(1) != mean(2)

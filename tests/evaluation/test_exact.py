@@ -122,7 +122,7 @@ def test_exact_evaluation_equals_every_split(kind, score, task_range, side, monk
     outputs, targets = POPULATIONS[kind]
     for alpha in (0.3, 0.45):
         # An evaluation tunes mlwr on the outputs of all cases alike.
-        same = MLWR(side).tuned(outputs, range_=task_range) if score == "mlwr" else score
+        same = MLWR(side).fit(outputs, range_=task_range) if score == "mlwr" else score
         coverage, width = by_enumeration(outputs, targets, alpha, same, task_range, side)
         for table in (0, sums.TABLE):  # numbers of cases as lines, and at every quantile
             monkeypatch.setattr(sums, "TABLE", table)

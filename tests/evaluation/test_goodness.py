@@ -16,7 +16,7 @@ RUN = {"alpha": 0.1, "score": "lwr", "trials": 4000}
 
 
 def p_value(outputs=OUTPUTS, targets=TRUTH):
-    result = tq.evaluate(outputs, targets, rng=np.random.default_rng(7), **RUN)
+    result = tq.evaluate(outputs, targets, seed=np.random.default_rng(7), **RUN)
     return result.histogram.p_value
 
 
@@ -42,9 +42,9 @@ def test_a_rank_off_by_one_is_seen(shift, monkeypatch):
 
 
 def test_the_histogram_counts_every_trial_and_expects_as_many():
-    histogram = tq.evaluate(OUTPUTS, TRUTH, rng=np.random.default_rng(7), **RUN).histogram
+    histogram = tq.evaluate(OUTPUTS, TRUTH, seed=np.random.default_rng(7), **RUN).histogram
 
-    assert sum(histogram.trials) == 4000
+    assert sum(histogram.splits) == 4000
     assert sum(histogram.expected) == pytest.approx(4000, abs=5)
     assert "whatever the data are" in histogram.reading
 
@@ -55,7 +55,7 @@ def test_impossible_counts_have_no_chance():
 
 
 def test_means_over_trials_approach_the_exact_ones():
-    result = tq.evaluate(OUTPUTS, TRUTH, rng=np.random.default_rng(3), **RUN)
+    result = tq.evaluate(OUTPUTS, TRUTH, seed=np.random.default_rng(3), **RUN)
     exact = tq.evaluate_exact(OUTPUTS, TRUTH, alpha=0.1, score="lwr")
     for found, known in ((result.coverage, exact.coverage), (result.width, exact.width)):
         # Six standard errors of a seeded mean: beyond 1e-9.

@@ -104,18 +104,18 @@ def test_quality_is_bounded_from_below_in_each_round():
 @pytest.mark.parametrize("task", ["meniscus_tear", "joint_effusion"])
 def test_a_quantile_for_each_end_is_shorter_on_average_by_slice(task):
     table = tq.TaskOutputs.load(FOLDER / f"{task}.npz", task_range=(0, 1))
-    asked = EvaluationGrid(("mlwr",), trials=300, unit="case", side="each")
+    asked = EvaluationGrid(("mlwr",), splits=300, unit="case", side="each")
     results = evaluate_table(table, asked).results
 
-    assert np.mean([r.width.mean / r.width_by_one.mean for r in results]) < 0.98
+    assert np.mean([r.width.mean / r.width_single_quantile.mean for r in results]) < 0.98
     assert all(abs(r.coverage.mean - 0.95) < 0.005 for r in results)
 
 
 def test_splits_by_volume_vary_more_than_splits_by_slice(tear):
     by_slice = judged(tear, 8, "lwr").coverage.sd
     by_volume = tq.evaluate(
-        tear.outputs[tear.round_index(8)], tear.targets, alpha=0.05, score="lwr", trials=300,
-        rng=np.random.default_rng(0), group=tear.group,
+        tear.outputs[tear.round_index(8)], tear.targets, alpha=0.05, score="lwr", splits=300,
+        seed=np.random.default_rng(0), group=tear.group,
     )  # fmt: skip
 
     assert by_volume.coverage.sd > 1.2 * by_slice

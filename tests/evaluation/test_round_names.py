@@ -21,7 +21,7 @@ def table():
 
 def test_evaluations_name_their_round(table):
     by_name = tq.evaluate_exact(table, acceleration="four frames", alpha=0.2)
-    drawn = tq.evaluate(table, acceleration=16, alpha=0.2, trials=5, rng=np.random.default_rng(0))
+    drawn = tq.evaluate(table, acceleration=16, alpha=0.2, splits=5, seed=np.random.default_rng(0))
 
     assert repr(by_name).startswith("mlwr, four frames: ")
     assert repr(drawn).startswith("mlwr, one frame: ")

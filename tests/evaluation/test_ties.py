@@ -44,7 +44,7 @@ def gaps(steps, score, task_range, side, seeds=range(5)):
     found = []
     for seed in seeds:
         x, z = on_a_grid(steps, seed)
-        same = MLWR(side).tuned(x, range_=task_range) if score == "mlwr" else score
+        same = MLWR(side).fit(x, range_=task_range) if score == "mlwr" else score
         options = {"alpha": 0.3, "score": same, "task_range": task_range, "side": side}
         coverage = counted(x, z, *options.values())
         exact = tq.evaluate_exact(x, z, **options).coverage

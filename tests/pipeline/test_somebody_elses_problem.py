@@ -108,7 +108,7 @@ def test_results_print_as_sentences_or_short_tables(run):
     results = [
         bound, bound(mean.outputs[:1]), policy, policy.decide(0, mean.outputs[:1, 0]),
         tq.evaluate_exact(mean, acceleration="1 s", alpha=0.2), tq.Monitor(policy),
-        tq.evaluate(mean, acceleration="1 s", alpha=0.2, trials=3, rng=rng),
+        tq.evaluate(mean, acceleration="1 s", alpha=0.2, splits=3, seed=rng),
         tq.calibrate_joint(table, acceleration="1 s", alpha=0.2),
         *simulate(mean, plans, splits=3, seed=rng),
     ]  # fmt: skip

@@ -19,15 +19,13 @@ from taskuq.recover._compiled import _normalise_leaky, _pool, accelerate
 from taskuq.recover._estimate import CrossFitDataset, CrossFitEstimates
 from taskuq.recover._varnet import VarNetConfig
 from taskuq.recover._varnet_training import _varnet_recipe
-from taskuq.recover.flow import _folded as rows
-from taskuq.recover.flow._folded import _FusedAffine, _FusedAttention, _FusedCouplingNet
+from taskuq.recover.flow import _fused as rows
+from taskuq.recover.flow._fused import _FusedAffine, _FusedAttention, _FusedCouplingNet
 from taskuq.recover.flow._model import FlowConfig
 from taskuq.recover.flow._train import _flow_recipe, _residual_flow_recipe
 from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
 from taskuq.recover.sampler._sample import (
     SamplerRecovery,
-    _mix_noise,
-    _norm_film_silu,
     _sample_images,
     counter_normal,
 )
@@ -35,7 +33,7 @@ from taskuq.recover.sampler._train import (
     ImageLossConfig,
     SamplerLoss,
     TaskLossConfig,
-    _VarNetEstimator,
+    VarNetEstimator,
     sampler_recipe,
 )
 from taskuq.task._backbone import BackboneConfig
@@ -75,12 +73,12 @@ def distance(found, expected):
 @pytest.mark.parametrize("channels", [64, 128])
 def test_between_is_its_twin(plain, channels, pixels):
     matrix = torch.linalg.qr(random(channels, channels))[0]
-    fold = _FusedAffine.of(random(channels), matrix, random(channels, 1)[:, 0])
+    fold = _FusedAffine.split(random(channels), matrix, random(channels, 1)[:, 0])
     attend = _FusedAttention(0.1 * random(channels), random(channels).exp(), random(1)[0])
     for parts in ((fold, attend), (fold, None), (None, attend)):
         x, raw = random(3, pixels, channels), random(3, pixels, channels) if parts[0] else None
-        expected, kept = plain(rows._fused_step_reference, x.clone(), raw, *parts, torch.float32)
-        found, fused_kept = rows._fused_step_reference(x.clone(), raw, *parts, torch.float32)
+        expected, kept = plain(rows._fused_step, x.clone(), raw, *parts, torch.float32)
+        found, fused_kept = rows._fused_step(x.clone(), raw, *parts, torch.float32)
         assert distance(found, expected) < 3e-5
         assert kept is None or distance(fused_kept, kept) < 3e-5
 
@@ -113,30 +111,6 @@ def test_pool_is_its_twin(plain, height, width):
     torch.testing.assert_close(_pool(part, height, width), plain(_pool, part, height, width))
 
 
-@pytest.mark.parametrize("channels", [24, 48, 128])
-def test_finish_is_its_twin(plain, channels):
-    x, cases, pixels = random(6, 8 * 12, channels), 2, 8 * 12
-    maps = [random(cases, pixels, channels) for _ in range(2)]
-    per_image, vectors = random(2, 6, channels), random(2, channels)
-    below = random(6, pixels // 4, channels)
-    options = {"groups": 8, "width": 12}
-    for given, more in (
-        ((maps[0], *per_image), {}),
-        ((vectors[0], *vectors), {"after": maps[1], "below": below}),
-        ((vectors[0], *vectors), {"after": maps[1]}),
-    ):
-        expected = plain(lambda: _norm_film_silu(x.clone(), *given, **options, **more))  # noqa: B023
-        found = _norm_film_silu(x.clone(), *given, **options, **more)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_blend_is_its_twin(plain):
-    noise, loud = random(6, 500)[:, 100:292], random(2, 96, 2)
-    for below in (random(6, 24, 5), None):
-        expected = plain(_mix_noise, below, noise, loud, 8, 12)
-        torch.testing.assert_close(_mix_noise(below, noise, loud, 8, 12), expected)
-
-
 def test_normal_numbers_are_those_of_a_cpu():
     seeds = torch.tensor([0, 5, 2**62 + 3, -7])
     found = counter_normal(seeds.cuda(), 1001).cpu()
@@ -149,7 +123,7 @@ def test_replayed_samples_are_drawn_samples():
     mask = _central_window(torch.tensor([8]), 48)[0]
     images = torch.complex(*(random(2, 3, 4, 32, 48)))
     scans = [MRIMeasurement(project_measured(image, mask), mask, 6.0) for image in images]
-    estimating = _VarNetEstimator(build("varnet", preset="tiny").cuda(), dtype=torch.float32)
+    estimating = VarNetEstimator(build("varnet", preset="tiny").cuda(), dtype=torch.float32)
     recover = SamplerRecovery(net, estimating, dtype=torch.float32)
     expected = _sample_images(net, estimating(scans), samples=5, seeds=[1, 2, 3])
     assert expected.std(1).mean() > 1e-2 * expected.mean()
@@ -267,20 +241,20 @@ def _recipe(kind, replayed):
     if kind == "flow":
         config = FlowConfig(coils=1, inputs=6, unet_width=4, unet_pools=2,
                             condition_channels=4, layers=2, steps=2)  # fmt: skip
-        return _residual_flow_recipe(config, replayed=replayed)
+        return _residual_flow_recipe(config, cuda_graphs=replayed)
     if kind in ("sampler", "task"):
         with seeded(0):  # what is not trained is the same in both
             nets = [build("varnet", preset="tiny") for _ in range(2)]
             small = ClassifierConfig(backbone=BackboneConfig("small", width=8), hidden=(8,))
             task = Classifier(small).eval().requires_grad_(False)
-        honest = CrossFitEstimates(nets, CoilAugmentation(), replayed=replayed)
-        quick = partial(accelerate, is_replayed=replayed)
+        honest = CrossFitEstimates(nets, CoilAugmentation(), cuda_graphs=replayed)
+        quick = partial(accelerate, cuda_graphs=replayed)
         terms = (TaskLossConfig(), task) if kind == "task" else ()
         config = SamplerConfig(width=8, drawn=(8, 16))
         return sampler_recipe(config, SamplerLoss(ImageLossConfig(), 3, *terms), honest, quick)
     scans = ScanRandomisation(coils=(3, 5)) if kind == "any scan" else None
     config = VarNetConfig(cascades=2, width=4, pools=2)
-    return _varnet_recipe(config, replayed=replayed, scans=scans)
+    return _varnet_recipe(config, cuda_graphs=replayed, randomise=scans)
 
 
 def _step(recipe, batch, step):

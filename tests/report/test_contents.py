@@ -55,7 +55,7 @@ def test_every_shortage_stands_beside_its_promise(tmp_path):
     boxes = Boxes(write_report(tmp_path)).found
 
     for one in short:
-        assert boxes[one.guarantee.sentence] == [f"But {one.guarantee.shortage}."]
+        assert boxes[one.guarantee.statement] == [f"But {one.guarantee.caveat}."]
     assert sum(not lines for lines in boxes.values()) == 4
 
 
@@ -73,9 +73,9 @@ def test_a_policy_that_never_stops_says_so_beside_its_promise(tmp_path):
 def test_a_record_from_before_shortages_were_stored_does_not_look_fine(tmp_path, monkeypatch):
     one = bound(8, alpha=0.1)
     monkeypatch.setattr("taskuq.report._contents.load_bound", lambda path: stripped)
-    stripped = replace(one, guarantee=replace(one.guarantee, shortage=None))
+    stripped = replace(one, guarantee=replace(one.guarantee, caveat=None))
     one.save(tmp_path / "bound.json")
-    (said,) = Boxes(write_report(tmp_path)).found[one.guarantee.sentence]
+    (said,) = Boxes(write_report(tmp_path)).found[one.guarantee.statement]
 
     assert said == "But no finite interval keeps it: the interval is the whole task range."
 
@@ -84,7 +84,7 @@ def test_splits_without_a_finite_interval_are_told(tmp_path):
     rng = np.random.default_rng(0)
     table = TaskOutputs(rng.random((1, 20, 4)), rng.random(20), accelerations=[8])
     record = evaluate_table(
-        table, EvaluationGrid(scores=("lwr",), trials=5, unit="case", alpha=0.01)
+        table, EvaluationGrid(scores=("lwr",), splits=5, unit="case", alpha=0.01)
     )
     run_folder.write(tmp_path / "evaluate.json", record.to_dict())
     ((said,),) = Boxes(write_report(tmp_path)).found.values()

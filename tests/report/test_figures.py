@@ -117,7 +117,7 @@ def test_quality_and_split_figures_hold_their_records(run_dir):
 
 def test_a_record_draws_the_same_before_and_after_it_is_written(run_dir):
     table = run_folder.table_of(volumes=8, samples=4)
-    record = evaluate_table(table, EvaluationGrid(trials=30, unit="case", alpha=0.2)).to_dict()
+    record = evaluate_table(table, EvaluationGrid(splits=30, unit="case", alpha=0.2)).to_dict()
     stored = read_folder(run_dir).of("taskuq.simulate/1")[0].record
     for one in (record, stored):
         drawn = [figure.to_dict() for _, figure in figures_of(one)]

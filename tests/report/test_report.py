@@ -57,7 +57,7 @@ def test_a_page_holds_what_its_functions_give(tmp_path):
     policy = tq.load_policy(tmp_path / "page" / "policy.json")
     judged = json.loads((tmp_path / "page" / "evaluate.json").read_text())["results"]
     again = tq.evaluate(
-        table, acceleration=2, alpha=0.2, score="lwr", trials=30, rng=np.random.default_rng(3)
+        table, acceleration=2, alpha=0.2, score="lwr", splits=30, seed=np.random.default_rng(3)
     )
     (row,) = [r for r in judged if r["score"] == "lwr" and r["acceleration"] == 2]
 

@@ -19,10 +19,10 @@ from taskuq.measure._mri import MultiCoilMRI, SimulatedMRIScanner, added_columns
 from taskuq.recover import build
 from taskuq.recover._varnet import VarNet, VarNetConfig
 from taskuq.recover._varnet_training import VarNetRecovery
-from taskuq.recover.flow._around import ResidualFlowSampler
 from taskuq.recover.flow._model import ConditionalFlow, FlowConfig
+from taskuq.recover.flow._sample import ResidualFlowSampler
 from taskuq.recover.sampler._sample import SamplerRecovery
-from taskuq.recover.sampler._train import _VarNetEstimator
+from taskuq.recover.sampler._train import VarNetEstimator
 from taskuq.service._export import write_runtime
 from taskuq.service._runtime import open_runtime
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
@@ -43,7 +43,7 @@ def recovery(kind):
     if kind == "varnet":
         return VarNetRecovery(net)
     if kind == "sampler":
-        return SamplerRecovery(build("sampler", preset="tiny"), _VarNetEstimator(net))
+        return SamplerRecovery(build("sampler", preset="tiny"), VarNetEstimator(net))
     # A limit that many draws exceed, so that they are drawn again, some at lower temperatures.
     config = FlowConfig(
         coils=1, inputs=6, unet_width=4, unet_pools=2, condition_channels=4, steps=2, limit=4.5

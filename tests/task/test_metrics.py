@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raising import refused
-from taskuq.conformal._diagnose import (
+from taskuq.task._metrics import (
     auroc,
     classification_rates,
     reliability,

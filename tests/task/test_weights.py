@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from taskuq.conformal._diagnose import auroc
 from taskuq.data._atlas import Atlas
 from taskuq.task import load
+from taskuq.task._metrics import auroc
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "src/taskuq/weights/classifier-atlas.safetensors"
 

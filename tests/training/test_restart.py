@@ -128,7 +128,7 @@ def test_a_sampler_goes_on_from_another_with_its_networks_and_trains_none(tmp_pa
     best = train_config("sampler", again, tmp_path / "second", machine=CPU)
     assert [path.parent for path in best.parent.rglob("best.safetensors")] == [best.parent]
     assert not same_weights(first, best)
-    ours, theirs = (open_recovery(path).estimating.net.state_dict() for path in (best, first))
+    ours, theirs = (open_recovery(path).estimator.net.state_dict() for path in (best, first))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     for old, new in (("folds = 2", "folds = 3"), ("validation = 0.25", "validation = 0.4")):
         again.write_text(again.read_text().replace(old, new))
@@ -148,8 +148,8 @@ def test_a_sampler_can_be_as_loud_as_its_validation_patients_ask_for(tmp_path, c
     best = train_config("sampler", configure("sampler", epochs=1, cases=12), tmp_path, machine=CPU)
     loudness = read_toml(best.with_suffix(".toml"))["loudness"]
     assert len(loudness) == 7
-    assert open_recovery(best, widened=True).loudness == loudness
-    assert open_recovery(best).loudness is None
+    assert open_recovery(best, widened=True).noise_scale == loudness
+    assert open_recovery(best).noise_scale is None
 
 
 def test_a_dry_run_of_a_training_in_stages_foresees_all_of_them(configure):

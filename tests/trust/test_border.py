@@ -265,7 +265,7 @@ def test_an_odd_field_of_an_evaluation_leaves_the_other_evaluation(tmp_path, fie
 
     rng = np.random.default_rng(0)
     table = tq.TaskOutputs(rng.random((1, 60, 4)), rng.random(60), (8.0,))
-    record = evaluate_table(table, EvaluationGrid(scores=("ar",), trials=5, seed=0)).to_dict()
+    record = evaluate_table(table, EvaluationGrid(scores=("ar",), splits=5, seed=0)).to_dict()
     write_json(tmp_path / "good.json", record)
     bad = json.loads(json.dumps(record))
     bad["results"][0][field] = {"a": [None]}

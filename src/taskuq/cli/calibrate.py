@@ -80,7 +80,7 @@ def calibrate(
             loaded.rounds_up_to(k), loaded.targets_at(k), alpha=alpha, score=score, group=group,
             unit=unit, cases=app.parse_number_or_name(cases), delta=delta, side=side,
             task_range=loaded.task_range, label=loaded.label if by_label else None,
-            within=within, acceleration=R,
+            condition_on=within, acceleration=R,
         )  # fmt: skip
     app.print_table_notes(loaded)
     app.print_message(str(bound))
@@ -234,7 +234,7 @@ def _require_match(
             "recalibrate",
             code="policy.mismatch",
         )
-    name = score_name(bound.parts[0][0])
+    name = score_name(bound._parts[0][0])
     if score is not None and score != name:
         raise InputError(
             f"{path} was calibrated with score {name}, got --score {score}; recalibrate",
@@ -274,7 +274,7 @@ def evaluate(
     grid = EvaluationGrid(
         scores=app.parse_list(score), alpha=alpha,
         accelerations=tuple(loaded.accelerations[rounds].tolist()) or None,
-        samples=app.parse_ints(samples, "samples"), trials=None if exact else splits, seed=seed,
+        samples=app.parse_ints(samples, "samples"), splits=None if exact else splits, seed=seed,
         unit=unit, cases=app.parse_number_or_name(cases), delta=delta, side=side,
         **({} if bins is None else {"size_bins": bins}),
     )  # fmt: skip
@@ -291,13 +291,13 @@ def evaluate(
 def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
     """Print an evaluation as a table."""
     first = record.results[0]
-    how = "all splits, exactly" if first.trials is None else f"{first.trials} random splits"
+    how = "all splits, exactly" if first.splits is None else f"{first.splits} random splits"
     title = (
         f"{how} by {first.unit}: {first.n_calibration} to calibrate, {first.n_test} to test, "
-        f"alpha {first.alpha:g}; for {first.coverage_of}"
+        f"alpha {first.alpha:g}; for {first.coverage_unit}"
     )
     several = len({r.task for r in record.results}) > 1
-    by_one = first.width_by_one is not None
+    by_one = first.width_single_quantile is not None
     differs = any(not math.isclose(r.coverage.mean, r.case_coverage.mean) for r in record.results)
     named = any(r.round_name for r in record.results)
     columns = (["task"] if several else []) + [
@@ -318,13 +318,13 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
             _number(r.center_error.mean),
             f"{r.infinite:.3g}",
         ]
-        + ([] if r.width_by_one is None else [_ratio(r.width.mean, r.width_by_one.mean)])
+        + ([] if r.width_single_quantile is None else [_ratio(r.width.mean, r.width_single_quantile.mean)])
         for r in record.results
     ]
     app.show_table(title, columns, rows, to_stderr=to_stderr)
-    if first.coverage_of != first.mean_over:
+    if first.coverage_unit != first.mean_unit:
         app.print_message(
-            f"Coverage is for {first.coverage_of}; the other means are for {first.mean_over}."
+            f"Coverage is for {first.coverage_unit}; the other means are for {first.mean_unit}."
         )
     if by_one:
         app.print_message(

@@ -302,7 +302,7 @@ def evaluate_scores(
     ]
     plan = EvaluationGrid(
         alpha=settings.alpha,
-        trials=None if exact and not unit.is_group else settings.trials,
+        splits=None if exact and not unit.is_group else settings.trials,
         seed=settings.seed,
         unit=unit.name,
         samples=None if samples is None else tuple(samples),

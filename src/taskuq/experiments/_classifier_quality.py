@@ -61,7 +61,7 @@ def _called(measure: str) -> str:
 
 def _from_table(inputs: ClaimInputs) -> tuple[list[Any], Figure]:
     # Its package loads torch, which the other experiments do without.
-    from taskuq.conformal._diagnose import auroc, classification_rates, roc_curve
+    from taskuq.task._metrics import auroc, classification_rates, roc_curve
 
     table = inputs.table
     assert table.label is not None

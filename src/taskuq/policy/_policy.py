@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -146,7 +146,7 @@ class Policy:
     @property
     def statement(self) -> str:
         """Guarantee for the interval that is reported when the scan stops."""
-        parts = [POLICIES[self.kind]().statement(self.goal, self.guarantee.sentence)]
+        parts = [POLICIES[self.kind]().statement(self.goal, self.guarantee.statement)]
         if self.whole_group:
             parts.append("All cases of a group stop together.")
         if "chosen" in self.provenance:
@@ -286,7 +286,7 @@ class Policy:
                 f"{self.guarantee.alpha:g}"
             )
         if np.isposinf(self.thresholds[round]):
-            return f"continue {at}: {self.guarantee.shortage}"
+            return f"continue {at}: {self.guarantee.caveat}"
         return f"continue {at}: not yet certain enough that {self._goal_statement}"
 
     def round_label(self, round: int) -> str:
@@ -311,7 +311,7 @@ class Policy:
         score = score_name(self._rules[0][0].score)
         # Consequences before the guarantee.
         parts = [f"{self.kind} ({score}) at alpha {self.alpha:g}."]
-        parts += [f"Note: {self.guarantee.shortage}."] if self.guarantee.shortage else []
+        parts += [f"Note: {self.guarantee.caveat}."] if self.guarantee.caveat else []
         parts += [self.warning] if self.warning else []
         return " ".join([*parts, self.statement])
 
@@ -325,7 +325,7 @@ class Policy:
             "accelerations": [None if np.isnan(R) else R for R in self.accelerations],
             "rules": [[rule.to_dict() for rule in rules] for rules in self._rules],
             "thresholds": [number_to_json(t) for t in self.thresholds],
-            "guarantee": asdict(self.guarantee),
+            "guarantee": self.guarantee.to_dict(),
             "guaranteed": self.is_guaranteed,
             "sentence": self.statement,
             "samples": self.samples,
@@ -377,7 +377,7 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
                 for rules in record["rules"]
             ),
             thresholds=tuple(number_from_json(t) for t in record["thresholds"]),
-            guarantee=Guarantee(**record["guarantee"]),
+            guarantee=Guarantee.from_dict(record["guarantee"]),
             samples=int(record["samples"]),
             whole_group=bool(record["whole_group"]),
             min_group_size=record.get("smallest_group"),

@@ -379,7 +379,7 @@ def _simulated(
         "budget": policy.provenance.get("budget", 1.0),
         "alpha": policy.alpha,
         "unit": "whole-group" if policy.whole_group else guarantee.unit,
-        "coverage_of": guarantee.whom.who,
+        "coverage_of": guarantee._unit.covered,
         "given": guarantee.given,
         "samples": policy.samples,
     }
@@ -404,7 +404,7 @@ def _guarantees(
     withdrawn = {w["policy"]: str(w["sentence"]) for w in monitors if w["withdrawn"] is not False}
     found = [
         Statement(
-            one.statement if isinstance(one, Policy) else one.guarantee.sentence,
+            one.statement if isinstance(one, Policy) else one.guarantee.statement,
             _shortages(one, withdrawn),
         )
         for one in opened
@@ -417,7 +417,7 @@ def _guarantees(
 
 def _shortages(stored: Policy | Bound, withdrawn: Mapping[str, str]) -> tuple[str, ...]:
     """Reasons why a policy or bound is less useful than its guarantee suggests."""
-    short = stored.guarantee.shortage
+    short = stored.guarantee.caveat
     if isinstance(stored, Policy):
         if short is None and np.isposinf(stored.thresholds).any():
             short = "no scan may stop in a round whose threshold is infinite"
@@ -450,7 +450,7 @@ def _of_splits(record: Mapping[str, Any]) -> Statement | None:
         )
     return Statement(
         f"Guaranteed: an interval calibrated as in these splits contains the target of "
-        f"{unit.who} with probability at least {1 - first['alpha']:.10g}, if the new "
+        f"{unit.covered} with probability at least {1 - first['alpha']:.10g}, if the new "
         f"{first['unit']} is exchangeable with the {first['n_calibration']} calibration "
         f"{first['unit']}s.",
         short,
@@ -471,7 +471,7 @@ def _sample_sizes(folder: RunFolder, alpha: float | None, policy: Policy | None)
     delta = stored[0].record.get("delta", 0.05) if stored else 0.05
     if not isinstance(alpha, float) or not 0.001 <= alpha <= 0.5:
         return None
-    by_group = policy is None or policy.guarantee.whom.is_group
+    by_group = policy is None or policy.guarantee._unit.is_group
     have = None if policy is None or by_group else policy.guarantee.n_cases
     return calibration_sizes(alpha, float(delta), have)
 

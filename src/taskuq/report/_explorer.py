@@ -356,11 +356,11 @@ def _steady(
 ) -> dict[str, Any]:
     """Families of a score that learns from all calibration cases, for each unit."""
     everyone = np.ones(x.shape[1], dtype=bool)
-    reads, seen = [score.read(of_round) for of_round in x], [score.read(r) for r in shown]
+    reads, seen = [score.summarise(of_round) for of_round in x], [score.summarise(r) for r in shown]
     scales: dict[str, dict[str, dict[str, str]]] = {"calibration": {}, "shown": {}}
     for unit in ("case",) if group is None else ("group", "case"):
         index = make_unit(unit).index(x.shape[1], group)
-        learnt = [score.learner(read, range_).learn(everyone, index) for read in reads]
+        learnt = [score.leave_one_out(read, range_).fit(everyone, index) for read in reads]
         narrow, wide = (_scales([one[end] for one in learnt], reads) for end in (1, 2))
         scales["calibration"][unit] = {"scale": narrow, "wide": wide}
         scales["shown"][unit] = {"scale": _scales([one.score for one in learnt], seen)}
@@ -376,7 +376,7 @@ def _steady(
 
 
 def _scales(scores: list[SelfTunedScore], reads: list[Any]) -> str:
-    families = [score.grown(read) for score, read in zip(scores, reads, strict=True)]
+    families = [score.summary_family(read) for score, read in zip(scores, reads, strict=True)]
     return _packed(np.stack([f.scale for f in families]).astype("<f8"))  # type: ignore[attr-defined]  # anchored
 
 

@@ -104,7 +104,7 @@ def make_report(
     if undeclared := suggest_range(loaded):
         tell(undeclared)
     tell(f"{loaded}: judging {', '.join(scores)} over {trials} random splits.")
-    judged = EvaluationGrid(tuple(scores), alpha, trials=trials, seed=seed, unit=whom.counted)
+    judged = EvaluationGrid(tuple(scores), alpha, splits=trials, seed=seed, unit=whom.counted)
     write_json(run / "evaluate.json", evaluate_table(loaded, judged).to_dict())
     if goal is not None and not np.isnan(loaded.accelerations).any():
         tell(f"Planning when to stop: {policy}.")

@@ -75,7 +75,7 @@ def _scanned(
 
 def _with_calibration(scan: OneScan, policy: Policy, folder: RunFolder) -> OneScan:
     """Mark a scan whose case the policy was calibrated on."""
-    table, explorer, whom = folder.table, folder.explorer, policy.guarantee.whom
+    table, explorer, whom = folder.table, folder.explorer, policy.guarantee._unit
     if table is None or not table.has_targets or not policy.monitor_reference:
         return scan
     if whom.is_group and table.group is None:

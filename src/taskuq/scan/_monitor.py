@@ -203,7 +203,7 @@ class Monitor:
     @property
     def _is_by_group(self) -> bool:
         """Whether the units are groups."""
-        return self.policy.guarantee.whom.is_group
+        return self.policy.guarantee._unit.is_group
 
     def _is_of(self, policy: Policy) -> bool:
         """Whether this is the policy that is watched."""

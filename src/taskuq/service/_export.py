@@ -21,11 +21,10 @@ from taskuq.measure._coils import rss
 from taskuq.measure._fourier import broadcast_mask, central_lines, fft2c, ifft2c
 from taskuq.pipeline._executor import Executor
 from taskuq.policy._policy import Policy
-from taskuq.recover._estimate import varnet_estimate
+from taskuq.recover._estimate import noise_scale_of, varnet_estimate
 from taskuq.recover._methods import rescale_pow2
 from taskuq.recover._varnet_training import VarNetRecovery
-from taskuq.recover.flow._around import COOLER, ResidualFlowSampler, temperature_at
-from taskuq.recover.flow._sample import ATTEMPTS
+from taskuq.recover.flow._sample import ATTEMPTS, COOLER, ResidualFlowSampler, temperature_at
 from taskuq.recover.sampler._network import unflatten_samples
 from taskuq.recover.sampler._sample import SamplerRecovery, counter_normal
 from taskuq.service._runtime import MANIFEST, SCHEMA, checksum
@@ -56,7 +55,7 @@ class _FlowExport(nn.Module):
             row.view(-1, height, width, channels)
             for row, (channels, height, width) in zip(rows, shapes, strict=True)
         ]
-        errors = recover.folded.inverse(latents, recover.folded.shares(inputs))
+        errors = recover.fused.inverse(latents, recover.fused.encode(inputs))
         return rss(estimate.coil_images(0, errors)), errors.abs().amax((1, 2, 3))
 
 
@@ -69,11 +68,12 @@ class _SamplerExport(nn.Module):
 
     def forward(self, zero_filled: Tensor, mask: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
         recover = self.parts[0]
-        found = recover.estimating.of(zero_filled[None], mask[None])
-        told, net = found.inputs(), recover._drawing
-        noise = counter_normal(draws, net.noise_size(*told.shape[-2:]))
-        residuals = net.draw(net.know(told, found.share()), unflatten_samples(noise, 1))
-        return found.images(residuals.float())[0], torch.zeros(len(draws))
+        batch = recover.estimator.estimate(zero_filled[None], mask[None])
+        inputs, net = batch.inputs(), recover.inference_net
+        noise = counter_normal(draws, net.noise_size(*inputs.shape[-2:]))
+        condition = net.encode(inputs, batch.sampled_fraction())
+        residuals = net.decode(condition, unflatten_samples(noise, 1))
+        return batch.images(residuals.float())[0], torch.zeros(len(draws))
 
 
 class _VarNetExport(nn.Module):
@@ -105,7 +105,7 @@ def _export_spec(recover: Any, masks: Tensor, height: int) -> _ExportSpec:
                 # The scale of draws depends on the sampled fraction.
                 "deviations": [[int(mask.sum()), _deviation(recover, mask)] for mask in masks],
             })  # fmt: skip
-        case SamplerRecovery() if hasattr(recover.estimating, "of"):
+        case SamplerRecovery() if hasattr(recover.estimator, "estimate"):
             return _ExportSpec(_SamplerExport(recover), {"kind": "seeds"})
         case VarNetRecovery():
             return _ExportSpec(_VarNetExport(recover), {"kind": "none"})
@@ -117,11 +117,7 @@ def _export_spec(recover: Any, masks: Tensor, height: int) -> _ExportSpec:
 
 
 def _deviation(recover: ResidualFlowSampler, mask: Tensor) -> float:
-    from taskuq.recover._estimate import WIDEST
-
-    unmeasured = 1 - mask.float().mean().item()
-    scale = min(unmeasured**-0.5, WIDEST) if unmeasured else 1.0
-    return temperature_at(recover.temperature, mask) * scale
+    return temperature_at(recover.temperature, mask) * noise_scale_of(mask)
 
 
 def _export_module(module: nn.Module, example: tuple[Tensor, ...], what: str) -> ExportedProgram:

@@ -14,13 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from taskuq.conformal._diagnose import (
-    auroc,
-    classification_rates,
-    reliability,
-    require_classes,
-    roc_curve,
-)
 from taskuq.data._dataset import LabelledSubset
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
@@ -36,6 +29,13 @@ from taskuq.task._cases import (
 )
 from taskuq.task._classifier import Classifier, ClassifierConfig, eval_mode
 from taskuq.task._methods import TASKS
+from taskuq.task._metrics import (
+    auroc,
+    classification_rates,
+    reliability,
+    require_classes,
+    roc_curve,
+)
 from taskuq.training._config import Batch, Recipe, TrainingConfig, mean_summary
 from taskuq.training._fit import TrainerOptions
 from taskuq.training._networks import NetworkKind
@@ -158,7 +158,7 @@ PAPER = TrainingConfig(
 
 
 @dataclass(frozen=True)
-class _ClassifierMethod:
+class ClassifierMethod:
     """Settings [task] of a classifier."""
 
     weights: Path | None = None
@@ -308,6 +308,6 @@ def _standardise(network: Classifier, targets: NDArray[np.floating]) -> None:
 
 
 NETWORK = NetworkKind(
-    ClassifierConfig, Classifier, _ClassifierTraining, _ClassifierMethod, PRESETS,
+    ClassifierConfig, Classifier, _ClassifierTraining, ClassifierMethod, PRESETS,
     evaluate=_evaluate_classifier, table=_table,
 )  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 
 from taskuq.measure._coils import rss
 from taskuq.measure._fourier import _central_window, central_lines, fft2c, ifft2c
-from taskuq.recover._compiled import _fold_varnet, fuse_unet
+from taskuq.recover._compiled import fuse_unet, fuse_varnet
 from taskuq.recover._varnet import UNet, VarNet, VarNetConfig
 
 SMALL = VarNetConfig(cascades=3, width=4, pools=2, sensitivity_width=4, sensitivity_pools=2)
@@ -36,7 +36,7 @@ def test_folded_network_is_the_network(net, scan, dtype, tolerance):
     kspace, mask = scan[0].to(dtype.to_complex()), scan[1]
     arguments = kspace, mask, central_lines(mask)
     net = net.to(dtype)
-    quick = _fold_varnet(net, device="cpu", dtype=dtype)
+    quick = fuse_varnet(net, device="cpu", dtype=dtype)
     with torch.no_grad():
         pairs = zip(quick.maps_and_images(*arguments), net.maps_and_images(*arguments), strict=True)
         assert all(nearly(found, expected, tolerance) for found, expected in pairs)
@@ -50,7 +50,7 @@ def test_refinements_use_their_own_step(net, scan):
 
 def test_everything_measured_is_returned_as_it_is(net, scan):
     kspace, mask = scan[0].to(torch.complex64), scan[1]
-    quick = _fold_varnet(net, device="cpu", dtype=torch.float32)
+    quick = fuse_varnet(net, device="cpu", dtype=torch.float32)
     images = quick(kspace, mask, central_lines(mask))
     assert torch.equal(images[2], rss(ifft2c(kspace))[2])
 
@@ -62,14 +62,14 @@ def test_small_sides_and_masks_without_a_centre_fold_as_well(net, draw, side):
     mask[1, 13] = True
     arguments = torch.where(mask[:, None, None], fft2c(images), 0), mask, central_lines(mask)
     net = net.double()
-    quick = _fold_varnet(net, device="cpu", dtype=torch.float64)
+    quick = fuse_varnet(net, device="cpu", dtype=torch.float64)
     with torch.no_grad():
         assert nearly(quick(*arguments), net(*arguments), 1e-11)
 
 
 def test_no_signal_gives_no_image(net, scan):
     kspace, mask = torch.zeros_like(scan[0]).to(torch.complex64), scan[1]
-    quick = _fold_varnet(net, device="cpu", dtype=torch.float32)
+    quick = fuse_varnet(net, device="cpu", dtype=torch.float32)
     arguments = kspace, mask, central_lines(mask)
     with torch.no_grad():
         assert nearly(quick(*arguments) + 1, net(*arguments) + 1, 1e-5)
@@ -85,7 +85,7 @@ def test_half_precision_does_not_overflow(net, scan):
             if "layers" in name:
                 weight.mul_(1e6)
         assert nearly(net(*arguments), expected, 1e-3)
-        found = _fold_varnet(net, device="cpu", dtype=torch.float16)(*arguments)
+        found = fuse_varnet(net, device="cpu", dtype=torch.float16)(*arguments)
     assert nearly(found, expected, 3e-2)
 
 

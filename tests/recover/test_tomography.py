@@ -1,15 +1,16 @@
 """Recoveries from views: restored, reproducible, honest, and trained from one file."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from raising import refused
 from taskuq.data._arrays import ArrayDataset
 from taskuq.data._chest import ChestPhantom
 from taskuq.data._dataset import Subset
-from taskuq.errors import InputError
 from taskuq.measure._tomography import (
     ParallelBeamCT,
     Radon,
@@ -63,10 +64,13 @@ def sampler():
 
 def test_samples_differ_where_views_do_not_see_and_agree_where_they_do():
     recover = sampler()
-    found = recover.estimating([scan(0)])
+    found = recover.estimator([scan(0)])
 
-    def gap(compose):
-        samples = _sample_images(recover.net, found, samples=6, seeds=[3], compose=compose)
+    def gap(images):
+        batch = SimpleNamespace(
+            inputs=found.inputs, sampled_fraction=found.sampled_fraction, images=images
+        )
+        samples = _sample_images(recover.net, batch, samples=6, seeds=[3])
         assert samples.std(1).mean() > 1e-3
         return (found.views.radon(samples) - scan(0).projections).norm()
 
@@ -126,7 +130,7 @@ def test_validation_sees_the_views_of_its_rounds_alone():
     batch = {"image": CHEST[0].image[None], "round": torch.tensor([0])}
     views, _ = _SinogramSimulator(MEASURE, anywhere=1.0)(batch, torch.Generator())
     assert torch.equal(views.mask, torch.as_tensor(MEASURE.masks(0)[:1]))
-    with pytest.raises(InputError, match="share of cases"):
+    with refused("value.invalid"):
         _SinogramSimulator(MEASURE, anywhere=1.5)
 
 
@@ -153,7 +157,7 @@ def test_rounds_are_drawn_anew_in_training_and_fixed_in_validation():
 
 def test_coil_images_are_refused():
     data = ArrayDataset(np.ones((1, 2, 8, 8)) + 0j, label=[0], group="each")
-    with pytest.raises(InputError, match="coils = 0"):
+    with refused("shape.axes"):
         _SinogramDataset(data, 2, seed=None)[0, 0]
 
 
@@ -205,7 +209,7 @@ def test_networks_that_estimate_start_where_they_are_told(tmp_path):
 
 
 def test_a_sampler_of_other_channels_is_refused():
-    with pytest.raises(InputError, match="3 and 1"):
+    with refused("value.invalid"):
         _CTSamplerTraining(network=build("sampler", preset="tiny").config)
 
 

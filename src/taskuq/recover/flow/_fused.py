@@ -1,17 +1,15 @@
-"""Hand-written flow inference (until the fast path)."""
+"""Fused flow for inference."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from taskuq.recover import _triton as compiled
-from taskuq.recover import _triton as kernels
 from taskuq.recover._compiled import (
     FusedUNet,
     convolution_of,
@@ -20,6 +18,7 @@ from taskuq.recover._compiled import (
     to_rows,
     weight_of,
 )
+from taskuq.recover._triton import kernels_for
 from taskuq.recover.flow._model import (
     COUPLING_SLOPE,
     FLOOR,
@@ -45,8 +44,7 @@ class _FusedAffine(NamedTuple):
     pair: Tensor
 
     @classmethod
-    def of(cls, raw_bias: Tensor, matrix: Tensor, bias: Tensor) -> _FusedAffine:
-        """Split the matrix into its pair."""
+    def split(cls, raw_bias: Tensor, matrix: Tensor, bias: Tensor) -> _FusedAffine:
         high = matrix.bfloat16()
         rest = (matrix - high.to(matrix.dtype)).bfloat16()
         return cls(raw_bias, matrix.contiguous(), bias, torch.stack([high, rest]).contiguous())
@@ -71,33 +69,33 @@ class _FusedAttention(NamedTuple):
 
 def _leaky(y: Tensor, add: Tensor, slope: float, samples: int = 1) -> Tensor:
     """Add a bias or a map, then a leaky ReLU, in place where that is possible."""
-    if fused := _kernels(y):
-        result: Tensor = fused.leaky(y, add, slope, samples)
+    if fused := kernels_for(y):
+        result: Tensor = fused.bias_leaky_relu(y, add, slope, samples)
         return result
     if add.ndim > 1:
         add = add.repeat_interleave(samples, dim=0)
     return F.leaky_relu(y.add_(add.to(y.dtype)), slope, inplace=True)
 
 
-def _fused_step_reference(
+def _fused_step(
     x: Tensor,
     raw: Tensor | None,
-    fold: _FusedAffine | None,
+    affine: _FusedAffine | None,
     attend: _FusedAttention | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None]:
-    """Reference version of _fused_step."""
-    fused = _kernels(x)
-    if fused and fused.supports(x.shape[-1]):
+    """Finish one step and start the next."""
+    fused = kernels_for(x)
+    if fused and fused.supports_channels(x.shape[-1]):
         kept = x.new_empty((*x.shape[:-1], x.shape[-1] // 2), dtype=dtype)
-        fused.between(x, raw, fold, attend, kept)
+        fused.fused_step(x, raw, affine, attend, kept)
         return x, kept if attend is not None else None
     if raw is not None:
-        assert fold is not None
-        scale, shift = (raw.to(x.dtype) + fold.raw_bias).chunk(2, dim=-1)
+        assert affine is not None
+        scale, shift = (raw.to(x.dtype) + affine.raw_bias).chunk(2, dim=-1)
         first, second = x.chunk(2, dim=-1)
         second = (second - shift) * torch.exp(-log_scale(scale))
-        x = torch.cat([first, second], dim=-1) @ fold.matrix + fold.bias
+        x = torch.cat([first, second], dim=-1) @ affine.matrix + affine.bias
     if attend is None:
         return x, None
     channel = torch.arange(x.shape[-1], device=x.device)
@@ -110,19 +108,15 @@ def _fused_step_reference(
 
 
 def _pixelwise(
-    x: Tensor, share: Tensor, subnet: _FusedCouplingNet, slope: float, samples: int
+    x: Tensor, condition: Tensor, subnet: _FusedCouplingNet, slope: float, samples: int
 ) -> Tensor:
     """Run 1×1 convolutions: scale and shift (case * sample, pixel, 2 * channel), no last bias."""
-    fused = _kernels(x)
+    fused = kernels_for(x)
     if fused and fused.supports_pixelwise(x, len(subnet.second)):
-        result: Tensor = fused.pixelwise(x, share, subnet, slope, samples)
+        result: Tensor = fused.pixelwise(x, condition, subnet, slope, samples)
         return result
-    hidden = _leaky(x @ subnet.first, share, slope, samples)
+    hidden = _leaky(x @ subnet.first, condition, slope, samples)
     return _leaky(hidden @ subnet.second, subnet.second_bias, slope) @ subnet.third
-
-
-def _kernels(x: Tensor) -> Any:
-    return kernels if x.is_cuda and compiled.is_available() else None
 
 
 class _FusedScaleNet(NamedTuple):
@@ -131,7 +125,7 @@ class _FusedScaleNet(NamedTuple):
     convolutions: tuple[tuple[Tensor, Tensor], ...]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map (case, told, height, width) to sizes of real channels, in float32 or float64."""
+        """Return the residual scale of each real channel, in float32 or float64."""
         for i, (weight, bias) in enumerate(self.convolutions):
             if i:
                 x = F.leaky_relu(x, SIZE_SLOPE, inplace=True)
@@ -150,7 +144,6 @@ class _FusedStage(NamedTuple):
     mix: tuple[Tensor, Tensor]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map (case, inputs, height, width) to half the size."""
         x = F.conv2d(x, *self.down, stride=2, padding=1)
         residual = x
         for i, (weight, bias) in enumerate(self.residual):
@@ -161,14 +154,14 @@ class _FusedStage(NamedTuple):
         return F.conv2d(x, *self.mix)
 
 
-def _fold_size(size: ResidualScaleNet, device: torch.device, dtype: torch.dtype) -> _FusedScaleNet:
-    """Take the weights of the network that says how large residuals are."""
+def _fuse_scale_net(
+    size: ResidualScaleNet, device: torch.device, dtype: torch.dtype
+) -> _FusedScaleNet:
     layers = (size.first, size.second, size.third)
     return _FusedScaleNet(tuple(convolution_of(layer, device, dtype) for layer in layers))
 
 
-def _fold_stage(stage: ConditionStage, device: torch.device, dtype: torch.dtype) -> _FusedStage:
-    """Take the weights of one condition stage, as it is in evaluation."""
+def _fuse_stage(stage: ConditionStage, device: torch.device, dtype: torch.dtype) -> _FusedStage:
 
     def conv(module: nn.Module) -> tuple[Tensor, Tensor]:
         return convolution_of(module, device, dtype)
@@ -192,7 +185,7 @@ class _FusedStep(NamedTuple):
 
     kernel: int
     subnet: _FusedCouplingNet
-    fold: _FusedAffine
+    affine: _FusedAffine
     attend: _FusedAttention
 
 
@@ -200,7 +193,7 @@ class _FusedLayer(NamedTuple):
     """Flow layer for inference."""
 
     steps: tuple[_FusedStep, ...]
-    shares: dict[int, tuple[Tensor, Tensor]]
+    condition: dict[int, tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,38 +208,38 @@ class FusedFlow:
     dtype: torch.dtype
     device: torch.device
 
-    def shares(self, told: Tensor) -> list[list[Tensor]]:
-        """Return what the condition adds to first convolutions: layers, finest first, of steps."""
-        told = self._moved(told)
-        x = told if self.size is not None else self.unet.features(told)
+    def encode(self, condition: Tensor) -> list[list[Tensor]]:
+        """Return the condition's part of first convolutions: layers, finest first, of steps."""
+        condition = self._to_device(condition)
+        x = condition if self.size is not None else self.unet.features(condition)
         if self.direct:
-            x = torch.cat([x, told], dim=1)
-        shares = []
+            x = torch.cat([x, condition], dim=1)
+        encoded = []
         for stage, layer in zip(self.stages, self.layers, strict=True):
             x = stage(x)
             by_kernel = {
                 kernel: to_rows(F.conv2d(x, weight, bias, padding=kernel // 2)).chunk(
                     sum(step.kernel == kernel for step in layer.steps), dim=-1
                 )
-                for kernel, (weight, bias) in layer.shares.items()
+                for kernel, (weight, bias) in layer.condition.items()
             }
             parts = {kernel: iter(chunks) for kernel, chunks in by_kernel.items()}
-            shares.append([next(parts[step.kernel]).contiguous() for step in layer.steps])
-        return shares
+            encoded.append([next(parts[step.kernel]).contiguous() for step in layer.steps])
+        return encoded
 
-    def sizes(self, told: Tensor) -> Tensor | None:
-        return None if self.size is None else self.size(self._moved(told))
+    def residual_scales(self, condition: Tensor) -> Tensor | None:
+        return None if self.size is None else self.size(self._to_device(condition))
 
-    def _moved(self, told: Tensor) -> Tensor:
-        return told.to(self.device, self.dtype, memory_format=torch.channels_last)
+    def _to_device(self, condition: Tensor) -> Tensor:
+        return condition.to(self.device, self.dtype, memory_format=torch.channels_last)
 
-    def inverse(self, latents: Sequence[Tensor], shares: Sequence[Sequence[Tensor]]) -> Tensor:
+    def inverse(self, latents: Sequence[Tensor], condition: Sequence[Sequence[Tensor]]) -> Tensor:
         """Turn latents into complex null-space images (case * sample, coil, height, width)."""
-        *factored, on = latents
-        height, width = on.shape[1:3]
-        x = on.flatten(1, 2)
+        *factored, coarsest = latents
+        height, width = coarsest.shape[1:3]
+        x = coarsest.flatten(1, 2)
         for layer, z, maps in zip(
-            reversed(self.layers), reversed(factored), reversed(shares), strict=True
+            reversed(self.layers), reversed(factored), reversed(condition), strict=True
         ):
             x = torch.cat([x, z.flatten(1, 2)], dim=-1)
             x = self._layer(x, layer, maps, height, width)
@@ -261,33 +254,35 @@ class FusedFlow:
     ) -> Tensor:
         samples = len(x) // len(maps[0])
         steps = layer.steps
-        x, kept = _fused_step_reference(x, None, None, steps[-1].attend, self.dtype)
+        x, kept = _fused_step(x, None, None, steps[-1].attend, self.dtype)
         for k in reversed(range(len(steps))):
             step = steps[k]
             assert kept is not None, "every step begins with its attention undone"
             raw = _raw(kept, step, maps[k], samples, height, width)
-            x, kept = _fused_step_reference(
-                x, raw, step.fold, steps[k - 1].attend if k else None, self.dtype
+            x, kept = _fused_step(
+                x, raw, step.affine, steps[k - 1].attend if k else None, self.dtype
             )
         return x
 
 
-def fold(flow: ConditionalFlow, *, device: torch.device | str, dtype: torch.dtype) -> FusedFlow:
+def fuse_flow(
+    flow: ConditionalFlow, *, device: torch.device | str, dtype: torch.dtype
+) -> FusedFlow:
     """Rearrange a flow to draw the same samples on one device, in one precision."""
     device = torch.device(device)
     with torch.no_grad():
         return FusedFlow(
             unet=fuse_unet(flow.unet, device, dtype),
-            stages=tuple(_fold_stage(s, device, dtype) for s in flow.conditioner.stages),  # type: ignore[arg-type]
-            layers=tuple(_fold_layer(layer, device, dtype) for layer in flow.layers),  # type: ignore[arg-type]
-            size=None if flow.size is None else _fold_size(flow.size, device, dtype),
+            stages=tuple(_fuse_stage(s, device, dtype) for s in flow.conditioner.stages),  # type: ignore[arg-type]
+            layers=tuple(_fuse_layer(layer, device, dtype) for layer in flow.layers),  # type: ignore[arg-type]
+            size=None if flow.size is None else _fuse_scale_net(flow.size, device, dtype),
             direct=flow.config.direct and flow.size is None,
             dtype=dtype,
             device=device,
         )
 
 
-def _fold_layer(layer: FlowLayer, device: torch.device, dtype: torch.dtype) -> _FusedLayer:
+def _fuse_layer(layer: FlowLayer, device: torch.device, dtype: torch.dtype) -> _FusedLayer:
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     steps = []
     for k, step in enumerate(layer.steps):
@@ -303,7 +298,7 @@ def _fold_layer(layer: FlowLayer, device: torch.device, dtype: torch.dtype) -> _
             _FusedStep(
                 kernel=subnet.kernel,
                 subnet=_subnet(subnet, device, dtype, exact),
-                fold=_FusedAffine.of(
+                affine=_FusedAffine.split(
                     subnet.third.bias.to(device, exact),
                     matrix.to(device, exact),
                     bias.to(device, exact),
@@ -315,11 +310,11 @@ def _fold_layer(layer: FlowLayer, device: torch.device, dtype: torch.dtype) -> _
                 ),
             )
         )
-    shares = {}
+    condition = {}
     for kernel in sorted({step.kernel for step in steps}):
         nets = [s.coupling.subnet for s in layer.steps if s.coupling.subnet.kernel == kernel]  # type: ignore[union-attr]
-        shares[kernel] = _share(nets, device, dtype)  # type: ignore[arg-type]
-    return _FusedLayer(tuple(steps), shares)
+        condition[kernel] = _condition_weights(nets, device, dtype)  # type: ignore[arg-type]
+    return _FusedLayer(tuple(steps), condition)
 
 
 def _subnet(
@@ -336,26 +331,26 @@ def _subnet(
 
 
 def _raw(
-    kept: Tensor, step: _FusedStep, share: Tensor, samples: int, height: int, width: int
+    kept: Tensor, step: _FusedStep, condition: Tensor, samples: int, height: int, width: int
 ) -> Tensor:
-    """The raw scale and shift of one step, without the last bias."""
+    """Return raw scale and shift of one step, without the last bias."""
     subnet = step.subnet
     if step.kernel == 1:
-        return _pixelwise(kept, share, subnet, COUPLING_SLOPE, samples)
-    hidden = _leaky(convolve(kept, subnet.first, height, width), share, COUPLING_SLOPE, samples)
+        return _pixelwise(kept, condition, subnet, COUPLING_SLOPE, samples)
+    hidden = _leaky(convolve(kept, subnet.first, height, width), condition, COUPLING_SLOPE, samples)
     hidden = convolve(hidden, subnet.second, height, width)
     hidden = _leaky(hidden, subnet.second_bias, COUPLING_SLOPE)
     return convolve(hidden, subnet.third, height, width)
 
 
 def _undo(part: FlowStep | FlowLayer) -> tuple[Tensor, Tensor]:
-    """Rotation and ActNorm undone, as rows: ``y @ matrix + bias``; computed in float64."""
+    """Return the inverse of rotation and ActNorm on rows, ``y @ matrix + bias``, in float64."""
     shrink = torch.exp(-part.norm.scale.detach().double())
     # Row vectors: y R undoes the rotation of column vectors, R x.
     return part.rotation.exact() * shrink, -part.norm.bias.detach().double() * shrink
 
 
-def _share(
+def _condition_weights(
     nets: Sequence[CouplingNet], device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     weight = torch.cat([net.first.weight[:, net.inputs :] for net in nets])
@@ -364,7 +359,7 @@ def _share(
 
 
 def _to_images(x: Tensor, height: int, width: int) -> Tensor:
-    """The last unsqueezing and the complex layout in one copy."""
+    """Unsqueeze to complex images in one copy."""
     # Channel 4 (2 b + i) + 2 dy + dx: coil b, real or imaginary part i, place (dy, dx) in a block.
     blocks = x.view(len(x), height, width, -1, 2, 2, 2)
     image = blocks.permute(0, 3, 1, 5, 2, 6, 4).contiguous()

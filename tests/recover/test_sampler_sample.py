@@ -10,18 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from raising import refused
 from taskuq.data._arrays import ArrayDataset
 from taskuq.data._readers import simulate_coil_dataset
-from taskuq.errors import InputError
-from taskuq.measure._fourier import project_measured
+from taskuq.measure._fourier import _central_window, project_measured
 from taskuq.measure._mri import MRIMeasurement, MultiCoilMRI
 from taskuq.recover import build
 from taskuq.recover._compiled import accelerate
 from taskuq.recover._estimate import CrossFitEstimates, assign_folds, varnet_estimate
+from taskuq.recover._methods import RECOVERIES
 from taskuq.recover._varnet import VarNet, VarNetConfig
 from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
 from taskuq.recover.sampler._sample import (
     SamplerRecovery,
+    _GraphedSampler,
     _sample_images,
     _ScaledNoise,
     counter_normal,
@@ -31,7 +33,7 @@ from taskuq.recover.sampler._train import (
     ImageLossConfig,
     SamplerLoss,
     TaskLossConfig,
-    _VarNetEstimator,
+    VarNetEstimator,
     sampler_recipe,
 )
 from taskuq.training._checkpoints import _read_log
@@ -68,7 +70,7 @@ def varnet() -> VarNet:
 
 @pytest.fixture
 def recover(net, varnet) -> SamplerRecovery:
-    return SamplerRecovery(net, _VarNetEstimator(varnet))
+    return SamplerRecovery(net, VarNetEstimator(varnet))
 
 
 def scans(acceleration: float, count: int = 3) -> list[MRIMeasurement]:
@@ -81,15 +83,16 @@ def scans(acceleration: float, count: int = 3) -> list[MRIMeasurement]:
 @pytest.mark.parametrize("acceleration", [4, 2])
 def test_samples_agree_with_the_measurement(net, varnet, acceleration):
     cases = scans(acceleration)
-    found = _VarNetEstimator(varnet)(cases)
+    found = VarNetEstimator(varnet)(cases)
     noise = torch.randn(3, 5, net.noise_size(SIZE, SIZE), generator=torch.Generator())
-    residuals = net(found.inputs(), found.share(), noise)
+    residuals = net(found.inputs(), found.sampled_fraction(), noise)
     assert residuals.std(1).mean() > 1e-2  # samples differ
-    coils, mask = found.coils(residuals), torch.stack([scan.mask for scan in cases])
+    coils = found.estimate.coils(residuals) * found.size.view(-1, 1, 1, 1, 1)
+    mask = torch.stack([scan.mask for scan in cases])
     kept = project_measured(coils.flatten(0, 1), mask.repeat_interleave(5, 0))
     measured = torch.stack([scan.zero_filled for scan in cases])
     assert (kept - measured.repeat_interleave(5, 0)).abs().max() < 1e-5
-    one = found.found.coil_images(2, torch.complex(*residuals[2].unbind(1))[:, None])
+    one = found.estimate.coil_images(2, torch.complex(*residuals[2].unbind(1))[:, None])
     assert torch.allclose(one * found.size[2], coils[2], atol=1e-5)
     magnitudes = coils.abs().square().sum(2).sqrt()
     assert torch.allclose(found.images(residuals), magnitudes, atol=1e-5)
@@ -138,7 +141,7 @@ def test_every_draw_is_finite(net, varnet, what, sides):
 
 
 def test_bfloat16_draws_nearly_the_same(net, varnet):
-    found = _VarNetEstimator(varnet)(scans(4))
+    found = VarNetEstimator(varnet)(scans(4))
     exact, short = (
         _sample_images(net, found, samples=3, seeds=[1, 2, 3], dtype=dtype)
         for dtype in (torch.float32, torch.bfloat16)
@@ -179,7 +182,7 @@ class Slab:
         image = (self.seen @ self.inverse.T) / self.scale[:, None]
         return image.view(-1, 1, 8, 8)
 
-    def share(self) -> Tensor:
+    def sampled_fraction(self) -> Tensor:
         return torch.full((len(self.seen),), len(self.matrix) / 64)
 
     def images(self, residuals: Tensor) -> Tensor:
@@ -246,14 +249,14 @@ class Corner(torch.nn.Module):
 
 
 def gradient_of(progress, terms):
-    recipe = slab_recipe(terms=terms, task=Corner() if terms else None)
+    recipe = slab_recipe(task_loss=terms, task=Corner() if terms else None)
     batch = {"image": torch.stack([Waves()[0, k]["image"] for k in range(4)]), "progress": progress}
     loss = recipe.loss(recipe.network, batch, torch.Generator().manual_seed(0))
     loss.backward()
     return torch.cat([p.grad.flatten() for p in recipe.network.parameters() if p.grad is not None])
 
 
-@pytest.mark.parametrize("quick", [{"is_replayed": True}, {"is_compiled": True}])
+@pytest.mark.parametrize("quick", [{"cuda_graphs": True}, {"compiled": True}])
 def test_quick_steps_are_steps(monkeypatch, quick):
     """On a CPU nothing is replayed; here nothing is compiled, but asked to be."""
     asked = []
@@ -270,7 +273,7 @@ def test_quick_steps_are_steps(monkeypatch, quick):
         grads = [p.grad for p in recipe.network.parameters() if p.grad is not None]
         found.append(torch.cat([grad.flatten() for grad in grads]))
     assert torch.equal(*found)
-    assert len(asked) == quick.get("is_compiled", False)
+    assert len(asked) == quick.get("compiled", False)
 
 
 def test_a_network_is_compiled_in_one_piece(net):
@@ -291,7 +294,7 @@ def test_task_terms_pull_no_harder_than_their_limit_and_not_before_they_begin():
 
 def test_gradients_flow_through_consistency(net, varnet):
     """What data consistency takes out of a residual has no gradient."""
-    found = _VarNetEstimator(varnet)(scans(2)).found
+    found = VarNetEstimator(varnet)(scans(2)).estimate
     residuals = torch.zeros(3, 2, 2, SIZE, SIZE, requires_grad=True)
     found.images(residuals).square().sum().backward()
     grad = residuals.grad
@@ -306,7 +309,7 @@ def test_gradients_flow_through_consistency(net, varnet):
 class Loud(SamplerNet):
     """Residuals that are the first noise map: it is known how far they spread."""
 
-    def draw(self, known, noise):
+    def decode(self, condition, noise):
         maps = noise[:, :, self.config.numbers :][..., : 8 * 8]
         return 0.5 * maps.reshape(*noise.shape[:2], 1, 8, 8)
 
@@ -322,7 +325,7 @@ def test_noise_becomes_as_loud_as_held_out_cases_ask_for():
         def inputs(self):
             return torch.zeros(len(self.scale), 1, 8, 8)
 
-        def share(self):
+        def sampled_fraction(self):
             return torch.full((len(self.scale),), self.part)
 
         def images(self, residuals):
@@ -366,7 +369,7 @@ def test_folds_split_patients_evenly_and_keep_them_whole():
     counts = np.bincount(parts) // 3
     assert counts.max() - counts.min() <= 1
     assert not np.array_equal(parts, assign_folds(groups, 4, seed=1))
-    with pytest.raises(InputError, match="11 groups are too few for 12 folds"):
+    with refused("units.few"):
         assign_folds(groups, 12, seed=0)
 
 
@@ -378,3 +381,35 @@ def test_presets_have_the_sizes_that_they_say():
     assert 8e6 < sizes["paper"] < 20e6
     assert sizes["demo"] < 6e6
     assert sizes["tiny"] < 0.3e6
+
+
+@pytest.fixture
+def net_folded_sampler(randomise):
+    return randomise(SamplerNet(SamplerConfig(width=4, drawn=(8, 12, 16)))).eval()
+
+
+def scan(seed):
+    generator = torch.Generator().manual_seed(seed)
+    mask = _central_window(torch.tensor([8]), 24)[0]
+    image = torch.complex(*torch.randn(2, 3, 16, 24, generator=generator))
+    return MRIMeasurement(project_measured(image, mask), mask, 3.0)
+
+
+def test_graphed_samples_are_samples(net_folded_sampler):
+    """The steps that a GPU replays: neither chunks nor the number of samples matter."""
+    estimator = VarNetEstimator(RECOVERIES.build("varnet", preset="tiny"))
+    cases = [scan(seed) for seed in range(2)]
+    expected = _sample_images(net_folded_sampler, estimator(cases), samples=5, seeds=[3, 4])
+    for pixels in (1, 2 * 2 * 16 * 24, 10**6):
+        sample = _GraphedSampler(
+            net_folded_sampler, estimator, torch.float32, chunk_pixels=pixels, graphs=False
+        )
+        for samples in (5, 2):
+            images = sample(cases, samples=samples, seeds=[3, 4])
+            assert (images - expected[:, :samples]).abs().max() < 1e-4 * expected.max()
+        swapped = sample(cases[::-1], samples=1, seeds=[4, 3])
+        assert (swapped[0] - expected[1, :1]).abs().max() < 1e-4
+        last = sample(cases[1:], samples=5, seeds=[4])  # padded to two cases
+        assert last.shape == expected[1:].shape
+        assert (last - expected[1:]).abs().max() < 1e-4 * expected.max()
+        assert sample._graph.cases == 2

@@ -10,14 +10,21 @@ import pytest
 import torch
 from torch.func import jacrev
 
+from raising import refused
 from taskuq._seeds import mix_seeds
 from taskuq.data._arrays import ArrayDataset
 from taskuq.data._readers import simulate_coil_dataset
-from taskuq.errors import InputError
 from taskuq.measure._coils import rss, to_channels, to_complex
 from taskuq.measure._fourier import project_measured, project_null_space
 from taskuq.recover._cases import MaskedDataset
-from taskuq.recover.flow._model import ACCELERATIONS, ConditionalFlow, FlowConfig, inflation_at
+from taskuq.recover._varnet import _InstanceNorm
+from taskuq.recover.flow._model import (
+    ACCELERATIONS,
+    ConditionalFlow,
+    FlowConfig,
+    bits_per_dimension,
+    inflation_at,
+)
 from taskuq.recover.flow._sample import (
     FlowSampler,
     PosteriorMean,
@@ -26,9 +33,10 @@ from taskuq.recover.flow._sample import (
     posterior_mean,
 )
 from taskuq.recover.flow._train import (
-    _factors,
+    _compile_flow,
     _fit_inflation,
     _FlowTraining,
+    _inflation,
     _null_space_target,
     _residual_fill,
     _residual_fraction,
@@ -69,9 +77,9 @@ def measurement(complex_normal):
 
 def test_a_turn_is_unitary_at_every_pixel(complex_normal):
     x, y = complex_normal(2, 4, 8, 12), complex_normal(2, 4, 8, 12)
-    turn = _CoilRotation.of(y)
+    turn = _CoilRotation.from_measurement(y)
     assert (rss(turn(x)) - rss(x)).abs().max() < 1e-12
-    assert (turn.back(turn(x)) - x).abs().max() < 1e-12
+    assert (turn.inverse(turn(x)) - x).abs().max() < 1e-12
     inner = (turn(x).conj() * turn(y)).sum(1) - (x.conj() * y).sum(1)
     assert inner.abs().max() < 1e-12
 
@@ -79,14 +87,17 @@ def test_a_turn_is_unitary_at_every_pixel(complex_normal):
 def test_the_first_turned_coil_is_the_combined_image(complex_normal):
     y = complex_normal(1, 3, 16, 16)
     low = gaussian_blur(y, 2.5 / 128 * 16)
-    turned = _CoilRotation.of(y)(low)
+    turned = _CoilRotation.from_measurement(y)(low)
     assert (turned[:, 0] - rss(low)).abs().max() < 1e-9
     assert turned[:, 1:].abs().max() < 1e-9
 
 
 def test_a_pixel_without_signal_is_turned_too():
-    turn, x = _CoilRotation.of(torch.zeros(1, 2, 4, 4) + 0j), torch.ones(1, 2, 4, 4) + 0j
-    assert torch.allclose(turn.back(turn(x)), x)
+    turn, x = (
+        _CoilRotation.from_measurement(torch.zeros(1, 2, 4, 4) + 0j),
+        torch.ones(1, 2, 4, 4) + 0j,
+    )
+    assert torch.allclose(turn.inverse(turn(x)), x)
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -95,7 +106,7 @@ def test_what_is_expected_agrees_with_the_measurement_after_every_pass(flow, mea
     with torch.no_grad():
         found = posterior_mean(replace(WHOLE, turned=turned), y, mask, flow.predict)
     assert len(found.images) == 2
-    assert found.told.shape[1] == WHOLE.told
+    assert found.condition.shape[1] == WHOLE.condition_inputs
     for image in found.images:
         assert (project_measured(image, mask) - y).abs().max() < 1e-5 * image.abs().max()
     assert (found.images[0] - found.images[1]).abs().max() > 1e-2
@@ -104,7 +115,7 @@ def test_what_is_expected_agrees_with_the_measurement_after_every_pass(flow, mea
 def test_it_inverts_and_its_log_determinant_is_that_of_the_jacobian(randomise, draw):
     config = replace(WHOLE, coils=1, unet_pools=1, condition_channels=2, steps=2)
     flow = randomise(made(config).double()).eval()
-    x, told = draw(1, 2, 8, 8), draw(1, config.told, 8, 8)
+    x, told = draw(1, 2, 8, 8), draw(1, config.condition_inputs, 8, 8)
     conditions = flow.condition(told)
     assert conditions[-1].abs().max() > 0.05, "sizes must matter"
     latents, log_det = flow(x, conditions)
@@ -144,10 +155,10 @@ def test_a_sample_is_what_is_expected_and_a_widened_residual(flow, measurement):
         with torch.no_grad():
             found = posterior_mean(flow.config, one, lines, flow.predict)
             residual = flow.inverse(
-                z, [c.expand(2, -1, -1, -1) for c in flow.condition(found.told)]
+                z, [c.expand(2, -1, -1, -1) for c in flow.condition(found.condition)]
             )
         residual = residual * inflation_at(flow.widening, lines)[:, :, None, None]
-        drawn = found.images[-1] + found.back(to_complex(residual))
+        drawn = found.images[-1] + found.unrotate(to_complex(residual))
         plain = project_null_space(drawn, lines.expand(2, -1)) + one
         assert (samples[case] - plain).abs().max() < 1e-4 * plain.abs().max()
 
@@ -165,9 +176,9 @@ def test_the_target_is_what_the_expected_image_lacks(flow, measurement):
     told, target = _null_space_target(flow, x, mask, torch.Generator().manual_seed(0))
     with torch.no_grad():
         found = posterior_mean(flow.config, y, mask, flow.predict)
-    missing = project_null_space(found.back(to_complex(target)), mask) + found.images[-1]
+    missing = project_null_space(found.unrotate(to_complex(target)), mask) + found.images[-1]
     assert (missing - x).abs().max() < 1e-4
-    assert torch.allclose(told, found.told)
+    assert torch.allclose(told, found.condition)
     assert not target.requires_grad
 
 
@@ -248,7 +259,7 @@ def test_widened_residuals_are_as_large_as_errors(randomise):
     masks, sampler = torch.as_tensor(cases.masks), FlowSampler(flow)
     for place, mask in enumerate(masks):
         # Not to the last digit: measured lines tie the channels to each other.
-        assert _factors(sampler, cases, mask, place) == pytest.approx(np.ones(4), abs=0.1)
+        assert _inflation(sampler, cases, mask, place) == pytest.approx(np.ones(4), abs=0.1)
 
 
 def test_residuals_that_are_as_large_as_errors_are_left_alone(complex_normal):
@@ -262,11 +273,11 @@ def test_residuals_that_are_as_large_as_errors_are_left_alone(complex_normal):
         )
 
     draw.config, draw.device = config, "cpu"
-    draw.folded = SimpleNamespace(unet=SimpleNamespace(predict=None))
+    draw.fused = SimpleNamespace(unet=SimpleNamespace(predict=None))
     images = complex_normal(4, 2, 64, 64)
     cases = {(0, k): {"image": image} for k, image in enumerate(images)}
     mask = torch.arange(64) % 4 == 0
-    found = _factors(draw, cases, mask, 0)
+    found = _inflation(draw, cases, mask, 0)
     assert found == pytest.approx(np.ones(4), abs=0.02)
 
 
@@ -279,17 +290,74 @@ def test_a_flow_as_the_paper_has_it_knows_nothing_of_all_this():
 
 
 @pytest.mark.parametrize(
-    ("make", "sentence"),
+    ("make", "code"),
     [
-        (lambda: _FlowTraining(network=WHOLE), "add the table pretrain"),
+        (lambda: _FlowTraining(network=WHOLE), "option.missing"),
         (
             lambda: _FlowTraining(estimate="varnet-atlas", pretrain=TrainingConfig()),
-            "for flows of whole images",
+            "option.conflict",
         ),
-        (lambda: FlowConfig(inputs=6, turned=True), "for flows of whole images"),
-        (lambda: FlowConfig(passes=-1), "passes -1"),
+        (lambda: FlowConfig(inputs=6, turned=True), "option.conflict"),
+        (lambda: FlowConfig(passes=-1), "value.invalid"),
     ],
 )
-def test_what_does_not_go_together_is_refused(make, sentence):
-    with pytest.raises(InputError, match=sentence):
+def test_what_does_not_go_together_is_refused(make, code):
+    with refused(code):
         make()
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """A compiler that compiles nothing and counts calls."""
+    calls = []
+
+    def compiler(function, **options):
+        return lambda *given: calls.append(function) or function(*given)
+
+    monkeypatch.setattr(torch, "compile", compiler)
+    return calls
+
+
+def steps(flow):
+    return sum(len(layer.steps) for layer in flow.layers)
+
+
+def loss_and_gradients(flow, x, y):
+    flow.zero_grad()
+    latents, log_det = flow(x, flow.condition(y))
+    loss = bits_per_dimension(latents, log_det).mean()
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in flow.parameters() if p.grad is not None)]
+
+
+def test_training_is_compiled_and_the_same(counted, small_flow, draw):
+    x, y = (draw(3, 4, 16, 16, dtype=torch.float32) for _ in range(2))
+    expected = loss_and_gradients(small_flow, x, y)
+    _compile_flow(small_flow)
+    found = loss_and_gradients(small_flow, x, y)
+    assert len(counted) == 1 + steps(small_flow)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert small_flow.state_dict().keys() == ConditionalFlow(small_flow.config).state_dict().keys()
+
+
+def test_other_batches_and_validation_are_not_compiled(counted, small_flow, draw):
+    x, y = (draw(3, 4, 16, 16, dtype=torch.float32) for _ in range(2))
+    _compile_flow(small_flow)
+    with torch.no_grad():
+        small_flow(x, small_flow.condition(y), start=True)
+    assert not counted
+    loss_and_gradients(small_flow, x, y)
+    whole = len(counted)
+    loss_and_gradients(small_flow, x[:2], y[:2])
+    assert len(counted) == whole
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_normalisation_is_the_same_where_it_is_compiled(monkeypatch, draw, dtype, tolerance):
+    x = (3 + 2 * draw(2, 5, 7, 9)).to(dtype).contiguous(memory_format=torch.channels_last)
+    expected = _InstanceNorm()(x)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    found = _InstanceNorm()(x)
+    assert found.dtype == dtype
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert (found - expected).abs().max() < tolerance * expected.abs().max()
