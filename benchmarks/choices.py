@@ -16,7 +16,7 @@ import torch
 from taskuq.data._atlas import AtlasData
 from taskuq.data._chest import _ChestPhantom
 from taskuq.data._readers import open_all
-from taskuq.measure import _MeasureConfig
+from taskuq.measure import MeasureConfig
 from taskuq.measure._adaptive import AdaptiveConfig
 from taskuq.measure._mri import MaskConfig
 from taskuq.measure._tomography import TomographyConfig
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _compare(
-    name: str, system: _MeasureConfig, image: Any, recover: Any, task: Any, aim: Any
+    name: str, system: MeasureConfig, image: Any, recover: Any, task: Any, aim: Any
 ) -> None:
     masks = system.masks(image.shape[-1])
     rule = AdaptiveConfig(aim).rule(

@@ -27,7 +27,7 @@ from torch.utils.data import Dataset
 
 from taskuq.data._arrays import ArrayDataset
 from taskuq.measure._coils import rss, to_channels, to_complex
-from taskuq.measure._fourier import _data_consistency, fft2c, project_measured, project_null_space
+from taskuq.measure._fourier import data_consistency, fft2c, project_measured, project_null_space
 from taskuq.measure._masks import nested_masks
 from taskuq.measure._mri import MRIMeasurement
 from taskuq.recover import build
@@ -173,7 +173,7 @@ def plain_outputs(
                 for part, (c, h, w) in zip(chunk.split(sizes, dim=1), shapes, strict=True)
             ]
             x = flow.inverse(latents, conditions)
-            images = _data_consistency(to_complex(x), y, mask[0])
+            images = data_consistency(to_complex(x), y, mask[0])
             outputs.append(classifier(rss(images)))
     return torch.cat(outputs)
 

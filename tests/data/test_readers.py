@@ -20,7 +20,6 @@ from taskuq.data._dataset import Dataset, SplitConfig
 from taskuq.data._fastmri import FastMRIData
 from taskuq.data._folder import FolderData
 from taskuq.data._readers import READERS, DataConfig, open_all, open_data, open_task_data, read_data
-from taskuq.errors import InputError
 from taskuq.table._table import TaskOutputs
 from taskuq.task._backbone import BackboneConfig
 from taskuq.task._cases import TaskDataset
@@ -368,7 +367,7 @@ def test_a_folder_of_mixed_sizes_is_refused_and_can_be_cut(tmp_path):
         split=SplitConfig(train=0.4, tune=0.4),
     )
     machine = TrainerOptions("cpu", progress=False)
-    with pytest.raises(InputError, match="images are of size 16×16 and 17×16"):
+    with refused("value.invalid"):
         train(settings, tmp_path / "run", machine=machine)
     cut = replace(data, cut=16)
     train(replace(settings, data=cut), tmp_path / "b", machine=machine)

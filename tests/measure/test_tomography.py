@@ -8,14 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raising import refused
 from taskuq.measure._tomography import (
     ParallelBeamCT,
+    PhotonNoise,
     Radon,
+    SimulatedCTScanner,
     SinogramBatch,
     TomographyConfig,
     _nested_views,
-    _PhotonNoise,
-    _SimulatedCTScanner,
     _view_weights,
     filtered_back_projection,
     landweber_update,
@@ -36,11 +37,10 @@ def disc(size):
     size=st.integers(2, 12),
     views=st.integers(1, 6),
     seed=st.integers(0, 9999),
-    footprint=st.sampled_from(["strip", "hat"]),
 )
-def test_back_projection_is_the_adjoint_and_no_mass_is_lost(size, views, seed, footprint):
+def test_back_projection_is_the_adjoint_and_no_mass_is_lost(size, views, seed):
     rng = np.random.default_rng(seed)
-    radon = Radon(size, tuple(rng.uniform(0, np.pi, views)), footprint)
+    radon = Radon(size, tuple(rng.uniform(0, np.pi, views)))
     x = torch.as_tensor(rng.normal(size=(2, size, size)))
     Ax = radon(x)
     y = torch.as_tensor(rng.normal(size=Ax.shape))
@@ -57,9 +57,6 @@ def test_an_even_square_has_an_even_shadow(angle):
     wide, narrow = max(a, b), max(min(a, b), 1e-9)
     chord = np.clip(((wide + narrow) / 2 - np.abs(fine)) / narrow, 0, 1) * 32 * 32 / wide
     assert np.allclose(ours, chord.reshape(-1, 500).mean(1), atol=0.01)
-    # The coarser footprint has ripples on the diagonal.
-    hat = Radon(32, (np.pi / 4,), "hat")(torch.ones(32, 32))[0, 20:26]
-    assert hat.diff().abs().max() > 5
 
 
 def test_gradients_flow_through_projection_and_back():
@@ -177,7 +174,7 @@ def test_restoring_never_moves_away_whatever_views_were_measured(kind):
 
 def test_restoring_goes_as_far_as_the_noise():
     truth = disc(32).float()
-    scan = ParallelBeamCT(32, 48, (2,), _PhotonNoise(photons=1e3), seed=0)(truth, 2)
+    scan = ParallelBeamCT(32, 48, (2,), PhotonNoise(photons=1e3), seed=0)(truth, 2)
     sinograms = stack_sinograms([scan])
     # The truth is as far from its views as the noise: it stays, up to the chance in a mean.
     assert (landweber_update(truth[None], sinograms) - truth).norm() < 0.1 * (
@@ -206,7 +203,7 @@ def test_cases_of_other_rounds_are_stacked_and_restored_as_alone():
 
 
 def test_a_view_keeps_its_counts_in_later_rounds():
-    scanner = ParallelBeamCT(16, 32, (8, 4), _PhotonNoise(photons=100.0), seed=0)
+    scanner = ParallelBeamCT(16, 32, (8, 4), PhotonNoise(photons=100.0), seed=0)
     early, late = scanner(disc(16), 8), scanner(disc(16), 4)
     shared = [i for i, angle in enumerate(late.angles) if angle in early.angles]
     assert torch.equal(late.projections[shared], early.projections)
@@ -215,8 +212,8 @@ def test_a_view_keeps_its_counts_in_later_rounds():
 
 @pytest.mark.parametrize("photons", [0.0, 100.0])
 def test_a_scan_round_by_round_is_the_scan_at_once(photons):
-    scanner = ParallelBeamCT(16, 32, (8, 4, 2), _PhotonNoise(photons), seed=0)
-    patient = _SimulatedCTScanner(disc(16), scanner)
+    scanner = ParallelBeamCT(16, 32, (8, 4, 2), PhotonNoise(photons), seed=0)
+    patient = SimulatedCTScanner(disc(16), scanner)
     pieces = [patient.measure(k) for k in range(4)]
     taken = np.concatenate([piece["views"] for piece in pieces])
     assert sorted(taken) == list(range(32))
@@ -228,7 +225,7 @@ def test_a_scan_round_by_round_is_the_scan_at_once(photons):
 
 
 def test_counts_have_the_variance_that_is_told():
-    counts = _PhotonNoise(photons=1e5)
+    counts = PhotonNoise(photons=1e5)
     scanner = ParallelBeamCT(64, 64, (2,), counts, seed=1)
     scan, exact = scanner(disc(64), 2), ParallelBeamCT(64, 64, (2,))(disc(64), 2)
     off = (scan.projections - exact.projections).square()
@@ -239,16 +236,16 @@ def test_counts_have_the_variance_that_is_told():
 
 
 def test_impossible_scanners_and_images_are_refused():
-    with pytest.raises(ValueError, match="decreasing"):
+    with refused("rounds.invalid"):
         ParallelBeamCT(size=16, views=32, accelerations=(4, 8))
-    with pytest.raises(ValueError, match="seed"):
-        ParallelBeamCT(16, 32, (8,), _PhotonNoise(photons=1.0))
-    with pytest.raises(ValueError, match="16, 16"):
+    with refused("value.invalid"):
+        ParallelBeamCT(16, 32, (8,), PhotonNoise(photons=1.0))
+    with refused("shape.mismatch"):
         ParallelBeamCT(size=16, views=32, accelerations=(8,))(torch.ones(8, 8), 8)
-    with pytest.raises(ValueError, match=r"measure\.photons"):
+    with refused("option.conflict"):
         TomographyConfig().scanner(16, noise=0.1, seed=0)
-    with pytest.raises(ValueError, match="photons are -1"):
-        _PhotonNoise(photons=-1)
+    with refused("value.invalid"):
+        PhotonNoise(photons=-1)
 
 
 @pytest.mark.parametrize("size", [64, 65, 128])
@@ -266,7 +263,7 @@ def test_deepinv_projects_as_we_do(deepinv, size):
 def test_an_operator_without_its_package_is_refused_in_a_sentence(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "deepinv.physics", None)
     scanner = ParallelBeamCT(16, 32, (8,), operator="deepinv")
-    with pytest.raises(ValueError, match=r"install taskuq\[deepinv\]"):
+    with refused("dependency.missing"):
         scanner(torch.ones(16, 16), 8)
-    with pytest.raises(ValueError, match="unknown Radon transform"):
+    with refused("choice.unknown"):
         ParallelBeamCT(16, 32, (8,), operator="astra")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import taskuq as tq
-from taskuq.measure._adapters import _DeepinvMeasure
+from taskuq.measure._adapters import DeepinvMeasure
 from taskuq.pipeline._adapters import DeepinvRecover
 from taskuq.task._methods import MeanIntensity
 
@@ -98,7 +98,7 @@ def test_deepinv_models_run_in_the_pipeline(deepinv, kind):
     masks = {R: (torch.arange(256).view(1, 16, 16) % R == 0).float() for R in (8, 4)}
     physics = {R: deepinv.physics.Inpainting((1, 16, 16), mask=mask) for R, mask in masks.items()}
     images = [torch.rand(16, 16, generator=torch.Generator().manual_seed(k)) for k in range(3)]
-    pipeline = tq.Pipeline(_DeepinvMeasure(physics), models(deepinv)[kind], MeanIntensity())
+    pipeline = tq.Pipeline(DeepinvMeasure(physics), models(deepinv)[kind], MeanIntensity())
     run = {"accelerations": (8, 4), "samples": 4, "quiet": True}
     one, again, other = (pipeline.run(images, seed=seed, **run) for seed in (0, 0, 1))
 

@@ -9,7 +9,7 @@ import torch
 
 from taskuq.errors import InputError
 from taskuq.measure._coils import to_channels, to_complex
-from taskuq.measure._fourier import _data_consistency, data_consistency_1d, project_measured
+from taskuq.measure._fourier import data_consistency, data_consistency_1d, project_measured
 from taskuq.recover.flow._folded import fold
 from taskuq.recover.flow._model import ConditionalFlow
 from taskuq.recover.flow._sample import FlowSampler, case_scale
@@ -49,7 +49,7 @@ def test_samples_are_data_consistent(small_flow, measurement):
 def test_one_dimensional_consistency_is_the_full_one(measurement, draw):
     y, mask = (tensor[0] for tensor in measurement)
     x = torch.complex(draw(4, 2, 16, 24), draw(4, 2, 16, 24)).to(torch.complex64)
-    difference = data_consistency_1d(x, y, mask) - _data_consistency(x, y, mask)
+    difference = data_consistency_1d(x, y, mask) - data_consistency(x, y, mask)
     assert difference.abs().max() < 1e-5
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import taskuq as tq
 from taskuq.measure._adaptive import AdaptiveLines
-from taskuq.measure._mri import MultiCoilMRI, _AdaptiveMRIScanner
+from taskuq.measure._mri import MultiCoilMRI, AdaptiveMRIScanner
 from taskuq.service import _replay as replay
 from taskuq.service._mrd import (
     ACQUISITION,
@@ -325,7 +325,7 @@ def test_lines_wanted_next_are_those_that_a_rule_chooses(small, serving):
     played, again = (replay_scan(scan, HOST, service.port) for _ in range(2))
     lines = 0
     for k in range(2):
-        own = _AdaptiveMRIScanner(small.image(1000 + 10 * 3 + k), small.RATES)
+        own = AdaptiveMRIScanner(small.image(1000 + 10 * 3 + k), small.RATES)
         alone = tq.acquire(
             policy, own, recover=small.recover, task=small.task, samples=small.SAMPLES,
             case=f"patient-3-slice-{k}", rule=rule,

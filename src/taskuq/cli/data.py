@@ -284,7 +284,7 @@ def _learn(config: Path, output: Path, picture: Path, device: str | None, fresh:
 
     learner = open_learner(read_config(MaskLearningConfig, config), device)
     made, order = learn_masks(learner, output, fresh=fresh)
-    words, rates = learner.config.measure.words, learner.config.measure.accelerations
+    words, rates = learner.config.measure.terminology, learner.config.measure.accelerations
     plot_masks(made, rates, picture, order.all, what=words.many("measurement"))
     print_message(
         f"learned on {len(learner.cases)} training cases by {learner.config.aim}: calibrate on "

@@ -13,10 +13,10 @@ from taskuq._config import read_config, to_toml_table
 from taskuq.data._dataset import precision_of
 from taskuq.data._readers import Data, open_all, open_data, paper_data
 from taskuq.errors import InputError
-from taskuq.measure import AnySystem
 from taskuq.measure._adaptive import AdaptiveConfig, AdaptiveLines
 from taskuq.measure._masks import mask_fingerprint, mask_provenance
 from taskuq.measure._mri import MaskConfig
+from taskuq.measure._systems import AnySystem
 from taskuq.pipeline._executor import CaseOutputs, as_cases, peak_host_bytes, pick_device
 from taskuq.pipeline._pipeline import Pipeline
 from taskuq.pipeline._progress import duration
@@ -75,7 +75,9 @@ class _Run:
     @property
     def words(self) -> Terminology:
         return (
-            self.config.measure.words if self.config.words == Terminology() else self.config.words
+            self.config.measure.terminology
+            if self.config.words == Terminology()
+            else self.config.words
         )
 
     @property

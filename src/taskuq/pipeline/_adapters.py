@@ -26,7 +26,7 @@ def _magnitude(images: Any) -> Any:
 class DeepinvRecover:
     """deepinv model as a Recover.
 
-    That comes from :class:`taskuq.measure._adapters._DeepinvMeasure`. Samples come from a seed of
+    That comes from :class:`taskuq.measure._adapters.DeepinvMeasure`. Samples come from a seed of
     their own, and the generators of torch and NumPy are left as they were: deepinv draws from the
     global ones.
 

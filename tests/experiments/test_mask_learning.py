@@ -1,20 +1,102 @@
-"""Random continuations that compete with chosen lines, and directions that others give."""
+"""Orders that are learned: nested, repeatable, taken up after a kill, usable wherever masks are."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from orders.toy import RATES, SIZE, Draws, learner, scanner
-from taskuq.errors import InputError
+from orders.toy import RATES, SIZE, Draws, learner
+from raising import refused
+from taskuq._io import open_npz
+from taskuq.cli.app import main
 from taskuq.experiments._mask_learning import MaskLearningConfig, learn_masks
-from taskuq.measure._adaptive import line_covariance
 from taskuq.measure._masks import center_lines
-from taskuq.measure._tomography import ParallelBeamCT
+from taskuq.measure._mri import MaskConfig
+from taskuq.measure._tomography import TomographyConfig
 from taskuq.pipeline._executor import as_cases
+
+
+def test_masks_are_nested_hold_the_centre_and_follow_the_order(tmp_path):
+    masks, order = learn_masks(learner(Draws()), tmp_path / "masks.npz", quiet=True)
+    assert masks.sum(axis=1).tolist() == [2, 4, 8]
+    assert (masks[1:] >= masks[:-1]).all()
+    assert (masks[0] >= center_lines(SIZE, 1)).all()
+    assert all(masks[k, order.all[: 2 ** (k + 1)]].all() for k in range(3))
+
+
+def test_an_interrupted_learning_ends_with_the_same_order(tmp_path):
+    _, whole = learn_masks(learner(Draws()), tmp_path / "whole.npz", quiet=True)
+    path, recover = tmp_path / "masks.npz", Draws(fails_at=8)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        learn_masks(learner(recover), path, quiet=True)
+    (note,) = stopped.value.__notes__
+    assert str(tmp_path / "masks.partial.json") in note
+    again = Draws()
+    _, order = learn_masks(learner(again), path, quiet=True)
+    assert order.lines == whole.lines
+    assert order.gains == whole.gains
+    # Two of the four blocks were there already.
+    assert again.calls == 6
+    assert [p.name for p in tmp_path.glob("masks*")] == ["masks.npz"]
+
+
+def test_what_was_kept_of_another_learning_is_refused(tmp_path):
+    path = tmp_path / "masks.npz"
+    with pytest.raises(KeyboardInterrupt):
+        learn_masks(learner(Draws(fails_at=8)), path, quiet=True)
+    with refused("resume.mismatch"):
+        learn_masks(learner(Draws(), aim="variance"), path, quiet=True)
+    learn_masks(learner(Draws(), aim="variance"), path, fresh=True, quiet=True)
+
+
+def test_a_learned_file_is_what_rounds_measure(tmp_path):
+    path = tmp_path / "masks.npz"
+    masks, _ = learn_masks(learner(Draws()), path, quiet=True)
+    config = MaskConfig(accelerations=RATES, file=path)
+    assert np.array_equal(config.scanner(SIZE, noise=0, seed=0).masks, masks)
+    assert np.array_equal(MaskConfig(accelerations=RATES[1:], file=path).masks(SIZE), masks[1:])
+    with refused("rounds.invalid"):
+        MaskConfig(accelerations=(3.0,), file=path).masks(SIZE)
+    with refused("shape.mismatch"):
+        config.masks(2 * SIZE)
+    with open_npz(path) as arrays:
+        made = json.loads(str(arrays["provenance"]))
+    assert made["cases"] == ["0", "1", "2"]
+    assert made["configuration"]["aim"] == "gradient"
+
+
+def test_views_of_a_file_are_what_a_scan_takes(tmp_path):
+    masks = np.zeros((2, 8), dtype=bool)
+    masks[0, [1, 2]] = masks[1, [1, 2, 3, 7]] = True
+    np.savez(tmp_path / "views.npz", masks=masks, accelerations=[4.0, 2.0])
+    config = TomographyConfig((4.0, 2.0), views=8, file=tmp_path / "views.npz")
+    ct = config.scanner(8, noise=0, seed=0)
+    assert ct.views_at(4.0).tolist() == [1, 2]
+    assert ct.views_at(2.0).tolist() == [1, 2, 3, 7]
+    full = ct(torch.rand(8, 8), 1.0).projections
+    assert np.array_equal(config.masks(8), masks)
+    assert len(full) == 8
+
+
+def test_the_command_learns_views_of_chests(tmp_path, capsys):
+    config = tmp_path / "order.toml"
+    config.write_text(
+        'samples = 3\ncases = 2\nblock = 3\naim = "outputs"\n'
+        '[data]\nkind = "chest"\npatients = 4\nsize = 64\nslices = 1\n'
+        '[measure]\nkind = "tomography"\naccelerations = [6, 3]\nviews = 12\n'
+        '[recover]\nkind = "views-sampler"\nweights = "views-sampler-chest"\n'
+        '[task]\nkind = "air-share"\n'
+    )
+    main(["masks", "--learn", str(config), "-o", str(tmp_path / "views.npz")])
+    said = capsys.readouterr()
+    assert "R = 3: 4 of 12 views" in said.err
+    assert "calibrate on others" in said.err
+    assert (tmp_path / "views.png").stat().st_size > 1000
+
 
 # Fine stripes, which lie in two columns of k-space: 8 - 5 and 8 + 5.
 STRIPES = torch.cos(2 * torch.pi * 5 * torch.arange(SIZE) / SIZE)
@@ -123,75 +205,5 @@ def test_no_round_ends_inside_a_block(tmp_path):
 
 def test_tries_need_a_task_and_a_number():
     for settings in ({"tries": -1}, {"tries": 2, "aim": "variance"}):
-        with pytest.raises(InputError, match="tries are"):
+        with refused("value.invalid", "tries"):
             MaskLearningConfig(**settings)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_more_lines_are_as_many_as_asked_for_and_none_twice(seed):
-    rng = np.random.default_rng(seed)
-    for system in (scanner(), ParallelBeamCT(8, 12, RATES)):
-        lines = system.initial_lines(3)
-        more = system.add_random_lines(lines, 6, rng)
-        assert (more >= lines).all()
-        assert more.sum() == 9
-        assert system.add_random_lines(more, 0, rng).tolist() == more.tolist()
-        assert system.add_random_lines(more, system.n_lines - 9, rng).all()
-
-
-def test_views_are_as_likely_as_the_gap_that_they_are_in_is_wide():
-    class Recorded:
-        def choice(self, count, p):
-            self.p = p
-            return int(np.argmax(p))
-
-    rng, lines = Recorded(), np.isin(np.arange(12), [1, 3, 10])  # gaps of 2, 7, and 3 at the end
-    more = ParallelBeamCT(8, 12, RATES).add_random_lines(lines, 1, rng)
-    expected = np.array([3, 0, 2, 0, 7, 7, 7, 7, 7, 7, 0, 3]) / (2 + 6 * 7 + 2 * 3)
-    assert rng.p == pytest.approx(expected)
-    assert np.flatnonzero(more & ~lines).tolist() == [4]
-
-
-def test_by_outputs_every_sample_is_looked_at_in_the_direction_that_the_others_give():
-    system, first = scanner(), center_lines(SIZE, 2)
-    scan = system.measure_lines(striped(1)[0].expand(2, SIZE, SIZE), 8.0, first)
-    drawn = Draws()(scan, samples=40, seed=0)
-
-    def task(x):
-        return x[:, :, 3].mean(1) ** 2
-
-    found = line_covariance(system, scan, drawn, task, first, aim="outputs")
-    held, z = system.line_values(drawn, scan), task(drawn)
-    told = []
-    for j in range(40):
-        rest = [k for k in range(40) if k != j]
-        others, own = held[:, rest], held[:, j] - held.mean(1)
-        around = (z[rest] - z[rest].mean()).to(held.dtype)
-        direction = torch.einsum("lkn,k->ln", others - others.mean(1, keepdim=True), around)
-        told.append((own * direction.conj()).sum(1).real)
-    expected = torch.stack(told, dim=1) / 39**0.5
-    # What falls where outputs rise tells nothing.
-    rises = (expected @ (z - z.mean())) > 0
-    assert 0 < rises.sum() < SIZE
-    seen = torch.as_tensor(found.told[0, :, :, 0])
-    assert torch.allclose(seen.float(), expected * rises[:, None], rtol=1e-3, atol=1e-6)
-
-
-def test_lines_that_have_nothing_to_do_with_the_task_seem_to_tell_little():
-    """By the samples' own directions they would seem to tell as much as the line that is all."""
-    from taskuq.measure._adaptive import _without_itself
-
-    generator = torch.Generator().manual_seed(0)
-    held = torch.randn(20, 32, 90, generator=generator)
-    z = held[:1, :, :1].mean(0)
-    held = held - held.mean(1, keepdim=True)
-    z = z - z.mean()
-    told = held @ torch.einsum("ljn,jt->ltn", held, z).mT
-    shares = []
-    for one in (told, _without_itself(told, held, z)):
-        of_z = (one * z).sum((1, 2)).square() / (one.square().sum((1, 2)) + 1e-9)
-        shares.append(of_z[1:].mean() / z.square().sum())
-        tells = of_z[0] / z.square().sum()
-    assert shares[0] > 0.7
-    assert shares[1] < 0.1
-    assert tells > 2 * shares[1]
