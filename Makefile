@@ -38,7 +38,7 @@ lint: $(VENV)/.test
 
 # Two tests at a time; each computes with one thread, as does what it starts.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --durations=20
 
 bench: $(VENV)/.test
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/python -m benchmarks

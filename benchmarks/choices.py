@@ -13,17 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from taskuq.data import ChestPhantom, open_all
 from taskuq.data._atlas import AtlasData
-from taskuq.data._chest import _ChestPhantom
-from taskuq.data._readers import open_all
-from taskuq.measure import MeasureConfig
-from taskuq.measure._adaptive import AdaptiveConfig
-from taskuq.measure._mri import MaskConfig
-from taskuq.measure._tomography import TomographyConfig
-from taskuq.recover._methods import open_recovery
+from taskuq.measure import AdaptiveConfig, MaskConfig, TomographyConfig
+from taskuq.measure._systems import MeasureConfig
+from taskuq.recover import open_recovery
 from taskuq.scan._round import _CachedTask
+from taskuq.task import AirFraction
 from taskuq.task._classifier_training import _ClassifierMethod
-from taskuq.task._methods import AirFraction
 
 SAMPLES, REPEATS = 32, 5
 RATES = (16.0, 8.0, 4.0, 2.0)
@@ -37,7 +34,7 @@ def main() -> None:
     flow = open_recovery("flow-atlas")
     for aim in ("gradient", "outputs", "variance"):
         _compare("atlas, flow", MaskConfig(RATES), head, flow, lesion, aim)
-    chest = _ChestPhantom(patients=1, seed=1, size=64)[0].image
+    chest = ChestPhantom(patients=1, seed=1, size=64)[0].image
     views = TomographyConfig(RATES, views=96, photons=1e5)
     for aim in ("outputs", "variance"):
         _compare(

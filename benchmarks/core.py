@@ -43,7 +43,7 @@ def load() -> tuple[np.ndarray, np.ndarray, str]:
     """Real outputs at acceleration 8, or synthetic ones of the same size."""
     if REAL.exists():
         table = tq.TaskOutputs.load(REAL)
-        k = table.round_at(8)
+        k = table.round_index(8)
         return table.outputs[k].astype(float), table.targets_at(k), "real fastMRI outputs, R = 8"
     return *synthetic(2188, 32), "synthetic outputs"
 

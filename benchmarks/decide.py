@@ -9,11 +9,9 @@ from unittest.mock import patch
 import numpy as np
 
 import taskuq as tq
+from taskuq.policy import Goal, PolicySpec, simulate
 from taskuq.policy import _simulate as simulation
-from taskuq.policy._goal import Goal
-from taskuq.policy._kinds import PolicySpec
-from taskuq.policy._simulate import simulate
-from taskuq.table._examples import SyntheticTable, synthetic_outputs
+from taskuq.table import SyntheticTable, synthetic_outputs
 
 SPLITS = 10_000
 # Splits in a run, and runs, where the time of one split is measured.
@@ -66,7 +64,7 @@ def _per_split(table: tq.TaskOutputs, spec: PolicySpec, unit: str) -> float:
 
     def seconds(trials: int) -> float:
         start = time.process_time()
-        simulate(table, [spec], trials=trials, rng=np.random.default_rng(0), unit=unit)
+        simulate(table, [spec], splits=trials, unit=unit)
         return time.process_time() - start
 
     with (
@@ -80,7 +78,7 @@ def _per_split(table: tq.TaskOutputs, spec: PolicySpec, unit: str) -> float:
 
 def _judge(table: tq.TaskOutputs, spec: PolicySpec, trials: int) -> float:
     start = time.perf_counter()
-    simulate(table, [spec], trials=trials, rng=np.random.default_rng(0), unit="case")
+    simulate(table, [spec], splits=trials, unit="case")
     return time.perf_counter() - start
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import taskuq as tq
 from taskuq.scan._monitor import BETS, _total_wealth, _update_wealth, monitor_table
-from taskuq.table._examples import stored_table
+from taskuq.table import stored_table
 
 RUNS, CASES, CALIBRATION = 1000, 10_000, 200
 DELTAS = (0.1, 0.05, 0.01)
@@ -86,8 +86,8 @@ def adversary() -> None:
 def _withdrawn(policy: tq.Policy, table: tq.TaskOutputs, *, audited: bool) -> str:
     monitor = tq.Monitor(policy, delta=0.01)
     monitor_table(monitor, table, audited=audited)
-    after = monitor.withdrawn_after
-    return f"never (evidence {monitor.evidence:.2g})" if after is None else f"after {after}"
+    after = monitor.alarm_after
+    return f"never (evidence {monitor.e_value:.2g})" if after is None else f"after {after}"
 
 
 def main() -> None:

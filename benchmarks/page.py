@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 
 import taskuq as tq
-from taskuq.data._atlas import Atlas, PatientDistribution
-from taskuq.report._explorer import save_explorer
-from taskuq.report._report import write_report
-from taskuq.table._examples import SyntheticTable, synthetic_outputs
+from taskuq.data import Atlas, PatientDistribution
+from taskuq.report import save_explorer, write_report
+from taskuq.table import SyntheticTable, synthetic_outputs
 
 SHOWN, SIZE, SAMPLES, DRAWN = 20, 128, 32, 8
 # What a page of 500 patients may take.

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import taskuq as tq
-from taskuq.pipeline._engines import RayOptions
+from taskuq.pipeline import RayOptions
 
 RATES = (16.0, 8.0, 4.0, 2.0)
 FIGURES = Path(__file__).resolve().parents[1] / "docs/figures"
@@ -33,12 +33,11 @@ def seconds(work: Callable[[], object]) -> float:
 
 def against_a_loop(repeats: int = 7) -> None:
     """The atlas with zero-filled recovery and the built-in task, in memory, one case at a time."""
-    from taskuq.data._atlas import Atlas, PatientDistribution
-    from taskuq.measure._masks import nested_masks
-    from taskuq.measure._mri import MultiCoilMRI
+    from taskuq.data import Atlas, PatientDistribution
+    from taskuq.measure import MultiCoilMRI, nested_masks
     from taskuq.pipeline._executor import reference_image
-    from taskuq.recover._methods import ZeroFilled
-    from taskuq.task._methods import MeanIntensity
+    from taskuq.recover import ZeroFilled
+    from taskuq.task import MeanIntensity
 
     atlas = Atlas(25, 0, coils=8, plan=PatientDistribution(size=128, slices=8))
     images = [atlas[i].image for i in range(len(atlas))]
@@ -53,7 +52,7 @@ def against_a_loop(repeats: int = 7) -> None:
 
     def pipeline() -> None:
         tq.Pipeline(measure, recover, task).run(
-            images, accelerations=RATES, samples=32, seed=0, quiet=True
+            images, accelerations=RATES, samples=32, seed=0, progress=False
         )
 
     pipeline()
@@ -118,7 +117,7 @@ def join_ray(cpus: int) -> Any:
 
 def run_on(workers: int, recover: Sleep | Busy, cases: int) -> tq.TaskOutputs:
     return tq.Pipeline(measure, recover, numbers).run(
-        np.zeros((cases, 2)), accelerations=(2.0,), samples=1, seed=0, quiet=True,
+        np.zeros((cases, 2)), accelerations=(2.0,), samples=1, seed=0, progress=False,
         engine=RayOptions(workers=workers, chunk=1),
     )  # fmt: skip
 

@@ -14,12 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from taskuq.data._atlas import Atlas
-from taskuq.measure._coils import rss
-from taskuq.measure._fourier import central_lines, fft2c
-from taskuq.measure._masks import nested_masks
+from taskuq.data import Atlas
+from taskuq.measure import fft2c, nested_masks, rss
+from taskuq.recover import RECOVERIES, central_lines
 from taskuq.recover._compiled import _fold_varnet
-from taskuq.recover._methods import RECOVERIES
 from taskuq.training._weights import locate
 
 RATES = (16.0, 8.0, 4.0, 2.0)

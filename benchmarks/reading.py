@@ -21,11 +21,10 @@ import h5py
 import numpy as np
 import torch
 
-from taskuq.data._atlas import Atlas
+from taskuq.data import Atlas, FastMRIDataset, FastMRIPreprocessing
 from taskuq.data._dataset import InMemoryDataset
-from taskuq.data._fastmri import FastMRIDataset, prepare_slices
-from taskuq.data._volume import FastMRIPreprocessing
-from taskuq.measure._coils import rss
+from taskuq.data._fastmri import prepare_slices
+from taskuq.measure import rss
 from taskuq.task import load
 from taskuq.training._weights import locate
 

@@ -25,20 +25,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from taskuq.data._arrays import ArrayDataset
-from taskuq.measure._coils import rss, to_channels, to_complex
-from taskuq.measure._fourier import data_consistency, fft2c, project_measured, project_null_space
-from taskuq.measure._masks import nested_masks
-from taskuq.measure._mri import MRIMeasurement
-from taskuq.recover import build
+from taskuq.data import ArrayDataset
+from taskuq.measure import MRIMeasurement, fft2c, nested_masks, project_measured, rss
+from taskuq.measure._coils import to_channels, to_complex
+from taskuq.measure._fourier import data_consistency, project_null_space
+from taskuq.recover import FlowSampler, SamplerRecovery, VarNet, build
 from taskuq.recover._cases import MaskedDataset
 from taskuq.recover._compiled import CudaGraph, _fold_varnet
 from taskuq.recover._estimate import CrossFitDataset, CrossFitEstimates, collate
-from taskuq.recover._varnet import VarNet
-from taskuq.recover.flow._model import ConditionalFlow, FlowConfig
-from taskuq.recover.flow._sample import FlowSampler
+from taskuq.recover.flow import ConditionalFlow, FlowConfig
 from taskuq.recover.flow._train import PAPER, _flow_recipe
-from taskuq.recover.sampler._sample import SamplerRecovery
 from taskuq.recover.sampler._train import PAPER as SAMPLER_PAPER
 from taskuq.recover.sampler._train import PRESETS, SamplerLoss, _VarNetEstimator, sampler_recipe
 from taskuq.training._determinism import gaussian_rows

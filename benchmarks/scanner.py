@@ -32,15 +32,14 @@ import torch
 from torch import Tensor
 
 import taskuq as tq
-from taskuq.data._atlas import Atlas
-from taskuq.measure._fourier import fft2c
-from taskuq.measure._masks import nested_masks
-from taskuq.measure._mri import MaskConfig, SimulatedMRIScanner, added_columns
+from taskuq.data import Atlas
+from taskuq.measure import MaskConfig, SimulatedMRIScanner, fft2c, nested_masks
+from taskuq.measure._mri import added_columns
 from taskuq.service._mrd import ScanHeader
 from taskuq.service._replay import _StoredScan, replay_scan, simulate_atlas_scans
 from taskuq.service._server import LOOPBACK, Service, freeze_gc
 from taskuq.service._session import ServiceModel
-from taskuq.table._examples import SyntheticTable, stored_table, synthetic_outputs
+from taskuq.table import SyntheticTable, stored_table, synthetic_outputs
 
 RATES, SIZE, FIRST, SEED = (16.0, 8.0, 4.0, 2.0), 128, 3000, 1
 ROUNDS, PATIENTS, SLICES = 100, 13, 1000
@@ -125,8 +124,7 @@ def latency(rounds: int = ROUNDS) -> None:
 
 def published(slices: int = 27, warm: int = 2) -> None:
     """Print the latency with networks of the published size; the first slices are not counted."""
-    from taskuq.recover import build
-    from taskuq.recover.sampler._sample import SamplerRecovery
+    from taskuq.recover import SamplerRecovery, build
     from taskuq.recover.sampler._train import _VarNetEstimator
     from taskuq.task import build as build_task
 

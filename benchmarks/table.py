@@ -19,7 +19,8 @@ import numpy as np
 
 from taskuq import TaskOutputs
 from taskuq.pipeline._executor import peak_host_bytes
-from taskuq.table._parquet import TableHeader, TableWriter
+from taskuq.table import TableWriter
+from taskuq.table._parquet import TableHeader
 
 ROUNDS, SAMPLES = (16.0, 8.0, 4.0, 2.0), 32
 

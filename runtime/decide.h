@@ -1,4 +1,4 @@
-/* Decide whether a scan stops, from the specification that `taskuq specify` writes. */
+/* Decide whether a scan stops, from the specification that `taskuq export-policy` writes. */
 #ifndef TASKUQ_DECIDE_H
 #define TASKUQ_DECIDE_H
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from taskuq.data._dataset import _split_groups
+from taskuq.data import split_groups
 
 NEEDED = ("images", "label", "group", "tumour_area_px256", "central")
 
@@ -27,7 +27,7 @@ def main(source: Path, folder: Path) -> None:
         arrays = {name: file[name][file["central"]] for name in ("images", "label", "group")}
         arrays["area"] = file["tumour_area_px256"][file["central"]] / 4
     groups = arrays["group"].astype(str)
-    split = _split_groups(groups, 0.6, 0.04, seed=0)
+    split = split_groups(groups, 0.6, 0.04, seed=0)
     judged = np.isin(groups, split.judge)
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in (("training", ~judged), ("judged", judged)):

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from taskuq.data._chest import air_fraction
-from taskuq.data._dataset import _split_groups
+from taskuq.data import air_fraction, split_groups
 
 LITTLE = 0.2
 
@@ -28,7 +27,7 @@ def main(source: Path, folder: Path, size: int) -> None:
     means = images.reshape(len(images), size, fold, size, fold).mean((2, 4))
     images = np.round(means).astype(np.uint8)
     air = air_fraction(images / 255)
-    split = _split_groups(groups, 0.6, 0.04, seed=0)
+    split = split_groups(groups, 0.6, 0.04, seed=0)
     judged = np.isin(groups, split.judge)
     folder.mkdir(parents=True, exist_ok=True)
     cases = np.array([f"{g}-{k}" for k, g in enumerate(groups)])

@@ -127,7 +127,7 @@ def try_in_empty(archive: Path, extras: str, light: bool) -> str:
         install = (python, "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt"))
         run(*install, f"{archive}{extras}", cwd=folder)
         run(python, "-c", FIRST_STEPS.format(version=version()), cwd=folder)
-        run(str(folder / "env/bin/taskuq"), "plan-size", "--alpha", "0.1", cwd=folder)
+        run(str(folder / "env/bin/taskuq"), "sample-size", "--alpha", "0.1", cwd=folder)
         if not light:
             run(str(folder / "env/bin/taskuq"), "demo", "--fast", "-o", "demo", cwd=folder)
             if not (folder / "demo/report.html").exists():

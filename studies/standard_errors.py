@@ -12,11 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from taskuq.conformal import _family as summaries
-from taskuq.policy._goal import Goal
-from taskuq.policy._kinds import PolicySpec
-from taskuq.policy._simulate import simulate
-from taskuq.table._examples import SyntheticTable, synthetic_outputs
-from taskuq.table._table import TaskOutputs
+from taskuq.policy import Goal, PolicySpec, simulate
+from taskuq.table import SyntheticTable, TaskOutputs, synthetic_outputs
 
 TABLES, TRIALS, ALPHA = 100, 100, 0.1
 # Policy, score, unit, volumes, whether only one case of each volume is kept, width to stop at.
@@ -44,7 +41,7 @@ def main() -> None:
             table = synthetic_outputs(SyntheticTable(volumes=volumes, samples=4), seed=seed)
             table = _one_of_each(table) if is_one_each else table
             rng = np.random.default_rng(seed)
-            (one,) = simulate(table, [spec], trials=TRIALS, rng=rng, unit=unit)
+            (one,) = simulate(table, [spec], splits=TRIALS, seed=rng, unit=unit)
             errors = one.standard_errors
             found.append(
                 (one.mean_acceleration, errors["mean_acceleration"], one.coverage,

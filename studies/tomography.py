@@ -2,7 +2,7 @@ r"""What filtered back-projection, an unrolled network and a sampler make of few
 
     python -m studies.tomography FILE.npz [--unrolled BEST] [--sampler BEST] [--cases 60]
     python -m studies.tomography FILE.npz --sampler BEST --tables BACK-PROJECTION SAMPLER \
-        [--trials 500] [--into docs/tomography.md --as luna]
+        [--splits 500] [--into docs/tomography.md --as luna]
 
 FILE holds images (uint8, 0 air to 255 bone), as studies/luna.py writes them. For each number of
 views: the PSNR in dB (peak 1) and the mean error of the share of air; of a sampler those of the
@@ -26,13 +26,11 @@ import torch
 from studies.paper import put
 
 import taskuq as tq
-from taskuq.data._chest import air_fraction
-from taskuq.measure._tomography import TomographyConfig
-from taskuq.policy._goal import Goal
-from taskuq.policy._kinds import PolicySpec
-from taskuq.policy._simulate import simulate
-from taskuq.recover._methods import open_recovery
-from taskuq.recover._tomography import FilteredBackProjection
+from taskuq.data import air_fraction
+from taskuq.measure import TomographyConfig
+from taskuq.policy import Goal, PolicySpec, simulate
+from taskuq.recover import open_recovery
+from taskuq.recover import FilteredBackProjection
 
 SAMPLES = 32
 ALPHA = 0.1
@@ -55,7 +53,7 @@ def main(
     sampler: Path | None,
     cases: int,
     tables: Sequence[Path] | None = None,
-    trials: int = 500,
+    splits: int = 500,
     into: Path | None = None,
     name: str = "luna",
 ) -> None:
@@ -67,7 +65,7 @@ def main(
     quality = image_quality(config, images, unrolled, sampler)
     if len(opened) < 2:
         return
-    text = "\n\n".join([table_of(config, quality, *opened, trials), rules_of(opened[1], trials)])
+    text = "\n\n".join([table_of(config, quality, *opened, splits), rules_of(opened[1], splits)])
     print(text)
     if into is not None:
         put(text, into, name)
@@ -154,7 +152,7 @@ def rules_of(drawn: tq.TaskOutputs, trials: int) -> str:
     rows = []
     for name, rule in RULES.items():
         plans = [PolicySpec(alpha=ALPHA, goal=Goal(max_width=width), **rule) for width in WIDTHS]
-        found = simulate(drawn, plans, trials=trials, rng=np.random.default_rng(0))
+        found = simulate(drawn, plans, splits=trials)
         spent = [
             f"{one.mean_acceleration:.2f} ± {one.standard_errors['mean_acceleration']:.2f} "
             f"({one.coverage:.3f})"
@@ -177,7 +175,7 @@ if __name__ == "__main__":
     parser.add_argument("--sampler", type=Path)
     parser.add_argument("--cases", type=int, default=60)
     parser.add_argument("--tables", type=Path, nargs=2, help="of back-projection and sampler")
-    parser.add_argument("--trials", type=int, default=500)
+    parser.add_argument("--splits", type=int, default=500)
     parser.add_argument("--into", type=Path, help="the document whose block is replaced")
     parser.add_argument("--as", dest="name", default="luna", help="the block's name")
     main(**vars(parser.parse_args()))

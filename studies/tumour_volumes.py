@@ -23,12 +23,10 @@ from scipy.ndimage import uniform_filter
 from studies.paper import put
 
 import taskuq as tq
-from taskuq.data._arrays import ArrayDataset
-from taskuq.data._dataset import _split_groups
-from taskuq.measure._masks import nested_masks
-from taskuq.measure._mri import MultiCoilMRI
-from taskuq.recover._methods import ZeroFilled
-from taskuq.table._table import _sum_groups
+from taskuq.data import ArrayDataset, split_groups
+from taskuq.measure import MultiCoilMRI, nested_masks
+from taskuq.recover import ZeroFilled
+from taskuq.table import sum_groups
 
 RATES = (16, 8, 4, 2)
 LEVELS = np.arange(0.4, 1.3, 0.1)
@@ -77,15 +75,15 @@ def volumes(source: Path) -> tuple[tq.TaskOutputs, tq.TaskOutputs]:
         label, areas = file["label"][kept], file["tumour_area_px256"][kept] / 4
     data = ArrayDataset(images, label, group)
     slices = images / data.scales[:, None, None]
-    judged = np.isin(group, _split_groups(group, 0.6, 0.04, seed=0).judge)
+    judged = np.isin(group, split_groups(group, 0.6, 0.04, seed=0).judge)
     reader = AreaReader(slices[~judged], areas[~judged])
     masks = nested_masks(images.shape[-1], RATES, rng=np.random.default_rng(0))
     coil = torch.as_tensor(slices[judged], dtype=torch.complex64)[:, None]
     read = tq.Pipeline(MultiCoilMRI(masks, RATES), ZeroFilled(), reader).run(
-        list(coil), accelerations=RATES, samples=1, seed=0, group=group[judged], quiet=True
+        list(coil), accelerations=RATES, samples=1, seed=0, group=group[judged], progress=False
     )
     of_masks = replace(read, targets=areas[judged])
-    return _sum_groups(read), _sum_groups(of_masks)
+    return sum_groups(read), sum_groups(of_masks)
 
 
 def lines(tables: tuple[tq.TaskOutputs, tq.TaskOutputs], alpha: float) -> list[str]:

@@ -20,13 +20,10 @@ from pathlib import Path
 import numpy as np
 
 import taskuq as tq
-from taskuq.data._arrays import NpzData
-from taskuq.data._atlas import Atlas, PatientDistribution
-from taskuq.data._dataset import Dataset
-from taskuq.data._readers import open_all
+from taskuq.data import Atlas, Dataset, NpzData, PatientDistribution, open_all
 from taskuq.experiments._demo import _bundled_networks, _DemoNetworks
-from taskuq.measure._mri import MaskConfig, MultiCoilMRI
-from taskuq.table._examples import stored_table
+from taskuq.measure import MaskConfig, MultiCoilMRI
+from taskuq.table import stored_table
 
 # Patients of the seed of the stored table, beyond those it holds and those of the demo.
 SEED, FIRST, SLICES, COILS, NOISE = 1, 2000, 8, 8, 0.02
@@ -92,10 +89,10 @@ def watch(
         items = [images[k] for k in range(start, start + SLICES, step)]
         table = pipeline.run(
             [item.image for item in items], case=[item.case for item in items],
-            accelerations=rates[:1], samples=monitor.policy.samples, seed=0, quiet=True,
+            accelerations=rates[:1], samples=monitor.policy.samples, seed=0, progress=False,
         )  # fmt: skip
         monitor.update(table.outputs, name=items[0].group)
-        if monitor.is_withdrawn:
+        if monitor.alarm:
             return
 
 

@@ -71,8 +71,8 @@ def make(folder):
     table = [(header, in_json), (cases, in_bytes), (_shard(), in_bytes)]
     stored = ("python", "fuzz_files:read_scan", "scan/scan.json")
     check = ("data", "check", "pictures", "--labels", "pictures/labels.csv", "--json", "-")
-    scan = ("data", "check", "volumes", "--labels", "knee.csv", "--files", "list.csv",
-            "--minimum-coils", "2", "--minimum-width", "8", "--size", "8", "--thorough",
+    scan = ("data", "check", "volumes", "--labels", "knee.csv", "--file-list", "list.csv",
+            "--min-coils", "2", "--min-lines", "8", "--size", "8", "--thorough",
             "--pathology", "Tear", "--json", "-")  # fmt: skip
     dry = ("run", "run.toml", "-o", "out", "--device", "cpu")
     net = ("run", "varnet.toml", "-o", "out", "--device", "cpu", "--dry-run")
@@ -100,7 +100,7 @@ def make(folder):
         Kind("quality.json", ("experiment", "recovery-quality", "--quality", "quality.json", "-o",
                               "out"), None, in_json),
         Kind("images.npz", ("data", "check", "images.npz", "--json", "-"), None, in_archive, True),
-        Kind("images.npz", ("data", "sheet", "images.npz", "-o", "out.png"), None, in_archive),
+        Kind("images.npz", ("data", "preview", "images.npz", "-o", "out.png"), None, in_archive),
         Kind("pictures/labels.csv", check, None, in_text),
         Kind("pictures/a.png", check), Kind("pictures/b.tif", check), Kind("pictures/c.nii", check),
         Kind("pictures/d.nii.gz", check, None, in_packed), Kind("pictures/e.dcm", check),
@@ -115,7 +115,7 @@ def make(folder):
         Kind("scan/scan.json", stored, None, in_json, True),
         Kind("scan/scan.json-round0.npz", stored, None, in_archive, True),
         # What a training reads when it goes on; the training itself would take too long.
-        Kind("split.json", ("python", "taskuq.data._dataset:_load_split", "split.json"), None, in_json,
+        Kind("split.json", ("python", "taskuq.data._dataset:load_split", "split.json"), None, in_json,
              True),
         Kind("resume.safetensors", ("python", "taskuq.training._checkpoints:_load_state",
                                     "resume.safetensors")),
@@ -179,8 +179,8 @@ def _records():
                                  "max_width": 0.4, "unit": "group"})  # fmt: skip
     # Not stderr: whatever they refuse is to be seen.
     with redirect_stdout(io.StringIO()):
-        main(["evaluate", "table.npz", "--trials", "20", "--json", "page/evaluate.json"])
-        main(["simulate", "table.npz", "--trials", "20", "--max-width", "0.4", "--json",
+        main(["evaluate", "table.npz", "--splits", "20", "--json", "page/evaluate.json"])
+        main(["simulate", "table.npz", "--splits", "20", "--max-width", "0.4", "--json",
               "page/simulate.json", "--policy", "fixed-width,paper", "--statistic",
               "spread"])  # fmt: skip
         main(["status", "table", "--json", "page/status.json"])
@@ -228,7 +228,9 @@ def read_scan(path):
     from taskuq.scan._state import load_scan
 
     scan = load_scan(path, tq.load_policy(path.with_name("policy.json")))
-    return [one.to_dict() for one in scan.rounds], [np.asarray(p).tolist() for p in scan.pieces]
+    return [one.to_dict() for one in scan.rounds], [
+        np.asarray(p).tolist() for p in scan.measurements
+    ]
 
 
 def _images():
@@ -302,7 +304,7 @@ def _volumes():
 
 
 def _networks():
-    from taskuq.data._dataset import Split, _save_split
+    from taskuq.data._dataset import Split, save_split
     from taskuq.recover._varnet import VarNet, VarNetConfig
     from taskuq.training._checkpoints import _log_epoch, _save_state
     from taskuq.training._weights import save_weights
@@ -310,7 +312,7 @@ def _networks():
     config = VarNetConfig(cascades=1, width=2, pools=1, sensitivity_width=2, sensitivity_pools=1)
     save_weights(VarNet(config), "net.safetensors", kind="varnet", config=config)
     Path("varnet.toml").write_text(VARNET)
-    _save_split(Split(("0",), ("1",), ("2",)), "split.json")
+    save_split(Split(("0",), ("1",), ("2",)), "split.json")
     _save_state({"step": 3, "loss": 0.5, "weights": VarNet(config).state_dict()},
                "resume.safetensors")  # fmt: skip
     for epoch in range(3):

@@ -150,7 +150,7 @@ def test_a_process_is_measured(tmp_path):
 def test_a_training_is_scaled_to_all_slices_and_epochs():
     trial = {
         "epochs": 50, "batch": 16, "step_s": 0.4, "first_step_s": 20.4, "validation_step_s": 0.2,
-        "keep_s": 1.0, "keep_every": 1, "before": None, "minutes": 0.0,
+        "keep_s": 1.0, "keep_every": 1, "before": None,
     }  # fmt: skip
     # 1027 steps and 54 batches of validation in each epoch, and 20 s of compiling.
     hours = (50 * (1027 * 0.4 + 54 * 0.2 + 1) + 20) / 3600

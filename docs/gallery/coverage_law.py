@@ -7,9 +7,9 @@ picture checks the code, not the assumption. By patients there is no such law.
 import numpy as np
 
 import taskuq as tq
-from taskuq.report.figures._evaluation import coverage_histogram
 from taskuq.report.figures import draw
-from taskuq.table._examples import stored_table
+from taskuq.report.figures._evaluation import coverage_histogram
+from taskuq.table import stored_table
 
 table = stored_table("atlas-sampler")
 result = tq.evaluate(

@@ -5,9 +5,8 @@ drifts after 60 cases: the evidence grows, and where it reaches the line the pro
 """
 
 import taskuq as tq
-from taskuq.table._examples import SyntheticTable, synthetic_outputs
-from taskuq.report.figures import figures_of
-from taskuq.report.figures import draw
+from taskuq.report.figures import draw, figures_of
+from taskuq.table import SyntheticTable, synthetic_outputs
 
 table = synthetic_outputs(SyntheticTable(), seed=0)
 policy = tq.plan(table, alpha=0.1, max_width=0.2, unit="case")

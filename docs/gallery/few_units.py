@@ -8,7 +8,7 @@ normal errors: the expected width over the width of somebody who knows their law
 from matplotlib.figure import Figure
 from scipy.stats import beta, norm
 
-from taskuq.conformal._quantiles import coverage_rank
+from taskuq.conformal import coverage_rank
 
 alpha = 0.1
 sizes = range(9, 301)

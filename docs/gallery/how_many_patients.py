@@ -5,7 +5,6 @@ The promise on average over calibration sets holds for any number; this is what 
 """
 
 from taskuq.report.figures import draw
-from taskuq.report.figures._imaging import _planner_figure
-from taskuq.report.figures._imaging import calibration_sizes
+from taskuq.report.figures._imaging import calibration_sizes, planner_figure
 
-draw(_planner_figure(calibration_sizes(alpha=0.1, delta=0.05)), "how_many_patients.svg")
+draw(planner_figure(calibration_sizes(alpha=0.1, delta=0.05)), "how_many_patients.svg")

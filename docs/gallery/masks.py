@@ -4,7 +4,7 @@ The lines of k-space that each round of a scan measures. A round keeps what the 
 measured, so that going on costs only the difference.
 """
 
-from taskuq.measure._mri import MaskConfig
+from taskuq.measure import MaskConfig
 from taskuq.report.figures import draw
 from taskuq.report.figures._imaging import masks_figure
 

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import taskuq as tq
-from taskuq.table._examples import stored_table
+from taskuq.table import stored_table
 
 table = stored_table("atlas-sampler")
 patients = np.unique(table.group)

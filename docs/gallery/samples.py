@@ -4,10 +4,9 @@ How many posterior samples are worth drawing: `lwr` needs many, since it trusts 
 it has; `mlwr` moderates that spread by what is typical and does well with four.
 """
 
-from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
-from taskuq.report.figures import figures_of
-from taskuq.report.figures import draw
-from taskuq.table._examples import stored_table
+from taskuq.conformal import EvaluationGrid, evaluate_table
+from taskuq.report.figures import draw, figures_of
+from taskuq.table import stored_table
 
 question = EvaluationGrid(
     scores=("lwr", "cqr", "mlwr"), alpha=0.1, accelerations=(8,), samples=(4, 8, 16, 32), trials=None,

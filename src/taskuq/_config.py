@@ -106,6 +106,15 @@ def toml_text(table: Mapping[str, Any]) -> str:
     return tomli_w.dumps(table)
 
 
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested tables under dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        is_table = isinstance(value, Mapping)
+        flat |= flatten(value, f"{prefix}{key}.") if is_table else {prefix + key: value}
+    return flat
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)

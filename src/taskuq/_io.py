@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from taskuq.errors import ChecksumWarning, FileExistsError, InputError, MachineError, first_line
+from taskuq.errors import ChecksumWarning, InputError, MachineError, first_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,6 +39,10 @@ BROKEN = (*REFUSED, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.E
 ROOM, MOST_PACKED = 2**29, 50
 # File systems without hard links say one of these.
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+class ExistingFileError(Exception):
+    """File that must be new but exists already."""
 
 
 @contextmanager
@@ -121,7 +125,7 @@ def _replace_file(partial: Path, target: Path, *, exclusive: bool) -> None:
         try:
             os.link(partial, target)
         except FileExistsError:
-            raise FileExistsError(str(target)) from None
+            raise ExistingFileError(str(target)) from None
         except OSError as error:
             if error.errno not in NO_LINKS:
                 raise
@@ -137,7 +141,7 @@ def _copy_in(partial: Path, target: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
     except FileExistsError:
-        raise FileExistsError(str(target)) from None
+        raise ExistingFileError(str(target)) from None
 
 
 def is_regular_file(path: Path) -> bool:

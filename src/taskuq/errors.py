@@ -51,10 +51,6 @@ class MachineError(RuntimeError):
     """
 
 
-class FileExistsError(Exception):
-    """File that must be new but exists already."""
-
-
 class GuaranteeWarning(UserWarning):
     """Use of a policy outside its guarantee; the message gives the reason."""
 

@@ -106,7 +106,7 @@ class Scanner(Protocol):
 class CombiningScanner(Scanner, Protocol):
     """A scanner that joins what its rounds measured; without it a recovery is given the list."""
 
-    def combine(self, pieces: list[Any]) -> Any:
+    def combine(self, measurements: list[Any]) -> Any:
         """Join the pieces of all rounds of a case so far into what the recovery takes."""
 
 
@@ -114,7 +114,7 @@ class CombiningScanner(Scanner, Protocol):
 class CompletableScanner(Scanner, Protocol):
     """A scanner that can tell whether its pieces are everything there is to measure."""
 
-    def is_complete(self, pieces: list[Any]) -> bool:
+    def is_complete(self, measurements: list[Any]) -> bool:
         """Whether the pieces of all rounds leave nothing out."""
 
 
@@ -122,7 +122,7 @@ class CompletableScanner(Scanner, Protocol):
 class AdaptiveScanner(Scanner, Protocol):
     """A scanner that measures the lines it is asked for; a rule that chooses them needs one."""
 
-    def want(self, round: int, lines: NDArray[np.int64]) -> None:
+    def request(self, round: int, lines: NDArray[np.int64]) -> None:
         """Be told which lines a round adds, before it is measured."""
 
 
@@ -130,7 +130,7 @@ class AdaptiveScanner(Scanner, Protocol):
 class VerifiableScanner(Scanner, Protocol):
     """A scanner that is not believed to be the one whose scan was stored until it shows it."""
 
-    def again(self, round: int, piece: Any) -> None:
+    def remeasure(self, round: int, measurement: Any) -> None:
         """Measure a stored round once more; raise an error where that is not what was stored."""
 
 
@@ -138,7 +138,7 @@ class VerifiableScanner(Scanner, Protocol):
 class FinalizingScanner(Scanner, Protocol):
     """A scanner whose measurements may turn out wrong while a round is computed from them."""
 
-    def settle(self) -> str | None:
+    def finalize(self) -> str | None:
         """Say what has turned out wrong; where nothing has, what comes later changes nothing."""
 
 
@@ -188,7 +188,7 @@ class PosteriorRecover(Recover, Protocol):
 class StoredRecover(Protocol):
     """Recoveries that were made elsewhere: found by the name of the case, not by a measurement."""
 
-    def stored(self, case: str, acceleration: float, *, samples: int) -> Any:
+    def load(self, case: str, acceleration: float, *, samples: int) -> Any:
         """Return the recoveries of a case in a round, an array (sample, height, width)."""
 
 

@@ -102,7 +102,7 @@ def test_a_policy_by_name_is_that_of_the_object(tmp_path):
 
 def test_a_simulation_by_name_is_called_by_it():
     plan = PolicySpec("adaptive", 0.2, Goal(max_width=0.3), "mean")
-    (result,) = simulate(TABLE, [plan], trials=3, rng=np.random.default_rng(0))
+    (result,) = simulate(TABLE, [plan], splits=3)
 
     assert result.score == "mean"
 

@@ -55,7 +55,7 @@ def test_evaluate_writes_the_record_to_stdout(table, capsys):
 
 def test_a_quantile_for_each_end_is_compared_and_calibrated(table, capsys, tmp_path):
     flags = ("--score", "mlwr", "--acceleration", "8", "--side", "each", "--unit", "case")
-    assert run("evaluate", table, *flags, "--trials", "50", "--json", "-") == 0
+    assert run("evaluate", table, *flags, "--splits", "50", "--json", "-") == 0
     captured = capsys.readouterr()
     result = json.loads(captured.out)["results"][0]
     path = tmp_path / "bound.json"
@@ -66,14 +66,14 @@ def test_a_quantile_for_each_end_is_compared_and_calibrated(table, capsys, tmp_p
     assert "below, " in capsys.readouterr().err
     assert run("predict", path, table, "-o", tmp_path / "intervals.csv") == 0
     capsys.readouterr()
-    assert "takes --trials" in refused(capsys, "evaluate", table, *flags, "--exact")
+    assert "takes --splits" in refused(capsys, "evaluate", table, *flags, "--exact")
 
 
 def test_exact_and_drawn_evaluations_agree(table, capsys):
     flags = ("--score", "lwr", "--acceleration", "8", "--unit", "case", "--json", "-")
     run("evaluate", table, "--exact", *flags)
     exact = json.loads(capsys.readouterr().out)["results"][0]
-    run("evaluate", table, "--trials", "500", *flags)
+    run("evaluate", table, "--splits", "500", *flags)
     drawn = json.loads(capsys.readouterr().out)["results"][0]
 
     # Six standard errors of a seeded mean.
@@ -83,7 +83,7 @@ def test_exact_and_drawn_evaluations_agree(table, capsys):
 
 def test_the_same_seed_gives_the_same_record(table, tmp_path, capsys):
     for name in ("a.json", "b.json"):
-        run("evaluate", table, "--trials", "50", "--seed", "4", "--json", tmp_path / name)
+        run("evaluate", table, "--splits", "50", "--seed", "4", "--json", tmp_path / name)
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
 
@@ -118,7 +118,7 @@ def test_a_policy_goes_from_plan_to_file(table, tmp_path, capsys):
 
 
 def test_simulate_has_the_layout_of_its_schema(table, capsys):
-    assert run("simulate", table, "--alpha", "0.1", "--max-width", "0.2", "--trials", "20",
+    assert run("simulate", table, "--alpha", "0.1", "--max-width", "0.2", "--splits", "20",
                "--unit", "case", "--json", "-") == 0  # fmt: skip
     record = json.loads(capsys.readouterr().out)
 
@@ -135,9 +135,9 @@ def test_figures_are_drawn_on_request(table, tmp_path, capsys):
 
 
 def test_plan_size_answers_in_a_sentence_and_a_record(capsys):
-    assert run("plan-size", "--json", "-") == 0
+    assert run("sample-size", "--json", "-") == 0
     assert json.loads(capsys.readouterr().out)["n_calibration"] == 442
-    run("plan-size")
+    run("sample-size")
     assert capsys.readouterr().out.startswith("442 calibration cases")
 
 
@@ -158,7 +158,7 @@ def test_plan_size_answers_in_a_sentence_and_a_record(capsys):
         (("calibrate", "{table}", "--acceleration", "8", "--joint", "max"), "several tasks"),
         (("plan", "{table}"), "when to stop is missing"),
         (("simulate", "{table}", "--max-width", "-1"), "positive"),
-        (("plan-size", "--epsilon", "0"), "epsilon"),
+        (("sample-size", "--epsilon", "0"), "epsilon"),
         (("run", "absent.toml", "-o", "x"), "absent.toml"),
         (("status", "absent"), "table"),
     ],
@@ -225,7 +225,7 @@ def test_a_table_is_cut_into_two_by_its_groups(tmp_path):
     whole = synthetic_outputs(SyntheticTable(volumes=10), seed=0)
     whole.save(tmp_path / "table.npz")
     part, rest = tmp_path / "part.npz", tmp_path / "rest.npz"
-    main(f"table {tmp_path}/table.npz --share 0.3 -o {part} --rest {rest}".split())
+    main(f"table {tmp_path}/table.npz --fraction 0.3 -o {part} --remainder {rest}".split())
     part, rest = tq.TaskOutputs.load(part), tq.TaskOutputs.load(rest)
 
     assert len(set(part.group)) == 3
@@ -269,7 +269,7 @@ def test_what_is_compared_by_default_holds_what_is_calibrated_by_default():
 
 
 def test_the_package_itself_is_the_command():
-    asked = [sys.executable, "-m", "taskuq", "plan-size", "--alpha", "1.5"]
+    asked = [sys.executable, "-m", "taskuq", "sample-size", "--alpha", "1.5"]
     ended = subprocess.run(asked, capture_output=True, text=True, check=False)
 
     assert ended.returncode == 2

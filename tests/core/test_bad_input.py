@@ -209,4 +209,4 @@ def test_a_table_refuses_parts_that_do_not_fit(fault):
 def test_an_acceleration_that_is_not_there_is_named_with_those_that_are():
     table = tq.TaskOutputs(X[None].repeat(2, 0), Z, (8, 4))
     with pytest.raises(tq.InputError, match="acceleration 3 is not in the table, which has 8, 4"):
-        table.round_at(3)
+        table.round_index(3)

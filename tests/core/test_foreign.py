@@ -113,7 +113,7 @@ def test_a_case_without_a_round_is_missing(tmp_path):
     path.write_text("case,acceleration,target,output\na,8,1,0\na,4,1,0\nb,8,1,0\n")
     found = tq.TaskOutputs.load(path)
 
-    assert found.missing == ("b",)
+    assert found.missing_cases == ("b",)
     assert found.case.tolist() == ["a"]
 
 

@@ -28,7 +28,7 @@ def peak():
     return int(line.split()[1]) * 1024
 
 def write_and_read(folder, cases):
-    writer = TableWriter(folder, Header(RATES, 32))
+    writer = TableWriter(folder, TableHeader(RATES, 32))
     for start in range(0, cases, 5000):
         names = np.char.add("patient-", np.arange(start, min(start + 5000, cases)).astype(str))
         outputs = np.random.default_rng(start).random((len(names), 32), dtype=np.float32)

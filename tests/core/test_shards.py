@@ -63,7 +63,7 @@ def test_cases_without_all_rounds_are_missing_and_named(tmp_path):
     table = tq.TaskOutputs.load(tmp_path)
 
     assert_holds(table, ["case 2"])
-    assert table.missing == ("case 1",)
+    assert table.missing_cases == ("case 1",)
 
 
 def test_half_written_files_are_not_part_of_the_table(tmp_path):
@@ -106,7 +106,7 @@ import itertools, sys
 import numpy as np
 from taskuq.table._parquet import TableHeader, TableWriter
 
-writer = TableWriter(sys.argv[1], Header(accelerations=(2.0,), samples=64))
+writer = TableWriter(sys.argv[1], TableHeader(accelerations=(2.0,), samples=64))
 for i in itertools.count():
     cases = [f"{i:05d} {j:05d}" for j in range(2000)]
     values = np.repeat(np.arange(2000.0)[:, None], 64, axis=1)
@@ -139,6 +139,6 @@ def test_a_killed_writer_leaves_only_whole_shards(tmp_path):
 
         assert table.cases % 2000 == 0
         assert table.cases > 0
-        assert table.missing == ()
+        assert table.missing_cases == ()
         np.testing.assert_array_equal(table.outputs[0], np.repeat(number[:, None], 64, axis=1))
         np.testing.assert_array_equal(table.targets, number)

@@ -126,7 +126,7 @@ def test_a_bare_npz_is_a_table_and_may_be_given_a_range(tmp_path):
 def test_a_selection_is_the_part_it_names(rounds, samples, cases):
     whole = table(rounds=3, round_targets=True)
     part = whole.select(accelerations=list(rounds), samples=samples, cases=cases)
-    index = [whole.round_at(R) for R in sorted(rounds, reverse=True)]
+    index = [whole.round_index(R) for R in sorted(rounds, reverse=True)]
 
     np.testing.assert_array_equal(part.outputs, whole.outputs[index][:, cases][:, :, :samples])
     np.testing.assert_array_equal(part.targets, whole.targets[index][:, cases])
@@ -178,14 +178,14 @@ def test_targets_of_a_round_are_the_rounds_own():
 
     np.testing.assert_array_equal(by_round.targets_at(1), by_round.targets[1])
     np.testing.assert_array_equal(shared.targets_at(1), shared.targets)
-    assert by_round.until(0).shape[0] == 1
+    assert by_round.rounds_up_to(0).shape[0] == 1
 
 
 def test_a_saved_table_remembers_who_is_missing(tmp_path):
     table = tq.TaskOutputs(
-        np.zeros((1, 2, 3)), np.zeros(2), (4.0,), case=["a", "c"], missing=["b", "d"]
+        np.zeros((1, 2, 3)), np.zeros(2), (4.0,), case=["a", "c"], missing_cases=["b", "d"]
     )
     again = tq.TaskOutputs.load(table.save(tmp_path / "t"))
 
-    assert again.missing == ("b", "d")
+    assert again.missing_cases == ("b", "d")
     assert list(again.case) == ["a", "c"]

@@ -80,7 +80,7 @@ def test_a_case_without_one_of_its_tasks_is_missing(tmp_path):
     frame = pd.read_parquet(made().save(tmp_path / "table.parquet"))
     table = tq.TaskOutputs.load(frame[(frame.case != "c") | (frame.task != "area")])
 
-    assert table.missing == ("c",)
+    assert table.missing_cases == ("c",)
     assert table.case.tolist() == ["007", "b", "a"]
 
 
@@ -119,11 +119,11 @@ def test_a_formula_does_not_get_into_a_spreadsheet(tmp_path):
 def test_rounds_are_found_by_name():
     table = made()
 
-    assert table.round_at("24 views") == table.round_at(8) == 1
+    assert table.round_index("24 views") == table.round_index(8) == 1
     assert table.select(accelerations=["24 views"]).round_labels == ("24 views",)
     assert repr(table).startswith("TaskOutputs(2 rounds (12 views, 24 views)")
     with pytest.raises(InputError, match="the table has 12 views, 24 views"):
-        table.round_at("13 views")
+        table.round_index("13 views")
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,9 @@ def test_of_several_tasks_those_are_named_that_may_be_probabilities():
 def test_page_and_command_line_say_it_until_it_is_declared(tmp_path, capsys, command):
     path = PLAIN.save(tmp_path / "table.npz")
     options = {
-        "calibrate": ["--acceleration", "8"], "evaluate": ["--trials", "20"],
-        "plan": ["--max-width", "0.5"], "simulate": ["--max-width", "0.5", "--trials", "20"],
-        "report": ["--trials", "20"],
+        "calibrate": ["--acceleration", "8"], "evaluate": ["--splits", "20"],
+        "plan": ["--max-width", "0.5"], "simulate": ["--max-width", "0.5", "--splits", "20"],
+        "report": ["--splits", "20"],
     }  # fmt: skip
     ends = [] if command in ("evaluate", "simulate") else ["-o", str(tmp_path / "made")]
     for declared in ([], ["--range", "0,1"]):

@@ -7,7 +7,7 @@ import pytest
 
 import taskuq as tq
 from taskuq.errors import InputError
-from taskuq.table._table import _sum_groups
+from taskuq.table._table import sum_groups
 
 
 def table(rng, groups=60, **more):
@@ -23,7 +23,7 @@ def table(rng, groups=60, **more):
 def test_a_sum_is_that_of_its_group_whatever_the_order():
     areas = table(np.random.default_rng(0))
     order = np.random.default_rng(1).permutation(areas.cases)
-    sums, mixed = _sum_groups(areas, 5.0), _sum_groups(areas.select(cases=order), 5.0)
+    sums, mixed = sum_groups(areas, 5.0), sum_groups(areas.select(cases=order), 5.0)
     of_third = areas.select(group=3)
 
     assert np.allclose(sums.targets, mixed.targets)
@@ -34,7 +34,7 @@ def test_a_sum_is_that_of_its_group_whatever_the_order():
 
 
 def test_volumes_of_new_groups_are_covered_as_often_as_promised():
-    sums = _sum_groups(table(np.random.default_rng(2), groups=80), 5.0)
+    sums = sum_groups(table(np.random.default_rng(2), groups=80), 5.0)
     exact = tq.evaluate_exact(sums.outputs[0], sums.targets, alpha=0.2, score="mlwr")
     # Over all splits coverage is k / (n + 1) for 56 groups that calibrate: exactly, without ties.
     assert exact.coverage.mean == pytest.approx(math.ceil(0.8 * 57) / 57)
@@ -47,26 +47,26 @@ def test_several_tasks_are_summed_each(tmp_path):
         targets=np.stack([one.targets, 2 * one.targets], -1),
         accelerations=[4, 2], group=one.group, task_names=["a", "b"],
     )  # fmt: skip
-    sums = _sum_groups(both)
-    assert np.allclose(sums.targets[:, 1], 2 * _sum_groups(one).targets)
+    sums = sum_groups(both)
+    assert np.allclose(sums.targets[:, 1], 2 * sum_groups(one).targets)
     assert sums.task_ranges == (None, None)
 
 
 def test_sums_that_mean_nothing_are_refused():
     areas = table(np.random.default_rng(0))
     with pytest.raises(InputError, match="no groups"):
-        _sum_groups(
+        sum_groups(
             tq.TaskOutputs(outputs=areas.outputs, targets=areas.targets, accelerations=[4, 2])
         )
     with pytest.raises(InputError, match="weight is 0"):
-        _sum_groups(areas, 0)
+        sum_groups(areas, 0)
     with pytest.raises(InputError, match="another quantity"):
-        _sum_groups(table(np.random.default_rng(0), missing=("patient-7",)))
+        sum_groups(table(np.random.default_rng(0), missing_cases=("patient-7",)))
 
 
 def test_sums_are_called_what_groups_were_called():
     said = {"words": {"case": "slice", "group": "patient", "measurement": "view"}, "seed": 3}
-    sums = _sum_groups(table(np.random.default_rng(0), provenance=said))
+    sums = sum_groups(table(np.random.default_rng(0), provenance=said))
 
     assert sums.provenance["words"] == said["words"] | {"case": "patient"}
     assert sums.provenance["seed"] == 3

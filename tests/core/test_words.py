@@ -97,7 +97,7 @@ def test_a_run_takes_the_words_of_its_system_or_of_its_file():
     run_module = pytest.importorskip("taskuq.experiments._run")
     settings = [{}, {"measure": {"kind": "tomography"}}, {"words": {"case": "head"}}]
     said = [
-        run_module.Run(None, None, from_toml_table(run_module.RunConfig, table), None).words
+        run_module._Run(None, None, from_toml_table(run_module.RunConfig, table), None).words
         for table in settings
     ]
 

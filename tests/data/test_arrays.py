@@ -10,7 +10,7 @@ import torch
 from raising import refused
 from taskuq.data._arrays import ArrayDataset, _save_npz, read_npz
 from taskuq.data._dataset import Dataset, Subset, split_by_group
-from taskuq.data._readers import _simulate_coil_dataset
+from taskuq.data._readers import simulate_coil_dataset
 from taskuq.measure._coils import rss
 from taskuq.measure._masks import nested_masks
 from taskuq.measure._mri import MultiCoilMRI
@@ -42,7 +42,7 @@ def test_a_saved_data_set_reads_back_the_same_items(data, tmp_path):
 
 
 def test_coil_images_stay_complex_through_a_file(data, tmp_path):
-    coils = _simulate_coil_dataset(data, 3, seed=0)
+    coils = simulate_coil_dataset(data, 3, seed=0)
     copy = read_npz(_save_npz(coils, tmp_path / "coils.npz", indices=(1, 4)), normalise=False)
     assert torch.equal(copy[1].image, coils[4].image)
 
@@ -99,11 +99,11 @@ def test_a_split_with_an_empty_part_is_refused(data):
 
 
 def test_simulated_coils_depend_on_group_and_seed_and_keep_the_magnitude(data):
-    coils = _simulate_coil_dataset(data, 4, seed=0)
+    coils = simulate_coil_dataset(data, 4, seed=0)
     for one, other in zip(coils, data, strict=True):
         assert torch.allclose(rss(one.image), other.image, atol=1e-5)
-    assert torch.equal(coils[0].image, _simulate_coil_dataset(data, 4, seed=0)[0].image)
-    assert not torch.allclose(coils[0].image, _simulate_coil_dataset(data, 4, seed=1)[0].image)
+    assert torch.equal(coils[0].image, simulate_coil_dataset(data, 4, seed=0)[0].image)
+    assert not torch.allclose(coils[0].image, simulate_coil_dataset(data, 4, seed=1)[0].image)
     share = [item.image.abs() / rss(item.image) for item in (coils[0], coils[1], coils[2])]
     assert torch.allclose(share[0], share[1], atol=1e-4)
     assert not torch.allclose(share[0], share[2], atol=1e-2)
@@ -122,7 +122,7 @@ def test_real_slices_read_as_they_are_and_get_worse_with_acceleration():
     assert len(np.unique(data.groups)) == 88
     rates = (16, 8, 4, 2)
     scanner = MultiCoilMRI(nested_masks(128, rates, rng=np.random.default_rng(0)), rates)
-    coils = _simulate_coil_dataset(data, 4, seed=0)
+    coils = simulate_coil_dataset(data, 4, seed=0)
     errors = {R: [] for R in rates}
     for index in range(1000, 1400, 50):
         item = coils[index]

@@ -4,24 +4,24 @@ import numpy as np
 import pytest
 
 from raising import refused
-from taskuq.data._chest import ChestData, _ChestPhantom, air_fraction
+from taskuq.data._chest import ChestData, ChestPhantom, air_fraction
 from taskuq.data._readers import open_task_data
 from taskuq.task._methods import AirFraction
 
 
 def test_a_patient_is_the_same_in_any_company():
     many, one = (
-        _ChestPhantom(4, seed=7, size=32, slices=2),
-        _ChestPhantom(1, seed=7, size=32, slices=2, first=3),
+        ChestPhantom(4, seed=7, size=32, slices=2),
+        ChestPhantom(1, seed=7, size=32, slices=2, first=3),
     )
     assert np.array_equal(many[6].image, one[0].image)
     assert many[6].case == one[0].case == "patient-3-slice-0"
     assert not np.array_equal(many[6].image, many[4].image)
-    assert not np.array_equal(many[0].image, _ChestPhantom(1, seed=8, size=32, slices=2)[0].image)
+    assert not np.array_equal(many[0].image, ChestPhantom(1, seed=8, size=32, slices=2)[0].image)
 
 
 def test_chests_differ_in_air_and_have_values_of_a_chest():
-    chest = _ChestPhantom(12, seed=0, size=64)
+    chest = ChestPhantom(12, seed=0, size=64)
     images = np.stack([chest[k].image for k in range(len(chest))])
     assert images.min() == 0
     assert images.max() <= 1
@@ -49,6 +49,6 @@ def test_what_a_network_should_say_is_what_is_computed():
 
 def test_impossible_chests_and_images_are_refused():
     with refused("value.invalid"):
-        _ChestPhantom(0, seed=0)
+        ChestPhantom(0, seed=0)
     with refused("shape.axes"):
         air_fraction(np.ones((4, 4)))

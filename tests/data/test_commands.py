@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from raising import refused
-from taskuq.cli.data import atlas, atlas_base, check, masks, prepare, sheet
+from taskuq.cli.data import atlas, atlas_base, check, masks, prepare, preview
 from taskuq.data._arrays import read_npz
 from taskuq.errors import InputError
 from taskuq.measure._masks import published_masks
@@ -133,8 +133,8 @@ def test_an_atlas_is_written_and_shown(tmp_path, capsys):
     base, path = tmp_path / "base.npz", tmp_path / "atlas.npz"
     atlas_base(output=base)
     atlas(patients=2, slices=3, size=48, base=base, output=path)
-    sheet(path, output=tmp_path / "sheet.png")
-    sheet(patients=1, size=48, outline=True, output=tmp_path / "drawn.png")
+    preview(path, output=tmp_path / "sheet.png")
+    preview(patients=1, size=48, outline=True, output=tmp_path / "drawn.png")
     assert len(read_npz(path)) == 6
     assert capsys.readouterr().out.split() == [
         str(p) for p in (base, path, tmp_path / "sheet.png", tmp_path / "drawn.png")
@@ -145,7 +145,7 @@ def test_an_atlas_is_written_and_shown(tmp_path, capsys):
     ("flags", "names"),
     [
         ({"labels": "x.csv", "group": "file"}, "--labels and --group"),
-        ({"minimum_coils": 3}, "--minimum-coils"),
+        ({"min_coils": 3}, "--min-coils"),
         ({"pathology": "Bone Bruise"}, "--pathology"),
     ],
 )

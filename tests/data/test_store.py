@@ -305,7 +305,7 @@ def test_what_the_disk_cannot_hold_is_not_begun(volumes, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=1000))
     with pytest.raises(MachineError, match=r"needs 0\.0001741 GB at .* the disk has 1e-06 GB free"):
-        prepare(volumes, cache=tmp_path / "cache", size=32, minimum_width=32)
+        prepare(volumes, cache=tmp_path / "cache", size=32, min_lines=32)
     assert not (tmp_path / "cache").exists()
 
 

@@ -149,7 +149,7 @@ def test_two_scans_in_one_folder_do_not_mix(toy, toy_policy, longest, tmp_path, 
     half_done(toy, toy_policy, longest + 1, tmp_path / names[1], rounds=1)
     scan = load_scan(tmp_path / names[0], toy_policy)
 
-    assert (scan.pieces[0]["lines"] == toy.scanner_of(longest).measure(0)["lines"]).all()
+    assert (scan.measurements[0]["lines"] == toy.scanner_of(longest).measure(0)["lines"]).all()
 
 
 PIECES = {

@@ -83,7 +83,7 @@ def test_what_is_stored_was_measured_whatever_a_recovery_writes_into_it(
     scan = toy.scan(Bare(), policy=toy_policy, recover=recover, state=state)
     found = load_scan(state, toy_policy)
 
-    assert [piece[0] for piece in found.pieces] == [k + 1.0 for k in range(len(scan.rounds))]
+    assert [piece[0] for piece in found.measurements] == [k + 1.0 for k in range(len(scan.rounds))]
 
 
 def test_work_beside_has_ended_and_says_what_went_wrong():

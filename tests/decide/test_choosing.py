@@ -26,7 +26,7 @@ ALPHA, WIDTH = 0.25, 1.0
 # Eleven policies, as the referee had.
 POLICIES = [
     *({"kind": "adaptive", "score": score} for score in ("ar", "lwr", "cqr")),
-    *({"kind": "fixed-width", "lateness": g} for g in (-4, -2, -1, -0.5, 0.0, 0.5, 1, 4)),
+    *({"kind": "fixed-width", "round_tolerance": g} for g in (-4, -2, -1, -0.5, 0.0, 0.5, 1, 4)),
 ]
 
 
@@ -57,7 +57,7 @@ def best_on_the_calibration_set(table):
     ]
     made = [
         tq.plan(
-            table, alpha=ALPHA, max_width=WIDTH, policy=p.kind, score=p.score, lateness=p.lateness
+            table, alpha=ALPHA, max_width=WIDTH, policy=p.kind, score=p.score, round_tolerance=p.round_tolerance
         )
         for p in plans
     ]
@@ -186,7 +186,7 @@ def test_choosing_goes_with_promises_given_the_calibration_set():
 
 
 @pytest.mark.parametrize(
-    "name", [*NAMES, "fixed-width:learned:budget=0.5:lateness=1", "paper:cqr", "anytime:ar"]
+    "name", [*NAMES, "fixed-width:learned:budget=0.5:round_tolerance=1", "paper:cqr", "anytime:ar"]
 )
 def test_a_plan_is_found_again_by_its_name(name):
     assert _policy_name(_parse_policy(name, PolicySpec("paper", 0.1, Goal(max_width=0.1)))) == name
@@ -198,7 +198,7 @@ def test_a_plan_is_found_again_by_its_name(name):
         ([], "choose names no policy"),
         (
             ["fixed-width:colour=red"],
-            "a fixed-width policy is named by statistic, budget, lateness",
+            "a fixed-width policy is named by statistic, budget, round_tolerance",
         ),
         (["nothing"], "nothing"),
         ([3], "a policy is named by a text such as 'adaptive:mlwr', got 3"),
@@ -238,7 +238,7 @@ def test_the_command_line_chooses_and_simulate_says_what_choosing_costs(tmp_path
     main(f"plan {asked} --choose {','.join(NAMES)} -o {tmp_path}/policy.json".split())
     said = " ".join(capsys.readouterr().err.split())
     record = f"--json {tmp_path}/simulate.json"
-    main(f"simulate {asked} --policy adaptive --score lwr,ar --trials 5 {record}".split())
+    main(f"simulate {asked} --policy adaptive --score lwr,ar --splits 5 {record}".split())
     warned = " ".join(capsys.readouterr().err.split())
 
     assert tq.load_policy(tmp_path / "policy.json").provenance["chosen"]["sentence"] in said
@@ -253,7 +253,7 @@ def test_a_policy_without_a_promise_cannot_be_chosen():
         tq.plan(table, alpha=0.1, max_width=0.2, choose=["adaptive:lwr", "paper:cqr"])
 
 
-@pytest.mark.parametrize("named", ["adaptive:budget=0.5", "anytime:lateness=7", 3])
+@pytest.mark.parametrize("named", ["adaptive:budget=0.5", "anytime:round_tolerance=7", 3])
 def test_what_a_policy_would_not_read_is_refused(named):
     with pytest.raises(InputError, match="is named by"):
         _parse_policy(named, PolicySpec("fixed-width", 0.1, Goal(max_width=0.1)))

@@ -45,7 +45,7 @@ def test_plan_says_when_there_are_too_few_cases(path, tmp_path, capsys):
         ["simulate", "--max-width", "0.1", "--policy", "hopeful"],
         ["simulate", "--max-width", "0.1", "--policy", ""],
         ["simulate", "--max-width", "0.1", "--budget", "most"],
-        ["simulate", "--max-width", "0.1", "--trials", "0"],
+        ["simulate", "--max-width", "0.1", "--splits", "0"],
         ["simulate", "--max-width", "0.1", "--samples", "0"],
     ],
 )
@@ -61,10 +61,10 @@ def test_bad_input_is_one_sentence_and_status_2(path, arguments, capsys):
 def test_simulate_prints_json_alone_and_draws_what_it_measured(path, tmp_path, capsys):
     figures = tmp_path / "figures"
     main(
-        ["simulate", path, "--max-width", "0.3", "--trials", "20", "--alpha", "0.2", "--json", "-"]
+        ["simulate", path, "--max-width", "0.3", "--splits", "20", "--alpha", "0.2", "--json", "-"]
     )
     record = json.loads(capsys.readouterr().out)
-    main(["simulate", path, "--max-width", "0.3", "--trials", "20", "--alpha", "0.2",
+    main(["simulate", path, "--max-width", "0.3", "--splits", "20", "--alpha", "0.2",
           "--policy", "fixed-width", "--figures", str(figures)])  # fmt: skip
 
     assert record["schema"] == "taskuq.simulate/1"
@@ -90,7 +90,7 @@ def test_plan_names_what_its_average_acceleration_is_for(path, tmp_path, capsys,
 
 def test_simulate_shows_the_promised_coverage_beside_that_of_cases(path, tmp_path, capsys):
     out = tmp_path / "out.json"
-    main(["simulate", path, "--max-width", "0.3", "--trials", "20", "--alpha", "0.3", "--policy",
+    main(["simulate", path, "--max-width", "0.3", "--splits", "20", "--alpha", "0.3", "--policy",
           "adaptive", "--score", "lwr", "--cases", "all", "--json", str(out)])  # fmt: skip
 
     shown = capsys.readouterr()

@@ -17,8 +17,8 @@ from taskuq.errors import InputError
 from taskuq.policy import _stopping as early
 from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import PolicySpec
-from taskuq.policy._learned import evaluate_rules, set_aside
-from taskuq.policy._plan import SingleSetCalibrator, policy_unit
+from taskuq.policy._learned import evaluate_rules, evaluate_tuning_cases
+from taskuq.policy._plan import SetCalibrator, policy_unit
 from taskuq.policy._rules import StoppingStatistics
 from taskuq.policy._simulate import _SplitCalibrator
 from taskuq.policy._stopping import _stops_at, last_certified, threshold_grid
@@ -77,7 +77,7 @@ def unlucky(law, units, alpha, delta, found=last_certified):
     every = combinations_with_replacement if by_count else lambda t, r: product(t, repeat=r)
     for drawn in every(range(law.types), units):
         seen, index = law.seen(list(drawn))
-        (threshold,) = found(seen, SingleSetCalibrator(promise, law.unit, index), RUNGS)
+        (threshold,) = found(seen, SetCalibrator(promise, law.unit, index), RUNGS)
         if law.is_broken(threshold, alpha):
             counts = [drawn.count(t) for t in range(law.types)]
             orders = math.factorial(units) // math.prod(map(math.factorial, counts))
@@ -199,9 +199,9 @@ def test_thresholds_to_test_do_not_look_at_calibration_units():
     for table in (TABLE, replace_arrays(TABLE, targets=shuffled)):
         rules, seen = evaluate_rules(spec, table, aside, ~aside)
         promise = Guarantee(0.1, "case", seen.cases, delta=0.1, given="early")
-        calibrator = SingleSetCalibrator(promise, unit, np.arange(seen.cases))
+        calibrator = SetCalibrator(promise, unit, np.arange(seen.cases))
         rungs.append(
-            threshold_grid(set_aside(rules, table, aside, np.arange(table.cases)), calibrator)
+            threshold_grid(evaluate_tuning_cases(rules, table, aside, np.arange(table.cases)), calibrator)
         )
 
     np.testing.assert_array_equal(*rungs)
@@ -221,7 +221,7 @@ def test_a_replayed_fold_is_calibrated_as_if_it_were_all_there_is(unit):
     of_case = kept if whom.is_group else np.empty(0, np.int64)
     splitting = Splits(units, 3, 6, 5, of_case)
     rungs = threshold_grid(
-        set_aside(rules, TABLE, aside, index), SingleSetCalibrator(promise, whom, kept)
+        evaluate_tuning_cases(rules, TABLE, aside, index), SetCalibrator(promise, whom, kept)
     )
     (found,) = last_certified(seen, _SplitCalibrator(promise, whom, kept, splitting), rungs)
     for t, fold in enumerate(splitting.folds(np.arange(6))):
@@ -229,7 +229,7 @@ def test_a_replayed_fold_is_calibrated_as_if_it_were_all_there_is(unit):
         part = StoppingStatistics(
             *(a[:, inside] for a in (seen.lowest, seen.largest, seen.score)), ()
         )
-        alone = SingleSetCalibrator(promise, whom, unit_index(part.cases, kept[inside]))
+        alone = SetCalibrator(promise, whom, unit_index(part.cases, kept[inside]))
 
         assert last_certified(part, alone, rungs) == found[t] < np.inf
 
@@ -238,7 +238,7 @@ def test_a_simulation_judges_the_promise_about_early_stops(tmp_path, capsys):
     TABLE.save(tmp_path / "table.npz")
     main(
         f"simulate {tmp_path}/table.npz --policy paper,fixed-width --score lwr --statistic spread "
-        f"--alpha 0.1 --max-width 0.2 --delta 0.1 --given early --trials 20 --unit case "
+        f"--alpha 0.1 --max-width 0.2 --delta 0.1 --given early --splits 20 --unit case "
         f"--json {tmp_path}/found.json".split()
     )
     paper, early_too = json.loads((tmp_path / "found.json").read_text())["results"]

@@ -75,7 +75,7 @@ def replays(monkeypatch, is_compiled, table, spec, unit):
     with monkeypatch.context() as patch:
         patch.setattr(simulation, "use_numba", lambda work: is_compiled)
         patch.setattr(simulation, "simulate_splits", keeping(simulation.simulate_splits))
-        patch.setattr(simulation, "replay_each", keeping(simulation.replay_each))
+        patch.setattr(simulation, "simulate_each_split", keeping(simulation.simulate_each_split))
         simulate(table, [spec], trials=12, rng=np.random.default_rng(7), unit=unit, tunings=2)
     return kept
 
@@ -238,9 +238,9 @@ def test_a_trial_of_a_policy_that_learns_is_a_plan_and_its_decisions(name, promi
 
 @pytest.mark.parametrize("name", ["adaptive mlwr", "lower", "spread"])
 def test_what_one_threshold_covers_is_what_many_would(monkeypatch, name):
-    kept, original = [], simulation.replay_each
+    kept, original = [], simulation.simulate_each_split
     with monkeypatch.context() as patch:
-        patch.setattr(simulation, "replay_each", lambda *a: kept.append(a[0](0)) or original(*a))
+        patch.setattr(simulation, "simulate_each_split", lambda *a: kept.append(a[0](0)) or original(*a))
         simulate(TABLE, [PLANS[name]], trials=1, rng=np.random.default_rng(1), unit="case")
     scans, _ = kept[0]
     score, ties = scans.seen.score, 0

@@ -24,7 +24,7 @@ def achieved_at(goal, family, range_, threshold):
     """Whether the clipped interval at a threshold achieves the goal."""
     interval = family.interval(threshold)
     estimate = family.link.inverse(family.high if goal.side == "upper" else family.low)
-    return bool(goal.achieved(interval.clip(*(range_ or (-inf, inf))), estimate)[0])
+    return bool(goal.is_reached(interval.clip(*(range_ or (-inf, inf))), estimate)[0])
 
 
 @pytest.mark.parametrize("range_", RANGES.values(), ids=RANGES)
@@ -142,7 +142,7 @@ def test_a_one_sided_window_ends_at_its_distance_from_the_estimate(side, end):
 def test_an_empty_interval_achieves_no_goal():
     crossed = tq.Interval([0.6], [0.5])
 
-    assert not Goal(max_width=0.5).achieved(crossed).any()
+    assert not Goal(max_width=0.5).is_reached(crossed).any()
 
 
 @pytest.mark.parametrize(

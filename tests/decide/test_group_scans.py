@@ -14,7 +14,7 @@ from taskuq.conformal._splits import Splits
 from taskuq.conformal._units import unit_index
 from taskuq.errors import InputError
 from taskuq.policy._learned import round_arrays
-from taskuq.policy._replay import StoredScans, simulate_splits
+from taskuq.policy._stored_scans import StoredScans, simulate_splits
 from taskuq.policy._rules import stopping_statistics
 from taskuq.scan._state import GroupScan, Scan
 
@@ -36,7 +36,7 @@ def stop_by_table(policy, outputs):
 def replayed(policy, table, is_compiled):
     """The cost and the covered cases of each group under a policy, as ``simulate`` replays them."""
     x, z = round_arrays(table)
-    index, seen = unit_index(table.cases, table.group), stopping_statistics(policy.rules, x, z)
+    index, seen = unit_index(table.cases, table.group), stopping_statistics(policy._rules, x, z)
     scans = StoredScans(
         seen=seen,
         targets=z,
@@ -146,7 +146,7 @@ def test_every_case_of_a_group_draws_what_a_pipeline_draws(toy, whole, seed):
     scan = toy_scan(policy, seeds, seed=seed)
     numbered = toy_scan(policy, seeds, seed=seed,
                         scanners=list(toy_scanners(seeds).values()))  # fmt: skip
-    settings = {"accelerations": toy.ACCELERATIONS, "samples": 6, "quiet": True, "seed": seed}
+    settings = {"accelerations": toy.ACCELERATIONS, "samples": 6, "progress": False, "seed": seed}
     pipeline = tq.Pipeline(measure, toy.recover, toy.task)
     for found, names in ((scan, list(scan.cases)), (numbered, None)):
         rows = pipeline.run([toy.image(s) for s in seeds], **settings, case=names).outputs

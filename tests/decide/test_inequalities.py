@@ -14,7 +14,7 @@ from taskuq.policy import _stopping as stopping
 from taskuq.policy._fixed_width import WindowRule, _spread_score
 from taskuq.policy._goal import Goal
 from taskuq.policy._rules import IntervalRule, joint_report, stopping_statistics
-from taskuq.policy._stopping import _group_losses, search_allowed, stopping_score
+from taskuq.policy._stopping import _group_losses, search_threshold, stopping_score
 
 WIDTH = Goal(max_width=0.3)
 RANGE = (0.0, 1.0)
@@ -206,9 +206,9 @@ def test_a_search_finds_the_first_threshold_that_is_allowed(count):
             looked.append(len(some))
             return np.ones((3, 1)) * (some < first)
 
-        found = search_allowed(thresholds, losses, 0.0)
+        found = search_threshold(thresholds, losses, 0.0)
         assert found == (first if first < count else inf)
-        assert search_allowed(thresholds, losses, -1.0) == inf
+        assert search_threshold(thresholds, losses, -1.0) == inf
     assert max(looked) <= 64
 
 

@@ -27,7 +27,7 @@ def strange(toy):
 def watched(policy, outputs, **options):
     monitor = tq.Monitor(policy, **options)
     for k, x in enumerate(outputs):
-        monitor.update(x, name=f"case {k}")
+        monitor.update(x, unit=f"case {k}")
     return monitor
 
 
@@ -39,7 +39,7 @@ def test_in_every_order_of_a_population_alarms_are_as_seldom_as_promised(toy_pol
         seen = monitor_statistics(x[list(chosen), :, None], np.arange(3), ["task"])
         policy = replace(toy_policy, watch={**seen, "error": (0.1, 0.2, 0.3)})
         orders = permutations(set(range(7)) - set(chosen))
-        found += [watched(policy, x[list(order)]).evidence for order in orders]
+        found += [watched(policy, x[list(order)]).e_value for order in orders]
 
     assert broken(np.array(found)) <= 1 + 1e-9
     assert max(found) > 2
@@ -47,13 +47,13 @@ def test_in_every_order_of_a_population_alarms_are_as_seldom_as_promised(toy_pol
 
 def test_other_cases_withdraw_the_promise_and_it_stays_withdrawn(toy, toy_policy, strange):
     monitor = watched(toy_policy, strange)
-    assert monitor.is_withdrawn
-    assert monitor.withdrawn_after < 20
+    assert monitor.alarm
+    assert monitor.alarm_after < 20
     assert "What has changed: centre" in monitor.sentence
 
     for x in toy.table().outputs[:1].swapaxes(0, 1):
         monitor.update(x)
-    assert monitor.is_withdrawn
+    assert monitor.alarm
 
 
 def test_cases_like_those_before_do_not(toy, toy_policy):
@@ -62,7 +62,7 @@ def test_cases_like_those_before_do_not(toy, toy_policy):
     monitor_table(monitor, table.select(cases=np.arange(60, 120)))
 
     assert monitor.units == 60
-    assert not monitor.is_withdrawn
+    assert not monitor.alarm
     assert monitor.sentence.startswith("No evidence")
 
 
@@ -73,16 +73,16 @@ def test_audits_notice_what_outputs_do_not_show(toy, toy_policy):
         monitor.update(x)
         monitor.audit(x, (z + 0.5) % 1)
 
-    assert list(monitor.changed) == ["error"]
+    assert list(monitor.alarms) == ["error"]
 
 
 def test_a_statistic_of_ones_own_is_watched(toy_policy):
     rng = np.random.default_rng(2)
-    monitor = tq.Monitor(toy_policy, reference={"noise": rng.random(60)})
+    monitor = tq.Monitor(toy_policy, calibration_statistics={"noise": rng.random(60)})
     for x in rng.random((20, 6)):
-        monitor.update(x, seen={"noise": 2.0})
+        monitor.update(x, statistics={"noise": 2.0})
 
-    assert "noise" in monitor.changed
+    assert "noise" in monitor.alarms
     with pytest.raises(tq.InputError, match="noise"):
         monitor.update(np.full(6, 0.5))
 
@@ -93,7 +93,7 @@ def test_a_watch_that_goes_on_is_the_same_as_one_that_was_not_interrupted(
     whole = watched(toy_policy, strange[:9])
     first, second = (tq.Monitor(toy_policy, state=tmp_path / "m.json") for _ in range(2))
     for k, x in enumerate(strange[:9]):
-        (second if k % 2 else first).update(x, name=f"case {k}")
+        (second if k % 2 else first).update(x, unit=f"case {k}")
     watched(toy_policy, strange[:9], state=tmp_path / "m.json")  # nobody is counted twice
     third = tq.Monitor(toy_policy, state=tmp_path / "m.json")
 
@@ -105,7 +105,7 @@ def test_what_does_not_belong_together_is_refused(toy_policy, strange, whole, tm
     with pytest.raises(tq.InputError, match="of another delta"):
         tq.Monitor(toy_policy, delta=0.05, state=tmp_path / "m.json")
     with pytest.raises(tq.InputError, match="case 0 was seen with"):
-        state.update(np.full(6, 0.9), name="case 0")
+        state.update(np.full(6, 0.9), unit="case 0")
     with pytest.raises(tq.InputError, match="case axis"):
         tq.Monitor(whole[0]).update(np.full(6, 0.5))
     with pytest.raises(tq.InputError, match="plan again"):
@@ -116,14 +116,14 @@ def test_no_scan_stops_early_once_the_promise_is_withdrawn(toy, toy_policy, stra
     seed = toy.seed_of(toy_policy, 1)
     monitor = watched(toy_policy, strange)
     log = tmp_path / "log.jsonl"
-    scan = toy.scan(toy.scanner_of(seed), policy=toy_policy, monitor=monitor, log=log)
+    scan = toy.scan(toy.scanner_of(seed), policy=toy_policy, monitor=monitor, audit_log=log)
 
     assert scan.acceleration == 1
     assert "The promise is withdrawn" in scan.rounds[0].reason
     assert [line["withdrawn"] for line in read_audit_log(log)] == [True] * 4
     decision = toy_policy.decide(0, scan.rounds[0].outputs)
     assert decision.stop
-    assert not monitor.judge(decision).stop
+    assert not monitor.review(decision).stop
 
 
 def test_a_scan_that_is_cut_off_counts_once_and_a_watched_scan_is_as_without(
@@ -152,11 +152,13 @@ def test_a_group_is_one_unit(toy, whole):
 
 def test_what_a_scan_measured_can_be_looked_at(toy, toy_policy):
     monitor = tq.Monitor(
-        toy_policy, reference={"energy": [1.0, 2.0]}, look=lambda m: {"energy": abs(m[0]).mean()}
+        toy_policy,
+        calibration_statistics={"energy": [1.0, 2.0]},
+        compute_statistics=lambda m: {"energy": abs(m[0]).mean()},
     )
     toy.scan(toy.scanner_of(3), policy=toy_policy, monitor=monitor)
 
-    assert len(monitor.streams["energy"].values) == 1
+    assert len(monitor._streams["energy"].values) == 1
 
 
 def test_the_command_goes_on_and_the_page_withdraws_the_promise(

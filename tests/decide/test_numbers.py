@@ -125,7 +125,7 @@ def test_coverage_is_what_is_promised_and_means_are_for_what_they_name(
     assert found.coverage == pytest.approx(float(np.mean(kept)))
     assert found.case_coverage == pytest.approx(np.mean(by_case))
     assert found.mean_acceleration == pytest.approx(np.mean(alike))
-    assert found.mean_acceleration_of_cases == pytest.approx(np.mean(plain))
+    assert found.case_mean_acceleration == pytest.approx(np.mean(plain))
     assert (found.coverage == found.case_coverage) == (cases == "random")
 
 

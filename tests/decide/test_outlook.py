@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.cli.plan import _GuaranteeOptions
+from taskuq.cli.plan import _Goal
 from taskuq.cli.plan import plan as plan_command
 
 RNG = np.random.default_rng(2)
@@ -80,7 +80,7 @@ def test_a_finite_threshold_at_which_nothing_stops_is_said():
 def test_an_ordinary_policy_has_nothing_to_add():
     policy = planned(TRUTH[None, :, None] + 0.5 * RNG.standard_normal((2, 200, 4)))
 
-    assert policy.outlook is None
+    assert policy.warning is None
     assert policy.guarantee.shortage is None
 
 
@@ -93,7 +93,7 @@ def test_the_outlook_survives_a_file(tmp_path):
 def test_the_command_says_what_infinite_thresholds_come_to(tmp_path, capsys):
     path = table(SURE).save(tmp_path / "table.npz")
     plan_command(
-        path, promise=_GuaranteeOptions(alpha=0.1, max_width="0.5"), output=tmp_path / "policy.json"
+        path, goal=_Goal(alpha=0.1, max_width="0.5"), output=tmp_path / "policy.json"
     )
     said = " ".join(capsys.readouterr().err.split())
 

@@ -9,7 +9,7 @@ import taskuq as tq
 from taskuq.cli.app import main
 from taskuq.errors import InputError
 from taskuq.policy._goal import Goal
-from taskuq.policy._kinds import POLICIES, PolicySpec, _NestedPolicy
+from taskuq.policy._kinds import POLICIES, PolicySpec, NestedPolicy
 from taskuq.policy._simulate import simulate
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
@@ -18,20 +18,20 @@ NEW = synthetic_outputs(SyntheticTable(volumes=2, samples=4), seed=2).outputs
 UNITS = ("case", "group", "whole-group")
 
 
-class Mine(_NestedPolicy):
+class Mine(NestedPolicy):
     """The adaptive policy under a name that nothing in the package knows."""
 
     is_guaranteed = True
     stops_whole_groups = True
 
     def thresholds(self, seen, calibrator):
-        return calibrator.stopping(seen)
+        return calibrator.stopping_threshold(seen)
 
     def sentence(self, goal, promise):
         return f"Mine: {promise}"
 
 
-class Halved(_NestedPolicy):
+class Halved(NestedPolicy):
     """Half of each round's own quantile: narrower, and without any promise."""
 
     is_guaranteed = False
@@ -99,7 +99,7 @@ def test_the_command_line_takes_it_by_name(tmp_path, capsys):
     main(["plan", *asked, "--policy", "mine", "-o", str(out)])
     assert tq.load_policy(out) == planned("mine")
     capsys.readouterr()
-    main(["simulate", *asked, "--policy", "halved,mine", "--score", "lwr", "--trials", "5",
+    main(["simulate", *asked, "--policy", "halved,mine", "--score", "lwr", "--splits", "5",
           "--json", "-"])  # fmt: skip
 
     record = json.loads(capsys.readouterr().out)

@@ -178,7 +178,7 @@ LEARNED = {"alpha": 0.1, "max_width": 0.2, "unit": "case", "statistic": "learned
 
 
 def rules_of(policy):
-    return [rule for of_round in policy.rules for rule in of_round]
+    return [rule for of_round in policy._rules for rule in of_round]
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def as_versions_before_wrote_it(rule):
 
 def test_a_policy_of_a_version_before_decides_as_it_did(tmp_path):
     policy = tq.plan(TABLE, **LEARNED)
-    rules = tuple(tuple(replace(rule, residuals=None) for rule in row) for row in policy.rules)
+    rules = tuple(tuple(replace(rule, residuals=None) for rule in row) for row in policy._rules)
     meant = replace(policy, rules=rules)
 
     old = tq.load_policy(written(tmp_path / "old.json", policy, as_versions_before_wrote_it))

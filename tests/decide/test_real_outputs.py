@@ -89,7 +89,7 @@ COMMANDS = {
 def test_the_same_commands_run_on_the_other_tables(arguments, tmp_path):
     name, *rest = arguments
     out = tmp_path / "out.json"
-    main(["simulate", str(FOLDER / f"{name}.npz"), *rest, "--unit", "case", "--trials",
+    main(["simulate", str(FOLDER / f"{name}.npz"), *rest, "--unit", "case", "--splits",
           str(TRIALS), "--json", str(out), "--figures", str(tmp_path / "figures")])  # fmt: skip
 
     results = json.loads(out.read_text())["results"]

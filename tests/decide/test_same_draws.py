@@ -37,7 +37,7 @@ def row(toy):
 
     def run(image, **settings):
         pipeline = tq.Pipeline(measure, toy.recover, toy.task)
-        rounds = {"accelerations": toy.ACCELERATIONS, "samples": 6, "quiet": True}
+        rounds = {"accelerations": toy.ACCELERATIONS, "samples": 6, "progress": False}
         return pipeline.run([image], **rounds, **settings).outputs[:, 0]
 
     return run
@@ -76,7 +76,7 @@ def test_a_scan_with_the_shipped_networks_repeats_a_stored_case():
         policy, SimulatedMRIScanner(item.image, masks, rates), **steps, samples=2, case=item.case
     )
     table = tq.Pipeline(MultiCoilMRI(masks, rates), **steps).run(
-        [item.image], accelerations=rates, samples=2, seed=0, case=[item.case], quiet=True
+        [item.image], accelerations=rates, samples=2, seed=0, case=[item.case], progress=False
     )
     assert np.array_equal(outputs(scan), table.outputs[:, 0])
     # The stored one was made in batches, partly on a GPU: the same draws, but for rounding.

@@ -46,8 +46,8 @@ def test_a_scanner_that_can_shows_first_that_a_stored_scan_is_its_own(
         raise InputError("not mine")
 
     other, scanner, shown, heard = toy.scanner_of(1001), toy.scanner_of(longest), [], []
-    other.again = not_mine
-    scanner.again = lambda round, piece: shown.append(round)
+    other.remeasure = not_mine
+    scanner.remeasure = lambda round, piece: shown.append(round)
     with pytest.raises(InputError, match="not mine"):
         toy.scan(other, policy=toy_policy, state=half_done, on_round=heard.append)
     assert other.measured == heard == []
@@ -190,7 +190,7 @@ def repeat(lines, at):
 @pytest.mark.parametrize("edit", [change, remove, repeat])
 def test_a_trail_that_was_tampered_with_is_found(toy, toy_policy, tmp_path, at, edit, capsys):
     for seed in (1000, 1001, 1002, 1003):
-        toy.scan(toy.scanner_of(seed), policy=toy_policy, log=tmp_path / "log.jsonl",
+        toy.scan(toy.scanner_of(seed), policy=toy_policy, audit_log=tmp_path / "log.jsonl",
                  scan_id=str(seed))  # fmt: skip
     path = tmp_path / "log.jsonl"
     main(["audit", str(path)])
@@ -225,11 +225,11 @@ def test_a_log_of_something_else_is_refused_before_anything_is_measured(toy, toy
 
 def test_a_line_that_a_power_cut_tore_does_not_stop_the_next_scan(toy, toy_policy, tmp_path):
     path = tmp_path / "log.jsonl"
-    toy.scan(toy.scanner_of(1000), policy=toy_policy, log=path)
+    toy.scan(toy.scanner_of(1000), policy=toy_policy, audit_log=path)
     before = read_audit_log(path)
     with path.open("ab") as file:
         file.write(b'{"schema": "taskuq.audit/1", "time": "2026')
-    toy.scan(toy.scanner_of(1001), policy=toy_policy, log=path)
+    toy.scan(toy.scanner_of(1001), policy=toy_policy, audit_log=path)
 
     assert read_audit_log(path)[: len(before)] == before
     assert len(read_audit_log(path)) > len(before)

@@ -226,7 +226,7 @@ def test_the_command_line_takes_widths_and_ranges_by_task(tmp_path, capsys):
     widths = ["--max-width", "lesion=0.5,area=32,volume=512", "--alpha", "0.2"]
     main(["plan", str(path), *ranges, *widths, "-o", str(policy)])
     main(["simulate", str(path), *ranges, *widths, "--policy", "fixed-width", "--statistic",
-          "spread", "--trials", "10", "--json", str(record)])  # fmt: skip
+          "spread", "--splits", "10", "--json", str(record)])  # fmt: skip
 
     table = made(case=[str(i) for i in range(120)])
     assert (

@@ -318,7 +318,7 @@ def test_the_command_writes_specification_and_cases(tmp_path, monkeypatch):
     table = synthetic_outputs(SyntheticTable(volumes=6, samples=4), seed=0)
     policy = tq.plan(table, alpha=0.2, max_width=0.2, unit="case")
     policy.save("policy.json")
-    main(["specify", "policy.json", "--vectors", "cases.json", "--cases", "2"])
+    main(["export-policy", "policy.json", "--vectors", "cases.json", "--cases", "2"])
 
     assert read_json("decide.json", "taskuq.policy/1")["samples"] == 4
     written = read_json("cases.json", "taskuq.policy-vectors/1")

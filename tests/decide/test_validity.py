@@ -19,7 +19,7 @@ from taskuq.conformal.scores._paper import AR, CQR, LWR
 from taskuq.policy._fixed_width import LOG_ODDS, WindowRule, _ResidualDistribution, _spread_score
 from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import PolicySpec
-from taskuq.policy._plan import SingleSetCalibrator
+from taskuq.policy._plan import SetCalibrator
 from taskuq.policy._policy import Policy
 from taskuq.policy._rules import IntervalRule, group_allowance, stopping_statistics
 from taskuq.policy._stopping import stopping_score
@@ -116,7 +116,7 @@ def make_policy(name, calibration, alpha, kind=None, group=None, whole=False, **
     )
     whom = make_unit("whole-group" if whole else guarantee.unit, guarantee.cases, whole=True)
     index = whom.index(len(calibration), None if group is None else np.array(group))
-    thresholds = tuple(spec.thresholds(seen, SingleSetCalibrator(guarantee, whom, index)))
+    thresholds = tuple(spec.thresholds(seen, SetCalibrator(guarantee, whom, index)))
     smallest = int(np.bincount(index).min()) if whole else None
     return Policy(kind, GOAL, RATES, rules, thresholds, guarantee, 2, whole, smallest)
 
@@ -211,13 +211,13 @@ def test_a_learned_score_does_not_depend_on_the_cases_beside_it():
 
 
 @settings(max_examples=40)
-@given(cases=CASES, alpha=st.sampled_from(ALPHAS), lateness=st.sampled_from([0.0, 0.5]))
-@example(cases=ADVERSARIAL, alpha=0.25, lateness=0.0)
-def test_plan_itself_keeps_the_promise(cases, alpha, lateness):
+@given(cases=CASES, alpha=st.sampled_from(ALPHAS), round_tolerance=st.sampled_from([0.0, 0.5]))
+@example(cases=ADVERSARIAL, alpha=0.25, round_tolerance=0.0)
+def test_plan_itself_keeps_the_promise(cases, alpha, round_tolerance):
     def planned(rest):
         outputs, targets = arrays_of(rest)
         table = tq.TaskOutputs(outputs, targets, RATES)
-        return tq.plan(table, alpha=alpha, max_width=2.0, lateness=lateness)
+        return tq.plan(table, alpha=alpha, max_width=2.0, round_tolerance=round_tolerance)
 
     assert misses_over_all_choices(cases, planned) <= allowed(cases, alpha)
 

@@ -51,7 +51,7 @@ def missed_together(policy, group):
 
 def missed_one_by_one(policy, group):
     """The fault: take each case as a group of one."""
-    alone = replace(policy, smallest_group=1)
+    alone = replace(policy, min_group_size=1)
     return np.concatenate([missed_together(alone, [case]) for case in group])
 
 
@@ -158,7 +158,7 @@ def test_a_group_of_one_goes_on_where_calibration_had_none(policy):
     outputs, _ = arrays_of([LIAR])
     decision = policy.decide(0, outputs[:1])
 
-    assert policy.smallest_group == 2
+    assert policy.min_group_size == 2
     assert not decision.stop
     assert not decision.stops.any()
     assert decision.reason.endswith(
@@ -171,7 +171,7 @@ def test_a_group_of_one_is_decided_where_calibration_had_one():
     cases, index = joined([*HALF_LIARS[:-1], [SURE]])
     policy = make_policy("spread", cases, 0.1, group=index, whole=True)
 
-    assert policy.smallest_group == 1
+    assert policy.min_group_size == 1
     assert policy.decide(0, arrays_of([SURE])[0][:1]).stop
 
 
@@ -181,9 +181,9 @@ def test_a_planned_policy_knows_its_smallest_group(tmp_path):
     policy = tq.plan(table, alpha=0.1, max_width=0.2, unit="whole-group", policy="adaptive",
                      score="lwr")  # fmt: skip
 
-    assert policy.smallest_group == sizes.min() > 1
+    assert policy.min_group_size == sizes.min() > 1
     assert tq.load_policy(policy.save(tmp_path / "policy.json")) == policy
-    assert "All cases of a group stop together." in policy.sentence
+    assert "All cases of a group stop together." in policy.statement
 
 
 def test_a_decision_speaks_of_the_group(policy):

@@ -38,9 +38,9 @@ def test_presence_and_area_of_lesions_end_in_one_page(tmp_path, monkeypatch):
         "two-tasks.toml", tmp_path, samples=2, data={"patients": 12, "coils": 2, **small},
         recover={"kind": "zero-filled"},
     )  # fmt: skip
-    main(["run", run, "-o", "both", "--pictures", "2", "--device", "cpu"])
+    main(["run", run, "-o", "both", "--keep-images", "2", "--device", "cpu"])
     widths = f"{LESION}=0.9,{AREA}=400"
-    main(["report", "both", "--alpha", "0.3", "--max-width", widths, "--trials", "20"])
+    main(["report", "both", "--alpha", "0.3", "--max-width", widths, "--splits", "20"])
 
     table = tq.TaskOutputs.load("both")
     assert table.task_names == (LESION, AREA)

@@ -99,5 +99,5 @@ def test_a_comparison_says_what_one_quantile_would_give():
 
 
 def test_the_closed_form_is_for_one_quantile():
-    with pytest.raises(tq.InputError, match="side 'each' takes --trials"):
+    with pytest.raises(tq.InputError, match="side 'each' takes --splits"):
         tq.evaluate_exact(OUTPUTS, TRUTH, alpha=ALPHA, side="each")

@@ -31,7 +31,7 @@ def tear():
 
 
 def judged(table, acceleration, score, samples=32, alpha=0.05, **options):
-    k = table.round_at(acceleration)
+    k = table.round_index(acceleration)
     outputs = (
         table.outputs[: k + 1, :, :samples] if score == "learned" else table.outputs[k, :, :samples]
     )
@@ -79,7 +79,7 @@ def test_the_default_is_never_much_longer_than_the_better_of_the_papers(tear, sa
 
 
 def test_a_random_split_agrees_with_calibrate_and_predict(tear):
-    k = tear.round_at(8)
+    k = tear.round_index(8)
     order = np.random.default_rng(0).permutation(tear.cases)
     fold, test = order[:1531], order[1531:]
     for score in ("ar", "lwr", "cqr", "mlwr"):
@@ -114,7 +114,7 @@ def test_a_quantile_for_each_end_is_shorter_on_average_by_slice(task):
 def test_splits_by_volume_vary_more_than_splits_by_slice(tear):
     by_slice = judged(tear, 8, "lwr").coverage.sd
     by_volume = tq.evaluate(
-        tear.outputs[tear.round_at(8)], tear.targets, alpha=0.05, score="lwr", trials=300,
+        tear.outputs[tear.round_index(8)], tear.targets, alpha=0.05, score="lwr", trials=300,
         rng=np.random.default_rng(0), group=tear.group,
     )  # fmt: skip
 
@@ -127,7 +127,7 @@ def test_splits_by_volume_vary_more_than_splits_by_slice(tear):
 def test_group_bounds_given_the_set_use_the_delta_they_are_allowed(
     tear, acceleration, groups, alpha, least
 ):
-    k = tear.round_at(acceleration)
+    k = tear.round_index(acceleration)
     scores = LWR().score(tear.outputs[k].astype(float), tear.targets_at(k))
     number, volumes = np.unique(tear.group, return_inverse=True)[1], len(np.unique(tear.group))
     weight, rng = 1 / np.bincount(number)[number], np.random.default_rng(0)

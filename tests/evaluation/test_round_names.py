@@ -31,7 +31,7 @@ def test_evaluations_name_their_round(table):
 
 
 @pytest.mark.parametrize(
-    "command", [["evaluate", "--exact"], ["simulate", "--max-width", "0.5", "--trials", "3"]]
+    "command", [["evaluate", "--exact"], ["simulate", "--max-width", "0.5", "--splits", "3"]]
 )
 def test_commands_name_rounds(table, command, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "240")

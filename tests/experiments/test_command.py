@@ -24,8 +24,8 @@ def test_a_record_lands_in_the_runs_folder_twice_the_same(table, tmp_path, capsy
     path = table.save(tmp_path / "table.npz")
     texts = []
     for folder in ("one", "two"):
-        options = ("--range", "0,1", "--trials", "50", "-o", tmp_path / folder)
-        assert run("coverage-law", "--samples", path, *options) == 0
+        options = ("--range", "0,1", "--splits", "50", "-o", tmp_path / folder)
+        assert run("coverage-law", "--table", path, *options) == 0
         texts.append((tmp_path / folder / "records/coverage-law.json").read_bytes())
 
     assert texts[0] == texts[1]
@@ -38,8 +38,8 @@ def test_widths_bins_and_scores_are_the_users(tmp_path, capsys):
     x = z[:, None] + np.array([30, 10])[:, None, None] * rng.standard_normal((2, 120, 6))
     path = tq.TaskOutputs(x, z, (8, 2), round_names=["one", "two"]).save(tmp_path / "areas.npz")
     options = ("--alpha", "0.2", "--max-width", "40,80", "--size-bins", "0,30,60,inf",
-               "--score", "lwr,mlwr", "--trials", "40", "-o", tmp_path)  # fmt: skip
-    assert run("all", "--samples", path, *options) == 0
+               "--score", "lwr,mlwr", "--splits", "40", "-o", tmp_path)  # fmt: skip
+    assert run("all", "--table", path, *options) == 0
     found = {p.stem: json.loads(p.read_text()) for p in (tmp_path / "records").glob("*.json")}
 
     assert "masks" not in found, "nobody measured k-space"
@@ -72,8 +72,8 @@ def test_masks_need_no_table(tmp_path):
         (("multi-round",), "it needs a table of posterior samples"),
         (("recovery-quality",), "it needs a quality record"),
         (("masks", "--masks", "absent.npz"), "does not hold masks"),
-        (("interval-length", "--samples", "absent.npz"), "there is no table"),
-        (("masks", "--trials", "0"), "must be at least 1"),
+        (("interval-length", "--table", "absent.npz"), "there is no table"),
+        (("masks", "--splits", "0"), "must be at least 1"),
         (("telepathy",), "telepathy"),
     ],
 )

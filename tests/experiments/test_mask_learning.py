@@ -21,7 +21,7 @@ from taskuq.pipeline._executor import as_cases
 
 
 def test_masks_are_nested_hold_the_centre_and_follow_the_order(tmp_path):
-    masks, order = learn_masks(learner(Draws()), tmp_path / "masks.npz", quiet=True)
+    masks, order = learn_masks(learner(Draws()), tmp_path / "masks.npz", progress=False)
     assert masks.sum(axis=1).tolist() == [2, 4, 8]
     assert (masks[1:] >= masks[:-1]).all()
     assert (masks[0] >= center_lines(SIZE, 1)).all()
@@ -29,14 +29,14 @@ def test_masks_are_nested_hold_the_centre_and_follow_the_order(tmp_path):
 
 
 def test_an_interrupted_learning_ends_with_the_same_order(tmp_path):
-    _, whole = learn_masks(learner(Draws()), tmp_path / "whole.npz", quiet=True)
+    _, whole = learn_masks(learner(Draws()), tmp_path / "whole.npz", progress=False)
     path, recover = tmp_path / "masks.npz", Draws(fails_at=8)
     with pytest.raises(KeyboardInterrupt) as stopped:
-        learn_masks(learner(recover), path, quiet=True)
+        learn_masks(learner(recover), path, progress=False)
     (note,) = stopped.value.__notes__
     assert str(tmp_path / "masks.partial.json") in note
     again = Draws()
-    _, order = learn_masks(learner(again), path, quiet=True)
+    _, order = learn_masks(learner(again), path, progress=False)
     assert order.lines == whole.lines
     assert order.gains == whole.gains
     # Two of the four blocks were there already.
@@ -47,15 +47,15 @@ def test_an_interrupted_learning_ends_with_the_same_order(tmp_path):
 def test_what_was_kept_of_another_learning_is_refused(tmp_path):
     path = tmp_path / "masks.npz"
     with pytest.raises(KeyboardInterrupt):
-        learn_masks(learner(Draws(fails_at=8)), path, quiet=True)
+        learn_masks(learner(Draws(fails_at=8)), path, progress=False)
     with refused("resume.mismatch"):
-        learn_masks(learner(Draws(), aim="variance"), path, quiet=True)
-    learn_masks(learner(Draws(), aim="variance"), path, fresh=True, quiet=True)
+        learn_masks(learner(Draws(), aim="variance"), path, progress=False)
+    learn_masks(learner(Draws(), aim="variance"), path, overwrite=True, progress=False)
 
 
 def test_a_learned_file_is_what_rounds_measure(tmp_path):
     path = tmp_path / "masks.npz"
-    masks, _ = learn_masks(learner(Draws()), path, quiet=True)
+    masks, _ = learn_masks(learner(Draws()), path, progress=False)
     config = MaskConfig(accelerations=RATES, file=path)
     assert np.array_equal(config.scanner(SIZE, noise=0, seed=0).masks, masks)
     assert np.array_equal(MaskConfig(accelerations=RATES[1:], file=path).masks(SIZE), masks[1:])
@@ -94,7 +94,7 @@ def test_the_command_learns_views_of_chests(tmp_path, capsys):
     main(["masks", "--learn", str(config), "-o", str(tmp_path / "views.npz")])
     said = capsys.readouterr()
     assert "R = 3: 4 of 12 views" in said.err
-    assert "calibrate on others" in said.err
+    assert "calibrate on other cases" in said.err
     assert (tmp_path / "views.png").stat().st_size > 1000
 
 
@@ -135,7 +135,7 @@ def seeing(recover, **settings):
 
 @pytest.mark.parametrize("tries", [0, 12])
 def test_lines_that_samples_do_not_doubt_are_found_by_trying(tries, tmp_path):
-    masks, order = learn_masks(seeing(Blind(), tries=tries), tmp_path / "m.npz", quiet=True)
+    masks, order = learn_masks(seeing(Blind(), tries=tries), tmp_path / "m.npz", progress=False)
     assert bool(masks[1, [3, 13]].any()) == bool(tries)
     assert masks.sum(axis=1).tolist() == [2, 4, 8]
     assert (masks[1:] >= masks[:-1]).all()
@@ -145,12 +145,12 @@ def test_lines_that_samples_do_not_doubt_are_found_by_trying(tries, tmp_path):
 
 def test_an_interrupted_trial_ends_with_the_same_order(tmp_path):
     whole = seeing(Blind(), tries=5)
-    _, order = learn_masks(whole, tmp_path / "whole.npz", quiet=True)
+    _, order = learn_masks(whole, tmp_path / "whole.npz", progress=False)
     path = tmp_path / "masks.npz"
     with pytest.raises(KeyboardInterrupt):
-        learn_masks(seeing(Blind(fails_at=60), tries=5), path, quiet=True)
+        learn_masks(seeing(Blind(fails_at=60), tries=5), path, progress=False)
     again = seeing(Blind(), tries=5)
-    _, found = learn_masks(again, path, quiet=True)
+    _, found = learn_masks(again, path, progress=False)
     assert (found.lines, found.gains) == (order.lines, order.gains)
     assert again.recover.calls < whole.recover.calls == 4 * 6 * (1 + 1 + 5)
 
@@ -162,7 +162,7 @@ def test_cases_that_are_drawn_together_give_the_same_order(tmp_path):
             return torch.stack([self(one, samples=samples, seed=seed) for one, seed in pairs])
 
     orders = [
-        learn_masks(learner(kind(), tries=3), tmp_path / f"{k}.npz", quiet=True)[1]
+        learn_masks(learner(kind(), tries=3), tmp_path / f"{k}.npz", progress=False)[1]
         for k, kind in enumerate((Draws, Together))
     ]
     assert orders[0].lines == orders[1].lines
@@ -179,7 +179,7 @@ def test_arrays_and_images_of_several_shapes_compete_as_well(tmp_path):
     arrays = replace(learner(Plain(), tries=2, aim="outputs"), task=lambda x: stripes(x).numpy())
     tensors = replace(learner(Draws(), tries=2, aim="outputs"), task=stripes)
     orders = [
-        learn_masks(one, tmp_path / f"{k}.npz", quiet=True)[1]
+        learn_masks(one, tmp_path / f"{k}.npz", progress=False)[1]
         for k, one in enumerate((arrays, tensors))
     ]
     assert orders[0].lines == orders[1].lines
@@ -191,13 +191,13 @@ def test_arrays_and_images_of_several_shapes_compete_as_well(tmp_path):
 
     shapes = [image[:, : 16 - 2 * k] for k, image in enumerate(striped(3))]
     several = replace(seeing(Tall(), tries=2), cases=as_cases(shapes))
-    learn_masks(several, tmp_path / "several.npz", quiet=True)
+    learn_masks(several, tmp_path / "several.npz", progress=False)
 
 
 def test_no_round_ends_inside_a_block(tmp_path):
     one = learner(Draws())
     one = replace(one, config=replace(one.config, block=3, tries=2))
-    masks, order = learn_masks(one, tmp_path / "m.npz", quiet=True)
+    masks, order = learn_masks(one, tmp_path / "m.npz", progress=False)
     # Rounds of 2, 4 and 8 lines, one at the beginning: blocks of 1, 2, 3 and 1 lines.
     assert one.recover.calls == 4 * 3 * (1 + 1 + 2)
     assert masks[1, order.all[:4]].all()

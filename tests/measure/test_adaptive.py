@@ -378,7 +378,7 @@ class Together(Draws):
 def run(recover, store=None, measure=None, **options):
     pipeline = tq.Pipeline(measure or rule(), recover, corner)
     return pipeline.run(
-        CASES, accelerations=RATES, samples=6, seed=0, store=store, case=NAMES, quiet=True,
+        CASES, accelerations=RATES, samples=6, seed=0, store=store, case=NAMES, progress=False,
         **options,
     )  # fmt: skip
 
@@ -389,19 +389,19 @@ def table():
 
 
 def test_rounds_nest_have_their_number_of_lines_and_begin_alike(table):
-    assert (table.lines[1:] >= table.lines[:-1]).all()
-    assert np.array_equal(table.lines.sum(axis=2), np.tile([[2], [4], [8]], 5))
-    assert (table.lines[0] == scanner().masks[0]).all()
+    assert (table.sampled_lines[1:] >= table.sampled_lines[:-1]).all()
+    assert np.array_equal(table.sampled_lines.sum(axis=2), np.tile([[2], [4], [8]], 5))
+    assert (table.sampled_lines[0] == scanner().masks[0]).all()
 
 
 def test_cases_are_measured_by_lines_of_their_own(table):
-    assert len({row.tobytes() for row in table.lines[-1]}) > 1
+    assert len({row.tobytes() for row in table.sampled_lines[-1]}) > 1
 
 
 def test_outputs_are_those_of_the_lines_that_are_stored(table):
     for k, R in enumerate(RATES):
         for i, image in enumerate(CASES):
-            scan = scanner().measure_lines(image, R, table.lines[k, i])
+            scan = scanner().measure_lines(image, R, table.sampled_lines[k, i])
             drawn = Draws()(scan, samples=6, seed=case_seed(0, NAMES[i], R))
             assert np.allclose(corner(drawn), table.outputs[k, i], atol=1e-6)
 
@@ -412,18 +412,18 @@ def test_lines_are_chosen_by_what_the_case_itself_has_shown(table):
         scan = again.measure_lines(image, RATES[0], again.initial_lines())
         drawn = Draws()(scan, samples=6, seed=case_seed(0, NAMES[i], RATES[0]))
         lines = again.next_lines(0, scan, drawn, corner, again.initial_lines())
-        assert np.array_equal(lines, table.lines[1, i])
+        assert np.array_equal(lines, table.sampled_lines[1, i])
 
 
 def test_a_share_of_the_lines_is_chosen_and_the_others_are_the_masks(table):
     masks = scanner().masks
     none, half = (run(Draws(), measure=rule(share=share)) for share in (0.0, 0.5))
-    assert (none.lines == masks[:, None]).all()
-    outside = [(t.lines & ~masks[:, None]).sum(axis=2) for t in (none, half, table)]
+    assert (none.sampled_lines == masks[:, None]).all()
+    outside = [(t.sampled_lines & ~masks[:, None]).sum(axis=2) for t in (none, half, table)]
     added = np.diff(masks.sum(axis=1))
     assert (np.diff(outside[1], axis=0) <= np.ceil(added / 2)[:, None]).all()
     assert 0 < outside[1].sum() < outside[2].sum()
-    assert (half.lines.sum(axis=2) == masks.sum(axis=1)[:, None]).all()
+    assert (half.sampled_lines.sum(axis=2) == masks.sum(axis=1)[:, None]).all()
     assert len({rule(share=share).fingerprint for share in (0.0, 0.5, 1.0)}) == 3
     assert rule(share=1.0).fingerprint == rule().fingerprint
     with refused("value.invalid", "share"):
@@ -436,11 +436,13 @@ def test_lines_are_chosen_among_those_that_the_masks_have_some_rounds_later(tabl
     masks[1, np.flatnonzero(masks[2] & ~scanner().masks[1])[:2]] = True  # not the best of them
     rules = [AdaptiveLines(scanner(), masks, RATES, ahead=ahead) for ahead in (0, 1)]
     now, later = (run(Draws(), measure=rule) for rule in rules)
-    assert (now.lines == masks[:, None]).all()
-    assert (later.lines[1] <= masks[2]).all()
-    assert (later.lines[1] != masks[1]).any()
-    assert (later.lines[2] == masks[2]).all()  # in the last round the masks' lines are measured
-    assert (later.lines.sum(axis=2) == masks.sum(axis=1)[:, None]).all()
+    assert (now.sampled_lines == masks[:, None]).all()
+    assert (later.sampled_lines[1] <= masks[2]).all()
+    assert (later.sampled_lines[1] != masks[1]).any()
+    assert (
+        later.sampled_lines[2] == masks[2]
+    ).all()  # in the last round the masks' lines are measured
+    assert (later.sampled_lines.sum(axis=2) == masks.sum(axis=1)[:, None]).all()
     every = [rule(ahead=ahead, share=share) for ahead in (None, 0, 1) for share in (0.5, 1)]
     assert len({one.fingerprint for one in every}) == 6
     with refused("value.invalid", "ahead"):
@@ -449,25 +451,25 @@ def test_lines_are_chosen_among_those_that_the_masks_have_some_rounds_later(tabl
 
 @pytest.mark.parametrize("options", [{}, {"batch": 2}, {"batch": 3}])
 def test_a_case_has_the_same_lines_whatever_is_in_its_batch(table, options):
-    assert np.array_equal(run(Together(), **options).lines, table.lines)
+    assert np.array_equal(run(Together(), **options).sampled_lines, table.sampled_lines)
 
 
 def test_a_killed_run_resumes_with_the_same_lines(table, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(Draws(fails_at=8), tmp_path / "t")
-    assert np.array_equal(run(Draws(), tmp_path / "t").lines, table.lines)
+    assert np.array_equal(run(Draws(), tmp_path / "t").sampled_lines, table.sampled_lines)
 
 
 @pytest.mark.parametrize("name", ["folder", "table.npz"])
 def test_a_table_keeps_its_lines(table, tmp_path, name):
     table.save(tmp_path / name)
-    assert np.array_equal(TaskOutputs.load(tmp_path / name).lines, table.lines)
+    assert np.array_equal(TaskOutputs.load(tmp_path / name).sampled_lines, table.sampled_lines)
 
 
 def test_smaller_tables_keep_theirs(table):
     small = table.select(accelerations=[4, 2], cases=[3, 1])
-    assert np.array_equal(small.lines, table.lines[1:][:, [3, 1]])
-    assert np.array_equal(_join_tasks({"a": table, "b": table}).lines, table.lines)
+    assert np.array_equal(small.sampled_lines, table.sampled_lines[1:][:, [3, 1]])
+    assert np.array_equal(_join_tasks({"a": table, "b": table}).sampled_lines, table.sampled_lines)
 
 
 def test_a_table_with_lines_plans_and_decides_as_any_other(table):
@@ -476,16 +478,16 @@ def test_a_table_with_lines_plans_and_decides_as_any_other(table):
 
 
 @pytest.mark.parametrize(
-    ("lines", "message"),
+    ("lines", "code"),
     [
-        (np.zeros((3, 5, SIZE)), "booleans"),
-        (np.zeros((2, 5, SIZE), bool), "booleans"),
-        (np.ones((3, 5, SIZE), bool) & (np.arange(3) < 2)[:, None, None], "leave out"),
+        (np.zeros((3, 5, SIZE)), "shape.mismatch"),
+        (np.zeros((2, 5, SIZE), bool), "shape.mismatch"),
+        (np.ones((3, 5, SIZE), bool) & (np.arange(3) < 2)[:, None, None], "rounds.invalid"),
     ],
 )
-def test_lines_that_cannot_be_are_refused(table, lines, message):
-    with refused("value.invalid"):
-        TaskOutputs(table.outputs, table.targets, RATES, lines=lines)
+def test_lines_that_cannot_be_are_refused(table, lines, code):
+    with refused(code):
+        TaskOutputs(table.outputs, table.targets, RATES, sampled_lines=lines)
 
 
 class Forgetful(AdaptiveLines):
@@ -549,7 +551,7 @@ def test_looking_at_fewer_samples_chooses_by_the_first_of_them():
 
 
 def test_pictures_show_the_lines_of_their_case(table, tmp_path):
-    run(Draws(), tmp_path / "t", pictures=2)
+    run(Draws(), tmp_path / "t", keep_images=2)
     with np.load(tmp_path / "t" / "pictures.npz") as kept:
         for case, lines in zip(kept["case"], kept["masks"], strict=True):
-            assert np.array_equal(lines, table.lines[:, NAMES.index(str(case))])
+            assert np.array_equal(lines, table.sampled_lines[:, NAMES.index(str(case))])

@@ -24,9 +24,9 @@ ESTIMATE = {
 @pytest.fixture
 def source(tmp_path):
     """A file as that of the real scans: 25 scans of two slices, twice the size that is used."""
-    from taskuq.data._chest import _ChestPhantom
+    from taskuq.data._chest import ChestPhantom
 
-    chests = _ChestPhantom(patients=25, seed=3, size=64, slices=2)
+    chests = ChestPhantom(patients=25, seed=3, size=64, slices=2)
     images = np.stack([chests[k].image.numpy() for k in range(len(chests))])
     path = tmp_path / "source.npz"
     groups = [chests[k].group for k in range(len(chests))]

@@ -20,7 +20,7 @@ def table_of(name, operator):
     settings["measure"] |= {"photons": 0.0, "operator": operator}
     run = open_run(from_toml_table(RunConfig, settings), "cpu")
     rates = settings["measure"]["accelerations"]
-    return run.pipeline.run(run.images, accelerations=rates, samples=4, seed=0, quiet=True)
+    return run.pipeline.run(run.images, accelerations=rates, samples=4, seed=0, progress=False)
 
 
 @pytest.mark.parametrize("name", ["run-back-projection", "run"])

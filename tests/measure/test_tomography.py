@@ -250,10 +250,10 @@ def test_impossible_scanners_and_images_are_refused():
 
 @pytest.mark.parametrize("size", [64, 65, 128])
 def test_deepinv_projects_as_we_do(deepinv, size):
-    from taskuq.data._chest import _ChestPhantom
+    from taskuq.data._chest import ChestPhantom
     from taskuq.measure._tomography import DeepinvRadon
 
-    image = _ChestPhantom(1, seed=0, size=size, slices=1)[0].image
+    image = ChestPhantom(1, seed=0, size=size, slices=1)[0].image
     angles = (0.0, 0.3, 1.0, np.pi / 2, 2.5)
     ours, theirs = Radon(size, angles)(image), DeepinvRadon(size, angles)(image)
     # Two ways to share a pixel between bins. A bin off the centre would differ by a tenth.

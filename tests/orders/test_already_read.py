@@ -34,17 +34,20 @@ class Asked:
 def test_a_scan_runs_the_task_again_only_for_what_it_has_not_read(aim, looks, times):
     rule, task = AdaptiveLines(scanner(), scanner().masks, RATES, aim, looks=looks), Asked()
     table = tq.Pipeline(rule, Draws(), corner).run(
-        CASES, accelerations=RATES, samples=6, seed=0, case=NAMES, task_range=(0, 1), quiet=True
+        CASES, accelerations=RATES, samples=6, seed=0, case=NAMES, task_range=(0, 1), progress=False
     )
     policy = tq.plan(table, alpha=0.3, max_width=1e-6)  # so narrow that no scan stops early
     scan = tq.acquire(
         policy, AdaptiveMRIScanner(CASES[1], RATES), recover=Draws(), task=task, samples=6, case=NAMES[1],
-        rule=rule,
+        adaptive=rule,
     )  # fmt: skip
     assert len(RATES) == 3
     assert task.times == times  # once for each round, and for each choice that needs it
-    added = [np.isin(np.arange(table.lines.shape[-1]), piece["columns"]) for piece in scan.pieces]
-    assert np.array_equal(np.logical_or.accumulate(added)[: len(RATES)], table.lines[:, 1])
+    added = [
+        np.isin(np.arange(table.sampled_lines.shape[-1]), piece["columns"])
+        for piece in scan.measurements
+    ]
+    assert np.array_equal(np.logical_or.accumulate(added)[: len(RATES)], table.sampled_lines[:, 1])
 
 
 def rendered():

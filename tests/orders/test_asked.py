@@ -12,8 +12,8 @@ import taskuq as tq
 from orders.toy import RATES, SIZE, Draws, corner, patients, scanner
 from taskuq.errors import InputError
 from taskuq.measure._adaptive import AdaptiveLines
-from taskuq.measure._mri import SimulatedMRIScanner, AdaptiveMRIScanner
-from taskuq.measure._tomography import ParallelBeamCT, AdaptiveCTScanner, PhotonNoise
+from taskuq.measure._mri import AdaptiveMRIScanner, SimulatedMRIScanner
+from taskuq.measure._tomography import AdaptiveCTScanner, ParallelBeamCT, PhotonNoise
 from taskuq.scan._audit import read_audit_log
 
 CASES = patients(12, seed=5)
@@ -25,7 +25,7 @@ RULE = AdaptiveLines(scanner(), scanner().masks, RATES)
 def table():
     pipeline = tq.Pipeline(RULE, Draws(), corner)
     return pipeline.run(
-        CASES, accelerations=RATES, samples=6, seed=0, case=NAMES, task_range=(0, 1), quiet=True
+        CASES, accelerations=RATES, samples=6, seed=0, case=NAMES, task_range=(0, 1), progress=False
     )
 
 
@@ -38,32 +38,32 @@ def policy(table):
 def acquired(policy, k, rule=RULE, recover=None, scanner=None, **options):
     return tq.acquire(
         policy, scanner or AdaptiveMRIScanner(CASES[k], RATES), recover=recover or Draws(), task=corner,
-        samples=6, case=NAMES[k], rule=rule, **options,
+        samples=6, case=NAMES[k], adaptive=rule, **options,
     )  # fmt: skip
 
 
 def lines_of(scan):
     """What each round before the last had measured, (round, line)."""
-    added = [np.isin(np.arange(SIZE), piece["columns"]) for piece in scan.pieces]
+    added = [np.isin(np.arange(SIZE), piece["columns"]) for piece in scan.measurements]
     return np.logical_or.accumulate(added)[: len(RATES)]
 
 
 @pytest.mark.parametrize("k", [0, 7])
 def test_a_scan_measures_the_lines_and_gives_the_outputs_of_its_row(policy, table, k):
     scan = acquired(policy, k)
-    assert np.array_equal(lines_of(scan), table.lines[:, k])
+    assert np.array_equal(lines_of(scan), table.sampled_lines[:, k])
     for one, outputs in zip(scan.rounds, table.outputs[:, k], strict=False):
         assert np.allclose(one.outputs, outputs, atol=1e-5)
     # After the last round everything is measured.
-    assert sum(len(piece["columns"]) for piece in scan.pieces) == SIZE
+    assert sum(len(piece["columns"]) for piece in scan.measurements) == SIZE
     assert scan.rounds[-1].acceleration == 1
-    assert scan.rounds[-1].wanted == ()
+    assert scan.rounds[-1].next_lines == ()
 
 
 def test_lines_wanted_next_are_those_that_come_next(policy):
     scan = acquired(policy, 3)
-    for record, piece in zip(scan.rounds, scan.pieces[1:], strict=False):
-        assert record.wanted == tuple(piece["columns"].tolist())
+    for record, piece in zip(scan.rounds, scan.measurements[1:], strict=False):
+        assert record.next_lines == tuple(piece["columns"].tolist())
 
 
 def test_a_scan_that_is_cut_off_goes_on_with_the_same_lines(policy, tmp_path):
@@ -72,7 +72,7 @@ def test_a_scan_that_is_cut_off_goes_on_with_the_same_lines(policy, tmp_path):
         acquired(policy, 2, on_round=_interrupt_after(1), **options)
     scan = acquired(policy, 2, **options)
     assert np.array_equal(lines_of(scan), lines_of(acquired(policy, 2)))
-    assert [r.wanted for r in scan.rounds] == [r.wanted for r in acquired(policy, 2).rounds]
+    assert [r.next_lines for r in scan.rounds] == [r.next_lines for r in acquired(policy, 2).rounds]
 
 
 def _interrupt_after(round_):
@@ -155,7 +155,7 @@ def test_lines_are_chosen_again_on_resuming_and_have_to_agree(policy, tmp_path):
 
 
 def test_the_audit_trail_names_the_rule(policy, tmp_path):
-    acquired(policy, 2, log=tmp_path / "log.jsonl")
+    acquired(policy, 2, audit_log=tmp_path / "log.jsonl")
     lines = read_audit_log(tmp_path / "log.jsonl")
     assert {line["rule"] for line in lines} == {RULE.fingerprint}
 
@@ -163,8 +163,8 @@ def test_the_audit_trail_names_the_rule(policy, tmp_path):
 class Stubborn(AdaptiveMRIScanner):
     """A scanner that measures other lines than it is asked for."""
 
-    def want(self, round, lines):
-        super().want(round, (np.asarray(lines) + (round == 1)) % SIZE)
+    def request(self, round, lines):
+        super().request(round, (np.asarray(lines) + (round == 1)) % SIZE)
 
 
 def test_a_scanner_that_measures_other_lines_is_found_out(policy):
@@ -173,9 +173,9 @@ def test_a_scanner_that_measures_other_lines_is_found_out(policy):
 
 
 def test_a_scanner_that_cannot_be_asked_is_refused(policy):
-    with pytest.raises(InputError, match=r"want\(round, lines\)"):
+    with pytest.raises(InputError, match=r"request\(round, lines\)"):
         acquired(policy, 0, scanner=SimulatedMRIScanner(CASES[0], scanner().masks, RATES))
-    with pytest.raises(InputError, match="first, take, choose"):
+    with pytest.raises(InputError, match="initial_lines, measure_lines"):
         acquired(policy, 0, rule=scanner())
 
 
@@ -185,16 +185,18 @@ def test_a_tomograph_is_asked_for_views():
     rule = AdaptiveLines(ct, masks, (8.0, 4.0), "outputs")
     images = torch.rand(10, 16, 16, generator=torch.Generator().manual_seed(0))
     table = tq.Pipeline(rule, back_projected, corner).run(
-        images, accelerations=(8, 4), samples=5, seed=0, task_range=(0, 1), quiet=True
+        images, accelerations=(8, 4), samples=5, seed=0, task_range=(0, 1), progress=False
     )
     policy = tq.plan(table, alpha=0.3, max_width=1e-9)
     scan = tq.acquire(
         policy, AdaptiveCTScanner(images[3], ct), recover=back_projected, task=corner, samples=5, case="3",
-        rule=rule,
+        adaptive=rule,
     )  # fmt: skip
-    assert np.array_equal(np.sort(scan.pieces[0]["views"]), np.flatnonzero(table.lines[0, 3]))
-    added = np.flatnonzero(table.lines[1, 3] & ~table.lines[0, 3])
-    assert np.array_equal(np.sort(scan.pieces[1]["views"]), added)
+    assert np.array_equal(
+        np.sort(scan.measurements[0]["views"]), np.flatnonzero(table.sampled_lines[0, 3])
+    )
+    added = np.flatnonzero(table.sampled_lines[1, 3] & ~table.sampled_lines[0, 3])
+    assert np.array_equal(np.sort(scan.measurements[1]["views"]), added)
     assert np.allclose(scan.rounds[1].outputs, table.outputs[1, 3], atol=1e-5)
 
 
@@ -207,10 +209,10 @@ def back_projected(measurement, *, samples, seed):
 def test_a_group_is_asked_case_by_case(policy, table):
     scanners = {NAMES[k]: AdaptiveMRIScanner(CASES[k], RATES) for k in (4, 5)}
     scan = tq.acquire(
-        policy, scanners, recover=Draws(), task=corner, samples=6, rule=RULE, scan_id="g"
+        policy, scanners, recover=Draws(), task=corner, samples=6, adaptive=RULE, scan_id="g"
     )
     for k in (4, 5):
-        assert np.array_equal(lines_of(scan.cases[NAMES[k]]), table.lines[:, k])
+        assert np.array_equal(lines_of(scan.cases[NAMES[k]]), table.sampled_lines[:, k])
 
 
 def test_a_scan_without_the_rule_that_chose_the_tables_lines_is_warned_of(table, policy):

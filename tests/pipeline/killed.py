@@ -22,7 +22,7 @@ def run(engine, store):
     }
     pipeline = tq.Pipeline(toy.measure, toy.slow_recover, toy.task)
     pipeline.run(
-        toy.images(CASES), accelerations=toy.ACCELERATIONS, samples=4, seed=3, quiet=True,
+        toy.images(CASES), accelerations=toy.ACCELERATIONS, samples=4, seed=3, progress=False,
         store=store, engine=engines[engine],
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ from taskuq.recover._varnet_training import VarNetRecovery
 from taskuq.recover.flow._train import FlowRecovery
 from taskuq.task._methods import MeanIntensity
 
-RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
+RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "progress": False}
 RATES = (8.0, 4.0)
 
 
@@ -102,7 +102,7 @@ def test_a_case_that_does_not_fit_alone_fails_alone(tmp_path):
             return super().batch(measurements, samples=samples, seeds=seeds)
 
     table = run(Big(), big, batch=2, store=tmp_path / "t")
-    assert table.missing == ("1",)
+    assert table.missing_cases == ("1",)
     assert "OutOfMemoryError" in status(tmp_path / "t")["failed"]["1"]
 
 
@@ -113,7 +113,7 @@ def test_a_bad_case_fails_alone_and_its_batch_is_finished(tmp_path, bad):
     images[bad] = np.nan
     table = run(Together(), images, batch=7, store=tmp_path / "t")
 
-    assert table.missing == (str(bad),)
+    assert table.missing_cases == (str(bad),)
     assert np.array_equal(table.outputs, np.delete(expected.outputs, bad, axis=1))
 
 
@@ -129,14 +129,14 @@ def test_a_nan_of_the_network_is_the_failure_of_its_case():
         [recover_nan(m, samples=samples, seed=s) for m, s in zip(ms, seeds, strict=True)]
     )
     images[2, 0, 0] = 0.95
-    assert run(recover, images, batch=4).missing == tuple(sorted({*broken, "2"}))
+    assert run(recover, images, batch=4).missing_cases == tuple(sorted({*broken, "2"}))
 
 
 def test_a_number_outside_the_declared_range_is_the_failure_of_its_case():
     images = toy.images(5)
     images[3] += 5
 
-    assert run(toy.recover, images, task_range=(0, 1)).missing == ("3",)
+    assert run(toy.recover, images, task_range=(0, 1)).missing_cases == ("3",)
 
 
 def networks():
@@ -167,7 +167,7 @@ def mri(recover, images, **settings):
     measure = MultiCoilMRI(nested_masks(32, RATES, rng=np.random.default_rng(0)), RATES)
     pipeline = tq.Pipeline(measure, recover, MeanIntensity())
     return pipeline.run(
-        images, **{"accelerations": RATES, "samples": 3, "seed": 0, "quiet": True, **settings}
+        images, **{"accelerations": RATES, "samples": 3, "seed": 0, "progress": False, **settings}
     )
 
 

@@ -15,7 +15,7 @@ import taskuq as tq
 from taskuq.cli.app import main
 from taskuq.pipeline._engines import ENGINES, RayOptions, SlurmOptions
 
-RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
+RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "progress": False}
 SLOW = tq.Pipeline(toy.measure, toy.slow_recover, toy.task)
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")

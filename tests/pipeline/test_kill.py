@@ -20,7 +20,7 @@ from taskuq.pipeline import _local as local
 local.SECONDS = 0.0
 pipeline = tq.Pipeline(toy.measure, toy.slow_recover, toy.task)
 print("ready", flush=True)
-pipeline.run(toy.images(30), accelerations=toy.ACCELERATIONS, samples=4, seed=3, quiet=True,
+pipeline.run(toy.images(30), accelerations=toy.ACCELERATIONS, samples=4, seed=3, progress=False,
              store={store!r})
 print("done", flush=True)
 """
@@ -38,7 +38,7 @@ def start(store):
 def undisturbed():
     pipeline = tq.Pipeline(toy.measure, toy.recover, toy.task)
     return pipeline.run(
-        toy.images(30), accelerations=toy.ACCELERATIONS, samples=4, seed=3, quiet=True
+        toy.images(30), accelerations=toy.ACCELERATIONS, samples=4, seed=3, progress=False
     )
 
 

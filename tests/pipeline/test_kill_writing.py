@@ -11,7 +11,7 @@ import toy
 import taskuq as tq
 from taskuq.pipeline._pipeline import status
 
-RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
+RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "progress": False}
 
 # In the child the n-th write stops half way: the moment of the kill is certain, not a matter of
 # luck.
@@ -57,7 +57,7 @@ def after(source, target, **settings):
 write, pq.write_table = pq.write_table, half
 move, files.move_in = files.move_in, after
 pipeline = tq.Pipeline(toy.measure, toy.recover, toy.task)
-pipeline.run(toy.images(5), accelerations=toy.ACCELERATIONS, samples=4, seed=3, quiet=True,
+pipeline.run(toy.images(5), accelerations=toy.ACCELERATIONS, samples=4, seed=3, progress=False,
              store={store!r})
 print("done", flush=True)
 """

@@ -61,7 +61,7 @@ def undisturbed():
 
     pipeline = tq.Pipeline(toy.measure, toy.recover, toy.task)
     return pipeline.run(
-        toy.images(CASES), accelerations=toy.ACCELERATIONS, samples=4, seed=3, quiet=True
+        toy.images(CASES), accelerations=toy.ACCELERATIONS, samples=4, seed=3, progress=False
     )
 
 

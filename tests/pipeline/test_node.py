@@ -12,7 +12,7 @@ import toy
 import taskuq as tq
 from taskuq.pipeline._engines import RayOptions
 
-RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
+RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "progress": False}
 # A dead node, which refuses connections, is noticed in two seconds instead of half a minute; a
 # slow one has as long to answer as ever.
 SOON = {

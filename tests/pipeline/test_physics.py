@@ -99,7 +99,7 @@ def test_deepinv_models_run_in_the_pipeline(deepinv, kind):
     physics = {R: deepinv.physics.Inpainting((1, 16, 16), mask=mask) for R, mask in masks.items()}
     images = [torch.rand(16, 16, generator=torch.Generator().manual_seed(k)) for k in range(3)]
     pipeline = tq.Pipeline(DeepinvMeasure(physics), models(deepinv)[kind], MeanIntensity())
-    run = {"accelerations": (8, 4), "samples": 4, "quiet": True}
+    run = {"accelerations": (8, 4), "samples": 4, "progress": False}
     one, again, other = (pipeline.run(images, seed=seed, **run) for seed in (0, 0, 1))
 
     assert one.samples == (1 if kind == "point" else 4)

@@ -30,7 +30,7 @@ def task(images):
 
 PIPELINE = tq.Pipeline(measure, recover, task)
 IMAGES = np.random.default_rng(0).random((40, 12, 10)) * np.linspace(0, 1, 40)[:, None, None]
-ASKED = {"accelerations": RATES, "samples": 3, "seed": 5, "quiet": True}
+ASKED = {"accelerations": RATES, "samples": 3, "seed": 5, "progress": False}
 
 
 def pictures(path):
@@ -39,8 +39,8 @@ def pictures(path):
 
 
 def test_pictures_are_of_the_draws_whose_numbers_the_table_holds(tmp_path):
-    table = PIPELINE.run(IMAGES, **ASKED, store=tmp_path, pictures=6)
-    kept = pictures(table.pictures)
+    table = PIPELINE.run(IMAGES, **ASKED, store=tmp_path, keep_images=6)
+    kept = pictures(table.images_path)
 
     assert kept["samples"].shape == (6, 2, 3, 12, 10)
     assert sorted(kept) == ["case", "estimate", "mean", "samples", "sd", "truth"]
@@ -55,34 +55,34 @@ def test_pictures_are_of_the_draws_whose_numbers_the_table_holds(tmp_path):
 
 def test_the_choice_does_not_depend_on_recoveries(tmp_path):
     worse = tq.Pipeline(measure, lambda y, *, samples, seed: np.stack([0 * y] * samples), task)
-    one = PIPELINE.run(IMAGES, **ASKED, store=tmp_path / "a", pictures=5)
-    other = worse.run(IMAGES, **ASKED, store=tmp_path / "b", pictures=5)
+    one = PIPELINE.run(IMAGES, **ASKED, store=tmp_path / "a", keep_images=5)
+    other = worse.run(IMAGES, **ASKED, store=tmp_path / "b", keep_images=5)
 
-    assert pictures(one.pictures)["case"].tolist() == pictures(other.pictures)["case"].tolist()
+    assert pictures(one.images_path)["case"].tolist() == pictures(other.images_path)["case"].tolist()
 
 
 def test_a_run_that_goes_on_keeps_its_pictures_and_fresh_removes_them(tmp_path):
-    first = PIPELINE.run(IMAGES, **ASKED, store=tmp_path, pictures=4)
-    before = first.pictures.stat().st_mtime_ns
-    again = PIPELINE.run(IMAGES, **ASKED, store=tmp_path, pictures=4)
+    first = PIPELINE.run(IMAGES, **ASKED, store=tmp_path, keep_images=4)
+    before = first.images_path.stat().st_mtime_ns
+    again = PIPELINE.run(IMAGES, **ASKED, store=tmp_path, keep_images=4)
 
-    assert again.pictures.stat().st_mtime_ns == before
-    assert tq.TaskOutputs.load(tmp_path).pictures == first.pictures
-    assert PIPELINE.run(IMAGES, **ASKED, store=tmp_path, fresh=True).pictures is None
+    assert again.images_path.stat().st_mtime_ns == before
+    assert tq.TaskOutputs.load(tmp_path).images_path == first.images_path
+    assert PIPELINE.run(IMAGES, **ASKED, store=tmp_path, overwrite=True).images_path is None
 
 
 def test_signals_and_colours_are_shown_and_volumes_refused(tmp_path):
     signals = tq.Pipeline(measure, recover, task).run(
-        IMAGES[:, 0], **ASKED, store=tmp_path / "signals", pictures=2
+        IMAGES[:, 0], **ASKED, store=tmp_path / "signals", keep_images=2
     )
     colours = np.random.default_rng(0).random((5, 6, 8, 3))
-    seen = PIPELINE.run(colours, **ASKED, store=tmp_path / "colours", pictures=2)
+    seen = PIPELINE.run(colours, **ASKED, store=tmp_path / "colours", keep_images=2)
 
-    assert pictures(signals.pictures)["truth"].shape == (2, 1, 10)
-    assert pictures(seen.pictures)["mean"].shape == (2, 2, 6, 8, 3)
-    assert pictures(seen.pictures)["sd"].shape == (2, 2, 6, 8)
+    assert pictures(signals.images_path)["truth"].shape == (2, 1, 10)
+    assert pictures(seen.images_path)["mean"].shape == (2, 2, 6, 8, 3)
+    assert pictures(seen.images_path)["sd"].shape == (2, 2, 6, 8)
     with pytest.raises(InputError, match="cannot be shown as a picture"):
-        PIPELINE.run(np.zeros((2, 4, 4, 4, 4)), **ASKED, store=tmp_path / "volumes", pictures=2)
+        PIPELINE.run(np.zeros((2, 4, 4, 4, 4)), **ASKED, store=tmp_path / "volumes", keep_images=2)
     assert not (tmp_path / "volumes").exists()
 
 
@@ -95,9 +95,9 @@ def test_a_measurement_that_is_no_picture_leaves_the_others(wrapped, tmp_path):
         lambda image, R: wrapped(measure(image, R)),
         lambda y, *, samples, seed: recover(inside(y), samples=samples, seed=seed),
         task,
-    ).run(IMAGES, **ASKED, store=tmp_path, pictures=3)
+    ).run(IMAGES, **ASKED, store=tmp_path, keep_images=3)
 
-    assert sorted(pictures(table.pictures)) == ["case", "mean", "samples", "sd", "truth"]
+    assert sorted(pictures(table.images_path)) == ["case", "mean", "samples", "sd", "truth"]
 
 
 def test_pixels_that_a_measurement_marks_as_missing_are_black(tmp_path):
@@ -105,8 +105,8 @@ def test_pixels_that_a_measurement_marks_as_missing_are_black(tmp_path):
         lambda image, R: np.where(image > 0.5, np.nan, image),
         lambda y, *, samples, seed: recover(np.nan_to_num(y), samples=samples, seed=seed),
         task,
-    ).run(IMAGES, **ASKED, store=tmp_path, pictures=3)
-    seen = pictures(table.pictures)
+    ).run(IMAGES, **ASKED, store=tmp_path, keep_images=3)
+    seen = pictures(table.images_path)
 
     unseen = seen["truth"] > 0.5
     assert unseen.any()
@@ -124,7 +124,7 @@ def test_pictures_that_cannot_be_kept_are_spoken_of(tmp_path):
         return recover(measurement, samples=samples, seed=seed)
 
     with pytest.raises(InputError, match=r"of any of the 3 chosen cases.*no film is left"):
-        tq.Pipeline(measure, forgetful, task).run(IMAGES, **ASKED, store=tmp_path, pictures=3)
+        tq.Pipeline(measure, forgetful, task).run(IMAGES, **ASKED, store=tmp_path, keep_images=3)
 
     events = [event["event"] for event in RunLog(tmp_path).events()]
     assert events.count("no picture") == 3
@@ -133,7 +133,7 @@ def test_pictures_that_cannot_be_kept_are_spoken_of(tmp_path):
 
 def test_pictures_need_a_place():
     with pytest.raises(InputError, match="give store"):
-        PIPELINE.run(IMAGES, **ASKED, pictures=2)
+        PIPELINE.run(IMAGES, **ASKED, keep_images=2)
 
 
 def test_complex_images_are_seen_by_their_magnitude():
@@ -175,7 +175,7 @@ def test_an_error_of_a_users_part_names_case_round_and_line(tmp_path, part, when
     lines = here.read_text().splitlines()
     line = next(k for k, text in enumerate(lines, 1) if text.endswith("# the user's line"))
 
-    assert table.missing == ("3",)
+    assert table.missing_cases == ("3",)
     assert failures == {
         "3": f"ZeroDivisionError: division by zero (in {part}, {here.name} line {line}, {where})"
     }
@@ -187,7 +187,7 @@ def test_an_error_in_every_case_is_raised_with_case_round_and_line(tmp_path):
 
 
 def test_words_lie_with_the_table_and_may_change(tmp_path):
-    table = PIPELINE.run(IMAGES, **ASKED, store=tmp_path, words={"case": "scene"})
+    table = PIPELINE.run(IMAGES, **ASKED, store=tmp_path, terminology={"case": "scene"})
 
     assert table.provenance["words"]["case"] == "scene"
-    assert PIPELINE.run(IMAGES, **ASKED, store=tmp_path, words={"case": "frame"}).cases == 40
+    assert PIPELINE.run(IMAGES, **ASKED, store=tmp_path, terminology={"case": "frame"}).cases == 40

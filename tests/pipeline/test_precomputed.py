@@ -14,7 +14,7 @@ from taskuq.pipeline._adapters import RecoveryFolder
 from taskuq.pipeline._pipeline import status
 from taskuq.task._methods import MeanIntensity
 
-RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
+RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "progress": False}
 NAMES = ["a", "b", "ward-2/c"]
 
 
@@ -87,12 +87,12 @@ def test_a_case_without_recoveries_is_missing_and_said_to_be(folder, tmp_path):
     pipeline = tq.Pipeline(toy.measure, RecoveryFolder(folder), toy.task)
     table = pipeline.run(toy.images(3), case=NAMES, store=tmp_path / "t", **RUN)
 
-    assert table.missing == ("b",)
+    assert table.missing_cases == ("b",)
     assert "0 files hold recoveries of b at R = 4" in status(tmp_path / "t")["failed"]["b"]
 
 
 def test_a_point_estimate_and_too_many_samples_are_taken_too_few_are_not(folder):
-    stored = RecoveryFolder(folder).stored
+    stored = RecoveryFolder(folder).load
     for k in (1, 3, 9):
         as_npz(folder / f"a/R{k + 1}", np.ones((k, 4, 4)))
 
@@ -111,7 +111,7 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(folder, tmp_path, name):
     (folder / "link").symlink_to(tmp_path / "outside")
 
     with pytest.raises(tq.InputError, match="leads out of"):
-        RecoveryFolder(folder).stored(name, 8.0, samples=4)
+        RecoveryFolder(folder).load(name, 8.0, samples=4)
 
 
 def test_a_file_that_is_a_link_to_elsewhere_is_refused(folder, tmp_path):
@@ -119,7 +119,7 @@ def test_a_file_that_is_a_link_to_elsewhere_is_refused(folder, tmp_path):
     (folder / "a/R8.npz").symlink_to(tmp_path / "secret.npz")
 
     with pytest.raises(tq.InputError, match="leads out of"):
-        RecoveryFolder(folder).stored("a", 8.0, samples=4)
+        RecoveryFolder(folder).load("a", 8.0, samples=4)
 
 
 HOSTILE = {
@@ -138,7 +138,7 @@ def test_a_file_that_holds_something_else_is_refused(folder, kind):
     HOSTILE[kind](folder / "a/R8")
 
     with pytest.raises(tq.InputError):
-        RecoveryFolder(folder).stored("a", 8.0, samples=4)
+        RecoveryFolder(folder).load("a", 8.0, samples=4)
 
 
 def test_a_configuration_file_can_name_the_folder(tmp_path):

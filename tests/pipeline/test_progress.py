@@ -26,16 +26,16 @@ def test_the_last_line_counts_all_cases_and_those_that_failed(capsys):
 
 def test_a_quiet_run_says_nothing(capsys, monkeypatch):
     monkeypatch.setattr(progress, "PAUSE", -1.0)
-    PIPELINE.run(toy.images(3), quiet=True, **RUN)
+    PIPELINE.run(toy.images(3), progress=False, **RUN)
 
     assert capsys.readouterr().err == ""
 
 
 def test_a_run_with_nothing_left_says_so(capsys, tmp_path):
     for _ in range(2):
-        PIPELINE.run(toy.images(3), store=tmp_path / "t", quiet=True, **RUN)
+        PIPELINE.run(toy.images(3), store=tmp_path / "t", progress=False, **RUN)
     assert capsys.readouterr().err == ""
-    PIPELINE.run(toy.images(3), store=tmp_path / "t", quiet=False, **RUN)
+    PIPELINE.run(toy.images(3), store=tmp_path / "t", progress=True, **RUN)
 
     said = capsys.readouterr().err
     assert said.startswith(f"all 3 cases of {tmp_path / 't'} were finished before")

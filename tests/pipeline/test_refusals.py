@@ -9,7 +9,7 @@ import toy
 import taskuq as tq
 from taskuq.pipeline._engines import ENGINES, EngineOptions, RayOptions, SlurmOptions
 
-RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
+RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "progress": False}
 
 
 def never(measurement, *, samples, seed):

@@ -9,7 +9,7 @@ from taskuq.pipeline import _local as local
 from taskuq.pipeline._executor import Executor
 from taskuq.pipeline._pipeline import status
 
-RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
+RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "progress": False}
 PIPELINE = tq.Pipeline(toy.measure, toy.recover, toy.task)
 
 
@@ -94,7 +94,7 @@ def test_a_changed_configuration_is_refused_with_the_difference(tmp_path, change
 
     with pytest.raises(tq.InputError, match="but now"):
         PIPELINE.run(toy.images(3), store=tmp_path / "t", **{**base, **change})
-    fresh = PIPELINE.run(toy.images(3), store=tmp_path / "t", fresh=True, **{**base, **change})
+    fresh = PIPELINE.run(toy.images(3), store=tmp_path / "t", overwrite=True, **{**base, **change})
     assert fresh.cases == 3
 
 
@@ -113,7 +113,7 @@ def test_fresh_never_removes_a_folder_with_other_things(tmp_path, name):
     (tmp_path / name).write_text("years of work")
 
     with pytest.raises(tq.InputError, match="not part of a table"):
-        PIPELINE.run(toy.images(3), store=tmp_path, fresh=True, **RUN)
+        PIPELINE.run(toy.images(3), store=tmp_path, overwrite=True, **RUN)
     assert (tmp_path / name).read_text() == "years of work"
     assert set(before) < set(tmp_path.iterdir())
 
@@ -133,7 +133,7 @@ def test_failing_cases_are_listed_with_their_reason_and_can_be_tried_again(tmp_p
     images[2] = np.full_like(good, np.nan)
     table = PIPELINE.run(images, store=tmp_path / "t", **RUN)
 
-    assert table.missing == ("2",)
+    assert table.missing_cases == ("2",)
     assert table.cases == 4
     assert "NaN" in status(tmp_path / "t")["failed"]["2"]
     images[2] = good
@@ -153,7 +153,7 @@ def test_an_unreadable_image_is_a_failure_of_its_case_alone(tmp_path):
             return toy.images(4)[index]
 
     table = PIPELINE.run(Torn(), store=tmp_path / "t", **RUN)
-    assert table.missing == ("1",)
+    assert table.missing_cases == ("1",)
 
 
 def test_a_set_up_in_which_nothing_works_ends_soon():

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::Depr
 
 def expected():
     pipeline = tq.Pipeline(toy.measure, toy.recover, toy.task)
-    return pipeline.run(toy.images(CASES), quiet=True, **RUN)
+    return pipeline.run(toy.images(CASES), progress=False, **RUN)
 
 
 def run(store, recover=toy.recover, **parameters):
@@ -146,7 +146,9 @@ def test_a_refusal_in_a_job_is_the_refusal_of_the_run(slurm, tmp_path):
     pipeline = tq.Pipeline(toy.measure, unwilling, toy.task)
     sentence = r"cases all failed, .*wants 32 channels \(.*at R = 8\); start"
     with pytest.raises(tq.InputError, match=sentence):
-        pipeline.run(toy.images(60), store=tmp_path / "t", engine=SlurmOptions(), quiet=True, **RUN)
+        pipeline.run(
+            toy.images(60), store=tmp_path / "t", engine=SlurmOptions(), progress=False, **RUN
+        )
 
 
 def test_what_slurm_refuses_is_said_in_its_words(slurm, tmp_path):

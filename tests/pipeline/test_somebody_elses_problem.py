@@ -45,8 +45,8 @@ def run(tmp_path_factory):
     signals = rng.random((80, 1)) * (rng.random((80, 24)) < 0.7)
     table = tq.Pipeline(blurred, sharpened, read).run(
         signals, costs=SECONDS, full_cost=FULL, samples=4, seed=0, store=folder / "table",
-        task_names=list(RANGES), task_range=RANGES, pictures=4, quiet=True,
-        words={"case": "signal", "estimate": "blurred", "measurement": "second"},
+        task_names=list(RANGES), task_range=RANGES, keep_images=4, progress=False,
+        terminology={"case": "signal", "estimate": "blurred", "measurement": "second"},
     )  # fmt: skip
     return folder, table
 
@@ -62,8 +62,8 @@ def test_rounds_have_its_names_and_costs(run):
 def test_experiments_take_its_widths_and_show_no_masks(run, tmp_path):
     folder, _ = run
     main([
-        "experiment", "all", "--samples", str(folder / "table"), "--task", "mean", "--alpha", "0.2",
-        "--max-width", "0.15,0.3", "--trials", "10", "-o", str(tmp_path),
+        "experiment", "all", "--table", str(folder / "table"), "--task", "mean", "--alpha", "0.2",
+        "--max-width", "0.15,0.3", "--splits", "10", "-o", str(tmp_path),
     ])  # fmt: skip
     records = {p.stem: json.loads(p.read_text()) for p in tmp_path.rglob("records/*.json")}
 
@@ -80,7 +80,7 @@ def test_tasks_have_widths_and_ranges_of_their_own_and_come_by_csv(run, tmp_path
     assert again.task_ranges == table.task_ranges == ((0, 1), (0, np.inf))
     one, other = (tq.plan(t, alpha=0.2, max_width=WIDTHS) for t in (table, again))
     assert one.goal == other.goal
-    assert one.goal.sentence.count("wide") == 2
+    assert one.goal.statement.count("wide") == 2
 
 
 def test_tables_and_arrays_stand_for_each_other(run):
@@ -110,7 +110,7 @@ def test_results_print_as_sentences_or_short_tables(run):
         tq.evaluate_exact(mean, acceleration="1 s", alpha=0.2), tq.Monitor(policy),
         tq.evaluate(mean, acceleration="1 s", alpha=0.2, trials=3, rng=rng),
         tq.calibrate_joint(table, acceleration="1 s", alpha=0.2),
-        *simulate(mean, plans, trials=3, rng=rng),
+        *simulate(mean, plans, splits=3, seed=rng),
     ]  # fmt: skip
 
     for result in results:
@@ -131,7 +131,7 @@ def test_its_page_has_its_pictures_and_no_word_of_a_scanner(run, tmp_path):
 
 def test_records_in_a_folder_make_a_page_as_the_report_page_says(run, tmp_path):
     folder, _ = run
-    table, asked = str(folder / "table"), ["--task", "mean", "--alpha", "0.2", "--trials", "10"]
+    table, asked = str(folder / "table"), ["--task", "mean", "--alpha", "0.2", "--splits", "10"]
     (tmp_path / "mine").mkdir()
     main(["evaluate", table, *asked, "--json", str(tmp_path / "mine" / "evaluate.json")])
     where = str(tmp_path / "mine" / "simulate.json")
@@ -177,7 +177,7 @@ def unreadable(signals):
     ],
 )
 def test_numbers_that_do_not_fit_name_whose_they_are(tmp_path, recover, task, sentence):
-    asked = {"costs": SECONDS, "full_cost": FULL, "samples": 4, "seed": 0, "quiet": True}
+    asked = {"costs": SECONDS, "full_cost": FULL, "samples": 4, "seed": 0, "progress": False}
     with pytest.raises(InputError, match=sentence):
         tq.Pipeline(blurred, recover, task).run(
             np.ones((1, 24)), case=["north"], store=tmp_path / "table", **asked

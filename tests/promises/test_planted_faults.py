@@ -124,7 +124,7 @@ def test_cases_of_a_group_decided_one_by_one_break_the_promise_for_whole_groups(
         def trial(cases):
             options = {"policy": "adaptive", "score": "lwr"}
             policy = planned(population, cases, alpha, "whole-group", **options)
-            one = replace(policy, whole_group=False, smallest_group=None)
+            one = replace(policy, whole_group=False, min_group_size=None)
             return Looking(partial(scan, one), 0)
 
         return trial
@@ -164,7 +164,7 @@ def test_what_is_set_aside_by_its_share_of_cases_is_noticed_as_such(monkeypatch)
 
 
 PLANS = [
-    {"lateness": 0.25}, {"lateness": 2.0}, {"lateness": -1.0},
+    {"round_tolerance": 0.25}, {"round_tolerance": 2.0}, {"round_tolerance": -1.0},
     *({"policy": "adaptive", "score": score} for score in ("ar", "lwr", "cqr", "mlwr")),
 ]  # fmt: skip
 

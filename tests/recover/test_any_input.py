@@ -24,7 +24,7 @@ from taskuq.training._determinism import seeded
 from taskuq.training._networks import NETWORKS
 from taskuq.training._weights import save_weights, shipped
 
-CLAIMS = [kind for kind in RECOVERIES.networks() if NETWORKS[kind].any_input]
+CLAIMS = [kind for kind in RECOVERIES.networks() if NETWORKS[kind].flexible_input]
 SHIPPED = [f"{kind}-atlas" for kind in CLAIMS if f"{kind}-atlas" in shipped()]
 SAMPLES = 3
 

@@ -11,7 +11,7 @@ import torch
 
 from taskuq.data._arrays import ArrayDataset
 from taskuq.data._dataset import MappedDataset
-from taskuq.data._readers import _simulate_coil_dataset
+from taskuq.data._readers import simulate_coil_dataset
 from taskuq.errors import InputError
 from taskuq.measure._coils import to_complex
 from taskuq.measure._fourier import project_measured
@@ -60,7 +60,7 @@ def flow() -> ConditionalFlow:
 def images() -> MappedDataset:
     pictures = np.random.default_rng(0).random((6, SIZE, SIZE)) + 0.5
     data = ArrayDataset(pictures, label=[0] * 6, group=[0, 0, 1, 1, 2, 2])
-    return _simulate_coil_dataset(data, 4, seed=0)
+    return simulate_coil_dataset(data, 4, seed=0)
 
 
 def scans(images: MappedDataset, acceleration: float) -> list:
@@ -97,7 +97,7 @@ def test_samples_follow_the_scale_of_the_measurement(net, flow, images):
 
 def test_the_error_is_what_lies_between_the_estimate_and_the_truth(net, images):
     """With one coil the combination loses nothing: estimate and error give the truth."""
-    coil = _simulate_coil_dataset(images.source, 1, seed=0)
+    coil = simulate_coil_dataset(images.source, 1, seed=0)
     truth = coil[0].image[None]
     mask = torch.as_tensor(MASKS[:1])
     found = varnet_estimate(net, project_measured(truth, mask), mask)
@@ -142,7 +142,7 @@ def test_what_measured_lines_take_away_is_given_in_advance(net, images):
     """Errors in all lines alike spread as far as they were drawn, however much is measured."""
     with seeded(2):
         flow = ConditionalFlow(SMALL).eval()  # a new flow has no preference for any line
-    coil = _simulate_coil_dataset(images.source, 1, seed=0)
+    coil = simulate_coil_dataset(images.source, 1, seed=0)
     spread = []
     for scan in (scans(coil, 4)[0], scans(coil, 2)[0]):
         drawn = ResidualFlowSampler(flow, net).coil_images(scan, samples=256, seed=0)
@@ -261,7 +261,7 @@ def test_it_learns_how_large_errors_are_and_where(net):
         error = torch.randn(16, 2, SIZE, SIZE, generator=generator) * spread
         batch = {"inputs": inputs, "error": error}
         if step == 0:
-            recipe.first_batch(flow, batch, generator)
+            recipe.example_batch(flow, batch, generator)
         loss = recipe.loss(flow, batch, generator)
         optimiser.zero_grad()
         loss.backward()

@@ -12,7 +12,7 @@ from torch.func import jacrev
 
 from taskuq._seeds import mix_seeds
 from taskuq.data._arrays import ArrayDataset
-from taskuq.data._readers import _simulate_coil_dataset
+from taskuq.data._readers import simulate_coil_dataset
 from taskuq.errors import InputError
 from taskuq.measure._coils import rss, to_channels, to_complex
 from taskuq.measure._fourier import project_measured, project_null_space
@@ -239,7 +239,7 @@ def test_widening_is_interpolated_and_stays_beyond_the_ends():
 def test_widened_residuals_are_as_large_as_errors(randomise):
     flow = randomise(made(WHOLE), scale=0.05).eval()
     images = np.random.default_rng(0).random((6, 16, 16)) + np.eye(16)
-    data = _simulate_coil_dataset(ArrayDataset(images, label=6 * [0], group="each"), 2, seed=0)
+    data = simulate_coil_dataset(ArrayDataset(images, label=6 * [0], group="each"), 2, seed=0)
     cases = MaskedDataset(data, abs(np.arange(16) - 8) < [[2], [4]], seed=None)
     with torch.no_grad():
         flow.size.third.bias.add_(-1.0)

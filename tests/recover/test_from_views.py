@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from taskuq.data._arrays import ArrayDataset
-from taskuq.data._chest import _ChestPhantom
+from taskuq.data._chest import ChestPhantom
 from taskuq.data._dataset import Subset
 from taskuq.errors import InputError
 from taskuq.measure._tomography import (
@@ -42,7 +42,7 @@ from taskuq.training._weights import locate
 CPU = TrainerOptions(accelerator="cpu", progress=False)
 MEASURE = TomographyConfig((8.0, 4.0), views=32)
 SMALL = _UnrolledConfig(cascades=1, width=4, pools=2)
-CHEST = _ChestPhantom(patients=6, seed=0, size=32, slices=2)
+CHEST = ChestPhantom(patients=6, seed=0, size=32, slices=2)
 SCANNER = ParallelBeamCT(32, 32, (8.0, 4.0))
 
 
@@ -210,7 +210,7 @@ def test_a_sampler_of_other_channels_is_refused():
 
 
 def test_the_shipped_sampler_does_better_than_back_projection_and_knows_how_far_off_it_is():
-    images = torch.stack([_ChestPhantom(6, seed=11, size=64, slices=1)[k].image for k in range(6)])
+    images = torch.stack([ChestPhantom(6, seed=11, size=64, slices=1)[k].image for k in range(6)])
     scanner = TomographyConfig((8.0,), views=96, photons=1e5).scanner(64, noise=0.0, seed=0)
     scans = [scanner(image, 8.0) for image in images]
     samples = open_recovery("views-sampler-chest").batch(scans, samples=16, seeds=range(6))
@@ -222,7 +222,7 @@ def test_the_shipped_sampler_does_better_than_back_projection_and_knows_how_far_
 
 
 def test_the_shipped_network_reads_the_share_of_air():
-    chest = _ChestPhantom(10, seed=12, size=64, slices=2)
+    chest = ChestPhantom(10, seed=12, size=64, slices=2)
     images = torch.stack([chest[k].image for k in range(20)])
     read = task_load(locate("air-chest"))(images).detach().numpy()
     # Its error on judged patients is 0.009.

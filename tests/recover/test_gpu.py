@@ -194,8 +194,8 @@ def test_replayed_steps_are_steps(kind, shapes, monkeypatch):
     optimiser = torch.optim.Adam(plain.network.parameters(), 1e-3)
     for step, cases in enumerate((4, 4, 3, 4, 4)):
         batch = _batch(kind, cases, torch.Generator("cuda").manual_seed(step))
-        if step == 0 and plain.first_batch is not None:
-            plain.first_batch(plain.network, batch, torch.Generator("cuda").manual_seed(step))
+        if step == 0 and plain.example_batch is not None:
+            plain.example_batch(plain.network, batch, torch.Generator("cuda").manual_seed(step))
         quick.network.load_state_dict(plain.network.state_dict())
         if step == 3:
             expected = _validation(plain, batch, step)

@@ -13,7 +13,7 @@ import torch
 
 from taskuq._config import toml_text
 from taskuq._io import read_json
-from taskuq.cli.experiments import quality, table
+from taskuq.cli.experiments import quality, quality_lines
 from taskuq.data._arrays import ArrayDataset, _save_npz
 from taskuq.errors import InputError
 from taskuq.experiments._quality import (
@@ -174,7 +174,7 @@ def test_the_table_of_image_quality(tmp_path, small_flow, randomise, capsys):
     assert len(rows) == 2 * 3
     assert rows[2, "zero-filled"]["psnr"]["mean"] > rows[4, "zero-filled"]["psnr"]["mean"]
     assert all(row["volumes"] == 2 and row["ssim"]["mean"] <= 1 for row in rows.values())
-    assert len(table(record)) == 7
+    assert len(quality_lines(record)) == 7
     assert math.isfinite(record["spread_error_pooled"])
     assert {method for (_, method), row in rows.items() if "spread_error_ratio" in row} == {"flow"}
 

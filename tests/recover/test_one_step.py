@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from taskuq.data._arrays import ArrayDataset
-from taskuq.data._readers import _simulate_coil_dataset
+from taskuq.data._readers import simulate_coil_dataset
 from taskuq.errors import InputError
 from taskuq.measure._fourier import project_measured
 from taskuq.measure._mri import MRIMeasurement, MultiCoilMRI
@@ -73,7 +73,7 @@ def recover(net, varnet) -> SamplerRecovery:
 
 def scans(acceleration: float, count: int = 3) -> list[MRIMeasurement]:
     pictures = np.random.default_rng(0).random((count, SIZE, SIZE)) + 0.5
-    data = _simulate_coil_dataset(
+    data = simulate_coil_dataset(
         ArrayDataset(pictures, label=[0] * count, group="each"), 4, seed=0
     )
     scanner = MultiCoilMRI(MASKS, (4, 2))

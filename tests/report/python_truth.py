@@ -8,10 +8,10 @@ import taskuq as tq
 from taskuq.conformal._guarantee import Guarantee
 from taskuq.conformal.scores import resolve_score
 from taskuq.conformal.scores._learned import LearnedScore
-from taskuq.policy._fixed_width import WindowRule, window_law
+from taskuq.policy._fixed_width import WindowRule, window_distribution
 from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import PolicySpec
-from taskuq.policy._plan import SingleSetCalibrator
+from taskuq.policy._plan import SetCalibrator
 from taskuq.policy._rules import IntervalRule, stopping_statistics
 from taskuq.report._explorer import FEWEST_FOR_LEARNED, RULES, _learning_cases, _tuned_scores
 
@@ -87,7 +87,7 @@ class Truth:
         def rule(k, t):
             goal, range_ = Goal(max_width=widths[t]), self.ranges[t]
             if statistic:
-                law = window_law(scores[t][k], self.x[: k + 1, ..., t][:, ~kept], self.z[~kept, t])
+                law = window_distribution(scores[t][k], self.x[: k + 1, ..., t][:, ~kept], self.z[~kept, t])
                 return WindowRule(
                     scores[t][k], goal, range_, float(self.rates[k] ** 0.25), None, law
                 )
@@ -105,7 +105,7 @@ class Truth:
         spec = PolicySpec(entry["kind"], alpha, goal, statistic=statistic or "spread")
         seen = stopping_statistics(rules, x, z)
         index = promise.whom.index(seen.cases, group)
-        thresholds = spec.thresholds(seen, SingleSetCalibrator(promise, promise.whom, index))
+        thresholds = spec.thresholds(seen, SetCalibrator(promise, promise.whom, index))
         return replace(
             self.planned(setting | {"policy": "paper"}, "paper"), kind=entry["kind"],
             rules=rules, thresholds=tuple(map(float, thresholds)), guarantee=promise,

@@ -67,7 +67,7 @@ def table_of(volumes=30, samples=16, seed=0):
     return TaskOutputs(
         made.outputs, made.targets, made.accelerations, group=names, label=made.label,
         case=[f"slice-{i}" for i in range(made.cases)], task_names=("finding",),
-        task_range=(0.0, 1.0), provenance={"synthetic": True}, missing=("slice-9001",),
+        task_range=(0.0, 1.0), provenance={"synthetic": True}, missing_cases=("slice-9001",),
     )  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def write_run(folder, *, volumes=30, samples=16, trials=200, slices=6, size=64, 
     goal = Goal(max_width=0.1)
     plans = [PolicySpec("paper", 0.1, goal, score="lwr"), PolicySpec("fixed-width", 0.1, goal),
              PolicySpec("adaptive", 0.1, goal, score="lwr")]  # fmt: skip
-    found = simulate(table, plans, trials=trials, rng=np.random.default_rng(0), unit="group")
+    found = simulate(table, plans, splits=trials, seed=0, unit="group")
     write(folder / "simulate.json", {
         "schema": "taskuq.simulate/1", "alpha": 0.1, "goal": goal.to_dict(), "unit": "group",
         "results": [{"samples": table.samples, **r.to_dict()} for r in found],
@@ -173,7 +173,7 @@ def write_hostile(folder):
         case=[f"{HOSTILE[i % 8]}{i if i >= 8 else ''}" for i in range(n)],
         group=[HOSTILE[int(g[-2:]) % 8] for g in made.group],
         label=[HOSTILE[i % 2] for i in range(n)], task_names=(HOSTILE[0],), task_range=(0, 1),
-        missing=HOSTILE,
+        missing_cases=HOSTILE,
     )  # fmt: skip
     table.save(folder / "table.npz")
     write_explorer(

@@ -52,7 +52,13 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chosen")
     images = np.random.default_rng(0).random((40, LINES, LINES))
     table = tq.Pipeline(Rule(), recover, lambda x: x[:, 2].mean(axis=1)).run(
-        images, accelerations=RATES, samples=4, seed=0, store=folder / "t", pictures=3, quiet=True
+        images,
+        accelerations=RATES,
+        samples=4,
+        seed=0,
+        store=folder / "t",
+        keep_images=3,
+        progress=False,
     )
     return table, tq.make_report(table, folder / "run", alpha=0.2, max_width=0.1, trials=20)
 
@@ -67,10 +73,10 @@ def test_shares_and_rounds_are_those_of_the_table(made):
     table, _ = made
     by_round, by_case = _lines_figures(lines_record(table, Terminology()))
     for k, series in enumerate(by_round.series):
-        assert np.allclose(series.y, table.lines[k].mean(axis=0))
+        assert np.allclose(series.y, table.sampled_lines[k].mean(axis=0))
     names = [str(c) for c in table.case]
     for series in by_case.series:
-        lines = table.lines[:, names.index(series.name.removeprefix("case "))]
+        lines = table.sampled_lines[:, names.index(series.name.removeprefix("case "))]
         assert np.array_equal(np.array(series.y) == 1, lines[0])
         assert np.array_equal(np.array(series.y) == 0.5, lines[1] & ~lines[0])
 
@@ -87,7 +93,7 @@ def test_the_player_has_the_lines_of_each_slice(made):
     names = [str(c) for c in table.case]
     assert payload["lines"] is None
     for one in payload["slices"]:
-        lines = table.lines[:, names.index(one["case"])]
+        lines = table.sampled_lines[:, names.index(one["case"])]
         assert one["lines"]["all"] == LINES
         assert one["lines"]["new"][0] == np.flatnonzero(lines[0]).tolist()
         assert one["lines"]["new"][1] == np.flatnonzero(lines[1] & ~lines[0]).tolist()

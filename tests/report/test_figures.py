@@ -30,7 +30,7 @@ from taskuq.report.figures import (
     y_axis,
 )
 from taskuq.report.figures._imaging import (
-    _planner_figure,
+    planner_figure,
     _split_figure,
     calibration_sizes,
     masks_figure,
@@ -100,7 +100,7 @@ def test_bars_start_at_zero():
 
 
 def test_the_planner_draws_what_the_planner_says():
-    figure = _planner_figure(calibration_sizes(0.1, delta=0.1, have=500))
+    figure = planner_figure(calibration_sizes(0.1, delta=0.1, have=500))
     both, lower = figure.series
 
     for x, y in zip(both.x, both.y, strict=True):

@@ -74,7 +74,7 @@ PolicyPlan = run_folder.PolicyPlan
 def write_simulation(path, table, plans, **asked):
     asked = {"unit": "group", "delta": None, **asked}
     rng = np.random.default_rng(0)
-    found = run_folder.simulate(table, plans, trials=5, rng=rng, **asked)
+    found = run_folder.simulate(table, plans, splits=5, seed=rng, **asked)
     pairs = [(table.samples, one) for one in found]
     run_folder.write(path, simulation_record(table, plans[0].goal, pairs, asked))
 
@@ -233,7 +233,7 @@ def never_stopping(table):
     goal = run_folder.Goal(max_width=0.1)
     plans = [run_folder.PolicyPlan("fixed-width", 0.001, goal)]
     rng = np.random.default_rng(0)
-    found = run_folder.simulate(table, plans, trials=5, rng=rng, unit="group")
+    found = run_folder.simulate(table, plans, splits=5, seed=rng, unit="group")
     assert math.isnan(found[0].width)
     return {
         "schema": "taskuq.simulate/1", "alpha": 0.001, "goal": goal.to_dict(), "unit": "group",

@@ -132,8 +132,8 @@ def test_what_is_no_table_is_refused_in_a_sentence(tmp_path, table, described, s
 
 def test_the_command_line_makes_a_page_of_a_table(tmp_path, capsys):
     path = made().save(tmp_path / "mine.npz")
-    asked = ["--alpha", "0.2", "--max-width", "0.5", "--trials", "20"]
-    main(["report", str(path), *asked, "--words", "case=scene, group=film"])
+    asked = ["--alpha", "0.2", "--max-width", "0.5", "--splits", "20"]
+    main(["report", str(path), *asked, "--terminology", "case=scene, group=film"])
 
     assert "scene" in (tmp_path / "mine-report" / "report.html").read_text()
     assert capsys.readouterr().out.strip() == str(tmp_path / "mine-report" / "report.html")
@@ -144,7 +144,7 @@ def test_the_command_line_makes_a_page_of_a_table(tmp_path, capsys):
         main(["report", str(tmp_path / "mine-report"), "--alpha", "0.1"])
     assert "leave --alpha out" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
-        main(["report", str(path), *asked, "--words", "scene"])
+        main(["report", str(path), *asked, "--terminology", "scene"])
     assert "takes words by name, as in case=slice" in capsys.readouterr().err
 
 
@@ -159,7 +159,7 @@ def pictured(tmp_path, **more):
     pipeline = tq.Pipeline(lambda x, R: x - 1 / R, recover, lambda x: x.mean((1, 2)))
     table = pipeline.run(
         images, costs={"one exposure": 1, "three exposures": 3}, full_cost=6, samples=4, seed=0,
-        store=tmp_path / "table", pictures=5, quiet=True, words={"case": "scene"},
+        store=tmp_path / "table", keep_images=5, progress=False, terminology={"case": "scene"},
         **more,
     )  # fmt: skip
     return tq.make_report(table, tmp_path / "page", **ASKED)

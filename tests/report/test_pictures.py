@@ -119,8 +119,8 @@ def test_colours_and_three_tasks_go_from_a_pipeline_to_the_page(tmp_path):
 
     pipeline = tq.Pipeline(lambda x, R: x, recover, lambda x: x.mean((1, 2)))
     table = pipeline.run(
-        images, accelerations=(4, 2), samples=3, seed=0, store=tmp_path / "table", pictures=3,
-        task_names=["red", "green", "blue"], quiet=True,
+        images, accelerations=(4, 2), samples=3, seed=0, store=tmp_path / "table", keep_images=3,
+        task_names=["red", "green", "blue"], progress=False,
     )  # fmt: skip
     widths = {"red": 0.5, "green": 0.6, "blue": 0.7}
     page = tq.make_report(table, tmp_path / "page", alpha=0.2, max_width=widths, trials=20)

@@ -49,7 +49,7 @@ def policy(unit="case", width=0.02):
     table = tq.Pipeline(measure, recover, task).run(
         [image(k) for k in range(90)], case=[f"old-{k}" for k in range(90)],
         group=[f"patient {k // 3}" for k in range(90)], accelerations=RATES, samples=SAMPLES,
-        seed=0, task_range=(0, 1), quiet=True,
+        seed=0, task_range=(0, 1), progress=False,
     )  # fmt: skip
     return tq.plan(table, alpha=0.2, max_width=width, unit=unit)
 

@@ -95,8 +95,8 @@ def test_a_line_that_changes_after_a_stop_does_not_take_it_back(small, stopping)
     slice_ = _StreamedSlice(small.COLUMNS, scan.header.shape, policy.accelerations, "MR")
     line = scan.kspace[0][..., 3]
     assert slice_.add(3, line) is None
-    assert slice_.settle() is None
+    assert slice_.finalize() is None
     assert slice_.add(3, line + 1) is None
-    assert slice_.settle() is None
+    assert slice_.finalize() is None
     assert slice_.add(4, line) is None
     assert sorted(slice_.lines) == [3, 4]

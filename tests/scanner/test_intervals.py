@@ -161,7 +161,7 @@ def test_an_image_of_another_patient_is_refused_unless_it_is_meant(
     assert ended.value.code == 2
     assert "the scan is of patient patient-5 and" in capsys.readouterr().err
     assert not (tmp_path / "r.dcm").exists()
-    main(["interval", *given, "--other-patient"])
+    main(["interval", *given, "--allow-patient-mismatch"])
     assert (tmp_path / "r.dcm").exists()
 
 

@@ -62,10 +62,10 @@ def test_they_are_decided_without_a_promise_where_that_is_asked_for(
     assert not stored_interval(state, of_eight_coils)["guaranteed"]
 
 
-def test_a_policy_knows_the_coils_of_patients_that_were_drawn():
+def test_a_policy_records_the_coils_of_its_table():
     table = synthetic_outputs(SyntheticTable(volumes=20), seed=0)
-    for kind, coils in (("atlas", 8), ("fastmri", None)):
-        made = {"configuration": {"data": {"kind": kind, "coils": 8}}}
+    for coils in (8, None):
+        made = {"configuration": {"coils": coils} if coils else {}}
         policy = tq.plan(replace(table, provenance=made), alpha=0.2, max_width=0.2)
         assert policy.provenance.get("coils") == coils
         assert (coil_mismatch(policy, 12) is None) == (coils is None)

@@ -120,7 +120,7 @@ def test_slices_that_do_not_fit_at_once_are_refused(small, serving, connect, uni
     wire = connect(serving(policy=small.policy(unit, width=0.2), limits=StreamLimits(kept=room)))
     wire.send(HEADER, header_xml(scan.header))
 
-    assert "--kept-size" in wire.read().content
+    assert "--max-buffer" in wire.read().content
     assert wire.read() is None
 
 
@@ -139,7 +139,7 @@ def test_who_sends_more_than_is_kept_is_let_go_and_no_one_else(small, serving, c
     said = wire.read().content
 
     assert "slices under way (" in said
-    assert "--kept-size" in said
+    assert "--max-buffer" in said
     assert wire.read() is None
     # Slices that are decided make room: many of them are scanned one after another.
     assert len(replay_scan(many_slices(small, 4, slices=5), HOST, service.port).decisions) == 5

@@ -14,10 +14,10 @@ pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 POSITIVE = {
     "--deadline": ["-1", "0", "nan", "inf"],
     "--connections": ["0", "-3"],
-    "--message-size": ["0"],
-    "--scan-size": ["-1"],
-    "--kept-size": ["0"],
-    "--idle": ["-1", "nan"],
+    "--max-message": ["0"],
+    "--max-scan": ["-1"],
+    "--max-buffer": ["0"],
+    "--idle-timeout": ["-1", "nan"],
 }
 
 

@@ -76,9 +76,9 @@ def test_other_masks_and_networks_are_refused_unless_asked_for(planned, tmp_path
     lines = {"published masks": None, "recover": masks}.get(other, tmp_path / "other.npz")
     masks_file(tmp_path / "other.npz", 1)
     what = "recover" if other == "recover" else "masks"
-    with pytest.raises(InputError, match=f"calibrated with {what} .*--unlike"):
+    with pytest.raises(InputError, match=f"calibrated with {what} .*--allow-mismatch"):
         open_service_model(policy, recover, OWN["task"], lines, tmp_path)
-    with pytest.raises(InputError, match=f"calibrated with {what} .*--unlike"):
+    with pytest.raises(InputError, match=f"calibrated with {what} .*--allow-mismatch"):
         export(policy, recover, OWN["task"], lines, tmp_path / "runtime", coils=2, height=None)
     with pytest.warns(UserWarning, match="nothing is promised"):
         chain = open_service_model(policy, recover, OWN["task"], lines, tmp_path, unlike=True)

@@ -110,8 +110,8 @@ def test_what_a_service_has_stored_is_told_as_that_and_not_as_a_fast_decision(
 @pytest.mark.parametrize("every", ["-1", "nan", "inf"])
 def test_a_time_between_lines_that_is_none_is_refused(every, capsys):
     with pytest.raises(SystemExit):
-        main(["replay", "atlas", "--every", every])
-    assert "--every" in capsys.readouterr().err
+        main(["replay", "atlas", "--tr-ms", every])
+    assert "--tr-ms" in capsys.readouterr().err
 
 
 def test_a_missing_service_is_bad_input_and_said_at_once(small, monkeypatch):

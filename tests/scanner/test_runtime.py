@@ -59,7 +59,7 @@ def task():
 def policy_of(recover, task, samples=SAMPLES):
     table = tq.Pipeline(MultiCoilMRI(MASKS, RATES), recover, task).run(
         [image(k) for k in range(20)], accelerations=RATES, samples=samples, seed=0,
-        task_range=(0, 1), quiet=True,
+        task_range=(0, 1), progress=False,
     )  # fmt: skip
     return tq.plan(table, alpha=0.2, max_width=0.001)
 

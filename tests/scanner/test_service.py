@@ -216,7 +216,7 @@ def test_a_withdrawn_promise_is_said_and_stops_nothing(small, small_policy, serv
         monitor.update(np.array([0.9, 0.9001, 0.9002, 0.9003]))
     played = replay_scan(small.scan_of(1), HOST, serving(monitor=monitor).port)
 
-    assert monitor.is_withdrawn
+    assert monitor.alarm
     assert all(d["acceleration"] == 1 for d in played.decisions.values())
     assert "withdrawn" in played.decisions[0]["promise"]
 
@@ -317,7 +317,7 @@ def test_lines_wanted_next_are_those_that_a_rule_chooses(small, serving):
     )
     table = tq.Pipeline(rule, small.recover, small.task).run(
         [small.image(k) for k in range(30)], case=[f"old-{k}" for k in range(30)],
-        accelerations=small.RATES, samples=small.SAMPLES, seed=0, task_range=(0, 1), quiet=True,
+        accelerations=small.RATES, samples=small.SAMPLES, seed=0, task_range=(0, 1), progress=False,
     )  # fmt: skip
     policy = tq.plan(table, alpha=0.2, max_width=0.02)
     scan = small.scan_of(3, slices=2)
@@ -328,9 +328,9 @@ def test_lines_wanted_next_are_those_that_a_rule_chooses(small, serving):
         own = AdaptiveMRIScanner(small.image(1000 + 10 * 3 + k), small.RATES)
         alone = tq.acquire(
             policy, own, recover=small.recover, task=small.task, samples=small.SAMPLES,
-            case=f"patient-3-slice-{k}", rule=rule,
+            case=f"patient-3-slice-{k}", adaptive=rule,
         )  # fmt: skip
-        lines += sum(len(piece["columns"]) for piece in alone.pieces)
+        lines += sum(len(piece["columns"]) for piece in alone.measurements)
         assert played.decisions[k]["acceleration"] == alone.acceleration
         assert said(again.decisions[k]) == said(played.decisions[k])
     # Who comes back is asked for the same lines again, round by round.

@@ -60,13 +60,13 @@ def test_a_dicom_report_says_that_nothing_is_promised(scanned, tmp_path):
     record = stored_interval(states[0], policy)
     report = write_interval(record, tmp_path / "report.dcm", image).read_bytes()
     assert VOID.encode() in report
-    assert policy.sentence[:40].encode() not in report
+    assert policy.statement[:40].encode() not in report
 
 
 def test_a_scan_that_keeps_its_promise_says_so(scanned, tmp_path, capsys):
     played, states, policy = scanned()
     record = stored_interval(states[0], policy)
-    assert (record["guaranteed"], record["promise"]) == (True, policy.sentence)
+    assert (record["guaranteed"], record["promise"]) == (True, policy.statement)
     assert all(d["promised"] for d in played.decisions.values())
     assert len(format_summary(summary([played], 16))) == 1
     assert "In shadow" not in audited(tmp_path, capsys)
@@ -76,7 +76,7 @@ def test_a_withdrawn_promise_is_withdrawn_in_state_trail_and_export(small, servi
     policy = small.policy(width=0.15)
     monitor = tq.Monitor(policy, delta=0.4)
     monitor.update(np.full((1, 60, small.SAMPLES), 0.999))
-    assert monitor.is_withdrawn
+    assert monitor.alarm
     played = replay_scan(
         small.scan_of(5, slices=1), HOST, serving(policy=policy, monitor=monitor).port
     )
@@ -105,8 +105,8 @@ def test_acquire_stores_that_its_parts_are_not_the_policys(small, tmp_path):
             policy, scanner, recover=Recover(), task=small.task, samples=small.SAMPLES,
             scan_id="A", state=tmp_path / "a.json",
         )  # fmt: skip
-    assert "another network" in scan.void
-    assert load_scan(tmp_path / "a.json", policy).void == scan.void
+    assert "another network" in scan.void_reason
+    assert load_scan(tmp_path / "a.json", policy).void_reason == scan.void_reason
 
 
 def test_a_state_of_an_earlier_version_promises_nothing(scanned):

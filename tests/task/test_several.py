@@ -44,7 +44,7 @@ def config(tmp_path):
 
 def test_a_table_has_the_numbers_names_and_ranges_of_all_tasks(config):
     run = open_run(config, "cpu")
-    table = run.pipeline.run(run.images, accelerations=(8, 4), samples=1, seed=0, quiet=True)
+    table = run.pipeline.run(run.images, accelerations=(8, 4), samples=1, seed=0, progress=False)
     images = np.stack([run.images[k].image for k in range(4)])
 
     assert table.task_names == ("air share", "mean", "finding")

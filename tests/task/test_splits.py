@@ -13,9 +13,9 @@ from taskuq.data._dataset import (
     Split,
     SplitConfig,
     _group_folds,
-    _load_split,
-    _save_split,
-    _split_groups,
+    load_split,
+    save_split,
+    split_groups,
 )
 from taskuq.errors import InputError
 
@@ -24,7 +24,7 @@ names = st.sets(st.text("abcdefg", min_size=1, max_size=4), min_size=10, max_siz
 
 @given(names, st.integers(0, 9))
 def test_every_patient_has_exactly_one_part(groups, seed):
-    split = _split_groups(groups, 0.6, 0.1, seed=seed)
+    split = split_groups(groups, 0.6, 0.1, seed=seed)
 
     assert sorted(split.train + split.tune + split.judge) == sorted(groups)
     assert len(split.train) == int(0.6 * len(groups) + 1e-9)
@@ -35,7 +35,7 @@ def test_a_split_does_not_depend_on_the_order_of_names(groups, seed, shuffler):
     some = list(groups) * 2
     shuffler.shuffle(some)
 
-    assert _split_groups(some, 0.5, 0.2, seed=seed) == _split_groups(groups, 0.5, 0.2, seed=seed)
+    assert split_groups(some, 0.5, 0.2, seed=seed) == split_groups(groups, 0.5, 0.2, seed=seed)
 
 
 @given(names, st.integers(2, 5))
@@ -83,7 +83,7 @@ def test_a_patient_in_two_parts_is_refused(parts, tmp_path):
     path = tmp_path / "split.json"
     write_json(path, {"schema": "taskuq.split/1", **record})
     with pytest.raises(InputError, match=r"split\.json: 1 group is both in"):
-        _load_split(path)
+        load_split(path)
 
 
 def test_the_first_split_stays(tmp_path):
@@ -92,7 +92,7 @@ def test_the_first_split_stays(tmp_path):
     first = config.split(groups)
 
     assert config.split(groups[::-1]) == first
-    assert _load_split(tmp_path / "split.json") == first
+    assert load_split(tmp_path / "split.json") == first
     for other in (SplitConfig(tmp_path / "split.json", seed=2), SplitConfig(config.path, 0.5)):
         with pytest.raises(InputError, match="holds another split"):
             other.split(groups)
@@ -106,10 +106,10 @@ def test_a_file_that_is_no_split_is_refused(content, tmp_path):
     path = tmp_path / "split.json"
     path.write_text(content)
     with pytest.raises(InputError, match=r"split\.json"):
-        _save_split(Split(("a",), ("b",), ("c",)), path)
+        save_split(Split(("a",), ("b",), ("c",)), path)
 
 
 @pytest.mark.parametrize("shares", [(0.0, 0.5), (0.9, 0.2), (0.1, 0.1)])
 def test_shares_that_leave_a_part_empty_are_refused(shares):
     with pytest.raises(InputError, match="share"):
-        _split_groups("abcde", *shares, seed=0)
+        split_groups("abcde", *shares, seed=0)

@@ -12,7 +12,7 @@ import torch
 
 from bits import same_bits
 from taskuq._config import read_config
-from taskuq.cli.run import command
+from taskuq.cli.run import train_command
 from taskuq.data._arrays import ArrayDataset, NpzData
 from taskuq.data._dataset import LabelledSubset, SplitConfig
 from taskuq.errors import InputError
@@ -309,10 +309,10 @@ def test_the_commands_leave_weights_a_table_and_curves(spots, tmp_path, capsys):
     text = COMMAND.format(path=spots, split=tmp_path / "split.json")
     (tmp_path / "a.toml").write_text(text)
     options = {"accelerator": "cpu", "progress": False}
-    command("simclr")(tmp_path / "a.toml", output=tmp_path / "s", **options)
+    train_command("simclr")(tmp_path / "a.toml", output=tmp_path / "s", **options)
     start = f'[start]\nsimclr = "{tmp_path}/s/best.safetensors"\n[attack]\nradius = 0\n'
     (tmp_path / "b.toml").write_text(text + start)
-    command("classifier")(tmp_path / "b.toml", output=tmp_path / "c", **options)
+    train_command("classifier")(tmp_path / "b.toml", output=tmp_path / "c", **options)
     said = capsys.readouterr()
 
     assert said.out.split() == [str(tmp_path / f / "best.safetensors") for f in "sc"]

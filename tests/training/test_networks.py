@@ -88,7 +88,7 @@ class FactorTraining(RecoveryTraining):
     def recipe(self, cases, machine):
         def errors(net, batch, generator):
             x = batch["image"]
-            return (net(keep_measured(x, batch["mask"])) - rss(x)).square().mean((1, 2))
+            return (net(project_measured(x, batch["mask"])) - rss(x)).square().mean((1, 2))
 
         return Recipe(
             kind="factor",
@@ -101,7 +101,7 @@ class FactorTraining(RecoveryTraining):
 
 RECOVERIES.add(
     "factor",
-    Network(FactorConfig, Factor, FactorTraining, FactorMethod, {"plain": FactorConfig()}),
+    NetworkKind(FactorConfig, Factor, FactorTraining, FactorMethod, {"plain": FactorConfig()}),
 )
 '''
 
@@ -225,14 +225,14 @@ def test_a_recovery_that_is_judged_shows_its_own_table_or_none(
     def judge(settings, weights, cases):
         return {"schema": "mine/1", "weights": weights.name, "cases": len(cases[1])}
 
-    judged = replace(NETWORKS["varnet"], judge=judge, table=table)
+    judged = replace(NETWORKS["varnet"], evaluate=judge, table=table)
     monkeypatch.setattr("taskuq.training._fit.NETWORKS", {"varnet": judged})
     lines = []
     machine, config = (
         TrainerOptions(accelerator="cpu", progress=False),
         configure("varnet", epochs=1),
     )
-    path = train_config("varnet", config, tmp_path / "run", machine=machine, tell=lines.append)
+    path = train_config("varnet", config, tmp_path / "run", machine=machine, log=lines.append)
     record = read_json(path.parent / "quality.json", "mine/1")
 
     assert record == {"schema": "mine/1", "weights": path.name, "cases": 4}

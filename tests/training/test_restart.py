@@ -20,16 +20,16 @@ from taskuq._config import read_toml
 from taskuq.errors import InputError
 from taskuq.recover._methods import open_recovery
 from taskuq.training._checkpoints import _load_state, _read_log
-from taskuq.training._fit import TrainerOptions, foresee_training, train_config
+from taskuq.training._fit import TrainerOptions, estimate_training, train_config
 from taskuq.training._weights import read_tensors
 
 CPU = TrainerOptions(accelerator="cpu", progress=False)
 SCRIPT = """
 import sys
 from pathlib import Path
-from taskuq.cli.run import command
+from taskuq.cli.run import train_command
 if __name__ == "__main__":
-    train = command("{kind}")
+    train = train_command("{kind}")
     train(Path(sys.argv[1]), output=Path(sys.argv[2]), devices=int(sys.argv[3]),
           accelerator="cpu", progress=False, **{options})
 """
@@ -153,7 +153,7 @@ def test_a_sampler_can_be_as_loud_as_its_validation_patients_ask_for(tmp_path, c
 
 
 def test_a_dry_run_of_a_training_in_stages_foresees_all_of_them(configure):
-    record = foresee_training("sampler", configure("sampler", cases=12), machine=CPU, steps=1)
+    record = estimate_training("sampler", configure("sampler", cases=12), machine=CPU, steps=1)
     kinds, hours = [], []
     while record is not None:
         kinds.append(record["kind"])
@@ -352,7 +352,7 @@ def test_a_training_that_goes_on_says_so_where_it_is_looked_at(tmp_path, configu
     train_config("varnet", config, tmp_path / "run", machine=seen)
     assert "resuming" not in capsys.readouterr().err
     train_config("varnet", config, tmp_path / "run", machine=seen)
-    assert "run is trained already; --fresh trains it again" in capsys.readouterr().err
+    assert "run is trained already; --overwrite trains it again" in capsys.readouterr().err
     (tmp_path / "run" / "finished.json").unlink()
     longer = Path(config).read_text().replace("epochs = 1\n", "epochs = 2\n")
     Path(config).write_text(longer)

@@ -23,7 +23,7 @@ from taskuq.training._fit import (
     TrainerOptions,
     _estimate_training_cost,
     _fit,
-    foresee_training,
+    estimate_training,
     train_config,
 )
 from taskuq.training._module import StepTimer, TrainingModule, read_timing
@@ -53,7 +53,7 @@ def test_a_trial_and_a_dry_run_take_the_first_steps_of_the_training(
     whole = steps_taken.copy()
     for take in (
         lambda: train_config("varnet", config, tmp_path / "trial", machine=CPU, steps=5),
-        lambda: foresee_training("varnet", config, machine=CPU, steps=5),
+        lambda: estimate_training("varnet", config, machine=CPU, steps=5),
     ):
         steps_taken.clear()
         take()
@@ -82,7 +82,7 @@ def test_each_part_of_a_trial_takes_its_steps(tmp_path, configure):
     assert record["before"] == read_timing(folder / "pretrain")
     assert (record["kind"], record["before"]["kind"]) == ("flow", "unet")
     assert record["projected_hours"] > record["before"]["projected_hours"] > 0
-    assert not foresee_training("flow", config, machine=CPU, steps=1)["before"]["keep_s"]
+    assert not estimate_training("flow", config, machine=CPU, steps=1)["before"]["keep_s"]
 
 
 def test_no_training_goes_on_from_a_trial_and_no_trial_overwrites_one(tmp_path, configure):
@@ -203,7 +203,7 @@ def test_a_dry_run_decides_no_split(tmp_path, kind):
         f"[split]\npath = '{tmp_path}/split.json'\ntrain = 0.5\ntune = 0.25\n"
         f"[data]\nkind = 'npz'\npath = '{tmp_path}/a.npz'\n"
     )
-    foresee_training(kind, config, machine=CPU, steps=1)
+    estimate_training(kind, config, machine=CPU, steps=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npz", "config.toml"]
 
 

@@ -69,7 +69,7 @@ def test_when_the_trouble_is_over_the_same_command_works(ends, command):
 
 
 def test_a_full_pipe_is_one_sentence(tmp_path):
-    command = [sys.executable, "-m", "taskuq.cli.app", "plan-size", "--json", "-"]
+    command = [sys.executable, "-m", "taskuq.cli.app", "sample-size", "--json", "-"]
     with open("/dev/full", "w") as full:
         ran = subprocess.run(command, stdout=full, stderr=-1, text=True)
 
@@ -178,7 +178,7 @@ def test_k_space_with_a_hole_is_not_counted_as_used(tmp_path, capsys):
         values = np.ones((2, 9, 8, 8), np.complex64)
         values[1, 0, 0, 0] = np.nan
         file["kspace"] = values
-    words = ["--acquisition", "", "--minimum-width", "8", "--size", "8", "--slices", "all"]
+    words = ["--acquisition", "", "--min-lines", "8", "--size", "8", "--slices", "all"]
     app.main(["data", "check", str(tmp_path), *words, "--thorough", "--json", "-"])
 
     assert json.loads(capsys.readouterr().out)["summary"]["used"] == 0
@@ -190,7 +190,7 @@ def test_recoveries_that_claim_more_than_their_file_are_refused(tmp_path):
         np.lib.format.write_array_header_1_0(
             file, {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6, 4)}
         )
-    refused(lambda: RecoveryFolder(tmp_path).stored("a", 8.0, samples=1), "R8.npy")
+    refused(lambda: RecoveryFolder(tmp_path).load("a", 8.0, samples=1), "R8.npy")
 
 
 def test_recoveries_in_nifti_files_can_become_tensors(tmp_path):
@@ -201,7 +201,7 @@ def test_recoveries_in_nifti_files_can_become_tensors(tmp_path):
     values = np.random.default_rng(0).random((4, 6, 3)).astype(np.float32)
     nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), tmp_path / "a" / "R8.nii")
 
-    found = torch.as_tensor(RecoveryFolder(tmp_path).stored("a", 8.0, samples=3))
+    found = torch.as_tensor(RecoveryFolder(tmp_path).load("a", 8.0, samples=3))
     np.testing.assert_array_equal(found[1], np.rot90(values[:, :, 1]))
 
 

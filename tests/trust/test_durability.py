@@ -13,7 +13,8 @@ import pytest
 import taskuq as tq
 from taskuq import _io as disk
 from taskuq._io import atomic_write, write_json
-from taskuq.errors import FileExistsError, MachineError
+from taskuq._io import ExistingFileError
+from taskuq.errors import MachineError
 from taskuq.pipeline._executor import RunLog
 from taskuq.pipeline._pipeline import status
 from taskuq.table._parquet import TableHeader, TableWriter, _shard_paths, write_case_list
@@ -64,7 +65,7 @@ def test_new_folders_are_on_the_disk_too(tmp_path, monkeypatch):
 
 def test_every_file_of_a_table_is_on_the_disk(tmp_path, monkeypatch):
     def save():
-        tq.TaskOutputs(np.ones((2, 3, 4)), np.ones(3), (4, 2), missing=["a"]).save(tmp_path / "t")
+        tq.TaskOutputs(np.ones((2, 3, 4)), np.ones(3), (4, 2), missing_cases=["a"]).save(tmp_path / "t")
 
     # The folder, then header, roster and two shards.
     assert events_of(monkeypatch, save) == "d" + "fmd" * 4
@@ -72,7 +73,7 @@ def test_every_file_of_a_table_is_on_the_disk(tmp_path, monkeypatch):
 
 def test_a_file_that_must_be_new_is_made_once(tmp_path):
     write_json(tmp_path / "a.json", {"seed": 1}, exclusive=True)
-    with pytest.raises(FileExistsError):
+    with pytest.raises(ExistingFileError):
         write_json(tmp_path / "a.json", {"seed": 2}, exclusive=True)
 
     assert '"seed": 1' in (tmp_path / "a.json").read_text()
@@ -128,7 +129,7 @@ def test_of_sixty_pairs_of_writers_with_one_seed_both_are_accepted(tmp_path):
 
 def test_a_second_roster_is_not_written_over_the_first(tmp_path):
     write_case_list(tmp_path, ["a"])
-    with pytest.raises(FileExistsError):
+    with pytest.raises(ExistingFileError):
         write_case_list(tmp_path, ["b"])
 
 
@@ -148,7 +149,7 @@ def recover(measurement, *, samples, seed):
 
 images = np.arange(9.0)[:, None, None] * np.ones((1, 4, 4))
 pipeline = tq.Pipeline(lambda image, acceleration: image, recover, lambda x: x.mean((1, 2)))
-pipeline.run(images, accelerations=(4, 2), samples=2, seed=0, quiet=True, store=sys.argv[1])
+pipeline.run(images, accelerations=(4, 2), samples=2, seed=0, progress=False, store=sys.argv[1])
 """
 
 
@@ -198,12 +199,12 @@ def stop(log: Path) -> None:
     stopped = KeyboardInterrupt()
     stopped.add_note("stopped; 3 of 9 cases are finished")
     raise stopped
-audit.audit = data.sheet = stop
+audit.audit = data.preview = stop
 app.main(sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("command", [["audit"], ["data", "sheet"]])
+@pytest.mark.parametrize("command", [["audit"], ["data", "preview"]])
 def test_control_c_says_what_is_kept(command):
     ended = subprocess.run(
         [sys.executable, "-c", STOPPED, *command, "a"], capture_output=True, text=True, check=False

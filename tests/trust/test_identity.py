@@ -19,7 +19,7 @@ from taskuq.pipeline._executor import pinned_threads
 from taskuq.table._parquet import image_marks, read_header
 
 IMAGES = np.random.default_rng(0).random((9, 4, 6))
-RUN = {"accelerations": (4, 2), "samples": 3, "seed": 0, "quiet": True}
+RUN = {"accelerations": (4, 2), "samples": 3, "seed": 0, "progress": False}
 
 
 def measure(image, acceleration):

@@ -15,7 +15,7 @@ from taskuq.errors import ChecksumWarning
 from taskuq.scan._state import load_scan
 from taskuq.table import _parquet as parquet
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
-from taskuq.table._parquet import ROSTER, TableHeader, TableWriter, _shard_paths, read_roster
+from taskuq.table._parquet import CASE_LIST, TableHeader, TableWriter, _shard_paths, read_case_list
 
 FLIPS = 400
 TABLE = synthetic_outputs(SyntheticTable(volumes=12, samples=6), seed=0)
@@ -62,7 +62,7 @@ def folder_of(tmp_path):
     )  # fmt: skip
     writer = TableWriter(tmp_path / "t", header)
     case = [f"case {i}" for i in range(TABLE.cases)]
-    parquet._write_parquet(pa.table({"case": case}), tmp_path / "t" / ROSTER)
+    parquet._write_parquet(pa.table({"case": case}), tmp_path / "t" / CASE_LIST)
     for k, R in enumerate(TABLE.accelerations):
         writer.write(case, float(R), TABLE.outputs[k], TABLE.targets_at(k), group=TABLE.group)
     return tmp_path / "t"
@@ -73,7 +73,7 @@ def test_four_hundred_bits_of_a_table(tmp_path, part):
     folder = folder_of(tmp_path)
     whole = tq.TaskOutputs.load(folder)
     parts = {"shard": _shard_paths(folder)[1], "header": folder / "table.json"}
-    path = parts.get(part, folder / ROSTER)
+    path = parts.get(part, folder / CASE_LIST)
 
     found, harmless = ends(
         path, lambda: tq.TaskOutputs.load(folder), lambda table: same_table(table, whole)
@@ -241,9 +241,9 @@ def test_the_page_leaves_a_changed_record_out_and_says_which_had_no_checksum(tmp
 
 
 def test_the_roster_without_its_checksum_reads_as_before(tmp_path):
-    pq.write_table(pa.table({"case": ["a", "b"]}), tmp_path / ROSTER)
+    pq.write_table(pa.table({"case": ["a", "b"]}), tmp_path / CASE_LIST)
 
-    assert read_roster(tmp_path) == ["a", "b"]
+    assert read_case_list(tmp_path) == ["a", "b"]
 
 
 class Scanner:
@@ -278,7 +278,7 @@ def test_four_hundred_bits_of_a_scan(tmp_path, part):
     def read():
         scan = load_scan(tmp_path / "scan.json", policy)
         rounds = [record.to_dict() for record in scan.rounds]
-        return json.dumps(rounds), [np.asarray(piece).tolist() for piece in scan.pieces]
+        return json.dumps(rounds), [np.asarray(piece).tolist() for piece in scan.measurements]
 
     whole = read()
     found, harmless = ends(path, read, lambda scan: scan == whole)

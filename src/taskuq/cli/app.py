@@ -1,18 +1,21 @@
-"""Command line, arguments, output."""
+"""Command line: table of commands, arguments, output, exit status."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import textwrap
+import tomllib
 import traceback
 import warnings
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import cyclopts
 from cyclopts import Parameter, validators
@@ -31,184 +34,173 @@ if TYPE_CHECKING:
     from taskuq.table._table import TaskOutputs
 
 
-# Each command, the module of the function of its name, and what it does.
-COMMANDS = """
-demo             | run        | Run the embedded experiment, make its page and print its answer.
-calibrate        | calibrate      | Calibrate intervals on a table of task outputs.
-predict          | calibrate      | Write the intervals of a table's cases to a CSV file.
-evaluate         | calibrate    | Judge scores over random or all splits of a table.
-plan             | plan    | Plan when to stop scanning, with a guarantee.
-simulate         | plan    | Replay policies on a table over random splits.
-experiment       | experiments | Look at the paper's claims on stored tables.
-run              | run         | Fill a table: measure, recover and read every image.
-table            | run         | Make a table of task outputs that were made elsewhere.
-status           | run         | Tell how far a run is and what failed.
-masks            | data       | Make nested sampling masks, with a picture.
-quality          | experiments     | Measure the image quality of recoveries.
-monitor          | service     | Look for evidence that new cases are not like a policy's old ones.
-audit            | service       | Check an audit trail and tell the story of each scan.
-serve            | service         | Decide about scans that arrive as MRD streams.
-export           | service         | Write recovery and task as programs that a service runs from.
-replay           | service         | Play scans against a service as a scanner would.
-specify          | plan     | Write a policy's decisions as numbers, for other languages.
-interval         | service    | Write the interval of a stored scan as JSON or as a DICOM report.
-report           | run      | Rebuild a run's page from its stored results; export them.
-plan-size        | calibrate      | Say how many calibration cases are needed.
-data check       | data        | Tell what a folder holds, what would be skipped, and why.
-data prepare     | data        | Keep fastMRI slices compressed, cropped and scaled.
-data atlas       | data        | Make slices of synthetic patients of the embedded atlas.
-data atlas-base  | data        | Store the anatomy the atlas is made from.
-data sheet       | data        | Draw a contact sheet of a data set.
-train            | run       | Train networks from their configuration files.
-rehearse         | experiments    | Try every command of docs/fastmri.md at its real size.
-"""
-# Commands whose names begin alike.
-FOLDERS = {"data": "Look at data, make the atlas, prepare fastMRI."}
+T = TypeVar("T", bound=Callable[..., Any])
 
-app = cyclopts.App(
-    name="taskuq",
-    help="Intervals with a guarantee for what a task network would have said about the true image. "
-    "With --traceback every command shows where an error happened.",
-    version=lambda: __import__("taskuq").__version__,
-    exit_on_error=False,
-    print_error=False,
-    help_on_error=False,
-    help_format="plaintext",
-    # It would end without a word, and what is kept is ours to say.
-    suppress_keyboard_interrupt=False,
-    # A command says what it has to say itself; what it returns is for Python callers.
-    result_action="return_value",
+# Sentence, example and module of every command, and the help of its options.
+COMMANDS: dict[str, dict[str, str]] = tomllib.loads(
+    Path(__file__).with_name("help.toml").read_text("utf-8")
 )
-# What to install for a package that a light installation does not have.
-EXTRAS = dict.fromkeys(("torch", "pytorch_lightning", "h5py", "safetensors"), "mri")
-EXTRAS |= {
+OPTIONS, GOAL = COMMANDS.pop("options"), COMMANDS.pop("goal")
+# Extra to install for a package that a light installation lacks.
+EXTRAS = dict.fromkeys(("torch", "pytorch_lightning", "h5py", "safetensors"), "mri") | {
     "nilearn": "demo",
     "nibabel": "nifti",
     "pydicom": "dicom",
     "highdicom": "dicom",
     "ismrmrd": "mrd",
 }
-
 TRACEBACK = "--traceback"
-OURS = "taskuq made a mistake"
-# The status of a command that was asked to end, by SIGTERM.
+# Exit status after SIGTERM.
 TERMINATED = 143
 
-_apps = {"": app} | {name: cyclopts.App(name=name, help=about) for name, about in FOLDERS.items()}
-for _line in COMMANDS.strip().splitlines():
-    _words, _module, _help = (part.strip() for part in _line.split(" | "))
-    _folder, _, _name = _words.rpartition(" ")
-    _where = f"taskuq.cli.{_module}:{_name.replace('-', '_')}"
-    _apps[_folder].command(_where, name=_name, help=_help)
-for _folder in FOLDERS:
-    app.command(_apps[_folder])
+
+def command(name: str) -> Callable[[T], T]:
+    """Document the function of a command, or a class of options, with the help of its options."""
+
+    def document(function: T) -> T:
+        texts = OPTIONS | (GOAL if name == "goal" else COMMANDS[name])
+        options = [f"    {p}: {texts[p]}" for p in signature(function).parameters if p in texts]
+        function.__doc__ = "\n".join([texts.get("help", name), "", "Args:", *options])
+        return function
+
+    return document
+
+
+app = cyclopts.App(
+    name="taskuq",
+    help="Prediction intervals with a guarantee for image-based measurements, and scans that stop "
+    "when the answer is certain. --traceback shows the traceback of an error.",
+    version=lambda: __import__("taskuq").__version__,
+    exit_on_error=False,
+    print_error=False,
+    help_on_error=False,
+    help_format="plaintext",
+    # An interrupted command prints what is kept.
+    suppress_keyboard_interrupt=False,
+    result_action="return_value",
+)
+_data = cyclopts.App(name="data", help="Check, prepare and generate data.")
+for _command, _texts in COMMANDS.items():
+    _group, _, _name = _command.rpartition(" ")
+    (_data if _group else app).command(
+        f"taskuq.cli.{_texts['module']}:{_name.replace('-', '_')}",
+        name=_name,
+        help=_texts["help"] + (f"\n\nExample: {_texts['example']}" if "example" in _texts else ""),
+    )
+app.command(_data)
 app.register_install_completion_command()
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; exit 0 when done, 2 on bad input, 1 where the machine or we failed."""
-    # Two threads spinning for one free core make torch 17 times slower; it asks when it is loaded.
+    """Run the command line; exit 0 if done, 2 on bad input, 1 on other failures."""
+    # Two threads spinning for one free core make torch 17 times slower; it reads this when loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     words = list(sys.argv[1:] if arguments is None else arguments)
     is_traced = TRACEBACK in words
+    words = [word for word in words if word != TRACEBACK]
     try:
         with sigterm_as_exit(), warnings.catch_warnings():
-            _say_warnings()
-            app([word for word in words if word != TRACEBACK])
+            _print_warnings()
+            app(words)
             sys.stdout.flush()
     except BrokenPipeError:
-        _let_go_of_stdout()
+        _release_stdout()
         sys.exit(0)
     except (KeyboardInterrupt, SystemExit) as stopped:
-        if isinstance(stopped, KeyboardInterrupt) or stopped.code == TERMINATED:
-            _say(_kept(stopped))
-        sys.exit(130 if isinstance(stopped, KeyboardInterrupt) else stopped.code)
+        is_interrupt = isinstance(stopped, KeyboardInterrupt)
+        if is_interrupt or stopped.code == TERMINATED:
+            notes = "; ".join(getattr(stopped, "__notes__", ()))
+            _print_error(notes or "interrupted; no partial output was written")
+        sys.exit(130 if is_interrupt else stopped.code)
     except Exception as error:
         if is_traced:
             traceback.print_exc()
         if isinstance(error, OSError):
-            _let_go_of_stdout()
-        status, sentence = _ending(error)
-        _say(" ".join(sentence.split()))
+            _release_stdout()
+        status, sentence = _describe(error, words)
+        _print_error(" ".join(sentence.split()))
         sys.exit(status)
 
 
-def _let_go_of_stdout() -> None:
-    """Whoever read us has seen enough, or has no room: nothing is to be written on the way out."""
+def _release_stdout() -> None:
+    """Discard pending output where the reader has gone or the disk is full."""
     try:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _ending(error: Exception) -> tuple[int, str]:
-    """The exit status of an error and its sentence: 2 for bad input, 1 for the machine and us."""
+def _describe(error: Exception, words: Sequence[str]) -> tuple[int, str]:
+    """Return the exit status and the sentence of an error."""
     match error:
         case InputError():
-            return 2, _own_words(error)
+            return 2, _name_options(_own_message(error), words)
         case MachineError():
-            return 1, _own_words(error)
+            return 1, _own_message(error)
+        case cyclopts.UnknownCommandError():
+            depth = int(words[0] == "data")
+            names = [name.split() for name in COMMANDS if name.startswith("data " * depth)]
+            choices = ", ".join(dict.fromkeys(name[depth] for name in names))
+            return 2, f"unknown command {words[depth]!r}; choose one of {choices}"
         case cyclopts.CycloptsError():
             return 2, f"{str(error).rstrip('.')}; see taskuq --help"
         case ModuleNotFoundError() if (name := (error.name or "").partition(".")[0]) in EXTRAS:
-            return 2, (
-                f"this command needs {error.name}, which is not installed; run pip install "
-                f"'taskuq[{EXTRAS[name]}]'"
-            )
+            return 2, f"{error.name} is not installed; run pip install 'taskuq[{EXTRAS[name]}]'"
         case _ if is_out_of_memory(error):
             why = "" if isinstance(error, MemoryError) else f" ({first_line(error):.120})"
-            return 1, f"memory ran out{why}; free some, or ask for less at a time"
+            return 1, f"out of memory{why}; reduce --batch or free memory"
         case OSError():
             place = f" at {error.filename}" if error.filename else ""
-            return 1, f"the machine failed{place} ({error.strerror or error}); start again"
+            return 1, f"I/O error{place} ({error.strerror or error}); rerun the command"
         case zipfile.BadZipFile() | zlib.error() | UnicodeError() | EOFError():
-            return 2, f"a file is damaged ({first_line(error)}); check what was given"
+            return 2, f"a file is damaged ({first_line(error)}); restore or rebuild it"
     return 1, (
-        f"{OURS} ({type(error).__name__}: {first_line(error):.160}); run the command again with "
-        f"{TRACEBACK} and report what it prints"
+        f"internal error ({type(error).__name__}: {first_line(error):.160}); rerun with "
+        f"{TRACEBACK} and report the output"
     )
 
 
-def _own_words(error: Exception) -> str:
+def _own_message(error: Exception) -> str:
     text = str(error)
     return text.rpartition(f"{type(error).__name__}: ")[2] if text.startswith("Caught ") else text
 
 
-def _say_warnings() -> None:
+def _name_options(sentence: str, words: Sequence[str]) -> str:
+    """Name the options of a command where a sentence names arguments, as in max_width=0.1."""
+    name = next((" ".join(words[:k]) for k in (2, 1) if " ".join(words[:k]) in COMMANDS), None)
+    if name is None:
+        return sentence
+    goal = GOAL if name in ("plan", "simulate") else {}
+    for option in OPTIONS | goal | COMMANDS[name]:
+        flag = f"--{option.replace('_', '-')}"
+        sentence = re.sub(rf"(?<![\w.-]){option}=(?=[\w'(.-])", f"{flag} ", sentence)
+        sentence = re.sub(rf"^{option}(?= (?:must|is|needs)\b)", flag, sentence)
+    return sentence
+
+
+def _print_warnings() -> None:
+    """Print our own warnings as sentences."""
     show = warnings.showwarning
 
-    def say(message: Any, category: Any, *where: Any, **more: Any) -> None:
+    def print_warning(message: Any, category: Any, *where: Any, **more: Any) -> None:
         if issubclass(category, ChecksumWarning | GuaranteeWarning):
-            _say(str(message))
+            _print_error(str(message))
         else:
             show(message, category, *where, **more)
 
-    warnings.showwarning = say
+    warnings.showwarning = print_warning
 
 
-def _kept(stopped: BaseException) -> str:
-    notes = getattr(stopped, "__notes__", ())
-    return "; ".join(notes) or "stopped; nothing half-written is left, what was there is untouched"
-
-
-def _say(sentence: str) -> None:
+def _print_error(sentence: str) -> None:
     sys.stderr.write(f"taskuq: {sentence}\n")
 
 
-if __name__ == "__main__":
-    main()
-
-# What every command that reads a table reads.
-FORMATS = "a folder that taskuq run wrote, or a file .npz, .csv or .parquet"
-TableFile = Annotated[
-    Path,
-    Parameter(
-        help=f"A table of task outputs: {FORMATS}; or atlas-sampler or atlas-varnet, which travel "
-        "with the package."
-    ),
-]
-TableOption = Annotated[Path | None, Parameter(help=f"A table of posterior samples: {FORMATS}.")]
-# The score of what is calibrated and planned, and the scores that are compared.
+TableFile = Annotated[Path, Parameter(name="TABLE")]
+Range = Annotated[str | None, Parameter(name="--range", allow_leading_hyphen=True)]
+Json = Annotated[str | None, Parameter(name="--json", allow_leading_hyphen=True)]
+Output = Annotated[Path, Parameter(name=["--output", "-o"])]
+Slurm = Annotated[list[str] | None, Parameter(name="--slurm", negative=())]
+# Default score, and default scores of comparisons.
 SCORE = "mlwr"
 SCORES = f"ar,lwr,cqr,{SCORE}"
 # NumPy takes no seed below 0.
@@ -222,7 +214,9 @@ def parse_floats(text: str | None, name: str) -> tuple[float, ...] | None:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise InputError(f"--{name} takes numbers separated by commas, got {text!r}") from None
+        raise InputError(
+            f"--{name} must be comma-separated numbers, got {text!r}", code="value.invalid"
+        ) from None
 
 
 def parse_ints(text: str | None, name: str) -> tuple[int, ...] | None:
@@ -231,7 +225,9 @@ def parse_ints(text: str | None, name: str) -> tuple[int, ...] | None:
     if values is None:
         return None
     if not all(1 <= v < 1e15 and v == int(v) for v in values):
-        raise InputError(f"--{name} takes positive whole numbers, got {text!r}")
+        raise InputError(
+            f"--{name} must be positive whole numbers, got {text!r}", code="value.invalid"
+        )
     return tuple(int(v) for v in values)
 
 
@@ -246,16 +242,17 @@ def parse_per_task(text: str | None, name: str) -> float | dict[str, float] | No
         return {task.strip(): float(value) for task, _, value in pairs}
     except ValueError:
         raise InputError(
-            f"--{name} takes a number, or one for each task as in lesion=0.1,area=20, got {text!r}"
+            f"--{name} must be a number, or one per task as in lesion=0.1,area=20, got {text!r}",
+            code="value.invalid",
         ) from None
 
 
-def ranges(text: str | None) -> tuple[float, ...] | dict[str, tuple[float, ...]] | None:
-    """Read the range of all tasks, or that of some by their names."""
+def parse_range(text: str | None) -> tuple[float, ...] | dict[str, tuple[float, ...]] | None:
+    """Parse the range of all tasks, or the ranges of some by name."""
     if text is None or "=" not in text:
         declared = parse_floats(text, "range")
         if declared is not None and len(declared) != 2:
-            raise InputError(f"--range takes two numbers, low,high, got {text!r}")
+            raise InputError(f"--range must be low,high, got {text!r}", code="range.invalid")
         return declared
     found: dict[str, tuple[float, ...]] = {}
     for part in text.split(","):
@@ -264,8 +261,8 @@ def ranges(text: str | None) -> tuple[float, ...] | dict[str, tuple[float, ...]]
             low, high = (float(end) for end in ends.split(":"))
         except ValueError:
             raise InputError(
-                f"--range takes low,high, or one for each task as in lesion=0:1,area=0:inf, got "
-                f"{text!r}"
+                f"--range must be low,high, or as in lesion=0:1,area=0:inf, got {text!r}",
+                code="range.invalid",
             ) from None
         found[task.strip()] = (low, high)
     return found
@@ -276,8 +273,8 @@ def parse_list(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def parse_round(text: str) -> float | str:
-    """Parse an acceleration or a round name."""
+def parse_number_or_name(text: str) -> float | str:
+    """Parse a number, such as an acceleration, or a name."""
     try:
         return float(text)
     except ValueError:
@@ -290,33 +287,28 @@ def parse_mapping(text: str | None, name: str) -> dict[str, str] | None:
         return None
     pairs = [part.partition("=") for part in parse_list(text)]
     if not all(key and is_given and word for key, is_given, word in pairs):
-        raise InputError(f"--{name} takes words by name, as in case=slice, got {text!r}")
+        raise InputError(
+            f"--{name} must be NAME=VALUE pairs, as in case=slice, got {text!r}",
+            code="value.invalid",
+        )
     return {key.strip(): word.strip() for key, _, word in pairs}
 
 
-def parse_coverage_mode(text: str) -> float | str:
-    """Parse --cases: random, all or a fraction."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
 def load_table(path: Path, range_: str | None, task: str | None = None) -> TaskOutputs:
-    """Read a table with the declared range, and one or some of its tasks if asked."""
+    """Load a table with the declared range, or some of its tasks."""
     from taskuq.table._examples import FOLDER, stored
     from taskuq.table._table import TaskOutputs
 
     if not path.exists() and str(path) in stored():
         path = FOLDER / f"{path}.npz"
-    table = TaskOutputs.load(path, task_range=ranges(range_))
+    table = TaskOutputs.load(path, task_range=parse_range(range_))
     if task is None:
         return table
     chosen = parse_list(task)
     return table.select(task=chosen[0] if len(chosen) == 1 else chosen)
 
 
-# Columns beyond which a sentence is hard to read, however wide the terminal is.
+# Columns beyond which a sentence is hard to read.
 WIDEST = 100
 
 
@@ -340,9 +332,9 @@ def print_table_notes(table: TaskOutputs) -> None:
     """Print warnings about a table."""
     from taskuq.table._table import suggest_range
 
-    if count := len(table.missing):
-        cases = "1 case of the table is" if count == 1 else f"{count} cases of the table are"
-        print_message(f"taskuq: {cases} unfinished and left out")
+    if count := len(table.missing_cases):
+        cases = "1 case is" if count == 1 else f"{count} cases are"
+        print_message(f"taskuq: {cases} incomplete and skipped")
     if undeclared := suggest_range(table):
         print_message(f"taskuq: {undeclared}")
 
@@ -376,3 +368,7 @@ def print_json(record: Mapping[str, Any], path: str | None) -> None:
         print_result(json_text(record))
     elif path is not None:
         print_result(str(write_json(Path(path), record)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""calibrate, predict, sample-size, evaluate."""
+"""Commands calibrate, predict, sample-size and evaluate."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import cycle, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any, Literal
 
 from taskuq.cli.app import (
     SCORE,
     SCORES,
+    Json,
+    Output,
+    Range,
     Seed,
     TableFile,
+    command,
     load_table,
-    parse_coverage_mode,
     parse_floats,
     parse_ints,
     parse_list,
-    parse_round,
+    parse_number_or_name,
     print_json,
     print_message,
     print_result,
@@ -38,10 +39,11 @@ if TYPE_CHECKING:
     from taskuq.table._table import TaskOutputs
 
 
-# Cases that become lines of text at one time.
+# Cases written at a time.
 CASES = 65536
 
 
+@command("calibrate")
 def calibrate(
     table: TableFile,
     /,
@@ -55,43 +57,47 @@ def calibrate(
     side: Literal["two", "upper", "lower", "each"] = "two",
     by_label: bool = False,
     within: Literal["case", "group"] | None = None,
-    range: Annotated[str | None, Parameter(name="--range", allow_leading_hyphen=True)] = None,
+    range: Range = None,
     task: str | None = None,
     joint: Literal["max", "scale", "minimax", "rank"] | None = None,
-    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("bound.json"),
+    output: Output = Path("bound.json"),
 ) -> None:
-    """Calibrate intervals and store them as JSON."""
     from taskuq.conformal._calibrate import calibrate as calibrate_arrays
     from taskuq.conformal._joint import calibrate_joint
     from taskuq.conformal._units import as_unit
 
     loaded = load_table(table, range, task)
     if not loaded.has_targets:
-        raise InputError(f"{table} has no targets, so nothing can be calibrated on it")
-    k, R = _round(loaded, None if acceleration is None else parse_round(acceleration))
+        raise InputError(
+            f"{table} has no targets; calibration needs targets f(x) of the true images",
+            code="targets.missing",
+        )
+    k, R = _round(loaded, None if acceleration is None else parse_number_or_name(acceleration))
     group = as_unit(unit, has_groups=loaded.group is not None).groups(loaded.group)
     bound: Bound | JointBound
     if joint is not None:
         if loaded.outputs.ndim != 4:
-            raise InputError("--joint needs a table of several tasks")
+            raise InputError("--joint needs a table of several tasks", code="option.unused")
         if side == "each":
-            raise InputError("--joint has one quantile for each task; choose another --side")
+            raise InputError(
+                "--joint excludes --side each; use another --side", code="option.conflict"
+            )
         bound = calibrate_joint(
             loaded.outputs[k], loaded.targets_at(k), alpha=alpha, score=score, method=joint,
-            group=group, unit=unit, cases=parse_coverage_mode(cases), delta=delta, side=side,
+            group=group, unit=unit, cases=parse_number_or_name(cases), delta=delta, side=side,
             task_range=loaded.task_ranges, task_names=loaded.task_names, acceleration=R,
         )  # fmt: skip
     else:
         if loaded.tasks > 1:
             raise InputError(
-                f"the table has tasks {', '.join(loaded.task_names)}; choose one with --task or "
-                "cover all with --joint"
+                f"the table has tasks {', '.join(loaded.task_names)}; use --task or --joint",
+                code="option.missing",
             )
         if by_label and loaded.label is None:
-            raise InputError("--by-label needs a table with labels")
+            raise InputError("--by-label needs a table with labels", code="groups.missing")
         bound = calibrate_arrays(
-            loaded.until(k), loaded.targets_at(k), alpha=alpha, score=score, group=group, unit=unit,
-            cases=parse_coverage_mode(cases), delta=delta, side=side, task_range=loaded.task_range,
+            loaded.rounds_up_to(k), loaded.targets_at(k), alpha=alpha, score=score, group=group, unit=unit,
+            cases=parse_number_or_name(cases), delta=delta, side=side, task_range=loaded.task_range,
             label=loaded.label if by_label else None, within=within, acceleration=R,
         )  # fmt: skip
     print_table_notes(loaded)
@@ -99,6 +105,7 @@ def calibrate(
     print_result(str(bound.save(output)))
 
 
+@command("predict")
 def predict(
     bound: Path,
     table: TableFile,
@@ -108,28 +115,28 @@ def predict(
     score: str | None = None,
     acceleration: str | None = None,
     task: str | None = None,
-    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("intervals.csv"),
+    output: Output = Path("intervals.csv"),
 ) -> None:
-    """Write the interval of each case of a table as CSV."""
     from taskuq._io import atomic_write
     from taskuq.conformal._bound import Bound
 
     calibrated = _load(bound)
-    _require_as_asked(calibrated, bound, alpha, score)
+    _require_match(calibrated, bound, alpha, score)
     loaded = load_table(table, None, task)
     if loaded.tasks > 1 and isinstance(calibrated, Bound):
         raise InputError(
-            f"{bound} is for one task, and the table has {', '.join(loaded.task_names)}; choose it "
-            "with --task"
+            f"{bound} is for one task, the table has {', '.join(loaded.task_names)}; use --task",
+            code="option.missing",
         )
-    remembered = calibrated.acceleration
-    k, R = _round(loaded, remembered if acceleration is None else parse_round(acceleration))
-    if acceleration is not None and remembered not in (None, R):
+    stored = calibrated.acceleration
+    k, R = _round(loaded, stored if acceleration is None else parse_number_or_name(acceleration))
+    if acceleration is not None and stored not in (None, R):
         raise InputError(
-            f"{bound} was calibrated at acceleration {remembered:g}, not {acceleration}; use the "
-            "bound of that acceleration"
+            f"{bound} was calibrated at acceleration {stored:g}, got "
+            f"--acceleration {acceleration}; use the bound of that acceleration",
+            code="policy.mismatch",
         )
-    outputs = loaded.outputs[k] if loaded.outputs.ndim == 4 else loaded.until(k)
+    outputs = loaded.outputs[k] if loaded.outputs.ndim == 4 else loaded.rounds_up_to(k)
     if calibrated.rounds == 1 and outputs.ndim == 3 and loaded.outputs.ndim == 3:
         outputs = outputs[-1]
     interval = calibrated(outputs)
@@ -139,7 +146,8 @@ def predict(
     print_result(str(output))
 
 
-def plan_size(
+@command("sample-size")
+def sample_size(
     *,
     alpha: float = 0.05,
     epsilon: float = 0.02,
@@ -147,7 +155,7 @@ def plan_size(
     one_sided: bool = False,
     group_size: float = 1.0,
     icc: float = 0.0,
-    json: Annotated[str | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
+    json: Json = None,
 ) -> None:
     from taskuq.conformal._quantiles import calibration_size, min_calibration_size
 
@@ -156,12 +164,11 @@ def plan_size(
     )
     least = min_calibration_size(alpha)
     if json != "-":
-        sides = f"at least {1 - alpha - epsilon:g}" if one_sided else (
-            f"between {1 - alpha - epsilon:g} and {min(1.0, 1 - alpha + epsilon):g}"
-        )  # fmt: skip
+        low, high = 1 - alpha - epsilon, min(1.0, 1 - alpha + epsilon)
+        covered = f"at least {low:g}" if one_sided else f"between {low:g} and {high:g}"
         print_result(
-            f"{size} calibration cases: then all but {delta:g} of calibration sets cover {sides} "
-            f"of new cases ({least} give a finite interval at all)."
+            f"{size} calibration cases: all but {delta:g} of calibration sets then cover {covered} "
+            f"of new cases ({least} are needed for a finite interval)."
         )
     record = {
         "schema": "taskuq.plan-size/1", "alpha": alpha, "epsilon": epsilon, "delta": delta,
@@ -174,7 +181,7 @@ def plan_size(
 def _rows(
     table: TaskOutputs, k: int, acceleration: float | None, interval: Interval
 ) -> Iterator[Sequence[Any]]:
-    """Yield the lines of the file, some cases at a time: each property is asked once for all."""
+    """Yield the rows of the file, computed for a block of cases at a time."""
     yield ["case", "group", "acceleration", "task", "lower", "upper", "width", "center",
            "target", "covered"]  # fmt: skip
     import numpy as np
@@ -190,14 +197,14 @@ def _rows(
         ids = np.arange(start, start + n) if table.case is None else table.case[block]
         groups = repeat("") if table.group is None else table.group[block].repeat(tasks).tolist()
         ends = (some.lower, some.upper, some.width, some.center)
-        known = (_texts(z), some.contains(z).ravel().astype(int).tolist())
+        truth = (_texts(z), some.contains(z).ravel().astype(int).tolist())
         yield from zip(
             map(cell, ids.repeat(tasks).tolist()),
             map(cell, groups),
             repeat("" if acceleration is None else f"{acceleration:g}"),
             cycle([cell(name) for name in table.task_names[:tasks]]),
             *map(_texts, ends),
-            *(known if has_targets else (repeat(""), repeat(""))),
+            *(truth if has_targets else (repeat(""), repeat(""))),
         )
 
 
@@ -205,19 +212,19 @@ def _texts(values: FloatArray) -> list[str]:
     return list(map(repr, values.ravel().tolist()))
 
 
-def _round(table: TaskOutputs, asked: float | str | None) -> tuple[int, float | None]:
-    """The number and the acceleration of the round that is meant."""
+def _round(table: TaskOutputs, choice: float | str | None) -> tuple[int, float | None]:
+    """Return the index and the acceleration of a round."""
     import numpy as np
 
-    if asked is None and table.rounds > 1:
+    if choice is None and table.rounds > 1:
         rates = ", ".join(f"{R:g}" for R in table.accelerations)
-        called = "" if table.round_names is None else f" ({', '.join(table.round_names)})"
+        names = "" if table.round_names is None else f" ({', '.join(table.round_names)})"
         raise InputError(
-            f"the table has accelerations {rates}{called}; choose one with --acceleration"
+            f"the table has accelerations {rates}{names}; use --acceleration", code="option.missing"
         )
-    if not isinstance(asked, str) and np.isnan(table.accelerations).all():
-        return 0, asked
-    k = 0 if asked is None else table.round_at(asked)
+    if not isinstance(choice, str) and np.isnan(table.accelerations).all():
+        return 0, choice
+    k = 0 if choice is None else table.round_index(choice)
     return k, float(table.accelerations[k])
 
 
@@ -232,21 +239,26 @@ def _load(path: Path) -> Bound | JointBound:
     return bound.read_bound(path, readers)
 
 
-def _require_as_asked(
+def _require_match(
     bound: Bound | JointBound, path: Path, alpha: float | None, score: str | None
 ) -> None:
     from taskuq.conformal.scores import score_name
 
     if alpha is not None and alpha != bound.guarantee.alpha:
         raise InputError(
-            f"{path} was calibrated at alpha {bound.guarantee.alpha:g}, not {alpha:g}; calibrate "
-            "again for that error rate"
+            f"{path} was calibrated at alpha {bound.guarantee.alpha:g}, got --alpha {alpha:g}; "
+            "recalibrate",
+            code="policy.mismatch",
         )
     name = score_name(bound.parts[0][0])
     if score is not None and score != name:
-        raise InputError(f"{path} was calibrated with score {name}, not {score}; calibrate again")
+        raise InputError(
+            f"{path} was calibrated with score {name}, got --score {score}; recalibrate",
+            code="policy.mismatch",
+        )
 
 
+@command("evaluate")
 def evaluate(
     table: TableFile,
     /,
@@ -255,34 +267,32 @@ def evaluate(
     alpha: float = 0.05,
     acceleration: str | None = None,
     samples: str | None = None,
-    trials: int = 10_000,
+    splits: int = 10_000,
     exact: bool = False,
     unit: Literal["case", "group"] | None = None,
     cases: str = "random",
     delta: float | None = None,
     side: Literal["two", "upper", "lower", "each"] = "two",
-    range: Annotated[str | None, Parameter(name="--range", allow_leading_hyphen=True)] = None,
+    range: Range = None,
     task: str | None = None,
     size_bins: str | None = None,
     seed: Seed = 0,
-    json: Annotated[str | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
+    json: Json = None,
     figures: Path | None = None,
 ) -> None:
-    """Judge scores over random splits, or exactly over all splits by case."""
     from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
 
     loaded = load_table(table, range, task)
     bins = parse_floats(size_bins, "size-bins")
-    asked = () if acceleration is None else acceleration.split(",")
-    rounds = [loaded.round_at(parse_round(one)) for one in asked]
-    comparison = EvaluationGrid(
+    rounds = [loaded.round_index(parse_number_or_name(R)) for R in parse_list(acceleration or "")]
+    grid = EvaluationGrid(
         scores=parse_list(score), alpha=alpha,
         accelerations=tuple(loaded.accelerations[rounds].tolist()) or None,
-        samples=parse_ints(samples, "samples"), trials=None if exact else trials, seed=seed,
-        unit=unit, cases=parse_coverage_mode(cases), delta=delta, side=side,
+        samples=parse_ints(samples, "samples"), trials=None if exact else splits, seed=seed,
+        unit=unit, cases=parse_number_or_name(cases), delta=delta, side=side,
         **({} if bins is None else {"size_bins": bins}),
     )  # fmt: skip
-    record = evaluate_table(loaded, comparison)
+    record = evaluate_table(loaded, grid)
     print_table_notes(loaded)
     _print(record, to_stderr=json == "-")
     print_json(record.to_dict(), json)
@@ -293,7 +303,7 @@ def evaluate(
 
 
 def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
-    """Print an evaluation as a table with a sentence on what it means."""
+    """Print an evaluation as a table."""
     first = record.results[0]
     how = "all splits, exactly" if first.trials is None else f"{first.trials} random splits"
     title = (
@@ -302,11 +312,11 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
     )
     several = len({r.task for r in record.results}) > 1
     by_one = first.width_by_one is not None
-    promised = any(not math.isclose(r.coverage.mean, r.case_coverage.mean) for r in record.results)
+    differs = any(not math.isclose(r.coverage.mean, r.case_coverage.mean) for r in record.results)
     named = any(r.round_name for r in record.results)
     columns = (["task"] if several else []) + [
         "round" if named else "R", "score", "samples", "coverage", "sd",
-        *(["case coverage"] if promised else []), "width", "sd", "centre error", "infinite",
+        *(["case coverage"] if differs else []), "width", "sd", "centre error", "infinite",
     ] + (["by one"] if by_one else [])  # fmt: skip
     rows: list[Sequence[str]] = [
         ([str(r.task)] if several else [])
@@ -316,7 +326,7 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
             str(r.samples),
             f"{r.coverage.mean:.5f}",
             _number(r.coverage.sd),
-            *([_number(r.case_coverage.mean)] if promised else []),
+            *([_number(r.case_coverage.mean)] if differs else []),
             _number(r.width.mean),
             _number(r.width.sd),
             _number(r.center_error.mean),
@@ -332,15 +342,15 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
         )
     if by_one:
         print_message(
-            "Each end has a quantile of its own; 'by one' is the width over that with one quantile "
-            "for both, on the same splits. A bound keeps its promise if the choice was made on "
-            "other cases than those it is calibrated on."
+            "Each end has its own quantile; 'by one' is the width relative to one quantile for "
+            "both, on the same splits. Choose on other cases than the calibration cases, or the "
+            "guarantee is void."
         )
     fits = [r.histogram for r in record.results if r.histogram is not None]
     if fits:
         worst = min(fit.p_value for fit in fits)
         print_message(
-            f"Coverage against its exact law: goodness-of-fit p-value {worst:.2g}, the smallest of "
+            f"Coverage and its exact law: smallest goodness-of-fit p-value {worst:.2g} of "
             f"{len(fits)}. {fits[0].reading}"
         )
 

@@ -10,8 +10,11 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from taskuq.cli.app import (
+    Output,
+    Range,
     Seed,
-    TableOption,
+    Slurm,
+    command,
     load_table,
     parse_floats,
     parse_list,
@@ -30,11 +33,12 @@ else:
     Name = Literal[("all", *EXPERIMENTS)]
 
 
+@command("experiment")
 def experiment(
     name: Name,
     /,
     *,
-    samples: TableOption = None,
+    table: Path | None = None,
     point: Path | None = None,
     quality: Path | None = None,
     classifier: Path | None = None,
@@ -44,30 +48,29 @@ def experiment(
     max_width: str | None = None,
     size_bins: str | None = None,
     score: str | None = None,
-    trials: int | None = None,
+    splits: int | None = None,
     seed: Seed = 0,
-    range: Annotated[str | None, Parameter(name="--range", allow_leading_hyphen=True)] = None,
+    range: Range = None,
     task: str | None = None,
-    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runs/experiments"),
+    output: Output = Path("runs/experiments"),
 ) -> None:
-    """Look at one of the paper's claims, or at all that the inputs permit, and record it."""
     from taskuq._io import read_json, write_json
     from taskuq.experiments._claims import ClaimSettings, make_inputs
 
     widths, bins = parse_floats(max_width, "max-width"), parse_floats(size_bins, "size-bins")
     scores = None if score is None else parse_list(score)
     changed: dict[str, Any] = {
-        "alpha": alpha, "trials": trials, "size_bins": bins,
+        "alpha": alpha, "trials": splits, "size_bins": bins,
         "goals": widths and tuple((alpha or ClaimSettings.alpha, width) for width in widths),
         "widths": widths,
         "scores": scores and tuple(s for s in scores if s in ClaimSettings.scores),
         "ours": scores and tuple(s for s in scores if s not in ClaimSettings.scores),
     }  # fmt: skip
     settings = ClaimSettings(seed=seed, **{k: v for k, v in changed.items() if v is not None})
-    found, rates = (None, ()) if masks is None else _masks(masks)
-    drawn, estimated = (None if t is None else load_table(t, range, task) for t in (samples, point))
+    mask_array, rates = (None, ()) if masks is None else _masks(masks)
+    sampled, estimated = (None if t is None else load_table(t, range, task) for t in (table, point))
     others: dict[str, Any] = {
-        "masks": found,
+        "masks": mask_array,
         "mask_accelerations": rates,
         "quality": None
         if quality is None
@@ -78,10 +81,10 @@ def experiment(
         "parts": () if data is None else _parts(data),
     }
     if name == "all":
-        records = run_all(drawn, estimated, settings, tell=print_message, **others)
+        records = run_all(sampled, estimated, settings, tell=print_message, **others)
     else:
         print_message(f"{name}: {EXPERIMENTS[name].shows}")
-        records = [run_one(name, make_inputs(drawn, estimated, **others), settings)]
+        records = [run_one(name, make_inputs(sampled, estimated, **others), settings)]
     for record in records:
         print_experiment(record)
     for record in records:
@@ -109,13 +112,15 @@ def _masks(path: Path) -> tuple[Any, tuple[float, ...]]:
             masks, rates = file["masks"].astype(bool), file["accelerations"].astype(float)
     except InputError as error:
         raise InputError(
-            f"{path} does not hold masks ({error!s:.60}); make it with taskuq masks"
+            f"{path} holds no masks ({error!s:.60}); rebuild it with taskuq masks",
+            code="file.format",
         ) from None
     is_cost = rates.ndim == 1 and bool(np.isfinite(rates).all() and (rates >= 1).all())
     if masks.ndim != 2 or rates.shape != masks.shape[:1] or not is_cost:
         raise InputError(
-            f"{path} holds masks {masks.shape} and accelerations {rates.shape}; give one "
-            "acceleration of at least 1 for each round"
+            f"{path} holds masks {masks.shape} and accelerations {rates.shape}; each round needs one "
+            "acceleration of at least 1",
+            code="rounds.invalid",
         )
     return masks, tuple(rates.tolist())
 
@@ -128,25 +133,19 @@ def _parts(config: Path) -> list[SubsetMembers]:
     return [SubsetMembers(name, part.groups, part.labels) for name, part in opened]
 
 
-TABLES = (
-    "A TOML file with the tables data and measure, and the weights varnet, flow, recoveries and "
-    "features."
-)
-
-
+@command("quality")
 def quality(
-    config: Annotated[Path, Parameter(help=TABLES)],
+    config: Path,
     /,
     *,
-    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("quality.json"),
+    output: Output = Path("quality.json"),
     engine: str = "local",
     address: str | None = None,
     workers: int | None = None,
-    slurm: Annotated[list[str] | None, Parameter(name="--slurm", negative=())] = None,
+    slurm: Slurm = None,
     device: str | None = None,
     threads: int | None = None,
 ) -> None:
-    """Judge recovery networks: PSNR and SSIM of whole volumes, and FID, at each acceleration."""
     from taskuq._config import read_config
     from taskuq._io import write_json
     from taskuq.experiments._quality import QualityConfig, evaluate_quality
@@ -156,13 +155,12 @@ def quality(
     chosen = ENGINES[engine].from_flags(EngineOptions(address, workers, tuple(slurm or ()), device))
     store = output.with_name(f"{output.stem}-pieces")
     record = evaluate_quality(settings, store=store, engine=chosen, device=device, threads=threads)
-    for line in table(record):
-        print_message(line)
+    print_message("\n".join(quality_lines(record)))
     print_result(str(write_json(output, record)))
 
 
-def table(record: dict[str, Any]) -> list[str]:
-    """The record as lines of text, one for each acceleration and method."""
+def quality_lines(record: dict[str, Any]) -> list[str]:
+    """Return a record of image quality as lines of text."""
     lines = ["  R method           PSNR             SSIM          FID"]
     for row in record["results"]:
         psnr, ssim = (_with_error(row[name], digits) for name, digits in (("psnr", 2), ("ssim", 3)))
@@ -177,22 +175,22 @@ def _with_error(value: dict[str, float | None], digits: int) -> str:
     return "-" if mean is None else f"{mean:.{digits}f}{tail}"
 
 
+@command("rehearse")
 def rehearse(
     configs: Path,
     /,
     *,
-    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runs/rehearsal"),
+    output: Output = Path("runs/rehearsal"),
     steps: Annotated[int, Parameter(validator=Number(gte=2))] = 3,
     volumes: Annotated[int, Parameter(validator=Number(gte=4, lte=10))] = 5,
     data: Path | None = None,
     toy: bool = False,
-    fresh: bool = False,
+    overwrite: bool = False,
 ) -> None:
-    """Run every command of docs/fastmri.md at its real size, a few steps each; project the hours."""
     from taskuq.experiments._rehearse import PAGE, Rehearsal, rehearsal_markdown
 
     rehearsal = Rehearsal(output, configs, steps, volumes, data, toy, print_message)
-    record = rehearsal.run(fresh=fresh)
+    record = rehearsal.run(fresh=overwrite)
     print_message("\n" + rehearsal_markdown(record))
     print_result(str(output / PAGE))
     if record["failed"]:

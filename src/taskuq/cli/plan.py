@@ -1,4 +1,4 @@
-"""plan, simulate, export-policy."""
+"""Commands plan, simulate and export-policy."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from cyclopts import Parameter
 from taskuq.cli.app import (
     SCORE,
     SCORES,
+    Json,
+    Output,
+    Range,
     Seed,
     TableFile,
+    command,
     load_table,
-    parse_coverage_mode,
     parse_floats,
     parse_ints,
     parse_list,
+    parse_number_or_name,
     parse_per_task,
     print_json,
     print_message,
@@ -38,10 +42,9 @@ if TYPE_CHECKING:
 
 
 @Parameter(name="*")
+@command("goal")
 @dataclass(frozen=True)
-class _GuaranteeOptions:
-    """Options --alpha, --max-width, --unit, ... of plan and simulate."""
-
+class _Goal:
     alpha: float = 0.05
     max_width: str | None = None
     at_least: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
@@ -52,20 +55,17 @@ class _GuaranteeOptions:
     given: Literal["early"] | None = None
     side: Literal["two", "upper", "lower"] | None = None
 
-    def asked(self) -> dict[str, Any]:
-        """Return it as the functions take it."""
-        return {**vars(self), **self.goals, "cases": parse_coverage_mode(self.cases)}
-
     @property
-    def goals(self) -> dict[str, Any]:
-        """Widths and levels, of all tasks or of each."""
+    def levels(self) -> dict[str, Any]:
+        """Widths and levels of all tasks or of each."""
         names = ("max_width", "at_least", "at_most")
         return {name: parse_per_task(getattr(self, name), name.replace("_", "-")) for name in names}
 
 
-ASKED = _GuaranteeOptions()
+GOAL = _Goal()
 
 
+@command("plan")
 def plan(
     table: TableFile,
     /,
@@ -75,32 +75,32 @@ def plan(
     statistic: Literal["spread", "learned"] = "spread",
     budget: float = 1.0,
     choose: str | None = None,
-    promise: _GuaranteeOptions = ASKED,
-    range: Annotated[str | None, Parameter(name="--range", allow_leading_hyphen=True)] = None,
+    goal: _Goal = GOAL,
+    range: Range = None,
     samples: int | None = None,
     task: str | None = None,
-    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("policy.json"),
+    output: Output = Path("policy.json"),
 ) -> None:
-    """Plan when to stop scanning and store the policy as JSON."""
     from taskuq.policy._plan import plan as plan_policy
 
     loaded = load_table(table, range, task)
     made = plan_policy(
         loaded if samples is None else loaded.select(samples=samples),
         policy=policy, score=score, statistic=statistic, budget=budget,
-        choose=None if choose is None else parse_list(choose), **promise.asked(),
+        choose=None if choose is None else parse_list(choose),
+        **{**vars(goal), **goal.levels, "cases": parse_number_or_name(goal.cases)},
     )  # fmt: skip
     print_table_notes(loaded)
     print_message(str(made))
     for name, R in made.provenance.get("chosen", {}).get("mean_acceleration", {}).items():
-        print_message(f"{name}: average acceleration {R:.2f} on the cases to choose by")
+        print_message(f"{name}: mean acceleration {R:.2f} on the cases of the comparison")
     if made.certificate:
         print_message(_acceleration(made.certificate))
     if (without := made.certificate.get("mean_acceleration_without_given")) is not None:
         cost = 1 - made.certificate["mean_acceleration"] / without
         print_message(
-            f"Without the promise about early stops the average acceleration would be "
-            f"{without:.2f}: it costs {100 * cost:.3g} %."
+            f"Without --given early the mean acceleration would be {without:.2f}; the stronger "
+            f"guarantee costs {100 * cost:.3g} %."
         )
     print_result(str(made.save(output)))
 
@@ -111,15 +111,16 @@ def _acceleration(certificate: Mapping[str, Any]) -> str:
     )
     whom = certificate["mean_over"]
     plain = "" if mean == of_cases else f" ({of_cases} if every case counts the same)"
-    sentence = f"Average acceleration for {whom}: {mean} on the calibration set{plain}"
+    sentence = f"Mean acceleration for {whom}: {mean} on the calibration set{plain}"
     if "certified" in certificate:
         sentence += (
-            f"; certified for {whom}: at least {certificate['certified']:.2f} (but for "
-            f"{certificate['delta']:g} of calibration sets)"
+            f"; certified: at least {certificate['certified']:.2f} with probability "
+            f"{1 - certificate['delta']:g} over calibration sets"
         )
     return f"{sentence}."
 
 
+@command("simulate")
 def simulate(
     table: TableFile,
     /,
@@ -128,44 +129,42 @@ def simulate(
     score: str = SCORES,
     statistic: str = "spread,learned",
     budget: str = "1",
-    promise: _GuaranteeOptions = ASKED,
+    goal: _Goal = GOAL,
     samples: str | None = None,
-    trials: int = 10_000,
-    range: Annotated[str | None, Parameter(name="--range", allow_leading_hyphen=True)] = None,
+    splits: int = 10_000,
+    range: Range = None,
     task: str | None = None,
-    tunings: int = 10,
+    tuning_repeats: int = 10,
     seed: Seed = 0,
-    json: Annotated[str | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
+    json: Json = None,
     figures: Path | None = None,
 ) -> None:
-    """Replay policies on a stored table over random splits."""
-    import numpy as np
-
     from taskuq.policy._goal import make_goals
     from taskuq.policy._simulate import CHOOSING, simulation_record
     from taskuq.policy._simulate import simulate as replay
 
     loaded = load_table(table, range, task)
-    goal = make_goals(**promise.goals, side=promise.side, names=loaded.task_names)
-    asked = {"score": score, "statistic": statistic, "budget": budget}
-    plans = _plans(parse_list(policy), asked, promise, goal)
-    found = [
+    stop = make_goals(**goal.levels, side=goal.side, names=loaded.task_names)
+    choices = {"score": score, "statistic": statistic, "budget": budget}
+    plans = _plans(parse_list(policy), choices, goal, stop)
+    results = [
         (p, result)
         for p in parse_ints(samples, "samples") or (loaded.samples,)
         for result in replay(
-            loaded.select(samples=p), plans, trials=trials, rng=np.random.default_rng(seed),
-            unit=promise.unit, cases=parse_coverage_mode(promise.cases), delta=promise.delta, tunings=tunings,
+            loaded.select(samples=p), plans, splits=splits, seed=seed,
+            unit=goal.unit, cases=parse_number_or_name(goal.cases), delta=goal.delta,
+            tuning_repeats=tuning_repeats,
         )
     ]  # fmt: skip
     print_table_notes(loaded)
-    _print(found, goal.sentence, loaded, to_stderr=json == "-")
+    _print(results, stop.statement, loaded, to_stderr=json == "-")
     if len(plans) > 1:
         print_message(CHOOSING)
     inputs = {
-        "seed": seed, "cases": promise.cases, "delta": promise.delta, "given": promise.given,
-        "tunings": tunings,
+        "seed": seed, "cases": goal.cases, "delta": goal.delta, "given": goal.given,
+        "tunings": tuning_repeats,
     }  # fmt: skip
-    record = simulation_record(loaded, goal, found, inputs)
+    record = simulation_record(loaded, stop, results, inputs)
     print_json(record, json)
     if figures is not None:
         from taskuq.report.figures import draw_record
@@ -174,51 +173,51 @@ def simulate(
 
 
 def _plans(
-    policies: tuple[str, ...], asked: dict[str, str], promise: _GuaranteeOptions, goal: Goal | Goals
+    policies: tuple[str, ...], options: dict[str, str], goal: _Goal, stop: Goal | Goals
 ) -> list[PolicySpec]:
-    """Every policy with every choice of the options that tell plans of its kind apart."""
+    """Return every policy with every value of the options of its kind."""
     from taskuq.policy._kinds import POLICIES, PolicySpec
 
-    def choices(option: str) -> tuple[Any, ...]:
-        text = asked[option]
+    def values(option: str) -> tuple[Any, ...]:
+        text = options[option]
         return (parse_floats(text, option) or (1.0,)) if option == "budget" else parse_list(text)
 
     def given(kind: str) -> Literal["early"] | None:
-        return promise.given if POLICIES[kind].promises_early else None
+        return goal.given if POLICIES[kind].supports_early else None
 
     plans = [
         PolicySpec(
-            kind, promise.alpha, goal, given=given(kind), **dict(zip(options, chosen, strict=True))
+            kind, goal.alpha, stop, given=given(kind), **dict(zip(names, chosen, strict=True))
         )
         for kind in policies
-        for options in [[option for option in POLICIES[kind].options if option in asked]]
-        for chosen in product(*map(choices, options))
+        for names in [[option for option in POLICIES[kind].options if option in options]]
+        for chosen in product(*map(values, names))
     ]
     if not plans:
-        raise InputError("no policy was asked for; give --policy, e.g. fixed-width")
+        raise InputError("--policy is empty; use e.g. --policy fixed-width", code="option.missing")
     return plans
 
 
 def _print(
-    found: list[tuple[int, Simulation]],
+    results: list[tuple[int, Simulation]],
     goal: str,
     table: TaskOutputs,
     *,
     to_stderr: bool,
 ) -> None:
-    first = found[0][1]
+    first = results[0][1]
     title = (
-        f"{first.trials} random splits by {first.unit}: {first.n_calibration} to calibrate, "
+        f"{first.splits} random splits by {first.unit}: {first.n_calibration} to calibrate, "
         f"{first.n_test} to test, alpha {first.alpha:g}; stop when {goal}"
     )
     early = table.round_names or [f"R={s.acceleration:g}" for s in first.stops[:-1]]
     rates = [*early, f"R={first.stops[-1].acceleration:g}"]
-    promised, unequal = _differing(found)
+    differs, unequal = _differing(results)
     # A mean over tasks, or the widest of them, would mix their units.
     widths = ["width", "centre error"] if table.tasks == 1 else []
     columns = [
         "policy", "score", "p", "guaranteed", "mean R", "±", *(["R by case"] if unequal else []),
-        "coverage", "±", *(["case coverage"] if promised else []), "early", *widths, *rates,
+        "coverage", "±", *(["case coverage"] if differs else []), "early", *widths, *rates,
     ]  # fmt: skip
     rows = [
         [
@@ -228,39 +227,37 @@ def _print(
             "yes" if r.guaranteed else "no",
             f"{r.mean_acceleration:.3f}",
             _number(r.standard_errors["mean_acceleration"], 3),
-            *([f"{r.mean_acceleration_of_cases:.3f}"] if unequal else []),
+            *([f"{r.case_mean_acceleration:.3f}"] if unequal else []),
             f"{r.coverage:.4f}",
             _number(r.standard_errors["coverage"]),
-            *([f"{r.case_coverage:.4f}"] if promised else []),
+            *([f"{r.case_coverage:.4f}"] if differs else []),
             _number(r.coverage_early),
             *([_number(r.width), _number(r.center_error)] if widths else []),
             *(f"{s.fraction:.3f}" for s in r.stops),
         ]
-        for p, r in found
+        for p, r in results
     ]
     show_table(title, columns, rows, to_stderr=to_stderr)
     print_message(
         f"Coverage is for {first.coverage_of}; mean R and the other means are for "
         f"{first.mean_over}"
-        + ("; 'R by case' lets every case count the same" if unequal else "")
+        + ("; 'R by case' weights every case equally" if unequal else "")
         + ". ± is the standard error, as a sample of groups (or cases), calibration included."
-        + ("" if widths else " Widths by task: taskuq evaluate, and the page of taskuq report.")
+        + ("" if widths else " Widths by task: taskuq evaluate and taskuq report.")
     )
 
 
 def _policy(result: Simulation) -> str:
-    """A policy as the table names it."""
+    """Return the name of a policy in the table."""
     budget = "" if result.budget == 1 else f" {result.budget:g}"
     return f"{result.policy}{budget}{' given early' if result.given else ''}"
 
 
-def _differing(found: list[tuple[int, Simulation]]) -> tuple[bool, bool]:
-    """Return True if coverage differs from that of cases, and mean R from that where all count
-    alike.
-    """
+def _differing(results: list[tuple[int, Simulation]]) -> tuple[bool, bool]:
+    """Return whether coverage, and mean R, differ from their means over cases."""
     return (
-        any(not math.isclose(r.coverage, r.case_coverage) for _, r in found),
-        any(not math.isclose(r.mean_acceleration, r.mean_acceleration_of_cases) for _, r in found),
+        any(not math.isclose(r.coverage, r.case_coverage) for _, r in results),
+        any(not math.isclose(r.mean_acceleration, r.case_mean_acceleration) for _, r in results),
     )
 
 
@@ -268,22 +265,22 @@ def _number(value: float, digits: int = 4) -> str:
     return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
 
-def specify(
+@command("export-policy")
+def export_policy(
     policy: Path,
     /,
     *,
-    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("decide.json"),
+    output: Output = Path("decide.json"),
     vectors: Path | None = None,
     cases: int = 20,
     seed: Seed = 0,
 ) -> None:
-    """Write the specification of a policy's decisions, and cases to try an implementation on."""
     from taskuq._io import write_json
     from taskuq.policy._policy import load_policy
     from taskuq.policy._specification import export_policy, export_test_vectors
 
     if cases < 1:
-        raise InputError(f"{cases} cases are asked for; ask for at least 1")
+        raise InputError(f"--cases must be at least 1, got {cases}", code="value.invalid")
     loaded = load_policy(policy)
     print_result(str(write_json(output, export_policy(loaded))))
     if vectors is not None:

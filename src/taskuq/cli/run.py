@@ -1,4 +1,4 @@
-"""run, status, table, demo, report, train."""
+"""Commands run, status, table, demo, report and train."""
 
 from __future__ import annotations
 
@@ -10,33 +10,38 @@ import cyclopts
 from cyclopts import Parameter
 
 from taskuq.cli.app import (
+    COMMANDS,
+    Json,
+    Output,
+    Range,
     Seed,
+    Slurm,
+    command,
     load_table,
     parse_mapping,
     parse_per_task,
+    parse_range,
     print_json,
     print_message,
     print_result,
     print_wrapped,
-    ranges,
 )
 from taskuq.errors import InputError
 from taskuq.training._networks import LISTED, NETWORKS
 
 
+@command("demo")
 def demo(
     *,
     fast: bool = False,
     verbose: bool = False,
     seed: Seed = 0,
-    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runs/demo"),
+    output: Output = Path("runs/demo"),
 ) -> None:
-    """Scan synthetic patients until the answer is certain enough, judge everything, write a page."""
     from taskuq.experiments._demo import DemoSettings, run_demo
     from taskuq.report._report import answer_lines
 
     settings = DemoSettings.fast(seed) if fast else DemoSettings(seed=seed)
-    # What is told round by round says how far it is, too.
     page = run_demo(
         settings,
         output,
@@ -47,11 +52,12 @@ def demo(
     print_message("")
     print_wrapped(answer_lines(output))
     print_message(
-        "\nOpen the page in a browser; its explorer shows every image and recomputes intervals."
+        "\nOpen the report in a browser; its explorer shows every image and recomputes intervals."
     )
     print_result(str(page))
 
 
+@command("report")
 def report(
     source: Path,
     /,
@@ -59,22 +65,27 @@ def report(
     alpha: float | None = None,
     max_width: str | None = None,
     unit: Literal["case", "group", "whole-group"] | None = None,
-    trials: int = 1000,
+    splits: int = 1000,
     seed: Seed = 0,
-    range: Annotated[str | None, Parameter(name="--range", allow_leading_hyphen=True)] = None,
+    range: Range = None,
     title: str | None = None,
-    words: str | None = None,
+    terminology: str | None = None,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     export: bool = False,
 ) -> None:
-    """Build report.html: of a run's folder, or of any table with --alpha."""
     from taskuq.report._report import answer_lines, write_report
 
     is_table = source.is_file() or (source / "table.json").is_file()
     if is_table and alpha is None:
-        raise InputError(f"{source} is a table; say at which error rate to judge it: --alpha 0.1")
+        raise InputError(
+            f"{source} is a table, which needs an error rate; use --alpha 0.1",
+            code="option.missing",
+        )
     if not is_table and alpha is not None:
-        raise InputError(f"{source} is the folder of a run, which has its alpha; leave --alpha out")
+        raise InputError(
+            f"{source} is a run folder, which has its own alpha; remove --alpha",
+            code="option.unused",
+        )
     run_dir = source
     if is_table:
         assert alpha is not None
@@ -82,9 +93,9 @@ def report(
 
         run_dir = output or source.with_name(f"{source.stem}-report")
         page = make_report(
-            source, run_dir, alpha=alpha, max_width=parse_per_task(max_width, "max-width"), unit=unit,
-            trials=trials, seed=seed, title=title, task_range=ranges(range), tell=print_message,
-            words=parse_mapping(words, "words"),
+            source, run_dir, alpha=alpha, max_width=parse_per_task(max_width, "max-width"),
+            unit=unit, trials=splits, seed=seed, title=title, task_range=parse_range(range),
+            tell=print_message, words=parse_mapping(terminology, "terminology"),
         )  # fmt: skip
     else:
         page = write_report(run_dir)
@@ -93,27 +104,27 @@ def report(
         from taskuq.report._report import export as write_exports
 
         folder = write_exports(run_dir)
-        print_message(f"{folder}: tables and numbers; {folder.parent / 'figures'}: drawings")
+        print_message(f"{folder}: tables and records; {folder.parent / 'figures'}: figures")
     print_result(str(page))
 
 
+@command("run")
 def run(
     config: Path,
     /,
     *,
-    output: Annotated[Path, Parameter(name=["--output", "-o"])],
+    output: Output,
     engine: str = "local",
     address: str | None = None,
     workers: int | None = None,
-    slurm: Annotated[list[str] | None, Parameter(name="--slurm", negative=())] = None,
+    slurm: Slurm = None,
     device: str | None = None,
     batch: int | None = None,
     threads: int | None = None,
-    pictures: int = 0,
-    fresh: bool = False,
+    keep_images: int = 0,
+    overwrite: bool = False,
     dry_run: bool = False,
 ) -> None:
-    """Fill a table of task outputs, or go on filling it after a stop."""
     from taskuq.experiments._run import estimate_run_cost, open_run, read_run
     from taskuq.pipeline._engines import ENGINES, EngineOptions
 
@@ -128,19 +139,21 @@ def run(
         round_names=opened.config.measure.round_names,
         samples=opened.config.samples, seed=opened.config.seed, store=output,
         configuration=opened.configuration, engine=chosen, batch=batch, threads=threads,
-        fresh=fresh, pictures=pictures, words=opened.words,
+        overwrite=overwrite, keep_images=keep_images, terminology=opened.words,
     )  # fmt: skip
     print_message(
-        f"{filled}" + (f", {len(filled.missing)} cases missing" if filled.missing else "")
+        f"{filled}"
+        + (f", {len(filled.missing_cases)} cases missing" if filled.missing_cases else "")
     )
     print_result(str(output))
 
 
+@command("status")
 def status(
     table: Path,
     /,
     *,
-    json: Annotated[str | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
+    json: Json = None,
 ) -> None:
     from taskuq.pipeline._pipeline import status as look
 
@@ -155,67 +168,64 @@ def status(
     print_json(found, json)
 
 
+@command("table")
 def table(
     source: Path,
     /,
     *,
-    output: Annotated[Path, Parameter(name=["--output", "-o"])],
-    range: Annotated[str | None, Parameter(name="--range", allow_leading_hyphen=True)] = None,
-    share: float | None = None,
-    rest: Path | None = None,
+    output: Output,
+    range: Range = None,
+    fraction: float | None = None,
+    remainder: Path | None = None,
     unit: Literal["case", "group"] | None = None,
     sum_groups: float | None = None,
 ) -> None:
-    """Make a table of task outputs that were made elsewhere, or two of one."""
-    if (share is None) != (rest is None):
-        raise InputError("--share and --rest go together: a part of the table, and the others")
-    if rest is not None and len({path.resolve() for path in (source, output, rest)}) < 3:
-        raise InputError("the table, -o and --rest must be three different files; name others")
+    if (fraction is None) != (remainder is None):
+        raise InputError("--fraction and --remainder need each other", code="option.missing")
+    if remainder is not None and len({p.resolve() for p in (source, output, remainder)}) < 3:
+        raise InputError(
+            "the table, -o and --remainder must be three different files", code="option.conflict"
+        )
     loaded = load_table(source, range)
     if sum_groups is not None:
         from taskuq.table import _table as whole_groups
 
-        loaded = whole_groups._sum_groups(loaded, sum_groups)
-    missing = f", {len(loaded.missing)} cases lack a round" if loaded.missing else ""
+        loaded = whole_groups.sum_groups(loaded, sum_groups)
+    missing = f", {len(loaded.missing_cases)} cases lack a round" if loaded.missing_cases else ""
     print_message(f"{loaded}{missing}")
-    if share is None or rest is None:
+    if fraction is None or remainder is None:
         print_result(str(loaded.save(output)))
         return
     from taskuq.conformal._units import as_unit, choose_fraction
 
     whom = as_unit(unit, has_groups=loaded.group is not None)
-    part = choose_fraction(whom.index(loaded.cases, loaded.group), share)
+    part = choose_fraction(whom.index(loaded.cases, loaded.group), fraction)
     print_result(str(loaded.select(cases=part).save(output)))
-    print_result(str(loaded.select(cases=~part).save(rest)))
+    print_result(str(loaded.select(cases=~part).save(remainder)))
 
 
-WHERE = "The folder for weights, logs and the state; by default runs/ and the file's name."
-Folder = Annotated[Path | None, Parameter(name=["--output", "-o"], help=WHERE)]
+def train_command(kind: str) -> Callable[..., None]:
+    """Return the command that trains networks of a kind."""
 
-
-def command(kind: str) -> Callable[..., None]:
-    """The command that trains networks of a kind."""
-
+    @command("train")
     def start(
         config: Path,
         /,
         *,
-        output: Folder = None,
+        output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
         devices: int = 1,
         nodes: int = 1,
         accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto",
-        fresh: bool = False,
+        overwrite: bool = False,
         steps: int | None = None,
         dry_run: bool = False,
-        json: Annotated[str | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
+        json: Json = None,
         progress: bool = True,
     ) -> None:
-        """Train a network; started again after it was stopped, it goes on."""
-        # torch and lightning take seconds to import: only when there is something to train.
         from taskuq.training._fit import (
             PROBES,
             TrainerOptions,
-            foresee_training,
+            estimate_training,
             is_first_process,
             train_config,
         )
@@ -223,15 +233,18 @@ def command(kind: str) -> Callable[..., None]:
         machine = TrainerOptions(accelerator, devices, nodes, progress)
         folder = output or Path("runs") / f"{config.parent.name}-{config.stem}".lstrip("-.")
         if json is not None and not dry_run:
-            raise InputError("--json is for --dry-run; a training writes timing.json to its folder")
+            raise InputError(
+                "--json needs --dry-run; a training writes timing.json to its folder",
+                code="option.unused",
+            )
         if dry_run:
             taken = PROBES if steps is None else steps
-            record = foresee_training(kind, config, machine=machine, steps=taken)
+            record = estimate_training(kind, config, machine=machine, steps=taken)
             if is_first_process():
                 _show_cost(record, json)
             return
         path = train_config(
-            kind, config, folder, machine=machine, fresh=fresh, steps=steps, tell=print_message
+            kind, config, folder, machine=machine, fresh=overwrite, steps=steps, log=print_message
         )
         if is_first_process():
             print_result(str(path))
@@ -243,13 +256,13 @@ def _show_cost(record: dict[str, Any], json: str | None) -> None:
     from taskuq.training._module import format_timing
 
     if json != "-":
-        print_result(f"Cases were ready after {record['prepare_s']:.3g} s.")
+        print_result(f"Data loading took {record['prepare_s']:.3g} s.")
         print_result(format_timing(record))
     print_json(record, json)
 
 
-# The names are those of the list of networks, which extensions may make longer.
-train = cyclopts.App(name="train", help="Train networks from their configuration files.")
+# Extensions may register more networks.
+train = cyclopts.App(name="train", help=COMMANDS["train"]["help"])
 _ABOUT = {name: line.about for lines in LISTED.values() for name, line in lines.items()}
 for _kind in NETWORKS:
-    train.command(command(_kind), name=_kind, help=_ABOUT.get(_kind, f"Train {_kind}."))
+    train.command(train_command(_kind), name=_kind, help=_ABOUT.get(_kind, f"Train {_kind}."))

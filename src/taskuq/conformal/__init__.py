@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from taskuq.conformal._bound import Bound, load_bound
 from taskuq.conformal._calibrate import calibrate
-from taskuq.conformal._evaluate import PAPER_SIZE_BINS, evaluate
+from taskuq.conformal._evaluate import PAPER_SIZE_BINS, EvaluationGrid, evaluate, evaluate_table
 from taskuq.conformal._exact import Evaluation, EvaluationRecord, evaluate_exact
 from taskuq.conformal._guarantee import Guarantee
 from taskuq.conformal._joint import JointBound, calibrate_joint, load_joint_bound
@@ -28,6 +28,7 @@ __all__ = [
     "Bound",
     "CoverageLaw",
     "Evaluation",
+    "EvaluationGrid",
     "EvaluationRecord",
     "Guarantee",
     "JointBound",
@@ -41,6 +42,7 @@ __all__ = [
     "coverage_rank",
     "evaluate",
     "evaluate_exact",
+    "evaluate_table",
     "load_bound",
     "load_joint_bound",
     "load_online_bound",

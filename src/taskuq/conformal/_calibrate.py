@@ -97,7 +97,7 @@ def as_round(
             "cover all of them with calibrate_joint"
         )
     table = table if task is None else table.select(task=task)
-    return _of_table(table, k, table.until(k), group, task_range, unit)
+    return _of_table(table, k, table.rounds_up_to(k), group, task_range, unit)
 
 
 def as_joint_round(
@@ -149,7 +149,7 @@ def _round(
         raise InputError("the table has no targets, so nothing can be learnt from it")
     if acceleration is not None:
         unknown = bool(np.isnan(table.accelerations).all())
-        return table, 0 if unknown and not isinstance(acceleration, str) else table.round_at(
+        return table, 0 if unknown and not isinstance(acceleration, str) else table.round_index(
             acceleration
         )
     if table.rounds > 1:

@@ -504,7 +504,7 @@ def evaluate_table(table: TaskOutputs, comparison: EvaluationGrid) -> Evaluation
 def _task(table: TaskOutputs, comparison: EvaluationGrid) -> Iterator[Evaluation]:
     accelerations: Sequence[float] = comparison.accelerations or tuple(table.accelerations)
     for R in accelerations:
-        k = 0 if np.isnan(R) else table.round_at(R)
+        k = 0 if np.isnan(R) else table.round_index(R)
         for p in comparison.samples or (table.samples,):
             smaller = table.select(samples=p)
             for result in _round(smaller, k, comparison):
@@ -521,9 +521,9 @@ def _round(table: TaskOutputs, k: int, comparison: EvaluationGrid) -> list[Evalu
     if trials is None:
         unit = unit or CaseUnit().name
         if make_unit(unit).is_group:
-            raise InputError("exact evaluation is for splits by case; groups take --trials")
+            raise InputError("exact evaluation is for splits by case; groups take --splits")
     checked = check_cases(
-        table.until(k),
+        table.rounds_up_to(k),
         table.targets_at(k),
         # Where all splits are taken at once, nothing is learnt from groups either.
         group=None if trials is None else table.group,
@@ -561,7 +561,7 @@ def _inputs(table: TaskOutputs, comparison: EvaluationGrid) -> dict[str, Any]:
         "table": repr(table),
         **ranges_to_json(table.task_ranges),
         "provenance": dict(table.provenance),
-        "missing_cases": list(table.missing),
+        "missing_cases": list(table.missing_cases),
         "round_names": called_rounds(table.accelerations, table.round_names),
         "scores": [s if isinstance(s, str) else type(s).__name__ for s in comparison.scores],
         **{name: getattr(comparison, name) for name in ASKED},

@@ -484,7 +484,7 @@ def evaluate_exact_score(
     """Judge a score on inputs that are checked already; see :func:`evaluate_exact`."""
     score_side, ends = parse_side(side)
     if ends > 1:
-        raise InputError("exact evaluation is for one quantile; side 'each' takes --trials")
+        raise InputError("exact evaluation is for one quantile; side 'each' takes --splits")
     chosen = resolve_score(score, alpha, score_side)
     judged = [
         _judge(checked, pool, alpha) for pool in make_pools(checked, chosen, alpha, tunings, rng)

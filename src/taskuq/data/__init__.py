@@ -1,6 +1,5 @@
-"""From files to images with labels and groups: fastMRI, your own images, the embedded atlas.
+"""Data sets: fastMRI, image folders, arrays and the embedded atlas."""
 
-Every data set is a :class:`taskuq.data._dataset.Dataset`: ``len(d)`` cases, ``d[i]`` an
-:class:`taskuq.data._dataset.Case`. Import what you need from the module that has it, for instance
-``from taskuq.data._atlas import Atlas``.
-"""
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -60,7 +60,7 @@ class _ChestSlices(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _ChestPhantom:
+class ChestPhantom:
     """Synthetic chest CT slices."""
 
     patients: int
@@ -126,7 +126,7 @@ class _ChestPhantom:
 
 @dataclass(frozen=True, kw_only=True)
 class ChestData(DataConfig):
-    """Synthetic chests (:class:`_ChestPhantom`); what a task network should say is the share of
+    """Synthetic chests (:class:`ChestPhantom`); what a task network should say is the share of
     air.
     """
 
@@ -148,8 +148,8 @@ class ChestData(DataConfig):
         return LabelledSubset(chest, chest.air[:, None])
 
     @property
-    def _chest(self) -> _ChestPhantom:
-        return _ChestPhantom(self.patients, self.seed, self.size, self.slices, self.first)
+    def _chest(self) -> ChestPhantom:
+        return ChestPhantom(self.patients, self.seed, self.size, self.slices, self.first)
 
 
 @lru_cache(maxsize=64)

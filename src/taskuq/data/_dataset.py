@@ -425,13 +425,13 @@ class SplitConfig:
 
     def split(self, groups: NDArray[np.str_], *, is_stored: bool = True) -> Split:
         """The stored split, or a new one, which is stored; shares and seed must agree with it."""
-        new = _split_groups(groups, self.train, self.tune, seed=self.seed)
+        new = split_groups(groups, self.train, self.tune, seed=self.seed)
         if self.path is None or not (is_stored or self.path.exists()):
             return new
-        return _load_split(_save_split(new, self.path))
+        return load_split(save_split(new, self.path))
 
 
-def _split_groups(groups: Iterable[str], train: float, tune: float, *, seed: int) -> Split:
+def split_groups(groups: Iterable[str], train: float, tune: float, *, seed: int) -> Split:
     """Split the set of groups by a seed; what is not for training or tuning is judged."""
     if min(train, tune) <= 0 or train + tune > 1 + 1e-9:
         raise InputError(
@@ -463,17 +463,17 @@ def _group_folds(groups: Iterable[str], count: int, tune: float, *, seed: int) -
     splits = []
     for k, judged in enumerate(np.array_split(names, count)):
         others = [str(name) for name in names if name not in set(judged)]
-        rest = _split_groups(others, 1 - tune, tune, seed=seed + k + 1)
+        rest = split_groups(others, 1 - tune, tune, seed=seed + k + 1)
         # Shares are rounded down; no group is left out.
         splits.append(Split(rest.train + rest.judge, rest.tune, tuple(map(str, judged))))
     return splits
 
 
-def _save_split(split: Split, path: Path | str) -> Path:
+def save_split(split: Split, path: Path | str) -> Path:
     """Store a split; a file that holds another one is refused, not overwritten."""
     path = Path(path)
     if path.exists():
-        if _as_sets(_load_split(path)) != _as_sets(split):
+        if _as_sets(load_split(path)) != _as_sets(split):
             raise InputError(
                 f"{path} holds another split (other patients, shares or seed); give another file, "
                 "or delete it together with everything that was trained or calibrated with it",
@@ -485,8 +485,8 @@ def _save_split(split: Split, path: Path | str) -> Path:
     return write_json(path, record)
 
 
-def _load_split(path: Path | str) -> Split:
-    """Read what :func:`_save_split` wrote; a split in which a group has two parts is refused."""
+def load_split(path: Path | str) -> Split:
+    """Read what :func:`save_split` wrote; a split in which a group has two parts is refused."""
     record = read_json(path, SCHEMA, is_sealed=False)
     parts = [record.get(part) for part in PARTS]
     if not all(isinstance(p, list) and all(isinstance(n, str) for n in p) for p in parts):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def _simulate_coil_dataset(dataset: Dataset, coils: int, *, seed: int) -> MappedDataset:
+def simulate_coil_dataset(dataset: Dataset, coils: int, *, seed: int) -> MappedDataset:
     """Simulate coil images of a magnitude data set."""
     return MappedDataset(dataset, _CoilSimulation(coils, seed))
 
@@ -180,7 +180,7 @@ def require_path(path: Path | None, key: str, what: str) -> Path:
 
 
 def _with_coils(cases: Dataset, reader: DataConfig) -> Dataset:
-    return _simulate_coil_dataset(cases, reader.coils, seed=reader.seed) if reader.coils else cases
+    return simulate_coil_dataset(cases, reader.coils, seed=reader.seed) if reader.coils else cases
 
 
 def _as_kept(cases: Dataset, reader: DataConfig) -> Dataset:

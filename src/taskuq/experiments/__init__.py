@@ -1,1 +1,5 @@
-"""One file per claim; defaults are the paper's values."""
+"""Runs from configurations, the demo, and one module for each claim of the paper."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -260,13 +260,10 @@ def _judge(
 
 
 def _judged(settings: DemoSettings, table: TaskOutputs) -> dict[str, Any]:
-    import numpy as np
-
     goal = Goal(max_width=MAX_WIDTH)
     plans = [PolicySpec("fixed-width", ALPHA, goal)]
     plans += [PolicySpec("paper", ALPHA, goal, score=score) for score in ("lwr", "cqr")]
-    rng = np.random.default_rng(settings.seed)
-    found = simulate(table, plans, trials=settings.trials, rng=rng, unit="group")
+    found = simulate(table, plans, splits=settings.trials, seed=settings.seed, unit="group")
     pairs = [(table.samples, one) for one in found]
     return simulation_record(table, goal, pairs, {"seed": settings.seed})
 

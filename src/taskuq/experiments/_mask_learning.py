@@ -190,7 +190,7 @@ def open_learner(config: MaskLearningConfig, device: str | None = None) -> _Mask
 
 
 def learn_masks(
-    learner: _MaskLearner, output: Path, *, fresh: bool = False, quiet: bool = False
+    learner: _MaskLearner, output: Path, *, overwrite: bool = False, progress: bool = True
 ) -> tuple[BoolArray, _LineOrder]:
     """Learn an order block by block, and write the masks of all rounds."""
     config = learner.config
@@ -206,15 +206,15 @@ def learn_masks(
     about = {"configuration": made["configuration"], "code": made["code"]}
     kept = output.with_name(f"{output.stem}.partial.json")
     order = _LineOrder(learner.system.initial_lines(first))
-    if kept.exists() and not fresh:
+    if kept.exists() and not overwrite:
         order = _load_order(kept, about, order)
     blocks = _blocks(first + len(order.lines), counts, config.block)
     draws = 1 + (config.tries + 1 if config.tries else 0)
     total = len(learner.cases) * len(blocks) * draws
-    with Progress(total, quiet=quiet, what="draws") as progress:
+    with Progress(total, quiet=not progress, what="draws") as bar:
         for count in blocks:
             with _note_progress(order, kept):
-                order = learner.next(order, count, progress)
+                order = learner.next(order, count, bar)
             record = {"lines": list(order.lines), "gains": list(order.gains), **about}
             write_json(kept, {"schema": SCHEMA, **record})
     masks = np.stack([order.until(count) for count in counts])
@@ -260,11 +260,11 @@ def _identity(config: MaskLearningConfig) -> dict[str, Any]:
 
 def _load_order(path: Path, about: dict[str, Any], order: _LineOrder) -> _LineOrder:
     """Return the stored order, if it was learned in the same way."""
-    record = read_json(path, SCHEMA, remedy="start again with --fresh")
+    record = read_json(path, SCHEMA, remedy="start again with --overwrite")
     if fingerprint({name: record.get(name) for name in about}) != fingerprint(about):
         raise InputError(
             f"{path} was started with other settings, data, networks or code; start again with "
-            "--fresh, or choose another output",
+            "--overwrite, or choose another output",
             code="resume.mismatch",
         )
     return _LineOrder(

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from taskuq.conformal._quantiles import min_calibration_size
 from taskuq.conformal._units import Unit
 from taskuq.experiments._claims import (
@@ -103,8 +101,7 @@ def _simulated(
     table: TaskOutputs, plans: Sequence[PolicySpec], settings: ClaimSettings, unit: Any
 ) -> list[Simulation]:
     # The same splits for every policy and goal.
-    rng = np.random.default_rng(settings.seed)
-    return simulate(table, plans, trials=settings.replays, rng=rng, unit=unit)
+    return simulate(table, plans, splits=settings.replays, seed=settings.seed, unit=unit)
 
 
 def _better(rules: Rules) -> float:
@@ -119,7 +116,7 @@ def _table(found: Simulated, unit: Unit) -> dict[str, Any]:
     first = _first(found)
     return {
         "name": f"by-{unit.counted}",
-        "caption": f"Stopping rules over {first.trials} random splits by {unit.counted}: "
+        "caption": f"Stopping rules over {first.splits} random splits by {unit.counted}: "
         f"{first.n_calibration} to calibrate, {first.n_test} to test; means are for "
         f"{first.mean_over}. Errors are standard errors of a sample of groups, calibration "
         "included. Coverage is guaranteed where the promise says so.",
@@ -128,7 +125,7 @@ def _table(found: Simulated, unit: Unit) -> dict[str, Any]:
             [
                 alpha, width, name, "guaranteed" if r.guaranteed else "none",
                 r.mean_acceleration, r.standard_errors["mean_acceleration"], r.coverage,
-                r.standard_errors["coverage"], r.coverage_early, r.early, r.width,
+                r.standard_errors["coverage"], r.coverage_early, r.early_fraction, r.width,
                 r.max_center_error, r.mean_acceleration / _better(rules),
             ]
             for (alpha, width), rules in found.items()
@@ -259,7 +256,7 @@ def _short(found: Simulated) -> list[str]:
 
 def _is_short(result: Simulation) -> bool:
     """Return True if mean coverage is below its target by more than the error of random splits."""
-    error = result.sd["coverage"] / math.sqrt(result.trials)
+    error = result.sd["coverage"] / math.sqrt(result.splits)
     return result.coverage + 3 * error < 1 - result.alpha
 
 

@@ -46,7 +46,7 @@ IMAGENET = {"resnet50_imagenet1k_v2.pth": "imagenet", "vgg16.safetensors": "feat
 # Options of a path to write to, and folders of what commands make; all else was there before.
 _WRITES, _MADE = ("-o", "--output", "--json", "--cache"), ("runs/", "cache/")
 # Random splits: their number changes no code that is run.
-_SPLITS, _SPLITTING = "--trials 200", ("evaluate", "simulate", "experiment")
+_SPLITS, _SPLITTING = "--splits 200", ("evaluate", "simulate", "experiment")
 # Judged cases, so that splits leave the learned score ten to learn from.
 JUDGED = 54
 # The paper's counts of volumes and slices; files of both acquisitions in the download.
@@ -189,7 +189,7 @@ class Rehearsal:
         if command.verb == "train":
             return f"--steps {self.steps}"
         is_small = self.toy and command.verb.startswith("data ")
-        small = f"--size {SIZE} --minimum-width {SIZE}" if is_small else ""
+        small = f"--size {SIZE} --min-lines {SIZE}" if is_small else ""
         return _SPLITS if command.verb in _SPLITTING else small
 
     def _earlier(self, fresh: bool) -> dict[str, dict[str, Any]]:
@@ -210,7 +210,7 @@ class Rehearsal:
         if record["settings"] != self.settings:
             raise InputError(
                 f"{self.output} holds a rehearsal of other settings ({record['settings']}); give "
-                "another -o, or --fresh to begin again"
+                "another -o, or --overwrite to begin again"
             )
         return {result["line"]: result for result in record["lines"]}
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from taskuq._config import read_config, to_toml_table
+from taskuq.data._atlas import AtlasData
 from taskuq.data._dataset import precision_of
 from taskuq.data._readers import Data, open_all, open_data, paper_data
 from taskuq.errors import InputError
@@ -70,6 +71,8 @@ class _Run:
         if isinstance(self.pipeline.recover, PosteriorRecover):
             # Where none is given, the weights say at what temperature they are drawn from.
             values["recover"]["temperature"] = self.pipeline.recover.temperature
+        if isinstance(self.config.data, AtlasData) and self.config.data.coils:
+            values["coils"] = self.config.data.coils
         return values | {"fingerprints": self.fingerprints}
 
     @property

@@ -1,7 +1,7 @@
 # 2. Look
-taskuq data check data/knee_multicoil_val --labels data/knee.csv --files data/knee_file_list.csv \
+taskuq data check data/knee_multicoil_val --labels data/knee.csv --file-list data/knee_file_list.csv \
     --json runs/fastmri-knee/data-check.json
-taskuq data check data/knee_multicoil_train --labels data/knee.csv --files data/knee_file_list.csv \
+taskuq data check data/knee_multicoil_train --labels data/knee.csv --file-list data/knee_file_list.csv \
     --slices all
 
 # 3. Prepare
@@ -29,7 +29,7 @@ taskuq simulate runs/fastmri-knee/table --score lwr,cqr --alpha 0.01 --max-width
 taskuq calibrate runs/fastmri-knee/table --acceleration 8 --score lwr -o runs/fastmri-knee/bound-R8.json
 taskuq plan runs/fastmri-knee/table --alpha 0.01 --max-width 0.1 --unit case \
     -o runs/fastmri-knee/policy.json
-taskuq experiment all --samples runs/fastmri-knee/table --point runs/fastmri-knee-ar/table \
+taskuq experiment all --table runs/fastmri-knee/table --point runs/fastmri-knee-ar/table \
     --quality runs/fastmri-knee/quality.json \
     --classifier runs/fastmri-knee-classifier/quality.json \
     --data configs/fastmri-knee/flow.toml -o runs/fastmri-knee

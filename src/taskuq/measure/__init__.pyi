@@ -1,50 +1,14 @@
-from ._adapters import (
-    CallableMeasure,
-    DeepinvMeasure,
-    DeepinvMeasurement,
-)
-from ._adaptive import AdaptiveLines
-from ._coils import (
-    compress_coils,
-    compression_matrix,
-    rss,
-    to_channels,
-    to_complex,
-)
-from ._fourier import (
-    central_lines,
-    data_consistency,
-    fft2c,
-    ifft2c,
-    project_measured,
-    project_null_space,
-)
-from ._masks import (
-    gro_mask,
-    nested_masks,
-    plot_masks,
-    published_masks,
-    read_masks,
-    save_masks,
-)
-from ._mri import (
-    AdaptiveMRIScanner,
-    MaskConfig,
-    MRIMeasurement,
-    MultiCoilMRI,
-    SimulatedMRIScanner,
-)
-from ._systems import SYSTEMS, MeasureConfig
+from ._adapters import CallableMeasure, DeepinvMeasure
+from ._adaptive import AdaptiveConfig, AdaptiveLines
+from ._coils import rss, simulate_coils
+from ._fourier import fft2c, ifft2c, project_measured
+from ._masks import gro_mask, nested_masks, published_masks, read_masks, save_masks
+from ._mri import MaskConfig, MRIMeasurement, MultiCoilMRI, SimulatedMRIScanner
+from ._systems import SYSTEMS
 from ._tomography import (
-    OPERATORS,
-    AdaptiveCTScanner,
-    DeepinvRadon,
     ParallelBeamCT,
     PhotonNoise,
     Radon,
-    SimulatedCTScanner,
-    Sinogram,
-    SinogramBatch,
     TomographyConfig,
     filtered_back_projection,
     landweber_update,
@@ -52,45 +16,30 @@ from ._tomography import (
 )
 
 __all__ = [
-    "OPERATORS",
     "SYSTEMS",
-    "AdaptiveCTScanner",
+    "AdaptiveConfig",
     "AdaptiveLines",
-    "AdaptiveMRIScanner",
     "CallableMeasure",
     "DeepinvMeasure",
-    "DeepinvMeasurement",
-    "DeepinvRadon",
     "MRIMeasurement",
     "MaskConfig",
-    "MeasureConfig",
     "MultiCoilMRI",
     "ParallelBeamCT",
     "PhotonNoise",
     "Radon",
-    "SimulatedCTScanner",
     "SimulatedMRIScanner",
-    "Sinogram",
-    "SinogramBatch",
     "TomographyConfig",
-    "central_lines",
-    "compress_coils",
-    "compression_matrix",
-    "data_consistency",
     "fft2c",
     "filtered_back_projection",
     "gro_mask",
     "ifft2c",
     "landweber_update",
     "nested_masks",
-    "plot_masks",
     "project_measured",
-    "project_null_space",
     "published_masks",
     "read_masks",
     "rss",
     "save_masks",
+    "simulate_coils",
     "stack_sinograms",
-    "to_channels",
-    "to_complex",
 ]

@@ -204,7 +204,7 @@ class AdaptiveMRIScanner:
     accelerations: Sequence[float]
     columns: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
-    def want(self, round: int, lines: NDArray[np.int64]) -> None:
+    def request(self, round: int, lines: NDArray[np.int64]) -> None:
         """Request the columns that a round adds."""
         self.columns[round] = np.asarray(lines)
 

@@ -534,7 +534,7 @@ class AdaptiveCTScanner(SimulatedCTScanner):
 
     views: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
-    def want(self, round: int, lines: NDArray[np.int64]) -> None:
+    def request(self, round: int, lines: NDArray[np.int64]) -> None:
         """Request the views that a round adds."""
         self.views[round] = np.asarray(lines)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from taskuq.pipeline._adapters import DeepinvRecover, RecoveryFolder
-from taskuq.pipeline._engines import ENGINES, RayOptions, SlurmOptions
+from taskuq.pipeline._engines import ENGINES, Engine, RayOptions, SlurmOptions, WorkItems
 from taskuq.pipeline._pipeline import Pipeline, status
 
 __all__ = [
     "ENGINES",
     "DeepinvRecover",
+    "Engine",
     "Pipeline",
     "RayOptions",
     "RecoveryFolder",
     "SlurmOptions",
+    "WorkItems",
     "status",
 ]

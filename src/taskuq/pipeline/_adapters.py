@@ -152,7 +152,7 @@ class RecoveryFolder:
         >>> folder = Path(tempfile.mkdtemp())
         >>> (folder / "a").mkdir()
         >>> np.savez(folder / "a/R8.npz", recoveries=np.ones((4, 16, 16)))
-        >>> RecoveryFolder(folder).stored("a", 8.0, samples=4).shape
+        >>> RecoveryFolder(folder).load("a", 8.0, samples=4).shape
         (4, 16, 16)
     """
 
@@ -163,7 +163,7 @@ class RecoveryFolder:
         if not self.path.is_dir():
             raise InputError(f"there is no folder of recoveries at {self.path}; check the name")
 
-    def stored(self, case: str, acceleration: float, *, samples: int) -> np.ndarray:
+    def load(self, case: str, acceleration: float, *, samples: int) -> np.ndarray:
         """Return the recoveries of a case in a round, (sample, height, width).
 
         Arguments:

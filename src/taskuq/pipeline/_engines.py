@@ -59,7 +59,7 @@ class EngineOptions:
             )
 
 
-class _WorkItems(Protocol):
+class WorkItems(Protocol):
     """Picklable work items of a run."""
 
     @property
@@ -90,7 +90,7 @@ class Engine(Protocol):
     def ready(self, scratch: Path) -> AbstractContextManager[None]:
         """Connect to the machines before anything is computed."""
 
-    def run(self, work: _WorkItems, todo: list[int], progress: Progress) -> None:
+    def run(self, work: WorkItems, todo: list[int], progress: Progress) -> None:
         """Have the pieces of these numbers done by ``work.do``."""
 
 
@@ -122,7 +122,7 @@ class LocalEngine:
         """No connection is needed."""
         return nullcontext()
 
-    def run(self, work: _WorkItems, todo: list[int], progress: Progress) -> None:
+    def run(self, work: WorkItems, todo: list[int], progress: Progress) -> None:
         """Run the cases in this process."""
         work.do(todo, progress)
 
@@ -185,7 +185,7 @@ class RayOptions:
             if started_here:
                 ray.shutdown()
 
-    def run(self, work: _WorkItems, todo: list[int], progress: Progress) -> None:
+    def run(self, work: WorkItems, todo: list[int], progress: Progress) -> None:
         """Run cases on the cluster that was joined.
 
         A worker that dies is replaced and its chunk is done again, or skipped after a few deaths;
@@ -246,7 +246,7 @@ class RayOptions:
 class _RayWorker:
     """Actor on the cluster."""
 
-    def __init__(self, work: _WorkItems) -> None:
+    def __init__(self, work: WorkItems) -> None:
         self.work = work
 
     def do(self, todo: list[int]) -> int:
@@ -318,7 +318,7 @@ class SlurmOptions:
         self._executor(scratch / "table")
         return nullcontext()
 
-    def run(self, work: _WorkItems, todo: list[int], progress: Progress) -> None:
+    def run(self, work: WorkItems, todo: list[int], progress: Progress) -> None:
         """Submit an array of jobs and wait for them.
 
         A job that dies leaves its finished shards; starting the same command again does the rest.
@@ -358,7 +358,7 @@ class SlurmOptions:
                 "same command again to do the rest"
             )
 
-    def _submit(self, work: _WorkItems, shares: list[list[int]], progress: Progress) -> list[Any]:
+    def _submit(self, work: WorkItems, shares: list[list[int]], progress: Progress) -> list[Any]:
         """Submit an array, also from within another job, whose settings it must not inherit."""
         executor = self._executor(work.folder)
         from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -407,7 +407,7 @@ class _JobTimeout(BaseException):
 class _JobShare:
     """Function of a job: its pieces, less those it finished before it was requeued."""
 
-    work: _WorkItems
+    work: WorkItems
 
     def __call__(self, todo: list[int]) -> Exception | None:
         from submitit.core.job_environment import JobEnvironment

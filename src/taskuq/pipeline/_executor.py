@@ -277,7 +277,7 @@ class Executor:
         """Measure and recover one round."""
         if isinstance(self.recover, StoredRecover):
             # Found by the name of the case, whatever would be measured.
-            found = self.recover.stored(names[0], R, samples=self.samples)
+            found = self.recover.load(names[0], R, samples=self.samples)
             return RoundBatch(R, [], _like(images[0], found))
         measurements = []
         for i, (image, name) in enumerate(zip(images, names, strict=True)):

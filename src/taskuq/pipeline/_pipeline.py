@@ -20,8 +20,8 @@ import numpy as np
 
 import taskuq
 from taskuq._arrays import as_ranges, require_methods
-from taskuq._io import content_fingerprint, fingerprint, sigterm_as_exit
-from taskuq.errors import FileExistsError, InputError, describe_error
+from taskuq._io import ExistingFileError, content_fingerprint, fingerprint, sigterm_as_exit
+from taskuq.errors import InputError, describe_error
 from taskuq.pipeline._engines import Engine, LocalEngine
 from taskuq.pipeline._executor import NAME as LOG
 from taskuq.pipeline._executor import (
@@ -49,12 +49,12 @@ from taskuq.protocols import Measure, NamedTask, RangedTask, Recover, StoredReco
 from taskuq.table._parquet import (
     HEADER,
     PICTURES,
-    ROSTER,
+    CASE_LIST,
     TableHeader,
     TableWriter,
     finished_cases,
     read_header,
-    read_roster,
+    read_case_list,
     write_case_list,
 )
 from taskuq.table._table import TaskOutputs, as_rounds
@@ -128,7 +128,7 @@ def _remove_table(folder: Path) -> None:
 
 def _is_ours(path: Path) -> bool:
     """Return True if a run has written this file, whole or in part."""
-    plain = "|".join(map(re.escape, (HEADER, LOG, ROSTER, PICTURES)))
+    plain = "|".join(map(re.escape, (HEADER, LOG, CASE_LIST, PICTURES)))
     known = rf"({plain}|part-\d+-\w+\.parquet)"
     is_name = re.fullmatch(rf"{known}|\.{known}\.\w+\.partial", path.name)
     return is_name is not None and path.is_file() and not path.is_symlink()
@@ -156,7 +156,7 @@ class Pipeline:
         >>> def task(images):
         ...     return images.reshape(len(images), -1).mean(axis=1)
         >>> pipeline = Pipeline(measure, recover, task)
-        >>> pipeline.run(rng.random((6, 8)), accelerations=(4, 2), samples=5, seed=0, quiet=True)
+        >>> pipeline.run(rng.random((6, 8)), accelerations=(4, 2), samples=5, seed=0, progress=False)
         TaskOutputs(2 rounds (R = 4, 2), 6 cases, 5 samples, 1 task)
     """
 
@@ -190,10 +190,10 @@ class Pipeline:
         engine: Engine | None = None,
         batch: int | None = None,
         threads: int | None = None,
-        pictures: int = 0,
-        words: Any = None,
-        fresh: bool = False,
-        quiet: bool = False,
+        keep_images: int = 0,
+        terminology: Any = None,
+        overwrite: bool = False,
+        progress: bool = True,
     ) -> TaskOutputs:
         """Fill a table of task outputs, or go on filling it.
 
@@ -225,11 +225,11 @@ class Pipeline:
             threads: How many threads torch computes with, in every worker. By default as many as
                 it has here, one in the workers of another engine, and those of the table where it
                 is gone on with. Tables of equal threads and batches are equal bit for bit.
-            pictures: Of how many cases to keep pictures for the explorer; they are chosen before
+            keep_images: Of how many cases to keep pictures for the explorer; they are chosen before
                 anything is recovered, spread over the targets, and lie beside the table.
-            words: What cases, groups and rounds are called on a page (:class:`taskuq.table._terminology.Terminology`).
-            fresh: Throw away what the folder holds and begin again.
-            quiet: Show no progress.
+            terminology: What cases, groups and rounds are called on a page (:class:`taskuq.table._terminology.Terminology`).
+            overwrite: Throw away what the folder holds and begin again.
+            progress: Show progress.
         """
         if samples < 1:
             raise InputError(f"samples must be at least 1, got {samples}")
@@ -248,19 +248,19 @@ class Pipeline:
         with tempfile.TemporaryDirectory() as scratch, chosen.ready(Path(scratch)):
             # Within the scratch, so that what an engine leaves beside a table is gone with it.
             folder = Path(scratch) / "table" if store is None else Path(store)
-            if fresh and store is not None:
+            if overwrite and store is not None:
                 _remove_table(folder)
             count = _threads(threads, folder, chosen)
             describe = partial(
                 self._header, task_names=task_names, task_range=task_range, called=called,
-                configuration=configuration, threads=count, words=as_terminology(words),
+                configuration=configuration, threads=count, words=as_terminology(terminology),
             )  # fmt: skip
             with pinned_threads(count):
-                shown = _shown(chain, cases, seen, pictures, store)
-                table = _fill(folder, chain, cases, seen, describe, chosen, quiet=quiet)
+                shown = _shown(chain, cases, seen, keep_images, store)
+                table = _fill(folder, chain, cases, seen, describe, chosen, quiet=not progress)
                 if not shown:
                     return table
-                return replace(table, pictures=store_images(folder, chain, cases, shown))
+                return replace(table, images_path=store_images(folder, chain, cases, shown))
 
     def chain(
         self,
@@ -433,12 +433,12 @@ def _telling_what_is_kept(work: CaseWorker) -> Iterator[None]:
 
 def _check_roster(folder: Path, cases: RunCases) -> None:
     try:
-        if (folder / ROSTER).exists():
-            raise FileExistsError
+        if (folder / CASE_LIST).exists():
+            raise ExistingFileError
         write_case_list(folder, list(cases.case), cases.group, cases.label)
         return
-    except FileExistsError:
-        known = read_roster(folder) or []
+    except ExistingFileError:
+        known = read_case_list(folder) or []
     if known != list(cases.case):
         other = next(
             (a for a, b in zip(known, cases.case, strict=False) if a != b), "another number"
@@ -466,7 +466,7 @@ def status(folder: str | Path) -> dict[str, Any]:
     """
     path = Path(folder)
     header = read_header(path)
-    roster = read_roster(path) or []
+    roster = read_case_list(path) or []
     done = finished_cases(path, header, roster)
     failed = RunLog(path).failures()
     return {

@@ -1,6 +1,7 @@
 """Stopping policies with a guarantee for the interval reported at the stop."""
 
-from taskuq.policy._kinds import POLICIES, PolicySpec
+from taskuq.policy._goal import Goal
+from taskuq.policy._kinds import POLICIES, NestedPolicy, PolicyKind, PolicySpec
 from taskuq.policy._plan import plan
 from taskuq.policy._policy import Decision, Policy, load_policy
 from taskuq.policy._simulate import Simulation, simulate
@@ -8,7 +9,10 @@ from taskuq.policy._simulate import Simulation, simulate
 __all__ = [
     "POLICIES",
     "Decision",
+    "Goal",
+    "NestedPolicy",
     "Policy",
+    "PolicyKind",
     "PolicySpec",
     "Simulation",
     "load_policy",

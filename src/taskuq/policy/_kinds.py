@@ -1,22 +1,23 @@
-"""Registry of policies; nested policies."""
+"""Policy specifications and the registry of policy kinds."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, final, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, final, get_args
 
 import numpy as np
 
 from taskuq._registry import Registry
 from taskuq.conformal._quantiles import exact_alpha
-from taskuq.conformal.scores import resolve_score
+from taskuq.conformal.scores import resolve_score, score_name
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, TaskRange
 from taskuq.policy._goal import Goal, Goals
 from taskuq.policy._rules import IntervalRule, Rules, StoppingRule, StoppingStatistics
 from taskuq.policy._stopping import (
-    EARLY_TUNING_SHARE,
+    EARLY_FRACTION,
     Calibrator,
     TuningCases,
     guarantee_at_stop,
@@ -33,17 +34,21 @@ Given = Literal["early"]
 class PolicySpec:
     """Policy kind, score, goal and error rate; everything but the data.
 
-    Arguments:
+    Args:
         kind: A name in :data:`POLICIES`: 'fixed-width', 'adaptive', 'anytime', 'paper' or yours.
-        alpha: The error rate.
-        goal: What the report has to achieve, of all tasks or of each.
-        score: For 'adaptive', 'anytime' and 'paper': the score of the nested intervals.
+        alpha: Error rate in (0, 1).
+        goal: Goal of the report, one for all tasks or one for each.
+        score: For 'adaptive', 'anytime' and 'paper': score of the nested intervals.
         statistic: For 'fixed-width': 'spread' or 'learned'.
-        budget: For 'fixed-width': the share of the error rate spent on stopping early; the rest
+        budget: For 'fixed-width': fraction of the error rate spent on stopping early; the rest
             is spent on reports narrower than the window. 1 reports the window.
-        lateness: The exponent of the acceleration in the risk statistic; larger values are more
-            tolerant in later rounds.
-        given: 'early' for a promise about the scans that stop before everything is measured.
+        round_tolerance: For 'fixed-width': exponent of the acceleration in the risk statistic;
+            larger values are more tolerant in later rounds.
+        given: 'early' for a guarantee among the scans that stop before the full measurement.
+
+    Example:
+        >>> PolicySpec("paper", alpha=0.1, goal=Goal(max_width=0.2), score="cqr").name
+        'paper:cqr'
     """
 
     kind: str
@@ -52,65 +57,88 @@ class PolicySpec:
     score: str | Score = "mlwr"
     statistic: Statistic = "spread"
     budget: float = 1.0
-    lateness: float = 0.25
+    round_tolerance: float = 0.25
     given: Given | None = None
 
     def __post_init__(self) -> None:
         exact_alpha(self.alpha)
-        POLICIES[self.kind]
+        kind = POLICIES[self.kind]
         if self.statistic not in get_args(Statistic):
-            raise InputError(f"statistic must be 'spread' or 'learned', got {self.statistic!r}")
-        if not 0 < self.budget <= 1:
-            raise InputError(f"budget must lie in (0, 1], got {self.budget}")
-        if not -10 <= self.lateness <= 10:
-            raise InputError(f"lateness must lie in [-10, 10], got {self.lateness}; 0.25 is usual")
-        if self.given not in (None, *get_args(Given)):
-            raise InputError(f"given must be 'early' or left out, got {self.given!r}")
-        if self.given and not self.policy.promises_early:
             raise InputError(
-                f"policy {self.kind!r} promises nothing about early stops; use 'fixed-width' or "
-                "'adaptive', or leave given out"
+                f"statistic must be 'spread' or 'learned', got {self.statistic!r}",
+                code="choice.unknown",
+            )
+        if not 0 < self.budget <= 1:
+            raise InputError(f"budget must be in (0, 1], got {self.budget}", code="value.invalid")
+        if not -10 <= self.round_tolerance <= 10:
+            raise InputError(
+                f"round_tolerance must be in [-10, 10], got {self.round_tolerance}; 0.25 is usual",
+                code="value.invalid",
+            )
+        if self.given not in (None, *get_args(Given)):
+            raise InputError(
+                f"given must be 'early' or None, got {self.given!r}", code="choice.unknown"
+            )
+        if self.given and not kind.supports_early:
+            raise InputError(
+                f"policy {self.kind!r} has no guarantee for early stops; use 'fixed-width' or "
+                "'adaptive', or remove given=",
+                code="option.conflict",
             )
 
     @property
     def policy(self) -> PolicyKind:
-        """What the kind knows."""
+        """The policy kind."""
         return POLICIES[self.kind]()
 
     @property
-    def base(self) -> Score:
-        """The score behind the rules of the first task, before any tuning."""
-        return self.policy.base(self.of(0))
-
-    def of(self, task: int) -> TaskSpec:
-        """Return what is planned for one task."""
-        return TaskSpec(**vars(replace(self, goal=self.goal.of(task))))
+    def name(self) -> str:
+        """Short name, e.g. fixed-width:spread."""
+        first, *others = self.policy.options
+        words = [_word(getattr(self, first))]
+        for name in others:
+            value = getattr(self, name)
+            if value != getattr(PolicySpec, name):
+                words.append(f"{name}={_word(value)}")
+        return ":".join([self.kind, *words])
 
     @property
-    def tuning_share(self) -> float:
-        """The share of units that something beside the score learns from; 0 where nothing does."""
-        return max(self.policy.tuning_share(self), EARLY_TUNING_SHARE if self.given else 0.0)
+    def base_score(self) -> Score:
+        """The score of the first task before any tuning."""
+        return self.policy.make_score(self.for_task(0))
+
+    def for_task(self, task: int) -> TaskSpec:
+        """Return the specification of one task."""
+        return TaskSpec(**vars(replace(self, goal=self.goal.for_task(task))))
+
+    @property
+    def tuning_fraction(self) -> float:
+        """The fraction of units that is held out for anything but the score."""
+        return max(self.policy.tuning_fraction(self), EARLY_FRACTION if self.given else 0.0)
 
     def thresholds(
-        self, seen: StoppingStatistics, calibrator: Calibrator, tuning: TuningCases | None = None
+        self,
+        statistics: StoppingStatistics,
+        calibrator: Calibrator,
+        tuning: TuningCases | None = None,
     ) -> FloatArray:
-        """Return the calibrated threshold of each round, (round,) or (round, trial).
-
-        Arguments:
-            seen: The calibration cases in the light of the rules.
-            calibrator: What finds thresholds that keep the promise.
-            tuning: The cases set aside, where the promise is about early stops.
-        """
+        """Return the calibrated threshold of each round, (round,) or (round, split)."""
         if calibrator.unit.stops_together and not self.policy.stops_whole_groups:
-            raise InputError(f"a {self.kind} policy has no threshold for whole groups; use 'group'")
-        if calibrator.unit.stops_together and not seen.is_always_open:
-            raise InputError("intervals that can be empty (cqr) cannot stop whole groups; use mlwr")
+            raise InputError(
+                f"policy {self.kind!r} has no threshold for whole groups; use unit='group'",
+                code="option.conflict",
+            )
+        if calibrator.unit.stops_together and not statistics.is_always_open:
+            raise InputError(
+                "score 'cqr' can give empty intervals, which cannot stop whole groups; use 'mlwr'",
+                code="option.conflict",
+            )
         if self.given:
             assert tuning is not None
-            found = last_certified(seen, calibrator, threshold_grid(tuning, calibrator))
+            found = last_certified(statistics, calibrator, threshold_grid(tuning, calibrator))
         else:
-            found = self.policy.thresholds(seen, calibrator)
-        return np.broadcast_to(found, (len(seen.score), *found.shape[1:]))
+            found = self.policy.thresholds(statistics, calibrator)
+        return np.broadcast_to(found, (len(statistics.score), *found.shape[1:]))
 
 
 @dataclass(frozen=True)
@@ -120,71 +148,103 @@ class TaskSpec(PolicySpec):
     goal: Goal
 
 
+# A policy by name: 'adaptive:mlwr', {'kind': 'adaptive', 'score': 'mlwr'}, or a specification.
+PolicyName: TypeAlias = str | Mapping[str, Any] | PolicySpec
+
+
+def parse_policy(named: PolicyName, default: PolicySpec) -> PolicySpec:
+    """Parse a policy name such as adaptive:mlwr; what it leaves out is as in the default."""
+    if isinstance(named, PolicySpec):
+        return named
+    if isinstance(named, str):
+        kind, *words = named.split(":")
+        first = POLICIES[kind].options[0]
+        pairs = [word.split("=", 1) if "=" in word else [first, word] for word in words]
+        named = {"kind": kind, **dict(pairs)}
+    if not isinstance(named, Mapping):
+        raise InputError(
+            f"a policy must be named as in 'adaptive:mlwr', got {named!r}", code="choice.unknown"
+        )
+    kind = named.get("kind", default.kind)
+    options = POLICIES[kind].options
+    if unknown := sorted(set(named) - {"kind", *options}):
+        raise InputError(
+            f"policy {kind!r} has the options {', '.join(options)}, got {unknown[0]!r}",
+            code="choice.unknown",
+        )
+    values = dict(named)
+    for name in {"budget", "round_tolerance"} & set(values):
+        try:
+            values[name] = float(values[name])
+        except (TypeError, ValueError):
+            message = f"{name} must be a number, got {values[name]!r}"
+            raise InputError(message, code="dtype.invalid") from None
+    return replace(default, **values)
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:g}" if isinstance(value, int | float) else score_name(value)
+
+
 class PolicyKind(ABC):
     """Base class of policies: statistic, calibration and guarantee."""
 
-    # Which fields of a plan it reads, and so which of them tell two plans of the kind apart.
+    # The fields of a specification that it reads, the main one first.
     options: ClassVar[tuple[str, ...]]
-    # How a round is examined.
-    rules: ClassVar[type[StoppingRule]]
-    # Whether the report at the stop has a finite-sample guarantee.
+    rule_class: ClassVar[type[StoppingRule]]
+    # The report at the stop has a finite-sample guarantee.
     is_guaranteed: ClassVar[bool]
-    # Whether it has a threshold for one decision about all cases of a group.
+    # There is a threshold for one decision about all cases of a group.
     stops_whole_groups: ClassVar[bool]
-    # Whether its intervals hold for any way of stopping, also where a round could not be decided.
+    # Intervals hold for any way of stopping, also where a round could not be decided.
     holds_at_any_stop: ClassVar[bool] = False
-    # Whether one threshold decides its stops, so that a promise about the early ones can be tested.
-    promises_early: ClassVar[bool] = False
+    # One threshold decides all stops, so that a guarantee about the early ones can be tested.
+    supports_early: ClassVar[bool] = False
 
     @abstractmethod
-    def base(self, plan: TaskSpec) -> Score:
-        """Return the score behind the rules of a task, before any tuning."""
+    def make_score(self, spec: TaskSpec) -> Score:
+        """Return the score of a task before any tuning."""
 
     @abstractmethod
-    def rule(
-        self, plan: TaskSpec, score: Score, range_: TaskRange, acceleration: float
+    def make_rule(
+        self, spec: TaskSpec, score: Score, range_: TaskRange, acceleration: float
     ) -> StoppingRule:
-        """Return the rule of a task in a round, given its tuned score."""
+        """Return the stopping rule of a task in a round, given its tuned score."""
 
     @abstractmethod
-    def tuning_share(self, plan: PolicySpec) -> float:
-        """Return the share of units that the rules themselves learn from; 0 where they do not."""
-
-    @abstractmethod
-    def learned(self, plan: PolicySpec, rules: Rules, x: FloatArray, z: FloatArray) -> Rules:
-        """Return the rules after learning from the units set aside, where there is a share."""
-
-    @abstractmethod
-    def thresholds(self, seen: StoppingStatistics, calibrator: Calibrator) -> FloatArray:
+    def thresholds(self, statistics: StoppingStatistics, calibrator: Calibrator) -> FloatArray:
         """Return one calibrated threshold for all rounds, or one for each; along the first axis."""
 
     @abstractmethod
-    def sentence(self, goal: Goal | Goals, promise: str) -> str: ...
+    def statement(self, goal: Goal | Goals, guarantee: str) -> str:
+        """Return the guarantee at the stop as a sentence."""
 
-
-class _NestedPolicy(PolicyKind):
-    """Policy that reports a score's nested intervals."""
-
-    options: ClassVar[tuple[str, ...]] = ("score",)
-    rules: ClassVar[type[StoppingRule]] = IntervalRule
-
-    def base(self, plan: TaskSpec) -> Score:
-        """Return the score of the nested intervals."""
-        return resolve_score(plan.score, plan.alpha, plan.goal.side)
-
-    def rule(
-        self, plan: TaskSpec, score: Score, range_: TaskRange, acceleration: float
-    ) -> StoppingRule:
-        """Return the same rule in every round."""
-        return IntervalRule(score, plan.goal, range_)
-
-    def tuning_share(self, plan: PolicySpec) -> float:
-        """Return that nothing but the score learns."""
+    def tuning_fraction(self, spec: PolicySpec) -> float:
+        """Return the fraction of units that :meth:`fit` learns from."""
         return 0.0
 
-    def learned(self, plan: PolicySpec, rules: Rules, x: FloatArray, z: FloatArray) -> Rules:
-        """Return the rules as they are."""
+    def fit(self, spec: PolicySpec, rules: Rules, x: FloatArray, z: FloatArray) -> Rules:
+        """Return the rules fitted to held-out outputs and targets."""
         return rules
+
+
+class NestedPolicy(PolicyKind):
+    """Base class of policies that report a score's nested intervals."""
+
+    options: ClassVar[tuple[str, ...]] = ("score",)
+    rule_class: ClassVar[type[StoppingRule]] = IntervalRule
+
+    def make_score(self, spec: TaskSpec) -> Score:
+        """Return the score of the nested intervals."""
+        return resolve_score(spec.score, spec.alpha, spec.goal.side)
+
+    def make_rule(
+        self, spec: TaskSpec, score: Score, range_: TaskRange, acceleration: float
+    ) -> StoppingRule:
+        """Return the same rule in every round."""
+        return IntervalRule(score, spec.goal, range_)
 
 
 POLICIES: Registry[type[PolicyKind]] = Registry(
@@ -199,50 +259,47 @@ POLICIES: Registry[type[PolicyKind]] = Registry(
 
 
 @final
-class AdaptivePolicy(_NestedPolicy):
+class AdaptivePolicy(NestedPolicy):
     """One threshold for all rounds, calibrated at the stop."""
 
     is_guaranteed: ClassVar[bool] = True
     stops_whole_groups: ClassVar[bool] = True
-    promises_early: ClassVar[bool] = True
+    supports_early: ClassVar[bool] = True
 
-    def thresholds(self, seen: StoppingStatistics, calibrator: Calibrator) -> FloatArray:
-        """Return the threshold at which stopped reports keep the promise."""
-        return calibrator.stopping(seen)
+    def thresholds(self, statistics: StoppingStatistics, calibrator: Calibrator) -> FloatArray:
+        return calibrator.stopping_threshold(statistics)
 
-    def sentence(self, goal: Goal | Goals, promise: str) -> str:
-        return guarantee_at_stop(goal, promise)
+    def statement(self, goal: Goal | Goals, guarantee: str) -> str:
+        return guarantee_at_stop(goal, guarantee)
 
 
 @final
-class AnytimePolicy(_NestedPolicy):
+class AnytimePolicy(NestedPolicy):
     """One threshold for all rounds, calibrated on the maximum score over rounds."""
 
     is_guaranteed: ClassVar[bool] = True
     stops_whole_groups: ClassVar[bool] = False
     holds_at_any_stop: ClassVar[bool] = True
 
-    def thresholds(self, seen: StoppingStatistics, calibrator: Calibrator) -> FloatArray:
-        """Return the quantile of the largest scores."""
-        return calibrator.quantiles(seen.score.max(axis=0)[None])
+    def thresholds(self, statistics: StoppingStatistics, calibrator: Calibrator) -> FloatArray:
+        return calibrator.quantiles(statistics.score.max(axis=0)[None])
 
-    def sentence(self, goal: Goal | Goals, promise: str) -> str:
-        what = promise.removeprefix("Guaranteed: ")
+    def statement(self, goal: Goal | Goals, guarantee: str) -> str:
+        what = guarantee.removeprefix("Guaranteed: ")
         return f"Guaranteed at every round at once, whatever makes you stop: {what}"
 
 
 @final
-class PaperPolicy(_NestedPolicy):
+class PaperPolicy(NestedPolicy):
     """One threshold per round, as in the paper; no guarantee at the stop."""
 
     is_guaranteed: ClassVar[bool] = False
     stops_whole_groups: ClassVar[bool] = False
 
-    def thresholds(self, seen: StoppingStatistics, calibrator: Calibrator) -> FloatArray:
-        """Return the quantile of each round's scores."""
-        return calibrator.quantiles(seen.score)
+    def thresholds(self, statistics: StoppingStatistics, calibrator: Calibrator) -> FloatArray:
+        return calibrator.quantiles(statistics.score)
 
-    def sentence(self, goal: Goal | Goals, promise: str) -> str:
+    def statement(self, goal: Goal | Goals, guarantee: str) -> str:
         return (
             "Measured, not guaranteed: each round by itself keeps its error rate, but the "
             "interval reported at the stop is chosen by its width and may miss more often."

@@ -1,25 +1,25 @@
-"""Rules learned from units."""
+"""Stopping rules fitted to the units of a table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taskuq.conformal._calibrate import is_self_tuned, tuned_score, tuning_units
 from taskuq.conformal._units import Unit, choose_units, unit_index
-from taskuq.interval import FloatArray
+from taskuq.interval import BoolArray, FloatArray
 from taskuq.policy._kinds import PolicySpec
 from taskuq.policy._rules import (
     RoundStatistics,
     Rules,
     StoppingRule,
     StoppingStatistics,
-    examination,
+    combine_tasks,
     stopping_statistics,
 )
 from taskuq.policy._stopping import TuningCases
@@ -29,13 +29,17 @@ from taskuq.table._table import TaskOutputs
 
 @dataclass(frozen=True)
 class _FittedRules:
-    """Fitted rules and calibration cases evaluated under them."""
+    """Fitted rules and the statistics of the calibration cases.
+
+    ``statistics`` calibrates the thresholds and allows for all that a unit's own absence could
+    change in the rules; ``final`` is by the rules as they are.
+    """
 
     rules: Rules
-    aside: NDArray[np.bool_]
-    seen: StoppingStatistics
-    shown: StoppingStatistics
-    within: Callable[[float], StoppingStatistics] | None = None
+    held_out: BoolArray
+    statistics: StoppingStatistics
+    final: StoppingStatistics
+    with_margin: Callable[[float], StoppingStatistics] | None = None
     tuning: TuningCases | None = None
 
 
@@ -48,37 +52,46 @@ def fit_rules(
     rng: np.random.Generator | None,
 ) -> _FittedRules:
     """Fit the rules of a policy as its guarantee allows."""
-    steady = steady_rules(spec, table, delta)
-    if steady is not None:
+    fit = self_tuned_rules(spec, table, delta)
+    if fit is not None:
         everyone = np.ones(table.cases, dtype=bool)
-        rules, seen = steady.learn(everyone, index)
-        within = partial(steady.within, everyone, index)
-        return _FittedRules(rules, ~everyone, seen, steady.seen(rules), within)
+        rules, statistics = fit.learn(everyone, index)
+        margin = partial(fit.with_margin, everyone, index)
+        return _FittedRules(rules, ~everyone, statistics, fit.final(rules), margin)
     units = int(index.max()) + 1
-    take = tuning_units(spec.base, unit, units, spec.alpha, delta, spec.tuning_share)
-    aside = choose_units(index, take, rng)
-    rules, seen = evaluate_rules(spec, table, aside, ~aside)
-    tuning = set_aside(rules, table, aside, index) if spec.given else None
-    return _FittedRules(rules, aside, seen, seen, tuning=tuning)
+    take = tuning_units(spec.base_score, unit, units, spec.alpha, delta, spec.tuning_fraction)
+    held_out = choose_units(index, take, rng)
+    rules, statistics = evaluate_rules(spec, table, held_out, ~held_out)
+    tuning = evaluate_tuning_cases(rules, table, held_out, index) if spec.given else None
+    return _FittedRules(rules, held_out, statistics, statistics, tuning=tuning)
 
 
 def evaluate_rules(
-    spec: PolicySpec, table: TaskOutputs, learning: np.ndarray, kept: np.ndarray
+    spec: PolicySpec, table: TaskOutputs, held_out: np.ndarray, others: np.ndarray
 ) -> tuple[Rules, StoppingStatistics]:
-    """Evaluate fitted rules on other cases."""
-    x, z = round_arrays(table)
-    group = None if table.group is None else table.group[learning]
-    rules = _tuned_rules(spec, table, x[:, learning], z[:, learning], group)
-    return rules, stopping_statistics(rules, x[:, kept], z[:, kept])
+    """Fit rules to held-out cases and evaluate them on others."""
+    policy, (x, z) = spec.policy, round_arrays(table)
+    outputs, targets = x[:, held_out], z[:, held_out]
+    group = None if table.group is None else table.group[held_out]
+
+    def rule(k: int, task: int) -> StoppingRule:
+        part, range_ = spec.for_task(task), table.task_ranges[task]
+        earlier, z = outputs[: k + 1, ..., task], targets[k, :, task]
+        score = tuned_score(policy.make_score(part), earlier, z, range_, group)
+        return policy.make_rule(part, score, range_, table.accelerations[k])
+
+    rules = tuple(tuple(rule(k, task) for task in range(table.tasks)) for k in range(len(x)))
+    rules = policy.fit(spec, rules, outputs, targets)
+    return rules, stopping_statistics(rules, x[:, others], z[:, others])
 
 
-def set_aside(
-    rules: Rules, table: TaskOutputs, aside: NDArray[np.bool_], index: NDArray[np.int64]
+def evaluate_tuning_cases(
+    rules: Rules, table: TaskOutputs, held_out: BoolArray, index: NDArray[np.int64]
 ) -> TuningCases:
-    """Return the cases set aside in the light of rules that learned from them."""
+    """Evaluate rules on the held-out cases they were fitted to."""
     x, z = round_arrays(table)
-    seen = stopping_statistics(rules, x[:, aside], z[:, aside])
-    return TuningCases(seen, unit_index(seen.cases, index[aside]))
+    statistics = stopping_statistics(rules, x[:, held_out], z[:, held_out])
+    return TuningCases(statistics, unit_index(statistics.cases, index[held_out]))
 
 
 def round_arrays(table: TaskOutputs) -> tuple[FloatArray, FloatArray]:
@@ -89,25 +102,18 @@ def round_arrays(table: TaskOutputs) -> tuple[FloatArray, FloatArray]:
     return x, np.broadcast_to(z, (x.shape[0], x.shape[1], x.shape[3]))
 
 
-def _tuned_rules(
-    spec: PolicySpec,
-    table: TaskOutputs,
-    outputs: FloatArray,
-    targets: FloatArray,
-    group: np.ndarray | None,
-) -> Rules:
-    """Return the rules, tuned on outputs (round, case, sample, task) and targets of some cases."""
-    policy = spec.policy
+# The smallest and the largest scores, ends[round][task].
+_Brackets: TypeAlias = list[list[tuple[SelfTunedScore, SelfTunedScore]]]
 
-    def rule(k: int, task: int) -> StoppingRule:
-        plan, range_ = spec.of(task), table.task_ranges[task]
-        x, z = outputs[: k + 1, ..., task], targets[k, :, task]
-        score = tuned_score(policy.base(plan), x, z, range_, group)
-        return policy.rule(plan, score, range_, table.accelerations[k])
 
-    rounds, tasks = outputs.shape[0], outputs.shape[3]
-    rules = tuple(tuple(rule(k, task) for task in range(tasks)) for k in range(rounds))
-    return policy.learned(spec, rules, outputs, targets)
+@dataclass(frozen=True)
+class _SelfTunedCell:
+    """Self-tuned rule of one task and round, examined at scale 1."""
+
+    fit: LeaveOneOutFit
+    summary: Any
+    base: RoundStatistics
+    score: FloatArray
 
 
 @dataclass(frozen=True)
@@ -116,149 +122,102 @@ class SelfTunedRules:
 
     spec: PolicySpec
     table: TaskOutputs
-    parts: tuple[tuple[_SelfTunedCell, ...], ...]
+    cells: tuple[tuple[_SelfTunedCell, ...], ...]
     targets: FloatArray
 
-    def learn(
-        self, kept: NDArray[np.bool_], index: NDArray[np.int64]
-    ) -> tuple[Rules, StoppingStatistics]:
-        """Return the rules for new cases, and the calibration cases in the light of their ranges."""
-        learnt = [[part.learner.learn(kept, index) for part in parts] for parts in self.parts]
+    def learn(self, kept: BoolArray, index: NDArray[np.int64]) -> tuple[Rules, StoppingStatistics]:
+        """Return the rules for new cases, and the bracketed statistics of the calibration cases."""
+        policy, table = self.spec.policy, self.table
+        fits = [[cell.fit.learn(kept, index) for cell in row] for row in self.cells]
+        parts = [self.spec.for_task(task) for task in range(table.tasks)]
         rules = tuple(
-            tuple(self._rule(k, task, one.score) for task, one in enumerate(of_round))
-            for k, of_round in enumerate(learnt)
+            tuple(
+                policy.make_rule(part, one.score, range_, R)
+                for part, one, range_ in zip(parts, row, table.task_ranges, strict=True)
+            )
+            for row, R in zip(fits, table.accelerations, strict=True)
         )
-        return rules, self._between([[one[1:] for one in row] for row in learnt], kept)
+        return rules, self._bracketed([[one[1:] for one in row] for row in fits], kept)
 
-    def within(
-        self, kept: NDArray[np.bool_], index: NDArray[np.int64], margin: float
+    def with_margin(
+        self, kept: BoolArray, index: NDArray[np.int64], margin: float
     ) -> StoppingStatistics:
-        """Return calibration cases in the light of all rules whose medians are off by a margin."""
-        ends = [
-            [part.learner.between(kept, index, margin) for part in parts] for parts in self.parts
-        ]
-        return self._between(ends, kept)
+        """Return the statistics over all rules whose medians are off by a margin."""
+        ends = [[cell.fit.between(kept, index, margin) for cell in row] for row in self.cells]
+        return self._bracketed(ends, kept)
 
-    def seen(self, rules: Rules) -> StoppingStatistics:
-        """Return all cases of the table in the light of learnt rules."""
+    def final(self, rules: Rules) -> StoppingStatistics:
+        """Return the statistics of all cases of the table under given rules."""
         rounds = [
-            [part.rescaled(rule.score, rule.scaling) for part, rule in zip(*both, strict=True)]
-            for both in zip(self.parts, rules, strict=True)
+            [
+                cell.base.rescale(_scale(rule.score, cell.summary), rule.scaling)
+                for cell, rule in zip(*rows, strict=True)
+            ]
+            for rows in zip(self.cells, rules, strict=True)
         ]
-        return examination(rounds, self.targets)
+        return combine_tasks(rounds, self.targets)
 
-    def _between(self, ends: Ends, kept: NDArray[np.bool_]) -> StoppingStatistics:
-        """Cases in the light of rules known by the two ends of their range."""
-        least, most = (
-            self._at([[one[end] for one in row] for row in ends], kept) for end in (0, 1)
-        )
-        lowest = np.stack(
-            [np.max([p.base.lowest[kept] for p in row], axis=0) for row in self.parts]
-        )
+    def _bracketed(self, ends: _Brackets, kept: BoolArray) -> StoppingStatistics:
+        scaling = self.spec.policy.rule_class.scaling
+        largest, scores = [], []
+        for end in (0, 1):
+            for cells, row in zip(self.cells, ends, strict=True):
+                tops, worst = [], []
+                for cell, pair in zip(cells, row, strict=True):
+                    scale = _scale(pair[end], cell.summary.take(kept))
+                    top, own = cell.base.largest[kept], cell.score[kept]
+                    tops.append(top / scale if scaling < 0 else top * scale)
+                    worst.append(own if cell.base.is_risk else own / scale)
+                largest.append(np.min(tops, axis=0))
+                scores.append(np.max(worst, axis=0))
+        n = len(self.cells)
+        low, high = np.stack(largest[:n]), np.stack(largest[n:])
         return StoppingStatistics(
-            lowest=lowest,
-            largest=np.maximum(least[0], most[0]),
-            score=np.maximum(least[1], most[1]),
-            rounds=tuple(tuple(part.base for part in row) for row in self.parts),
-            surely=np.minimum(least[0], most[0]),
+            lowest=np.stack(
+                [np.max([cell.base.lowest[kept] for cell in row], axis=0) for row in self.cells]
+            ),
+            largest=np.maximum(low, high),
+            score=np.maximum(np.stack(scores[:n]), np.stack(scores[n:])),
+            rounds=tuple(tuple(cell.base for cell in row) for row in self.cells),
+            surely=np.minimum(low, high),
         )
 
-    def _at(
-        self, scores: list[list[SelfTunedScore]], kept: NDArray[np.bool_]
-    ) -> tuple[FloatArray, FloatArray]:
-        """The largest thresholds, and the scores, of cases by scores of some scale."""
-        scaling = self.spec.policy.rules.scaling
-        largest, worst = [], []
-        for parts, row in zip(self.parts, scores, strict=True):
-            found = [part.at(one, kept, scaling) for part, one in zip(parts, row, strict=True)]
-            largest.append(np.min([threshold for threshold, _ in found], axis=0))
-            worst.append(np.max([score for _, score in found], axis=0))
-        return np.stack(largest), np.stack(worst)
-
-    def _rule(self, k: int, task: int, score: Score) -> StoppingRule:
-        plan, table = self.spec.of(task), self.table
-        return plan.policy.rule(plan, score, table.task_ranges[task], table.accelerations[k])
+    def learn_outside(
+        self, test: NDArray[np.uint8], index: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], StoppingStatistics, StoppingStatistics]:
+        """Learn from the units outside a test set: their index, bracketed and final statistics."""
+        kept = test[index] == 0
+        units = (np.cumsum(test == 0) - 1)[index[kept]]
+        rules, statistics = self.learn(kept, units)
+        return units, statistics, self.final(rules)
 
 
-# The two ends of what scores can be, ends[round][task].
-Ends: TypeAlias = list[list[tuple[SelfTunedScore, SelfTunedScore]]]
-
-
-@dataclass(frozen=True)
-class _SelfTunedCell:
-    """Self-tuned rule of one task and round."""
-
-    learner: LeaveOneOutFit
-    read: Any
-    base: RoundStatistics
-    score: FloatArray
-
-    def rescaled(self, score: Score, scaling: int) -> RoundStatistics:
-        """Return all cases as they are by a score that has learnt."""
-        return self.base.rescaled(_scale(score, self.read), scaling)
-
-    def at(
-        self, score: SelfTunedScore, kept: NDArray[np.bool_], scaling: int
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return the largest thresholds and the scores of some cases by a score of their own."""
-        scale = _scale(score, self.read.take(kept))
-        largest, own = self.base.largest[kept], self.score[kept]
-        return (
-            largest / scale if scaling < 0 else largest * scale,
-            own if self.base.is_risk else own / scale,
-        )
-
-
-def steady_rules(
+def self_tuned_rules(
     spec: PolicySpec, table: TaskOutputs, delta: float | None
 ) -> SelfTunedRules | None:
-    """Return rules that learn from the calibration units themselves, where the plan allows it."""
-    policy = spec.policy
-    if policy.tuning_share(spec) or not policy.rules.scaling or not is_self_tuned(spec.base, delta):
+    """Return rules that learn from the calibration units themselves, if the policy can."""
+    policy, scaling = spec.policy, spec.policy.rule_class.scaling
+    if policy.tuning_fraction(spec) or not scaling or not is_self_tuned(spec.base_score, delta):
         return None
     x, z = round_arrays(table)
 
-    def part(k: int, task: int) -> _SelfTunedCell:
-        plan, range_ = spec.of(task), table.task_ranges[task]
-        score = policy.base(plan)
+    def cell(k: int, task: int) -> _SelfTunedCell:
+        part, range_ = spec.for_task(task), table.task_ranges[task]
+        score = policy.make_score(part)
         assert is_self_tuned(score, delta), "as the score of the first task is"
-        read = score.read(x[k, ..., task])
-        learner = score.learner(read, range_)
-        # Any calibration cases tell where windows are; only scales are learnt from them.
-        some = learner.learn(np.ones(table.cases, dtype=bool), np.arange(table.cases)).score
-        rule = policy.rule(plan, some, range_, table.accelerations[k])
-        family = replace(some.grown(read), scale=np.ones(table.cases))  # type: ignore[type-var]  # an anchored one
-        base = rule.examined(family, table.cases)
-        return _SelfTunedCell(learner, read, base, base.score(z[k, :, task]))
+        summary = score.read(x[k, ..., task])
+        fit = score.learner(summary, range_)
+        # Any calibration cases give the centres of the windows; only scales are learned from them.
+        some = fit.learn(np.ones(table.cases, dtype=bool), np.arange(table.cases)).score
+        rule = policy.make_rule(part, some, range_, table.accelerations[k])
+        family = replace(some.grown(summary), scale=np.ones(table.cases))  # type: ignore[type-var]  # a linear one
+        base = rule.examine_family(family, table.cases)
+        return _SelfTunedCell(fit, summary, base, base.score(z[k, :, task]))
 
     tasks = range(x.shape[3])
-    parts = tuple(tuple(part(k, task) for task in tasks) for k in range(len(x)))
-    return SelfTunedRules(spec, table, parts, z)
+    cells = tuple(tuple(cell(k, task) for task in tasks) for k in range(len(x)))
+    return SelfTunedRules(spec, table, cells, z)
 
 
-def _scale(score: Score, read: Any) -> FloatArray:
-    return score.grown(read).scale  # type: ignore[attr-defined, no-any-return]  # a steady one
-
-
-class _FoldFit(NamedTuple):
-    """Policy refitted without one fold."""
-
-    units: NDArray[np.int64]
-    seen: StoppingStatistics
-    shown: StoppingStatistics
-
-
-# Learns from the units outside a fold (unit,).
-LearnFrom: TypeAlias = Callable[[NDArray[np.uint8]], _FoldFit]
-
-
-def learn_folds(steady: SelfTunedRules, index: NDArray[np.int64]) -> LearnFrom:
-    """Return a function that learns from the units outside a fold."""
-
-    def learn(fold: NDArray[np.uint8]) -> _FoldFit:
-        kept = fold[index] == 0
-        units = (np.cumsum(fold == 0) - 1)[index[kept]]
-        rules, seen = steady.learn(kept, units)
-        return _FoldFit(units, seen, steady.seen(rules))
-
-    return learn
+def _scale(score: Score, summary: Any) -> FloatArray:
+    return score.grown(summary).scale  # type: ignore[attr-defined, no-any-return]  # a linear one

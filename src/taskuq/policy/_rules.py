@@ -1,22 +1,33 @@
-"""Rules: examination and report of a round."""
+"""Stopping rules: statistics and reported intervals of a round."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from typing import Any, ClassVar, TypeAlias, final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from taskuq.conformal._family import LinearFamily, interval_family, stack_intervals
+from taskuq.conformal._family import (
+    IDENTITY,
+    LinearFamily,
+    Link,
+    interval_family,
+    stack_intervals,
+)
+from taskuq.conformal._quantiles import TAIL
 from taskuq.conformal.scores import score_to_dict
+from taskuq.conformal.scores._learned import LearnedScore
+from taskuq.conformal.scores._mlwr import MLWR
+from taskuq.errors import InputError
 from taskuq.interval import FloatArray, Interval, TaskRange
-from taskuq.policy._goal import Goal, bisect_threshold
+from taskuq.policy._goal import BISECTIONS, Goal, bisect_threshold
 from taskuq.protocols import IntervalFamily, Score
 
-# What a file says of a rule.
+# A stored rule.
 Record: TypeAlias = Mapping[str, Any]
 # Every finite threshold is above this; minus infinity is not, where every interval is empty.
 LEAST = -float(np.finfo(float).max)
@@ -34,24 +45,23 @@ class RoundStatistics:
 
     @property
     def is_risk(self) -> bool:
-        r"""Return True if :math:`-\lambda^*` is a risk statistic: the window is reported anyway."""
+        """Return True if the threshold bounds a risk, and the window is reported at any."""
         return self.window_from == -np.inf
 
-    def rescaled(self, scale: FloatArray, scaling: int) -> RoundStatistics:
-        """Return cases that were examined at scale 1 as they are at another."""
-        family = replace(self.family, scale=scale)  # type: ignore[type-var]  # an anchored one
+    def rescale(self, scale: FloatArray, scaling: int) -> RoundStatistics:
+        """Return the statistics of cases that were examined at scale 1."""
+        family = replace(self.family, scale=scale)  # type: ignore[type-var]  # a linear one
         largest = self.largest / scale if scaling < 0 else self.largest * scale
         return replace(self, family=family, largest=largest)
 
-    def take(self, cases: NDArray[np.int64]) -> RoundStatistics:
-        """Return some of the cases, in the given order."""
+    def select(self, cases: NDArray[np.int64]) -> RoundStatistics:
         return RoundStatistics(
             self.family.take(cases), self.window[cases], self.lowest[cases], self.largest[cases],
             self.window_from,
         )  # fmt: skip
 
     def stops(self, threshold: float) -> np.ndarray:
-        """Return True if the policy stops each case at a threshold; strict, so that ties go on."""
+        """Return True if the policy stops each case at a threshold; strict, so ties continue."""
         return np.asarray((self.lowest <= threshold) & (threshold < self.largest))
 
     def score(self, targets: FloatArray) -> FloatArray:
@@ -77,33 +87,32 @@ class RoundStatistics:
 class StoppingRule(ABC):
     """Stopping statistic and reported interval of one task and round."""
 
-    # What files call it.
+    # Name in stored policies.
     name: ClassVar[str]
-    # Whether the largest threshold is divided (-1) or multiplied (1) by the scale of the intervals;
-    # 0 where it is not so simple.
+    # The largest threshold is divided (-1) or multiplied (1) by the scale of the intervals; 0 if
+    # neither.
     scaling: ClassVar[int] = 0
-    # The score behind it.
     score: Score
 
     def examine(self, outputs: FloatArray) -> RoundStatistics:
-        """Examine cases, outputs of all rounds so far (round, case, sample)."""
-        return self.examined(interval_family(self.score, outputs), outputs.shape[-2])
+        """Return the statistics of cases from all rounds so far (round, case, sample)."""
+        return self.examine_family(interval_family(self.score, outputs), outputs.shape[-2])
 
     @abstractmethod
-    def examined(self, family: IntervalFamily, cases: int) -> RoundStatistics:
-        """Examine so many cases by their nested intervals."""
+    def examine_family(self, family: IntervalFamily, cases: int) -> RoundStatistics:
+        """Return the statistics of cases from their nested intervals."""
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """Return a description that JSON can hold."""
+        """Return the rule as JSON values."""
 
     @classmethod
     @abstractmethod
     def from_dict(cls, record: Record, score: Score, goal: Goal, range_: TaskRange) -> StoppingRule:
-        """Read a rule back from its description, its score read already."""
+        """Read a rule that :meth:`to_dict` wrote."""
 
 
-# The rules of a policy, rules[round][task].
+# rules[round][task]
 Rules: TypeAlias = tuple[tuple[StoppingRule, ...], ...]
 
 
@@ -119,8 +128,7 @@ class IntervalRule(StoppingRule):
     goal: Goal
     task_range: TaskRange
 
-    def examined(self, family: IntervalFamily, cases: int) -> RoundStatistics:
-        """Examine so many cases by their nested intervals."""
+    def examine_family(self, family: IntervalFamily, cases: int) -> RoundStatistics:
         low, high = self.task_range or (-np.inf, np.inf)
         return RoundStatistics(
             family=family,
@@ -130,13 +138,190 @@ class IntervalRule(StoppingRule):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a description that JSON can hold."""
         return {"kind": self.name, "score": score_to_dict(self.score)}
 
     @classmethod
     def from_dict(cls, record: Record, score: Score, goal: Goal, range_: TaskRange) -> IntervalRule:
-        """Read a rule back from its description."""
         return cls(score, goal, range_)
+
+
+# The log odds of the stored quantiles; between and beyond them the distribution is logistic.
+LOG_ODDS = np.arange(-10, 11) / 2
+
+
+@final
+@dataclass(frozen=True)
+class ResidualDistribution:
+    """Smoothed distribution of scaled residuals."""
+
+    quantiles: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        q = np.asarray(self.quantiles, dtype=float)
+        if q.shape != LOG_ODDS.shape or not np.isfinite(q).all() or not (np.diff(q) > 0).all():
+            message = f"a distribution needs {LOG_ODDS.size} rising quantiles; plan again"
+            raise InputError(message, code="file.damaged")
+
+    def log_odds(self, residuals: FloatArray) -> FloatArray:
+        """Return the log odds of smaller residuals."""
+        q = np.asarray(self.quantiles)
+        slopes = np.diff(LOG_ODDS) / np.diff(q)
+        piece = np.clip(np.searchsorted(q, residuals) - 1, 0, len(slopes) - 1)
+        return np.asarray(LOG_ODDS[piece] + slopes[piece] * (residuals - q[piece]))
+
+    def outside(self, below: FloatArray, above: FloatArray) -> FloatArray:
+        """Return the probability of a residual outside of [below, above]."""
+        from scipy.special import expit
+
+        # A sum of two tails: one minus what lies between would lose small ones to rounding.
+        return np.asarray(expit(self.log_odds(below)) + expit(-self.log_odds(above)))
+
+
+@final
+@dataclass(frozen=True)
+class WindowRule(StoppingRule):
+    """Stop when the risk of a goal-sized window is below the threshold."""
+
+    name: ClassVar[str] = "window"
+    scaling: ClassVar[int] = 1
+
+    score: Score
+    goal: Goal
+    task_range: TaskRange
+    weight: float
+    narrowing: tuple[float, float] | None = None
+    residuals: ResidualDistribution | None = None
+
+    @cached_property
+    def _place(self) -> TaskRange:
+        return window_place(self.score, self.task_range)
+
+    def examine_family(self, family: IntervalFamily, cases: int) -> RoundStatistics:
+        if not isinstance(family, LinearFamily):
+            raise InputError(
+                "a fixed-width policy needs the statistic 'spread' or 'learned'",
+                code="component.invalid",
+            )
+        if self.residuals is not None:
+            window, p = _most_probable_window(family, self.residuals, self.goal, self._place)
+            with np.errstate(divide="ignore"):  # no risk of missing
+                h = self.weight / (np.log(2) - np.log(p))
+        else:
+            window, reach = goal_window(self.goal, family.high, family.link, self._place)
+            steepness = np.divide(
+                self.weight, reach, out=np.full(reach.shape, np.inf), where=reach > 0
+            )
+            h = steepness * family.scale
+        window = window if self.task_range is None else window.clip(*self.task_range)
+        if self.narrowing is None:
+            return RoundStatistics(
+                family, window, np.full(h.shape, -np.inf), -h, window_from=-np.inf
+            )
+        t0, B = self.narrowing
+        largest = np.divide(t0, h, out=np.full(h.shape, np.inf), where=h > 0)
+        narrowed = replace(family, scale=B * family.scale)
+        return RoundStatistics(
+            family=narrowed,
+            window=window,
+            lowest=opening_threshold(narrowed, cases),
+            largest=np.where(h < t0, largest, -np.inf),
+            window_from=1.0,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        law, narrowing = self.residuals, self.narrowing
+        return {
+            "kind": self.name,
+            "score": score_to_dict(self.score),
+            **({"weight": self.weight} if law is None else {}),
+            "narrowing": narrowing and list(narrowing),
+            **({"probable": {"weight": self.weight, **asdict(law)}} if law else {}),
+        }
+
+    @classmethod
+    def from_dict(cls, record: Record, score: Score, goal: Goal, range_: TaskRange) -> WindowRule:
+        probable, narrowing, law = record.get("probable"), record["narrowing"], None
+        if narrowing is not None:
+            narrowing = (float(narrowing[0]), float(narrowing[1]))
+        if probable is not None:
+            law = ResidualDistribution(tuple(map(float, probable["quantiles"])))
+        weight = float((probable or record)["weight"])
+        return cls(score, goal, range_, weight, narrowing, law)
+
+
+def window_place(score: Score, task_range: TaskRange) -> TaskRange:
+    """Return the range that windows stay in: the declared one, or that of the score's link."""
+    link = score.link if isinstance(score, MLWR | LearnedScore) else IDENTITY
+    return (link.low, link.high) if task_range is None and not link.is_identity else task_range
+
+
+def _most_probable_window(
+    family: LinearFamily, law: ResidualDistribution, goal: Goal, place: TaskRange
+) -> tuple[Interval, FloatArray]:
+    """Return the most probable windows and their probability."""
+    assert goal.max_width is not None
+    tau, link = goal.max_width, family.link
+    m, u = family.high[:, None], family.scale[:, None]
+    low, high = place or (-np.inf, np.inf)
+    top = max(low, high - tau)
+    # The window around the centre first: it is kept where no other is better.
+    around = goal_window(goal, family.high, link, place)[0].lower[:, None]
+    ends = link.inverse(m + u * np.asarray(law.quantiles))
+    lower = np.clip(np.concatenate([around, ends, ends - tau], axis=1), low, top)
+    # (high - tau) + tau may round to less than high, and would lose a target there.
+    upper = np.maximum(lower + tau, np.where(lower >= top, high, -np.inf))
+    below = np.where(lower <= low, -np.inf, (link(lower) - m) / u)
+    above = np.where(upper >= high, np.inf, (link(upper) - m) / u)
+    missed = law.outside(below, above)
+    best = np.arange(len(missed)), missed.argmin(axis=1)
+    return Interval(lower[best], upper[best]), missed[best]
+
+
+def goal_window(
+    goal: Goal, center: FloatArray, link: Link, place: TaskRange
+) -> tuple[Interval, FloatArray]:
+    """Return windows that reach the goal, and the distance of their ends from the centre."""
+    if goal.side != "two":
+        end, reach = goal.bound(center, link)
+        is_upper = goal.side == "upper"
+        return Interval(-np.inf, end) if is_upper else Interval(end, np.inf), reach
+    assert goal.max_width is not None
+    tau = goal.max_width
+    low, high = place or (-np.inf, np.inf)
+    is_identity = link.is_identity
+    g = partial(np.asarray, dtype=float) if is_identity else link
+    lower = center - tau / 2 if is_identity else _balanced(center, tau, link)
+    top = max(low, high - tau)
+    lower = np.clip(lower, low, top)
+    # (high - tau) + tau may round to less than high, and would lose a target there.
+    upper = np.maximum(lower + tau, np.where(lower >= top, high, -np.inf))
+    below = np.where(lower <= low, np.inf, center - g(np.where(lower <= low, 0.0, lower)))
+    above = np.where(upper >= high, np.inf, g(np.where(upper >= high, 0.0, upper)) - center)
+    return Interval(lower, upper), np.minimum(below, above)
+
+
+def _balanced(center: FloatArray, tau: float, link: Link) -> FloatArray:
+    """Return lower ends of windows of width tau, centred on the link's scale."""
+    length = link.high - link.low
+    a, w = tau / length, 1 / (1 + np.exp(-2 * np.clip(center, -300, 300)))
+    b = a + 2 * w * (1 - a)
+    root = np.sqrt(np.maximum(b**2 + 4 * (1 - 2 * w) * w * (1 - a), 0.0))
+    t = 2 * w * (1 - a) / (b + root)
+    is_pure = (t >= TAIL) & (t + a <= 1 - TAIL)
+    lower = link.low + length * t
+    return (
+        lower if is_pure.all() else np.where(is_pure, lower, _search_lower_end(center, tau, link))
+    )
+
+
+def _search_lower_end(center: FloatArray, tau: float, link: Link) -> FloatArray:
+    middle = link.inverse(center)
+    low, high = middle - tau, middle.copy()
+    for _ in range(BISECTIONS):
+        lower = low / 2 + high / 2
+        too_high = link(lower + tau) - center > center - link(lower)
+        low, high = np.where(too_high, low, lower), np.where(too_high, lower, high)
+    return np.asarray(low / 2 + high / 2)
 
 
 @dataclass(frozen=True)
@@ -151,7 +336,6 @@ class StoppingStatistics:
 
     @property
     def cases(self) -> int:
-        """The number of cases."""
         return int(self.score.shape[1])
 
     @property
@@ -160,15 +344,15 @@ class StoppingStatistics:
         return bool(((self.lowest == 0) | (self.lowest <= LEAST)).all())
 
     def allowance(self, index: NDArray[np.int64]) -> FloatArray:
-        """Return the threshold below which each round stops each group as a whole (round, group)."""
-        return self.of_groups(self.largest, index)
+        """Return the threshold below which each round stops each whole group (round, group)."""
+        return self.group_thresholds(self.largest, index)
 
     def sure_allowance(self, index: NDArray[np.int64]) -> FloatArray | None:
-        """Return the lower ends of the allowances, where rules are known within a range only."""
-        return None if self.surely is None else self.of_groups(self.surely, index)
+        """Return lower bounds of the allowances, where rules are only bracketed."""
+        return None if self.surely is None else self.group_thresholds(self.surely, index)
 
-    def of_groups(self, largest: FloatArray, index: NDArray[np.int64]) -> FloatArray:
-        """Return what thresholds of cases (round, case) are for each group (round, group)."""
+    def group_thresholds(self, largest: FloatArray, index: NDArray[np.int64]) -> FloatArray:
+        """Combine thresholds of cases (round, case) into those of groups (round, group)."""
         is_risk = self.rounds[0][0].is_risk
         return np.stack([group_allowance(a, index, is_risk) for a in largest])
 
@@ -177,7 +361,7 @@ def stopping_statistics(
     rules: Sequence[Sequence[StoppingRule]], outputs: FloatArray, targets: FloatArray
 ) -> StoppingStatistics:
     """Compute stopping statistics of all rounds and tasks."""
-    return examination(
+    return combine_tasks(
         [
             [rule.examine(outputs[: k + 1, ..., t]) for t, rule in enumerate(of_round)]
             for k, of_round in enumerate(rules)
@@ -186,26 +370,27 @@ def stopping_statistics(
     )
 
 
-def examination(
+def combine_tasks(
     rounds: Sequence[Sequence[RoundStatistics]], targets: FloatArray
 ) -> StoppingStatistics:
-    """Put together what each task looked like in each round."""
+    """Combine the statistics of the tasks of each round."""
     scores = [
-        np.max([e.score(targets[k, :, t]) for t, e in enumerate(seen)], axis=0)
-        for k, seen in enumerate(rounds)
+        np.max([e.score(targets[k, :, t]) for t, e in enumerate(tasks)], axis=0)
+        for k, tasks in enumerate(rounds)
     ]
     return StoppingStatistics(
-        lowest=np.stack([np.max([e.lowest for e in seen], axis=0) for seen in rounds]),
-        largest=np.stack([np.min([e.largest for e in seen], axis=0) for seen in rounds]),
+        lowest=np.stack([np.max([e.lowest for e in tasks], axis=0) for tasks in rounds]),
+        largest=np.stack([np.min([e.largest for e in tasks], axis=0) for tasks in rounds]),
         score=np.stack(scores),
         rounds=tuple(map(tuple, rounds)),
     )
 
 
-def joint_report(examined: Sequence[RoundStatistics], threshold: ArrayLike) -> Interval:
-    """Return what is reported of all tasks in a round; (case,) or (case, task)."""
-    reports = [e.report(threshold) for e in examined]
-    return reports[0] if len(reports) == 1 else stack_intervals(reports, axis=-1)
+def joint_report(tasks: Sequence[RoundStatistics], threshold: ArrayLike) -> Interval:
+    """Return the reported interval of all tasks of a round; (case,) or (case, task)."""
+    if len(tasks) == 1:
+        return tasks[0].report(threshold)
+    return stack_intervals([e.report(threshold) for e in tasks], axis=-1)
 
 
 def group_allowance(largest: FloatArray, index: NDArray[np.int64], is_risk: bool) -> FloatArray:

@@ -14,25 +14,25 @@ from taskuq.conformal.scores._mlwr import MLWR
 from taskuq.conformal.scores._paper import AR, CQR, LWR
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, TaskRange
-from taskuq.policy._fixed_width import WindowRule, window_place
 from taskuq.policy._policy import Policy
-from taskuq.policy._rules import IntervalRule, StoppingRule
+from taskuq.policy._rules import IntervalRule, StoppingRule, WindowRule, window_place
 
 SCHEMA, VECTORS = "taskuq.policy/1", "taskuq.policy-vectors/1"
-# What others have written; a policy of one's own is known to its author alone.
-KNOWN = ("fixed-width", "adaptive", "anytime", "paper")
+# Kinds that the specification covers; a registered one of your own it does not.
+KINDS = ("fixed-width", "adaptive", "anytime", "paper")
 
 
 def export_policy(policy: Policy) -> dict[str, Any]:
     """Return the decision rule as JSON values."""
-    if policy.kind not in KNOWN:
+    if policy.kind not in KINDS:
         raise InputError(
-            f"a {policy.kind!r} policy is one of your own, which the specification does not know; "
-            f"use {', '.join(KNOWN)}"
+            f"policy {policy.kind!r} has no specification; use {', '.join(KINDS)}",
+            code="choice.unknown",
         )
     if policy.whole_group:
         raise InputError(
-            "a policy for whole groups has no specification yet; plan with unit='group' or 'case'"
+            "a policy for whole groups has no specification; plan with unit='group' or 'case'",
+            code="option.conflict",
         )
     return {
         "schema": SCHEMA,
@@ -44,38 +44,42 @@ def export_policy(policy: Policy) -> dict[str, Any]:
         "thresholds": [number_to_json(t) for t in policy.thresholds],
         "rules": [
             [_rule(rule, range_) for rule, range_ in zip(rules, policy.task_ranges, strict=True)]
-            for rules in policy.rules
+            for rules in policy._rules
         ],
     }
 
 
 def _rule(rule: StoppingRule, range_: TaskRange) -> dict[str, Any]:
     if not isinstance(rule, WindowRule | IntervalRule):
-        raise InputError(f"a rule {type(rule).__name__} is not known to the specification")
+        raise InputError(
+            f"rule {type(rule).__name__} has no specification", code="component.invalid"
+        )
     goal = rule.goal
-    found = {
+    record = {
         "side": goal.side,
         "max_width": goal.max_width,
         "level": goal.level,
         **_score(rule),
     }
     if isinstance(rule, IntervalRule):
-        return {"report": "interval", **found}
+        return {"report": "interval", **record}
     if rule.narrowing is not None:
         raise InputError(
-            "reports narrower than their window (budget below 1) have no specification yet; plan "
-            "with budget=1"
+            "reports narrower than their window (budget below 1) have no specification; plan with "
+            "budget=1",
+            code="option.conflict",
         )
     place = _range(window_place(rule.score, range_))
-    return {"report": "window", "weight": rule.weight, "place": place, **found}
+    return {"report": "window", "weight": rule.weight, "place": place, **record}
 
 
 def _score(rule: WindowRule | IntervalRule) -> dict[str, Any]:
-    score = rule.score
-    side = getattr(score, "side", None)
-    if side is not None and side != rule.goal.side:
-        raise InputError(f"the score is for {side} and the goal for {rule.goal.side}; plan again")
-    mean = {"kind": "mean"}
+    score, mean = rule.score, {"kind": "mean"}
+    if isinstance(score, AR | LWR | CQR | MLWR) and score.side != rule.goal.side:
+        raise InputError(
+            f"the score is for side {score.side!r} and the goal for {rule.goal.side!r}; plan again",
+            code="policy.mismatch",
+        )
     match score:
         case AR():
             return {"center": mean, "scale": {"kind": "one"}}
@@ -86,21 +90,23 @@ def _score(rule: WindowRule | IntervalRule) -> dict[str, Any]:
             return {"center": {"kind": "quantiles", "levels": [tail, 1 - tail]},
                     "scale": {"kind": "one"}}  # fmt: skip
         case MLWR():
-            return {"center": mean, "scale": _moderated(score)}
+            return {"center": mean, "scale": _regularised(score)}
     raise InputError(
-        f"the score {score_name(score)!r} is not known to the specification; use ar, lwr, cqr or "
-        "mlwr"
+        f"score {score_name(score)!r} has no specification; use ar, lwr, cqr or mlwr",
+        code="choice.unknown",
     )
 
 
-def _moderated(score: MLWR) -> dict[str, Any]:
+def _regularised(score: MLWR) -> dict[str, Any]:
     prior, link = score.prior, score.link
     if prior is None:
-        # One sample has no spread, and then the width is the same for all.
+        # One sample has no spread: the width is the same for all.
         return {"kind": "deviation", "less": 1}
     _, slope, curve = prior.coefficients
     if curve:
-        raise InputError("a curved prior of spreads is not known to the specification; plan again")
+        raise InputError(
+            "a curved prior of spreads has no specification; plan again", code="component.invalid"
+        )
     return {
         "kind": "moderated",
         "degrees": prior.degrees,
@@ -133,8 +139,7 @@ def export_test_vectors(policy: Policy, *, cases: int, seed: int) -> dict[str, A
 
 
 def _vector(policy: Policy, k: int, x: FloatArray) -> dict[str, Any]:
-    given = x if len(policy.task_names) > 1 else x[..., 0]
-    decision = policy.decide(k, given)
+    decision = policy.decide(k, x if len(policy.task_names) > 1 else x[..., 0])
     ends = (decision.interval.lower, decision.interval.upper)
     lower, upper = (np.atleast_1d(end).tolist() for end in ends)
     return {"round": k, "outputs": x.tolist(), "stop": decision.stop, "lower": lower,
@@ -142,10 +147,10 @@ def _vector(policy: Policy, k: int, x: FloatArray) -> dict[str, Any]:
 
 
 def _outputs(policy: Policy, k: int, rng: np.random.Generator) -> FloatArray:
-    """Outputs (round, sample, task) of a case: anywhere, certain or not, some of them alike."""
-    tasks = []
+    """Draw outputs (round, sample, task) of a case: anywhere, certain or not, some identical."""
+    columns = []
     for t, range_ in enumerate(policy.task_ranges):
-        goal = policy.goal.of(t)
+        goal = policy.goal.for_task(t)
         low, high = range_ or (-np.inf, np.inf)
         size = goal.max_width or abs(float(goal.level or 0.0)) or 1.0
         if np.isfinite([low, high]).all():
@@ -153,20 +158,20 @@ def _outputs(policy: Policy, k: int, rng: np.random.Generator) -> FloatArray:
         else:
             middle = (goal.level or 0.0) + size * rng.standard_normal()
         spread = size * 10.0 ** rng.uniform(-4, 0.5)
-        drawn = middle + spread * rng.standard_normal((k + 1, policy.samples))
-        drawn[rng.random(k + 1) < 0.1] = middle
-        # Few digits, for those who read; the task's range may end between two of them.
+        samples = middle + spread * rng.standard_normal((k + 1, policy.samples))
+        samples[rng.random(k + 1) < 0.1] = middle
+        # Few digits, for readers; the task's range may end between two of them.
         digits = 4 - int(np.floor(np.log10(size)))
-        tasks.append(np.clip(np.round(drawn, digits), low, high))
-    return np.stack(tasks, axis=-1)
+        columns.append(np.clip(np.round(samples, digits), low, high))
+    return np.stack(columns, axis=-1)
 
 
 def _is_close(policy: Policy, k: int, x: FloatArray) -> bool:
     """Return True if rounding could decide."""
     threshold = policy.thresholds[k]
-    for t, rule in enumerate(policy.rules[k]):
-        examined = rule.examine(x[:, None, :, t])
-        for end in (float(examined.lowest[0]), float(examined.largest[0])):
+    for t, rule in enumerate(policy._rules[k]):
+        e = rule.examine(x[:, None, :, t])
+        for end in (float(e.lowest[0]), float(e.largest[0])):
             tie = end == threshold and isinstance(rule.score, AR)
             finite = np.isfinite([end, threshold]).all()
             if finite and not tie and abs(end - threshold) <= 1e-9 * (1 + abs(threshold)):
@@ -175,7 +180,7 @@ def _is_close(policy: Policy, k: int, x: FloatArray) -> bool:
 
 
 def _refused(policy: Policy, outputs: Any) -> Iterator[dict[str, Any]]:
-    """Outputs that nothing may be decided about."""
+    """Yield outputs that must be refused."""
     x = np.asarray(outputs)
     rounds = len(policy.accelerations)
     for wrong in (x[:, 1:], np.concatenate([x, x]), np.concatenate([x, x], axis=2)):

@@ -1,4 +1,4 @@
-"""Thresholds, early-stop guarantees, certificate."""
+"""Thresholds, guarantee for early stops, certified acceleration."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,11 @@ from taskuq.interval import BoolArray, FloatArray
 from taskuq.policy._goal import Goal, Goals
 from taskuq.policy._rules import StoppingStatistics
 
-# The loss of each group at thresholds in rising order (group, threshold).
+# Loss of each group at thresholds in rising order (group, threshold).
 Losses: TypeAlias = Callable[[FloatArray], FloatArray]
 # Losses computed at a time, so that they stay in cache.
 BLOCK = 200_000
-# Thresholds looked at in each step of a search.
+# Thresholds of each step of a search.
 STEP = 64
 
 
@@ -30,13 +30,9 @@ STEP = 64
 class Calibrator(ABC):
     """Find the thresholds that give a guarantee."""
 
-    promise: Guarantee
+    guarantee: Guarantee
     unit: Unit
     index: NDArray[np.int64]
-
-    @abstractmethod
-    def quantiles(self, scores: FloatArray) -> FloatArray:
-        """Return the quantile of each row of scores (row, case) that keeps the promise."""
 
     @property
     @abstractmethod
@@ -44,30 +40,38 @@ class Calibrator(ABC):
         """The number of units in a calibration set."""
 
     @abstractmethod
-    def found(self, find: Callable[[BoolArray], float]) -> FloatArray:
-        """Return what is found in a calibration set, or in each, told its units (unit,)."""
+    def quantiles(self, scores: FloatArray) -> FloatArray:
+        """Return the guaranteed quantile of each row of scores (row, case)."""
+
+    @abstractmethod
+    def map_sets(self, function: Callable[[BoolArray], float]) -> FloatArray:
+        """Return the function of the units (unit,) of the calibration set, or of each."""
 
     @abstractmethod
     def smallest(self, thresholds: FloatArray, losses: Losses) -> FloatArray:
-        """Return the smallest threshold at which the groups lose no more than is allowed."""
+        """Return the smallest threshold with an allowed total loss of the groups."""
 
-    def stopping(self, seen: StoppingStatistics) -> FloatArray:
-        """Return the threshold, along a first axis, at which stopped reports keep the promise."""
+    def stopping_threshold(self, statistics: StoppingStatistics) -> FloatArray:
+        """Return the threshold, along a first axis, with a guarantee for stopped reports."""
         if self.unit.stops_together:
-            allowance = seen.allowance(self.index)
+            allowance = statistics.allowance(self.index)
             # Losses change only where a group starts to stop or a case starts to be covered.
-            sure = seen.sure_allowance(self.index)
-            ends = [allowance if sure is None else sure, allowance, seen.score]
-            grid = np.unique(np.concatenate([*(end.ravel() for end in ends), [-np.inf]]))
+            sure = statistics.sure_allowance(self.index)
+            sure = allowance if sure is None else sure
+            ends = np.concatenate([sure.ravel(), allowance.ravel(), statistics.score.ravel()])
 
-            def losses(some: FloatArray) -> FloatArray:
-                return _group_losses(allowance, seen.score, self.index, some, self.unit, sure)
+            def losses(thresholds: FloatArray) -> FloatArray:
+                return _group_losses(
+                    allowance, statistics.score, self.index, thresholds, self.unit, sure
+                )
 
-            least = self.smallest(grid, losses)[None]
-            return np.asarray(np.maximum(least, seen.lowest.max()))
-        Lambda = stopping_score(seen.lowest, seen.largest, seen.score, seen.surely)
-        # A larger threshold keeps the promise too, and below every opening no case could stop.
-        return np.asarray(np.maximum(self.quantiles(Lambda[None]), seen.lowest.min()))
+            least = self.smallest(np.unique(np.append(ends, -np.inf)), losses)[None]
+            return np.asarray(np.maximum(least, statistics.lowest.max()))
+        Lambda = stopping_score(
+            statistics.lowest, statistics.largest, statistics.score, statistics.surely
+        )
+        # A larger threshold keeps the guarantee, and below every opening no case could stop.
+        return np.asarray(np.maximum(self.quantiles(Lambda[None]), statistics.lowest.min()))
 
 
 def stopping_score(
@@ -96,51 +100,43 @@ def _group_losses(
     index: NDArray[np.int64],
     thresholds: FloatArray,
     unit: Unit,
-    surely: FloatArray | None = None,
+    sure: FloatArray | None = None,
 ) -> FloatArray:
     """Return the loss of each group at each threshold, made monotone, (group, threshold)."""
-    step = max(1, BLOCK // allowance.shape[1])
-    blocks = [thresholds[start : start + step] for start in range(0, len(thresholds), step)]
-    sure = allowance if surely is None else surely
-    return np.hstack([_losses(allowance, score, index, block, unit, sure) for block in blocks])
-
-
-def _losses(
-    allowance: FloatArray,
-    score: FloatArray,
-    index: NDArray[np.int64],
-    thresholds: FloatArray,
-    unit: Unit,
-    sure: FloatArray,
-) -> FloatArray:
-    groups, count = allowance.shape[1], len(thresholds)
+    sure = allowance if sure is None else sure
+    groups, step = allowance.shape[1], max(1, BLOCK // allowance.shape[1])
     sizes = np.bincount(index, minlength=groups)[:, None]
-    losses = np.zeros((groups, count))
-    before = np.full((groups, 1), -np.inf)
-    for k in range(len(allowance)):
-        # A case is missed at all thresholds below its score; where an earlier round stops below
-        # `before`, only what is missed there counts.
-        place = index * (count + 1) + np.searchsorted(thresholds, score[k])
-        found = np.bincount(place, minlength=groups * (count + 1)).reshape(groups, count + 1)
-        missed = sizes - np.cumsum(found[:, :-1], axis=1)
-        at_before = np.bincount(index[score[k] > before[index, 0]], minlength=groups)[:, None]
-        loss = unit.loss(np.where(thresholds < before, at_before, missed), sizes)
-        stops = np.maximum(thresholds, before) < allowance[k][:, None]
-        losses = np.maximum(losses, np.where(stops, loss, 0.0))
-        before = np.maximum(before, sure[k][:, None])
-    return losses
+    blocks = []
+    for start in range(0, len(thresholds), step):
+        block = thresholds[start : start + step]
+        count = len(block)
+        losses = np.zeros((groups, count))
+        before = np.full((groups, 1), -np.inf)
+        for k in range(len(allowance)):
+            # A case is missed at all thresholds below its score; where an earlier round stops
+            # below `before`, only what is missed there counts.
+            place = index * (count + 1) + np.searchsorted(block, score[k])
+            counts = np.bincount(place, minlength=groups * (count + 1)).reshape(groups, count + 1)
+            missed = sizes - np.cumsum(counts[:, :-1], axis=1)
+            at_before = np.bincount(index[score[k] > before[index, 0]], minlength=groups)[:, None]
+            loss = unit.loss(np.where(block < before, at_before, missed), sizes)
+            stops = np.maximum(block, before) < allowance[k][:, None]
+            losses = np.maximum(losses, np.where(stops, loss, 0.0))
+            before = np.maximum(before, sure[k][:, None])
+        blocks.append(losses)
+    return np.hstack(blocks)
 
 
 def smallest_threshold(thresholds: FloatArray, totals: FloatArray, allowed: float) -> FloatArray:
     """Return the smallest threshold with an allowed total loss, or infinity."""
-    # Shares of cases are not exact in floats; a meeting of sums counts as allowed.
+    # Fractions of cases are not exact in floats; equal sums count as allowed.
     good = (totals <= allowed + 1e-9) & (allowed >= 0)
     first = np.where(good.any(axis=-1), good.argmax(axis=-1), len(thresholds))
     return np.asarray(np.append(thresholds, np.inf)[first])
 
 
-def search_allowed(thresholds: FloatArray, losses: Losses, allowed: float) -> FloatArray:
-    """Return the smallest threshold at which the groups' total is allowed, looking at few of them."""
+def search_threshold(thresholds: FloatArray, losses: Losses, allowed: float) -> FloatArray:
+    """Return the smallest threshold with an allowed total loss, by a search."""
     while len(thresholds) > STEP:
         step = -(-len(thresholds) // STEP)
         # The first part whose last threshold is allowed has the smallest one; else the last part.
@@ -152,80 +148,70 @@ def search_allowed(thresholds: FloatArray, losses: Losses, allowed: float) -> Fl
 
 
 def smallest_certified(thresholds: FloatArray, losses: FloatArray, bets: BettingEProcess) -> float:
-    """Return the smallest threshold from which on all losses are certified; infinity for none."""
+    """Return the smallest threshold from which all losses are certified, or infinity."""
     totals = losses.sum(axis=0)
-    # Losses that add up to the same are the same: each is looked at once, where it begins.
+    # Losses with the same total are the same: each is tested once, where it begins.
     begins = np.flatnonzero(np.append(True, totals[1:] < totals[:-1]))
     failed = np.flatnonzero(~bets.certify(losses[:, begins]))
     first = failed[-1] + 1 if failed.size else 0
     return float(thresholds[begins[first]]) if first < len(begins) else np.inf
 
 
-def guarantee_at_stop(goal: Goal | Goals, promise: str) -> str:
+def guarantee_at_stop(goal: Goal | Goals, guarantee: str) -> str:
     """Return the guarantee statement at the stop."""
-    what = promise.removeprefix("Guaranteed: ")
-    stopped = f"Guaranteed for the report at the stop, where {goal.sentence}: {what}"
-    return f"{stopped} A scan that measures everything knows the target."
+    what = guarantee.removeprefix("Guaranteed: ")
+    return (
+        f"Guaranteed for the report at the stop, where {goal.statement}: {what} "
+        "A fully sampled scan yields the target itself."
+    )
 
 
 def make_certificate(
-    seen: StoppingStatistics,
+    statistics: StoppingStatistics,
     thresholds: FloatArray,
     calibrator: Calibrator,
     accelerations: FloatArray,
-    certainty: float,
-    within: Callable[[float], StoppingStatistics] | None = None,
+    delta: float,
+    with_margin: Callable[[float], StoppingStatistics] | None = None,
 ) -> dict[str, Any]:
-    """Return the mean acceleration at calibration, and the certified one if there is."""
-    exact_alpha(certainty, "certainty")
+    """Return the mean acceleration at calibration and, if there is one, the certified one."""
+    failing = float(exact_alpha(delta, "certificate_alpha"))
     if np.isnan(accelerations).any():
         return {}
-    cost, of_cases = (
-        _cost(seen, seen.largest, thresholds, calibrator, accelerations, every_case_alike=alike)
-        for alike in (False, True)
-    )
-    found: dict[str, Any] = {
-        "mean_over": calibrator.unit.mean_over,
-        "mean_acceleration": 1 / cost,
-        "mean_acceleration_of_cases": 1 / of_cases,
+    unit, index = calibrator.unit, calibrator.index
+
+    def cost(largest: FloatArray, weight: FloatArray) -> float:
+        lowest = statistics.lowest
+        if unit.stops_together:
+            largest = statistics.group_thresholds(largest, index)
+            lowest = np.full(largest.shape, -np.inf)
+            weight = np.asarray(np.bincount(index, weights=weight), dtype=float)
+        return mean_cost(lowest, largest, accelerations, thresholds, weight)
+
+    weights = unit.weights(index)
+    certificate: dict[str, Any] = {
+        "mean_over": unit.mean_over,
+        "mean_acceleration": 1 / cost(statistics.largest, weights),
+        "mean_acceleration_of_cases": 1 / cost(statistics.largest, np.ones(len(index))),
     }
-    # Going on is monotone in one threshold, which is what the certificate rests on.
-    if len(set(thresholds)) > 1 or not seen.is_always_open:
-        return found
-    units, failing = int(calibrator.index.max()) + 1, float(exact_alpha(certainty, "certainty"))
-    groups, slowest = calibrator.unit.is_group, seen.largest
-    if within is not None:
-        # Half of the failures are left to what was learnt: two quantiles of each round and task,
+    # The certificate rests on stops that are monotone in one threshold.
+    if len(set(thresholds)) > 1 or not statistics.is_always_open:
+        return certificate
+    units, slowest = int(index.max()) + 1, statistics.largest
+    if with_margin is not None:
+        # Half of the failures are left to what was learned: two quantiles of each round and task,
         # each off to both sides.
         failing /= 2
-        quantiles = 4 * len(accelerations) * len(seen.rounds[0])
-        surely = within(2 * _deviation(units, failing / quantiles, groups=groups)).surely
+        quantiles = 4 * len(accelerations) * len(statistics.rounds[0])
+        margin = 2 * _deviation(units, failing / quantiles, groups=unit.is_group)
+        surely = with_margin(margin).surely
         assert surely is not None
         slowest = surely
-    cost = _cost(seen, slowest, thresholds, calibrator, accelerations)
-    found["certified"] = _certified_acceleration(cost, accelerations, units, failing, groups=groups)
-    found["delta"] = certainty
-    return found
-
-
-def _cost(
-    seen: StoppingStatistics,
-    largest: FloatArray,
-    thresholds: FloatArray,
-    calibrator: Calibrator,
-    accelerations: FloatArray,
-    *,
-    every_case_alike: bool = False,
-) -> float:
-    """The mean cost of the calibration cases where rounds stop below the given thresholds."""
-    unit, index = calibrator.unit, calibrator.index
-    weight = np.ones(len(index)) if every_case_alike else unit.weights(index)
-    lowest = seen.lowest
-    if unit.stops_together:
-        largest = seen.of_groups(largest, index)
-        lowest = np.full(largest.shape, -np.inf)
-        weight = np.asarray(np.bincount(index, weights=weight), dtype=float)
-    return mean_cost(lowest, largest, accelerations, thresholds, weight)
+    certificate["certified"] = _certified_acceleration(
+        cost(slowest, weights), accelerations, units, failing, groups=unit.is_group
+    )
+    certificate["delta"] = delta
+    return certificate
 
 
 def mean_cost(
@@ -235,7 +221,7 @@ def mean_cost(
     threshold: FloatArray | float,
     weight: FloatArray | None = None,
 ) -> float:
-    r"""Return the mean share of measurements that cases take, :math:`\mathbb E[1 / R_T]`."""
+    r"""Return the mean sampled fraction at the stop, :math:`\mathbb E[1 / R_T]`."""
     at = np.broadcast_to(np.asarray(threshold, float), len(largest))[:, None]
     stops = (lowest <= at) & (at < largest)
     stopped = np.concatenate([stops, np.ones((1, stops.shape[1]), bool)]).argmax(axis=0)
@@ -243,15 +229,14 @@ def mean_cost(
 
 
 def costs(accelerations: FloatArray) -> FloatArray:
-    """Return the share of measurements at each round, and at the end; 0 where it is unknown."""
-    known = np.where(np.isnan(accelerations), np.inf, accelerations)
-    return np.append(1 / known, 1.0)
+    """Return the sampled fraction of each round, and of the end; 0 where it is unknown."""
+    return np.append(1 / np.where(np.isnan(accelerations), np.inf, accelerations), 1.0)
 
 
 def _certified_acceleration(
     cost: float, accelerations: FloatArray, units: int, delta: float, *, groups: bool
 ) -> float:
-    """Return an average acceleration that new units exceed, but for a share delta of calibrations."""
+    """Return a mean acceleration that new units exceed, but for delta of calibration sets."""
     failing = float(exact_alpha(delta, "delta")) / len(accelerations)
     epsilon = _deviation(units, failing, groups=groups)
     first = accelerations[0] if np.isfinite(accelerations[0]) else np.inf
@@ -259,7 +244,7 @@ def _certified_acceleration(
 
 
 def _deviation(units: int, failing: float, *, groups: bool) -> float:
-    """Return how far a distribution function exceeds the one seen, but for so many failures."""
+    """Return the one-sided deviation of an empirical distribution function."""
     x = math.log(1 / failing)
     if groups:
         while math.e * x * math.exp(-x) > failing:
@@ -267,9 +252,9 @@ def _deviation(units: int, failing: float, *, groups: bool) -> float:
     return math.sqrt(x / (2 * units))
 
 
-# The share of units from which the thresholds to test are taken.
-EARLY_TUNING_SHARE = 0.1
-# How many thresholds are tested at most.
+# Fraction of units from which the thresholds to test are taken.
+EARLY_FRACTION = 0.1
+# Most thresholds tested.
 RUNGS = 64
 
 
@@ -277,64 +262,60 @@ RUNGS = 64
 class TuningCases:
     """Held-out cases evaluated under the rules."""
 
-    seen: StoppingStatistics
+    statistics: StoppingStatistics
     index: NDArray[np.int64]
 
 
-class _EarlyStops(NamedTuple):
-    """Early stops and miscoverage per case and threshold."""
-
-    early: BoolArray
-    missed: BoolArray
-
-
-def _stops_at(
-    seen: StoppingStatistics, thresholds: FloatArray, unit: Unit, index: NDArray[np.int64]
-) -> _EarlyStops:
-    """Replay the stop of each case at each of several thresholds."""
-    largest = seen.allowance(index)[:, index] if unit.stops_together else seen.largest
+def _early_stops(
+    statistics: StoppingStatistics, thresholds: FloatArray, unit: Unit, index: NDArray[np.int64]
+) -> tuple[BoolArray, BoolArray]:
+    """Return early stops, and misses among them, of each threshold and case."""
+    largest = statistics.largest
+    if unit.stops_together:
+        largest = statistics.allowance(index)[:, index]
     at = thresholds[:, None]
-    early = np.zeros((len(thresholds), seen.cases), dtype=bool)
+    early = np.zeros((len(thresholds), statistics.cases), dtype=bool)
     missed = early.copy()
-    for lowest, top, score in zip(seen.lowest, largest, seen.score, strict=True):
+    for lowest, top, score in zip(statistics.lowest, largest, statistics.score, strict=True):
         here = ~early & (lowest <= at) & (at < top)
         early |= here
         missed |= here & (score > at)
-    return _EarlyStops(early, missed)
+    return early, missed
 
 
 def threshold_grid(tuning: TuningCases, calibrator: Calibrator) -> FloatArray:
     """Return thresholds to test, from conservative to aggressive."""
-    found = np.unique(tuning.seen.largest[np.isfinite(tuning.seen.largest)])[::-1]
-    if not found.size:
-        return found
-    rungs = found[np.unique(np.linspace(0, len(found) - 1, RUNGS).round().astype(np.int64))]
-    unit, promise = calibrator.unit, calibrator.promise
+    largest = tuning.statistics.largest
+    grid = np.unique(largest[np.isfinite(largest)])[::-1]
+    if not grid.size:
+        return grid
+    grid = grid[np.unique(np.linspace(0, len(grid) - 1, RUNGS).round().astype(np.int64))]
+    unit, guarantee = calibrator.unit, calibrator.guarantee
     weight = unit.weights(tuning.index) / (tuning.index.max() + 1)
-    early = _stops_at(tuning.seen, rungs, unit, tuning.index).early @ weight
-    enough = min(1.0, promise.whom.needed(promise.alpha, promise.delta) / calibrator.units)
-    return rungs[int((early >= (early.max() ** 2 * enough) ** (1 / 3)).argmax()) :]
+    early = _early_stops(tuning.statistics, grid, unit, tuning.index)[0] @ weight
+    enough = min(1.0, guarantee.whom.needed(guarantee.alpha, guarantee.delta) / calibrator.units)
+    return grid[int((early >= (early.max() ** 2 * enough) ** (1 / 3)).argmax()) :]
 
 
 def last_certified(
-    seen: StoppingStatistics, calibrator: Calibrator, rungs: FloatArray
+    statistics: StoppingStatistics, calibrator: Calibrator, grid: FloatArray
 ) -> FloatArray:
     """Return the last threshold before the first failed test (fixed-sequence testing)."""
-    promise, unit, index = calibrator.promise, calibrator.unit, calibrator.index
-    assert promise.delta is not None
-    delta = promise.delta
-    stops = _stops_at(seen, rungs, unit, index)
+    alpha, delta = calibrator.guarantee.alpha, calibrator.guarantee.delta
+    unit, index = calibrator.unit, calibrator.index
+    assert delta is not None
+    stops = _early_stops(statistics, grid, unit, index)
     weight = unit.weights(index)[:, None]
-    early, missed = np.zeros((2, int(index.max()) + 1, len(rungs)))
-    np.add.at(early, index, weight * stops.early.T)
-    np.add.at(missed, index, weight * stops.missed.T)
+    early, missed = np.zeros((2, int(index.max()) + 1, len(grid)))
+    np.add.at(early, index, weight * stops[0].T)
+    np.add.at(missed, index, weight * stops[1].T)
     certify = _certified_groups if unit.is_group else _certified_cases
 
-    def walk(kept: BoolArray) -> float:
-        certified = certify(early[kept], missed[kept], promise.alpha, delta)
-        return float(np.append(np.inf, rungs)[np.append(certified, False).argmin()])
+    def test(kept: BoolArray) -> float:
+        certified = certify(early[kept], missed[kept], alpha, delta)
+        return float(np.append(np.inf, grid)[np.append(certified, False).argmin()])
 
-    return calibrator.found(walk)[None]
+    return calibrator.map_sets(test)[None]
 
 
 def _certified_cases(

@@ -19,13 +19,18 @@ from taskuq.recover.sampler._sample import SamplerRecovery
 
 build, load = RECOVERIES.build, RECOVERIES.load
 
+from taskuq.recover._cases import RecoveryTraining
+from taskuq.recover._tomography import FilteredBackProjection
+
 __all__ = [
     "RECOVERIES",
     "ConditionalFlow",
+    "FilteredBackProjection",
     "FlowConfig",
     "FlowRecovery",
     "FlowSampler",
     "FlowSamples",
+    "RecoveryTraining",
     "SamplerConfig",
     "SamplerNet",
     "SamplerRecovery",

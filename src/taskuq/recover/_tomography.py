@@ -310,7 +310,7 @@ class _UnrolledRecovery:
 
 
 @dataclass(frozen=True)
-class _UnrolledMethod:
+class UnrolledMethod:
     """The table ``[recover]`` of an unrolled network."""
 
     weights: Path | None = None
@@ -383,7 +383,7 @@ def _summary(rates: Sequence[float], values: Mapping[str, Tensor]) -> dict[str, 
     return found
 
 
-NETWORK = NetworkKind(_UnrolledConfig, _UnrolledNet, _UnrolledTraining, _UnrolledMethod, PRESETS)
+NETWORK = NetworkKind(_UnrolledConfig, _UnrolledNet, _UnrolledTraining, UnrolledMethod, PRESETS)
 
 # What an estimate tells, and the one channel of an image.
 INPUTS, OUTPUTS = 3, 1
@@ -410,7 +410,7 @@ class _UnrolledEstimator:
 
 
 @dataclass(frozen=True)
-class _CTSamplerMethod:
+class CTSamplerMethod:
     """Settings [recover] of the CT sampler."""
 
     weights: Path | None = None
@@ -568,5 +568,5 @@ class _CrossFitCTEstimates:
 
 
 SAMPLER_NETWORK = NetworkKind(
-    SamplerConfig, SamplerNet, _CTSamplerTraining, _CTSamplerMethod, SAMPLER_PRESETS, large=True
+    SamplerConfig, SamplerNet, _CTSamplerTraining, CTSamplerMethod, SAMPLER_PRESETS, large=True
 )

@@ -216,5 +216,5 @@ def load_public_varnet(path: Path | str) -> VarNet:
 
 
 NETWORK = NetworkKind(
-    VarNetConfig, VarNet, VarNetTraining, VarNetMethod, PRESETS, large=True, any_input=True
+    VarNetConfig, VarNet, VarNetTraining, VarNetMethod, PRESETS, large=True, flexible_input=True
 )

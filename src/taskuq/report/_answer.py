@@ -209,7 +209,7 @@ def _of_simulation(contents: Contents, best: Record) -> tuple[str, tuple[_Number
         f"{_percent(1 / R, 0)} of the {measurements}, and the reports held the truth "
         f"{_percent(coverage)} of the time{but}."
     )
-    whom = contents.words.said(best["mean_over"])
+    whom = contents.words.apply(best["mean_over"])
     varies = ", of the width one standard deviation between splits"
     measured = (
         f"Measured for {whom}, over {best['trials']} random splits ({policy_name(best)}); ± is one "
@@ -243,7 +243,7 @@ def _of_evaluation(contents: Contents) -> tuple[str, tuple[_Number, ...], str] |
     return (
         f"{said} held the truth {'at least ' if of else ''}{held.value} of the time.",
         (held, width),
-        f"Measured {how} by {contents.words.said(low['unit'])}; ± is one standard deviation "
+        f"Measured {how} by {contents.words.apply(low['unit'])}; ± is one standard deviation "
         "between splits. When to stop was not simulated.",
     )
 

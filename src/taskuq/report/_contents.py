@@ -196,7 +196,7 @@ def build_contents(folder: RunFolder) -> Contents:
     return Contents(
         folder, words, alpha, max_width, stored_policy,
         None if policy is None else _simulated(policy, folder, simulations),
-        [Statement(words.said(one), tuple(map(words.said, of))) for one, of in guarantees],
+        [Statement(words.apply(one), tuple(map(words.apply, of))) for one, of in guarantees],
         unit is not None and unit.is_group, cases, numbers, scan, _failed(folder), evaluations,
         simulations, _sections([*shown, *_computed(folder, words, sizes)]),
         [one.table for one in shown if one.table is not None], experiments, notes,
@@ -262,7 +262,7 @@ def _computed(folder: RunFolder, words: Terminology, sizes: Record | None) -> It
     if folder.explorer is not None and folder.explorer.masks is not None:
         masks, rates = folder.explorer.masks, folder.explorer.accelerations
         found.append({"schema": records.MASKS, "masks": masks, "accelerations": rates})
-    if folder.table is not None and folder.table.lines is not None:
+    if folder.table is not None and folder.table.sampled_lines is not None:
         found.append(lines_record(folder.table, words))
     found += [] if sizes is None else [sizes]
     for record in found:
@@ -317,7 +317,7 @@ def _with_goal(found: StoredRecord) -> StoredRecord:
     if found.schema != records.SIMULATE:
         return found
     try:
-        until = goal_from_dict(found.record["goal"]).sentence
+        until = goal_from_dict(found.record["goal"]).statement
     except (InputError, KeyError, TypeError):
         return found
     return replace(found, record={**found.record, "until": until})
@@ -325,7 +325,7 @@ def _with_goal(found: StoredRecord) -> StoredRecord:
 
 def _failed(folder: RunFolder) -> dict[str, str]:
     """Reasons of failed cases, from the log of an unfinished table."""
-    if folder.table is None or not folder.table.missing or folder.table_path is None:
+    if folder.table is None or not folder.table.missing_cases or folder.table_path is None:
         return {}
     from taskuq.pipeline._pipeline import status
 
@@ -373,7 +373,7 @@ def _simulated(
     by_score, by_statistic = "score" in options, "statistic" in options
     alike = {
         "policy": policy.kind,
-        "score": score_name(policy.rules[0][0].score) if by_score else "-",
+        "score": score_name(policy._rules[0][0].score) if by_score else "-",
         "statistic": policy.provenance.get("statistic") if by_statistic else None,
         "budget": policy.provenance.get("budget", 1.0),
         "alpha": policy.alpha,
@@ -403,7 +403,7 @@ def _guarantees(
     withdrawn = {w["policy"]: str(w["sentence"]) for w in monitors if w["withdrawn"] is not False}
     found = [
         Statement(
-            one.sentence if isinstance(one, Policy) else one.guarantee.sentence,
+            one.statement if isinstance(one, Policy) else one.guarantee.sentence,
             _shortages(one, withdrawn),
         )
         for one in opened
@@ -421,7 +421,7 @@ def _shortages(stored: Policy | Bound, withdrawn: Mapping[str, str]) -> tuple[st
         if short is None and np.isposinf(stored.thresholds).any():
             short = "no scan may stop in a round whose threshold is infinite"
         lost = withdrawn and withdrawn.get(fingerprint(stored.to_dict()))
-        return tuple(s for s in (lost, short and f"But {short}.", stored.outlook) if s)
+        return tuple(s for s in (lost, short and f"But {short}.", stored.warning) if s)
     if short is None and not stored.is_finite:
         short = "no finite interval keeps it: the interval is the whole task range"
     return (f"But {short}.",) if short else ()
@@ -500,7 +500,7 @@ def _explorer_numbers(
     unit = "group" if run_unit is None else run_unit.counted
     widths: list[float | None] = [None] * explorer.tasks
     if policy is not None and len(policy.task_names) == explorer.tasks:
-        widths = [policy.goal.of(task).max_width for task in range(explorer.tasks)]
+        widths = [policy.goal.for_task(task).max_width for task in range(explorer.tasks)]
     return explorer_numbers(
         explorer,
         alpha=alpha or 0.05,
@@ -556,12 +556,12 @@ def _policy_reports(policy: Policy, table: TaskOutputs) -> Iterator[_CaseReport]
 
 def _bound_reports(bound: Bound, table: TaskOutputs) -> Iterator[_CaseReport]:
     """Apply a bound to every case of a table."""
-    k = 0 if bound.acceleration is None else table.round_at(bound.acceleration)
+    k = 0 if bound.acceleration is None else table.round_index(bound.acceleration)
     if bound.acceleration is None and table.rounds > 1:
         raise InputError("it does not say which of the table's accelerations it is for")
     if table.tasks > 1:
         raise InputError("it is for one task, the table has several")
-    outputs = table.until(k) if bound.rounds > 1 else table.outputs[k]
+    outputs = table.rounds_up_to(k) if bound.rounds > 1 else table.outputs[k]
     interval = bound(outputs)
     targets = table.targets_at(k)
     source = f"{score_name(bound.score)} at alpha {bound.alpha:g}"

@@ -21,9 +21,10 @@ from taskuq.conformal._units import choose_units, make_unit
 from taskuq.conformal.scores import resolve_score
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, TaskRange
-from taskuq.policy._fixed_width import window_law, window_place
+from taskuq.policy._fixed_width import window_distribution
 from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import POLICIES, PolicySpec, Statistic
+from taskuq.policy._rules import window_place
 from taskuq.protocols import Score, SelfTunedScore
 from taskuq.table._terminology import Terminology, round_label
 
@@ -72,7 +73,7 @@ class Explorer:
     def tasks(self) -> int:
         return 1 if self.outputs.ndim == 3 else int(self.outputs.shape[3])
 
-    def of(self, task: int) -> _OneTask:
+    def for_task(self, task: int) -> _OneTask:
         def part(values: FloatArray | None) -> Any:
             return values if values is None or self.outputs.ndim == 3 else values[..., task]
 
@@ -335,9 +336,9 @@ def _scores(
         scores["cqr"] = {"calibration": _ordered(x), "shown": _ordered(shown)}
     bases = {
         "mlwr": resolve_score("mlwr", alpha),
-        "spread": plans["spread"].base,
+        "spread": plans["spread"].base_score,
         "learned": resolve_score("learned", alpha),
-        "learned-window": plans["learned-window"].base,
+        "learned-window": plans["learned-window"].base_score,
     }
     for name, base in bases.items():
         if tuning_fraction(base) and x.shape[1] < FEWEST_FOR_LEARNED:
@@ -356,7 +357,10 @@ def _scores(
         scores[name] = _anchored(tuned, x, shown, np.flatnonzero(~aside))
         if name in plans:
             places = [window_place(score, task_range) for score in tuned]
-            laws = [window_law(score, x[: k + 1, aside], z[aside]) for k, score in enumerate(tuned)]
+            laws = [
+                window_distribution(score, x[: k + 1, aside], z[aside])
+                for k, score in enumerate(tuned)
+            ]
             scores[name] |= _windows(plans[name], places, explorer.accelerations)
             scores[name]["residuals"] = [law and law.quantiles for law in laws]
     return scores
@@ -403,7 +407,7 @@ def _windows(
     """Places of the windows, and weights of the rounds."""
     return {
         "places": [None if place is None else [_word(v) for v in place] for place in places],
-        "weights": [float(R**plan.lateness) for R in accelerations],
+        "weights": [float(R**plan.round_tolerance) for R in accelerations],
     }
 
 

@@ -111,7 +111,7 @@ def _plate(figure: Figure, used: set[str], short: str, say: Say = str) -> dict[s
 def _context(contents: Contents) -> dict[str, Any]:
     folder, words, run = contents.folder, contents.words, contents.folder.run
     used: set[str] = set()
-    say = words.said
+    say = words.apply
     explorer, notes = _explorer(contents)
     failures, counted = _failure_tables(contents)
     patients, by_task = patient_table(folder.table, contents.cases), task_table(contents.cases)
@@ -175,7 +175,7 @@ def _experiments(contents: Contents, used: set[str]) -> list[dict[str, Any]]:
     for identity, e in zip(contents.experiment_ids, contents.experiments, strict=True):
         first = next((t for t in e.tables if t.name == SUMMARY), next(iter(e.tables), None))
         # Somebody else's experiment has words of its own.
-        say = contents.words.said if e.name in STORY else str
+        say = contents.words.apply if e.name in STORY else str
         found.append(
             {
                 "id": identity,
@@ -245,7 +245,7 @@ def _facts(contents: Contents) -> list[tuple[str, str]]:
     if table is not None:
         found.append(("Posterior samples p", f"{table.samples}"))
         groups = "" if table.group is None else f" in {len(set(table.group.tolist()))} groups"
-        found.append((words.many("case").capitalize(), f"{table.cases}{words.said(groups)}"))
+        found.append((words.many("case").capitalize(), f"{table.cases}{words.apply(groups)}"))
         if not np.isnan(table.accelerations).any():
             rounds = ", ".join(table.round_labels)
             found.append((words.many("round").capitalize(), f"{rounds}, then everything"))
@@ -254,13 +254,13 @@ def _facts(contents: Contents) -> list[tuple[str, str]]:
     elif isinstance(run.get("samples"), int):
         found.append(("Posterior samples p", str(run["samples"])))
     if run.get("unit"):
-        found.append(("Unit of the promise", words.said(str(run["unit"]))))
+        found.append(("Unit of the promise", words.apply(str(run["unit"]))))
     certificate = (contents.policy or {}).get("certificate", {})
     if "certified" in certificate:
         found.append((
             "Average acceleration, certified",
             f"at least {number(certificate['certified']):.2f} for "
-            f"{words.said(certificate['mean_over'])}, but for {certificate['delta']:g} of "
+            f"{words.apply(certificate['mean_over'])}, but for {certificate['delta']:g} of "
             "calibration sets",
         ))  # fmt: skip
     if run.get("seed") is not None:
@@ -324,7 +324,7 @@ def _failure_tables(contents: Contents) -> tuple[list[Table], str]:
     failed: dict[str, str] = {}
     skipped: list[tuple[str, str]] = []
     if folder.table is not None:
-        failed |= dict.fromkeys(folder.table.missing, "not finished; the run gives no reason")
+        failed |= dict.fromkeys(folder.table.missing_cases, "not finished; the run gives no reason")
     for found in folder.of(STATUS):
         reasons = found.record.get("failed")
         if isinstance(reasons, dict):

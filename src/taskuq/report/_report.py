@@ -114,13 +114,12 @@ def make_report(
         kinds = dict.fromkeys((policy, *others))
         plans = [PolicySpec(kind, alpha, goal) for kind in kinds]
         tell(f"Replaying {', '.join(kinds)} over {trials} random splits.")
-        rng = np.random.default_rng(seed)
-        found = simulate(loaded, plans, trials=trials, rng=rng, unit=unit)
+        found = simulate(loaded, plans, splits=trials, seed=seed, unit=unit)
         record = simulation_record(
             loaded, goal, [(loaded.samples, one) for one in found], {"seed": seed}
         )
         write_json(run / "simulate.json", record)
-    if loaded.pictures is not None:
+    if loaded.images_path is not None:
         _explorer(loaded, run, whom)
     made_by = loaded.provenance.get("made_by")
     versions = made_by if isinstance(made_by, Mapping) else {"taskuq": taskuq.__version__}
@@ -160,8 +159,8 @@ def _mark(table: TaskOutputs) -> str:
 
 def _explorer(table: TaskOutputs, run: Path, whom: Unit) -> None:
     """Write the explorer: cases with pictures are shown, the others calibrate."""
-    assert table.pictures is not None
-    with open_npz(table.pictures, "pictures") as archive:
+    assert table.images_path is not None
+    with open_npz(table.images_path, "pictures") as archive:
         seen = {name: archive[name] for name in archive}
     ids = np.arange(table.cases) if table.case is None else table.case
     names = [str(case) for case in ids]

@@ -102,11 +102,11 @@ def _with_calibration(scan: OneScan, policy: Policy, folder: RunFolder) -> OneSc
 def _is_planned_on(policy: Policy, table: TaskOutputs) -> bool:
     """Return True if the policy's stored statistics are those of the table."""
     whom = policy.guarantee.whom
-    if not policy.watch or (whom.is_group and table.group is None):
+    if not policy.monitor_reference or (whom.is_group and table.group is None):
         return False
     index = whom.index(table.cases, table.group)
     x, z = round_arrays(table)
-    return monitor_statistics(x[0], index, table.task_names, z[0]) == dict(policy.watch)
+    return monitor_statistics(x[0], index, table.task_names, z[0]) == dict(policy.monitor_reference)
 
 
 @dataclass(frozen=True)

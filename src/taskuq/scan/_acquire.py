@@ -66,17 +66,17 @@ def _validate_scan_inputs(
 
 def _validate_monitor(monitor: Monitor, policy: Policy, scanners: Scanners) -> None:
     """Raise InputError if a monitor does not fit the scan."""
-    if not monitor.is_of(policy):
+    if not monitor._is_of(policy):
         raise InputError("the monitor watches another policy; make one of this policy")
-    if monitor.is_by_group and not scanners.is_group:
+    if monitor._is_by_group and not scanners.is_group:
         raise InputError(
             "this policy is about groups, so its monitor has to see all cases of a group at once, "
             "got a scanner of one case; give a scanner for each case of the group"
         )
-    if monitor.reference and monitor.look is None:
+    if monitor.calibration_statistics and monitor.compute_statistics is None:
         raise InputError(
-            f"the monitor has statistics of your own ({', '.join(monitor.reference)}), and a scan "
-            "has to know how they are read off a measurement; give the monitor look="
+            f"the monitor has statistics of your own ({', '.join(monitor.calibration_statistics)}), and a scan "
+            "has to know how they are read off a measurement; give the monitor compute_statistics="
         )
 
 
@@ -91,9 +91,9 @@ Scanned = Scan | GroupScan
 def acquire(
     policy: Policy, scanner: Scanner, *, recover: Recover, task: Task, samples: int,
     seed: int = 0, case: str | None = None, cases: None = None, scan_id: str | None = None,
-    state: StatePath = None, log: StatePath = None, deadline: float | None = None,
+    state: StatePath = None, audit_log: StatePath = None, deadline: float | None = None,
     monitor: Monitor | None = None, on_round: OnRound | None = None,
-    rule: AdaptiveMeasure | None = None,
+    adaptive: AdaptiveMeasure | None = None,
 ) -> Scan: ...  # fmt: skip
 
 
@@ -101,9 +101,9 @@ def acquire(
 def acquire(
     policy: Policy, scanner: Scanner, *, recover: Recover, task: Task, samples: int,
     seed: int = 0, case: None = None, cases: Sequence[str], scan_id: str | None = None,
-    state: StatePath = None, log: StatePath = None, deadline: float | None = None,
+    state: StatePath = None, audit_log: StatePath = None, deadline: float | None = None,
     monitor: Monitor | None = None, on_round: OnRound | None = None,
-    rule: AdaptiveMeasure | None = None,
+    adaptive: AdaptiveMeasure | None = None,
 ) -> GroupScan: ...  # fmt: skip
 
 
@@ -111,9 +111,9 @@ def acquire(
 def acquire(
     policy: Policy, scanner: ScannerOfEach, *, recover: Recover, task: Task, samples: int,
     seed: int = 0, case: None = None, cases: Sequence[str] | None = None,
-    scan_id: str | None = None, state: StatePath = None, log: StatePath = None,
+    scan_id: str | None = None, state: StatePath = None, audit_log: StatePath = None,
     deadline: float | None = None, monitor: Monitor | None = None,
-    on_round: OnRound | None = None, rule: AdaptiveMeasure | None = None,
+    on_round: OnRound | None = None, adaptive: AdaptiveMeasure | None = None,
 ) -> GroupScan: ...  # fmt: skip
 
 
@@ -129,11 +129,11 @@ def acquire(
     cases: Sequence[str] | None = None,
     scan_id: str | None = None,
     state: StatePath = None,
-    log: StatePath = None,
+    audit_log: StatePath = None,
     deadline: float | None = None,
     monitor: Monitor | None = None,
     on_round: OnRound | None = None,
-    rule: AdaptiveMeasure | None = None,
+    adaptive: AdaptiveMeasure | None = None,
 ) -> Scanned:
     """Scan a case, or all cases of a group, round by round until the policy stops.
 
@@ -152,7 +152,7 @@ def acquire(
     With ``state`` every round is stored before the next one begins: what was measured, then the
     record as a small JSON file. Calling again with the same file and ``scan_id`` goes on after the
     last stored round, once every stored decision has been computed again and agrees; one process
-    at a time. A scanner that has a method ``again`` has to measure the stored rounds once more, as
+    at a time. A scanner that has a method ``remeasure`` has to measure the stored rounds once more, as
     they are stored, and ``on_round`` then hears them too. Arrays, or a dictionary of them, can be
     stored; tensors become arrays, from the first round on, so that the recovery is given the same
     before and after a power cut. Beside the state an audit trail grows, ``log.jsonl``, which
@@ -179,14 +179,14 @@ def acquire(
             of scanners may do without, and numbers them as a pipeline would.
         scan_id: What the scan is called, e.g. an accession number; needed with ``state``.
         state: Where to keep the state of the scan.
-        log: The audit trail; by default ``log.jsonl`` beside the state.
+        audit_log: The audit trail; by default ``log.jsonl`` beside the state.
         deadline: Seconds that recovery and task may take together for a case in a round; not for
             the last round, nor for what is computed again on resuming.
         monitor: What watches whether new units are still like the calibration units: it is shown
             the first round of every scan, and where it withdraws the promise none stops early.
         on_round: Called after each round with the record of each case, e.g. to show progress.
-        rule: What chooses the lines of later rounds for each case, the one that the policy's table
-            was made with. Every scanner is told what is ``want``-ed before it measures a round; a
+        adaptive: What chooses the lines of later rounds for each case, the one that the policy's table
+            was made with. Every scanner is told with ``request`` before it measures a round; a
             record names the lines wanted next. Where the rule fails or is late, the round has a
             fault: other lines are measured, and the scan goes on to the end.
 
@@ -195,8 +195,8 @@ def acquire(
     """
     scan = _scan(
         policy, scanner, recover=recover, task=task, samples=samples, seed=seed, case=case,
-        cases=cases, scan_id=scan_id, state=state, log=log, worker=DeadlineWorker(deadline),
-        monitor=monitor, on_round=on_round, rule=rule,
+        cases=cases, scan_id=scan_id, state=state, audit_log=audit_log, worker=DeadlineWorker(deadline),
+        monitor=monitor, on_round=on_round, adaptive=adaptive,
     )  # fmt: skip
     with scan.locked():
         rounds = scan.rounds()
@@ -227,10 +227,10 @@ def _scan(
     cases: Sequence[str] | None = None,
     scan_id: str | None = None,
     state: StatePath = None,
-    log: StatePath = None,
+    audit_log: StatePath = None,
     monitor: Monitor | None = None,
     on_round: OnRound | None = None,
-    rule: AdaptiveMeasure | None = None,
+    adaptive: AdaptiveMeasure | None = None,
     terms: ScanFlags | None = None,
 ) -> _ScanLoop:
     """A scan that is ready to begin or to go on, or what is wrong with how it was asked for."""
@@ -244,19 +244,21 @@ def _scan(
     _validate_scan_inputs(policy, scanners, samples, scan_id, state, worker.deadline, seed)
     if monitor is not None:
         _validate_monitor(monitor, policy, scanners)
-    asked = make_line_selector(rule, scanners, len(policy.accelerations))
+    asked = make_line_selector(adaptive, scanners, len(policy.accelerations))
     steps = RoundExecutor(policy, scanners, recover, task, seed, worker, monitor, scan_id, asked)
     terms = terms or ScanFlags()
     if terms.void is None:
         terms = replace(terms, void=void_reason(steps.others, depth=4))
     if state is None:
-        return _ScanLoop(steps, terms, scan_id, None, None if log is None else Path(log), on_round)
+        return _ScanLoop(
+            steps, terms, scan_id, None, None if audit_log is None else Path(audit_log), on_round
+        )
     path = Path(state)
     file = ScanState(
         path, policy, scanners.cases, scanners.is_group, str(scan_id), seed, steps.rule_name,
         terms.patient,
     )  # fmt: skip
-    trail = path.with_name("log.jsonl") if log is None else Path(log)
+    trail = path.with_name("log.jsonl") if audit_log is None else Path(audit_log)
     return _ScanLoop(steps, terms, scan_id, file, trail, on_round)
 
 
@@ -291,7 +293,7 @@ class _ScanLoop:
         all_stored = True
         while going := [name for name, scan in scans.items() if not scan.is_finished]:
             k, storing = len(scans[going[0]].rounds), None
-            if len(scans[going[0]].pieces) == k:
+            if len(scans[going[0]].measurements) == k:
                 if (asked := self.steps.asking) is not None:
                     asked.tell(k, scanners, {name: scans[name] for name in going})
                 yield k, tuple(going)
@@ -318,7 +320,7 @@ class _ScanLoop:
             for record in records:
                 before, doubt = scans[record.case], doubts.get(record.case)
                 faults = before.faults if doubt is None else (*before.faults, doubt)
-                scans[record.case] = Scan((*before.rounds, record), before.pieces, faults)
+                scans[record.case] = Scan((*before.rounds, record), before.measurements, faults)
             # The trail comes first: what a power cut lets it tell twice is told, not lost.
             tell = partial(self._tell, records, latency)
             if self.file is None:
@@ -337,26 +339,26 @@ class _ScanLoop:
     def _repeat(self, scans: dict[str, Scan]) -> Generator[Awaited, None, None]:
         scanners, asked = self.steps.scanners, self.steps.asking
         showing = {n: s for n, s in scanners.of_case.items() if isinstance(s, VerifiableScanner)}
-        rounds = max((len(scans[name].pieces) for name in showing), default=0)
-        if any(len(scans[name].rounds) > len(scans[name].pieces) for name in showing):
+        rounds = max((len(scans[name].measurements) for name in showing), default=0)
+        if any(len(scans[name].rounds) > len(scans[name].measurements) for name in showing):
             raise InputError(
                 "what the stored scan measured is not stored beside it, so that nobody can tell "
                 "whether it is this scan; start a new one"
             )
         for k in range(rounds):
-            stored = {name: scans[name] for name in showing if len(scans[name].pieces) > k}
+            stored = {name: scans[name] for name in showing if len(scans[name].measurements) > k}
             if asked is not None:
                 asked.tell(k, scanners, stored)
             yield k, tuple(stored)
             for name, scan in stored.items():
-                showing[name].again(k, scan.pieces[k])
+                showing[name].remeasure(k, scan.measurements[k])
             said = [scan.rounds[k] for scan in stored.values() if len(scan.rounds) > k]
             if doubts := self.steps.doubts(said):
                 raise InputError(next(iter(doubts.values())))
             # After all of them: who scans them together waits for the answers of all.
             for record in said:
                 if self.on_round is not None:
-                    self.on_round(replace(record, again=True))
+                    self.on_round(replace(record, restored=True))
 
     def _measure(
         self, k: int, going: list[str], scans: dict[str, Scan], all_stored: bool
@@ -368,11 +370,11 @@ class _ScanLoop:
             pieces, arrays = self.file.storable(going, pieces)
         for name, piece in zip(going, pieces, strict=True):
             scan = scans[name]
-            fault = measurement_fault(piece, scan.pieces, round=k, scan_id=self.scan_id)
+            fault = measurement_fault(piece, scan.measurements, round=k, scan_id=self.scan_id)
             if fault is None and asked is not None:
                 fault = asked.fault(k, scan, piece)
             faults = scan.faults if fault is None else (*scan.faults, fault)
-            scans[name] = replace(scan, pieces=(*scan.pieces, piece), faults=faults)
+            scans[name] = replace(scan, measurements=(*scan.measurements, piece), faults=faults)
         if self.file is None or arrays is None or not all_stored:
             if self.file is not None and all_stored:
                 _warn_of_pieces(self.file.path, k)
@@ -386,7 +388,7 @@ class _ScanLoop:
             made_with = {"scan_id": self.scan_id or "", **self.steps.fingerprints}
             made_with |= {} if self.file is None else {"state": self.file.path.name}
             if (monitor := self.steps.monitor) is not None:
-                made_with |= {"evidence": monitor.evidence, "withdrawn": monitor.is_withdrawn}
+                made_with |= {"evidence": monitor.e_value, "withdrawn": monitor.alarm}
             append_entries(
                 self.trail, [audit_entry(record, latency, **made_with) for record in records]
             )

@@ -148,8 +148,8 @@ class Monitor:
     Arguments:
         policy: The policy, which knows what was seen of its calibration units.
         delta: The probability :math:`\delta` of a false alarm, over all time.
-        reference: Statistics of your own: of each calibration unit, by name, e.g. of the noise.
-        look: Reads those statistics off what a scan measured in its first round, by name; only
+        calibration_statistics: Statistics of your own: of each calibration unit, by name, e.g. of the noise.
+        compute_statistics: Reads those statistics off what a scan measured in its first round, by name; only
             :func:`taskuq.acquire` needs it. Of a group the mean over its cases counts.
         state: Where to keep what was seen, as JSON; a monitor of the same file goes on with it.
 
@@ -160,131 +160,135 @@ class Monitor:
         >>> monitor = Monitor(plan(table, alpha=0.1, max_width=0.2, unit="case"), delta=0.05)
         >>> for outputs in table.outputs[:1, :12].swapaxes(0, 1):
         ...     monitor.update(outputs / 2)  # another contrast, and the task says half of it
-        >>> monitor.is_withdrawn
+        >>> monitor.alarm
         True
     """
 
     policy: Policy
     delta: float = 0.01
-    reference: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    look: Callable[[Any], Mapping[str, float]] | None = None
+    calibration_statistics: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    compute_statistics: Callable[[Any], Mapping[str, float]] | None = None
     state: str | os.PathLike[str] | None = None
-    streams: dict[str, _MartingaleStream] = field(init=False, repr=False)
+    _streams: dict[str, _MartingaleStream] = field(init=False, repr=False)
     _made_of: dict[str, Any] = field(init=False, repr=False)
     _is_open: bool = field(init=False, repr=False, default=False)
     _lock: Any = field(init=False, repr=False, default_factory=RLock)
 
     def __post_init__(self) -> None:
         self.delta = float(exact_alpha(self.delta, "delta"))
-        if not self.policy.watch:
+        if not self.policy.monitor_reference:
             raise InputError(
                 "this policy does not hold what was seen of its calibration units, so nothing can "
                 "be compared with them; plan again"
             )
-        if twice := set(self.policy.watch) & set(self.reference):
+        if twice := set(self.policy.monitor_reference) & set(self.calibration_statistics):
             raise InputError(f"the policy has a statistic {min(twice)!r} already; rename yours")
-        known = {**self.policy.watch, **self.reference}
-        self.streams = {
+        known = {**self.policy.monitor_reference, **self.calibration_statistics}
+        self._streams = {
             name: _MartingaleStream(_sorted(name, values)) for name, values in known.items()
         }
         self._made_of = {
             "policy": fingerprint(self.policy.to_dict()),
             "reference": fingerprint(
-                {name: list(map(float, v)) for name, v in self.reference.items()}
+                {name: list(map(float, v)) for name, v in self.calibration_statistics.items()}
             ),
             "delta": self.delta,
         }
-        with self.kept():
+        with self._synchronised():
             pass
 
     def __repr__(self) -> str:
         return self.sentence
 
     @property
-    def is_by_group(self) -> bool:
+    def _is_by_group(self) -> bool:
         """Whether the units are groups."""
         return self.policy.guarantee.whom.is_group
 
-    def is_of(self, policy: Policy) -> bool:
+    def _is_of(self, policy: Policy) -> bool:
         """Whether this is the policy that is watched."""
         return policy is self.policy or fingerprint(policy.to_dict()) == self._made_of["policy"]
 
     @property
     def units(self) -> int:
         """How many new units were seen; audits are counted by themselves."""
-        return max(len(s.values) for name, s in self.streams.items() if name not in self._audited)
+        return max(len(s.values) for name, s in self._streams.items() if name not in self._audited)
 
     @property
     def _audited(self) -> list[str]:
         """The statistics that need targets."""
-        return [name for name in self.policy.watch if name.partition(" of ")[0] == ERROR]
+        return [
+            name for name in self.policy.monitor_reference if name.partition(" of ")[0] == ERROR
+        ]
 
     @property
-    def evidence(self) -> float:
+    def e_value(self) -> float:
         """The largest evidence so far, shared fairly among the statistics."""
-        return max(stream.largest for stream in self.streams.values()) / len(self.streams)
+        return max(stream.largest for stream in self._streams.values()) / len(self._streams)
 
     @property
-    def enough(self) -> float:
+    def alarm_level(self) -> float:
         """The evidence in one statistic that withdraws the promise: all share delta equally."""
-        return len(self.streams) * (1 + SLACK) / self.delta
+        return len(self._streams) * (1 + SLACK) / self.delta
 
     @property
-    def changed(self) -> dict[str, _MartingaleStream]:
+    def alarms(self) -> dict[str, _MartingaleStream]:
         """The statistics whose evidence is enough by itself to withdraw the promise."""
-        return {name: s for name, s in self.streams.items() if s.largest >= self.enough}
+        return {name: s for name, s in self._streams.items() if s.largest >= self.alarm_level}
 
     @property
-    def withdrawn_after(self) -> int | None:
+    def alarm_after(self) -> int | None:
         """After how many units, or audits, the evidence was enough; None where it never was."""
-        changed = self.changed.values()
-        first = [next(k for k, e in enumerate(s.evidence) if e >= self.enough) for s in changed]
+        changed = self.alarms.values()
+        first = [
+            next(k for k, e in enumerate(s.evidence) if e >= self.alarm_level) for s in changed
+        ]
         return 1 + min(first) if first else None
 
     @property
-    def is_withdrawn(self) -> bool:
+    def alarm(self) -> bool:
         """Whether the promise is withdrawn."""
-        return bool(self.changed)
+        return bool(self.alarms)
 
     @property
     def sentence(self) -> str:
         """What the evidence says."""
         unit = self.policy.guarantee.unit
-        n = len(next(iter(self.policy.watch.values())))
-        if not self.is_withdrawn:
+        n = len(next(iter(self.policy.monitor_reference.values())))
+        if not self.alarm:
             return (
                 f"No evidence that new {unit}s are not exchangeable with the {n} calibration "
-                f"{unit}s: at most {self.evidence:.3g} after {self.units}, where "
+                f"{unit}s: at most {self.e_value:.3g} after {self.units}, where "
                 f"{1 / self.delta:g} would withdraw the promise."
             )
         found = [
             f"{name} (the median new {unit} lies above {100 * s.median_rank:.3g} % of them)"
-            for name, s in self.changed.items()
+            for name, s in self.alarms.items()
         ]
         return (
             f"The promise is withdrawn: new {unit}s are not exchangeable with the {n} calibration "
-            f"{unit}s, with evidence {self.evidence:.3g} where {1 / self.delta:g} is enough (seen "
-            f"after {self.withdrawn_after}). What has changed: {'; '.join(found)}. Plan again with "
+            f"{unit}s, with evidence {self.e_value:.3g} where {1 / self.delta:g} is enough (seen "
+            f"after {self.alarm_after}). What has changed: {'; '.join(found)}. Plan again with "
             f"{unit}s of today."
         )
 
     def update(
-        self, outputs: Any, *, name: Names = None, seen: Mapping[str, Any] | None = None
+        self, outputs: Any, *, unit: Names = None, statistics: Mapping[str, Any] | None = None
     ) -> None:
         """Look at new units.
 
         Arguments:
             outputs: As :meth:`Policy.decide` takes them; what is beyond the first round is not
                 looked at. Where groups are the units, those of all cases of one group.
-            name: What the unit is called, or each of several: one that was seen before is not
+            unit: What the unit is called, or each of several: one that was seen before is not
                 counted again.
-            seen: Your own statistics of the unit, or of each of several, by name.
+            statistics: Your own statistics of the unit, or of each of several, by name.
         """
         found = self._seen(outputs, None)
-        given = dict(seen or {})
-        if given.keys() != self.reference.keys():
+        given = dict(statistics or {})
+        if given.keys() != self.calibration_statistics.keys():
             raise InputError(
-                f"this monitor has the statistics {', '.join(self.reference) or 'of outputs alone'}"
+                f"this monitor has the statistics {', '.join(self.calibration_statistics) or 'of outputs alone'}"
                 f", got {', '.join(given) or 'none'}; give those that it was made with"
             )
         units = len(next(iter(found.values())))
@@ -292,10 +296,10 @@ class Monitor:
             each = as_real_array(values, mine, ndim=(0, 1)).astype(float).reshape(-1)
             if len(each) != units:
                 raise InputError(f"{mine} has {len(each)} numbers for {units} units; give one each")
-            found[mine] = tuple(map(round_significant, each))
-        self._add(found, name)
+            found[mine] = round_significant(each)
+        self._add(found, unit)
 
-    def audit(self, outputs: Any, targets: Any, *, name: Names = None) -> None:
+    def audit(self, outputs: Any, targets: Any, *, unit: Names = None) -> None:
         """Look at units whose scans were completed on purpose, so that their targets are known.
 
         They have to be chosen at random: scans that a policy measured in full are the hard ones.
@@ -303,18 +307,18 @@ class Monitor:
         Arguments:
             outputs: As for :meth:`update`, of the first round at least.
             targets: One for each case, (case,) or (case, task); a number for one case.
-            name: What the unit is called, or each of several.
+            unit: What the unit is called, or each of several.
         """
         found = self._seen(outputs, targets)
-        self._add({key: found[key] for key in self._audited}, name)
+        self._add({key: found[key] for key in self._audited}, unit)
 
-    def judge(self, decision: Decision) -> Decision:
+    def review(self, decision: Decision) -> Decision:
         """Return a decision as it stands: nothing stops early once the promise is withdrawn.
 
         Arguments:
             decision: What the policy said.
         """
-        if not self.is_withdrawn or decision.round == len(self.policy.accelerations):
+        if not self.alarm or decision.round == len(self.policy.accelerations):
             return decision
         return replace(
             decision,
@@ -330,10 +334,10 @@ class Monitor:
             **self._made_of,
             "unit": self.policy.guarantee.unit,
             "units": self.units,
-            "evidence": self.evidence,
-            "withdrawn": self.is_withdrawn,
-            "withdrawn_after": self.withdrawn_after,
-            "changed": list(self.changed),
+            "evidence": self.e_value,
+            "withdrawn": self.alarm,
+            "withdrawn_after": self.alarm_after,
+            "changed": list(self.alarms),
             "sentence": self.sentence,
             "statistics": [
                 {
@@ -344,7 +348,7 @@ class Monitor:
                     "values": s.values,
                     "evidence": s.evidence,
                 }
-                for name, s in self.streams.items()
+                for name, s in self._streams.items()
             ],
         }
 
@@ -354,8 +358,8 @@ class Monitor:
 
     def _seen(self, outputs: Any, targets: Any) -> dict[str, tuple[float, ...]]:
         """The statistics of the units that outputs, and perhaps targets, are of."""
-        x, single = self.policy.checked(outputs)
-        if single and self.is_by_group:
+        x, single = self.policy._check_outputs(outputs)
+        if single and self._is_by_group:
             raise InputError(
                 f"this policy is about groups, got outputs of shape {np.shape(outputs)}, which "
                 "have no case axis; pass those of all cases of the group, (round, case, sample)"
@@ -370,7 +374,7 @@ class Monitor:
             z = z.reshape(shape)
             require_in_ranges(z, self.policy.task_ranges, "targets")
         cases = np.arange(x.shape[1])
-        index = np.zeros_like(cases) if self.is_by_group else cases
+        index = np.zeros_like(cases) if self._is_by_group else cases
         return monitor_statistics(x[0], index, self.policy.task_names, z)
 
     def _add(self, found: Mapping[str, Sequence[float]], name: Names) -> None:
@@ -380,15 +384,15 @@ class Monitor:
             names = [name] if isinstance(name, str) else list(map(str, name))
         if len(names) != units:
             raise InputError(f"{units} units need as many names, got {len(names)}")
-        with self.kept():
+        with self._synchronised():
             for i, unit in enumerate(names):
-                known = [self.streams[key].has(unit, found[key][i]) for key in found]
+                known = [self._streams[key].has(unit, found[key][i]) for key in found]
                 if not any(known):
                     for key, values in found.items():
-                        self.streams[key].add(values[i], unit)
+                        self._streams[key].add(values[i], unit)
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def _synchronised(self) -> Iterator[None]:
         """Work on what the state holds, by whomever, and keep what comes of it, once."""
         with self._lock:
             if self.state is None or self._is_open:
@@ -398,13 +402,13 @@ class Monitor:
             with file_lock(path.with_name(f".{path.name}.lock"), wait=True):
                 if path.exists():
                     self._catch_up(path)
-                before = [len(stream.values) for stream in self.streams.values()]
+                before = [len(stream.values) for stream in self._streams.values()]
                 self._is_open = True
                 try:
                     yield
                 finally:
                     self._is_open = False
-                if before != [len(stream.values) for stream in self.streams.values()]:
+                if before != [len(stream.values) for stream in self._streams.values()]:
                     self.save(path)
 
     def _catch_up(self, path: Path) -> None:
@@ -419,7 +423,7 @@ class Monitor:
                 )
         with complete_record(path, "monitor", "begin a new one"):
             for one in record["statistics"]:
-                stream, units = self.streams[one["name"]], one["units"]
+                stream, units = self._streams[one["name"]], one["units"]
                 if units[: len(stream.units)] != stream.units:
                     raise InputError(f"{path} has lost units that were seen; begin a new one")
                 fresh = slice(len(stream.units), None)
@@ -431,7 +435,7 @@ def _sorted(name: str, values: Sequence[float]) -> tuple[float, ...]:
     each = as_real_array(values, f"calibration {name}", ndim=(1,)).astype(float)
     if not len(each):
         raise InputError(f"statistic {name!r} has no calibration unit; give one number for each")
-    return tuple(sorted(map(round_significant, each)))
+    return tuple(sorted(round_significant(each)))
 
 
 def monitor_table(monitor: Monitor, table: TaskOutputs, *, audited: bool = False) -> None:
@@ -439,8 +443,8 @@ def monitor_table(monitor: Monitor, table: TaskOutputs, *, audited: bool = False
     _require_first_round(monitor, table)
     if audited and not table.has_targets:
         raise InputError("the table has no targets, so its cases were not audited; leave that out")
-    named = table.group if monitor.is_by_group else table.case
-    if monitor.is_by_group and named is None:
+    named = table.group if monitor._is_by_group else table.case
+    if monitor._is_by_group and named is None:
         raise InputError(
             "the policy is about groups, and the table does not say which group its cases are of"
         )
@@ -448,14 +452,14 @@ def monitor_table(monitor: Monitor, table: TaskOutputs, *, audited: bool = False
     _, first, index = np.unique(units, return_index=True, return_inverse=True)
     cases = np.argsort(index, kind="stable")
     ends = np.cumsum(np.bincount(index))
-    with monitor.kept():
+    with monitor._synchronised():
         for unit in np.argsort(first):
             members = cases[ends[unit - 1] if unit else 0 : ends[unit]]
             name = None if named is None else str(named[members[0]])
             outputs = table.outputs[:1, members]
-            monitor.update(outputs, name=name)
+            monitor.update(outputs, unit=name)
             if audited:
-                monitor.audit(outputs, table.targets_at(0)[members], name=name)
+                monitor.audit(outputs, table.targets_at(0)[members], unit=name)
 
 
 def _require_first_round(monitor: Monitor, table: TaskOutputs) -> None:

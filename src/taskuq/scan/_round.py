@@ -201,7 +201,7 @@ class RoundExecutor:
         for record in records:
             scanner = self.scanners.of_case[record.case]
             if record.stop and isinstance(scanner, FinalizingScanner):
-                fault = scanner.settle()
+                fault = scanner.finalize()
                 found |= {} if fault is None else {record.case: fault}
         return self._of_all(found, [record.case for record in records])
 
@@ -226,7 +226,7 @@ class RoundExecutor:
         if self.asking is None or record.stop:
             return record
         wanted = self.asking.wanted(record.round, scan, chosen.get(record.case))
-        return replace(record, wanted=wanted)
+        return replace(record, next_lines=wanted)
 
     def _withdrawn(
         self,
@@ -239,13 +239,13 @@ class RoundExecutor:
         """Show the first round to the monitor; where the promise is withdrawn nothing may stop."""
         sound = [name for name in scans if name not in faults]
         try:
-            if k == 0 and monitor.is_by_group and not faults:
+            if k == 0 and monitor._is_by_group and not faults:
                 self._show(monitor, scans, outputs, self.scan_id)
-            elif k == 0 and not monitor.is_by_group:
+            elif k == 0 and not monitor._is_by_group:
                 for name in sound:
                     called = None if self.scan_id is None else f"{self.scan_id} {name}"
                     self._show(monitor, {name: scans[name]}, outputs, called)
-            said = monitor.sentence if monitor.is_withdrawn else None
+            said = monitor.sentence if monitor.alarm else None
         except Exception as error:
             said = f"the monitor cannot tell whether the promise stands ({first_line(error)})"
         return {} if said is None else dict.fromkeys(sound, said)
@@ -259,10 +259,15 @@ class RoundExecutor:
     ) -> None:
         """Show a unit to the monitor: outputs of its cases, and what is seen in their images."""
         seen: dict[str, float] = {}
-        if monitor.look is not None:
-            each = [monitor.look(self.scanners.combine(n, s.pieces)) for n, s in scans.items()]
+        if monitor.compute_statistics is not None:
+            each = [
+                monitor.compute_statistics(self.scanners.combine(n, s.measurements))
+                for n, s in scans.items()
+            ]
             seen = {name: float(np.mean([one[name] for one in each])) for name in each[0]}
-        monitor.update(np.stack([outputs[name] for name in scans])[None], name=called, seen=seen)
+        monitor.update(
+            np.stack([outputs[name] for name in scans])[None], unit=called, statistics=seen
+        )
 
     def require_same(self, scans: dict[str, Scan], path: Path) -> None:
         """Refuse a stored scan whose decisions do not come out again."""
@@ -273,7 +278,7 @@ class RoundExecutor:
                 if len(scan.rounds) > k and scan.rounds[k].fault is None
             }
             for name, scan in stored.items():
-                if len(scan.pieces) > k:
+                if len(scan.measurements) > k:
                     self._require_read_again(k, name, scan, path)
             before = {n: replace(scan, rounds=scan.rounds[:k]) for n, scan in stored.items()}
             outputs = {name: scan.rounds[k].outputs for name, scan in stored.items()}
@@ -295,14 +300,14 @@ class RoundExecutor:
     def _require_read_again(self, k: int, name: str, scan: Scan, path: Path) -> None:
         """Refuse a stored round whose measurements now give other outputs, or want other lines."""
         record = scan.rounds[k]
-        then = Scan(scan.rounds[:k], scan.pieces[: k + 1])
+        then = Scan(scan.rounds[:k], scan.measurements[: k + 1])
         if self.asking is None or k == len(self.policy.accelerations):
-            again, chosen = self._read(k, name, then.pieces), None
+            again, chosen = self._read(k, name, then.measurements), None
         else:
             again, chosen = self._read_and_choose(k, name, then)
         _require_agreeing(again, record.outputs, k, path)
         if self.asking is not None and not record.stop:
-            self.asking.require_wanted(k, then, chosen, record.wanted, path)
+            self.asking.require_wanted(k, then, chosen, record.next_lines, path)
 
     def _require_sound(self, scan: Scan) -> None:
         """Refuse to decide on measurements in which something is wrong."""
@@ -317,7 +322,7 @@ class RoundExecutor:
 
     def _may_skip(self) -> bool:
         """Return True if a stop keeps its promise although an earlier round was not decided."""
-        scores = [rule.score for of_round in self.policy.rules for rule in of_round]
+        scores = [rule.score for of_round in self.policy._rules for rule in of_round]
         reads_all = any(isinstance(s, MultiRoundScore) and s.uses_earlier_rounds for s in scores)
         # A rule that could not choose has left lines that no calibration case was replayed with.
         is_free = self.asking is None and not reads_all
@@ -328,8 +333,8 @@ class RoundExecutor:
     ) -> tuple[FloatArray, BoolArray | None]:
         """Outputs of a round, and the lines of the next one where a rule chooses them."""
         if self.asking is None:
-            return self._read(k, case, scan.pieces), None
-        measurement, recoveries = self._recovered(k, case, scan.pieces)
+            return self._read(k, case, scan.measurements), None
+        measurement, recoveries = self._recovered(k, case, scan.measurements)
         with no_grad():
             told = _CachedTask.of(self.task, recoveries)
             outputs = as_real_array(told.outputs, "task outputs", ndim=(1, 2))
@@ -358,11 +363,13 @@ class RoundExecutor:
     def _value(self, k: int, case: str, scan: Scan) -> FloatArray:
         """The value of a case that is measured in full, if it is, (1,) or (1, task)."""
         scanner, fault = self.scanners.of_case[case], "".join(scan.faults[:1])
-        if isinstance(scanner, CompletableScanner) and not scanner.is_complete(list(scan.pieces)):
+        if isinstance(scanner, CompletableScanner) and not scanner.is_complete(
+            list(scan.measurements)
+        ):
             fault = fault or "the scanner says that lines are missing"
         if fault:
             raise InputError(_unknown(case, fault))
-        outputs = self.worker.run(partial(self._read, k, case, scan.pieces), hurry=False)
+        outputs = self.worker.run(partial(self._read, k, case, scan.measurements), hurry=False)
         require_value(self.policy, outputs)
         return outputs
 
@@ -387,7 +394,7 @@ class RoundExecutor:
             interval=Interval(*(ends[0] if tasks == 1 else ends.T)),
             round=k,
             acceleration=R,
-            reason=f"continue {self.policy.at(k)}: {fault}",
+            reason=f"continue {self.policy.round_label(k)}: {fault}",
             task_names=self.policy.task_names,
         )
         kept = np.empty(0) if outputs is None or not np.isfinite(outputs).all() else outputs

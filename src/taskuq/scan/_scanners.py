@@ -117,7 +117,7 @@ class LineSelector:
         """The lines of a case in the round that it is in, booleans (line,)."""
         lines = np.array(self.rule.initial_lines(), dtype=bool)
         for record in scan.rounds:
-            lines[list(record.wanted)] = True
+            lines[list(record.next_lines)] = True
         return lines
 
     def chosen(
@@ -161,13 +161,13 @@ class LineSelector:
         for name, scan in going.items():
             scanner = scanners.of_case[name]
             assert isinstance(scanner, AdaptiveScanner), "seen to when the scan began"
-            scanner.want(k, self.lines_of(k, scan))
+            scanner.request(k, self.lines_of(k, scan))
 
     def lines_of(self, k: int, scan: Scan) -> NDArray[np.int64]:
         """The numbers of the lines that round k adds to a case."""
         if k == 0:
             return np.flatnonzero(self.rule.initial_lines())
-        return np.array(scan.rounds[k - 1].wanted, dtype=np.int64)
+        return np.array(scan.rounds[k - 1].next_lines, dtype=np.int64)
 
     def fault(self, k: int, scan: Scan, piece: Any) -> str | None:
         if not isinstance(piece, Mapping):
@@ -186,13 +186,14 @@ def make_line_selector(rule: Any, scanners: Scanners, rounds: int) -> LineSelect
         return None
     if not isinstance(rule, AdaptiveMeasure):
         raise InputError(
-            f"the rule is a {type(rule).__name__}; give one with first, take, choose and otherwise"
+            f"the rule is a {type(rule).__name__}; give one with initial_lines, measure_lines, next_lines and "
+            "fallback_lines"
         )
     if scanners.is_shared or not all(
         isinstance(scanner, AdaptiveScanner) for scanner in scanners.of_case.values()
     ):
         raise InputError(
-            "a rule chooses lines for each case; give each a scanner with a method want(round, "
+            "a rule chooses lines for each case; give each a scanner with a method request(round, "
             "lines)"
         )
     return LineSelector(rule, rounds)

@@ -180,6 +180,10 @@ class RoundOutputs:
     faults: dict[str, str] = field(default_factory=dict)
 
 
+# Fields whose names in files are older than those in Python.
+STORED_NAMES = {"next_lines": "wanted", "void_reason": "void"}
+
+
 @dataclass(frozen=True)
 class RoundRecord:
     """Outputs and decision of one case in one round.
@@ -194,10 +198,10 @@ class RoundRecord:
         reason: Why, in a sentence.
         case: The name of the case.
         fault: What was wrong in the round, so that it could not be decided; None for nothing.
-        wanted: The lines that the next round adds, where a rule chooses them.
-        void: Why nothing was promised when this was decided; None where the policy's promise stood.
+        next_lines: The lines that the next round adds, where a rule chooses them.
+        void_reason: Why nothing was promised when this was decided; None where the policy's promise stood.
         shadow: Whether the decision was told and not obeyed: a stop stopped nothing.
-        again: Whether this was decided before, and is told from what was stored; not stored itself.
+        restored: Whether this was decided before, and is told from what was stored; not stored itself.
     """
 
     round: int
@@ -209,15 +213,16 @@ class RoundRecord:
     reason: str
     case: str
     fault: str | None = None
-    wanted: tuple[int, ...] = ()
-    void: str | None = None
+    next_lines: tuple[int, ...] = ()
+    void_reason: str | None = None
     shadow: bool = False
-    again: bool = field(default=False, compare=False)
+    restored: bool = field(default=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as values that JSON can hold."""
         ends = {end: np.atleast_1d(getattr(self, end)).tolist() for end in ("lower", "upper")}
-        kept = {name: value for name, value in vars(self).items() if name != "again"}
+        kept = {name: value for name, value in vars(self).items() if name != "restored"}
+        kept = {STORED_NAMES.get(name, name): value for name, value in kept.items()}
         return dict(to_json_value({**kept, "outputs": self.outputs.tolist(), **ends}))
 
 
@@ -227,12 +232,12 @@ class Scan:
 
     Arguments:
         rounds: What happened so far.
-        pieces: What was measured in each round, and perhaps in one that is not decided yet.
+        measurements: What was measured in each round, and perhaps in one that is not decided yet.
         faults: What was wrong with pieces; a scan that has any is never known in full.
     """
 
     rounds: tuple[RoundRecord, ...] = ()
-    pieces: tuple[Any, ...] = field(default=(), repr=False)
+    measurements: tuple[Any, ...] = field(default=(), repr=False)
     faults: tuple[str, ...] = ()
 
     @property
@@ -256,9 +261,11 @@ class Scan:
         return self.rounds[-1].reason
 
     @property
-    def void(self) -> str | None:
+    def void_reason(self) -> str | None:
         """Why nothing was promised when the scan was decided; None where the promise stood."""
-        return next((r.void for r in reversed(self.rounds) if r.void is not None), None)
+        return next(
+            (r.void_reason for r in reversed(self.rounds) if r.void_reason is not None), None
+        )
 
     def __repr__(self) -> str:
         if not self.rounds:
@@ -323,9 +330,9 @@ class ScanFlags:
     ) -> list[RoundRecord]:
         """Return records that say on which terms they were decided."""
         void = self.void
-        if void is None and monitor is not None and monitor.is_withdrawn:
+        if void is None and monitor is not None and monitor.alarm:
             void = monitor.sentence
-        return [replace(record, void=void, shadow=self.shadow) for record in records]
+        return [replace(record, void_reason=void, shadow=self.shadow) for record in records]
 
 
 def format_reason(reason: str, *, shadow: bool) -> str:
@@ -419,7 +426,7 @@ class ScanState:
             "samples": self.policy.samples,
             "finished": all(scan.is_finished for scan in scans.values()),
             "pieces_stored": pieces_stored,
-            "measured": [len(scan.pieces) for scan in scans.values()],
+            "measured": [len(scan.measurements) for scan in scans.values()],
             "faults": [list(scan.faults) for scan in scans.values()],
             "cases": list(scans),
             **({"scans": each} if self.is_group else {"rounds": each[0]}),
@@ -490,8 +497,8 @@ def _round(record: Mapping[str, Any], case: str) -> RoundRecord:
         reason=str(record["reason"]),
         case=case,
         fault=record["fault"],
-        wanted=tuple(map(int, record.get("wanted", ()))),
-        void=_void(record.get("void", UNTOLD)),
+        next_lines=tuple(map(int, record.get("wanted", ()))),
+        void_reason=_void(record.get("void", UNTOLD)),
         shadow=record.get("shadow") is True,
     )
 

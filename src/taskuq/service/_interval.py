@@ -45,8 +45,8 @@ def _interval_record(scan: Scan, policy: Policy, *, scan_id: str | None = None) 
         ],
         "known": last.acceleration == 1,
         "alpha": policy.alpha,
-        "guaranteed": policy.is_guaranteed and scan.void is None,
-        "promise": scan.void or policy.sentence,
+        "guaranteed": policy.is_guaranteed and scan.void_reason is None,
+        "promise": scan.void_reason or policy.statement,
         "round": last.round,
         "acceleration": to_json_value(float(last.acceleration)),
         "reason": format_reason(last.reason, shadow=last.shadow),
@@ -99,7 +99,7 @@ def write_interval(
     if patient is not None and shown != patient:
         raise InputError(
             f"the scan is of patient {patient:.60} and {image} of {shown or 'nobody':.60}; give "
-            "the image of the scan, or --other-patient where both are the same"
+            "the image of the scan, or --allow-patient-mismatch where both are the same"
         )
     report = _dicom_report(record, opened)
     with atomic_write(path) as partial:

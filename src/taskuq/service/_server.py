@@ -111,7 +111,7 @@ class Service:
             slices = sum(len(session.slices) for session in self.sessions)
             counts = dict(self.counts)
         monitor, reason = self.chain.monitor, self.chain.void
-        if reason is None and monitor is not None and monitor.is_withdrawn:
+        if reason is None and monitor is not None and monitor.alarm:
             reason = monitor.sentence
         return {
             "schema": "taskuq.health/1",
@@ -121,8 +121,8 @@ class Service:
             "scans": len(scans),
             "slices": slices,
             "shadow": self.chain.shadow,
-            "withdrawn": None if monitor is None else monitor.is_withdrawn,
-            "evidence": None if monitor is None else monitor.evidence,
+            "withdrawn": None if monitor is None else monitor.alarm,
+            "evidence": None if monitor is None else monitor.e_value,
             "reason": reason,
             "counts": counts,
         }
@@ -308,7 +308,7 @@ def _unlike(
     if not found:
         return None
     if not allowed:
-        raise InputError(f"{'; '.join(found)} (--unlike goes on without a promise)")
+        raise InputError(f"{'; '.join(found)} (--allow-mismatch goes on without a promise)")
     return void_reason(found, depth=4)
 
 

@@ -138,7 +138,7 @@ class _StreamedSlice:
                 return self.faults[column]
         return None
 
-    def want(self, round: int, lines: NDArray[np.int64]) -> None:
+    def request(self, round: int, lines: NDArray[np.int64]) -> None:
         """Be told which columns a round adds, where a rule chooses them."""
         # Nobody knew which lines to put before.
         self.canvas = None
@@ -151,7 +151,7 @@ class _StreamedSlice:
         with self.lock:
             return all(column in self.lines for column in self.columns[round].tolist())
 
-    def settle(self) -> str | None:
+    def finalize(self) -> str | None:
         with self.lock:
             fault = next(iter(self.faults.values()), None)
             self.is_settled = fault is None
@@ -173,10 +173,12 @@ class _StreamedSlice:
             "fault": np.array(fault),
         }
 
-    def again(self, round: int, piece: dict[str, Any]) -> None:
+    def remeasure(self, round: int, measurement: dict[str, Any]) -> None:
         """Measure a stored round once more, and refuse lines that were not stored."""
         found = self.measure(round)
-        is_same = all(np.array_equal(found[name], piece[name]) for name in ("columns", "kspace"))
+        is_same = all(
+            np.array_equal(found[name], measurement[name]) for name in ("columns", "kspace")
+        )
         if self.faults or not is_same:
             raise InputError(
                 f"scan {self.scan_id} is stored with other lines of round {round} than those that "
@@ -371,7 +373,7 @@ class ServiceModel:
     @property
     def is_together(self) -> bool:
         """Return True if all slices of a scan go through its rounds together."""
-        watched = self.monitor is not None and self.monitor.is_by_group
+        watched = self.monitor is not None and self.monitor._is_by_group
         return self.policy.whole_group or watched
 
 
@@ -461,7 +463,7 @@ class Session:
         self.void = self.chain.void
         if said := coil_mismatch(self.chain.policy, header.shape[0]):
             if not self.chain.unlike:
-                raise InputError(f"{said} (serve --unlike goes on without a promise)")
+                raise InputError(f"{said} (serve --allow-mismatch goes on without a promise)")
             self.void = self.void or f"Nothing is promised: {said}."
         if header.shape[2] != width:
             raise InputError(
@@ -478,13 +480,13 @@ class Session:
         if header.nbytes > limits.scan:
             raise InputError(
                 f"the header announces {_mib(header.nbytes)} of k-space, and {_mib(limits.scan)} "
-                "are taken; --scan-size takes more"
+                "are taken; --max-scan takes more"
             )
         at_once = header.nbytes if self.chain.is_together else header.nbytes // header.slices
         if at_once > limits.kept:
             raise InputError(
                 f"slices that are decided at once have {_mib(at_once)} of k-space, and "
-                f"{_mib(limits.kept)} are kept; --kept-size keeps more"
+                f"{_mib(limits.kept)} are kept; --max-buffer keeps more"
             )
 
     def _key(self, *more: int | str) -> str:
@@ -547,7 +549,7 @@ class Session:
             raise InputError(
                 f"lines of slices under way ({len(self.slices)}) take {_mib(self._kept)}, and "
                 f"{_mib(self.wire.limits.kept)} are kept; send slices one after another, or keep "
-                "more by --kept-size"
+                "more by --max-buffer"
             )
         self.turns.offer(scan)
 
@@ -574,8 +576,8 @@ class Session:
             "task": _LockedModel(chain.task, chain.model, lambda *found: None),
             "samples": chain.policy.samples, "seed": chain.seed, "worker": self._worker,
             "scan_id": header.scan_id, "state": chain.folder / f"scan-{key}.json",
-            "log": chain.folder / "log.jsonl", "monitor": chain.monitor, "on_round": reply,
-            "rule": chain.rule, "terms": ScanFlags(self.void, chain.shadow, header.known_patient),
+            "audit_log": chain.folder / "log.jsonl", "monitor": chain.monitor, "on_round": reply,
+            "adaptive": chain.rule, "terms": ScanFlags(self.void, chain.shadow, header.known_patient),
         }  # fmt: skip
         # A generator of its own, so that nothing is begun before the first lines have come.
         if chain.is_together:
@@ -604,7 +606,7 @@ class Session:
         assert self.header is not None, "slices come after the header"
         shadow = self.chain.shadow
         stops = "would stop" if shadow else "stops"
-        told = "told again" if record.again else stops if record.stop else "continues"
+        told = "told again" if record.restored else stops if record.stop else "continues"
         self.count(told)
         wanted = self._rest(record, slice_) if shadow and record.stop else self._wanted(record)
         said = to_json_value(record.to_dict())
@@ -614,10 +616,10 @@ class Session:
             "lines": json.dumps(wanted),
             "scan_id": self.header.scan_id,
             # As it was when this was decided, also where it is told again.
-            "promise": record.void or self.chain.policy.sentence,
-            "promised": str(record.void is None and self.chain.policy.is_guaranteed).lower(),
+            "promise": record.void_reason or self.chain.policy.statement,
+            "promised": str(record.void_reason is None and self.chain.policy.is_guaranteed).lower(),
             "shadow": str(shadow).lower(),
-            "stored": str(record.again).lower(),
+            "stored": str(record.restored).lower(),
             **{name: json.dumps(said[name]) for name in REPLIED},
         }
         shape = self.header.shape[1:]
@@ -632,7 +634,7 @@ class Session:
     def _wanted(self, record: RoundRecord) -> list[int]:
         """The lines that the next round adds: as a rule has chosen them, or as they always are."""
         if record.stop or self.chain.rule is not None:
-            return list(record.wanted)
+            return list(record.next_lines)
         return [int(column) for column in self.chain.columns[record.round + 1]]
 
     def _rest(self, record: RoundRecord, slice_: int) -> list[int]:

@@ -16,7 +16,18 @@ from taskuq.table._table import TaskOutputs
 
 @dataclass(frozen=True)
 class SyntheticTable:
-    """Parameters of a synthetic table of task outputs."""
+    """Parameters of a synthetic table of task outputs.
+
+    Args:
+        volumes: Number of groups, of 18 to 28 cases each.
+        positives: Fraction of cases with label 1.
+        accelerations: Acceleration of each round.
+        samples: Samples per case and round.
+        error: Standard deviation of the logit's error in each round.
+        dispersion: Standard deviation of samples over that of errors.
+        bias: Bias in each round, in units of its error.
+        volume_bias: Standard deviation of the bias of a group.
+    """
 
     volumes: int = 100
     positives: float = 0.15
@@ -29,14 +40,23 @@ class SyntheticTable:
 
 
 def synthetic_outputs(scanner: SyntheticTable, *, seed: int) -> TaskOutputs:
-    """Make a synthetic table."""
+    """Sample a synthetic table.
+
+    Args:
+        scanner: Its parameters.
+        seed: Seed of all random numbers.
+
+    Example:
+        >>> synthetic_outputs(SyntheticTable(volumes=2, samples=3), seed=0).samples
+        3
+    """
     rng = np.random.default_rng(seed)
     group = np.repeat(np.arange(scanner.volumes), rng.integers(18, 29, scanner.volumes))
     n = len(group)
     label = _runs_of_positives(group, scanner.positives, rng)
     truth = np.where(label == 1, 1.2, -1.6) + 1.1 * rng.standard_normal(n)
     truth += 0.5 * rng.standard_normal(scanner.volumes)[group]
-    # How uncertain a case is differs a lot between cases and a little between volumes.
+    # Uncertainty differs a lot between cases and a little between volumes.
     difficulty = np.exp(
         0.75 * rng.standard_normal(n) + 0.25 * rng.standard_normal(scanner.volumes)[group]
     )
@@ -54,25 +74,21 @@ def synthetic_outputs(scanner: SyntheticTable, *, seed: int) -> TaskOutputs:
         spread = scanner.dispersion * scale * np.exp(0.2 * rng.standard_normal(n))
         scatter = rng.standard_normal((n, scanner.samples))
         outputs[k] = _sigmoid(center[:, None] + spread[:, None] * scatter)
+    parameters = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(scanner).items()}
     return TaskOutputs(
-        outputs,
-        _sigmoid(truth),
-        scanner.accelerations,
-        group=group,
-        label=label,
-        task_names=("synthetic finding",),
-        task_range=(0.0, 1.0),
-        provenance={"synthetic": True, "seed": seed, "scanner": _plain(asdict(scanner))},
-    )
+        outputs, _sigmoid(truth), scanner.accelerations, group=group, label=label,
+        task_names=("synthetic finding",), task_range=(0.0, 1.0),
+        provenance={"synthetic": True, "seed": seed, "scanner": parameters},
+    )  # fmt: skip
 
 
-def _runs_of_positives(group: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
+def _runs_of_positives(group: np.ndarray, positives: float, rng: np.random.Generator) -> np.ndarray:
     label = np.zeros(len(group), dtype=np.int64)
     volumes = int(group.max()) + 1
-    # Four in ten volumes have the finding, in one run long enough to reach the share overall.
+    # Four in ten volumes have the finding, in one run of slices.
     for volume in rng.permutation(volumes)[: round(0.4 * volumes)]:
         cases = np.flatnonzero(group == volume)
-        length = min(len(cases), max(1, rng.poisson(share / 0.4 * len(cases))))
+        length = min(len(cases), max(1, rng.poisson(positives / 0.4 * len(cases))))
         start = rng.integers(0, len(cases) - length + 1)
         label[cases[start : start + length]] = 1
     return label
@@ -87,25 +103,31 @@ def _sigmoid(logit: FloatArray) -> FloatArray:
     return np.asarray(1 / (1 + np.exp(-logit)))
 
 
-def _plain(record: dict[str, object]) -> dict[str, object]:
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in record.items()}
-
-
 FOLDER = Path(__file__).parent / "bundled"
 
 
 def stored() -> list[str]:
-    """Return the names of the tables in the package."""
+    """Return the names of the bundled tables."""
     return sorted(path.stem for path in FOLDER.glob("*.npz"))
 
 
 def stored_table(name: str) -> TaskOutputs:
-    """Read a table of the package."""
+    """Read a bundled table.
+
+    Args:
+        name: ``"atlas-sampler"`` or ``"atlas-varnet"``.
+
+    Example:
+        >>> stored_table("atlas-sampler").tasks
+        1
+    """
     if name not in stored():
-        raise InputError(f"the package has no table {name!r}; it has {', '.join(stored())}")
+        raise InputError(
+            f"unknown table {name!r}; choose one of {', '.join(stored())}", code="choice.unknown"
+        )
     return TaskOutputs.load(FOLDER / f"{name}.npz")
 
 
 def stored_quality() -> dict[str, Any]:
-    """Read how well the package's networks recover patients that none of them has seen."""
+    """Read the image quality of the bundled networks on unseen patients."""
     return read_json(FOLDER / "atlas-quality.json", "taskuq.quality/1")

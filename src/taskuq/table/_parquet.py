@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from taskuq._arrays import ranges_from_json, ranges_to_json, require_finite
+from taskuq._config import flatten
 from taskuq._io import (
     SEAL,
+    ExistingFileError,
     atomic_write,
     complete_record,
     fingerprint,
@@ -26,41 +28,42 @@ from taskuq._io import (
     with_checksum,
     write_json,
 )
-from taskuq.errors import FileExistsError, InputError, TableMismatchError, first_line
+from taskuq.errors import InputError, TableMismatchError, first_line
 from taskuq.interval import BoolArray, TaskRange
 from taskuq.table._table import TaskOutputs
 
-# Rows of a group, which is what a reader holds at one time.
+# Rows of a row group, which a reader holds in memory.
 ROWS = 65536
-# Where a file's metadata remembers its checksums and what else is told to it.
+# Key of the file metadata that holds checksums and the table's identity.
 NOTE = b"taskuq"
-REMEDY = "delete it and run again to compute its cases anew"
+REMEDY = "delete it and rerun to recompute its cases"
 
 
 def _write_parquet(
-    table: Any,
-    path: Path,
-    remember: Mapping[str, Any] | None = None,
-    *,
-    exclusive: bool = False,
+    table: Any, path: Path, note: Mapping[str, Any] | None = None, *, exclusive: bool = False
 ) -> Path:
     """Write an Arrow table whole, with checksums."""
     import pyarrow.parquet as pq
 
-    columns = {name: _digest(table[name].chunks) for name in table.column_names}
-    note = with_checksum({**(remember or {}), "columns": columns})
+    columns = {}
+    for name in table.column_names:
+        digest = _ColumnHash()
+        for array in table[name].chunks:
+            digest.update(array)
+        columns[name] = digest.hexdigest()
+    sealed = with_checksum({**(note or {}), "columns": columns})
     names = [n for n in table.column_names if not _is_number(table[n].type)]
     with atomic_write(path, exclusive=exclusive) as partial:
-        # Row groups are what a reader holds at one time; numbers hardly repeat.
+        # Numbers hardly repeat: a dictionary would not help them.
         pq.write_table(
-            table.replace_schema_metadata({NOTE: json.dumps(note)}), partial, compression="zstd",
+            table.replace_schema_metadata({NOTE: json.dumps(sealed)}), partial, compression="zstd",
             row_group_size=ROWS, use_dictionary=names, write_page_checksum=True,
         )  # fmt: skip
     return path
 
 
-def _read_parts(path: Path, columns: list[str]) -> Iterator[Any]:
-    """Read columns of a file, some rows at a time, or say that it is damaged."""
+def _read_batches(path: Path, columns: list[str]) -> Iterator[Any]:
+    """Yield batches of rows; raise InputError if the file is damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -68,78 +71,73 @@ def _read_parts(path: Path, columns: list[str]) -> Iterator[Any]:
     for name in columns:
         _require_column(schema.names, name, path)
     written = _read_note(path, schema).get("columns", {})
-    found = {name: _ColumnHash() for name in columns if name in written}
+    hashes = {name: _ColumnHash() for name in columns if name in written}
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             for rows in file.iter_batches(batch_size=ROWS, columns=columns, use_threads=False):
-                for name, one in found.items():
+                for name, one in hashes.items():
                     one.update(rows.column(name))
                 yield rows
     except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
         raise _damaged(path, first_line(error)) from None
-    for name, one in found.items():
+    for name, one in hashes.items():
         if one.hexdigest() != written[name]:
-            raise _damaged(path, f"column {name} is not as it was written")
+            raise _damaged(path, f"the checksum of column {name} differs")
 
 
 def _read_columns(path: Path, columns: list[str]) -> Any:
-    """Read columns of a file, or say that it is damaged."""
     import pyarrow as pa
 
-    parts = list(_read_parts(path, columns))
-    if not parts:
+    batches = list(_read_batches(path, columns))
+    if not batches:
         return _read_schema(path).empty_table().select(columns)
-    return pa.Table.from_batches(parts)
+    return pa.Table.from_batches(batches)
 
 
 def _read_schema(path: Path) -> Any:
-    """Read which columns a file has, or say that it is damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if not is_regular_file(path):
-        raise InputError(f"{path} is a link, a pipe or a folder and not a file; remove it")
+    _require_regular(path)
     try:
         return pq.read_schema(path)
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         raise _damaged(path, first_line(error)) from None
 
 
+def _require_regular(path: Path) -> None:
+    if not is_regular_file(path):
+        raise InputError(
+            f"{path} is a link, a pipe or a folder instead of a file; remove it",
+            code="file.format",
+        )
+
+
 def _read_note(path: Path, schema: Any) -> dict[str, Any]:
-    """Return what a file's metadata remembers; nothing where somebody else wrote it."""
+    """Return the note of a file's metadata, empty for files of other programs."""
     text = (schema.metadata or {}).get(NOTE)
     if text is None:
         return {}
     try:
         note = dict(json.loads(text))
         verify_checksum(note, path)
-        lacking = set(note["columns"]) - set(schema.names)
+        absent = set(note["columns"]) - set(schema.names)
     except (ValueError, TypeError, KeyError, RecursionError):
         raise _damaged(path, "its checksums are") from None
-    if lacking:
-        raise _damaged(path, f"no column {min(lacking)}")
+    if absent:
+        raise _damaged(path, f"no column {min(absent)}")
     return {name: value for name, value in note.items() if name != SEAL}
 
 
 def _require_column(names: list[str], name: str, path: Path) -> None:
-    """Refuse a file that lacks a column."""
     if name not in names:
-        raise InputError(f"shard {path.name} has no column {name}")
+        raise InputError(f"shard {path.name} has no column {name}", code="table.column")
 
 
-def _damaged(path: Path, reason: str, remedy: str = REMEDY) -> InputError:
-    """Return the error that names a damaged file and says how to make it again."""
+def _damaged(path: Path, reason: str) -> InputError:
     return InputError(
-        f"shard {path.name} cannot be read ({reason:.80}); it is truncated or damaged: {remedy}"
+        f"shard {path.name} is truncated or damaged ({reason:.80}); {REMEDY}", code="file.damaged"
     )
-
-
-def _digest(arrays: Iterable[Any]) -> str:
-    """Return the SHA-256 of a column, however its rows are divided into arrays."""
-    whole = _ColumnHash()
-    for array in arrays:
-        whole.update(array)
-    return whole.hexdigest()
 
 
 class _ColumnHash:
@@ -182,16 +180,14 @@ def _is_number(kind: Any) -> bool:
     return bool(pa.types.is_floating(kind) or pa.types.is_fixed_size_list(kind))
 
 
-# Longer ones are no names, and a million of them would fill the memory.
+# Characters of the longest id: a million longer ones would fill the memory.
 LONGEST = 1000
-# Rows that become Python objects at one time.
-COLUMN_ROWS = 65536
-# Names with an underscore are passed over by readers that take a folder of Parquet as one table.
-ROSTER = "_cases.parquet"
+# Readers that take a folder of Parquet as one table skip names with an underscore.
+CASE_LIST = "_cases.parquet"
 
 
-def identities(column: Any, name: str, where: str, *, floats: bool = False) -> Any:
-    """Take a column of integers or strings, or say in one sentence what it holds instead."""
+def identities(column: Any, name: str, source: str, *, floats: bool = False) -> Any:
+    """Return a column of ids as an Arrow array of int64 or large_string."""
     import pyarrow as pa
 
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
@@ -200,27 +196,30 @@ def identities(column: Any, name: str, where: str, *, floats: bool = False) -> A
     try:
         if column.null_count or not (texts or whole or (floats and pa.types.is_floating(kind))):
             raise pa.ArrowInvalid(kind)
-        # A cast that would round is refused.
-        found = column.cast(pa.large_string() if texts else pa.int64())
+        # A cast that would round raises.
+        ids = column.cast(pa.large_string() if texts else pa.int64())
     except pa.ArrowException:
-        raise InputError(f"{where} has a {name} that is neither an integer nor a string") from None
-    found = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+        raise InputError(
+            f"{source} has a {name} that is neither an integer nor a string", code="table.column"
+        ) from None
+    ids = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
     try:
-        found.validate(full=True)
-    except pa.ArrowException:  # text whose bytes are no text
-        raise InputError(f"{where} is damaged in column {name}: delete it and run again") from None
-    return found
+        ids.validate(full=True)
+    except pa.ArrowException:  # bytes that are not UTF-8
+        raise InputError(
+            f"{source} is damaged in column {name}; {REMEDY}", code="file.damaged"
+        ) from None
+    return ids
 
 
 def _as_texts(array: Any) -> Any:
-    """Return identities as an Arrow array of strings."""
     import pyarrow as pa
 
     return array.cast(pa.large_string())
 
 
 def _concatenate(arrays: Sequence[Any]) -> Any:
-    """Join identities; as strings where some are strings and others integers."""
+    """Join ids, as strings if some are strings and others integers."""
     import pyarrow as pa
 
     if len({array.type for array in arrays}) > 1:
@@ -238,7 +237,7 @@ def index_of(array: Any, among: Any) -> np.ndarray:
 
 
 def to_numpy(array: Any, name: str) -> np.ndarray:
-    """Return identities as NumPy integers or strings."""
+    """Return ids as NumPy integers or strings."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -246,10 +245,13 @@ def to_numpy(array: Any, name: str) -> np.ndarray:
         return np.asarray(array)
     longest = pc.max(pc.utf8_length(array)).as_py() or 1
     if longest > LONGEST:
-        raise InputError(f"{name} has an entry of {longest} characters; {LONGEST} are the most")
+        raise InputError(
+            f"{name} has an entry of {longest} characters, the limit is {LONGEST}",
+            code="value.invalid",
+        )
     texts = np.empty(len(array), dtype=f"<U{longest}")
-    for start in range(0, len(array), COLUMN_ROWS):
-        texts[start : start + COLUMN_ROWS] = array.slice(start, COLUMN_ROWS).to_pylist()
+    for start in range(0, len(array), ROWS):
+        texts[start : start + ROWS] = array.slice(start, ROWS).to_pylist()
     return texts
 
 
@@ -257,53 +259,52 @@ def write_case_list(folder: Path, case: list[str], group: Any = None, label: Any
     """Write case, group and label of all planned cases."""
     import pyarrow as pa
 
-    columns = {"case": pa.array(case)}
-    columns |= {
-        name: pa.array(values)
-        for name, values in (("group", group), ("label", label))
-        if values is not None
-    }
-    return _write_parquet(pa.table(columns), folder / ROSTER, exclusive=True)
+    columns = {"case": case, "group": group, "label": label}
+    rows = pa.table({name: pa.array(v) for name, v in columns.items() if v is not None})
+    return _write_parquet(rows, folder / CASE_LIST, exclusive=True)
 
 
-def read_roster(folder: Path) -> list[str] | None:
-    """Return the identities in the order of the table, or None where there is no roster."""
-    path = folder / ROSTER
+def read_case_list(folder: Path) -> list[str] | None:
+    """Return all planned cases in the order of the table, or None."""
+    path = folder / CASE_LIST
     if not path.exists():
         return None
     try:
         cases = _read_columns(path, ["case"])["case"].to_pylist()
     except InputError as error:
-        raise InputError(f"{path}: {error}; without it, start the run afresh") from None
+        raise InputError(f"{path}: {error}, or overwrite the table", code=error.code) from None
     return [str(case) for case in cases]
 
 
 def _lines_as_texts(lines: Any, rows: int, count: int | None) -> list[str]:
-    """Return the numbers of measured lines of each row, separated by spaces."""
-    found = np.asarray(lines)
-    if found.dtype != bool or found.shape != (rows, count):
+    """Return the indices of sampled lines of each row, separated by spaces."""
+    mask = np.asarray(lines)
+    if mask.dtype != bool or mask.shape != (rows, count):
         raise InputError(
-            f"lines are {found.dtype} of shape {found.shape}; booleans {(rows, count)} are needed"
+            f"lines must be booleans {(rows, count)}, got {mask.dtype} of shape {mask.shape}",
+            code="shape.mismatch",
         )
-    return [" ".join(map(str, np.flatnonzero(row))) for row in found]
+    return [" ".join(map(str, np.flatnonzero(row))) for row in mask]
 
 
-def _lines_from_texts(texts: list[str], count: int, where: str) -> BoolArray:
-    """Read what :func:`_lines_as_texts` wrote, booleans (row, line)."""
-    found = np.zeros((len(texts), count), dtype=bool)
-    for row, text in zip(found, texts, strict=True):
+def _lines_from_texts(texts: list[str], count: int, source: str) -> BoolArray:
+    """Read the texts of :func:`_lines_as_texts`, booleans (row, line)."""
+    mask = np.zeros((len(texts), count), dtype=bool)
+    for row, text in zip(mask, texts, strict=True):
         parts = str(text).split()
         if not all(part.isdecimal() and len(part) < 10 and int(part) < count for part in parts):
-            raise InputError(f"{where} names lines that are not below {count}: {str(text)[:40]!r}")
+            raise InputError(
+                f"{source} names lines that are not below {count}: {str(text)[:40]!r}",
+                code="file.damaged",
+            )
         row[[int(part) for part in parts]] = True
-    return found
+    return mask
 
 
 SCHEMA = "taskuq.table/1"
 HEADER = "table.json"
-# What a run keeps beside the shards to look at.
+# Images of some cases, for the report.
 PICTURES = "pictures.npz"
-LOST = "bring back a copy of it, or start the run afresh"
 
 
 @dataclass(frozen=True)
@@ -321,7 +322,7 @@ class TableHeader:
     provenance: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as values that JSON can hold."""
+        """Return all attributes as JSON values."""
         return {
             "schema": SCHEMA,
             "accelerations": [None if np.isnan(R) else R for R in self.accelerations],
@@ -336,7 +337,8 @@ class TableHeader:
         }
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def inputs(self) -> dict[str, Any]:
+        """Attributes that determine the numbers of the table."""
         # As in the file, so that a tuple equals the list it was written as.
         record = dict(to_json_value(self.to_dict()))
         free = ("made_by", "words")
@@ -345,34 +347,42 @@ class TableHeader:
 
     @property
     def identity(self) -> str:
-        """A fingerprint of what decides the numbers, which every shard keeps."""
-        return fingerprint(self.asked)[:16]
+        """Fingerprint of the inputs, stored in every shard."""
+        return fingerprint(self.inputs)[:16]
 
     @property
     def columns(self) -> list[tuple[str, str]]:
-        """The names of each task's target and outputs columns."""
+        """Names of the target and outputs columns of each task."""
         if len(self.task_names) == 1:
             return [("target", "outputs")]
         return [(f"target_{name}", f"outputs_{name}") for name in self.task_names]
 
 
 class TableWriter:
-    """Writes rows of a table as they are computed, and knows which are there already."""
+    """Writer of a table's shards, resumable.
+
+    Args:
+        folder: Folder of the table; a table in it must have the same header.
+        header: Attributes of the table.
+
+    Raises:
+        TableMismatchError: If the folder holds the table of another run.
+    """
 
     def __init__(self, folder: str | os.PathLike[str], header: TableHeader) -> None:
         self.folder = Path(folder)
         self.header = header
         try:
             if (self.folder / HEADER).exists():
-                raise FileExistsError
-            # Of several writers that begin at once one makes the header, and the others look at it.
+                raise ExistingFileError
+            # Of several writers that start at once, one creates the header.
             write_json(self.folder / HEADER, header.to_dict(), exclusive=True)
-        except FileExistsError:
+        except ExistingFileError:
             _refuse_other_header(read_header(self.folder), header, self.folder)
         self._number = len(_shard_paths(self.folder))
 
     def finished(self) -> set[tuple[str, float]]:
-        """Return the (case, acceleration) pairs that whole shards hold."""
+        """Return the stored (case, acceleration) pairs."""
         rates = np.asarray(self.header.accelerations)
         return {
             pair
@@ -392,7 +402,18 @@ class TableWriter:
         image: Any = None,
         lines: Any = None,
     ) -> Path:
-        """Write one shard of rows and return its path."""
+        """Write one shard of rows and return its path.
+
+        Args:
+            case: Id of each row.
+            acceleration: Acceleration of each row, or of all.
+            outputs: (row, sample) or (row, sample, task).
+            targets: (row,) or (row, task).
+            group: Group of each row.
+            label: Class of each row.
+            image: Fingerprint of each row's image.
+            lines: Sampled lines, booleans (row, line).
+        """
         import pyarrow as pa
 
         x = np.asarray(outputs, dtype=np.float32)
@@ -402,16 +423,17 @@ class TableWriter:
         rows, tasks = len(case), len(self.header.task_names)
         if x.shape != (rows, self.header.samples, tasks) or z.shape != (rows, tasks):
             raise InputError(
-                f"rows of outputs {x.shape} and targets {z.shape} do not fit a table of "
-                f"{self.header.samples} samples and {tasks} tasks with {rows} cases given"
+                f"outputs {x.shape} and targets {z.shape} of {rows} cases do not fit a table of "
+                f"{self.header.samples} samples and {tasks} tasks",
+                code="shape.mismatch",
             )
         require_finite(x, "outputs")
+        if (lines is None) != (self.header.lines is None):
+            raise InputError("pass lines for every row of a table, or none", code="option.missing")
         columns: dict[str, Any] = {"case": pa.array(np.asarray(case))}
         for name, values in (("group", group), ("label", label), ("image", image)):
             if values is not None:
                 columns[name] = pa.array(np.asarray(values))
-        if (lines is None) != (self.header.lines is None):
-            raise InputError("measured lines belong to every row of a table, or to none")
         if lines is not None:
             columns["lines"] = pa.array(_lines_as_texts(lines, rows, self.header.lines))
         columns["acceleration"] = pa.array(np.broadcast_to(np.asarray(acceleration, float), rows))
@@ -433,28 +455,34 @@ def finished_cases(folder: Path, header: TableHeader, names: Sequence[str]) -> n
     places = _read_places(_shard_paths(folder), header)
     if places:
         cases, rounds = zip(*places, strict=True)
-        where = index_of(_concatenate(cases), pa.array(names, pa.large_string()))
-        there[np.concatenate(rounds)[where >= 0], where[where >= 0]] = True
+        index = index_of(_concatenate(cases), pa.array(names, pa.large_string()))
+        there[np.concatenate(rounds)[index >= 0], index[index >= 0]] = True
     return np.asarray(there.all(axis=0))
 
 
 def image_marks(folder: Path) -> dict[str, str]:
-    """Return the fingerprint of each case's image, where the shards remember it."""
-    found: dict[str, str] = {}
+    """Return the stored fingerprint of each case's image."""
+    marks: dict[str, str] = {}
     for shard in _shard_paths(folder):
         if "image" in _read_schema(shard).names:
             rows = _read_columns(shard, ["case", "image"])
             names = _as_texts(identities(rows["case"], "case", shard.name)).to_pylist()
-            marks = zip(names, rows["image"].to_pylist(), strict=True)
-            found |= {name: str(mark) for name, mark in marks if mark}
-    return found
+            pairs = zip(names, rows["image"].to_pylist(), strict=True)
+            marks |= {name: str(mark) for name, mark in pairs if mark}
+    return marks
 
 
 def _read_places(shards: Sequence[Path], header: TableHeader) -> list[tuple[Any, np.ndarray]]:
-    """Return for each shard which case and which round each of its rows belongs to."""
+    """Return case and round of each row, by shard."""
     places = []
     for shard in shards:
-        _require_of_table(shard, header)
+        note = _read_note(shard, _read_schema(shard))
+        if note.get("table", header.identity) != header.identity:
+            raise InputError(
+                f"shard {shard.name} belongs to another table than {HEADER}; remove the shard and "
+                f"rerun, or restore its {HEADER}",
+                code="resume.mismatch",
+            )
         rows = _read_columns(shard, ["case", "acceleration"])
         case = identities(rows["case"], "case", f"shard {shard.name}")
         places.append((case, _rounds_of(rows, header, shard)))
@@ -462,18 +490,7 @@ def _read_places(shards: Sequence[Path], header: TableHeader) -> list[tuple[Any,
 
 
 def _shard_paths(folder: Path) -> list[Path]:
-    """Return the whole shards of a table, in the order of their names."""
     return sorted(folder.glob("part-*.parquet"))
-
-
-def _require_of_table(shard: Path, header: TableHeader) -> None:
-    """Refuse a shard that was written under another header, whoever put it here."""
-    note = _read_note(shard, _read_schema(shard))
-    if note.get("table", header.identity) != header.identity:
-        raise InputError(
-            f"shard {shard.name} is of another table than {HEADER} beside it; remove the shard and "
-            "run again, or bring back the table's own header"
-        )
 
 
 def _rounds_of(rows: Any, header: TableHeader, shard: Path) -> np.ndarray:
@@ -482,46 +499,51 @@ def _rounds_of(rows: Any, header: TableHeader, shard: Path) -> np.ndarray:
     for k, R in enumerate(rates):
         round[np.isnan(rate) if np.isnan(R) else rate == R] = k
     if (round < 0).any():
-        raise InputError(f"shard {shard.name} has rows of an acceleration not in {HEADER}")
+        raise InputError(
+            f"shard {shard.name} has an acceleration that is not in {HEADER}",
+            code="rounds.invalid",
+        )
     return round
 
 
 def _numeric_column(rows: Any, name: str, shard: Path) -> np.ndarray:
-    """Return a numeric column of a shard."""
     values = np.asarray(rows[name].to_numpy(zero_copy_only=False))
     if values.dtype.kind not in "fiu":
-        raise InputError(f"shard {shard.name} holds {rows[name].type} in {name}, not numbers")
+        raise InputError(
+            f"shard {shard.name} has {rows[name].type} in {name} instead of numbers",
+            code="table.column",
+        )
     return values.astype(float)
 
 
 def read_header(folder: Path) -> TableHeader:
-    """Read the attributes of a table, or say why that is impossible."""
+    """Read the attributes of a table."""
     path = folder / HEADER
     if not path.exists():
-        raise InputError(f"{folder} holds no {HEADER}, so it is not a table")
-    if path.exists() and not is_regular_file(path):
-        raise InputError(f"{path} is a link, a pipe or a folder and not a file; remove it")
-    record = read_json(path, SCHEMA, remedy=LOST, is_sealed=False)
+        raise InputError(f"{folder} has no {HEADER} and is not a table", code="file.missing")
+    _require_regular(path)
+    remedy = "restore it, or overwrite the table"
+    record = read_json(path, SCHEMA, remedy=remedy, is_sealed=False)
     with complete_record(path, "header"):
-        names, called = tuple(map(str, record["task_names"])), record.get("round_names")
-        header = TableHeader(
+        names, round_names = tuple(map(str, record["task_names"])), record.get("round_names")
+        return TableHeader(
             accelerations=tuple(np.nan if R is None else float(R) for R in record["accelerations"]),
             samples=int(record["samples"]),
             task_names=names,
             task_ranges=ranges_from_json(record, names),
-            round_names=None if called is None else tuple(map(str, called)),
+            round_names=None if round_names is None else tuple(map(str, round_names)),
             round_targets=bool(record["round_targets"]),
             lines=None if record.get("lines") is None else int(record["lines"]),
             order=str(record["order"]),
             provenance=dict(record["provenance"]),
         )
-    return header
 
 
 def write_shards(table: TaskOutputs, folder: Path) -> Path:
     """Write a whole table into a new or empty folder, one shard per round."""
     if folder.is_dir() and any(folder.iterdir()):
-        raise InputError(f"{folder} is not empty; choose another name for the table")
+        raise InputError(f"{folder} is not empty; use another name", code="file.exists")
+    lines = table.sampled_lines
     header = TableHeader(
         accelerations=tuple(map(float, table.accelerations)),
         samples=table.samples,
@@ -529,46 +551,34 @@ def write_shards(table: TaskOutputs, folder: Path) -> Path:
         task_ranges=table.task_ranges,
         round_names=table.round_names,
         round_targets=table.has_round_targets,
-        lines=None if table.lines is None else table.lines.shape[2],
-        order="roster" if table.missing else "written",
+        lines=None if lines is None else lines.shape[2],
+        order="roster" if table.missing_cases else "written",
         provenance=table.provenance,
     )
     writer = TableWriter(folder, header)
     case = np.arange(table.cases) if table.case is None else table.case
-    if table.missing:
-        # The roster remembers who is missing; it knows cases by their names.
+    if table.missing_cases:
         case = case.astype(str)
-        write_case_list(folder, [*case, *table.missing])
-    known = {"group": table.group, "label": table.label}
+        write_case_list(folder, [*case, *table.missing_cases])
     for k, R in enumerate(table.accelerations):
-        lines = None if table.lines is None else table.lines[k]
-        writer.write(case, float(R), table.outputs[k], table.targets_at(k), lines=lines, **known)
+        writer.write(
+            case, float(R), table.outputs[k], table.targets_at(k), group=table.group,
+            label=table.label, lines=None if lines is None else lines[k],
+        )  # fmt: skip
     return folder
 
 
-def _refuse_other_header(found: TableHeader, wanted: TableHeader, folder: Path) -> None:
-    before, now = _flat(found.asked), _flat(wanted.asked)
-    differing = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    if differing:
-        shown = "; ".join(
-            f"{n} was {before.get(n)}, but now it is {now.get(n)}" for n in differing[:3]
-        )
-        more = f" (and {len(differing) - 3} more)" if len(differing) > 3 else ""
+def _refuse_other_header(stored: TableHeader, new: TableHeader, folder: Path) -> None:
+    before, now = flatten(stored.inputs), flatten(new.inputs)
+    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if changed:
+        shown = "; ".join(f"{n} was {before.get(n)}, now {now.get(n)}" for n in changed[:3])
+        more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
         raise TableMismatchError(
-            f"{folder} holds a table in which {shown}{more}; choose another folder or start afresh"
+            f"{folder} holds a table of a different run ({shown}{more}); use another folder, or "
+            "overwrite it",
+            code="resume.mismatch",
         )
-
-
-def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings under dotted names, so that a difference can be named."""
-    found: dict[str, Any] = {}
-    for key, value in record.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{name}.")
-        else:
-            found[name] = value
-    return found
 
 
 # For each row of a shard: the case and the round of the arrays that it fills; -1 for none.
@@ -580,13 +590,15 @@ def read_shards(folder: Path) -> TaskOutputs:
     header = read_header(folder)
     shards = _shard_paths(folder)
     if not shards:
-        raise InputError(f"the table in {folder} has no rows yet; run it first")
+        raise InputError(f"the table in {folder} has no rows yet", code="table.incomplete")
     ids, places, complete = _place_rows(header, shards)
     rounds, n, tasks = len(header.accelerations), int(complete.sum()), len(header.task_names)
     if n == 0:
-        raise InputError(f"no case of the table in {folder} has all {rounds} rounds yet")
+        raise InputError(
+            f"no case of the table in {folder} has all {rounds} rounds yet", code="table.incomplete"
+        )
     for shard in shards:
-        # Before memory is set aside for as many samples as the header says.
+        # Before memory is allocated for the samples that the header claims.
         _require_lists(_read_schema(shard), header, shard)
     outputs = np.empty((rounds, n, header.samples, tasks), dtype=np.float32)
     targets = np.empty((rounds, n, tasks))
@@ -594,53 +606,56 @@ def read_shards(folder: Path) -> TaskOutputs:
         _fill(outputs, targets, header, shard, place)
     unknown = bool(np.isnan(targets).all())
     if not header.round_targets and not unknown:
-        # NaN differs from itself; it is reported as what it is when the table is made.
+        # NaN differs from itself; TaskOutputs refuses it.
         if ((targets != targets[:1]) & ~np.isnan(targets)).any():
-            raise InputError(f"the table in {folder} has targets that differ between rounds")
+            raise InputError(
+                f"the table in {folder} has targets that differ between rounds",
+                code="table.duplicate",
+            )
         targets = targets[0]
     if tasks == 1:
         outputs, targets = outputs[..., 0], targets[..., 0]
     return TaskOutputs(
         outputs, None if unknown else targets, header.accelerations,
-        case=to_numpy(_chosen(ids, complete), "case"),
-        group=_extra("group", shards, places, n),
-        label=_extra("label", shards, places, n),
+        case=to_numpy(ids.filter(complete), "case"),
+        group=_read_ids("group", shards, places, n),
+        label=_read_ids("label", shards, places, n),
         task_names=header.task_names,
         task_range=header.task_ranges,
         round_names=header.round_names,
         provenance=header.provenance,
-        missing=_as_texts(_chosen(ids, ~complete)).to_pylist(),
-        lines=_lines(header, shards, places, n),
-        pictures=folder / PICTURES if (folder / PICTURES).exists() else None,
+        missing_cases=_as_texts(ids.filter(~complete)).to_pylist(),
+        sampled_lines=_read_lines(header, shards, places, n),
+        images_path=folder / PICTURES if (folder / PICTURES).exists() else None,
     )  # fmt: skip
 
 
 def _place_rows(header: TableHeader, shards: list[Path]) -> tuple[Any, list[Places], np.ndarray]:
-    """Return all identities, where each row goes, and which cases have all of their rounds."""
+    """Return all ids, the place of each row, and True for each complete case."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     cases, rounds = zip(*_read_places(shards, header), strict=True)
     names = _concatenate(cases)
     ids = pc.unique(names)
-    roster = read_roster(shards[0].parent) if header.order == "roster" else None
-    if roster is not None:
-        # Cases that the run has not come to are missing, and said to be.
-        ids = pc.unique(pa.concat_arrays([pa.array(roster, pa.large_string()), _as_texts(ids)]))
+    planned = read_case_list(shards[0].parent) if header.order == "roster" else None
+    if planned is not None:
+        # Planned cases without rows count as missing.
+        ids = pc.unique(pa.concat_arrays([pa.array(planned, pa.large_string()), _as_texts(ids)]))
     elif header.order != "written":
         ids = ids.take(pc.sort_indices(ids))
     there = np.zeros((len(header.accelerations), len(ids)), dtype=bool)
     placed = []
-    # All at once: the identities are put in order once, not for every shard.
+    # All shards together: the ids are indexed once.
     ends = np.cumsum([len(round) for round in rounds])[:-1]
     for case, round in zip(np.split(index_of(names, ids), ends), rounds, strict=True):
         # A case computed twice, by two workers or after a kill, counts once.
-        first = ~there[round, case]
-        _, where = np.unique(case.astype(np.int64) * len(there) + round, return_index=True)
-        alone = np.zeros(len(case), dtype=bool)
-        alone[where] = True
+        is_new = ~there[round, case]
+        _, first = np.unique(case.astype(np.int64) * len(there) + round, return_index=True)
+        is_first = np.zeros(len(case), dtype=bool)
+        is_first[first] = True
         there[round, case] = True
-        placed.append(np.where(first & alone, case, -1))
+        placed.append(np.where(is_new & is_first, case, -1))
     complete = np.asarray(there.all(axis=0))
     number = np.where(complete, np.cumsum(complete) - 1, -1).astype(np.int32)
     places = [np.where(case >= 0, number[case], -1) for case in placed]
@@ -650,61 +665,57 @@ def _place_rows(header: TableHeader, shards: list[Path]) -> tuple[Any, list[Plac
 def _fill(
     outputs: np.ndarray, targets: np.ndarray, header: TableHeader, shard: Path, place: Places
 ) -> None:
-    """Put the rows of a shard where they belong."""
+    """Fill the arrays from the rows of a shard."""
     start = 0
-    for rows in _read_parts(shard, [name for pair in header.columns for name in pair]):
-        part = slice(start, start + len(rows))
+    for rows in _read_batches(shard, [name for pair in header.columns for name in pair]):
+        here = slice(start, start + len(rows))
         start += len(rows)
-        case, round = place[0][part], place[1][part]
+        case, round = place[0][here], place[1][here]
         keep = case >= 0
         for k, (target, output) in enumerate(header.columns):
-            outputs[round[keep], case[keep], :, k] = _samples(rows, output, header, shard)[keep]
+            if rows[output].null_count:
+                raise _damaged(shard, f"rows without {output}")
+            x = np.asarray(rows[output].flatten().to_numpy(zero_copy_only=False))
+            outputs[round[keep], case[keep], :, k] = x.reshape(-1, header.samples)[keep]
             targets[round[keep], case[keep], k] = _numeric_column(rows, target, shard)[keep]
 
 
-def _extra(name: str, shards: list[Path], places: list[Places], n: int) -> np.ndarray | None:
-    """Return the groups or classes of all cases, or None where some are not known."""
+def _read_ids(name: str, shards: list[Path], places: list[Places], n: int) -> np.ndarray | None:
+    """Return group or label of all cases, or None if some are unknown."""
     import pyarrow as pa
 
-    found, where = [], []
+    ids, cases = [], []
     for shard, (case, _) in zip(shards, places, strict=True):
         if name in _read_schema(shard).names:
             column = _read_columns(shard, [name])[name]
-            found.append(identities(column, name, f"shard {shard.name}", floats=True))
-            where.append(case)
+            ids.append(identities(column, name, f"shard {shard.name}", floats=True))
+            cases.append(case)
     row = np.full(n, -1, dtype=np.int64)
-    if found:
-        case = np.concatenate(where)
+    if ids:
+        case = np.concatenate(cases)
         row[case[case >= 0]] = np.nonzero(case >= 0)[0]
-    if not found or (row < 0).any():
+    if not ids or (row < 0).any():
         return None
-    return to_numpy(_concatenate(found).take(pa.array(row)), name)
+    return to_numpy(_concatenate(ids).take(pa.array(row)), name)
 
 
-def _lines(
+def _read_lines(
     header: TableHeader, shards: list[Path], places: list[Places], n: int
 ) -> np.ndarray | None:
-    """Return what was measured of each case, (round, case, line), where a rule chose it."""
+    """Return the sampled lines (round, case, line) of adaptive sampling."""
     if header.lines is None:
         return None
-    found = np.zeros((len(header.accelerations), n, header.lines), dtype=bool)
+    lines = np.zeros((len(header.accelerations), n, header.lines), dtype=bool)
     for shard, (case, round) in zip(shards, places, strict=True):
         column = identities(_read_columns(shard, ["lines"])["lines"], "lines", shard.name)
-        keep = case >= 0
-        texts = _as_texts(column).to_pylist()
-        read = _lines_from_texts(texts, header.lines, f"shard {shard.name}")
-        found[round[keep], case[keep]] = read[keep]
-    return found
-
-
-def _chosen(ids: Any, mask: np.ndarray) -> Any:
-    import pyarrow as pa
-
-    return ids.filter(pa.array(mask))
+        texts, keep = _as_texts(column).to_pylist(), case >= 0
+        rows = _lines_from_texts(texts, header.lines, f"shard {shard.name}")
+        lines[round[keep], case[keep]] = rows[keep]
+    return lines
 
 
 def _require_lists(schema: Any, header: TableHeader, shard: Path) -> None:
-    """Refuse columns of outputs that are not lists of as many numbers as the table has samples."""
+    """Raise InputError unless outputs are lists with one number per sample."""
     import pyarrow as pa
 
     for _, name in header.columns:
@@ -713,13 +724,6 @@ def _require_lists(schema: Any, header: TableHeader, shard: Path) -> None:
         is_list = pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type)
         if not is_list or kind.list_size != header.samples:
             raise InputError(
-                f"shard {shard.name} holds {kind} in {name}, but the table has {header.samples} "
-                "samples"
+                f"shard {shard.name} has {kind} in {name}, the table has {header.samples} samples",
+                code="samples.mismatch",
             )
-
-
-def _samples(rows: Any, name: str, header: TableHeader, shard: Path) -> np.ndarray:
-    column = rows[name]
-    if column.null_count:
-        raise InputError(f"shard {shard.name} has rows without {name}; delete it and run again")
-    return np.asarray(column.flatten().to_numpy(zero_copy_only=False)).reshape(-1, header.samples)

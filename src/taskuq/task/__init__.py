@@ -9,12 +9,14 @@ from __future__ import annotations
 from taskuq.task._attack import AttackConfig
 from taskuq.task._backbone import BackboneConfig
 from taskuq.task._classifier import Classifier, ClassifierConfig
-from taskuq.task._methods import TASKS, MeanIntensity, TorchTask
+from taskuq.task._methods import TASKS, AirFraction, Area, MeanIntensity, TorchTask
 
 build, load = TASKS.build, TASKS.load
 
 __all__ = [
     "TASKS",
+    "AirFraction",
+    "Area",
     "AttackConfig",
     "BackboneConfig",
     "Classifier",

@@ -46,13 +46,15 @@ class AttackConfig:
         if self.radius < 0 or self.size < 1 or self.steps < 1 or self.step <= 0:
             raise InputError(
                 f"an attack of radius {self.radius} at size {self.size} with {self.steps} steps of "
-                f"{self.step} is asked for; give no negative radius and positive numbers"
+                f"{self.step} is asked for; give no negative radius and positive numbers",
+                code="value.invalid",
             )
         reach = self.steps * self.step
         if reach < 1:
             raise InputError(
                 f"{self.steps} steps of {self.step:.3g} of the radius reach only {reach:.3g} of "
-                "it; give more or longer steps"
+                "it; give more or longer steps",
+                code="value.invalid",
             )
 
     def radius_for(self, height: int, width: int) -> float:

@@ -39,12 +39,14 @@ class AugmentConfig:
         if not all(0 <= share <= 1 for share in shares) or not 0 < self.crop <= 1:
             raise InputError(
                 f"flip {self.flip}, shift {self.shift}, share {self.share}, crop {self.crop}; "
-                "give shares between 0 and 1, and a crop above 0"
+                "give shares between 0 and 1, and a crop above 0",
+                code="value.invalid",
             )
         if min(self.rotation, self.contrast, self.blur) < 0:
             raise InputError(
                 f"rotation {self.rotation}, contrast {self.contrast}, blur {self.blur}; give no "
-                "negative number"
+                "negative number",
+                code="value.invalid",
             )
 
 
@@ -123,7 +125,8 @@ def require_images(images: Tensor) -> None:
     if images.ndim != 3 or images.is_complex() or 0 in images.shape:
         raise InputError(
             f"images have shape {tuple(images.shape)} and type {images.dtype}; give real "
-            "magnitude images (image, height, width)"
+            "magnitude images (image, height, width)",
+            code="shape.axes",
         )
 
 
@@ -145,7 +148,10 @@ class TaskDataset:
         item = self.source[place[1]]
         image = magnitude(item.image)
         if not bool(torch.isfinite(image).all()):
-            raise InputError(f"case {item.case} holds NaN or infinite values; leave it out")
+            raise InputError(
+                f"case {item.case} holds NaN or infinite values; leave it out",
+                code="value.nonfinite",
+            )
         target = torch.as_tensor(self.targets[place[1]], dtype=torch.float32)
         return {"image": image, "target": target}
 
@@ -167,7 +173,8 @@ def collate(cases: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     if len(sizes) > 1:
         raise InputError(
             f"images are of size {' and '.join('×'.join(map(str, s)) for s in sizes[:2])}; give "
-            "images of one size, or cut them (data.cut for a folder of images)"
+            "images of one size, or cut them (data.cut for a folder of images)",
+            code="shape.mismatch",
         )
     return {name: torch.stack([case[name] for case in cases]) for name in ("image", "target")}
 

@@ -48,16 +48,21 @@ class ClassifierConfig:
 
     def __post_init__(self) -> None:
         if not self.tasks or len(set(self.tasks)) != len(self.tasks):
-            raise InputError(f"tasks are {list(self.tasks)}; give each output a name of its own")
+            raise InputError(
+                f"tasks are {list(self.tasks)}; give each output a name of its own",
+                code="value.invalid",
+            )
         if self.units and (len(self.units) != len(self.tasks) or self.output == "probability"):
             raise InputError(
                 f"units are {list(self.units)} for the tasks {list(self.tasks)}, output "
-                f"{self.output}; give each number its unit, and a probability none"
+                f"{self.output}; give each number its unit, and a probability none",
+                code="option.conflict",
             )
         if not 0 <= self.dropout < 1 or any(width < 1 for width in self.hidden):
             raise InputError(
                 f"dropout is {self.dropout} and hidden {list(self.hidden)}; give a share below 1 "
-                "and widths above 0"
+                "and widths above 0",
+                code="value.invalid",
             )
 
 

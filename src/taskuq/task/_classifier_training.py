@@ -193,7 +193,8 @@ class _ClassifierTraining(TaskTraining):
         if targets.shape[1] != tasks:
             raise InputError(
                 f"the data have {targets.shape[1]} targets for each case and the network "
-                f"{tasks} outputs; give network.tasks one name for each target"
+                f"{tasks} outputs; give network.tasks one name for each target",
+                code="shape.mismatch",
             )
         weights = torch.ones(tasks, 2)
         if self.network.output == "probability":
@@ -300,10 +301,14 @@ def _regression_summary(values: Mapping[str, Tensor]) -> dict[str, float]:
 def _standardise(network: Classifier, targets: NDArray[np.floating]) -> None:
     spread = targets.std(axis=0)
     if (spread == 0).any():
-        raise InputError("all training targets are the same number; give others to learn from")
+        raise InputError(
+            "all training targets are the same number; give others to learn from",
+            code="value.invalid",
+        )
     if network.config.output == "positive" and targets.min() < 0:
         raise InputError(
-            f"a training target is {targets.min():g}; give none below 0, or output = 'number'"
+            f"a training target is {targets.min():g}; give none below 0, or output = 'number'",
+            code="value.invalid",
         )
     network.shift.copy_(torch.as_tensor(targets.mean(axis=0)))
     network.spread.copy_(torch.as_tensor(spread))
@@ -315,6 +320,6 @@ NETWORK = NetworkKind(
     _ClassifierTraining,
     _ClassifierMethod,
     PRESETS,
-    judge=_evaluate_classifier,
+    evaluate=_evaluate_classifier,
     table=_table,
 )

@@ -54,7 +54,8 @@ class Area:
         if not (math.isfinite(self.threshold) and 0 <= self.pixel < math.inf):
             raise InputError(
                 f"threshold is {self.threshold} and pixel {self.pixel}; give a level of the images "
-                "and the area of a pixel, or 0 for the share of the image"
+                "and the area of a pixel, or 0 for the share of the image",
+                code="value.invalid",
             )
 
     @property
@@ -114,7 +115,9 @@ class TorchTask:
 
     def __post_init__(self) -> None:
         if self.batch < 1:
-            raise InputError(f"batch is {self.batch}; give a whole number above 0")
+            raise InputError(
+                f"batch is {self.batch}; give a whole number above 0", code="value.invalid"
+            )
 
     @torch.no_grad()
     def __call__(self, images: Any) -> Tensor:
@@ -137,7 +140,8 @@ class TorchTask:
         if outputs.ndim not in (1, 2) or len(outputs) != len(images):
             raise InputError(
                 f"the task gave shape {tuple(outputs.shape)} for {len(images)} images; let it "
-                "return (image,) or (image, task)"
+                "return (image,) or (image, task)",
+                code="component.invalid",
             )
         return outputs.float()
 
@@ -164,7 +168,8 @@ class MeanIntensity:
             first, last = getattr(self, name)
             if not 0 <= first < last <= 1:
                 raise InputError(
-                    f"{name} are {first} to {last}; give two increasing numbers between 0 and 1"
+                    f"{name} are {first} to {last}; give two increasing numbers between 0 and 1",
+                    code="value.invalid",
                 )
 
     def __call__(self, images: Any) -> Tensor:
@@ -199,7 +204,7 @@ class _MultiTask:
 
     def __post_init__(self) -> None:
         if not self.tasks:
-            raise InputError("there is no task; name at least one")
+            raise InputError("there is no task; name at least one", code="config.missing")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -220,7 +225,8 @@ class _MultiTask:
             if column.ndim != 1:
                 raise InputError(
                     f"the task {name} gives shape {tuple(column.shape)}; several tasks take one "
-                    "number for each image from each of them"
+                    "number for each image from each of them",
+                    code="component.invalid",
                 )
             columns.append(column.cpu())
         return torch.stack(columns, dim=1)

@@ -38,7 +38,8 @@ class _SimCLRConfig:
         if self.temperature <= 0 or self.hidden < 1 or self.embedding < 1:
             raise InputError(
                 f"temperature is {self.temperature}, hidden {self.hidden} and embedding "
-                f"{self.embedding}; give positive numbers"
+                f"{self.embedding}; give positive numbers",
+                code="value.invalid",
             )
 
 
@@ -134,10 +135,16 @@ class _SimCLRTraining(TaskTraining):
     def recipe(self, cases: tuple[TaskDataset, ...], machine: TrainerOptions) -> Recipe:
         """The network, started as configured, to be trained by the contrastive loss."""
         if self.training.batch < 2:
-            raise InputError("training.batch is 1; a contrastive loss compares images: give more")
+            raise InputError(
+                "training.batch is 1; a contrastive loss compares images: give more",
+                code="value.invalid",
+            )
         recipe = _simclr_recipe(self.network, self.views)
         if self.start.classifier is not None:
-            raise InputError("start.classifier is for a classifier; name simclr or imagenet")
+            raise InputError(
+                "start.classifier is for a classifier; name simclr or imagenet",
+                code="option.conflict",
+            )
         self.start.fill(cast(_SimCLRNet, recipe.network).backbone)
         return recipe
 

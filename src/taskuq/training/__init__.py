@@ -1,4 +1,5 @@
-"""One way to train every network: configuration from TOML, exact restarts, weights without pickle.
+"""Training from a configuration: exact resume, weights without pickle."""
 
-Nothing here is imported by ``import taskuq``; pytorch-lightning is imported when training starts.
-"""
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,4 +1,4 @@
-"""Training configuration and recipe."""
+"""Settings of a training, and recipes of networks."""
 
 from __future__ import annotations
 
@@ -38,39 +38,35 @@ class TrainingConfig:
     deterministic: bool = False
     keep_every: int = 1
     patience: int = 0
-    minutes: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "accumulate", "decay_epochs", "keep_every"):
             if getattr(self, name) < 1:
                 raise InputError(
-                    f"{name} is {getattr(self, name)}; give a whole number above 0",
+                    f"training.{name} must be a positive integer, got {getattr(self, name)}",
                     code="value.invalid",
                 )
-        if self.replay and self.accumulate > 1:
-            # A replay writes gradients where the last one's lie: nothing would be added up.
+        for name in ("warmup", "clip", "weight_decay", "workers", "patience"):
+            if getattr(self, name) < 0:
+                raise InputError(
+                    f"training.{name} must not be negative, got {getattr(self, name)}",
+                    code="value.invalid",
+                )
+        if self.learning_rate <= 0:
             raise InputError(
-                f"replay is for one batch a step, not accumulate = {self.accumulate}; leave one "
-                "of them out",
-                code="option.conflict",
+                f"training.learning_rate must be positive, got {self.learning_rate}",
+                code="value.invalid",
             )
         if not 0 <= self.average < 1:
             raise InputError(
-                f"average is {self.average}; give a decay of at least 0 and below 1",
+                f"training.average must be in [0, 1), got {self.average}; 0 turns it off",
                 code="value.invalid",
             )
-        if self.warmup < 0 or self.minutes < 0:
+        if self.replay and self.accumulate > 1:
+            # A CUDA graph overwrites the gradients of the last batch.
             raise InputError(
-                f"warmup is {self.warmup} and minutes {self.minutes}; give no negative number",
-                code="value.invalid",
-            )
-        smallest = min(self.clip, self.weight_decay, self.workers, self.patience)
-        if self.learning_rate <= 0 or smallest < 0:
-            raise InputError(
-                f"learning_rate {self.learning_rate}, clip {self.clip}, weight_decay "
-                f"{self.weight_decay}, workers {self.workers}, patience {self.patience}; give a "
-                "positive learning rate and no negative number",
-                code="value.invalid",
+                f"training.replay needs accumulate = 1, got {self.accumulate}; remove one of them",
+                code="option.conflict",
             )
 
 
@@ -96,10 +92,10 @@ class Recipe:
     summary: Callable[[Mapping[str, Tensor]], dict[str, float]] = field(default=mean_summary)
     monitor: str = "loss"
     mode: Literal["min", "max"] = "min"
-    first_batch: Callable[[nn.Module, Batch, torch.Generator], None] | None = None
+    example_batch: Callable[[nn.Module, Batch, torch.Generator], None] | None = None
     collate: Callable[[list[Any]], Batch] | None = None
-    before: tuple[Recipe, TrainingConfig] | None = None
-    after: Callable[[], Mapping[str, Any] | None] | None = None
+    pretraining: tuple[Recipe, TrainingConfig] | None = None
+    on_end: Callable[[], Mapping[str, Any] | None] | None = None
 
     def is_better(self, new: float, old: float | None) -> bool:
         """Return True if a new value of the monitored summary beats the best one so far."""

@@ -51,7 +51,7 @@ def _make_trainer(config: TrainingConfig, machine: TrainerOptions, callbacks: li
             precision=config.precision,
             accumulate_grad_batches=config.accumulate,
             deterministic=config.deterministic,
-            # Our order knows the processes itself, and stays the same when a training is resumed.
+            # EpochSampler shards batches itself, and resumes in the same order.
             use_distributed_sampler=False,
             callbacks=callbacks,
             logger=False,
@@ -64,7 +64,7 @@ def _make_trainer(config: TrainingConfig, machine: TrainerOptions, callbacks: li
     except MisconfigurationException as error:
         raise InputError(
             f"{machine.devices} × {machine.accelerator} cannot be used here "
-            f"({' '.join(str(error).split()):.160}); give another --accelerator or fewer --devices",
+            f"({' '.join(str(error).split()):.160}); use another --accelerator or fewer --devices",
             code="dependency.missing",
         ) from None
 
@@ -76,7 +76,6 @@ def _silence_lightning() -> Iterator[None]:
     level = log.level
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=UserWarning, module="pytorch_lightning")
-        # A machine that has SLURM may still train without it.
         warnings.filterwarnings("ignore", message="The `srun` command", category=UserWarning)
         # Lightning 2.6 with torch 2.13: a name that moved.
         warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
@@ -100,7 +99,7 @@ class _MultiStage(Protocol):
         fresh: bool,
         steps: int | None,
     ) -> tuple[Any, ...]:
-        """Train them, in folders of their own, and return the cases that they leave."""
+        """Train them in subfolders and return the cases of the last stage."""
 
 
 @runtime_checkable
@@ -108,7 +107,7 @@ class _SplitWriter(Protocol):
     """Settings whose data leave a shared split file."""
 
     def open_unstored(self) -> Any:
-        """Open the data for ``prepare`` and leave nothing; what is stored is still agreed with."""
+        """Open the data for ``prepare`` without writing the split."""
 
 
 @contextmanager
@@ -124,22 +123,11 @@ def _explain_interrupt(keep: Checkpoint | None) -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
         ended = KeyboardInterrupt() if is_pressed else stopped
         if keep is not None:
-            ended.add_note(keep.left())
+            ended.add_note(keep.interrupted())
         raise ended from None
 
 
-def _warn_short_warmup(config: TrainingConfig, cases: int) -> str | None:
-    """Warn if training ends within the warm-up."""
-    steps = config.epochs * max(1, cases // config.batch // config.accumulate)
-    if config.warmup <= steps:
-        return None
-    return (
-        f"the rate rises for {config.warmup} steps (training.warmup), and the training has "
-        f"{steps}: it hardly learns; lower warmup, or train longer"
-    )
-
-
-# How many steps tell what a training takes.
+# Steps of a dry run.
 PROBES = 5
 
 
@@ -154,7 +142,7 @@ class TrainerOptions:
 
     @property
     def processes(self) -> int:
-        """Number of processes that share every batch."""
+        """Number of processes, which share every batch."""
         return self.devices * self.nodes
 
     @property
@@ -165,14 +153,13 @@ class TrainerOptions:
 
 
 class _TrainingSettings(Protocol):
-    """Protocol of the settings of a training."""
+    """Settings of a training."""
 
     @property
-    def training(self) -> TrainingConfig:
-        """_TrainingSettings of the training engine."""
+    def training(self) -> TrainingConfig: ...
 
     def prepare(self, machine: TrainerOptions, data: Any = None) -> tuple[Any, ...]:
-        """Cases to train on and to validate by, by (epoch, index); others may follow."""
+        """Return training and validation cases by (epoch, index); others may follow."""
 
     def recipe(self, cases: tuple[Any, ...], machine: TrainerOptions) -> Recipe:
         """Return the recipe for the cases of :meth:`prepare`."""
@@ -188,33 +175,31 @@ def train(
     cases: tuple[Any, ...] | None = None,
     steps: int | None = None,
 ) -> Path:
-    """Train the network that settings describe and return its best weights."""
+    """Train the network of some settings and return its best weights.
+
+    Args:
+        settings: Network, data and optimiser.
+        folder: Folder of weights, logs and the resume state.
+        machine: Accelerator, devices and nodes.
+        fresh: If True, overwrite a training in the folder instead of resuming it.
+        data: Data to use instead of those of the settings.
+        cases: Cases that were prepared already.
+        steps: Number of steps of a trial; None trains all epochs.
+    """
     machine = machine or TrainerOptions()
     if cases is None:
         cases = settings.prepare(machine, data)
-    seen = _precision(cases[0])
+    # A training keeps to one precision of stored images.
+    precision = cases[0].precision if isinstance(cases[0], HasPrecision) else None
+    images = {} if precision is None else {"images": {"precision": precision}}
     if isinstance(settings, _MultiStage):
-        where = Path(folder)
-        cases = settings.stages(cases, where, machine=machine, fresh=fresh, steps=steps)
+        cases = settings.stages(cases, Path(folder), machine=machine, fresh=fresh, steps=steps)
     with seeded(settings.training.seed):
         recipe = settings.recipe(cases, machine)
     return _fit(
-        recipe,
-        cases[0],
-        cases[1],
-        settings.training,
-        folder,
-        settings={**to_toml_table(settings), **seen},
-        machine=machine,
-        fresh=fresh,
-        steps=steps,
-    )
-
-
-def _precision(cases: Any) -> dict[str, Any]:
-    """A table for the precision of images, where they were stored: a training keeps to one."""
-    precision = cases.precision if isinstance(cases, HasPrecision) else None
-    return {} if precision is None else {"images": {"precision": precision}}
+        recipe, cases[0], cases[1], settings.training, folder,
+        settings={**to_toml_table(settings), **images}, machine=machine, fresh=fresh, steps=steps,
+    )  # fmt: skip
 
 
 def _fit(
@@ -236,39 +221,43 @@ def _fit(
     machine, folder = machine or TrainerOptions(), Path(folder)
     _refuse_impossible(config, machine, training, steps)
     settings, earlier = settings or {}, None
-    if recipe.before is not None and (fresh or steps or not (folder / RESUME).exists()):
-        first, how = recipe.before
-        part = folder / "pretrain"
+    if recipe.pretraining is not None and (fresh or steps or not (folder / RESUME).exists()):
+        first, first_config = recipe.pretraining
         with _unfrozen(first.network):
             best = _fit(
-                first, training, validation, how, part,
+                first, training, validation, first_config, folder / "pretrain",
                 settings=settings, machine=machine, fresh=fresh, steps=steps,
             )  # fmt: skip
             load_weights(first.network, best)
         # The first process writes it, and the others may be here before.
-        earlier = read_timing(part) if is_first_process() else None
+        earlier = read_timing(best.parent) if is_first_process() else None
     settings = settings if steps is None else {**settings, "trial": {"steps": steps}}
     resume = prepare_folder(folder, settings, fresh=fresh)
     best = folder / "best.safetensors"
     if best.exists() and is_finished(folder, config.epochs):
-        _tell(f"{folder} is trained already; --fresh trains it again", machine)
+        _print(f"{folder} is trained already; --overwrite trains it again", machine)
         return best
-    if steps is None and (said := _warn_short_warmup(config, len(training))) is not None:  # type: ignore[arg-type]
-        _tell(said, machine)
+    planned = config.epochs * max(1, len(training) // config.batch // config.accumulate)  # type: ignore[arg-type]
+    if steps is None and config.warmup > planned:
+        _print(
+            f"training.warmup is {config.warmup} steps, and the training has {planned}: it hardly "
+            "learns; lower warmup, or train longer",
+            machine,
+        )
     notes = {key: settings[key] for key in settings if key != "network"}
-    keep = Checkpoint(recipe, folder, config.keep_every, notes, config.patience, config.minutes)
+    keep = Checkpoint(recipe, folder, config.keep_every, notes, config.patience)
     _loop(
         recipe, training, validation, config, machine,
         steps=steps, before=earlier, keep=keep, resume=resume,
     )  # fmt: skip
-    if recipe.after is not None and is_first_process():
+    if not is_first_process():
+        return best
+    if recipe.on_end is not None:
         load_weights(recipe.network, best)
-        noted = recipe.after() or {}
-        card = read_toml(best.with_suffix(".toml"))
-        notes = {key: card[key] for key in card if key not in ("kind", "network")} | dict(noted)
+        card = {**read_toml(best.with_suffix(".toml")), **(recipe.on_end() or {})}
+        notes = {key: card[key] for key in card if key not in ("kind", "network")}
         save_weights(recipe.network, best, kind=recipe.kind, config=recipe.config, notes=notes)
-    if is_first_process():
-        mark_finished(folder, config.epochs)
+    mark_finished(folder, config.epochs)
     return best
 
 
@@ -285,11 +274,11 @@ def _estimate_training_cost(
     """Time a few steps and project the full training."""
     machine = machine or TrainerOptions()
     _refuse_impossible(config, machine, training, steps)
-    if recipe.before is not None:
-        first, how = recipe.before
+    if recipe.pretraining is not None:
+        first, first_config = recipe.pretraining
         with _unfrozen(first.network):
             earlier = _estimate_training_cost(
-                first, training, validation, how, machine=machine, steps=steps
+                first, training, validation, first_config, machine=machine, steps=steps
             )
     return _loop(recipe, training, validation, config, machine, steps=steps, before=earlier)
 
@@ -306,15 +295,15 @@ def _loop(
     keep: Checkpoint | None = None,
     resume: Path | None = None,
 ) -> dict[str, Any]:
-    """The one loop of training, whether it is kept or only timed; returns what it took."""
-    # Lightning takes seconds to import, and sets the level of its log, which quiet lowers.
+    """Run the training loop, saved or only timed, and return its timing."""
+    # Lightning takes seconds to import.
     from taskuq.training._module import StepTimer, TrainingModule
 
-    looked_at = None if steps is None else steps * config.batch
+    most = None if steps is None else steps * config.batch
     batch = _batch_per_process(config, machine, len(training))  # type: ignore[arg-type]
     loaders = (
         _loader(training, config, machine, recipe, batch, seed=config.seed),
-        _loader(validation, config, machine, recipe, batch, seed=None, most=looked_at),
+        _loader(validation, config, machine, recipe, batch, seed=None, most=most),
     )
     timing = StepTimer(
         recipe.kind,
@@ -331,10 +320,10 @@ def _loop(
         callbacks = [timing] if keep is None else [keep, timing]
         trainer = _make_trainer(config, machine, callbacks)
         if trainer.world_size != machine.processes:
-            # Lightning takes the number of a SLURM step's tasks for that of processes.
+            # Lightning starts as many processes as a SLURM step has tasks.
             raise InputError(
-                f"{machine.processes} processes were asked for and the launcher started "
-                f"{trainer.world_size}; use --engine slurm, or one task of srun for each process",
+                f"the launcher started {trainer.world_size} processes instead of {machine.processes}; "
+                "use one task of srun for each process",
                 code="option.conflict",
             )
         try:
@@ -344,16 +333,15 @@ def _loop(
             if not is_out_of_memory(error):
                 raise
             raise MachineError(
-                f"memory ran out while batches of {batch} were trained on "
-                f"({first_line(error):.120}); give a smaller training.batch, or more devices"
+                f"out of memory with batches of {batch} ({first_line(error):.120}); reduce "
+                "training.batch, or use more devices"
             ) from error
     return timing.record
 
 
-def _tell(sentence: str, machine: TrainerOptions) -> None:
-    """Print a sentence where a progress bar is drawn, too."""
+def _print(message: str, machine: TrainerOptions) -> None:
     if machine.progress and is_first_process():
-        sys.stderr.write(f"{sentence}\n")
+        sys.stderr.write(f"{message}\n")
 
 
 def is_first_process() -> bool:
@@ -365,7 +353,7 @@ def is_first_process() -> bool:
 
 @contextmanager
 def _unfrozen(network: nn.Module) -> Iterator[None]:
-    """Train all weights of a part for a while, also those that are frozen in the whole."""
+    """Train frozen weights in a context, too."""
     frozen = [weight for weight in network.parameters() if not weight.requires_grad]
     network.requires_grad_(True)
     try:
@@ -388,7 +376,7 @@ def _loader(
     length = len(cases)  # type: ignore[arg-type]
     if length == 0:
         raise InputError(
-            "a part of the data has no cases; give more data or another split", code="units.few"
+            "a subset of the data has no cases; use more data or another split", code="units.few"
         )
     order = EpochSampler(length, seed, batch=config.batch, most=most)
     on_gpu = machine.may_be_one_gpu and torch.cuda.is_available()
@@ -401,7 +389,7 @@ def _loader(
         sampler=order,
         num_workers=config.workers,
         persistent_workers=config.workers > 0,
-        # What is read elsewhere goes to a GPU while that computes; without it, in 10 to 20 ms more.
+        # Copies to the GPU overlap with its computation; 10 to 20 ms a batch otherwise.
         pin_memory=config.workers > 0 and torch.cuda.is_available(),
         collate_fn=recipe.collate,
     )
@@ -410,11 +398,11 @@ def _loader(
 def _refuse_impossible(
     config: TrainingConfig, machine: TrainerOptions, cases: TorchDataset[Any], steps: int | None
 ) -> None:
-    """Refuse what cannot be trained, before anything is written."""
+    """Raise InputError for an impossible training, before anything is written."""
     if steps is not None and steps < 1:
-        raise InputError(f"{steps} steps were asked for; take at least 1", code="value.invalid")
+        raise InputError(f"steps must be at least 1, got {steps}", code="value.invalid")
     _batch_per_process(config, machine, len(cases))  # type: ignore[arg-type]
-    if machine.accelerator != "cpu":  # which is always there
+    if machine.accelerator != "cpu":
         with _silence_lightning():
             _make_trainer(config, machine, [])
 
@@ -424,14 +412,13 @@ def _batch_per_process(config: TrainingConfig, machine: TrainerOptions, cases: i
     processes = machine.processes
     if config.batch % processes:
         raise InputError(
-            f"a batch of {config.batch} cannot be shared by {processes} processes; give a batch "
-            "that they divide, or another number of devices",
+            f"training.batch must be a multiple of the {processes} processes, got {config.batch}",
             code="option.conflict",
         )
     if processes > 1 and cases < config.batch:
         raise InputError(
-            f"{cases} training cases are fewer than a batch of {config.batch}; train on one "
-            "device, or give a smaller batch",
+            f"{cases} training cases are fewer than training.batch = {config.batch}; reduce it, or "
+            "use one device",
             code="units.few",
         )
     return config.batch // processes
@@ -445,9 +432,19 @@ def train_config(
     machine: TrainerOptions | None = None,
     fresh: bool = False,
     steps: int | None = None,
-    tell: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """Train the network of a TOML file."""
+    """Train the network of a TOML file and return its best weights.
+
+    Args:
+        kind: Name of the network, e.g. ``"varnet"``.
+        config: The TOML file.
+        folder: Folder of weights, logs and the resume state.
+        machine: Accelerator, devices and nodes.
+        fresh: If True, overwrite a training in the folder instead of resuming it.
+        steps: Number of steps of a trial; None trains all epochs.
+        log: Called with lines of results.
+    """
     network, machine = NETWORKS[kind], machine or TrainerOptions()
     settings = read_config(network.training, config)
     cases = settings.prepare(machine)
@@ -455,45 +452,44 @@ def train_config(
     if steps is not None and is_first_process():
         from taskuq.training._module import format_timing, read_timing
 
-        tell(format_timing(read_timing(path.parent)))
-    if network.judge is not None and is_first_process():
+        log(format_timing(read_timing(path.parent)))
+    if network.evaluate is not None and is_first_process():
         from taskuq.report.figures import draw_record
 
-        record = network.judge(settings, path, cases)
+        record = network.evaluate(settings, path, cases)
         write_json(path.parent / "quality.json", record)
         draw_record(record, path.parent, endings=(".svg",))
         for line in [] if network.table is None else network.table(record):
-            tell(line)
+            log(line)
     return path
 
 
-def foresee_training(
+def estimate_training(
     kind: str, config: Path | str, *, machine: TrainerOptions | None = None, steps: int = PROBES
 ) -> dict[str, Any]:
-    """Take a few steps of the training that a TOML file describes; nothing is kept."""
+    """Time a few steps of the training of a TOML file; nothing is saved."""
     machine = machine or TrainerOptions()
     settings = read_config(NETWORKS[kind].training, config)
     start = time.perf_counter()
     data = settings.open_unstored() if isinstance(settings, _SplitWriter) else None
     cases = settings.prepare(machine, data)
     prepared = time.perf_counter() - start
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
         if isinstance(settings, _MultiStage):
-            there = Path(folder)
-            cases = settings.stages(cases, there, machine=machine, fresh=False, steps=steps)
-            _hand_over(there)
-        earlier = _one_after_another(Path(folder))
+            cases = settings.stages(cases, folder, machine=machine, fresh=False, steps=steps)
+            _broadcast_files(folder)
+        earlier = _stage_timings(folder)
         with seeded(settings.training.seed):
             recipe = settings.recipe(cases, machine)
-    how = settings.training
     record = _estimate_training_cost(
-        recipe, cases[0], cases[1], how, machine=machine, steps=steps, earlier=earlier
+        recipe, cases[0], cases[1], settings.training, machine=machine, steps=steps, earlier=earlier
     )
     return {**record, "prepare_s": prepared}
 
 
-def _hand_over(folder: Path) -> None:
-    """Give all processes the files that the first one, which alone writes, has in its folder."""
+def _broadcast_files(folder: Path) -> None:
+    """Copy the files of the first process to the folders of all."""
     from torch import distributed
 
     if not (distributed.is_available() and distributed.is_initialized()):
@@ -502,15 +498,15 @@ def _hand_over(folder: Path) -> None:
     if is_first_process():
         parts = (path for path in folder.rglob("*") if path.is_file())
         files = {str(path.relative_to(folder)): path.read_bytes() for path in parts}
-    handed = [files]
-    distributed.broadcast_object_list(handed)
-    for name, content in handed[0].items():
+    received = [files]
+    distributed.broadcast_object_list(received)
+    for name, content in received[0].items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
 
 
-def _one_after_another(folder: Path) -> dict[str, Any] | None:
+def _stage_timings(folder: Path) -> dict[str, Any] | None:
     from taskuq.training._module import projected_hours, read_timing
 
     earlier: dict[str, Any] | None = None

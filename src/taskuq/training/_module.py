@@ -1,4 +1,4 @@
-"""Lightning module and timing."""
+"""Lightning module of a training, and its timer."""
 
 from __future__ import annotations
 
@@ -34,13 +34,11 @@ class TrainingModule(LightningModule):
         self.recipe, self.settings = recipe, config
         self.network: nn.Module = recipe.network
         self.register_buffer("begun", torch.zeros((), dtype=torch.bool))
-        # How many epochs are trained: what is configured, or what fits into the minutes.
-        self.register_buffer("epochs", torch.tensor(config.epochs))
         weights = _network_weights(recipe.network) if config.average else []
         self.mean = nn.ParameterList(
             nn.Parameter(weight.detach().clone(), requires_grad=False) for weight in weights
         )
-        # Used where processes share batches.
+        # For processes that share batches.
         self.layers = SyncLayers()
         self._has_begun: bool | None = None
         self._values: list[dict[str, Tensor]] = []
@@ -53,13 +51,12 @@ class TrainingModule(LightningModule):
         self.layers.begin(share, generator)
         # Dropout takes no generator: only the global one can make a restart exact for it.
         torch.manual_seed(generator.initial_seed())
-        if self.recipe.first_batch is not None and not self._begun():
-            self.recipe.first_batch(self.network, batch, generator)
+        if self.recipe.example_batch is not None and not self._begun():
+            self.recipe.example_batch(self.network, batch, generator)
             self.begun.fill_(True)  # type: ignore[operator]
             self._has_begun = True
-        done = (
-            self.current_epoch + index / max(1, self.trainer.num_training_batches)
-        ) / self.planned
+        epoch = self.current_epoch + index / max(1, self.trainer.num_training_batches)
+        done = epoch / self.settings.epochs
         loss = self.recipe.loss(self.network, {**batch, "progress": done}, generator)
         loss = share.weight * loss if share.world > 1 else loss
         self._losses.append(loss.detach())
@@ -68,29 +65,13 @@ class TrainingModule(LightningModule):
         return loss
 
     def mean_loss(self) -> float:
-        """The mean loss of the steps since it was asked for last, of all processes."""
+        """Return the mean loss of all processes since the last call."""
         mean = torch.stack(self._losses).double().mean()
         self._losses.clear()
         return float(self.trainer.strategy.reduce(mean, reduce_op="mean"))
 
-    @property
-    def planned(self) -> int:
-        """Number of epochs that are trained."""
-        assert self.trainer.max_epochs is not None
-        return self.trainer.max_epochs
-
-    def on_train_start(self) -> None:
-        """Keep the number of epochs that fitted into the minutes of a resumed training."""
-        if self.settings.minutes:
-            self.plan(int(self.epochs))  # type: ignore[arg-type]
-
-    def plan(self, epochs: int) -> None:
-        """Train so many epochs in all, schedule included."""
-        self.epochs.fill_(epochs)  # type: ignore[operator]
-        self.trainer.fit_loop.max_epochs = epochs
-
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Update the EMA of the weights after a step."""
+        """Update the EMA of the weights."""
         if not self.settings.average:
             return
         step = self.global_step
@@ -101,35 +82,34 @@ class TrainingModule(LightningModule):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Exchange the weights for their EMA for a while, if there is one."""
-        if not self.settings.average:
-            yield
-            return
-        self._exchange()
+        """Use the EMA as weights in a context."""
+        if self.settings.average:
+            self._exchange()
         try:
             yield
         finally:
-            self._exchange()
+            if self.settings.average:
+                self._exchange()
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        # The weights stay where they are: recorded GPU work knows them by their place.
+        # In place: CUDA graphs hold the addresses.
         for weight, mean in zip(_network_weights(self.network), self.mean, strict=True):
             before = weight.clone()
             weight.copy_(mean)
             mean.copy_(before)
 
     def validation_step(self, batch: Batch, index: int) -> None:
-        """Collect the quantities of each case; the same randomness in every epoch."""
+        """Collect the metrics of each case, with the same seeds in every epoch."""
         share = _share(self.trainer.val_dataloaders, index)
         generator = self._draws(VALIDATION, 0, index, share)
         with self.averaged():
-            found = self.recipe.validate(self.network, batch, generator)
+            metrics = self.recipe.validate(self.network, batch, generator)
         own = slice(None) if share.counts else slice(0)
-        self._values.append({name: value[own] for name, value in found.items()})
+        self._values.append({name: value[own] for name, value in metrics.items()})
 
     def on_validation_epoch_end(self) -> None:
-        """Summarise the quantities of all cases of all processes."""
+        """Summarise the metrics of all cases of all processes."""
         names = self._values[0]
         values = {name: torch.cat([part[name] for part in self._values]) for name in names}
         self._values.clear()
@@ -141,7 +121,7 @@ class TrainingModule(LightningModule):
             self.log(f"validation_{name}", value, prog_bar=True)
 
     def configure_optimizers(self) -> Any:
-        """Adam, and the schedule the configuration names."""
+        """Return the optimiser and its schedule."""
         c = self.settings
         weights = _network_weights(self.network)
         optimiser = (torch.optim.AdamW if c.decoupled else torch.optim.Adam)(
@@ -160,22 +140,21 @@ class TrainingModule(LightningModule):
         return {"optimizer": optimiser, "lr_scheduler": schedule}
 
     def _cosine(self, epoch: int) -> float:
-        # Of the number of epochs now, which may change until half of them are done.
-        wave = (1 + math.cos(math.pi * epoch / self.planned)) / 2
+        wave = (1 + math.cos(math.pi * epoch / self.settings.epochs)) / 2
         return self.settings.decay + (1 - self.settings.decay) * wave
 
-    def risen(self, step: int) -> float:
-        """Return the share of its rate that a step takes, counted from 1: all after the warm-up."""
+    def warmup_factor(self, step: int) -> float:
+        """Return the factor of the learning rate in a step, counted from 1."""
         return min(1.0, step / max(1, self.settings.warmup))
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
     ) -> None:
-        """One step, at the rate that the schedule says or, in the beginning, below it."""
+        """Take one step; the learning rate is lower in the warm-up."""
         rates = [group["lr"] for group in optimizer.param_groups]
-        risen = self.risen(self.global_step + 1)
+        factor = self.warmup_factor(self.global_step + 1)
         for group in optimizer.param_groups:
-            group["lr"] *= risen
+            group["lr"] *= factor
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
@@ -218,7 +197,7 @@ def _share(loader: Any, index: int) -> BatchShard:
 
 
 def _gather(values: Tensor) -> Tensor:
-    """The values of all processes, which may hold different numbers of cases."""
+    """Return the values of all processes, whose numbers of cases may differ."""
     from torch import distributed
 
     parts: list[Any] = [None] * distributed.get_world_size()
@@ -228,8 +207,7 @@ def _gather(values: Tensor) -> Tensor:
 
 SCHEMA = "taskuq.timing/1"
 FILE = "timing.json"
-# Steps of an epoch after which the GPU is waited for, so that the clock shows its time, and in how
-# many epochs: a GPU that is waited for idles until it gets more work.
+# Synchronising idles a GPU: only these steps of an epoch are timed, in so many epochs.
 SYNCHRONISED, CLOCKED = 20, 5
 
 
@@ -256,19 +234,17 @@ class StepTimer(Callback):
         self._waited = self._trained = self._wait = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Forget what memory was needed before."""
         if pl_module.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(pl_module.device)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look at the clock."""
         self._epoch_began = self._step_began = self._batch_ended = _now(pl_module)
         self._step, self._is_idle = trainer.global_step, True
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Take the time that the batch was waited for."""
+        """Measure the wait for a batch."""
         self._wait = time.perf_counter() - self._batch_ended
 
     def on_train_batch_end(
@@ -279,11 +255,11 @@ class StepTimer(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Count a step, and stop where enough were taken."""
+        """Time a step; end a trial after its steps."""
         is_timed = batch_idx < SYNCHRONISED * self.config.accumulate and self._is_clocked()
         now = _now(pl_module if is_timed else None)
         was_idle, self._is_idle = self._is_idle, is_timed or pl_module.device.type != "cuda"
-        # A batch that comes while the GPU still computes is not waited for.
+        # A batch that arrives while the GPU computes costs no time.
         if self._first is not None and was_idle and self._is_idle:
             self._trained += now - self._batch_ended
             self._waited += self._wait
@@ -307,7 +283,7 @@ class StepTimer(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Count a batch of validation."""
+        """Time a batch of validation."""
         is_timed = batch_idx < SYNCHRONISED and self._is_clocked()
         now = _now(pl_module if is_timed else None)
         if is_timed:
@@ -315,7 +291,7 @@ class StepTimer(Callback):
         self._batch_ended = now
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Validation is over and weights are written: sum up."""
+        """Write the timing after validation and saving."""
         now = _now(pl_module)
         if self.most is None:
             self._epochs.append(now - self._epoch_began)
@@ -357,7 +333,6 @@ class StepTimer(Callback):
             "validation_steps": self.validation_steps,
             "epochs": config.epochs,
             "keep_every": config.keep_every,
-            "minutes": config.minutes,
             "before": self.before,
         }
         return {**record, "projected_hours": projected_hours(record)}
@@ -370,7 +345,7 @@ def read_timing(folder: Path) -> dict[str, Any]:
 
 
 def projected_hours(record: Mapping[str, Any]) -> float:
-    """Return the hours of all epochs, with validation, writing, and the part trained before."""
+    """Return the hours of all epochs, with validation, saving and pre-training."""
     epoch = record["epoch_s"]
     if epoch is None:
         epoch = record["steps_per_epoch"] * record["step_s"]
@@ -379,8 +354,7 @@ def projected_hours(record: Mapping[str, Any]) -> float:
     compiling = max(0.0, record["first_step_s"] - record["step_s"])
     before = record["before"]
     earlier = 0.0 if before is None else float(before["projected_hours"])
-    most = 60 * record["minutes"] or math.inf
-    return min(float(compiling + record["epochs"] * epoch), most) / 3600 + earlier
+    return float(compiling + record["epochs"] * epoch) / 3600 + earlier
 
 
 def format_timing(record: Mapping[str, Any]) -> str:
@@ -396,7 +370,7 @@ def format_timing(record: Mapping[str, Any]) -> str:
         f"host memory. {record['epochs']} epochs of {record['steps_per_epoch']} steps and "
         f"{record['validation_steps']} batches of validation: about "
         + (f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.2g} minutes")
-        + ("." if record["before"] is None else ", with what comes before.")
+        + ("." if record["before"] is None else ", with pre-training.")
     )
     return "\n".join(lines)
 

@@ -23,6 +23,7 @@ class _NetworkEntry(NamedTuple):
     module: str
     method: str | None
     about: str
+    network: str = "NETWORK"
 
 
 LISTED = {
@@ -49,8 +50,9 @@ LISTED = {
         ),
         "views-sampler": _NetworkEntry(
             "taskuq.recover._tomography",
-            "ViewsSamplerMethod",
+            "CTSamplerMethod",
             "Train the one-step sampler of tomography, and its estimates.",
+            network="SAMPLER_NETWORK",
         ),
     },
     "task": {
@@ -71,14 +73,14 @@ class NetworkKind:
     """Config, constructor and training settings of one kind of network."""
 
     config: type[Any]
-    make: Callable[[Any], nn.Module]
+    build: Callable[[Any], nn.Module]
     training: type[Any]
     method: type[Any] | None = None
     presets: Mapping[str, Any] = field(default_factory=dict)
-    judge: Callable[[Any, Path, Any], dict[str, Any]] | None = None
+    evaluate: Callable[[Any, Path, Any], dict[str, Any]] | None = None
     table: Callable[[dict[str, Any]], list[str]] | None = None
     large: bool = False
-    any_input: bool = False
+    flexible_input: bool = False
 
     def load(self, path: Path, table: Mapping[str, Any]) -> nn.Module:
         """Make the network that a file's table describes, and fill it with the file's weights."""
@@ -91,19 +93,23 @@ class NetworkKind:
         with reading(card, "the card of a network", "use the one written with the weights"):
             if self.large:
                 with torch.device("meta"):
-                    net = self.make(config)
+                    net = self.build(config)
                 net = net.to_empty(device="cpu")
             else:
                 # Weights drawn here are overwritten at once: leave the caller's numbers alone.
                 with torch.random.fork_rng(devices=[]):
-                    net = self.make(config)
+                    net = self.build(config)
         load_weights(net, path)
         return net.eval()
 
 
 NETWORKS: Registry[NetworkKind] = Registry(
     "network",
-    {name: f"{line.module}:NETWORK" for lines in LISTED.values() for name, line in lines.items()},
+    {
+        name: f"{line.module}:{line.network}"
+        for lines in LISTED.values()
+        for name, line in lines.items()
+    },
 )
 
 
@@ -141,7 +147,7 @@ class MethodRegistry(Registry[type[Any]]):
             raise InputError(
                 f"there is no {name} {preset}; choose {' or '.join(known)}", code="choice.unknown"
             )
-        return NETWORKS[name].make(NETWORKS[name].presets[preset])
+        return NETWORKS[name].build(NETWORKS[name].presets[preset])
 
     def load(self, path: Path | str) -> Any:
         """Read a trained network on the CPU: safetensors, with a TOML file of its configuration."""

@@ -30,7 +30,8 @@ def locate(weights: Path | str) -> Path:
     if path.name not in shipped() or path.name != str(weights):
         raise InputError(
             f"the package has no weights {str(weights)!r}; name a .safetensors file or one of "
-            f"{', '.join(shipped())}"
+            f"{', '.join(shipped())}",
+            code="choice.unknown",
         )
     return FOLDER / f"{path.name}.safetensors"
 
@@ -96,7 +97,9 @@ def save_weights(
 
     path = Path(path)
     if path.suffix != ".safetensors":
-        raise InputError(f"the weights' name is {path.name}; let it end in .safetensors")
+        raise InputError(
+            f"the weights' name is {path.name}; let it end in .safetensors", code="value.invalid"
+        )
     trained = {name for name, _ in network.named_parameters()}
     state = {
         name: _stored(value, half and name in trained)
@@ -115,15 +118,19 @@ def read_card(path: Path | str, kinds: Collection[str]) -> dict[str, Any]:
     path = Path(path)
     if path.suffix != ".safetensors":
         raise InputError(
-            f"weights are {path}; give a .safetensors file, which cannot run code when it is read"
+            f"weights are {path}; give a .safetensors file, which cannot run code when it is read",
+            code="file.format",
         )
     if not path.exists():
-        raise InputError(f"there are no weights {path}; train them, or name others")
+        raise InputError(
+            f"there are no weights {path}; train them, or name others", code="file.missing"
+        )
     card = read_toml(path.with_suffix(".toml"))
     if card.get("kind") not in kinds or not isinstance(card.get("network"), dict):
         raise InputError(
             f"{path.with_suffix('.toml')} describes kind {card.get('kind')!r}; "
-            f"give weights of kind {' or '.join(kinds)}"
+            f"give weights of kind {' or '.join(kinds)}",
+            code="weights.mismatch",
         )
     return card
 
@@ -142,7 +149,8 @@ def load_tensors(network: nn.Module, found: Mapping[str, Tensor], path: Path | s
         name = (missing + extra + wrong)[0]
         raise InputError(
             f"{path} is of another configuration ({len(missing)} weights missing, {len(extra)} "
-            f"unknown, {len(wrong)} of another shape, first {name}); use the TOML beside it"
+            f"unknown, {len(wrong)} of another shape, first {name}); use the TOML beside it",
+            code="weights.mismatch",
         )
     with torch.no_grad():
         for key, value in state.items():

@@ -320,7 +320,7 @@ class _FlowTraining(RecoveryTraining):
         on_gpu = machine.accelerator != "cpu" and torch.cuda.is_available()
         device = "cuda" if on_gpu else "cpu"
         flow = cast(ConditionalFlow, recipe.network)
-        return replace(recipe, after=partial(_fit_inflation, flow, cases[1], device=device))
+        return replace(recipe, on_end=partial(_fit_inflation, flow, cases[1], device=device))
 
 
 def _flow_recipe(
@@ -339,7 +339,7 @@ def _flow_recipe(
     if compiled:
         _compile_flow(flow)
     recipe = _likelihood(flow, _whole, moved=_moving(views))
-    return recipe if pretrain is None else replace(recipe, before=(_unet(flow, views), pretrain))
+    return recipe if pretrain is None else replace(recipe, pretraining=(_unet(flow, views), pretrain))
 
 
 def _residual_flow_recipe(config: FlowConfig, *, replayed: bool = False) -> Recipe:
@@ -398,7 +398,7 @@ def _likelihood(
             *pair(flow, move(batch, generator), generator)
         ).mean(),
         validate=lambda net, batch, generator: {"loss": bits(*pair(flow, batch, generator))},
-        first_batch=start,
+        example_batch=start,
     )
 
 

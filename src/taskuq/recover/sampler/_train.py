@@ -428,7 +428,7 @@ def _load_estimator(
 
 
 @dataclass(frozen=True)
-class _SamplerMethod:
+class SamplerMethod:
     """The table ``[recover]`` of a sampler."""
 
     weights: Path | None = None
@@ -515,7 +515,7 @@ class _SamplerTraining(RecoveryTraining):
         net = cast(SamplerNet, recipe.network)
         on_gpu = machine.accelerator != "cpu" and torch.cuda.is_available()
         judge = partial(_judge_loudness, net, cases[1], honest, "cuda" if on_gpu else "cpu")
-        recipe = replace(recipe, collate=collate, after=judge)
+        recipe = replace(recipe, collate=collate, on_end=judge)
         if self.start is not None:
             path = locate(self.start)
             read_card(path, ("sampler",))
@@ -558,5 +558,5 @@ def load_task_network(terms: TaskLossConfig) -> _FeatureTask:
 
 
 NETWORK = NetworkKind(
-    SamplerConfig, SamplerNet, _SamplerTraining, _SamplerMethod, PRESETS, large=True, any_input=True
+    SamplerConfig, SamplerNet, _SamplerTraining, SamplerMethod, PRESETS, large=True, flexible_input=True
 )

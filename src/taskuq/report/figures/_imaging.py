@@ -134,7 +134,7 @@ def calibration_sizes(alpha: float, delta: float = 0.05, have: int | None = None
     }
 
 
-def _planner_figure(record: Mapping[str, Any]) -> Figure:
+def planner_figure(record: Mapping[str, Any]) -> Figure:
     """Return calibration sizes against the tolerance of coverage."""
     alpha, delta = record["alpha"], record["delta"]
     tolerances, within, above = (tuple(map(float, of)) for of in zip(*record["sizes"], strict=True))
@@ -162,6 +162,6 @@ MASKS = FigureKind(
 # A record without sizes asks a question and does not answer it for several tolerances.
 PLANNER = FigureKind(
     records.PLAN_SIZE,
-    lambda record: [_planner_figure(record)] if "sizes" in record else [],
+    lambda record: [planner_figure(record)] if "sizes" in record else [],
     "Planning a study",
 )

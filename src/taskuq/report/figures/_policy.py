@@ -119,16 +119,16 @@ def _evidence(record: Mapping[str, Any]) -> Figure:
 
 def lines_record(table: TaskOutputs, words: Terminology) -> dict[str, Any]:
     """Return the lines measured for each case of a table, as a record."""
-    assert table.lines is not None, "a rule chose them"
+    assert table.sampled_lines is not None, "a rule chose them"
     some = np.unique(np.linspace(0, table.cases - 1, min(table.cases, _ROWS)).astype(int))
     names = np.arange(table.cases) if table.case is None else table.case
     # The number of rounds before the one that measured a line first; all of them where none did.
-    first = (~table.lines).sum(axis=0)
+    first = (~table.sampled_lines).sum(axis=0)
     return {
         "schema": records.LINES,
         "cases": table.cases,
         "rounds": list(table.round_labels),
-        "shares": table.lines.mean(axis=1).tolist(),
+        "shares": table.sampled_lines.mean(axis=1).tolist(),
         "first": [{"case": str(names[i]), "rounds": first[i].tolist()} for i in some],
         "words": [words.case, words.many("case"), words.measurement, words.many("measurement")],
     }

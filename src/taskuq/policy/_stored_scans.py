@@ -1,4 +1,4 @@
-"""Stopped scans replayed on stored cases."""
+"""Simulated stops of stored scans."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SimulatedStops:
 class StoredScans:
     """Stored rounds to simulate on."""
 
-    seen: StoppingStatistics
+    statistics: StoppingStatistics
     targets: FloatArray
     accelerations: FloatArray
     weight: FloatArray
@@ -52,54 +52,52 @@ class StoredScans:
 
     @property
     def cost(self) -> FloatArray:
-        """The share of measurements at each round, 1 at the end."""
+        """Sampled fraction of each round, 1 at the end."""
         return costs(self.accelerations)
 
     def covered_from(self, thresholds: FloatArray) -> FloatArray:
-        """Return the smallest threshold at which each report has the target, (round, case)."""
+        """Return the smallest threshold at which each report covers the target, (round, case)."""
         return np.stack(
             [
                 covering_quantile(scores, np.unique(thresholds[k]), partial(self._contains, k))
-                for k, scores in enumerate(self.seen.score)
+                for k, scores in enumerate(self.statistics.score)
             ]
         )
 
     def covered_at(self, thresholds: FloatArray) -> FloatArray:
-        """Return the same for one threshold of each round, as far as cases stop there."""
-        found = self.seen.score.copy()
+        """Return the same near one threshold of each round, for the cases that stop there."""
+        found = self.statistics.score.copy()
         for k, q in enumerate(thresholds):
-            cases = np.flatnonzero((found[k] > q) & (q < self.seen.largest[k]))
-            # A window is reported at any threshold, so that it has no ties.
-            if cases.size and not self.seen.rounds[k][0].is_risk:
+            cases = np.flatnonzero((found[k] > q) & (q < self.statistics.largest[k]))
+            # A window is the same at any threshold, so it has no ties.
+            if cases.size and not self.statistics.rounds[k][0].is_risk:
                 found[k, cases[self._contains(k, cases, np.full(len(cases), q))]] = q
         return found
 
     def _contains(self, k: int, cases: NDArray[np.int64], at: FloatArray) -> BoolArray:
-        """Return True if reports of some cases in a round, each at a threshold of its own, are
-        hits.
-        """
+        """Return True for cases of a round whose report at their own threshold is a hit."""
         inside = [
-            e.take(cases).report(at).contains(self.targets[k, cases, t])
-            for t, e in enumerate(self.seen.rounds[k])
+            e.select(cases).report(at).contains(self.targets[k, cases, t])
+            for t, e in enumerate(self.statistics.rounds[k])
         ]
         return np.asarray(np.all(inside, axis=0))
 
     def outcomes(
         self, thresholds: FloatArray, covered_from: FloatArray
     ) -> tuple[NDArray[np.int64], BoolArray]:
-        """Return in which round each case stops, and whether its report has the target."""
-        q, seen = thresholds[:, None], self.seen
+        """Return the round in which each case stops, and True if its report is a hit."""
+        q, statistics = thresholds[:, None], self.statistics
         if self.allowance.size:
             stops = (q < self.allowance)[:, self.unit_of_case]
         else:
-            stops = (seen.lowest <= q) & (q < seen.largest)
-        cases = np.arange(seen.cases)
-        stopped = np.vstack([stops, np.ones((1, seen.cases), bool)]).argmax(axis=0)
-        hits = np.vstack([covered_from <= q, np.ones((1, seen.cases), bool)])
+            stops = (statistics.lowest <= q) & (q < statistics.largest)
+        cases = np.arange(statistics.cases)
+        stopped = np.vstack([stops, np.ones((1, statistics.cases), bool)]).argmax(axis=0)
+        hits = np.vstack([covered_from <= q, np.ones((1, statistics.cases), bool)])
         return stopped, hits[stopped, cases]
 
-    def kept(self, hit: BoolArray, chosen: BoolArray) -> float:
-        """Return the weight of the chosen units for which the promise holds."""
+    def covered_weight(self, hit: BoolArray, chosen: BoolArray) -> float:
+        """Return the weight of the chosen units for which the guarantee holds."""
         if not self.enough.size:
             return float((self.weight * hit)[chosen].sum())
         units = np.unique(self.unit_of_case[chosen])
@@ -110,43 +108,43 @@ def simulate_splits(
     scans: StoredScans, splitting: Splits, thresholds: FloatArray
 ) -> SimulatedStops:
     """Apply policies to the test cases of every split."""
-    rounds = len(scans.seen.rounds)
+    rounds = len(scans.statistics.rounds)
     sums = np.zeros((11 + 2 * rounds, splitting.trials))
     starts = scans.covered_from(thresholds)
-    if splitting.is_compiled and _is_anchored(scans):
+    if splitting.is_compiled and _is_linear(scans):
         numbers = np.arange(splitting.trials)
-        _compiled(scans, _side_by_side(scans), splitting, numbers, thresholds, starts, sums)
+        _run_kernel(scans, _kernel_arrays(scans), splitting, numbers, thresholds, starts, sums)
     else:
         for t in range(splitting.trials):
-            _one_trial(scans, splitting, thresholds[:, t], starts, t, sums)
-    return _replayed(sums, splitting, rounds)
+            _simulate_split(scans, splitting, thresholds[:, t], starts, t, sums)
+    return _as_stops(sums, splitting, rounds)
 
 
-def replay_each(
-    trial: Callable[[int], tuple[StoredScans, FloatArray]], splitting: Splits, rounds: int
+def simulate_each_split(
+    calibrate: Callable[[int], tuple[StoredScans, FloatArray]], splitting: Splits, rounds: int
 ) -> SimulatedStops:
-    """Replay the test cases of every trial with rules and thresholds of its own."""
+    """Apply the rules and thresholds of each split to its test cases."""
     sums = np.zeros((11 + 2 * rounds, splitting.trials))
     arrays: _KernelArrays | None = None
     for t in range(splitting.trials):
-        scans, thresholds = trial(t)
+        scans, thresholds = calibrate(t)
         starts = scans.covered_at(thresholds)
-        if not (splitting.is_compiled and _is_anchored(scans)):
-            _one_trial(scans, splitting, thresholds, starts, t, sums)
+        if not (splitting.is_compiled and _is_linear(scans)):
+            _simulate_split(scans, splitting, thresholds, starts, t, sums)
             continue
-        arrays = arrays._replace(scale=_scales(scans)) if arrays else _side_by_side(scans)
+        arrays = arrays._replace(scale=_scales(scans)) if arrays else _kernel_arrays(scans)
         column, number = np.zeros((len(sums), 1)), np.array([t])
-        _compiled(scans, arrays, splitting, number, thresholds[:, None], starts, column)
+        _run_kernel(scans, arrays, splitting, number, thresholds[:, None], starts, column)
         sums[:, t] = column[:, 0]
-    return _replayed(sums, splitting, rounds)
+    return _as_stops(sums, splitting, rounds)
 
 
-def _replayed(sums: FloatArray, splitting: Splits, rounds: int) -> SimulatedStops:
+def _as_stops(sums: FloatArray, splitting: Splits, rounds: int) -> SimulatedStops:
     by_round = sums[11 : 11 + rounds], sums[11 + rounds :]
     return SimulatedStops(float(splitting.n_test), *sums[:11], *by_round)  # type: ignore[call-arg]  # eleven rows
 
 
-def _one_trial(
+def _simulate_split(
     scans: StoredScans,
     splitting: Splits,
     thresholds: FloatArray,
@@ -176,7 +174,7 @@ def _one_trial(
     sums[1, t] = (w * hit)[chosen].sum()
     sums[6, t] = worst[worst >= 0].sum()
     sums[7, t] = (worst >= 0).sum()
-    sums[8, t] = scans.kept(hit, chosen)
+    sums[8, t] = scans.covered_weight(hit, chosen)
     sums[9, t] = cost[chosen].sum()
     sums[10, t] = chosen.sum()
 
@@ -184,8 +182,8 @@ def _one_trial(
 def _report(
     scans: StoredScans, k: int, threshold: float, cases: NDArray[np.int64]
 ) -> tuple[FloatArray, FloatArray]:
-    """Width and distance of the target from the centre, the largest over tasks."""
-    interval = joint_report(scans.seen.rounds[k], threshold)[cases]
+    """Return width, and distance of the target from the centre; the largest over tasks."""
+    interval = joint_report(scans.statistics.rounds[k], threshold)[cases]
     lower, upper = interval.lower.reshape(len(cases), -1), interval.upper.reshape(len(cases), -1)
     z = scans.targets[k, cases]
     with np.errstate(invalid="ignore"):
@@ -210,18 +208,18 @@ class _KernelArrays(NamedTuple):
     link_high: FloatArray
 
 
-def _is_anchored(scans: StoredScans) -> bool:
-    """Return True if reports are so simple that compiled loops know them."""
-    return all(isinstance(e.family, LinearFamily) for row in scans.seen.rounds for e in row)
+def _is_linear(scans: StoredScans) -> bool:
+    """Return True if the compiled kernel supports the reports."""
+    return all(isinstance(e.family, LinearFamily) for row in scans.statistics.rounds for e in row)
 
 
 def _scales(scans: StoredScans) -> FloatArray:
-    return np.array([[e.family.scale for e in row] for row in scans.seen.rounds])  # type: ignore[attr-defined]  # anchored
+    return np.array([[e.family.scale for e in row] for row in scans.statistics.rounds])  # type: ignore[attr-defined]  # linear
 
 
-def _side_by_side(scans: StoredScans) -> _KernelArrays:
-    seen = scans.seen.rounds
-    families: list[list[Any]] = [[e.family for e in row] for row in seen]
+def _kernel_arrays(scans: StoredScans) -> _KernelArrays:
+    rounds = scans.statistics.rounds
+    families: list[list[Any]] = [[e.family for e in row] for row in rounds]
     low, high = (np.array([[getattr(f, n) for f in r] for r in families]) for n in ("low", "high"))
     sides = np.array([[f.side for f in row] for row in families])[..., None]
     return _KernelArrays(
@@ -230,16 +228,16 @@ def _side_by_side(scans: StoredScans) -> _KernelArrays:
         low=np.where(sides == "upper", -np.inf, low),
         high=np.where(sides == "lower", np.inf, high),
         scale=_scales(scans),
-        floor=np.array([[e.window.lower for e in row] for row in seen]),
-        ceiling=np.array([[e.window.upper for e in row] for row in seen]),
-        window_from=np.array([[e.window_from for e in row] for row in seen]),
+        floor=np.array([[e.window.lower for e in row] for row in rounds]),
+        ceiling=np.array([[e.window.upper for e in row] for row in rounds]),
+        window_from=np.array([[e.window_from for e in row] for row in rounds]),
         is_logit=np.array([[not f.link.is_identity for f in row] for row in families]),
         link_low=np.array([[f.link.low for f in row] for row in families]),
         link_high=np.array([[f.link.high for f in row] for row in families]),
     )
 
 
-def _compiled(
+def _run_kernel(
     scans: StoredScans,
     arrays: _KernelArrays,
     splitting: Splits,
@@ -254,6 +252,7 @@ def _compiled(
         np.uint64(splitting.seed), numbers, splitting.units, splitting.n_test,
         byte_threshold(splitting.units, splitting.n_test), splitting.unit_of_case,
         scans.group_of_case, int(scans.group_of_case.max()) + 1, scans.weight,
-        np.ascontiguousarray(thresholds), scans.seen.lowest, scans.seen.largest, covered_from,
+        np.ascontiguousarray(thresholds), scans.statistics.lowest, scans.statistics.largest,
+        covered_from,
         *arrays, np.ascontiguousarray(scans.allowance), scans.cost, scans.enough, sums,
     )  # fmt: skip
