@@ -51,13 +51,11 @@ def check(
     thorough: bool = False,
     json: Json = None,
 ) -> None:
-    from taskuq.data._readers import check as check_data
-
     reader = _reader(
         source, labels=labels, file_list=file_list, pathology=pathology, acquisition=acquisition,
         min_coils=min_coils, min_lines=min_lines, size=size, slices=slices, group=group,
     )  # fmt: skip
-    _show(check_data(reader, strict=strict, thorough=thorough), json)
+    _show(reader.check(strict=strict, thorough=thorough), json)
 
 
 def _reader(

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from taskuq._seeds import per_case_random
 from taskuq.data._dataset import Dataset, LabelledSubset, SplitConfig, load_all_images, precision_of
-from taskuq.data._readers import Data, open_task_data, paper_data
+from taskuq.data._readers import Data, paper_data
 from taskuq.errors import InputError
 from taskuq.measure._coils import magnitude
 from taskuq.task._backbone import InitConfig
@@ -192,7 +192,7 @@ class TaskTraining:
         self, *, is_stored: bool = True
     ) -> tuple[LabelledSubset, LabelledSubset, LabelledSubset]:
         """Open the data in three parts that share no patient: to train on, to tune on, to judge."""
-        whole = open_task_data(self.data)
+        whole = self.data.open_targets()
         split = self.split.split(whole.cases.groups, is_stored=is_stored)
         train, tune, judge = whole.split(split)
         if self.data.in_memory:
