@@ -252,7 +252,7 @@ def growth() -> None:
             lambda x=outputs, z=targets: tq.calibrate(x, z, alpha=ALPHA, score="lwr")(x),
             lambda x=outputs, z=targets: tq.evaluate_exact(x, z, alpha=ALPHA, score="lwr"),
             lambda x=outputs, z=targets: tq.evaluate(
-                x, z, alpha=ALPHA, score="lwr", trials=1000, rng=np.random.default_rng(0)
+                x, z, alpha=ALPHA, score="lwr", splits=1000, seed=np.random.default_rng(0)
             ),
         )
         rows.append((f"{cases}", *(f"{1e3 * seconds(work, repeats):.2f}" for work in works)))

@@ -17,7 +17,7 @@ from torch import Tensor
 from taskuq.data import Atlas
 from taskuq.measure import fft2c, nested_masks, rss
 from taskuq.recover import RECOVERIES, central_lines
-from taskuq.recover._compiled import _fold_varnet
+from taskuq.recover._compiled import fuse_varnet
 from taskuq.training._weights import locate
 
 RATES = (16.0, 8.0, 4.0, 2.0)
@@ -46,7 +46,7 @@ def main() -> None:
         plain = net(*arguments)
         line = [f"R = {rate:<4g} plain {decibels(plain, truth, peak):.3f}"]
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
-            found = _fold_varnet(net, device="cpu", dtype=dtype)(*arguments)
+            found = fuse_varnet(net, device="cpu", dtype=dtype)(*arguments)
             near = decibels(found, plain, peak)
             shown = "" if math.isinf(near) else f" ({near:.1f})"
             line.append(f"{str(dtype)[6:]} {decibels(found, truth, peak):.3f}{shown}")

@@ -31,12 +31,12 @@ from taskuq.measure._coils import to_channels, to_complex
 from taskuq.measure._fourier import data_consistency, project_null_space
 from taskuq.recover import FlowSampler, SamplerRecovery, VarNet, build
 from taskuq.recover._cases import MaskedDataset
-from taskuq.recover._compiled import CudaGraph, _fold_varnet
+from taskuq.recover._compiled import CudaGraph, fuse_varnet
 from taskuq.recover._estimate import CrossFitDataset, CrossFitEstimates, collate
 from taskuq.recover.flow import ConditionalFlow, FlowConfig
 from taskuq.recover.flow._train import PAPER, _flow_recipe
 from taskuq.recover.sampler._train import PAPER as SAMPLER_PAPER
-from taskuq.recover.sampler._train import PRESETS, SamplerLoss, _VarNetEstimator, sampler_recipe
+from taskuq.recover.sampler._train import PRESETS, SamplerLoss, VarNetEstimator, sampler_recipe
 from taskuq.training._determinism import gaussian_rows
 from taskuq.training._fit import _estimate_training_cost
 
@@ -282,7 +282,7 @@ def varnet() -> None:
     _, y, mask = case(torch.Generator("cuda").manual_seed(0), batch=16)
     kspace, lines = fft2c(y), torch.full((16,), 16, device="cuda")
     exact = torch.cat([net(kspace[i, None], mask[i, None], lines[i, None]) for i in range(16)])
-    folded = CudaGraph(_fold_varnet(net, device="cuda", dtype=torch.float16))
+    folded = CudaGraph(fuse_varnet(net, device="cuda", dtype=torch.float16))
     for name, way in (("folded, float16", folded), ("plain", CudaGraph(net))):
         for batch, authors in ((1, "53 to 73 ms"), (16, "10.9 ms")):
             inputs = kspace[:batch], mask[:batch], lines[:batch]
@@ -298,7 +298,7 @@ def sampler() -> None:
     torch.manual_seed(0)
     net = build("sampler", preset="paper").cuda().eval()
     nn.init.normal_(net.out.weight, std=0.1)
-    recover = SamplerRecovery(net, _VarNetEstimator(VarNet().cuda().eval()))
+    recover = SamplerRecovery(net, VarNetEstimator(VarNet().cuda().eval()))
     classifier = Classifier().eval().to("cuda", torch.bfloat16)
     task = CudaGraph(classifier.to(memory_format=torch.channels_last))
     _, y, mask = case(torch.Generator("cuda").manual_seed(0), batch=16)

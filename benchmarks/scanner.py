@@ -66,9 +66,9 @@ class Timed:
 
 
 @contextmanager
-def serving(chain: ServiceModel) -> Iterator[Service]:
+def serving(model: ServiceModel) -> Iterator[Service]:
     """A service over loopback, on a port that is free."""
-    service = Service(chain, port=0)
+    service = Service(model, port=0)
     freeze_gc()
     service.start()
     try:
@@ -106,10 +106,10 @@ def latency(rounds: int = ROUNDS) -> None:
     found: list[float] = []
     masks = MaskConfig(accelerations=RATES).masks(SIZE)
     with tempfile.TemporaryDirectory() as folder:
-        chain = ServiceModel(atlas_policy(32), recover, task, added_columns(masks), Path(folder))
-        with serving(chain) as service:
+        model = ServiceModel(atlas_policy(32), recover, task, added_columns(masks), Path(folder))
+        with serving(model) as service:
             for scan in simulate_atlas_scans(rounds, SEED, FIRST, 8):
-                found += replay_scan(scan, LOOPBACK, service.port, every=EVERY).latencies
+                found += replay_scan(scan, LOOPBACK, service.port, tr=EVERY).latencies
                 if len(found) >= rounds:
                     break
     print(f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, 8 coils, {SIZE} x {SIZE}, "
@@ -125,7 +125,7 @@ def latency(rounds: int = ROUNDS) -> None:
 def published(slices: int = 27, warm: int = 2) -> None:
     """Print the latency with networks of the published size; the first slices are not counted."""
     from taskuq.recover import SamplerRecovery, build
-    from taskuq.recover.sampler._train import _VarNetEstimator
+    from taskuq.recover.sampler._train import VarNetEstimator
     from taskuq.task import build as build_task
 
     if not torch.cuda.is_available():
@@ -148,7 +148,7 @@ def published(slices: int = 27, warm: int = 2) -> None:
     print(f"{torch.cuda.get_device_name()}, 8 coils, 320 x 320, p = 32, over loopback")
     print(f"{f'{(slices - warm) * len(RATES)} rounds':<44}{'median ms':>10}{'worst ms':>10}")
     for name, judge in (("bfloat16", half), ("float32", classifier)):
-        recover, task = Timed(SamplerRecovery(net, _VarNetEstimator(estimating))), Timed(judge)
+        recover, task = Timed(SamplerRecovery(net, VarNetEstimator(estimating))), Timed(judge)
         scanner = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -168,7 +168,7 @@ def _played(port: int, slices: int) -> list[float]:
     """Latencies of slices that are played against a service."""
     kspace = {k: _smooth(k, (8, 320, 320)) for k in range(slices)}
     scan = _StoredScan(ScanHeader("MR", "patient", (8, 320, 320), slices), kspace)
-    return replay_scan(scan, LOOPBACK, port, every=EVERY).latencies
+    return replay_scan(scan, LOOPBACK, port, tr=EVERY).latencies
 
 
 def _smooth(seed: int, shape: tuple[int, int, int]) -> Any:
@@ -186,8 +186,8 @@ def equality(patients: int = PATIENTS) -> None:
     masks = MaskConfig(accelerations=RATES).masks(SIZE)
     atlas, same, slices = Atlas(patients, SEED, first=FIRST, coils=8), 0, 0
     with tempfile.TemporaryDirectory() as folder:
-        chain = ServiceModel(policy, recover, task, added_columns(masks), Path(folder))
-        with serving(chain) as service:
+        model = ServiceModel(policy, recover, task, added_columns(masks), Path(folder))
+        with serving(model) as service:
             for scan in simulate_atlas_scans(patients, SEED, FIRST, 8):
                 for k, decision in replay_scan(scan, LOOPBACK, service.port).decisions.items():
                     scanner = SimulatedMRIScanner(atlas[slices].image, masks, RATES)

@@ -132,7 +132,7 @@ def table_of(
     rows = []
     for k, R in enumerate(drawn.accelerations):
         by_scan = tq.evaluate(
-            drawn, acceleration=R, alpha=ALPHA, trials=trials, rng=np.random.default_rng(0)
+            drawn, acceleration=R, alpha=ALPHA, splits=trials, seed=np.random.default_rng(0)
         )
         by_slice = tq.evaluate_exact(drawn, acceleration=R, alpha=ALPHA)
         decibels = [quality.get(m) for m in ("back-projection", "sampler's mean")]

@@ -56,9 +56,9 @@ class End:
         """What is wrong with it, or nothing."""
         if self.status not in (0, 1, 2):
             return str(self.status)
-        if self.status and "made a mistake" in self.said:
-            return "a mistake of ours"
-        if self.status and "memory ran out" in self.said:
+        if self.status and "internal error" in self.said:
+            return "internal error"
+        if self.status and "out of memory" in self.said:
             return "too much memory"
         sentences = [line for line in self.said.splitlines() if line.startswith("taskuq: ")]
         if self.status and (not sentences or "Traceback" in self.said):
@@ -77,7 +77,7 @@ def call(words):
     try:
         print(getattr(importlib.import_module(module), name)(Path(words[2])))
     except Exception as error:
-        status, sentence = app._ending(error)
+        status, sentence = app._describe(error, [])
         sys.stderr.write(f"taskuq: {sentence}\n")
         sys.exit(status)
 
@@ -132,7 +132,7 @@ def tried(kinds, whole, seed, number):
     finally:
         path.write_bytes(content)
     fault = end.fault
-    is_silent = "no sha256" not in end.said
+    is_silent = "no SHA-256" not in end.said
     if kind.is_checked and still_checked and end.status == 0 and is_silent:
         fault = fault or ("" if end.result == whole[kind].result else "another result, silently")
     return fault, end

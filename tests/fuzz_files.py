@@ -131,7 +131,7 @@ def _shard():
 
 def _tables():
     import taskuq as tq
-    from taskuq.pipeline._executor import RunLog
+    from taskuq.pipeline._local import RunLog
     from taskuq.table._examples import SyntheticTable, synthetic_outputs
     from taskuq.table._parquet import TableHeader, TableWriter, write_case_list
 

@@ -17,8 +17,8 @@ result = tq.evaluate(
     acceleration=8,
     alpha=0.1,
     score="lwr",
-    trials=2000,
+    splits=2000,
     unit="case",
-    rng=np.random.default_rng(0),
+    seed=np.random.default_rng(0),
 )
 draw(coverage_histogram(result.to_dict()), "coverage_law.svg")

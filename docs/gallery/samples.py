@@ -9,7 +9,7 @@ from taskuq.report.figures import draw, figures_of
 from taskuq.table import stored_table
 
 question = EvaluationGrid(
-    scores=("lwr", "cqr", "mlwr"), alpha=0.1, accelerations=(8,), samples=(4, 8, 16, 32), trials=None,
+    scores=("lwr", "cqr", "mlwr"), alpha=0.1, accelerations=(8,), samples=(4, 8, 16, 32), splits=None,
     unit="case",
 )  # fmt: skip
 record = evaluate_table(stored_table("atlas-sampler"), question)

@@ -11,7 +11,7 @@ from taskuq.table import stored_table
 scores = ("ar", "lwr", "cqr", "mlwr", "learned")
 record = evaluate_table(
     stored_table("atlas-sampler"),
-    EvaluationGrid(scores=scores, alpha=0.1, trials=None, unit="case"),
+    EvaluationGrid(scores=scores, alpha=0.1, splits=None, unit="case"),
 )
 figures = {figure.name: figure for _, figure in figures_of(record.to_dict())}
 draw(figures["width-against-acceleration"], "widths.svg")

@@ -1,10 +1,12 @@
 from .conformal import (
     Bound,
+    Diagnosis,
     Evaluation,
     calibrate,
     calibrate_joint,
     calibrate_online,
     calibration_size,
+    diagnose,
     evaluate,
     evaluate_exact,
     load_bound,
@@ -32,6 +34,7 @@ __version__: str
 
 __all__ = [
     "Bound",
+    "Diagnosis",
     "Evaluation",
     "InputError",
     "Interval",
@@ -48,6 +51,7 @@ __all__ = [
     "calibrate_joint",
     "calibrate_online",
     "calibration_size",
+    "diagnose",
     "evaluate",
     "evaluate_exact",
     "load_bound",

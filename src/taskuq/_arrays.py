@@ -13,10 +13,10 @@ from taskuq._io import range_to_json
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray, TaskRange
 
-# Fourth powers of larger numbers, on a logit's tangent, leave the range of floats; no task has any.
+# Fourth powers of larger numbers leave the range of floats.
 LARGEST = 1e60
 
-CALLED = "cannot be called; give a function"
+CALLED = "cannot be called; pass a function"
 
 
 def is_tensor(values: Any) -> bool:
@@ -32,35 +32,28 @@ def no_grad() -> AbstractContextManager[None]:
 
 
 def as_array(values: Any, name: str) -> np.ndarray:
-    """Take an array, a list or a torch tensor on any device as a NumPy array."""
+    """Convert an array, a list or a torch tensor on any device to NumPy."""
     try:
         if is_tensor(values):
-            values = _from_tensor(values.detach().cpu())
+            values = values.detach().cpu()
+            # NumPy has no bfloat16, whose values float32 holds exactly.
+            values = (values.float() if "bfloat16" in str(values.dtype) else values).numpy()
         array = np.asarray(values)
     except (ValueError, TypeError, OverflowError) as error:
-        raise InputError(
-            f"{name} cannot be read as an array of numbers ({error})", code="dtype.invalid"
-        ) from None
+        raise InputError(f"{name} must be an array ({error})", code="dtype.invalid") from None
     if array.dtype == object:
         raise InputError(
-            f"{name} cannot be read as an array of numbers (mixed or ragged entries)",
+            f"{name} must be an array of numbers, got mixed or ragged entries",
             code="dtype.invalid",
         )
     return array
-
-
-def _from_tensor(tensor: Any) -> Any:
-    """Take a tensor on the CPU; NumPy has no bfloat16, whose values float32 holds exactly."""
-    return (tensor.float() if "bfloat16" in str(tensor.dtype) else tensor).numpy()
 
 
 def as_real_array(values: Any, name: str, *, ndim: tuple[int, ...]) -> FloatArray:
     """Validate real, finite values; keep float32, else convert to float64."""
     array = as_array(values, name)
     if array.dtype.kind not in "fiub":
-        raise InputError(
-            f"{name} must be real numbers, got an array of {array.dtype}", code="dtype.invalid"
-        )
+        raise InputError(f"{name} must be real numbers, got {array.dtype}", code="dtype.invalid")
     if array.ndim not in ndim:
         wanted = " or ".join(map(str, ndim))
         raise InputError(
@@ -73,29 +66,26 @@ def as_real_array(values: Any, name: str, *, ndim: tuple[int, ...]) -> FloatArra
 
 
 def require_finite(array: FloatArray, name: str) -> None:
-    """Refuse NaN, infinity and what is as good as it; say how many and where the first one is."""
-    if array.size == 0 or _all_moderate(array):
+    """Raise InputError for NaN, infinity and absurdly large values."""
+    if array.size == 0:
+        return
+    if array.flags.c_contiguous:
+        with np.errstate(over="ignore", invalid="ignore"):
+            # A large value makes the sum of squares large, NaN makes it NaN.
+            is_moderate = np.vdot(array, array) <= np.float64(LARGEST) ** 2
+    else:
+        is_moderate = array.min() >= -LARGEST and array.max() <= LARGEST
+    if is_moderate:
         return
     bad = ~(np.abs(array) <= np.float64(LARGEST))
     count = int(bad.sum())
     if count:
         first = tuple(int(i[0]) for i in np.nonzero(np.atleast_1d(bad)))
-        plural = "s" if count > 1 else ""
         raise InputError(
-            f"{name} hold {count} NaN or infinite value{plural} of {array.size}, first at "
-            f"{first}; remove those cases or repair them first",
+            f"{name} contain {count} non-finite values of {array.size}, first at index {first}; "
+            "remove those cases",
             code="value.nonfinite",
         )
-
-
-def _all_moderate(array: FloatArray) -> bool:
-    """Return True if all is finite and moderate, in one pass and without a second array."""
-    if not array.flags.c_contiguous:
-        return bool(float(array.min()) >= -LARGEST and float(array.max()) <= LARGEST)
-    flat = array.ravel()
-    with np.errstate(over="ignore", invalid="ignore"):
-        # One large number makes the sum of squares large, and NaN makes it NaN.
-        return bool(np.vdot(flat, flat) <= np.float64(LARGEST) ** 2)
 
 
 def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
@@ -104,7 +94,7 @@ def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
         array = as_array(values, name) if is_tensor(values) else np.asarray(values)
     except ValueError:
         raise InputError(
-            f"{name} must hold one integer or string per case, got a list of lists",
+            f"{name} must be one integer or string per case, got a list of lists",
             code="shape.axes",
         ) from None
     if array.dtype == object:
@@ -114,14 +104,13 @@ def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
         nameless = (array == "").ravel().tolist() if array.dtype.kind in "US" else []
     if array.shape != (cases,):
         raise InputError(
-            f"{name} must hold one entry for each of {cases} cases, got shape {array.shape}",
+            f"{name} must have one entry for each of {cases} cases, got shape {array.shape}",
             code="shape.mismatch",
         )
     if any(nameless):
-        # They would all be taken for one and the same.
+        # They would all be one group.
         raise InputError(
-            f"{name} is missing for {sum(nameless)} of {cases} cases; name it for each, or leave "
-            "these cases out",
+            f"{name} is missing for {sum(nameless)} of {cases} cases; add it or remove them",
             code="groups.missing",
         )
     if array.dtype.kind == "f":
@@ -134,8 +123,7 @@ def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
         return whole
     if array.dtype.kind not in "iubUS":
         raise InputError(
-            f"{name} must be integers or strings, got an array of {array.dtype}",
-            code="dtype.invalid",
+            f"{name} must be integers or strings, got {array.dtype}", code="dtype.invalid"
         )
     return array
 
@@ -151,7 +139,7 @@ def as_task_range(value: Any) -> tuple[float, float] | None:
     is_too_large = any(LARGEST < abs(end) < np.inf for end in (low, high))
     if not low < high or is_too_large:
         raise InputError(
-            f"a task range is two numbers low < high, below {LARGEST:g} or infinite, got {value}",
+            f"task_range must be (low, high), low < high, got {value}; use inf for an open end",
             code="range.invalid",
         )
     return low, high
@@ -167,15 +155,13 @@ def as_outputs_and_targets(
     n = int(x.shape[-2])
     if z.shape != (n,):
         raise InputError(
-            f"outputs of shape {x.shape} are {n} cases, but targets have shape {z.shape}; one "
-            "target per case is needed",
+            f"outputs {x.shape} have {n} cases but targets have shape {z.shape}; pass one per case",
             code="shape.mismatch",
         )
     if x.shape[-1] < 1:
-        raise InputError(
-            "outputs hold no samples; at least one per case is needed", code="samples.mismatch"
-        )
-    require_in_range(z, range_, "targets")
+        raise InputError("outputs have no samples; pass at least one", code="samples.mismatch")
+    if range_ is not None:
+        require_in_range(z, range_, "targets")
     return x, z
 
 
@@ -188,10 +174,10 @@ def require_methods(part: Any, name: str, kinds: Any, lacks: str = CALLED) -> No
 
 
 def require_in_range(values: FloatArray, range_: TaskRange, name: str) -> None:
-    """Refuse values outside the declared task range."""
+    """Raise InputError for values outside the task range."""
     if range_ is None or values.size == 0:
         return
-    # The range takes the precision of the values, so that float32(0.1) lies within [0, 0.1].
+    # In the precision of the values, so that float32(0.1) is within [0, 0.1].
     with np.errstate(over="ignore", invalid="ignore"):
         if values.min() >= range_[0] and values.max() <= range_[1]:
             return  # the usual case, without a second array
@@ -199,20 +185,19 @@ def require_in_range(values: FloatArray, range_: TaskRange, name: str) -> None:
     if outside.any():
         first = tuple(int(i[0]) for i in np.nonzero(outside))
         raise InputError(
-            f"{int(outside.sum())} of {values.size} {name} lie outside the declared range "
-            f"[{range_[0]:g}, {range_[1]:g}], first {values[first]:g} at {first}; declare the "
-            "true range or none",
+            f"{int(outside.sum())} of {values.size} {name} lie outside task_range=({range_[0]:g}, "
+            f"{range_[1]:g}), first {values[first]:g} at index {first}; correct either",
             code="range.outside",
         )
 
 
-def require_nested_lines(found: Any, lines: BoolArray, round: int) -> BoolArray:
+def require_nested_lines(chosen: Any, lines: BoolArray, round: int) -> BoolArray:
     """Raise InputError if chosen lines drop measured ones."""
-    chosen = np.asarray(found)
+    chosen = np.asarray(chosen)
     if chosen.dtype != bool or chosen.shape != lines.shape or (chosen < lines).any():
         raise InputError(
-            f"the rule chose {chosen.dtype} of shape {chosen.shape} after round {round}; booleans "
-            f"{lines.shape} that keep all lines measured so far are needed",
+            f"the adaptive rule returned {chosen.dtype} {chosen.shape} after round {round}; return "
+            f"booleans {lines.shape} that contain all lines sampled so far",
             code="component.invalid",
         )
     return chosen
@@ -229,8 +214,7 @@ def per_task(
         unknown = [name for name in value if name not in names]
         if unknown:
             raise InputError(
-                f"{what} names {unknown[0]!r:.60}, which is no task; the tasks are "
-                f"{', '.join(names)}",
+                f"{what} has an unknown task {unknown[0]!r:.60}; the tasks are {', '.join(names)}",
                 code="choice.unknown",
             )
         return tuple(read(value.get(name)) for name in names)
@@ -238,31 +222,30 @@ def per_task(
         return tuple(read(value) for _ in names)
     if len(value) != len(names):
         raise InputError(
-            f"{what} has {len(value)} entries for the {len(names)} tasks {', '.join(names)}; give "
-            "one for all, one for each, or some by name",
+            f"{what} has {len(value)} entries for the {len(names)} tasks {', '.join(names)}; pass "
+            "one for all, one per task, or a mapping",
             code="shape.mismatch",
         )
     return tuple(read(one) for one in value)
 
 
 def as_ranges(value: Any, names: Sequence[str]) -> tuple[TaskRange, ...]:
-    """Take a range for all tasks, or one for each: in order, or by name."""
+    """Return a range per task from one for all, a list or a mapping."""
     if isinstance(value, Sequence | np.ndarray) and len(value) and all(map(_is_number, value)):
         return (as_task_range(value),) * len(names)
     return per_task(value, names, "task_range", as_task_range)
 
 
 def _is_number(value: Any) -> bool:
-    """Return True if this is an end of a range, and not a range; files hold ends as words."""
+    """Return True for an end of a range; files store ends as strings."""
     return isinstance(value, str | int | float | np.number)
 
 
 def common_range(ranges: Sequence[TaskRange], names: Sequence[str]) -> TaskRange:
-    """Return the range of the only task, or of all where they have the same."""
+    """Return the range that all tasks share."""
     if len(set(ranges)) > 1:
         raise InputError(
-            f"the tasks {', '.join(names)} have ranges of their own; choose one task, or ask for "
-            "task_ranges",
+            f"the tasks {', '.join(names)} have different ranges; select one or use task_ranges",
             code="range.invalid",
         )
     return ranges[0]
@@ -271,7 +254,7 @@ def common_range(ranges: Sequence[TaskRange], names: Sequence[str]) -> TaskRange
 def require_in_ranges(
     values: Any, ranges: Sequence[TaskRange], what: str, names: Sequence[str] = ()
 ) -> None:
-    """Refuse values (..., task), or of one task, outside the declared ranges."""
+    """Raise InputError for values (..., task) outside their ranges."""
     x: FloatArray = as_array(values, what)
     if len(set(ranges)) == 1:
         require_in_range(np.atleast_1d(x), ranges[0], what)
@@ -282,13 +265,13 @@ def require_in_ranges(
 
 
 def ranges_to_json(ranges: Sequence[TaskRange]) -> dict[str, Any]:
-    """Return the ranges as fields of a record; one for each task only where they differ."""
+    """Return the ranges as fields of a record, one per task only if they differ."""
     if len(set(ranges)) == 1:
         return {"task_range": range_to_json(ranges[0])}
     return {"task_range": None, "task_ranges": [range_to_json(one) for one in ranges]}
 
 
 def ranges_from_json(record: Mapping[str, Any], names: Sequence[str]) -> tuple[TaskRange, ...]:
-    """Read what :func:`ranges_to_json` wrote."""
+    """Read the fields of :func:`ranges_to_json`."""
     each = record.get("task_ranges")
     return as_ranges(record["task_range"] if each is None else each, names)

@@ -1,4 +1,4 @@
-"""The one decoder of dataclasses from TOML and JSON."""
+"""Dataclasses from TOML and JSON, and back."""
 
 from __future__ import annotations
 
@@ -33,13 +33,7 @@ def read_toml(path: Path | str) -> dict[str, Any]:
 def from_toml_table(
     cls: type[T], table: Mapping[str, Any], where: str = "", *, over: T | None = None
 ) -> T:
-    """Build a dataclass from a TOML table.
-
-    Args:
-        cls: The dataclass.
-        table: Keys are field names.
-        where: The name of the table, for messages.
-        over: Values of what is left out, in nested tables too; the class's defaults if None.
+    """Build a dataclass from a TOML table, over the values of another or the defaults.
 
     Example:
         >>> from dataclasses import dataclass
@@ -52,9 +46,9 @@ def from_toml_table(
         >>> from_toml_table(Stop, {"epoch": 20})
         Traceback (most recent call last):
         ...
-        taskuq.errors.InputError: epoch is not a setting; choose from epochs, widths
+        taskuq.errors.InputError: unknown key epoch; the keys of this table are epochs, widths
     """
-    return _filled(cls, table, where, over, "a setting")
+    return _build(cls, table, where, over, "this table")
 
 
 def from_registry(
@@ -64,13 +58,13 @@ def from_registry(
     kind = table.get("kind") if over is None else table.get("kind", kinds.name_of(type(over)))
     if not isinstance(kind, str):
         raise InputError(
-            f"{where}.kind is {kind!r}; choose one of {', '.join(kinds)}",
+            f"{where}.kind must be one of {', '.join(kinds)}, got {kind!r}",
             code="config.missing" if kind is None else "config.type",
         )
     cls = kinds[kind]
     rest = {key: value for key, value in table.items() if key != "kind"}
     before = over if type(over) is cls else None
-    return _filled(cls, rest, where, before, f"a setting of the {kinds.what} {kind!r}")
+    return _build(cls, rest, where, before, f"the {kinds.what} {kind!r}")
 
 
 def read_config(layout: Any, config: Path | str) -> Any:
@@ -100,7 +94,7 @@ def to_toml_table(config: Any, *, complete: bool = False) -> dict[str, Any]:
 
 
 def toml_text(table: Mapping[str, Any]) -> str:
-    """Return tables as TOML text, which :func:`read_toml` reads back to the same values."""
+    """Return tables as TOML."""
     import tomli_w  # here, because most commands write no TOML
 
     return tomli_w.dumps(table)
@@ -125,36 +119,36 @@ def _is_required(field: Field[Any]) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
 
 
-def _filled(cls: type[T], table: Mapping[str, Any], where: str, over: T | None, setting: str) -> T:
+def _build(cls: type[T], table: Mapping[str, Any], where: str, over: T | None, what: str) -> T:
     try:
         hints = get_type_hints(cls, include_extras=True)
-    except NameError:  # a user's class, annotated with names of another place
+    except NameError:  # a user's class, annotated with local names
         hints = {}
     known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
     values = {} if over is None else {name: getattr(over, name) for name in known}
     for key, value in table.items():
         name = f"{where}.{key}" if where else key
         if key not in known:
-            choice = f"choose from {', '.join(known)}" if known else "it has none, so remove it"
-            raise InputError(f"{name} is not {setting}; {choice}", code="config.key")
+            keys = f"the keys of {what} are {', '.join(known)}" if known else f"{what} has no keys"
+            raise InputError(f"unknown key {name}; {keys}", code="config.key")
         values[key] = _convert(value, hints.get(key, Any), name, values.get(key))
     missing = [name for name, field in known.items() if _is_required(field) and name not in values]
     if missing:
         raise InputError(
-            f"{where or 'the file'} lacks {', '.join(missing)}; add it", code="config.missing"
+            f"{where or 'the file'} has no key {', '.join(missing)}; add it", code="config.missing"
         )
     return cls(**values)
 
 
 def _kinds(hint: Any) -> Registry[Any] | None:
-    """Return the list of kinds that a field is annotated with, if any."""
+    """Return the registry that a field is annotated with, if any."""
     if get_origin(hint) in (Union, UnionType):
         return next(filter(None, map(_kinds, get_args(hint))), None)
     return next((mark for mark in get_args(hint)[1:] if isinstance(mark, Registry)), None)
 
 
 def _convert(value: Any, hint: Any, name: str, over: Any) -> Any:
-    """Check one value against its annotation; whole numbers pass as floats, strings as paths."""
+    """Convert one value to its annotated type."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         if value is None and NoneType in arguments:
@@ -166,7 +160,7 @@ def _convert(value: Any, hint: Any, name: str, over: Any) -> Any:
         return _convert(value, last, name, over)
     if origin is Annotated or (is_dataclass(hint) and isinstance(hint, type)):
         if not isinstance(value, Mapping):
-            raise _mistyped(name, value, f"make it a table, [{name}]")
+            raise _mistyped(name, value, f"a table [{name}]")
         kinds = _kinds(hint)
         if kinds is not None:
             return from_registry(kinds, value, name, over=over)
@@ -174,32 +168,33 @@ def _convert(value: Any, hint: Any, name: str, over: Any) -> Any:
     if origin is Literal:
         if value not in arguments:
             choices = ", ".join(map(repr, arguments))
-            raise InputError(f"{name} is {value!r}; choose from {choices}", code="choice.unknown")
+            raise InputError(
+                f"{name} must be one of {choices}, got {value!r}", code="choice.unknown"
+            )
         return value
     if origin is dict and (is_dataclass(arguments[1]) or get_origin(arguments[1]) is Annotated):
-        # Tables by names of the user's choice.
         if not isinstance(value, Mapping):
-            raise _mistyped(name, value, f"make it tables with names, [{name}.mine]")
+            raise _mistyped(name, value, f"tables with names, [{name}.mine]")
         return {key: _convert(v, arguments[1], f"{name}.{key}", None) for key, v in value.items()}
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise _mistyped(name, value, "give a list")
+            raise _mistyped(name, value, "a list")
         return tuple(_convert(v, arguments[0], name, None) for v in value)
-    # JSON writes infinity as a word.
+    # JSON stores infinity as a string.
     if hint is float and (type(value) is int or value in ("inf", "-inf")):
         return float(value)
     if hint is Path and isinstance(value, str):
         return Path(value)
-    # type(), not isinstance(): true is no number here.
+    # type(), not isinstance(): true is not an integer here.
     if hint in _NAMES and type(value) is not hint:
-        raise _mistyped(name, value, f"give {_NAMES[hint]}")
+        raise _mistyped(name, value, _NAMES[hint])
     return value
 
 
-def _mistyped(name: str, value: Any, remedy: str) -> InputError:
-    return InputError(f"{name} is {value!r:.80}; {remedy}", code="config.type")
+def _mistyped(name: str, value: Any, needed: str) -> InputError:
+    return InputError(f"{name} must be {needed}, got {value!r:.80}", code="config.type")
 
 
 _NAMES = {
-    int: "a whole number", float: "a number", str: "a text", bool: "true or false", Path: "a path"
+    int: "an integer", float: "a number", str: "a string", bool: "true or false", Path: "a path"
 }  # fmt: skip

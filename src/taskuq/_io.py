@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-# What is wrong with the machine and not with what was asked of it, and what to do about it.
+# Failures of the machine, with a remedy.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY)
 ADVICE = {
-    **dict.fromkeys(FULL, "the disk is full; make room and start again"),
-    **dict.fromkeys(REFUSED, "ask for the permission, or choose another place"),
-    **dict.fromkeys(IN_THE_WAY, "something of that name is in the way; choose another name"),
+    **dict.fromkeys(FULL, "the disk is full; free some space and rerun"),
+    **dict.fromkeys(REFUSED, "get the permission, or use another folder"),
+    **dict.fromkeys(IN_THE_WAY, "something of that name exists; use another name"),
 }
 BROKEN = (*REFUSED, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE)
-# What a file may unpack to whatever its size, in bytes, and how many times its size beyond that.
+# Bytes that any file may unpack to, and how many times its size beyond that.
 ROOM, MOST_PACKED = 2**29, 50
-# File systems without hard links say one of these.
+# Errors of file systems without hard links.
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -54,13 +54,13 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
         raise
     except OSError as error:
         reason = error.strerror or first_line(error)
-        advice = ADVICE.get(error.errno or 0, "see to the disk and start again")
+        advice = ADVICE.get(error.errno or 0, "check the disk and rerun")
         raise MachineError(f"cannot write {path} ({reason:.120}); {advice}") from None
 
 
 @contextmanager
 def reading(path: str | os.PathLike[str], what: str, advice: str = "") -> Iterator[None]:
-    """Turn whatever goes wrong while a file is read into one sentence that names it."""
+    """Convert any exception while reading into one error that names the file."""
     tail = f"; {advice}" if advice else ""
     try:
         yield
@@ -68,7 +68,7 @@ def reading(path: str | os.PathLike[str], what: str, advice: str = "") -> Iterat
         raise
     except MemoryError:
         raise MachineError(
-            f"memory ran out while {path} was read as {what}; free some, or give a smaller file"
+            f"out of memory while reading {path}; free memory, or use a smaller file"
         ) from None
     except Exception as error:
         reason = (getattr(error, "strerror", None) or first_line(error)).strip()
@@ -84,8 +84,8 @@ def require_plausible_size(path: str | os.PathLike[str], claimed: int) -> None:
     size = Path(path).stat().st_size
     if claimed > max(ROOM, MOST_PACKED * size):
         raise InputError(
-            f"{path} claims to unpack to {claimed / 1e9:.4g} GB from {size / 1e3:.4g} kB; it is "
-            "damaged or forged, or has to be stored unpacked",
+            f"{path} would unpack to {claimed / 1e9:.4g} GB from {size / 1e3:.4g} kB and may be "
+            "forged; store it uncompressed",
             code="file.damaged",
         )
 
@@ -98,7 +98,7 @@ def fsync(path: Path) -> None:
     try:
         os.fsync(file)
     except OSError as error:
-        # Some network file systems know no such thing for folders.
+        # Some network file systems cannot flush folders.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
             raise
     finally:
@@ -106,7 +106,7 @@ def fsync(path: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder with those above it, to stay."""
+    """Make a folder with its parents, durably."""
     if folder.is_dir():
         return
     with writing(folder):
@@ -134,7 +134,7 @@ def _replace_file(partial: Path, target: Path, *, exclusive: bool) -> None:
 
 
 def _copy_in(partial: Path, target: Path) -> None:
-    """Create a file that must be new where there are no links; a kill in between may leave half."""
+    """Create a new file without links; a kill may leave half of it."""
     try:
         with target.open("xb") as file:
             file.write(partial.read_bytes())
@@ -153,10 +153,10 @@ def is_regular_file(path: Path) -> bool:
 
 
 def _append_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Append in one piece, as several workers may; never through a link or into a pipe."""
+    """Append in one write, never through a link or into a pipe."""
     with writing(path):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        # Without them a pipe without a reader would be waited for, and a link followed.
+        # Do not wait for the reader of a pipe, nor follow a link.
         flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
         try:
             file = os.open(path, flags, 0o666)
@@ -194,14 +194,13 @@ def sigterm_as_exit() -> Iterator[None]:
 
 
 SEAL = "sha256"
-# Bytes up to which a file counts with every one of them, and of larger ones how many blocks of what
-# size do.
+# Files up to this size are hashed whole; of larger ones some blocks.
 WHOLE, BLOCKS, BLOCK = 2**25, 64, 2**16
 
 
 def fingerprint(record: Any) -> str:
-    """Return the SHA-256 of what JSON can hold, whatever the order of its keys."""
-    # There and back, because keys that are numbers become texts.
+    """Return the SHA-256 of JSON values, independent of the order of keys."""
+    # Back and forth: JSON turns numeric keys into strings.
     plain = json.loads(json.dumps(record))
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
@@ -224,17 +223,14 @@ def verify_checksum(
     if SEAL in record:
         if record[SEAL] != with_checksum(record)[SEAL]:
             raise InputError(
-                f"{path} is not as it was written: its content and its sha256 differ, so it was "
-                f"damaged or edited; {remedy}",
+                f"{path} is damaged or was edited: its SHA-256 does not match; {remedy}",
                 code="file.damaged",
             )
         return
-    unknown = f"{path} has no sha256 (an older version, or written by hand), so nothing tells"
     if always:
-        raise InputError(
-            f"{unknown} whether it is as it was written; {remedy}", code="file.damaged"
-        )
-    warnings.warn(f"{unknown} whether it was damaged or edited", ChecksumWarning, stacklevel=3)
+        raise InputError(f"{path} has no SHA-256; {remedy}", code="file.damaged")
+    message = f"{path} has no SHA-256, so damage cannot be detected"
+    warnings.warn(message, ChecksumWarning, stacklevel=3)
 
 
 def content_fingerprint(path: Path) -> str:
@@ -242,26 +238,22 @@ def content_fingerprint(path: Path) -> str:
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
         return fingerprint([(str(p.relative_to(path)), content_fingerprint(p)) for p in files])
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with reading(path, "bytes"), path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        found.update(size.to_bytes(8, "little"))
+        digest.update(size.to_bytes(8, "little"))
         if size <= WHOLE:
-            found.update(file.read(WHOLE))
+            digest.update(file.read(WHOLE))
         else:
             for k in range(BLOCKS):
                 file.seek(k * (size - BLOCK) // (BLOCKS - 1))
-                found.update(file.read(BLOCK))
-    return found.hexdigest()
+                digest.update(file.read(BLOCK))
+    return digest.hexdigest()
 
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], *, exclusive: bool = False) -> Iterator[Path]:
-    """Yield a temporary path that replaces the file on success.
-
-    Once this is left, a power cut does not lose the file: it and its name are on the disk. What the
-    disk refuses is one sentence, a :class:`~taskuq.errors.MachineError`.
-    """
+    """Yield a temporary path that durably replaces the file on success."""
     target = Path(path)
     with writing(target):
         make_folder(target.parent)
@@ -278,7 +270,7 @@ def image_format(path: str | os.PathLike[str]) -> str:
     ending = Path(path).suffix.lower().removeprefix(".") or "png"
     if ending not in ("png", "svg", "pdf"):
         raise InputError(
-            f"the picture is {path}; let its name end in .png, .svg or .pdf", code="value.invalid"
+            f"the name of an image must end in .png, .svg or .pdf, got {path}", code="value.invalid"
         )
     return ending
 
@@ -294,28 +286,28 @@ def safe_join(folder: str | os.PathLike[str], name: str) -> Path:
         leads_out = True
     if leads_out:
         raise InputError(
-            f"the name {name!r:.80} is no file name or leads out of {folder}; rename that case",
+            f"{name!r:.80} is not a file name inside {folder}; rename that case",
             code="value.invalid",
         )
     return path
 
 
 def json_text(record: Mapping[str, Any], *, indent: int | None = 1) -> str:
-    """Return a record as the JSON that files and the terminal get; NaN and infinity are refused."""
+    """Return a record as JSON with its checksum."""
     return json.dumps(with_checksum(record), indent=indent, allow_nan=False)
 
 
 def write_json(
     path: str | os.PathLike[str], record: Mapping[str, Any], *, exclusive: bool = False
 ) -> Path:
-    """Write a record as JSON and return its path; NaN and infinity are refused."""
+    """Write a record as JSON with its checksum and return its path."""
     with atomic_write(path, exclusive=exclusive) as partial:
         partial.write_text(json_text(record) + "\n", encoding="utf-8")
     return Path(path)
 
 
 def _refuse_constant(name: str) -> None:
-    """Refuse NaN and Infinity, which are no JSON and never written by us."""
+    """Raise ValueError for NaN and Infinity, which are not JSON."""
     raise ValueError(name)
 
 
@@ -331,7 +323,7 @@ def read_json(
     remedy: str = "write it again",
     is_sealed: bool = True,
 ) -> dict[str, Any]:
-    """Read a record of the given schema, or of one of several, or say why that is impossible."""
+    """Read a record of one of the given schemas and verify its checksum."""
     try:
         record = load_json(path)
     except OSError as error:
@@ -348,11 +340,11 @@ def read_json(
     schema = known.get(kind) if slash else None
     if schema is None:
         raise InputError(
-            f"{path} holds {found or 'no schema'}, but {schemas[0]} is needed", code="file.schema"
+            f"{path} has schema {found or 'none'}, {schemas[0]} is needed", code="file.schema"
         )
     if found != schema:
         raise InputError(
-            f"{path} has schema {found}, but this version reads {schema}; update taskuq",
+            f"{path} has schema {found}, this version reads {schema}; update taskuq",
             code="file.schema",
         )
     verify_checksum(record, path, remedy, always=is_sealed)
@@ -376,14 +368,14 @@ def complete_record(path: str | os.PathLike[str], what: str, remedy: str = "") -
 def append_jsonl(
     path: Path, records: Iterable[Mapping[str, Any]], *, durable: bool = False
 ) -> None:
-    """Append records to a file of JSON lines in one piece, as several workers may."""
+    """Append records to a file of JSON lines in one write."""
     text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    # A lone surrogate, from a file name, becomes the escape that JSON has for it.
+    # A lone surrogate, from a file name, is escaped.
     _append_bytes(path, text.encode("utf-8", "backslashreplace"), durable=durable)
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any] | None]:
-    """Yield the record of each line; None for a line that is damaged or torn by a power cut."""
+    """Yield the record of each line, None for a damaged one."""
     for line in path.read_bytes().splitlines():
         try:
             record = json.loads(line)
@@ -393,20 +385,20 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any] | None]:
 
 
 def number_to_json(value: float) -> float | str:
-    """Write infinity as a word, because JSON has no number for it."""
+    """Write infinity as a string."""
     return float(value) if math.isfinite(value) else str(float(value))
 
 
 def number_from_json(value: float | str) -> float:
-    """Read a number, or the words for infinity."""
+    """Read a number, or infinity as a string."""
     number = float(value)
     if math.isnan(number):
-        raise InputError("the file holds NaN where a number is needed", code="value.nonfinite")
+        raise InputError("the file has NaN instead of a number", code="value.nonfinite")
     return number
 
 
 def range_to_json(range_: tuple[float, float] | None) -> list[str] | None:
-    """Write a task range as two words, infinite ends included; null where there is none."""
+    """Write a task range as two strings, or None."""
     return None if range_ is None else [str(end) for end in range_]
 
 
@@ -429,7 +421,7 @@ def open_npz(
     import numpy as np  # here, so that writing JSON alone does not load it
 
     if not Path(path).exists():
-        raise InputError(f"there is no file {path}; it should hold {what}", code="file.missing")
+        raise InputError(f"there is no file {path} with {what}", code="file.missing")
     advice = "it may be truncated, or hold Python objects instead of arrays"
     with reading(path, what, advice):
         with zipfile.ZipFile(path) as archive:
@@ -440,7 +432,7 @@ def open_npz(
 
 
 def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]) -> None:
-    """Refuse an array whose header claims another size than the file holds, before reading it."""
+    """Raise InputError if the header of an array claims another size than its data."""
     from numpy.lib import format
 
     for member in archive.infolist():
@@ -456,8 +448,8 @@ def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]
             held = member.file_size - file.tell()
         if claimed != held and not dtype.hasobject:
             raise InputError(
-                f"{path}: array {member.filename[:-4]} claims shape {shape} of {dtype} "
-                f"({claimed} bytes) but holds {held} bytes; the file is damaged or forged",
+                f"{path}: array {member.filename[:-4]} claims {claimed} bytes but has {held}; the "
+                "file is damaged or forged",
                 code="file.damaged",
             )
 
@@ -468,14 +460,14 @@ def file_lock(path: Path, *, wait: bool = False, what: str = "this file") -> Ite
     from filelock import FileLock, Timeout  # here: most commands take no lock
 
     make_folder(path.parent)
-    # A soft lock would outlive a killed process; without locks a warning is given instead.
+    # A soft lock would outlive a killed process.
     lock = FileLock(path, thread_local=False, poll_interval=0.01, fallback_to_soft=False)
     with writing(path):
         try:
             lock.acquire(blocking=wait)
         except Timeout:
             raise InputError(
-                f"another process is working on {what}; wait until it has ended",
+                f"another process is working on {what}; wait until it ends",
                 code="file.exists",
             ) from None
         except OSError as error:

@@ -14,18 +14,18 @@ from typing import Generic, TypeVar, cast
 from taskuq.errors import InputError, first_line
 
 T = TypeVar("T")
-# Your own Python files or modules, separated as PATH is, for extensions without a package.
+# Python files or modules of extensions, separated as in PATH.
 VARIABLE = "TASKUQ_EXTENSIONS"
-# The group of entry points by which an installed package names modules that register things.
+# Entry points of installed packages that register extensions.
 GROUP = "taskuq.extensions"
 
 
 class Registry(Generic[T]):
     """Names of one kind of extension, each loaded on first use.
 
-    Arguments:
-        what: What one of them is called in a sentence, e.g. ``"score"``.
-        listed: Names, and where each lives as ``"module:attribute"``.
+    Args:
+        what: Noun for messages, e.g. ``"score"``.
+        listed: Names with their ``"module:attribute"``.
 
     Example:
         >>> shapes: Registry[type] = Registry("shape", {"fraction": "fractions:Fraction"})
@@ -44,17 +44,17 @@ class Registry(Generic[T]):
         self._known: dict[str, T | str] = dict(listed)
 
     def register(self, name: str, thing: T) -> T:
-        """Add one by name, and return it; a name that stands for something else is refused."""
+        """Add one by a new name, and return it."""
         if self._known.get(name, thing) is not thing:
             raise InputError(
-                f"there is a {self.what} {name!r} already; choose another name",
+                f"{self.what} {name!r} exists already; use another name",
                 code="choice.unknown",
             )
         self._known[name] = thing
         return thing
 
     def __getitem__(self, name: str) -> T:
-        """Return what a name stands for, or say which names there are."""
+        """Return the extension of a name; raise InputError for unknown names."""
         is_name = isinstance(name, str)
         if is_name and name not in self._known:
             _load_extensions()
@@ -71,17 +71,17 @@ class Registry(Generic[T]):
         return thing
 
     def name_of(self, thing: T) -> str:
-        """Return the name by which a thing is listed."""
+        """Return the name of a registered thing."""
         name = self.find(thing)
         if name is None:
             raise InputError(
-                f"{thing} is not listed as a {self.what}; register it under a name",
+                f"{thing} is not a registered {self.what}; register it",
                 code="choice.unknown",
             )
         return name
 
     def find(self, thing: T) -> str | None:
-        """Return the name by which a thing is listed, or None where it is not."""
+        """Return the name of a thing, or None."""
         place = f"{getattr(thing, '__module__', '')}:{getattr(thing, '__qualname__', '')}"
         for name, known in self._known.items():
             if known is thing or known == place:
@@ -110,7 +110,7 @@ def _load_extensions() -> None:
 
 @cache
 def _installed() -> EntryPoints:
-    """Return who of the installed packages extends ours; asking takes longer than any lookup."""
+    """Return the entry points of installed packages, which are slow to look up."""
     return entry_points(group=GROUP)
 
 
@@ -127,18 +127,19 @@ def _load_once(name: str, load: Callable[[], object]) -> None:
         _loaded.discard(name)
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(
-            f"the extension {name} cannot be loaded ({reason}); mend it", code="component.invalid"
+            f"extension {name} cannot be loaded ({reason}); fix or remove it from {VARIABLE}",
+            code="component.invalid",
         ) from error
 
 
 def _run_file(path: Path) -> None:
-    """Import a file under its own name, so that what it defines can be sent to other processes."""
+    """Import a file under its own name, so that its classes can be pickled."""
     known = sys.modules.get(path.stem)
     if known is not None:
         if Path(getattr(known, "__file__", None) or "").resolve() == path.resolve():
             return  # imported already
         raise InputError(
-            f"there is a module {path.stem!r} already; rename the file", code="component.invalid"
+            f"a module {path.stem!r} exists already; rename the file", code="component.invalid"
         )
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None

@@ -40,24 +40,24 @@ class BatchShard:
 
     @classmethod
     def of(cls, total: int, rank: int, world: int) -> BatchShard:
-        """The share of a process in a batch."""
+        """Return the shard of a process."""
         each, more = divmod(total, world)
         start = each * rank + min(rank, more)
         return cls(start, start + each + (rank < more), total, world)
 
     @property
     def counts(self) -> bool:
-        """True if any case is this process's own."""
+        """True if the shard has a case."""
         return self.stop > self.start
 
     @property
     def rows(self) -> slice:
-        """The cases that the process takes, one of them at least."""
+        """Cases that the process computes, at least one."""
         return slice(self.start, self.stop) if self.counts else slice(0, 1)
 
     @property
     def weight(self) -> float:
-        """Return what makes the mean over processes of their means that over all cases."""
+        """Weight that turns the mean over processes into the mean over cases."""
         return (self.stop - self.start) * self.world / self.total
 
 
@@ -75,7 +75,7 @@ def per_case_random(
     if not isinstance(generator, ShardedGenerator):
         return draw(tuple(shape), generator=generator, **options)
     rows, whole = generator.share.rows, list(shape)
-    assert whole[axis] == rows.stop - rows.start, "numbers are drawn for each case of a batch"
+    assert whole[axis] == rows.stop - rows.start, "one entry per case of the batch"
     whole[axis] = generator.share.total
     drawn: Any = draw(tuple(whole), generator=generator.whole or generator, **options)
     own: T = drawn.narrow(axis, rows.start, rows.stop - rows.start)
@@ -83,6 +83,6 @@ def per_case_random(
 
 
 def batch_seed(generator: Any) -> int:
-    """Return the seed of a generator, which all processes that share a batch agree about."""
+    """Return the seed of a generator, the same in all processes of a batch."""
     whole = generator.whole if isinstance(generator, ShardedGenerator) else None
     return int((whole or generator).initial_seed())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Literal
 
-# Stable names of what can be wrong: tests and callers match these, never the wording.
+# Stable names of mistakes: tests and callers match these, never the wording.
 Code = Literal[
     "alpha.invalid", "range.invalid", "range.outside", "shape.axes", "shape.mismatch",
     "dtype.invalid", "value.nonfinite", "value.invalid", "choice.unknown", "option.conflict",

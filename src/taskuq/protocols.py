@@ -1,22 +1,35 @@
-"""Protocols where user code joins."""
+"""Protocols of the objects that users bring.
+
+A capability is a method with the name and the arguments given here, or an attribute of the type
+given here. Tasks, recoveries and rules may declare attributes:
+
+- ``names`` of a task: one string for each output;
+- ``range`` of a task: two numbers (low, high), or one pair for each output;
+- ``fingerprint`` of a recovery, task or rule: a string that differs between networks.
+
+``None`` and attributes of another kind, e.g. a method called ``range``, declare nothing; ``names``
+that are a dictionary, or no strings, are refused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray, Interval, TaskRange
 
 
 @runtime_checkable
 class Measure(Protocol):
-    """An imaging system :math:`y = h(x)` that can be run at several accelerations.
+    """An imaging system :math:`y = h(x)` with several accelerations.
 
-    Rounds are nested: what is measured at a high acceleration is part of what is measured at a
-    lower one. A measurement may be any object that the matching :class:`Recover` understands.
+    Rounds are nested: a measurement contains that of every higher acceleration. It may be any
+    object that the matching :class:`Recover` accepts; the explorer shows its attribute
+    ``preview``, an image (height, width), if it has one.
     """
 
     def __call__(self, image: Any, acceleration: float) -> Any:
@@ -24,17 +37,8 @@ class Measure(Protocol):
 
 
 @runtime_checkable
-class DisplayableMeasurement(Protocol):
-    """Measurement with a preview image: zero-filled, back-projected, blurred."""
-
-    @property
-    def preview(self) -> Any:
-        """Preview image, (height, width)."""
-
-
-@runtime_checkable
 class LineMeasure(Measure, Protocol):
-    """Imaging system that measures arbitrary lines or views."""
+    """An imaging system that measures any lines or views."""
 
     @property
     def n_lines(self) -> int:
@@ -60,11 +64,10 @@ class LineMeasure(Measure, Protocol):
 
 @runtime_checkable
 class AdaptiveMeasure(Measure, Protocol):
-    """Adaptive sampling rule, frozen before calibration: chooses the lines of a case by round.
+    """Case-wise choice of lines, fixed before calibration.
 
-    It may use all measurements and samples of this case, and none of other cases. Called with an
-    image and an acceleration it refuses all but the first round and R = 1, because the lines of
-    the others depend on samples.
+    The choice may depend on all measurements and samples of its case, and on no other case.
+    Called with an image, it measures the first round and R = 1 only.
     """
 
     def initial_lines(self) -> BoolArray:
@@ -79,11 +82,12 @@ class AdaptiveMeasure(Measure, Protocol):
         """Return the lines of the next round, including those measured so far.
 
         Args:
-            round: The current round, counted from 0.
+            round: The current round, from 0.
             measurement: Its measurement.
-            recoveries: Its samples, (sample, ...).
-            task: The task; in a scan it returns cached outputs for these samples.
-            lines: Lines measured so far, booleans (line,).
+            recoveries: Its samples (sample, ...).
+            task: Callable that returns the task outputs of images; outputs of these samples are
+                cached.
+            lines: The lines measured so far, booleans (line,).
         """
 
     def fallback_lines(self, round: int, lines: BoolArray) -> BoolArray:
@@ -92,171 +96,109 @@ class AdaptiveMeasure(Measure, Protocol):
 
 @runtime_checkable
 class Scanner(Protocol):
-    """Anything that can measure the next round of a scan.
-
-    ``measure`` returns only what the round adds to what was measured before: a piece, or, of a
-    scanner for all cases of a group, a piece for each case.
-    """
+    """A device that measures a scan round by round."""
 
     def measure(self, round: int) -> Any:
-        """Measure what a round adds; the one after the policy's last round adds all the rest."""
+        """Return what a round adds, for each case if it scans a group; the last adds all the rest."""
 
 
 @runtime_checkable
 class CombiningScanner(Scanner, Protocol):
-    """A scanner that joins what its rounds measured; without it a recovery is given the list."""
+    """A scanner that combines its rounds; otherwise the recovery receives their list."""
 
     def combine(self, measurements: list[Any]) -> Any:
-        """Join the pieces of all rounds of a case so far into what the recovery takes."""
+        """Combine the measurements of all rounds of a case so far."""
 
 
 @runtime_checkable
 class CompletableScanner(Scanner, Protocol):
-    """A scanner that can tell whether its pieces are everything there is to measure."""
+    """A scanner that can check if a case is fully measured."""
 
     def is_complete(self, measurements: list[Any]) -> bool:
-        """Whether the pieces of all rounds leave nothing out."""
+        """Return True if the measurements of all rounds leave nothing out."""
 
 
 @runtime_checkable
 class AdaptiveScanner(Scanner, Protocol):
-    """A scanner that measures the lines it is asked for; a rule that chooses them needs one."""
+    """A scanner that measures requested lines, as adaptive measurements need."""
 
     def request(self, round: int, lines: NDArray[np.int64]) -> None:
-        """Be told which lines a round adds, before it is measured."""
+        """Set the lines that a round adds, before it is measured."""
 
 
 @runtime_checkable
 class VerifiableScanner(Scanner, Protocol):
-    """A scanner that is not believed to be the one whose scan was stored until it shows it."""
+    """A scanner that repeats stored rounds before a scan is resumed."""
 
     def remeasure(self, round: int, measurement: Any) -> None:
-        """Measure a stored round once more; raise an error where that is not what was stored."""
+        """Measure a stored round again; raise an error if it differs."""
 
 
 @runtime_checkable
 class FinalizingScanner(Scanner, Protocol):
-    """A scanner whose measurements may turn out wrong while a round is computed from them."""
+    """A scanner whose measurements may turn out wrong while a round is computed."""
 
     def finalize(self) -> str | None:
-        """Say what has turned out wrong; where nothing has, what comes later changes nothing."""
-
-
-@runtime_checkable
-class Fingerprinted(Protocol):
-    """A recovery or a task that says which one it is, e.g. by the SHA-256 of its weights."""
-
-    @property
-    def fingerprint(self) -> str:
-        """A text that is another one for another network."""
+        """Return a fault found late, or None; later ones are ignored after None."""
 
 
 @runtime_checkable
 class Recover(Protocol):
-    r"""A recovery method :math:`\hat x^{(j)} = g(y, v^{(j)})`.
-
-    A point estimator returns one recovery whatever ``samples`` asks for. The same measurement and
-    seed always give the same recoveries.
-    """
+    r"""A recovery method :math:`\hat x^{(j)} = g(y, v^{(j)})`, deterministic in y and the seed."""
 
     def __call__(self, measurement: Any, *, samples: int, seed: int) -> Any:
-        """Return recoveries, (sample, height, width)."""
+        """Return samples (sample, height, width), or one point estimate (1, height, width)."""
 
 
 @runtime_checkable
 class BatchRecover(Recover, Protocol):
-    """A recovery method that draws the samples of several cases at once."""
+    """A recovery method that samples several cases at once."""
 
     def batch(self, measurements: Sequence[Any], *, samples: int, seeds: Sequence[int]) -> Any:
-        """Return recoveries, (case, sample, height, width), one seed for each case."""
-
-
-@runtime_checkable
-class PosteriorRecover(Recover, Protocol):
-    """A recovery method that draws at a temperature, and draws again what is out of bounds.
-
-    Attributes:
-        temperature: Standard deviation of what is drawn from: one, or one for each acceleration.
-        rejected: How many draws were out of bounds so far.
-    """
-
-    temperature: Any
-    rejected: int
+        """Return samples (case, sample, height, width), one seed for each case."""
 
 
 @runtime_checkable
 class StoredRecover(Protocol):
-    """Recoveries that were made elsewhere: found by the name of the case, not by a measurement."""
+    """Recoveries made elsewhere, found by case instead of measurement."""
 
     def load(self, case: str, acceleration: float, *, samples: int) -> Any:
-        """Return the recoveries of a case in a round, an array (sample, height, width)."""
-
-
-@runtime_checkable
-class MarkovChain(Protocol):
-    """A deepinv model that walks through the posterior and keeps where it has been."""
-
-    def get_chain(self) -> Any:
-        """Return the states that were kept, the latest last."""
+        """Return the samples of a case in a round, an array (sample, height, width)."""
 
 
 @runtime_checkable
 class Task(Protocol):
-    """A task :math:`f` that reads numbers off images."""
+    """A task :math:`f` from images to numbers."""
 
     def __call__(self, images: Any) -> Any:
-        """Return one number for each image, (image,), or several, (image, task)."""
+        """Return one output for each image, (image,), or several, (image, task)."""
 
 
-@runtime_checkable
-class NamedTask(Task, Protocol):
-    """A task that says what its numbers are called; None for names of no meaning."""
-
-    names: Sequence[str] | None
-
-
-@runtime_checkable
-class RangedTask(Task, Protocol):
-    """A task that says between which two numbers its numbers lie; None where there are none."""
-
-    range: tuple[float, float] | None
-
-
-@runtime_checkable
-class HasImage(Protocol):
-    """An item of a data set that holds its image among other things."""
-
-    image: Any
+def declared_names(task: Any) -> tuple[str, ...] | None:
+    """Return the declared names of a task's outputs, or None."""
+    names = getattr(task, "names", None)
+    if names is None or callable(names):
+        return None
+    listed = list(names) if isinstance(names, Sequence | np.ndarray) else [None]
+    if isinstance(names, str) or not all(isinstance(name, str) for name in listed):
+        raise InputError(
+            f"names of the task must be a sequence of strings, got {names!r:.80}; correct the "
+            "attribute, or pass task_names=",
+            code="component.invalid",
+        )
+    return tuple(map(str, listed))
 
 
-@runtime_checkable
-class HasCases(Protocol):
-    """Images whose names, (case,), are known without reading them; None where not after all."""
-
-    cases: Any
-
-
-@runtime_checkable
-class HasGroups(Protocol):
-    """Images whose groups, (case,), are known without reading them."""
-
-    groups: Any
+def declared_range(task: Any) -> Any:
+    """Return the declared range of a task, one pair or one for each output, or None."""
+    declared = getattr(task, "range", None)
+    return declared if isinstance(declared, Sequence | Mapping | np.ndarray) else None
 
 
-@runtime_checkable
-class HasLabels(Protocol):
-    """Images whose classes, (case,), are known without reading them."""
-
-    labels: Any
-
-
-@runtime_checkable
-class HasPrecision(Protocol):
-    """A data set that knows whether its images were rounded when they were stored."""
-
-    @property
-    def precision(self) -> str | None:
-        """``"half"`` or ``"single"``; None where nobody says."""
+def declared_fingerprint(component: Any) -> str:
+    """Return the declared fingerprint of a recovery, task or rule, or an empty string."""
+    declared = getattr(component, "fingerprint", "")
+    return declared if isinstance(declared, str) else ""
 
 
 @runtime_checkable
@@ -290,7 +232,7 @@ class IntervalFamily(Protocol):
     def interval(self, quantile: ArrayLike) -> Interval:
         """Return the interval of each case for one quantile, or for one quantile per case."""
 
-    def take(self, index: NDArray[np.int64]) -> IntervalFamily:
+    def select(self, index: NDArray[np.int64]) -> IntervalFamily:
         """Return the family of some of the cases, in the given order."""
 
 
@@ -324,7 +266,7 @@ class NamedScore(Score, Protocol):
 class TunableScore(Score, Protocol):
     """A score that can learn from some cases before it is calibrated on others."""
 
-    def tuned(
+    def fit(
         self,
         outputs: FloatArray,
         targets: FloatArray | None = None,
@@ -344,7 +286,7 @@ class FittedScore(TunableScore, Protocol):
         """Whether it has still to learn."""
 
     @property
-    def tuning_share(self) -> float:
+    def tuning_fraction(self) -> float:
         """The share of calibration units to set aside for it, roughly."""
 
     @property
@@ -371,20 +313,20 @@ class SelfTuned(NamedTuple):
 class SelfTunedScore(FittedScore, Protocol):
     """A score that learns from the outputs of the calibration units themselves."""
 
-    def read(self, outputs: FloatArray) -> Any:
+    def summarise(self, outputs: FloatArray) -> Any:
         """Return all that it reads of outputs (case, sample); ``take`` selects some cases."""
 
-    def grown(self, read: Any) -> IntervalFamily:
+    def summary_family(self, read: Any) -> IntervalFamily:
         """Return the nested intervals of cases from what was read of their outputs."""
 
-    def learner(self, read: Any, range_: TaskRange) -> LeaveOneOutFit:
+    def leave_one_out(self, read: Any, range_: TaskRange) -> LeaveOneOutFit:
         """Return what learns from any calibration units among the cases that were read."""
 
 
 class LeaveOneOutFit(Protocol):
     """What a steady score learns with."""
 
-    def learn(self, kept: BoolArray, index: NDArray[np.int64]) -> SelfTuned:
+    def fit(self, kept: BoolArray, index: NDArray[np.int64]) -> SelfTuned:
         """Learn from some cases, the unit of each of them given."""
 
     def between(

@@ -17,7 +17,7 @@ from taskuq.experiments._mask_learning import MaskLearningConfig, learn_masks
 from taskuq.measure._masks import center_lines
 from taskuq.measure._mri import MaskConfig
 from taskuq.measure._tomography import TomographyConfig
-from taskuq.pipeline._executor import as_cases
+from taskuq.pipeline._local import as_cases
 
 
 def test_masks_are_nested_hold_the_centre_and_follow_the_order(tmp_path):

@@ -10,7 +10,7 @@ import torch
 from taskuq.experiments._mask_learning import MaskLearningConfig, _MaskLearner
 from taskuq.measure._masks import nested_masks
 from taskuq.measure._mri import MultiCoilMRI
-from taskuq.pipeline._executor import as_cases
+from taskuq.pipeline._local import as_cases
 
 SIZE, RATES = 16, (8.0, 4.0, 2.0)
 

@@ -10,7 +10,7 @@ import toy
 import taskuq as tq
 from taskuq.measure._masks import nested_masks
 from taskuq.measure._mri import MultiCoilMRI
-from taskuq.pipeline._executor import RunLog, batch_size
+from taskuq.pipeline._local import RunLog, batch_size
 from taskuq.pipeline._pipeline import status
 from taskuq.recover import build
 from taskuq.recover._methods import ZeroFilled

@@ -145,7 +145,7 @@ class Backwards:
     done: ClassVar[list] = []
 
     @classmethod
-    def from_flags(cls, flags):
+    def from_options(cls, options):
         return cls()
 
     def ready(self, scratch):
@@ -153,7 +153,7 @@ class Backwards:
 
     def run(self, work, todo, progress):
         self.done.extend(todo[::-1])
-        work.do(todo[::-1], progress)
+        work.run(todo[::-1], progress)
 
 
 def test_an_engine_of_your_own_takes_one_registration(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 import toy
 
 import taskuq as tq
+from raising import refused
 from taskuq.pipeline._engines import ENGINES, EngineOptions, RayOptions, SlurmOptions
 
 RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "progress": False}
@@ -60,7 +61,7 @@ def test_rounds_in_the_wrong_order_are_refused_at_once(accelerations):
 def test_flags_that_do_not_go_together_are_refused(flags, sentence):
     name, *said = flags
     with pytest.raises(tq.InputError, match=sentence):
-        ENGINES[name].from_flags(EngineOptions(*said))
+        ENGINES[name].from_options(EngineOptions(*said))
 
 
 def test_a_command_refuses_with_status_2_and_one_sentence(tmp_path):

@@ -159,10 +159,12 @@ def test_what_slurm_refuses_is_said_in_its_words(slurm, tmp_path):
 def test_jobs_without_a_gpu_are_asked_for_in_so_many_words(monkeypatch):
     monkeypatch.setattr("taskuq.pipeline._engines.pick_device", lambda device: "cpu")
     with pytest.raises(tq.InputError, match=r"no GPU was found here.* or give --device cpu"):
-        SlurmOptions.from_flags(EngineOptions())
-    assert SlurmOptions.from_flags(EngineOptions(device="cpu")).requested["gpus_per_node"] == 0
+        SlurmOptions.from_options(EngineOptions())
+    assert SlurmOptions.from_options(EngineOptions(device="cpu")).requested["gpus_per_node"] == 0
     assert (
-        SlurmOptions.from_flags(EngineOptions(slurm=("gpus_per_node=0",))).requested["timeout_min"]
+        SlurmOptions.from_options(EngineOptions(slurm=("gpus_per_node=0",))).requested[
+            "timeout_min"
+        ]
         == 240
     )
     assert "gpus_per_node" not in SlurmOptions(parameters={"slurm_gres": "gpu:2"}).requested

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import taskuq as tq
+from raising import refused
 from taskuq.cli.app import main
-from taskuq.errors import InputError
 from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import PolicySpec
 from taskuq.policy._simulate import simulate
@@ -108,7 +108,7 @@ def test_results_print_as_sentences_or_short_tables(run):
     results = [
         bound, bound(mean.outputs[:1]), policy, policy.decide(0, mean.outputs[:1, 0]),
         tq.evaluate_exact(mean, acceleration="1 s", alpha=0.2), tq.Monitor(policy),
-        tq.evaluate(mean, acceleration="1 s", alpha=0.2, trials=3, rng=rng),
+        tq.evaluate(mean, acceleration="1 s", alpha=0.2, splits=3, seed=rng),
         tq.calibrate_joint(table, acceleration="1 s", alpha=0.2),
         *simulate(mean, plans, splits=3, seed=rng),
     ]  # fmt: skip
@@ -178,7 +178,7 @@ def unreadable(signals):
 )
 def test_numbers_that_do_not_fit_name_whose_they_are(tmp_path, recover, task, sentence):
     asked = {"costs": SECONDS, "full_cost": FULL, "samples": 4, "seed": 0, "progress": False}
-    with pytest.raises(InputError, match=sentence):
+    with refused("component.invalid"):
         tq.Pipeline(blurred, recover, task).run(
             np.ones((1, 24)), case=["north"], store=tmp_path / "table", **asked
         )

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 
-from taskuq.data._arrays import ArrayDataset
-from taskuq.data._dataset import InMemoryDataset
 from taskuq.measure._fourier import _central_window, project_measured
 from taskuq.measure._mri import MRIMeasurement
 from taskuq.recover import _triton as compiled
 from taskuq.recover import build
-from taskuq.recover._cases import CoilAugmentation, MaskedDataset, ScanRandomisation
+from taskuq.recover._cases import CoilAugmentation, ScanRandomisation
 from taskuq.recover._compiled import _normalise_leaky, _pool, accelerate
-from taskuq.recover._estimate import CrossFitDataset, CrossFitEstimates
+from taskuq.recover._estimate import CrossFitEstimates
 from taskuq.recover._varnet import VarNetConfig
 from taskuq.recover._varnet_training import _varnet_recipe
-from taskuq.recover.flow import _folded as rows
-from taskuq.recover.flow._folded import _FusedAffine, _FusedAttention, _FusedCouplingNet
+from taskuq.recover.flow import _fused as rows
+from taskuq.recover.flow._fused import _FusedAffine, _FusedAttention, _FusedCouplingNet
 from taskuq.recover.flow._model import FlowConfig
-from taskuq.recover.flow._train import _flow_recipe, _residual_flow_recipe
+from taskuq.recover.flow._train import _residual_flow_recipe
 from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
 from taskuq.recover.sampler._sample import (
     SamplerRecovery,
-    _mix_noise,
-    _norm_film_silu,
     _sample_images,
     counter_normal,
 )
@@ -35,15 +30,12 @@ from taskuq.recover.sampler._train import (
     ImageLossConfig,
     SamplerLoss,
     TaskLossConfig,
-    _VarNetEstimator,
+    VarNetEstimator,
     sampler_recipe,
 )
 from taskuq.task._backbone import BackboneConfig
 from taskuq.task._classifier import Classifier, ClassifierConfig
-from taskuq.training._checkpoints import _read_log
-from taskuq.training._config import TrainingConfig
-from taskuq.training._determinism import DeviceLoader, EpochSampler, preload, seeded
-from taskuq.training._fit import TrainerOptions, _fit
+from taskuq.training._determinism import seeded
 
 pytestmark = pytest.mark.skipif(
     not (torch.cuda.is_available() and compiled.is_available()), reason="needs a GPU with Triton"
@@ -75,12 +67,12 @@ def distance(found, expected):
 @pytest.mark.parametrize("channels", [64, 128])
 def test_between_is_its_twin(plain, channels, pixels):
     matrix = torch.linalg.qr(random(channels, channels))[0]
-    fold = _FusedAffine.of(random(channels), matrix, random(channels, 1)[:, 0])
+    fold = _FusedAffine.split(random(channels), matrix, random(channels, 1)[:, 0])
     attend = _FusedAttention(0.1 * random(channels), random(channels).exp(), random(1)[0])
     for parts in ((fold, attend), (fold, None), (None, attend)):
         x, raw = random(3, pixels, channels), random(3, pixels, channels) if parts[0] else None
-        expected, kept = plain(rows._fused_step_reference, x.clone(), raw, *parts, torch.float32)
-        found, fused_kept = rows._fused_step_reference(x.clone(), raw, *parts, torch.float32)
+        expected, kept = plain(rows._fused_step, x.clone(), raw, *parts, torch.float32)
+        found, fused_kept = rows._fused_step(x.clone(), raw, *parts, torch.float32)
         assert distance(found, expected) < 3e-5
         assert kept is None or distance(fused_kept, kept) < 3e-5
 
@@ -100,41 +92,10 @@ def test_normalise_is_its_twin(plain, shape):
     torch.testing.assert_close(_normalise_leaky(x.clone(), 0.2), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_normalised_blocks_are_put_in_order_beside_others(plain):
-    x, both = 2 + random(3, 4 * 35, 24), [random(3, 4 * 35, 48) for _ in range(2)]
-    plain(lambda: _normalise_leaky(x.clone(), 0.2, out=both[0][..., 24:], coarse=7))
-    _normalise_leaky(x.clone(), 0.2, out=both[1][..., 24:], coarse=7)
-    torch.testing.assert_close(*both, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize(("height", "width"), [(6, 10), (7, 9)])
 def test_pool_is_its_twin(plain, height, width):
     part = random(2, height * width, 48)[..., 24:]
     torch.testing.assert_close(_pool(part, height, width), plain(_pool, part, height, width))
-
-
-@pytest.mark.parametrize("channels", [24, 48, 128])
-def test_finish_is_its_twin(plain, channels):
-    x, cases, pixels = random(6, 8 * 12, channels), 2, 8 * 12
-    maps = [random(cases, pixels, channels) for _ in range(2)]
-    per_image, vectors = random(2, 6, channels), random(2, channels)
-    below = random(6, pixels // 4, channels)
-    options = {"groups": 8, "width": 12}
-    for given, more in (
-        ((maps[0], *per_image), {}),
-        ((vectors[0], *vectors), {"after": maps[1], "below": below}),
-        ((vectors[0], *vectors), {"after": maps[1]}),
-    ):
-        expected = plain(lambda: _norm_film_silu(x.clone(), *given, **options, **more))  # noqa: B023
-        found = _norm_film_silu(x.clone(), *given, **options, **more)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_blend_is_its_twin(plain):
-    noise, loud = random(6, 500)[:, 100:292], random(2, 96, 2)
-    for below in (random(6, 24, 5), None):
-        expected = plain(_mix_noise, below, noise, loud, 8, 12)
-        torch.testing.assert_close(_mix_noise(below, noise, loud, 8, 12), expected)
 
 
 def test_normal_numbers_are_those_of_a_cpu():
@@ -149,7 +110,7 @@ def test_replayed_samples_are_drawn_samples():
     mask = _central_window(torch.tensor([8]), 48)[0]
     images = torch.complex(*(random(2, 3, 4, 32, 48)))
     scans = [MRIMeasurement(project_measured(image, mask), mask, 6.0) for image in images]
-    estimating = _VarNetEstimator(build("varnet", preset="tiny").cuda(), dtype=torch.float32)
+    estimating = VarNetEstimator(build("varnet", preset="tiny").cuda(), dtype=torch.float32)
     recover = SamplerRecovery(net, estimating, dtype=torch.float32)
     expected = _sample_images(net, estimating(scans), samples=5, seeds=[1, 2, 3])
     assert expected.std(1).mean() > 1e-2 * expected.mean()
@@ -214,23 +175,6 @@ can_be_told = pytest.mark.filterwarnings("ignore:Synchronization debug mode:User
 
 
 @can_be_told
-def test_a_batch_of_cases_on_the_gpu_never_waits_for_it():
-    images = np.random.default_rng(0).random((8, 32, 32), dtype=np.float32)
-    source = InMemoryDataset.of(ArrayDataset(images, label=8 * [0], group="each"))
-    cases = MaskedDataset(source, abs(np.arange(32) - 16) < [[4], [8]], seed=0)
-    folded = CrossFitDataset(cases, np.arange(8) % 2)
-    stock = preload(folded, "auto", on_gpu=True, is_alone=True)
-    batches = iter(DeviceLoader(stock, EpochSampler(8, 0, batch=2), 2))
-    next(batches)  # the rows of the whole epoch go there
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        rest = list(batches)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert [batch["image"].device.type for batch in rest] == 3 * ["cuda"]
-
-
-@can_be_told
 @pytest.mark.parametrize("kind", ["sampler", "task"])
 @pytest.mark.parametrize("replayed", [False, True])
 def test_a_step_never_waits_for_the_gpu(kind, replayed):
@@ -251,36 +195,24 @@ def test_a_step_never_waits_for_the_gpu(kind, replayed):
     torch.testing.assert_close(again, first, rtol=0.2, atol=0.0)
 
 
-def test_a_flow_trains_in_bfloat16_with_clipped_gradients(tmp_path):
-    """As configs/fastmri-knee/flow.toml has it, with the optimiser that a GPU gets."""
-    config = FlowConfig(coils=1, unet_width=4, unet_pools=2, condition_channels=4, steps=2)
-    images = np.random.default_rng(0).random((8, 32, 32), dtype=np.float32)
-    masks = abs(np.arange(32) - 16) < [[4], [8]]
-    cases = MaskedDataset(ArrayDataset(images, label=8 * [0], group="each"), masks, seed=0)
-    settings = TrainingConfig(epochs=2, batch=4, clip=1.0, precision="bf16-mixed")
-    machine = TrainerOptions(accelerator="gpu", progress=False)
-    _fit(_flow_recipe(config), cases, cases, settings, tmp_path, machine=machine)
-    assert [row["epoch"] for row in _read_log(tmp_path / "metrics.csv")] == [0, 1]
-
-
 def _recipe(kind, replayed):
     if kind == "flow":
         config = FlowConfig(coils=1, inputs=6, unet_width=4, unet_pools=2,
                             condition_channels=4, layers=2, steps=2)  # fmt: skip
-        return _residual_flow_recipe(config, replayed=replayed)
+        return _residual_flow_recipe(config, cuda_graphs=replayed)
     if kind in ("sampler", "task"):
         with seeded(0):  # what is not trained is the same in both
             nets = [build("varnet", preset="tiny") for _ in range(2)]
             small = ClassifierConfig(backbone=BackboneConfig("small", width=8), hidden=(8,))
             task = Classifier(small).eval().requires_grad_(False)
-        honest = CrossFitEstimates(nets, CoilAugmentation(), replayed=replayed)
-        quick = partial(accelerate, is_replayed=replayed)
+        honest = CrossFitEstimates(nets, CoilAugmentation(), cuda_graphs=replayed)
+        quick = partial(accelerate, cuda_graphs=replayed)
         terms = (TaskLossConfig(), task) if kind == "task" else ()
         config = SamplerConfig(width=8, drawn=(8, 16))
         return sampler_recipe(config, SamplerLoss(ImageLossConfig(), 3, *terms), honest, quick)
     scans = ScanRandomisation(coils=(3, 5)) if kind == "any scan" else None
     config = VarNetConfig(cascades=2, width=4, pools=2)
-    return _varnet_recipe(config, replayed=replayed, scans=scans)
+    return _varnet_recipe(config, cuda_graphs=replayed, randomise=scans)
 
 
 def _step(recipe, batch, step):

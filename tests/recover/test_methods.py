@@ -1,40 +1,39 @@
-"""Recovery methods as the pipeline calls them, and the table of image quality."""
+"""Recovery methods as the pipeline calls them."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from taskuq._config import toml_text
-from taskuq._io import read_json
-from taskuq.cli.experiments import quality, quality_lines
-from taskuq.data._arrays import ArrayDataset, _save_npz
-from taskuq.errors import InputError
-from taskuq.experiments._quality import (
-    QualityConfig,
-    _frechet_distance,
-    _rank_correlation,
-    _size_ratio,
-    _some_pixels,
-    _spread_error_correlation,
-    _volume_psnr,
-    _volume_ssim,
-)
-from taskuq.measure._coils import rss
-from taskuq.measure._mri import MultiCoilMRI
+from raising import refused
+from taskuq._config import to_toml_table
+from taskuq.experiments._run import RunConfig, read_run
+from taskuq.measure._coils import random_sensitivities, rss
+from taskuq.measure._fourier import project_measured
+from taskuq.measure._mri import MRIMeasurement, MultiCoilMRI
 from taskuq.protocols import Recover
 from taskuq.recover import build
-from taskuq.recover._methods import ZeroFilled
+from taskuq.recover._cases import _RandomMasks
+from taskuq.recover._estimate import varnet_estimate
+from taskuq.recover._methods import (
+    RECOVERIES,
+    Ensemble,
+    EnsembleMethod,
+    ZeroFilled,
+    open_recovery,
+    rescale_pow2,
+)
+from taskuq.recover._varnet import VarNet, VarNetConfig
 from taskuq.recover._varnet_training import VarNetRecovery
 from taskuq.recover.flow._train import FlowRecovery
-from taskuq.report._report import write_report
-from taskuq.training._weights import save_weights
+from taskuq.training._determinism import gaussian_rows, seeded
+from taskuq.training._networks import NETWORKS
+from taskuq.training._weights import referenced_files, save_weights, shipped
 
 
 @pytest.fixture
@@ -79,172 +78,258 @@ def test_another_seed_draws_other_samples(methods, scanner, image):
     assert (flow(scan, samples=1, seed=0)[0] - one[0]).abs().max() < 1e-4 * one.abs().max()
 
 
-def test_unusable_measurements_are_one_sentence(methods, scanner, image):
+def test_unusable_measurements_are_refused(methods, scanner, image):
     scan = scanner(image, 4)
     bad = {
-        "without zero_filled or mask": SimpleNamespace(zero_filled=scan.zero_filled),
-        "NaN or infinite": replace(scan, zero_filled=scan.zero_filled * float("nan")),
-        "one complex stack": replace(scan, zero_filled=scan.zero_filled.real),
+        "component.invalid": SimpleNamespace(zero_filled=scan.zero_filled),
+        "value.nonfinite": replace(scan, zero_filled=scan.zero_filled * float("nan")),
+        "shape.axes": replace(scan, zero_filled=scan.zero_filled.real),
     }
     for recover in methods:
-        for sentence, measurement in bad.items():
-            with pytest.raises(InputError, match=sentence):
+        for code, measurement in bad.items():
+            with refused(code):
                 recover(measurement, samples=1, seed=0)
 
 
-def test_psnr_and_ssim_of_a_volume_follow_fastmri():
-    metrics = pytest.importorskip("skimage.metrics")
-    rng = np.random.default_rng(0)
-    truth = rng.random((4, 24, 20)) * np.array([1, 2, 3, 4])[:, None, None]
-    found = truth + 0.2 * rng.standard_normal(truth.shape)
-    peak = truth.max()
-    expected = metrics.peak_signal_noise_ratio(truth, found, data_range=peak)
-    assert _volume_psnr(*map(torch.as_tensor, (found, truth))) == pytest.approx(expected)
-    slices = [
-        metrics.structural_similarity(t, f, data_range=peak)
-        for t, f in zip(truth, found, strict=True)
+SIDE = 16
+
+
+@dataclass
+class Member:
+    """Draws numbers that tell who drew them, from which seed and as which of its samples."""
+
+    number: int
+    rejected: int = 1
+
+    def __call__(self, scan, *, samples, seed):
+        drawn = gaussian_rows(torch.empty(1, 64), [seed])[0, :samples]
+        return self.number + 0.001 * drawn.view(-1, 1, 1).expand(-1, SIDE, SIDE)
+
+
+class Batched(Member):
+    def batch(self, scans, *, samples, seeds):
+        pairs = zip(scans, seeds, strict=True)
+        return torch.stack([self(scan, samples=samples, seed=seed) for scan, seed in pairs])
+
+
+@pytest.fixture
+def scans(draw):
+    mask = torch.arange(SIDE) % 3 == 1
+    images = torch.complex(*draw(2, 3, 4, SIDE, SIDE)).to(torch.complex64)
+    return [MRIMeasurement(project_measured(image, mask), mask, 3.0) for image in images]
+
+
+@pytest.fixture
+def samplers(tmp_path):
+    """Files of two samplers with random weights, and of the network that they draw around."""
+    paths = []
+    for name, seed in (("varnet", 0), ("sampler", 1), ("sampler", 2)):
+        with seeded(seed):
+            net = RECOVERIES.build(name, preset="tiny")
+        paths.append(tmp_path / f"{name}-{seed}.safetensors")
+        notes = {"estimate": {"weights": str(paths[0])}} if name == "sampler" else {}
+        save_weights(net, paths[-1], kind=name, config=net.config, notes=notes)
+    return paths
+
+
+def test_members_draw_in_turn(scans):
+    together = Ensemble((Batched(0), Member(1), Batched(2)))(scans[0], samples=8, seed=3)
+    assert together[:, 0, 0].round().tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert len(together[:, 0, 0].unique()) == 8
+
+
+def test_members_have_seeds_of_their_own(scans):
+    """Twins draw other samples: a second network of one build is not the first one's echo."""
+    first, second = Ensemble((Member(0), Member(0)))(scans[0], samples=2, seed=3)
+    assert not torch.equal(first, second)
+
+
+def test_a_sample_depends_on_its_case_seed_and_number_alone(scans):
+    recover = Ensemble((Batched(0), Member(1), Batched(2)))
+    together = recover.batch(scans, samples=7, seeds=[5, 6, 7])
+    for k, scan in enumerate(scans):
+        for samples in (1, 2, 5):
+            alone = recover(scan, samples=samples, seed=5 + k)
+            assert torch.equal(alone, together[k, :samples])
+
+
+def test_rejected_draws_are_those_of_all_members():
+    assert Ensemble((Member(0), Member(1, rejected=4))).rejected == 5
+
+
+def test_point_estimates_have_one_turn_each(scans):
+    recover = Ensemble((ZeroFilled(), ZeroFilled()))
+    assert recover(scans[0], samples=2, seed=0).shape == (2, SIDE, SIDE)
+    with refused("component.invalid"):
+        recover(scans[0], samples=3, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [
+        (lambda scan: Ensemble(()), "config.missing"),
+        (lambda scan: EnsembleMethod().open("cpu"), "config.missing"),
+        (lambda scan: Ensemble((Member(0),))(scan, samples=0, seed=0), "value.invalid"),
+    ],
+)
+def test_invalid_ensembles_are_refused(make, code, scans):
+    with refused(code):
+        make(scans[0])
+
+
+def test_a_table_opens_its_members(scans, samplers):
+    recover = RECOVERIES["ensemble"](members=tuple(samplers[1:])).open("cpu")
+    assert recover(scans[0], samples=4, seed=0).shape == (4, SIDE, SIDE)
+    assert recover.rejected == 0
+
+
+def test_provenance_names_all_members_and_whatever_they_draw_around(tmp_path, samplers):
+    names = ", ".join(f"'{path}'" for path in samplers[1:])
+    config = tmp_path / "run.toml"
+    config.write_text(f"[recover]\nkind = 'ensemble'\nmembers = [{names}]\n")
+    run: RunConfig = read_run(config)
+    assert to_toml_table(run)["recover"] == {
+        "kind": "ensemble",
+        "members": [str(path) for path in samplers[1:]],
+    }
+    assert set(samplers) <= set(referenced_files(run.recover))
+
+
+CLAIMS = [kind for kind in RECOVERIES.networks() if NETWORKS[kind].flexible_input]
+SHIPPED = [f"{kind}-atlas" for kind in CLAIMS if f"{kind}-atlas" in shipped()]
+SAMPLES = 3
+
+
+def noise(seed, *shape):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.complex(*torch.randn((2, *shape), generator=generator))
+
+
+def head(seed, coils, height, width):
+    """A disc with a hole, seen by a ring of coils: sharp edges and a scale of its own."""
+    y, x = np.mgrid[-1 : 1 : height * 1j, -1 : 1 : width * 1j]
+    radius = np.hypot(x / 0.8, y / 0.7)
+    image = torch.as_tensor((radius < 1) * (1 - 0.5 * (radius < 0.3)), dtype=torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    return image * random_sensitivities(1, coils, height, width, generator)[0]
+
+
+IMAGES = {
+    "a head": lambda: head(0, 4, 48, 64),
+    "many coils": lambda: head(1, 16, 32, 32),
+    "a small head": lambda: head(2, 3, 16, 16),
+    "a long one": lambda: head(3, 2, 80, 16),
+    "no multiple of 16": lambda: head(4, 5, 37, 50),
+    "one coil": lambda: head(5, 1, 32, 48),
+    "a dead coil": lambda: torch.cat([head(6, 3, 32, 32), torch.zeros(1, 32, 32) + 0j]),
+    "noise alone": lambda: noise(7, 4, 32, 48),
+    "nothing": lambda: torch.zeros(4, 32, 32) + 0j,
+    "one number": lambda: torch.full((4, 32, 32), 2 - 1j),
+    "one pixel": lambda: torch.nn.functional.one_hot(torch.tensor(99), 1024).view(1, 32, 32) * 5j,
+    "huge": lambda: 1e30 * head(8, 4, 32, 32),
+    "tiny": lambda: 1e-30 * head(9, 4, 32, 32),
+    "hardly numbers": lambda: 1e-41 * head(10, 4, 32, 32),
+    "double precision": lambda: head(11, 4, 32, 32).to(torch.complex128),
+}
+
+
+def masks(width):
+    """Random ones, and those that nobody would measure."""
+    drawn = list(_RandomMasks()(3, width, torch.Generator().manual_seed(width))[:, 0])
+    column = torch.arange(width)
+    return [
+        *drawn,
+        column == width // 2,
+        column == 3,
+        column < 0,
+        column >= 0,
+        column != width // 2,
     ]
-    assert _volume_ssim(*map(torch.as_tensor, (found, truth))) == pytest.approx(np.mean(slices))
 
 
-def test_frechet_distance_of_gaussians_is_the_closed_form():
-    rng = np.random.default_rng(0)
-    white = np.linalg.qr(rng.standard_normal((400, 3)) - 0)[0]
-    white = (white - white.mean(0)) @ np.linalg.inv(np.linalg.cholesky(np.cov(white.T))).T
-    first, second = white * [1.0, 2.0, 3.0], white * [2.0, 2.0, 1.0] + [1.0, 0.0, 2.0]
-    # Diagonal covariances: |shift|² + sum of squared differences of the deviations.
-    assert _frechet_distance(first, second) == pytest.approx(5 + 1 + 0 + 4)
-    assert _frechet_distance(first, first) == pytest.approx(0, abs=1e-9)
+@cache
+def opened(kind, folder):
+    """A recovery with random weights, around estimates of such a network where it needs one."""
+    paths = {}
+    for name in {kind, "varnet"}:
+        with seeded(1):
+            net = RECOVERIES.build(name, preset="tiny")
+        paths[name] = folder / f"{name}.safetensors"
+        save_weights(net, paths[name], kind=name, config=net.config, notes={})
+    method = RECOVERIES[kind]
+    around = {"estimate": paths["varnet"]} if "estimate" in {f.name for f in fields(method)} else {}
+    return method(weights=paths[kind], **around).open("cpu")
 
 
-def judge_twice(folder, randomise, name):
-    """Judge the same weights as the variational network, and as another network of some name."""
-    images = np.kron(np.random.default_rng(1).random((4, 8, 8)), np.ones((4, 4)))
-    data = ArrayDataset(images, label=[0] * 4, group=np.arange(4) // 2)
-    net = randomise(build("varnet", preset="tiny"))
-    paths = [str(folder / f"{stem}.safetensors") for stem in ("first", name)]
-    for path in paths:
-        save_weights(net, path, kind="varnet", config=net.config)
-    settings = {
-        "varnet": paths[0],
-        "recoveries": paths[1:],
-        "data": {"kind": "npz", "path": str(_save_npz(data, folder / "images.npz")), "coils": 2,
-                 "validation": 0.5},
-        "measure": {"accelerations": [4], "published": False},
-    }  # fmt: skip
-    (folder / "q.toml").write_text(toml_text(settings))
-    quality(folder / "q.toml", output=folder / "q.json")
-    return read_json(folder / "q.json", "taskuq.quality/1")["results"]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("any")
 
 
-def test_image_quality_of_other_networks_goes_by_the_stems_of_their_files(tmp_path, randomise):
-    rows = judge_twice(tmp_path, randomise, "net-of-mine")
-
-    # The name is all the difference.
-    assert [row.pop("method") for row in rows] == ["zero-filled", "varnet", "net-of-mine"]
-    assert rows[1] == rows[2] != rows[0]
-    assert "net-of-mine" in write_report(tmp_path).read_text()
-
-
-def test_image_quality_of_two_networks_of_one_name_is_refused(tmp_path, randomise):
-    with pytest.raises(InputError, match="two recoveries are called varnet; rename"):
-        judge_twice(tmp_path, randomise, "varnet")
-
-
-def test_the_table_of_image_quality(tmp_path, small_flow, randomise, capsys):
-    rng = np.random.default_rng(1)
-    images = np.kron(rng.random((8, 8, 8)), np.ones((4, 4)))
-    data = ArrayDataset(images, label=[0] * 8, group=np.arange(8) // 2)
-    path = _save_npz(data, tmp_path / "images.npz")
-    net = randomise(build("varnet", preset="tiny"))
-    save_weights(net, tmp_path / "v.safetensors", kind="varnet", config=net.config)
-    save_weights(small_flow, tmp_path / "f.safetensors", kind="flow", config=small_flow.config)
-    settings = {
-        "varnet": str(tmp_path / "v.safetensors"),
-        "flow": str(tmp_path / "f.safetensors"),
-        "samples": 2,
-        "data": {"kind": "npz", "path": str(path), "coils": 2, "validation": 0.5},
-        "measure": {"accelerations": [4, 2], "published": False},
-    }
-    (tmp_path / "q.toml").write_text(toml_text(settings))
-    quality(tmp_path / "q.toml", output=tmp_path / "q.json")
-    assert capsys.readouterr().out.strip() == str(tmp_path / "q.json")
-    record = read_json(tmp_path / "q.json", "taskuq.quality/1")
-    rows = {(row["acceleration"], row["method"]): row for row in record["results"]}
-    assert len(rows) == 2 * 3
-    assert rows[2, "zero-filled"]["psnr"]["mean"] > rows[4, "zero-filled"]["psnr"]["mean"]
-    assert all(row["volumes"] == 2 and row["ssim"]["mean"] <= 1 for row in rows.values())
-    assert len(quality_lines(record)) == 7
-    assert math.isfinite(record["spread_error_pooled"])
-    assert {method for (_, method), row in rows.items() if "spread_error_ratio" in row} == {"flow"}
+def hold(recover, images, mask, seed=0):
+    """A recovery's claim, for one measurement."""
+    measured = project_measured(images, mask)
+    scan = MRIMeasurement(measured, mask, 1.0)
+    drawn = recover(scan, samples=SAMPLES, seed=seed)
+    assert drawn.shape[1:] == images.shape[1:]
+    assert torch.isfinite(drawn).all()
+    assert getattr(recover, "rejected", 0) == 0
+    if hasattr(recover, "estimator"):
+        # Coil images agree with the measurement, whatever the residuals.
+        estimate = recover.estimator([scan]).estimate
+        coils = estimate.coils(torch.randn(1, SAMPLES, 2, *images.shape[1:]))[0]
+        kept = project_measured(coils, mask.expand(len(coils), -1))
+        assert (kept - rescale_pow2(measured[None])[0]).abs().max() < 1e-5
 
 
-def test_all_cases_are_judged_where_nobody_was_trained_on(tmp_path, capsys):
-    images = np.kron(np.random.default_rng(1).random((4, 8, 8)), np.ones((4, 4)))
-    data = ArrayDataset(images, label=[0] * 4, group=np.arange(4) // 2)
-    path = str(_save_npz(data, tmp_path / "images.npz"))
-    settings = {
-        "part": "all",
-        "data": {"kind": "npz", "path": path, "coils": 2},
-        "measure": {"accelerations": [4], "published": False},
-    }
-    (tmp_path / "q.toml").write_text(toml_text(settings))
-    quality(tmp_path / "q.toml", output=tmp_path / "q.json")
-    (row,) = read_json(tmp_path / "q.json", "taskuq.quality/1")["results"]
-    assert row["volumes"] == 2
-    with pytest.raises(InputError, match="leave features out"):
-        QualityConfig(part="all", features=Path("vgg.safetensors"))
+@pytest.mark.parametrize("kind", CLAIMS)
+@pytest.mark.parametrize("what", IMAGES)
+def test_any_measurement_is_recovered(kind, what, folder):
+    images = IMAGES[what]()
+    for seed, mask in enumerate(masks(images.shape[-1])):
+        hold(opened(kind, folder), images, mask, seed)
 
 
-def test_an_exact_recovery_has_no_psnr_in_its_record(tmp_path, capsys):
-    # All energy of a constant image lies in the central line, which every round measures.
-    data = ArrayDataset(np.ones((4, 32, 32)), label=[0] * 4, group=[0, 1, 2, 3], normalise=False)
-    settings = {
-        "data": {"kind": "npz", "path": str(_save_npz(data, tmp_path / "a.npz")), "coils": 0,
-                 "validation": 0.5},
-        "measure": {"accelerations": [4], "published": False},
-    }  # fmt: skip
-    (tmp_path / "q.toml").write_text(toml_text(settings))
-    quality(tmp_path / "q.toml", output=tmp_path / "q.json")
-    record = read_json(tmp_path / "q.json", "taskuq.quality/1")
-    (row,) = record["results"]
-    assert row["psnr"] == {"mean": None, "standard_error": None}
-    assert (row["exact"], row["volumes"], row["ssim"]["mean"]) == (2, 2, 1.0)
-    assert "- " in table(record)[1]
-    assert "Image quality of whole volumes" in write_report(tmp_path).read_text()
+@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("what", ["a head", "a long one", "noise alone", "nothing", "one coil"])
+def test_shipped_networks_take_any_measurement(name, what):
+    images = IMAGES[what]()
+    recover = open_recovery(name)
+    for mask in masks(images.shape[-1])[1:6:2]:
+        hold(recover, images, mask)
 
 
-def test_pooled_pixels_rank_slices_against_each_other():
-    """Slices differ in spread and error, pixels of one slice do not: only pooling sees it."""
-    rng = np.random.default_rng(2)
-    spread, error = [], []
-    for level in (0.01, 0.1):
-        truth = torch.ones(32, 32)
-        noise = torch.as_tensor(rng.standard_normal((8, 32, 32)) * level)
-        alone = _some_pixels(truth + noise, truth + level * torch.sign(noise[0]), seed=0)
-        assert abs(_rank_correlation(*alone)) < 0.3
-        spread.append(alone[0])
-        error.append(alone[1])
-    assert alone.shape == (2, 1024)
-    assert _rank_correlation(np.concatenate(spread), np.concatenate(error)) > 0.7
+@pytest.mark.parametrize("kind", CLAIMS)
+@pytest.mark.parametrize("power", [-90, 90])
+def test_the_size_of_numbers_changes_no_digit(kind, power, folder):
+    images, recover = head(3, 4, 32, 32), opened(kind, folder)
+    mask = masks(32)[0]
+    measured = project_measured(images, mask)
+    plain, changed = (
+        recover(MRIMeasurement(y, mask, 1.0), samples=SAMPLES, seed=5)
+        for y in (measured, measured * 2.0**power)
+    )
+    assert torch.equal(changed, plain * 2.0**power)
 
 
-@pytest.mark.parametrize("samples", [2, 64])
-@pytest.mark.parametrize("size", [0.5, 1, 2])
-def test_sizes_of_spread_and_error_are_compared(size, samples):
-    """Samples of the posterior that the truth is drawn from have ratio 1, however many."""
-    pixels = []
-    for level in (0.01, 0.1):
-        rng = np.random.default_rng(2)
-        noise = torch.as_tensor(rng.standard_normal((samples + 1, 64, 64))) * level
-        drawn = 1 + size * noise[1:]
-        pixels.append(_some_pixels(drawn, torch.ones(64, 64) + noise[0], seed=0))
-    # The mean of the samples is off by its own error, too.
-    expected = size * ((1 + 1 / samples) / (1 + size**2 / samples)) ** 0.5
-    assert _size_ratio(np.concatenate(pixels, axis=1), samples) == pytest.approx(expected, rel=0.03)
-    assert _size_ratio(np.zeros((2, 5)), samples) is None
+@pytest.mark.parametrize("kind", CLAIMS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_is_refused(kind, value, folder):
+    images = head(3, 4, 32, 32)
+    images[1, 4, 4] = value
+    with refused("value.nonfinite"):
+        opened(kind, folder)(MRIMeasurement(images, masks(32)[0], 1.0), samples=2, seed=0)
 
 
-def test_nothing_is_ranked_where_samples_do_not_differ():
-    truth = torch.linspace(1, 2, 16).reshape(4, 4)
-    assert math.isnan(_spread_error_correlation(torch.stack([truth, truth]), truth))
+def test_a_network_of_many_halvings_takes_a_small_image():
+    net = VarNet(VarNetConfig(cascades=1, width=2, pools=4, sensitivity_width=2)).eval()
+    images, mask = head(2, 3, 16, 16), masks(16)[0]
+    found = varnet_estimate(net, project_measured(images, mask)[None], mask[None])
+    assert torch.isfinite(found.inputs()).all()
+    assert found.inputs().shape == (1, 6, 16, 16)
+
+
+def test_a_recovery_that_is_not_finite_is_noticed():
+    images, mask = IMAGES["a head"](), masks(64)[0]
+    with pytest.raises(AssertionError):
+        hold(lambda scan, samples, seed: torch.full((1, 48, 64), torch.nan), images, mask)

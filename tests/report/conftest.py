@@ -1,5 +1,6 @@
 """Runs with their pages."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -27,3 +28,18 @@ def hostile_run(tmp_path_factory):
     import run_folder
 
     return run_folder.write_hostile(tmp_path_factory.mktemp("hostile"))
+
+
+@pytest.fixture(scope="session")
+def short_run(run_dir, tmp_path_factory):
+    """A run whose 30 groups are too few for the error rate of its policy."""
+    import run_folder
+
+    folder = tmp_path_factory.mktemp("short") / "run"
+    shutil.copytree(run_dir, folder)
+    table = run_folder.TaskOutputs.load(folder / "table.npz")
+    run_folder.tq.plan(table, alpha=0.01, max_width=0.1).save(folder / "policy.json")
+    plans = [run_folder.PolicyPlan("fixed-width", 0.01, run_folder.GOAL)]
+    run_folder.write_simulation(folder / "simulate-short.json", table, plans)
+    run_folder.write_report(folder)
+    return folder

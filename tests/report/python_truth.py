@@ -33,7 +33,7 @@ class Truth:
         self.group = explorer.calibration_group
         self.rates = tuple(map(float, explorer.accelerations))
         self.tasks = self.x.shape[3]
-        own = [explorer.of(t).task_range for t in range(self.tasks)]
+        own = [explorer.for_task(t).task_range for t in range(self.tasks)]
         self.ranges = [task_range if one is None else one for one in own]
         self.bases = {}
         self.known = {}
@@ -87,7 +87,9 @@ class Truth:
         def rule(k, t):
             goal, range_ = Goal(max_width=widths[t]), self.ranges[t]
             if statistic:
-                law = window_distribution(scores[t][k], self.x[: k + 1, ..., t][:, ~kept], self.z[~kept, t])
+                law = window_distribution(
+                    scores[t][k], self.x[: k + 1, ..., t][:, ~kept], self.z[~kept, t]
+                )
                 return WindowRule(
                     scores[t][k], goal, range_, float(self.rates[k] ** 0.25), None, law
                 )

@@ -1,5 +1,6 @@
 """A run's folder with everything in it, as an experiment would leave it; quick to make."""
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from taskuq.data._atlas import Atlas, PatientDistribution
 from taskuq.measure._masks import nested_masks
 from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import PolicySpec
-from taskuq.policy._simulate import simulate
+from taskuq.policy._simulate import simulate, simulation_record
 from taskuq.report._explorer import save_explorer
 from taskuq.report._records import experiment_record
 from taskuq.report._report import write_report
@@ -93,7 +94,7 @@ def write_run(folder, *, volumes=30, samples=16, trials=200, slices=6, size=64, 
     table.save(folder / "table.npz")
     write_explorer(folder, table, slices, size, shown)
     for unit in ("case", "group"):
-        record = evaluate_table(table, EvaluationGrid(scores=("ar", "lwr", "cqr", "mlwr"), trials=trials,
+        record = evaluate_table(table, EvaluationGrid(scores=("ar", "lwr", "cqr", "mlwr"), splits=trials,
                                            unit=unit, alpha=0.1))  # fmt: skip
         write(folder / f"evaluate-by-{unit}.json", record.to_dict())
     goal = Goal(max_width=0.1)
@@ -198,3 +199,19 @@ def write_hostile(folder):
     write(folder / "other.json", {"schema": HOSTILE[0]})
     write_report(folder)
     return folder
+
+
+GOAL = Goal(max_width=0.1)
+
+
+def write_simulation(path, table, plans, **asked):
+    asked = {"unit": "group", "delta": None, **asked}
+    rng = np.random.default_rng(0)
+    found = simulate(table, plans, trials=5, rng=rng, **asked)
+    pairs = [(table.samples, one) for one in found]
+    write(path, simulation_record(table, plans[0].goal, pairs, asked))
+
+
+def rows_of(path):
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        return list(csv.DictReader(file))

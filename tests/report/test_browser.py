@@ -1,11 +1,12 @@
-"""The page in a real browser, opened from disk."""
+"""The report in a real browser, opened from disk."""
 
 import re
 
 import pytest
 from run_folder import HOSTILE
 
-from browsing import unfold, violations
+import taskuq as tq
+from browsing import on_screen, unfold, violations
 
 STATE = "window.taskuqExplorer.state()"
 
@@ -318,3 +319,57 @@ def test_axe_finds_what_is_wrong(open_page, tmp_path, axe):
     found = violations(open_page(tmp_path / "bad.html"), axe)
 
     assert {"image-alt", "label"} <= {name for name, _, _ in found}
+
+
+SCREENS = {"desktop": (1280, 800), "phone": (390, 844)}
+
+
+PARTS = ("[data-part=sentence]", "[data-part=tiles]", ".first .promise")
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+def test_sentence_numbers_and_promise_are_on_the_first_screen(open_page, run_dir, keep, screen):
+    width, height = SCREENS[screen]
+    page = open_page(run_dir / "report.html", width=width, height=height)
+    keep(page, f"first-{screen}")
+
+    assert all(on_screen(page, part) for part in PARTS)
+    assert on_screen(page, "[data-part=scan]") == (screen == "desktop")
+    assert page.locator("[data-part=tiles] li").count() == 3
+    assert tq.load_policy(run_dir / "policy.json").sentence in page.locator(PARTS[2]).inner_text()
+
+
+def test_what_lies_below_is_not_on_the_first_screen(open_page, run_dir):
+    page = open_page(run_dir / "report.html", width=1280, height=800)
+    assert not on_screen(page, "#h-results")
+    page.evaluate("scrollTo({top: 40, behavior: 'instant'})")
+    assert not on_screen(page, "[data-part=sentence]")
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+def test_a_shortage_is_on_the_first_screen_beside_its_promise(open_page, short_run, keep, screen):
+    width, height = SCREENS[screen]
+    page = open_page(short_run / "report.html", width=width, height=height)
+    keep(page, f"first-short-{screen}")
+
+    assert all(on_screen(page, part) for part in PARTS)
+    assert "needs at least 99 calibration groups, got 30" in page.locator(PARTS[2]).inner_text()
+    assert "at least 99" in page.locator(PARTS[1]).inner_text()
+
+
+def test_the_menu_is_folded_on_a_phone_and_open_beside_a_wide_page(open_page, run_dir):
+    phone = open_page(run_dir / "report.html", width=390, height=844)
+    wide = open_page(run_dir / "report.html", width=1280, height=800)
+
+    assert not phone.locator("nav ol").is_visible()
+    phone.locator("#menu").press(" ")
+    assert phone.locator("nav ol").is_visible()
+    assert wide.locator("nav ol").is_visible()
+
+
+def test_every_verdict_leads_to_what_it_says(open_page, run_dir):
+    page = open_page(run_dir / "report.html")
+    links = page.locator(".verdicts a").evaluate_all("all => all.map(a => a.getAttribute('href'))")
+
+    assert links
+    assert all(page.locator(link).count() == 1 for link in links)

@@ -1,7 +1,5 @@
-"""The page as text: its numbers are the records', names stay names, missing results are noted."""
+"""The report as text, and its exports: numbers are the records', names stay names."""
 
-import base64
-import io
 import json
 import subprocess
 import sys
@@ -11,12 +9,11 @@ import numpy as np
 import pytest
 import run_folder
 from benchmarks.page import MEGABYTES, SECONDS, measure
-from PIL import Image
 
 import taskuq as tq
-from taskuq.errors import InputError
-from taskuq.report._explorer import _check_explorer, _slice_pictures, load_explorer, save_explorer
-from taskuq.report._report import write_report
+from taskuq.report._contents import _policy_reports
+from taskuq.report._records import read_folder
+from taskuq.report._report import export
 from taskuq.table._table import TaskOutputs
 
 
@@ -110,75 +107,6 @@ def test_a_patients_row_is_what_the_policy_decides(run_dir, tables):
     assert close(row["average R"], 1 / np.mean(1 / rates))
 
 
-def test_it_says_guaranteed_only_where_something_is(run_dir, tmp_path):
-    whole = (run_dir / "report.html").read_text()
-    run_folder.write(tmp_path / "run.json", {"schema": "taskuq.run/1", "title": "t"})
-    bare = write_report(tmp_path).read_text()
-
-    assert tq.load_policy(run_dir / "policy.json").sentence in whole
-    assert "This page promises nothing" not in whole
-    assert "Guaranteed" not in bare
-    assert "promises nothing" in bare
-
-
-def test_failures_and_unknown_records_are_listed(run_dir):
-    text = (run_dir / "report.html").read_text()
-
-    assert "ran out of memory" in text
-    assert "slice-9001" in text
-    assert "later.json is taskuq.later/7" in text
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["run.json", "table.npz", "explorer.npz", "policy.json", "bound-8.json", "simulate.json",
-     "evaluate-by-case.json", "evaluate-by-group.json", "quality.json", "task.json",
-     "experiments/samples.json"],
-)  # fmt: skip
-def test_a_missing_result_makes_a_shorter_page(run_dir, tmp_path, name):
-    whole = (run_dir / "report.html").read_text()
-    for path in run_dir.rglob("*"):
-        inside = path.relative_to(run_dir)
-        if path.is_file() and inside.as_posix() != name and path.name != "report.html":
-            (tmp_path / inside).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / inside).symlink_to(path)
-    text = write_report(tmp_path).read_text()
-
-    assert len(text) < len(whole)
-    assert "<svg" in text
-    assert "undefined" not in text.split("<script")[0].lower()
-
-
-def test_an_empty_folder_makes_a_page_of_notes_without_figures(tmp_path):
-    text = write_report(tmp_path).read_text()
-
-    assert "<svg" not in text
-    assert text.count('class="note"') >= 4
-
-
-@pytest.mark.parametrize(
-    "damage",
-    ["{", "[]", '{"schema": "taskuq.evaluate/1"}', '{"schema": "taskuq.simulate/1", "results": 3}',
-     '{"schema": "taskuq.experiment/1", "name": "x", "title": "t", "figures": [{"name": 1}]}',
-     '{"schema": "taskuq.quality/1", "results": [{"psnr": null}]}', '{"schema": ["list"]}',
-     '{"schema": "taskuq.policy/1"}', '{"schema": "taskuq.run/1", "networks": [3], "what": 5}',
-     '{"schema": "taskuq.task/1", "parts": {"judge": 7}}', "\x00\xff"],
-)  # fmt: skip
-def test_a_damaged_record_is_a_note_not_an_error(tmp_path, damage):
-    (tmp_path / "damaged.json").write_bytes(damage.encode("latin-1"))
-    (tmp_path / "explorer.npz").write_bytes(b"PK\x03\x04 no zip")
-    text = write_report(tmp_path).read_text()
-
-    assert "explorer.npz could not be read" in text
-    assert "damaged.json" in text or "taskuq.run/1" in damage
-
-
-def test_a_record_with_nan_is_no_json_here_either(tmp_path):
-    (tmp_path / "other.json").write_text('{"schema": "taskuq.later/7", "width": NaN}')
-
-    assert "other.json could not be read" in write_report(tmp_path).read_text()
-
-
 def test_hostile_names_are_escaped(hostile_run):
     text = (hostile_run / "report.html").read_text()
     body = text.split("<body>")[1].split('<script type="application/json"')[0]
@@ -209,68 +137,86 @@ def test_building_a_page_needs_no_torch(run_dir):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
 
-    assert loaded & {"torch", "matplotlib"} == set()
+    assert loaded & {"torch", "monai"} == set()
     assert {"jinja2", "numpy"} <= loaded
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"outputs": None}, "needs outputs"),
-        ({"colour": 1}, "does not know 'colour'"),
-        ({"mean": np.zeros((3, 4, 5, 5))}, "mean has shape"),
-        ({"targets": np.full(2, np.nan)}, "NaN"),
-        ({"accelerations": [2, 4, 8, 16]}, "must decrease"),
-        ({"masks": np.zeros(5)}, "masks must be"),
-        ({"outputs": np.zeros((2, 4, 3, 2))}, "targets has shape"),
-        ({"task_names": ["a", "b"]}, "task_names"),
-    ],
-)
-def test_arrays_that_do_not_fit_are_refused(change, sentence):
-    arrays = run_folder.pictures(2, size=16, samples=2) | {
-        "case": ["a", "b"], "group": ["g", "g"], "outputs": np.zeros((2, 4, 3)),
-        "targets": np.zeros(2), "calibration_outputs": np.zeros((9, 4, 3)),
-        "calibration_targets": np.zeros(9),
-    }  # fmt: skip
-    _check_explorer(arrays)
-    with pytest.raises(InputError, match=sentence):
-        _check_explorer(arrays | change)
-
-
-def test_the_explorers_file_comes_back_as_it_was(tmp_path):
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A small run, exported with drawings in one format."""
+    folder = tmp_path_factory.mktemp("export")
     table = run_folder.table_of(volumes=12, samples=4)
-    path = run_folder.write_explorer(tmp_path, table, slices=2, size=16, samples=2)
-    first = load_explorer(path)
-    again = load_explorer(save_explorer(tmp_path / "again.npz", **vars(first)))
-
-    for name, value in vars(first).items():
-        assert np.array_equal(value, getattr(again, name)), name
-
-
-def test_pictures_give_way_before_the_page_grows_too_large(tmp_path):
-    table = run_folder.table_of(volumes=12, samples=4)
-    path = run_folder.write_explorer(tmp_path, table, slices=2, size=66, samples=2)
-    explorer = load_explorer(path)
-    whole, small = _slice_pictures(explorer), _slice_pictures(explorer, budget=9_000)
-    length = [sum(len(sheet) for row in p.rounds for sheet in row) for p in (whole, small)]
-
-    assert (whole.shrink, whole.height, whole.width) == (1, 66, 66)
-    assert (small.shrink, small.height, small.width) == (4, 17, 17)
-    assert length[1] < length[0] / 4
+    table.save(folder / "table.npz")
+    tq.plan(table, alpha=0.2, max_width=0.2).save(folder / "policy.json")
+    tq.calibrate(table.outputs[0], table.targets, alpha=0.2, score="lwr", task_range=(0, 1),
+                 acceleration=16).save(folder / "bound-16.json")  # fmt: skip
+    run_folder.write_small_records(folder)
+    export(folder, endings=(".svg",))
+    return folder
 
 
-@pytest.mark.parametrize("size", [64, 66])
-def test_tiles_are_the_pictures_they_say(tmp_path, size):
-    table = run_folder.table_of(volumes=12, samples=4)
-    explorer = load_explorer(
-        run_folder.write_explorer(tmp_path, table, slices=2, size=size, samples=2)
-    )
-    made = _slice_pictures(explorer)
-    sheet = np.asarray(Image.open(io.BytesIO(base64.b64decode(made.rounds[1][2].split(",")[1]))))
-    stride = -(-size // 8) * 8
-    wanted = explorer.samples[1, 2, 1].astype(float) / explorer.truth[1].max() * 255
+def test_intervals_are_the_policys_and_the_bounds(exported):
+    table = TaskOutputs.load(exported / "table.npz")
+    bound = tq.load_bound(exported / "bound-16.json")(table.outputs[0])
+    rows = run_folder.rows_of(exported / "intervals.csv")
+    mine = [r for r in rows if r["source"].startswith("lwr")]
+    stopped = list(_policy_reports(tq.load_policy(exported / "policy.json"), table))
 
-    assert sheet.shape == (stride, stride * len(made.tiles))
-    tiles = [sheet[:size, k * stride : k * stride + size] for k in range(len(made.tiles))]
-    error = [np.abs(tile - np.clip(wanted, 0, 255)).mean() for tile in tiles]
-    assert made.tiles[int(np.argmin(error))] == "sample-2"
+    assert [float(r["lower"]) for r in mine] == bound.lower.tolist()
+    assert [r["case"] for r in mine] == table.case.tolist()
+    assert len(rows) == 2 * table.cases
+    for row, report in zip(rows, stopped, strict=False):
+        assert (float(row["lower"]), float(row["upper"])) == (report.lower, report.upper)
+        inside = report.lower <= report.target <= report.upper
+        assert row["covered"] == ("yes" if inside else "no")
+
+
+def test_hostile_names_are_drawn_and_written(tmp_path):
+    run_folder.write_hostile(tmp_path)
+    folder = export(tmp_path)
+    drawn = sorted(p.suffix for p in (tmp_path / "figures").iterdir())
+
+    assert drawn.count(".pdf") == drawn.count(".png") == drawn.count(".svg") >= 3
+    assert all(p.parent in (folder, tmp_path / "figures") for p in tmp_path.rglob("*.svg"))
+    with (folder / "groups.csv").open(encoding="utf-8-sig") as file:
+        assert not any(line.startswith("=") for line in file)
+
+
+def test_results_json_and_csv_say_the_same(exported):
+    results = json.loads((exported / "exports/results.json").read_text())
+    patients = next(t for t in results["tables"] if t["name"] == "groups")
+    rows = run_folder.rows_of(exported / "exports/groups.csv")
+    at = patients["columns"].index("average R")
+
+    assert [float(r["average R"]) for r in rows] == [row[at] for row in patients["rows"]]
+
+
+def test_every_figure_is_drawn_and_has_its_numbers(exported):
+    results = json.loads((exported / "exports/results.json").read_text())
+    drawn = {p.stem for p in (exported / "figures").glob("*.svg")}
+    told = {p.stem.removeprefix("figure-") for p in (exported / "exports").glob("figure-*.csv")}
+
+    assert len(drawn) == len(results["figures"]) >= 7
+    assert drawn == told
+
+
+def test_exports_are_not_read_as_results(exported):
+    before = read_folder(exported)
+    export(exported, endings=())
+
+    assert [f.path for f in read_folder(exported).records] == [f.path for f in before.records]
+    assert not any("exports" in path for path, _ in before.others)
+
+
+def test_the_command_builds_the_page_and_prints_its_path(tmp_path):
+    run_folder.write_small_records(tmp_path)
+    code = "from taskuq.cli.app import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "report", str(tmp_path)],
+                          capture_output=True, text=True)  # fmt: skip
+
+    assert done.stdout.strip() == str(tmp_path / "report.html")
+    assert (tmp_path / "report.html").exists()
+    wrong = subprocess.run([sys.executable, "-c", code, "report", str(tmp_path / "none")],
+                           capture_output=True, text=True)  # fmt: skip
+    assert wrong.returncode == 2
+    assert "there is no folder" in wrong.stderr

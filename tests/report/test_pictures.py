@@ -1,4 +1,4 @@
-"""Pictures as they are: small ones pixel by pixel, colours in colour, no estimate where none is."""
+"""Pictures and arrays of the explorer."""
 
 import base64
 import io
@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import run_folder
 from PIL import Image
 
 import taskuq as tq
@@ -14,10 +15,74 @@ from taskuq.report._explorer import (
     _check_explorer,
     _slice_pictures,
     brightness,
+    load_explorer,
     save_explorer,
     thumbnail,
 )
 from taskuq.report._report import write_report
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"outputs": None}, "needs outputs"),
+        ({"colour": 1}, "does not know 'colour'"),
+        ({"mean": np.zeros((3, 4, 5, 5))}, "mean has shape"),
+        ({"targets": np.full(2, np.nan)}, "NaN"),
+        ({"accelerations": [2, 4, 8, 16]}, "must decrease"),
+        ({"masks": np.zeros(5)}, "masks must be"),
+        ({"outputs": np.zeros((2, 4, 3, 2))}, "targets has shape"),
+        ({"task_names": ["a", "b"]}, "task_names"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(change, sentence):
+    arrays = run_folder.pictures(2, size=16, samples=2) | {
+        "case": ["a", "b"], "group": ["g", "g"], "outputs": np.zeros((2, 4, 3)),
+        "targets": np.zeros(2), "calibration_outputs": np.zeros((9, 4, 3)),
+        "calibration_targets": np.zeros(9),
+    }  # fmt: skip
+    _check_explorer(arrays)
+    with pytest.raises(InputError, match=sentence):
+        _check_explorer(arrays | change)
+
+
+def test_the_explorers_file_comes_back_as_it_was(tmp_path):
+    table = run_folder.table_of(volumes=12, samples=4)
+    path = run_folder.write_explorer(tmp_path, table, slices=2, size=16, samples=2)
+    first = load_explorer(path)
+    again = load_explorer(save_explorer(tmp_path / "again.npz", **vars(first)))
+
+    for name, value in vars(first).items():
+        assert np.array_equal(value, getattr(again, name)), name
+
+
+def test_pictures_give_way_before_the_page_grows_too_large(tmp_path):
+    table = run_folder.table_of(volumes=12, samples=4)
+    path = run_folder.write_explorer(tmp_path, table, slices=2, size=66, samples=2)
+    explorer = load_explorer(path)
+    whole, small = _slice_pictures(explorer), _slice_pictures(explorer, budget=9_000)
+    length = [sum(len(sheet) for row in p.rounds for sheet in row) for p in (whole, small)]
+
+    assert (whole.shrink, whole.height, whole.width) == (1, 66, 66)
+    assert (small.shrink, small.height, small.width) == (4, 17, 17)
+    assert length[1] < length[0] / 4
+
+
+@pytest.mark.parametrize("size", [64, 66])
+def test_tiles_are_the_pictures_they_say(tmp_path, size):
+    table = run_folder.table_of(volumes=12, samples=4)
+    explorer = load_explorer(
+        run_folder.write_explorer(tmp_path, table, slices=2, size=size, samples=2)
+    )
+    made = _slice_pictures(explorer)
+    sheet = np.asarray(Image.open(io.BytesIO(base64.b64decode(made.rounds[1][2].split(",")[1]))))
+    stride = -(-size // 8) * 8
+    wanted = explorer.samples[1, 2, 1].astype(float) / explorer.truth[1].max() * 255
+
+    assert sheet.shape == (stride, stride * len(made.tiles))
+    tiles = [sheet[:size, k * stride : k * stride + size] for k in range(len(made.tiles))]
+    error = [np.abs(tile - np.clip(wanted, 0, 255)).mean() for tile in tiles]
+    assert made.tiles[int(np.argmin(error))] == "sample-2"
 
 
 def stored(size=(8, 8), colours=(), tasks=(), **changes):
@@ -98,19 +163,6 @@ def test_pictures_that_do_not_fit_are_refused(changes):
         _check_explorer(stored(colours=(3,)) | changes)
 
 
-def test_a_browser_shows_small_pictures_pixel_by_pixel(open_page, tmp_path, keep):
-    for name, size in (("small", (8, 8)), ("large", (80, 80))):
-        save_explorer(tmp_path / name / "explorer.npz", **stored(size, (3,), (2,)))
-        page = open_page(write_report(tmp_path / name))
-        canvas = page.locator("[data-part=picture]")
-        page.wait_for_function("document.querySelector('[data-part=picture]').dataset.shown")
-        keep(page, f"pictures-{name}")
-        rendering = canvas.evaluate("c => getComputedStyle(c).imageRendering")
-
-        assert page.heard.messages == []
-        assert rendering == ("pixelated" if name == "small" else "auto")
-
-
 def test_colours_and_three_tasks_go_from_a_pipeline_to_the_page(tmp_path):
     images = np.random.default_rng(0).random((40, 6, 5, 3))
 
@@ -141,16 +193,14 @@ def test_the_picture_of_a_scan_is_the_image_itself_and_not_a_blur(darkest):
     np.testing.assert_array_equal(shown, image - darkest)
 
 
-def test_pictures_of_few_pixels_are_drawn_pixel_by_pixel_on_the_first_screen(open_page, tmp_path):
-    table, run = tq.TaskOutputs(*scans_with_pictures()), tmp_path / "run"
-    table.save(run / "table.npz")
-    tq.plan(table, alpha=0.2, max_width=2).save(run / "policy.json")
-    save_explorer(run / "explorer.npz", **stored())
-    drawn = open_page(write_report(run)).locator(".scan img")
+def test_a_browser_shows_small_pictures_pixel_by_pixel(open_page, tmp_path, keep):
+    for name, size in (("small", (8, 8)), ("large", (80, 80))):
+        save_explorer(tmp_path / name / "explorer.npz", **stored(size, (3,), (2,)))
+        page = open_page(write_report(tmp_path / name))
+        canvas = page.locator("[data-part=picture]")
+        page.wait_for_function("document.querySelector('[data-part=picture]').dataset.shown")
+        keep(page, f"pictures-{name}")
+        rendering = canvas.evaluate("c => getComputedStyle(c).imageRendering")
 
-    assert drawn.first.evaluate("i => getComputedStyle(i).imageRendering") == "pixelated"
-
-
-def scans_with_pictures():
-    rng = np.random.default_rng(0)
-    return rng.random((2, 40, 4)), rng.random(40), (8, 4)
+        assert page.heard.messages == []
+        assert rendering == ("pixelated" if name == "small" else "auto")

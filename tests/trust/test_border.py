@@ -74,12 +74,12 @@ def test_a_full_pipe_is_one_sentence(tmp_path):
         ran = subprocess.run(command, stdout=full, stderr=-1, text=True)
 
     assert ran.returncode == 1
-    assert ran.stderr == "taskuq: the machine failed (No space left on device); start again\n"
+    assert ran.stderr == "taskuq: I/O error (No space left on device); rerun the command\n"
 
 
 ERRORS = {
     OSError(28, "No space left on device", "a.json"): (1, "a.json"),
-    MemoryError(): (1, "memory ran out"),
+    MemoryError(): (1, "out of memory"),
     torch.OutOfMemoryError("CUDA out of memory. Tried\nmore"): (1, "(CUDA out of memory. Tried)"),
     MachineError("the disk is full"): (1, "the disk is full"),
     InputError("alpha is 2"): (2, "alpha is 2"),
@@ -265,7 +265,7 @@ def test_an_odd_field_of_an_evaluation_leaves_the_other_evaluation(tmp_path, fie
 
     rng = np.random.default_rng(0)
     table = tq.TaskOutputs(rng.random((1, 60, 4)), rng.random(60), (8.0,))
-    record = evaluate_table(table, EvaluationGrid(scores=("ar",), trials=5, seed=0)).to_dict()
+    record = evaluate_table(table, EvaluationGrid(scores=("ar",), splits=5, seed=0)).to_dict()
     write_json(tmp_path / "good.json", record)
     bad = json.loads(json.dumps(record))
     bad["results"][0][field] = {"a": [None]}

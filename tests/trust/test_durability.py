@@ -12,10 +12,9 @@ import pytest
 
 import taskuq as tq
 from taskuq import _io as disk
-from taskuq._io import atomic_write, write_json
-from taskuq._io import ExistingFileError
+from taskuq._io import ExistingFileError, atomic_write, write_json
 from taskuq.errors import MachineError
-from taskuq.pipeline._executor import RunLog
+from taskuq.pipeline._local import RunLog
 from taskuq.pipeline._pipeline import status
 from taskuq.table._parquet import TableHeader, TableWriter, _shard_paths, write_case_list
 
@@ -65,7 +64,9 @@ def test_new_folders_are_on_the_disk_too(tmp_path, monkeypatch):
 
 def test_every_file_of_a_table_is_on_the_disk(tmp_path, monkeypatch):
     def save():
-        tq.TaskOutputs(np.ones((2, 3, 4)), np.ones(3), (4, 2), missing_cases=["a"]).save(tmp_path / "t")
+        tq.TaskOutputs(np.ones((2, 3, 4)), np.ones(3), (4, 2), missing_cases=["a"]).save(
+            tmp_path / "t"
+        )
 
     # The folder, then header, roster and two shards.
     assert events_of(monkeypatch, save) == "d" + "fmd" * 4

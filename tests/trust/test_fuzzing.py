@@ -23,8 +23,8 @@ def test_damaged_files_end_in_a_sentence_or_in_the_same_result():
     [
         (fuzz.End("a traceback: KeyError", "", ""), "a traceback: KeyError"),
         (fuzz.End("more than 10 s", "", ""), "more than 10 s"),
-        (fuzz.End(1, "taskuq: taskuq made a mistake (KeyError)", ""), "a mistake of ours"),
-        (fuzz.End(1, "taskuq: memory ran out; free some", ""), "too much memory"),
+        (fuzz.End(1, "taskuq: internal error (KeyError)", ""), "internal error"),
+        (fuzz.End(1, "taskuq: out of memory; free some", ""), "too much memory"),
         (fuzz.End(2, "", ""), "no sentence"),
         (fuzz.End(2, "taskuq: a.json is not JSON", ""), ""),
         (fuzz.End(0, "", "0.5"), ""),

@@ -9,26 +9,7 @@ from itertools import cycle, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from taskuq.cli.app import (
-    SCORE,
-    SCORES,
-    Json,
-    Output,
-    Range,
-    Seed,
-    TableFile,
-    command,
-    load_table,
-    parse_floats,
-    parse_ints,
-    parse_list,
-    parse_number_or_name,
-    print_json,
-    print_message,
-    print_result,
-    print_table_notes,
-    show_table,
-)
+from taskuq.cli import app
 from taskuq.errors import InputError
 
 if TYPE_CHECKING:
@@ -43,12 +24,12 @@ if TYPE_CHECKING:
 CASES = 65536
 
 
-@command("calibrate")
+@app.command("calibrate")
 def calibrate(
-    table: TableFile,
+    table: app.TableFile,
     /,
     *,
-    score: str = SCORE,
+    score: str = app.SCORE,
     alpha: float = 0.05,
     acceleration: str | None = None,
     unit: Literal["case", "group"] | None = None,
@@ -57,22 +38,22 @@ def calibrate(
     side: Literal["two", "upper", "lower", "each"] = "two",
     by_label: bool = False,
     within: Literal["case", "group"] | None = None,
-    range: Range = None,
+    range: app.Range = None,
     task: str | None = None,
     joint: Literal["max", "scale", "minimax", "rank"] | None = None,
-    output: Output = Path("bound.json"),
+    output: app.Output = Path("bound.json"),
 ) -> None:
     from taskuq.conformal._calibrate import calibrate as calibrate_arrays
     from taskuq.conformal._joint import calibrate_joint
     from taskuq.conformal._units import as_unit
 
-    loaded = load_table(table, range, task)
+    loaded = app.load_table(table, range, task)
     if not loaded.has_targets:
         raise InputError(
             f"{table} has no targets; calibration needs targets f(x) of the true images",
             code="targets.missing",
         )
-    k, R = _round(loaded, None if acceleration is None else parse_number_or_name(acceleration))
+    k, R = _round(loaded, None if acceleration is None else app.parse_number_or_name(acceleration))
     group = as_unit(unit, has_groups=loaded.group is not None).groups(loaded.group)
     bound: Bound | JointBound
     if joint is not None:
@@ -84,7 +65,7 @@ def calibrate(
             )
         bound = calibrate_joint(
             loaded.outputs[k], loaded.targets_at(k), alpha=alpha, score=score, method=joint,
-            group=group, unit=unit, cases=parse_number_or_name(cases), delta=delta, side=side,
+            group=group, unit=unit, cases=app.parse_number_or_name(cases), delta=delta, side=side,
             task_range=loaded.task_ranges, task_names=loaded.task_names, acceleration=R,
         )  # fmt: skip
     else:
@@ -96,40 +77,43 @@ def calibrate(
         if by_label and loaded.label is None:
             raise InputError("--by-label needs a table with labels", code="groups.missing")
         bound = calibrate_arrays(
-            loaded.rounds_up_to(k), loaded.targets_at(k), alpha=alpha, score=score, group=group, unit=unit,
-            cases=parse_number_or_name(cases), delta=delta, side=side, task_range=loaded.task_range,
-            label=loaded.label if by_label else None, within=within, acceleration=R,
+            loaded.rounds_up_to(k), loaded.targets_at(k), alpha=alpha, score=score, group=group,
+            unit=unit, cases=app.parse_number_or_name(cases), delta=delta, side=side,
+            task_range=loaded.task_range, label=loaded.label if by_label else None,
+            condition_on=within, acceleration=R,
         )  # fmt: skip
-    print_table_notes(loaded)
-    print_message(str(bound))
-    print_result(str(bound.save(output)))
+    app.print_table_notes(loaded)
+    app.print_message(str(bound))
+    app.print_result(str(bound.save(output)))
 
 
-@command("predict")
+@app.command("predict")
 def predict(
     bound: Path,
-    table: TableFile,
+    table: app.TableFile,
     /,
     *,
     alpha: float | None = None,
     score: str | None = None,
     acceleration: str | None = None,
     task: str | None = None,
-    output: Output = Path("intervals.csv"),
+    output: app.Output = Path("intervals.csv"),
 ) -> None:
     from taskuq._io import atomic_write
     from taskuq.conformal._bound import Bound
 
     calibrated = _load(bound)
     _require_match(calibrated, bound, alpha, score)
-    loaded = load_table(table, None, task)
+    loaded = app.load_table(table, None, task)
     if loaded.tasks > 1 and isinstance(calibrated, Bound):
         raise InputError(
             f"{bound} is for one task, the table has {', '.join(loaded.task_names)}; use --task",
             code="option.missing",
         )
     stored = calibrated.acceleration
-    k, R = _round(loaded, stored if acceleration is None else parse_number_or_name(acceleration))
+    k, R = _round(
+        loaded, stored if acceleration is None else app.parse_number_or_name(acceleration)
+    )
     if acceleration is not None and stored not in (None, R):
         raise InputError(
             f"{bound} was calibrated at acceleration {stored:g}, got "
@@ -142,11 +126,11 @@ def predict(
     interval = calibrated(outputs)
     with atomic_write(output) as partial, partial.open("w", newline="") as file:
         csv.writer(file).writerows(_rows(loaded, k, R, interval))
-    print_message(str(calibrated))
-    print_result(str(output))
+    app.print_message(str(calibrated))
+    app.print_result(str(output))
 
 
-@command("sample-size")
+@app.command("sample-size")
 def sample_size(
     *,
     alpha: float = 0.05,
@@ -155,7 +139,7 @@ def sample_size(
     one_sided: bool = False,
     group_size: float = 1.0,
     icc: float = 0.0,
-    json: Json = None,
+    json: app.Json = None,
 ) -> None:
     from taskuq.conformal._quantiles import calibration_size, min_calibration_size
 
@@ -166,7 +150,7 @@ def sample_size(
     if json != "-":
         low, high = 1 - alpha - epsilon, min(1.0, 1 - alpha + epsilon)
         covered = f"at least {low:g}" if one_sided else f"between {low:g} and {high:g}"
-        print_result(
+        app.print_result(
             f"{size} calibration cases: all but {delta:g} of calibration sets then cover {covered} "
             f"of new cases ({least} are needed for a finite interval)."
         )
@@ -175,7 +159,7 @@ def sample_size(
         "two_sided": not one_sided, "group_size": group_size, "icc": icc,
         "n_calibration": size, "n_finite": least,
     }  # fmt: skip
-    print_json(record, json)
+    app.print_json(record, json)
 
 
 def _rows(
@@ -250,7 +234,7 @@ def _require_match(
             "recalibrate",
             code="policy.mismatch",
         )
-    name = score_name(bound.parts[0][0])
+    name = score_name(bound._parts[0][0])
     if score is not None and score != name:
         raise InputError(
             f"{path} was calibrated with score {name}, got --score {score}; recalibrate",
@@ -258,12 +242,12 @@ def _require_match(
         )
 
 
-@command("evaluate")
+@app.command("evaluate")
 def evaluate(
-    table: TableFile,
+    table: app.TableFile,
     /,
     *,
-    score: str = SCORES,
+    score: str = app.SCORES,
     alpha: float = 0.05,
     acceleration: str | None = None,
     samples: str | None = None,
@@ -273,45 +257,47 @@ def evaluate(
     cases: str = "random",
     delta: float | None = None,
     side: Literal["two", "upper", "lower", "each"] = "two",
-    range: Range = None,
+    range: app.Range = None,
     task: str | None = None,
     size_bins: str | None = None,
-    seed: Seed = 0,
-    json: Json = None,
+    seed: app.Seed = 0,
+    json: app.Json = None,
     figures: Path | None = None,
 ) -> None:
     from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
 
-    loaded = load_table(table, range, task)
-    bins = parse_floats(size_bins, "size-bins")
-    rounds = [loaded.round_index(parse_number_or_name(R)) for R in parse_list(acceleration or "")]
+    loaded = app.load_table(table, range, task)
+    bins = app.parse_floats(size_bins, "size-bins")
+    rounds = [
+        loaded.round_index(app.parse_number_or_name(R)) for R in app.parse_list(acceleration or "")
+    ]
     grid = EvaluationGrid(
-        scores=parse_list(score), alpha=alpha,
+        scores=app.parse_list(score), alpha=alpha,
         accelerations=tuple(loaded.accelerations[rounds].tolist()) or None,
-        samples=parse_ints(samples, "samples"), trials=None if exact else splits, seed=seed,
-        unit=unit, cases=parse_number_or_name(cases), delta=delta, side=side,
+        samples=app.parse_ints(samples, "samples"), splits=None if exact else splits, seed=seed,
+        unit=unit, cases=app.parse_number_or_name(cases), delta=delta, side=side,
         **({} if bins is None else {"size_bins": bins}),
     )  # fmt: skip
     record = evaluate_table(loaded, grid)
-    print_table_notes(loaded)
+    app.print_table_notes(loaded)
     _print(record, to_stderr=json == "-")
-    print_json(record.to_dict(), json)
+    app.print_json(record.to_dict(), json)
     if figures is not None:
         from taskuq.report.figures import draw_record
 
-        print_result(str(draw_record(record.to_dict(), figures)))
+        app.print_result(str(draw_record(record.to_dict(), figures)))
 
 
 def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
     """Print an evaluation as a table."""
     first = record.results[0]
-    how = "all splits, exactly" if first.trials is None else f"{first.trials} random splits"
+    how = "all splits, exactly" if first.splits is None else f"{first.splits} random splits"
     title = (
         f"{how} by {first.unit}: {first.n_calibration} to calibrate, {first.n_test} to test, "
-        f"alpha {first.alpha:g}; for {first.coverage_of}"
+        f"alpha {first.alpha:g}; for {first.coverage_unit}"
     )
     several = len({r.task for r in record.results}) > 1
-    by_one = first.width_by_one is not None
+    by_one = first.width_single_quantile is not None
     differs = any(not math.isclose(r.coverage.mean, r.case_coverage.mean) for r in record.results)
     named = any(r.round_name for r in record.results)
     columns = (["task"] if several else []) + [
@@ -332,16 +318,16 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
             _number(r.center_error.mean),
             f"{r.infinite:.3g}",
         ]
-        + ([] if r.width_by_one is None else [_ratio(r.width.mean, r.width_by_one.mean)])
+        + ([] if r.width_single_quantile is None else [_ratio(r.width.mean, r.width_single_quantile.mean)])
         for r in record.results
     ]
-    show_table(title, columns, rows, to_stderr=to_stderr)
-    if first.coverage_of != first.mean_over:
-        print_message(
-            f"Coverage is for {first.coverage_of}; the other means are for {first.mean_over}."
+    app.show_table(title, columns, rows, to_stderr=to_stderr)
+    if first.coverage_unit != first.mean_unit:
+        app.print_message(
+            f"Coverage is for {first.coverage_unit}; the other means are for {first.mean_unit}."
         )
     if by_one:
-        print_message(
+        app.print_message(
             "Each end has its own quantile; 'by one' is the width relative to one quantile for "
             "both, on the same splits. Choose on other cases than the calibration cases, or the "
             "guarantee is void."
@@ -349,7 +335,7 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
     fits = [r.histogram for r in record.results if r.histogram is not None]
     if fits:
         worst = min(fit.p_value for fit in fits)
-        print_message(
+        app.print_message(
             f"Coverage and its exact law: smallest goodness-of-fit p-value {worst:.2g} of "
             f"{len(fits)}. {fits[0].reading}"
         )

@@ -10,17 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from taskuq.cli.app import (
-    Json,
-    Output,
-    Seed,
-    command,
-    parse_floats,
-    parse_ints,
-    print_json,
-    print_message,
-    print_result,
-)
+from taskuq.cli import app
 from taskuq.errors import InputError
 from taskuq.measure._masks import acs_width, nested_masks, plot_masks, published_masks, save_masks
 
@@ -33,7 +23,7 @@ if TYPE_CHECKING:
 Slices = Literal["central-60", "central-80", "all"]
 
 
-@command("data check")
+@app.command("data check")
 def check(
     source: Path,
     /,
@@ -49,7 +39,7 @@ def check(
     group: Literal["file", "folder", "each"] | None = None,
     strict: bool = False,
     thorough: bool = False,
-    json: Json = None,
+    json: app.Json = None,
 ) -> None:
     reader = _reader(
         source, labels=labels, file_list=file_list, pathology=pathology, acquisition=acquisition,
@@ -109,7 +99,7 @@ def _reader(
     return FolderData(path=source, labels=labels, group=group)
 
 
-@command("data prepare")
+@app.command("data prepare")
 def prepare(
     folder: Path,
     /,
@@ -138,7 +128,7 @@ def prepare(
     todo = [v for v in data.volumes if not is_prepared(v, preparation, cache, precision)]
     needed = sum(prepared_bytes(volume, preparation, precision) for volume in todo)
     free = require_disk_space(cache, needed)
-    print_message(
+    app.print_message(
         f"{len(data.volumes)} of {len(data.surveyed)} files are usable, "
         f"{len(data.volumes) - len(todo)} are in {cache} already; {sum(v.slices for v in todo)} "
         f"slices in {precision} precision need {needed / 1e9:.3g} GB, {free / 1e9:.4g} GB are free"
@@ -148,54 +138,56 @@ def prepare(
     outcomes = parallel_map(_prepare, todo, *same, workers=workers)
     for done, (is_ready, outcome) in enumerate(outcomes, start=1):
         left = (time.monotonic() - started) / done * (len(todo) - done)
-        print_message(f"{done}/{len(todo)} {outcome}; {duration(left)} left")
+        app.print_message(f"{done}/{len(todo)} {outcome}; {duration(left)} left")
         failed += not is_ready
     if failed:
-        print_message(f"{failed} volumes could not be prepared; download them again or remove them")
-    print_result(str(cache / preparation.key))
+        app.print_message(
+            f"{failed} volumes could not be prepared; download them again or remove them"
+        )
+    app.print_result(str(cache / preparation.key))
     if failed:
         sys.exit(1)
 
 
-@command("data atlas")
+@app.command("data atlas")
 def atlas(
     *,
     patients: int = 125,
-    seed: Seed = 0,
+    seed: app.Seed = 0,
     first_patient: int = 0,
     size: int = 128,
     slices: int = 8,
     contrast: Literal["t1", "t2", "flair", "mixed"] = "flair",
     base: Path | None = None,
     workers: int = 1,
-    output: Output = Path("atlas.npz"),
+    output: app.Output = Path("atlas.npz"),
 ) -> None:
     from taskuq.data._atlas import Atlas, PatientDistribution, save_atlas
 
     plan = PatientDistribution(size=size, slices=slices, contrast=contrast)
     made = Atlas(patients=patients, seed=seed, first=first_patient, plan=plan, base=base)
-    print_result(str(save_atlas(made, output, workers=workers)))
+    app.print_result(str(save_atlas(made, output, workers=workers)))
 
 
-@command("data atlas-base")
-def atlas_base(*, output: Output = Path("atlas-base.npz")) -> None:
+@app.command("data atlas-base")
+def atlas_base(*, output: app.Output = Path("atlas-base.npz")) -> None:
     from taskuq.data._atlas import save_anatomy
 
-    print_result(str(save_anatomy(output)))
+    app.print_result(str(save_anatomy(output)))
 
 
-@command("data preview")
+@app.command("data preview")
 def preview(
     source: Path | None = None,
     /,
     *,
-    seed: Seed = 0,
+    seed: app.Seed = 0,
     patients: int = 6,
     size: int = 128,
     contrast: Literal["t1", "t2", "flair", "mixed"] = "flair",
     outline: bool = False,
     cases: int = 48,
-    output: Output = Path("sheet.png"),
+    output: app.Output = Path("sheet.png"),
 ) -> None:
     from taskuq.data._arrays import read_npz
     from taskuq.data._atlas import Atlas, PatientDistribution
@@ -209,12 +201,12 @@ def preview(
         data = read_npz(source)
         step = max(1, len(data) // cases)
         path = plot_contact_sheet(data, output, indices=range(0, len(data), step)[:cases])
-    print_result(str(path))
+    app.print_result(str(path))
 
 
 def _show(checked: DataCheck, json: str | None) -> None:
     if json == "-":
-        print_json(checked.as_record(), json)
+        app.print_json(checked.as_record(), json)
         return
     from rich.console import Console
     from rich.table import Table
@@ -236,7 +228,7 @@ def _show(checked: DataCheck, json: str | None) -> None:
     )
     for note in checked.notes:
         console.print(note, highlight=False)
-    print_json(checked.as_record(), json)
+    app.print_json(checked.as_record(), json)
 
 
 def _prepare(
@@ -251,7 +243,7 @@ def _prepare(
     return True, f"{volume.name}: {volume.slices} slices, scale {kept.scale:.4g}"
 
 
-@command("masks")
+@app.command("masks")
 def masks(
     *,
     learn: Path | None = None,
@@ -260,11 +252,11 @@ def masks(
     published: bool = False,
     pattern: Literal["inverse-distance", "uniform"] = "inverse-distance",
     acs: str | None = None,
-    seed: Seed = 0,
+    seed: app.Seed = 0,
     figure: Path | None = None,
     device: str | None = None,
     overwrite: bool = False,
-    output: Output = Path("masks.npz"),
+    output: app.Output = Path("masks.npz"),
 ) -> None:
     figure = figure or output.with_suffix(".png")
     if output.suffix != ".npz":
@@ -272,7 +264,7 @@ def masks(
     if learn is not None:
         _learn(learn, output, figure, device, overwrite)
         return
-    rates = list(parse_floats(accelerations, "accelerations") or ())
+    rates = list(app.parse_floats(accelerations, "accelerations") or ())
     if published:
         if size != 320:
             raise InputError(
@@ -280,14 +272,16 @@ def masks(
             )
         made = published_masks(rates)
     else:
-        widths = None if acs is None else list(parse_ints(acs, "acs") or ())
+        widths = None if acs is None else list(app.parse_ints(acs, "acs") or ())
         made = nested_masks(size, rates, rng=np.random.default_rng(seed), rule=pattern, acs=widths)
     save_masks(output, made, rates)
     plot_masks(made, rates, figure)
     for mask, R in zip(made, rates, strict=True):
-        print_message(f"R = {R:g}: {mask.sum()} of {len(mask)} lines, centre of {acs_width(mask)}")
-    print_message(f"figure: {figure}")
-    print_result(str(output))
+        app.print_message(
+            f"R = {R:g}: {mask.sum()} of {len(mask)} lines, centre of {acs_width(mask)}"
+        )
+    app.print_message(f"figure: {figure}")
+    app.print_result(str(output))
 
 
 def _learn(config: Path, output: Path, figure: Path, device: str | None, overwrite: bool) -> None:
@@ -298,11 +292,11 @@ def _learn(config: Path, output: Path, figure: Path, device: str | None, overwri
     made, order = learn_masks(learner, output, overwrite=overwrite)
     words, rates = learner.config.measure.terminology, learner.config.measure.accelerations
     plot_masks(made, rates, figure, order.all, what=words.many("measurement"))
-    print_message(
+    app.print_message(
         f"learned on {len(learner.cases)} training cases by {learner.config.aim}; calibrate on "
         "other cases, or the guarantee is void"
     )
     for mask, R in zip(made, rates, strict=True):
-        print_message(f"R = {R:g}: {mask.sum()} of {len(mask)} {words.many('measurement')}")
-    print_message(f"figure: {figure}")
-    print_result(str(output))
+        app.print_message(f"R = {R:g}: {mask.sum()} of {len(mask)} {words.many('measurement')}")
+    app.print_message(f"figure: {figure}")
+    app.print_result(str(output))

@@ -9,19 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from taskuq.cli.app import (
-    Output,
-    Range,
-    Seed,
-    Slurm,
-    command,
-    load_table,
-    parse_floats,
-    parse_list,
-    print_message,
-    print_result,
-    show_table,
-)
+from taskuq.cli import app
 from taskuq.errors import InputError
 from taskuq.experiments._claims import EXPERIMENTS, SubsetMembers, run_all, run_one
 
@@ -33,7 +21,7 @@ else:
     Name = Literal[("all", *EXPERIMENTS)]
 
 
-@command("experiment")
+@app.command("experiment")
 def experiment(
     name: Name,
     /,
@@ -49,16 +37,19 @@ def experiment(
     size_bins: str | None = None,
     score: str | None = None,
     splits: int | None = None,
-    seed: Seed = 0,
-    range: Range = None,
+    seed: app.Seed = 0,
+    range: app.Range = None,
     task: str | None = None,
-    output: Output = Path("runs/experiments"),
+    output: app.Output = Path("runs/experiments"),
 ) -> None:
     from taskuq._io import read_json, write_json
     from taskuq.experiments._claims import ClaimSettings, make_inputs
 
-    widths, bins = parse_floats(max_width, "max-width"), parse_floats(size_bins, "size-bins")
-    scores = None if score is None else parse_list(score)
+    widths, bins = (
+        app.parse_floats(max_width, "max-width"),
+        app.parse_floats(size_bins, "size-bins"),
+    )
+    scores = None if score is None else app.parse_list(score)
     changed: dict[str, Any] = {
         "alpha": alpha, "trials": splits, "size_bins": bins,
         "goals": widths and tuple((alpha or ClaimSettings.alpha, width) for width in widths),
@@ -68,7 +59,9 @@ def experiment(
     }  # fmt: skip
     settings = ClaimSettings(seed=seed, **{k: v for k, v in changed.items() if v is not None})
     mask_array, rates = (None, ()) if masks is None else _masks(masks)
-    sampled, estimated = (None if t is None else load_table(t, range, task) for t in (table, point))
+    sampled, estimated = (
+        None if t is None else app.load_table(t, range, task) for t in (table, point)
+    )
     others: dict[str, Any] = {
         "masks": mask_array,
         "mask_accelerations": rates,
@@ -81,14 +74,14 @@ def experiment(
         "parts": () if data is None else _parts(data),
     }
     if name == "all":
-        records = run_all(sampled, estimated, settings, tell=print_message, **others)
+        records = run_all(sampled, estimated, settings, tell=app.print_message, **others)
     else:
-        print_message(f"{name}: {EXPERIMENTS[name].shows}")
+        app.print_message(f"{name}: {EXPERIMENTS[name].shows}")
         records = [run_one(name, make_inputs(sampled, estimated, **others), settings)]
     for record in records:
         print_experiment(record)
     for record in records:
-        print_result(str(write_json(output / "records" / f"{record['name']}.json", record)))
+        app.print_result(str(write_json(output / "records" / f"{record['name']}.json", record)))
 
 
 def print_experiment(record: dict[str, Any]) -> None:
@@ -97,9 +90,9 @@ def print_experiment(record: dict[str, Any]) -> None:
 
     for table in record["tables"]:
         rows = [[shown(value) for value in row] for row in table["rows"]]
-        show_table(f"{record['title']}: {table['name']}", table["columns"], rows)
-    print_message(f"Claim: {record['claim']}")
-    print_message(f"Finding: {record['finding']}\n")
+        app.show_table(f"{record['title']}: {table['name']}", table["columns"], rows)
+    app.print_message(f"Claim: {record['claim']}")
+    app.print_message(f"Finding: {record['finding']}\n")
 
 
 def _masks(path: Path) -> tuple[Any, tuple[float, ...]]:
@@ -118,8 +111,8 @@ def _masks(path: Path) -> tuple[Any, tuple[float, ...]]:
     is_cost = rates.ndim == 1 and bool(np.isfinite(rates).all() and (rates >= 1).all())
     if masks.ndim != 2 or rates.shape != masks.shape[:1] or not is_cost:
         raise InputError(
-            f"{path} holds masks {masks.shape} and accelerations {rates.shape}; each round needs one "
-            "acceleration of at least 1",
+            f"{path} holds masks {masks.shape} and accelerations {rates.shape}; each round needs "
+            "one acceleration of at least 1",
             code="rounds.invalid",
         )
     return masks, tuple(rates.tolist())
@@ -133,16 +126,16 @@ def _parts(config: Path) -> list[SubsetMembers]:
     return [SubsetMembers(name, part.groups, part.labels) for name, part in opened]
 
 
-@command("quality")
+@app.command("quality")
 def quality(
     config: Path,
     /,
     *,
-    output: Output = Path("quality.json"),
+    output: app.Output = Path("quality.json"),
     engine: str = "local",
     address: str | None = None,
     workers: int | None = None,
-    slurm: Slurm = None,
+    slurm: app.Slurm = None,
     device: str | None = None,
     threads: int | None = None,
 ) -> None:
@@ -152,11 +145,13 @@ def quality(
     from taskuq.pipeline._engines import ENGINES, EngineOptions
 
     settings = read_config(QualityConfig, config)
-    chosen = ENGINES[engine].from_flags(EngineOptions(address, workers, tuple(slurm or ()), device))
+    chosen = ENGINES[engine].from_options(
+        EngineOptions(address, workers, tuple(slurm or ()), device)
+    )
     store = output.with_name(f"{output.stem}-pieces")
     record = evaluate_quality(settings, store=store, engine=chosen, device=device, threads=threads)
-    print_message("\n".join(quality_lines(record)))
-    print_result(str(write_json(output, record)))
+    app.print_message("\n".join(quality_lines(record)))
+    app.print_result(str(write_json(output, record)))
 
 
 def quality_lines(record: dict[str, Any]) -> list[str]:
@@ -175,12 +170,12 @@ def _with_error(value: dict[str, float | None], digits: int) -> str:
     return "-" if mean is None else f"{mean:.{digits}f}{tail}"
 
 
-@command("rehearse")
+@app.command("rehearse")
 def rehearse(
     configs: Path,
     /,
     *,
-    output: Output = Path("runs/rehearsal"),
+    output: app.Output = Path("runs/rehearsal"),
     steps: Annotated[int, Parameter(validator=Number(gte=2))] = 3,
     volumes: Annotated[int, Parameter(validator=Number(gte=4, lte=10))] = 5,
     data: Path | None = None,
@@ -189,9 +184,9 @@ def rehearse(
 ) -> None:
     from taskuq.experiments._rehearse import PAGE, Rehearsal, rehearsal_markdown
 
-    rehearsal = Rehearsal(output, configs, steps, volumes, data, toy, print_message)
+    rehearsal = Rehearsal(output, configs, steps, volumes, data, toy, app.print_message)
     record = rehearsal.run(fresh=overwrite)
-    print_message("\n" + rehearsal_markdown(record))
-    print_result(str(output / PAGE))
+    app.print_message("\n" + rehearsal_markdown(record))
+    app.print_result(str(output / PAGE))
     if record["failed"]:
         sys.exit(1)

@@ -11,27 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from taskuq.cli.app import (
-    SCORE,
-    SCORES,
-    Json,
-    Output,
-    Range,
-    Seed,
-    TableFile,
-    command,
-    load_table,
-    parse_floats,
-    parse_ints,
-    parse_list,
-    parse_number_or_name,
-    parse_per_task,
-    print_json,
-    print_message,
-    print_result,
-    print_table_notes,
-    show_table,
-)
+from taskuq.cli import app
 from taskuq.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @Parameter(name="*")
-@command("goal")
+@app.command("goal")
 @dataclass(frozen=True)
 class _Goal:
     alpha: float = 0.05
@@ -59,50 +39,52 @@ class _Goal:
     def levels(self) -> dict[str, Any]:
         """Widths and levels of all tasks or of each."""
         names = ("max_width", "at_least", "at_most")
-        return {name: parse_per_task(getattr(self, name), name.replace("_", "-")) for name in names}
+        return {
+            name: app.parse_per_task(getattr(self, name), name.replace("_", "-")) for name in names
+        }
 
 
 GOAL = _Goal()
 
 
-@command("plan")
+@app.command("plan")
 def plan(
-    table: TableFile,
+    table: app.TableFile,
     /,
     *,
     policy: str = "fixed-width",
-    score: str = SCORE,
+    score: str = app.SCORE,
     statistic: Literal["spread", "learned"] = "spread",
     budget: float = 1.0,
     choose: str | None = None,
     goal: _Goal = GOAL,
-    range: Range = None,
+    range: app.Range = None,
     samples: int | None = None,
     task: str | None = None,
-    output: Output = Path("policy.json"),
+    output: app.Output = Path("policy.json"),
 ) -> None:
     from taskuq.policy._plan import plan as plan_policy
 
-    loaded = load_table(table, range, task)
+    loaded = app.load_table(table, range, task)
     made = plan_policy(
         loaded if samples is None else loaded.select(samples=samples),
         policy=policy, score=score, statistic=statistic, budget=budget,
-        choose=None if choose is None else parse_list(choose),
-        **{**vars(goal), **goal.levels, "cases": parse_number_or_name(goal.cases)},
+        choose=None if choose is None else app.parse_list(choose),
+        **{**vars(goal), **goal.levels, "cases": app.parse_number_or_name(goal.cases)},
     )  # fmt: skip
-    print_table_notes(loaded)
-    print_message(str(made))
+    app.print_table_notes(loaded)
+    app.print_message(str(made))
     for name, R in made.provenance.get("chosen", {}).get("mean_acceleration", {}).items():
-        print_message(f"{name}: mean acceleration {R:.2f} on the cases of the comparison")
+        app.print_message(f"{name}: mean acceleration {R:.2f} on the cases of the comparison")
     if made.certificate:
-        print_message(_acceleration(made.certificate))
+        app.print_message(_acceleration(made.certificate))
     if (without := made.certificate.get("mean_acceleration_without_given")) is not None:
         cost = 1 - made.certificate["mean_acceleration"] / without
-        print_message(
+        app.print_message(
             f"Without --given early the mean acceleration would be {without:.2f}; the stronger "
             f"guarantee costs {100 * cost:.3g} %."
         )
-    print_result(str(made.save(output)))
+    app.print_result(str(made.save(output)))
 
 
 def _acceleration(certificate: Mapping[str, Any]) -> str:
@@ -120,56 +102,56 @@ def _acceleration(certificate: Mapping[str, Any]) -> str:
     return f"{sentence}."
 
 
-@command("simulate")
+@app.command("simulate")
 def simulate(
-    table: TableFile,
+    table: app.TableFile,
     /,
     *,
     policy: str = "paper,fixed-width,adaptive,anytime",
-    score: str = SCORES,
+    score: str = app.SCORES,
     statistic: str = "spread,learned",
     budget: str = "1",
     goal: _Goal = GOAL,
     samples: str | None = None,
     splits: int = 10_000,
-    range: Range = None,
+    range: app.Range = None,
     task: str | None = None,
     tuning_repeats: int = 10,
-    seed: Seed = 0,
-    json: Json = None,
+    seed: app.Seed = 0,
+    json: app.Json = None,
     figures: Path | None = None,
 ) -> None:
     from taskuq.policy._goal import make_goals
     from taskuq.policy._simulate import CHOOSING, simulation_record
     from taskuq.policy._simulate import simulate as replay
 
-    loaded = load_table(table, range, task)
+    loaded = app.load_table(table, range, task)
     stop = make_goals(**goal.levels, side=goal.side, names=loaded.task_names)
     choices = {"score": score, "statistic": statistic, "budget": budget}
-    plans = _plans(parse_list(policy), choices, goal, stop)
+    plans = _plans(app.parse_list(policy), choices, goal, stop)
     results = [
         (p, result)
-        for p in parse_ints(samples, "samples") or (loaded.samples,)
+        for p in app.parse_ints(samples, "samples") or (loaded.samples,)
         for result in replay(
             loaded.select(samples=p), plans, splits=splits, seed=seed,
-            unit=goal.unit, cases=parse_number_or_name(goal.cases), delta=goal.delta,
+            unit=goal.unit, cases=app.parse_number_or_name(goal.cases), delta=goal.delta,
             tuning_repeats=tuning_repeats,
         )
     ]  # fmt: skip
-    print_table_notes(loaded)
+    app.print_table_notes(loaded)
     _print(results, stop.statement, loaded, to_stderr=json == "-")
     if len(plans) > 1:
-        print_message(CHOOSING)
+        app.print_message(CHOOSING)
     inputs = {
         "seed": seed, "cases": goal.cases, "delta": goal.delta, "given": goal.given,
         "tunings": tuning_repeats,
     }  # fmt: skip
     record = simulation_record(loaded, stop, results, inputs)
-    print_json(record, json)
+    app.print_json(record, json)
     if figures is not None:
         from taskuq.report.figures import draw_record
 
-        print_result(str(draw_record(record, figures)))
+        app.print_result(str(draw_record(record, figures)))
 
 
 def _plans(
@@ -180,7 +162,11 @@ def _plans(
 
     def values(option: str) -> tuple[Any, ...]:
         text = options[option]
-        return (parse_floats(text, option) or (1.0,)) if option == "budget" else parse_list(text)
+        return (
+            (app.parse_floats(text, option) or (1.0,))
+            if option == "budget"
+            else app.parse_list(text)
+        )
 
     def given(kind: str) -> Literal["early"] | None:
         return goal.given if POLICIES[kind].supports_early else None
@@ -237,8 +223,8 @@ def _print(
         ]
         for p, r in results
     ]
-    show_table(title, columns, rows, to_stderr=to_stderr)
-    print_message(
+    app.show_table(title, columns, rows, to_stderr=to_stderr)
+    app.print_message(
         f"Coverage is for {first.coverage_of}; mean R and the other means are for "
         f"{first.mean_over}"
         + ("; 'R by case' weights every case equally" if unequal else "")
@@ -265,15 +251,15 @@ def _number(value: float, digits: int = 4) -> str:
     return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
 
-@command("export-policy")
+@app.command("export-policy")
 def export_policy(
     policy: Path,
     /,
     *,
-    output: Output = Path("decide.json"),
+    output: app.Output = Path("decide.json"),
     vectors: Path | None = None,
     cases: int = 20,
-    seed: Seed = 0,
+    seed: app.Seed = 0,
 ) -> None:
     from taskuq._io import write_json
     from taskuq.policy._policy import load_policy
@@ -282,6 +268,8 @@ def export_policy(
     if cases < 1:
         raise InputError(f"--cases must be at least 1, got {cases}", code="value.invalid")
     loaded = load_policy(policy)
-    print_result(str(write_json(output, export_policy(loaded))))
+    app.print_result(str(write_json(output, export_policy(loaded))))
     if vectors is not None:
-        print_result(str(write_json(vectors, export_test_vectors(loaded, cases=cases, seed=seed))))
+        app.print_result(
+            str(write_json(vectors, export_test_vectors(loaded, cases=cases, seed=seed)))
+        )

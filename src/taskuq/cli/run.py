@@ -9,34 +9,18 @@ from typing import Annotated, Any, Literal
 import cyclopts
 from cyclopts import Parameter
 
-from taskuq.cli.app import (
-    COMMANDS,
-    Json,
-    Output,
-    Range,
-    Seed,
-    Slurm,
-    command,
-    load_table,
-    parse_mapping,
-    parse_per_task,
-    parse_range,
-    print_json,
-    print_message,
-    print_result,
-    print_wrapped,
-)
+from taskuq.cli import app
 from taskuq.errors import InputError
 from taskuq.training._networks import LISTED, NETWORKS
 
 
-@command("demo")
+@app.command("demo")
 def demo(
     *,
     fast: bool = False,
     verbose: bool = False,
-    seed: Seed = 0,
-    output: Output = Path("runs/demo"),
+    seed: app.Seed = 0,
+    output: app.Output = Path("runs/demo"),
 ) -> None:
     from taskuq.experiments._demo import DemoSettings, run_demo
     from taskuq.report._report import answer_lines
@@ -45,19 +29,19 @@ def demo(
     page = run_demo(
         settings,
         output,
-        stage=print_message,
-        tell=print_message if verbose else lambda line: None,
+        stage=app.print_message,
+        tell=app.print_message if verbose else lambda line: None,
         quiet=verbose,
     )
-    print_message("")
-    print_wrapped(answer_lines(output))
-    print_message(
+    app.print_message("")
+    app.print_wrapped(answer_lines(output))
+    app.print_message(
         "\nOpen the report in a browser; its explorer shows every image and recomputes intervals."
     )
-    print_result(str(page))
+    app.print_result(str(page))
 
 
-@command("report")
+@app.command("report")
 def report(
     source: Path,
     /,
@@ -66,8 +50,8 @@ def report(
     max_width: str | None = None,
     unit: Literal["case", "group", "whole-group"] | None = None,
     splits: int = 1000,
-    seed: Seed = 0,
-    range: Range = None,
+    seed: app.Seed = 0,
+    range: app.Range = None,
     title: str | None = None,
     terminology: str | None = None,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
@@ -93,31 +77,31 @@ def report(
 
         run_dir = output or source.with_name(f"{source.stem}-report")
         page = make_report(
-            source, run_dir, alpha=alpha, max_width=parse_per_task(max_width, "max-width"),
-            unit=unit, trials=splits, seed=seed, title=title, task_range=parse_range(range),
-            tell=print_message, words=parse_mapping(terminology, "terminology"),
+            source, run_dir, alpha=alpha, max_width=app.parse_per_task(max_width, "max-width"),
+            unit=unit, trials=splits, seed=seed, title=title, task_range=app.parse_range(range),
+            tell=app.print_message, words=app.parse_mapping(terminology, "terminology"),
         )  # fmt: skip
     else:
         page = write_report(run_dir)
-    print_wrapped(answer_lines(run_dir))
+    app.print_wrapped(answer_lines(run_dir))
     if export:
         from taskuq.report._report import export as write_exports
 
         folder = write_exports(run_dir)
-        print_message(f"{folder}: tables and records; {folder.parent / 'figures'}: figures")
-    print_result(str(page))
+        app.print_message(f"{folder}: tables and records; {folder.parent / 'figures'}: figures")
+    app.print_result(str(page))
 
 
-@command("run")
+@app.command("run")
 def run(
     config: Path,
     /,
     *,
-    output: Output,
+    output: app.Output,
     engine: str = "local",
     address: str | None = None,
     workers: int | None = None,
-    slurm: Slurm = None,
+    slurm: app.Slurm = None,
     device: str | None = None,
     batch: int | None = None,
     threads: int | None = None,
@@ -129,10 +113,12 @@ def run(
     from taskuq.pipeline._engines import ENGINES, EngineOptions
 
     settings = read_run(config)
-    chosen = ENGINES[engine].from_flags(EngineOptions(address, workers, tuple(slurm or ()), device))
+    chosen = ENGINES[engine].from_options(
+        EngineOptions(address, workers, tuple(slurm or ()), device)
+    )
     opened = open_run(settings, device)
     if dry_run:
-        print_result(estimate_run_cost(opened).sentence)
+        app.print_result(estimate_run_cost(opened).sentence)
         return
     filled = opened.pipeline.run(
         opened.images, accelerations=opened.config.measure.accelerations,
@@ -141,40 +127,40 @@ def run(
         configuration=opened.configuration, engine=chosen, batch=batch, threads=threads,
         overwrite=overwrite, keep_images=keep_images, terminology=opened.words,
     )  # fmt: skip
-    print_message(
+    app.print_message(
         f"{filled}"
         + (f", {len(filled.missing_cases)} cases missing" if filled.missing_cases else "")
     )
-    print_result(str(output))
+    app.print_result(str(output))
 
 
-@command("status")
+@app.command("status")
 def status(
     table: Path,
     /,
     *,
-    json: Json = None,
+    json: app.Json = None,
 ) -> None:
     from taskuq.pipeline._pipeline import status as look
 
     found = look(table)
     if json != "-":
-        print_result(
+        app.print_result(
             f"{found['finished']} of {found['cases']} cases finished, {len(found['failed'])} "
             f"failed, {found['left']} left"
         )
         for case, reason in list(found["failed"].items())[:20]:
-            print_result(f"  {case}: {reason}")
-    print_json(found, json)
+            app.print_result(f"  {case}: {reason}")
+    app.print_json(found, json)
 
 
-@command("table")
+@app.command("table")
 def table(
     source: Path,
     /,
     *,
-    output: Output,
-    range: Range = None,
+    output: app.Output,
+    range: app.Range = None,
     fraction: float | None = None,
     remainder: Path | None = None,
     unit: Literal["case", "group"] | None = None,
@@ -186,28 +172,28 @@ def table(
         raise InputError(
             "the table, -o and --remainder must be three different files", code="option.conflict"
         )
-    loaded = load_table(source, range)
+    loaded = app.load_table(source, range)
     if sum_groups is not None:
         from taskuq.table import _table as whole_groups
 
         loaded = whole_groups.sum_groups(loaded, sum_groups)
     missing = f", {len(loaded.missing_cases)} cases lack a round" if loaded.missing_cases else ""
-    print_message(f"{loaded}{missing}")
+    app.print_message(f"{loaded}{missing}")
     if fraction is None or remainder is None:
-        print_result(str(loaded.save(output)))
+        app.print_result(str(loaded.save(output)))
         return
     from taskuq.conformal._units import as_unit, choose_fraction
 
     whom = as_unit(unit, has_groups=loaded.group is not None)
     part = choose_fraction(whom.index(loaded.cases, loaded.group), fraction)
-    print_result(str(loaded.select(cases=part).save(output)))
-    print_result(str(loaded.select(cases=~part).save(remainder)))
+    app.print_result(str(loaded.select(cases=part).save(output)))
+    app.print_result(str(loaded.select(cases=~part).save(remainder)))
 
 
 def train_command(kind: str) -> Callable[..., None]:
     """Return the command that trains networks of a kind."""
 
-    @command("train")
+    @app.command("train")
     def start(
         config: Path,
         /,
@@ -219,7 +205,7 @@ def train_command(kind: str) -> Callable[..., None]:
         overwrite: bool = False,
         steps: int | None = None,
         dry_run: bool = False,
-        json: Json = None,
+        json: app.Json = None,
         progress: bool = True,
     ) -> None:
         from taskuq.training._fit import (
@@ -244,10 +230,16 @@ def train_command(kind: str) -> Callable[..., None]:
                 _show_cost(record, json)
             return
         path = train_config(
-            kind, config, folder, machine=machine, fresh=overwrite, steps=steps, log=print_message
+            kind,
+            config,
+            folder,
+            machine=machine,
+            fresh=overwrite,
+            steps=steps,
+            log=app.print_message,
         )
         if is_first_process():
-            print_result(str(path))
+            app.print_result(str(path))
 
     return start
 
@@ -256,13 +248,13 @@ def _show_cost(record: dict[str, Any], json: str | None) -> None:
     from taskuq.training._module import format_timing
 
     if json != "-":
-        print_result(f"Data loading took {record['prepare_s']:.3g} s.")
-        print_result(format_timing(record))
-    print_json(record, json)
+        app.print_result(f"Data loading took {record['prepare_s']:.3g} s.")
+        app.print_result(format_timing(record))
+    app.print_json(record, json)
 
 
 # Extensions may register more networks.
-train = cyclopts.App(name="train", help=COMMANDS["train"]["help"])
+train = cyclopts.App(name="train", help=app.COMMANDS["train"]["help"])
 _ABOUT = {name: line.about for lines in LISTED.values() for name, line in lines.items()}
 for _kind in NETWORKS:
     train.command(train_command(_kind), name=_kind, help=_ABOUT.get(_kind, f"Train {_kind}."))

@@ -10,16 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from taskuq.cli.app import (
-    Json,
-    Output,
-    Seed,
-    command,
-    print_json,
-    print_message,
-    print_result,
-    show_table,
-)
+from taskuq.cli import app
 from taskuq.errors import InputError
 from taskuq.scan._audit import entries_by_scan, read_audit_log
 from taskuq.scan._state import format_reason
@@ -28,13 +19,13 @@ if TYPE_CHECKING:
     from taskuq.service._session import ServiceModel
 
 
-@command("audit")
+@app.command("audit")
 def audit(log: Path, *, scan: str | None = None) -> None:
     lines = read_audit_log(log)
     for name, entries in entries_by_scan(lines).items():
         if scan is not None and name != scan:
             continue
-        print_result(f"scan {name or '(unnamed)'}")
+        app.print_result(f"scan {name or '(unnamed)'}")
         for line in entries:
             both = zip(line["lower"], line["upper"], strict=True)
             # A round that continues reports no interval.
@@ -43,16 +34,18 @@ def audit(log: Path, *, scan: str | None = None) -> None:
             latency = f"{1000 * line['latency']:.0f} ms"
             reason = format_reason(line["reason"], shadow=line.get("shadow", False))
             state = f"; state {line['state']}" if line["stop"] and "state" in line else ""
-            print_result(f"  {line['time']}  {line['case']}  {reason}{interval}; {latency}{state}")
+            app.print_result(
+                f"  {line['time']}  {line['case']}  {reason}{interval}; {latency}{state}"
+            )
         if any(line.get("shadow") for line in entries):
-            print_result("  Shadow mode: decisions were logged, and all lines were measured.")
+            app.print_result("  Shadow mode: decisions were logged, and all lines were measured.")
         for void in dict.fromkeys(line["void"] for line in entries if line.get("void")):
-            print_result(f"  {void}")
+            app.print_result(f"  {void}")
     end = lines[-1]["hash"][:16] if lines else "-"
-    print_result(f"{log}: {len(lines)} lines, the hash chain is valid and ends in {end}")
+    app.print_result(f"{log}: {len(lines)} lines, the hash chain is valid and ends in {end}")
 
 
-@command("interval")
+@app.command("interval")
 def interval(
     state: Path,
     policy: Path,
@@ -61,17 +54,17 @@ def interval(
     case: str | None = None,
     image: Path | None = None,
     allow_patient_mismatch: bool = False,
-    output: Output = Path("interval.json"),
+    output: app.Output = Path("interval.json"),
 ) -> None:
     from taskuq.policy._policy import load_policy
     from taskuq.service._interval import scan_patient, stored_interval, write_interval
 
     record = stored_interval(state, load_policy(policy), case)
     patient = None if allow_patient_mismatch else scan_patient(state)
-    print_result(str(write_interval(record, output, image, patient=patient)))
+    app.print_result(str(write_interval(record, output, image, patient=patient)))
 
 
-@command("monitor")
+@app.command("monitor")
 def monitor(
     policy: Path,
     table: Path,
@@ -79,7 +72,7 @@ def monitor(
     *,
     delta: float = 0.01,
     audited: bool = False,
-    output: Output = Path("monitor.json"),
+    output: app.Output = Path("monitor.json"),
 ) -> None:
     from taskuq.policy._policy import load_policy
     from taskuq.scan._monitor import Monitor, monitor_table
@@ -105,16 +98,16 @@ def monitor(
         f"is divided by {number} statistics, and {1 / test.delta:g} in one withdraws the guarantee"
     )
     columns = ["statistic", "seen", "median rank", "evidence", "largest", "changed"]
-    show_table(title, columns, rows)
-    print_message(test.sentence)
-    print_result(str(test.save(output)))
+    app.show_table(title, columns, rows)
+    app.print_message(test.statement)
+    app.print_result(str(test.save(output)))
 
 
 # Upper limit of seconds, connections and MiB.
 MOST = 1e6
 
 
-@command("serve")
+@app.command("serve")
 def serve(
     policy: Path,
     /,
@@ -124,7 +117,7 @@ def serve(
     masks: Path | None = None,
     adaptive: Path | None = None,
     runtime: Path | None = None,
-    output: Output = Path("scans"),
+    output: app.Output = Path("scans"),
     host: str = "127.0.0.1",
     port: int = 9002,
     health_port: int | None = None,
@@ -138,7 +131,7 @@ def serve(
     max_buffer: int = 2048,
     idle_timeout: float = 600.0,
     allow_mismatch: bool = False,
-    seed: Seed = 0,
+    seed: app.Seed = 0,
 ) -> None:
     import ismrmrd  # noqa: F401 - fail early if it is not installed
 
@@ -166,13 +159,15 @@ def serve(
     service.start()
     _print_terms(model)
     if host != LOOPBACK:
-        print_message(
+        app.print_message(
             f"Every client that can reach {host} is accepted; use an authenticating proxy."
         )
     health = "" if health_port is None else f", health at http://{host}:{service.health_port}/"
-    print_message(f"Listening on {host}, port {service.port}{health}; Ctrl-C or SIGTERM ends it.")
+    app.print_message(
+        f"Listening on {host}, port {service.port}{health}; Ctrl-C or SIGTERM ends it."
+    )
     _wait_for_signal()
-    print_message("Stopping after the decisions in progress.")
+    app.print_message("Stopping after the decisions in progress.")
     service.stop()
 
 
@@ -186,13 +181,15 @@ def _wait_for_signal() -> None:
 
 def _print_terms(model: ServiceModel) -> None:
     if model.void is None:
-        print_message(str(model.policy))
+        app.print_message(str(model.policy))
     if model.shadow:
-        print_message("Shadow mode: decisions are logged, and all lines are requested.")
+        app.print_message("Shadow mode: decisions are logged, and all lines are requested.")
     if "fingerprints" not in model.policy.provenance:
-        print_message("The policy does not record its networks and masks: check that these match.")
+        app.print_message(
+            "The policy does not record its networks and masks: check that these match."
+        )
     if "coils" not in model.policy.provenance:
-        print_message("The policy does not record its number of coils: check that scans match.")
+        app.print_message("The policy does not record its number of coils: check that scans match.")
 
 
 def _require_positive(**options: float | None) -> None:
@@ -214,7 +211,7 @@ def _require_ports(**options: int | None) -> None:
             )
 
 
-@command("export")
+@app.command("export")
 def export(
     policy: Path,
     /,
@@ -225,7 +222,7 @@ def export(
     coils: int = 8,
     height: int | None = None,
     allow_mismatch: bool = False,
-    output: Output = Path("runtime"),
+    output: app.Output = Path("runtime"),
 ) -> None:
     from taskuq.service._server import export_service
 
@@ -233,10 +230,10 @@ def export(
         policy, recover, task, masks, output,
         coils=coils, height=height, allow_mismatch=allow_mismatch,
     )  # fmt: skip
-    print_result(str(path))
+    app.print_result(str(path))
 
 
-@command("replay")
+@app.command("replay")
 def replay(
     source: str,
     /,
@@ -245,9 +242,9 @@ def replay(
     patients: int = 1,
     first_patient: int = 3000,
     coils: int = 8,
-    seed: Seed = 1,
+    seed: app.Seed = 1,
     tr_ms: float = 0.0,
-    json: Json = None,
+    json: app.Json = None,
 ) -> None:
     from taskuq.interval import Interval
     from taskuq.service._replay import (
@@ -274,14 +271,14 @@ def replay(
     for scan in scans:
         width = scan.header.shape[2]
         for sentence in scan.skipped:
-            print_message(f"{source}: {sentence}")
-        results.append(replay_scan(scan, host, port, tr=tr_ms / 1000, log=print_message))
+            app.print_message(f"{source}: {sentence}")
+        results.append(replay_scan(scan, host, port, tr=tr_ms / 1000, log=app.print_message))
         for slice_, decision in results[-1].decisions.items():
             ends = Interval(decision["lower"], decision["upper"])
             intervals = ", ".join(str(ends[task]) for task in range(len(ends)))
             reason = format_reason(decision["reason"], shadow=decision["shadow"])
-            print_message(f"{scan.header.case(slice_)}: {reason}; {intervals}")
+            app.print_message(f"{scan.header.case(slice_)}: {reason}; {intervals}")
     record = summarise(results, width)
     for sentence in format_summary(record):
-        print_message(sentence)
-    print_json(record, json)
+        app.print_message(sentence)
+    app.print_json(record, json)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from taskuq.conformal._bound import Bound, load_bound
 from taskuq.conformal._calibrate import calibrate
+from taskuq.conformal._diagnose import Diagnosis, diagnose
 from taskuq.conformal._evaluate import PAPER_SIZE_BINS, EvaluationGrid, evaluate, evaluate_table
 from taskuq.conformal._exact import Evaluation, EvaluationRecord, evaluate_exact
 from taskuq.conformal._guarantee import Guarantee
@@ -27,6 +28,7 @@ __all__ = [
     "PAPER_SIZE_BINS",
     "Bound",
     "CoverageLaw",
+    "Diagnosis",
     "Evaluation",
     "EvaluationGrid",
     "EvaluationRecord",
@@ -40,6 +42,7 @@ __all__ = [
     "calibration_size",
     "conformal_quantile",
     "coverage_rank",
+    "diagnose",
     "evaluate",
     "evaluate_exact",
     "evaluate_table",

@@ -6,7 +6,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypeVar, final
 
@@ -32,7 +32,7 @@ class Threshold(ABC):
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """Return a description that JSON can hold, infinity as a string."""
+        """Return fields that JSON can hold, infinity as a string."""
 
     @property
     @abstractmethod
@@ -62,17 +62,16 @@ class SingleQuantile(Threshold):
         """Return the quantile, once for each case."""
         if strata is not None or weights is not None:
             raise InputError(
-                "this bound was calibrated without strata or weights; call it without them"
+                "this bound was calibrated without strata or weights; call it without them",
+                code="option.unused",
             )
         return np.full(cases, self.value)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a description that JSON can hold."""
         return {"kind": self.kind, "quantile": number_to_json(self.value)}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> SingleQuantile:
-        """Read back what :meth:`to_dict` wrote."""
         return cls(number_from_json(record["quantile"]))
 
 
@@ -92,13 +91,14 @@ class StratumQuantiles(Threshold):
     def at(self, cases: int, strata: Any, weights: Any) -> FloatArray:
         """Return the quantile of each case's stratum."""
         if strata is None:
-            known = ", ".join(self.by_stratum)
-            raise InputError(f"this bound needs the stratum of each case, one of {known}")
+            raise InputError(
+                f"this bound needs the stratum of each case, one of {', '.join(self.by_stratum)}",
+                code="groups.missing",
+            )
         labels = as_ids(strata, "strata", cases)
         return np.array([self.by_stratum.get(str(label), math.inf) for label in labels])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a description that JSON can hold."""
         return {
             "kind": self.kind,
             "quantiles": {name: number_to_json(q) for name, q in self.by_stratum.items()},
@@ -106,7 +106,6 @@ class StratumQuantiles(Threshold):
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> StratumQuantiles:
-        """Read back what :meth:`to_dict` wrote."""
         return cls({name: number_from_json(q) for name, q in record["quantiles"].items()})
 
 
@@ -121,7 +120,6 @@ class WeightedQuantile(Threshold):
     alpha: float
 
     def __eq__(self, other: object) -> bool:
-        """Compare numbers; arrays alone would not say one yes or no."""
         return (
             isinstance(other, WeightedQuantile)
             and self.alpha == other.alpha
@@ -140,10 +138,11 @@ class WeightedQuantile(Threshold):
         level = exact_alpha(self.alpha)
         return float(level / (1 - level)) * float(self.weights.sum())
 
-    def shortage(self, promise: Guarantee) -> str | None:
+    def caveat(self, guarantee: Guarantee) -> str | None:
         if self.quantile == math.inf:
-            enough = len(self.scores) >= promise.whom.needed(self.alpha, None)
-            reason = promise.infinite(self.scores) if enough else promise.too_few()
+            enough = len(self.scores) >= guarantee._unit.needed(self.alpha, None)
+            few = guarantee._too_few_units()
+            reason = guarantee._infinite_scores(self.scores) if enough else few
             return f"{reason}: {WHOLE_RANGE}"
         # Likelihood ratios are 1 on average, and new cases weigh more rather than less.
         if self.largest_weight >= max(1.0, float(self.weights.max())):
@@ -172,7 +171,6 @@ class WeightedQuantile(Threshold):
         return np.asarray(padded[index])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a description that JSON can hold."""
         return {
             "kind": self.kind,
             "scores": [number_to_json(s) for s in self.scores],
@@ -182,12 +180,13 @@ class WeightedQuantile(Threshold):
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> WeightedQuantile:
-        """Read back what :meth:`to_dict` wrote."""
         scores = np.array([number_from_json(s) for s in record["scores"]])
         weights = as_weights(record["weights"], len(scores))
         exact_alpha(record["alpha"])
         if not scores.size or (scores[1:] < scores[:-1]).any():
-            raise InputError("the file holds scores that do not rise; calibrate again")
+            raise InputError(
+                "the file holds scores that do not increase; calibrate again", code="file.damaged"
+            )
         return cls(scores, weights, record["alpha"])
 
 
@@ -210,15 +209,15 @@ class EndQuantiles(Threshold):
         return np.stack([end.at(cases, strata, weights) for end in (self.lower, self.upper)])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a description that JSON can hold."""
         return {"kind": self.kind, "lower": self.lower.to_dict(), "upper": self.upper.to_dict()}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> EndQuantiles:
-        """Read back what :meth:`to_dict` wrote."""
         ends = cls(_threshold_from_dict(record["lower"]), _threshold_from_dict(record["upper"]))
         if any(len(end.quantiles) > 1 for end in (ends.lower, ends.upper)):
-            raise InputError("the file holds two thresholds for one end; calibrate again")
+            raise InputError(
+                "the file holds two thresholds for one end; calibrate again", code="file.damaged"
+            )
         return ends
 
 
@@ -228,10 +227,10 @@ THRESHOLDS = (SingleQuantile, StratumQuantiles, WeightedQuantile, EndQuantiles)
 def _threshold_from_dict(record: Mapping[str, Any]) -> Threshold:
     """Read a threshold back from its description."""
     kind = record.get("kind")
-    found = next((one for one in THRESHOLDS if one.kind == kind), None)
-    if found is None:
-        raise InputError(f"unknown kind of threshold {kind!r} in the file")
-    return found.from_dict(record)
+    cls = next((cls for cls in THRESHOLDS if cls.kind == kind), None)
+    if cls is None:
+        raise InputError(f"unknown kind of threshold {kind!r} in the file", code="file.damaged")
+    return cls.from_dict(record)
 
 
 def as_weights(values: Any, cases: int) -> FloatArray:
@@ -240,7 +239,8 @@ def as_weights(values: Any, cases: int) -> FloatArray:
     if weights.shape != (cases,) or (weights <= 0).any():
         raise InputError(
             f"weights must be one positive number for each of {cases} cases, got shape "
-            f"{weights.shape} with minimum {weights.min(initial=np.inf):g}"
+            f"{weights.shape} with minimum {weights.min(initial=np.inf):g}",
+            code="value.invalid",
         )
     return weights
 
@@ -257,12 +257,12 @@ class BaseBound(ABC):
 
     @property
     @abstractmethod
-    def parts(self) -> tuple[tuple[Score, float], ...]:
+    def _parts(self) -> tuple[tuple[Score, float], ...]:
         """Each score with its quantile."""
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as values that JSON can hold."""
+        """Return all fields as values that JSON can hold."""
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the bound as JSON and return the path."""
@@ -276,30 +276,30 @@ Reader: TypeAlias = Callable[[Mapping[str, Any], Score | None], B]
 def read_bound(
     path: str | os.PathLike[str], readers: Mapping[str, Reader[B]], score: Score | None = None
 ) -> B:
-    """Read a bound of one of several kinds, or say why its file is not complete."""
+    """Read a bound of one of several schemas."""
     record = read_json(path, *readers, remedy="calibrate again")
     with complete_record(path, "bound", "calibrate again"):
         bound = readers[record["schema"]](record, score)
-        for one, quantile in bound.parts:
+        for one, quantile in bound._parts:
             require_usable(path, one, quantile, bound.samples, bound.rounds)
     return bound
 
 
 @dataclass(frozen=True)
 class Bound(BaseBound):
-    """Intervals for new cases, from one calibration.
+    """Calibrated intervals for new cases.
 
     Call it with the outputs of new cases, (case, sample) or (sample,), to get their intervals.
 
-    Arguments:
-        score: The score whose intervals are used.
-        threshold: The quantile of each case.
-        guarantee: What is promised.
-        samples: The number of posterior samples per case; new cases need as many.
-        rounds: The number of rounds the score reads (1 unless it uses the earlier ones).
-        task_range: The range intervals are clipped to, if the task has one.
-        acceleration: The acceleration the outputs were recovered at, if known.
-        provenance: What else is known of the calibration.
+    Args:
+        score: Score that defines the intervals.
+        threshold: Quantile of each case.
+        guarantee: Finite-sample guarantee of the intervals.
+        samples: Number of posterior samples per case; new cases need as many.
+        rounds: Number of rounds the score uses (1 unless it uses the earlier ones).
+        task_range: Range that intervals are clipped to.
+        acceleration: Acceleration of the outputs, if given.
+        provenance: Further facts about the calibration.
 
     Example:
         >>> truth = rng.random(200)
@@ -329,16 +329,16 @@ class Bound(BaseBound):
 
     @property
     def quantile(self) -> float:
-        """The quantile (the largest, where strata differ); infinite where there is a shortage."""
+        """Quantile (the largest, where strata differ); infinite with too few units."""
         return self.threshold.quantile
 
     @property
     def is_finite(self) -> bool:
-        """Whether the quantile is finite; the guarantee's shortage says why it is not."""
+        """True if the quantile is finite; otherwise the guarantee's caveat gives the reason."""
         return bool(np.isfinite(self.quantile))
 
     @property
-    def parts(self) -> tuple[tuple[Score, float], ...]:
+    def _parts(self) -> tuple[tuple[Score, float], ...]:
         """The score with its quantile."""
         return ((self.score, self.quantile),)
 
@@ -350,21 +350,23 @@ class Bound(BaseBound):
         array = array[None] if single else array
         self._check(array)
         quantile = self.threshold.at(array.shape[-2], strata, weights)
-        family = interval_family(self.score, array, self.guarantee.ends)
+        family = interval_family(self.score, array, self.guarantee.quantiles_per_interval)
         interval = clipped(family.interval(quantile), self.task_range)
         return interval[0] if single else interval
 
     def _check(self, outputs: FloatArray) -> None:
         if outputs.shape[-1] != self.samples:
             raise InputError(
-                f"this bound was calibrated with {self.samples} samples per case, got "
-                f"{outputs.shape[-1]}; draw {self.samples} or calibrate again"
+                f"the bound was calibrated with {self.samples} samples per case, got "
+                f"{outputs.shape[-1]}; pass {self.samples} samples or recalibrate",
+                code="samples.mismatch",
             )
         rounds = outputs.shape[0] if outputs.ndim == 3 else 1
         if self.rounds > 1 and rounds != self.rounds:
             raise InputError(
-                f"this bound reads the outputs of {self.rounds} rounds, (round, case, sample), "
-                f"got {rounds}; pass all rounds so far, the current one last"
+                f"the bound uses the outputs of {self.rounds} rounds, (round, case, sample), "
+                f"got {rounds}; pass all rounds so far, the current one last",
+                code="samples.mismatch",
             )
 
     def coverage_law(self, n_test: int) -> CoverageLaw:
@@ -372,35 +374,32 @@ class Bound(BaseBound):
 
         It exists for cases as the unit, one quantile, and scores without ties.
         """
-        promise = self.guarantee
-        if promise.whom.is_group or promise.condition or promise.shifted or promise.ends > 1:
+        g = self.guarantee
+        if g.unit == "group" or g.condition or g.weighted or g.quantiles_per_interval > 1:
             raise InputError(
-                "the law of empirical coverage is known for exchangeable cases with one quantile; "
-                "this bound's unit or condition is another"
+                "the law of empirical coverage exists for exchangeable cases and one quantile; "
+                "this bound's unit or condition is another",
+                code="option.conflict",
             )
         if n_test < 1:
-            raise InputError(f"n_test must be at least 1, got {n_test}")
-        n = promise.n_cases
-        return CoverageLaw(n, promise.rank(n), n_test)
+            raise InputError(f"n_test must be at least 1, got {n_test}", code="value.invalid")
+        return CoverageLaw(g.n_cases, g.rank(g.n_cases), n_test)
 
     def __repr__(self) -> str:
         each = [f"{quantile:.4g}" for quantile in self.threshold.quantiles]
-        said = (
-            f"quantile {each[0]}"
-            if len(each) == 1
-            else "quantiles {} below, {} above".format(*each)
-        )
-        return f"{score_name(self.score)} at alpha {self.alpha:g}, {said}. {self.guarantee.said}"
+        text = "quantile {}" if len(each) == 1 else "quantiles {} below, {} above"
+        name = score_name(self.score)
+        return f"{name} at alpha {self.alpha:g}, {text.format(*each)}. {self.guarantee}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as values that JSON can hold."""
+        """Return all fields as values that JSON can hold."""
         return {
             "schema": SCHEMA,
             "alpha": self.alpha,
             "score": score_to_dict(self.score),
             "threshold": self.threshold.to_dict(),
-            "guarantee": asdict(self.guarantee),
-            "sentence": self.guarantee.sentence,
+            "guarantee": self.guarantee.to_dict(),
+            "sentence": self.guarantee.statement,
             "samples": self.samples,
             "rounds": self.rounds,
             "task_range": self.task_range and [number_to_json(v) for v in self.task_range],
@@ -410,11 +409,14 @@ class Bound(BaseBound):
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any], score: Score | None = None) -> Bound:
-        """Read back what :meth:`to_dict` wrote."""
+        """Read back the result of :meth:`to_dict`."""
         threshold = _threshold_from_dict(record["threshold"])
-        guarantee = Guarantee(**record["guarantee"])
-        if len(threshold.quantiles) != guarantee.ends:
-            raise InputError("the file's threshold and promise do not fit; calibrate again")
+        guarantee = Guarantee.from_dict(record["guarantee"])
+        if len(threshold.quantiles) != guarantee.quantiles_per_interval:
+            raise InputError(
+                "the file's threshold and guarantee do not fit; calibrate again",
+                code="file.damaged",
+            )
         return cls(
             score=score_from_dict(record["score"], score),
             threshold=threshold,
@@ -428,11 +430,14 @@ class Bound(BaseBound):
 
 
 def load_bound(path: str | os.PathLike[str], *, score: Score | None = None) -> Bound:
-    """Read a bound that :meth:`Bound.save` wrote.
+    """Read a bound written by :meth:`Bound.save`.
 
-    Arguments:
-        path: The JSON file.
-        score: An object of your own score class, where the bound was made with one.
+    Args:
+        path: JSON file.
+        score: Object of your own score class, if the bound uses one.
+
+    Raises:
+        InputError: If the file is missing, damaged or of another schema.
 
     Example:
         >>> import tempfile, os

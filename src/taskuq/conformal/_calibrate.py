@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeGuard
@@ -27,14 +27,15 @@ from taskuq.conformal._family import (
     interval_family,
     parse_side,
     rounds_for_score,
+    uses_earlier_rounds,
 )
 from taskuq.conformal._guarantee import (
     WHOLE_RANGE,
-    DeltaFor,
+    ConditionOn,
+    DeltaScope,
     Guarantee,
-    Within,
-    as_delta_for,
-    parse_within,
+    parse_condition_on,
+    parse_delta_scope,
     quantiles_within,
 )
 from taskuq.conformal._quantiles import exact_alpha
@@ -43,12 +44,12 @@ from taskuq.conformal.scores import resolve_score
 from taskuq.conformal.scores._mlwr import FEWEST_TUNING_CASES
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray, TaskRange
-from taskuq.protocols import FittedScore, IntervalFamily, Score, SelfTunedScore
+from taskuq.protocols import FittedScore, IntervalFamily, Score, SelfTunedScore, TunableScore
 from taskuq.table._table import TaskOutputs, is_stored
 
 
 class RoundArrays(NamedTuple):
-    """Validated arrays of one round."""
+    """Arrays of one round, not yet validated."""
 
     outputs: Any
     targets: Any
@@ -60,19 +61,13 @@ class RoundArrays(NamedTuple):
     round_name: str | None = None
 
     @property
-    def where(self) -> dict[str, Any]:
-        """Round and task by name, as a result remembers them."""
-        return {
-            "acceleration": self.acceleration,
-            "round_name": self.round_name,
-            "task": self.task_name,
-        }
-
-    @property
-    def task_name(self) -> str | None:
-        """The name of the only task, where it has one that means something."""
+    def labels(self) -> dict[str, Any]:
+        """Round and task as fields of a result."""
         names = self.task_names or ("task",)
-        return None if names == ("task",) else names[0]
+        task = None if names == ("task",) else names[0]
+        return {
+            "acceleration": self.acceleration, "round_name": self.round_name, "task": task,
+        }  # fmt: skip
 
 
 def as_round(
@@ -84,20 +79,32 @@ def as_round(
     task_range: Any = None,
     unit: UnitName | None = None,
 ) -> RoundArrays:
-    """Return the validated arrays of one task and round."""
-    outputs = _opened(outputs, targets)
+    """Return the arrays of one task and round, from arrays or a table."""
+    if targets is None and is_stored(outputs):
+        outputs = TaskOutputs.load(outputs)
     if not isinstance(outputs, TaskOutputs):
-        if task is not None:
-            raise InputError("task chooses one of a table's tasks, got arrays; leave it out")
-        return _arrays(outputs, targets, acceleration, group, task_range)
-    table, k = _round(outputs, targets, acceleration)
-    if task is None and table.tasks > 1:
+        if targets is None:
+            raise InputError(
+                "targets are missing; pass outputs and targets, or a table that has both",
+                code="targets.missing",
+            )
+        if task is not None or isinstance(acceleration, str):
+            raise InputError(
+                "task= and round names choose from a table, got arrays; remove task= and pass "
+                "acceleration= as a number",
+                code="option.unused",
+            )
+        R = None if acceleration is None else float(acceleration)
+        return RoundArrays(outputs, targets, group, task_range, R)
+    k = _round_index(outputs, targets, acceleration)
+    if task is None and outputs.tasks > 1:
         raise InputError(
-            f"the table has the tasks {', '.join(table.task_names)}; choose one with task=, or "
-            "cover all of them with calibrate_joint"
+            f"the table has the tasks {', '.join(outputs.task_names)}; choose one with task=, or "
+            "cover all of them with calibrate_joint",
+            code="option.missing",
         )
-    table = table if task is None else table.select(task=task)
-    return _of_table(table, k, table.rounds_up_to(k), group, task_range, unit)
+    table = outputs if task is None else outputs.select(task=task)
+    return _from_table(table, k, table.rounds_up_to(k), group, task_range, unit)
 
 
 def as_joint_round(
@@ -109,58 +116,46 @@ def as_joint_round(
     task_range: Any = None,
     unit: UnitName | None = None,
 ) -> RoundArrays:
-    """Return the validated arrays of several tasks."""
-    outputs = _opened(outputs, targets)
+    """Return the arrays of several tasks of one round, from arrays or a table."""
+    if targets is None and is_stored(outputs):
+        outputs = TaskOutputs.load(outputs)
     if not isinstance(outputs, TaskOutputs):
-        given = _arrays(outputs, targets, acceleration, group, task_range)
-        return given._replace(task_names=None if task_names is None else tuple(task_names))
-    table, k = _round(outputs, targets, acceleration)
-    table = table if task_names is None else table.select(task=list(task_names))
+        arrays = as_round(outputs, targets, acceleration, None, group, task_range)
+        return arrays._replace(task_names=None if task_names is None else tuple(task_names))
+    k = _round_index(outputs, targets, acceleration)
+    table = outputs if task_names is None else outputs.select(task=list(task_names))
     if table.outputs.ndim == 3:
-        raise InputError("the table has one task; use calibrate, or bring a table of several")
-    return _of_table(table, k, table.outputs[k], group, task_range, unit)
-
-
-def _opened(outputs: Any, targets: Any) -> Any:
-    """A table where its path or a data frame stands for one; a frame with targets is an array."""
-    return TaskOutputs.load(outputs) if targets is None and is_stored(outputs) else outputs
-
-
-def _arrays(
-    outputs: Any, targets: Any, acceleration: float | str | None, group: Any, task_range: Any
-) -> RoundArrays:
-    if targets is None:
-        raise InputError("targets are missing; give outputs and targets, or a table that has both")
-    if isinstance(acceleration, str):
         raise InputError(
-            f"{acceleration!r:.40} names a round of a table; with arrays give a number"
+            "the table has one task; use calibrate, or pass a table of several", code="shape.axes"
         )
-    rate = None if acceleration is None else float(acceleration)
-    return RoundArrays(outputs, targets, group, task_range, rate)
+    return _from_table(table, k, table.outputs[k], group, task_range, unit)
 
 
-def _round(
-    table: TaskOutputs, targets: Any, acceleration: float | str | None
-) -> tuple[TaskOutputs, int]:
-    """The table and the number of the round that is meant."""
+def _round_index(table: TaskOutputs, targets: Any, acceleration: float | str | None) -> int:
     if targets is not None:
-        raise InputError("a table brings its own targets; leave targets out")
-    if not table.has_targets:
-        raise InputError("the table has no targets, so nothing can be learnt from it")
-    if acceleration is not None:
-        unknown = bool(np.isnan(table.accelerations).all())
-        return table, 0 if unknown and not isinstance(acceleration, str) else table.round_index(
-            acceleration
+        raise InputError(
+            "targets= was passed together with a table, which has its own; remove targets=",
+            code="option.unused",
         )
+    if not table.has_targets:
+        raise InputError(
+            "the table has no targets; calibration needs targets f(x) of the true images",
+            code="targets.missing",
+        )
+    if acceleration is not None:
+        is_unknown = bool(np.isnan(table.accelerations).all())
+        is_single = is_unknown and not isinstance(acceleration, str)
+        return 0 if is_single else table.round_index(acceleration)
     if table.rounds > 1:
         raise InputError(
             f"the table has the rounds {', '.join(table.round_labels)}; choose one with "
-            "acceleration="
+            "acceleration=",
+            code="option.missing",
         )
-    return table, 0
+    return 0
 
 
-def _of_table(
+def _from_table(
     table: TaskOutputs, k: int, outputs: Any, group: Any, task_range: Any, unit: UnitName | None
 ) -> RoundArrays:
     R = float(table.accelerations[k])
@@ -174,19 +169,19 @@ def _of_table(
 
 
 def needs_tuning(score: Score) -> TypeGuard[FittedScore]:
-    """Return True if a score has still to learn from cases set aside before it can be calibrated."""
+    """Return True if a score must be fitted to other cases before calibration."""
     return isinstance(score, FittedScore) and score.needs_tuning
 
 
 def tuning_fraction(score: Score) -> float:
-    """Return the fraction of units held out for tuning."""
+    """Return the fraction of units held out to fit a score to targets."""
     if needs_tuning(score) and score.tuning_needs_targets:
-        return score.tuning_share
+        return score.tuning_fraction
     return 0.0
 
 
 def is_self_tuned(score: Score, delta: float | None = None) -> TypeGuard[SelfTunedScore]:
-    """Return True if a score needs no held-out units."""
+    """Return True if a score is fitted without held-out units."""
     return delta is None and isinstance(score, SelfTunedScore) and score.needs_tuning
 
 
@@ -198,22 +193,22 @@ def tuning_units(
     delta: float | None,
     least: float = 0.0,
 ) -> int:
-    """Return how many units are set aside for the score, or something beside it, to learn from."""
-    beside = tuning_count(units, least, alpha) if least else 0
+    """Return the number of units to hold out, a fraction ``least`` of them or more."""
+    held_out = tuning_count(units, least, alpha) if least else 0
     if not needs_tuning(score):
-        return beside
-    take = tuning_count(units, score.tuning_share, alpha)
+        return held_out
+    take = tuning_count(units, score.tuning_fraction, alpha)
     if not score.tuning_needs_targets:
         take = max(0, min(take, units - unit.needed(alpha, delta)))
         # A case is one case; a group may hold many.
         take = 0 if not unit.is_group and take < FEWEST_TUNING_CASES else take
-    return max(take, beside)
+    return max(take, held_out)
 
 
-def tuning_count(units: int, share: float, alpha: float | Fraction) -> int:
-    """Return how many units to set aside: about a share, and none that calibration could use."""
+def tuning_count(units: int, fraction: float, alpha: float | Fraction) -> int:
+    """Return about a fraction of the units, such that no calibration unit is wasted."""
     level = exact_alpha(alpha)
-    take = math.floor(share * units)
+    take = math.floor(fraction * units)
     left = units - take
     above = math.floor(level * (left + 1))
     sizes = [math.ceil(j / level) - 1 for j in (above, above + 1) if j > 0]
@@ -228,13 +223,12 @@ def tuned_score(
     range_: TaskRange,
     group: np.ndarray | None,
 ) -> Score:
-    """Return the score after learning from the given cases; one that does not learn as it is."""
+    """Return the score fitted to the given cases, or as it is if it needs no fit."""
     if not needs_tuning(score):
         return score
-    return score.tuned(rounds_for_score(score, outputs), targets, range_=range_, group=group)
+    return score.fit(rounds_for_score(score, outputs), targets, range_=range_, group=group)
 
 
-# What a promise is conditional on, in words.
 KINDS = {"label": "class", "strata": "stratum"}
 
 
@@ -250,56 +244,61 @@ def calibrate(
     delta: float | None = None,
     label: Any = None,
     strata: Any = None,
-    within: Within | None = None,
-    delta_for: DeltaFor | None = None,
+    condition_on: ConditionOn | None = None,
+    delta_scope: DeltaScope | None = None,
     weights: Any = None,
     side: BoundSide = "two",
     task_range: TaskRange = None,
     tuning: tuple[Any, Any] | None = None,
     acceleration: float | str | None = None,
     task: str | None = None,
-    rng: np.random.Generator | None = None,
+    seed: int | np.random.Generator | None = None,
 ) -> Bound:
     r"""Calibrate intervals that contain the target of a new case with probability 1 - alpha.
 
-    The scores :math:`s_i = s(\hat z_i, z_i)` of the calibration cases are computed, and the
-    interval of a new case is the set of targets that would score at most their conformal
-    quantile :math:`\hat q`:
+    With the scores :math:`s_i = s(\hat z_i, z_i)` of the calibration cases and their conformal
+    quantile :math:`\hat q`, the interval of a new case is
 
     .. math:: \mathcal C(\hat z) = \{ z : s(\hat z, z) \le \hat q \}
 
-    Arguments:
+    Args:
         outputs: Task outputs on recovered images (case, sample), or (case,) for point estimates;
             or of all rounds so far (round, case, sample), the current one last, for scores that
-            read the earlier ones. Or a table, which brings targets, groups and range.
-        targets: Task outputs on the true images (case,); left out with a table.
-        alpha: The error rate, strictly between 0 and 1.
-        score: ar, lwr, cqr, mlwr, learned, the name of one of your own, or an object with methods
-            ``score`` and ``interval``.
-        group: What cases come in, e.g. the patient of each case (case,).
-        unit: What is exchangeable: 'case' or 'group'; the group if groups are given.
-        cases: With groups: which cases of a new group are covered: a 'random' one, 'all', or a
-            share such as 0.9.
-        delta: Promise coverage given the calibration set, for all but this share of such sets.
-        label: A class per case; the promise then holds within each class, whichever it is.
-        strata: A stratum per case, any function of the inputs; the promise then holds within each
-            stratum, and calls need the new case's stratum.
-        within: With groups and strata or labels, what is drawn: 'case', a random case of a new
-            group, which falls in the stratum (the default), or 'group', a group that has cases of
-            the stratum, and one of those (the default where ``cases`` is 'all' or a share).
-        delta_for: With delta and strata, whether delta is for 'each' stratum by itself (the
-            default) or for 'all' at once. Classes always share it.
-        weights: Likelihood ratios of the new inputs against these; calls need the new weight.
-        side: 'two', or 'upper' or 'lower' for a bound on one side; 'each' for two-sided intervals
-            with a quantile for each end, both at half the error rate.
-        task_range: The range of the task; intervals are clipped to it.
-        tuning: Outputs and targets of other cases, e.g. of the training set, for scores that
-            learn. Without it `learned` sets three tenths of the units aside; `mlwr` learns from
-            the outputs of all of them, and with ``delta`` from a tenth set aside.
-        acceleration: Of a table with several rounds: which one, by acceleration or name.
-            Remembered with the bound.
-        task: Of a table with several tasks: which one.
-        rng: Picks the tuning cases at random; without it they are taken at even steps.
+            use the earlier ones. Or a table, which has targets, groups and range.
+        targets: Task outputs on the true images (case,); omit with a table.
+        alpha: Error rate in (0, 1).
+        score: ar, lwr, cqr, mlwr, learned, a registered name, or an object with methods ``score``
+            and ``interval``.
+        group: Group of each case (case,), e.g. its patient.
+        unit: Exchangeable unit, 'case' or 'group'; the group if groups are given.
+        cases: With groups, the cases of a new group that are covered: a 'random' one, 'all', or a
+            fraction such as 0.9.
+        delta: Fraction of calibration sets for which coverage, given the set, may fall short.
+        label: Class of each case; the guarantee holds within each class, known or not.
+        strata: Stratum of each case, any function of the inputs; the guarantee holds within each
+            stratum, and calls need the stratum of a new case.
+        condition_on: With groups and strata or labels, the random draw: 'case', a random case of
+            a new group, which falls in the stratum (default), or 'group', a group that has cases
+            of the stratum, and one of those (default if ``cases`` is 'all' or a fraction).
+        delta_scope: With delta and strata, 'each' for each stratum by itself (default) or 'all'
+            for all at once. For classes always 'all'.
+        weights: Likelihood ratios of the new inputs to these; calls need the weight of a new case.
+        side: 'two', 'upper' or 'lower'; 'each' for two-sided intervals with a quantile for each
+            end, both at half the error rate.
+        task_range: Range of the task; intervals are clipped to it.
+        tuning: Outputs and targets of other cases, e.g. of the training set, to fit a score to.
+            Without it `learned` holds out three tenths of the units; `mlwr` uses the outputs of
+            all of them, and with ``delta`` of a tenth held out.
+        acceleration: Round of a table, by acceleration or name; stored with the bound.
+        task: Task of a table.
+        seed: Integer or Generator to choose the tuning units at random; without it they are taken
+            at even steps.
+
+    Returns:
+        The bound; call it with the outputs of new cases.
+
+    Raises:
+        InputError: If the inputs do not match or do not suffice.
 
     Example:
         >>> truth = rng.random(500)
@@ -309,97 +308,100 @@ def calibrate(
         >>> bool(interval.contains(truth[:2]).all())
         True
     """
-    given = as_round(outputs, targets, acceleration, task, group, task_range, unit)
-    range_, group = as_task_range(given.task_range), given.group
-    x, z = as_outputs_and_targets(given.outputs, given.targets, range_)
+    arrays = as_round(outputs, targets, acceleration, task, group, task_range, unit)
+    range_ = None if arrays.task_range is None else as_task_range(arrays.task_range)
+    x, z = as_outputs_and_targets(arrays.outputs, arrays.targets, range_)
     n = len(z)
     if n < 2:
-        raise InputError(f"calibration needs at least 2 cases, got {n}; collect more")
-    groups = None if group is None else as_ids(group, "group", n)
-    whom = as_unit(unit, cases, has_groups=groups is not None)
-    condition = _condition(whom, n, label=label, strata=strata, weights=weights)
+        raise InputError(
+            f"calibration needs at least 2 cases, got {n}; collect more", code="units.few"
+        )
+    groups = None if arrays.group is None else as_ids(arrays.group, "group", n)
+    by = as_unit(unit, cases, has_groups=groups is not None)
+    conditions = {"label": label, "strata": strata, "weights": weights}
+    has_condition = label is not None or strata is not None or weights is not None
+    condition = _condition(by, n, conditions) if has_condition else None
+    kind = None if condition is None else KINDS.get(condition[0])
     score_side, ends = parse_side(side)
-    promise = Guarantee(alpha=alpha, **whom.record, delta=delta, n_cases=n, ends=ends)
-    promise = _read(promise, condition, within, delta_for)
+    guarantee = Guarantee(
+        alpha=alpha,
+        unit="group" if by.is_group else "case",
+        cases=by.cases,
+        delta=delta,
+        n_cases=n,
+        quantiles_per_interval=ends,
+        condition=kind and f"each {kind}",
+        condition_on=parse_condition_on(condition_on, by, kind),
+        delta_scope=parse_delta_scope(delta_scope, delta, kind),
+    )
     chosen = resolve_score(score, alpha, score_side)
     if tuning is not None:
-        chosen = _tuned_elsewhere(chosen, tuning, x, z, range_)
-    chosen, judged, kept = _learnt(chosen, x, z, promise, groups, range_, rng)
-    guarantee, threshold = _threshold(judged.score(z), kept, promise, groups, condition)
-    read = rounds_for_score(chosen, x)
+        chosen = _fit_elsewhere(chosen, tuning, x, z, range_)
+    fitted, family, kept = _fit(chosen, x, z, guarantee, groups, range_, seed)
+    guarantee, threshold = _calibrate_threshold(family.score(z), kept, guarantee, groups, condition)
     return Bound(
-        score=chosen,
+        score=fitted,
         threshold=threshold,
         guarantee=guarantee,
         samples=x.shape[-1],
-        rounds=len(read) if read.ndim == 3 else 1,
+        rounds=len(x) if x.ndim == 3 and uses_earlier_rounds(fitted) else 1,
         task_range=range_,
-        acceleration=given.acceleration,
+        acceleration=arrays.acceleration,
         provenance={"tuning_cases": int(n - kept.sum())},
     )
 
 
-def _learnt(
+def _fit(
     score: Score,
     outputs: FloatArray,
     targets: FloatArray,
-    promise: Guarantee,
+    guarantee: Guarantee,
     group: np.ndarray | None,
     range_: TaskRange,
-    rng: np.random.Generator | None,
+    seed: int | np.random.Generator | None,
 ) -> tuple[Score, IntervalFamily | BracketedFamily, BoolArray]:
-    """A score that has learnt, what calibration cases are scored by, and which of them are kept."""
-    whom, n = promise.whom, len(targets)
-    index, kept = whom.index(n, group), np.ones(n, dtype=bool)
-    if is_self_tuned(score, promise.delta):
-        read = score.read(rounds_for_score(score, outputs))
-        learnt, *ends = score.learner(read, range_).learn(kept, index)
-        grown = [end.grown(read) for end in ends]
-        return (
-            learnt,
-            BracketedFamily(*(grown if promise.ends == 1 else map(each_end, grown))),
-            kept,
-        )
-    level = exact_alpha(promise.alpha) / promise.ends
-    take = tuning_units(score, whom, int(index.max()) + 1, level, promise.delta)
-    aside = choose_units(index, take, rng)
+    """Return the fitted score, the family that scores calibration cases, and the cases kept."""
+    unit, ends, kept = (
+        guarantee._unit,
+        guarantee.quantiles_per_interval,
+        np.ones(len(targets), bool),
+    )
+    if not isinstance(score, TunableScore):
+        return score, interval_family(score, outputs, ends), kept
+    index = unit.index(len(targets), group)
+    if is_self_tuned(score, guarantee.delta):
+        summary = score.summarise(rounds_for_score(score, outputs))
+        fitted, *bracket = score.leave_one_out(summary, range_).fit(kept, index)
+        families = [end.summary_family(summary) for end in bracket]
+        return fitted, BracketedFamily(*(families if ends == 1 else map(each_end, families))), kept
+    level = exact_alpha(guarantee.alpha) / ends
+    take = tuning_units(score, unit, int(index.max()) + 1, level, guarantee.delta)
+    aside = choose_units(index, take, seed)
     by = None if group is None else group[aside]
     tuned = tuned_score(score, outputs[..., aside, :], targets[aside], range_, by)
-    # Scoring the cases set aside too is cheaper than a copy of all the others.
-    return tuned, interval_family(tuned, outputs, promise.ends), ~aside
+    # Scoring the cases held out too is cheaper than a copy of all the others.
+    return tuned, interval_family(tuned, outputs, ends), ~aside
 
 
-def _condition(whom: Unit, n: int, **asked: Any) -> tuple[str, np.ndarray] | None:
-    given = {name: value for name, value in asked.items() if value is not None}
-    if len(given) > 1:
-        raise InputError(f"choose one of label, strata and weights, got {' and '.join(given)}")
-    if not given:
-        return None
-    ((name, value),) = given.items()
+def _condition(unit: Unit, n: int, conditions: Mapping[str, Any]) -> tuple[str, np.ndarray]:
+    names = [name for name in conditions if conditions[name] is not None]
+    if len(names) > 1:
+        raise InputError(
+            f"choose one of label, strata and weights, got {' and '.join(names)}",
+            code="option.conflict",
+        )
+    name, value = names[0], conditions[names[0]]
     if name != "weights":
         return name, as_ids(value, name, n)
-    if whom.is_group:
-        raise InputError("weights are for exchangeable cases; use unit='case' or leave them out")
+    if unit.is_group:
+        raise InputError(
+            "weights need exchangeable cases; use unit='case' or remove weights=",
+            code="option.conflict",
+        )
     return name, as_weights(value, n)
 
 
-def _read(
-    promise: Guarantee,
-    condition: tuple[str, np.ndarray] | None,
-    within: Within | None,
-    delta_for: DeltaFor | None,
-) -> Guarantee:
-    """Complete a promise by how strata or classes, where there are some, are to be read."""
-    kind = None if condition is None else KINDS.get(condition[0])
-    return replace(
-        promise,
-        condition=kind and f"each {kind}",
-        within=parse_within(within, promise.whom, kind),
-        delta_for=as_delta_for(delta_for, promise.delta, kind),
-    )
-
-
-def _tuned_elsewhere(
+def _fit_elsewhere(
     score: Score,
     tuning: tuple[Any, Any],
     outputs: FloatArray,
@@ -409,82 +411,86 @@ def _tuned_elsewhere(
     try:
         other_outputs, other_targets = tuning
     except (TypeError, ValueError):
-        raise InputError("tuning must be a pair (outputs, targets) of other cases") from None
+        raise InputError(
+            "tuning must be a pair (outputs, targets) of other cases", code="shape.axes"
+        ) from None
     x = as_real_array(other_outputs, "tuning outputs", ndim=(outputs.ndim,))
     z = as_real_array(other_targets, "tuning targets", ndim=(1,)).astype(float)
     if x.shape[-1] != outputs.shape[-1] or x.shape[-2] != len(z):
         raise InputError(
             f"tuning outputs {x.shape} and targets {z.shape} must be of one set of cases with "
-            f"{outputs.shape[-1]} samples, as the calibration outputs have"
+            f"{outputs.shape[-1]} samples, as the calibration outputs have",
+            code="shape.mismatch",
         )
     mine, others = _rows(outputs, targets), _rows(x, z)
-    known = set(mine)
-    shared = [i for i, row in enumerate(others) if row in known]
-    # Coarse numbers repeat by chance, within one set too; then only all of them together tell.
-    if shared and (len(known) == len(mine) or len(shared) == len(others)):
+    distinct = set(mine)
+    shared = [i for i, row in enumerate(others) if row in distinct]
+    # Coarse numbers repeat by chance, within one set too; then only all of them together count.
+    if shared and (len(distinct) == len(mine) or len(shared) == len(others)):
         raise InputError(
-            f"{len(shared)} of {len(others)} tuning cases are calibration cases, e.g. tuning case "
-            f"{shared[0]}: the promise needs a score that has not seen those; give other cases"
+            f"{len(shared)} of {len(others)} tuning cases are also calibration cases (first: "
+            f"{shared[0]}), which voids the guarantee; pass disjoint cases",
+            code="data.leak",
         )
     return tuned_score(score, x, z, range_, None)
 
 
 def _rows(outputs: FloatArray, targets: FloatArray) -> list[bytes]:
-    """All numbers of each case, to find it again."""
     each = np.moveaxis(outputs.astype(float), -2, 0).reshape(len(targets), -1)
     return [row.tobytes() for row in np.column_stack([each, targets])]
 
 
-def _threshold(
+def _calibrate_threshold(
     scores: FloatArray,
     kept: BoolArray,
-    promise: Guarantee,
+    guarantee: Guarantee,
     group: np.ndarray | None,
     condition: tuple[str, np.ndarray] | None,
 ) -> tuple[Guarantee, Threshold]:
-    """Turn the scores kept, (case,) or (end, case), into a threshold; complete the promise."""
-    scores, promise = scores[..., kept], replace(promise, n_cases=int(kept.sum()))
-    group = None if group is None else group[kept]
-    condition = None if condition is None else (condition[0], condition[1][kept])
+    """Return the completed guarantee and the threshold of scores (case,) or (end, case)."""
+    if not kept.all():
+        scores, guarantee = scores[..., kept], replace(guarantee, n_cases=int(kept.sum()))
+        group = None if group is None else group[kept]
+        condition = None if condition is None else (condition[0], condition[1][kept])
+    if guarantee._unit.is_group:
+        guarantee = replace(guarantee, n_groups=len(np.unique(group)))
+    else:
+        group = None
     if scores.ndim == 1:
-        return _one_threshold(scores, promise, group, condition)
-    (below, lower), (above, upper) = (_one_threshold(s, promise, group, condition) for s in scores)
-    return replace(below, shortage=_of_ends(below, above)), EndQuantiles(lower, upper)
-
-
-def _of_ends(below: Guarantee, above: Guarantee) -> str | None:
-    if below.shortage == above.shortage:
-        return below.shortage
-    said = [
-        end.shortage.replace(WHOLE_RANGE, f"the {name} end is that of the task range")
-        for name, end in (("lower", below), ("upper", above))
-        if end.shortage
-    ]
-    return "; ".join(said)
+        return _one_threshold(scores, guarantee, group, condition)
+    (below, lower), (above, upper) = (
+        _one_threshold(s, guarantee, group, condition) for s in scores
+    )
+    caveat = below.caveat
+    if below.caveat != above.caveat:
+        named = (("lower", below.caveat), ("upper", above.caveat))
+        end = "the {} end is that of the task range"
+        caveat = "; ".join(
+            text.replace(WHOLE_RANGE, end.format(name)) for name, text in named if text
+        )
+    return replace(below, caveat=caveat), EndQuantiles(lower, upper)
 
 
 def _one_threshold(
     scores: FloatArray,
-    promise: Guarantee,
+    guarantee: Guarantee,
     group: np.ndarray | None,
     condition: tuple[str, np.ndarray] | None,
 ) -> tuple[Guarantee, Threshold]:
-    """Turn scores into a threshold, and complete the promise with what it rests on."""
-    group = promise.whom.groups(group)
-    if group is not None:
-        promise = replace(promise, n_groups=len(np.unique(group)))
     if condition is None:
-        promise, quantile = promise.calibrated(scores, group)
-        return promise, SingleQuantile(quantile)
-    name, split = condition
+        guarantee, quantile = guarantee.calibrated(scores, group)
+        return guarantee, SingleQuantile(quantile)
+    name, values = condition
     if name == "weights":
-        if promise.delta is not None:
-            raise InputError("weights and delta cannot be combined; leave one out")
+        if guarantee.delta is not None:
+            raise InputError(
+                "weights and delta cannot be combined; remove one", code="option.conflict"
+            )
         order = np.argsort(scores, kind="stable")
-        weighted = WeightedQuantile(scores[order], split[order], float(promise.levels[0]))
-        return replace(promise, shifted=True, shortage=weighted.shortage(promise)), weighted
-    promise, quantiles = quantiles_within(promise, scores, group, split)
+        weighted = WeightedQuantile(scores[order], values[order], float(guarantee.levels[0]))
+        return replace(guarantee, weighted=True, caveat=weighted.caveat(guarantee)), weighted
+    guarantee, quantiles = quantiles_within(guarantee, scores, group, values)
     if name == "label":
         # The class of a new case is unknown, so the largest quantile has to serve them all.
-        return promise, SingleQuantile(max(quantiles.values()))
-    return promise, StratumQuantiles(quantiles)
+        return guarantee, SingleQuantile(max(quantiles.values()))
+    return guarantee, StratumQuantiles(quantiles)

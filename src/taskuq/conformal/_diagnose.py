@@ -1,144 +1,363 @@
-"""Diagnostics: CRPS, rank histogram, spread over error, AUROC."""
+"""Calibration of posterior samples: rank histogram, CRPS, spread and bias."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from taskuq._arrays import as_outputs_and_targets
+from taskuq._arrays import as_ids, as_outputs_and_targets
+from taskuq._io import to_json_value
+from taskuq.conformal._family import mean_and_variance
+from taskuq.conformal._units import unit_index
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
+from taskuq.table._table import TaskOutputs, is_stored
+
+SCHEMA = "taskuq.diagnose/1"
+# Probability that all bars of calibrated samples lie in the band.
+BAND = 0.95
+# Bars of a histogram, if not given: at most so many, and so many cases or more in each.
+MOST_BINS, CASES_PER_BIN = 20, 10
 
 
-def crps(outputs: Any, targets: Any) -> FloatArray:
+@dataclass(frozen=True)
+class Estimate:
+    """Value, its standard error over units (NaN for one unit), and its calibrated value."""
+
+    value: float
+    se: float
+    expected: float | None = None
+
+
+@dataclass(frozen=True)
+class RankBin:
+    """Bar of a rank histogram: truths with ``first`` to ``last`` samples below them.
+
+    Args:
+        first: Smallest rank.
+        last: Largest rank.
+        fraction: Fraction of the cases.
+        expected: Fraction for calibrated samples.
+        low: Lower end of the band.
+        high: Upper end of the band.
+    """
+
+    first: int
+    last: int
+    fraction: float
+    expected: float
+    low: float
+    high: float
+
+    @property
+    def side(self) -> int:
+        """-1 below the band, 1 above it, 0 inside."""
+        return int(self.fraction > self.high) - int(self.fraction < self.low)
+
+
+@dataclass(frozen=True)
+class SampleDiagnosis:
+    """Calibration of the samples of one round, task and class.
+
+    Args:
+        acceleration: Acceleration of the round, if given.
+        round: Name or acceleration of the round, in words.
+        task: Name of the task.
+        label: Class of the cases; None for all cases.
+        n: Number of cases.
+        n_units: Number of groups, or of cases without groups.
+        histogram: Rank histogram of the truth among the samples, with its band.
+        crps: Mean continuous ranked probability score; smaller is better.
+        outside: Fraction of truths outside all samples.
+        spread_over_error: RMS spread over RMS error of the mean; below 1 is under-dispersed.
+        bias: Mean of sample mean minus truth.
+        verdict: 'calibrated' if all bars are in the band; otherwise 'under-dispersed',
+            'over-dispersed', 'biased' or 'miscalibrated'.
+    """
+
+    acceleration: float | None
+    round: str | None
+    task: str | None
+    label: str | None
+    n: int
+    n_units: int
+    histogram: tuple[RankBin, ...]
+    crps: Estimate
+    outside: Estimate
+    spread_over_error: Estimate
+    bias: Estimate
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Calibration of posterior samples by round, task and class.
+
+    Args:
+        results: One for each round and task: all cases first, then each class.
+        samples: Number of posterior samples.
+        unit: Unit of the standard errors, 'case' or 'group'.
+    """
+
+    results: tuple[SampleDiagnosis, ...]
+    samples: int
+    unit: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a record of schema ``taskuq.diagnose/1`` that JSON can hold."""
+        head = {"schema": SCHEMA, "samples": self.samples, "unit": self.unit, "band": BAND}
+        return {**head, "results": [to_json_value(asdict(result)) for result in self.results]}
+
+    def __str__(self) -> str:
+        """Return a plain table."""
+        columns = ("round", "task", "class", "cases", "CRPS", "outside", "spread/error", "bias")
+        rows = [[*columns, "samples are"]]
+        for r in self.results:
+            each = (r.crps, r.outside, r.spread_over_error, r.bias)
+            rows.append([
+                r.round or "-", r.task or "-", r.label or "all", str(r.n),
+                *(f"{e.value:.3g} ± {e.se:.1g}" for e in each), r.verdict,
+            ])  # fmt: skip
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        perfect = f"{2 / (self.samples + 1):.3g} outside, spread/error 1, bias 0"
+        return "\n".join([*lines, f"Calibrated: {perfect}. Standard errors over {self.unit}s."])
+
+    __repr__ = __str__
+
+
+def diagnose(
+    outputs: Any,
+    targets: Any = None,
+    *,
+    group: Any = None,
+    label: Any = None,
+    acceleration: float | str | None = None,
+    task: str | None = None,
+    bins: int | None = None,
+) -> Diagnosis:
+    r"""Test if the truth could be one of the posterior samples (simulation-based calibration).
+
+    If truth and :math:`p` samples are exchangeable, the rank of the truth among them is uniform
+    on :math:`0, \dots, p`. A tied truth counts in equal parts for all ranks it could have. The
+    band of the histogram contains all :math:`B` bars of calibrated samples with probability
+    0.95 or more: each bar is a binomial fraction of :math:`n` cases, and its two tails have
+    probability :math:`0.05 / (2B)` each (Bonferroni). With groups, whose cases may depend on each
+    other in any way, :math:`n` is the Kish effective number :math:`N^2 / \sum_v n_v^2`.
+
+    Also measured, with jackknife standard errors over groups (or cases): the fair CRPS; the
+    fraction of truths outside all samples, :math:`2 / (p + 1)` if calibrated; the bias; and
+
+    .. math:: \frac{\text{spread}}{\text{error}} = \sqrt{\frac{(1 + 1/p) \sum_i s_i^2}
+        {\sum_i (z_i - \bar z_i)^2}}
+
+    with the unbiased sample variance :math:`s_i^2`, which is 1 if calibrated: the factor
+    :math:`1 + 1/p` is the variance of the mean of :math:`p` samples.
+
+    Args:
+        outputs: Task outputs (case, sample) or (round, case, sample), or a table.
+        targets: Targets (case,); omit with a table.
+        group: Group of each case.
+        label: Class of each case; every class gets results of its own.
+        acceleration: Only this round of a table, by acceleration or name.
+        task: Only this task of a table.
+        bins: Number of bars; by default up to 20 with 10 cases each.
+
+    Returns:
+        Results for each round, task and class; ``print`` shows them as a table.
+
+    Raises:
+        InputError: If there are fewer than two samples or no targets.
+
+    Example:
+        >>> truth, spread = rng.standard_normal(500), rng.random((500, 1))
+        >>> outputs = truth[:, None] + spread * rng.standard_normal((500, 9))  # centred on truth
+        >>> diagnose(outputs, truth).results[0].verdict
+        'over-dispersed'
+
+    References:
+        Talts et al., Validating Bayesian Inference Algorithms with Simulation-Based Calibration,
+        2018; Fortin et al., Why Should Ensemble Spread Match the RMSE, J. Hydrometeorol. 2014.
+    """
+    if targets is None and is_stored(outputs):
+        outputs = TaskOutputs.load(outputs)
+    if isinstance(outputs, TaskOutputs):
+        if targets is not None:
+            raise InputError(
+                "targets= was passed together with a table, which has its own; remove targets=",
+                code="option.unused",
+            )
+        if not outputs.has_targets:
+            raise InputError(
+                "the table has no targets; samples are compared with targets f(x) of the true "
+                "images",
+                code="targets.missing",
+            )
+        table = outputs if task is None else outputs.select(task=task)
+        group = table.group if group is None else group
+        label = table.label if label is None else label
+        rounds = _table_rounds(table, acceleration)
+    else:
+        if task is not None or acceleration is not None:
+            raise InputError(
+                "task= and acceleration= choose from a table, got arrays; remove them",
+                code="option.unused",
+            )
+        rounds = _array_rounds(outputs, targets)
+    results: list[SampleDiagnosis] = []
+    samples = 0
+    for name, x, z in rounds:
+        samples, n = x.shape[1], len(z)
+        groups = None if group is None else as_ids(group, "group", n)
+        labels = None if label is None else as_ids(label, "label", n)
+        results.append(_diagnose(*name, None, x, z, groups, bins))
+        for value in () if labels is None else np.unique(labels):
+            inside = labels == value
+            by = None if groups is None else groups[inside]
+            results.append(_diagnose(*name, str(value), x[inside], z[inside], by, bins))
+    return Diagnosis(tuple(results), samples, "case" if group is None else "group")
+
+
+Round = tuple[tuple[float | None, str | None, str | None], FloatArray, FloatArray]
+
+
+def _table_rounds(table: TaskOutputs, acceleration: float | str | None) -> Iterator[Round]:
+    several = table.outputs.ndim == 4
+    rounds = range(table.rounds) if acceleration is None else [table.round_index(acceleration)]
+    for k in rounds:
+        R = float(table.accelerations[k])
+        for t, task in enumerate(table.task_names):
+            x, z = table.outputs[k], table.targets_at(k)
+            x, z = (x[..., t], z[..., t]) if several else (x, z)
+            name = None if task == "task" else task
+            yield (None if np.isnan(R) else R, table.round_labels[k], name), *_check(x, z)
+
+
+def _array_rounds(outputs: Any, targets: Any) -> Iterator[Round]:
+    if targets is None:
+        raise InputError(
+            "targets are missing; pass outputs and targets, or a table that has both",
+            code="targets.missing",
+        )
+    x, z = as_outputs_and_targets(outputs, targets, None)
+    for k, of_round in enumerate(x if x.ndim == 3 else x[None]):
+        yield (None, f"round {k}" if x.ndim == 3 else None, None), *_check(of_round, z)
+
+
+def _check(outputs: Any, targets: Any) -> tuple[FloatArray, FloatArray]:
+    x, z = as_outputs_and_targets(outputs, targets, None)
+    if x.ndim != 2 or x.shape[1] < 2 or len(z) < 1:
+        raise InputError(
+            f"outputs have shape {x.shape}; pass (case, sample) with at least two samples",
+            code="samples.mismatch",
+        )
+    return x.astype(float), z
+
+
+def _diagnose(
+    acceleration: float | None,
+    round_: str | None,
+    task: str | None,
+    label: str | None,
+    x: FloatArray,
+    z: FloatArray,
+    group: np.ndarray | None,
+    bins: int | None,
+) -> SampleDiagnosis:
+    n, p = x.shape
+    index = unit_index(n, group)
+    sizes = np.bincount(index)
+    effective = n**2 // int((sizes**2).sum())
+    histogram = _rank_bins(rank_histogram(x, z), effective, bins)
+    mean, variance = mean_and_variance(x, ddof=1)
+    outside = (z < x.min(axis=1)) | (z > x.max(axis=1))
+    columns = (np.ones(n), crps(x, z), outside, mean - z, (mean - z) ** 2, variance)
+    sums = np.stack([np.bincount(index, weights=c) for c in columns], axis=1)
+    estimates = _jackknife(sums, p)
+    return SampleDiagnosis(
+        acceleration, round_, task, label, n, len(sizes), histogram, *estimates,
+        _verdict(histogram),
+    )  # fmt: skip
+
+
+def _jackknife(sums: FloatArray, p: int) -> list[Estimate]:
+    """Return statistics of the sums of units (unit, column) with standard errors over units."""
+
+    def statistics(total: FloatArray) -> FloatArray:
+        count, score, outside, bias, error, variance = total.T
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.sqrt((1 + 1 / p) * variance / error)
+        return np.stack([score / count, outside / count, ratio, bias / count])
+
+    total, units = sums.sum(axis=0), len(sums)
+    values, se = statistics(total), np.full(4, np.nan)
+    if units > 1:
+        se = statistics(total - sums).std(axis=1) * (units - 1) ** 0.5
+    expected = (None, 2 / (p + 1), 1.0, 0.0)
+    return [Estimate(float(v), float(s), e) for v, s, e in zip(values, se, expected, strict=True)]
+
+
+def crps(outputs: FloatArray, targets: FloatArray) -> FloatArray:
     """Return the fair continuous ranked probability score of each case; smaller is better."""
-    x, z = _samples(outputs, targets)
+    x, z = _check(outputs, targets)
     p = x.shape[1]
     # Of the sorted samples the j-th is larger than j others and smaller than the rest.
     weights = (2 * np.arange(p) + 1 - p) / (p * (p - 1))
     return np.asarray(np.abs(x - z[:, None]).mean(axis=1) - np.sort(x, axis=1) @ weights)
 
 
-def _rank_histogram(outputs: Any, targets: Any) -> FloatArray:
-    """Return the share of cases whose target has 0, 1, ..., p samples below it; flat is perfect."""
-    x, z = _samples(outputs, targets)
-    below, equal = ((compare(x, z[:, None])).sum(axis=1) for compare in (np.less, np.equal))
-    change = np.zeros(x.shape[1] + 2)
-    np.add.at(change, below, 1 / (equal + 1))
-    np.add.at(change, below + equal + 1, -1 / (equal + 1))
-    # What is taken away again leaves a rounding error.
-    return np.asarray(np.maximum(change.cumsum()[:-1], 0) / len(z))
+def rank_histogram(outputs: FloatArray, targets: FloatArray) -> FloatArray:
+    """Return the fraction of cases with 0, 1, ..., p samples below the target."""
+    below = (outputs < targets[:, None]).sum(axis=1)
+    ranks = (outputs == targets[:, None]).sum(axis=1) + 1
+    change = np.zeros(outputs.shape[1] + 2)
+    np.add.at(change, below, 1 / ranks)
+    np.add.at(change, below + ranks, -1 / ranks)
+    # Differences leave a rounding error.
+    return np.asarray(np.maximum(change.cumsum()[:-1], 0) / len(targets))
 
 
-def _rank_histogram_deviation(histogram: FloatArray) -> float:
-    """Return the total variation of a rank histogram from uniform."""
-    return float(np.abs(histogram - 1 / len(histogram)).sum() / 2)
-
-
-def _outside_fraction(outputs: Any, targets: Any) -> FloatArray:
-    """Flag cases whose target lies outside all samples."""
-    x, z = _samples(outputs, targets)
-    return np.asarray((z < x.min(axis=1)) | (z > x.max(axis=1)), dtype=float)
-
-
-def _group_statistics(
-    statistic: Callable[[FloatArray], FloatArray], parts: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Return statistics and standard errors over groups."""
-    total, n = parts.sum(axis=0), len(parts)
-    value = np.asarray(statistic(total))
-    if n < 2:
-        return value, np.full_like(value, np.nan)
-    without = np.array([statistic(parts[np.arange(n) != g].sum(axis=0)) for g in range(n)])
-    return value, np.asarray(without.std(axis=0) * (n - 1) ** 0.5)
-
-
-def _samples(outputs: Any, targets: Any) -> tuple[FloatArray, FloatArray]:
-    x, z = as_outputs_and_targets(outputs, targets, None)
-    if x.ndim != 2 or x.shape[1] < 2:
-        raise InputError(f"outputs have shape {x.shape}; give (case, sample), two samples at least")
-    return x.astype(float), z
-
-
-def auroc(outputs: Any, labels: Any) -> float:
-    """Return the probability that a case with the finding scores above one without it."""
-    from scipy.stats import rankdata
-
-    z, y = _checked(outputs, labels)
-    positives = int(y.sum())
-    ranks = rankdata(z)[y].sum() - positives * (positives + 1) / 2
-    return float(ranks / (positives * (len(y) - positives)))
-
-
-def roc_curve(outputs: Any, labels: Any) -> tuple[FloatArray, FloatArray]:
-    """Return false and true positive rates at every threshold, from (0, 0) to (1, 1)."""
-    z, y = _checked(outputs, labels)
-    order = np.argsort(-z, kind="stable")
-    z, y = z[order], y[order]
-    # Cases with the same output pass a threshold together.
-    ends = np.flatnonzero(np.append(np.diff(z) != 0, True))
-    true, false = np.cumsum(y)[ends], np.cumsum(~y)[ends]
-    return np.append(0.0, false / (~y).sum()), np.append(0.0, true / y.sum())
-
-
-def classification_rates(outputs: Any, labels: Any, threshold: float = 0.5) -> dict[str, float]:
-    """Return accuracy, precision and recall at a threshold."""
-    z, y = _checked(outputs, labels)
-    called = z > threshold
-    hits = int((called & y).sum())
-    return {
-        "accuracy": float((called == y).mean()),
-        "precision": hits / int(called.sum()) if called.any() else float("nan"),
-        "recall": hits / int(y.sum()),
-    }
-
-
-def reliability(outputs: Any, labels: Any, bins: int = 10) -> list[dict[str, float]]:
-    """Return mean probability, share of positives and number of cases of each bin that has any."""
-    z, y = _checked(outputs, labels)
-    index = np.minimum((z * bins).astype(int), bins - 1)
-    return [
-        {
-            "mean": float(z[index == k].mean()),
-            "positive": float(y[index == k].mean()),
-            "cases": int((index == k).sum()),
-        }
-        for k in range(bins)
-        if (index == k).any()
-    ]
-
-
-def require_classes(labels: Any, what: str) -> None:
-    """Refuse labels other than 0 and 1, and a set in which one of them is missing."""
-    columns = np.asarray(labels).reshape(len(labels), -1)
-    found = np.unique(columns)
-    if not np.isin(found, (0, 1)).all():
-        odd = [f"{value:g}" for value in found if value not in (0, 1)]
+def _rank_bins(fractions: FloatArray, n: int, bins: int | None) -> tuple[RankBin, ...]:
+    """Return the bars of a histogram over ranks, with the band of n independent cases."""
+    ranks = len(fractions)
+    most = min(ranks, MOST_BINS, max(2, n // CASES_PER_BIN))
+    if bins is not None and not 2 <= bins <= ranks:
         raise InputError(
-            f"labels of the {what} hold {', '.join(odd[:3])}; give 0 (absent) and 1 (present)",
-            code="value.invalid",
+            f"bins must be 2 to samples + 1 = {ranks}, got {bins}", code="value.invalid"
         )
-    for column in columns.T:
-        if len(np.unique(column)) < 2:
-            raise InputError(
-                f"all {len(column)} labels of the {what} are {column[0]:g}; give patients with and "
-                "without the finding, or another split",
-                code="units.few",
-            )
+    edges = np.round(np.linspace(0, ranks, (bins or most) + 1)).astype(int)
+    expected = np.diff(edges) / ranks
+    low, high = binomial_band(n, expected, (1 - BAND) / len(expected))
+    values = np.add.reduceat(fractions, edges[:-1])
+    return tuple(
+        RankBin(int(first), int(end) - 1, *map(float, bar))
+        for first, end, *bar in zip(edges[:-1], edges[1:], values, expected, low, high, strict=True)
+    )
 
 
-def _checked(outputs: Any, labels: Any) -> tuple[FloatArray, np.ndarray]:
-    z, y = np.asarray(outputs, dtype=float), np.asarray(labels)
-    if z.ndim != 1 or z.shape != y.shape:
-        raise InputError(
-            f"{z.shape} outputs for {y.shape} labels; give one of each for each case",
-            code="shape.mismatch",
-        )
-    if not np.isfinite(z).all():
-        raise InputError(
-            "outputs hold NaN or infinite values; repair the network first", code="value.nonfinite"
-        )
-    require_classes(y, "judged cases")
-    return z, y.astype(bool)
+def binomial_band(n: int, p: FloatArray, alpha: float) -> tuple[FloatArray, FloatArray]:
+    """Return fractions that a binomial fraction leaves with probability alpha / 2 on each side."""
+    from scipy.special import bdtr
+
+    # A count at the edge, off by rounding, is inside.
+    slack = 1e-9 * n
+    ends: NDArray[np.int64] = np.array([
+        np.searchsorted(bdtr(np.arange(n + 1), n, float(q)), (alpha / 2, 1 - alpha / 2))
+        for q in p
+    ])  # fmt: skip
+    low, high = ends.T
+    return np.asarray((low - slack) / n), np.asarray((np.minimum(high, n) + slack) / n)
+
+
+def _verdict(histogram: tuple[RankBin, ...]) -> str:
+    sides = [bar.side for bar in histogram]
+    if not any(sides):
+        return "calibrated"
+    first, last = sides[0], sides[-1]
+    if first == last and first:
+        return "under-dispersed" if first > 0 else "over-dispersed"
+    return "biased" if first > 0 or last > 0 else "miscalibrated"

@@ -39,7 +39,7 @@ from taskuq.conformal._splits import (
     splitmix64,
     sums_at_quantiles,
 )
-from taskuq.conformal._units import CaseUnit, Unit, make_unit
+from taskuq.conformal._units import CaseUnit, Unit, as_generator, make_unit
 from taskuq.conformal.scores import resolve_score, score_name
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, TaskRange
@@ -130,9 +130,13 @@ def _as_size_bins(edges: Sequence[float] | None) -> tuple[float, ...]:
     try:
         given = tuple(float(e) for e in edges)
     except (TypeError, ValueError):
-        raise InputError(f"size bins are rising numbers, got {edges!r}") from None
+        raise InputError(
+            f"size_bins must be increasing numbers, got {edges!r}", code="value.invalid"
+        ) from None
     if len(given) < 2 or any(not a < b for a, b in pairwise(given)):
-        raise InputError(f"size bins are rising edges, at least two, got {given}")
+        raise InputError(
+            f"size_bins must be at least two increasing edges, got {given}", code="value.invalid"
+        )
     return given
 
 
@@ -142,8 +146,8 @@ def evaluate(
     *,
     alpha: float,
     score: str | Score = "mlwr",
-    trials: int = 10_000,
-    rng: np.random.Generator,
+    splits: int = 10_000,
+    seed: int | np.random.Generator = 0,
     group: Any = None,
     label: Any = None,
     unit: str | None = None,
@@ -151,72 +155,76 @@ def evaluate(
     delta: float | None = None,
     side: BoundSide = "two",
     task_range: TaskRange = None,
-    share: float = 0.7,
+    calibration_fraction: float = 0.7,
     size_bins: Sequence[float] | None = None,
-    tunings: int = 10,
+    tuning_repeats: int = 10,
     acceleration: float | str | None = None,
     task: str | None = None,
 ) -> Evaluation:
     r"""Evaluate a score over random calibration and test splits.
 
-    In each trial :math:`t` the units are split, the quantile is calibrated on one fold, and the
-    other fold's coverage and mean interval width are recorded:
+    In each split :math:`t` the quantile is calibrated on one set of units, and coverage and mean
+    interval width are measured on the other:
 
     .. math:: \mathrm{coverage}[t] = \frac1m \sum_{i \in \mathrm{test}}
         \mathbb 1\{z_i \in \mathcal C_i\}, \qquad
         \mathrm{width}[t] = \frac1m \sum_{i \in \mathrm{test}} |\mathcal C_i|
 
-    With groups as the unit whole groups are split, and every group counts the same. Where all cases
-    of a group are promised, or a share, coverage is the share of groups for which that holds.
-    A case counts as covered where its reported interval contains its target
-    (:func:`~taskuq.conformal._splits.covering_quantile`).
+    With groups as the unit whole groups are split, and every group has equal weight. Where all
+    cases of a group, or a fraction, are to be covered, coverage is the fraction of such groups. A
+    case is covered if its reported interval contains its target.
 
-    Arguments:
+    Args:
         outputs: Task outputs (case, sample), (case,) for point estimates, or (round, case, sample)
-            with the current round last. Or a table, which brings the rest.
-        targets: Targets (case,); left out with a table.
-        alpha: The error rate.
-        score: A score's name or object.
-        trials: The number of splits.
-        rng: Their source of randomness.
-        group: The group of each case.
-        label: The class of each case, for class-conditional coverage.
+            with the current round last. Or a table, which has the rest.
+        targets: Targets (case,); omit with a table.
+        alpha: Error rate.
+        score: Name or object of a score.
+        splits: Number of random splits.
+        seed: Integer or Generator.
+        group: Group of each case.
+        label: Class of each case, for class-conditional coverage.
         unit: 'case' or 'group'; the group if groups are given.
-        cases: With groups: whom the promise is about, as in :func:`taskuq.calibrate`.
-        delta: For a promise given the calibration set, as in :func:`taskuq.calibrate`.
+        cases: With groups, the cases of a new group to cover, as in :func:`taskuq.calibrate`.
+        delta: For a guarantee given the calibration set, as in :func:`taskuq.calibrate`.
         side: 'two', 'upper', 'lower' or 'each'.
-        task_range: The range intervals are clipped to.
-        share: The share of units used for calibration.
+        task_range: Range that intervals are clipped to.
+        calibration_fraction: Fraction of units used for calibration.
         size_bins: Edges of width ranges for size-stratified coverage, e.g. the paper's
             (0, 0.05, 0.1, 0.15, 0.2, inf).
-        tunings: For a score that learns from targets: how many tuning folds to average over.
-        acceleration: Of a table with several rounds: which one, by acceleration or name.
-        task: Of a table with several tasks: which one.
+        tuning_repeats: For a score that is fitted to targets, number of tuning sets to average
+            over.
+        acceleration: Round of a table, by acceleration or name.
+        task: Task of a table.
+
+    Returns:
+        Coverage, width and centre error over the splits, overall, by class and by width.
 
     Example:
         >>> truth = rng.random(300)
         >>> outputs = truth[:, None] + 0.1 * rng.standard_normal((300, 8))
-        >>> result = evaluate(outputs, truth, alpha=0.1, score="lwr", trials=200, rng=rng)
+        >>> result = evaluate(outputs, truth, alpha=0.1, score="lwr", splits=200, seed=0)
         >>> abs(result.coverage.mean - 0.9) < 0.02
         True
     """
-    given = as_round(outputs, targets, acceleration, task, group, task_range)
+    arrays = as_round(outputs, targets, acceleration, task, group, task_range)
     checked = check_cases(
-        given.outputs, given.targets, group=given.group, unit=unit, cases=cases,
-        label=given.label if label is None else label, task_range=given.task_range, share=share,
+        arrays.outputs, arrays.targets, group=arrays.group, unit=unit, cases=cases,
+        label=arrays.label if label is None else label, task_range=arrays.task_range,
+        calibration_fraction=calibration_fraction,
     )  # fmt: skip
     (result,) = _evaluate_scores(
-        checked, [score], alpha=alpha, trials=trials, rng=rng, delta=delta, side=side,
-        size_bins=size_bins, tunings=tunings,
+        checked, [score], alpha=alpha, splits=splits, seed=seed, delta=delta, side=side,
+        size_bins=size_bins, tuning_repeats=tuning_repeats,
     )  # fmt: skip
-    return replace(result, **given.where)
+    return replace(result, **arrays.labels)
 
 
 @dataclass(frozen=True)
 class _QuantileOptions:
     """Options shared by all scores of one evaluation."""
 
-    promise: Guarantee
+    guarantee: Guarantee
     size_bins: tuple[float, ...]
     is_compiled: bool
 
@@ -226,41 +234,49 @@ def _evaluate_scores(
     scores: Sequence[str | Score],
     *,
     alpha: float,
-    trials: int,
-    rng: np.random.Generator,
+    splits: int,
+    seed: int | np.random.Generator,
     delta: float | None = None,
     side: BoundSide = "two",
     size_bins: Sequence[float] | None = None,
-    tunings: int = 10,
+    tuning_repeats: int = 10,
 ) -> list[Evaluation]:
-    """Judge several scores on the same splits; see :func:`evaluate`."""
-    if trials < 1 or tunings < 1:
-        raise InputError(f"trials and tunings must be at least 1, got {trials} and {tunings}")
+    """Evaluate several scores on the same splits; see :func:`evaluate`."""
+    if splits < 1 or tuning_repeats < 1:
+        raise InputError(
+            f"splits and tuning_repeats must be at least 1, got {splits} and {tuning_repeats}",
+            code="value.invalid",
+        )
     score_side, ends = parse_side(side)
-    promise = Guarantee(
-        alpha=alpha, **checked.unit.record, delta=delta, n_cases=len(checked.targets), ends=ends
+    guarantee = Guarantee(
+        alpha=alpha,
+        **checked.unit.record,
+        delta=delta,
+        n_cases=len(checked.targets),
+        quantiles_per_interval=ends,
     )
     rule = _QuantileOptions(
-        promise, _as_size_bins(size_bins), use_numba(trials * len(checked.targets) * len(scores))
+        guarantee, _as_size_bins(size_bins), use_numba(splits * len(checked.targets) * len(scores))
     )
-    seed = int(rng.integers(2**63))
+    rng = as_generator(seed)
+    split_seed = int(rng.integers(2**63))
     chosen = [resolve_score(score, alpha, score_side) for score in scores]
     parts: list[list[_PoolResults]] = [[] for _ in chosen]
     whole: dict[int, Pool] = {}
-    draws = min(tunings, trials)
+    draws = min(tuning_repeats, splits)
     for k, one in enumerate(chosen):
         for draw, pool in enumerate(make_pools(checked, one, alpha, draws, rng, ends)):
             if len(pool.index) == len(checked.targets):
                 whole[k] = pool
             else:
-                count = trials // draws + (draw < trials % draws)
-                parts[k] += _run(checked, [pool], rule, count, splitmix64(seed + draw + 1))
+                count = splits // draws + (draw < splits % draws)
+                parts[k] += _run(checked, [pool], rule, count, splitmix64(split_seed + draw + 1))
     # Scores that need no cases of their own all see the same splits.
-    together = _run(checked, list(whole.values()), rule, trials, seed) if whole else []
+    together = _run(checked, list(whole.values()), rule, splits, split_seed) if whole else []
     for k, part in zip(whole, together, strict=True):
         parts[k].append(part)
     return [
-        _summarise(checked, score_name(one), rule, trials, of_score)
+        _summarise(checked, score_name(one), rule, splits, of_score)
         for one, of_score in zip(chosen, parts, strict=True)
     ]
 
@@ -289,11 +305,11 @@ def _run(
     units = int(unit_of_case.max()) + 1
     splitting = Splits(units, checked.n_test, trials, seed, of_case, rule.is_compiled)
     weight = checked.unit.weights(unit_of_case)
-    allowed = rule.promise.allowed(pools_[0].n_calibration)
+    allowed = rule.guarantee.allowed(pools_[0].n_calibration)
     rankings = [
         rank_for_guarantee(
-            scores, rule.promise, allowed, unit_of_case,
-            pool.covered_from if rule.promise.ends == 1 else None,
+            scores, rule.guarantee, allowed, unit_of_case,
+            pool.covered_from if rule.guarantee.quantiles_per_interval == 1 else None,
         )
         for pool in pools_
         for scores in np.atleast_2d(pool.scores)
@@ -305,7 +321,7 @@ def _run(
             features[k, :2] = widths
             features[k, 2] = np.abs(pool.targets - pool.family.interval(0.0).center)
     outcomes = run_splits(splitting, rankings, features * weight)
-    if rule.promise.ends == 2:
+    if rule.guarantee.quantiles_per_interval == 2:
         found = [r.quantiles(at) for r, at in zip(rankings, outcomes.position, strict=True)]
         pairs = np.stack(found, axis=1).reshape(trials, len(pools_), 2)
         return [
@@ -338,7 +354,7 @@ def _of_pool(
         finite = np.where(infinite, 0.0, quantile)
         width = np.where(infinite, np.inf, (base + slope * finite) / m)
         center_error = np.where(infinite, np.inf, center / m)
-    if not is_linear or checked.unit.share is not None:
+    if not is_linear or checked.unit.fraction is not None:
         case_coverage, widths, errors = _means(pool, splitting, quantile, weight)
         if not is_linear:
             open_ended = np.array([_is_open(pool, q) for q in (0.0, math.inf)])
@@ -367,7 +383,7 @@ def _of_ends(
 ) -> _PoolResults:
     infinite = np.isposinf(quantile)
     case_coverage, widths, errors = _means(pool, splitting, quantile, weight)
-    share = checked.unit.share
+    share = checked.unit.fraction
     kept = None if share is None else _group_coverage(pool, splitting, quantile, share)
     # The quantiles of a trial are finite, infinite below, above, or both.
     kinds = ((0.0, 0.0), (math.inf, 0.0), (0.0, math.inf), (math.inf, math.inf))
@@ -420,7 +436,7 @@ def _law(checked: EvaluationInputs, pool: Pool, rule: _QuantileOptions) -> Float
     if checked.unit.is_group or pool.n_tuning:
         return None
     n = pool.n_calibration
-    rank = rule.promise.rank(n)
+    rank = rule.guarantee.rank(n)
     if rank > n:
         return np.append(np.zeros(checked.n_test), 1.0)
     law = quantile_position(n, checked.n_test, rank)
@@ -431,7 +447,7 @@ def _summarise(
     checked: EvaluationInputs,
     name: str,
     rule: _QuantileOptions,
-    trials: int,
+    splits: int,
     parts: list[_PoolResults],
 ) -> Evaluation:
     coverage = np.concatenate([part.coverage for part in parts])
@@ -444,18 +460,18 @@ def _summarise(
     strata = [part.strata for part in parts]
     return Evaluation(
         score=name,
-        alpha=rule.promise.alpha,
+        alpha=rule.guarantee.alpha,
         **checked.sizes,
         n_tuning=parts[0].n_tuning,
-        trials=trials,
+        splits=splits,
         coverage=_moments(coverage),
         case_coverage=_moments(np.concatenate([part.case_coverage for part in parts])),
-        coverage_of=checked.unit.who,
-        mean_over=checked.unit.mean_over,
+        coverage_unit=checked.unit.covered,
+        mean_unit=checked.unit.mean_unit,
         width=_moments(np.concatenate([part.width for part in parts])),
         center_error=_moments(np.concatenate([part.center_error for part in parts])),
         infinite=float(infinite.mean()),
-        whole_groups=float(np.concatenate(groups).mean()) if groups else None,
+        whole_group_coverage=float(np.concatenate(groups).mean()) if groups else None,
         class_coverage=_stratum_coverage(strata, "class", checked.unit),
         size_coverage=_stratum_coverage(strata, "width", checked.unit),
         histogram=histogram,
@@ -468,8 +484,11 @@ def _moments(values: FloatArray) -> MeanAndSD:
     return MeanAndSD(float(values.mean()), float(values.std()))
 
 
-# What of a comparison its record repeats.
-ASKED = ("alpha", "trials", "seed", "side", "cases", "delta")
+# Options in the record of a grid, by their stored names.
+ASKED = {
+    "alpha": "alpha", "trials": "splits", "seed": "seed", "side": "side", "cases": "cases",
+    "delta": "delta",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -480,7 +499,7 @@ class EvaluationGrid:
     alpha: float = 0.05
     accelerations: tuple[float, ...] | None = None
     samples: tuple[int, ...] | None = None
-    trials: int | None = 10_000
+    splits: int | None = 10_000
     seed: int = 0
     unit: str | None = None
     cases: float | str = "random"
@@ -492,7 +511,10 @@ class EvaluationGrid:
 def evaluate_table(table: TaskOutputs, comparison: EvaluationGrid) -> EvaluationRecord:
     """Evaluate every score, acceleration and sample count of a table."""
     if not table.has_targets:
-        raise InputError("the table has no targets, so nothing can be judged on it")
+        raise InputError(
+            "the table has no targets; evaluation needs targets f(x) of the true images",
+            code="targets.missing",
+        )
     results = [
         result
         for name in table.task_names
@@ -517,22 +539,25 @@ def _task(table: TaskOutputs, comparison: EvaluationGrid) -> Iterator[Evaluation
 
 
 def _round(table: TaskOutputs, k: int, comparison: EvaluationGrid) -> list[Evaluation]:
-    trials, unit = comparison.trials, comparison.unit
-    if trials is None:
+    splits, unit = comparison.splits, comparison.unit
+    if splits is None:
         unit = unit or CaseUnit().name
         if make_unit(unit).is_group:
-            raise InputError("exact evaluation is for splits by case; groups take --splits")
+            raise InputError(
+                "exact evaluation splits by case; use random splits for groups",
+                code="option.conflict",
+            )
     checked = check_cases(
         table.rounds_up_to(k),
         table.targets_at(k),
         # Where all splits are taken at once, nothing is learnt from groups either.
-        group=None if trials is None else table.group,
+        group=None if splits is None else table.group,
         label=table.label,
         unit=unit,
         cases=comparison.cases,
         task_range=table.task_range,
     )
-    if trials is None:
+    if splits is None:
         return [
             evaluate_exact_score(checked, score, alpha=comparison.alpha, side=comparison.side)
             for score in comparison.scores
@@ -540,9 +565,8 @@ def _round(table: TaskOutputs, k: int, comparison: EvaluationGrid) -> list[Evalu
 
     def judged(side: BoundSide, size_bins: tuple[float, ...] | None) -> list[Evaluation]:
         # The same splits at every acceleration, so that differences are not those of the splits.
-        rng = np.random.default_rng(comparison.seed)
         return _evaluate_scores(
-            checked, comparison.scores, alpha=comparison.alpha, trials=trials, rng=rng,
+            checked, comparison.scores, alpha=comparison.alpha, splits=splits, seed=comparison.seed,
             delta=comparison.delta, side=side, size_bins=size_bins,
         )  # fmt: skip
 
@@ -552,7 +576,8 @@ def _round(table: TaskOutputs, k: int, comparison: EvaluationGrid) -> list[Evalu
         return results
     by_one = judged(score_side, None)
     return [
-        replace(each, width_by_one=one.width) for each, one in zip(results, by_one, strict=True)
+        replace(each, width_single_quantile=one.width)
+        for each, one in zip(results, by_one, strict=True)
     ]
 
 
@@ -564,5 +589,5 @@ def _inputs(table: TaskOutputs, comparison: EvaluationGrid) -> dict[str, Any]:
         "missing_cases": list(table.missing_cases),
         "round_names": called_rounds(table.accelerations, table.round_names),
         "scores": [s if isinstance(s, str) else type(s).__name__ for s in comparison.scores],
-        **{name: getattr(comparison, name) for name in ASKED},
+        **{key: getattr(comparison, name) for key, name in ASKED.items()},
     }

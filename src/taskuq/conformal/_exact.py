@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from taskuq.conformal._calibrate import as_round
 from taskuq.conformal._family import BoundSide, parse_side
 from taskuq.conformal._quantiles import coverage_rank
 from taskuq.conformal._splits import EvaluationInputs, Pool, check_cases, make_pools
+from taskuq.conformal._units import as_generator
 from taskuq.conformal.scores import resolve_score, score_name
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray, Interval, TaskRange
@@ -143,7 +144,7 @@ class _CoverageHistogram:
     """Distribution of coverage over splits and its exact law."""
 
     covered: tuple[int, ...]
-    trials: tuple[int, ...]
+    splits: tuple[int, ...]
     expected: tuple[float, ...]
     p_value: float
     reading: str = HONESTLY
@@ -176,7 +177,7 @@ def coverage_histogram(covered: NDArray[np.int64], pmf: FloatArray) -> _Coverage
     low, high = int(shown.min()), int(shown.max())
     return _CoverageHistogram(
         covered=tuple(range(low, high + 1)),
-        trials=tuple(map(int, observed[low : high + 1])),
+        splits=tuple(map(int, observed[low : high + 1])),
         expected=tuple(float(e) for e in expected[low : high + 1]),
         p_value=p_value,
     )
@@ -189,42 +190,56 @@ class StratumCoverage:
     name: str
     coverage: float
     cases: float
-    trials: int
+    splits: int
+
+
+# Names of fields in stored files, where they differ.
+STORED = {
+    "splits": "trials",
+    "coverage_unit": "coverage_of",
+    "mean_unit": "mean_over",
+    "whole_group_coverage": "whole_groups",
+    "width_single_quantile": "width_by_one",
+}
+
+
+def _stored(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    return {STORED.get(name, name): value for name, value in items}
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """Coverage and width of one score over random splits.
 
-    Arguments:
-        score: The score's name.
-        alpha: The error rate.
-        unit: What is split and promised: cases or groups.
-        samples: The number of posterior samples used.
-        n: The number of units.
-        n_calibration: Units in a calibration fold, tuning units among them.
-        n_test: Units in a test fold.
-        n_tuning: Units of the calibration fold that the score learns from.
-        trials: The number of random splits; None when all were taken, exactly.
-        coverage: Mean and standard deviation over splits of the share of the test fold for which
-            the promise holds: of its cases, every group counting the same, or of its groups.
-        case_coverage: The same of the share of its cases that are covered, every group counting
-            the same; unlike coverage where all cases of a group, or a share, are promised.
-        coverage_of: Whose targets coverage is about, in words.
-        mean_over: What is drawn at random for all other means, in words.
-        width: Mean and standard deviation over splits of its mean interval width.
-        center_error: The same of its mean distance between target and interval centre; for a
+    Args:
+        score: Name of the score.
+        alpha: Error rate.
+        unit: Unit that is split, 'case' or 'group'.
+        samples: Number of posterior samples.
+        n: Number of units.
+        n_calibration: Units in a calibration set, tuning units included.
+        n_test: Units in a test set.
+        n_tuning: Units of the calibration set that the score is fitted to.
+        splits: Number of random splits; None for all splits, exactly.
+        coverage: Mean and standard deviation over splits of the fraction of the test set that is
+            covered: of its cases, every group with equal weight, or of its groups.
+        case_coverage: The same of the fraction of cases, every group with equal weight; differs
+            from coverage where all cases of a group, or a fraction, are to be covered.
+        coverage_unit: What coverage is a fraction of, in words.
+        mean_unit: What all other means are over, in words.
+        width: Mean and standard deviation over splits of the mean interval width.
+        center_error: The same of the mean distance between target and interval centre; for a
             one-sided bound, between target and bound.
-        infinite: The share of splits whose calibration fold gives no finite interval.
-        whole_groups: With groups: the mean share of test groups whose cases are all covered.
+        infinite: Fraction of splits without a finite interval.
+        whole_group_coverage: With groups, the fraction of test groups with all cases covered.
         class_coverage: Coverage within each class.
         size_coverage: Coverage within each range of widths.
-        histogram: The distribution of coverage, by cases.
-        acceleration: The acceleration, if known.
-        round_name: What the round is called, where it has a name.
-        task: The task, where there are several.
-        width_by_one: Where each end has a quantile of its own: what the width would be on the same
-            splits with one quantile for both.
+        histogram: Distribution of coverage, by cases.
+        acceleration: Acceleration of the round, if given.
+        round_name: Name of the round, if it has one.
+        task: Task, where there are several.
+        width_single_quantile: Where each end has its own quantile, the width on the same splits
+            with one quantile for both.
     """
 
     score: str
@@ -235,22 +250,22 @@ class Evaluation:
     n_calibration: int
     n_test: int
     n_tuning: int
-    trials: int | None
+    splits: int | None
     coverage: MeanAndSD
     case_coverage: MeanAndSD
-    coverage_of: str
-    mean_over: str
+    coverage_unit: str
+    mean_unit: str
     width: MeanAndSD
     center_error: MeanAndSD
     infinite: float = 0.0
-    whole_groups: float | None = None
+    whole_group_coverage: float | None = None
     class_coverage: tuple[StratumCoverage, ...] = ()
     size_coverage: tuple[StratumCoverage, ...] = ()
     histogram: _CoverageHistogram | None = None
     acceleration: float | None = None
     round_name: str | None = None
     task: str | None = None
-    width_by_one: MeanAndSD | None = None
+    width_single_quantile: MeanAndSD | None = None
 
     @property
     def round_label(self) -> str | None:
@@ -260,10 +275,10 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as values that JSON can hold."""
-        return dict(to_json_value(asdict(self)))
+        return dict(to_json_value(asdict(self, dict_factory=_stored)))
 
     def __repr__(self) -> str:
-        how = "all splits, exactly" if self.trials is None else f"{self.trials} random splits"
+        how = "all splits, exactly" if self.splits is None else f"{self.splits} random splits"
         named = ", ".join(text for text in (self.score, self.task, self.round_label) if text)
         rows = {"coverage": self.coverage, "width": self.width, "centre error": self.center_error}
         return "\n".join([
@@ -276,11 +291,11 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """All evaluations of one command, with what made them.
+    """Evaluations of one command and its inputs.
 
-    Arguments:
-        results: One per acceleration, score and number of samples.
-        inputs: What was asked for.
+    Args:
+        results: One for each acceleration, score and number of samples.
+        inputs: Options and provenance.
     """
 
     results: tuple[Evaluation, ...]
@@ -293,7 +308,7 @@ class EvaluationRecord:
             "schema": "taskuq.evaluate/1",
             "alpha": first.alpha,
             "unit": first.unit,
-            "trials": first.trials,
+            "trials": first.splits,
             "n": first.n,
             "n_calibration": first.n_calibration,
             "n_test": first.n_test,
@@ -431,33 +446,37 @@ def evaluate_exact(
     score: str | Score = "mlwr",
     side: BoundSide = "two",
     task_range: TaskRange = None,
-    share: float = 0.7,
-    tunings: int = 10,
-    rng: np.random.Generator | None = None,
+    calibration_fraction: float = 0.7,
+    tuning_repeats: int = 10,
+    seed: int | np.random.Generator | None = None,
     acceleration: float | str | None = None,
     task: str | None = None,
 ) -> Evaluation:
     r"""Evaluate a score exactly over all splits.
 
     A split enters only through the position of the quantile among the ordered scores, whose law
-    is known (:class:`~taskuq.conformal._exact._QuantileLaw`). Mean and standard deviation over
-    all :math:`\binom{N}{n}` splits of the test fold's coverage and mean width follow without
-    simulation, ties and clipping included. A case counts as covered where its reported interval
-    contains its target (:func:`~taskuq.conformal._splits.covering_quantile`).
+    is known. Mean and standard deviation over all :math:`\binom{N}{n}` splits of the test set's
+    coverage and mean width follow without simulation, ties and clipping included. A case is
+    covered if its reported interval contains its target.
 
-    Arguments:
+    Args:
         outputs: Task outputs (case, sample), (case,) for point estimates, or (round, case, sample)
-            with the current round last. Or a table, which brings targets and range.
-        targets: Targets (case,); left out with a table.
-        alpha: The error rate.
-        score: A score's name or object.
+            with the current round last. Or a table, which has targets and range.
+        targets: Targets (case,); omit with a table.
+        alpha: Error rate.
+        score: Name or object of a score.
         side: 'two', 'upper' or 'lower'.
-        task_range: The range intervals are clipped to.
-        share: The share of cases used for calibration.
-        tunings: For a score that learns from targets: how many tuning folds to average over.
-        rng: Draws the tuning folds; without it they are taken at even steps.
-        acceleration: Of a table with several rounds: which one, by acceleration or name.
-        task: Of a table with several tasks: which one.
+        task_range: Range that intervals are clipped to.
+        calibration_fraction: Fraction of cases used for calibration.
+        tuning_repeats: For a score that is fitted to targets, number of tuning sets to average
+            over.
+        seed: Integer or Generator to choose the tuning sets at random; without it they are taken
+            at even steps.
+        acceleration: Round of a table, by acceleration or name.
+        task: Task of a table.
+
+    Returns:
+        The evaluation, with ``splits`` None.
 
     Example:
         >>> truth = rng.random(100)
@@ -466,10 +485,15 @@ def evaluate_exact(
         >>> abs(exact.coverage.mean - 64 / 71) < 1e-12  # rank 64 of 70 calibration cases
         True
     """
-    given = as_round(outputs, targets, acceleration, task, None, task_range)
-    checked = check_cases(given.outputs, given.targets, task_range=given.task_range, share=share)
-    result = evaluate_exact_score(checked, score, alpha=alpha, side=side, tunings=tunings, rng=rng)
-    return replace(result, **given.where)
+    arrays = as_round(outputs, targets, acceleration, task, None, task_range)
+    checked = check_cases(
+        arrays.outputs, arrays.targets, task_range=arrays.task_range,
+        calibration_fraction=calibration_fraction,
+    )  # fmt: skip
+    result = evaluate_exact_score(
+        checked, score, alpha=alpha, side=side, tuning_repeats=tuning_repeats, seed=seed
+    )
+    return replace(result, **arrays.labels)
 
 
 def evaluate_exact_score(
@@ -478,30 +502,35 @@ def evaluate_exact_score(
     *,
     alpha: float,
     side: BoundSide = "two",
-    tunings: int = 10,
-    rng: np.random.Generator | None = None,
+    tuning_repeats: int = 10,
+    seed: int | np.random.Generator | None = None,
 ) -> Evaluation:
-    """Judge a score on inputs that are checked already; see :func:`evaluate_exact`."""
+    """Evaluate a score on checked inputs; see :func:`evaluate_exact`."""
     score_side, ends = parse_side(side)
     if ends > 1:
-        raise InputError("exact evaluation is for one quantile; side 'each' takes --splits")
+        raise InputError(
+            "exact evaluation needs one quantile; use random splits for side='each'",
+            code="option.conflict",
+        )
+    if tuning_repeats < 1:
+        raise InputError(
+            f"tuning_repeats must be at least 1, got {tuning_repeats}", code="value.invalid"
+        )
     chosen = resolve_score(score, alpha, score_side)
-    judged = [
-        _judge(checked, pool, alpha) for pool in make_pools(checked, chosen, alpha, tunings, rng)
-    ]
-    if not judged:
-        raise InputError(f"tunings must be at least 1, got {tunings}")
-    coverage, width, center_error, infinite, n_tuning = zip(*judged, strict=True)
+    rng = None if seed is None else as_generator(seed)
+    pools = make_pools(checked, chosen, alpha, tuning_repeats, rng)
+    results = [_evaluate_pool(checked, pool, alpha) for pool in pools]
+    coverage, width, center_error, infinite, n_tuning = zip(*results, strict=True)
     return Evaluation(
         score=score_name(chosen),
         alpha=alpha,
         **checked.sizes,
         n_tuning=n_tuning[0],
-        trials=None,
+        splits=None,
         coverage=_mixture_moments(coverage),
         case_coverage=_mixture_moments(coverage),
-        coverage_of=checked.unit.who,
-        mean_over=checked.unit.mean_over,
+        coverage_unit=checked.unit.covered,
+        mean_unit=checked.unit.mean_unit,
         width=_mixture_moments(width),
         center_error=_mixture_moments(center_error),
         infinite=float(np.mean(infinite)),
@@ -519,7 +548,7 @@ def _mixture_moments(parts: tuple[MeanAndSD, ...]) -> MeanAndSD:
     return MeanAndSD(mean, math.sqrt(float(variance)))
 
 
-def _judge(
+def _evaluate_pool(
     checked: EvaluationInputs, pool: Pool, alpha: float
 ) -> tuple[MeanAndSD, MeanAndSD, MeanAndSD, float, int]:
     rank = coverage_rank(pool.n_calibration, alpha)

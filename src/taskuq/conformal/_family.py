@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -28,13 +29,17 @@ class Link:
 
     def __post_init__(self) -> None:
         if self.kind not in ("identity", "logit"):
-            raise InputError(f"a link is 'identity' or 'logit', got {self.kind!r}")
+            raise InputError(
+                f"a link is 'identity' or 'logit', got {self.kind!r}", code="choice.unknown"
+            )
         if self.kind == "logit" and not -np.inf < self.low < self.high < np.inf:
-            raise InputError(f"a logit link needs a finite range, got [{self.low}, {self.high}]")
+            raise InputError(
+                f"a logit link needs a finite range, got [{self.low}, {self.high}]",
+                code="range.invalid",
+            )
 
-    @property
+    @cached_property
     def is_identity(self) -> bool:
-        """Return True if values stay as they are."""
         return self.kind == "identity"
 
     def __call__(self, values: ArrayLike) -> FloatArray:
@@ -89,16 +94,18 @@ class LinearFamily:
 
     def __post_init__(self) -> None:
         if self.side not in SIDES:
-            raise InputError(f"side must be 'two', 'upper' or 'lower', got {self.side!r}")
+            raise InputError(
+                f"side must be 'two', 'upper' or 'lower', got {self.side!r}", code="choice.unknown"
+            )
 
-    def take(self, index: NDArray[np.int64]) -> LinearFamily:
+    def select(self, index: NDArray[np.int64]) -> LinearFamily:
         """Return the family of some of the cases, in the given order."""
         low, high, scale = self.low[index], self.high[index], self.scale[index]
         return replace(self, low=low, high=high, scale=scale)
 
     def score(self, targets: FloatArray) -> FloatArray:
         """Return the smallest quantile whose interval contains the target."""
-        g = self.link(targets)
+        g = targets if self.link is IDENTITY else self.link(targets)
         if self.side == "two":
             residual = np.maximum(self.low - g, g - self.high)
         else:
@@ -151,9 +158,9 @@ class _TwoQuantileFamily:
     lower: LinearFamily
     upper: LinearFamily
 
-    def take(self, index: NDArray[np.int64]) -> _TwoQuantileFamily:
+    def select(self, index: NDArray[np.int64]) -> _TwoQuantileFamily:
         """Return the family of some of the cases, in the given order."""
-        return _TwoQuantileFamily(self.lower.take(index), self.upper.take(index))
+        return _TwoQuantileFamily(self.lower.select(index), self.upper.select(index))
 
     def score(self, targets: FloatArray) -> FloatArray:
         """Return the smallest quantile of each end that contains the target, (end, case)."""
@@ -168,7 +175,9 @@ class _TwoQuantileFamily:
 def parse_side(side: BoundSide) -> tuple[Side, int]:
     """Return the score side and the number of quantiles."""
     if side not in (*SIDES, "each"):
-        raise InputError(f"side must be 'two', 'upper', 'lower' or 'each', got {side!r}")
+        raise InputError(
+            f"side must be 'two', 'upper', 'lower' or 'each', got {side!r}", code="choice.unknown"
+        )
     return ("two", 2) if side == "each" else (side, 1)
 
 
@@ -176,7 +185,8 @@ def each_end(family: IntervalFamily) -> _TwoQuantileFamily:
     if not isinstance(family, LinearFamily) or family.side != "two":
         raise InputError(
             "side='each' needs a two-sided score that grows from both ends, as ar, lwr, cqr, mlwr "
-            "and learned do; use side='two' with a score of your own"
+            "and learned do; use side='two' with a score of your own",
+            code="option.conflict",
         )
     return _TwoQuantileFamily(replace(family, side="lower"), replace(family, side="upper"))
 
@@ -188,28 +198,28 @@ class _CallableFamily:
     source: Score
     outputs: FloatArray
 
-    def take(self, index: NDArray[np.int64]) -> _CallableFamily:
+    def select(self, index: NDArray[np.int64]) -> _CallableFamily:
         """Return the family of some of the cases, in the given order."""
         return _CallableFamily(self.source, self.outputs[..., index, :])
 
     def score(self, targets: FloatArray) -> FloatArray:
-        """Return what the user's ``score`` says, checked."""
         values = np.asarray(self.source.score(self.outputs, targets), dtype=float)
         if values.shape != targets.shape:
             raise InputError(
                 f"{type(self.source).__name__}.score returned shape {values.shape} for "
-                f"{targets.shape[0]} cases; one score per case is needed"
+                f"{targets.shape[0]} cases; one score per case is needed",
+                code="component.invalid",
             )
         if np.isnan(values).any():
             raise InputError(
                 f"{type(self.source).__name__}.score returned NaN for "
                 f"{int(np.isnan(values).sum())} of {values.size} cases; return infinity where a "
-                "target cannot be covered"
+                "target cannot be covered",
+                code="component.invalid",
             )
         return values
 
     def interval(self, quantile: ArrayLike) -> Interval:
-        """Return what the user's ``interval`` says; everything where the quantile is infinite."""
         q = np.broadcast_to(np.asarray(quantile, dtype=float), self.outputs.shape[:1])
         everything = q == np.inf
         inner = self.source.interval(self.outputs, np.where(everything, 0.0, q))
@@ -269,17 +279,19 @@ class NestedIntervalScore(ABC):
 
 def interval_family(score: Score, outputs: FloatArray, ends: int = 1) -> IntervalFamily:
     """Return the nested intervals of any score."""
-    read = rounds_for_score(score, outputs)
-    family: IntervalFamily = _CallableFamily(score, read)
-    if isinstance(score, NestedScore):
-        family = score.family(read)
+    x = rounds_for_score(score, outputs)
+    family = score.family(x) if isinstance(score, NestedScore) else _CallableFamily(score, x)
     return family if ends == 1 else each_end(family)
 
 
 def rounds_for_score(score: Score, outputs: FloatArray) -> FloatArray:
     """Return the rounds a score reads."""
-    reads_all = isinstance(score, MultiRoundScore) and score.uses_earlier_rounds
-    return outputs if outputs.ndim == 2 or reads_all else outputs[-1]
+    return outputs if outputs.ndim == 2 or uses_earlier_rounds(score) else outputs[-1]
+
+
+def uses_earlier_rounds(score: Score) -> bool:
+    """Return True if a score takes outputs (round, case, sample)."""
+    return isinstance(score, MultiRoundScore) and score.uses_earlier_rounds
 
 
 # Below this many numbers NumPy is quicker than loading the compiled loops.
@@ -302,7 +314,8 @@ def mean_and_variance(outputs: FloatArray, ddof: int = 0) -> tuple[FloatArray, F
 
         kernels.mean_and_variance(outputs, ddof, mean, variance)
         return mean, variance
-    for block in _blocks(cases):
+    for start in range(0, cases, BLOCK):
+        block = slice(start, start + BLOCK)
         deviations = outputs[block].astype(float)
         first = deviations[:, :1].copy()
         deviations -= first
@@ -325,7 +338,8 @@ def sample_quantiles(outputs: FloatArray, levels: Sequence[float]) -> tuple[Floa
     if p > 2 and max(low, high) <= 16 and use_numba(outputs.size):
         return _quantiles_from_extremes(outputs, positions, min(low, p), min(high, p))
     results = tuple(np.empty(cases) for _ in levels)
-    for block in _blocks(cases):
+    for start in range(0, cases, BLOCK):
+        block = slice(start, start + BLOCK)
         # Sorting whole rows is vectorised in NumPy and beats its own quantile function.
         ordered = np.sort(outputs[block], axis=1).astype(float)
         for result, position in zip(results, positions, strict=True):
@@ -342,7 +356,8 @@ def _quantiles_from_extremes(
 
     cases, p = outputs.shape
     results = tuple(np.empty(cases) for _ in positions)
-    for block in _blocks(cases):
+    for start in range(0, cases, BLOCK):
+        block = slice(start, start + BLOCK)
         some = outputs[block]
         smallest = np.empty((len(some), low))
         largest = np.empty((len(some), high))
@@ -363,8 +378,3 @@ def _between(below: FloatArray, above: FloatArray, share: float) -> FloatArray:
     """Interpolate with NumPy's own two formulas, so that it and we agree to the last bit."""
     step = above - below
     return np.asarray(below + step * share if share < 0.5 else above - step * (1 - share))
-
-
-def _blocks(cases: int) -> Iterator[slice]:
-    for start in range(0, cases, BLOCK):
-        yield slice(start, min(start + BLOCK, cases))

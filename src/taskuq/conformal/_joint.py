@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -100,7 +100,7 @@ def _make_scales(
 
 
 SCHEMA = "taskuq.joint-bound/1"
-TUNING_SHARE = 0.3
+TUNING_FRACTION = 0.3
 
 
 @dataclass(frozen=True)
@@ -132,13 +132,13 @@ class JointBound(BaseBound):
     acceleration: float | None = None
 
     @property
-    def parts(self) -> tuple[tuple[Score, float], ...]:
+    def _parts(self) -> tuple[tuple[Score, float], ...]:
         """The score of each task with its quantile."""
         return tuple(zip(self.scores, self.quantiles, strict=True))
 
     @property
     def is_finite(self) -> bool:
-        """Whether all quantiles are finite; the guarantee's shortage says why they are not."""
+        """True if all quantiles are finite; otherwise the guarantee's caveat gives the reason."""
         return bool(np.isfinite(self.quantiles).all())
 
     def __call__(self, outputs: Any) -> Interval:
@@ -148,18 +148,19 @@ class JointBound(BaseBound):
         if x.shape[1:] != expected:
             raise InputError(
                 f"this bound was calibrated with (sample, task) = {expected}, got {x.shape[1:]}; "
-                "outputs are (case, sample, task)"
+                "outputs are (case, sample, task)",
+                code="samples.mismatch",
             )
         each = [
             clipped(interval_family(score, x[:, :, k]).interval(q), self.task_ranges[k])
-            for k, (score, q) in enumerate(self.parts)
+            for k, (score, q) in enumerate(self._parts)
         ]
         return stack_intervals(each, axis=1)
 
     def __repr__(self) -> str:
         pairs = zip(self.task_names, self.quantiles, strict=True)
-        said = ", ".join(f"{name} {quantile:.4g}" for name, quantile in pairs)
-        return f"Quantiles: {said}. {self.guarantee.said}"
+        quantiles = ", ".join(f"{name} {quantile:.4g}" for name, quantile in pairs)
+        return f"Quantiles: {quantiles}. {self.guarantee}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as values that JSON can hold."""
@@ -167,8 +168,8 @@ class JointBound(BaseBound):
             "schema": SCHEMA,
             "scores": [score_to_dict(score) for score in self.scores],
             "quantiles": [number_to_json(q) for q in self.quantiles],
-            "guarantee": asdict(self.guarantee),
-            "sentence": self.guarantee.sentence,
+            "guarantee": self.guarantee.to_dict(),
+            "sentence": self.guarantee.statement,
             "method": self.method,
             "samples": self.samples,
             **ranges_to_json(self.task_ranges),
@@ -186,7 +187,7 @@ class JointBound(BaseBound):
         return cls(
             scores=tuple(score_from_dict(one, score) for one in record["scores"]),
             quantiles=tuple(number_from_json(q) for q in record["quantiles"]),
-            guarantee=Guarantee(**record["guarantee"]),
+            guarantee=Guarantee.from_dict(record["guarantee"]),
             method=record["method"],
             samples=int(record["samples"]),
             task_ranges=ranges_from_json(record, names),
@@ -221,7 +222,7 @@ def calibrate_joint(
     task_range: Any = None,
     task_names: Sequence[str] | None = None,
     acceleration: float | str | None = None,
-    rng: np.random.Generator | None = None,
+    seed: int | np.random.Generator | None = None,
 ) -> JointBound:
     r"""Calibrate intervals for several tasks that hold together with probability 1 - alpha.
 
@@ -255,7 +256,8 @@ def calibrate_joint(
         task_names: What the tasks are called; of a table: which of its tasks are meant.
         acceleration: Of a table with several rounds: which one, by acceleration or name. Remembered
             with the bound.
-        rng: Picks the tuning cases at random; without it they are taken at even steps.
+        seed: Integer or Generator to choose the tuning units at random; without it they are taken
+            at even steps.
 
     Example:
         >>> truth = rng.random((400, 2))
@@ -265,82 +267,75 @@ def calibrate_joint(
         (3, 2)
     """
     if method not in get_args(Method):
-        raise InputError(f"unknown method {method!r}; choose max, scale, minimax or rank")
-    given = as_joint_round(outputs, targets, acceleration, task_names, group, task_range, unit)
-    x, z = _checked(given)
+        raise InputError(
+            f"method must be max, scale, minimax or rank, got {method!r}", code="choice.unknown"
+        )
+    arrays = as_joint_round(outputs, targets, acceleration, task_names, group, task_range, unit)
+    x, z = _check(arrays)
     n, tasks = z.shape
-    names = given.task_names or _default_names(tasks)
-    ranges, sides = as_ranges(given.task_range, names), _sides(side, names)
+    names = arrays.task_names or tuple(f"task{k}" for k in range(tasks))
+    ranges = as_ranges(arrays.task_range, names)
+    sides: tuple[Side, ...] = per_task(side, names, "side", lambda one: one or "two")
     require_in_ranges(z, ranges, "targets")
-    groups = None if given.group is None else as_ids(given.group, "group", n)
-    whom = as_unit(unit, cases, has_groups=groups is not None)
-    if method == "rank" and (whom.is_group or delta is not None):
-        raise InputError("method 'rank' promises for a new case only; use another method")
+    groups = None if arrays.group is None else as_ids(arrays.group, "group", n)
+    by_unit = as_unit(unit, cases, has_groups=groups is not None)
+    if method == "rank" and (by_unit.is_group or delta is not None):
+        raise InputError(
+            "method='rank' has a guarantee for a new case only; use another method, or remove "
+            "delta= and groups",
+            code="option.conflict",
+        )
 
     chosen = [resolve_score(score, alpha, one) for one in sides]
-    index = whom.index(n, groups)
-    # A steady score knows only that its calibration scores are large enough: enough for their
-    # maximum, not for their ranks.
+    index = by_unit.index(n, groups)
+    # Self-tuned calibration scores are upper bounds: enough for their maximum, not for ranks.
     if method == "max" and is_self_tuned(chosen[0], delta):
         aside = np.zeros(n, dtype=bool)
-        scores, values = _steady_scores(chosen, x, z, index, ranges)
+        scores, values = _self_tuned_scores(chosen, x, z, index, ranges)
     else:
-        least = TUNING_SHARE if method in ("scale", "minimax") else 0.0
-        take = tuning_units(chosen[0], whom, int(index.max()) + 1, alpha, delta, least)
-        aside = choose_units(index, take, rng)
-        scores = _tuned_scores(chosen, x[aside], z[aside], ranges)
+        least = TUNING_FRACTION if method in ("scale", "minimax") else 0.0
+        take = tuning_units(chosen[0], by_unit, int(index.max()) + 1, alpha, delta, least)
+        aside = choose_units(index, take, seed)
+        scores = tuple(
+            tuned_score(one, x[aside][:, :, k], z[aside, k], ranges[k], None)
+            for k, one in enumerate(chosen)
+        )
         values = _scores(scores, x[~aside], z[~aside])
     kept = ~aside
-    by = None if groups is None else whom.groups(groups[kept])
-    promise = Guarantee(
+    by = None if groups is None else by_unit.groups(groups[kept])
+    guarantee = Guarantee(
         alpha=alpha,
-        **whom.record,
+        **by_unit.record,
         delta=delta,
         n_cases=int(kept.sum()),
         n_groups=None if by is None else len(np.unique(by)),
         tasks=tasks,
     )
     tuning = _scores(scores, x[aside], z[aside])
-    promise, quantiles = _quantiles(method, values, tuning, promise, by)
+    guarantee, quantiles = _quantiles(method, values, tuning, guarantee, by)
     provenance = {"tuning_cases": int(aside.sum())}
     return JointBound(
-        scores, quantiles, promise, method, int(x.shape[1]), ranges, provenance, names,
-        given.acceleration,
+        scores, quantiles, guarantee, method, int(x.shape[1]), ranges, provenance, names,
+        arrays.acceleration,
     )  # fmt: skip
 
 
-def _checked(given: RoundArrays) -> tuple[FloatArray, FloatArray]:
-    """Outputs (case, sample, task) and targets (case, task), or what is wrong with them."""
-    x = as_real_array(given.outputs, "outputs", ndim=(3,))
-    z = as_real_array(given.targets, "targets", ndim=(2,)).astype(float)
+def _check(arrays: RoundArrays) -> tuple[FloatArray, FloatArray]:
+    x = as_real_array(arrays.outputs, "outputs", ndim=(3,))
+    z = as_real_array(arrays.targets, "targets", ndim=(2,)).astype(float)
     n, tasks = int(x.shape[0]), int(x.shape[2])
     if z.shape != (n, tasks):
-        raise InputError(f"outputs {x.shape} need targets {(n, tasks)}, got {z.shape}")
+        raise InputError(
+            f"outputs {x.shape} need targets {(n, tasks)}, got {z.shape}", code="shape.mismatch"
+        )
     if n < 2 or tasks < 1 or x.shape[1] < 1:
-        raise InputError(f"at least 2 cases, 1 sample and 1 task are needed, got {x.shape}")
+        raise InputError(
+            f"at least 2 cases, 1 sample and 1 task are needed, got {x.shape}", code="units.few"
+        )
     return x, z
 
 
-def _default_names(tasks: int) -> tuple[str, ...]:
-    """Return what tasks are called whose names nobody gave."""
-    return tuple(f"task{k}" for k in range(tasks))
-
-
-def _sides(side: Any, names: Sequence[str]) -> tuple[Side, ...]:
-    """The side of each task; two where a task is not named."""
-    return per_task(side, names, "side", lambda one: "two" if one is None else one)
-
-
-def _tuned_scores(
-    each: Sequence[Score], outputs: FloatArray, targets: FloatArray, ranges: Sequence[TaskRange]
-) -> tuple[Score, ...]:
-    return tuple(
-        tuned_score(score, outputs[:, :, k], targets[:, k], ranges[k], None)
-        for k, score in enumerate(each)
-    )
-
-
-def _steady_scores(
+def _self_tuned_scores(
     each: Sequence[Score],
     outputs: FloatArray,
     targets: FloatArray,
@@ -352,10 +347,10 @@ def _steady_scores(
     values = []
     for k, score in enumerate(each):
         assert isinstance(score, SelfTunedScore)
-        read = score.read(outputs[:, :, k])
-        learnt, narrow, wide = score.learner(read, ranges[k]).learn(everyone, index)
-        scores.append(learnt)
-        family = BracketedFamily(narrow.grown(read), wide.grown(read))
+        summary = score.summarise(outputs[:, :, k])
+        fitted, narrow, wide = score.leave_one_out(summary, ranges[k]).fit(everyone, index)
+        scores.append(fitted)
+        family = BracketedFamily(narrow.summary_family(summary), wide.summary_family(summary))
         values.append(family.score(targets[:, k]))
     return tuple(scores), np.stack(values, axis=1)
 
@@ -364,29 +359,30 @@ def _quantiles(
     method: Method,
     values: FloatArray,
     tuning: FloatArray,
-    promise: Guarantee,
+    guarantee: Guarantee,
     group: np.ndarray | None,
 ) -> tuple[Guarantee, tuple[float, ...]]:
     if method == "rank":
-        quantiles = _max_rank_quantiles(values, promise.alpha)
-        return replace(promise, shortage=_rank_shortage(values, quantiles, promise)), quantiles
-    scales = _make_scales(method, tuning, promise.tasks, promise.alpha)
+        quantiles = _max_rank_quantiles(values, guarantee.alpha)
+        return replace(guarantee, caveat=_rank_caveat(values, quantiles, guarantee)), quantiles
+    scales = _make_scales(method, tuning, guarantee.tasks, guarantee.alpha)
     common = np.stack([scale(values[:, k]) for k, scale in enumerate(scales)], axis=1)
-    promise, level = promise.calibrated(common.max(axis=1), group)
-    return promise, tuple(scale.inverse(level) for scale in scales)
+    guarantee, level = guarantee.calibrated(common.max(axis=1), group)
+    return guarantee, tuple(scale.inverse(level) for scale in scales)
 
 
-def _rank_shortage(
-    values: FloatArray, quantiles: tuple[float, ...], promise: Guarantee
+def _rank_caveat(
+    values: FloatArray, quantiles: tuple[float, ...], guarantee: Guarantee
 ) -> str | None:
     if max(quantiles) < math.inf:
         return None
-    if len(values) < promise.whom.needed(promise.alpha, None):
-        reason = promise.too_few()
+    if len(values) < guarantee._unit.needed(guarantee.alpha, None):
+        reason = guarantee._too_few_units()
     elif np.isposinf(values).any():
-        reason = promise.infinite(values.max(axis=1))
+        reason = guarantee._infinite_scores(values.max(axis=1))
     else:
-        reason = f"ranks of {len(values)} cases at {promise.asked} lead beyond the largest score"
+        levels = guarantee._levels_text
+        reason = f"ranks of {len(values)} cases at {levels} lead beyond the largest score"
     return f"{reason}: {WHOLE_RANGE}"
 
 

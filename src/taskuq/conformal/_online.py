@@ -48,9 +48,9 @@ class OnlineBound(BaseBound):
         scores: Calibration scores in rising order.
         alpha: The error rate :math:`\alpha` aimed at.
         level: The present level :math:`\alpha_t`.
-        step: The step :math:`\gamma`.
+        step_size: Step :math:`\gamma`.
         audits: How many audits there were.
-        misses: How many of them missed.
+        miscovered: Number of audits whose interval missed the target.
         samples: The number of posterior samples per case.
         task_range: The range intervals are clipped to, if any.
 
@@ -60,8 +60,8 @@ class OnlineBound(BaseBound):
         >>> bound = calibrate_online(outputs, truth, alpha=0.1, score="ar")
         >>> drifted = truth[:, None] + 0.25 * rng.standard_normal((300, 8))
         >>> for x, z in zip(drifted, truth):
-        ...     bound = bound.after_audit(x, z)
-        >>> abs(bound.misses / bound.audits - 0.1) <= bound.largest_deviation
+        ...     bound = bound.update(x, z)
+        >>> abs(bound.miscovered / bound.audits - 0.1) <= bound.largest_deviation
         True
     """
 
@@ -69,14 +69,14 @@ class OnlineBound(BaseBound):
     scores: tuple[float, ...]
     alpha: float
     level: float
-    step: float
+    step_size: float
     audits: int
-    misses: int
+    miscovered: int
     samples: int
     task_range: TaskRange = None
 
     @property
-    def parts(self) -> tuple[tuple[Score, float], ...]:
+    def _parts(self) -> tuple[tuple[Score, float], ...]:
         """The score with its present quantile."""
         return ((self.score, self.quantile),)
 
@@ -95,11 +95,11 @@ class OnlineBound(BaseBound):
         """How far the miss rate over all audits so far can be from alpha."""
         if self.audits == 0:
             return 1.0
-        bound = (max(self.alpha, 1 - self.alpha) + self.step) / (self.audits * self.step)
+        bound = (max(self.alpha, 1 - self.alpha) + self.step_size) / (self.audits * self.step_size)
         return min(1.0, bound)
 
     @property
-    def sentence(self) -> str:
+    def statement(self) -> str:
         """What is promised."""
         return (
             f"Guaranteed in the long run: over {self.audits} audits the miss rate is within "
@@ -114,7 +114,9 @@ class OnlineBound(BaseBound):
         x = x[None] if single else x
         if x.shape[1] != self.samples:
             raise InputError(
-                f"this bound was calibrated with {self.samples} samples per case, got {x.shape[1]}"
+                f"the bound was calibrated with {self.samples} samples per case, got "
+                f"{x.shape[1]}; pass {self.samples} samples or recalibrate",
+                code="samples.mismatch",
             )
         interval = interval_family(self.score, x).interval(self.quantile)
         if self.level >= 1:
@@ -123,7 +125,7 @@ class OnlineBound(BaseBound):
         interval = clipped(interval, self.task_range)
         return interval[0] if single else interval
 
-    def after_audit(self, outputs: Any, target: float) -> OnlineBound:
+    def update(self, outputs: Any, target: float) -> OnlineBound:
         """Return the bound after an audit of one case that was chosen at random.
 
         Arguments:
@@ -136,9 +138,9 @@ class OnlineBound(BaseBound):
         missed = not bool(self(as_real_array(outputs, "outputs", ndim=(1,))).contains(z))
         return replace(
             self,
-            level=self.level + self.step * (self.alpha - missed),
+            level=self.level + self.step_size * (self.alpha - missed),
             audits=self.audits + 1,
-            misses=self.misses + missed,
+            miscovered=self.miscovered + missed,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -149,12 +151,12 @@ class OnlineBound(BaseBound):
             "scores": [number_to_json(s) for s in self.scores],
             "alpha": self.alpha,
             "level": self.level,
-            "step": self.step,
+            "step": self.step_size,
             "audits": self.audits,
-            "misses": self.misses,
+            "misses": self.miscovered,
             "samples": self.samples,
             "task_range": range_to_json(self.task_range),
-            "sentence": self.sentence,
+            "sentence": self.statement,
         }
 
     @classmethod
@@ -165,9 +167,9 @@ class OnlineBound(BaseBound):
             scores=tuple(number_from_json(s) for s in record["scores"]),
             alpha=float(record["alpha"]),
             level=float(record["level"]),
-            step=float(record["step"]),
+            step_size=float(record["step"]),
             audits=int(record["audits"]),
-            misses=int(record["misses"]),
+            miscovered=int(record["misses"]),
             samples=int(record["samples"]),
             task_range=as_task_range(record["task_range"]),
         )
@@ -178,11 +180,11 @@ def calibrate_online(
     targets: Any,
     *,
     alpha: float,
-    step: float = 0.05,
+    step_size: float = 0.05,
     score: str | Score = "mlwr",
     side: Side = "two",
     task_range: TaskRange = None,
-    rng: np.random.Generator | None = None,
+    seed: int | np.random.Generator | None = None,
 ) -> OnlineBound:
     r"""Calibrate a bound that is to be corrected by audits.
 
@@ -190,17 +192,17 @@ def calibrate_online(
         outputs: Task outputs (case, sample).
         targets: Targets (case,).
         alpha: The error rate aimed at.
-        step: The step :math:`\gamma` of each correction.
+        step_size: Step :math:`\gamma` of each correction.
         score: A score's name or object.
         side: 'two', 'upper' or 'lower'.
         task_range: The range intervals are clipped to.
-        rng: Picks tuning cases at random, for scores that learn.
+        seed: Integer or Generator to choose tuning cases at random.
     """
-    exact_alpha(step, "step")
+    exact_alpha(step_size, "step_size")
     x = as_real_array(outputs, "outputs", ndim=(2,))
     fixed = calibrate(
         x, targets, alpha=alpha, score=resolve_score(score, alpha, side), task_range=task_range,
-        rng=rng,
+        seed=seed,
     )  # fmt: skip
     z = as_real_array(targets, "targets", ndim=(1,)).astype(float)
     values = np.sort(interval_family(fixed.score, x).score(z))
@@ -209,9 +211,9 @@ def calibrate_online(
         scores=tuple(map(float, values)),
         alpha=fixed.alpha,
         level=fixed.alpha,
-        step=float(step),
+        step_size=float(step_size),
         audits=0,
-        misses=0,
+        miscovered=0,
         samples=int(x.shape[1]),
         task_range=fixed.task_range,
     )

@@ -36,7 +36,9 @@ def exact_alpha(alpha: float | Fraction, name: str = "alpha") -> Fraction:
     except ValueError:
         level = Fraction(0)
     if not 0 < level < 1:
-        raise InputError(f"{name} must lie strictly between 0 and 1, got {alpha}")
+        raise InputError(
+            f"{name} must be in (0, 1), got {alpha}; pass e.g. {name}=0.05", code="alpha.invalid"
+        )
     return level
 
 
@@ -318,10 +320,11 @@ def calibration_size(
 
     level, unlucky = exact_alpha(alpha), float(exact_alpha(delta, "delta"))
     if not 0 < epsilon < 1:
-        raise InputError(f"epsilon must lie strictly between 0 and 1, got {epsilon}")
+        raise InputError(f"epsilon must be in (0, 1), got {epsilon}", code="value.invalid")
     if not (1 <= group_size < math.inf and 0 <= icc <= 1):
         raise InputError(
-            f"group_size must be finite, at least 1, and icc in [0, 1], got {group_size} and {icc}"
+            f"group_size must be finite, at least 1, and icc in [0, 1], got {group_size} and {icc}",
+            code="value.invalid",
         )
 
     a = float(level)
@@ -330,8 +333,9 @@ def calibration_size(
     largest = int(2 * z**2 * a * (1 - a) / epsilon**2 + 20 / min(epsilon, a, 1 - a) + 100)
     if largest > LARGEST_SIZE:
         raise InputError(
-            f"epsilon={epsilon:g} at alpha={a:g} asks for tens of millions of calibration cases; "
-            "choose a larger epsilon"
+            f"epsilon={epsilon:g} at alpha={a:g} needs tens of millions of calibration cases; "
+            "choose a larger epsilon",
+            code="value.invalid",
         )
     n = np.arange(1, largest + 1)
     # Sixteen decimals of alpha times n do not fit 64 bits; Python's integers hold anything.

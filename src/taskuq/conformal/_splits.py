@@ -26,14 +26,14 @@ MIX_2 = 0x94D049BB133111EB
 FULL = 0xFFFFFFFFFFFFFFFF
 
 
-def fold_sizes(units: int, share: float = 0.7) -> tuple[int, int]:
-    r"""Return the sizes of calibration and test fold, :math:`\lfloor 0.7 n \rfloor` and the rest."""
-    exact = exact_alpha(share, "share")
-    calibration = int(exact * units)
+def fold_sizes(units: int, calibration_fraction: float = 0.7) -> tuple[int, int]:
+    r"""Return the sizes of calibration and test set, :math:`\lfloor 0.7 n \rfloor` and the rest."""
+    calibration = int(exact_alpha(calibration_fraction, "calibration_fraction") * units)
     if not 1 <= calibration < units:
         raise InputError(
-            f"{units} units cannot be split into a calibration share of {share:g} and a test fold; "
-            "more are needed"
+            f"{units} units cannot be split into a fraction {calibration_fraction:g} for "
+            "calibration and a test set; collect more",
+            code="units.few",
         )
     return calibration, units - calibration
 
@@ -190,7 +190,7 @@ class Pool:
         """The smallest of all scores at which each case is covered, where there is one quantile."""
 
         def contains(cases: NDArray[np.int64], at: FloatArray) -> BoolArray:
-            interval = clipped(self.family.take(cases).interval(at), self.task_range)
+            interval = clipped(self.family.select(cases).interval(at), self.task_range)
             return interval.contains(self.targets[cases])
 
         return covering_quantile(self.scores, np.sort(self.scores), contains)
@@ -204,7 +204,7 @@ class Pool:
         return replace(
             self,
             index=self.index[order],
-            family=self.family.take(order),
+            family=self.family.select(order),
             targets=self.targets[order],
             scores=self.scores[..., order],
         )
@@ -219,21 +219,18 @@ def check_cases(
     unit: str | None = None,
     cases: float | str = "random",
     task_range: Any = None,
-    share: float = 0.7,
+    calibration_fraction: float = 0.7,
 ) -> EvaluationInputs:
-    """Check the inputs of an evaluation and count its folds."""
+    """Validate the inputs of an evaluation."""
     range_ = as_task_range(task_range)
     x, z = as_outputs_and_targets(outputs, targets, range_)
     n = len(z)
     groups = None if group is None else as_ids(group, "group", n)
-    chosen = as_unit(
-        unit,
-        cases,
-        has_groups=groups is not None,
-        missing="unit {unit!r} needs the group of each case; give groups or use 'case'",
-    )
+    chosen = as_unit(unit, cases, has_groups=groups is not None)
     unit_of_case = chosen.index(n, groups)
-    n_calibration, n_test = fold_sizes(int(unit_of_case.max()) + 1 if n else 0, share)
+    n_calibration, n_test = fold_sizes(
+        int(unit_of_case.max()) + 1 if n else 0, calibration_fraction
+    )
     labels = None if label is None else as_ids(label, "label", n)
     return EvaluationInputs(
         x, z, chosen, unit_of_case, n_calibration, n_test, range_, groups, labels
@@ -244,7 +241,7 @@ def make_pools(
     checked: EvaluationInputs,
     score: Score,
     alpha: float,
-    tunings: int,
+    tuning_repeats: int,
     rng: np.random.Generator | None,
     ends: int = 1,
 ) -> Iterator[Pool]:
@@ -262,10 +259,11 @@ def make_pools(
         if not 1 <= take < checked.n_calibration:
             raise InputError(
                 f"a score that learns needs several calibration {checked.unit.counted}s, got "
-                f"{checked.n_calibration}; use mlwr or collect more"
+                f"{checked.n_calibration}; use mlwr or collect more",
+                code="units.few",
             )
-        for draw in range(tunings):
-            chosen = _tuning_units(checked.units, take, draw, tunings, rng)
+        for draw in range(tuning_repeats):
+            chosen = _tuning_units(checked.units, take, draw, tuning_repeats, rng)
             aside = np.isin(checked.unit_of_case, chosen)
             tuned = tuned_score(
                 score,
@@ -408,24 +406,24 @@ class RankedScores:
 
 def rank_for_guarantee(
     scores: FloatArray,
-    promise: Guarantee,
+    guarantee: Guarantee,
     allowed: float | FloatArray,
     unit_of_case: NDArray[np.int64],
     covered_from: FloatArray | None = None,
 ) -> RankedScores:
     """Sort scores for fast quantiles under a guarantee."""
-    each, unit, weight = promise.whom_by_end.entries(scores, unit_of_case)
+    each, unit, weight = guarantee._unit_per_quantile.entries(scores, unit_of_case)
     order = np.argsort(each, kind="stable")
     ordered, last = each[order], order
     starts = ordered
     if covered_from is not None:
-        from_each = promise.whom_by_end.entries(covered_from, unit_of_case).scores
+        from_each = guarantee._unit_per_quantile.entries(covered_from, unit_of_case).scores
         last = np.argsort(from_each, kind="stable")
         starts = from_each[last]
     covered = np.searchsorted(starts, ordered, side="right")
     return RankedScores(
         ordered, unit[order], weight[order], allowed, unit[last], weight[last], covered,
-        promise.bets,
+        guarantee.bets,
     )  # fmt: skip
 
 

@@ -88,7 +88,6 @@ UnitName: TypeAlias = Literal["case", "group"]
 PolicyUnitName: TypeAlias = Literal["case", "group", "whole-group"]
 # An error rate: as it was written, or an exact part of one.
 Level: TypeAlias = float | Fraction
-NO_GROUPS = "unit={unit!r} needs the group of each case; pass group="
 
 
 class _ScoreEntries(NamedTuple):
@@ -126,19 +125,19 @@ class Unit(ABC):
         """Which cases are covered, in a sentence."""
 
     @property
-    def who(self) -> str:
+    def covered(self) -> str:
         return f"{self.part} of a new group" if self.is_group else self.part
 
     @property
-    def mean_over(self) -> str:
+    def mean_unit(self) -> str:
         if self.stops_together:
             return "a new group"
         return "a random case of a new group" if self.is_group else "a new case"
 
     @property
     @abstractmethod
-    def share(self) -> Fraction | None:
-        """The share of a group's cases that are covered at once, or None where it is one case."""
+    def fraction(self) -> Fraction | None:
+        """Fraction of a group's cases that is covered at once; None if one case is."""
 
     def source(self, n_cases: int, n_groups: int | None) -> str:
         """Return what a promise rests on, in a sentence."""
@@ -160,22 +159,22 @@ class Unit(ABC):
 
     def entries(self, scores: FloatArray, index: NDArray[np.int64]) -> _ScoreEntries:
         """Return the scores among which the quantile is sought: of cases, or one of each group."""
-        if self.share is None:
+        if self.fraction is None:
             return _ScoreEntries(scores, index, self.weights(index))
-        worst = _worst_scores(scores, index, self.share)
+        worst = _worst_scores(scores, index, self.fraction)
         return _ScoreEntries(worst, np.arange(len(worst)), np.ones(len(worst)))
 
     def loss(self, missed: NDArray[np.int64], cases: NDArray[np.int64]) -> FloatArray:
         """Return the loss of units with so many of their cases missed, from 0 to 1."""
-        if self.share is None:
+        if self.fraction is None:
             return np.asarray(missed / cases)
         return np.asarray(cases - missed < self.enough(cases), dtype=float)
 
     def enough(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return how many covered cases keep the promise to groups; none where it is one case."""
-        if self.share is None:
+        if self.fraction is None:
             return np.empty(0, dtype=np.int64)
-        return np.asarray(-(-self.share.numerator * sizes // self.share.denominator))
+        return np.asarray(-(-self.fraction.numerator * sizes // self.fraction.denominator))
 
     @abstractmethod
     def allowed(self, units: int, alpha: Level, delta: Level | None) -> float:
@@ -212,8 +211,9 @@ class _RankedUnit(Unit):
     def quantile(
         self, scores: FloatArray, group: np.ndarray | None, alpha: Level, delta: Level | None
     ) -> float:
-        """Return the score of the promised rank."""
-        each = self.entries(scores, self.index(len(scores), group)).scores
+        each = scores
+        if self.fraction is not None:
+            each = self.entries(scores, self.index(len(scores), group)).scores
         return order_statistic(each, guaranteed_rank(len(each), alpha, delta))
 
 
@@ -224,7 +224,7 @@ class CaseUnit(_RankedUnit):
 
     is_group: ClassVar[bool] = False
     part: ClassVar[str] = "a new case"
-    share: ClassVar[None] = None
+    fraction: ClassVar[None] = None
 
     cases: float | str = field(default="random", init=False)
     stops_together: bool = field(default=False, init=False)
@@ -237,7 +237,7 @@ class RandomCaseUnit(Unit):
 
     is_group: ClassVar[bool] = True
     part: ClassVar[str] = "a random case"
-    share: ClassVar[None] = None
+    fraction: ClassVar[None] = None
 
     cases: float | str = field(default="random", init=False)
     stops_together: bool = False
@@ -269,32 +269,33 @@ class _GroupFractionUnit(_RankedUnit):
     stops_together: bool = False
 
     def __post_init__(self) -> None:
-        _exact_share(self.cases)
+        _exact_fraction(self.cases)
 
     @property
-    def share(self) -> Fraction:
-        """The share of a group's cases that are covered at once."""
-        return _exact_share(self.cases)
+    def fraction(self) -> Fraction:
+        return _exact_fraction(self.cases)
 
     @property
     def part(self) -> str:
         """Which cases of a group are covered."""
-        return "every case" if self.share == 1 else f"at least {float(self.share):.4g} of the cases"
+        return (
+            "every case"
+            if self.fraction == 1
+            else f"at least {float(self.fraction):.4g} of the cases"
+        )
 
 
 def as_unit(
-    unit: str | None,
-    cases: float | str = "random",
-    *,
-    has_groups: bool,
-    whole: bool = False,
-    missing: str = NO_GROUPS,
+    unit: str | None, cases: float | str = "random", *, has_groups: bool, whole: bool = False
 ) -> Unit:
-    """Take what a user calls a unit; where groups are given, they are the default."""
-    name = unit or ("group" if has_groups else "case")
-    if make_unit(name, whole=whole).is_group and not has_groups:
-        raise InputError(missing.format(unit=name))
-    return make_unit(name, cases, whole=whole)
+    """Return the unit of an argument ``unit``; the group if groups are given and it is None."""
+    made = make_unit(unit or ("group" if has_groups else "case"), cases, whole=whole)
+    if made.is_group and not has_groups:
+        raise InputError(
+            f"unit={unit!r} needs the group of each case; pass group= or use unit='case'",
+            code="groups.missing",
+        )
+    return made
 
 
 def make_unit(name: str, cases: float | str = "random", *, whole: bool = False) -> Unit:
@@ -302,48 +303,68 @@ def make_unit(name: str, cases: float | str = "random", *, whole: bool = False) 
     if name == "case":
         if cases != "random":
             raise InputError(
-                f"cases={cases!r} is about the cases of a new group, but the unit is one case; "
-                "give groups and unit='group', or leave cases out"
+                f"cases={cases!r} needs groups; pass group= and unit='group', or remove cases=",
+                code="groups.missing",
             )
-        return CaseUnit()
+        return _CASE
     if name != "group" and not (whole and name == "whole-group"):
-        known = "'case', 'group' or 'whole-group'" if whole else "'case' or 'group'"
-        raise InputError(f"unit must be {known}, got {name!r}")
+        choices = "'case', 'group' or 'whole-group'" if whole else "'case' or 'group'"
+        raise InputError(f"unit must be {choices}, got {name!r}", code="choice.unknown")
     together = name == "whole-group"
     return RandomCaseUnit(together) if cases == "random" else _GroupFractionUnit(cases, together)
 
 
-def _exact_share(cases: float | str) -> Fraction:
-    """Read which cases of a new group are to be covered: a share, or 'all'."""
+_CASE = CaseUnit()
+
+
+def _exact_fraction(cases: float | str) -> Fraction:
     try:
-        share = Fraction(1) if cases == "all" else Fraction(str(cases))
+        fraction = Fraction(1) if cases == "all" else Fraction(str(cases))
     except ValueError:
-        share = Fraction(0)
-    if not 0 < share <= 1:
-        raise InputError(f"cases must be 'random', 'all' or a share in (0, 1], got {cases!r}")
-    return share
+        fraction = Fraction(0)
+    if not 0 < fraction <= 1:
+        raise InputError(
+            f"cases must be 'random', 'all' or a fraction in (0, 1], got {cases!r}",
+            code="value.invalid",
+        )
+    return fraction
 
 
 def unit_index(cases: int, group: np.ndarray | None) -> NDArray[np.int64]:
-    """Number the units of so many cases from 0: the groups, or the cases themselves."""
+    """Number the units from 0: the groups, or the cases themselves."""
     return np.arange(cases) if group is None else group_index(group)[0]
 
 
-def choose_units(index: NDArray[np.int64], take: int, rng: np.random.Generator | None) -> BoolArray:
-    """Choose units to hold out (seeded)."""
+def as_generator(seed: int | np.random.Generator) -> np.random.Generator:
+    """Return a generator of this seed; a generator as it is."""
+    try:
+        return np.random.default_rng(seed)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"seed must be a non-negative integer or a numpy Generator, got {seed!r:.60}",
+            code="value.invalid",
+        ) from None
+
+
+def choose_units(
+    index: NDArray[np.int64], take: int, seed: int | np.random.Generator | None
+) -> BoolArray:
+    """Choose units to hold out: at random, or at even steps without a seed."""
     units = int(index.max()) + 1
-    if rng is not None:
-        return np.isin(index, rng.permutation(units)[:take])
+    if seed is not None:
+        return np.isin(index, as_generator(seed).permutation(units)[:take])
     steps = np.floor((np.arange(take) + 0.5) * units / max(take, 1)).astype(np.int64)
     return np.isin(index, steps)
 
 
-def choose_fraction(index: NDArray[np.int64], share: float) -> BoolArray:
-    """Choose a fraction of the units."""
+def choose_fraction(index: NDArray[np.int64], fraction: float) -> BoolArray:
+    """Choose a fraction of the units at even steps."""
     units = int(index.max()) + 1
-    take = round(share * units) if 0 < share < 1 else 0
+    take = round(fraction * units) if 0 < fraction < 1 else 0
     if not 0 < take < units:
         raise InputError(
-            f"a share must lie in (0, 1) and take some of {units} units but not all, got {share}"
+            f"a fraction of {units} units must be in (0, 1) and leave some on both sides, got "
+            f"{fraction}",
+            code="units.few",
         )
     return choose_units(index, take, None)

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from taskuq._io import file_lock, fingerprint, read_json, write_json, writing
 from taskuq.errors import InputError, MachineError
 from taskuq.interval import BoolArray, FloatArray
-from taskuq.protocols import HasCases, HasPrecision
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +80,7 @@ class Subset:
 
     @property
     def cases(self) -> NDArray[np.str_] | None:
-        names = self.source.cases if isinstance(self.source, HasCases) else None
+        names = getattr(self.source, "cases", None)
         return None if names is None else np.asarray(names[np.asarray(self.indices, dtype=int)])
 
     @property
@@ -138,7 +137,7 @@ class PatientDataset(ABC):
 
 def precision_of(dataset: Dataset) -> str | None:
     """Return the precision of images, ``"half"`` or ``"single"``; None if unknown."""
-    return dataset.precision if isinstance(dataset, HasPrecision) else None
+    return getattr(dataset, "precision", None)
 
 
 def split_by_group(

@@ -61,7 +61,7 @@ def _called(measure: str) -> str:
 
 def _from_table(inputs: ClaimInputs) -> tuple[list[Any], Figure]:
     # Its package loads torch, which the other experiments do without.
-    from taskuq.conformal._diagnose import auroc, classification_rates, roc_curve
+    from taskuq.task._metrics import auroc, classification_rates, roc_curve
 
     table = inputs.table
     assert table.label is not None
@@ -93,7 +93,8 @@ def _from_record(inputs: ClaimInputs) -> list[list[Any]]:
         ]  # fmt: skip
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"the task record is not complete ({error!r:.60}); make it with taskuq train classifier"
+            f"the task record is not complete ({error!r:.60}); make it with taskuq train classifier",
+            code="file.format",
         ) from None
 
 

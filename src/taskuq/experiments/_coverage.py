@@ -87,7 +87,7 @@ def _conditional_table(found: Sequence[Evaluation], strata: str, unit: Unit) -> 
     name, label = STRATA[strata]
     return {
         "name": f"{name}-by-{unit.counted}",
-        "caption": f"Coverage within each {label} over {found[0].trials} random splits by "
+        "caption": f"Coverage within each {label} over {found[0].splits} random splits by "
         f"{unit.counted}; cases are the mean number of test cases there.",
         "columns": ["score", label, "coverage", "cases"],
         "rows": [[r.score, s.name, s.coverage, s.cases] for r in found for s in _strata(r, strata)],
@@ -120,7 +120,7 @@ def _compared(found: Sequence[Evaluation]) -> tuple[dict[str, float], dict[str, 
 
 
 def _judged(strata: Sequence[StratumCoverage]) -> list[StratumCoverage]:
-    return [s for s in strata if s.trials and s.cases >= ENOUGH_CASES]
+    return [s for s in strata if s.splits and s.cases >= ENOUGH_CASES]
 
 
 CONDITIONAL_COVERAGE = Experiment(
@@ -174,7 +174,7 @@ def _histogram(result: Evaluation, R: float) -> Figure:
     return replace(
         coverage_histogram(result.to_dict()),
         name=f"coverage-{result.score}",
-        caption=f"Coverage of {title(result.score)}{at} in {result.trials} random splits, mean "
+        caption=f"Coverage of {title(result.score)}{at} in {result.splits} random splits, mean "
         f"{result.coverage.mean:.4f}, against its exact law (goodness of fit "
         f"p = {histogram.p_value:.2g}).",
     )
@@ -189,13 +189,13 @@ def _law_table(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dic
     )
     return {
         "name": f"by-{unit.counted}",
-        "caption": f"Coverage over {first.trials} random splits by {unit.counted}: "
+        "caption": f"Coverage over {first.splits} random splits by {unit.counted}: "
         f"{first.n_calibration} to calibrate, {first.n_test} to test.{theory}",
         "columns": ["score", "coverage", "sd", "whole groups" if unit.is_group else "fit p"],
         "rows": [
             [
                 r.score, r.coverage.mean, r.coverage.sd,
-                r.whole_groups if unit.is_group else r.histogram and r.histogram.p_value,
+                r.whole_group_coverage if unit.is_group else r.histogram and r.histogram.p_value,
             ]
             for r in found
         ],
@@ -218,7 +218,7 @@ def _parts(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[st
         target = 1 - found[0].alpha
         return {
             f"{title(r.score)} covers {target:g} on average": r.coverage.mean
-            + 5 * r.coverage.sd / math.sqrt(r.trials or 1)
+            + 5 * r.coverage.sd / math.sqrt(r.splits or 1)
             >= target
             for r in found
         }
@@ -227,7 +227,7 @@ def _parts(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[st
     for r in found:
         if r.histogram is None:
             continue
-        error = law.sd / math.sqrt(r.trials or 1)
+        error = law.sd / math.sqrt(r.splits or 1)
         parts[f"{title(r.score)}'s histogram follows the law"] = r.histogram.p_value > SMALLEST_P
         parts[f"{title(r.score)}'s mean is the law's"] = (
             abs(r.coverage.mean - law.mean) <= 5 * error

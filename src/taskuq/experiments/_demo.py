@@ -15,12 +15,11 @@ from torch import Tensor
 import taskuq
 from taskuq._arrays import as_array
 from taskuq._io import make_folder, write_json
-from taskuq._seeds import case_seed
 from taskuq.data._dataset import Dataset
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.measure._coils import rss
 from taskuq.measure._mri import MultiCoilMRI, SimulatedMRIScanner
-from taskuq.pipeline._executor import pick_device
+from taskuq.pipeline._executor import Executor, pick_device
 from taskuq.pipeline._pipeline import provenance
 from taskuq.pipeline._progress import Progress
 from taskuq.policy._goal import Goal
@@ -30,7 +29,8 @@ from taskuq.policy._policy import Policy
 from taskuq.policy._simulate import simulate, simulation_record
 from taskuq.protocols import Recover, Task
 from taskuq.recover._methods import open_recovery
-from taskuq.scan._acquire import acquire
+from taskuq.scan._acquire import ScanOptions, open_scan
+from taskuq.scan._scanners import as_scanners
 from taskuq.scan._state import Scan
 from taskuq.table._examples import stored_quality, stored_table
 from taskuq.table._table import TaskOutputs
@@ -65,19 +65,6 @@ class _DemoScan(NamedTuple):
     shown: dict[str, Any]
 
 
-class _CachedRecover:
-    """Recovery that caches its samples."""
-
-    def __init__(self, recover: Recover) -> None:
-        self.recover, self.drawn = recover, list[Tensor]()
-
-    def __call__(self, measurement: Any, *, samples: int, seed: int) -> Tensor:
-        """Recover, and keep the images."""
-        images: Tensor = self.recover(measurement, samples=samples, seed=seed)
-        self.drawn.append(images)
-        return images
-
-
 def _scan_slice(
     data: Dataset,
     index: int,
@@ -92,20 +79,25 @@ def _scan_slice(
     """Scan one slice until the policy stops; then look at the rounds it did not need."""
     item = data[index]
     rates = tuple(float(R) for R in policy.accelerations)
-    recover = _CachedRecover(networks.sampler)
-    scan = acquire(
-        policy, SimulatedMRIScanner(item.image, masks, rates), recover=recover, task=networks.task,
-        samples=policy.samples, seed=seed, case=item.case,
-        on_round=lambda r: tell(_sentence(item.case, r.acceleration, r.lower, r.upper, r.stop)),
-    )  # fmt: skip
+    samples: list[Tensor] = []
+    executor = Executor(
+        networks.sampler, networks.task, seed, on_samples=lambda images, _: samples.append(images)
+    )
+    options = ScanOptions(
+        on_round=lambda r: tell(_sentence(item.case, r.acceleration, r.lower, r.upper, r.stop))
+    )
+    scanners = as_scanners(SimulatedMRIScanner(item.image, masks, rates), item.case, None)
+    scan = open_scan(policy, scanners, executor, options).run()
+    assert isinstance(scan, Scan)
     scanner = MultiCoilMRI(masks, rates)
     measurements = [scanner(item.image, R) for R in rates]
-    for k in range(len(recover.drawn), len(rates)):
-        recover(measurements[k], samples=policy.samples, seed=case_seed(seed, item.case, rates[k]))
-    drawn = torch.stack([images.cpu() for images in recover.drawn[: len(rates)]])
-    points = torch.cat([networks.point(m, samples=1, seed=0).cpu() for m in measurements])
+    for k in range(len(samples), len(rates)):
+        executor.sample(measurements[k], item.case, rates[k], policy.samples)
+    drawn = torch.stack([images.cpu() for images in samples[: len(rates)]])
+    point = Executor(networks.point, networks.task)
+    points = torch.cat([point.sample_with_seed(m, 1, 0).cpu() for m in measurements])
     outputs = [one.outputs for one in scan.rounds[: len(rates)]]
-    outputs += [_numbers(networks.task(images)) for images in drawn[len(outputs) :]]
+    outputs += [_numbers(executor.read(images)) for images in drawn[len(outputs) :]]
     truth = rss(item.image)
     return _DemoScan(
         scan,
@@ -114,14 +106,14 @@ def _scan_slice(
             "group": item.group,
             "label": int(item.label),
             "truth": truth.numpy(),
-            "targets": float(_numbers(networks.task(truth[None]))[0]),
+            "targets": float(_numbers(executor.read(truth[None]))[0]),
             "estimate": torch.stack([rss(m.zero_filled) for m in measurements]).numpy(),
             "mean": drawn.mean(1).numpy(),
             "sd": drawn.std(1).numpy(),
             "samples": drawn[:, :shown].numpy(),
             "outputs": np.stack(outputs),
             "point": points.numpy(),
-            "point_outputs": _numbers(networks.task(points)),
+            "point_outputs": _numbers(executor.read(points)),
         },
     )
 

@@ -68,7 +68,7 @@ def _interval_length(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, 
 
 def _length_table(found: Sequence[Evaluation], unit: Unit) -> dict[str, Any]:
     first = found[0]
-    how = "all splits, exactly" if first.trials is None else f"{first.trials} random splits"
+    how = "all splits, exactly" if first.splits is None else f"{first.splits} random splits"
     return {
         "name": f"by-{unit.counted}",
         "caption": f"Coverage and length over {how}, by {unit.counted}: {first.n_calibration} to "
@@ -180,7 +180,7 @@ def _count_table(
     cut: Sequence[Evaluation], whole: Sequence[Evaluation], unit: Unit
 ) -> dict[str, Any]:
     first = cut[0]
-    how = "all splits, exactly" if first.trials is None else f"{first.trials} random splits"
+    how = "all splits, exactly" if first.splits is None else f"{first.splits} random splits"
     return {
         "name": f"by-{unit.counted}",
         "caption": f"Mean length over {how}, by {unit.counted}, cut to the task's range and not. "

@@ -13,7 +13,6 @@ import numpy as np
 
 from taskuq._config import to_toml_table
 from taskuq._io import content_fingerprint, fingerprint, read_json, write_json
-from taskuq._seeds import case_seed
 from taskuq.conformal._diagnose import crps
 from taskuq.data._readers import open_data
 from taskuq.errors import InputError
@@ -28,14 +27,8 @@ from taskuq.measure._adaptive import (
     stack_cases,
 )
 from taskuq.measure._masks import line_counts, save_masks
-from taskuq.pipeline._executor import (
-    BatchRunner,
-    Executor,
-    RunCases,
-    as_cases,
-    batch_size,
-    pick_device,
-)
+from taskuq.pipeline._executor import CaseExecutor, Executor, pick_device
+from taskuq.pipeline._local import BatchRunner, RunCases, as_cases, batch_size
 from taskuq.pipeline._pipeline import provenance
 from taskuq.pipeline._progress import Progress
 from taskuq.protocols import LineMeasure, Recover, Task
@@ -103,6 +96,11 @@ class _MaskLearner:
     cases: RunCases
     device: str
 
+    @property
+    def executor(self) -> Executor:
+        """Executor of recovery and task."""
+        return Executor(self.recover, self.task, self.config.seed)
+
     def next(self, order: _LineOrder, count: int, progress: Progress) -> _LineOrder:
         """Sample all cases measured by the order so far, and choose ``count`` more lines."""
         measured = order.until(int(order.begin.sum()) + len(order.lines))
@@ -122,10 +120,9 @@ class _MaskLearner:
         name, image = self.cases.case[index], self.cases.image(index).to(self.device)
         rate = self.system.n_lines / int(measured.sum())
         scan = self.system.measure_lines(image, rate, measured)
-        seed = case_seed(self.config.seed, name, rate)
-        samples = self.recover(scan, samples=self.config.samples, seed=seed)
+        samples = self.executor.sample(scan, name, rate, self.config.samples)
         return line_covariance(
-            self.system, scan, samples, self.task, measured,
+            self.system, scan, samples, self.executor.cached_task(), measured,
             aim=self.config.aim, ridge=self.config.ridge,
         )  # fmt: skip
 
@@ -153,12 +150,12 @@ class _MaskLearner:
             self.recover, self.cases.image(0), samples=samples, cases=len(self.cases),
             device=self.device,
         )  # fmt: skip
-        chain = Executor(
-            lambda image, R: self.system.measure_lines(image, R, measured), self.recover, self.task,
-            (rate,), samples, self.config.seed, size, self.device,
+        executor = CaseExecutor(
+            lambda image, R: self.system.measure_lines(image, R, measured), self.executor,
+            (rate,), samples, size, self.device,
         )  # fmt: skip
         results = []
-        for _, case in BatchRunner(chain, self.cases).run(range(len(self.cases))):
+        for _, case in BatchRunner(executor, self.cases).run(range(len(self.cases))):
             if isinstance(case, Exception):
                 raise case
             results.append(case)

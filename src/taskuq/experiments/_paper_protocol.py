@@ -124,7 +124,7 @@ def _scan(
     stopped = np.zeros(table.rounds + 1)
     for k, (family, scores) in enumerate(families):
         quantile = conformal_quantile(scores[~is_test], alpha)
-        interval = clipped(family.take(test).interval(quantile), table.task_range)
+        interval = clipped(family.select(test).interval(quantile), table.task_range)
         # A crossed interval is empty and says nothing.
         stops = scanning & (interval.width < max_width) & ~interval.is_empty
         targets = table.targets_at(k)[test]

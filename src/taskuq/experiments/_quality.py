@@ -33,9 +33,9 @@ from taskuq.errors import InputError, MachineError, first_line
 from taskuq.measure._coils import rss
 from taskuq.measure._mri import MaskConfig, MultiCoilMRI
 from taskuq.pipeline._engines import Engine, LocalEngine
-from taskuq.pipeline._executor import num_threads, pick_device, pinned_threads
+from taskuq.pipeline._executor import Executor, num_threads, pick_device, pinned_threads
 from taskuq.pipeline._progress import Progress
-from taskuq.protocols import PosteriorRecover, Recover
+from taskuq.protocols import Recover
 from taskuq.recover._cases import as_coil_images
 from taskuq.recover._methods import ZeroFilled, open_recovery
 from taskuq.recover._varnet_training import VarNetMethod, _ssim
@@ -212,14 +212,14 @@ class _QualityWork:
         """Return the pieces that are not kept yet."""
         return [index for index in todo if not self._file(index).exists()]
 
-    def give_up(self, index: int, error: Exception) -> None:
+    def record_failure(self, index: int, error: Exception) -> None:
         """A judgement is whole or there is none."""
         raise MachineError(
             f"a piece of the judgement ended its worker again and again ({first_line(error):.160})"
             "; start the same command again to do the rest"
         )
 
-    def do(self, todo: list[int], progress: Progress | None = None) -> int:
+    def run(self, todo: list[int], progress: Progress | None = None) -> int:
         """Judge pieces, keep each, and return how many there were."""
         said = ""
         with pinned_threads(self.threads), sigterm_as_exit():
@@ -248,7 +248,8 @@ class _QualityWork:
         if piece.method is None:
             return _measures(features=[self._reference(index) for index in piece.cases])
         recover = self.methods[piece.method]
-        before = recover.rejected if isinstance(recover, PosteriorRecover) else 0
+        executor = Executor(recover, _no_task, self.seed)
+        before = getattr(recover, "rejected", 0)
         truth, means, singles = [], [], []
         correlation, where, pixels = [], [], []
         for index in piece.cases:
@@ -256,7 +257,7 @@ class _QualityWork:
             masks = self.measure.masks(image.shape[-1])
             scan = MultiCoilMRI(masks, self.measure.accelerations)(image, piece.acceleration)
             seed = mix_seeds(self.seed, index)
-            drawn = recover(scan, samples=self.samples, seed=seed).float().cpu()
+            drawn = executor.sample_with_seed(scan, self.samples, seed).float().cpu()
             truth.append(rss(image))
             if len(drawn) > 1:
                 correlation.append(_spread_error_correlation(drawn, truth[-1]))
@@ -269,7 +270,7 @@ class _QualityWork:
         if self.features is not None:
             # Each image by the brightest pixel of its true image, as those of the reference are.
             seen.append(_seen(self.features, torch.stack(singles), true.amax((1, 2))))
-        rejected = recover.rejected - before if isinstance(recover, PosteriorRecover) else 0
+        rejected = getattr(recover, "rejected", 0) - before
         return _measures(
             psnr=[_volume_psnr(mean, true)], ssim=[_volume_ssim(mean, true)],
             correlation=correlation, where=where, pixels=pixels, features=seen,
@@ -327,6 +328,11 @@ def _measures(
     )
 
 
+def _no_task(images: Any) -> Any:
+    """Raise, because image quality has no task."""
+    raise NotImplementedError
+
+
 def _some_pixels(drawn: Tensor, truth: Tensor, seed: int) -> FloatArray:
     """Spread and error of some pixels, relative to the slice's maximum, (2, pixel)."""
     maps = torch.stack([drawn.std(0), (drawn.mean(0) - truth).abs()]).flatten(1)
@@ -364,7 +370,8 @@ class QualityConfig:
         if self.features is not None and self.part == "all":
             raise InputError(
                 "features are given, for FID, whose reference are training cases, and part is "
-                "'all'; leave features out, or judge the part 'validation'"
+                "'all'; leave features out, or judge the part 'validation'",
+                code="option.conflict",
             )
 
 
@@ -426,7 +433,8 @@ def _require_same(store: Path, config: QualityConfig, threads: int | None) -> No
     if header.exists() and read_json(header, PIECES)["made_from"] != made_from:
         raise InputError(
             f"{store} holds pieces of another judgement (other settings, networks, data or "
-            "threads); remove it, or name another output"
+            "threads); remove it, or name another output",
+            code="resume.mismatch",
         )
     make_folder(store)
     write_json(header, {"schema": PIECES, "made_from": made_from, "threads": threads})
@@ -512,7 +520,9 @@ def _methods(config: QualityConfig, device: torch.device) -> dict[str, Recover]:
         methods["flow"] = FlowMethod(config.flow, config.estimate).open(device)
     for path in config.recoveries or ():
         if path.stem in methods:
-            raise InputError(f"two recoveries are called {path.stem}; rename {path}")
+            raise InputError(
+                f"two recoveries are called {path.stem}; rename {path}", code="table.duplicate"
+            )
         methods[path.stem] = open_recovery(path, device=device)
     return methods
 

@@ -18,10 +18,16 @@ from taskuq.measure._adaptive import AdaptiveConfig, AdaptiveLines
 from taskuq.measure._masks import mask_fingerprint, mask_provenance
 from taskuq.measure._mri import MaskConfig
 from taskuq.measure._systems import AnySystem
-from taskuq.pipeline._executor import CaseOutputs, as_cases, peak_host_bytes, pick_device
+from taskuq.pipeline._executor import (
+    CaseExecutor,
+    CaseOutputs,
+    Executor,
+    peak_host_bytes,
+    pick_device,
+)
+from taskuq.pipeline._local import as_cases
 from taskuq.pipeline._pipeline import Pipeline
 from taskuq.pipeline._progress import duration
-from taskuq.protocols import PosteriorRecover
 from taskuq.recover._methods import RECOVERIES, ZeroFilled
 from taskuq.table._terminology import Terminology
 from taskuq.task._methods import TASKS, MeanIntensityMethod
@@ -68,9 +74,10 @@ class _Run:
         del values["words"]
         if self.config.choose is None:
             del values["choose"]
-        if isinstance(self.pipeline.recover, PosteriorRecover):
-            # Where none is given, the weights say at what temperature they are drawn from.
-            values["recover"]["temperature"] = self.pipeline.recover.temperature
+        temperature = getattr(self.pipeline.recover, "temperature", None)
+        if temperature is not None:
+            # Where none is given, the temperature is that of the weights.
+            values["recover"]["temperature"] = temperature
         if isinstance(self.config.data, AtlasData) and self.config.data.coils:
             values["coils"] = self.config.data.coils
         return values | {"fingerprints": self.fingerprints}
@@ -116,9 +123,6 @@ def open_run(config: RunConfig, device: str | None = None) -> _Run:
         measure = config.choose.rule(measure, masks, config.measure.accelerations)
     recover, task = config.recover.open(chosen), config.task.open(chosen)
     run = _Run(Pipeline(measure, recover, task, device=chosen), images, config, masks)
-    for name, part in (("recover", recover), ("task", task)):
-        # A scan under a policy says by this whether it has the networks it was calibrated with.
-        object.__setattr__(part, "fingerprint", run.fingerprints.get(name, ""))
     _refuse_own_order(run)
     return run
 
@@ -137,7 +141,8 @@ def _refuse_own_order(run: _Run) -> None:
     if own and (alike or learned_on == data):
         raise InputError(
             f"{path} was learned on {len(own)} cases of this run (such as {min(own)}), so that "
-            "nothing can be promised from its table; run on patients whom it has not seen"
+            "nothing can be promised from its table; run on patients whom it has not seen",
+            code="data.leak",
         )
 
 
@@ -162,13 +167,15 @@ class _CostEstimate:
 def estimate_run_cost(run: _Run, probes: int = 3) -> _CostEstimate:
     """Estimate time and memory of a run from a few cases."""
     cases = as_cases(run.images)
-    chain = run.pipeline.chain(
-        run.config.measure.accelerations, samples=run.config.samples, seed=run.config.seed
-    )
+    config, pipeline = run.config, run.pipeline
+    executor = CaseExecutor(
+        pipeline.measure, Executor(pipeline.recover, pipeline.task, config.seed),
+        config.measure.accelerations, config.samples, device=pipeline.device,
+    )  # fmt: skip
     times, numbers = [], 0
     for index in np.linspace(0, len(cases) - 1, min(probes, len(cases))).astype(int):
         start = time.perf_counter()
-        (found,) = chain.scan([chain.place(cases.image(int(index)))], [cases.case[index]])
+        (found,) = executor.run([executor.place(cases.image(int(index)))], [cases.case[index]])
         times.append(time.perf_counter() - start)
         if not isinstance(found, CaseOutputs):
             raise found

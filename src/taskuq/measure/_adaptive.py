@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any, Literal, Protocol, get_args
@@ -17,7 +17,7 @@ from taskuq._io import fingerprint
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.measure._fourier import round_at
-from taskuq.protocols import LineMeasure, Task
+from taskuq.protocols import LineMeasure
 
 # Lines whose bounds are evaluated in one batch.
 TOGETHER = 8
@@ -210,7 +210,7 @@ def line_covariance(
     system: LineMeasure,
     measurement: Any,
     recoveries: Any,
-    task: Task,
+    read: Callable[[Any], Any],
     measured: BoolArray,
     *,
     aim: Aim = "gradient",
@@ -223,7 +223,7 @@ def line_covariance(
             f"the aim is {aim!r}; choose from {', '.join(AIMS)}", code="choice.unknown"
         )
     _require_samples(len(images), aim)
-    slopes = _mean_gradients(task, images) if aim == "gradient" else None
+    slopes = _mean_gradients(read, images) if aim == "gradient" else None
     with torch.no_grad():
         deviations = images - images.mean(0)
         held = torch.as_tensor(system.line_values(deviations, measurement))
@@ -234,7 +234,7 @@ def line_covariance(
             z = deviations.flatten(1) @ slopes.flatten(1).T
             directions = torch.as_tensor(system.line_values(slopes, measurement))
         else:
-            z = torch.as_tensor(task(images)).reshape(len(images), -1).to(deviations)
+            z = torch.as_tensor(read(images)).reshape(len(images), -1).to(deviations)
             z = z - z.mean(0)
             directions = torch.einsum("ljn,jt->ltn", held, z.to(held.dtype))
         projected = (held @ directions.mH).real
@@ -293,11 +293,11 @@ def _inner(values: Tensor) -> Tensor:
     return rows @ rows.mT
 
 
-def _mean_gradients(task: Task, images: Tensor) -> Tensor:
+def _mean_gradients(read: Callable[[Any], Any], images: Tensor) -> Tensor:
     """Return the mean over samples of the gradient of each of the task's outputs, (task, ...)."""
     with torch.enable_grad():
         leaf = images.clone().requires_grad_()
-        outputs = task(leaf)
+        outputs = read(leaf)
         if not isinstance(outputs, Tensor) or not outputs.requires_grad:
             raise InputError(
                 "the task has no gradient, so that lines cannot be chosen by it; choose the aim "

@@ -14,7 +14,6 @@ import numpy as np
 
 from taskuq._io import open_npz, reading, require_plausible_size, safe_join
 from taskuq.errors import InputError
-from taskuq.protocols import MarkovChain
 
 
 def _magnitude(images: Any) -> Any:
@@ -60,7 +59,7 @@ class DeepinvRecover:
                 f"kind is {self.kind!r} and together {self.together}; choose point, sampler or "
                 "chain, and draw at least one sample in a call"
             )
-        if self.kind == "chain" and not isinstance(self.model, MarkovChain):
+        if self.kind == "chain" and not hasattr(self.model, "get_chain"):
             raise InputError(
                 f"{type(self.model).__name__} keeps no chain; choose the kind sampler or point"
             )

@@ -70,13 +70,13 @@ class WorkItems(Protocol):
     def size(self) -> int:
         """Number of pieces that are best done together."""
 
-    def do(self, todo: list[int], progress: Progress | None = None) -> int:
+    def run(self, indices: list[int], progress: Progress | None = None) -> int:
         """Do pieces, store each, and return how many were tried."""
 
-    def unfinished(self, todo: Sequence[int]) -> list[int]:
+    def unfinished(self, indices: Sequence[int]) -> list[int]:
         """Return the pieces that are not stored yet."""
 
-    def give_up(self, index: int, error: Exception) -> None:
+    def record_failure(self, index: int, error: Exception) -> None:
         """Skip a piece whose worker dies again and again, or raise."""
 
 
@@ -84,14 +84,14 @@ class Engine(Protocol):
     """Executor of work items with its options."""
 
     @classmethod
-    def from_flags(cls, flags: EngineOptions) -> Engine:
+    def from_options(cls, options: EngineOptions) -> Engine:
         """Return the engine of command-line options; refuse those without a meaning here."""
 
     def ready(self, scratch: Path) -> AbstractContextManager[None]:
         """Connect to the machines before anything is computed."""
 
     def run(self, work: WorkItems, todo: list[int], progress: Progress) -> None:
-        """Have the pieces of these numbers done by ``work.do``."""
+        """Have the pieces of these numbers done by ``work.run``."""
 
 
 ENGINES: Registry[type[Engine]] = Registry(
@@ -109,10 +109,10 @@ class LocalEngine:
     """Run all cases in this process."""
 
     @classmethod
-    def from_flags(cls, flags: EngineOptions) -> LocalEngine:
+    def from_options(cls, options: EngineOptions) -> LocalEngine:
         """Return the engine, which has no options."""
-        flags.refuse_slurm()
-        if flags.workers is not None or flags.address is not None:
+        options.refuse_slurm()
+        if options.workers is not None or options.address is not None:
             raise InputError(
                 "the local engine takes no workers or address; choose --engine ray or slurm"
             )
@@ -124,7 +124,7 @@ class LocalEngine:
 
     def run(self, work: WorkItems, todo: list[int], progress: Progress) -> None:
         """Run the cases in this process."""
-        work.do(todo, progress)
+        work.run(todo, progress)
 
 
 @dataclass(frozen=True)
@@ -148,11 +148,11 @@ class RayOptions:
     patience: float = 600.0
 
     @classmethod
-    def from_flags(cls, flags: EngineOptions) -> RayOptions:
+    def from_options(cls, options: EngineOptions) -> RayOptions:
         """Return the engine; a worker on a GPU takes a whole one."""
-        flags.refuse_slurm()
-        gpus = float(pick_device(flags.device).startswith("cuda"))
-        return cls(address=flags.address, workers=flags.workers, gpus=gpus)
+        options.refuse_slurm()
+        gpus = float(pick_device(options.device).startswith("cuda"))
+        return cls(address=options.address, workers=options.workers, gpus=gpus)
 
     @contextmanager
     def ready(self, scratch: Path) -> Iterator[None]:
@@ -205,7 +205,7 @@ class RayOptions:
             while waiting and (idle or len(busy) < room):
                 worker = idle.pop() if idle else actor.remote(shared)
                 chunk, deaths = waiting.popleft()
-                busy[worker.do.remote(chunk)] = (worker, chunk, deaths)
+                busy[worker.run.remote(chunk)] = (worker, chunk, deaths)
             while idle:
                 # Its place may be what a new worker on a smaller cluster waits for.
                 ray.kill(idle.pop())
@@ -226,7 +226,7 @@ class RayOptions:
                         waiting.appendleft((chunk, deaths + 1))
                         continue
                     for index in chunk:
-                        work.give_up(index, error)
+                        work.record_failure(index, error)
                         progress.step(failed=True)
             if time.monotonic() - moved > self.patience:
                 raise InputError(
@@ -249,8 +249,8 @@ class _RayWorker:
     def __init__(self, work: WorkItems) -> None:
         self.work = work
 
-    def do(self, todo: list[int]) -> int:
-        return self.work.do(todo)
+    def run(self, todo: list[int]) -> int:
+        return self.work.run(todo)
 
 
 def _extra(module: str, engine: str) -> Any:
@@ -283,21 +283,21 @@ class SlurmOptions:
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_flags(cls, flags: EngineOptions) -> SlurmOptions:
+    def from_options(cls, options: EngineOptions) -> SlurmOptions:
         """Return the engine; refuse jobs with a GPU from a machine without one."""
         parameters: dict[str, Any] = {}
-        if flags.device is not None and not flags.device.startswith("cuda"):
+        if options.device is not None and not options.device.startswith("cuda"):
             parameters["gpus_per_node"] = 0
-        for setting in flags.slurm:
+        for setting in options.slurm:
             name, equals, value = setting.partition("=")
             if not equals or not name:
                 raise InputError(f"--slurm got {setting!r}; give name=value, e.g. timeout_min=60")
             parameters[name] = int(value) if value.isdigit() else value
-        jobs = cls.jobs if flags.workers is None else flags.workers
-        chosen = cls(jobs=jobs, cluster=flags.address or "slurm", parameters=parameters)
-        needs_gpu = flags.address is None and chosen.requested.get("gpus_per_node", 1)
+        jobs = cls.jobs if options.workers is None else options.workers
+        chosen = cls(jobs=jobs, cluster=options.address or "slurm", parameters=parameters)
+        needs_gpu = options.address is None and chosen.requested.get("gpus_per_node", 1)
         # Networks stay on the kind of device they are loaded to here.
-        if needs_gpu and not pick_device(flags.device).startswith("cuda"):
+        if needs_gpu and not pick_device(options.device).startswith("cuda"):
             raise InputError(
                 "no GPU was found here, and jobs compute on the kind of device that networks are "
                 "loaded to here; start the command on a node that has one, e.g. srun --gpus=1 "
@@ -425,7 +425,7 @@ class _JobShare:
 
         signal.signal(number, end)
         try:
-            self.work.do(self.work.unfinished(todo))
+            self.work.run(self.work.unfinished(todo))
         except (InputError, MachineError) as error:
             return error
         except _JobTimeout:

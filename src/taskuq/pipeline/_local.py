@@ -1,34 +1,50 @@
-"""Work of one process, resume check, pictures."""
+"""Cases of a run in this process: batches, rows of the table, resume check, display images."""
 
 from __future__ import annotations
 
+import hashlib
+import math
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from taskuq._arrays import as_array, is_tensor, no_grad, require_in_ranges
-from taskuq._io import atomic_write, open_npz, sigterm_as_exit
-from taskuq.errors import InputError, MachineError, TableMismatchError, describe_error, first_line
-from taskuq.interval import BoolArray, FloatArray
+from taskuq._arrays import as_array, as_ids, is_tensor, no_grad, require_in_ranges
+from taskuq._io import (
+    append_jsonl,
+    atomic_write,
+    is_regular_file,
+    open_npz,
+    read_jsonl,
+    reading,
+    sigterm_as_exit,
+)
+from taskuq.errors import (
+    InputError,
+    MachineError,
+    TableMismatchError,
+    describe_error,
+    first_line,
+    is_out_of_memory,
+)
+from taskuq.interval import FloatArray
 from taskuq.pipeline._executor import (
-    BatchRunner,
+    CaseExecutor,
     CaseOutputs,
-    Executor,
-    Ran,
     RoundBatch,
-    RunCases,
-    RunLog,
-    image_digest,
+    batch_memory,
     pinned_threads,
     reference_image,
+    release_memory,
 )
 from taskuq.pipeline._progress import Progress
-from taskuq.protocols import DisplayableMeasurement
+from taskuq.protocols import BatchRecover
 from taskuq.table._parquet import PICTURES, TableHeader, TableWriter, finished_cases, image_marks
 from taskuq.table._table import TaskOutputs
 
@@ -36,57 +52,274 @@ from taskuq.table._table import TaskOutputs
 ROWS, SECONDS = 4096, 5.0
 # So many failures in a row, and no success before, mean that something is wrong with the set-up.
 HOPELESS = 20
+# A network holds some 64 numbers for each pixel of an image it reads (ResNet-50 the most).
+NUMBERS = 64
+# On an H200 the sampler gains nothing beyond 16 cases at a time.
+MOST = 16
+# Images read ahead of those that are being recovered, at least.
+AHEAD = 4
+# Finished cases that are computed again before a run is resumed.
+PROBES = 3
+# Allowed differences, relative to spread and size. Other batch sizes, devices and versions of
+# libraries round differently; other networks differ by more.
+SPREAD, ROUNDING = 1e-3, 1e-5
+# Candidates for each displayed case, and displayed samples of each.
+CANDIDATES, SAMPLES = 4, 8
+LOG = "log.jsonl"
+
+# The index of a case, and its outputs or the error.
+Ran = tuple[int, CaseOutputs | Exception]
+# The index of a case, its image and the image's digest.
+_Item = tuple[int, Any, str]
+
+
+@dataclass(frozen=True)
+class RunCases:
+    """Images of a run with case, group and label."""
+
+    images: Any
+    case: tuple[str, ...]
+    group: np.ndarray | None
+    label: np.ndarray | None
+
+    def __len__(self) -> int:
+        return len(self.case)
+
+    def image(self, index: int) -> Any:
+        """Read one image; an item of a data set holds it as ``image``."""
+        item = self.images[index]
+        return getattr(item, "image", item)
+
+
+def as_cases(
+    images: Any,
+    case: Sequence[Any] | None = None,
+    group: Sequence[Any] | None = None,
+    label: Sequence[Any] | None = None,
+) -> RunCases:
+    """Return the cases of a run from a data set, an array of images, or a list of them."""
+    if not hasattr(images, "__len__") or not hasattr(images, "__getitem__"):
+        raise InputError(
+            f"images must have a length and items, got {type(images).__name__}; pass an array, a "
+            "list or a data set",
+            code="component.invalid",
+        )
+    n = len(images)
+    if n == 0:
+        raise InputError("images are empty; check the data set", code="table.incomplete")
+    # Data sets declare these without reading images.
+    group = getattr(images, "groups", None) if group is None else group
+    label = getattr(images, "labels", None) if label is None else label
+    case = getattr(images, "cases", None) if case is None else case
+    names = tuple(str(c) for c in (range(n) if case is None else as_ids(case, "case", n)))
+    if len(set(names)) != n:
+        raise InputError("two images have the same case; pass unique ids", code="table.duplicate")
+    return RunCases(
+        images,
+        names,
+        None if group is None else as_ids(group, "group", n).astype(str),
+        None if label is None else as_ids(label, "label", n),
+    )
+
+
+def _image_digest(image: Any) -> str:
+    """Return the digest of an image, or an empty string if it is no array."""
+    try:
+        array = np.ascontiguousarray(as_array(image, "image"))
+    except (InputError, TypeError):
+        return ""
+    if array.dtype.kind not in "biufc":
+        return ""
+    kind = f"{array.dtype.str} {array.shape}".encode()
+    return hashlib.sha256(kind + array.tobytes()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class RunLog:
+    """Log of events that several workers may append to."""
+
+    folder: Path
+
+    def write(self, event: str, **details: Any) -> None:
+        """Append an event."""
+        append_jsonl(
+            self.folder / LOG, [{"event": event, "time": round(time.time(), 3), **details}]
+        )
+
+    def failed(self, case: str, error: BaseException) -> None:
+        """Record why a case has no outputs."""
+        self.write("failed", case=case, error=describe_error(error, 500))
+
+    def failures(self) -> dict[str, str]:
+        """Return the cases that failed when they were last tried, and the errors."""
+        errors: dict[str, str] = {}
+        for event in self.events():
+            if event.get("event") == "failed":
+                errors[str(event.get("case"))] = str(event.get("error"))
+            elif event.get("event") == "retrying":
+                errors.clear()
+        return errors
+
+    def events(self) -> Iterator[Mapping[str, Any]]:
+        """Yield all events; a line torn by a power cut is skipped."""
+        path = self.folder / LOG
+        if is_regular_file(path):
+            with reading(path, "a log", "remove it"):
+                yield from filter(None, read_jsonl(path))
+
+
+def batch_size(
+    recover: Any,
+    image: Any,
+    *,
+    samples: int,
+    cases: int,
+    device: str | None = None,
+    batch: int | None = None,
+) -> int:
+    """Return the number of cases that run at once; it depends on run and device alone."""
+    if batch is not None and batch < 1:
+        raise InputError(f"batch must be at least 1, got {batch}", code="value.invalid")
+    if not isinstance(recover, BatchRecover):
+        return 1
+    if batch is None:
+        shape = tuple(image.shape)
+        # Networks on coil images hold a real and an imaginary channel for each coil.
+        copies = max(samples, 2 * math.prod(shape[:-2]))
+        need = 4 * NUMBERS * copies * math.prod(shape[-2:])
+        batch = max(1, min(MOST, int(batch_memory(device) / need)))
+    # Equal batches, so that few cases are run for nothing in the last one.
+    return math.ceil(cases / math.ceil(cases / batch))
+
+
+class BatchRunner:
+    """Run cases in batches; halve them when memory runs out."""
+
+    def __init__(
+        self,
+        executor: CaseExecutor,
+        cases: RunCases,
+        log: RunLog | None = None,
+        images: Mapping[int, Any] | None = None,
+    ) -> None:
+        self.executor, self.cases, self.log = executor, cases, log
+        self.images = dict(images or {})  # read already
+
+    def run(self, indices: Sequence[int]) -> Iterator[Ran]:
+        """Yield the outputs of each case, or its error, batch by batch."""
+        batch: list[_Item] = []
+        for index, image_read in self._read_ahead(indices):
+            try:
+                # Here, not in the thread that reads: CUDA graphs cannot be captured while another
+                # thread allocates memory on the same device.
+                read, digest = image_read.result()
+                image = self.executor.place(read)
+            except Exception as error:  # a file that cannot be read is the failure of its case
+                yield index, error
+                continue
+            if batch and np.shape(batch[0][1]) != np.shape(image):
+                yield from self._run_batch(batch)
+                batch = []
+            batch.append((index, image, digest))
+            if len(batch) >= self.executor.size:
+                yield from self._run_batch(batch)
+                batch = []
+        yield from self._run_batch(batch)
+
+    def _read_ahead(self, indices: Sequence[int]) -> Iterator[tuple[int, Future[Any]]]:
+        """Yield cases with their images, which a second thread reads."""
+        ahead = max(AHEAD, 2 * self.executor.size)
+        with ThreadPoolExecutor(max_workers=1) as reader:
+            waiting: deque[tuple[int, Future[Any]]] = deque()
+            for index in indices:
+                waiting.append((index, reader.submit(self._image, index)))
+                if len(waiting) > ahead:
+                    yield waiting.popleft()
+            yield from waiting
+
+    def _image(self, index: int) -> tuple[Any, str]:
+        image = self.images.pop(index) if index in self.images else self.cases.image(index)
+        return image, _image_digest(image)
+
+    def _run_batch(self, items: list[_Item]) -> Iterator[Ran]:
+        """Run images of one shape."""
+        waiting = [items] if items else []
+        before = self.executor.size
+        while waiting:
+            part, size = waiting.pop(), self.executor.size
+            if len(part) > size:
+                waiting += [part[size:], part[:size]]
+                continue
+            error = None
+            try:
+                rows = self.executor.run(
+                    [image for _, image, _ in part], [self.cases.case[i] for i, _, _ in part]
+                )
+            except Exception as reason:  # one bad case must not end a run of hours
+                # Without its frames, which hold on to the memory that ran out.
+                error = reason.with_traceback(None)
+            if error is None:
+                for (index, _, digest), row in zip(part, rows, strict=True):
+                    yield index, replace(row, image=digest) if isinstance(row, CaseOutputs) else row
+            elif is_out_of_memory(error) and size > 1:
+                self.executor = replace(self.executor, size=size // 2)
+                release_memory()
+                waiting.append(part)
+            elif len(part) > 1:
+                middle = len(part) // 2
+                waiting += [part[middle:], part[:middle]]
+            else:
+                yield part[0][0], error
+        if self.executor.size < before and self.log is not None:
+            self.log.write("out of memory", batch=self.executor.size)
 
 
 @dataclass
 class _RowBuffer:
-    """Finished rows waiting to be written."""
+    """Finished cases that are not written yet."""
 
     writer: TableWriter
     cases: RunCases
     index: list[int] = field(default_factory=list)
-    found: list[CaseOutputs] = field(default_factory=list)
+    rows: list[CaseOutputs] = field(default_factory=list)
     since: float = field(default_factory=time.monotonic)
 
-    def add(self, index: int, outputs: CaseOutputs) -> None:
-        """Take a finished case, and write a shard if it is time."""
+    def add(self, index: int, row: CaseOutputs) -> None:
+        """Add a finished case; write a shard if it is time."""
         self.index.append(index)
-        self.found.append(outputs)
-        rows = len(self.index) * len(self.writer.header.accelerations)
-        if rows >= ROWS or time.monotonic() - self.since > SECONDS:
+        self.rows.append(row)
+        n = len(self.index) * len(self.writer.header.accelerations)
+        if n >= ROWS or time.monotonic() - self.since > SECONDS:
             self.flush()
 
-    def _lines(self) -> BoolArray | None:
-        each = [f.lines for f in self.found if f.lines is not None]
-        return np.concatenate(np.stack(each, axis=1)) if each else None
-
     def flush(self) -> None:
-        """Write what has gathered as one shard."""
+        """Write the buffer as one shard."""
         if self.index:
-            rates = self.writer.header.accelerations
+            rates, cases = self.writer.header.accelerations, self.cases
             rounds = len(rates)
-            outputs = np.stack([f.outputs for f in self.found], axis=1)
+            outputs = np.stack([row.outputs for row in self.rows], axis=1)
+            lines = [row.lines for row in self.rows if row.lines is not None]
             try:
                 self.writer.write(
-                    np.tile([self.cases.case[i] for i in self.index], rounds),
+                    np.tile([cases.case[i] for i in self.index], rounds),
                     np.repeat(rates, len(self.index)).tolist(),
                     outputs.reshape(-1, *outputs.shape[2:]),
-                    np.tile(np.stack([f.targets for f in self.found]), (rounds, 1)),
-                    group=_rows(self.cases.group, self.index, rounds),
-                    label=_rows(self.cases.label, self.index, rounds),
-                    image=np.tile([f.image for f in self.found], rounds),
-                    lines=self._lines(),
+                    np.tile(np.stack([row.targets for row in self.rows]), (rounds, 1)),
+                    group=None if cases.group is None else np.tile(cases.group[self.index], rounds),
+                    label=None if cases.label is None else np.tile(cases.label[self.index], rounds),
+                    image=np.tile([row.image for row in self.rows], rounds),
+                    lines=np.concatenate(np.stack(lines, axis=1)) if lines else None,
                 )
             except MachineError as error:
                 raise MachineError(f"{error}; finished cases are kept") from None
-        self.index, self.found, self.since = [], [], time.monotonic()
+        self.index, self.rows, self.since = [], [], time.monotonic()
 
 
 @dataclass(frozen=True)
 class CaseWorker:
-    """Compute cases and write them to the table."""
+    """Work items of a run: cases whose outputs are written to the table."""
 
-    chain: Executor
+    executor: CaseExecutor
     cases: RunCases
     writer: TableWriter
     threads: int | None = None
@@ -97,198 +330,186 @@ class CaseWorker:
 
     @property
     def folder(self) -> Path:
-        """The folder of the table."""
+        """Folder of the table."""
         return self.writer.folder
 
     @property
     def size(self) -> int:
-        return self.chain.size
+        """Number of cases in a batch."""
+        return self.executor.size
 
-    def unfinished(self, todo: Sequence[int]) -> list[int]:
+    def unfinished(self, indices: Sequence[int]) -> list[int]:
         """Return the cases that no shard holds yet."""
-        names = [self.cases.case[index] for index in todo]
+        names = [self.cases.case[index] for index in indices]
         done = finished_cases(self.folder, self.writer.header, names)
-        return [int(index) for index in np.asarray(todo, dtype=int)[~done]]
+        return [int(index) for index in np.asarray(indices, dtype=int)[~done]]
 
-    def give_up(self, index: int, error: Exception) -> None:
-        """Write to the log why a case is missing."""
+    def record_failure(self, index: int, error: Exception) -> None:
+        """Log why a case is missing."""
         self.log.failed(self.cases.case[index], error)
 
-    def do(self, todo: list[int], progress: Progress | None = None) -> int:
-        """Run the given cases, write their rows and return how many were tried."""
-        batches = BatchRunner(self.chain, self.cases, self.log)
+    def run(self, indices: list[int], progress: Progress | None = None) -> int:
+        """Run cases, write their rows and return how many were tried."""
+        batches = BatchRunner(self.executor, self.cases, self.log)
         with pinned_threads(self.threads), sigterm_as_exit():
-            self.keep(batches.run(todo), progress or Progress(len(todo), quiet=True))
-        return len(todo)
+            self.store(batches.run(indices), progress or Progress(len(indices), quiet=True))
+        return len(indices)
 
-    def keep(self, found: Iterable[Ran], progress: Progress) -> None:
-        """Write what cases gave into the table, or into the log why they gave nothing."""
-        rows = _RowBuffer(self.writer, self.cases)
+    def store(self, results: Iterable[Ran], progress: Progress) -> None:
+        """Write outputs to the table and errors to the log."""
+        buffer = _RowBuffer(self.writer, self.cases)
         failures = successes = 0
         try:
-            for index, numbers in found:
-                error = _row_problem(numbers, self.writer.header)
-                if isinstance(numbers, CaseOutputs) and error is None:
+            for index, row in results:
+                error = _row_error(row, self.writer.header)
+                progress.step(failed=error is not None)
+                if error is None:
+                    assert isinstance(row, CaseOutputs)
                     successes += 1
-                    rows.add(index, numbers)
-                    progress.step()
+                    buffer.add(index, row)
                     continue
-                assert error is not None
                 self.log.failed(self.cases.case[index], error)
                 failures += 1
-                progress.step(failed=True)
                 if successes == 0 and failures >= HOPELESS:
                     raise InputError(
                         f"the first {failures} cases all failed, the last with "
-                        f"{describe_error(error, 200)}"
+                        f"{describe_error(error, 200)}",
+                        code="component.invalid",
                     ) from error
         finally:
-            rows.flush()
+            buffer.flush()
 
 
-def _row_problem(found: CaseOutputs | Exception, header: TableHeader) -> Exception | None:
+def _row_error(row: CaseOutputs | Exception, header: TableHeader) -> Exception | None:
     """Return why a row cannot be stored, or None."""
-    if isinstance(found, Exception):
-        return found
-    wanted = (len(header.accelerations), header.samples, len(header.task_names))
-    if found.outputs.shape != wanted or found.targets.shape != wanted[2:]:
-        return InputError(f"the case gave outputs {found.outputs.shape}, the table has {wanted}")
+    if isinstance(row, Exception):
+        return row
+    shape = (len(header.accelerations), header.samples, len(header.task_names))
+    if row.outputs.shape != shape or row.targets.shape != shape[2:]:
+        return InputError(
+            f"the case has outputs {row.outputs.shape}, the table has {shape}",
+            code="shape.mismatch",
+        )
     try:
-        require_in_ranges(found.outputs, header.task_ranges, "outputs")
-        require_in_ranges(found.targets, header.task_ranges, "targets")
+        require_in_ranges(row.outputs, header.task_ranges, "outputs")
+        require_in_ranges(row.targets, header.task_ranges, "targets")
     except InputError as error:
         return error
     return None
 
 
-def _rows(values: np.ndarray | None, index: list[int], rounds: int) -> np.ndarray | None:
-    return None if values is None else np.tile(values[index], rounds)
-
-
-# Finished cases that are computed again before a run goes on.
-PROBES = 3
-# How far they may be from what is stored: a share of their spread, and one of their size. Other
-# batch sizes, devices and versions of libraries round differently; other networks differ by more.
-SPREAD, ROUNDING = 1e-3, 1e-5
-
-
-def verify_resume(work: CaseWorker, done: np.ndarray, *, is_silent: bool) -> None:
+def verify_resume(work: CaseWorker, done: np.ndarray, *, quiet: bool) -> None:
     """Raise if a resumed run does not reproduce stored cases."""
     finished = [int(index) for index in np.nonzero(done)[0]]
     if not finished:
         return
-    folder, cases = work.writer.folder, work.cases
-    marks = image_marks(folder)
+    folder, cases = work.folder, work.cases
+    digests = image_marks(folder)
     if isinstance(cases.images, np.ndarray | list | tuple) or is_tensor(cases.images):
         for index in finished:
-            _require_same_image(work, index, image_digest(cases.image(index)), marks)
+            _require_same_image(work, index, _image_digest(cases.image(index)), digests)
     stored = TaskOutputs.load(folder)
     assert stored.case is not None
     places = {name: place for place, name in enumerate(stored.case.tolist())}
-    spread = np.unique(np.linspace(0, len(finished) - 1, PROBES).astype(int))
-    chosen = [finished[k] for k in spread]
-    for index, found in BatchRunner(work.chain, cases).run(chosen):
+    probes = np.unique(np.linspace(0, len(finished) - 1, PROBES).astype(int))
+    chosen = [finished[k] for k in probes]
+    for index, row in BatchRunner(work.executor, cases).run(chosen):
         name = cases.case[index]
-        if not isinstance(found, CaseOutputs):
-            # No other run: whoever may throw tables away must not do it for a full memory.
-            why = f"cannot be computed again ({first_line(found):.120})"
-            raise InputError(_sentence(folder, name, why))
-        _require_same_image(work, index, found.image, marks)
-        place = places[name]
-        kept = stored.outputs[:, place].reshape(found.outputs.shape)
-        targets = stored.targets_at(0)[place].reshape(found.targets.shape)
-        if not _agree(found.outputs, kept, targets) or not _agree(found.targets, targets, kept):
-            raise _differs(
-                folder, name,
-                "gives other numbers now, so measurement, recovery or task have changed, or draw "
-                "without the seed that they are given",
-            )  # fmt: skip
-    if done.all() and not is_silent:
+        if not isinstance(row, CaseOutputs):
+            # No TableMismatchError: a table must not be thrown away because memory is full.
+            reason = f"cannot be computed again ({first_line(row):.120})"
+            raise InputError(_mismatch(folder, name, reason), code="resume.mismatch")
+        _require_same_image(work, index, row.image, digests)
+        outputs = stored.outputs[:, places[name]].reshape(row.outputs.shape)
+        targets = stored.targets_at(0)[places[name]].reshape(row.targets.shape)
+        if not _agree(row.outputs, outputs, targets) or not _agree(row.targets, targets, outputs):
+            reason = (
+                "has other outputs now: measurement, recovery or task have changed, or ignore "
+                "their seed"
+            )
+            raise TableMismatchError(_mismatch(folder, name, reason), code="resume.mismatch")
+    if done.all() and not quiet:
         sys.stderr.write(
-            f"all {len(done)} cases of {folder} were finished before, and {len(chosen)} of them "
-            "come out the same again; nothing else is computed\n"
+            f"all {len(done)} cases of {folder} were finished before; {len(chosen)} of them were "
+            "computed again and agree\n"
         )
 
 
-def _require_same_image(work: CaseWorker, index: int, mark: str, marks: dict[str, str]) -> None:
+def _require_same_image(work: CaseWorker, index: int, digest: str, stored: dict[str, str]) -> None:
     name = work.cases.case[index]
-    if mark and marks.get(name, mark) != mark:
-        raise _differs(work.writer.folder, name, "has another image now")
+    if digest and stored.get(name, digest) != digest:
+        text = _mismatch(work.folder, name, "has another image now")
+        raise TableMismatchError(text, code="resume.mismatch")
 
 
-def _differs(folder: Path, name: str, what: str) -> TableMismatchError:
-    return TableMismatchError(_sentence(folder, name, what))
-
-
-def _sentence(folder: Path, name: str, what: str) -> str:
+def _mismatch(folder: Path, name: str, reason: str) -> str:
     return (
-        f"{folder} is the table of another run: case {name} {what}; choose another folder or "
-        "start afresh"
+        f"{folder} holds a table of a different run: case {name} {reason}; use another folder, or "
+        "overwrite=True"
     )
 
 
-def _agree(now: FloatArray, then: FloatArray, beside: FloatArray) -> bool:
-    """Return True if numbers are the same but for rounding, seen beside others of their case."""
-    every = np.concatenate([then.ravel(), beside.ravel()])
-    room = SPREAD * np.ptp(every) + ROUNDING * np.abs(every).max()
-    return bool((np.abs(now - then) <= room).all())
+def _agree(now: FloatArray, then: FloatArray, others: FloatArray) -> bool:
+    """Return True if values are equal up to rounding, relative to all values of their case."""
+    every = np.concatenate([then.ravel(), others.ravel()])
+    tolerance = SPREAD * np.ptp(every) + ROUNDING * np.abs(every).max()
+    return bool((np.abs(now - then) <= tolerance).all())
 
 
-# So many cases are looked at for each that is shown.
-CANDIDATES = 4
-# Posterior samples that are kept as pictures.
-SAMPLES = 8
-
-
-def choose_cases(chain: Executor, cases: RunCases, count: int) -> list[int]:
-    """Choose cases to show before anything is recovered, spread over the task's targets."""
-    n = len(cases)
-    some = np.unique(np.linspace(0, n - 1, min(n, CANDIDATES * count)).astype(int)).tolist()
-    read: list[tuple[float, int]] = []
+def choose_cases(executor: CaseExecutor, cases: RunCases, n: int) -> list[int]:
+    """Choose cases to display before anything is recovered, spread over the targets."""
+    count = min(len(cases), CANDIDATES * n)
+    candidates = np.unique(np.linspace(0, len(cases) - 1, count).astype(int)).tolist()
+    targets: list[tuple[float, int]] = []
     shape = None
-    for index in some:
+    for index in candidates:
         try:
-            image = reference_image(chain.place(cases.image(index)))
-            target = chain.target(image)
-        except Exception:  # a case that cannot be read is none to show
+            image = reference_image(executor.place(cases.image(index)))
+            target = executor.target(image)
+        except Exception:  # a case that cannot be read is not displayed
             continue
         shape = tuple(image.shape) if shape is None else shape
         if tuple(image.shape) == shape and np.isfinite(target).all():
-            read.append((float(target[0]), index))
-    read.sort()
-    steps = np.unique(np.linspace(0, len(read) - 1, min(count, len(read))).astype(int))
-    return sorted(read[k][1] for k in steps)
+            targets.append((float(target[0]), index))
+    targets.sort()
+    steps = np.unique(np.linspace(0, len(targets) - 1, min(n, len(targets))).astype(int))
+    return sorted(targets[k][1] for k in steps)
 
 
-def store_images(folder: Path, chain: Executor, cases: RunCases, chosen: Sequence[int]) -> Path:
+def store_images(
+    folder: Path, executor: CaseExecutor, cases: RunCases, chosen: Sequence[int]
+) -> Path:
     """Store display images of chosen cases."""
     path, names = folder / PICTURES, [cases.case[index] for index in chosen]
-    if path.exists() and names == _kept(path):
-        return path
-    one, log = replace(chain, size=1), RunLog(folder)
-    kept: list[dict[str, Any]] = []
+    if path.exists():
+        with open_npz(path, "images") as archive:
+            if "case" in archive and names == [str(case) for case in archive["case"]]:
+                return path
+    single, log = replace(executor, size=1), RunLog(folder)
+    stored: list[dict[str, Any]] = []
     reason: Exception | None = None
-    with no_grad():
-        for index, name in zip(chosen, names, strict=True):
-            try:
-                kept.append(_of_case(one, cases, index))
-            except Exception as error:
-                reason = error
-                log.write("no picture", case=name, error=describe_error(error, 500))
-    if reason is not None and not kept:
+    for index, name in zip(chosen, names, strict=True):
+        try:
+            with no_grad():
+                stored.append(_display_arrays(single, cases, index))
+        except Exception as error:
+            reason = error
+            log.write("no picture", case=name, error=describe_error(error, 500))
+    if reason is not None and not stored:
         raise InputError(
-            f"no pictures of any of the {len(chosen)} chosen cases, though the table is finished: "
-            f"{describe_error(reason)}"
+            f"none of the {len(chosen)} chosen cases has an image to display, though the table is "
+            f"finished: {describe_error(reason)}",
+            code="component.invalid",
         ) from reason
-    parts = [name for name in (kept[0] if kept else {}) if all(name in one for one in kept)]
-    arrays = {name: np.stack([found[name] for found in kept]) for name in parts}
+    keys = [key for key in (stored[0] if stored else {}) if all(key in one for one in stored)]
+    arrays = {key: np.stack([one[key] for one in stored]) for key in keys}
     with atomic_write(path) as partial, partial.open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
     return path
 
 
-def as_picture(image: Any) -> FloatArray:
-    """Return something seen as a picture: (height, width), or (height, width, 3) in colour."""
+def as_display_image(image: Any) -> FloatArray:
+    """Return an image to display: (height, width), or (height, width, 3) in colour."""
     array = as_array(image, "image")
     array = np.abs(array) if np.iscomplexobj(array) else array
     array = array[0] if array.ndim == 3 and len(array) == 1 else array
@@ -298,45 +519,42 @@ def as_picture(image: Any) -> FloatArray:
         array = np.moveaxis(array, 0, -1)
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[-1] != 3) or not array.size:
         raise InputError(
-            f"an image of shape {array.shape} cannot be shown as a picture; leave pictures out, or "
-            "give images (height, width), of three channels, or signals"
+            f"an image of shape {array.shape} cannot be displayed; pass keep_images=0, or images "
+            "(height, width), of three channels, or signals",
+            code="shape.axes",
         )
     return np.asarray(array, dtype=np.float32)
 
 
-def _of_case(chain: Executor, cases: RunCases, index: int) -> dict[str, Any]:
-    name, found = cases.case[index], dict[str, list[Any]]()
-    image = chain.place(cases.image(index))
-    for recovered in chain.rounds([image], [name]):
-        drawn = as_array(recovered.images, "recoveries")
-        shown = np.stack([as_picture(one) for one in drawn[:SAMPLES]])
-        spread = as_picture(drawn.std(axis=0))
-        found.setdefault("mean", []).append(as_picture(drawn.mean(axis=0)))
-        found.setdefault("sd", []).append(spread.mean(-1) if spread.ndim == 3 else spread)
-        if len(drawn) > 1:
-            found.setdefault("samples", []).append(shown)
-        if recovered.lines is not None:
-            found.setdefault("masks", []).append(recovered.lines[0])
-        estimate = _estimate(recovered)
-        if estimate is not None and estimate.shape == found["mean"][0].shape:
-            found.setdefault("estimate", []).append(estimate)
-    rounds = {k: np.stack(v) for k, v in found.items() if len(v) == len(chain.accelerations)}
-    return {"case": name, "truth": as_picture(reference_image(image)), **rounds}
+def _display_arrays(executor: CaseExecutor, cases: RunCases, index: int) -> dict[str, Any]:
+    """Return the arrays that the explorer shows of one case."""
+    name, arrays = cases.case[index], dict[str, list[Any]]()
+    image = executor.place(cases.image(index))
+    for batch in executor.rounds([image], [name]):
+        recoveries = as_array(batch.images, "recoveries")
+        sd = as_display_image(recoveries.std(axis=0))
+        arrays.setdefault("mean", []).append(as_display_image(recoveries.mean(axis=0)))
+        arrays.setdefault("sd", []).append(sd.mean(-1) if sd.ndim == 3 else sd)
+        if len(recoveries) > 1:
+            samples = np.stack([as_display_image(one) for one in recoveries[:SAMPLES]])
+            arrays.setdefault("samples", []).append(samples)
+        if batch.lines is not None:
+            arrays.setdefault("masks", []).append(batch.lines[0])
+        preview = _preview(batch)
+        if preview is not None and preview.shape == arrays["mean"][0].shape:
+            arrays.setdefault("estimate", []).append(preview)
+    rounds = {k: np.stack(v) for k, v in arrays.items() if len(v) == len(executor.accelerations)}
+    return {"case": name, "truth": as_display_image(reference_image(image)), **rounds}
 
 
-def _estimate(recovered: RoundBatch) -> FloatArray | None:
-    """The picture of the measurement alone, where it has one; what it marks as missing is 0."""
-    if not recovered.measurements:
+def _preview(batch: RoundBatch) -> FloatArray | None:
+    """Return the measurement as an image, if it is or has one; missing pixels are 0."""
+    if not batch.measurements:
         return None
-    measurement = recovered.measurements[0]
-    if isinstance(measurement, DisplayableMeasurement):
-        return np.nan_to_num(as_picture(measurement.preview))
+    measurement = batch.measurements[0]
+    preview = getattr(measurement, "preview", None)
     try:
-        return np.nan_to_num(as_picture(reference_image(measurement)))
+        shown = reference_image(measurement) if preview is None else preview
+        return np.nan_to_num(as_display_image(shown))
     except (ValueError, AttributeError, TypeError):  # a measurement may be anything
         return None
-
-
-def _kept(path: Path) -> list[str]:
-    with open_npz(path, "pictures") as archive:
-        return [str(case) for case in archive["case"]] if "case" in archive else []

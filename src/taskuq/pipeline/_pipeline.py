@@ -8,10 +8,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -23,44 +23,52 @@ from taskuq._arrays import as_ranges, require_methods
 from taskuq._io import ExistingFileError, content_fingerprint, fingerprint, sigterm_as_exit
 from taskuq.errors import InputError, describe_error
 from taskuq.pipeline._engines import Engine, LocalEngine
-from taskuq.pipeline._executor import NAME as LOG
 from taskuq.pipeline._executor import (
-    BatchRunner,
+    CaseExecutor,
     CaseOutputs,
     Executor,
-    RunCases,
-    RunLog,
-    as_cases,
-    batch_size,
     num_threads,
     pinned_threads,
     reference_image,
 )
 from taskuq.pipeline._local import (
     HOPELESS,
+    LOG,
+    BatchRunner,
     CaseWorker,
-    as_picture,
+    RunCases,
+    RunLog,
+    as_cases,
+    as_display_image,
+    batch_size,
     choose_cases,
     store_images,
     verify_resume,
 )
 from taskuq.pipeline._progress import Progress
-from taskuq.protocols import Measure, NamedTask, RangedTask, Recover, StoredRecover, Task
+from taskuq.protocols import (
+    Measure,
+    Recover,
+    StoredRecover,
+    Task,
+    declared_names,
+    declared_range,
+)
 from taskuq.table._parquet import (
+    CASE_LIST,
     HEADER,
     PICTURES,
-    CASE_LIST,
     TableHeader,
     TableWriter,
     finished_cases,
-    read_header,
     read_case_list,
+    read_header,
     write_case_list,
 )
 from taskuq.table._table import TaskOutputs, as_rounds
 from taskuq.table._terminology import Terminology, as_terminology
 
-# The parts of this package that decide what is in a table.
+# The parts of this package that determine the content of a table.
 DECIDING = ("data", "measure", "recover", "task", "training", "pipeline", "_seeds.py", "_arrays.py")
 PACKAGES = ("numpy", "torch", "deepinv")
 
@@ -115,12 +123,15 @@ def _remove_table(folder: Path) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise InputError(f"{folder} is a file, not a table; choose another name")
+        raise InputError(
+            f"{folder} is a file, not a table; choose another name", code="file.exists"
+        )
     files = sorted(folder.iterdir())
     strangers = [path.name for path in files if not _is_ours(path)]
     if strangers:
         raise InputError(
-            f"{folder} holds {strangers[0]}, which is not part of a table; choose another folder"
+            f"{folder} holds {strangers[0]}, which is not part of a table; choose another folder",
+            code="file.exists",
         )
     for path in files:
         path.unlink()
@@ -136,16 +147,16 @@ def _is_ours(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Pipeline:
-    r"""Measurement, recovery and task in a row: :math:`\hat z^{(j)} = f(g(h(x), v^{(j)}))`.
+    r"""Measurement, recovery and task: :math:`\hat z^{(j)} = f(g(h(x), v^{(j)}))`.
 
-    Any callables will do, on NumPy arrays or torch tensors; see :mod:`taskuq.protocols`.
+    Any callables on NumPy arrays or torch tensors will do; see :mod:`taskuq.protocols`.
 
-    Arguments:
+    Args:
         measure: :math:`h`, called with an image and an acceleration.
-        recover: :math:`g`, called with a measurement, ``samples`` and ``seed``; or recoveries that
-            were made elsewhere, such as a :class:`taskuq.pipeline._adapters.RecoveryFolder`.
-        task: :math:`f`, called with images.
-        device: Where tensors are put before they are measured; where they are by default.
+        recover: :math:`g`, called with a measurement, ``samples`` and ``seed``; or stored
+            recoveries, such as a :class:`taskuq.pipeline.RecoveryFolder`.
+        task: :math:`f`, called with images. It may declare ``names`` and ``range`` of its outputs.
+        device: Device to which tensors are moved before they are measured.
 
     Example:
         >>> def measure(image, acceleration):
@@ -156,7 +167,9 @@ class Pipeline:
         >>> def task(images):
         ...     return images.reshape(len(images), -1).mean(axis=1)
         >>> pipeline = Pipeline(measure, recover, task)
-        >>> pipeline.run(rng.random((6, 8)), accelerations=(4, 2), samples=5, seed=0, progress=False)
+        >>> pipeline.run(
+        ...     rng.random((6, 8)), accelerations=(4, 2), samples=5, seed=0, progress=False
+        ... )
         TaskOutputs(2 rounds (R = 4, 2), 6 cases, 5 samples, 1 task)
     """
 
@@ -195,204 +208,193 @@ class Pipeline:
         overwrite: bool = False,
         progress: bool = True,
     ) -> TaskOutputs:
-        """Fill a table of task outputs, or go on filling it.
+        """Fill a table of task outputs, or resume it.
 
-        Started again with the same ``store``, a run that was killed goes on: finished cases are
-        not repeated, but for a few that are compared, and half-written work is never read. Other
-        settings, images or callables than before are refused. RunCases that fail are listed in the
-        table's ``missing`` and, with the reason, in its log.
+        A run that was interrupted resumes with the same ``store``: finished cases are not
+        repeated, except for a few that are compared. Other settings, images or callables are
+        refused. Cases that fail are listed in the table's ``missing`` and in its log.
 
-        Arguments:
+        Args:
             images: A data set, an array (case, ...), or a sequence of images.
-            accelerations: The rounds, the fewest measurements first; by name where they have one.
-            costs: Instead of accelerations, what each round costs in all, rising; with
-                ``full_cost`` they are 'full_cost / cost', which is what h is called with.
-            full_cost: What it costs to measure everything.
-            round_names: What rounds are called wherever a person reads.
+            accelerations: The rounds, the fewest measurements first; a mapping names them.
+            costs: Instead of accelerations, the total cost of each round, increasing; h is called
+                with ``full_cost / cost``.
+            full_cost: The cost of a full measurement.
+            round_names: Display names of the rounds.
             samples: Posterior samples per case and round.
-            seed: The seed of all samples.
-            store: The folder of the table; a temporary one where None.
-            case: The identity of each image.
-            group: The group of each image.
-            label: The class of each image.
-            task_names: One per task.
-            task_range: The range of the task; for several tasks one for each, also by name.
-            configuration: Remembered with the table; a resumed run must have the same.
-            engine: A Ray cluster or SLURM jobs to share the work, or an engine of your own; this
-                process alone where None.
-            batch: How many cases run at once where the recovery has a method ``batch``; chosen by
-                memory where None, and halved when memory runs out all the same.
-            threads: How many threads torch computes with, in every worker. By default as many as
-                it has here, one in the workers of another engine, and those of the table where it
-                is gone on with. Tables of equal threads and batches are equal bit for bit.
-            keep_images: Of how many cases to keep pictures for the explorer; they are chosen before
-                anything is recovered, spread over the targets, and lie beside the table.
-            terminology: What cases, groups and rounds are called on a page (:class:`taskuq.table._terminology.Terminology`).
-            overwrite: Throw away what the folder holds and begin again.
+            seed: Seed of all samples.
+            store: Folder of the table; a temporary one by default.
+            case: Id of each image.
+            group: Group of each image.
+            label: Class of each image.
+            task_names: Names of the outputs, instead of those that the task declares.
+            task_range: Range of the outputs, instead of the declared one: one for all, one for
+                each, or by name.
+            configuration: Stored with the table; a resumed run must have the same.
+            engine: A Ray cluster or SLURM jobs, or your own engine; this process by default.
+            batch: Cases that run at once if the recovery has a method ``batch``; chosen by memory
+                by default, and halved if memory runs out.
+            threads: Torch threads of every worker. Defaults to those of this process, one for
+                workers of another engine, or those of the resumed table. Tables of equal threads
+                and batches are equal bit for bit.
+            keep_images: Number of cases whose images are stored for the explorer, chosen before
+                anything is recovered and spread over the targets.
+            terminology: Display names of cases, groups and rounds in the report.
+            overwrite: Delete the table in the folder first.
             progress: Show progress.
         """
         if samples < 1:
-            raise InputError(f"samples must be at least 1, got {samples}")
-        asked, called = as_rounds(accelerations, costs, full_cost, round_names)
-        rates = tuple(asked.tolist())
+            raise InputError(f"samples must be at least 1, got {samples}", code="value.invalid")
+        rates, names = as_rounds(accelerations, costs, full_cost, round_names)
         cases = as_cases(images, case, group, label)
-        chosen: Engine = LocalEngine() if engine is None else engine
-        size, seen = 1, _first_image(cases)
-        if seen:
-            (image,) = seen.values()
-            size = batch_size(
-                self.recover, image, samples=samples, cases=len(cases), device=self.device,
-                batch=batch,
+        with tempfile.TemporaryDirectory() as scratch:
+            run = _TableRun(
+                cases=cases,
+                # Within the scratch, so that what an engine leaves next to a table is removed.
+                folder=Path(scratch) / "table" if store is None else Path(store),
+                engine=LocalEngine() if engine is None else engine,
+                task_names=task_names or declared_names(self.task),
+                task_range=declared_range(self.task) if task_range is None else task_range,
+                configuration={"samples": samples, **(configuration or {})},
+                terminology=as_terminology(terminology),
+                quiet=not progress,
+            )
+            first = _first_image(cases)
+            size = 1
+            for image in first.values():
+                size = batch_size(
+                    self.recover, image, samples=samples, cases=len(cases), device=self.device,
+                    batch=batch,
+                )  # fmt: skip
+            executor = CaseExecutor(
+                self.measure, Executor(self.recover, self.task, seed), tuple(rates.tolist()),
+                samples, size, self.device, names,
             )  # fmt: skip
-        chain = self.chain(rates, samples=samples, seed=seed, size=size, round_names=called)
-        with tempfile.TemporaryDirectory() as scratch, chosen.ready(Path(scratch)):
-            # Within the scratch, so that what an engine leaves beside a table is gone with it.
-            folder = Path(scratch) / "table" if store is None else Path(store)
-            if overwrite and store is not None:
-                _remove_table(folder)
-            count = _threads(threads, folder, chosen)
-            describe = partial(
-                self._header, task_names=task_names, task_range=task_range, called=called,
-                configuration=configuration, threads=count, words=as_terminology(terminology),
-            )  # fmt: skip
-            with pinned_threads(count):
-                shown = _shown(chain, cases, seen, keep_images, store)
-                table = _fill(folder, chain, cases, seen, describe, chosen, quiet=not progress)
-                if not shown:
-                    return table
-                return replace(table, images_path=store_images(folder, chain, cases, shown))
+            with run.engine.ready(Path(scratch)):
+                if overwrite and store is not None:
+                    _remove_table(run.folder)
+                threads = run.threads(threads)
+                with pinned_threads(threads):
+                    shown = _displayed(executor, cases, first, keep_images, store)
+                    table = run.fill(executor, first, threads)
+                    if not shown:
+                        return table
+                    path = store_images(run.folder, executor, cases, shown)
+                    return replace(table, images_path=path)
 
-    def chain(
-        self,
-        accelerations: Sequence[float],
-        *,
-        samples: int,
-        seed: int,
-        size: int = 1,
-        round_names: tuple[str, ...] | None = None,
-    ) -> Executor:
-        """Return the parts with everything that decides their numbers.
 
-        Arguments:
-            accelerations: The rounds.
-            samples: Posterior samples per case and round.
-            seed: The seed of all samples.
-            size: How many cases run at once.
-            round_names: What rounds are called.
-        """
-        return Executor(
-            self.measure, self.recover, self.task, accelerations, samples, seed, size, self.device,
-            round_names,
-        )  # fmt: skip
+@dataclass(frozen=True)
+class _TableRun:
+    """A table that is filled or resumed."""
+
+    cases: RunCases
+    folder: Path
+    engine: Engine
+    task_names: Sequence[str] | None
+    task_range: Any
+    configuration: Mapping[str, Any]
+    terminology: Terminology
+    quiet: bool
+
+    def threads(self, threads: int | None) -> int | None:
+        """Return the torch threads of every worker."""
+        if threads is not None:
+            if threads < 1:
+                raise InputError(f"threads must be at least 1, got {threads}", code="value.invalid")
+            return threads
+        if (self.folder / HEADER).exists():
+            stored = (read_header(self.folder).provenance or {}).get("threads")
+            return stored if isinstance(stored, int) else None
+        # Workers of Ray and SLURM have one core each by default.
+        here = num_threads()
+        return here if here is None or isinstance(self.engine, LocalEngine) else 1
+
+    def fill(
+        self, executor: CaseExecutor, images: Mapping[int, Any], threads: int | None
+    ) -> TaskOutputs:
+        """Begin or resume the table, and run the remaining cases."""
+        first: dict[int, CaseOutputs | Exception] = {}
+        since = time.monotonic()
+        if not (self.folder / HEADER).exists():
+            first, executor = _run_first(executor, self.cases, images)
+        header = self._header(first, executor, threads)
+        writer = TableWriter(self.folder, header)
+        work = CaseWorker(executor, self.cases, writer, threads=self.threads(None))
+        _check_case_list(self.folder, self.cases)
+        done = finished_cases(self.folder, header, self.cases.case)
+        verify_resume(work, done, quiet=self.quiet)
+        work.log.write("retrying" if done.any() else "started", cases=int((~done).sum()))
+        rest = [int(i) for i in np.nonzero(~done)[0] if int(i) not in first]
+        progress = Progress(len(self.cases), int(done.sum()), quiet=self.quiet, since=since)
+        with sigterm_as_exit(), _note_finished(work), progress:
+            work.store(first.items(), progress)
+            start = time.monotonic()
+            self.engine.run(work, rest, progress)
+            # Without the first cases, which compile and load.
+            work.log.write("finished", cases=len(rest), seconds=round(time.monotonic() - start, 3))
+        failures = work.log.failures()
+        if failures and not self.quiet:
+            case, reason = next(iter(failures.items()))
+            sys.stderr.write(
+                f"{len(failures)} cases failed and are missing from the table, e.g. {case}: "
+                f"{reason}\n"
+            )
+        return TaskOutputs.load(self.folder)
 
     def _header(
         self,
-        folder: Path,
-        begun: Mapping[int, CaseOutputs | Exception],
-        chain: Executor,
-        *,
-        task_names: Sequence[str] | None,
-        task_range: Any,
-        called: tuple[str, ...] | None,
-        configuration: Mapping[str, Any] | None,
+        first: Mapping[int, CaseOutputs | Exception],
+        executor: CaseExecutor,
         threads: int | None,
-        words: Terminology,
     ) -> TableHeader:
-        """Describe the table; how many samples and tasks there are is seen on the first cases."""
-        if (folder / HEADER).exists():
-            found = read_header(folder)
-            drawn, tasks, lines = found.samples, len(found.task_names), found.lines
+        """Return the header of the table; the first cases show the number of samples and tasks."""
+        if (self.folder / HEADER).exists():
+            stored = read_header(self.folder)
+            samples, tasks, lines = stored.samples, len(stored.task_names), stored.lines
         else:
-            first = next(f for f in begun.values() if isinstance(f, CaseOutputs))
-            drawn, tasks = int(first.outputs.shape[1]), len(first.targets)
-            lines = None if first.lines is None else int(first.lines.shape[1])
-        names = task_names or (self.task.names if isinstance(self.task, NamedTask) else None)
-        if names is None:
-            names = ["task"] if tasks == 1 else [f"task{i}" for i in range(tasks)]
+            row = next(f for f in first.values() if isinstance(f, CaseOutputs))
+            samples, tasks = int(row.outputs.shape[1]), len(row.targets)
+            lines = None if row.lines is None else int(row.lines.shape[1])
+        default = ["task"] if tasks == 1 else [f"task{i}" for i in range(tasks)]
+        names = tuple(map(str, self.task_names or default))
         if len(names) != tasks or len(set(names)) != tasks:
-            raise InputError(f"the task gives {tasks} numbers, which need as many different names")
-        if task_range is None and isinstance(self.task, RangedTask):
-            task_range = self.task.range
-        made = provenance({"samples": chain.samples, **(configuration or {})}, chain.seed)
+            raise InputError(
+                f"the task has {tasks} outputs, got names {', '.join(names)}; pass as many "
+                "different names",
+                code="shape.mismatch",
+            )
+        made = provenance(self.configuration, executor.executor.seed)
         made["threads"] = threads
-        if words != Terminology():
-            made["words"] = words.to_dict()
-        made["made_by"] |= {"batch": chain.size, "device": chain.device or "cpu"}
+        if self.terminology != Terminology():
+            made["words"] = self.terminology.to_dict()
+        made["made_by"] |= {"batch": executor.size, "device": executor.device or "cpu"}
         return TableHeader(
-            accelerations=tuple(chain.accelerations),
-            samples=drawn,
-            task_names=tuple(map(str, names)),
-            task_ranges=as_ranges(task_range, tuple(map(str, names))),
-            round_names=called,
+            accelerations=tuple(executor.accelerations),
+            samples=samples,
+            task_names=names,
+            task_ranges=as_ranges(self.task_range, names),
+            round_names=executor.round_names,
             lines=lines,
             order="roster",
             provenance=made,
         )
 
 
-def _fill(
-    folder: Path,
-    chain: Executor,
-    cases: RunCases,
-    seen: Mapping[int, Any],
-    describe: Callable[[Path, Mapping[int, CaseOutputs | Exception], Executor], TableHeader],
-    engine: Engine,
-    *,
-    quiet: bool,
-) -> TaskOutputs:
-    """Begin a table, or go on with one, and have an engine run what is left."""
-    begun: dict[int, CaseOutputs | Exception] = {}
-    since = time.monotonic()
-    if not (folder / HEADER).exists():
-        begun, chain = _begin(chain, cases, seen)
-    header = describe(folder, begun, chain)
-    work = CaseWorker(
-        chain, cases, TableWriter(folder, header), threads=_threads(None, folder, engine)
-    )
-    _check_roster(folder, cases)
-    done = finished_cases(folder, header, cases.case)
-    verify_resume(work, done, is_silent=quiet)
-    work.log.write("retrying" if done.any() else "started", cases=int((~done).sum()))
-    todo = [int(i) for i in np.nonzero(~done)[0] if int(i) not in begun]
-    progress = Progress(len(cases), int(done.sum()), quiet=quiet, since=since)
-    with sigterm_as_exit(), _telling_what_is_kept(work), progress:
-        work.keep(begun.items(), progress)
-        start = time.monotonic()
-        engine.run(work, todo, progress)
-        # The first cases, which compile and load, are not among these.
-        work.log.write("finished", cases=len(todo), seconds=round(time.monotonic() - start, 3))
-    _report_failures(work.log, quiet)
-    return TaskOutputs.load(folder)
-
-
-def _shown(
-    chain: Executor, cases: RunCases, seen: Mapping[int, Any], pictures: int, store: Any
+def _displayed(
+    executor: CaseExecutor, cases: RunCases, images: Mapping[int, Any], n: int, store: Any
 ) -> list[int]:
-    """The cases to keep pictures of; refused where there are none to keep, or nowhere."""
-    if pictures < 1:
+    """Return the cases whose images are stored; refuse images that cannot be displayed."""
+    if n < 1:
         return []
     if store is None:
-        raise InputError("pictures are kept beside the table; give store, the folder of both")
-    for image in seen.values():
-        as_picture(reference_image(image))
-    return choose_cases(chain, cases, pictures)
-
-
-def _threads(asked: int | None, folder: Path, engine: Engine) -> int | None:
-    if asked is not None:
-        if asked < 1:
-            raise InputError(f"threads must be at least 1, got {asked}")
-        return asked
-    if (folder / HEADER).exists():
-        found = (read_header(folder).provenance or {}).get("threads")
-        return found if isinstance(found, int) else None
-    # Workers have a core each; that is what Ray and SLURM give where nobody asks for more.
-    here = num_threads()
-    return here if here is None or isinstance(engine, LocalEngine) else 1
+        raise InputError("keep_images needs store=, the folder of the table", code="option.missing")
+    for image in images.values():
+        as_display_image(reference_image(image))
+    return choose_cases(executor, cases, n)
 
 
 def _first_image(cases: RunCases) -> dict[int, Any]:
-    """Return the first image that can be read, by the number of its case."""
+    """Return the first image that can be read, by the index of its case."""
     for index in range(min(len(cases), HOPELESS)):
         try:
             return {index: cases.image(index)}
@@ -401,68 +403,63 @@ def _first_image(cases: RunCases) -> dict[int, Any]:
     return {}
 
 
-def _begin(
-    chain: Executor, cases: RunCases, seen: Mapping[int, Any]
-) -> tuple[dict[int, CaseOutputs | Exception], Executor]:
-    """Run the first cases until one works, to see what the task gives and how many cases fit."""
-    begun: dict[int, CaseOutputs | Exception] = {}
-    batches = BatchRunner(chain, cases, seen=seen)
-    for start in range(0, min(len(cases), HOPELESS), chain.size):
-        begun |= batches.run(range(start, min(start + chain.size, len(cases))))
-        if any(isinstance(found, CaseOutputs) for found in begun.values()):
-            return begun, batches.chain
-    reason = list(begun.values())[-1]
+def _run_first(
+    executor: CaseExecutor, cases: RunCases, images: Mapping[int, Any]
+) -> tuple[dict[int, CaseOutputs | Exception], CaseExecutor]:
+    """Run the first cases until one works; return them and an executor whose batches fit."""
+    first: dict[int, CaseOutputs | Exception] = {}
+    batches = BatchRunner(executor, cases, images=images)
+    for start in range(0, min(len(cases), HOPELESS), executor.size):
+        first |= batches.run(range(start, min(start + executor.size, len(cases))))
+        if any(isinstance(row, CaseOutputs) for row in first.values()):
+            return first, batches.executor
+    reason = list(first.values())[-1]
     assert isinstance(reason, Exception)
-    raise InputError(f"none of the first cases could be run: {describe_error(reason)}") from reason
+    raise InputError(
+        f"none of the first cases could be run: {describe_error(reason)}", code="component.invalid"
+    ) from reason
 
 
 @contextmanager
-def _telling_what_is_kept(work: CaseWorker) -> Iterator[None]:
-    """Note on an interruption how many cases are finished, and that they stay."""
+def _note_finished(work: CaseWorker) -> Iterator[None]:
+    """Note on an interruption how many cases are finished."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as stopped:
-        writer, names = work.writer, work.cases.case
-        done = int(finished_cases(writer.folder, writer.header, names).sum())
+        names = work.cases.case
+        done = int(finished_cases(work.folder, work.writer.header, names).sum())
         stopped.add_note(
-            f"stopped; {done} of {len(names)} cases are finished and kept in {writer.folder}, and "
-            "the same command goes on with the rest"
+            f"stopped; {done} of {len(names)} cases are finished and kept in {work.folder}; the "
+            "same command resumes with the rest"
         )
         raise
 
 
-def _check_roster(folder: Path, cases: RunCases) -> None:
+def _check_case_list(folder: Path, cases: RunCases) -> None:
+    """Write the list of cases, or refuse a table of other cases."""
     try:
         if (folder / CASE_LIST).exists():
             raise ExistingFileError
         write_case_list(folder, list(cases.case), cases.group, cases.label)
         return
     except ExistingFileError:
-        known = read_case_list(folder) or []
-    if known != list(cases.case):
+        stored = read_case_list(folder) or []
+    if stored != list(cases.case):
         other = next(
-            (a for a, b in zip(known, cases.case, strict=False) if a != b), "another number"
+            (a for a, b in zip(stored, cases.case, strict=False) if a != b), "their number"
         )
         raise InputError(
-            f"{folder} was begun with other cases ({len(known)}, first difference {other}), now "
-            f"there are {len(cases)}; choose another folder or start afresh"
-        )
-
-
-def _report_failures(log: RunLog, quiet: bool) -> None:
-    failures = log.failures()
-    if failures and not quiet:
-        case, reason = next(iter(failures.items()))
-        sys.stderr.write(
-            f"{len(failures)} cases failed and are missing from the table, e.g. {case}: {reason}\n"
+            f"{folder} holds a table of {len(stored)} other cases (first difference: {other}), now "
+            f"there are {len(cases)}; use another folder, or overwrite=True",
+            code="resume.mismatch",
         )
 
 
 def status(folder: str | Path) -> dict[str, Any]:
     """Return the progress and the failures of a run.
 
-    Arguments:
-        folder: The folder of the table.
+    Args:
+        folder: Folder of the table.
     """
     path = Path(folder)
     header = read_header(path)

@@ -128,7 +128,7 @@ class SelfTunedRules:
     def learn(self, kept: BoolArray, index: NDArray[np.int64]) -> tuple[Rules, StoppingStatistics]:
         """Return the rules for new cases, and the bracketed statistics of the calibration cases."""
         policy, table = self.spec.policy, self.table
-        fits = [[cell.fit.learn(kept, index) for cell in row] for row in self.cells]
+        fits = [[cell.fit.fit(kept, index) for cell in row] for row in self.cells]
         parts = [self.spec.for_task(task) for task in range(table.tasks)]
         rules = tuple(
             tuple(
@@ -205,12 +205,12 @@ def self_tuned_rules(
         part, range_ = spec.for_task(task), table.task_ranges[task]
         score = policy.make_score(part)
         assert is_self_tuned(score, delta), "as the score of the first task is"
-        summary = score.read(x[k, ..., task])
-        fit = score.learner(summary, range_)
+        summary = score.summarise(x[k, ..., task])
+        fit = score.leave_one_out(summary, range_)
         # Any calibration cases give the centres of the windows; only scales are learned from them.
-        some = fit.learn(np.ones(table.cases, dtype=bool), np.arange(table.cases)).score
+        some = fit.fit(np.ones(table.cases, dtype=bool), np.arange(table.cases)).score
         rule = policy.make_rule(part, some, range_, table.accelerations[k])
-        family = replace(some.grown(summary), scale=np.ones(table.cases))  # type: ignore[type-var]  # a linear one
+        family = replace(some.summary_family(summary), scale=np.ones(table.cases))  # type: ignore[type-var]  # a linear one
         base = rule.examine_family(family, table.cases)
         return _SelfTunedCell(fit, summary, base, base.score(z[k, :, task]))
 
@@ -220,4 +220,4 @@ def self_tuned_rules(
 
 
 def _scale(score: Score, summary: Any) -> FloatArray:
-    return score.grown(summary).scale  # type: ignore[attr-defined, no-any-return]  # a linear one
+    return score.summary_family(summary).scale  # type: ignore[attr-defined, no-any-return]  # a linear one

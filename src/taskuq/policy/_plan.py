@@ -170,7 +170,7 @@ def _calibrate_policy(
         _rules=fit.rules,
         thresholds=tuple(map(float, thresholds)),
         guarantee=_explain_no_stop(calibrator, thresholds, accelerations),
-        warning=_degenerate_warning(fit.final, calibrator, thresholds, guarantee.asked),
+        warning=_degenerate_warning(fit.final, calibrator, thresholds, guarantee._levels_text),
         samples=table.samples,
         whole_group=unit.stops_together,
         min_group_size=int(np.bincount(kept).min()) if unit.stops_together else None,
@@ -213,8 +213,7 @@ def require_targets(table: TaskOutputs) -> None:
 
 def policy_unit(table: TaskOutputs, unit: PolicyUnitName | None, cases: float | str) -> Unit:
     """Return the unit of a policy's decisions and guarantee."""
-    missing = "unit {unit!r} needs a table with groups"
-    return as_unit(unit, cases, has_groups=table.group is not None, whole=True, missing=missing)
+    return as_unit(unit, cases, has_groups=table.group is not None, whole=True)
 
 
 def _choose_policy(
@@ -321,20 +320,20 @@ def _explain_no_stop(
     # Scores of zero, all finite: if they have no finite quantile either, the units are too few.
     least = calibrator.quantiles(np.zeros((1, len(calibrator.index))))
     if np.isposinf(least).all():
-        reason = guarantee.too_few()
+        reason = guarantee._too_few_units()
     elif guarantee.given:
         reason = (
             "too few calibration scans stop early, or too many of those are missed, to certify "
-            f"{guarantee.asked} among them"
+            f"{guarantee._levels_text} among them"
         )
     else:
         reason = (
-            f"too many calibration cases for {guarantee.asked} would be missed at any threshold "
-            "(as where all samples agree and are wrong)"
+            f"too many calibration cases for {guarantee._levels_text} would be missed at any "
+            "threshold (as where all samples agree and are wrong)"
         )
     rounds = ", ".join(f"{R:g}" for R in accelerations[closed])
     what = "every scan continues to the end" if closed.all() else f"no scan stops at R = {rounds}"
-    return replace(guarantee, shortage=f"{reason}: {what}")
+    return replace(guarantee, caveat=f"{reason}: {what}")
 
 
 def _degenerate_warning(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -146,7 +146,7 @@ class Policy:
     @property
     def statement(self) -> str:
         """Guarantee for the interval that is reported when the scan stops."""
-        parts = [POLICIES[self.kind]().statement(self.goal, self.guarantee.sentence)]
+        parts = [POLICIES[self.kind]().statement(self.goal, self.guarantee.statement)]
         if self.whole_group:
             parts.append("All cases of a group stop together.")
         if "chosen" in self.provenance:
@@ -181,9 +181,11 @@ class Policy:
             return self._full_scan(value)
         round = int(round)
         x, single = self._check_outputs(outputs, round)
-        tasks = [rule.examine(x[..., t]) for t, rule in enumerate(self._rules[round])]
-        threshold = self.thresholds[round]
-        stops = np.all([e.stops(threshold) for e in tasks], axis=0)
+        threshold, tasks = self.thresholds[round], []
+        stops = np.ones(x.shape[1], dtype=bool)
+        for t, rule in enumerate(self._rules[round]):
+            tasks.append(rule.examine(x[..., t]))
+            stops &= tasks[t].stops(threshold)
         # Samples that all agree, in any round, where those of no calibration case did.
         agreeing = np.zeros(len(stops), dtype=bool)
         if self.samples > 1 and self.provenance.get("identical_samples") == 0:
@@ -256,7 +258,8 @@ class Policy:
             )
         if x.shape[1] == 0:
             raise InputError("outputs have no case; pass at least one", code="table.incomplete")
-        require_in_ranges(x, self.task_ranges, "outputs")
+        if any(self.task_ranges):
+            require_in_ranges(x, self.task_ranges, "outputs")
         return x, single
 
     def _reason(
@@ -280,13 +283,13 @@ class Policy:
         if stops.all():
             # No interval is empty where a scan stops.
             widths = (interval.upper - interval.lower).reshape(-1, len(self.task_names)).max(axis=0)
-            widest = ", ".join([f"{w:.4g}" for w in widths.tolist()])
+            widest = ", ".join(map("{:.4g}".format, widths.tolist()))
             return (
                 f"stop {at}: {self._goal_statement} (width {widest}), at alpha "
                 f"{self.guarantee.alpha:g}"
             )
         if np.isposinf(self.thresholds[round]):
-            return f"continue {at}: {self.guarantee.shortage}"
+            return f"continue {at}: {self.guarantee.caveat}"
         return f"continue {at}: not yet certain enough that {self._goal_statement}"
 
     def round_label(self, round: int) -> str:
@@ -311,7 +314,7 @@ class Policy:
         score = score_name(self._rules[0][0].score)
         # Consequences before the guarantee.
         parts = [f"{self.kind} ({score}) at alpha {self.alpha:g}."]
-        parts += [f"Note: {self.guarantee.shortage}."] if self.guarantee.shortage else []
+        parts += [f"Note: {self.guarantee.caveat}."] if self.guarantee.caveat else []
         parts += [self.warning] if self.warning else []
         return " ".join([*parts, self.statement])
 
@@ -325,7 +328,7 @@ class Policy:
             "accelerations": [None if np.isnan(R) else R for R in self.accelerations],
             "rules": [[rule.to_dict() for rule in rules] for rules in self._rules],
             "thresholds": [number_to_json(t) for t in self.thresholds],
-            "guarantee": asdict(self.guarantee),
+            "guarantee": self.guarantee.to_dict(),
             "guaranteed": self.is_guaranteed,
             "sentence": self.statement,
             "samples": self.samples,
@@ -377,7 +380,7 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
                 for rules in record["rules"]
             ),
             thresholds=tuple(number_from_json(t) for t in record["thresholds"]),
-            guarantee=Guarantee(**record["guarantee"]),
+            guarantee=Guarantee.from_dict(record["guarantee"]),
             samples=int(record["samples"]),
             whole_group=bool(record["whole_group"]),
             min_group_size=record.get("smallest_group"),

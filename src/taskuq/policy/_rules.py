@@ -56,7 +56,7 @@ class RoundStatistics:
 
     def select(self, cases: NDArray[np.int64]) -> RoundStatistics:
         return RoundStatistics(
-            self.family.take(cases), self.window[cases], self.lowest[cases], self.largest[cases],
+            self.family.select(cases), self.window[cases], self.lowest[cases], self.largest[cases],
             self.window_from,
         )  # fmt: skip
 

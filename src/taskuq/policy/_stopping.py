@@ -190,7 +190,7 @@ def make_certificate(
 
     weights = unit.weights(index)
     certificate: dict[str, Any] = {
-        "mean_over": unit.mean_over,
+        "mean_over": unit.mean_unit,
         "mean_acceleration": 1 / cost(statistics.largest, weights),
         "mean_acceleration_of_cases": 1 / cost(statistics.largest, np.ones(len(index))),
     }
@@ -293,7 +293,7 @@ def threshold_grid(tuning: TuningCases, calibrator: Calibrator) -> FloatArray:
     unit, guarantee = calibrator.unit, calibrator.guarantee
     weight = unit.weights(tuning.index) / (tuning.index.max() + 1)
     early = _early_stops(tuning.statistics, grid, unit, tuning.index)[0] @ weight
-    enough = min(1.0, guarantee.whom.needed(guarantee.alpha, guarantee.delta) / calibrator.units)
+    enough = min(1.0, guarantee._unit.needed(guarantee.alpha, guarantee.delta) / calibrator.units)
     return grid[int((early >= (early.max() ** 2 * enough) ** (1 / 3)).argmax()) :]
 
 

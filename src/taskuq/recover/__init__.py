@@ -8,7 +8,9 @@ calls them.
 from __future__ import annotations
 
 from taskuq.measure._fourier import central_lines
+from taskuq.recover._cases import RecoveryTraining
 from taskuq.recover._methods import RECOVERIES, ZeroFilled, open_recovery
+from taskuq.recover._tomography import FilteredBackProjection
 from taskuq.recover._varnet import VarNet, VarNetConfig
 from taskuq.recover._varnet_training import VarNetRecovery, load_public_varnet
 from taskuq.recover.flow._model import ConditionalFlow, FlowConfig
@@ -18,9 +20,6 @@ from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
 from taskuq.recover.sampler._sample import SamplerRecovery
 
 build, load = RECOVERIES.build, RECOVERIES.load
-
-from taskuq.recover._cases import RecoveryTraining
-from taskuq.recover._tomography import FilteredBackProjection
 
 __all__ = [
     "RECOVERIES",

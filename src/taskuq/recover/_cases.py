@@ -1,11 +1,11 @@
-"""Training cases: random masks, augmentation, simulated scans."""
+"""Training data of recovery networks: random masks, augmentation, simulated scans."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -24,53 +24,53 @@ from taskuq.training._config import Batch, TrainingConfig
 from taskuq.training._determinism import DeviceDataset
 from taskuq.training._fit import TrainerOptions
 
-RULES = ("inverse-distance", "uniform", "equidistant")
-# Beyond every key that Gumbel noise of a float gives, and before the centre.
-_AHEAD = 1e6
+PATTERNS = ("inverse-distance", "uniform", "equidistant")
+# Above every key that Gumbel noise of a float gives, and below the centre's.
+_FIRST = 1e6
 
 
 @dataclass(frozen=True)
 class _RandomMasks:
-    """Masks with a fully measured centre and other lines by one of three rules, nested if asked."""
+    """Random masks with a fully sampled centre and other lines in one of three patterns."""
 
     accelerations: tuple[float, float] = (2.0, 16.0)
     centre: tuple[float, float] = (0.2, 0.7)
-    rules: tuple[str, ...] = RULES
+    rules: tuple[str, ...] = PATTERNS
 
     def __post_init__(self) -> None:
         (low, high), (narrow, wide) = self.accelerations, self.centre
         if not 1 <= low <= high or not 0 <= narrow <= wide <= 1:
             raise InputError(
-                f"accelerations are {self.accelerations} and centre {self.centre}; give the "
-                "smallest and the largest acceleration, at least 1, and shares between 0 and 1"
+                f"accelerations must be (smallest, largest), at least 1, and centre fractions in "
+                f"[0, 1], got {self.accelerations} and {self.centre}",
+                code="value.invalid",
             )
-        if not self.rules or set(self.rules) - set(RULES):
-            raise InputError(f"rules are {list(self.rules)}; choose from {', '.join(RULES)}")
+        if not self.rules or set(self.rules) - set(PATTERNS):
+            raise InputError(
+                f"unknown rules {list(self.rules)}; choose from {', '.join(PATTERNS)}",
+                code="choice.unknown",
+            )
 
     def __call__(
         self, cases: int, width: int, generator: torch.Generator, *, rounds: int = 1
     ) -> Tensor:
-        """Return masks, booleans (case, round, width); True is measured, the centre always is."""
-
-        def uniform(*shape: int) -> Tensor:
-            return per_case_random(torch.rand, shape, generator, device=generator.device)
-
+        """Return nested masks, booleans (case, round, width); True is measured."""
+        uniform = partial(_uniform, generator)
         low, high = (math.log(R) for R in self.accelerations)
         lines = torch.round(width * torch.exp(-(low + (high - low) * uniform(cases, rounds))))
         lines = lines.long().clamp(1, width).sort(dim=1).values
         narrow, wide = self.centre
-        share = narrow + (wide - narrow) * uniform(cases)
-        centre = torch.round(share * lines[:, 0]).long().clamp_min(1)
+        fraction = narrow + (wide - narrow) * uniform(cases)
+        centre = torch.round(fraction * lines[:, 0]).long().clamp_min(1)
         column = torch.arange(width, device=generator.device)
-        # The lines of masks.center_lines.
         start = width // 2 - centre[:, None] // 2
         is_centre = (column >= start) & (column < start + centre[:, None])
         # The largest of log-weights with Gumbel noise are a draw without replacement.
         noise = -torch.log(-torch.log(uniform(cases, width)))
         distance = (column - width // 2).abs().clamp_min(1)
         spaced = _equidistant(is_centre, lines[:, :1] - centre[:, None], uniform(cases))
-        by_rule = (noise - distance.log(), noise, torch.where(spaced, _AHEAD, noise))
-        keys = torch.stack([by_rule[RULES.index(rule)] for rule in self.rules], dim=1)
+        by_rule = (noise - distance.log(), noise, torch.where(spaced, _FIRST, noise))
+        keys = torch.stack([by_rule[PATTERNS.index(rule)] for rule in self.rules], dim=1)
         which = (len(self.rules) * uniform(cases)).long().clamp_max(len(self.rules) - 1)
         keys = keys.take_along_dim(which[:, None, None], dim=1)[:, 0]
         keys = torch.where(is_centre, math.inf, keys)
@@ -79,7 +79,7 @@ class _RandomMasks:
 
 
 def _equidistant(is_centre: Tensor, lines: Tensor, offset: Tensor) -> Tensor:
-    """So many of the lines outside the centre (case, width), at equal distances behind an offset."""
+    """Return that many equidistant lines outside the centre, (case, width)."""
     left = (~is_centre).sum(1, keepdim=True)
     shifted = torch.minimum((offset[:, None] * left).long(), left - 1).clamp_min(0)
     index = (~is_centre).cumsum(1)
@@ -96,9 +96,8 @@ class MaskedDataset:
     masks: NDArray[np.bool_]
     seed: int | None
     ranges: Mapping[str, float] = field(default_factory=dict)
-    # What one look at a case tells stays true: looking again in every epoch would cost more than a
-    # training step, and on a GPU each look waits for it.
-    _looked_at: dict[int, float] = field(init=False, repr=False, default_factory=dict)
+    # Computing the maximum anew in every epoch would cost more than a training step.
+    _maxima: dict[int, float] = field(init=False, repr=False, default_factory=dict)
 
     @property
     def precision(self) -> str | None:
@@ -119,7 +118,6 @@ class MaskedDataset:
         }
 
     def stock(self, device: torch.device, most: float) -> DeviceDataset | None:
-        """All cases and masks on a device."""
         images = load_all_images(self.source, as_coil_images, device, most)
         if images is None:
             return None
@@ -132,32 +130,37 @@ class MaskedDataset:
         )
 
     def _range(self, index: int, item: Case) -> float:
-        if index not in self._looked_at:
-            self._looked_at[index] = self._largest(as_coil_images(item.image), item.case)
-        return self.ranges.get(item.group) or self._looked_at[index]
+        if index not in self._maxima:
+            self._maxima[index] = self._largest(as_coil_images(item.image), item.case)
+        return self.ranges.get(item.group) or self._maxima[index]
 
     def _largest(self, image: Tensor, case: str) -> float:
-        """The largest magnitude of an image that is fit for training."""
         if image.shape[-1] != self.masks.shape[1]:
             raise InputError(
                 f"case {case} has {image.shape[-1]} columns, the masks have "
-                f"{self.masks.shape[1]}; use images of one size"
+                f"{self.masks.shape[1]}; use images of one size",
+                code="shape.mismatch",
             )
         if not bool(torch.isfinite(torch.view_as_real(image)).all()):
-            raise InputError(f"case {case} holds NaN or infinite values; leave it out")
+            raise InputError(
+                f"case {case} contains NaN or infinite values; remove it", code="value.nonfinite"
+            )
         return float(rss(image).max())
 
     @cached_property
     def _rounds(self) -> tuple[Tensor, Tensor]:
-        """Mask and low-frequency lines of each round."""
         masks = torch.as_tensor(self.masks)
         return masks, central_lines(masks)
 
     def round(self, epoch: int, index: int) -> int:
-        """Which mask a case has in an epoch."""
-        if self.seed is None:
-            return index % len(self.masks)
-        return int(np.random.default_rng([self.seed, epoch, index]).integers(len(self.masks)))
+        return random_round(self.seed, epoch, index, len(self.masks))
+
+
+def random_round(seed: int | None, epoch: int, index: int, rounds: int) -> int:
+    """Return the round of a case in an epoch; without a seed, rounds in turn."""
+    if seed is None:
+        return index % rounds
+    return int(np.random.default_rng([seed, epoch, index]).integers(rounds))
 
 
 def as_coil_images(image: Tensor) -> Tensor:
@@ -168,7 +171,6 @@ def as_coil_images(image: Tensor) -> Tensor:
 
 
 def _volume_maxima(source: Dataset) -> dict[str, float]:
-    """Return the largest magnitude of each group."""
     ranges: dict[str, float] = {}
     for index in range(len(source)):
         item = source[index]
@@ -191,7 +193,7 @@ class RecoveryTraining:
         *,
         by_volume: bool = False,
     ) -> tuple[MaskedDataset, MaskedDataset]:
-        """The cases to train on and to validate by, each with its masks."""
+        """Return training and validation cases, each with its masks."""
         training, validation = data or open_data(self.data)
         masks = self.measure.masks(as_coil_images(training[0].image).shape[-1])
         ranges = [_volume_maxima(part) if by_volume else {} for part in (training, validation)]
@@ -214,26 +216,26 @@ class CoilAugmentation:
         values = (self.rotation, self.shift, self.stretch, self.flip)
         if min(values) < 0 or self.rotation > 45 or max(values[1:]) > 0.5:
             raise InputError(
-                f"rotation is {self.rotation}, shift {self.shift}, stretch {self.stretch} and flip "
-                f"{self.flip}; give at most 45 degrees and shares between 0 and 0.5"
+                "rotation must be in [0, 45] degrees, shift, stretch and flip in [0, 0.5], got "
+                f"{self}",
+                code="value.invalid",
             )
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Return moved coil images, complex (case, coil, height, width)."""
+        """Return transformed coil images, complex (case, coil, height, width)."""
         cases, device = len(images), images.device
 
         def within(limit: float, *count: int) -> Tensor:
-            drawn = per_case_random(
-                torch.rand, (*count, cases), generator, axis=len(count), device=device
-            )
-            return limit * (2 * drawn - 1)
+            shape = (*count, cases)
+            numbers = per_case_random(torch.rand, shape, generator, axis=len(count), device=device)
+            return limit * (2 * numbers - 1)
 
         is_flipped = per_case_random(torch.rand, (cases,), generator, device=device) < self.flip
         images = torch.where(is_flipped.view(-1, 1, 1, 1), images.flip(-1), images)
         for axis, by, scale in zip(
             (-2, -1), within(self.shift, 2), 1 + within(self.stretch, 2), strict=True
         ):
-            images = _resampled(images, axis, scale, by * images.shape[axis])
+            images = _resample(images, axis, scale, by * images.shape[axis])
         angle = within(math.radians(self.rotation))
         across, along = -torch.tan(angle / 2), torch.sin(angle)
         for axis, slope in ((-1, across), (-2, along), (-1, across)):
@@ -243,7 +245,6 @@ class CoilAugmentation:
 
 
 def _shear(images: Tensor, slope: Tensor, axis: int) -> Tensor:
-    """Shear images cyclically."""
     size, other = images.shape[axis], images.shape[-3 - axis]
     distance = torch.arange(other, device=images.device) - (other - 1) / 2
     frequency = torch.fft.fftfreq(size, device=images.device)
@@ -254,7 +255,7 @@ def _shear(images: Tensor, slope: Tensor, axis: int) -> Tensor:
     return moved
 
 
-def _resampled(images: Tensor, axis: int, scale: Tensor, shift: Tensor) -> Tensor:
+def _resample(images: Tensor, axis: int, scale: Tensor, shift: Tensor) -> Tensor:
     """Stretch along an axis and shift, by the trigonometric polynomial through the pixels."""
     size = images.shape[axis]
     pixel = torch.arange(size, device=images.device)
@@ -284,25 +285,26 @@ class ScanRandomisation:
     contrast: float = 0.5
 
     def __post_init__(self) -> None:
-        shares = (self.rounds, self.noisy, self.contrast)
-        if min(shares) < 0 or max(shares) > 1:
+        fractions = (self.rounds, self.noisy, self.contrast)
+        if min(fractions) < 0 or max(fractions) > 1:
             raise InputError(
-                f"rounds is {self.rounds}, noisy {self.noisy} and contrast {self.contrast}; give "
-                "shares between 0 and 1"
+                f"rounds, noisy and contrast must be in [0, 1], got {fractions}",
+                code="value.invalid",
             )
         if min(self.coils, default=1) < 1 or self.snr[0] > self.snr[1]:
             raise InputError(
-                f"coils are {list(self.coils)} and snr {list(self.snr)}; give numbers of at least "
-                "1 coil, and the smallest ratio before the largest"
+                f"coils must be at least 1 and snr (smallest, largest), got {list(self.coils)} and "
+                f"{list(self.snr)}",
+                code="value.invalid",
             )
 
     def __call__(self, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
-        """Return the batch with true coil images, ``kspace``, mask and its central lines."""
+        """Return the batch with coil images, ``kspace``, mask and its central lines."""
         images, mask = batch["image"], batch["mask"]
         if self.contrast:
             images = _random_contrast(images, self.contrast, generator)
         if self.coils:
-            images = self._seen_by_coils(images, generator)
+            images = self._simulate_coils(images, generator)
         cases, width = mask.shape
         own = self.masks(cases, width, generator)[:, 0]
         is_round = _uniform(generator, cases) < self.rounds
@@ -314,23 +316,24 @@ class ScanRandomisation:
             "image": images,
             "mask": mask,
             "low_frequencies": central_lines(mask),
-            "kspace": _kept(kspace, mask),
+            "kspace": _mask_kspace(kspace, mask),
         }
 
-    def _seen_by_coils(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def _simulate_coils(self, images: Tensor, generator: torch.Generator) -> Tensor:
         cases, count, height, width = images.shape
         if count != 1:
             raise InputError(
                 f"scans.coils simulates coils, and the images have {count} already; set coils = 0 "
-                "in the table data"
+                "in the table data",
+                code="option.conflict",
             )
-        # The seed is known here: reading a number drawn on a GPU would wait for it.
+        # By the seed: reading a number from a GPU would wait for it.
         coils = self.coils[mix_seeds(batch_seed(generator), len(self.coils)) % len(self.coils)]
         maps = random_sensitivities(cases, coils, height, width, generator)
         return images * random_phases(cases, height, width, generator)[:, None] * maps
 
     def _deviation(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """The standard deviation of each case's noise, (case,)."""
+        """Return the standard deviation of each case's noise, (case,)."""
         signal = images.abs().square().sum(1).mean((1, 2)).sqrt()
         low, high = self.snr
         decibels = low + (high - low) * _uniform(generator, len(images))
@@ -342,19 +345,18 @@ def simulate_scan(
     batch: Batch,
     generator: torch.Generator,
     *,
-    views: CoilAugmentation | None = None,
-    scans: ScanRandomisation | None = None,
+    augment: CoilAugmentation | None = None,
+    randomise: ScanRandomisation | None = None,
 ) -> Batch:
     """Augment a batch and simulate its k-space."""
-    if views is not None:
-        batch = {**batch, "image": views(batch["image"], generator)}
-    if scans is not None:
-        return scans(batch, generator)
-    return {**batch, "kspace": _kept(fft2c(batch["image"]), batch["mask"])}
+    if augment is not None:
+        batch = {**batch, "image": augment(batch["image"], generator)}
+    if randomise is not None:
+        return randomise(batch, generator)
+    return {**batch, "kspace": _mask_kspace(fft2c(batch["image"]), batch["mask"])}
 
 
 def _random_contrast(images: Tensor, strength: float, generator: torch.Generator) -> Tensor:
-    """Apply a random monotone intensity map."""
     cases, steps = len(images), 10
     rise = 1 - strength + strength * 2 * _uniform(generator, cases, steps)
     rise = rise / rise.sum(1, keepdim=True).clamp_min(1e-6)
@@ -366,7 +368,7 @@ def _random_contrast(images: Tensor, strength: float, generator: torch.Generator
     return images * (mapped * largest / magnitude.clamp_min(tiny))
 
 
-def _kept(kspace: Tensor, mask: Tensor) -> Tensor:
+def _mask_kspace(kspace: Tensor, mask: Tensor) -> Tensor:
     return torch.where(broadcast_mask(mask, kspace), kspace, 0)
 
 

@@ -1,4 +1,4 @@
-"""Compiled inference and training steps, CUDA graphs."""
+"""Fused networks for inference, CUDA graphs and compiled training steps."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from torch.nn import functional as F
 
 from taskuq.measure._coils import rss
 from taskuq.measure._fourier import ifft2c, sensitivity_window
-from taskuq.recover import _triton as compiled
-from taskuq.recover import _triton as unet_kernels
+from taskuq.recover._triton import kernels_for
 from taskuq.recover._varnet import (
     EPS,
     SLOPE,
@@ -32,7 +31,7 @@ ALIGNED = 8
 
 
 def weight_of(weight: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """A convolution's weight on another device, in another precision, channels last."""
+    """Return a convolution's weight in another precision, channels last."""
     moved = weight.detach().to(device, dtype)
     return moved.contiguous(memory_format=torch.channels_last)
 
@@ -40,7 +39,7 @@ def weight_of(weight: Tensor, device: torch.device, dtype: torch.dtype) -> Tenso
 def convolution_of(
     module: nn.Module, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """A convolution's weight and bias, on another device and in another precision."""
+    """Return a convolution's weight and bias in another precision."""
     assert isinstance(module, nn.Conv2d)
     assert module.bias is not None
     return weight_of(module.weight, device, dtype), module.bias.detach().to(device, dtype)
@@ -55,20 +54,19 @@ def convolve(x: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
 
 
 def to_rows(image: Tensor) -> Tensor:
-    """(image, channel, height, width) as (image, pixel, channel); no copy when channels last."""
+    """Reshape (image, channel, height, width) to (image, pixel, channel)."""
     return image.permute(0, 2, 3, 1).contiguous().flatten(1, 2)
 
 
 def _to_image(x: Tensor, height: int, width: int) -> Tensor:
-    """(image, pixel, channel) as (image, channel, height, width), channels last; no copy."""
+    """Reshape (image, pixel, channel) to (image, channel, height, width) without a copy."""
     return x.view(len(x), height, width, -1).permute(0, 3, 1, 2)
 
 
 def _normalise_leaky(
     x: Tensor, slope: float, *, eps: float = EPS, out: Tensor | None = None, coarse: int = 0
 ) -> Tensor:
-    """Instance normalisation and a leaky ReLU."""
-    if fused := _kernels(x):
+    if fused := kernels_for(x):
         if out is None:
             out = torch.empty_like(x) if coarse else x
         result: Tensor = fused.normalise_leaky(x, slope, eps, out, coarse)
@@ -83,7 +81,7 @@ def _normalise_leaky(
 
 def _pool(x: Tensor, height: int, width: int) -> Tensor:
     """Average 2×2 blocks of pixels; a last row or column that is alone is dropped."""
-    if fused := _kernels(x):
+    if fused := kernels_for(x):
         result: Tensor = fused.pool(x, height, width)
         return result
     return to_rows(F.avg_pool2d(_to_image(x, height, width), 2))
@@ -97,13 +95,12 @@ class _NormConv(NamedTuple):
 
     @classmethod
     def of(cls, weight: Tensor, *inputs: int) -> _NormConv:
-        """Divide by a power of 2, which the normalisation undoes, so that float16 cannot overflow."""
+        """Divide by a power of 2 against overflow in float16; the normalisation undoes it."""
         largest = torch.linalg.vector_norm(weight, dim=inputs).max().item()
         scale = 2.0 ** math.ceil(math.log2(largest)) if largest > 0 else 1.0
         return cls(weight / scale, EPS / scale**2)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> _NormConv:
-        """On another device, in another precision, channels last."""
         moved = self.weight.to(device, dtype)
         form = torch.channels_last if moved.ndim == 4 else torch.contiguous_format
         return _NormConv(moved.contiguous(memory_format=form), self.eps)
@@ -121,22 +118,20 @@ class FusedUNet(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision of the convolutions."""
         return self.bottom[0].weight.dtype
 
     def features(self, x: Tensor) -> Tensor:
-        """The features of real channels (case, channel, height, width), channels last."""
+        """Return the features of real channels (case, channel, height, width), channels last."""
         height, width = x.shape[-2:]
-        found = _to_image(self.rows(to_rows(x), height, width), height, width)
-        return found[:, : self.width]
+        return _to_image(self.rows(to_rows(x), height, width), height, width)[:, : self.width]
 
     def rows(self, x: Tensor, height: int, width: int) -> Tensor:
-        """The features of rows (case, pixel, channel), filled up: (case, pixel, width or more)."""
+        """Return padded features (case, pixel, width or more) of rows (case, pixel, channel)."""
         if missing := self.down[0][0].weight.shape[1] - x.shape[-1]:
             x = F.pad(x, (0, missing))
         skips = []
         for pair in self.down:
-            # Where features go on they lie beside those that come back, in one piece of memory.
+            # Skipped and upsampled features share one piece of memory.
             outputs = len(pair[1].weight)
             both = x.new_empty((len(x), x.shape[1], 2 * outputs))
             skip = _block(x, pair, height, width, out=both[..., outputs:])
@@ -151,10 +146,9 @@ class FusedUNet(NamedTuple):
         return x
 
     def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The features of real channels, and what the U-Net says, in the precision of ``x``."""
+        """Return the features of real channels, and the output in the precision of ``x``."""
         weight, bias = self.output
-        told = x.to(self.dtype, memory_format=torch.channels_last)
-        features = self.features(told)
+        features = self.features(x.to(self.dtype, memory_format=torch.channels_last))
         return features, F.conv2d(features.to(weight.dtype), weight[:, : self.width], bias)
 
 
@@ -167,22 +161,21 @@ def fuse_unet(
 
     def pair(block: nn.Module, parts: int = 1) -> tuple[_NormConv, _NormConv]:
         first, second = (m for m in block.modules() if isinstance(m, nn.Conv2d) and m.bias is None)
-        # What is joined is filled up part by part.
+        # Concatenated channels are padded part by part.
         chunks = first.weight.detach().chunk(parts, dim=1)
-        filled = torch.cat([pad_to_multiple(chunk, aligned, 0, 1) for chunk in chunks], dim=1)
+        padded = torch.cat([pad_to_multiple(chunk, aligned, 0, 1) for chunk in chunks], dim=1)
+        other = pad_to_multiple(second.weight.detach(), aligned, 0, 1)
         return (
-            _NormConv.of(filled, 1, 2, 3).to(device, dtype),
-            _NormConv.of(pad_to_multiple(second.weight.detach(), aligned, 0, 1), 1, 2, 3).to(
-                device, dtype
-            ),
+            _NormConv.of(padded, 1, 2, 3).to(device, dtype),
+            _NormConv.of(other, 1, 2, 3).to(device, dtype),
         )
 
     up = []
     for block in unet.up_transpose_conv:
         (transposed,) = (m for m in block.modules() if isinstance(m, nn.ConvTranspose2d))
         # (in, out, dy, dx) as one matrix (in, dy * dx * out): each pixel becomes a 2×2 block.
-        filled = pad_to_multiple(transposed.weight.detach(), aligned, 0, 1)
-        up.append(_NormConv.of(filled.permute(0, 2, 3, 1).flatten(1), 0).to(device, dtype))
+        padded = pad_to_multiple(transposed.weight.detach(), aligned, 0, 1)
+        up.append(_NormConv.of(padded.permute(0, 2, 3, 1).flatten(1), 0).to(device, dtype))
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     weight, bias = convolution_of(unet.output, device, exact)
     return FusedUNet(
@@ -227,10 +220,6 @@ def _upsample(
     out.copy_(to_rows(F.pad(image, missing, mode="reflect")))
 
 
-def _kernels(x: Tensor) -> Any:
-    return unet_kernels if x.is_cuda and compiled.is_available() else None
-
-
 class _FusedCascade(NamedTuple):
     """One cascade: U-Net and data-consistency weight."""
 
@@ -246,40 +235,37 @@ class FusedVarNet:
     cascades: tuple[_FusedCascade, ...]
 
     def __call__(self, kspace: Tensor, mask: Tensor, low_frequencies: Tensor) -> Tensor:
-        """Recover magnitude images (case, height, width); arguments as the network's."""
         return rss(self.maps_and_images(kspace, mask, low_frequencies)[1])
 
     def maps_and_images(
         self, kspace: Tensor, mask: Tensor, low_frequencies: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Sensitivities and recovered coil images, complex (case, coil, height, width) each."""
         check_kspace(kspace, mask, low_frequencies)
-        zero_filled = ifft2c(kspace)
-        measured = torch.fft.fft(zero_filled)
-        seen = torch.fft.ifftshift(mask, dim=-1)[:, None, None].to(measured.real.dtype)
+        zero_padded = ifft2c(kspace)
+        measured = torch.fft.fft(zero_padded)
+        lines = torch.fft.ifftshift(mask, dim=-1)[:, None, None].to(measured.real.dtype)
         window = torch.fft.ifftshift(sensitivity_window(low_frequencies, mask.shape[-1]), dim=-1)
         maps = self._maps(torch.fft.ifft(measured * window[:, None, None]))
-        # The inverse transform's own factor travels with the sensitivities.
+        # The inverse transform's own factor is part of the sensitivities.
         combining = maps.conj().resolve_conj() / kspace.shape[-1]
-        refined, drawn = measured, measured * seen
+        refined, target = measured, measured * lines
         for unet, step in self.cascades:
             combined = (torch.fft.ifft(refined, norm="forward") * combining).sum(1)
             correction = torch.fft.fft(_refined(unet, combined)[:, None] * maps)
-            refined = refined * (1 - step * seen)
-            refined = refined.add_(drawn, alpha=step).sub_(correction)
+            refined = refined * (1 - step * lines)
+            refined = refined.add_(target, alpha=step).sub_(correction)
         whole = mask.all(-1).view(-1, 1, 1, 1)
-        return maps, torch.where(whole, zero_filled, torch.fft.ifft(refined))
+        return maps, torch.where(whole, zero_padded, torch.fft.ifft(refined))
 
     def _maps(self, images: Tensor) -> Tensor:
-        """Sensitivities of unit sum of squares, from images of the central lines."""
         maps = _refined(self.sensitivity, images.flatten(0, 1)).view(images.shape)
         norm = rss(maps)[:, None].clamp_min(torch.finfo(maps.real.dtype).tiny)
         unit: Tensor = maps / norm
         return unit
 
 
-def _fold_varnet(net: VarNet, *, device: torch.device | str, dtype: torch.dtype) -> FusedVarNet:
-    """Rearrange a variational network to recover the same images."""
+def fuse_varnet(net: VarNet, *, device: torch.device | str, dtype: torch.dtype) -> FusedVarNet:
+    """Rearrange VarNet weights for inference."""
     device = torch.device(device)
 
     def unet(part: NormUnet) -> FusedUNet:
@@ -295,7 +281,7 @@ def _fold_varnet(net: VarNet, *, device: torch.device | str, dtype: torch.dtype)
 def inference_varnet(net: VarNet, dtype: torch.dtype = torch.float16) -> VarNet | FusedVarNet:
     """Return the fused VarNet on a GPU, else the network."""
     device = next(net.parameters()).device
-    return _fold_varnet(net, device=device, dtype=dtype) if device.type == "cuda" else net
+    return fuse_varnet(net, device=device, dtype=dtype) if device.type == "cuda" else net
 
 
 def _refined(unet: FusedUNet, images: Tensor) -> Tensor:
@@ -324,17 +310,17 @@ def capture_graphs(*steps: Callable[[], Any]) -> list[tuple[torch.cuda.CUDAGraph
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        # Kernels are compiled, algorithms chosen and plans made before anything is recorded.
+        # Kernels are compiled, algorithms chosen and plans made before anything is captured.
         for step in steps:
             step()
     torch.cuda.current_stream().wait_stream(side)
-    recorded: list[tuple[torch.cuda.CUDAGraph, Any]] = []
+    graphs: list[tuple[torch.cuda.CUDAGraph, Any]] = []
     for step in steps:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=recorded[0][0].pool() if recorded else None):
+        with torch.cuda.graph(graph, pool=graphs[0][0].pool() if graphs else None):
             result = step()
-        recorded.append((graph, result))
-    return recorded
+        graphs.append((graph, result))
+    return graphs
 
 
 class CudaGraph(Generic[T]):
@@ -342,21 +328,20 @@ class CudaGraph(Generic[T]):
 
     def __init__(self, function: Callable[..., T], *, most: int = 1) -> None:
         self.function, self.most = function, most
-        self._recorded: dict[object, tuple[list[Tensor], torch.cuda.CUDAGraph, Any]] = {}
+        self._graphs: dict[object, tuple[list[Tensor], torch.cuda.CUDAGraph, Any]] = {}
 
     @torch.no_grad()
     def __call__(self, *arguments: Tensor) -> T:
-        """Call the function, or replay it on these arguments."""
         if not arguments[0].is_cuda:
             return self.function(*arguments)
         key = tuple((a.shape, a.dtype, a.device) for a in arguments)
-        if key not in self._recorded:
-            while len(self._recorded) >= self.most:
-                del self._recorded[next(iter(self._recorded))]
+        if key not in self._graphs:
+            while len(self._graphs) >= self.most:
+                del self._graphs[next(iter(self._graphs))]
             inputs = [a.clone() for a in arguments]
             ((graph, output),) = capture_graphs(lambda: self.function(*inputs))
-            self._recorded[key] = inputs, graph, output
-        inputs, graph, output = self._recorded[key]
+            self._graphs[key] = inputs, graph, output
+        inputs, graph, output = self._graphs[key]
         for buffer, argument in zip(inputs, arguments, strict=True):
             buffer.copy_(argument)
         graph.replay()
@@ -370,40 +355,38 @@ class GraphedFunction:
 
     def __init__(self, network: nn.Module, compute: Callable[..., Tensor]) -> None:
         self.network, self.compute = network, compute
-        self._recorded: dict[tuple[torch.Size, ...], Any] = {}
+        self._graphs: dict[tuple[torch.Size, ...], Any] = {}
         self._cases = 0
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """Return what is computed from the inputs."""
         if not inputs[0].is_cuda or not self.network.training or not torch.is_grad_enabled():
             return self.compute(*inputs)
         self._cases = self._cases or len(inputs[0])
         if len(inputs[0]) != self._cases:
             return self.compute(*inputs)
         shapes = tuple(x.shape for x in inputs)
-        if shapes not in self._recorded:
-            self._recorded[shapes] = self._record(inputs)
-        replayed: Tensor = self._recorded[shapes](*inputs)
-        return replayed
+        if shapes not in self._graphs:
+            self._graphs[shapes] = self._capture(inputs)
+        output: Tensor = self._graphs[shapes](*inputs)
+        return output
 
-    def _record(self, inputs: tuple[Tensor, ...]) -> Any:
-        kept = [buffer.clone() for buffer in self.network.buffers()]
+    def _capture(self, inputs: tuple[Tensor, ...]) -> Any:
+        buffers = [buffer.clone() for buffer in self.network.buffers()]
         examples = tuple(x.clone() for x in inputs)
         precision = torch.get_autocast_dtype("cuda")
         is_mixed = torch.is_autocast_enabled("cuda")
-        # Weights in lower precision that are kept for later in a step would be kept for all steps.
-        apart = torch.autocast("cuda", precision, enabled=is_mixed, cache_enabled=False)
-        with warnings.catch_warnings(), apart:
-            # torch warms up on a stream of its own and keeps the last graph alive while it records
-            # on another; the two are joined in the recording.
+        # Weights in lower precision, cached for one step, would be cached for all steps.
+        autocast = torch.autocast("cuda", precision, enabled=is_mixed, cache_enabled=False)
+        with warnings.catch_warnings(), autocast:
+            # torch warms up on another stream than it captures on; the capture joins the two.
             warnings.filterwarnings("ignore", "The AccumulateGrad node's stream", UserWarning)
-            recorded = torch.cuda.make_graphed_callables(
+            graphed = torch.cuda.make_graphed_callables(
                 _FunctionModule(self.network, self.compute), examples, allow_unused_input=True
             )
         with torch.no_grad():
-            for buffer, before in zip(self.network.buffers(), kept, strict=True):
+            for buffer, before in zip(self.network.buffers(), buffers, strict=True):
                 buffer.copy_(before)
-        return recorded
+        return graphed
 
 
 class _FunctionModule(nn.Module):
@@ -424,14 +407,13 @@ class CompiledStep:
         self.plain, self.compiled = plain, compiled
         self._shapes: list[torch.Size] | None = None
 
-    def __call__(self, *given: Any) -> Any:
-        """Return what the function makes of its arguments."""
+    def __call__(self, *arguments: Any) -> Any:
         if not torch.is_grad_enabled():
-            return self.plain(*given)
-        shapes = [x.shape for x in given if isinstance(x, Tensor)]
+            return self.plain(*arguments)
+        shapes = [x.shape for x in arguments if isinstance(x, Tensor)]
         if self._shapes is None:
             self._shapes = shapes
-        return (self.compiled if shapes == self._shapes else self.plain)(*given)
+        return (self.compiled if shapes == self._shapes else self.plain)(*arguments)
 
 
 def compile_on_first_call(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -446,10 +428,10 @@ def accelerate(
     network: nn.Module,
     compute: Callable[..., Tensor],
     *,
-    is_replayed: bool = False,
-    is_compiled: bool = False,
+    cuda_graphs: bool = False,
+    compiled: bool = False,
 ) -> Callable[..., Tensor]:
     """Compile or graph-capture a training function."""
-    if is_compiled:
+    if compiled:
         compute = CompiledStep(compute, compile_on_first_call(compute))
-    return GraphedFunction(network, compute) if is_replayed else compute
+    return GraphedFunction(network, compute) if cuda_graphs else compute

@@ -1,4 +1,4 @@
-"""Estimates to sample around; cross-fitting."""
+"""Point estimates of a variational network, and their cross-fitting."""
 
 from __future__ import annotations
 
@@ -32,18 +32,36 @@ from taskuq.recover._cases import CoilAugmentation, MaskedDataset, ScanRandomisa
 from taskuq.recover._compiled import CudaGraph, FusedVarNet, inference_varnet
 from taskuq.recover._varnet import VarNet, VarNetConfig
 from taskuq.recover._varnet_training import PAPER, VarNetTraining
-from taskuq.recover.flow._sample import case_scale
 from taskuq.training._config import Batch, TrainingConfig
 from taskuq.training._determinism import DeviceDataset
-from taskuq.training._fit import TrainerOptions, train
+from taskuq.training._fit import train
 from taskuq.training._weights import locate
 
 # The phase of an image is smooth: lines up to about this share of the width show it.
 PHASE_LINES = 1 / 16
-# How often the measured lines are put back into the network's image before errors are drawn.
-ROUNDS = 3
-# The most that latents are widened, at R = 2 and below.
-WIDEST = math.sqrt(2)
+# Data-consistency steps on the network's image before residuals are sampled.
+STEPS = 3
+# The largest noise scale of latents, at R = 2 and below.
+MAX_NOISE_SCALE = math.sqrt(2)
+# Cases that are estimated together: a GPU wants many, a CPU's cache holds one.
+BATCH = {"cuda": 8, "cpu": 1}
+# Estimates of a network are made for a multiple of this many cases; shapes of batches, in cases
+# and coils, that are captured for each.
+MULTIPLE, SHAPES = 4, 16
+
+
+def case_scale(y: Tensor) -> Tensor:
+    """Return the 95 % quantile of each case's magnitudes, at least a hundredth of the largest."""
+    magnitudes = y.abs().flatten(1)
+    rank = max(1, math.ceil(0.95 * magnitudes.shape[1]))
+    if y.is_cuda:
+        # Selection would use one multiprocessor for a case; sorting uses all of them.
+        quantile = magnitudes.sort(dim=1).values[:, rank - 1]
+    else:
+        quantile = magnitudes.kthvalue(rank, dim=1).values
+    return torch.maximum(quantile, magnitudes.amax(1) / 100).clamp_min(
+        torch.finfo(torch.float32).tiny
+    )
 
 
 class VarNetEstimate(NamedTuple):
@@ -60,28 +78,27 @@ class VarNetEstimate(NamedTuple):
     def inputs(self) -> Tensor:
         zero_filled = _combine(self.maps, self.measured)
         images = torch.stack([self.image, self.first, zero_filled], dim=1)
-        return to_channels(images * self._turn()[:, None])
+        return to_channels(images * self._unit()[:, None])
 
     def error(self, truth: Tensor) -> Tensor:
-        """The error of the combined image, (case, 2, height, width)."""
+        """Return the error of the combined image, (case, 2, height, width)."""
         error = _combine(self.maps, truth) - self.image
-        return to_channels((error * self._turn())[:, None])
+        return to_channels((error * self._unit())[:, None])
 
     def coil_images(self, case: int, errors: Tensor) -> Tensor:
-        """Return a case's coil images (sample, coil, height, width) with these errors, consistent."""
+        """Return data-consistent coil images (sample, coil, height, width) of a case."""
         images = self.image[case] + errors * (self.phase[case] * self.scale[case])
         return data_consistency_1d(self.maps[case] * images, self.measured[case], self.mask[case])
 
-    def share(self) -> Tensor:
-        """The share of lines that was measured, (case,)."""
+    def sampled_fraction(self) -> Tensor:
         return self.mask.to(self.scale.dtype).mean(1)
 
     def images(self, residuals: Tensor) -> Tensor:
-        """Magnitude images with these errors, consistent, (case, sample, height, width)."""
+        """Return data-consistent magnitude images (case, sample, height, width)."""
         return rss(self.coils(residuals))
 
     def coils(self, residuals: Tensor) -> Tensor:
-        """Coil images with these errors, consistent, (case, sample, coil, height, width)."""
+        """Return data-consistent coil images (case, sample, coil, height, width)."""
         turn = (self.phase * self.scale.view(-1, 1, 1))[:, None]
         images = self.image[:, None] + torch.complex(*residuals.unbind(2)) * turn
         return data_consistency_1d(
@@ -90,13 +107,17 @@ class VarNetEstimate(NamedTuple):
             self.mask[:, None, None, None],
         )
 
-    def widening(self, case: int) -> float:
-        r"""By how much a case's latents are widened, :math:`\min((1 - m)^{-1/2}, \sqrt 2)`."""
-        unmeasured = 1 - self.mask[case].float().mean().item()
-        return min(unmeasured**-0.5, WIDEST) if unmeasured else 1.0
+    def noise_scale(self, case: int) -> float:
+        return noise_scale_of(self.mask[case])
 
-    def _turn(self) -> Tensor:
+    def _unit(self) -> Tensor:
         return self.phase.conj() / self.scale.view(-1, 1, 1)
+
+
+def noise_scale_of(mask: Tensor) -> float:
+    r"""Return the noise scale of latents, :math:`\min((1 - m)^{-1/2}, \sqrt 2)`."""
+    unmeasured = 1 - mask.float().mean().item()
+    return min(unmeasured**-0.5, MAX_NOISE_SCALE) if unmeasured else 1.0
 
 
 def _combine(maps: Tensor, images: Tensor) -> Tensor:
@@ -109,21 +130,14 @@ def varnet_estimate(net: VarNet | FusedVarNet, zero_filled: Tensor, mask: Tensor
     lines = central_lines(mask)
     kspace = fft2c(zero_filled)
     kspace = torch.where(broadcast_mask(mask, kspace), kspace, 0)
-    zero_filled = ifft2c(kspace)  # nothing but what was measured, for network and samples alike
+    zero_filled = ifft2c(kspace)  # of the measured lines only
     maps, coils = net.maps_and_images(kspace, mask, lines)
     first = image = _combine(maps, coils)
-    for _ in range(ROUNDS):
+    for _ in range(STEPS):
         coils = data_consistency_1d(maps * image[:, None], zero_filled, mask[:, None, None])
         image = _combine(maps, coils)
-    return VarNetEstimate(
-        image=image,
-        first=first,
-        maps=maps,
-        measured=zero_filled,
-        mask=mask,
-        phase=_smooth_phase(image),
-        scale=case_scale(zero_filled),
-    )
+    phase, scale = _smooth_phase(image), case_scale(zero_filled)
+    return VarNetEstimate(image, first, maps, zero_filled, mask, phase, scale)
 
 
 def _smooth_phase(image: Tensor) -> Tensor:
@@ -135,10 +149,6 @@ def _smooth_phase(image: Tensor) -> Tensor:
         kspace = kspace * (window if axis == -1 else window[:, None])
     angle = ifft2c(kspace).angle()
     return torch.polar(torch.ones_like(angle), angle)
-
-
-# Cases that are estimated together: a GPU wants many, a CPU's cache holds one.
-TOGETHER = {"cuda": 8, "cpu": 1}
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,20 +165,20 @@ class EstimateDataset:
         device = next(net.parameters()).device
         masks = torch.as_tensor(cases.masks, device=device)
         inputs, errors = torch.empty(0), torch.empty(0)
-        together = TOGETHER.get(device.type, 1)
+        size = BATCH.get(device.type, 1)
         with Progress(len(cases), quiet=quiet) as progress:
-            for start in range(0, len(cases), together):
-                indices = range(start, min(start + together, len(cases)))
+            for start in range(0, len(cases), size):
+                indices = range(start, min(start + size, len(cases)))
                 images = torch.stack([cases[0, index]["image"].to(device) for index in indices])
                 truth = images.repeat_interleave(len(masks), dim=0)
                 mask = masks.repeat(len(images), 1)
-                found = varnet_estimate(net, project_measured(truth, mask), mask)
-                told, error = found.inputs(), found.error(truth)
+                estimate = varnet_estimate(net, project_measured(truth, mask), mask)
+                parts = estimate.inputs(), estimate.error(truth)
                 if start == 0:
                     # One piece of memory from the start: it may be gigabytes.
                     rows = len(cases), len(masks)
-                    inputs, errors = (x.new_empty(*rows, *x.shape[1:]) for x in (told, error))
-                for whole, part in ((inputs, told), (errors, error)):
+                    inputs, errors = (x.new_empty(*rows, *x.shape[1:]) for x in parts)
+                for whole, part in zip((inputs, errors), parts, strict=True):
                     whole[start : indices.stop] = part.view(-1, len(masks), *part.shape[1:])
                 for _ in indices:
                     progress.step()
@@ -187,7 +197,6 @@ class EstimateDataset:
         return {"inputs": self.inputs[index, which], "error": self.errors[index, which]}
 
     def stock(self, device: torch.device, most: float) -> DeviceDataset:
-        """Inputs and errors of all cases and rounds, which are tensors already."""
         rounds = self.inputs.shape[1]
         return DeviceDataset(
             by_case={},
@@ -199,9 +208,51 @@ class EstimateDataset:
         )
 
 
-# Estimates of a network are made for a multiple of this many cases; sizes of batches, in cases and
-# coils, that are recorded for each.
-FILLED, SHAPES = 4, 16
+def check_folds(folds: int) -> None:
+    """Refuse a number of folds that cannot be cross-fitted."""
+    if folds < 0 or folds == 1:
+        raise InputError(
+            f"estimate.folds must be 0 or at least 2, got {folds}", code="value.invalid"
+        )
+
+
+def train_estimators(
+    settings: Any,
+    weights: Path | None,
+    folds: int,
+    cases: Sequence[Any],
+    folder: Path,
+    **options: Any,
+) -> list[Path]:
+    """Train the estimator of all groups and that of each fold, where weights are missing."""
+
+    def run(name: str, how: Any, part: Any) -> Path:
+        return train(how, folder / name, cases=(part, cases[1]), **options)
+
+    paths = [locate(weights) if weights else run("estimate", settings, cases[0])]
+    if folds:
+        of_case = assign_folds(cases[0].source.groups, folds, seed=settings.training.seed)
+        # As many steps as the network of all groups takes: its errors are to be like theirs.
+        epochs = round(settings.training.epochs * folds / (folds - 1))
+        longer = replace(settings, training=replace(settings.training, epochs=epochs))
+        for fold in range(folds):
+            others = replace(cases[0], source=Subset.where(cases[0].source, of_case != fold))
+            paths.append(run(_fold_name(fold, folds), longer, others))
+    return paths
+
+
+def _fold_name(fold: int, folds: int) -> str:
+    return f"fold-{fold + 1}-of-{folds}"
+
+
+def cross_fit_datasets(
+    cases: Sequence[Any], folds: int, seed: int
+) -> tuple[CrossFitDataset, CrossFitDataset]:
+    """Return training and validation cases with the index of their out-of-fold network."""
+    networks, validation = (np.zeros(len(part), dtype=np.int64) for part in cases[:2])
+    if folds:
+        networks = 1 + assign_folds(cases[0].source.groups, folds, seed=seed)
+    return CrossFitDataset(cases[0], networks), CrossFitDataset(cases[1], validation)
 
 
 @dataclass(frozen=True)
@@ -217,20 +268,16 @@ class EstimateConfig:
     data_range: Literal["volume", "slice"] = "volume"
 
     def __post_init__(self) -> None:
-        if self.folds < 0 or self.folds == 1:
-            raise InputError(f"estimate.folds is {self.folds}; give 0, or at least 2")
+        check_folds(self.folds)
 
-    def trained(
+    def train(
         self,
         cases: tuple[MaskedDataset, MaskedDataset],
         settings: VarNetTraining,
         folder: Path,
-        *,
-        machine: TrainerOptions,
-        fresh: bool,
-        steps: int | None,
+        **options: Any,
     ) -> list[Path]:
-        """The network of all patients, then that of each fold; those that are missing are trained."""
+        """Return the network of all patients, then that of each fold, trained where missing."""
         settings = replace(
             settings,
             network=self.network,
@@ -238,53 +285,38 @@ class EstimateConfig:
             data_range=self.data_range,
             start=self.start,
         )
-
-        def trained(name: str, how: VarNetTraining, part: MaskedDataset) -> Path:
-            both = (part, cases[1])
-            where = folder / name
-            return train(how, where, machine=machine, fresh=fresh, cases=both, steps=steps)
-
         if self.folder is not None:
-            return self._there(self.folder, settings)
-        of_all = self.weights and locate(self.weights)
-        paths = [of_all or trained("estimate", settings, cases[0])]
-        if self.folds == 0:
-            return paths
-        parts = assign_folds(cases[0].source.groups, self.folds, seed=self.training.seed)
-        # As many steps as the network of all patients takes: its errors are to be like theirs.
-        epochs = round(self.training.epochs * self.folds / (self.folds - 1))
-        longer = replace(settings, training=replace(self.training, epochs=epochs))
-        for part in range(self.folds):
-            others = replace(cases[0], source=Subset.where(cases[0].source, parts != part))
-            paths.append(trained(f"fold-{part + 1}-of-{self.folds}", longer, others))
-        return paths
+            return self._stored(self.folder, settings)
+        return train_estimators(settings, self.weights, self.folds, cases, folder, **options)
 
-    def _there(self, folder: Path, settings: VarNetTraining) -> list[Path]:
-        """The networks of a training that has come as far as its sampler."""
-        written = folder / "config.toml"
-        if not written.exists():
+    def _stored(self, folder: Path, settings: VarNetTraining) -> list[Path]:
+        """Return the estimators of another training, which must be of the same data and folds."""
+        path = folder / "config.toml"
+        if not path.exists():
             raise InputError(
-                f"estimate.folder is {folder}, where no training has come as far as its sampler; "
-                "train that first, or leave estimate.folder out"
+                f"estimate.folder is {folder}, which has no {path.name}: its estimators are not "
+                "trained; train them first, or remove estimate.folder",
+                code="file.missing",
             )
-        there, here = read_toml(written), to_toml_table(settings)
-        said = there["estimate"]
-        both = {
-            "folds": (said["folds"], self.folds),
-            "training.seed": (said["training"]["seed"], self.training.seed),
+        there, here = read_toml(path), to_toml_table(settings)
+        estimate = there["estimate"]
+        pairs = {
+            "folds": (estimate["folds"], self.folds),
+            "training.seed": (estimate["training"]["seed"], self.training.seed),
             "data": (there["data"], here["data"]),
             "measure": (there["measure"], here["measure"]),
         }
-        changed = [f"{key}: {a} there, {b} here" for key, (a, b) in both.items() if a != b]
+        changed = [f"{key}: {a} there, {b} here" for key, (a, b) in pairs.items() if a != b]
         if changed or "trial" in there:
-            why = ", ".join(changed) or "a trial"
             raise InputError(
-                f"estimate.folder {folder} holds another training ({why}); name one of the same "
-                "patients, masks and folds, or leave estimate.folder out"
+                f"estimate.folder {folder} holds another training "
+                f"({', '.join(changed) or 'a trial'}); name one of the same patients, masks and "
+                "folds, or remove estimate.folder",
+                code="resume.mismatch",
             )
-        of_all = self.weights or said.get("weights") or estimate_weights(folder)
-        folds = [f"fold-{k + 1}-of-{self.folds}" for k in range(self.folds)]
-        return [locate(of_all), *(folder / name / "best.safetensors" for name in folds)]
+        weights = self.weights or estimate.get("weights") or estimate_weights(folder)
+        folds = [folder / _fold_name(k, self.folds) for k in range(self.folds)]
+        return [locate(weights), *(fold / "best.safetensors" for fold in folds)]
 
 
 def estimate_weights(folder: Path) -> Path:
@@ -296,7 +328,9 @@ def assign_folds(groups: NDArray[np.str_], folds: int, *, seed: int) -> NDArray[
     """Return the fold of each case; groups are never split."""
     names, of_case = np.unique(groups, return_inverse=True)
     if len(names) < folds:
-        raise InputError(f"{len(names)} groups are too few for {folds} folds; give more, or fewer")
+        raise InputError(
+            f"{len(names)} groups are too few for {folds} folds; use fewer folds", code="units.few"
+        )
     order = np.random.default_rng(seed).permutation(len(names))
     place = np.empty(len(names), dtype=np.int64)
     place[order] = np.arange(len(names)) % max(folds, 1)
@@ -317,15 +351,35 @@ class CrossFitDataset:
         return {**self.cases[place], "network": int(self.networks[place[1]])}
 
     def stock(self, device: torch.device, most: float) -> DeviceDataset | None:
-        """All cases on a device; the numbers of their networks stay here."""
         cases = self.cases.stock(device, most)
         return cases and replace(cases, known={"network": self.networks})
 
 
 def collate(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Make a batch; the number of each case's network stays a number, known without the GPU."""
+    """Make a batch; the index of each case's network stays a number on the CPU."""
     rest = [{key: value for key, value in case.items() if key != "network"} for case in cases]
     return {**default_collate(rest), "network": tuple(case["network"] for case in cases)}
+
+
+def by_network(
+    networks: Sequence[int],
+    estimate: Callable[[int, Tensor], Sequence[Tensor]],
+    device: torch.device,
+    *,
+    multiple: int = 1,
+) -> list[Tensor]:
+    """Estimate the cases of each network together, in a multiple of cases, in the batch's order."""
+    of_case = np.array(networks)
+    order, parts = [], []
+    for index in np.unique(of_case):
+        rows = np.flatnonzero(of_case == index)
+        # Some rows twice: few shapes are captured, and what is estimated twice is left out.
+        padded = np.resize(rows, len(rows) + -len(rows) % multiple)
+        values = estimate(index, _to_device(padded, device))
+        parts.append([value[: len(rows)] for value in values])
+        order.append(rows)
+    back = _to_device(np.argsort(np.concatenate(order)), device)
+    return [torch.cat(values)[back] for values in zip(*parts, strict=True)]
 
 
 class CrossFitEstimates:
@@ -334,62 +388,48 @@ class CrossFitEstimates:
     def __init__(
         self,
         networks: Sequence[VarNet],
-        views: CoilAugmentation | None,
-        scans: ScanRandomisation | None = None,
+        augment: CoilAugmentation | None,
+        randomise: ScanRandomisation | None = None,
         *,
-        replayed: bool = False,
+        cuda_graphs: bool = False,
     ) -> None:
         self.networks = [net.eval().requires_grad_(False) for net in networks]
-        self.views, self.scans, self.replayed = views, scans, replayed
-        self._quick: dict[int, Callable[[Tensor, Tensor], VarNetEstimate]] = {}
+        self.augment, self.randomise, self.cuda_graphs = augment, randomise, cuda_graphs
+        self._estimators: dict[int, Callable[[Tensor, Tensor], VarNetEstimate]] = {}
 
     def __call__(self, batch: Batch, generator: torch.Generator) -> tuple[VarNetEstimate, Tensor]:
-        """Estimated cases, and their true images (case, height, width)."""
-        found, images = self._estimated(batch, generator)
-        return found, rss(images)
-
-    def residuals(self, batch: Batch, generator: torch.Generator) -> tuple[VarNetEstimate, Tensor]:
-        """Estimated cases, and their errors (case, 2, height, width)."""
-        found, images = self._estimated(batch, generator)
-        return found, found.error(images)
-
-    def _estimated(self, batch: Batch, generator: torch.Generator) -> tuple[VarNetEstimate, Tensor]:
-        """Estimated cases, and the coil images that were measured."""
+        """Return estimates, and true images (case, height, width)."""
         device = batch["image"].device
-        views = self.views if "progress" in batch else None
+        augment = self.augment if "progress" in batch else None
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            seen = simulate_scan(batch, generator, views=views, scans=self.scans)
-            zero_filled, mask = ifft2c(seen["kspace"]), seen["mask"]
-            of_case = np.array(batch["network"])
-            numbers = np.unique(of_case)
-            if len(numbers) == 1:
-                return self._by(numbers[0], device)(zero_filled, mask), seen["image"]
-            order, parts = [], []
-            for number in numbers:
-                rows = np.flatnonzero(of_case == number)
-                # Some rows twice: few sizes are recorded, and what is estimated twice is left out.
-                filled = np.resize(rows, len(rows) + -len(rows) % FILLED)
-                here = _without_waiting(filled, device)
-                part = self._by(number, device)(zero_filled[here], mask[here])
-                parts.append([values[: len(rows)] for values in part])
-                order.append(rows)
-            # Back to the order of the batch.
-            back = _without_waiting(np.argsort(np.concatenate(order)), device)
-            found = VarNetEstimate(
-                *(torch.cat(values)[back] for values in zip(*parts, strict=True))
+            scan = simulate_scan(batch, generator, augment=augment, randomise=self.randomise)
+            zero_filled, mask, truth = ifft2c(scan["kspace"]), scan["mask"], rss(scan["image"])
+            networks = batch["network"]
+            if len(set(networks)) == 1:
+                return self._estimator(networks[0], device)(zero_filled, mask), truth
+            values = by_network(
+                networks,
+                lambda index, rows: self._estimator(index, device)(zero_filled[rows], mask[rows]),
+                device,
+                multiple=MULTIPLE,
             )
-            return found, seen["image"]
+            return VarNetEstimate(*values), truth
 
-    def _by(self, number: int, device: torch.device) -> Callable[[Tensor, Tensor], VarNetEstimate]:
-        if number not in self._quick:
-            quick = partial(varnet_estimate, inference_varnet(self.networks[number].to(device)))
-            self._quick[number] = CudaGraph(quick, most=SHAPES) if self.replayed else quick
-        return self._quick[number]
+    def _estimator(
+        self, index: int, device: torch.device
+    ) -> Callable[[Tensor, Tensor], VarNetEstimate]:
+        if index not in self._estimators:
+            net = inference_varnet(self.networks[index].to(device))
+            estimate = partial(varnet_estimate, net)
+            self._estimators[index] = (
+                CudaGraph(estimate, most=SHAPES) if self.cuda_graphs else estimate
+            )
+        return self._estimators[index]
 
 
-def _without_waiting(numbers: NDArray[np.int64], device: torch.device) -> Tensor:
-    """The numbers on a device; a GPU goes on with what it was told before."""
-    there = torch.as_tensor(numbers)
+def _to_device(indices: NDArray[np.int64], device: torch.device) -> Tensor:
+    """Copy indices to a device without waiting for a GPU."""
+    tensor = torch.as_tensor(indices)
     if device.type != "cuda":
-        return there.to(device)
-    return there.pin_memory().to(device, non_blocking=True)
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

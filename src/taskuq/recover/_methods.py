@@ -1,4 +1,4 @@
-"""Registry, measurement check, zero-filled, ensemble."""
+"""Registry of recovery methods, zero-filled recovery and ensembles."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from taskuq._seeds import mix_seeds
 from taskuq.errors import InputError
@@ -16,7 +16,7 @@ from taskuq.measure._coils import rss
 from taskuq.pipeline._adapters import RecoveryFolder
 from taskuq.protocols import BatchRecover, Recover
 from taskuq.training._networks import MethodRegistry
-from taskuq.training._weights import locate, read_card
+from taskuq.training._weights import load_weights, locate, read_card
 
 
 @runtime_checkable
@@ -32,28 +32,51 @@ class MeasurementLike(Protocol):
         """The measured columns, booleans (width,)."""
 
 
-@runtime_checkable
-class _SamplesCoilImages(Protocol):
-    """Recovery that also returns coil images."""
+class BatchRecovery:
+    """Base of recoveries that recover one case as a batch of one."""
 
-    def coil_images(self, measurement: MeasurementLike, *, samples: int, seed: int) -> Tensor:
-        """Return samples, complex (sample, coil, height, width)."""
+    def __call__(self, measurement: Any, *, samples: int, seed: int) -> Tensor:
+        """Return the samples of one case, (sample, height, width)."""
+        return self.batch([measurement], samples=samples, seeds=[seed])[0]
+
+    def batch(self, measurements: Sequence[Any], *, samples: int, seeds: Sequence[int]) -> Tensor:
+        """Return the samples of several cases, (case, sample, height, width)."""
+        raise NotImplementedError
+
+
+def check_samples(samples: int) -> None:
+    """Refuse fewer than one sample."""
+    if samples < 1:
+        raise InputError(f"samples must be at least 1, got {samples}", code="value.invalid")
+
+
+def init_weights(network: nn.Module, weights: Path | None, kind: str) -> None:
+    """Load the initial weights of a training, if a file of this kind is named."""
+    if weights is not None:
+        path = locate(weights)
+        read_card(path, (kind,))
+        load_weights(network, path)
 
 
 def _check_measurement(measurement: MeasurementLike) -> MeasurementLike:
-    """Validate a measurement."""
     if not isinstance(measurement, MeasurementLike):
         raise InputError(
-            f"the measurement is a {type(measurement).__name__} without zero_filled or mask; give "
-            "one as taskuq.measure._mri makes it"
+            f"the measurement must have zero_filled and mask, got {type(measurement).__name__}; "
+            "pass a measurement of taskuq.measure",
+            code="component.invalid",
         )
     y = measurement.zero_filled
     if not isinstance(y, Tensor) or y.ndim != 3 or not y.is_complex():
-        raise InputError("zero_filled is not one complex stack (coil, height, width); give that")
+        raise InputError(
+            "zero_filled must be a complex tensor (coil, height, width)", code="shape.axes"
+        )
     numbers = torch.view_as_real(y)
     # Where a sum is finite all its terms are, and it is ten times as quick; it may overflow.
     if not torch.isfinite(numbers.sum()) and not torch.isfinite(numbers).all():
-        raise InputError("the measurement holds NaN or infinite values; measure that case again")
+        raise InputError(
+            "the measurement contains NaN or infinite values; measure that case again",
+            code="value.nonfinite",
+        )
     return measurement
 
 
@@ -69,10 +92,10 @@ def rescale_pow2(images: Tensor) -> tuple[Tensor, Tensor]:
 
 def stack_measurements(measurements: Sequence[MeasurementLike]) -> tuple[Tensor, Tensor]:
     """Stack zero-filled images and masks of several cases."""
-    scans = [_check_measurement(measurement) for measurement in measurements]
+    checked = [_check_measurement(measurement) for measurement in measurements]
     return (
-        torch.stack([scan.zero_filled for scan in scans]),
-        torch.stack([torch.as_tensor(scan.mask).bool() for scan in scans]),
+        torch.stack([measurement.zero_filled for measurement in checked]),
+        torch.stack([torch.as_tensor(measurement.mask).bool() for measurement in checked]),
     )
 
 
@@ -89,8 +112,8 @@ RECOVERIES = MethodRegistry(
 
 
 @dataclass(frozen=True)
-class ZeroFilled:
-    """The baseline: zeros in the lines that were not measured, coils combined.
+class ZeroFilled(BatchRecovery):
+    """Zero-filled baseline: zeros in the lines that were not measured, coils combined.
 
     It is its own table ``[recover]``, which has no keys.
 
@@ -101,17 +124,11 @@ class ZeroFilled:
         torch.Size([1, 8, 8])
     """
 
-    def __call__(self, measurement: MeasurementLike, *, samples: int, seed: int) -> Tensor:
-        """Return the zero-filled magnitude image, (1, height, width)."""
-        return rss(_check_measurement(measurement).zero_filled)[None]
-
     def batch(
         self, measurements: Sequence[MeasurementLike], *, samples: int, seeds: Sequence[int]
     ) -> Tensor:
         """Return the zero-filled magnitude images of several cases, (case, 1, height, width)."""
-        return rss(torch.stack([_check_measurement(scan).zero_filled for scan in measurements]))[
-            :, None
-        ]
+        return rss(stack_measurements(measurements)[0])[:, None]
 
     def open(self, device: torch.device | str) -> ZeroFilled:
         """Return itself: it runs where its measurements are."""
@@ -120,26 +137,28 @@ class ZeroFilled:
 
 @dataclass(frozen=True)
 class FolderMethod:
-    """The table ``[recover]`` of recoveries that were made elsewhere."""
+    """Settings [recover] of recoveries that were made elsewhere."""
 
     path: Path | None = None
 
     def open(self, device: torch.device | str) -> RecoveryFolder:
-        """Return the folder."""
         if self.path is None:
-            raise InputError("recover.path is missing; name the folder of recoveries")
+            raise InputError(
+                "recover.path is missing; set it to the folder of recoveries",
+                code="config.missing",
+            )
         return RecoveryFolder(self.path)
 
 
 def open_recovery(
     weights: Path | str, *, device: torch.device | str = "cpu", **settings: Any
 ) -> Recover:
-    """Load a network of any kind and make it ready to recover for :class:`taskuq.Pipeline`.
+    """Load a trained network of any kind as a recovery of :class:`taskuq.Pipeline`.
 
-    Arguments:
-        weights: A .safetensors file, or a name of the package's own networks.
-        device: Where to run.
-        settings: What else the table ``[recover]`` of its kind may say, e.g. ``temperature`` of a
+    Args:
+        weights: A .safetensors file, or the name of a bundled network.
+        device: Device to run on.
+        settings: Other keys of the table ``[recover]`` of its kind, e.g. ``temperature`` of a
             flow.
 
     Example:
@@ -147,86 +166,67 @@ def open_recovery(
         'VarNetRecovery'
     """
     kind = read_card(locate(weights), RECOVERIES.networks())["kind"]
-    opened: Recover = RECOVERIES[kind](weights=weights, **settings).open(device)
-    return opened
+    recovery: Recover = RECOVERIES[kind](weights=weights, **settings).open(device)
+    return recovery
 
 
 @dataclass(frozen=True)
-class Ensemble:
+class Ensemble(BatchRecovery):
     r"""Sample :math:`j` is drawn by member :math:`j \bmod n`, from a seed of that member's own."""
 
     members: tuple[Recover, ...]
 
     def __post_init__(self) -> None:
         if not self.members:
-            raise InputError("the ensemble has no members; name at least one trained network")
+            raise InputError(
+                "the ensemble has no members; name at least one trained network",
+                code="config.missing",
+            )
 
     @property
     def rejected(self) -> int:
         return sum(getattr(member, "rejected", 0) for member in self.members)
 
-    def __call__(self, measurement: MeasurementLike, *, samples: int, seed: int) -> Tensor:
-        """Return samples, (sample, height, width)."""
-        return self.batch([measurement], samples=samples, seeds=[seed])[0]
-
     def batch(
         self, measurements: Sequence[MeasurementLike], *, samples: int, seeds: Sequence[int]
     ) -> Tensor:
         """Return samples of several cases, (case, sample, height, width)."""
-
-        def draw(member: Recover, count: int, own: Sequence[int]) -> Tensor:
+        check_samples(samples)
+        n = len(self.members)
+        images: Tensor | None = None
+        for index, member in enumerate(self.members[:samples]):
+            count = len(range(index, samples, n))
+            # Members of one architecture would turn equal seeds into samples that are alike.
+            own = [mix_seeds(seed, index) for seed in seeds]
             if isinstance(member, BatchRecover):
-                return torch.as_tensor(member.batch(measurements, samples=count, seeds=own))
-            pairs = zip(measurements, own, strict=True)
-            return torch.stack(
-                [torch.as_tensor(member(y, samples=count, seed=seed)) for y, seed in pairs]
-            )
-
-        return self._in_turn(draw, samples, seeds)
-
-    def coil_images(self, measurement: MeasurementLike, *, samples: int, seed: int) -> Tensor:
-        """Return samples before coils are combined, (sample, coil, height, width)."""
-
-        def draw(member: Recover, count: int, own: Sequence[int]) -> Tensor:
-            if not isinstance(member, _SamplesCoilImages):
-                raise InputError(
-                    f"a member of the ensemble, {type(member).__name__}, shows no coil images; "
-                    "ask for the images themselves"
+                part = torch.as_tensor(member.batch(measurements, samples=count, seeds=own))
+            else:
+                pairs = zip(measurements, own, strict=True)
+                part = torch.stack(
+                    [torch.as_tensor(member(y, samples=count, seed=seed)) for y, seed in pairs]
                 )
-            return member.coil_images(measurement, samples=count, seed=own[0])[None]
-
-        return self._in_turn(draw, samples, [seed])[0]
-
-    def _in_turn(self, draw: Any, samples: int, seeds: Sequence[int]) -> Tensor:
-        if samples < 1:
-            raise InputError(f"{samples} samples are asked for; ask for at least 1")
-        turns = len(self.members)
-        drawn: Tensor | None = None
-        for number, member in enumerate(self.members[:samples]):
-            count = len(range(number, samples, turns))
-            # Members of one build would turn the same numbers into samples that are alike.
-            part = draw(member, count, [mix_seeds(seed, number) for seed in seeds])
             if part.shape[1] != count:
                 raise InputError(
-                    f"member {number + 1} of the ensemble gives {part.shape[1]} recovery of a case "
-                    f"where {count} are asked for; ask for at most {turns} samples, or name "
-                    "posterior samplers alone"
+                    f"member {index + 1} of the ensemble returned {part.shape[1]} samples instead "
+                    f"of {count}; pass samples <= {n}, or use posterior samplers only",
+                    code="component.invalid",
                 )
-            if drawn is None:
-                drawn = part.new_empty((part.shape[0], samples, *part.shape[2:]))
-            drawn[:, number::turns] = part
-        assert drawn is not None
-        return drawn
+            if images is None:
+                images = part.new_empty((part.shape[0], samples, *part.shape[2:]))
+            images[:, index::n] = part
+        assert images is not None
+        return images
 
 
 @dataclass(frozen=True)
 class EnsembleMethod:
-    """The table ``[recover]`` of an ensemble."""
+    """Settings [recover] of an ensemble."""
 
     members: tuple[Path, ...] = ()
 
     def open(self, device: torch.device | str) -> Ensemble:
-        """Load every member on a device, each as its own kind is opened."""
         if not self.members:
-            raise InputError("recover.members is missing; name the trained networks")
+            raise InputError(
+                "recover.members is missing; set it to the trained networks", code="config.missing"
+            )
         return Ensemble(tuple(open_recovery(member, device=device) for member in self.members))

@@ -1,20 +1,19 @@
-"""Recoveries from views: back-projection, unrolled, sampler."""
+"""CT recovery: filtered back-projection, unrolled network and one-step sampler."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from taskuq._config import read_toml
 from taskuq._seeds import per_case_random
-from taskuq.data._dataset import Dataset, Subset, load_all_images
+from taskuq.data._dataset import Dataset, load_all_images
 from taskuq.data._readers import READERS, Data, open_data
 from taskuq.errors import InputError
 from taskuq.measure._tomography import (
@@ -28,31 +27,34 @@ from taskuq.measure._tomography import (
     stack_sinograms,
     view_angles,
 )
-from taskuq.recover._cases import CoilAugmentation
-from taskuq.recover._compiled import accelerate
-from taskuq.recover._estimate import CrossFitDataset, assign_folds, collate
-from taskuq.recover._methods import RECOVERIES
+from taskuq.recover._cases import CoilAugmentation, random_round
+from taskuq.recover._estimate import (
+    by_network,
+    check_folds,
+    cross_fit_datasets,
+    train_estimators,
+)
+from taskuq.recover._methods import RECOVERIES, BatchRecovery, init_weights
 from taskuq.recover._varnet import UNet
 from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
 from taskuq.recover.sampler._sample import SamplerRecovery
 from taskuq.recover.sampler._train import (
     PAPER,
     ImageLossConfig,
-    SamplerLoss,
+    SamplerTrainingMixin,
     TaskLossConfig,
-    load_task_network,
-    sampler_recipe,
+    find_estimate,
 )
 from taskuq.training._config import Batch, Recipe, TrainingConfig
 from taskuq.training._determinism import DeviceDataset
-from taskuq.training._fit import TrainerOptions, train
+from taskuq.training._fit import TrainerOptions
 from taskuq.training._networks import NetworkKind
-from taskuq.training._weights import load_weights, locate, read_card
+from taskuq.training._weights import locate
 
 
 @dataclass(frozen=True)
 class _UnrolledConfig:
-    """The size of an unrolled network; the default is for 256×256."""
+    """Size of an unrolled network; the default is for 256×256."""
 
     cascades: int = 6
     width: int = 32
@@ -61,13 +63,12 @@ class _UnrolledConfig:
     def __post_init__(self) -> None:
         if min(self.cascades, self.width, self.pools) < 1:
             raise InputError(
-                f"the network has {self.cascades} cascades, width {self.width} and {self.pools} "
-                "pools; give numbers above 0"
+                f"cascades, width and pools must be positive, got {self}", code="value.invalid"
             )
 
 
 class _UnrolledNet(nn.Module):
-    """Refinements, before each of which the image is brought towards the measured views."""
+    """Unrolled network: Landweber steps towards the measured views alternate with U-Nets."""
 
     def __init__(self, config: _UnrolledConfig | None = None) -> None:
         super().__init__()
@@ -77,16 +78,16 @@ class _UnrolledNet(nn.Module):
     def forward(self, views: SinogramBatch) -> Tensor:
         """Recover images (case, height, width)."""
         smooth = filtered_back_projection(views, "hann")
-        share = torch.log(views.share.clamp_min(1e-3)).view(-1, 1, 1).expand(smooth.shape)
+        fraction = torch.log(views.share.clamp_min(1e-3)).view(-1, 1, 1).expand(smooth.shape)
         image = landweber_update(torch.zeros_like(smooth), views)
         for refinement in self.refinements:
             image = landweber_update(image, views, steps=1)
-            image = image + refinement(torch.stack([image, smooth, share], dim=1))[:, 0].float()
+            image = image + refinement(torch.stack([image, smooth, fraction], dim=1))[:, 0].float()
         return image
 
 
 def _refinement(config: _UnrolledConfig) -> UNet:
-    """A U-Net that says almost nothing before it is trained: the start is least squares."""
+    """Return a U-Net whose output is small at first: the network starts at least squares."""
     net = UNet(3, 1, width=config.width, pools=config.pools)
     last = net.output
     assert isinstance(last, nn.Conv2d)
@@ -113,12 +114,12 @@ class _SinogramDataset:
         if item.image.ndim != 2 or item.image.is_complex() or len(set(item.image.shape)) > 1:
             raise InputError(
                 f"case {item.case} has shape {tuple(item.image.shape)} and type "
-                f"{item.image.dtype}; tomography takes real square images (coils = 0 in data)"
+                f"{item.image.dtype}; tomography takes real square images (coils = 0 in data)",
+                code="shape.axes",
             )
         return {"image": item.image.float(), "round": torch.tensor(self._round(epoch, index))}
 
     def stock(self, device: torch.device, most: float) -> DeviceDataset | None:
-        """All images on a device."""
         self[0, 0]  # images in memory are of one shape, or no stock
         images = load_all_images(self.source, torch.Tensor.float, device, most)
         if images is None:
@@ -127,9 +128,7 @@ class _SinogramDataset:
         return DeviceDataset({"image": images}, {"round": rounds}, self._round)
 
     def _round(self, epoch: int, index: int) -> int:
-        if self.seed is None:
-            return index % self.rounds
-        return int(np.random.default_rng([self.seed, epoch, index]).integers(self.rounds))
+        return random_round(self.seed, epoch, index, self.rounds)
 
 
 @dataclass(frozen=True)
@@ -143,11 +142,10 @@ class _CTTraining:
     views: CoilAugmentation | None = None
     anywhere: float = 0.0
 
-    def scanning(self) -> _SinogramSimulator:
+    def simulator(self) -> _SinogramSimulator:
         return _SinogramSimulator(self.measure, self.views, self.anywhere)
 
     def prepare(self, machine: TrainerOptions, data: Any = None) -> tuple[Any, ...]:
-        """The cases to train on and to validate by."""
         training, validation = data or open_data(self.data)
         rounds = len(self.measure.accelerations)
         return (
@@ -162,28 +160,28 @@ class _SinogramSimulator:
     def __init__(
         self,
         measure: TomographyConfig,
-        views: CoilAugmentation | None = None,
+        augment: CoilAugmentation | None = None,
         anywhere: float = 0.0,
     ) -> None:
         if not 0 <= anywhere <= 1:
-            raise InputError(f"anywhere is {anywhere}; give a share of cases between 0 and 1")
-        self.measure, self.views, self.anywhere = measure, views, anywhere
+            raise InputError(f"anywhere must be in [0, 1], got {anywhere}", code="value.invalid")
+        self.measure, self.augment, self.anywhere = measure, augment, anywhere
         masks = measure.masks(0)
-        # Rounds are nested: without random views no other one is ever looked at.
+        # Rounds are nested: without random views no others are used.
         kept = np.arange(measure.views) if anywhere else np.flatnonzero(masks[-1])
         self.masks, self.angles = torch.as_tensor(masks[:, kept]), view_angles(kept, measure.views)
-        self.shares = 1 / torch.tensor(measure.accelerations)
+        self.fractions = 1 / torch.tensor(measure.accelerations)
 
     def __call__(self, batch: Batch, generator: torch.Generator) -> tuple[SinogramBatch, Tensor]:
-        """Measured views, and the images that were measured, (case, height, width)."""
+        """Return measured views, and the images that were measured, (case, height, width)."""
         images = batch["image"]
-        if self.views is not None and "progress" in batch:
-            images = self.views(images[:, None] + 0j, generator)[:, 0].abs()
-        which = batch["round"]
-        mask = self.masks.to(images.device)[which]
-        share = self.shares.to(images.device)[which]
+        if self.augment is not None and "progress" in batch:
+            images = self.augment(images[:, None] + 0j, generator)[:, 0].abs()
+        rounds = batch["round"]
+        mask = self.masks.to(images.device)[rounds]
+        fraction = self.fractions.to(images.device)[rounds]
         if self.anywhere and "progress" in batch:
-            mask, share = self._anywhere(mask, share, generator)
+            mask, fraction = self._random_views(mask, fraction, generator)
         radon = Radon(images.shape[-1], self.angles)
         exact = radon(images)
         counts, size = self.measure.counts, radon.size
@@ -196,12 +194,12 @@ class _SinogramSimulator:
         read = read * mask[:, :, None]
         variance = counts.variance(read, size) * mask[:, :, None]
         mean = variance.sum((1, 2)) / (mask.sum(1) * radon.detectors)
-        return SinogramBatch(read, mask, radon, share, mean), images
+        return SinogramBatch(read, mask, radon, fraction, mean), images
 
-    def _anywhere(
-        self, mask: Tensor, share: Tensor, generator: torch.Generator
+    def _random_views(
+        self, mask: Tensor, fraction: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Masks (case, view) in which some cases have views of their own, and measured shares."""
+        """Replace the views of some cases by random ones; return masks and sampled fractions."""
         cases, total = mask.shape
 
         def uniform(*shape: int) -> Tensor:
@@ -211,29 +209,23 @@ class _SinogramSimulator:
         counts = torch.round(total * few * (many / few) ** uniform(cases)).clamp(1, total)
         rank = uniform(cases, total).argsort(dim=1).argsort(dim=1)
         own = uniform(cases) < self.anywhere
-        drawn = torch.where(own[:, None], rank < counts[:, None], mask)
-        return drawn, torch.where(own, counts / total, share)
+        mask = torch.where(own[:, None], rank < counts[:, None], mask)
+        return mask, torch.where(own, counts / total, fraction)
 
 
 @dataclass(frozen=True)
-class FilteredBackProjection:
+class FilteredBackProjection(BatchRecovery):
     """Filtered back-projection baseline."""
 
     window: Window = "ram-lak"
 
-    def __call__(self, measurement: Sinogram, *, samples: int, seed: int) -> Tensor:
-        """Return the recovered image, (1, height, width)."""
-        return self.batch([measurement], samples=samples, seeds=[seed])[0]
-
     def batch(
         self, measurements: Sequence[Sinogram], *, samples: int, seeds: Sequence[int]
     ) -> Tensor:
-        """Return the recovered images of several cases, (case, 1, height, width)."""
         views = stack_sinograms(measurements, measurements[0].projections.device)
         return filtered_back_projection(views, self.window)[:, None]
 
     def open(self, device: torch.device | str) -> FilteredBackProjection:
-        """Return itself: it runs where its measurements are."""
         return self
 
 
@@ -243,29 +235,25 @@ class _UnrolledEstimate:
 
     image: Tensor
     first: Tensor
-    back: Tensor
+    back_projection: Tensor
     views: SinogramBatch
 
     @property
     def scale(self) -> Tensor:
-        """The unit of each case's images, (case,): 1."""
         return torch.ones_like(self.views.share)
 
     def inputs(self) -> Tensor:
-        return torch.stack([self.image, self.first, self.back], dim=1)
+        return torch.stack([self.image, self.first, self.back_projection], dim=1)
 
-    def share(self) -> Tensor:
-        """The share of views that was measured, (case,)."""
+    def sampled_fraction(self) -> Tensor:
         return self.views.share
 
     def images(self, residuals: Tensor) -> Tensor:
-        """Images with these errors, brought towards the views, (case, sample, height, width)."""
         return landweber_update(self.image[:, None] + residuals[:, :, 0], self.views)
 
 
 @torch.no_grad()
 def _unrolled_estimate(net: _UnrolledNet, views: SinogramBatch) -> _UnrolledEstimate:
-    """Run the unrolled network with data consistency."""
     first = net(views)
     back = filtered_back_projection(views, "hann")
     return _UnrolledEstimate(landweber_update(first, views), first, back, views)
@@ -278,7 +266,7 @@ PRESETS = {
     # For teaching and tests.
     "tiny": _UnrolledConfig(cascades=2, width=6, pools=2),
 }
-HOW = TrainingConfig(
+UNROLLED_TRAINING = TrainingConfig(
     epochs=60,
     batch=16,
     learning_rate=1e-3,
@@ -289,103 +277,81 @@ HOW = TrainingConfig(
 )
 
 
-class _UnrolledRecovery:
-    """A point estimate by an unrolled network."""
+class _UnrolledRecovery(BatchRecovery):
+    """Point estimate by an unrolled network."""
 
     def __init__(self, net: _UnrolledNet) -> None:
         self.net = net.eval()
         self.device = next(net.parameters()).device
 
-    def __call__(self, measurement: Sinogram, *, samples: int, seed: int) -> Tensor:
-        """Return the recovered image, (1, height, width)."""
-        return self.batch([measurement], samples=samples, seeds=[seed])[0]
-
     @torch.no_grad()
     def batch(
         self, measurements: Sequence[Sinogram], *, samples: int, seeds: Sequence[int]
     ) -> Tensor:
-        """Return the recovered images of several cases, (case, 1, height, width)."""
         recovered: Tensor = self.net(stack_sinograms(measurements, self.device))
         return recovered[:, None]
 
 
 @dataclass(frozen=True)
 class UnrolledMethod:
-    """The table ``[recover]`` of an unrolled network."""
+    """Settings [recover] of an unrolled network."""
 
     weights: Path | None = None
 
     def open(self, device: torch.device | str) -> _UnrolledRecovery:
-        """Load the network on a device."""
         return _UnrolledRecovery(RECOVERIES.trained("unrolled", self.weights)[1].to(device))
 
 
 @dataclass(frozen=True)
 class _UnrolledTraining(_CTTraining):
-    """One TOML file for an unrolled network."""
+    """Settings of an unrolled-network training."""
 
     network: _UnrolledConfig = field(default_factory=_UnrolledConfig)
-    training: TrainingConfig = HOW
+    training: TrainingConfig = UNROLLED_TRAINING
     start: Path | None = None
 
     def recipe(self, cases: Any, machine: TrainerOptions) -> Recipe:
-        """The network, to be trained by the root of the mean squared error of each image."""
-        recipe = _unrolled_recipe(self.network, self.scanning())
-        if self.start is not None:
-            path = locate(self.start)
-            read_card(path, ("unrolled",))
-            load_weights(recipe.network, path)
+        simulator = self.simulator()
+        recipe = Recipe(
+            kind="unrolled",
+            network=_UnrolledNet(self.network),
+            config=self.network,
+            loss=partial(_loss, simulator=simulator),
+            validate=partial(_validate, simulator=simulator),
+            summary=partial(_summary, self.measure.accelerations),
+        )
+        init_weights(recipe.network, self.start, "unrolled")
         return recipe
 
 
-def _unrolled_recipe(config: _UnrolledConfig, scan: _SinogramSimulator) -> Recipe:
-    """Train an unrolled network by the root of the mean squared error of each image."""
-    return Recipe(
-        kind="unrolled",
-        network=_UnrolledNet(config),
-        config=config,
-        loss=partial(_loss, scan=scan),
-        validate=partial(_validate, scan=scan),
-        summary=partial(_summary, scan.measure.accelerations),
-    )
+def _validate(
+    net: nn.Module, batch: Batch, generator: torch.Generator, *, simulator: _SinogramSimulator
+) -> dict[str, Tensor]:
+    views, truth = simulator(batch, generator)
+    error = (net(views) - truth).square().mean((1, 2)).clamp_min(1e-12).sqrt()
+    return {"loss": error, "peak": truth.amax((1, 2)), "round": batch["round"].float()}
 
 
 def _loss(
-    net: nn.Module, batch: Batch, generator: torch.Generator, *, scan: _SinogramSimulator
+    net: nn.Module, batch: Batch, generator: torch.Generator, *, simulator: _SinogramSimulator
 ) -> Tensor:
-    views, truth = scan(batch, generator)
-    return _roots(net(views), truth).mean()
+    return _validate(net, batch, generator, simulator=simulator)["loss"].mean()
 
 
-def _validate(
-    net: nn.Module, batch: Batch, generator: torch.Generator, *, scan: _SinogramSimulator
-) -> dict[str, Tensor]:
-    views, truth = scan(batch, generator)
-    return {
-        "loss": _roots(cast(_UnrolledNet, net)(views), truth),
-        "peak": truth.amax((1, 2)),
-        "round": batch["round"].float(),
-    }
-
-
-def _roots(images: Tensor, truth: Tensor) -> Tensor:
-    return (images - truth).square().mean((1, 2)).clamp_min(1e-12).sqrt()
-
-
-def _summary(rates: Sequence[float], values: Mapping[str, Tensor]) -> dict[str, float]:
-    """The mean root error, and the PSNR of each round in dB."""
-    found = {"loss": float(values["loss"].double().mean())}
-    for k, rate in enumerate(rates):
+def _summary(accelerations: Sequence[float], values: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the mean error, and the PSNR of each round in dB."""
+    summary = {"loss": float(values["loss"].double().mean())}
+    for k, acceleration in enumerate(accelerations):
         here = values["round"] == k
         if bool(here.any()):
             ratio = values["peak"][here].double() / values["loss"][here].double()
-            found[f"psnr_{rate:g}"] = float((20 * torch.log10(ratio)).mean())
-    return found
+            summary[f"psnr_{acceleration:g}"] = float((20 * torch.log10(ratio)).mean())
+    return summary
 
 
 NETWORK = NetworkKind(_UnrolledConfig, _UnrolledNet, _UnrolledTraining, UnrolledMethod, PRESETS)
 
-# What an estimate tells, and the one channel of an image.
+# Condition channels of an estimate, and the one channel of an image.
 INPUTS, OUTPUTS = 3, 1
 SAMPLER_PRESETS = {
     # 256×256.
@@ -405,7 +371,6 @@ class _UnrolledEstimator:
         self.device = next(net.parameters()).device
 
     def __call__(self, measurements: Sequence[Sinogram]) -> _UnrolledEstimate:
-        """Estimate several cases."""
         return _unrolled_estimate(self.net, stack_sinograms(measurements, self.device))
 
 
@@ -418,25 +383,20 @@ class CTSamplerMethod:
     precision: Literal["auto", "float32"] = "auto"
 
     def open(self, device: torch.device | str) -> SamplerRecovery:
-        """Load the sampler, and the network around whose estimates it draws, on a device."""
         path, net = RECOVERIES.trained("views-sampler", self.weights)
-        beside = path.parent / "estimate" / "best.safetensors"
-        card = read_toml(path.with_suffix(".toml")).get("estimate", {})
-        found = self.estimate or card.get("weights") or (beside if beside.exists() else None)
-        if found is None:
-            raise InputError(
-                f"{path.name} draws around estimates and does not say whose; name the unrolled "
-                "network it was trained with as 'estimate'"
-            )
-        estimates = _UnrolledEstimator(_unrolled(found).to(device))
+        estimator = _UnrolledEstimator(
+            _load_unrolled(find_estimate(path, self.estimate)).to(device)
+        )
         dtype = torch.float32 if self.precision == "float32" else None
-        return SamplerRecovery(net.to(device), estimates, dtype=dtype)
+        return SamplerRecovery(net.to(device), estimator, dtype=dtype)
 
 
-def _unrolled(weights: Path | str) -> _UnrolledNet:
+def _load_unrolled(weights: Path | str) -> _UnrolledNet:
     net = RECOVERIES.load(locate(weights))
     if not isinstance(net, _UnrolledNet):
-        raise InputError(f"estimate names {weights}, which is no unrolled network; name one")
+        raise InputError(
+            f"estimate names {weights}, which is no unrolled network", code="weights.mismatch"
+        )
     return net
 
 
@@ -447,16 +407,15 @@ class _CTEstimateConfig:
     weights: Path | None = None
     folds: int = 0
     network: _UnrolledConfig = field(default_factory=_UnrolledConfig)
-    training: TrainingConfig = HOW
+    training: TrainingConfig = UNROLLED_TRAINING
     start: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.folds < 0 or self.folds == 1:
-            raise InputError(f"estimate.folds is {self.folds}; give 0, or at least 2")
+        check_folds(self.folds)
 
 
 @dataclass(frozen=True)
-class _CTSamplerTraining(_CTTraining):
+class _CTSamplerTraining(SamplerTrainingMixin, _CTTraining):
     """Settings of a CT sampler training."""
 
     network: SamplerConfig = field(default_factory=lambda: SAMPLER_PRESETS["paper"])
@@ -468,103 +427,54 @@ class _CTSamplerTraining(_CTTraining):
     start: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.draws < 2:
-            raise InputError(f"draws is {self.draws}; a score needs at least 2 samples of a case")
-        if (self.network.inputs, self.network.outputs) != (INPUTS, OUTPUTS):
-            raise InputError(
-                f"the network has {self.network.inputs} inputs and {self.network.outputs} outputs; "
-                "around an estimate from views it has 3 and 1"
-            )
-        if self.task is not None and self.task.weights is None:
-            raise InputError("task.weights is missing; name the trained task network")
+        self.check((INPUTS, OUTPUTS))
 
-    def stages(
-        self,
-        cases: tuple[Any, ...],
-        folder: Path,
-        *,
-        machine: TrainerOptions,
-        fresh: bool,
-        steps: int | None,
-    ) -> tuple[Any, ...]:
-        """Train the networks that estimate, and say which of them estimates which case."""
-        how = _UnrolledTraining(
-            self.estimate.network,
-            self.estimate.training,
+    def stages(self, cases: tuple[Any, ...], folder: Path, **options: Any) -> tuple[Any, ...]:
+        """Train the estimators, and assign each case its out-of-fold one."""
+        estimate = self.estimate
+        settings = _UnrolledTraining(
+            estimate.network,
+            estimate.training,
             self.data,
             self.measure,
             self.views,
             self.anywhere,
-            self.estimate.start,
+            estimate.start,
         )
-
-        def trained(name: str, how: _UnrolledTraining, part: Any) -> Path:
-            return train(
-                how, folder / name, machine=machine, fresh=fresh, cases=(part, cases[1]),
-                steps=steps,
-            )  # fmt: skip
-
-        weights, folds = self.estimate.weights, self.estimate.folds
-        paths = [locate(weights) if weights else trained("estimate", how, cases[0])]
-        of_case = np.zeros(len(cases[0]), dtype=np.int64)
-        if folds:
-            parts = assign_folds(cases[0].source.groups, folds, seed=how.training.seed)
-            # As many steps as the network of all groups takes: its errors are to be like theirs.
-            epochs = round(how.training.epochs * folds / (folds - 1))
-            longer = replace(how, training=replace(how.training, epochs=epochs))
-            for part in range(folds):
-                others = replace(cases[0], source=Subset.where(cases[0].source, parts != part))
-                paths.append(trained(f"fold-{part + 1}-of-{folds}", longer, others))
-            of_case = 1 + parts
-        validated = np.zeros(len(cases[1]), dtype=np.int64)
-        return CrossFitDataset(cases[0], of_case), CrossFitDataset(cases[1], validated), paths
+        paths = train_estimators(
+            settings, estimate.weights, estimate.folds, cases, folder, **options
+        )
+        return *cross_fit_datasets(cases, estimate.folds, estimate.training.seed), paths
 
     def recipe(self, cases: tuple[Any, ...], machine: TrainerOptions) -> Recipe:
-        """The sampler, to be trained by proper scores of its images."""
-        networks = [_unrolled(path) for path in cases[2]]
-        honest = _CrossFitCTEstimates(networks, self.scanning())
-        task = None if self.task is None else load_task_network(self.task)
-        scored = SamplerLoss(self.score, self.draws, self.task, task)
-        replayed = machine.may_be_one_gpu and self.training.replay
-        quick = partial(accelerate, is_replayed=replayed, is_compiled=self.training.compile)
-        recipe = sampler_recipe(self.network, scored, honest, quick)
-        if self.start is not None:
-            path = locate(self.start)
-            read_card(path, ("views-sampler",))
-            load_weights(recipe.network, path)
-        return replace(recipe, kind="views-sampler", collate=collate)
+        networks = [_load_unrolled(path) for path in cases[2]]
+        return self.sampler_recipe(
+            "views-sampler", _CrossFitCTEstimates(networks, self.simulator()), machine
+        )
 
 
 class _CrossFitCTEstimates:
     """Out-of-fold CT estimates of a batch."""
 
-    def __init__(self, networks: Sequence[_UnrolledNet], scan: _SinogramSimulator) -> None:
+    def __init__(self, networks: Sequence[_UnrolledNet], simulator: _SinogramSimulator) -> None:
         self.networks = [net.eval().requires_grad_(False) for net in networks]
-        self.scan = scan
+        self.simulator = simulator
 
     @torch.no_grad()
     def __call__(
         self, batch: Batch, generator: torch.Generator
     ) -> tuple[_UnrolledEstimate, Tensor]:
-        """Estimated cases, and their true images (case, height, width)."""
+        """Return estimates, and true images (case, height, width)."""
         device = batch["image"].device
         with torch.autocast(device.type, enabled=False):
-            views, truth = self.scan(batch, generator)
-            of_case = np.array(batch["network"])
-            parts, order = [], []
-            for number in np.unique(of_case):
-                rows = np.flatnonzero(of_case == number)
-                here = torch.as_tensor(rows, device=device)
-                net = self.networks[number].to(device)
-                parts.append(_unrolled_estimate(net, views.take(here)))
-                order.append(rows)
-            # Back to the order of the batch.
-            back = torch.as_tensor(np.argsort(np.concatenate(order)), device=device)
+            views, truth = self.simulator(batch, generator)
 
-            def whole(name: str) -> Tensor:
-                return torch.cat([getattr(part, name) for part in parts])[back]
+            def estimate(index: int, rows: Tensor) -> tuple[Tensor, ...]:
+                net = self.networks[index].to(device)
+                part = _unrolled_estimate(net, views.take(rows))
+                return part.image, part.first, part.back_projection
 
-            return _UnrolledEstimate(whole("image"), whole("first"), whole("back"), views), truth
+            return _UnrolledEstimate(*by_network(batch["network"], estimate, device), views), truth
 
 
 SAMPLER_NETWORK = NetworkKind(

@@ -1,10 +1,11 @@
-"""Triton kernels of the samplers and the U-Net."""
+"""Triton kernels of the flow and the U-Net."""
 
 # mypy: ignore-errors
 # Kernels are compiled from this text by Triton, in a language of its own.
 
 from __future__ import annotations
 
+import sys
 from functools import lru_cache
 
 import torch
@@ -15,7 +16,7 @@ from taskuq.recover.flow._model import ATAN_SCALE, CLAMP, FLOOR
 try:
     import triton
     import triton.language as tl
-except ImportError:  # a CPU build of torch: no kernel is called, its twin in plain torch runs
+except ImportError:  # a CPU build of torch, which runs the reference functions
     triton = tl = None
 
 
@@ -24,8 +25,12 @@ def is_available() -> bool:
     return triton is not None
 
 
+def kernels_for(x: Tensor):
+    """Return this module if its kernels can run on a tensor, else None."""
+    return sys.modules[__name__] if x.is_cuda and is_available() else None
+
+
 def jit(function):
-    """Compile by Triton where there is one."""
     return triton.jit(function) if triton else function
 
 
@@ -38,7 +43,7 @@ BLOCK = 2048
 
 
 @jit
-def _leaky(y, add, size, samples, channels: tl.constexpr, per_pixel: tl.constexpr,
+def _bias_leaky_relu(y, add, size, samples, channels: tl.constexpr, per_pixel: tl.constexpr,
            slope: tl.constexpr, block: tl.constexpr):  # fmt: skip
     image = tl.program_id(1).to(tl.int64)
     e = tl.program_id(0) * block + tl.arange(0, block)
@@ -50,11 +55,11 @@ def _leaky(y, add, size, samples, channels: tl.constexpr, per_pixel: tl.constexp
     tl.store(y + image * size + e, value.to(y.dtype.element_ty), live)
 
 
-def leaky(y: Tensor, add: Tensor, slope: float, samples: int = 1) -> Tensor:
+def bias_leaky_relu(y: Tensor, add: Tensor, slope: float, samples: int = 1) -> Tensor:
     """Add a bias and apply leaky ReLU."""
     images, pixels, channels = y.shape
     size = pixels * channels
-    _leaky[triton.cdiv(size, BLOCK), images](
+    _bias_leaky_relu[triton.cdiv(size, BLOCK), images](
         y, add, size, samples, channels, add.ndim > 1, slope, BLOCK, num_warps=8
     )
     return y
@@ -78,7 +83,7 @@ def _atan(x):
 
 
 @jit
-def _between(x, raw, raw_bias, pair, bias, filters, inverse_gate, offset, kept, rows, pixels,
+def _fused_step(x, raw, raw_bias, pair, bias, filters, inverse_gate, offset, kept, rows, pixels,
              couple: tl.constexpr, attend: tl.constexpr, even: tl.constexpr,
              strength: tl.constexpr, floor: tl.constexpr, channels: tl.constexpr,
              half: tl.constexpr, block: tl.constexpr):  # fmt: skip
@@ -128,22 +133,24 @@ def _between(x, raw, raw_bias, pair, bias, filters, inverse_gate, offset, kept, 
 
 
 # Rows of a tile, warps, programs for each multiprocessor, stages of loading: measured on an H200.
-BETWEEN = {64: (64, 4, 4, 2), 128: (64, 4, 4, 1)}
+STEP_TILES = {64: (64, 4, 4, 2), 128: (64, 4, 4, 1)}
 
 
-def supports(channels: int) -> bool:
-    """Return True if :func:`between` can take this number of channels (a limit of matrix tiles)."""
+def supports_channels(channels: int) -> bool:
+    """Return True if :func:`fused_step` can take this number of channels."""
     return 32 <= channels <= 128 and channels & (channels - 1) == 0
 
 
-def between(x: Tensor, raw: Tensor | None, fold, attend, kept: Tensor) -> None:
+def fused_step(x: Tensor, raw: Tensor | None, affine, attend, kept: Tensor) -> None:
     """Finish one step and start the next, in place."""
     images, pixels, channels = x.shape
     rows = images * pixels
-    block, warps, each, stages = BETWEEN.get(channels, (64, 4, 4, 1))
+    block, warps, each, stages = STEP_TILES.get(channels, (64, 4, 4, 1))
     grid = min(triton.cdiv(rows, block), each * multiprocessors(x.device.index))
-    raw_bias, pair, bias = (fold.raw_bias, fold.pair, fold.bias) if fold else (None, None, None)
-    _between[(grid,)](
+    raw_bias, pair, bias = (
+        (affine.raw_bias, affine.pair, affine.bias) if affine else (None, None, None)
+    )
+    _fused_step[(grid,)](
         x, raw, raw_bias, pair, bias, *(attend or (None, None, None)), kept, rows, pixels,
         raw is not None, attend is not None, pixels % 2 == 0, CLAMP * ATAN_SCALE, FLOOR, channels,
         channels // 2, block, num_warps=warps, num_stages=stages,
@@ -151,14 +158,14 @@ def between(x: Tensor, raw: Tensor | None, fold, attend, kept: Tensor) -> None:
 
 
 @jit
-def _pixelwise(x, share, first, second, second_bias, third, raw, rows, pixels, samples,
+def _pixelwise(x, condition, first, second, second_bias, third, raw, rows, pixels, samples,
                slope: tl.constexpr, half: tl.constexpr, hidden: tl.constexpr,
                wide: tl.constexpr, rest: tl.constexpr, chunk: tl.constexpr,
                block: tl.constexpr):  # fmt: skip
     row = tl.program_id(0) * block + tl.arange(0, block)
     live = (row < rows)[:, None]
     image = row // pixels
-    of_share = ((image // samples) * pixels + row - image * pixels)[:, None] * hidden
+    offset = ((image // samples) * pixels + row - image * pixels)[:, None] * hidden
     h, w, r, o = tl.arange(0, half), tl.arange(0, wide), tl.arange(0, rest), tl.arange(0, 2 * half)
     begin = tl.program_id(0).to(tl.int64) * block
     local = tl.arange(0, block)[:, None]
@@ -169,7 +176,7 @@ def _pixelwise(x, share, first, second, second_bias, third, raw, rows, pixels, s
     for start in tl.static_range(0, hidden, chunk):
         k = start + tl.arange(0, chunk)
         value = tl.dot(kept, tl.load(first + h[:, None] * hidden + k[None, :]))
-        value += tl.load(share + of_share + k[None, :], live, 0.0).to(tl.float32)
+        value += tl.load(condition + offset + k[None, :], live, 0.0).to(tl.float32)
         value = tl.where(value > 0, value, value * slope).to(kept.dtype)
         left = tl.dot(value, tl.load(second + k[:, None] * hidden + w[None, :]), left)
         right = tl.dot(value, tl.load(second + k[:, None] * hidden + wide + r[None, :]), right)
@@ -188,190 +195,25 @@ PIXELWISE = {192: (64, 4), 256: (128, 8)}
 
 
 def supports_pixelwise(x: Tensor, hidden: int) -> bool:
-    """Return True if :func:`pixelwise` can take these channels: bfloat16, and the published
-    widths.
-    """
+    """Return True if :func:`pixelwise` can take these channels."""
     return x.dtype == torch.bfloat16 and x.shape[-1] in (16, 32, 64) and hidden in PIXELWISE
 
 
-def pixelwise(x: Tensor, share: Tensor, step, slope: float, samples: int) -> Tensor:
-    """A whole subnet of 1×1 convolutions without its last bias (see ``rows.pixelwise``)."""
+def pixelwise(x: Tensor, condition: Tensor, step, slope: float, samples: int) -> Tensor:
+    """A whole subnet of 1×1 convolutions without its last bias."""
     images, pixels, half = x.shape
     hidden, rows = step.second.shape[0], images * pixels
     raw = x.new_empty((images, pixels, 2 * half))
     block, warps = PIXELWISE[hidden]
     _pixelwise[(triton.cdiv(rows, block),)](
-        x, share, step.first, step.second, step.second_bias, step.third, raw, rows, pixels,
+        x, condition, step.first, step.second, step.second_bias, step.third, raw, rows, pixels,
         samples, slope, half, hidden, 128, hidden - 128, 64, block, num_warps=warps,
     )  # fmt: skip
     return raw
 
 
-BLOCK_KERNELS = 1024
-# Numbers of a tile, and the most partial sums that one program adds up.
-TILE, PARTS = 4096, 64
-
-
-@jit
-def _sums(x, add, sums, pixels, rows_each, samples, channels: tl.constexpr,
-          per_pixel: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr):  # fmt: skip
-    image, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    c = tl.arange(0, columns)
-    own = x + image * pixels * channels  # offsets within an image need no 64 bits
-    shared = add + (image // samples) * pixels * channels
-    # Sums of tiles, added up at the end alone: threads would wait for each other in every tile.
-    total = tl.zeros([rows, columns], tl.float32)
-    square = tl.zeros([rows, columns], tl.float32)
-    stop = tl.minimum((part + 1) * rows_each, pixels)
-    bias = tl.load(add + c, c < channels, 0.0).to(tl.float32)
-    for start in range(part * rows_each, stop, rows):
-        r = start + tl.arange(0, rows)
-        live = (r[:, None] < stop) & (c[None, :] < channels)
-        value = tl.load(own + r[:, None] * channels + c[None, :], live, 0.0)
-        value = value.to(tl.float32)
-        if per_pixel:
-            value += tl.load(shared + r[:, None] * channels + c[None, :], live, 0.0).to(tl.float32)
-        else:
-            value += tl.where(live, bias[None, :], 0.0)
-        total += value
-        square += value * value
-    out = sums + ((image * tl.num_programs(1) + part) * 2) * channels + c
-    tl.store(out, tl.sum(total, 0), c < channels)
-    tl.store(out + channels, tl.sum(square, 0), c < channels)
-
-
-@jit
-def _finish(x, add, sums, stretch, shift, after, below, out, pixels, rows_each, parts, samples,
-            width, stride, eps, channels: tl.constexpr, each: tl.constexpr,
-            per_pixel: tl.constexpr, has_after: tl.constexpr, has_below: tl.constexpr,
-            rows: tl.constexpr, columns: tl.constexpr, most: tl.constexpr):  # fmt: skip
-    image, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    # Offsets within an image need no 64 bits.
-    own, of_case = image * pixels * channels, (image // samples) * pixels * channels
-    c, p = tl.arange(0, columns), tl.arange(0, most)
-    of = sums + ((image * parts + p[:, None]) * 2) * channels + c[None, :]
-    known = (p[:, None] < parts) & (c[None, :] < channels)
-    total = tl.sum(tl.load(of, known, 0.0), 0)
-    square = tl.sum(tl.load(of + channels, known, 0.0), 0)
-    # Channels of a group share mean and variance.
-    same = (c[:, None] // each) == (c[None, :] // each)
-    mean = tl.sum(tl.where(same, total[None, :], 0.0), 1) / (pixels * each)
-    square = tl.sum(tl.where(same, square[None, :], 0.0), 1) / (pixels * each)
-    scale = 1 / tl.sqrt(tl.maximum(square - mean * mean, 0.0) + eps)
-    scale *= tl.load(stretch + image * stride + c, c < channels, 0.0).to(tl.float32)
-    offset = tl.load(shift + image * stride + c, c < channels, 0.0).to(tl.float32) - mean * scale
-    bias = tl.load(add + c, c < channels, 0.0).to(tl.float32)
-    stop = tl.minimum((part + 1) * rows_each, pixels)
-    for start in range(part * rows_each, stop, rows):
-        r = start + tl.arange(0, rows)
-        live = (r[:, None] < stop) & (c[None, :] < channels)
-        place = r[:, None] * channels + c[None, :]
-        value = tl.load(x + own + place, live, 0.0).to(tl.float32)
-        if per_pixel:
-            value += tl.load(add + of_case + place, live, 0.0).to(tl.float32)
-        else:
-            value += bias[None, :]
-        value = value * scale[None, :] + offset[None, :]
-        value = value * tl.sigmoid(value)
-        if has_after:
-            value += tl.load(after + of_case + place, live, 0.0).to(tl.float32)
-        if has_below:
-            coarse = (r // width // 2) * (width // 2) + (r % width) // 2
-            source = below + own // 4 + coarse[:, None] * channels + c[None, :]
-            value += tl.load(source, live, 0.0).to(tl.float32)
-        tl.store(out + own + place, value.to(out.dtype.element_ty), live)
-
-
-def finish(x: Tensor, add: Tensor, stretch: Tensor, shift: Tensor, after: Tensor | None,
-           below: Tensor | None, groups: int, width: int, eps: float) -> Tensor:  # fmt: skip
-    """Triton version of _norm_film_silu."""
-    images, pixels, channels = x.shape
-    cases = next((len(part) for part in (add, after) if part is not None and part.ndim == 3), 1)
-    columns = triton.next_power_of_2(channels)
-    rows = max(8, TILE // columns)
-    wanted = triton.cdiv(8 * multiprocessors(x.device.index), images)
-    parts = max(1, min(triton.cdiv(pixels, rows), wanted, PARTS))
-    rows_each = triton.cdiv(pixels, parts)
-    sums = x.new_empty((images, parts, 2, channels), dtype=torch.float32)
-    samples = images // cases
-    _sums[images, parts](
-        x, add, sums, pixels, rows_each, samples, channels, add.ndim == 3, rows, columns,
-        num_warps=4,
-    )  # fmt: skip
-    _finish[images, parts](
-        x, add, sums, stretch, shift, x if after is None else after, x if below is None else below,
-        x, pixels, rows_each, parts, samples, width, channels if stretch.ndim == 2 else 0, eps,
-        channels, channels // groups, add.ndim == 3, after is not None, below is not None, rows,
-        columns, triton.next_power_of_2(parts), num_warps=4,
-    )  # fmt: skip
-    return x
-
-
-@jit
-def _blend(below, noise, loud, out, pixels, width, samples, stride, size,
-           channels: tl.constexpr, maps: tl.constexpr, filled: tl.constexpr,
-           block: tl.constexpr):  # fmt: skip
-    image = tl.program_id(1).to(tl.int64)
-    e = tl.program_id(0) * block + tl.arange(0, block)
-    live = e < size
-    c, p = e % filled, e // filled
-    m = c - channels
-    is_noise = live & (m >= 0) & (m < maps)
-    value = tl.load(noise + image * stride + (m * pixels + p), is_noise, 0.0).to(tl.float32)
-    loudness = loud + (image // samples) * pixels * maps + (p * maps + m)
-    value *= tl.load(loudness, is_noise, 0.0).to(tl.float32)
-    if channels > 0:
-        coarse = (p // width // 2) * (width // 2) + (p % width) // 2
-        source = below + image * (pixels // 4) * channels + (coarse * channels + c)
-        value += tl.load(source, live & (c < channels), 0.0).to(tl.float32)
-    tl.store(out + image * size + e, value.to(out.dtype.element_ty), live)
-
-
-def blend(below: Tensor | None, noise: Tensor, loud: Tensor, filled: int, width: int) -> Tensor:
-    """Triton version of _mix_noise."""
-    cases, pixels, maps = loud.shape
-    images = len(noise)
-    out = loud.new_empty((images, pixels, filled))
-    size = pixels * filled
-    _blend[triton.cdiv(size, BLOCK_KERNELS), images](
-        noise if below is None else below, noise, loud, out, pixels, width, images // cases,
-        noise.stride(0), size, 0 if below is None else below.shape[-1], maps, filled, BLOCK_KERNELS,
-        num_warps=4,
-    )  # fmt: skip
-    return out
-
-
-@jit
-def _normal(seeds, out, half, count, step, first, second, block: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
-    k = tl.program_id(0) * block + tl.arange(0, block)
-    live = k < half
-    x = tl.load(seeds + row) + (k + 1).to(tl.int64) * step
-    # The shift takes the sign along; it is taken away again.
-    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * first
-    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * second
-    x = x ^ ((x >> 31) & 0x1FFFFFFFF)
-    one = (((x >> 32) & 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.3283064365386963e-10
-    two = ((x & 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.3283064365386963e-10
-    radius = tl.sqrt(tl.maximum(-2 * tl.log(one), 0.0))
-    angle = 6.283185307179586 * two
-    tl.store(out + row * count + k, radius * tl.cos(angle), live)
-    tl.store(out + row * count + half + k, radius * tl.sin(angle), live & (half + k < count))
-
-
-def normal_numbers(seeds: Tensor, count: int, step: int, first: int, second: int) -> Tensor:
-    """Normal numbers (row, count) by counting (see ``noise.normal_numbers``)."""
-    half = (count + 1) // 2
-    out = torch.empty((len(seeds), count), device=seeds.device)
-    _normal[triton.cdiv(half, BLOCK_KERNELS), len(seeds)](
-        seeds, out, half, count, step, first, second, BLOCK_KERNELS, num_warps=4
-    )
-    return out
-
-
-BLOCK_UNET_KERNELS = 1024
-# Numbers of a tile; the most channels of one; the most partial sums that one program adds up.
-TILE_UNET_KERNELS, COLUMNS, PARTS_UNET_KERNELS = 4096, 64, 128
+# Elements of a block and of a tile; the most channels of a tile and partial sums of a program.
+BLOCK_ELEMENTS, TILE, COLUMNS, PARTS = 1024, 4096, 64, 128
 
 
 @jit
@@ -405,10 +247,10 @@ def _normalise(x, sums, out, pixels, rows_each, parts, coarse, stride, eps,
     own = x + image * pixels * channels  # offsets within an image need no 64 bits
     p = tl.arange(0, most)
     of = sums + ((image * parts + p[:, None]) * 2) * channels + c[None, :]
-    known = (p[:, None] < parts) & (c[None, :] < channels)
+    valid = (p[:, None] < parts) & (c[None, :] < channels)
     # Always in the same order: two runs give the same bits.
-    mean = tl.sum(tl.load(of, known, 0.0), 0) / pixels
-    square = tl.sum(tl.load(of + channels, known, 0.0), 0) / pixels
+    mean = tl.sum(tl.load(of, valid, 0.0), 0) / pixels
+    square = tl.sum(tl.load(of + channels, valid, 0.0), 0) / pixels
     scale = 1 / tl.sqrt(tl.maximum(square - mean * mean, 0.0) + eps)
     stop = tl.minimum((part + 1) * rows_each, pixels)
     for start in range(part * rows_each, stop, rows):
@@ -427,13 +269,13 @@ def _normalise(x, sums, out, pixels, rows_each, parts, coarse, stride, eps,
 
 
 def normalise_leaky(x: Tensor, slope: float, eps: float, out: Tensor, coarse: int) -> Tensor:
-    """Instance normalisation and a leaky ReLU (see ``folded_unet.normalise_leaky``)."""
+    """Instance normalisation and a leaky ReLU."""
     images, pixels, channels = x.shape
     columns = min(COLUMNS, triton.next_power_of_2(channels))
-    groups, rows = triton.cdiv(channels, columns), TILE_UNET_KERNELS // columns
+    groups, rows = triton.cdiv(channels, columns), TILE // columns
     # Partial sums, enough of them to fill the GPU: atomics would make two runs differ.
     wanted = triton.cdiv(8 * multiprocessors(x.device.index), groups * images)
-    parts = max(1, min(triton.cdiv(pixels, rows), wanted, PARTS_UNET_KERNELS))
+    parts = max(1, min(triton.cdiv(pixels, rows), wanted, PARTS))
     rows_each = triton.cdiv(pixels, parts)
     sums = x.new_empty((images, parts, 2, channels), dtype=torch.float32)
     grid = groups, images, parts
@@ -462,11 +304,11 @@ def _pool(x, y, size, pixels, width, stride, channels: tl.constexpr,
 
 
 def pool(x: Tensor, height: int, width: int) -> Tensor:
-    """Average 2×2 blocks of pixels (see ``folded_unet.pool``)."""
+    """Average 2×2 blocks of pixels."""
     images, pixels, channels = x.shape
     y = x.new_empty((images, (height // 2) * (width // 2), channels))
     size = y.shape[1] * channels
-    _pool[triton.cdiv(size, BLOCK_UNET_KERNELS), images](
-        x, y, size, pixels, width, x.stride(1), channels, BLOCK_UNET_KERNELS, num_warps=4
+    _pool[triton.cdiv(size, BLOCK_ELEMENTS), images](
+        x, y, size, pixels, width, x.stride(1), channels, BLOCK_ELEMENTS, num_warps=4
     )
     return y

@@ -1,4 +1,4 @@
-"""U-Net and variational network."""
+"""U-Net and end-to-end variational network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ class _ConvBlock(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the layers."""
         y: Tensor = self.layers(x)
         return y
 
@@ -77,11 +76,12 @@ class UNet(nn.Module):
         )
 
     def features(self, x: Tensor) -> Tensor:
-        """The output of the last decoder block, (batch, width, height, width of the image)."""
+        """Return the last decoder features, (batch, width, height, width of the image)."""
         if min(x.shape[-2:]) < 2 ** (self.pools + 1):
             raise InputError(
-                f"images of {x.shape[-2]}×{x.shape[-1]} are too small for {self.pools} halvings; "
-                f"give at least {2 ** (self.pools + 1)} pixels a side, or fewer pools"
+                f"images of {x.shape[-2]}×{x.shape[-1]} are too small for {self.pools} pools; use "
+                f"at least {2 ** (self.pools + 1)} pixels a side, or fewer pools",
+                code="shape.mismatch",
             )
         skips = []
         for down in self.down_sample_layers:
@@ -120,14 +120,14 @@ class UNet(nn.Module):
 
 @dataclass(frozen=True)
 class VarNetConfig:
-    """The size of a variational network; the defaults are the paper's.
+    """Size of a variational network; the defaults are the paper's.
 
-    Arguments:
-        cascades: How many refinements follow each other.
+    Args:
+        cascades: Number of refinements.
         width: Channels of the first level of each refinement U-Net.
-        pools: How many times a refinement U-Net halves the image.
+        pools: Number of times a refinement U-Net halves the image.
         sensitivity_width: Channels of the first level of the sensitivity U-Net.
-        sensitivity_pools: How many times the sensitivity U-Net halves the image.
+        sensitivity_pools: Number of times the sensitivity U-Net halves the image.
 
     Example:
         >>> VarNetConfig().cascades
@@ -200,19 +200,18 @@ class VarNetBlock(nn.Module):
 
 
 class VarNet(nn.Module):
-    r"""The end-to-end variational network, a point estimate of the magnitude image.
+    r"""End-to-end variational network, a point estimate of the magnitude image.
 
-    Every case of a batch may have its own mask. The number of central lines from which
-    sensitivities are estimated is an argument; :func:`~taskuq.measure._fourier.central_lines` counts those
-    that a mask really has. Where every line is measured nothing is left to recover, and the
-    measured image is returned.
+    Every case of a batch may have its own mask. Sensitivities are estimated from a number of
+    central lines; :func:`~taskuq.measure._fourier.central_lines` counts those of a mask. A fully
+    sampled image is returned as it is.
 
     References:
         Sriram et al., End-to-End Variational Networks for Accelerated MRI Reconstruction,
         MICCAI 2020.
 
-    Arguments:
-        config: The size; the default is the paper's, with 29,936,966 parameters.
+    Args:
+        config: Size of the network; the paper's has 29,936,966 parameters.
 
     Example:
         >>> net = VarNet(VarNetConfig(cascades=2, width=4, pools=2, sensitivity_pools=2))
@@ -232,10 +231,10 @@ class VarNet(nn.Module):
     def forward(self, kspace: Tensor, mask: Tensor, low_frequencies: Tensor) -> Tensor:
         """Recover magnitude images (case, height, width).
 
-        Arguments:
+        Args:
             kspace: Measured k-space, complex (case, coil, height, width), 0 where not measured.
             mask: Booleans (case, width); True is measured.
-            low_frequencies: The number of central lines for each case, integers (case,).
+            low_frequencies: Number of central lines of each case, integers (case,).
         """
         return rss(self.coil_images(kspace, mask, low_frequencies))
 
@@ -246,7 +245,7 @@ class VarNet(nn.Module):
     def maps_and_images(
         self, kspace: Tensor, mask: Tensor, low_frequencies: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Sensitivities and recovered coil images, complex (case, coil, height, width) each."""
+        """Return sensitivities and coil images, complex (case, coil, height, width) each."""
         check_kspace(kspace, mask, low_frequencies)
         columns = broadcast_mask(mask, kspace)
         maps = self.sens_net(kspace, low_frequencies)
@@ -257,19 +256,17 @@ class VarNet(nn.Module):
 
 
 def check_kspace(kspace: Tensor, mask: Tensor, low_frequencies: Tensor) -> None:
-    """Refuse what is no k-space with a mask and a number of central lines for each case."""
+    """Refuse k-space without a mask and a number of central lines for each case."""
     if kspace.ndim != 4 or not kspace.is_complex():
         raise InputError(
-            f"k-space has shape {tuple(kspace.shape)} and type {kspace.dtype}; give a complex "
-            "tensor (case, coil, height, width)"
+            f"k-space has shape {tuple(kspace.shape)} and type {kspace.dtype}; pass a complex "
+            "tensor (case, coil, height, width)",
+            code="shape.axes",
         )
-    if mask.shape != (kspace.shape[0], kspace.shape[-1]):
+    expected = (kspace.shape[0], kspace.shape[-1])
+    if mask.shape != expected or low_frequencies.shape != expected[:1]:
         raise InputError(
-            f"the masks have shape {tuple(mask.shape)}; give one for each case, "
-            f"{(kspace.shape[0], kspace.shape[-1])}"
-        )
-    if low_frequencies.shape != kspace.shape[:1]:
-        raise InputError(
-            f"low_frequencies has shape {tuple(low_frequencies.shape)}; give one number of "
-            f"central lines for each of the {kspace.shape[0]} cases"
+            f"masks have shape {tuple(mask.shape)} and low_frequencies "
+            f"{tuple(low_frequencies.shape)}; pass {expected} and {expected[:1]}",
+            code="shape.mismatch",
         )

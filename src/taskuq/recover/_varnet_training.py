@@ -1,4 +1,4 @@
-"""Variational network: method, training, SSIM."""
+"""Recovery by a variational network, and its training."""
 
 from __future__ import annotations
 
@@ -23,12 +23,19 @@ from taskuq.recover._cases import (
     simulate_scan,
 )
 from taskuq.recover._compiled import CudaGraph, GraphedFunction, inference_varnet
-from taskuq.recover._methods import RECOVERIES, MeasurementLike, rescale_pow2, stack_measurements
+from taskuq.recover._methods import (
+    RECOVERIES,
+    BatchRecovery,
+    MeasurementLike,
+    init_weights,
+    rescale_pow2,
+    stack_measurements,
+)
 from taskuq.recover._varnet import VarNet, VarNetConfig
 from taskuq.training._config import Batch, Recipe, TrainingConfig
 from taskuq.training._fit import TrainerOptions
 from taskuq.training._networks import NetworkKind
-from taskuq.training._weights import load_weights, locate, read_card, read_pickled
+from taskuq.training._weights import locate, read_pickled
 
 WINDOW, K1, K2 = 7, 0.01, 0.03
 
@@ -58,13 +65,13 @@ PAPER = TrainingConfig(
 )
 
 
-class VarNetRecovery:
-    """A point estimate by a variational network.
+class VarNetRecovery(BatchRecovery):
+    """Point estimate by a variational network.
 
-    Arguments:
-        net: The network, on the device where it shall run; on a GPU it is folded
+    Args:
+        net: The network, on the device where it runs; on a GPU it is fused
             (:mod:`taskuq.recover._compiled`).
-        dtype: The precision of the convolutions on a GPU. Half precision moves the image by a
+        dtype: Precision of the convolutions on a GPU. Half precision moves the image by a
             hundredth of its error (docs/performance.md).
 
     Example:
@@ -78,11 +85,7 @@ class VarNetRecovery:
     def __init__(self, net: VarNet, *, dtype: torch.dtype = torch.float16) -> None:
         self.net, self.dtype = net.eval(), dtype
         self.device = next(net.parameters()).device
-        self._recorded: CudaGraph[Tensor] = CudaGraph(inference_varnet(self.net, dtype))
-
-    def __call__(self, measurement: MeasurementLike, *, samples: int, seed: int) -> Tensor:
-        """Return the recovered magnitude image, (1, height, width)."""
-        return self.batch([measurement], samples=samples, seeds=[seed])[0]
+        self._graph: CudaGraph[Tensor] = CudaGraph(inference_varnet(self.net, dtype))
 
     def batch(
         self, measurements: Sequence[MeasurementLike], *, samples: int, seeds: Sequence[int]
@@ -92,23 +95,22 @@ class VarNetRecovery:
         images, size = rescale_pow2(zero_filled)
         kspace = fft2c(images)
         kspace = torch.where(broadcast_mask(mask, kspace), kspace, 0)
-        recovered = self._recorded(kspace, mask, central_lines(mask))
+        recovered = self._graph(kspace, mask, central_lines(mask))
         return (recovered * size.view(-1, 1, 1))[:, None]
 
     def __reduce__(self) -> tuple[Any, tuple[VarNet]]:
-        # Recorded GPU work cannot travel to another process; it is recorded there again.
+        # CUDA graphs cannot be pickled; they are captured again in another process.
         return partial(VarNetRecovery, dtype=self.dtype), (self.net,)
 
 
 @dataclass(frozen=True)
 class VarNetMethod:
-    """The table ``[recover]`` of a variational network."""
+    """Settings [recover] of a variational network."""
 
     weights: Path | None = None
     precision: Literal["auto", "float32"] = "auto"
 
     def open(self, device: torch.device | str) -> VarNetRecovery:
-        """Load the network on a device."""
         dtype = torch.float32 if self.precision == "float32" else torch.float16
         net = RECOVERIES.trained("varnet", self.weights)[1]
         return VarNetRecovery(net.to(device), dtype=dtype)
@@ -116,7 +118,7 @@ class VarNetMethod:
 
 @dataclass(frozen=True)
 class VarNetTraining(RecoveryTraining):
-    """One TOML file for a variational network; the defaults are the paper's."""
+    """Settings of a VarNet training; the defaults are the paper's."""
 
     network: VarNetConfig = field(default_factory=VarNetConfig)
     training: TrainingConfig = PAPER
@@ -128,41 +130,39 @@ class VarNetTraining(RecoveryTraining):
     def prepare(
         self, machine: TrainerOptions, data: Any = None
     ) -> tuple[MaskedDataset, MaskedDataset]:
-        """Measure the cases."""
         return self.measured(machine, data, by_volume=self.data_range == "volume")
 
     def recipe(self, cases: Any, machine: TrainerOptions) -> Recipe:
-        """The network, to be trained by structural similarity."""
-        replayed = machine.may_be_one_gpu and self.training.replay
-        recipe = _varnet_recipe(self.network, replayed=replayed, views=self.views, scans=self.scans)
-        if self.start is not None:
-            path = locate(self.start)
-            read_card(path, ("varnet",))
-            load_weights(recipe.network, path)
+        graphs = machine.may_be_one_gpu and self.training.replay
+        recipe = _varnet_recipe(
+            self.network, cuda_graphs=graphs, augment=self.views, randomise=self.scans
+        )
+        init_weights(recipe.network, self.start, "varnet")
         return recipe
 
 
 def _varnet_recipe(
     config: VarNetConfig,
     *,
-    replayed: bool = False,
-    views: CoilAugmentation | None = None,
-    scans: ScanRandomisation | None = None,
+    cuda_graphs: bool = False,
+    augment: CoilAugmentation | None = None,
+    randomise: ScanRandomisation | None = None,
 ) -> Recipe:
     """Train a variational network to the structural similarity of magnitude images."""
     net = VarNet(config)
     dissimilarity = partial(_dissimilarity, net)
-    step = GraphedFunction(net, dissimilarity) if replayed else dissimilarity  # of this network
+    step = GraphedFunction(net, dissimilarity) if cuda_graphs else dissimilarity
     return Recipe(
         kind="varnet",
         network=net,
         config=config,
         loss=lambda net, batch, generator: step(
-            *_seen(simulate_scan(batch, generator, views=views, scans=scans))
+            *_loss_inputs(simulate_scan(batch, generator, augment=augment, randomise=randomise))
         ).mean(),
         validate=lambda net, batch, generator: {
             "loss": _dissimilarity(
-                cast(VarNet, net), *_seen(simulate_scan(batch, generator, scans=scans))
+                cast(VarNet, net),
+                *_loss_inputs(simulate_scan(batch, generator, randomise=randomise)),
             )
         },
     )
@@ -174,23 +174,25 @@ def _dissimilarity(
     return 1 - _ssim(net(kspace, mask, lines), truth, data_range)
 
 
-def _seen(batch: Batch) -> tuple[Tensor, ...]:
+def _loss_inputs(batch: Batch) -> tuple[Tensor, ...]:
     names = ("kspace", "mask", "low_frequencies")
     return (*(batch[name] for name in names), rss(batch["image"]), batch["data_range"])
 
 
-def estimating_network(weights: Path | str) -> VarNet:
-    """Load the variational network around whose estimates samples are drawn."""
+def load_varnet(weights: Path | str) -> VarNet:
+    """Load the variational network of point estimates."""
     net = RECOVERIES.load(locate(weights))
     if not isinstance(net, VarNet):
-        raise InputError(f"estimate names {weights}, which is no variational network; name one")
+        raise InputError(
+            f"estimate names {weights}, which is no variational network", code="weights.mismatch"
+        )
     return net
 
 
 def load_public_varnet(path: Path | str) -> VarNet:
     """Read the public fastMRI weights of the paper's variational network (a state dict in .pt).
 
-    Arguments:
+    Args:
         path: The .pt file.
 
     Example:
@@ -204,13 +206,16 @@ def load_public_varnet(path: Path | str) -> VarNet:
     state = {k.removeprefix("varnet."): v for k, v in state.items()}
     net = VarNet()
     try:
-        found = net.load_state_dict(state, strict=False)
+        missing = net.load_state_dict(state, strict=False).missing_keys
     except RuntimeError:
-        raise InputError(f"{path} holds weights of another shape; give the leaderboard's") from None
-    if found.missing_keys:
         raise InputError(
-            f"{path} lacks {len(found.missing_keys)} weights, first {found.missing_keys[0]}; give "
-            "weights of the end-to-end variational network"
+            f"{path} holds weights of another shape; use the leaderboard's", code="weights.mismatch"
+        ) from None
+    if missing:
+        raise InputError(
+            f"{path} lacks {len(missing)} weights, first {missing[0]}; use weights of the "
+            "end-to-end variational network",
+            code="weights.mismatch",
         )
     return net.eval()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from taskuq.report._contents import STORY, Contents, Statement
@@ -61,8 +60,7 @@ class _Verdict(NamedTuple):
     link: str
 
 
-@dataclass(frozen=True)
-class _Answer:
+class _Answer(NamedTuple):
     """The first screen of a report."""
 
     sentence: str
@@ -80,13 +78,10 @@ class _Answer:
         said += [self.measured] if self.measured else []
         promise = self.promise or Statement(UNPROMISED)
         said += [promise.sentence, *promise.shortages]
-        return said + ([self.tally] if self.verdicts else [])
-
-    @property
-    def tally(self) -> str:
         counts = {v: sum(one.verdict == v for one in self.verdicts) for v in VERDICTS}
         found = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-        return f"Claims: {found}." if found else "No claim was judged."
+        tally = f"Claims: {found}." if found else "No claim was judged."
+        return [*said, tally] if self.verdicts else said
 
 
 def answer_of(contents: Contents) -> _Answer:
@@ -97,7 +92,12 @@ def answer_of(contents: Contents) -> _Answer:
         return _Answer(*_of_full_scans(contents, best), promise, verdicts)
     if best is not None:
         if promise is not None and _is_worse_early(best):
-            promise = promise._replace(shortages=(*promise.shortages, _warning(best)))
+            warning = (
+                f"But of the reports of scans that stopped early "
+                f"{_percent(1 - number(best['coverage_early']))} missed the truth: scans that "
+                "measured everything count as reports that hold it."
+            )
+            promise = promise._replace(shortages=(*promise.shortages, warning))
         return _Answer(*_of_simulation(contents, best), promise, verdicts)
     sentence, numbers, measured = _of_evaluation(contents) or ("", (), "")
     if contents.simulations:
@@ -138,16 +138,8 @@ def _slack(best: Record, share: float = 1.0) -> float:
 
 def _is_worse_early(best: Record) -> bool:
     """Return True if early reports clearly miss the nominal coverage."""
-    early = number(best["early"])
-    return number(best["coverage_early"]) + _slack(best, early) < 1 - number(best["alpha"])
-
-
-def _warning(best: Record) -> str:
-    missed = _percent(1 - number(best["coverage_early"]))
-    return (
-        f"But of the reports of scans that stopped early {missed} missed the truth: scans that "
-        "measured everything count as reports that hold it."
-    )
+    slack = _slack(best, number(best["early"]))
+    return number(best["coverage_early"]) + slack < 1 - number(best["alpha"])
 
 
 def _of_full_scans(contents: Contents, best: Record) -> tuple[str, tuple[_Number, ...], str]:
@@ -267,15 +259,12 @@ def _narrowest(found: Mapping[str | None, tuple[Record, Record]]) -> tuple[str, 
 
 def _verdicts(contents: Contents, best: Record | None) -> list[_Verdict]:
     found = [_of_reports(contents, best)] if contents.policy or best else []
-    ids = contents.experiment_ids
-    known = {e.name for e in contents.experiments}
-    for identity, e in zip(ids, contents.experiments, strict=True):
+    for identity, e in zip(contents.experiment_ids, contents.experiments, strict=True):
         found.append(_Verdict(e.verdict or "measured", e.title, e.number or "", identity))
     claims = {name: title for name, title in STORY.items() if name != "live"}
-    if known & set(claims):
-        missing = [title for name, title in claims.items() if name not in known]
-        found += [_Verdict(NOT_MEASURED, title, "", "") for title in missing]
-    return found
+    known = {e.name for e in contents.experiments} & set(claims)
+    missing = [title for name, title in claims.items() if known and name not in known]
+    return found + [_Verdict(NOT_MEASURED, title, "", "") for title in missing]
 
 
 def _of_reports(contents: Contents, best: Record | None) -> _Verdict:

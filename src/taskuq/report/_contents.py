@@ -59,6 +59,7 @@ _COLUMNS = (
     "case", "group", "label", "task", "source", "promise", "acceleration", "lower", "upper",
     "width", "target", "covered",
 )  # fmt: skip
+_DESCRIPTIVE = "table may hold its calibration cases, so these rows describe and do not prove."
 _Stored = TypeVar("_Stored", Policy, Bound)
 
 
@@ -164,7 +165,7 @@ def build_contents(folder: RunFolder) -> Contents:
     policy = policies[names[0]] if names else None
     folder = replace(
         folder,
-        records=tuple(map(_with_goal, folder.records)),
+        records=tuple(_with_goal(r) if r.schema == records.SIMULATE else r for r in folder.records),
         others=(*folder.others, *((name, records.POLICY) for name in names[1:])),
     )
     shown, notes = _shown_records(folder)
@@ -174,9 +175,9 @@ def build_contents(folder: RunFolder) -> Contents:
     alphas = [stored.alpha for stored in opened]
     alphas += [rows[0]["alpha"] for rows in simulations.values()]
     alphas += [record["results"][0]["alpha"] for record in evaluations.values()]
-    given = folder.run.get("alpha")
-    is_given = isinstance(given, int | float) and 0 < given < 1
-    alpha = float(given) if is_given else next(map(float, alphas), None)
+    alpha = next(map(float, alphas), None)
+    if isinstance(given := folder.run.get("alpha"), int | float) and 0 < given < 1:
+        alpha = float(given)
     stored_policy = None if policy is None else policy.to_dict()
     words, max_width = _words(folder), _max_width(folder, stored_policy)
     monitors = [found.record for found in folder.of(records.MONITOR)]
@@ -194,12 +195,14 @@ def build_contents(folder: RunFolder) -> Contents:
     story = list(STORY)
     experiments.sort(key=lambda e: story.index(e.name) if e.name in STORY else len(STORY))
     return Contents(
-        folder, words, alpha, max_width, stored_policy,
-        None if policy is None else _simulated(policy, folder, simulations),
-        [Statement(words.apply(one), tuple(map(words.apply, of))) for one, of in guarantees],
-        unit is not None and unit.is_group, cases, numbers, scan, _failed(folder), evaluations,
-        simulations, _sections([*shown, *_computed(folder, words, sizes)]),
-        [one.table for one in shown if one.table is not None], experiments, notes,
+        folder=folder, words=words, alpha=alpha, max_width=max_width, policy=stored_policy,
+        simulated=None if policy is None else _simulated(policy, folder, simulations),
+        guarantees=[Statement(words.apply(s), tuple(map(words.apply, of))) for s, of in guarantees],
+        is_by_group=unit is not None and unit.is_group, cases=cases, numbers=numbers, scan=scan,
+        failed=_failed(folder), evaluations=evaluations, simulations=simulations,
+        sections=_sections([*shown, *_computed(folder, words, sizes)]),
+        tables=[s.table for s in shown if s.table is not None], experiments=experiments,
+        notes=notes,
     )  # fmt: skip
 
 
@@ -314,8 +317,6 @@ def _opened(
 
 def _with_goal(found: StoredRecord) -> StoredRecord:
     """Add the goal of a simulation as a sentence."""
-    if found.schema != records.SIMULATE:
-        return found
     try:
         until = goal_from_dict(found.record["goal"]).statement
     except (InputError, KeyError, TypeError):
@@ -325,13 +326,13 @@ def _with_goal(found: StoredRecord) -> StoredRecord:
 
 def _failed(folder: RunFolder) -> dict[str, str]:
     """Reasons of failed cases, from the log of an unfinished table."""
-    if folder.table is None or not folder.table.missing_cases or folder.table_path is None:
+    path = folder.path / (folder.table_path or "")
+    if folder.table is None or not folder.table.missing_cases or not path.is_dir():
         return {}
     from taskuq.pipeline._pipeline import status
 
-    path = folder.path / folder.table_path
     try:
-        return {str(k): str(v) for k, v in status(path)["failed"].items()} if path.is_dir() else {}
+        return {str(k): str(v) for k, v in status(path)["failed"].items()}
     except (InputError, OSError):
         return {}
 
@@ -368,7 +369,7 @@ def _max_width(folder: RunFolder, policy: Record | None) -> float | None:
 def _simulated(
     policy: Policy, folder: RunFolder, simulations: Mapping[str, list[Record]]
 ) -> Record | None:
-    """Return the policy's results in a stored simulation with equal settings, if there is one."""
+    """Return the policy's results in the largest stored simulation with equal settings."""
     guarantee, options = policy.guarantee, POLICIES[policy.kind].options
     by_score, by_statistic = "score" in options, "statistic" in options
     alike = {
@@ -378,7 +379,7 @@ def _simulated(
         "budget": policy.provenance.get("budget", 1.0),
         "alpha": policy.alpha,
         "unit": "whole-group" if policy.whole_group else guarantee.unit,
-        "coverage_of": guarantee.whom.who,
+        "coverage_of": guarantee._unit.covered,
         "given": guarantee.given,
         "samples": policy.samples,
     }
@@ -399,11 +400,11 @@ def _simulated(
 def _guarantees(
     evaluations: Iterable[Record], opened: Sequence[Policy | Bound], monitors: Iterable[Record]
 ) -> list[Statement]:
-    """Return the guarantees: the first few, and all with a shortage."""
+    """Return the first few guarantees, and all with a shortage; of evaluations as a last resort."""
     withdrawn = {w["policy"]: str(w["sentence"]) for w in monitors if w["withdrawn"] is not False}
     found = [
         Statement(
-            one.statement if isinstance(one, Policy) else one.guarantee.sentence,
+            one.statement if isinstance(one, Policy) else one.guarantee.statement,
             _shortages(one, withdrawn),
         )
         for one in opened
@@ -416,7 +417,7 @@ def _guarantees(
 
 def _shortages(stored: Policy | Bound, withdrawn: Mapping[str, str]) -> tuple[str, ...]:
     """Reasons why a policy or bound is less useful than its guarantee suggests."""
-    short = stored.guarantee.shortage
+    short = stored.guarantee.caveat
     if isinstance(stored, Policy):
         if short is None and np.isposinf(stored.thresholds).any():
             short = "no scan may stop in a round whose threshold is infinite"
@@ -449,7 +450,7 @@ def _of_splits(record: Mapping[str, Any]) -> Statement | None:
         )
     return Statement(
         f"Guaranteed: an interval calibrated as in these splits contains the target of "
-        f"{unit.who} with probability at least {1 - first['alpha']:.10g}, if the new "
+        f"{unit.covered} with probability at least {1 - first['alpha']:.10g}, if the new "
         f"{first['unit']} is exchangeable with the {first['n_calibration']} calibration "
         f"{first['unit']}s.",
         short,
@@ -470,7 +471,7 @@ def _sample_sizes(folder: RunFolder, alpha: float | None, policy: Policy | None)
     delta = stored[0].record.get("delta", 0.05) if stored else 0.05
     if not isinstance(alpha, float) or not 0.001 <= alpha <= 0.5:
         return None
-    by_group = policy is None or policy.guarantee.whom.is_group
+    by_group = policy is None or policy.guarantee._unit.is_group
     have = None if policy is None or by_group else policy.guarantee.n_cases
     return calibration_sizes(alpha, float(delta), have)
 
@@ -495,7 +496,7 @@ def _explorer_numbers(
 ) -> dict[str, Any] | None:
     explorer = folder.explorer
     if explorer is None:
-        raise InputError("no explorer.npz is stored with this run")
+        raise InputError("no explorer.npz is stored with this run", code="file.missing")
     run_unit = _unit(folder.run.get("unit"))
     unit = "group" if run_unit is None else run_unit.counted
     widths: list[float | None] = [None] * explorer.tasks
@@ -504,9 +505,9 @@ def _explorer_numbers(
     return explorer_numbers(
         explorer,
         alpha=alpha or 0.05,
-        max_widths=[width or max_width or 0.1 for width in widths],
+        widths=[width or max_width or 0.1 for width in widths],
         unit=unit if policy is None else policy.guarantee.unit,
-        task_ranges=_ranges(folder, policy),
+        ranges=_ranges(folder, policy),
     )
 
 
@@ -514,7 +515,7 @@ def _ranges(folder: RunFolder, policy: Policy | None) -> list[TaskRange]:
     """Range of each task of the explorer, as first declared."""
     explorer = folder.explorer
     assert explorer is not None
-    declared = [[explorer.of(task).task_range for task in range(explorer.tasks)]]
+    declared = [[explorer.for_task(task).task_range for task in range(explorer.tasks)]]
     known = [one.task_ranges for one in (policy, folder.table) if one is not None]
     declared += [list(ranges) for ranges in known if len(ranges) == explorer.tasks]
     return [next((r for r in of if r is not None), None) for of in zip(*declared, strict=True)]
@@ -525,13 +526,20 @@ def _policy_reports(policy: Policy, table: TaskOutputs) -> Iterator[_CaseReport]
     if list(policy.accelerations) != [float(R) for R in table.accelerations]:
         raise InputError(
             f"it decides at R = {', '.join(f'{R:g}' for R in policy.accelerations)}, the table has "
-            f"{', '.join(f'{R:g}' for R in table.accelerations)}"
+            f"{', '.join(f'{R:g}' for R in table.accelerations)}",
+            code="policy.mismatch",
         )
     n, tasks = table.cases, table.tasks
     stop = np.full(n, table.rounds)
     lower, upper = np.full((n, tasks), np.nan), np.full((n, tasks), np.nan)
+    group = table.group if policy.whole_group else np.zeros(n)
+    if group is None:
+        raise InputError(
+            "it decides about whole groups, the table has none", code="policy.mismatch"
+        )
+    jointly = [np.flatnonzero(group == g) for g in np.unique(group)]
     for k in range(table.rounds):
-        for members in _together(policy, table):
+        for members in jointly:
             decision = policy.decide(round=k, outputs=table.outputs[: k + 1, members])
             here = members[(stop[members] == table.rounds) & np.atleast_1d(decision.stops)]
             at = np.isin(members, here)
@@ -558,9 +566,11 @@ def _bound_reports(bound: Bound, table: TaskOutputs) -> Iterator[_CaseReport]:
     """Apply a bound to every case of a table."""
     k = 0 if bound.acceleration is None else table.round_index(bound.acceleration)
     if bound.acceleration is None and table.rounds > 1:
-        raise InputError("it does not say which of the table's accelerations it is for")
+        raise InputError(
+            "it does not say which of the table's accelerations it is for", code="policy.mismatch"
+        )
     if table.tasks > 1:
-        raise InputError("it is for one task, the table has several")
+        raise InputError("it is for one task, the table has several", code="option.conflict")
     outputs = table.rounds_up_to(k) if bound.rounds > 1 else table.outputs[k]
     interval = bound(outputs)
     targets = table.targets_at(k)
@@ -574,20 +584,9 @@ def _bound_reports(bound: Bound, table: TaskOutputs) -> Iterator[_CaseReport]:
 
 
 def _who(table: TaskOutputs, i: int) -> tuple[str, str, str]:
-    return (
-        str(i if table.case is None else table.case[i]),
-        "" if table.group is None else str(table.group[i]),
-        "" if table.label is None else str(table.label[i]),
-    )
-
-
-def _together(policy: Policy, table: TaskOutputs) -> list[np.ndarray]:
-    """Cases that are decided jointly: all of them, or group by group."""
-    if not policy.whole_group:
-        return [np.arange(table.cases)]
-    if table.group is None:
-        raise InputError("it decides about whole groups, the table has none")
-    return [np.flatnonzero(table.group == g) for g in np.unique(table.group)]
+    case = str(i if table.case is None else table.case[i])
+    group, label = (None if ids is None else ids[i] for ids in (table.group, table.label))
+    return case, "" if group is None else str(group), "" if label is None else str(label)
 
 
 def interval_table(reports: Sequence[_CaseReport]) -> Table:
@@ -632,8 +631,7 @@ def patient_table(table: TaskOutputs | None, reports: Sequence[_CaseReport]) -> 
     if stopped:
         caption += (
             f" Scans are stopped by the stored policy ({stopped[0].source}, {stopped[0].promise}); "
-            "the table may hold the cases it was calibrated on, so these rows describe and do not "
-            "prove."
+            f"the {_DESCRIPTIVE}"
         )
     return Table("groups", caption, tuple(columns), tuple(rows))
 
@@ -654,8 +652,7 @@ def task_table(reports: Sequence[_CaseReport]) -> Table | None:
         rows.append((task, len(early), _mean([r.width for r in early]), _mean(errors), _missed(of)))
     caption = (
         f"Reports of the stored policy ({first.source}, {first.promise}) task by task, each in its "
-        "own unit. The table may hold the cases it was calibrated on, so these rows describe and "
-        "do not prove."
+        f"own unit. The {_DESCRIPTIVE}"
     )
     head = ("task", "early reports", "mean width", "mean centre error", "missed")
     return Table("tasks", caption, head, tuple(rows))

@@ -28,6 +28,7 @@ from taskuq.policy._rules import window_place
 from taskuq.protocols import Score, SelfTunedScore
 from taskuq.table._terminology import Terminology, round_label
 
+_Ids = np.ndarray | None
 SEEN = ("truth", "estimate", "mean", "sd", "samples", "point")
 
 
@@ -146,7 +147,10 @@ def _check_explorer(arrays: Mapping[str, Any]) -> Explorer:
     missing = [name for name in NEEDED if arrays.get(name) is None]
     if unknown or missing:
         what = f"does not know {unknown[0]!r}" if unknown else f"needs {', '.join(missing)}"
-        raise InputError(f"the explorer {what}; give the arrays that its description names")
+        raise InputError(
+            f"the explorer {what}; give the arrays that its description names",
+            code="shape.mismatch",
+        )
     given = {name: value for name, value in arrays.items() if value is not None}
     x = {n: as_array(given[n], n) for n in given if n not in IDS}
     outputs, calibration = x["outputs"], x["calibration_outputs"]
@@ -155,23 +159,53 @@ def _check_explorer(arrays: Mapping[str, Any]) -> Explorer:
         raise InputError(
             "outputs must be (slice, round, sample), with a last axis for several tasks, and truth "
             f"(slice, height, width), with a last axis of 3 for colours, got {outputs.shape} and "
-            f"{x['truth'].shape}; bring them to these axes"
+            f"{x['truth'].shape}; bring them to these axes",
+            code="shape.mismatch",
         )
     S, T, p, *tasks = outputs.shape
     H, W, *colour = x["truth"].shape[1:]
     n = len(calibration)
     J = x["samples"].shape[2] if "samples" in x and x["samples"].ndim > 2 else 0
-    _require_shapes(x, tuple(tasks), tuple(colour), S=S, T=T, p=p, H=H, W=W, n=n, J=J)
+    picture = S, T, H, W, *colour
+    expected: dict[str, tuple[int, ...]] = {
+        "accelerations": (T,), "truth": (S, H, W, *colour), "outputs": (S, T, p, *tasks),
+        "targets": (S, *tasks), "calibration_outputs": (n, T, p, *tasks),
+        "calibration_targets": (n, *tasks), "point_outputs": (S, T, *tasks),
+        "samples": (S, T, J, H, W, *colour), "task_range": (2,),
+        "task_ranges": (*(tasks or (1,)), 2), "estimate": picture, "mean": picture,
+        "point": picture, "sd": (S, T, H, W),
+    }  # fmt: skip
+    if "masks" in x and x["masks"].shape[:-1] not in ((T,), (S, T)):
+        raise InputError(
+            f"masks must be (round, line) with {T} rounds, or the same for each of {S} slices, got "
+            f"{x['masks'].shape}",
+            code="shape.mismatch",
+        )
+    for name, value in x.items():
+        if name in expected and value.shape != expected[name]:
+            raise InputError(
+                f"{name} has shape {value.shape}, but outputs and truth ask for {expected[name]}; "
+                "give one entry for each slice, round and sample",
+                code="shape.mismatch",
+            )
     if min(S, T, p, H, W, *tasks) < 1 or n < 2:
-        raise InputError(f"the explorer needs slices and calibration cases, got {S} and {n}")
+        raise InputError(
+            f"the explorer needs slices and calibration cases, got {S} and {n}", code="units.few"
+        )
     for name, value in x.items():
         if name in SEEN and not np.isfinite(value).all():
-            raise InputError(f"{name} holds values that are no numbers; repair those images first")
+            raise InputError(
+                f"{name} holds values that are no numbers; repair those images first",
+                code="value.nonfinite",
+            )
         if name not in (*SEEN, "task_range", "task_ranges"):
             require_finite(np.asarray(value, dtype=float), name)
     rates = x["accelerations"].astype(float)
     if (rates <= 1).any() or (np.diff(rates) >= 0).any():
-        raise InputError(f"accelerations must decrease and stay above 1, got {rates.tolist()}")
+        raise InputError(
+            f"accelerations must decrease and stay above 1, got {rates.tolist()}",
+            code="rounds.invalid",
+        )
     lengths = {"case": S, "group": S, "label": S, "calibration_group": n, "round_names": T,
                "task_names": tasks[0] if tasks else 1}  # fmt: skip
     ids = {name: as_ids(given[name], name, lengths[name]) for name in IDS if name in given}
@@ -179,31 +213,6 @@ def _check_explorer(arrays: Mapping[str, Any]) -> Explorer:
     parts |= {name: value.astype(str) for name, value in ids.items()}
     parts["task_range"] = as_task_range(x["task_range"]) if "task_range" in x else None
     return Explorer(**parts)
-
-
-def _require_shapes(
-    x: Mapping[str, np.ndarray], tasks: tuple[int, ...], colour: tuple[int, ...], **n: int
-) -> None:
-    S, T, H, W = n["S"], n["T"], n["H"], n["W"]
-    expected: dict[str, tuple[int, ...]] = {
-        "accelerations": (T,), "truth": (S, H, W, *colour), "outputs": (S, T, n["p"], *tasks),
-        "targets": (S, *tasks), "calibration_outputs": (n["n"], T, n["p"], *tasks),
-        "calibration_targets": (n["n"], *tasks), "point_outputs": (S, T, *tasks),
-        "samples": (S, T, n["J"], H, W, *colour), "task_range": (2,),
-        "task_ranges": (*(tasks or (1,)), 2),
-        **dict.fromkeys(("estimate", "mean", "point"), (S, T, H, W, *colour)), "sd": (S, T, H, W),
-    }  # fmt: skip
-    if "masks" in x and x["masks"].shape[:-1] not in ((T,), (S, T)):
-        raise InputError(
-            f"masks must be (round, line) with {T} rounds, or the same for each of {S} slices, got "
-            f"{x['masks'].shape}"
-        )
-    for name, value in x.items():
-        if name in expected and value.shape != expected[name]:
-            raise InputError(
-                f"{name} has shape {value.shape}, but outputs and truth ask for {expected[name]}; "
-                "give one entry for each slice, round and sample"
-            )
 
 
 def _kept(value: np.ndarray, name: str) -> np.ndarray:
@@ -248,16 +257,16 @@ def explorer_numbers(
     explorer: Explorer,
     *,
     alpha: float,
-    max_widths: Sequence[float],
+    widths: Sequence[float],
     unit: str,
-    task_ranges: Sequence[TaskRange],
+    ranges: Sequence[TaskRange],
 ) -> dict[str, Any]:
     """Return settings, calibration set and interval families for JSON."""
     group = explorer.calibration_group
     unit = unit if group is not None else "case"
     tasks: list[dict[str, Any]] = []
-    for k, (width, range_) in enumerate(zip(max_widths, task_ranges, strict=True)):
-        one = explorer.of(k)
+    for k, (width, range_) in enumerate(zip(widths, ranges, strict=True)):
+        one = explorer.for_task(k)
         plans = {
             name: PolicySpec("fixed-width", alpha, Goal(max_width=width), statistic=statistic)
             for name, statistic in WINDOWS.items()
@@ -270,6 +279,7 @@ def explorer_numbers(
         })  # fmt: skip
     # Only what every task knows can be asked of all of them.
     scores = set.intersection(*(set(task["scores"]) for task in tasks))
+    numbers = np.unique([] if group is None else group, return_inverse=True)[1]
     policies = {
         key: {**rule, "guaranteed": POLICIES[rule["kind"]].is_guaranteed}
         for key, rule in RULES.items()
@@ -277,12 +287,12 @@ def explorer_numbers(
     }
     return {
         "alpha": f"{alpha!r}",
-        "tau": ",".join(f"{width!r}" for width in max_widths),
+        "tau": ",".join(f"{width!r}" for width in widths),
         "unit": unit,
         "units": ["case"] if group is None else ["group", "case"],
         "samples": int(explorer.outputs.shape[2]),
         "accelerations": [float(R) for R in explorer.accelerations],
-        "calibration_group": None if group is None else _packed(_numbered(group)),
+        "calibration_group": None if group is None else _packed(numbers.astype("<i4")),
         "tasks": tasks,
         "score_names": {name: title for name, title in TITLES.items() if name in scores},
         "policies": policies,
@@ -293,9 +303,7 @@ def _packed(array: np.ndarray) -> str:
     return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii")
 
 
-def _learning_cases(
-    score: Score, cases: int, alpha: float, group: np.ndarray | None, unit: str
-) -> np.ndarray:
+def _learning_cases(score: Score, cases: int, alpha: float, group: _Ids, unit: str) -> np.ndarray:
     """Return the calibration cases that a score learns from."""
     whom = make_unit(unit)
     index = whom.index(cases, group)
@@ -304,19 +312,11 @@ def _learning_cases(
 
 
 def _tuned_scores(
-    score: Score,
-    outputs: FloatArray,
-    targets: FloatArray,
-    aside: np.ndarray,
-    task_range: TaskRange,
-    group: np.ndarray | None,
+    score: Score, x: FloatArray, z: FloatArray, aside: np.ndarray, range_: TaskRange, group: _Ids
 ) -> list[Score]:
     """Return the score of each round after learning from the cases set aside."""
     members = None if group is None else group[aside]
-    return [
-        tuned_score(score, outputs[: k + 1, aside], targets[aside], task_range, members)
-        for k in range(len(outputs))
-    ]
+    return [tuned_score(score, x[: k + 1, aside], z[aside], range_, members) for k in range(len(x))]
 
 
 def _scores(
@@ -324,7 +324,7 @@ def _scores(
     task: _OneTask,
     plans: Mapping[str, PolicySpec],
     unit: str,
-    task_range: TaskRange,
+    range_: TaskRange,
 ) -> dict[str, Any]:
     alpha = next(iter(plans.values())).alpha
     x, shown = (np.moveaxis(v, 1, 0) for v in (task.calibration_outputs, task.outputs))
@@ -344,80 +344,70 @@ def _scores(
         if tuning_fraction(base) and x.shape[1] < FEWEST_FOR_LEARNED:
             continue
         if is_self_tuned(base):
-            scores[name] = _steady(base, x, shown, group, task_range)
+            scores[name] = _steady(base, x, shown, group, range_)
             if name in plans:
-                places = [task_range] * len(x)
-                scores[name] |= _windows(plans[name], places, explorer.accelerations)
+                scores[name] |= _windows(plans[name], [range_] * len(x), explorer)
             continue
         aside = _learning_cases(base, x.shape[1], alpha, group, unit)
         try:
-            tuned = _tuned_scores(base, x, z, aside, task_range, group)
+            tuned = _tuned_scores(base, x, z, aside, range_, group)
         except InputError:
             continue  # too few groups to learn from
         scores[name] = _anchored(tuned, x, shown, np.flatnonzero(~aside))
         if name in plans:
-            places = [window_place(score, task_range) for score in tuned]
+            places = [window_place(score, range_) for score in tuned]
             laws = [
                 window_distribution(score, x[: k + 1, aside], z[aside])
                 for k, score in enumerate(tuned)
             ]
-            scores[name] |= _windows(plans[name], places, explorer.accelerations)
+            scores[name] |= _windows(plans[name], places, explorer)
             scores[name]["residuals"] = [law and law.quantiles for law in laws]
     return scores
 
 
 def _steady(
-    score: SelfTunedScore,
-    x: FloatArray,
-    shown: FloatArray,
-    group: np.ndarray | None,
-    task_range: TaskRange,
+    score: SelfTunedScore, x: FloatArray, shown: FloatArray, group: _Ids, range_: TaskRange
 ) -> dict[str, Any]:
     """Families of a score that learns from all calibration cases, for each unit."""
     everyone = np.ones(x.shape[1], dtype=bool)
-    reads, seen = [score.read(of_round) for of_round in x], [score.read(r) for r in shown]
+    reads, seen = [score.summarise(of_round) for of_round in x], [score.summarise(r) for r in shown]
     scales: dict[str, dict[str, dict[str, str]]] = {"calibration": {}, "shown": {}}
     for unit in ("case",) if group is None else ("group", "case"):
         index = make_unit(unit).index(x.shape[1], group)
-        learnt = [score.learner(read, task_range).learn(everyone, index) for read in reads]
+        learnt = [score.leave_one_out(read, range_).fit(everyone, index) for read in reads]
         narrow, wide = (_scales([one[end] for one in learnt], reads) for end in (1, 2))
         scales["calibration"][unit] = {"scale": narrow, "wide": wide}
         scales["shown"][unit] = {"scale": _scales([one.score for one in learnt], seen)}
-    return {
-        "index": None,
-        **{
-            which: {
-                "center": _packed(np.stack([read.mean for read in some]).astype("<f8")),
-                "scales": scales[which],
-                "links": None,
-            }
-            for which, some in (("calibration", reads), ("shown", seen))
-        },
+    families = {
+        which: {
+            "center": _packed(np.stack([read.mean for read in some]).astype("<f8")),
+            "scales": scales[which],
+            "links": None,
+        }
+        for which, some in (("calibration", reads), ("shown", seen))
     }
+    return {"index": None, **families}
 
 
 def _scales(scores: list[SelfTunedScore], reads: list[Any]) -> str:
-    families = [score.grown(read) for score, read in zip(scores, reads, strict=True)]
+    families = [score.summary_family(read) for score, read in zip(scores, reads, strict=True)]
     return _packed(np.stack([f.scale for f in families]).astype("<f8"))  # type: ignore[attr-defined]  # anchored
 
 
-def _windows(
-    plan: PolicySpec, places: list[TaskRange], accelerations: FloatArray
-) -> dict[str, Any]:
+def _windows(plan: PolicySpec, places: list[TaskRange], explorer: Explorer) -> dict[str, Any]:
     """Places of the windows, and weights of the rounds."""
     return {
         "places": [None if place is None else [_word(v) for v in place] for place in places],
-        "weights": [float(R**plan.round_tolerance) for R in accelerations],
+        "weights": [float(R**plan.round_tolerance) for R in explorer.accelerations],
     }
 
 
 def _anchored(
     scores: list[Score], x: FloatArray, shown: FloatArray, kept: np.ndarray | None
 ) -> dict[str, Any]:
-    calibration = x if kept is None else x[:, kept]
     return {
         "index": None if kept is None else _packed(kept.astype("<i4")),
-        "calibration": _centers(scores, calibration),
+        "calibration": _centers(scores, x if kept is None else x[:, kept]),
         "shown": _centers(scores, shown),
     }
 
@@ -428,23 +418,17 @@ def _centers(scores: list[Score], outputs: FloatArray) -> Mapping[str, Any]:
     center = np.stack([f.low for f in families])  # type: ignore[attr-defined]  # checked above
     scale = np.stack([f.scale for f in families])  # type: ignore[attr-defined]  # checked above
     links = [f.link for f in families]  # type: ignore[attr-defined]  # checked above
-    is_plain = all(link.is_identity for link in links)
+    named = [{"kind": link.kind, "low": link.low, "high": link.high} for link in links]
     return {
         "center": _packed(center.astype("<f8")),
         "scale": None if (scale == 1).all() else _packed(scale.astype("<f8")),
-        "links": None
-        if is_plain
-        else [{"kind": link.kind, "low": link.low, "high": link.high} for link in links],
+        "links": None if all(link.is_identity for link in links) else named,
     }
 
 
 def _ordered(outputs: FloatArray) -> dict[str, Any]:
     kind = "f4" if outputs.dtype == np.float32 else "f8"
     return {"ordered": {"type": kind, "data": _packed(np.sort(outputs, axis=2).astype(f"<{kind}"))}}
-
-
-def _numbered(group: np.ndarray) -> np.ndarray:
-    return np.unique(group, return_inverse=True)[1].astype("<i4")
 
 
 def _word(value: float) -> float | str:
@@ -479,7 +463,7 @@ def explorer_payload(
 ) -> dict[str, Any]:
     """Return everything that the explorer reads, for JSON."""
     made = _slice_pictures(explorer)
-    tasks = [explorer.of(task) for task in range(explorer.tasks)]
+    tasks = [explorer.for_task(task) for task in range(explorer.tasks)]
     return {
         **numbers,
         "words": words.to_dict()
@@ -519,7 +503,7 @@ def _slice_pictures(explorer: Explorer, budget: int = BUDGET) -> _Pictures:
     tiles += ["point"] if explorer.point is not None else []
     tiles += [f"sample-{j + 1}" for j in range(J)]
     for quality, shrink in STEPS:
-        # A few sheets tell what all of them will take, and spare encoding them in vain.
+        # A few sheets predict the size of all of them.
         some = [(s, s % explorer.rounds) for s in range(0, S, max(1, S // 5))]
         probes = [_encoded_slice(explorer, s, quality, shrink, (k,)) for s, k in some]
         if _length(probes) * S * explorer.rounds > budget * len(probes):
@@ -609,7 +593,7 @@ def _encoded(tiles: list[np.ndarray], quality: int) -> str:
     if any(tile.ndim == 3 for tile in tiles):
         # What has no colour is grey among what has.
         tiles = [tile if tile.ndim == 3 else np.stack([tile] * 3, axis=-1) for tile in tiles]
-    # A picture by itself has nobody to bleed into, and its edge is seen as it is.
+    # A single picture keeps its edge.
     block = BLOCK if len(tiles) > 1 else 1
     pad = ((0, -H % block), (0, -W % block), *((0, 0),) * (tiles[0].ndim - 2))
     sheet = Image.fromarray(np.concatenate([np.pad(t, pad, mode="edge") for t in tiles], axis=1))

@@ -8,8 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from itertools import product
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +46,7 @@ APPENDICES = ("recovery-quality", "classifier-quality", "masks", "data-splits")
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("statistics.js", "model.js", "pictures.js", "play.js", "explorer.js")
 MOST_ROWS = 400
-# A table with more rows than this scrolls by itself.
-TALL = 8
-# How a text about cases and groups is said.
+TALL = 8  # rows beyond which a table scrolls
 Say = Callable[[str], str]
 
 
@@ -95,7 +92,8 @@ def _plate(figure: Figure, used: set[str], short: str, say: Say = str) -> dict[s
     while identity in used:
         identity += "-again"
     used.add(identity)
-    texts = {name: say(getattr(figure, name)) for name in ("caption", "x_label", "y_label")}
+    names = "caption", "x_label", "y_label"
+    texts: dict[str, Any] = {name: say(getattr(figure, name)) for name in names}
     figure = replace(figure, **texts)
     return {
         "id": identity,
@@ -119,6 +117,9 @@ def _context(contents: Contents) -> dict[str, Any]:
     others = [t for t in contents.tables if t.name not in contents.simulations]
     rows = [row for results in contents.simulations.values() for row in results]
     scripts = [(ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS]
+    # The content security policy names our scripts, so that no other one runs.
+    digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
+    hashes = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
     scan, key = contents.scan, _key_table(contents)
     return {
         "title": str(run.get("title") or "A run without a title"),
@@ -166,7 +167,7 @@ def _context(contents: Contents) -> dict[str, Any]:
         "glossary": TERMS.items(),
         "css": Markup((ASSETS / "report.css").read_text(encoding="utf-8")),
         "scripts": [Markup(script) for script in scripts],
-        "script_hashes": Markup(" ".join(map(_hash, scripts)) if explorer else "'none'"),
+        "script_hashes": Markup(" ".join(hashes) if explorer else "'none'"),
     }  # fmt: skip
 
 
@@ -217,12 +218,6 @@ def _explorer(contents: Contents) -> tuple[dict[str, Any] | None, list[str]]:
     text = json.dumps(payload, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     has = {"has_point": found.point_outputs, "has_estimate": found.estimate}
     return {"json": Markup(text), **{k: v is not None for k, v in has.items()}}, notes
-
-
-def _hash(script: str) -> str:
-    """Hash of a script for the content security policy."""
-    digest = hashlib.sha256(script.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 WHAT = {"data": "Data", "measure": "Measurement h", "recover": "Recovery g", "task": "Task f"}
@@ -289,33 +284,29 @@ def _key_table(contents: Contents) -> Table | None:
         return None
     name, record = _key_evaluation(contents)
     most = max(r["samples"] for r in record["results"])
-    rows = [r for r in record["results"] if r["samples"] == most]
-    tasks = list(dict.fromkeys(r.get("task") for r in rows))
-    rates = list(dict.fromkeys(r["acceleration"] for r in rows))
-    scores = list(dict.fromkeys(r["score"] for r in rows))
-    at = {(r.get("task"), r["score"], r["acceleration"]): r for r in rows}
+    rates = list(dict.fromkeys(r["acceleration"] for r in record["results"]))
+    rows: dict[tuple[Any, str], dict[Any, Record]] = {}
+    for r in record["results"]:
+        if r["samples"] == most:
+            rows.setdefault((r.get("task"), r["score"]), {})[r["acceleration"]] = r
+    has_tasks = len({task for task, _ in rows}) > 1
 
-    def cell(*place: Any) -> Any:
-        width = at[place]["width"] if place in at else None
-        if width is None:
+    def cell(r: Record | None) -> str | None:
+        if r is None:
             return None
-        mean, sd = shown(number(width["mean"])), number(width["sd"])
+        mean, sd = shown(number(r["width"]["mean"])), number(r["width"]["sd"])
         return mean if math.isnan(sd) else f"{mean} ± {two_digits(sd)}"
 
-    several = ("task",) if len(tasks) > 1 else ()
-    columns = (*several, "score",
-               *(f"width at {round_called(record, R)}" if R else "width" for R in rates),
-               "least coverage")  # fmt: skip
-    body = []
-    for task, score in product(tasks, scores):
-        found = [at[task, score, R] for R in rates if (task, score, R) in at]
-        if found:
-            least = min(number(r["coverage"]["mean"]) for r in found)
-            widths = (cell(task, score, R) for R in rates)
-            body.append((*((task,) if several else ()), score, *widths, least))
+    columns = ["task", "score"][not has_tasks :]
+    columns += [f"width at {round_called(record, R)}" if R else "width" for R in rates]
+    body = [
+        (*names[not has_tasks :], *(cell(of.get(R)) for R in rates),
+         min(number(r["coverage"]["mean"]) for r in of.values()))
+        for names, of in rows.items()
+    ]  # fmt: skip
     samples = f"{most} {'sample' if most == 1 else 'samples'}"
     caption = f"Mean interval width ± standard deviation over splits, {samples} ({name})."
-    return Table("key", caption, columns, tuple(body))
+    return Table("key", caption, (*columns, "least coverage"), tuple(body))
 
 
 def _failure_tables(contents: Contents) -> tuple[list[Table], str]:
@@ -326,8 +317,7 @@ def _failure_tables(contents: Contents) -> tuple[list[Table], str]:
     if folder.table is not None:
         failed |= dict.fromkeys(folder.table.missing_cases, "not finished; the run gives no reason")
     for found in folder.of(STATUS):
-        reasons = found.record.get("failed")
-        if isinstance(reasons, dict):
+        if isinstance(reasons := found.record.get("failed"), dict):
             failed |= {str(case): str(reason) for case, reason in reasons.items()}
     failed |= contents.failed
     for found in folder.of(DATA_CHECK):
@@ -379,18 +369,12 @@ _FOUND = re.compile(rf"(?<![\w-])({'|'.join(_WRITTEN)})(?![\w-])")
 
 def _explained(text: str) -> Markup:
     """Explain acronyms and letters on hover; everything is escaped."""
-    whole = _NAMES.get(text)
-    if whole is not None:
-        return _abbr(text, whole)
-    pieces = _FOUND.split(str(text))
+    pieces = ["", text] if text in _NAMES else _FOUND.split(str(text))
+    abbr = Markup('<abbr title="{}">{}</abbr>')
     return Markup("").join(
-        _abbr(piece, _NAMES.get(piece, piece)) if k % 2 else escape(piece)
+        abbr.format(TERMS[_NAMES.get(piece, piece)], piece) if k % 2 else escape(piece)
         for k, piece in enumerate(pieces)
     )
-
-
-def _abbr(text: str, term: str) -> Markup:
-    return Markup('<abbr title="{}">{}</abbr>').format(TERMS[term], text)
 
 
 ENDINGS = (".svg", ".png", ".pdf")
@@ -411,21 +395,14 @@ def write_exports(contents: Contents, endings: Sequence[str] = ENDINGS) -> Path:
         name = slug(figure.name)
         write_csv(target / f"figure-{name}.csv", figure_table(figure))
         draw_all(figure, [folder.path / "figures" / f"{name}{ending}" for ending in endings])
-    write_json(target / "results.json", _exported(contents, tables))
+    results = {
+        "schema": "taskuq.results/1",
+        "run": plain_values(folder.run),
+        "tables": [plain_values(asdict(table)) for table in tables],
+        "figures": [figure.to_dict() for figure in contents.all_figures],
+        "notes": list(contents.notes),
+    }
+    write_json(target / "results.json", results)
     if contents.cases:
         write_csv(folder.path / "intervals.csv", interval_table(contents.cases))
     return target
-
-
-def _exported(contents: Contents, tables: Sequence[Table]) -> dict[str, Any]:
-    return {
-        "schema": "taskuq.results/1",
-        "run": plain_values(contents.folder.run),
-        "tables": [
-            {"name": t.name, "caption": t.caption, "columns": list(t.columns),
-             "rows": plain_values([list(row) for row in t.rows])}
-            for t in tables
-        ],
-        "figures": [figure.to_dict() for figure in contents.all_figures],
-        "notes": list(contents.notes),
-    }  # fmt: skip

@@ -35,13 +35,11 @@ BOUND = "taskuq.bound/1"
 MONITOR = "taskuq.monitor/1"
 
 Record = Mapping[str, Any]
-# What a claim comes to.
 HELD, IN_PART, NOT_HELD, NOT_MEASURED = "held", "held in part", "not held", "not measured"
 VERDICTS = (HELD, IN_PART, NOT_HELD, NOT_MEASURED)
 SUMMARY = "summary"
 ACRONYMS = ("psnr", "ssim", "roc", "ar", "lwr", "cqr", "mlwr")
-# A standard error below this is that of rounding.
-ROUNDING = 1e-12
+ROUNDING = 1e-12  # standard errors below it
 
 
 def experiment_record(
@@ -101,14 +99,16 @@ def _require_table(table: Any) -> None:
     """Refuse a table whose rows do not fit its columns."""
     if not isinstance(table, Mapping) or not {"name", "caption", "columns", "rows"} <= set(table):
         raise InputError(
-            f"a table needs name, caption, columns and rows, got {table!s:.60}; give all four"
+            f"a table needs name, caption, columns and rows, got {table!s:.60}; give all four",
+            code="file.format",
         )
     columns = len(table["columns"])
     for row in table["rows"]:
         if len(row) != columns:
             raise InputError(
                 f"table {table['name']!r:.40} has {columns} columns and a row of {len(row)}; give "
-                "each row one value per column"
+                "each row one value per column",
+                code="file.format",
             )
 
 
@@ -143,20 +143,21 @@ def _score_table(record: Record, name: str) -> Table:
     rows = record["results"]
     first = rows[0]
     several = len({r.get("task") for r in rows}) > 1
-    how = "all splits at once, exactly"
-    how = how if first["trials"] is None else f"{first['trials']} random splits"
+    splits = first["trials"]
+    how = "all splits at once, exactly" if splits is None else f"{splits} random splits"
     caption = (
         f"Scores judged over {how}, by {first['unit']}: {first['n_calibration']} to calibrate and "
         f"{first['n_test']} to test. Coverage, of {first['coverage_of']}, is guaranteed to be at "
         f"least {1 - first['alpha']:g} on average; widths are measured, for {first['mean_over']}."
     )
     named = any(r.get("round_name") for r in rows)
-    head: tuple[str, ...] = (
-        "round" if named else "R", "score", "p", "coverage", "coverage sd", "coverage of cases",
-        "width", "width sd", "centre error", "infinite",
+    head = (
+        *(("task",) if several else ()), "round" if named else "R", "score", "p", "coverage",
+        "coverage sd", "coverage of cases", "width", "width sd", "centre error", "infinite",
     )  # fmt: skip
-    body: list[tuple[Any, ...]] = [
+    body = tuple(
         (
+            *((r["task"],) if several else ()),
             (r.get("round_name") if named else None) or r["acceleration"],
             r["score"], r["samples"], number(r["coverage"]["mean"]),
             number(r["coverage"]["sd"]), number(r["case_coverage"]["mean"]),
@@ -164,11 +165,8 @@ def _score_table(record: Record, name: str) -> Table:
             number(r["center_error"]["mean"]), r["infinite"],
         )
         for r in rows
-    ]  # fmt: skip
-    if several:
-        head = ("task", *head)
-        body = [(r["task"], *row) for r, row in zip(rows, body, strict=True)]
-    return Table(name, caption, head, tuple(body))
+    )  # fmt: skip
+    return Table(name, caption, head, body)
 
 
 def _policy_table(record: Record, name: str) -> Table:
@@ -373,7 +371,9 @@ class RunFolder:
 def read_folder(path: Path) -> RunFolder:
     """Read the folder of a run; unreadable files are listed, not raised."""
     if not path.is_dir():
-        raise InputError(f"there is no folder {path}; give the folder of a run")
+        raise InputError(
+            f"there is no folder {path}; give the folder of a run", code="file.missing"
+        )
     unreadable: list[tuple[str, str]] = []
     run: dict[str, Any] = {}
     records, others, unchecked = [], [], []
@@ -424,16 +424,20 @@ def _json_files(path: Path) -> list[Path]:
 def _read(file: Path) -> dict[str, Any]:
     try:
         if not file.is_file():
-            raise InputError("is a folder or a pipe and not a file; remove it")
+            raise InputError("is a folder or a pipe and not a file; remove it", code="file.format")
         if file.stat().st_size > LARGEST_RECORD:
-            raise InputError("is too large for a record; leave it out of the run's folder")
+            raise InputError(
+                "is too large for a record; leave it out of the run's folder", code="file.damaged"
+            )
         record = load_json(file)
     except OSError as error:
-        raise InputError(f"cannot be read ({error.strerror})") from None
+        raise InputError(f"cannot be read ({error.strerror})", code="file.format") from None
     except (ValueError, RecursionError):
-        raise InputError("is not JSON, or it is truncated; write it again") from None
+        raise InputError(
+            "is not JSON, or it is truncated; write it again", code="file.format"
+        ) from None
     if not isinstance(record, dict):
-        raise InputError("holds no record; write it again")
+        raise InputError("holds no record; write it again", code="file.format")
     if SEAL in record:
         verify_checksum(record, file)
     return record

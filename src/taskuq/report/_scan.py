@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from taskuq.policy._learned import round_arrays
 from taskuq.policy._policy import Policy, monitor_statistics
 from taskuq.report._explorer import Explorer, brightness, thumbnail
 from taskuq.report._records import RunFolder, shown
-from taskuq.table._table import TaskOutputs
 from taskuq.table._terminology import Terminology
 
 # Cases of a table that are tried.
@@ -27,7 +26,7 @@ def one_scan(policy: Policy | None, folder: RunFolder) -> OneScan | None:
         return None
     found = []
     for one in _cases(policy, folder):
-        scan = _scanned(policy, one)
+        scan = _scanned(policy, *one)
         if scan.is_early and len(scan.rounds) > 1:
             return _with_calibration(scan, policy, folder)
         found.append(scan)
@@ -35,78 +34,67 @@ def one_scan(policy: Policy | None, folder: RunFolder) -> OneScan | None:
     return None if chosen is None else _with_calibration(chosen, policy, folder)
 
 
-class _Stored(NamedTuple):
-    """A case: outputs are (round, sample), with a last axis for several tasks."""
-
-    case: str
-    target: float
-    outputs: FloatArray
-    labels: Sequence[str]
-    shown: int | None
+# A case: its name, target, outputs (round, sample) or with a last axis for tasks, names of the
+# rounds, and which of the explorer's slices it is.
+_Case = tuple[str, float, FloatArray, Sequence[str], int | None]
 
 
-def _cases(policy: Policy, folder: RunFolder) -> Iterator[_Stored]:
+def _cases(policy: Policy, folder: RunFolder) -> Iterator[_Case]:
     explorer, table = folder.explorer, folder.table
     rates = [float(R) for R in policy.accelerations]
     if explorer is not None and [float(R) for R in explorer.accelerations] == rates:
-        targets = explorer.of(0).targets
-        for s in range(explorer.slices):
-            yield _Stored(
-                str(explorer.case[s]), float(targets[s]), explorer.outputs[s], explorer.labels, s
-            )
+        targets = explorer.for_task(0).targets
+        for s, case in enumerate(explorer.case):
+            yield str(case), float(targets[s]), explorer.outputs[s], explorer.labels, s
     elif table is not None and table.has_targets:
         if [float(R) for R in table.accelerations] != rates:
             return
         names = np.arange(table.cases) if table.case is None else table.case
         targets = np.reshape(table.targets_at(0), (table.cases, -1))[:, 0]
-        for i in range(min(table.cases, MOST_CASES)):
-            yield _Stored(
-                str(names[i]), float(targets[i]), table.outputs[:, i], table.round_labels, None
-            )
+        for i, case in enumerate(names[:MOST_CASES]):
+            yield str(case), float(targets[i]), table.outputs[:, i], table.round_labels, None
 
 
-def _scanned(policy: Policy, one: _Stored) -> OneScan:
+def _scanned(
+    policy: Policy, case: str, target: float, x: FloatArray, labels: Sequence[str], s: int | None
+) -> OneScan:
     rounds = []
-    for k, label in enumerate(one.labels):
-        decision = policy.decide(k, one.outputs[: k + 1])
+    for k, label in enumerate(labels):
+        decision = policy.decide(k, x[: k + 1])
         ends = decision.interval.lower, decision.interval.upper
         lower, upper = (float(np.ravel(end)[0]) for end in ends)
         # The interval of a round that does not stop has no guarantee, so it is left out.
         report = (lower, upper) if decision.stop else None
-        seen = np.reshape(one.outputs[k], (len(one.outputs[k]), -1))[:, 0]
-        rounds.append(_ScanRound(label, tuple(map(float, seen)), report))
+        outputs = np.reshape(x[k], (len(x[k]), -1))[:, 0]
+        rounds.append(_ScanRound(label, tuple(map(float, outputs)), report))
         if decision.stop:
             break
     task = policy.task_names[0] if len(policy.task_names) > 1 else None
-    return OneScan(one.case, one.target, tuple(rounds), one.shown, task)
+    return OneScan(case, target, tuple(rounds), s, task)
 
 
 def _with_calibration(scan: OneScan, policy: Policy, folder: RunFolder) -> OneScan:
     """Mark a scan whose case the policy was calibrated on."""
-    table, explorer = folder.table, folder.explorer
-    if table is None or not table.has_targets or not _is_planned_on(policy, table):
+    table, explorer, whom = folder.table, folder.explorer, policy.guarantee._unit
+    if table is None or not table.has_targets or not policy.monitor_reference:
         return scan
+    if whom.is_group and table.group is None:
+        return scan
+    x, z = round_arrays(table)
+    seen = monitor_statistics(x[0], whom.index(table.cases, table.group), table.task_names, z[0])
+    if seen != dict(policy.monitor_reference):
+        return scan  # planned on another table
     outputs = np.array([one.outputs for one in scan.rounds])
 
     def holds(first: FloatArray) -> bool:
         return bool((first[: len(outputs)] == outputs[:, None]).all(axis=(0, 2)).any())
 
-    if not holds(round_arrays(table)[0][..., 0]):
+    if not holds(x[..., 0]):
         return scan
     if scan.shown is None or explorer is None:
         return replace(scan, calibrated=table.cases)
-    others = np.moveaxis(explorer.of(0).calibration_outputs, 1, 0)
+    others = np.moveaxis(explorer.for_task(0).calibration_outputs, 1, 0)
     return replace(scan, calibrated=table.cases, without=None if holds(others) else others.shape[1])
-
-
-def _is_planned_on(policy: Policy, table: TaskOutputs) -> bool:
-    """Return True if the policy's stored statistics are those of the table."""
-    whom = policy.guarantee.whom
-    if not policy.monitor_reference or (whom.is_group and table.group is None):
-        return False
-    index = whom.index(table.cases, table.group)
-    x, z = round_arrays(table)
-    return monitor_statistics(x[0], index, table.task_names, z[0]) == dict(policy.monitor_reference)
 
 
 @dataclass(frozen=True)
@@ -149,17 +137,19 @@ def scan_picture(scan: OneScan, explorer: Explorer | None, words: Terminology) -
         inside = min(max(value, low), high)
         return round(4 + 192 * (inside - low) / span, 2)
 
-    rows = [
-        {
+    rows = []
+    for k, one in enumerate(scan.rounds):
+        low_end, high_end = one.report or (math.nan, math.nan)
+        rows.append({
             "label": one.label,
             "image": _picture(explorer, scan.shown, k),
             "dots": [x(v) for v in one.outputs],
             "decision": "stops here" if one.stops else "measure more",
             "stops": one.stops,
-            **_reported(one, x),
-        }
-        for k, one in enumerate(scan.rounds)
-    ]
+            "text": f"{shown(low_end)} to {shown(high_end)}" if one.stops else "no report yet",
+            "from": x(low_end),
+            "width": max(x(high_end) - x(low_end), 1.0),
+        })  # fmt: skip
     of = "" if scan.task is None else f" ({scan.task})"
     return {
         "caption": f"{words.title('case')} {scan.case}{of}: measuring {_ending(scan, words)}",
@@ -171,14 +161,6 @@ def scan_picture(scan: OneScan, explorer: Explorer | None, words: Terminology) -
             "text": shown(scan.target),
         },
     }
-
-
-def _reported(one: _ScanRound, x: Callable[[float], float]) -> dict[str, Any]:
-    if one.report is None:
-        return {"text": "no report yet"}
-    low, high = one.report
-    text = f"{shown(low)} to {shown(high)}"
-    return {"text": text, "from": x(low), "width": max(x(high) - x(low), 1.0)}
 
 
 def _ending(scan: OneScan, words: Terminology) -> str:

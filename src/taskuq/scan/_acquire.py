@@ -1,4 +1,4 @@
-"""Acquisition loop."""
+"""Acquisition of a scan, round by round."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import os
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from time import perf_counter
-from typing import Any, cast, overload
+from typing import Any, cast
 
 from taskuq._arrays import require_methods
 from taskuq._io import file_lock
 from taskuq.errors import InputError
-from taskuq.pipeline._executor import DeadlineWorker
+from taskuq.pipeline._executor import DeadlineWorker, Executor
 from taskuq.policy._policy import Policy
 from taskuq.protocols import AdaptiveMeasure, Recover, Scanner, Task, VerifiableScanner
 from taskuq.scan._audit import append_entries, audit_entry
 from taskuq.scan._monitor import Monitor
-from taskuq.scan._round import RoundExecutor, void_reason
-from taskuq.scan._scanners import ScannerOfEach, Scanners, as_scanners, make_line_selector
+from taskuq.scan._round import RoundDecider, find_mismatches, void_reason
+from taskuq.scan._scanners import LineSelector, ScannerOfEach, Scanners, as_scanners
 from taskuq.scan._state import (
     GroupScan,
     RoundRecord,
@@ -33,372 +33,347 @@ from taskuq.scan._state import (
     measurement_fault,
 )
 
+PathLike = str | os.PathLike[str]
+# A round, and the cases that are measured in it.
+Awaited = tuple[int, tuple[str, ...]]
 
-def _validate_scan_inputs(
+
+@dataclass(frozen=True)
+class ScanOptions:
+    """Identity, files and callbacks of a scan."""
+
+    scan_id: str | None = None
+    state: PathLike | None = None
+    audit_log: PathLike | None = None
+    monitor: Monitor | None = None
+    on_round: Callable[[RoundRecord], None] | None = None
+    adaptive: AdaptiveMeasure | None = None
+    flags: ScanFlags = field(default_factory=ScanFlags)
+
+
+def acquire(
     policy: Policy,
-    scanners: Scanners,
+    scanner: Scanner | ScannerOfEach,
+    *,
+    recover: Recover,
+    task: Task,
     samples: int,
-    scan_id: str | None,
-    state: str | os.PathLike[str] | None,
-    deadline: Any,
-    seed: Any,
-) -> None:
-    """Validate policy, scanner and options before measuring."""
+    seed: int = 0,
+    case: str | None = None,
+    cases: Sequence[str] | None = None,
+    scan_id: str | None = None,
+    state: PathLike | None = None,
+    audit_log: PathLike | None = None,
+    deadline: float | None = None,
+    monitor: Monitor | None = None,
+    on_round: Callable[[RoundRecord], None] | None = None,
+    adaptive: AdaptiveMeasure | None = None,
+) -> Scan | GroupScan:
+    """Scan a case, or all cases of a group, round by round until the policy stops.
+
+    Each round measures what it adds, recovers posterior samples from everything measured so far,
+    runs the task on them and applies the policy. After the last round everything is measured and
+    the target is known. Samples depend on the seed, the name of the case and the acceleration
+    alone, as in :class:`taskuq.Pipeline`: a scan of a case repeats its row of a table.
+
+    The cases of a group are scanned together if there is a scanner for each, or if ``cases`` names
+    them and ``measure`` of one scanner returns a measurement for each. A policy for whole groups
+    makes one decision for all of them; under every other policy each case stops on its own, and
+    what a shared scanner still measures of it is ignored.
+
+    With ``state`` every round is stored before the next one begins. Calling again with the same
+    file and ``scan_id`` resumes after the last stored round, once every stored decision has been
+    reproduced; one process at a time. A scanner with a method ``remeasure`` repeats the stored
+    rounds, and ``on_round`` is called for them again. Arrays, or a dictionary of them, can be
+    stored; tensors become arrays from the first round on, so that a resumed scan gives the
+    recovery the same input. An audit log, ``log.jsonl`` next to the state, is checked and printed
+    by ``taskuq audit``.
+
+    A fault is never a reason to stop: a measurement that is empty, zero, not finite, repeated, or
+    of another round or scan; invalid outputs; a recovery or task that fails or misses the
+    deadline. The scan then continues to its end, because its guarantee needs every round, unless
+    the policy's intervals hold at any stop, the measurements are sound and no lines are chosen.
+
+    Args:
+        policy: The policy of :func:`taskuq.plan`.
+        scanner: A scanner; for a group a list of scanners, a dictionary by case, or one scanner of
+            all cases. The recovery receives the result of its method ``combine``, or the list of
+            measurements of all rounds so far.
+        recover: The recovery, called with the measurement, ``samples`` and ``seed``.
+        task: The task, called with recoveries.
+        samples: Posterior samples, as many as the policy was calibrated with.
+        seed: Seed of the recoveries.
+        case: Name of the case; ``"0"`` by default, as in a pipeline without names.
+        cases: Names of all cases of a group, in the order in which they are measured; by default
+            the positions in the list of scanners.
+        scan_id: Identity of the scan, e.g. the accession number; required with ``state``.
+        state: File for the state of the scan.
+        audit_log: The audit log; by default ``log.jsonl`` next to the state.
+        deadline: Seconds that recovery and task may take together for a case in a round; not for
+            the last round, nor for repeated ones.
+        monitor: Monitor of exchangeability, updated with the first round of every scan; after its
+            alarm no scan stops early.
+        on_round: Called after each round with the record of each case.
+        adaptive: The choice of lines that the policy's table was made with. Every scanner gets a
+            ``request`` before it measures a round; records name the next lines. If the choice
+            fails or is late, the round has a fault and the scan continues to its end.
+
+    Returns:
+        A :class:`taskuq.scan.Scan`; for a group a :class:`taskuq.scan.GroupScan`.
+    """
+    if not isinstance(policy, Policy):
+        raise InputError(
+            f"policy must be a Policy, got {type(policy).__name__}; use taskuq.plan or "
+            "taskuq.load_policy",
+            code="component.invalid",
+        )
+    require_methods(recover, "recover", Recover)
+    require_methods(task, "task", Task)
     if samples != policy.samples:
         raise InputError(
-            f"this policy was calibrated with {policy.samples} samples, got samples={samples}"
+            f"the policy was calibrated with {policy.samples} samples, got samples={samples}",
+            code="samples.mismatch",
         )
+    if deadline is not None and not _is_duration(deadline):
+        raise InputError(
+            f"deadline must be a positive number of seconds, got {deadline!r}",
+            code="value.invalid",
+        )
+    if not _is_integer(seed):
+        raise InputError(f"seed must be an integer, got {seed!r}", code="value.invalid")
+    loop = open_scan(
+        policy, as_scanners(scanner, case, cases),
+        Executor(recover, task, int(seed), worker=DeadlineWorker(deadline)),
+        ScanOptions(scan_id, state, audit_log, monitor, on_round, adaptive),
+    )  # fmt: skip
+    return loop.run()
+
+
+def _is_duration(value: Any) -> bool:
+    return isinstance(value, Real) and 0 < float(value) < 1e6
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, Integral)
+
+
+def open_scan(
+    policy: Policy, scanners: Scanners, executor: Executor, options: ScanOptions
+) -> ScanLoop:
+    """Return a scan that is ready to start or resume."""
+    monitor, flags = options.monitor, options.flags
     if policy.whole_group and not scanners.is_group:
         raise InputError(
-            "this policy decides about all cases of a group at once, got a scanner of one case; "
-            "give a scanner for each case, or name them, cases=[...], and measure all in a round"
+            "the policy stops whole groups but got one scanner; pass one scanner per case, or "
+            "cases=[...]",
+            code="policy.mismatch",
         )
-    if state is not None and not scan_id:
+    if options.state is not None and not options.scan_id:
         raise InputError(
-            f"the state {state} needs the name of its scan, so that no other is taken for it; give "
-            "scan_id=, e.g. an accession number"
+            "state= needs scan_id=, which identifies the scan on resume; pass e.g. the accession "
+            "number",
+            code="option.missing",
         )
-    if deadline is not None and not (isinstance(deadline, Real) and 0 < float(deadline) < 1e6):
-        raise InputError(f"the deadline must be a positive number of seconds, got {deadline!r}")
-    if not isinstance(seed, Integral):
-        raise InputError(f"the seed must be an integer, got {seed!r}")
+    if monitor is not None:
+        _validate_monitor(monitor, policy, scanners)
+    selector = None
+    if options.adaptive is not None:
+        selector = LineSelector.checked(options.adaptive, scanners, len(policy.accelerations))
+    if flags.void_reason is None:
+        mismatches = find_mismatches(policy, executor, options.adaptive)
+        flags = (
+            replace(flags, void_reason=void_reason(mismatches, depth=4)) if mismatches else flags
+        )
+    decider = RoundDecider(policy, scanners, executor, monitor, options.scan_id, selector)
+    state, log = None, None if options.audit_log is None else Path(options.audit_log)
+    if options.state is not None:
+        path = Path(options.state)
+        log = path.with_name("log.jsonl") if log is None else log
+        state = ScanState(
+            path, policy, scanners.cases, scanners.is_group, str(options.scan_id), executor.seed,
+            decider.rule_name, flags.patient,
+        )  # fmt: skip
+    return ScanLoop(decider, replace(options, flags=flags), state, log)
 
 
 def _validate_monitor(monitor: Monitor, policy: Policy, scanners: Scanners) -> None:
     """Raise InputError if a monitor does not fit the scan."""
     if not monitor._is_of(policy):
-        raise InputError("the monitor watches another policy; make one of this policy")
+        raise InputError(
+            "the monitor was built for a different policy; create Monitor(policy) for this one",
+            code="policy.mismatch",
+        )
     if monitor._is_by_group and not scanners.is_group:
         raise InputError(
-            "this policy is about groups, so its monitor has to see all cases of a group at once, "
-            "got a scanner of one case; give a scanner for each case of the group"
+            "the units of the monitor are groups but got one scanner; pass one scanner per case of "
+            "the group",
+            code="policy.mismatch",
         )
     if monitor.calibration_statistics and monitor.compute_statistics is None:
         raise InputError(
-            f"the monitor has statistics of your own ({', '.join(monitor.calibration_statistics)}), and a scan "
-            "has to know how they are read off a measurement; give the monitor compute_statistics="
+            f"the monitor has statistics {', '.join(monitor.calibration_statistics)}; pass "
+            "compute_statistics= to Monitor, which computes them from a measurement",
+            code="option.missing",
         )
-
-
-OnRound = Callable[[RoundRecord], None]
-StatePath = str | os.PathLike[str] | None
-# A round, and the cases that are measured in it.
-Awaited = tuple[int, tuple[str, ...]]
-Scanned = Scan | GroupScan
-
-
-@overload
-def acquire(
-    policy: Policy, scanner: Scanner, *, recover: Recover, task: Task, samples: int,
-    seed: int = 0, case: str | None = None, cases: None = None, scan_id: str | None = None,
-    state: StatePath = None, audit_log: StatePath = None, deadline: float | None = None,
-    monitor: Monitor | None = None, on_round: OnRound | None = None,
-    adaptive: AdaptiveMeasure | None = None,
-) -> Scan: ...  # fmt: skip
-
-
-@overload
-def acquire(
-    policy: Policy, scanner: Scanner, *, recover: Recover, task: Task, samples: int,
-    seed: int = 0, case: None = None, cases: Sequence[str], scan_id: str | None = None,
-    state: StatePath = None, audit_log: StatePath = None, deadline: float | None = None,
-    monitor: Monitor | None = None, on_round: OnRound | None = None,
-    adaptive: AdaptiveMeasure | None = None,
-) -> GroupScan: ...  # fmt: skip
-
-
-@overload
-def acquire(
-    policy: Policy, scanner: ScannerOfEach, *, recover: Recover, task: Task, samples: int,
-    seed: int = 0, case: None = None, cases: Sequence[str] | None = None,
-    scan_id: str | None = None, state: StatePath = None, audit_log: StatePath = None,
-    deadline: float | None = None, monitor: Monitor | None = None,
-    on_round: OnRound | None = None, adaptive: AdaptiveMeasure | None = None,
-) -> GroupScan: ...  # fmt: skip
-
-
-def acquire(
-    policy: Policy,
-    scanner: Scanner | ScannerOfEach,
-    *,
-    recover: Recover,
-    task: Task,
-    samples: int,
-    seed: int = 0,
-    case: str | None = None,
-    cases: Sequence[str] | None = None,
-    scan_id: str | None = None,
-    state: StatePath = None,
-    audit_log: StatePath = None,
-    deadline: float | None = None,
-    monitor: Monitor | None = None,
-    on_round: OnRound | None = None,
-    adaptive: AdaptiveMeasure | None = None,
-) -> Scanned:
-    """Scan a case, or all cases of a group, round by round until the policy stops.
-
-    Each round measures only what it adds, recovers posterior samples from everything measured so
-    far, runs the task on them and asks the policy. When all rounds have passed, the rest is
-    measured and the target is known. What a round draws depends on the seed, the name of the case
-    and the acceleration alone, as in :class:`taskuq.Pipeline`: a scan of a case repeats its row of
-    a table.
-
-    The cases of a group are scanned together where there is a scanner for each, or where ``cases``
-    names them and ``measure`` of the one scanner returns a piece for each. A policy for whole
-    groups makes one decision for all of them, and refuses to scan one case by itself. Under every
-    other policy each case stops on its own, as if it were scanned alone: its scanner measures no
-    more, or, where one scanner measures all, what it still measures of that case is not looked at.
-
-    With ``state`` every round is stored before the next one begins: what was measured, then the
-    record as a small JSON file. Calling again with the same file and ``scan_id`` goes on after the
-    last stored round, once every stored decision has been computed again and agrees; one process
-    at a time. A scanner that has a method ``remeasure`` has to measure the stored rounds once more, as
-    they are stored, and ``on_round`` then hears them too. Arrays, or a dictionary of them, can be
-    stored; tensors become arrays, from the first round on, so that the recovery is given the same
-    before and after a power cut. Beside the state an audit trail grows, ``log.jsonl``, which
-    ``taskuq audit`` checks and tells.
-
-    A round in which something is wrong (a piece that is empty, zero, not finite, repeated, or of
-    another round or scan; outputs that cannot be; a recovery or task that fails or takes longer
-    than the deadline) is never a reason to stop: the scan goes on measuring and says why. Because
-    its promise needs every round, it then goes on to the end, unless the policy's intervals hold
-    at any stop, the measurements are sound and no rule chooses lines.
-
-    Arguments:
-        policy: When to stop.
-        scanner: What measures; for a group, a scanner for each case (a list, or a dictionary by
-            name), or one that measures all. Where it can ``combine`` the pieces of all rounds of
-            a case so far, the recovery is given what comes of that, otherwise the list of pieces.
-        recover: The recovery method, called with the measurement, ``samples`` and ``seed``.
-        task: The task, called with recoveries.
-        samples: The number of posterior samples, as many as the policy was calibrated with.
-        seed: The seed of the recoveries.
-        case: The name of the case. Without one it is ``"0"``, as a pipeline calls the first of
-            images without names.
-        cases: The names of all cases of a group, in the order in which they are measured. A list
-            of scanners may do without, and numbers them as a pipeline would.
-        scan_id: What the scan is called, e.g. an accession number; needed with ``state``.
-        state: Where to keep the state of the scan.
-        audit_log: The audit trail; by default ``log.jsonl`` beside the state.
-        deadline: Seconds that recovery and task may take together for a case in a round; not for
-            the last round, nor for what is computed again on resuming.
-        monitor: What watches whether new units are still like the calibration units: it is shown
-            the first round of every scan, and where it withdraws the promise none stops early.
-        on_round: Called after each round with the record of each case, e.g. to show progress.
-        adaptive: What chooses the lines of later rounds for each case, the one that the policy's table
-            was made with. Every scanner is told with ``request`` before it measures a round; a
-            record names the lines wanted next. Where the rule fails or is late, the round has a
-            fault: other lines are measured, and the scan goes on to the end.
-
-    Returns:
-        The scan of the case; for a group, those of all its cases.
-    """
-    scan = _scan(
-        policy, scanner, recover=recover, task=task, samples=samples, seed=seed, case=case,
-        cases=cases, scan_id=scan_id, state=state, audit_log=audit_log, worker=DeadlineWorker(deadline),
-        monitor=monitor, on_round=on_round, adaptive=adaptive,
-    )  # fmt: skip
-    with scan.locked():
-        rounds = scan.rounds()
-        while True:
-            try:
-                next(rounds)
-            except StopIteration as ended:
-                return cast(Scanned, ended.value)
-
-
-def iter_scan(
-    policy: Policy, scanner: Scanner | ScannerOfEach, **options: Any
-) -> Generator[Awaited, None, Scanned]:
-    """Scan as a generator that yields before each round."""
-    return _scan(policy, scanner, **options).rounds()
-
-
-def _scan(
-    policy: Policy,
-    scanner: Scanner | ScannerOfEach,
-    *,
-    recover: Recover,
-    task: Task,
-    samples: int,
-    worker: DeadlineWorker,
-    seed: int = 0,
-    case: str | None = None,
-    cases: Sequence[str] | None = None,
-    scan_id: str | None = None,
-    state: StatePath = None,
-    audit_log: StatePath = None,
-    monitor: Monitor | None = None,
-    on_round: OnRound | None = None,
-    adaptive: AdaptiveMeasure | None = None,
-    terms: ScanFlags | None = None,
-) -> _ScanLoop:
-    """A scan that is ready to begin or to go on, or what is wrong with how it was asked for."""
-    if not isinstance(policy, Policy):
-        raise InputError(
-            f"policy is what plan returns, got {policy!r}; read a file with taskuq.load_policy"
-        )
-    scanners = as_scanners(scanner, case, cases)
-    require_methods(recover, "recover", Recover)
-    require_methods(task, "task", Task)
-    _validate_scan_inputs(policy, scanners, samples, scan_id, state, worker.deadline, seed)
-    if monitor is not None:
-        _validate_monitor(monitor, policy, scanners)
-    asked = make_line_selector(adaptive, scanners, len(policy.accelerations))
-    steps = RoundExecutor(policy, scanners, recover, task, seed, worker, monitor, scan_id, asked)
-    terms = terms or ScanFlags()
-    if terms.void is None:
-        terms = replace(terms, void=void_reason(steps.others, depth=4))
-    if state is None:
-        return _ScanLoop(
-            steps, terms, scan_id, None, None if audit_log is None else Path(audit_log), on_round
-        )
-    path = Path(state)
-    file = ScanState(
-        path, policy, scanners.cases, scanners.is_group, str(scan_id), seed, steps.rule_name,
-        terms.patient,
-    )  # fmt: skip
-    trail = path.with_name("log.jsonl") if audit_log is None else Path(audit_log)
-    return _ScanLoop(steps, terms, scan_id, file, trail, on_round)
 
 
 @dataclass(frozen=True)
-class _ScanLoop:
+class ScanLoop:
     """Scan from its current state to its end."""
 
-    steps: RoundExecutor
-    terms: ScanFlags
-    scan_id: str | None
-    file: ScanState | None
-    trail: Path | None
-    on_round: OnRound | None
+    decider: RoundDecider
+    options: ScanOptions
+    state: ScanState | None
+    audit_log: Path | None
 
-    def locked(self) -> AbstractContextManager[None]:
-        if self.file is None:
-            return nullcontext()
-        path = self.file.path
-        return file_lock(path.with_name(f".{path.name}.lock"), what=str(path))
+    def run(self) -> Scan | GroupScan:
+        """Scan until every case has stopped, and return the scan."""
+        lock: AbstractContextManager[None] = nullcontext()
+        if self.state is not None:
+            path = self.state.path
+            lock = file_lock(path.with_name(f".{path.name}.lock"), what=str(path))
+        with lock:
+            rounds = self.rounds()
+            while True:
+                try:
+                    next(rounds)
+                except StopIteration as ended:
+                    return cast(Scan | GroupScan, ended.value)
 
-    def rounds(self) -> Generator[Awaited, None, Scanned]:
-        """Go on until every case has stopped; say before each round what is measured in it."""
-        scanners = self.steps.scanners
+    def rounds(self) -> Generator[Awaited, None, Scan | GroupScan]:
+        """Scan until every case has stopped; yield before each round is measured."""
+        scanners, selector = self.decider.scanners, self.decider.selector
         scans = dict.fromkeys(scanners.cases, Scan())
-        if self.trail is not None:
-            # A file that is no trail is refused before anything is measured.
-            append_entries(self.trail, [])
-        if self.file is not None:
-            scans = self.file.load()
-            self.steps.require_same(scans, self.file.path)
+        if self.audit_log is not None:
+            # A file that is no audit log is refused before anything is measured.
+            append_entries(self.audit_log, [])
+        if self.state is not None:
+            scans = self.state.load()
+            self.decider.require_same(scans, self.state.path)
             yield from self._repeat(scans)
         all_stored = True
-        while going := [name for name, scan in scans.items() if not scan.is_finished]:
-            k, storing = len(scans[going[0]].rounds), None
-            if len(scans[going[0]].measurements) == k:
-                if (asked := self.steps.asking) is not None:
-                    asked.tell(k, scanners, {name: scans[name] for name in going})
-                yield k, tuple(going)
-                storing = self._measure(k, going, scans, all_stored)
-                all_stored = storing is not None
-            measured = {name: scans[name] for name in going}
-            # The disk writes while networks compute, not while they wait for their measurement;
-            # neither monitor nor trail hears of a round before it is there.
-            with background(storing, waits=True) as begin:
-                storing, begun = None, perf_counter()
-                found = self._storing(begin).found(k, measured)
-                latency = perf_counter() - begun
-            begun = perf_counter()
-            records = self.steps.decided(k, measured, found)
-            latency += perf_counter() - begun
-            doubts = self.steps.doubts(records)
-            records = [
-                self.steps.doubted(record, scans[record.case], doubts[record.case])
-                if record.case in doubts
-                else record
-                for record in records
-            ]
-            records = self.terms.stamped(records, self.steps.monitor)
-            for record in records:
-                before, doubt = scans[record.case], doubts.get(record.case)
-                faults = before.faults if doubt is None else (*before.faults, doubt)
-                scans[record.case] = Scan((*before.rounds, record), before.measurements, faults)
-            # The trail comes first: what a power cut lets it tell twice is told, not lost.
-            tell = partial(self._tell, records, latency)
-            if self.file is None:
-                tell()
-            else:
-                self.file.keep(scans, pieces_stored=all_stored, first=tell)
-            if self.on_round is not None:
-                for record in records:
-                    self.on_round(record)
+        while active := [name for name, scan in scans.items() if not scan.is_finished]:
+            k, store = len(scans[active[0]].rounds), None
+            if len(scans[active[0]].measurements) == k:
+                if selector is not None:
+                    selector.request(k, scanners, {name: scans[name] for name in active})
+                yield k, tuple(active)
+                store = self._measure(k, active, scans, all_stored)
+                all_stored = store is not None
+            self._decide(k, active, scans, store, all_stored)
         return GroupScan(scans) if scanners.is_group else scans[scanners.cases[0]]
 
-    def _storing(self, begin: Callable[[], None]) -> RoundExecutor:
-        """RoundExecutor that let something begin as soon as a measurement is put together."""
-        return replace(self.steps, scanners=replace(self.steps.scanners, combined=begin))
+    def _decide(
+        self,
+        k: int,
+        active: list[str],
+        scans: dict[str, Scan],
+        store: Callable[[], None] | None,
+        all_stored: bool,
+    ) -> None:
+        """Compute, decide and store round k of the active cases."""
+        measured, decider = {name: scans[name] for name in active}, self.decider
+        begun = perf_counter()
+        if store is None:
+            results = decider.compute(k, measured)
+        else:
+            # The disk writes while networks compute; neither monitor nor audit log learns of a
+            # round before its measurements are stored.
+            with background(store, waits=True) as begin:
+                scanners = replace(decider.scanners, on_combined=begin)
+                results = replace(decider, scanners=scanners).compute(k, measured)
+        latency, begun = perf_counter() - begun, perf_counter()
+        records = decider.decide(k, measured, results)
+        latency += perf_counter() - begun
+        late_faults = decider.late_faults(records)
+        for i, record in enumerate(records):
+            scan, fault = scans[record.case], late_faults.get(record.case)
+            if fault is not None:
+                records[i] = decider.revoke(record, scan, fault)
+                scans[record.case] = replace(scan, faults=(*scan.faults, fault))
+        flags, monitor = self.options.flags, decider.monitor
+        reason = flags.void_reason
+        if reason is None and monitor is not None and monitor.alarm:
+            reason = monitor.statement
+        if reason is not None or flags.shadow:
+            records = [replace(r, void_reason=reason, shadow=flags.shadow) for r in records]
+        for record in records:
+            scan = scans[record.case]
+            scans[record.case] = Scan((*scan.rounds, record), scan.measurements, scan.faults)
+        # The audit log comes first: after a power cut it may repeat a round, but lose none.
+        log = partial(self._log, records, latency)
+        if self.state is None:
+            log()
+        else:
+            self.state.store(scans, pieces_stored=all_stored, first=log)
+        if self.options.on_round is not None:
+            for record in records:
+                self.options.on_round(record)
 
     def _repeat(self, scans: dict[str, Scan]) -> Generator[Awaited, None, None]:
-        scanners, asked = self.steps.scanners, self.steps.asking
-        showing = {n: s for n, s in scanners.of_case.items() if isinstance(s, VerifiableScanner)}
-        rounds = max((len(scans[name].measurements) for name in showing), default=0)
-        if any(len(scans[name].rounds) > len(scans[name].measurements) for name in showing):
+        """Have verifiable scanners measure the stored rounds again."""
+        scanners, selector = self.decider.scanners, self.decider.selector
+        verifiable = {n: s for n, s in scanners.of_case.items() if isinstance(s, VerifiableScanner)}
+        rounds = max((len(scans[name].measurements) for name in verifiable), default=0)
+        if any(len(scans[name].rounds) > len(scans[name].measurements) for name in verifiable):
             raise InputError(
-                "what the stored scan measured is not stored beside it, so that nobody can tell "
-                "whether it is this scan; start a new one"
+                "the measurements of the stored scan are not stored, so it cannot be verified; "
+                "start a new scan",
+                code="resume.mismatch",
             )
         for k in range(rounds):
-            stored = {name: scans[name] for name in showing if len(scans[name].measurements) > k}
-            if asked is not None:
-                asked.tell(k, scanners, stored)
+            stored = {name: scans[name] for name in verifiable if len(scans[name].measurements) > k}
+            if selector is not None:
+                selector.request(k, scanners, stored)
             yield k, tuple(stored)
             for name, scan in stored.items():
-                showing[name].remeasure(k, scan.measurements[k])
-            said = [scan.rounds[k] for scan in stored.values() if len(scan.rounds) > k]
-            if doubts := self.steps.doubts(said):
-                raise InputError(next(iter(doubts.values())))
-            # After all of them: who scans them together waits for the answers of all.
-            for record in said:
-                if self.on_round is not None:
-                    self.on_round(replace(record, restored=True))
+                verifiable[name].remeasure(k, scan.measurements[k])
+            records = [scan.rounds[k] for scan in stored.values() if len(scan.rounds) > k]
+            if late_faults := self.decider.late_faults(records):
+                raise InputError(next(iter(late_faults.values())), code="resume.mismatch")
+            # After all of them: a client that scans them together awaits the replies of all.
+            for record in records:
+                if self.options.on_round is not None:
+                    self.options.on_round(replace(record, restored=True))
 
     def _measure(
-        self, k: int, going: list[str], scans: dict[str, Scan], all_stored: bool
+        self, k: int, active: list[str], scans: dict[str, Scan], all_stored: bool
     ) -> Callable[[], None] | None:
-        """Measure a round of the cases that go on; return what stores it, where all was so far."""
-        asked = self.steps.asking
-        pieces, arrays = self.steps.scanners.measure(k, going), None
-        if self.file is not None:
-            pieces, arrays = self.file.storable(going, pieces)
-        for name, piece in zip(going, pieces, strict=True):
+        """Measure a round of the active cases; return what stores it, if all was stored so far."""
+        selector = self.decider.selector
+        measurements, arrays = self.decider.scanners.measure(k, active), None
+        if self.state is not None:
+            measurements, arrays = self.state.storable(active, measurements)
+        for name, measurement in zip(active, measurements, strict=True):
             scan = scans[name]
-            fault = measurement_fault(piece, scan.measurements, round=k, scan_id=self.scan_id)
-            if fault is None and asked is not None:
-                fault = asked.fault(k, scan, piece)
+            fault = measurement_fault(
+                measurement, scan.measurements, round=k, scan_id=self.options.scan_id
+            )
+            if fault is None and selector is not None:
+                fault = selector.fault(k, scan, measurement)
             faults = scan.faults if fault is None else (*scan.faults, fault)
-            scans[name] = replace(scan, measurements=(*scan.measurements, piece), faults=faults)
-        if self.file is None or arrays is None or not all_stored:
-            if self.file is not None and all_stored:
-                _warn_of_pieces(self.file.path, k)
+            scans[name] = Scan(scan.rounds, (*scan.measurements, measurement), faults)
+        if self.state is None or arrays is None or not all_stored:
+            if self.state is not None and all_stored:
+                warnings.warn(
+                    f"the measurement of round {k} is no array and no dictionary of arrays: it is "
+                    f"not checked for faults, {self.state.path} holds decisions alone, and the "
+                    "scan cannot be resumed; return arrays from measure",
+                    UserWarning,
+                    stacklevel=5,
+                )
             return None
         # Copies: a recovery may write into its measurement while that is being stored.
         copies = {name: array.copy() for name, array in arrays.items()}
-        return partial(self.file.keep_measured, k, copies, dict(scans))
+        return partial(self.state.store_measured, k, copies, dict(scans))
 
-    def _tell(self, records: list[RoundRecord], latency: float) -> None:
-        if self.trail is not None:
-            made_with = {"scan_id": self.scan_id or "", **self.steps.fingerprints}
-            made_with |= {} if self.file is None else {"state": self.file.path.name}
-            if (monitor := self.steps.monitor) is not None:
-                made_with |= {"evidence": monitor.e_value, "withdrawn": monitor.alarm}
-            append_entries(
-                self.trail, [audit_entry(record, latency, **made_with) for record in records]
-            )
-
-
-def _warn_of_pieces(path: Path, k: int) -> None:
-    warnings.warn(
-        f"what round {k} measured is no array and no dictionary of arrays, so it is not searched "
-        f"for faults and {path} keeps decisions alone: a scan that is cut off cannot be taken up, "
-        "and what was computed from measurements cannot be verified; let measure return arrays",
-        UserWarning,
-        stacklevel=5,
-    )
+    def _log(self, records: list[RoundRecord], latency: float) -> None:
+        """Append the records of a round to the audit log."""
+        if self.audit_log is None:
+            return
+        common = {"scan_id": self.options.scan_id or "", **self.decider.fingerprints}
+        common |= {} if self.state is None else {"state": self.state.path.name}
+        if (monitor := self.decider.monitor) is not None:
+            common |= {"evidence": monitor.e_value, "withdrawn": monitor.alarm}
+        entries = [audit_entry(record, latency, **common) for record in records]
+        append_entries(self.audit_log, entries)

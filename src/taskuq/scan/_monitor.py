@@ -1,4 +1,4 @@
-"""Monitor: conformal test martingale."""
+"""Monitor of exchangeability: conformal test martingales."""
 
 from __future__ import annotations
 
@@ -198,12 +198,12 @@ class Monitor:
             pass
 
     def __repr__(self) -> str:
-        return self.sentence
+        return self.statement
 
     @property
     def _is_by_group(self) -> bool:
         """Whether the units are groups."""
-        return self.policy.guarantee.whom.is_group
+        return self.policy.guarantee._unit.is_group
 
     def _is_of(self, policy: Policy) -> bool:
         """Whether this is the policy that is watched."""
@@ -251,8 +251,8 @@ class Monitor:
         return bool(self.alarms)
 
     @property
-    def sentence(self) -> str:
-        """What the evidence says."""
+    def statement(self) -> str:
+        """The result of the test in a sentence."""
         unit = self.policy.guarantee.unit
         n = len(next(iter(self.policy.monitor_reference.values())))
         if not self.alarm:
@@ -324,7 +324,7 @@ class Monitor:
             decision,
             stop=False,
             stops=np.zeros_like(decision.stops),
-            reason=f"continue: {self.sentence}",
+            reason=f"continue: {self.statement}",
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -338,7 +338,7 @@ class Monitor:
             "withdrawn": self.alarm,
             "withdrawn_after": self.alarm_after,
             "changed": list(self.alarms),
-            "sentence": self.sentence,
+            "sentence": self.statement,
             "statistics": [
                 {
                     "name": name,

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +27,26 @@ from taskuq.conformal._family import stack_intervals
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray, Interval
 from taskuq.policy._policy import Policy
-from taskuq.scan._monitor import Monitor
+
+SCHEMA = "taskuq.acquisition/1"
+Arrays = dict[str, np.ndarray]
+# Names of the arrays that identify stored measurements.
+SCAN, ROUND = "taskuq scan_id", "taskuq round"
+# Void reason of a scan that was stored without one.
+UNKNOWN = "No guarantee is known: an earlier version stored this scan without its void reason."
 
 
 @contextmanager
 def background(
     work: Callable[[], None] | None, *, waits: bool = False
 ) -> Iterator[Callable[[], None]]:
-    """Run work in a background thread; join and re-raise on exit."""
+    """Run work in a background thread; join and re-raise on exit.
+
+    With ``waits`` the thread starts when the yielded function is called, on exit at the latest.
+    """
     failed: list[BaseException] = []
     threads: list[threading.Thread] = []
-    # A computation that is late may ask for the beginning while the end does: one of them has it.
+    # A late computation may start the thread while the exit does: one of them gets the work.
     turn, left = threading.Lock(), [] if work is None else [work]
 
     def run(work: Callable[[], None]) -> None:
@@ -53,7 +62,7 @@ def background(
                 try:
                     thread.start()
                     threads.append(thread)
-                except RuntimeError:  # there is no thread to be had: it is done here, and first
+                except RuntimeError:  # no thread can be started: run the work here, and first
                     run(one)
             left.clear()
 
@@ -69,38 +78,39 @@ def background(
         for thread in threads:
             thread.join()
         if failed:
-            # An error that stayed here would keep the frames that it came through.
+            # An error that stayed here would keep its frames alive.
             raise failed.pop()
 
 
 def measurement_fault(
-    piece: Any, earlier: Sequence[Any], *, round: int, scan_id: str | None
+    measurement: Any, earlier: Sequence[Any], *, round: int, scan_id: str | None
 ) -> str | None:
     """Return the fault of a round's measurement, or None."""
-    if piece is None:
+    if measurement is None:
         return f"round {round} measured nothing"
-    if isinstance(piece, Mapping):
-        if "round" in piece and not _is(piece["round"], round):
-            return f"the piece of round {round} says that it is of round {_said(piece['round'])}"
-        named = "scan_id" in piece and scan_id is not None
-        if named and not _is(piece["scan_id"], scan_id):
-            return f"the piece of round {round} says that it is of scan {_said(piece['scan_id'])}"
-        if said := str(np.asarray(piece.get("fault", ""))):
-            return f"round {round}: {said:.200}"
-    arrays = _arrays_of(piece)
+    if isinstance(measurement, Mapping):
+        for name, expected in (("round", round), ("scan_id", scan_id)):
+            if name in measurement and expected is not None:
+                value = np.asarray(measurement[name]).ravel()
+                if value.size != 1 or str(value[0]) != str(expected):
+                    text = ", ".join(map(str, value[:1]))[:60]
+                    return f"the measurement of round {round} is labelled {name} {text!r}"
+        if fault := str(np.asarray(measurement.get("fault", ""))):
+            return f"round {round}: {fault:.200}"
+    arrays = _as_arrays(measurement)
     if arrays is None:
         return None
-    measured = _largest(arrays)
-    if not measured:
+    largest = _largest(arrays)
+    if not largest:
         return f"round {round} measured nothing"
     if not all(np.isfinite(a).all() for a in arrays.values() if a.dtype.kind in "fc"):
-        return f"round {round} measured numbers that are not finite"
-    if not all(a.any() for a in measured.values()):
-        return f"what round {round} measured is zero everywhere"
+        return f"the measurement of round {round} contains NaN or infinity"
+    if not all(a.any() for a in largest.values()):
+        return f"the measurement of round {round} is zero everywhere"
     for k, other in enumerate(earlier):
-        before = _arrays_of(other) or {}
-        if any(n in before and np.array_equal(a, before[n]) for n, a in measured.items()):
-            return f"round {round} measured what round {k} had measured, number by number"
+        before = _as_arrays(other) or {}
+        if any(n in before and np.array_equal(a, before[n]) for n, a in largest.items()):
+            return f"the measurement of round {round} repeats that of round {k}"
     return None
 
 
@@ -108,11 +118,9 @@ def output_fault(policy: Policy, outputs: FloatArray, *, round: int) -> str | No
     """Return the fault of a round's outputs, or None."""
     if len(outputs) != policy.samples:
         return (
-            f"the recovery and task gave {len(outputs)} outputs in round {round}, but "
-            f"{policy.samples} samples were asked for"
+            f"recovery and task returned {len(outputs)} outputs in round {round} instead of "
+            f"{policy.samples}"
         )
-    if not np.isfinite(outputs).all():
-        return f"the outputs of round {round} are not all finite"
     outside = _outside(policy, outputs)
     return outside and f"outputs of round {round} lie outside the {outside}"
 
@@ -121,66 +129,65 @@ def require_value(policy: Policy, outputs: FloatArray) -> None:
     """Refuse what is not the one value of a fully measured scan."""
     if len(outputs) != 1:
         raise InputError(
-            f"recovery and task gave {len(outputs)} values where everything is measured; the "
-            "target is one value"
+            f"recovery and task returned {len(outputs)} values of a full measurement; return one",
+            code="component.invalid",
         )
-    outside = _outside(policy, outputs)
-    if not np.isfinite(outputs).all() or outside:
+    if outside := _outside(policy, outputs):
         raise InputError(
-            f"the value of the fully measured scan is {outputs[0]}, outside the "
-            f"{outside or 'finite numbers'}; look at the recovery and the task"
+            f"the value of the full measurement is {outputs[0]}, outside the {outside}; check "
+            "recovery and task",
+            code="range.outside",
         )
 
 
 def _outside(policy: Policy, outputs: FloatArray) -> str | None:
-    """Name the first task's range that values (value,) or (value, task) leave, if any."""
+    """Return the first task's range that values (value,) or (value, task) leave, or None."""
     values = outputs.reshape(len(outputs), -1)
     for t, range_ in enumerate(policy.task_ranges):
         low, high = range_ or (-np.inf, np.inf)
         if values[:, t].min() < low or values[:, t].max() > high:
             whose = "task's" if len(policy.task_names) == 1 else f"{policy.task_names[t]}'s"
-            return f"{whose} range [{low:g}, {high:g}]"
+            return f"{whose} range [{range_[0]:g}, {range_[1]:g}]"
     return None
 
 
-def _arrays_of(piece: Any) -> dict[str, np.ndarray] | None:
-    """Return a piece as arrays by name, or None where it is something else."""
-    # The leading mark keeps names apart from the arguments of np.savez, and from a lone array.
-    parts = {f"of {name}": v for name, v in piece.items()} if isinstance(piece, Mapping) else {
-        "alone": piece
-    }  # fmt: skip
+def _as_arrays(measurement: Any) -> dict[str, np.ndarray] | None:
+    """Return a measurement as arrays by name, or None if it is something else."""
+    # The prefix keeps names apart from the arguments of np.savez, and from a lone array.
+    if isinstance(measurement, Mapping):
+        values = {f"of {name}": value for name, value in measurement.items()}
+    else:
+        values = {"alone": measurement}
     try:
-        arrays = {name: as_array(value, "measurement") for name, value in parts.items()}
+        arrays = {name: as_array(value, "measurement") for name, value in values.items()}
     except InputError:
         return None
     return arrays if all(a.dtype.kind in "biufcUS" for a in arrays.values()) else None
 
 
+def _from_arrays(arrays: Arrays) -> Any:
+    if list(arrays) == ["alone"]:
+        return arrays["alone"]
+    return {name.removeprefix("of "): array for name, array in arrays.items()}
+
+
 def _largest(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    numbers = {n: a for n, a in arrays.items() if a.dtype.kind in "biufc" and a.size}
-    most = max((a.size for a in numbers.values()), default=0)
-    return {name: a for name, a in numbers.items() if a.size == most}
-
-
-def _is(said: Any, meant: Any) -> bool:
-    value = np.asarray(said)
-    return value.size == 1 and str(value.ravel()[0]) == str(meant)
-
-
-def _said(value: Any) -> str:
-    return str(np.asarray(value).ravel()[:1].tolist() or [""])[1:-1][:60]
+    """Return the largest numeric arrays, which hold the measured values."""
+    numeric = {n: a for n, a in arrays.items() if a.dtype.kind in "biufc" and a.size}
+    most = max((a.size for a in numeric.values()), default=0)
+    return {name: a for name, a in numeric.items() if a.size == most}
 
 
 @dataclass(frozen=True)
 class RoundOutputs:
-    """Samples and task outputs of one round, by case."""
+    """Task outputs, chosen lines and faults of one round, by case."""
 
     outputs: dict[str, FloatArray] = field(default_factory=dict)
     chosen: dict[str, BoolArray | None] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
 
 
-# Fields whose names in files are older than those in Python.
+# Keys in files of fields with another name in Python.
 STORED_NAMES = {"next_lines": "wanted", "void_reason": "void"}
 
 
@@ -188,20 +195,20 @@ STORED_NAMES = {"next_lines": "wanted", "void_reason": "void"}
 class RoundRecord:
     """Outputs and decision of one case in one round.
 
-    Arguments:
-        round: The round, counted from 0.
+    Args:
+        round: The round, from 0.
         acceleration: Its acceleration.
-        outputs: The task outputs (sample,) or (sample, task); one value when all is measured.
-        stop: Whether the policy stopped here.
-        lower: The lower end of the interval, one per task.
-        upper: The upper end.
-        reason: Why, in a sentence.
-        case: The name of the case.
-        fault: What was wrong in the round, so that it could not be decided; None for nothing.
-        next_lines: The lines that the next round adds, where a rule chooses them.
-        void_reason: Why nothing was promised when this was decided; None where the policy's promise stood.
-        shadow: Whether the decision was told and not obeyed: a stop stopped nothing.
-        restored: Whether this was decided before, and is told from what was stored; not stored itself.
+        outputs: Task outputs (sample,) or (sample, task); one value of a full measurement.
+        stop: True if the policy stopped here.
+        lower: Lower end of the interval, one per task.
+        upper: Upper end.
+        reason: The reason of the decision.
+        case: Name of the case.
+        fault: The fault that prevented a decision, or None.
+        next_lines: Lines that the next round adds, if they are chosen for each case.
+        void_reason: Why the guarantee does not apply, or None if it does.
+        shadow: True if the decision was logged only: a stop stopped nothing.
+        restored: True if the record comes from the stored state; not stored itself.
     """
 
     round: int
@@ -219,21 +226,52 @@ class RoundRecord:
     restored: bool = field(default=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as values that JSON can hold."""
+        """Return all fields as JSON values."""
+        fields = {STORED_NAMES.get(n, n): v for n, v in vars(self).items() if n != "restored"}
         ends = {end: np.atleast_1d(getattr(self, end)).tolist() for end in ("lower", "upper")}
-        kept = {name: value for name, value in vars(self).items() if name != "restored"}
-        kept = {STORED_NAMES.get(name, name): value for name, value in kept.items()}
-        return dict(to_json_value({**kept, "outputs": self.outputs.tolist(), **ends}))
+        return dict(to_json_value({**fields, "outputs": self.outputs.tolist(), **ends}))
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any], case: str) -> RoundRecord:
+        """Return the record of a stored round."""
+        R, void = record["acceleration"], record.get("void", UNKNOWN)
+        ends = []
+        for end in ("lower", "upper"):
+            values = np.array([number_from_json(value) for value in record[end]])
+            ends.append(values if len(values) > 1 else values.reshape(()))
+        return cls(
+            round=int(record["round"]),
+            acceleration=np.nan if R is None else float(R),
+            outputs=np.asarray(record["outputs"], dtype=float),
+            stop=record["stop"] is True,
+            lower=ends[0],
+            upper=ends[1],
+            reason=str(record["reason"]),
+            case=case,
+            fault=record["fault"],
+            next_lines=tuple(map(int, record.get("wanted", ()))),
+            void_reason=None if void is None else str(void),
+            shadow=record.get("shadow") is True,
+        )
+
+    @property
+    def interval(self) -> Interval:
+        """Interval of the round."""
+        return Interval(self.lower, self.upper)
+
+    def __str__(self) -> str:
+        interval = ", ".join(repr(self.interval).splitlines())
+        return f"{interval}, {self.reason}"
 
 
 @dataclass(frozen=True)
 class Scan:
     """Scan of one case, finished or in progress.
 
-    Arguments:
-        rounds: What happened so far.
-        measurements: What was measured in each round, and perhaps in one that is not decided yet.
-        faults: What was wrong with pieces; a scan that has any is never known in full.
+    Args:
+        rounds: Records of the rounds so far.
+        measurements: Measurements of each round, and perhaps of one that is not decided yet.
+        faults: Faults of measurements; a scan with faults is never known in full.
     """
 
     rounds: tuple[RoundRecord, ...] = ()
@@ -242,35 +280,32 @@ class Scan:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the policy has stopped the scan."""
+        """True if the policy has stopped the scan."""
         return bool(self.rounds) and self.rounds[-1].stop
 
     @property
     def acceleration(self) -> float:
-        """The acceleration of the last round."""
+        """Acceleration of the last round."""
         return self.rounds[-1].acceleration
 
     @property
     def interval(self) -> Interval:
-        """The interval of the last round."""
-        return Interval(self.rounds[-1].lower, self.rounds[-1].upper)
+        """Interval of the last round."""
+        return self.rounds[-1].interval
 
     @property
     def reason(self) -> str:
-        """The reason of the last decision."""
+        """Reason of the last decision."""
         return self.rounds[-1].reason
 
     @property
     def void_reason(self) -> str | None:
-        """Why nothing was promised when the scan was decided; None where the promise stood."""
-        return next(
-            (r.void_reason for r in reversed(self.rounds) if r.void_reason is not None), None
-        )
+        """Why the guarantee does not apply, or None if it does."""
+        reasons = [record.void_reason for record in reversed(self.rounds)]
+        return next((reason for reason in reasons if reason is not None), None)
 
     def __repr__(self) -> str:
-        if not self.rounds:
-            return "a scan without a round yet"
-        lines = [f"round {one.round}: {_interval(one)}, {one.reason}" for one in self.rounds]
+        lines = [f"round {one.round}: {one}" for one in self.rounds] or ["a scan without rounds"]
         return "\n".join([*lines, *(f"fault: {fault}" for fault in self.faults)])
 
 
@@ -278,73 +313,47 @@ class Scan:
 class GroupScan:
     """Scans of all cases of a group.
 
-    Arguments:
-        cases: The scan of each case by its name, in the order in which the cases were given.
+    Args:
+        cases: The scan of each case by name, in the given order.
     """
 
     cases: Mapping[str, Scan]
 
     @property
     def is_finished(self) -> bool:
-        """Whether the policy has stopped every case."""
+        """True if the policy has stopped every case."""
         return all(scan.is_finished for scan in self.cases.values())
-
-    def __repr__(self) -> str:
-        return "\n".join(
-            f"{name}: {_interval(scan.rounds[-1])}, {scan.reason}" if scan.rounds else f"{name}: -"
-            for name, scan in self.cases.items()
-        )
 
     @property
     def mean_acceleration(self) -> float:
-        """The harmonic mean of the accelerations at which the cases are now."""
+        """Harmonic mean of the current accelerations of the cases."""
         return 1 / float(np.mean([1 / scan.acceleration for scan in self.cases.values()]))
 
     @property
     def interval(self) -> Interval:
-        """The last interval of each case, (case,) or (case, task)."""
+        """Last interval of each case, (case,) or (case, task)."""
         return stack_intervals([scan.interval for scan in self.cases.values()], axis=0)
 
-
-def _interval(record: RoundRecord) -> str:
-    return ", ".join(repr(Interval(record.lower, record.upper)).splitlines())
-
-
-# What is promised of a scan whose state does not say it.
-UNTOLD = (
-    "Nobody can tell whether anything was promised: an earlier version stored this scan, and did "
-    "not store whether the promise stood."
-)
+    def __repr__(self) -> str:
+        return "\n".join(
+            f"{name}: {scan.rounds[-1] if scan.rounds else '-'}"
+            for name, scan in self.cases.items()
+        )
 
 
 @dataclass(frozen=True)
 class ScanFlags:
-    """Shadow mode and void reason, stored with every decision."""
+    """Void reason, shadow mode and patient, stored with every decision."""
 
-    void: str | None = None
+    void_reason: str | None = None
     shadow: bool = False
     patient: str | None = None
 
-    def stamped(
-        self, records: Sequence[RoundRecord], monitor: Monitor | None = None
-    ) -> list[RoundRecord]:
-        """Return records that say on which terms they were decided."""
-        void = self.void
-        if void is None and monitor is not None and monitor.alarm:
-            void = monitor.sentence
-        return [replace(record, void_reason=void, shadow=self.shadow) for record in records]
-
 
 def format_reason(reason: str, *, shadow: bool) -> str:
-    """Format a decision's reason, with shadow mode."""
+    """Return the reason of a decision, in the conditional for shadow mode."""
     is_early = reason.startswith("stop ")
     return f"would have stopped {reason.removeprefix('stop ')}" if shadow and is_early else reason
-
-
-SCHEMA = "taskuq.acquisition/1"
-Arrays = dict[str, np.ndarray]
-# What the measurements of a round say about themselves.
-SCAN, ROUND = "taskuq scan_id", "taskuq round"
 
 
 @dataclass(frozen=True)
@@ -361,62 +370,61 @@ class ScanState:
     patient: str | None = None
 
     def load(self) -> dict[str, Scan]:
-        """Return the scan of each case as far as it was stored."""
+        """Return the stored scan of each case."""
         if not self.path.exists():
             return dict.fromkeys(self.cases, Scan())
-        record = _record(self.path, self.policy)
+        record = _read_record(self.path, self.policy)
         for name, mine in (("scan_id", self.scan_id), ("seed", self.seed), ("rule", self.rule)):
             if record.get(name) != mine:
                 raise InputError(
-                    f"{self.path} is of {name} {record.get(name)!r}, got {mine!r}; go on with the "
-                    "former, or give this scan a state of its own"
+                    f"{self.path} belongs to {name} {record.get(name)!r}, got {mine!r}; resume "
+                    "with the former, or use a new state file",
+                    code="resume.mismatch",
                 )
-        scans, is_group = _read(self.path, self.policy, record)
+        scans, is_group = _read_scans(self.path, self.policy, record)
         if is_group != self.is_group or tuple(scans) != self.cases:
             raise InputError(
-                f"{self.path} is a scan of {_listed(scans, is_group)}, got "
-                f"{_listed(self.cases, self.is_group)}; go on with the former or start a new scan"
+                f"{self.path} holds a scan of {_listed(scans, is_group)}, got "
+                f"{_listed(self.cases, self.is_group)}; resume with the former, or use a new state "
+                "file",
+                code="resume.mismatch",
             )
         return scans
 
     def storable(
-        self, going: Sequence[str], pieces: Sequence[Any]
+        self, active: Sequence[str], measurements: Sequence[Any]
     ) -> tuple[list[Any], Arrays | None]:
-        """Return the pieces of a round as they will be read back, and as arrays to store."""
-        found = [_arrays_of(piece) for piece in pieces]
-        kept = [p if a is None else _from_arrays(a) for p, a in zip(pieces, found, strict=True)]
-        marks = [_mark(self.cases.index(case), self.is_group) for case in going]
-        arrays: Arrays = {}
-        for mark, of_case in zip(marks, found, strict=True):
-            if of_case is None:
-                return kept, None
-            arrays |= {mark + name: array for name, array in of_case.items()}
-        return kept, arrays
+        """Return the measurements of a round as they are read back, and as arrays to store."""
+        each = [_as_arrays(measurement) for measurement in measurements]
+        read_back = [
+            measurement if arrays is None else _from_arrays(arrays)
+            for measurement, arrays in zip(measurements, each, strict=True)
+        ]
+        stored: Arrays = {}
+        for case, arrays in zip(active, each, strict=True):
+            if arrays is None:
+                return read_back, None
+            prefix = _prefix(self.cases.index(case), self.is_group)
+            stored |= {prefix + name: array for name, array in arrays.items()}
+        return read_back, stored
 
-    def keep_measured(self, round: int, arrays: Arrays, scans: Mapping[str, Scan]) -> None:
-        """Store what a round measured, with the name of its scan, and then that it was measured."""
+    def store_measured(self, round: int, arrays: Arrays, scans: Mapping[str, Scan]) -> None:
+        """Store the measurements of a round, and then that they are stored."""
         named: Arrays = {SCAN: np.array(self.scan_id), ROUND: np.array(round), **arrays}
-        with atomic_write(_pieces_path(self.path, round)) as partial, partial.open("wb") as file:
+        with atomic_write(_arrays_path(self.path, round)) as partial, partial.open("wb") as file:
             np.savez(file, allow_pickle=False, **named)
-        self.keep(scans, pieces_stored=True)
+        self.store(scans, pieces_stored=True)
 
-    def keep(
+    def store(
         self,
         scans: Mapping[str, Scan],
         *,
         pieces_stored: bool,
         first: Callable[[], None] | None = None,
     ) -> None:
-        """Store what was decided so far, and which rounds were measured."""
-        # On one line: an indented one is put together by Python, piece by piece, and not by C.
-        with atomic_write(self.path) as partial, background(first):
-            text = json_text(self._as_json(scans, pieces_stored), indent=None)
-            partial.write_text(f"{text}\n", encoding="utf-8")
-            fsync(partial)
-
-    def _as_json(self, scans: Mapping[str, Scan], pieces_stored: bool) -> dict[str, Any]:
+        """Store the decisions so far; run ``first`` before they are visible."""
         each = [[record.to_dict() for record in scan.rounds] for scan in scans.values()]
-        return {
+        record = {
             "schema": SCHEMA,
             "scan_id": self.scan_id,
             "patient": self.patient,
@@ -431,132 +439,109 @@ class ScanState:
             "cases": list(scans),
             **({"scans": each} if self.is_group else {"rounds": each[0]}),
         }
+        with atomic_write(self.path) as partial, background(first):
+            # On one line: indented JSON is written by slow Python code.
+            partial.write_text(f"{json_text(record, indent=None)}\n", encoding="utf-8")
+            fsync(partial)
 
 
 def load_scan(path: str | os.PathLike[str], policy: Policy) -> Scan | GroupScan:
-    """Return a stored scan of a case, or of a group, to look at it.
+    """Load a stored scan of a case or of a group.
 
-    Arguments:
-        path: The state that :func:`acquire` wrote.
-        policy: The policy it was made with; another one is refused.
+    Args:
+        path: The state that :func:`taskuq.acquire` wrote.
+        policy: The policy of the scan; another one is refused.
     """
     source = Path(path)
-    scans, is_group = _read(source, policy, _record(source, policy))
+    scans, is_group = _read_scans(source, policy, _read_record(source, policy))
     return GroupScan(scans) if is_group else next(iter(scans.values()))
 
 
-def _record(path: Path, policy: Policy) -> dict[str, Any]:
+def _read_record(path: Path, policy: Policy) -> dict[str, Any]:
     record = read_json(path, SCHEMA, remedy="start a new scan")
     if record.get("policy") != policy.fingerprint:
         raise InputError(
-            f"{path} is a scan under another policy; go on with that one or start a new scan"
+            f"{path} belongs to a scan with a different policy; resume with that policy or use a "
+            "new state file",
+            code="resume.mismatch",
         )
     return record
 
 
-def _read(path: Path, policy: Policy, record: Mapping[str, Any]) -> tuple[dict[str, Scan], bool]:
-    """Read the scan of each case, and whether they are those of a group."""
+def _read_scans(
+    path: Path, policy: Policy, record: Mapping[str, Any]
+) -> tuple[dict[str, Scan], bool]:
+    """Return the scan of each case, and True if they are a group."""
     with complete_record(path, "scan"):
         is_group = "scans" in record
         scans = record["scans"] if is_group else [record["rounds"]]
         rounds = {
-            str(name): tuple(_round(r, str(name)) for r in of_case)
+            str(name): tuple(RoundRecord.from_dict(r, str(name)) for r in of_case)
             for name, of_case in zip(record["cases"], scans, strict=True)
         }
         listed = [tuple(map(str, of_case)) for of_case in record["faults"]]
         faults = dict(zip(rounds, listed, strict=True))
         measured = dict(zip(rounds, map(int, record["measured"]), strict=True))
-        stored, scan_id = record["pieces_stored"] is True, str(record["scan_id"])
+        is_stored, scan_id = record["pieces_stored"] is True, str(record["scan_id"])
     longest = max(map(len, rounds.values()), default=0)
-    going = [r for r in rounds.values() if not Scan(r).is_finished]
+    active = [r for r in rounds.values() if not Scan(r).is_finished]
     in_order = all([r.round for r in each] == [*range(len(each))] for each in rounds.values())
-    # Whole groups are stopped at once, so that some of their cases can never be ahead.
-    is_torn = policy.whole_group and 0 < len(going) < len(rounds)
-    if not in_order or is_torn or any(len(each) < longest for each in going):
-        raise InputError(f"{path} has rounds out of order; it is damaged")
-    if going and longest and not stored:
+    # Whole groups stop at once: none of their cases can be ahead.
+    is_torn = policy.whole_group and 0 < len(active) < len(rounds)
+    if not in_order or is_torn or any(len(each) < longest for each in active):
         raise InputError(
-            f"{path} cannot be taken up: its measurements were not arrays and were not stored"
+            f"{path} is damaged: its rounds are out of order; start a new scan", code="file.damaged"
         )
-    pieces: dict[str, tuple[Any, ...]] = dict.fromkeys(rounds, ())
-    if stored:
-        pieces = _read_pieces(path, measured, is_group, scan_id)
-    found = {name: Scan(rounds[name], pieces[name], of_case) for name, of_case in faults.items()}
-    return found, is_group
+    if active and longest and not is_stored:
+        raise InputError(
+            f"{path} cannot be resumed: its measurements were not arrays and were not stored; "
+            "start a new scan",
+            code="resume.mismatch",
+        )
+    measurements: dict[str, tuple[Any, ...]] = dict.fromkeys(rounds, ())
+    if is_stored:
+        measurements = _read_measurements(path, measured, is_group, scan_id)
+    return {n: Scan(rounds[n], measurements[n], faults[n]) for n in rounds}, is_group
 
 
-def _round(record: Mapping[str, Any], case: str) -> RoundRecord:
-    R = record["acceleration"]
-    return RoundRecord(
-        round=int(record["round"]),
-        acceleration=np.nan if R is None else float(R),
-        outputs=np.asarray(record["outputs"], dtype=float),
-        stop=record["stop"] is True,
-        lower=_ends(record["lower"]),
-        upper=_ends(record["upper"]),
-        reason=str(record["reason"]),
-        case=case,
-        fault=record["fault"],
-        next_lines=tuple(map(int, record.get("wanted", ()))),
-        void_reason=_void(record.get("void", UNTOLD)),
-        shadow=record.get("shadow") is True,
-    )
-
-
-def _void(said: Any) -> str | None:
-    return None if said is None else str(said)
-
-
-def _read_pieces(
+def _read_measurements(
     path: Path, measured: Mapping[str, int], is_group: bool, scan_id: str
 ) -> dict[str, tuple[Any, ...]]:
-    """Read what was measured of each case in each of its rounds."""
-    pieces: dict[str, list[Any]] = {name: [] for name in measured}
+    """Return the stored measurements of each case, one for each round."""
+    measurements: dict[str, list[Any]] = {name: [] for name in measured}
     for k in range(max(measured.values(), default=0)):
         try:
-            with open_npz(_pieces_path(path, k)) as archive:
+            with open_npz(_arrays_path(path, k)) as archive:
                 arrays = {name: archive[name] for name in archive}
             if [str(arrays.pop(SCAN, "")), str(arrays.pop(ROUND, ""))] != [scan_id, str(k)]:
-                raise InputError("they are of another scan or round")
+                raise InputError("they belong to another scan or round", code="file.damaged")
             for i, (name, rounds) in enumerate(measured.items()):
                 if k < rounds:
-                    pieces[name].append(_from_arrays(_marked(arrays, _mark(i, is_group))))
+                    prefix = _prefix(i, is_group)
+                    own = {n: a for n, a in arrays.items() if n.startswith(prefix)}
+                    if not own:
+                        raise InputError("a case is missing", code="file.damaged")
+                    named = {n.removeprefix(prefix): array for n, array in own.items()}
+                    measurements[name].append(_from_arrays(named))
         except InputError as error:
             raise InputError(
-                f"the measurements of round {k} beside {path} cannot be read ({error}); start again"
+                f"the measurements of round {k} next to {path} cannot be read ({error}); start a "
+                "new scan",
+                code=error.code,
             ) from None
-    return {name: tuple(of_case) for name, of_case in pieces.items()}
+    return {name: tuple(of_case) for name, of_case in measurements.items()}
 
 
-def _marked(arrays: Arrays, mark: str) -> Arrays:
-    found = {n.removeprefix(mark): array for n, array in arrays.items() if n.startswith(mark)}
-    if not found:
-        raise InputError("a case is missing")
-    return found
-
-
-def _mark(position: int, is_group: bool) -> str:
+def _prefix(position: int, is_group: bool) -> str:
     return f"case {position} " if is_group else ""
 
 
-def _from_arrays(arrays: Arrays) -> Any:
-    if list(arrays) == ["alone"]:
-        return arrays["alone"]
-    return {name.removeprefix("of "): array for name, array in arrays.items()}
-
-
-def _pieces_path(path: Path, k: int) -> Path:
+def _arrays_path(path: Path, k: int) -> Path:
     # The whole name: scans named patient.1 and patient.2 must not share their measurements.
     return path.with_name(f"{path.name}-round{k}.npz")
-
-
-def _ends(values: list[Any]) -> FloatArray:
-    ends = np.array([number_from_json(v) for v in values])
-    return ends if len(ends) > 1 else ends.reshape(())
 
 
 def _listed(cases: Iterable[str], is_group: bool) -> str:
     names = list(cases)
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    who = "a group with the cases" if is_group else "the one case"
-    return f"{who} {', '.join(names[:3])}{more}"
+    return f"{'a group with the cases' if is_group else 'case'} {', '.join(names[:3])}{more}"

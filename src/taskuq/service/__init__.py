@@ -1,1 +1,1 @@
-"""A scanner's stream in, decisions out: the MRD protocol, a service and a replay."""
+"""MRD server and replay, DICOM SR, export of networks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,16 +19,13 @@ from taskuq._io import atomic_write, fingerprint, write_json
 from taskuq.errors import InputError, first_line
 from taskuq.measure._coils import rss
 from taskuq.measure._fourier import broadcast_mask, central_lines, fft2c, ifft2c
+from taskuq.pipeline._executor import Executor
 from taskuq.policy._policy import Policy
-from taskuq.protocols import Fingerprinted
-from taskuq.recover._estimate import varnet_estimate
+from taskuq.recover._estimate import noise_scale_of, varnet_estimate
 from taskuq.recover._methods import rescale_pow2
 from taskuq.recover._varnet_training import VarNetRecovery
-from taskuq.recover.flow._around import COOLER, ResidualFlowSampler, temperature_at
-from taskuq.recover.flow._sample import ATTEMPTS
-from taskuq.recover.sampler._network import unflatten_samples
-from taskuq.recover.sampler._sample import SamplerRecovery, counter_normal
-from taskuq.scan._round import component_name
+from taskuq.recover.flow._sample import ATTEMPTS, COOLER, ResidualFlowSampler, temperature_at
+from taskuq.recover.sampler._sample import SamplerRecovery, TensorEstimator
 from taskuq.service._runtime import MANIFEST, SCHEMA, checksum
 
 
@@ -44,22 +41,21 @@ class _FlowExport(nn.Module):
 
     def __init__(self, recover: ResidualFlowSampler) -> None:
         super().__init__()
-        # In a list, so that what was folded is written as constants and not as parameters.
+        # In a list, so that folded weights are exported as constants.
         self.parts = [recover]
 
     def forward(self, zero_filled: Tensor, mask: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw."""
         recover = self.parts[0]
-        found = varnet_estimate(recover.net, zero_filled[None], mask[None])
-        inputs = found.inputs()
+        estimate = varnet_estimate(recover.net, zero_filled[None], mask[None])
+        inputs = estimate.inputs()
         shapes = recover.flow.latent_shapes(*inputs.shape[-2:])
         rows = torch.split(draws, [math.prod(shape) for shape in shapes], dim=1)
         latents = [
             row.view(-1, height, width, channels)
             for row, (channels, height, width) in zip(rows, shapes, strict=True)
         ]
-        errors = recover.folded.inverse(latents, recover.folded.shares(inputs))
-        return rss(found.coil_images(0, errors)), errors.abs().amax((1, 2, 3))
+        errors = recover.fused.inverse(latents, recover.fused.encode(inputs))
+        return rss(estimate.coil_images(0, errors)), errors.abs().amax((1, 2, 3))
 
 
 class _SamplerExport(nn.Module):
@@ -70,13 +66,8 @@ class _SamplerExport(nn.Module):
         self.parts: list[Any] = [recover]
 
     def forward(self, zero_filled: Tensor, mask: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw."""
         recover = self.parts[0]
-        found = recover.estimating.of(zero_filled[None], mask[None])
-        told, net = found.inputs(), recover._drawing
-        noise = counter_normal(draws, net.noise_size(*told.shape[-2:]))
-        residuals = net.draw(net.know(told, found.share()), unflatten_samples(noise, 1))
-        return found.images(residuals.float())[0], torch.zeros(len(draws))
+        return recover.from_seeds(zero_filled[None], mask[None], draws), torch.zeros(len(draws))
 
 
 class _VarNetExport(nn.Module):
@@ -87,7 +78,6 @@ class _VarNetExport(nn.Module):
         self.parts = [recover]
 
     def forward(self, zero_filled: Tensor, mask: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """Estimate."""
         images, size = rescale_pow2(zero_filled[None])
         kspace = fft2c(images)
         kspace = torch.where(broadcast_mask(mask[None], kspace), kspace, 0)
@@ -95,8 +85,8 @@ class _VarNetExport(nn.Module):
         return recovered * size.view(-1, 1, 1), torch.zeros(1)
 
 
-def _drawing_of(recover: Any, masks: Tensor, height: int) -> _ExportSpec:
-    """Return a recovery as a program."""
+def _export_spec(recover: Any, masks: Tensor, height: int) -> _ExportSpec:
+    """Return the exportable module of a recovery."""
     match recover:
         case ResidualFlowSampler():
             shapes = recover.flow.latent_shapes(height, masks.shape[1])
@@ -106,25 +96,22 @@ def _drawing_of(recover: Any, masks: Tensor, height: int) -> _ExportSpec:
                 "limit": float(recover.flow.config.limit),
                 "attempts": ATTEMPTS,
                 "cooler": COOLER,
-                # How wide draws are depends on how much was measured.
+                # The scale of draws depends on the sampled fraction.
                 "deviations": [[int(mask.sum()), _deviation(recover, mask)] for mask in masks],
             })  # fmt: skip
-        case SamplerRecovery() if hasattr(recover.estimating, "of"):
+        case SamplerRecovery() if isinstance(recover.estimator, TensorEstimator):
             return _ExportSpec(_SamplerExport(recover), {"kind": "seeds"})
         case VarNetRecovery():
             return _ExportSpec(_VarNetExport(recover), {"kind": "none"})
     raise InputError(
-        f"a recovery {type(recover).__name__} cannot be written as a program; a flow or a sampler "
-        "around estimates and a variational network can"
+        f"a recovery {type(recover).__name__} cannot be exported; use a flow or sampler around an "
+        "estimate, or a variational network",
+        code="component.invalid",
     )
 
 
 def _deviation(recover: ResidualFlowSampler, mask: Tensor) -> float:
-    from taskuq.recover._estimate import WIDEST
-
-    unmeasured = 1 - mask.float().mean().item()
-    widening = min(unmeasured**-0.5, WIDEST) if unmeasured else 1.0
-    return temperature_at(recover.temperature, mask) * widening
+    return temperature_at(recover.temperature, mask) * noise_scale_of(mask)
 
 
 def _export_module(module: nn.Module, example: tuple[Tensor, ...], what: str) -> ExportedProgram:
@@ -134,7 +121,8 @@ def _export_module(module: nn.Module, example: tuple[Tensor, ...], what: str) ->
             program = torch.export.export(module.eval(), example)
     except Exception as error:
         raise InputError(
-            f"torch cannot write the {what} down as a program ({first_line(error):.160})"
+            f"torch.export fails for the {what} ({first_line(error):.160})",
+            code="component.invalid",
         ) from None
     return _allow_any_strides(program)
 
@@ -154,8 +142,8 @@ def _allow_any_strides(program: ExportedProgram) -> ExportedProgram:
     return program
 
 
-# How far outputs of a runtime may be from those of the networks it was made of.
-AGREES = 1e-4
+# Allowed relative difference between exported and original outputs.
+TOLERANCE = 1e-4
 
 
 def write_runtime(
@@ -165,25 +153,29 @@ def write_runtime(
     task: Any,
     columns: Sequence[NDArray[np.intp]],
     shape: tuple[int, int, int],
+    fingerprints: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write recovery and task as programs, and see that they say what the networks say."""
+    """Export recovery and task, and require that they agree with the networks."""
     if not isinstance(task, torch.nn.Module):
-        raise InputError(f"a task {type(task).__name__} is no torch module; give its weights")
+        raise InputError(
+            f"a task must be a torch module, got {type(task).__name__}", code="component.invalid"
+        )
     _, height, width = shape
     masks = torch.zeros(len(columns), width, dtype=torch.bool)
     for k, added in enumerate(columns):
         masks[k:, torch.as_tensor(np.asarray(added))] = True
-    drawing = _drawing_of(recover, masks, height)
-    # The round before the last: with more lines networks are steadier.
+    spec = _export_spec(recover, masks, height)
+    # The round before the last: networks are more stable with more lines.
     mask = masks[max(0, len(masks) - 2)]
     zero_filled = ifft2c(torch.where(mask, fft2c(_example_slice(*shape)), 0))
-    given = (zero_filled, mask, _example_draws(drawing.draws, policy.samples))
-    recovery = _export_module(drawing.module, given, "recovery")
+    example = (zero_filled, mask, _example_draws(spec.draws, policy.samples))
+    recovery = _export_module(spec.module, example, "recovery")
     with torch.no_grad():
-        images = drawing.module(*given)[0]
-        seen = _export_module(task, (images,), "task")
-        _require_agreeing(recovery.module()(*given)[0], images, "recovery")
-        _require_agreeing(seen.module()(images), task(images), "task")
+        images = spec.module(*example)[0]
+        executor = Executor(recover, task, fingerprints=fingerprints or {})
+        exported_task = _export_module(task, (images,), "task")
+        _require_agreeing(recovery.module()(*example)[0], images, "recovery")
+        _require_agreeing(exported_task.module()(images), executor.read(images), "task")
     return write_json(folder / MANIFEST, {
         "schema": SCHEMA,
         "policy": fingerprint(policy.to_dict()),
@@ -191,19 +183,16 @@ def write_runtime(
         "samples": policy.samples,
         "images": len(images),
         "columns": [np.asarray(added).tolist() for added in columns],
-        "recover": {**_saved(recovery, folder / "recover.pt2"), "draws": drawing.draws,
-                    "made_of": component_name(recover), "mark": _mark(recover)},
-        "task": {**_saved(seen, folder / "task.pt2"), "made_of": component_name(task), "mark": _mark(task)},
+        "recover": {**_saved(recovery, folder / "recover.pt2"), "draws": spec.draws,
+                    "made_of": executor.name("recover"), "mark": executor.fingerprint("recover")},
+        "task": {**_saved(exported_task, folder / "task.pt2"),
+                 "made_of": executor.name("task"), "mark": executor.fingerprint("task")},
         "versions": {"taskuq": taskuq.__version__, "torch": torch.__version__},
     })  # fmt: skip
 
 
-def _mark(part: Any) -> str:
-    return str(part.fingerprint) if isinstance(part, Fingerprinted) else ""
-
-
 def _example_draws(draws: dict[str, Any], samples: int) -> Tensor:
-    """Return draws of the right size, the same every time."""
+    """Return fixed draws of the right size."""
     if draws["kind"] == "gaussian":
         generator = torch.Generator().manual_seed(0)
         return torch.randn(samples, draws["numbers"], generator=generator) / 2
@@ -211,7 +200,7 @@ def _example_draws(draws: dict[str, Any], samples: int) -> Tensor:
 
 
 def _example_slice(coils: int, height: int, width: int) -> Tensor:
-    """Return coil images of something like a head: networks are steady on what they know."""
+    """Return coil images of a head-like phantom, on which trained networks are stable."""
     generator = torch.Generator().manual_seed(0)
     y, x = torch.linspace(-1, 1, height)[:, None], torch.linspace(-1, 1, width)
     coarse = torch.randn(1, 1, 8, 8, generator=generator)
@@ -226,16 +215,17 @@ def _example_slice(coils: int, height: int, width: int) -> Tensor:
 
 def _require_agreeing(found: Tensor, expected: Tensor, what: str) -> None:
     apart = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
-    if not apart <= AGREES:
+    if not apart <= TOLERANCE:
         raise InputError(
-            f"the program of the {what} is {apart:.2g} away from what it was made of, and "
-            f"{AGREES:g} is allowed; nothing is written"
+            f"the exported {what} differs from the original by {apart:.2g}, allowed is "
+            f"{TOLERANCE:g}; nothing is written",
+            code="component.invalid",
         )
 
 
 def _saved(program: ExportedProgram, path: Path) -> dict[str, Any]:
     with atomic_write(path) as partial, warnings.catch_warnings():
-        # Weights whose memory is not in order are written in order, which is meant.
+        # Non-contiguous weights are saved contiguously.
         warnings.filterwarnings("ignore", "No complete tensor found")
         with partial.open("wb") as file:
             torch.export.save(program, file)

@@ -21,14 +21,14 @@ from taskuq.policy._policy import Policy
 from taskuq.scan._state import GroupScan, Scan, format_reason, load_scan
 
 SCHEMA = "taskuq.interval/1"
-# The coding scheme of what DICOM has no code for.
+# Coding scheme of concepts without a DICOM code.
 SCHEME = "99TASKUQ"
 
 
 def _interval_record(scan: Scan, policy: Policy, *, scan_id: str | None = None) -> dict[str, Any]:
-    """Return the interval of a finished scan as values that JSON can hold."""
+    """Return the interval of a finished scan as JSON values."""
     if not scan.is_finished:
-        raise InputError("the scan is not finished, so nothing is reported of it yet")
+        raise InputError("the scan is not finished; resume it first", code="table.incomplete")
     last = scan.rounds[-1]
     x = np.asarray(last.outputs, dtype=float).reshape(len(last.outputs), -1)
     ends = np.atleast_1d(last.lower), np.atleast_1d(last.upper)
@@ -56,52 +56,54 @@ def _interval_record(scan: Scan, policy: Policy, *, scan_id: str | None = None) 
 
 
 def stored_interval(state: Path, policy: Policy, case: str | None = None) -> dict[str, Any]:
-    """Return the interval of a scan that is stored."""
-    found = load_scan(state, policy)
-    kept = _kept(state)
-    cases = found.cases if isinstance(found, GroupScan) else {str(kept["cases"][0]): found}
+    """Return the interval of a stored scan as JSON values."""
+    scan, record = load_scan(state, policy), _read_state(state)
+    cases = scan.cases if isinstance(scan, GroupScan) else {str(record["cases"][0]): scan}
     chosen = next(iter(cases)) if case is None and len(cases) == 1 else case
     if chosen is None or chosen not in cases:
         got = "" if case is None else f", got {case:.60}"
         raise InputError(
-            f"{state} is a scan of the cases {', '.join(cases):.300}; say which by --case{got}"
+            f"{state} has the cases {', '.join(cases):.300}; choose one with --case{got}",
+            code="option.missing",
         )
-    return _interval_record(cases[chosen], policy, scan_id=kept.get("scan_id"))
+    return _interval_record(cases[chosen], policy, scan_id=record.get("scan_id"))
 
 
 def scan_patient(state: Path) -> str | None:
     """Return the patient of a stored scan, or None."""
-    found = _kept(state).get("patient")
-    return None if found is None else str(found)
+    patient = _read_state(state).get("patient")
+    return None if patient is None else str(patient)
 
 
-def _kept(state: Path) -> dict[str, Any]:
+def _read_state(state: Path) -> dict[str, Any]:
     return read_json(state, "taskuq.acquisition/1", remedy="start a new scan")
 
 
 def write_interval(
     record: dict[str, Any], path: Path, image: Path | None = None, *, patient: str | None = None
 ) -> Path:
-    """Write an interval: a DICOM structured report for a name that ends in .dcm, JSON otherwise."""
+    """Write an interval as a DICOM structured report (.dcm) or as JSON."""
     if path.suffix != ".dcm":
         if image is not None:
             raise InputError(
-                f"{path} is to be JSON, which refers to no image; leave --image out, or let the "
-                "name end in .dcm"
+                f"{path} is JSON, which refers to no image; remove --image or use a .dcm name",
+                code="option.unused",
             )
         return write_json(path, record)
     if image is None:
         raise InputError(
-            f"{path} is to be a DICOM report, which refers to the image it is about; give the image"
+            f"{path} is a DICOM report, which refers to an image; use --image",
+            code="option.missing",
         )
-    opened = _opened(image)
-    shown = str(opened.get("PatientID", ""))
-    if patient is not None and shown != patient:
+    dataset = _read_dicom(image)
+    other = str(dataset.get("PatientID", ""))
+    if patient is not None and other != patient:
         raise InputError(
-            f"the scan is of patient {patient:.60} and {image} of {shown or 'nobody':.60}; give "
-            "the image of the scan, or --allow-patient-mismatch where both are the same"
+            f"the scan belongs to patient {patient:.60} but {image} to "
+            f"{other or 'no patient':.60}; use the matching image, or --allow-patient-mismatch",
+            code="policy.mismatch",
         )
-    report = _dicom_report(record, opened)
+    report = _dicom_report(record, dataset)
     with atomic_write(path) as partial:
         report.save_as(partial, enforce_file_format=True)
     return path
@@ -123,7 +125,9 @@ def _dicom_report(record: dict[str, Any], image: Any) -> Any:
         )
         measurements.append(
             sr.Measurement(
-                name=sr.CodedConcept(_code(task["name"]), SCHEME, str(task["name"])[:64]),
+                name=sr.CodedConcept(
+                    fingerprint(str(task["name"]))[:16], SCHEME, str(task["name"])[:64]
+                ),
                 value=value,
                 unit=codes.UCUM.NoUnits,
                 properties=properties,
@@ -166,43 +170,12 @@ def _dicom_report(record: dict[str, Any], image: Any) -> Any:
     )
 
 
-def _read_report(path: Path) -> dict[str, tuple[float, float, float]]:
-    """Return value, lower and upper end of each task of a DICOM report."""
-    from highdicom import sr
-
-    try:
-        report: Any = sr.srread(path)
-        groups = report.content.get_image_measurement_groups()
-    except Exception as error:
-        raise InputError(f"{path} cannot be read as a report ({first_line(error):.120})") from None
-    found = {}
-    for group in groups:
-        for one in group.get_measurements():
-            reach = {"371886008": np.inf, "371885007": np.inf}
-            for item in one[0].ContentSequence if "ContentSequence" in one[0] else ():
-                code = item.ConceptNameCodeSequence[0].CodeValue
-                if code in reach:
-                    reach[code] = _number(item)
-            value = _number(one[0])
-            above, below = reach["371886008"], reach["371885007"]
-            found[one.name.meaning] = (value, value - below, value + above)
-    return found
-
-
-def _number(item: Any) -> float:
-    """A number with all its digits; its decimal string has room for sixteen characters alone."""
-    measured = item.MeasuredValueSequence[0]
-    return float(measured.get("FloatingPointValue", measured.NumericValue))
-
-
-def _code(name: str) -> str:
-    return fingerprint(str(name))[:16]
-
-
-def _opened(image: Path) -> Any:
+def _read_dicom(image: Path) -> Any:
     import pydicom
 
     try:
         return pydicom.dcmread(image)
     except Exception as error:
-        raise InputError(f"{image} cannot be read as DICOM ({first_line(error):.120})") from None
+        raise InputError(
+            f"{image} cannot be read as DICOM ({first_line(error):.120})", code="file.format"
+        ) from None

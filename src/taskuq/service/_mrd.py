@@ -1,4 +1,4 @@
-"""MRD messages, headers, acquisitions."""
+"""MRD messages, headers and acquisitions."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from taskuq.errors import InputError, first_line
 
 @dataclass(frozen=True)
 class ScanHeader:
+    """Identity and size of a scan."""
+
     scan_id: str
     patient: str
     shape: tuple[int, int, int]
@@ -40,47 +42,55 @@ class ScanHeader:
 
 
 def read_header(xml: str) -> ScanHeader:
-    """Read the header of a scan, or say what it lacks."""
+    """Parse the MRD header of a scan."""
     from ismrmrd.xsd import CreateFromDocument
 
     if "<!DOCTYPE" in xml or "<!ENTITY" in xml:
-        raise InputError("the MRD header defines entities of its own; send a plain header")
+        raise InputError(
+            "the MRD header defines XML entities; send a plain header", code="file.format"
+        )
     try:
-        found: Any = CreateFromDocument(xml)
-        encoding = found.encoding[0]
-        size, shown = encoding.encodedSpace.matrixSize, encoding.reconSpace.matrixSize
+        document: Any = CreateFromDocument(xml)
+        encoding = document.encoding[0]
+        size, recon = encoding.encodedSpace.matrixSize, encoding.reconSpace.matrixSize
         limits = encoding.encodingLimits.slice if encoding.encodingLimits else None
-        system = found.acquisitionSystemInformation
+        system = document.acquisitionSystemInformation
         coils = int(system.receiverChannels) if system and system.receiverChannels else 0
         # An accession number names a study, and a study has several scans.
-        about = found.measurementInformation
-        scan_id = (about.measurementID or about.seriesInstanceUIDRoot) if about else None
-        subject = found.subjectInformation.patientID if found.subjectInformation else None
-        shape, readout = (coils, int(size.x), int(size.y)), int(shown.x or 0)
+        info = document.measurementInformation
+        scan_id = (info.measurementID or info.seriesInstanceUIDRoot) if info else None
+        subject = document.subjectInformation
+        patient = subject.patientID if subject else None
+        shape, readout = (coils, int(size.x), int(size.y)), int(recon.x or 0)
         slices = 1 + int(limits.maximum) if limits is not None else 1
     except Exception as error:
-        raise InputError(f"the MRD header cannot be read ({first_line(error):.120})") from None
+        raise InputError(
+            f"the MRD header cannot be read ({first_line(error):.120})", code="file.format"
+        ) from None
     if not scan_id:
         raise InputError(
-            "the MRD header names no scan; give measurementInformation/measurementID, or "
-            "seriesInstanceUIDRoot, by which a scan is found again"
+            "the MRD header names no scan; set measurementInformation/measurementID or "
+            "seriesInstanceUIDRoot",
+            code="option.missing",
         )
     if min(shape) < 1:
         raise InputError(
-            f"the MRD header says {shape[0]} receiver channels and an encoded matrix of "
-            f"{shape[1]} x {shape[2]}; all must be positive"
+            f"the MRD header has {shape[0]} receiver channels and an encoded matrix of "
+            f"{shape[1]} x {shape[2]}; all must be positive",
+            code="value.invalid",
         )
     if readout not in (0, shape[1]):
-        # Networks were calibrated on images of the field of view, and would be shown a wider one.
+        # Networks were calibrated on images of the field of view, not on wider ones.
         raise InputError(
-            f"the MRD header says readouts of {shape[1]} samples for images of {readout}; remove "
-            "readout oversampling first, and let encodedSpace and reconSpace agree"
+            f"the MRD header has readouts of {shape[1]} samples for images of {readout}; remove "
+            "readout oversampling, so that encodedSpace and reconSpace agree",
+            code="shape.mismatch",
         )
-    return ScanHeader(str(scan_id), str(subject or scan_id), shape, slices)
+    return ScanHeader(str(scan_id), str(patient or scan_id), shape, slices)
 
 
 def header_xml(header: ScanHeader) -> str:
-    """Return the header of a scan as the MRD document that is sent."""
+    """Return the header of a scan as an MRD document."""
     from ismrmrd import xsd
 
     coils, height, width = header.shape
@@ -89,7 +99,7 @@ def header_xml(header: ScanHeader) -> str:
         fieldOfView_mm=xsd.fieldOfViewMm(x=float(height), y=float(width), z=1.0),
     )
 
-    def until(last: int) -> Any:
+    def limit(last: int) -> Any:
         return xsd.limitType(minimum=0, maximum=last, center=last // 2)
 
     document = xsd.ismrmrdHeader(
@@ -104,7 +114,7 @@ def header_xml(header: ScanHeader) -> str:
                 encodedSpace=space,
                 reconSpace=space,
                 encodingLimits=xsd.encodingLimitsType(
-                    kspace_encoding_step_1=until(width - 1), slice=until(header.slices - 1)
+                    kspace_encoding_step_1=limit(width - 1), slice=limit(header.slices - 1)
                 ),
                 trajectory=xsd.trajectoryType.CARTESIAN,
             )
@@ -113,8 +123,8 @@ def header_xml(header: ScanHeader) -> str:
     return str(document.toXML())
 
 
-# What a scanner sends beside the lines of an image, by MRD's flags (the package's numbers, from 1).
-BESIDE = {
+# Kinds of acquisitions outside the image, by MRD flag (numbers from 1, as in the package).
+NON_IMAGING = {
     19: "noise",
     20: "parallel calibration",
     23: "navigation",
@@ -126,16 +136,16 @@ BESIDE = {
     30: "phase stabilization",
     31: "phase stabilization",
 }
-# Calibration that belongs to the image too says so by a flag of its own.
+# Calibration lines that belong to the image have a second flag.
 CALIBRATION, CALIBRATION_AND_IMAGING, REVERSED = 20, 21, 22
 COMPRESSED = (53, 54, 55, 56)
-# There is one image for each slice: whatever else is counted has to be the first of its kind.
+# There is one image per slice: other counters must be 0.
 COUNTED = ("kspace_encode_step_2", "average", "contrast", "phase", "repetition", "set")
 
 
 def non_imaging_kind(acquisition: Any) -> str | None:
     """Return the kind of a non-imaging acquisition, or None."""
-    for flag, name in BESIDE.items():
+    for flag, name in NON_IMAGING.items():
         is_image = flag == CALIBRATION and acquisition.is_flag_set(CALIBRATION_AND_IMAGING)
         if acquisition.is_flag_set(flag) and not is_image:
             return name
@@ -145,14 +155,14 @@ def non_imaging_kind(acquisition: Any) -> str | None:
 def line_problem(acquisition: Any) -> str | None:
     """Return why an acquisition is rejected, or None."""
     if acquisition.is_flag_set(REVERSED):
-        return "a reversed line; turn it before it is sent"
+        return "a reversed line; reverse it before sending"
     if any(acquisition.is_flag_set(flag) for flag in COMPRESSED):
         return "a compressed line; send it uncompressed"
     if acquisition.encoding_space_ref:
-        return f"a line of encoding space {acquisition.encoding_space_ref}; the first is decided on"
+        return f"a line of encoding space {acquisition.encoding_space_ref}; only the first is used"
     for name in COUNTED:
         if count := int(getattr(acquisition.idx, name)):
-            return f"a line of {name.replace('kspace_encode', 'encoding')} {count}; 0 is decided on"
+            return f"a line of {name.replace('kspace_encode', 'encoding')} {count}; only 0 is used"
     return None
 
 
@@ -169,7 +179,7 @@ class StreamLimits:
     connections: int = 16
     slices: int = 1024
     scan: int = 8 * 2**30
-    kept: int = 2 * 2**30
+    buffer: int = 2 * 2**30
     idle: float = 600.0
     header: float = 30.0
     waiting: int = 4
@@ -180,7 +190,7 @@ class StreamError(InputError):
 
 
 class Message(NamedTuple):
-    """One message: its kind, and what it holds (a text, an acquisition, an image)."""
+    """Kind and content (text, acquisition or image) of a message."""
 
     kind: int
     content: Any
@@ -193,21 +203,20 @@ class Connection:
         self.connection, self.limits = connection, limits
         self._sending = threading.Lock()
         self._until: float | None = None
-        # Whether the other end is silent because it waits for an answer of ours.
+        # True while the client waits for a reply.
         self.is_awaited: Callable[[], bool] = lambda: False
         connection.settimeout(limits.idle)
-        # A round's last line, or an answer, must not wait until the other end has said that it got
-        # what came before. (A pair of sockets on one machine has no such delay to turn off.)
+        # The last line of a round must not wait for acknowledgements. Socket pairs lack the option.
         with suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def wait_until(self, until: float | None) -> None:
-        """Read nothing after a time of the monotonic clock, however often something comes."""
+        """Set the time of the monotonic clock after which nothing is read."""
         self._until = until
         self.connection.settimeout(self.limits.idle)
 
     def read(self) -> Message | None:
-        """Return the next message, or None where the other end is done or has gone."""
+        """Return the next message, or None at the end of the stream."""
         while (message := self._next()) is not None and message.kind == WAVEFORM:
             pass
         return message
@@ -232,10 +241,10 @@ class Connection:
                 return Message(kind, self._exactly(size).decode("utf-8", "replace"))
             case 4:
                 return None
-        raise StreamError(f"message {kind} is none of MRD's; the stream is damaged or of another")
+        raise StreamError(f"message {kind} is not an MRD message", code="file.format")
 
     def send(self, kind: int, content: Any = None) -> None:
-        """Send a message: a text, or an acquisition or image of the ismrmrd package."""
+        """Send a text, or an acquisition or image of the ismrmrd package."""
         parts = [struct.pack("<H", kind)]
         if isinstance(content, str):
             text = content.encode()
@@ -254,12 +263,12 @@ class Connection:
             self.connection.shutdown(socket.SHUT_RDWR)
         self.connection.close()
 
-    def _too_late(self) -> str:
+    def _timeout_message(self) -> str:
         is_late = self._until is not None and time.monotonic() >= self._until
         self.wait_until(None)
         if is_late:
-            return f"no header came in {self.limits.header:g} s"
-        return f"nothing came for {self.limits.idle:g} s"
+            return f"no header arrived within {self.limits.header:g} s"
+        return f"no message arrived within {self.limits.idle:g} s"
 
     def _acquisition(self) -> Any:
         import ismrmrd
@@ -280,7 +289,9 @@ class Connection:
         try:
             each = ismrmrd.image.get_dtype_from_data_type(head.data_type).itemsize
         except Exception:
-            raise StreamError(f"an image of data type {head.data_type} is none of MRD's") from None
+            raise StreamError(
+                f"an image has the unknown data type {head.data_type}", code="file.format"
+            ) from None
         size = each * int(head.channels)
         for extent in head.matrix_size:
             size *= int(extent)
@@ -296,15 +307,20 @@ class Connection:
     def _exactly(self, size: int) -> bytes:
         if size > self.limits.message:
             raise StreamError(
-                f"a message claims {size} bytes, and at most {self.limits.message} are taken"
+                f"a message of {size} bytes exceeds the limit of {self.limits.message}; raise "
+                "--max-message",
+                code="value.invalid",
             )
-        found = bytearray()
-        while len(found) < size:
-            part = self._some(size - len(found))
+        data = bytearray()
+        while len(data) < size:
+            part = self._some(size - len(data))
             if not part:
-                raise StreamError(f"the stream ended {size - len(found)} bytes short of a message")
-            found += part
-        return bytes(found)
+                raise StreamError(
+                    f"the stream ended {size - len(data)} bytes short of a message",
+                    code="file.damaged",
+                )
+            data += part
+        return bytes(data)
 
     def _some(self, size: int) -> bytes:
         while True:
@@ -318,6 +334,6 @@ class Connection:
             except TimeoutError:
                 if self._until is None and self.is_awaited():
                     continue
-                raise StreamError(self._too_late()) from None
+                raise StreamError(self._timeout_message(), code="value.invalid") from None
             except OSError:
                 return b""

@@ -36,24 +36,24 @@ from taskuq.table._terminology import count_noun
 
 @dataclass(frozen=True)
 class _StoredScan:
-    """A scan that is known in full."""
+    """Fully sampled scan."""
 
     header: ScanHeader
     kspace: Mapping[int, NDArray[np.complex64]]
     xml: str | None = None
-    left_out: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
 
     def line(self, slice_: int, column: int) -> Any:
-        """One line as the acquisition that a scanner sends."""
+        """Return one line as an MRD acquisition."""
         import ismrmrd
 
         data = np.ascontiguousarray(self.kspace[slice_][..., column])
-        found = ismrmrd.Acquisition.from_array(data.astype(np.complex64))
-        found.idx.slice, found.idx.kspace_encode_step_1 = slice_, column
-        return found
+        line = ismrmrd.Acquisition.from_array(data.astype(np.complex64))
+        line.idx.slice, line.idx.kspace_encode_step_1 = slice_, column
+        return line
 
     def save(self, path: Path) -> Path:
-        """Write an MRD file of all lines, with the ismrmrd package."""
+        """Write an MRD file of all lines."""
         import ismrmrd
 
         with ismrmrd.Dataset(str(path), "dataset", create_if_needed=True) as file:
@@ -66,73 +66,63 @@ class _StoredScan:
 
 def read_mrd(path: Path) -> _StoredScan:
     """Read a Cartesian scan from an MRD file."""
-    xml, acquisitions = _opened(path)
+    xml, acquisitions = _read_acquisitions(path)
     header = read_header(xml)
     coils, height, width = header.shape
     kspace: dict[int, NDArray[np.complex64]] = {}
-    seen: set[tuple[int, int]] = set()
-    left: Counter[str] = Counter()
+    stored: set[tuple[int, int]] = set()
+    reasons: Counter[str] = Counter()
     for one in acquisitions:
         place = int(one.idx.slice), int(one.idx.kspace_encode_step_1)
-        if why := _left_out(one, place, seen, width):
-            left[why] += 1
+        if reason := _skip_reason(one, place, stored, width):
+            reasons[reason] += 1
             continue
         if one.data.shape != (coils, height):
             raise InputError(
                 f"{path}: a line has {one.data.shape[0]} channels of {one.data.shape[1]} samples, "
-                f"and the header says {coils} and {height}; crop oversampling away first"
+                f"the header {coils} and {height}; remove oversampling",
+                code="shape.mismatch",
             )
-        seen.add(place)
+        stored.add(place)
         kspace.setdefault(place[0], np.zeros(header.shape, np.complex64))[..., place[1]] = one.data
-    said = tuple(f"{count_noun(count, 'line')} left out: {why}" for why, count in left.items())
-    if not kspace:
-        why = "; ".join(said) or "it holds no line"
-        raise InputError(f"{path} holds no line that a service would take ({why:.300})")
-    if missing := len(kspace) * width - len(seen):
+    skipped = tuple(f"{count_noun(n, 'line')} skipped: {reason}" for reason, n in reasons.items())
+    if not kspace or (missing := len(kspace) * width - len(stored)):
+        lacks = f"{count_noun(missing, 'line')}" if kspace else "all lines"
         raise InputError(
-            f"{path} lacks {count_noun(missing, 'line')} of {count_noun(len(kspace), 'slice')}; a replay "
-            "needs all of them, since a service may ask for any"
-            + (f" ({'; '.join(said):.300})" if said else "")
+            f"{path} lacks {lacks}; a replay needs a fully sampled scan"
+            + (f" ({'; '.join(skipped):.300})" if skipped else ""),
+            code="table.incomplete",
         )
-    return _StoredScan(header, kspace, xml, said)
+    return _StoredScan(header, kspace, xml, skipped)
 
 
-def _opened(path: Path) -> tuple[str, list[Any]]:
-    """The header and all acquisitions of an MRD file."""
+def _read_acquisitions(path: Path) -> tuple[str, list[Any]]:
+    """Return the header and all acquisitions of an MRD file."""
     import ismrmrd
 
-    holds = "an MRD file is HDF5 with a group 'dataset' that holds a header, 'xml', and 'data'"
     try:
         with ismrmrd.File(str(path), mode="r") as file:
-            if "dataset" not in file:
-                raise InputError(f"{path} is HDF5 and no MRD file: {holds}")
             dataset = file["dataset"]
-            if not dataset.has_header() or not dataset.has_acquisitions():
-                lacks = "lines" if dataset.has_header() else "header"
-                raise InputError(f"{path} has no MRD {lacks}: {holds}")
             return dataset.header.toXML(), list(dataset.acquisitions)
-    except InputError:
-        raise
     except Exception:
-        # Whatever HDF5 and the package say of damaged bytes helps nobody to mend them.
         raise InputError(
-            f"{path} cannot be read as MRD: it is truncated, damaged or of another kind; {holds}"
+            f"{path} cannot be read as MRD, an HDF5 file with a group 'dataset' that holds 'xml' "
+            "and 'data': it is truncated, damaged or of another kind",
+            code="file.format",
         ) from None
 
 
-def _left_out(
-    acquisition: Any, place: tuple[int, int], seen: set[tuple[int, int]], width: int
+def _skip_reason(
+    acquisition: Any, place: tuple[int, int], stored: set[tuple[int, int]], width: int
 ) -> str | None:
-    """Why an acquisition is not played; None where it is."""
+    """Return why an acquisition is not replayed, or None."""
     if kind := non_imaging_kind(acquisition):
-        return f"beside the image ({kind})"
-    if why := line_problem(acquisition):
-        return why
+        return f"outside the image ({kind})"
+    if problem := line_problem(acquisition):
+        return problem
     if place[1] >= width:
         return f"beyond the {width} lines of the header"
-    if place in seen:
-        return "measured before; of lines that were measured twice the first is played"
-    return None
+    return "measured twice; the first is used" if place in stored else None
 
 
 def simulate_atlas_scans(patients: int, seed: int, first: int, coils: int) -> Iterator[_StoredScan]:
@@ -145,7 +135,6 @@ def simulate_atlas_scans(patients: int, seed: int, first: int, coils: int) -> It
     for k in range(patients):
         kspace = {s: fft2c(atlas[k * per + s].image).numpy() for s in range(per)}
         name = f"patient-{first + k}"
-        # Patients of another seed are others, and so are their scans.
         scan_id = f"{name}-seed-{seed}-coils-{coils}"
         yield _StoredScan(ScanHeader(scan_id, name, kspace[0].shape, per), kspace)
 
@@ -161,9 +150,9 @@ class _ReplayResult:
     decisions: dict[int, dict[str, Any]] = field(default_factory=dict)
     latencies: list[float] = field(default_factory=list)
     sent: set[tuple[int, int]] = field(default_factory=set, repr=False)
-    said: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
     reconnections: int = 0
-    again: int = 0
+    restored: int = 0
 
     @property
     def lines(self) -> int:
@@ -176,111 +165,115 @@ def replay_scan(
     port: int,
     *,
     limits: StreamLimits | None = None,
-    every: float = 0.0,
-    tell: Callable[[str], None] = lambda sentence: None,
+    tr: float = 0.0,
+    log: Callable[[str], None] = lambda sentence: None,
 ) -> _ReplayResult:
     """Send a scan to a service and follow its decisions."""
-    played, connections = _ReplayResult(), 0
-    left, limits = list(scan.kspace), limits or StreamLimits()
-    until, is_told = time.monotonic() + PATIENCE, False
+    result, connections = _ReplayResult(), 0
+    remaining, limits = list(scan.kspace), limits or StreamLimits()
+    until, is_logged = time.monotonic() + PATIENCE, False
     while time.monotonic() < until:
         try:
-            wire = Connection(socket.create_connection((host, port), timeout=PATIENCE), limits)
+            connection = Connection(
+                socket.create_connection((host, port), timeout=PATIENCE), limits
+            )
         except OSError:
-            if not is_told:
-                left_s = until - time.monotonic()
-                tell(f"No service answers at {host}:{port} yet; trying for {left_s:.0f} s.")
-            is_told = True
+            if not is_logged:
+                wait = until - time.monotonic()
+                log(f"No service answers at {host}:{port} yet; trying for {wait:.0f} s.")
+            is_logged = True
             time.sleep(PAUSE)
             continue
-        played.reconnections = connections
+        result.reconnections = connections
         connections += 1
         try:
-            _play(_LineSender(wire, scan, played, every), left)
-            return played
+            _replay(_LineSender(connection, scan, result, tr), remaining)
+            return result
         except (StreamError, OSError):
-            until, is_told = time.monotonic() + PATIENCE_FOR_RETURN, False
-            tell("The connection was lost; the scan is taken up where the service stored it.")
+            until, is_logged = time.monotonic() + PATIENCE_FOR_RETURN, False
+            log("The connection was lost; resuming the scan from its stored state.")
             time.sleep(PAUSE)
         finally:
-            wire.close()
+            connection.close()
     if connections:
-        raise MachineError(f"the service at {host}:{port} has gone and does not come back")
-    raise InputError(f"no service answers at {host}:{port}; start one with taskuq serve")
+        raise MachineError(f"the service at {host}:{port} does not answer any more")
+    raise InputError(
+        f"no service answers at {host}:{port}; start taskuq serve", code="dependency.missing"
+    )
 
 
 class _LineSender:
     """Send acquisitions at a fixed interval."""
 
     def __init__(
-        self, wire: Connection, scan: _StoredScan, played: _ReplayResult, every: float
+        self, connection: Connection, scan: _StoredScan, result: _ReplayResult, tr: float
     ) -> None:
-        self.wire, self.scan, self.played, self.every = wire, scan, played, every
-        self.next, self.left = time.monotonic(), time.perf_counter()
+        self.connection, self.scan, self.result, self.tr = connection, scan, result, tr
+        self.next, self.last_sent = time.monotonic(), time.perf_counter()
 
     def send(self, slice_: int, columns: list[int]) -> None:
-        """Send some lines of a slice; ``left`` says when the last one left."""
+        """Send lines of a slice."""
         for column in columns:
             line = self.scan.line(slice_, column)
             time.sleep(max(0.0, self.next - time.monotonic()))
-            self.next, self.left = time.monotonic() + self.every, time.perf_counter()
-            self.wire.send(ACQUISITION, line)
-            self.played.sent.add((slice_, column))
+            self.next, self.last_sent = time.monotonic() + self.tr, time.perf_counter()
+            self.connection.send(ACQUISITION, line)
+            self.result.sent.add((slice_, column))
 
 
-def _play(lines: _LineSender, left: list[int]) -> None:
-    wire, scan = lines.wire, lines.scan
-    wire.send(HEADER, scan.xml or header_xml(scan.header))
-    first = _wait(wire, TEXT, lines.played)
+def _replay(sender: _LineSender, remaining: list[int]) -> None:
+    connection, scan = sender.connection, sender.scan
+    connection.send(HEADER, scan.xml or header_xml(scan.header))
+    first = _wait(connection, TEXT, sender.result)
     if "lines" not in first:
-        raise InputError(f"the service refuses the scan: {first.get('said')}")
-    # What is decided together is scanned together: nothing is decided before all have come.
-    turns = [list(left)] if first.get("together") else [[slice_] for slice_ in left]
-    for slices in turns:
-        _rounds(lines, dict.fromkeys(slices, first["lines"]))
-        left[:] = [slice_ for slice_ in left if slice_ not in slices]
-    wire.send(CLOSE)
-    while wire.read() is not None:
+        raise InputError(f"the service refuses the scan: {first['said']}", code="policy.mismatch")
+    # Slices that are decided together need all their lines before the first decision.
+    parts = [list(remaining)] if first.get("together") else [[slice_] for slice_ in remaining]
+    for slices in parts:
+        _rounds(sender, dict.fromkeys(slices, first["lines"]))
+        remaining[:] = [slice_ for slice_ in remaining if slice_ not in slices]
+    connection.send(CLOSE)
+    while connection.read() is not None:
         pass
 
 
-def _rounds(lines: _LineSender, wanted: dict[int, list[int]]) -> None:
-    """Send the lines that are wanted of slices and obey what is decided, round by round."""
-    played = lines.played
-    while wanted:
-        for slice_, columns in wanted.items():
-            lines.send(slice_, columns)
-        begun, answers = lines.left, dict[int, dict[str, Any]]()
-        while not wanted.keys() <= answers.keys():
-            decision = _wait(lines.wire, IMAGE, played)
+def _rounds(sender: _LineSender, lines: dict[int, list[int]]) -> None:
+    """Send the requested lines of slices, round by round, until all have stopped."""
+    result = sender.result
+    while lines:
+        for slice_, columns in lines.items():
+            sender.send(slice_, columns)
+        begin, decisions = sender.last_sent, dict[int, dict[str, Any]]()
+        while not lines.keys() <= decisions.keys():
+            decision = _wait(sender.connection, IMAGE, result)
             if decision.get("stored", False):
-                played.again += 1
+                result.restored += 1
             else:
-                played.latencies.append(time.perf_counter() - begun)
-            answers[decision["slice"]] = decision
-        played.decisions |= answers
-        wanted = {}
-        for slice_, decision in answers.items():
+                result.latencies.append(time.perf_counter() - begin)
+            decisions[decision["slice"]] = decision
+        result.decisions |= decisions
+        lines = {}
+        for slice_, decision in decisions.items():
             if decision["would_stop"] == "true":
-                # In shadow mode the rest is asked for, and looked at no more.
-                lines.send(slice_, decision["lines"])
+                # In shadow mode the remaining lines are requested, and not decided on.
+                sender.send(slice_, decision["lines"])
             else:
-                wanted[slice_] = decision["lines"]
+                lines[slice_] = decision["lines"]
 
 
-def _wait(wire: Connection, kind: int, played: _ReplayResult) -> dict[str, Any]:
-    """Wait for an answer; what is said in words meanwhile is kept."""
-    while (message := wire.read()) is not None:
+def _wait(connection: Connection, kind: int, result: _ReplayResult) -> dict[str, Any]:
+    """Return the next reply of a kind, and store texts that arrive before it."""
+    while (message := connection.read()) is not None:
         if message.kind == kind == IMAGE:
             return _decision(message)
         if message.kind == TEXT:
-            said = json.loads(message.content)
-            played.said.append(str(said.get("said")))
+            text = json.loads(message.content)
+            result.messages.append(str(text.get("said")))
             if kind == TEXT:
-                return dict(said)
-            if "cannot be decided" in played.said[-1]:
-                raise InputError(played.said[-1])
-    raise StreamError("the service has gone")
+                return dict(text)
+            if "cannot be decided" in result.messages[-1]:
+                raise InputError(result.messages[-1], code="component.invalid")
+    raise StreamError("the service has closed the connection", code="file.damaged")
 
 
 def _decision(message: Message) -> dict[str, Any]:
@@ -291,17 +284,17 @@ def _decision(message: Message) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def summary(played: Sequence[_ReplayResult], width: int) -> dict[str, Any]:
-    """Return what was saved, and how long decisions took, as values that JSON can hold."""
-    slices = sum(len(one.decisions) for one in played)
-    lines = sum(one.lines for one in played)
-    latencies = np.concatenate([one.latencies for one in played])
-    decisions = [d for one in played for d in one.decisions.values()]
+def summarise(results: Sequence[_ReplayResult], width: int) -> dict[str, Any]:
+    """Return savings and latencies as JSON values."""
+    slices = sum(len(one.decisions) for one in results)
+    lines = sum(one.lines for one in results)
+    latencies = np.concatenate([one.latencies for one in results])
+    decisions = [d for one in results for d in one.decisions.values()]
     early = sum(d["acceleration"] != 1 for d in decisions)
     shadow = any(d["shadow"] for d in decisions)
     return {
         "schema": "taskuq.replay/1",
-        "scans": len(played),
+        "scans": len(results),
         "slices": slices,
         "lines_sent": lines,
         "lines_of_full_scans": slices * width,
@@ -314,40 +307,39 @@ def summary(played: Sequence[_ReplayResult], width: int) -> dict[str, Any]:
             "median": float(np.median(latencies)) if len(latencies) else None,
             "worst": float(latencies.max()) if len(latencies) else None,
         },
-        "answered_again": sum(one.again for one in played),
-        "reconnections": sum(one.reconnections for one in played),
+        "answered_again": sum(one.restored for one in results),
+        "reconnections": sum(one.reconnections for one in results),
         "decisions": [
             {name: v for name, v in d.items() if name not in ("image", "lines")} for d in decisions
         ],
     }
 
 
-def format_summary(found: dict[str, Any]) -> list[str]:
+def format_summary(record: dict[str, Any]) -> list[str]:
     """Format the summary of a replay."""
-    latency, slices = found["latency"], count_noun(found["slices"], "slice")
-    early, lines = found["would_stop_early"], found["lines_sent"]
-    if found["shadow"]:
-        said = [f"{slices}, in shadow: {early} would have stopped early, and all {lines} lines "
-                "were sent."]  # fmt: skip
+    latency, slices = record["latency"], count_noun(record["slices"], "slice")
+    early, lines = record["would_stop_early"], record["lines_sent"]
+    if record["shadow"]:
+        sentences = [f"{slices}, shadow mode: {early} would have stopped early, and all {lines} "
+                     "lines were sent."]  # fmt: skip
     else:
-        said = [f"{slices}, {early} stopped early: {lines} lines instead of "
-                f"{found['lines_of_full_scans']} (average acceleration "
-                f"{found['acceleration']:.2f})."]  # fmt: skip
+        sentences = [f"{slices}, {early} stopped early: {lines} lines instead of "
+                     f"{record['lines_of_full_scans']} (mean acceleration "
+                     f"{record['acceleration']:.2f})."]  # fmt: skip
     if latency["rounds"]:
-        said.append(
+        sentences.append(
             "From the last line of a round to its decision: median "
             f"{1000 * latency['median']:.0f} ms, worst {1000 * latency['worst']:.0f} ms of "
             f"{latency['rounds']}."
         )
-    if stored := found["answered_again"]:
-        said.append(
-            f"{count_noun(stored, 'round')} of scans that the service has stored: it told again what "
-            "it had decided, and how long that took is not counted."
+    if restored := record["answered_again"]:
+        sentences.append(
+            f"{count_noun(restored, 'round')} were stored decisions and are not in the latency."
         )
-    if again := found["reconnections"]:
-        said.append(
-            f"The connection was lost and taken up {count_noun(again, 'time')}; lines that were sent "
-            "again count once."
+    if reconnections := record["reconnections"]:
+        sentences.append(
+            f"The connection was lost and resumed {count_noun(reconnections, 'time')}; repeated "
+            "lines count once."
         )
-    broken = dict.fromkeys(d["promise"] for d in found["decisions"] if not d["promised"])
-    return [" ".join(said), *broken]
+    void = dict.fromkeys(d["promise"] for d in record["decisions"] if not d["promised"])
+    return [" ".join(sentences), *void]

@@ -1,4 +1,4 @@
-"""Exported runtime without network code."""
+"""Exported recovery and task, opened without network code."""
 
 from __future__ import annotations
 
@@ -23,12 +23,9 @@ SCHEMA, MANIFEST = "taskuq.runtime/1", "manifest.json"
 
 
 def checksum(path: Path) -> str:
-    """Return the SHA-256 of every byte of a file."""
-    found = hashlib.sha256()
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
-        while part := file.read(2**20):
-            found.update(part)
-    return found.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,47 +40,51 @@ class _ExportedRecover:
 
     @torch.no_grad()
     def __call__(self, measurement: Any, *, samples: int, seed: int) -> Tensor:
-        """Return samples (sample, height, width): the first of those that the program draws."""
+        """Return samples (sample, height, width)."""
         zero_filled = torch.as_tensor(measurement.zero_filled).to(torch.complex64)
         if tuple(zero_filled.shape) != self.shape or samples > self.samples:
             raise InputError(
-                f"the runtime is for {self.samples} samples of slices {self.shape} (coil, height, "
-                f"width), got {samples} of {tuple(zero_filled.shape)}; export another"
+                f"the runtime has {self.samples} samples of slices {self.shape} (coil, height, "
+                f"width), got {samples} of {tuple(zero_filled.shape)}; export another",
+                code="samples.mismatch",
             )
         if not bool(torch.isfinite(torch.view_as_real(zero_filled)).all()):
             raise InputError(
-                "the measurement holds NaN or infinite values; measure that case again"
+                "the measurement contains NaN or infinity; measure the case again",
+                code="value.nonfinite",
             )
         mask = torch.as_tensor(measurement.mask).bool()
         if self.draws["kind"] == "gaussian":
-            return self._drawn_again(zero_filled, mask, seed)[:samples]
+            return self._sample_within_limit(zero_filled, mask, seed)[:samples]
         rows = [mix_seeds(seed, j, 0) for j in range(self.samples)]
         draws = torch.tensor(rows) if self.draws["kind"] == "seeds" else torch.zeros(1)
         images: Tensor = self.program(zero_filled, mask, draws)[0]
         return images[:samples]
 
-    def _drawn_again(self, zero_filled: Tensor, mask: Tensor, seed: int) -> Tensor:
-        """Draw, and those draws again that are beyond the flow's limit, in the end ever cooler."""
+    def _sample_within_limit(self, zero_filled: Tensor, mask: Tensor, seed: int) -> Tensor:
+        """Redraw samples beyond the limit of the flow, at last with lower temperatures."""
         deviations = {int(lines): float(wide) for lines, wide in self.draws["deviations"]}
         lines, most = int(mask.sum()), int(self.draws["attempts"])
         if lines not in deviations:
-            raise InputError(f"the runtime knows no round of {lines} lines; export another")
+            raise InputError(
+                f"the runtime has no round of {lines} lines; export another", code="policy.mismatch"
+            )
         attempt = np.zeros(self.samples, dtype=int)
         for _ in range(most + int(self.draws["cooler"])):
             rows = [mix_seeds(seed, j, int(attempt[j])) for j in range(self.samples)]
             draws = gaussian_rows(torch.empty(self.samples, int(self.draws["numbers"])), rows)
             wide = deviations[lines] * 0.5 ** np.maximum(0, attempt - most + 1)
             draws *= torch.as_tensor(wide, dtype=draws.dtype)[:, None]
-            found: tuple[Tensor, Tensor] = self.program(zero_filled, mask, draws)
-            images, sizes = found
-            # Not "above the limit": NaN must count as beyond it too.
+            images, sizes = self.program(zero_filled, mask, draws)
+            # Not "above the limit": NaN counts as beyond it.
             beyond = ~(sizes <= float(self.draws["limit"])).numpy()
             if not beyond.any():
-                return images
+                return torch.as_tensor(images)
             attempt += beyond
         raise InputError(
             f"a sample is not finite or beyond {self.draws['limit']} after "
-            f"{most + int(self.draws['cooler'])} draws, the last ones at ever lower temperatures"
+            f"{most + int(self.draws['cooler'])} draws at decreasing temperatures",
+            code="value.nonfinite",
         )
 
 
@@ -97,11 +98,12 @@ class _ExportedTask:
 
     @torch.no_grad()
     def __call__(self, images: Any) -> Tensor:
-        """Images (image, height, width) to outputs (image,) or (image, task)."""
+        """Return outputs (image,) or (image, task) of images (image, height, width)."""
         given = torch.as_tensor(images).float()
         if not 1 <= len(given) <= self.images:
             raise InputError(
-                f"the runtime's task takes up to {self.images} images, got {len(given)}"
+                f"the exported task takes 1 to {self.images} images, got {len(given)}",
+                code="samples.mismatch",
             )
         filled = torch.cat([given, given[:1].expand(self.images - len(given), *given.shape[1:])])
         outputs: Tensor = self.program(filled)
@@ -119,44 +121,49 @@ class _ExportedModel:
 
 
 def open_runtime(folder: Path, policy: Policy) -> _ExportedModel:
-    """Open a runtime for a policy, or say why it cannot be used."""
+    """Open the runtime of a policy."""
     path = folder / MANIFEST
     record = read_json(path, SCHEMA, remedy="export again")
     if record.get("policy") != fingerprint(policy.to_dict()):
-        raise InputError(f"{folder} was made for another policy; export one for this policy")
+        raise InputError(
+            f"{folder} was exported for a different policy; export again", code="policy.mismatch"
+        )
     with complete_record(path, "runtime", "export again"):
         coils, height, width = map(int, record["shape"])
         parts = {name: record[name] for name in ("recover", "task")}
-        programs = {name: _program(folder, part) for name, part in parts.items()}
+        programs = {name: _load_program(folder, part) for name, part in parts.items()}
         return _ExportedModel(
             recover=_ExportedRecover(
                 programs["recover"], (coils, height, width), int(record["samples"]),
-                parts["recover"]["draws"], _called(parts["recover"]),
+                parts["recover"]["draws"], _fingerprint(parts["recover"]),
             ),
-            task=_ExportedTask(programs["task"], int(record["images"]), _called(parts["task"])),
+            task=_ExportedTask(
+                programs["task"], int(record["images"]), _fingerprint(parts["task"])
+            ),
             columns=[np.asarray(added, dtype=np.intp) for added in record["columns"]],
             shape=(coils, height, width),
         )  # fmt: skip
 
 
-def _called(part: Mapping[str, Any]) -> str:
+def _fingerprint(part: Mapping[str, Any]) -> str:
     return str(part["mark"] or part["sha256"])
 
 
-def _program(folder: Path, part: Mapping[str, Any]) -> Any:
+def _load_program(folder: Path, part: Mapping[str, Any]) -> Any:
     path = safe_join(folder, str(part["file"]))
     if not path.is_file():
-        raise InputError(f"{path} is missing; export again")
-    # Looked at before it is opened: what was changed is not even read.
+        raise InputError(f"{path} does not exist; export again", code="file.missing")
+    # Checked before unpickling.
     if checksum(path) != part["sha256"]:
         raise InputError(
-            f"{path} is not the program that the manifest names: it was damaged or swapped; export "
-            "again"
+            f"{path} is damaged or was edited: its SHA-256 does not match; export again",
+            code="file.damaged",
         )
     try:
         return torch.export.load(path).module()
     except Exception as error:
         raise InputError(
             f"{path} cannot be opened with torch {torch.__version__} ({first_line(error):.120}); "
-            "export again with this version"
+            "export again with this version",
+            code="file.schema",
         ) from None

@@ -15,26 +15,20 @@ from taskuq.task._classifier import Classifier, eval_mode
 
 @dataclass(frozen=True)
 class AttackConfig:
-    r"""How images are attacked; the defaults are the paper's.
+    r"""Projected-gradient attack; the defaults are the paper's.
 
-    A ball of one radius is a stronger attack on a smaller image. The radius is therefore meant for
-    ``size`` rows and columns and scaled with the root of the number of pixels, which keeps the mean
-    change of a pixel.
+    A ball of one radius is a stronger attack on a smaller image, so the radius is scaled with the
+    square root of the number of pixels.
 
-    Arguments:
-        radius: The largest :math:`\ell_2` norm of a change; 0 does not attack.
-        size: Rows and columns the radius is meant for.
-        steps: Gradient steps.
-        step: The length of one step, relative to the radius. All steps together must reach the
-            radius, or it is never used up.
+    Args:
+        radius: Largest :math:`\ell_2` norm of a perturbation; 0 does not attack.
+        size: Rows and columns to which the radius refers.
+        steps: Number of gradient steps.
+        step: Length of one step, relative to the radius; all steps together must reach it.
 
     Example:
         >>> AttackConfig().radius_for(128, 128)
         0.6
-        >>> AttackConfig(step=1 / 30)  # ten steps of 0.05 reach 0.5 of 1.5
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: 10 steps of 0.0333 of the radius reach only 0.333 of it; ...
     """
 
     radius: float = 1.5
@@ -45,27 +39,26 @@ class AttackConfig:
     def __post_init__(self) -> None:
         if self.radius < 0 or self.size < 1 or self.steps < 1 or self.step <= 0:
             raise InputError(
-                f"an attack of radius {self.radius} at size {self.size} with {self.steps} steps of "
-                f"{self.step} is asked for; give no negative radius and positive numbers",
+                f"attack.radius must not be negative and size, steps and step must be positive, "
+                f"got {self.radius}, {self.size}, {self.steps}, {self.step}",
                 code="value.invalid",
             )
-        reach = self.steps * self.step
-        if reach < 1:
+        if self.steps * self.step < 1:
             raise InputError(
-                f"{self.steps} steps of {self.step:.3g} of the radius reach only {reach:.3g} of "
-                "it; give more or longer steps",
+                f"attack.steps * step must be at least 1 to reach the radius, got "
+                f"{self.steps * self.step:.3g}",
                 code="value.invalid",
             )
 
     def radius_for(self, height: int, width: int) -> float:
-        """The radius for images of a size."""
+        """Return the radius for images of a size."""
         return self.radius * math.sqrt(height * width) / self.size
 
 
 def l2_pgd(
     loss: Callable[[Tensor], Tensor], images: Tensor, *, radius: float, steps: int, step: float
 ) -> Tensor:
-    """Change images within a ball so that a loss grows."""
+    """Perturb images within a ball to increase a loss."""
     x = images.detach()
     for _ in range(steps):
         with torch.enable_grad():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ FEATURES = 2048
 
 
 class _Bottleneck(nn.Module):
-    """Residual block of three convolutions, the last of which widens its input four times."""
+    """Residual block of three convolutions."""
 
     def __init__(self, before: int, width: int, stride: int, shortcut: nn.Module | None) -> None:
         super().__init__()
@@ -74,27 +74,22 @@ class _ResNet50(nn.Module):
         return features
 
 
-def _resnet50() -> nn.Module:
-    """Make a ResNet-50 without its last layer: three channels to 2048 features."""
-    return _ResNet50()
-
-
 def _read_imagenet(network: nn.Module, path: Path | str) -> None:
-    """Fill a ResNet-50 from a state dict with torchvision's names, except for its last layer."""
+    """Load a ResNet-50 from torchvision's state dict, except for its last layer."""
     path = Path(path)
     if path.suffix == ".safetensors":
-        found = read_tensors(path)
+        state = read_tensors(path)
     else:
-        found = read_pickled(path, "torchvision's file")
-        if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
+        state = read_pickled(path, "torchvision's file")
+        if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
             raise InputError(
-                f"{path} holds no plain state dict; use torchvision's file", code="file.format"
+                f"{path} is not a state dict; use torchvision's file", code="file.format"
             )
-    load_tensors(network, {k: v for k, v in found.items() if not k.startswith("fc.")}, path)
+    load_tensors(network, {k: v for k, v in state.items() if not k.startswith("fc.")}, path)
 
 
 class _SmallResNet(nn.Module):
-    """Residual blocks of two 3×3 convolutions; each stage halves the image and doubles the width."""
+    """Residual blocks; each stage halves the image and doubles the width."""
 
     def __init__(self, channels: int, width: int, blocks: Sequence[int]) -> None:
         super().__init__()
@@ -111,7 +106,6 @@ class _SmallResNet(nn.Module):
         self.features = 2 * before
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (image, channel, height, width) to features (image, feature)."""
         maps = self.blocks(functional.relu(self.norm(self.stem(images))))
         return torch.cat([maps.mean((-2, -1)), maps.amax((-2, -1))], dim=1)
 
@@ -141,10 +135,10 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class BackboneConfig:
-    """The convolutional part of a task network.
+    """Convolutional layers of a task network.
 
-    Arguments:
-        kind: ``"resnet50"`` (three equal channels, normalised as ImageNet is) or ``"small"`` (one
+    Args:
+        kind: ``"resnet50"`` (three equal channels, normalised as for ImageNet) or ``"small"`` (one
             channel).
         width: Channels of the first stage of the small network.
         blocks: Residual blocks of each stage of the small network.
@@ -161,32 +155,14 @@ class BackboneConfig:
     def __post_init__(self) -> None:
         if self.width < 1 or not self.blocks or min(self.blocks) < 1:
             raise InputError(
-                f"a backbone of width {self.width} and blocks {list(self.blocks)} is asked for; "
-                "give a width and numbers of blocks above 0",
+                f"backbone.width and blocks must be positive, got {self.width} and "
+                f"{list(self.blocks)}",
                 code="value.invalid",
             )
 
 
-class _BackboneBody(NamedTuple):
-    """Layers of a backbone."""
-
-    make: Callable[[BackboneConfig], tuple[nn.Module, int]]
-    is_imagenet: bool
-
-
-def _small(config: BackboneConfig) -> tuple[nn.Module, int]:
-    body = _SmallResNet(1, config.width, config.blocks)
-    return body, body.features
-
-
-BODIES = {
-    "resnet50": _BackboneBody(lambda config: (_resnet50(), FEATURES), is_imagenet=True),
-    "small": _BackboneBody(_small, is_imagenet=False),
-}
-
-
 class Backbone(nn.Module):
-    """Images between 0 and 1 to features."""
+    """Images in [0, 1] to features."""
 
     mean: Tensor
     std: Tensor
@@ -194,9 +170,14 @@ class Backbone(nn.Module):
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
         self.config = config
-        self.is_imagenet = BODIES[config.kind].is_imagenet
-        self.body, self.features = BODIES[config.kind].make(config)
-        # Constants of the architecture, not weights: they are not stored with them.
+        self.is_imagenet = config.kind == "resnet50"
+        self.body: nn.Module
+        if self.is_imagenet:
+            self.body, self.features = _ResNet50(), FEATURES
+        else:
+            self.body = small = _SmallResNet(1, config.width, config.blocks)
+            self.features = small.features
+        # Constants of the architecture, not weights: they are not stored.
         for name, values in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD)):
             self.register_buffer(name, torch.tensor(values)[:, None, None], persistent=False)
 
@@ -219,21 +200,21 @@ class InitConfig:
 
     def __post_init__(self) -> None:
         if sum(path is not None for path in (self.simclr, self.imagenet, self.classifier)) > 1:
-            raise InputError("start names several files; name one", code="option.conflict")
+            raise InputError("start has several files; name one", code="option.conflict")
 
     def fill(self, backbone: Backbone) -> None:
-        """Fill a backbone from what was pre-trained."""
+        """Load pre-trained weights into a backbone."""
         if self.imagenet is not None:
             if not backbone.is_imagenet:
                 raise InputError(
-                    f"start.imagenet is for a resnet50; the backbone is {backbone.config.kind}: "
-                    "leave it",
+                    f"start.imagenet needs a resnet50, the backbone is {backbone.config.kind}; "
+                    "remove it",
                     code="option.unused",
                 )
             _read_imagenet(backbone.body, self.imagenet)
         if self.simclr is not None:
             read_card(self.simclr, ("simclr",))
             prefix = "backbone."
-            found = read_tensors(self.simclr)
-            shared = {k.removeprefix(prefix): v for k, v in found.items() if k.startswith(prefix)}
+            state = read_tensors(self.simclr)
+            shared = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
             load_tensors(backbone, shared, self.simclr)

@@ -1,4 +1,4 @@
-"""Cases of task networks, augmentation."""
+"""Training data of task networks, and their augmentation."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from taskuq.training._fit import TrainerOptions
 
 @dataclass(frozen=True)
 class AugmentConfig:
+    """Augmentation strength; shares and lengths are fractions of the image."""
+
     flip: float = 0.5
     rotation: float = 15.0
     shift: float = 0.1
@@ -35,23 +37,22 @@ class AugmentConfig:
     share: float = 0.8
 
     def __post_init__(self) -> None:
-        shares = (self.flip, self.shift, self.share)
-        if not all(0 <= share <= 1 for share in shares) or not 0 < self.crop <= 1:
-            raise InputError(
-                f"flip {self.flip}, shift {self.shift}, share {self.share}, crop {self.crop}; "
-                "give shares between 0 and 1, and a crop above 0",
-                code="value.invalid",
-            )
-        if min(self.rotation, self.contrast, self.blur) < 0:
-            raise InputError(
-                f"rotation {self.rotation}, contrast {self.contrast}, blur {self.blur}; give no "
-                "negative number",
-                code="value.invalid",
-            )
+        for name in ("flip", "shift", "share", "crop"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1 or (name == "crop" and value == 0):
+                raise InputError(
+                    f"views.{name} must be in [0, 1], got {value}", code="value.invalid"
+                )
+        for name in ("rotation", "contrast", "blur"):
+            if getattr(self, name) < 0:
+                raise InputError(
+                    f"views.{name} must not be negative, got {getattr(self, name)}",
+                    code="value.invalid",
+                )
 
 
 def augment(images: Tensor, config: AugmentConfig, generator: torch.Generator) -> Tensor:
-    """Draw a random view of each image in [0, 1], black where it looks beyond the image."""
+    """Augment each image in [0, 1] at random; pixels outside the image are black."""
 
     def uniform(low: float, high: float) -> Tensor:
         draws = per_case_random(torch.rand, (len(images),), generator, device=images.device)
@@ -60,10 +61,10 @@ def augment(images: Tensor, config: AugmentConfig, generator: torch.Generator) -
     flips = uniform(0, 1) < config.flip
     angles = uniform(-config.rotation, config.rotation) * (math.pi / 180)
     shifts = uniform(-config.shift, config.shift), uniform(-config.shift, config.shift)
-    # A crop of share s of the area shows sqrt(s) of each side, somewhere inside the image.
+    # A crop to a fraction s of the area shows sqrt(s) of each side.
     side = uniform(config.crop, 1).sqrt()
     corners = uniform(-1, 1), uniform(-1, 1)
-    # Axes of the grid run from -1 to 1: a shift by a share of the image is twice that.
+    # The axes of the grid run from -1 to 1.
     offset = [2 * s + (1 - side) * c for s, c in zip(shifts, corners, strict=True)]
     views = _resample(images, flips, angles, side, offset[0], offset[1])
     if config.contrast:
@@ -78,13 +79,13 @@ def augment(images: Tensor, config: AugmentConfig, generator: torch.Generator) -
 
 def _blur(images: Tensor, sigma: Tensor, *, widest: float | None = None) -> Tensor:
     """Blur each image by a Gaussian of its own width."""
-    # Where it is known, nobody waits for a GPU, and an image does not depend on those beside it.
+    # Passing it avoids a GPU synchronisation and a dependence on the other images.
     widest = float(sigma.max()) if widest is None else widest
     reach = min(max(math.ceil(3 * widest), 1), min(images.shape[-2:]) - 1)
     t = torch.arange(-reach, reach + 1, device=images.device)
     kernel = torch.exp(-(t**2) / (2 * sigma[:, None] ** 2))
     kernel = (kernel / kernel.sum(1, keepdim=True)).to(images.dtype)
-    # Images stand as channels, each with a kernel of its own.
+    # Images are channels, each with its own kernel.
     padded = functional.pad(images[None], (reach,) * 4, mode="reflect")
     count = len(images)
     rows = functional.conv2d(padded, kernel[:, None, :, None], groups=count)
@@ -94,11 +95,11 @@ def _blur(images: Tensor, sigma: Tensor, *, widest: float | None = None) -> Tens
 def _resample(
     images: Tensor, flips: Tensor, angles: Tensor, side: Tensor, right: Tensor, down: Tensor
 ) -> Tensor:
-    """Flip, turn, zoom and shift in one interpolation."""
+    """Flip, rotate, zoom and shift in one interpolation."""
     height, width = images.shape[-2:]
     cos, sin, ratio = angles.cos() * side, angles.sin() * side, width / height
     mirror = 1 - 2 * flips.to(images.dtype)
-    # Angles are in pixels, the grid in shares of each axis.
+    # Angles are in pixels, the grid in fractions of each axis.
     matrix = torch.stack(
         [
             torch.stack([cos * mirror, -sin / ratio, right], -1),
@@ -111,21 +112,21 @@ def _resample(
 
 
 def unit_scale(images: Tensor) -> Tensor:
-    """Shift and stretch each image to the range from 0 to 1, in at least float32."""
+    """Scale each image to [0, 1], in at least float32."""
     if images.dtype not in (torch.float32, torch.float64):
         images = images.float()
     low = images.amin((-2, -1), keepdim=True)
     span = images.amax((-2, -1), keepdim=True) - low
-    # The smallest normal number keeps 0 / 0 away; where the span is 0 so is the numerator.
+    # Avoids 0 / 0: where the span is 0, so is the numerator.
     return ((images - low) / span.clamp_min(torch.finfo(span.dtype).tiny)).clamp(0, 1)
 
 
 def require_images(images: Tensor) -> None:
-    """Refuse what is not a stack of magnitude images."""
+    """Raise InputError unless images are real, (image, height, width)."""
     if images.ndim != 3 or images.is_complex() or 0 in images.shape:
         raise InputError(
-            f"images have shape {tuple(images.shape)} and type {images.dtype}; give real "
-            "magnitude images (image, height, width)",
+            f"images must be real magnitudes (image, height, width), got {images.dtype} of shape "
+            f"{tuple(images.shape)}",
             code="shape.axes",
         )
 
@@ -149,31 +150,31 @@ class TaskDataset:
         image = magnitude(item.image)
         if not bool(torch.isfinite(image).all()):
             raise InputError(
-                f"case {item.case} holds NaN or infinite values; leave it out",
+                f"case {item.case} has non-finite values; remove it",
                 code="value.nonfinite",
             )
         target = torch.as_tensor(self.targets[place[1]], dtype=torch.float32)
         return {"image": image, "target": target}
 
     def stock(self, device: torch.device, most: float) -> DeviceDataset | None:
-        """All magnitude images and targets on a device."""
+        """Return all magnitude images and targets on a device."""
         images = load_all_images(self.source, magnitude, device, most)
         if images is None:
             return None
         bad = (~torch.isfinite(images).all(-1).all(-1)).nonzero()
         if len(bad):
-            self[0, int(bad[0])]  # says which
+            self[0, int(bad[0])]  # raises with the name of the case
         targets = torch.as_tensor(self.targets, dtype=torch.float32)
         return DeviceDataset({"image": images, "target": targets.to(device)})
 
 
 def collate(cases: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Make a batch: images (case, height, width) of one size and targets (case, task)."""
+    """Stack images (case, height, width) and targets (case, task)."""
     sizes = sorted({tuple(case["image"].shape) for case in cases})
     if len(sizes) > 1:
         raise InputError(
-            f"images are of size {' and '.join('×'.join(map(str, s)) for s in sizes[:2])}; give "
-            "images of one size, or cut them (data.cut for a folder of images)",
+            f"images have sizes {' and '.join('×'.join(map(str, s)) for s in sizes[:2])}; crop "
+            "them (data.cut for a folder of images)",
             code="shape.mismatch",
         )
     return {name: torch.stack([case[name] for case in cases]) for name in ("image", "target")}
@@ -181,6 +182,8 @@ def collate(cases: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class TaskTraining:
+    """Settings of the training of a task network."""
+
     network: Any = None
     training: TrainingConfig = field(default_factory=TrainingConfig)
     data: Data = field(default_factory=paper_data)
@@ -191,21 +194,21 @@ class TaskTraining:
     def open_parts(
         self, *, is_stored: bool = True
     ) -> tuple[LabelledSubset, LabelledSubset, LabelledSubset]:
-        """Open the data in three parts that share no patient: to train on, to tune on, to judge."""
+        """Open training, tuning and test data; no patient is in two of them."""
         whole = self.data.open_targets()
         split = self.split.split(whole.cases.groups, is_stored=is_stored)
-        train, tune, judge = whole.split(split)
+        train, tune, test = whole.split(split)
         if self.data.in_memory:
             processes = self.data.processes
-            return train.in_memory(processes), tune.in_memory(processes), judge
-        return train, tune, judge
+            return train.in_memory(processes), tune.in_memory(processes), test
+        return train, tune, test
 
     def open_unstored(self) -> tuple[LabelledSubset, LabelledSubset, LabelledSubset]:
-        """The same parts, and a new split is not written."""
+        """Open the same data without writing a new split."""
         return self.open_parts(is_stored=False)
 
     def prepare(
         self, machine: TrainerOptions, data: Sequence[LabelledSubset] | None = None
     ) -> tuple[TaskDataset, ...]:
-        """Cases of the parts by (epoch, index): of those the settings name, or of others."""
+        """Return the cases of the settings, or of other data, by (epoch, index)."""
         return tuple(TaskDataset(part.cases, part.targets) for part in data or self.open_parts())

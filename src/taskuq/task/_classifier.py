@@ -16,23 +16,21 @@ from taskuq.errors import InputError
 from taskuq.task._backbone import Backbone, BackboneConfig
 from taskuq.task._cases import require_images, unit_scale
 
-# What outputs lie between.
 RANGES = {"probability": (0.0, 1.0), "number": None, "positive": (0.0, math.inf)}
 
 
 @dataclass(frozen=True)
 class ClassifierConfig:
-    """A task network; the defaults are the paper's.
+    """Layers and outputs of a task network; the defaults are the paper's.
 
-    Arguments:
-        backbone: The convolutional part.
+    Args:
+        backbone: Convolutional layers.
         hidden: Widths of the layers between features and outputs.
-        dropout: The share of features dropped in training.
-        tasks: A name for each output.
-        output: ``"probability"`` (a sigmoid; how sure the network is that the finding is there),
-            ``"number"`` (regression, any number) or ``"positive"`` (regression of what cannot be
-            below 0, such as an area, by its logarithm).
-        units: Of each number, e.g. ``["mm²"]``; none by default.
+        dropout: Fraction of features dropped in training.
+        tasks: Name of each output.
+        output: ``"probability"`` (sigmoid), ``"number"`` (regression) or ``"positive"``
+            (regression of a non-negative quantity such as an area, by its logarithm).
+        units: Unit of each number, e.g. ``["mm²"]``; none by default.
 
     Example:
         >>> ClassifierConfig().hidden
@@ -49,34 +47,34 @@ class ClassifierConfig:
     def __post_init__(self) -> None:
         if not self.tasks or len(set(self.tasks)) != len(self.tasks):
             raise InputError(
-                f"tasks are {list(self.tasks)}; give each output a name of its own",
+                f"network.tasks must be different names, got {list(self.tasks)}",
                 code="value.invalid",
             )
         if self.units and (len(self.units) != len(self.tasks) or self.output == "probability"):
             raise InputError(
-                f"units are {list(self.units)} for the tasks {list(self.tasks)}, output "
-                f"{self.output}; give each number its unit, and a probability none",
+                f"network.units must have one unit per number and none for probabilities, got "
+                f"{list(self.units)} for {self.output} {list(self.tasks)}",
                 code="option.conflict",
             )
         if not 0 <= self.dropout < 1 or any(width < 1 for width in self.hidden):
             raise InputError(
-                f"dropout is {self.dropout} and hidden {list(self.hidden)}; give a share below 1 "
-                "and widths above 0",
+                f"network.dropout must be in [0, 1) and hidden positive, got {self.dropout} and "
+                f"{list(self.hidden)}",
                 code="value.invalid",
             )
 
 
 class Classifier(nn.Module):
-    r"""A task network :math:`f`: images to one number each, or several.
+    r"""Task network :math:`f`: images to one or several scalar outputs.
 
     .. math:: f(x) = \varsigma\big(\mathrm{MLP}(\mathrm{backbone}(\tilde x))\big)
 
-    :math:`\tilde x` is the image between 0 and 1, and :math:`\varsigma` a sigmoid; regression has
-    :math:`\mu + s\,\cdot` in its place, with mean and spread of the training targets, and
-    regression of what cannot be below 0 has :math:`\mu\, (e^{\max(\cdot, 0)} - 1)`.
+    :math:`\tilde x` is the image scaled to [0, 1] and :math:`\varsigma` a sigmoid, for regression
+    :math:`\mu + s\,\cdot`, with mean and standard deviation of the training targets; for
+    non-negative targets it is :math:`\mu\, (e^{\max(\cdot, 0)} - 1)`.
 
-    Arguments:
-        config: Its layers.
+    Args:
+        config: Layers and outputs; the paper's by default.
 
     Example:
         >>> net = Classifier(ClassifierConfig(BackboneConfig("small", width=4))).eval()
@@ -105,40 +103,36 @@ class Classifier(nn.Module):
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """The smallest and largest possible output, or None where there are none."""
+        """Range of the outputs, or None."""
         return RANGES[self.config.output]
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """What numbers are called, with their units; None for one probability."""
+        """Names of the outputs with their units; None for one probability."""
         tasks, units = self.config.tasks, self.config.units
         if self.config.output == "probability" and len(tasks) == 1:
             return None
         return tuple(f"{n} ({u})" if u else n for n, u in zip_longest(tasks, units, fillvalue=""))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Magnitude images (image, height, width) to outputs (image,), or (image, task)."""
+        """Map magnitude images (image, height, width) to outputs (image,) or (image, task)."""
         require_images(images)
         outputs = self.outputs(self.raw(unit_scale(images)))
         return outputs[:, 0] if len(self.config.tasks) == 1 else outputs
 
     def raw(self, scaled: Tensor) -> Tensor:
-        """Images in [0, 1] to what the loss sees: logits or standardised numbers, (image, task)."""
+        """Map images in [0, 1] to logits or standardised numbers, (image, task)."""
         values: Tensor = self.head(self.dropout(self.backbone(scaled)))
         return values
 
     def inside(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Raw outputs, outputs (image, task) and the last hidden features (image, feature).
-
-        Arguments:
-            images: Magnitude images (image, height, width), of any scale.
-        """
+        """Return raw outputs, outputs (image, task) and the last hidden features."""
         hidden = self.head[:-1](self.dropout(self.backbone(unit_scale(images))))
         raw = self.head[-1](hidden)
         return raw, self.outputs(raw), hidden
 
     def outputs(self, raw: Tensor) -> Tensor:
-        """What :meth:`raw` gave, as probabilities or numbers in their own unit."""
+        """Map raw outputs to probabilities or numbers in their unit."""
         raw = raw.float()
         if self.config.output == "probability":
             return raw.sigmoid()
@@ -147,7 +141,7 @@ class Classifier(nn.Module):
         return self.shift + self.spread * raw
 
     def standardised(self, targets: Tensor) -> Tensor:
-        """What the loss compares raw outputs with, of targets in their own unit, (image, task)."""
+        """Map targets in their unit to the scale of raw outputs, (image, task)."""
         if self.config.output == "probability":
             return targets
         if self.config.output == "positive":

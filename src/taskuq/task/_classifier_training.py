@@ -1,4 +1,4 @@
-"""Classifier: method, training, quality."""
+"""Training and evaluation of the classifier, and its settings in a run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from taskuq.conformal._diagnose import (
-    auroc,
-    classification_rates,
-    reliability,
-    require_classes,
-    roc_curve,
-)
 from taskuq.data._dataset import LabelledSubset
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
@@ -36,6 +29,13 @@ from taskuq.task._cases import (
 )
 from taskuq.task._classifier import Classifier, ClassifierConfig, eval_mode
 from taskuq.task._methods import TASKS
+from taskuq.task._metrics import (
+    auroc,
+    classification_rates,
+    reliability,
+    require_classes,
+    roc_curve,
+)
 from taskuq.training._config import Batch, Recipe, TrainingConfig, mean_summary
 from taskuq.training._fit import TrainerOptions
 from taskuq.training._networks import NetworkKind
@@ -52,13 +52,12 @@ def _classifier_metrics(
     """Return accuracy, AUROC, reliability and robustness per task."""
     if network.config.output != "probability":
         raise InputError(
-            "the network gives numbers; judge_classifier judges probabilities",
+            "the outputs are numbers; classification metrics need probabilities",
             code="option.conflict",
         )
-    clean = _task_outputs(network, part, batch=batch)
-    harmed = None
+    clean, attacked = _task_outputs(network, part, batch=batch), None
     if attack is not None and attack.radius > 0:
-        harmed = _task_outputs(network, part, attack, batch=batch)
+        attacked = _task_outputs(network, part, attack, batch=batch)
     tasks = []
     for k, name in enumerate(network.config.tasks):
         z, y = clean[:, k], part.targets[:, k]
@@ -73,9 +72,9 @@ def _classifier_metrics(
             "reliability": reliability(z, y),
             "roc": {"false": false.tolist(), "true": true.tolist()},
         }
-        if harmed is not None:
-            row["robust_accuracy"] = classification_rates(harmed[:, k], y)["accuracy"]
-            row["robust_auroc"] = auroc(harmed[:, k], y)
+        if attacked is not None:
+            row["robust_accuracy"] = classification_rates(attacked[:, k], y)["accuracy"]
+            row["robust_auroc"] = auroc(attacked[:, k], y)
         tasks.append(row)
     return tasks
 
@@ -108,7 +107,7 @@ def _task_outputs(
     *,
     batch: int = 256,
 ) -> FloatArray:
-    """Return the outputs (case, task) of a network for images, or for them under attack."""
+    """Return the outputs (case, task), under attack if given."""
     device, cases, outputs = network.shift.device, TaskDataset(part.cases, part.targets), []
     with eval_mode(network):
         for first in range(0, len(cases), batch):
@@ -123,7 +122,6 @@ def _task_outputs(
 
 
 def _plain(value: float) -> float | None:
-    """JSON has no NaN: a rate of nothing is missing."""
     return None if math.isnan(value) else value
 
 
@@ -131,8 +129,8 @@ SCHEMA = "taskuq.task/1"
 
 
 def _table(record: dict[str, Any]) -> list[str]:
-    """Return a record as lines of text, a header first and one for each part and task."""
-    rows = [(part, row) for part, found in record["parts"].items() for row in found]
+    """Return a record as lines of text."""
+    rows = [(part, row) for part, tasks in record["parts"].items() for row in tasks]
     names = ["auroc", "accuracy", "precision", "recall", "robust_accuracy"]
     heads = [" AUROC", "accuracy", "precision", " recall", " attacked"]
     if rows and "error" in rows[0][1]:
@@ -151,9 +149,7 @@ def _number(value: float | None, width: int) -> str:
 
 PRESETS = {
     "paper": ClassifierConfig(),
-    # 128×128: 0.7 million parameters.
     "demo": ClassifierConfig(BackboneConfig("small", width=16), hidden=(64,)),
-    # For teaching and tests.
     "tiny": ClassifierConfig(BackboneConfig("small", width=8, blocks=(1, 1, 1)), hidden=(16,)),
 }
 PAPER = TrainingConfig(
@@ -162,8 +158,8 @@ PAPER = TrainingConfig(
 
 
 @dataclass(frozen=True)
-class _ClassifierMethod:
-    """The table ``[task]`` of a classifier."""
+class ClassifierMethod:
+    """Settings [task] of a classifier."""
 
     weights: Path | None = None
 
@@ -175,7 +171,7 @@ class _ClassifierMethod:
 
 @dataclass(frozen=True)
 class _ClassifierTraining(TaskTraining):
-    """One TOML file for a task network; the defaults are the paper's."""
+    """Settings of the training of a task network; the defaults are the paper's."""
 
     network: ClassifierConfig = field(default_factory=ClassifierConfig)
     training: TrainingConfig = PAPER
@@ -183,7 +179,7 @@ class _ClassifierTraining(TaskTraining):
     balance: bool = True
 
     def recipe(self, cases: tuple[TaskDataset, ...], machine: TrainerOptions) -> Recipe:
-        """The network, started as configured, to be trained on attacked views."""
+        """Return the recipe of adversarial training on augmented images."""
         network = Classifier(self.network)
         self.start.fill(network.backbone)
         if self.start.classifier is not None:
@@ -192,8 +188,8 @@ class _ClassifierTraining(TaskTraining):
         tasks, targets = len(self.network.tasks), cases[0].targets
         if targets.shape[1] != tasks:
             raise InputError(
-                f"the data have {targets.shape[1]} targets for each case and the network "
-                f"{tasks} outputs; give network.tasks one name for each target",
+                f"the data have {targets.shape[1]} targets and the network has {tasks} outputs; "
+                "set network.tasks to one name per target",
                 code="shape.mismatch",
             )
         weights = torch.ones(tasks, 2)
@@ -209,7 +205,7 @@ class _ClassifierTraining(TaskTraining):
 def _classifier_recipe(
     network: Classifier, views: AugmentConfig, attack: AttackConfig, weights: Tensor
 ) -> Recipe:
-    """Train a task network on attacked views, judged by AUROC, or by the loss of regression."""
+    """Return the recipe; probabilities are validated by AUROC, numbers by their loss."""
 
     def loss(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
         net = cast("Classifier", net)
@@ -222,7 +218,7 @@ def _classifier_recipe(
         net = cast("Classifier", net)
         raw = net.raw(unit_scale(batch["image"]))
         values = {"loss": _losses(net, raw, net.standardised(batch["target"]), weights)}
-        # Engines gather one number for each case and name.
+        # Processes gather one number per case and name.
         for k, (z, y) in enumerate(zip(net.outputs(raw).T, batch["target"].T, strict=True)):
             values |= {f"output_{k}": z.contiguous(), f"target_{k}": y.contiguous()}
         return values
@@ -252,11 +248,11 @@ def _evaluate_classifier(
     for name, part in zip(("tune", "judge"), cases[1:], strict=True):
         if len(part) == 0:
             continue
-        judged = LabelledSubset(part.source, part.targets)
+        subset = LabelledSubset(part.source, part.targets)
         if network.config.output != "probability":
-            record["parts"][name] = _regression_metrics(network, judged)
+            record["parts"][name] = _regression_metrics(network, subset)
         else:
-            record["parts"][name] = _classifier_metrics(network, judged, attack)
+            record["parts"][name] = _classifier_metrics(network, subset, attack)
     if network.config.output == "probability":
         record["attack"] = asdict(attack)
     return record
@@ -272,7 +268,7 @@ def _class_weights(targets: NDArray[np.floating], balance: bool) -> Tensor:
 
 
 def _losses(net: Classifier, raw: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    """The loss of each case, mean over its tasks."""
+    """Return the loss of each case, the mean over its tasks."""
     if net.config.output != "probability":
         return functional.smooth_l1_loss(raw.float(), targets, reduction="none").mean(1)
     losses = functional.binary_cross_entropy_with_logits(raw.float(), targets, reduction="none")
@@ -287,7 +283,7 @@ def _classifier_summary(values: Mapping[str, Tensor]) -> dict[str, float]:
         [values[f"{name}_{k}"].double().cpu().numpy() for k in range(tasks)]
         for name in ("output", "target")
     )
-    # A trial may have looked at cases of one class alone.
+    # The cases of a trial may have one class only.
     areas = [auroc(*pair) if 0 < pair[1].mean() < 1 else np.nan for pair in zip(z, y, strict=True)]
     return {"loss": float(values["loss"].double().mean()), "auroc": float(np.mean(areas))}
 
@@ -301,13 +297,10 @@ def _regression_summary(values: Mapping[str, Tensor]) -> dict[str, float]:
 def _standardise(network: Classifier, targets: NDArray[np.floating]) -> None:
     spread = targets.std(axis=0)
     if (spread == 0).any():
-        raise InputError(
-            "all training targets are the same number; give others to learn from",
-            code="value.invalid",
-        )
+        raise InputError("all training targets of a task are equal", code="value.invalid")
     if network.config.output == "positive" and targets.min() < 0:
         raise InputError(
-            f"a training target is {targets.min():g}; give none below 0, or output = 'number'",
+            f"training targets of output = 'positive' must not be negative, got {targets.min():g}",
             code="value.invalid",
         )
     network.shift.copy_(torch.as_tensor(targets.mean(axis=0)))
@@ -315,11 +308,6 @@ def _standardise(network: Classifier, targets: NDArray[np.floating]) -> None:
 
 
 NETWORK = NetworkKind(
-    ClassifierConfig,
-    Classifier,
-    _ClassifierTraining,
-    _ClassifierMethod,
-    PRESETS,
-    evaluate=_evaluate_classifier,
-    table=_table,
-)
+    ClassifierConfig, Classifier, _ClassifierTraining, ClassifierMethod, PRESETS,
+    evaluate=_evaluate_classifier, table=_table,
+)  # fmt: skip

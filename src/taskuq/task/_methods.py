@@ -1,4 +1,4 @@
-"""Registry of tasks; functionals; several tasks."""
+"""Registry of tasks, functionals of images, several tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from taskuq.data._chest import THRESHOLD, air_fraction
 from taskuq.errors import InputError
 from taskuq.interval import TaskRange
-from taskuq.protocols import RangedTask, Task
+from taskuq.protocols import Task, declared_range
 from taskuq.task._cases import require_images
 from taskuq.task._classifier import eval_mode
 from taskuq.training._networks import MethodConfig, MethodRegistry
@@ -30,20 +30,19 @@ class AirFraction:
     range = (0.0, 1.0)
 
     def __call__(self, images: Any) -> Tensor:
-        """Images (image, height, width) to shares (image,)."""
+        """Map images (image, height, width) to air fractions (image,)."""
         images = torch.as_tensor(images)
         require_images(images)
         shares = air_fraction(images.detach().float().cpu().numpy(), self.threshold)
         return torch.as_tensor(shares, dtype=torch.float32, device=images.device)
 
     def open(self, device: torch.device | str) -> AirFraction:
-        """Return itself: it runs on the CPU."""
         return self
 
 
 @dataclass(frozen=True)
 class Area:
-    """The area of an image above a level, in units of one's own."""
+    """Area of an image above (or below) a threshold, in a given unit."""
 
     threshold: float
     pixel: float = 1.0
@@ -53,8 +52,8 @@ class Area:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.threshold) and 0 <= self.pixel < math.inf):
             raise InputError(
-                f"threshold is {self.threshold} and pixel {self.pixel}; give a level of the images "
-                "and the area of a pixel, or 0 for the share of the image",
+                f"threshold must be finite and pixel, its area, not negative (0: fraction of the "
+                f"image), got {self.threshold} and {self.pixel}",
                 code="value.invalid",
             )
 
@@ -64,19 +63,17 @@ class Area:
 
     @property
     def range(self) -> tuple[float, float]:
-        """A share is at most 1; how large an image may be is not known."""
         return (0.0, math.inf if self.pixel else 1.0)
 
     def __call__(self, images: Any) -> Tensor:
-        """Images (image, height, width) to areas (image,)."""
+        """Map images (image, height, width) to areas (image,)."""
         images = torch.as_tensor(images)
         require_images(images)
         inside = images < self.threshold if self.below else images > self.threshold
-        found: Tensor = inside.float().mean((-2, -1))
-        return found * (self.pixel * inside[0].numel() if self.pixel else 1.0)
+        fraction: Tensor = inside.float().mean((-2, -1))
+        return fraction * (self.pixel * inside[0].numel() if self.pixel else 1.0)
 
     def open(self, device: torch.device | str) -> Area:
-        """Return itself: it runs where its images are."""
         return self
 
 
@@ -96,13 +93,11 @@ TASKS = MethodRegistry(
 class TorchTask:
     """Task from a torch module or a function of images.
 
-    A module is asked in evaluation mode, without gradients, on the device it is on; its mode is
-    put back afterwards. Nothing is scaled: the function sees the images as they are.
+    A module is called in evaluation mode, without gradients, on its device. Images are not scaled.
 
-    Arguments:
-        function: Takes images (image, height, width) and returns (image,), (image, 1) or (image,
-            task).
-        batch: Images handed over at a time.
+    Args:
+        function: Maps images (image, height, width) to (image,), (image, 1) or (image, task).
+        batch: Number of images in one call.
 
     Example:
         >>> task = TorchTask(nn.Sequential(nn.Flatten(), nn.Linear(16, 1), nn.Sigmoid()))
@@ -115,22 +110,18 @@ class TorchTask:
 
     def __post_init__(self) -> None:
         if self.batch < 1:
-            raise InputError(
-                f"batch is {self.batch}; give a whole number above 0", code="value.invalid"
-            )
+            raise InputError(f"batch must be at least 1, got {self.batch}", code="value.invalid")
 
     @torch.no_grad()
     def __call__(self, images: Any) -> Tensor:
-        """Images (image, height, width) to outputs (image,) or (image, task), on their device."""
+        """Map images (image, height, width) to outputs (image,) or (image, task)."""
         images = torch.as_tensor(images)
         require_images(images)
         module = self.function if isinstance(self.function, nn.Module) else None
-        where = next(module.parameters(), images) if module is not None else images
+        device = (next(module.parameters(), images) if module is not None else images).device
         with nullcontext() if module is None else eval_mode(module):
-            parts = [
-                self._outputs(part.to(where.device, torch.float32))
-                for part in images.split(self.batch)
-            ]
+            batches = images.split(self.batch)
+            parts = [self._outputs(batch.to(device, torch.float32)) for batch in batches]
         return torch.cat(parts).to(images.device)
 
     def _outputs(self, images: Tensor) -> Tensor:
@@ -139,8 +130,8 @@ class TorchTask:
             outputs = outputs[:, 0]
         if outputs.ndim not in (1, 2) or len(outputs) != len(images):
             raise InputError(
-                f"the task gave shape {tuple(outputs.shape)} for {len(images)} images; let it "
-                "return (image,) or (image, task)",
+                f"the task returned shape {tuple(outputs.shape)} for {len(images)} images; return "
+                "(image,) or (image, task)",
                 code="component.invalid",
             )
         return outputs.float()
@@ -148,10 +139,10 @@ class TorchTask:
 
 @dataclass(frozen=True)
 class MeanIntensity:
-    """The mean of a rectangle of the image.
+    """Mean of a rectangle of the image.
 
-    Arguments:
-        rows: First and last edge of the rectangle, as shares of the height.
+    Args:
+        rows: First and last edge of the rectangle, as fractions of the height.
         columns: The same for the width.
 
     Example:
@@ -168,12 +159,12 @@ class MeanIntensity:
             first, last = getattr(self, name)
             if not 0 <= first < last <= 1:
                 raise InputError(
-                    f"{name} are {first} to {last}; give two increasing numbers between 0 and 1",
+                    f"{name} must be two increasing fractions, got {first} and {last}",
                     code="value.invalid",
                 )
 
     def __call__(self, images: Any) -> Tensor:
-        """Images (image, height, width) to their means (image,)."""
+        """Map images (image, height, width) to means (image,)."""
         images = torch.as_tensor(images)
         require_images(images)
         rows, columns = (
@@ -186,13 +177,12 @@ class MeanIntensity:
 
 @dataclass(frozen=True)
 class MeanIntensityMethod:
-    """The table ``[task]`` of the mean intensity of a rectangle, for whoever has no network."""
+    """Settings [task] of the mean intensity of a rectangle."""
 
     rows: tuple[float, float] = (0.25, 0.75)
     columns: tuple[float, float] = (0.25, 0.75)
 
     def open(self, device: torch.device | str) -> MeanIntensity:
-        """Return the task; it runs where its images are."""
         return MeanIntensity(self.rows, self.columns)
 
 
@@ -204,7 +194,7 @@ class _MultiTask:
 
     def __post_init__(self) -> None:
         if not self.tasks:
-            raise InputError("there is no task; name at least one", code="config.missing")
+            raise InputError("task.of has no task; add one", code="config.missing")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -213,10 +203,10 @@ class _MultiTask:
     @property
     def range(self) -> list[TaskRange]:
         """The range of each task, None where it has none."""
-        return [t.range if isinstance(t, RangedTask) else None for t in self.tasks.values()]
+        return [declared_range(t) for t in self.tasks.values()]
 
     def __call__(self, images: Any) -> Tensor:
-        """Images (image, height, width) to numbers (image, task)."""
+        """Map images (image, height, width) to outputs (image, task)."""
         columns = []
         for name, task in self.tasks.items():
             column = torch.as_tensor(task(images)).float()
@@ -224,8 +214,8 @@ class _MultiTask:
                 column = column[:, 0]
             if column.ndim != 1:
                 raise InputError(
-                    f"the task {name} gives shape {tuple(column.shape)}; several tasks take one "
-                    "number for each image from each of them",
+                    f"task {name} returned shape {tuple(column.shape)}; each of several tasks must "
+                    "return (image,)",
                     code="component.invalid",
                 )
             columns.append(column.cpu())
@@ -239,5 +229,4 @@ class MultiTaskMethod:
     of: dict[str, Annotated[MethodConfig, TASKS]] = field(default_factory=dict)
 
     def open(self, device: torch.device | str) -> _MultiTask:
-        """Open all of them."""
         return _MultiTask({name: method.open(device) for name, method in self.of.items()})

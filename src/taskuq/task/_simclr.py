@@ -37,8 +37,8 @@ class _SimCLRConfig:
     def __post_init__(self) -> None:
         if self.temperature <= 0 or self.hidden < 1 or self.embedding < 1:
             raise InputError(
-                f"temperature is {self.temperature}, hidden {self.hidden} and embedding "
-                f"{self.embedding}; give positive numbers",
+                f"network.temperature, hidden and embedding must be positive, got "
+                f"{self.temperature}, {self.hidden}, {self.embedding}",
                 code="value.invalid",
             )
 
@@ -57,13 +57,11 @@ class _SimCLRNet(nn.Module):
         )
 
     def forward(self, scaled: Tensor) -> Tensor:
-        """Images (image, height, width) in [0, 1] to embeddings (image, feature)."""
         embeddings: Tensor = self.projection(self.backbone(scaled))
         return embeddings
 
 
-# Embeddings shorter than this are not stretched to length 1: the gradient of doing so would leave
-# the range of float16, and an embedding that short says nothing.
+# Shorter embeddings are not normalised: the gradient would leave the range of float16.
 SHORTEST = 1e-3
 PAPER = TrainingConfig(
     epochs=500, batch=128, learning_rate=2e-4, weight_decay=1e-2, schedule="cosine", decay=0.02
@@ -89,13 +87,13 @@ def _nt_xent(first: Tensor, second: Tensor, temperature: float, *, counts: bool 
 
 
 def _gathered(own: Tensor, counts: bool) -> tuple[Tensor, int]:
-    """The rows of all processes that count, with gradients, and how many come before our own."""
+    """Return the rows of all processes, with gradients, and the number before our own."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return own, 0
     lengths = [torch.zeros((), dtype=torch.long, device=own.device) for _ in range(_world())]
     distributed.all_gather(lengths, lengths[0].new_tensor(len(own) if counts else 0))
     rows = [int(length) for length in lengths]
-    # Processes hand over as many rows each; those beyond their own are left out.
+    # All processes send equally many rows; padding is dropped.
     longest = max(*rows, len(own))
     padded = functional.pad(own, (0, 0, 0, longest - len(own)))
     parts: Tensor = _AllGather.apply(padded)  # type: ignore[no-untyped-call]
@@ -109,7 +107,7 @@ def _world() -> int:
 
 
 class _AllGather(torch.autograd.Function):
-    """Gather rows; the gradient of a row is the sum of what all processes have to say about it."""
+    """Gather rows; the gradient of a row is the sum over processes."""
 
     @staticmethod
     def forward(ctx: object, own: Tensor) -> Tensor:
@@ -133,7 +131,7 @@ class _SimCLRTraining(TaskTraining):
     views: AugmentConfig = VIEWS
 
     def recipe(self, cases: tuple[TaskDataset, ...], machine: TrainerOptions) -> Recipe:
-        """The network, started as configured, to be trained by the contrastive loss."""
+        """Return the recipe of contrastive training."""
         if self.training.batch < 2:
             raise InputError(
                 "training.batch is 1; a contrastive loss compares images: give more",
@@ -150,12 +148,12 @@ class _SimCLRTraining(TaskTraining):
 
 
 def _simclr_recipe(config: _SimCLRConfig, views: AugmentConfig) -> Recipe:
-    """Train a backbone to tell images apart, whatever the view."""
+    """Return the recipe: two augmentations of each image attract each other."""
 
     def losses(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
         scaled = unit_scale(batch["image"])
         both = [unit_scale(augment(scaled, views, generator)) for _ in range(2)]
-        # One pass for both views: their batch statistics must not tell them apart.
+        # One pass for both: batch statistics must not distinguish them.
         first, second = net(torch.cat(both)).chunk(2)
         counts = not isinstance(generator, ShardedGenerator) or generator.share.counts
         return _nt_xent(first, second, config.temperature, counts=counts)

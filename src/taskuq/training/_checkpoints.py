@@ -40,9 +40,9 @@ def prepare_folder(folder: Path, settings: dict[str, Any], *, fresh: bool) -> Pa
         for old in (state, path, folder / FINISHED):
             old.unlink(missing_ok=True)
     elif stored is not None and settings and stored != settings:
-        old, new = flatten(stored), flatten(settings)
-        changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
-        shown = ", ".join(f"{k}: {old.get(k)} there, {new.get(k)} here" for k in changed[:3])
+        before, after = flatten(stored), flatten(settings)
+        changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+        shown = ", ".join(f"{k}: {before.get(k)} there, {after.get(k)} here" for k in changed[:3])
         raise InputError(
             f"{folder} holds a training of another configuration ({shown}); use another folder, or "
             "--overwrite to overwrite it",

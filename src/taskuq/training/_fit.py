@@ -23,7 +23,6 @@ from torch.utils.data import Dataset as TorchDataset
 from taskuq._config import read_config, read_toml, to_toml_table
 from taskuq._io import write_json
 from taskuq.errors import InputError, MachineError, first_line, is_out_of_memory
-from taskuq.protocols import HasPrecision
 from taskuq.training._checkpoints import RESUME, is_finished, mark_finished, prepare_folder
 from taskuq.training._config import Recipe, TrainingConfig
 from taskuq.training._determinism import DeviceLoader, EpochSampler, preload, seeded
@@ -190,7 +189,7 @@ def train(
     if cases is None:
         cases = settings.prepare(machine, data)
     # A training keeps to one precision of stored images.
-    precision = cases[0].precision if isinstance(cases[0], HasPrecision) else None
+    precision = getattr(cases[0], "precision", None)
     images = {} if precision is None else {"images": {"precision": precision}}
     if isinstance(settings, _MultiStage):
         cases = settings.stages(cases, Path(folder), machine=machine, fresh=fresh, steps=steps)
@@ -322,8 +321,8 @@ def _loop(
         if trainer.world_size != machine.processes:
             # Lightning starts as many processes as a SLURM step has tasks.
             raise InputError(
-                f"the launcher started {trainer.world_size} processes instead of {machine.processes}; "
-                "use one task of srun for each process",
+                f"the launcher started {trainer.world_size} processes, not {machine.processes}; use "
+                "one task of srun for each process",
                 code="option.conflict",
             )
         try:

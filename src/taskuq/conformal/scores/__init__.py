@@ -1,4 +1,4 @@
-"""The list of scores: by name, and in JSON files."""
+"""Registry of scores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from taskuq._config import from_toml_table
 from taskuq._registry import VARIABLE, Registry
 from taskuq.conformal._family import SIDES, Side
 from taskuq.conformal._quantiles import exact_alpha
-from taskuq.errors import InputError
+from taskuq.errors import InputError, first_line
 from taskuq.protocols import FittedScore, NamedScore, NestedScore, Score, TunableScore
 
 SCORES: Registry[type[Score]] = Registry(
@@ -28,19 +28,19 @@ SCORES: Registry[type[Score]] = Registry(
         "learned": "taskuq.conformal.scores._learned:LearnedScore",
     },
 )
-# More than anybody draws; a file that says more is damaged.
+# Plausible numbers of samples and rounds; a file with more is damaged.
 MOST_SAMPLES = 1_000_000
 
 
 def resolve_score(score: str | Score, alpha: float, side: Side = "two") -> Score:
-    """Turn a score's name into the score; an object with ``score`` and ``interval`` is one already.
+    """Return the score of a name; an object with ``score`` and ``interval`` as it is.
 
-    A score by name is made from its class in :data:`SCORES`, which is given the error rate and
-    the side if it has arguments called ``alpha`` and ``side``, and nothing else.
+    A registered class gets the error rate and the side if it has parameters ``alpha`` and
+    ``side``, and nothing else.
 
-    Arguments:
-        score: A name, e.g. ar, lwr, cqr, mlwr, learned, or a user's own object.
-        alpha: The error rate, which CQR's sample quantiles depend on.
+    Args:
+        score: A name, e.g. ar, lwr, cqr, mlwr, learned, or an object.
+        alpha: Error rate, on which the sample quantiles of CQR depend.
         side: ``two``, ``upper`` or ``lower``, for scores by name.
 
     Example:
@@ -48,40 +48,43 @@ def resolve_score(score: str | Score, alpha: float, side: Side = "two") -> Score
         CQR(alpha=0.1, side='two')
     """
     if side not in SIDES:
-        raise InputError(f"side must be 'two', 'upper' or 'lower', got {side!r}")
-    made = _made(score, alpha, side) if isinstance(score, str) else score
-    if isinstance(made, type) or not isinstance(made, Score):
         raise InputError(
-            f"a score is a name or an object with methods score and interval, got {score!r}"
+            f"side must be 'two', 'upper' or 'lower', got {side!r}", code="choice.unknown"
         )
-    if isinstance(made, TunableScore) and not isinstance(made, FittedScore):
+    if isinstance(score, str):
+        kind, parameters = _score_class(score)
+        options: dict[str, Any] = {"side": side} if "side" in parameters else {}
+        if side != "two" and not options:
+            raise InputError(
+                f"score {score!r} has no one-sided bounds, got side={side!r}; use side='two'",
+                code="option.conflict",
+            )
+        if "alpha" in parameters:
+            options["alpha"] = float(exact_alpha(alpha))
+        score = kind(**options)
+    if isinstance(score, type) or not isinstance(score, Score):
         raise InputError(
-            f"the score {score_name(made)!r} has a method tuned; to learn it needs needs_tuning, "
-            "tuning_share and tuning_needs_targets too"
+            f"a score is a name or an object with methods score and interval, got {score!r}",
+            code="component.invalid",
         )
-    return made
-
-
-def _made(name: str, alpha: float, side: Side) -> Score:
-    known = next((n for n in (name, name.lower()) if n in SCORES), name)
-    kind = SCORES[known]
-    takes = _arguments(kind)
-    if side != "two" and "side" not in takes:
-        raise InputError(f"the score {name!r} knows no one-sided bounds; use side='two'")
-    given: dict[str, Any] = {"side": side} if "side" in takes else {}
-    if "alpha" in takes:
-        given["alpha"] = float(exact_alpha(alpha))
-    return kind(**given)
+    if isinstance(score, TunableScore) and not isinstance(score, FittedScore):
+        raise InputError(
+            f"the score {score_name(score)!r} has a method fit, but not needs_tuning, "
+            "tuning_fraction and tuning_needs_targets; add them",
+            code="component.invalid",
+        )
+    return score
 
 
 @cache
-def _arguments(kind: type[Score]) -> frozenset[str]:
-    """What the class of a score can be given."""
-    return frozenset(inspect.signature(kind).parameters)
+def _score_class(name: str) -> tuple[type[Score], frozenset[str]]:
+    """Return the class of a score and its parameters."""
+    kind = SCORES[next((n for n in (name, name.lower()) if n in SCORES), name)]
+    return kind, frozenset(inspect.signature(kind).parameters)
 
 
 def score_name(score: Score) -> str:
-    """Return what to call a score in tables: its name in the list, its own, or its class.
+    """Return the registered name of a score, its own name, or that of its class.
 
     Example:
         >>> from taskuq.conformal.scores._paper import AR
@@ -93,79 +96,68 @@ def score_name(score: Score) -> str:
     )
 
 
-def score_to_dict(score: Score) -> dict[str, Any]:
-    """Describe a score so that JSON can hold it.
-
-    A score of the list is stored by its name and, if it is a dataclass, its fields. An object
-    with any other state is stored by the name of its class only.
-    """
-    name = SCORES.find(type(score))
-    fields = None if name is None else _fields(score)
-    if fields is None:
+def score_to_dict(score: Any) -> dict[str, Any]:
+    """Return a registered score as name and fields, any other as the name of its class."""
+    name, fields = SCORES.find(type(score)), None
+    if is_dataclass(score):
+        stored = getattr(score, "STORED", {})
+        fields = {stored.get(key, key): value for key, value in asdict(score).items()}  # type: ignore[arg-type]  # an object, not a class
+    elif hasattr(score, "__dict__") and not vars(score):
+        fields = {}
+    if name is None or fields is None:
         return {"name": "custom", "class": type(score).__name__}
     return {"name": name, **fields}
 
 
-def _fields(score: Any) -> dict[str, Any] | None:
-    """What there is to store of a score, or None where it keeps things we cannot write."""
-    if is_dataclass(score):
-        return asdict(score)  # type: ignore[arg-type]  # an object, not a class
-    return None if not hasattr(score, "__dict__") or vars(score) else {}
-
-
 def score_from_dict(record: Mapping[str, Any], custom: Score | None = None) -> Score:
-    """Read a score back from its description.
+    """Read back the result of :func:`score_to_dict`.
 
-    Arguments:
-        record: What :func:`score_to_dict` wrote.
-        custom: The object to use where the file names a user's own class.
+    Args:
+        record: The stored fields.
+        custom: Object to use where the file names a user's own class.
 
     Example:
         >>> score_from_dict({"name": "lwr", "side": "upper"})
         LWR(side='upper')
     """
-    fields = {key: value for key, value in record.items() if key != "name"}
     name = record.get("name")
     if name == "custom":
         if custom is None or type(custom).__name__ != record.get("class"):
             raise InputError(
                 f"the file was made with your own score {record.get('class')!r}; pass an "
-                "object of that class as score="
+                "object of that class as score=",
+                code="option.missing",
             )
         return custom
     if not isinstance(name, str) or name not in SCORES:
         raise InputError(
             f"unknown score {name!r} in the file; name the file that registers it in {VARIABLE}, "
-            "or update taskuq"
+            "or update taskuq",
+            code="choice.unknown",
         )
     kind = SCORES[name]
+    names = {stored: field for field, stored in getattr(kind, "STORED", {}).items()}
+    fields = {names.get(key, key): value for key, value in record.items() if key != "name"}
     return from_toml_table(kind, fields, "score") if is_dataclass(kind) else kind(**fields)
 
 
 def require_usable(
     path: str | os.PathLike[str], score: Score, quantile: float, samples: int, rounds: int = 1
 ) -> None:
-    """Refuse a score from a file whose parts do not fit each other, by trying it once.
-
-    Arguments:
-        path: The file, for the error.
-        score: What it holds.
-        quantile: The quantile it is used with.
-        samples: The number of samples it expects.
-        rounds: The number of rounds it reads.
-    """
+    """Refuse a stored score whose fields do not fit each other, by one trial."""
     if not isinstance(score, NestedScore):
         return
     try:
         if not (1 <= samples <= MOST_SAMPLES and 1 <= rounds <= MOST_SAMPLES):
             raise ValueError(f"{samples} samples in {rounds} rounds")
-        nothing = np.zeros((rounds, 1, samples) if rounds > 1 else (1, samples))
+        zeros = np.zeros((rounds, 1, samples) if rounds > 1 else (1, samples))
         with np.errstate(all="ignore"):
-            interval = score.family(nothing).interval(quantile)
+            interval = score.family(zeros).interval(quantile)
         if np.isnan([interval.lower, interval.upper]).any():
             raise ValueError("its intervals are not numbers")
-    except Exception as error:  # whatever numbers of the wrong kind lead to
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+    except Exception as error:  # any error that numbers of the wrong kind lead to
         raise InputError(
-            f"{path} holds a score whose parts do not fit ({reason:.80}); calibrate again"
+            f"{path} holds a score whose fields do not fit ({first_line(error):.80}); calibrate "
+            "again",
+            code="file.damaged",
         ) from None

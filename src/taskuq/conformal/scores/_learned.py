@@ -37,7 +37,7 @@ class _SampleMoments(NamedTuple):
 
 @dataclass(frozen=True)
 class _RobustRidge:
-    r"""Coefficients of :math:`y \approx b_0 + \sum_k b_k t_k`, features standardised and clipped."""
+    r"""Linear model :math:`y \approx b_0 + \sum_k b_k t_k` of standardised, clipped features."""
 
     intercept: float
     coefficients: tuple[float, ...]
@@ -112,13 +112,13 @@ class LearnedScore(NestedIntervalScore):
 
     Arguments:
         side: ``two``, ``upper`` or ``lower``.
-        fit: The fitted prediction; absent until :meth:`tuned`.
+        model: Fitted prediction; absent until :meth:`fit`.
         link: The scale :math:`g`.
 
     Example:
         >>> truth = rng.uniform(0.2, 0.8, 400)
         >>> outputs = truth[:, None] + 0.1 + 0.02 * rng.standard_normal((400, 8))  # biased by 0.1
-        >>> score = LearnedScore().tuned(outputs[:200], truth[:200], range_=(0, 1))
+        >>> score = LearnedScore().fit(outputs[:200], truth[:200], range_=(0, 1))
         >>> center = score.interval(outputs[200:], quantile=1.0).center
         >>> bool(abs(center - truth[200:]).mean() < 0.02)
         True
@@ -126,13 +126,16 @@ class LearnedScore(NestedIntervalScore):
 
     uses_earlier_rounds: ClassVar[bool] = True
     tuning_needs_targets: ClassVar[bool] = True
-    tuning_share: ClassVar[float] = 0.3
+    tuning_fraction: ClassVar[float] = 0.3
+
+    # The field's name in stored files.
+    STORED: ClassVar[dict[str, str]] = {"model": "fit"}
 
     side: Side = "two"
-    fit: _LocationScale | None = None
+    model: _LocationScale | None = None
     link: Link = IDENTITY
 
-    def tuned(
+    def fit(
         self,
         outputs: FloatArray,
         targets: FloatArray | None = None,
@@ -145,9 +148,10 @@ class LearnedScore(NestedIntervalScore):
         cases = rounds.shape[1]
         if targets is None or cases < FEWEST_TO_LEARN:
             raise InputError(
-                f"the learned score needs at least {FEWEST_TO_LEARN} tuning cases with targets, "
-                f"got {0 if targets is None else cases}; give more cases, or use score 'mlwr' "
-                "(of a fixed-width policy: statistic 'spread')"
+                f"score='learned' needs at least {FEWEST_TO_LEARN} tuning cases with targets, got "
+                f"{0 if targets is None else cases}; collect more or use score='mlwr' (of a "
+                "fixed-width policy: statistic 'spread')",
+                code="units.few",
             )
         link = natural_link(range_, rounds, targets)
         shapes = [_shape(link(of_round)) for of_round in rounds]
@@ -164,36 +168,39 @@ class LearnedScore(NestedIntervalScore):
                 float(np.median(np.abs(shapes[-1].mean - shape.mean))) for shape in shapes[:-1]
             ),
         )
-        return replace(self, fit=_fit(unfitted, shapes, link(targets), p, group), link=link)
+        return replace(self, model=_fit_model(unfitted, shapes, link(targets), p, group), link=link)
 
     @property
     def needs_tuning(self) -> bool:
         """Whether there is no fit yet."""
-        return self.fit is None
+        return self.model is None
 
     def family(self, outputs: FloatArray) -> LinearFamily:
         """Return the nested intervals around the predicted location."""
-        if self.fit is None:
-            raise InputError("the learned score has to be tuned before it can score")
+        if self.model is None:
+            raise InputError(
+                "score='learned' is not fitted; call fit first", code="component.invalid"
+            )
         rounds = outputs if outputs.ndim == 3 else outputs[None]
-        expected = len(self.fit.typical_spreads)
+        expected = len(self.model.typical_spreads)
         if len(rounds) != expected:
             raise InputError(
-                f"this learned score reads {expected} rounds, got outputs of {len(rounds)}; "
-                "pass outputs (round, case, sample) of all rounds so far"
+                f"this learned score uses {expected} rounds, got outputs of {len(rounds)}; "
+                "pass outputs (round, case, sample) of all rounds so far",
+                code="samples.mismatch",
             )
         shapes = [_shape(self.link(of_round)) for of_round in rounds]
-        steadied = _steadied(self.fit, shapes[-1], rounds.shape[2])
-        bias = self.fit.location(_location_features(self.fit, shapes, steadied))
+        steadied = _steadied(self.model, shapes[-1], rounds.shape[2])
+        bias = self.model.location(_location_features(self.model, shapes, steadied))
         m = shapes[-1].mean + steadied * bias
-        s = np.exp(self.fit.scale(_scale_features(self.fit, shapes, steadied)))
+        s = np.exp(self.model.scale(_scale_features(self.model, shapes, steadied)))
         return LinearFamily(m, m, s, self.side, self.link)
 
 
 _NOTHING = _RobustRidge(0.0, (), (), (), (), ())
 
 
-def _fit(
+def _fit_model(
     unfitted: _LocationScale,
     shapes: list[_SampleMoments],
     truth: FloatArray,
@@ -233,31 +240,31 @@ def _shape(outputs: FloatArray) -> _SampleMoments:
     return _SampleMoments(mean, spread, np.clip(skewness, -3, 3))
 
 
-def _steadied(fit: _LocationScale, current: _SampleMoments, p: int) -> FloatArray:
-    if fit.prior is None:
+def _steadied(model: _LocationScale, current: _SampleMoments, p: int) -> FloatArray:
+    if model.prior is None:
         return np.ones_like(current.mean)
-    return fit.prior.moderated(current.spread**2, current.mean / 2, p)
+    return model.prior.moderated(current.spread**2, current.mean / 2, p)
 
 
 def _location_features(
-    fit: _LocationScale, shapes: list[_SampleMoments], steadied: FloatArray
+    model: _LocationScale, shapes: list[_SampleMoments], steadied: FloatArray
 ) -> FloatArray:
     current = shapes[-1]
     half = current.mean / 2
     columns = [half, half**2, np.log(steadied), current.skewness]
-    unit = current.spread + fit.typical_spreads[-1] + 1e-12
+    unit = current.spread + model.typical_spreads[-1] + 1e-12
     columns += [np.clip((current.mean - past.mean) / unit, -20, 20) for past in shapes[:-1]]
     return np.column_stack(columns)
 
 
 def _scale_features(
-    fit: _LocationScale, shapes: list[_SampleMoments], steadied: FloatArray
+    model: _LocationScale, shapes: list[_SampleMoments], steadied: FloatArray
 ) -> FloatArray:
     current = shapes[-1]
     half = current.mean / 2
     columns = [half, half**2, np.log(steadied), current.skewness, np.abs(half)]
     for past, move, spread in zip(
-        shapes[:-1], fit.typical_moves, fit.typical_spreads[:-1], strict=True
+        shapes[:-1], model.typical_moves, model.typical_spreads[:-1], strict=True
     ):
         columns.append(np.log(np.abs(current.mean - past.mean) + 0.1 * move + 1e-12))
         columns.append(np.log(past.spread + 0.01 * spread + 1e-12))

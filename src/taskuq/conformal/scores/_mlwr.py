@@ -54,7 +54,7 @@ def _unit_median(
 
 
 def _unit_quantile(values: FloatArray, index: NDArray[np.int64], level: float) -> float:
-    """Return the smallest value at which the mean distribution function of units reaches a level."""
+    """Return a quantile of the mean distribution function of units."""
     if not 0 < level <= 1:
         return -np.inf if level <= 0 else np.inf
     order = np.argsort(values, kind="stable")
@@ -288,14 +288,14 @@ class MLWR(NestedIntervalScore):
 
     Example:
         >>> outputs = np.clip(0.5 + 0.1 * rng.standard_normal((60, 4)), 0, 1)
-        >>> score = MLWR().tuned(outputs)
+        >>> score = MLWR().fit(outputs)
         >>> widths = score.interval(outputs, quantile=1.0).width
         >>> bool(widths.max() / widths.min() < np.ptp(outputs, 1).max() / np.ptp(outputs, 1).min())
         True
     """
 
     tuning_needs_targets: ClassVar[bool] = False
-    tuning_share: ClassVar[float] = 0.1
+    tuning_fraction: ClassVar[float] = 0.1
 
     side: Side = "two"
     floor: float = 0.5
@@ -307,7 +307,7 @@ class MLWR(NestedIntervalScore):
         """Whether there is no prior yet."""
         return self.prior is None
 
-    def tuned(
+    def fit(
         self,
         outputs: FloatArray,
         targets: Any = None,
@@ -316,7 +316,7 @@ class MLWR(NestedIntervalScore):
         group: np.ndarray | None = None,
     ) -> MLWR:
         """Return the score with the prior of other cases; only their outputs are looked at."""
-        read = self.read(outputs)
+        read = self.summarise(outputs)
         if read.samples < 2 or len(read.mean) < FEWEST_TUNING_CASES:
             return self
         index = np.arange(len(read.mean))
@@ -326,11 +326,11 @@ class MLWR(NestedIntervalScore):
         everyone = np.ones(len(index), dtype=bool)
         return replace(self, prior=_levels(read, link).at(everyone, index, 0.5), link=link)
 
-    def read(self, outputs: FloatArray) -> _SampleVariances:
+    def summarise(self, outputs: FloatArray) -> _SampleVariances:
         """Return all that the score reads of outputs (case, sample)."""
         return _SampleVariances(*mean_and_variance(outputs, ddof=1), outputs.shape[1])
 
-    def learner(self, read: _SampleVariances, range_: TaskRange) -> _SelfTunedMLWR:
+    def leave_one_out(self, read: _SampleVariances, range_: TaskRange) -> _SelfTunedMLWR:
         """Return what learns from the outputs of calibration units, none of which is set aside.
 
         Arguments:
@@ -343,9 +343,9 @@ class MLWR(NestedIntervalScore):
 
     def family(self, outputs: FloatArray) -> LinearFamily:
         """Return the nested intervals around the mean, in units of the moderated spread."""
-        return self.grown(self.read(outputs))
+        return self.summary_family(self.summarise(outputs))
 
-    def grown(self, read: _SampleVariances) -> LinearFamily:
+    def summary_family(self, read: _SampleVariances) -> LinearFamily:
         """Return the nested intervals of cases from what was read of their outputs."""
         if read.samples < 2:
             u = np.ones_like(read.mean)
@@ -372,7 +372,7 @@ class _SelfTunedMLWR:
         """Return True if there are several samples, so that there is something to learn."""
         return self.read.samples > 1
 
-    def learn(self, kept: BoolArray, index: NDArray[np.int64]) -> SelfTuned:
+    def fit(self, kept: BoolArray, index: NDArray[np.int64]) -> SelfTuned:
         """Return what some cases give, their units given."""
         if not self.has_spread:
             return SelfTuned(self.score, self.score, self.score)

@@ -25,7 +25,7 @@ class _ActNorm(nn.Module):
 
     @torch.no_grad()
     def start(self, x: Tensor) -> None:
-        """Set scale and offset so that ``x`` (of all processes together) is standardised."""
+        """Set scale and bias so that ``x`` (of all processes together) is standardised."""
         moments = torch.stack([x.mean((0, 2, 3)), x.square().mean((0, 2, 3))]).double()
         if distributed.is_available() and distributed.is_initialized():
             # Every process holds a batch of the same size; its own moments would start it apart.
@@ -37,12 +37,10 @@ class _ActNorm(nn.Module):
         self.bias.copy_(-mean / std)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the scaled channels and the log-determinant."""
         y = torch.addcmul(self.bias.view(1, -1, 1, 1), x, self.scale.exp().view(1, -1, 1, 1))
         return y, x.shape[-2] * x.shape[-1] * self.scale.sum()
 
     def inverse(self, y: Tensor) -> Tensor:
-        """Undo :meth:`forward`."""
         return (y - self.bias.view(1, -1, 1, 1)) * (-self.scale).exp().view(1, -1, 1, 1)
 
 
@@ -56,17 +54,15 @@ class _ChannelRotation(nn.Module):
         self.register_buffer("matrix", _random_rotation(channels, generator))
 
     def exact(self) -> Tensor:
-        """The matrix in float64, orthogonal to the last digit."""
+        """Return the matrix in float64, orthogonal to the last digit."""
         rounded = self.matrix.double()
         eye = torch.eye(len(rounded), dtype=rounded.dtype, device=rounded.device)
         return rounded @ (3 * eye - rounded.T @ rounded) / 2
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rotate."""
         return self._mix(x, self._matrix(x))
 
     def inverse(self, y: Tensor) -> Tensor:
-        """Rotate back, by the transpose."""
         return self._mix(y, self._matrix(y).T)
 
     def _matrix(self, x: Tensor) -> Tensor:
@@ -140,17 +136,16 @@ class _ConditionNet(nn.Module):
 
 @dataclass(frozen=True)
 class FlowConfig:
-    """The size of a conditional flow; the defaults are the paper's (507 million parameters).
+    """Size of a conditional flow; the defaults are the paper's (507 million parameters).
 
-    Arguments:
-        coils: The number of (virtual) coils; the flow has two real channels for each.
-        inputs: Real channels of what the flow is told; two for each coil where 0. A flow around an
-            estimate has 6.
+    Args:
+        coils: Number of (virtual) coils; the flow has two real channels for each.
+        inputs: Real channels of the condition; 0 means two for each coil. A residual flow has 6.
         unet_width: Channels of the first level of the conditioning U-Net.
-        unet_pools: How many times the conditioning U-Net halves the image.
-        condition_channels: Channels of every condition.
-        direct: Whether the conditions also read what the flow is told itself, past the U-Net, whose
-            instance normalisation hides how strong signal and noise are. Off, as the paper has it.
+        unet_pools: Number of times the conditioning U-Net halves the image.
+        condition_channels: Channels of every layer's condition.
+        direct: Feed the inputs to the conditioning network past the U-Net, whose instance
+            normalisation removes the size of signal and noise.
         layers: Layers of the flow, each at half the size of the one before.
         steps: Steps in each layer; their couplings alternate between single pixels and 3×3
             neighbourhoods.
@@ -158,20 +153,18 @@ class FlowConfig:
             gives the null-space target a density; data consistency removes it from every sample.
         null_noise: The same for the null space itself. It makes directions in which images hardly
             vary easier to learn, and widens the posterior by as much: keep it below the noise
-            that the images carry. 0, as the paper has it, adds none.
-        fill: What fills the measured subspace in training: ``"noise"`` of one size everywhere, or
-            noise as large as the ``"residual"``, the rest that the flow has to draw, where it is
-            and at the frequencies that it has. Couplings see a few pixels and cannot tell measured
-            lines from others: where one size is asked for, they draw a mixture of both.
-        turned: Whether the coils of each pixel are turned so that the first is the combined image
-            (:class:`taskuq.recover.flow._sample._CoilRotation`).
-        passes: How often the U-Net says what is missing; what it says last is the mean that the
-            flow draws around. It is trained for that before the flow is (``[pretrain]``) and then
-            left alone. 0, as the paper has it: the flow learns the mean as it learns all else.
-        normalise: Whether to divide each case by the 95 % quantile of its own zero-filled
-            magnitudes; off where the data set has done so for whole volumes, as the paper does.
-        limit: A sample with a value beyond this (in normalised units) is drawn again and counted.
-        seed: Draws the rotations and the start of the weights.
+            of the images. 0, as in the paper, adds none.
+        fill: Noise in the measured subspace in training: ``"noise"`` of one size everywhere, or
+            noise with the local size and spectrum of the ``"residual"``. Couplings see a few pixels
+            and cannot tell measured lines from others: with one size they draw a mixture of both.
+        turned: Rotate the coils of each pixel so that the first is the combined image.
+        passes: Passes of the U-Net that predict the posterior mean, around which the flow samples.
+            The U-Net is trained for it before the flow (``[pretrain]``) and then frozen. With 0, as
+            in the paper, the flow learns the mean.
+        normalise: Divide each case by the 95 % quantile of its own zero-filled magnitudes; off
+            where the data set has normalised whole volumes, as in the paper.
+        limit: A sample with a larger value (in normalised units) is drawn again and counted.
+        seed: Seed of the rotations and of the initial weights.
 
     Example:
         >>> FlowConfig().size_multiple  # images must be divisible by this
@@ -198,26 +191,26 @@ class FlowConfig:
     def __post_init__(self) -> None:
         for name in ("coils", "unet_width", "unet_pools", "condition_channels", "layers", "steps"):
             if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; give a whole number above 0")
-        if min(self.noise, self.null_noise) < 0 or self.limit <= 0:
+                raise InputError(
+                    f"{name} must be at least 1, got {getattr(self, name)}", code="value.invalid"
+                )
+        for name in ("noise", "null_noise", "inputs", "passes"):
+            if getattr(self, name) < 0:
+                raise InputError(
+                    f"{name} must be at least 0, got {getattr(self, name)}", code="value.invalid"
+                )
+        if self.limit <= 0:
+            raise InputError(f"limit must be positive, got {self.limit}", code="value.invalid")
+        if self.inputs and (self.passes or self.turned or self.fill != "noise"):
             raise InputError(
-                f"noise is {self.noise}, null_noise {self.null_noise} and limit {self.limit}; give "
-                "noise of at least 0 and a positive limit"
-            )
-        if min(self.inputs, self.passes) < 0:
-            raise InputError(
-                f"inputs is {self.inputs} and passes {self.passes}; give numbers of at least 0"
-            )
-        whole = self.passes or self.turned or self.fill != "noise"
-        if self.inputs and whole:
-            raise InputError(
-                f"inputs is {self.inputs}, of a flow around estimates, and fill, turned or passes "
-                "are for flows of whole images; leave one of them out"
+                f"inputs = {self.inputs}, of a residual flow, excludes fill, turned and passes, "
+                "which are for flows of whole images",
+                code="option.conflict",
             )
 
     @property
     def size_multiple(self) -> int:
-        """What height and width must be divisible by."""
+        """Divisor of height and width."""
         return int(2**self.layers)
 
     @property
@@ -226,16 +219,16 @@ class FlowConfig:
         return 2 * self.coils
 
     @property
-    def read(self) -> int:
-        """Real channels of what the U-Net reads."""
+    def unet_inputs(self) -> int:
+        """Real channels of the U-Net's input."""
         return 2 * self.channels if self.passes else self.inputs or self.channels
 
     @property
-    def told(self) -> int:
-        """Real channels of what the flow is told."""
-        # With a mean: the U-Net's features, zero-filled and expected image, what the U-Net said
-        # last, and the share of the lines that are measured.
-        return self.unet_width + 3 * self.channels + 1 if self.passes else self.read
+    def condition_inputs(self) -> int:
+        """Real channels of the condition."""
+        # With a mean: the U-Net's features, zero-filled image, mean, last output of the U-Net, and
+        # the sampled fraction.
+        return self.unet_width + 3 * self.channels + 1 if self.passes else self.unet_inputs
 
 
 COUPLING_SLOPE = 0.01
@@ -278,7 +271,7 @@ def log_scale(raw: Tensor) -> Tensor:
 
 
 class _Coupling(nn.Module):
-    """Scale and shift the second half of the channels by what the first half says."""
+    """Scale and shift the second half of the channels by a function of the first half."""
 
     def __init__(self, channels: int, condition: int, *, kernel: int) -> None:
         super().__init__()
@@ -292,7 +285,6 @@ class _Coupling(nn.Module):
         return y, s.sum((1, 2, 3))
 
     def inverse(self, y: Tensor, condition: Tensor) -> Tensor:
-        """Undo :meth:`forward`."""
         kept, changed = y.chunk(2, dim=1)
         s, t = self._scale_and_shift(kept, condition)
         return torch.cat([kept, (changed - t) * (-s).exp()], dim=1)
@@ -304,8 +296,7 @@ class _Coupling(nn.Module):
 
 
 FLOOR = 1e-5
-# Where offset and gates start: factors of 0.982, nearly open, and the logistic function still has
-# a slope to learn from.
+# Initial offset and gates: factors of 0.982, where the logistic function still has a slope.
 OPEN = 4.0
 
 
@@ -327,7 +318,6 @@ class _InvertibleAttention(nn.Module):
         self.gate = nn.Parameter(torch.full((channels,), OPEN))
 
     def reset(self, generator: torch.Generator) -> None:
-        """Start nearly open, with a small random filter."""
         channels = len(self.filter)
         with torch.no_grad():
             # The mean of `channels` rows drawn from N(0, 0.02²).
@@ -336,7 +326,7 @@ class _InvertibleAttention(nn.Module):
             self.gate.fill_(OPEN)
 
     def gates(self) -> Tensor:
-        """The factors of the deciding entries, (channel,)."""
+        """Return the factors of the unattended entries, (channel,)."""
         return torch.sigmoid(self.gate) + FLOOR
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -350,7 +340,7 @@ class _InvertibleAttention(nn.Module):
         return y, log_det
 
     def inverse(self, y: Tensor) -> Tensor:
-        """Undo :meth:`forward`: the deciding half first, then the half it decided on."""
+        """Undo :meth:`forward`."""
         mask = _stripes(y)
         opened = y / self.gates().view(1, -1, 1, 1)
         attention = self._attention(opened, mask)
@@ -388,7 +378,6 @@ class FlowStep(nn.Module):
         return x, by_norm + by_coupling + by_attention
 
     def inverse(self, y: Tensor, condition: Tensor) -> Tensor:
-        """Undo :meth:`forward`."""
         y = self.coupling.inverse(self.attention.inverse(y), condition)
         restored: Tensor = self.norm.inverse(self.rotation.inverse(y))
         return restored
@@ -420,7 +409,6 @@ class FlowLayer(nn.Module):
         return x, log_det
 
     def inverse(self, y: Tensor, condition: Tensor) -> Tensor:
-        """Undo :meth:`forward`."""
         for step in reversed(self.steps):
             y = step.inverse(y, condition)  # type: ignore[operator]
         restored: Tensor = self.norm.inverse(self.rotation.inverse(y))
@@ -428,9 +416,9 @@ class FlowLayer(nn.Module):
 
 
 SIZE_SLOPE = 0.01
-# The logarithm of a size stays within this, beside what the first ActNorm does for all pixels.
+# Bound of the logarithm of a residual scale, in addition to the first ActNorm.
 LARGEST = 4.0
-# The accelerations for which it is known how much too small residuals are; others are between.
+# The accelerations of inflation factors; others are interpolated.
 ACCELERATIONS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -446,19 +434,18 @@ class ResidualScaleNet(nn.Module):
             self.third.weight.zero_()
             self.third.bias.zero_()  # type: ignore[union-attr]
 
-    def forward(self, told: Tensor) -> Tensor:
-        """Map (case, inputs, height, width) to (case, outputs, height, width)."""
-        hidden = F.leaky_relu(self.first(told), SIZE_SLOPE)
+    def forward(self, condition: Tensor) -> Tensor:
+        hidden = F.leaky_relu(self.first(condition), SIZE_SLOPE)
         raw = self.third(F.leaky_relu(self.second(hidden), SIZE_SLOPE))
-        return LARGEST * torch.tanh(raw.to(told.dtype) / LARGEST)
+        return LARGEST * torch.tanh(raw.to(condition.dtype) / LARGEST)
 
 
-def inflation_at(widening: Tensor, mask: Tensor) -> Tensor:
-    """Return the inflation factor for masks."""
-    share = mask.to(widening.dtype).mean(-1).clamp_min(1 / ACCELERATIONS[-1])
-    place = -torch.log2(share)
+def inflation_at(inflation: Tensor, mask: Tensor) -> Tensor:
+    """Interpolate inflation factors at the accelerations of masks."""
+    fraction = mask.to(inflation.dtype).mean(-1).clamp_min(1 / ACCELERATIONS[-1])
+    place = -torch.log2(fraction)
     below = place.floor().long().clamp_max(len(ACCELERATIONS) - 2)
-    return torch.lerp(widening[below], widening[below + 1], (place - below)[:, None])
+    return torch.lerp(inflation[below], inflation[below + 1], (place - below)[:, None])
 
 
 Latents = list[Tensor]
@@ -467,23 +454,24 @@ squeeze, unsqueeze = nn.PixelUnshuffle(2), nn.PixelShuffle(2)
 
 
 class ConditionalFlow(nn.Module):
-    r"""An invertible network :math:`z = h(x; y)` between null-space images and Gaussian latents.
+    r"""Invertible network :math:`z = h(x; y)` between null-space images and Gaussian latents.
 
     .. math:: \log p(x \mid y) = \log \mathcal N(h(x; y); 0, I)
               + \log\Big|\det \frac{\partial h(x; y)}{\partial x}\Big|
 
-    :math:`x` is what the measurement cannot see, :math:`y` the zero-filled image, both as real
+    :math:`x` is the null-space part of the image, :math:`y` the zero-filled image, both as real
     channels. A U-Net and a chain of convolutions turn :math:`y` into one condition for each
     layer. Every layer squeezes, runs its steps and factors out half of its channels as latents.
-    With ``passes`` the U-Net says a mean (:func:`taskuq.recover.flow._sample.posterior_mean`) and
-    :math:`x` is what is left, divided by a size that the conditions say.
+    With ``passes`` the U-Net predicts the mean
+    (:func:`taskuq.recover.flow._sample.posterior_mean`) and :math:`x` is the residual, divided by
+    a scale predicted from the condition.
 
     References:
         Wen et al., A Conditional Normalizing Flow for Accelerated Multi-Coil MR Imaging,
         ICML 2023.
 
-    Arguments:
-        config: The size.
+    Args:
+        config: Size of the flow.
 
     Example:
         >>> flow = ConditionalFlow(FlowConfig(coils=1, unet_width=4, unet_pools=2,
@@ -504,12 +492,13 @@ class ConditionalFlow(nn.Module):
         super().__init__()
         self.config = c = config or FlowConfig()
         generator = torch.Generator().manual_seed(c.seed)
-        self.unet = UNet(c.read, c.channels, width=c.unet_width, pools=c.unet_pools)
-        # The flow reads the U-Net's features; its last convolution would only wait for a gradient.
-        # A U-Net that says the mean is trained before, and for nothing else.
+        self.unet = UNet(c.unet_inputs, c.channels, width=c.unet_width, pools=c.unet_pools)
+        # The flow uses the U-Net's features; its last convolution never gets a gradient.
+        # A U-Net that predicts the mean is trained before, and for nothing else.
         (self.unet if c.passes else self.unet.output).requires_grad_(False)
-        read = c.told if c.passes else c.unet_width + (c.told if c.direct else 0)
-        self.conditioner = _ConditionNet(read, c.condition_channels, layers=c.layers)
+        inputs = c.condition_inputs if c.passes or c.direct else 0
+        inputs += 0 if c.passes else c.unet_width
+        self.conditioner = _ConditionNet(inputs, c.condition_channels, layers=c.layers)
         layers, channels = [], c.channels
         for _ in range(c.layers):
             layers.append(
@@ -520,38 +509,38 @@ class ConditionalFlow(nn.Module):
         self.register_buffer("started", torch.zeros((), dtype=torch.bool))
         self.size = None
         if c.passes:
-            self.size = ResidualScaleNet(read, c.condition_channels, c.channels)
+            self.size = ResidualScaleNet(inputs, c.condition_channels, c.channels)
             self.register_buffer("widening", torch.ones(len(ACCELERATIONS), c.channels))
 
-    def condition(self, told: Tensor) -> list[Tensor]:
-        """Turn what the flow is told, (case, told, height, width), into conditions.
+    def condition(self, inputs: Tensor) -> list[Tensor]:
+        """Turn condition channels (case, channel, height, width) into one condition per layer.
 
-        One for each layer; a flow with a mean has one more, the logarithms of residuals' sizes.
+        A flow with a mean has one more, the logarithms of residual scales.
         """
-        self._check(told, self.config.told)
+        self._check(inputs, self.config.condition_inputs)
         if self.size is not None:
-            return [*self.conditioner(told), self.size(told)]
-        features = self.unet.features(told)
+            return [*self.conditioner(inputs), self.size(inputs)]
+        features = self.unet.features(inputs)
         if self.config.direct:
-            features = torch.cat([features, told], dim=1)
+            features = torch.cat([features, inputs], dim=1)
         return list(self.conditioner(features))
 
-    def predict(self, read: Tensor) -> tuple[Tensor, Tensor]:
-        """What the U-Net makes of (case, read, height, width): features, and what it says."""
-        features = self.unet.features(read)
-        # What is said is added to an image: rounded to bfloat16 it would show.
-        with torch.autocast(read.device.type, enabled=False):
-            return features, self.unet.output(features.to(read.dtype))
+    def predict(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the U-Net's features and output."""
+        features = self.unet.features(inputs)
+        # The output is added to an image: rounded to bfloat16 it would show.
+        with torch.autocast(inputs.device.type, enabled=False):
+            return features, self.unet.output(features.to(inputs.dtype))
 
     def forward(
         self, x: Tensor, conditions: Sequence[Tensor], start: bool = False
     ) -> tuple[Latents, Tensor]:
         """Return the latents of images, finest first, and the log-determinant of each case.
 
-        Arguments:
+        Args:
             x: Null-space images as real channels, (case, 2 * coil, height, width).
-            conditions: What :meth:`condition` made of the measurement.
-            start: Whether to set every ActNorm from this batch, layer after layer.
+            conditions: Result of :meth:`condition`.
+            start: Set every ActNorm from this batch, layer after layer.
         """
         self._check(x, self.config.channels)
         latents, log_det = [], x.new_zeros(len(x))
@@ -560,7 +549,7 @@ class ConditionalFlow(nn.Module):
             x, log_det = x * (-size).exp(), -size.sum((1, 2, 3))
         for layer, condition in zip(self.layers, conditions, strict=True):
             x, by_layer = layer(squeeze(x), condition, start)
-            x, factored = x.chunk(2, dim=1)  # the first half goes on
+            x, factored = x.chunk(2, dim=1)
             latents.append(factored)
             log_det = log_det + by_layer
         if start:
@@ -580,7 +569,7 @@ class ConditionalFlow(nn.Module):
         return x if size is None else x * size.exp()
 
     def latent_shapes(self, height: int, width: int) -> list[tuple[int, int, int]]:
-        """The shapes (channel, height, width) of the latents of one image."""
+        """Return the shapes (channel, height, width) of the latents of one image."""
         channels, shapes = self.config.channels, []
         for _ in range(self.config.layers):
             channels, height, width = 2 * channels, height // 2, width // 2
@@ -592,7 +581,8 @@ class ConditionalFlow(nn.Module):
         if x.ndim != 4 or x.shape[1] != channels or any(n % c.size_multiple for n in x.shape[-2:]):
             raise InputError(
                 f"images have shape {tuple(x.shape)}; this flow needs {channels} channels "
-                f"({c.coils} coils) and sides divisible by {c.size_multiple}"
+                f"({c.coils} coils) and sides divisible by {c.size_multiple}",
+                code="shape.mismatch",
             )
 
 
@@ -603,9 +593,9 @@ def bits_per_dimension(latents: Sequence[Tensor], log_det: Tensor) -> Tensor:
 
     :math:`z` are the :math:`D` latents of a case.
 
-    Arguments:
-        latents: The latents of a batch.
-        log_det: The log-determinant of each case, (case,).
+    Args:
+        latents: Latents of a batch.
+        log_det: Log-determinant of each case, (case,).
 
     Example:
         >>> round(bits_per_dimension([torch.zeros(1, 4, 2, 2)], torch.zeros(1)).item(), 4)

@@ -1,4 +1,4 @@
-"""Posterior samples of the flow."""
+"""Posterior samples of the flow, of whole images and of residuals around an estimate."""
 
 from __future__ import annotations
 
@@ -6,21 +6,39 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from taskuq._seeds import mix_seeds
 from taskuq.errors import InputError
-from taskuq.measure._coils import to_channels, to_complex
+from taskuq.measure._coils import rss, to_channels, to_complex
 from taskuq.measure._fourier import data_consistency_1d
-from taskuq.recover._compiled import capture_graphs
-from taskuq.recover.flow._folded import FusedFlow, fold
+from taskuq.recover._compiled import capture_graphs, inference_varnet
+from taskuq.recover._estimate import case_scale, varnet_estimate
+from taskuq.recover._methods import (
+    BatchRecovery,
+    MeasurementLike,
+    check_samples,
+    stack_measurements,
+)
+from taskuq.recover._varnet import VarNet
+from taskuq.recover.flow._fused import fuse_flow
 from taskuq.recover.flow._model import ConditionalFlow, FlowConfig, inflation_at
 from taskuq.training._determinism import gaussian_rows
 
-# Sensitivities are smooth: an image smoothed over this share of its side shows their ratios.
+# Sensitivities are smooth: an image blurred over this fraction of its side shows their ratios.
 SMOOTHING = 2.5 / 128
 TINY = 1e-6
+# Draws of a sample before it is an error; a residual flow then halves its latents so often.
+ATTEMPTS, COOLER = 11, 6
+# Residuals that are sampled together; more would not be quicker, and need more memory.
+CHUNK = 64
+
+# The U-Net: real channels to its features and its output.
+Predict = Callable[[Tensor], tuple[Tensor, Tensor]]
+# An acceleration and the temperature there, for some accelerations.
+Temperatures = Sequence[tuple[float, float]]
 
 
 class _CoilRotation(NamedTuple):
@@ -30,9 +48,8 @@ class _CoilRotation(NamedTuple):
     mirror: Tensor
 
     @classmethod
-    def of(cls, measured: Tensor) -> _CoilRotation:
-        """The turn that zero-filled images ask for."""
-        low = gaussian_blur(measured, SMOOTHING * measured.shape[-1])
+    def from_measurement(cls, zero_filled: Tensor) -> _CoilRotation:
+        low = gaussian_blur(zero_filled, SMOOTHING * zero_filled.shape[-1])
         size = low.abs().square().sum(1, keepdim=True).sqrt()
         along = low / size.clamp_min(TINY)
         first = along[:, :1]
@@ -43,18 +60,17 @@ class _CoilRotation(NamedTuple):
         return cls(phase, mirror * (math.sqrt(2) / norm))
 
     def __call__(self, images: Tensor) -> Tensor:
-        """_CoilRotation coil images, complex (case, coil, height, width)."""
-        return -self.phase.conj() * self._reflected(images)
+        """Rotate coil images, complex (case, coil, height, width)."""
+        return -self.phase.conj() * self._reflect(images)
 
-    def back(self, turned: Tensor) -> Tensor:
-        """Undo the turn."""
-        return -self.phase * self._reflected(turned)
+    def inverse(self, rotated: Tensor) -> Tensor:
+        return -self.phase * self._reflect(rotated)
 
     def with_samples(self) -> _CoilRotation:
-        """The same turn for images (case, sample, coil, height, width)."""
+        """Return the same rotation for images (case, sample, coil, height, width)."""
         return _CoilRotation(self.phase[:, None], self.mirror[:, None])
 
-    def _reflected(self, images: Tensor) -> Tensor:
+    def _reflect(self, images: Tensor) -> Tensor:
         return images - self.mirror * (self.mirror.conj() * images).sum(-3, keepdim=True)
 
 
@@ -69,48 +85,69 @@ def gaussian_blur(x: Tensor, width: float) -> Tensor:
     return x
 
 
-# The U-Net: real channels to its features and what it makes of them.
-Predict = Callable[[Tensor], tuple[Tensor, Tensor]]
-
-
 class PosteriorMean(NamedTuple):
-    """Posterior mean and condition of a measurement."""
+    """Posterior mean after each pass, and the condition of the flow."""
 
-    turn: _CoilRotation | None
+    rotation: _CoilRotation | None
     images: tuple[Tensor, ...]
-    told: Tensor
+    condition: Tensor
 
-    def turned(self, images: Tensor) -> Tensor:
-        """Coil images as the flow sees them."""
-        return images if self.turn is None else self.turn(images)
+    def rotate(self, images: Tensor) -> Tensor:
+        return images if self.rotation is None else self.rotation(images)
 
-    def back(self, turned: Tensor) -> Tensor:
-        return turned if self.turn is None else self.turn.back(turned)
+    def unrotate(self, rotated: Tensor) -> Tensor:
+        return rotated if self.rotation is None else self.rotation.inverse(rotated)
 
 
 def posterior_mean(
     config: FlowConfig, measured: Tensor, mask: Tensor, predict: Predict
 ) -> PosteriorMean:
     """Predict the posterior mean with the conditioning U-Net."""
-    turn = _CoilRotation.of(measured) if config.turned else None
-    start = PosteriorMean(turn, (), to_channels(measured if turn is None else turn(measured)))
+    rotation = _CoilRotation.from_measurement(measured) if config.turned else None
+    rotated = measured if rotation is None else rotation(measured)
+    start = PosteriorMean(rotation, (), to_channels(rotated))
     if not config.passes:
         return start
-    zero_filled, lines = start.told, mask[:, None, None]
+    zero_filled, lines = start.condition, mask[:, None, None]
     image, images = measured, []
-    features = said = seen = zero_filled
+    features = output = current = zero_filled
     for _ in range(config.passes):
-        features, said = predict(torch.cat([zero_filled, seen], dim=1))
-        image = image + start.back(to_complex(said))
+        features, output = predict(torch.cat([zero_filled, current], dim=1))
+        image = image + start.unrotate(to_complex(output))
         image = data_consistency_1d(image, measured, lines)
         images.append(image)
-        seen = to_channels(start.turned(image))
-    share = mask.to(said.dtype).mean(1).view(-1, 1, 1, 1).expand(-1, 1, *said.shape[-2:])
-    told = torch.cat([features.to(said.dtype), zero_filled, seen, said, share], dim=1)
-    return PosteriorMean(turn, tuple(images), told)
+        current = to_channels(start.rotate(image))
+    fraction = mask.to(output.dtype).mean(1).view(-1, 1, 1, 1).expand(-1, 1, *output.shape[-2:])
+    parts = [features.to(output.dtype), zero_filled, current, output, fraction]
+    return PosteriorMean(rotation, tuple(images), torch.cat(parts, dim=1))
 
 
-ATTEMPTS = 11
+def _redraw_rejected(
+    rejected: Tensor, redraw: Callable[[int, Tensor], Tensor], *, attempts: int, limit: float
+) -> Tensor:
+    """Redraw rejected samples (case, sample) until none is left; return their number by case."""
+    counts = torch.zeros(len(rejected), dtype=torch.long)
+    for attempt in range(1, attempts + 1):
+        if not bool(rejected.any()):
+            break
+        if attempt == attempts:
+            raise InputError(
+                f"a sample is not finite or beyond limit = {limit} after {attempts} draws; train "
+                "the flow longer, lower the temperature or raise the limit",
+                code="value.nonfinite",
+            )
+        counts += rejected.sum(1).cpu()
+        rejected = redraw(attempt, rejected)
+    return counts
+
+
+def _split_latents(latents: Tensor, shapes: Sequence[tuple[int, int, int]]) -> list[Tensor]:
+    """Split rows of numbers into latents (image, height, width, channel) of each layer."""
+    parts = torch.split(latents, [math.prod(shape) for shape in shapes], dim=1)
+    return [
+        part.view(-1, height, width, channels)
+        for part, (channels, height, width) in zip(parts, shapes, strict=True)
+    ]
 
 
 class FlowSamples(NamedTuple):
@@ -118,7 +155,7 @@ class FlowSamples(NamedTuple):
 
     Attributes:
         images: Complex coil images (case, sample, coil, height, width), or what ``finish`` made.
-        rejected: How many draws of each case were beyond the limit and drawn again, (case,).
+        rejected: Rejected draws of each case, (case,).
     """
 
     images: Tensor
@@ -126,19 +163,20 @@ class FlowSamples(NamedTuple):
 
 
 class FlowSampler:
-    """Sample the posterior of a conditional flow.
+    """Draw posterior samples from the conditional flow.
 
     A sample depends on its case's measurement, the case's seed and its own index, not on how
     many samples or cases are drawn together.
 
-    Arguments:
-        flow: The flow; it is not changed, and can stay on the CPU while the draws run elsewhere.
-        device: Where to draw; by default where the flow is.
-        dtype: The precision of the convolutions; by default bfloat16 on a GPU, float32 elsewhere.
-        memory: Bytes that the samples of one chunk may take beside the weights.
-        graphs: Whether to record GPU work once and replay it, which saves the launches.
-        finish: Applied to complex coil images (image, coil, height, width) of each chunk, for
-            instance :func:`taskuq.measure._coils.rss`; part of the recorded work.
+    Args:
+        flow: The flow; it is not changed, and can stay on the CPU while samples are drawn
+            elsewhere.
+        device: Device to sample on; by default that of the flow.
+        dtype: Precision of the convolutions; by default bfloat16 on a GPU, float32 elsewhere.
+        memory: Bytes that the samples of one chunk may take in addition to the weights.
+        graphs: Capture the work of one shape as CUDA graphs on a GPU.
+        finish: Function of the complex coil images (image, coil, height, width) of each chunk, for
+            instance :func:`taskuq.measure._coils.rss`; part of the CUDA graph.
 
     Example:
         >>> from taskuq.recover.flow._model import FlowConfig
@@ -163,14 +201,13 @@ class FlowSampler:
         self.device = torch.device(device or next(flow.parameters()).device)
         on_gpu = self.device.type == "cuda"
         self.config = flow.config
-        self.shapes = flow.latent_shapes
-        self.widening = flow.widening.to(self.device) if flow.config.passes else None
-        self.folded: FusedFlow = fold(
-            flow, device=self.device, dtype=dtype or (torch.bfloat16 if on_gpu else torch.float32)
-        )
+        self.latent_shapes = flow.latent_shapes
+        self.inflation = flow.widening.to(self.device) if flow.config.passes else None
+        dtype = dtype or (torch.bfloat16 if on_gpu else torch.float32)
+        self.fused = fuse_flow(flow, device=self.device, dtype=dtype)
         self.memory, self.graphs = memory, graphs and on_gpu
         self.finish = finish or (lambda images: images)
-        self._recorded: dict[tuple[int, ...], _FlowGraph] = {}
+        self._graphs: dict[tuple[int, ...], _FlowGraph] = {}
 
     @torch.no_grad()
     def __call__(
@@ -182,147 +219,131 @@ class FlowSampler:
         seeds: Sequence[int],
         temperature: float = 1.0,
     ) -> FlowSamples:
-        """Draw samples for a batch of cases."""
+        """Sample a batch of cases.
+
+        Args:
+            measured: Zero-filled images, complex (case, coil, height, width).
+            mask: Booleans (case, width); True is measured.
+            samples: Number of samples of each case.
+            seeds: Seed of each case.
+            temperature: Standard deviation of the latents.
+        """
         self._check(measured, mask, samples, seeds)
         y = measured.to(self.device, torch.complex64)
         scale = case_scale(y) if self.config.normalise else y.real.new_ones(len(y))
         y = y / scale.view(-1, 1, 1, 1)
         # Chunks of equally many samples, so that one graph serves.
-        count = math.ceil(samples / self.chunk_limit(*y.shape[-2:]))
-        chunk = math.ceil(samples / count)
+        chunks = math.ceil(samples / self.chunk_limit(*y.shape[-2:]))
+        chunk = math.ceil(samples / chunks)
         images, rejected = [], []
         for batch in self._batches(len(y), samples, *y.shape[-2:]):
-            recording = self._recording(len(batch), chunk, *y.shape[-2:])
-            recording.measure(y[batch], scale[batch], mask.to(self.device)[batch])
-            of_batch = [seeds[i] for i in batch]
-            drawn, counts = self._draw(recording, of_batch, samples, count, temperature)
-            images.append(drawn)
+            graph = self._graph(len(batch), chunk, *y.shape[-2:])
+            graph.encode(y[batch], scale[batch], mask.to(self.device)[batch])
+            batch_seeds = [seeds[i] for i in batch]
+            part, counts = self._sample(graph, batch_seeds, samples, chunks, temperature)
+            images.append(part)
             rejected.append(counts)
         return FlowSamples(torch.cat(images)[: len(y)], torch.cat(rejected)[: len(y)])
 
     def chunk_limit(self, height: int, width: int) -> int:
-        """How many samples fit into the memory budget at one time."""
+        """Return the number of samples that fit into the memory budget at one time."""
         c = self.config
-        bytes_each = 2 if self.folded.dtype == torch.bfloat16 else 4
-        hidden = self.folded.layers[0].steps[0].subnet.second_bias.shape[0]
+        bytes_each = 2 if self.fused.dtype == torch.bfloat16 else 4
+        hidden = self.fused.layers[0].steps[0].subnet.second_bias.shape[0]
         # Three hidden maps and three states of the finest layer, then the images' transforms.
         layer = height * width / 4 * (3 * hidden * bytes_each + 3 * 4 * c.channels * 4)
         finish = 6 * height * width * c.channels * 4
         return max(1, int(self.memory / max(layer, finish)))
 
     def _batches(self, cases: int, samples: int, height: int, width: int) -> list[list[int]]:
-        """Cases that are drawn together, equally many each time, so that one graph serves."""
+        """Split cases into batches of one size, so that one graph serves."""
         most = max(1, self.chunk_limit(height, width) // samples)
         size = math.ceil(cases / math.ceil(cases / most))
         places = [min(i, cases - 1) for i in range(size * math.ceil(cases / size))]
         return [places[i : i + size] for i in range(0, len(places), size)]
 
-    def _draw(
+    @staticmethod
+    def _draw_chunk(
+        graph: _FlowGraph, seeds: Sequence[int], start: int, attempt: int, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        chunk = graph.samples
+        rows = [mix_seeds(seed, start + j, attempt) for seed in seeds for j in range(chunk)]
+        images, invalid = graph.decode(rows, temperature)
+        return images.reshape(graph.cases, chunk, *images.shape[1:]), invalid.view(-1, chunk)
+
+    def _sample(
         self,
-        recording: _FlowGraph,
+        graph: _FlowGraph,
         seeds: Sequence[int],
         samples: int,
-        count: int,
+        chunks: int,
         temperature: float,
     ) -> tuple[Tensor, Tensor]:
-        cases, chunk = recording.cases, recording.samples
-        images, bad = [], []
-        for i in range(count):
-            rows = [mix_seeds(seed, i * chunk + j, 0) for seed in seeds for j in range(chunk)]
-            drawn, beyond = recording.draw(rows, temperature)
-            images.append(drawn.reshape(cases, chunk, *drawn.shape[1:]).clone())
-            bad.append(beyond.view(cases, chunk).clone())
-        result = torch.cat(images, 1)[:, :samples]
-        beyond = torch.cat(bad, 1)[:, :samples]
-        rejected = torch.zeros(cases, dtype=torch.long)
-        attempt = 0
-        while bool(beyond.any()):
-            attempt += 1
-            if attempt == ATTEMPTS:
-                raise InputError(
-                    f"a sample is not finite or beyond {self.config.limit} after {ATTEMPTS} draws; "
-                    "train the flow longer, or give a lower temperature or a higher limit"
-                )
-            rejected += beyond.sum(1).cpu()
-            self._redraw(recording, result, beyond, seeds, attempt, temperature)
-        return result, rejected
+        chunk = graph.samples
+        parts, invalid = [], []
+        for i in range(chunks):
+            # The graph overwrites its output.
+            images, flags = self._draw_chunk(graph, seeds, i * chunk, 0, temperature)
+            parts.append(images.clone())
+            invalid.append(flags.clone())
+        result = torch.cat(parts, 1)[:, :samples]
 
-    @staticmethod
-    def _redraw(
-        recording: _FlowGraph,
-        result: Tensor,
-        beyond: Tensor,
-        seeds: Sequence[int],
-        attempt: int,
-        temperature: float,
-    ) -> None:
-        cases, chunk = recording.cases, recording.samples
-        for column in range(0, beyond.shape[1], chunk):
-            part = beyond[:, column : column + chunk]
-            if not bool(part.any()):
-                continue
-            rows = [mix_seeds(s, column + j, attempt) for s in seeds for j in range(chunk)]
-            drawn, again = recording.draw(rows, temperature)
-            drawn = drawn.reshape(cases, chunk, *drawn.shape[1:])[:, : part.shape[1]]
-            result[:, column : column + chunk][part] = drawn[part]
-            part &= again.view(cases, chunk)[:, : part.shape[1]]
+        def redraw(attempt: int, rejected: Tensor) -> Tensor:
+            for start in range(0, samples, chunk):
+                part = rejected[:, start : start + chunk]
+                if not bool(part.any()):
+                    continue
+                images, flags = self._draw_chunk(graph, seeds, start, attempt, temperature)
+                result[:, start : start + chunk][part] = images[:, : part.shape[1]][part]
+                part &= flags[:, : part.shape[1]]
+            return rejected
 
-    def _recording(self, cases: int, samples: int, height: int, width: int) -> _FlowGraph:
+        rejected = torch.cat(invalid, 1)[:, :samples]
+        counts = _redraw_rejected(rejected, redraw, attempts=ATTEMPTS, limit=self.config.limit)
+        return result, counts
+
+    def _graph(self, cases: int, samples: int, height: int, width: int) -> _FlowGraph:
         key = (cases, samples, height, width)
-        if key not in self._recorded:
-            # Recorded work holds its memory; keep that of one shape at a time.
-            self._recorded.clear()
-            self._recorded[key] = _FlowGraph(self, *key)
-        return self._recorded[key]
+        if key not in self._graphs:
+            # A graph holds its memory; keep that of one shape at a time.
+            self._graphs.clear()
+            self._graphs[key] = _FlowGraph(self, *key)
+        return self._graphs[key]
 
     def _check(self, y: Tensor, mask: Tensor, samples: int, seeds: Sequence[int]) -> None:
         c = self.config
         if not y.is_complex() or y.ndim != 4 or y.shape[1] != c.coils:
             raise InputError(
-                f"zero-filled images have shape {tuple(y.shape)} and type {y.dtype}; give complex "
-                f"images (case, {c.coils} coils, height, width)"
+                f"zero-filled images have shape {tuple(y.shape)} and type {y.dtype}; pass complex "
+                f"images (case, {c.coils} coils, height, width)",
+                code="shape.axes",
             )
         if any(side % c.size_multiple for side in y.shape[-2:]):
             raise InputError(
                 f"images of {y.shape[-2]}×{y.shape[-1]} do not fit; this flow needs sides "
-                f"divisible by {c.size_multiple}"
+                f"divisible by {c.size_multiple}",
+                code="shape.mismatch",
             )
         if not bool(torch.isfinite(torch.view_as_real(y)).all()):
             raise InputError(
-                "zero-filled images are not finite; look for NaN or overflow in the k-space"
+                "zero-filled images are not finite; check the k-space for NaN or overflow",
+                code="value.nonfinite",
             )
-        if mask.shape != (len(y), y.shape[-1]):
+        if mask.shape != (len(y), y.shape[-1]) or len(seeds) != len(y):
             raise InputError(
-                f"masks have shape {tuple(mask.shape)}; give one for each case, "
-                f"{(len(y), y.shape[-1])}"
+                f"masks have shape {tuple(mask.shape)} and there are {len(seeds)} seeds; pass one "
+                f"seed and one mask for each case, {(len(y), y.shape[-1])}",
+                code="shape.mismatch",
             )
-        if samples < 1 or len(seeds) != len(y):
-            raise InputError(
-                f"got {samples} samples and {len(seeds)} seeds for {len(y)} cases; give at least "
-                "one sample and one seed for each case"
-            )
+        check_samples(samples)
 
 
-def case_scale(y: Tensor) -> Tensor:
-    """Return the 95 % quantile of each case's magnitudes, at least a hundredth of the largest."""
-    magnitudes = y.abs().flatten(1)
-    rank = max(1, math.ceil(0.95 * magnitudes.shape[1]))
-    if y.is_cuda:
-        # Selection would use one multiprocessor for a case; sorting uses all of them.
-        quantile = magnitudes.sort(dim=1).values[:, rank - 1]
-    else:
-        quantile = magnitudes.kthvalue(rank, dim=1).values
-    return torch.maximum(quantile, magnitudes.amax(1) / 100).clamp_min(
-        torch.finfo(torch.float32).tiny
-    )
-
-
-def _times(x: Tensor, sizes: Tensor) -> Tensor:
-    """Complex images (case * sample, coil, ...) times sizes of their real channels, by case."""
-    samples = len(x) // len(sizes)
-    pairs = torch.view_as_real(x).view(len(sizes), samples, *x.shape[1:], 2)
-    sizes = sizes.view(len(sizes), -1, 2, *sizes.shape[2:]).movedim(2, -1)[:, None]
-    return torch.view_as_complex((pairs * sizes).flatten(0, 1))
+def _scale_channels(x: Tensor, scales: Tensor) -> Tensor:
+    """Multiply complex images (case * sample, coil, ...) by scales of real channels, by case."""
+    samples = len(x) // len(scales)
+    pairs = torch.view_as_real(x).view(len(scales), samples, *x.shape[1:], 2)
+    scales = scales.view(len(scales), -1, 2, *scales.shape[2:]).movedim(2, -1)[:, None]
+    return torch.view_as_complex((pairs * scales).flatten(0, 1))
 
 
 class _FlowGraph:
@@ -333,71 +354,185 @@ class _FlowGraph:
     ) -> None:
         self.sampler, self.cases, self.samples = sampler, cases, samples
         c, device = sampler.config, sampler.device
-        self.shapes = sampler.shapes(height, width)
+        self.shapes = sampler.latent_shapes(height, width)
         self.y = torch.zeros(cases, c.coils, height, width, dtype=torch.complex64, device=device)
         self.scale = torch.ones(cases, 1, 1, 1, 1, device=device)
         self.mask = torch.zeros(cases, 1, 1, 1, width, dtype=torch.bool, device=device)
         numbers = sum(math.prod(shape) for shape in self.shapes)
-        self.z = torch.zeros(cases * samples, numbers, device=device)
+        self.latents = torch.zeros(cases * samples, numbers, device=device)
         self.temperature = torch.ones((), device=device)
-        self.shares: list[list[Tensor]] = []
-        # What a flow with a mean, or of turned coils, also knows of a case.
-        self.sizes: Tensor | None = None
-        self.turn: _CoilRotation | None = None
+        self.condition: list[list[Tensor]] = []
+        self.residual_scales: Tensor | None = None
+        self.rotation: _CoilRotation | None = None
         self.mean: Tensor | None = None
-        # What is the same for all samples of a case, and a chunk of samples.
-        self.steps = capture_graphs(self._share, self._images) if sampler.graphs else []
+        self.steps = capture_graphs(self._encode, self._decode) if sampler.graphs else []
 
-    def measure(self, y: Tensor, scale: Tensor, mask: Tensor) -> None:
-        """Take a measurement and compute what all of its samples share."""
+    def encode(self, y: Tensor, scale: Tensor, mask: Tensor) -> None:
+        """Compute the condition of a batch, shared by all samples of a case."""
         self.y.copy_(y)
         self.scale.copy_(scale.view(-1, 1, 1, 1, 1))
         self.mask.copy_(mask.view(self.mask.shape))
         if self.steps:
             self.steps[0][0].replay()
         else:
-            self._share()
+            self._encode()
 
-    def draw(self, seeds: Sequence[int], temperature: float) -> tuple[Tensor, Tensor]:
-        """Draw one chunk; the result is overwritten by the next one."""
-        gaussian_rows(self.z, seeds)
+    def decode(self, seeds: Sequence[int], temperature: float) -> tuple[Tensor, Tensor]:
+        """Return images of one chunk, overwritten by the next one, and True where invalid."""
+        gaussian_rows(self.latents, seeds)
         self.temperature.fill_(temperature)
         if not self.steps:
-            return self._images()
-        graph, drawn = self.steps[1]
+            return self._decode()
+        graph, output = self.steps[1]
         graph.replay()
-        images, beyond = drawn
-        return images, beyond
+        images, invalid = output
+        return images, invalid
 
-    def _share(self) -> None:
-        folded, c, mask = self.sampler.folded, self.sampler.config, self.mask[:, 0, 0, 0]
-        found = posterior_mean(c, self.y, mask, folded.unet.predict)
-        self.shares = folded.shares(found.told)
-        self.turn = None if found.turn is None else found.turn.with_samples()
-        self.mean = found.images[-1][:, None] if found.images else None
-        sizes = folded.sizes(found.told)
-        if sizes is not None and self.sampler.widening is not None:
-            self.sizes = sizes * inflation_at(self.sampler.widening, mask)[:, :, None, None]
+    def _encode(self) -> None:
+        fused, mask = self.sampler.fused, self.mask[:, 0, 0, 0]
+        prior = posterior_mean(self.sampler.config, self.y, mask, fused.unet.predict)
+        self.condition = fused.encode(prior.condition)
+        self.rotation = None if prior.rotation is None else prior.rotation.with_samples()
+        self.mean = prior.images[-1][:, None] if prior.images else None
+        scales = fused.residual_scales(prior.condition)
+        if scales is not None and self.sampler.inflation is not None:
+            inflation = inflation_at(self.sampler.inflation, mask)
+            self.residual_scales = scales * inflation[:, :, None, None]
 
-    def _images(self) -> tuple[Tensor, Tensor]:
+    def _decode(self) -> tuple[Tensor, Tensor]:
         c = self.sampler.config
-        latents, start = [], 0
-        for channels, height, width in self.shapes:
-            stop = start + channels * height * width
-            latents.append(self.z[:, start:stop].view(-1, height, width, channels))
-            start = stop
-        x = self.sampler.folded.inverse([z * self.temperature for z in latents], self.shares)
-        if self.sizes is not None:
-            x = _times(x, self.sizes)
-        # Not "above the limit": NaN must count as beyond it too.
+        latents = [z * self.temperature for z in _split_latents(self.latents, self.shapes)]
+        x = self.sampler.fused.inverse(latents, self.condition)
+        if self.residual_scales is not None:
+            x = _scale_channels(x, self.residual_scales)
+        # Not "above the limit": NaN must be invalid too.
         largest = torch.linalg.vector_norm(torch.view_as_real(x).flatten(1), math.inf, dim=1)
-        beyond = ~(largest <= c.limit)
+        invalid = ~(largest <= c.limit)
         images = x.view(self.cases, self.samples, *x.shape[1:])
-        if self.turn is not None:
-            images = self.turn.back(images)
+        if self.rotation is not None:
+            images = self.rotation.inverse(images)
         if self.mean is not None:
             images = self.mean + images
         images = data_consistency_1d(images, self.y[:, None], self.mask)
         if c.normalise:
             images = images * self.scale
-        return self.sampler.finish(images.flatten(0, 1)), beyond
+        return self.sampler.finish(images.flatten(0, 1)), invalid
+
+
+def _temperature_pairs(temperature: float | Temperatures) -> list[tuple[float, float]]:
+    return [(1.0, temperature)] if isinstance(temperature, int | float) else list(temperature)
+
+
+def check_temperature(temperature: float | Temperatures) -> None:
+    """Refuse what is not a temperature."""
+    pairs = _temperature_pairs(temperature)
+    if not pairs or not all(
+        len(pair) == 2 and pair[0] >= 1 and 0 <= pair[1] < math.inf for pair in pairs
+    ):
+        raise InputError(
+            f"temperature must be at least 0, or pairs of an acceleration of at least 1 and a "
+            f"temperature, got {temperature}",
+            code="value.invalid",
+        )
+
+
+def temperature_at(temperature: float | Temperatures, mask: Tensor) -> float:
+    """Interpolate the temperature at the acceleration of a mask."""
+    accelerations, values = zip(*sorted(_temperature_pairs(temperature)), strict=True)
+    acceleration = len(mask) / max(float(mask.sum()), 1.0)
+    return float(np.interp(math.log(acceleration), np.log(accelerations), values))
+
+
+class ResidualFlowSampler(BatchRecovery):
+    """Sample residuals around a point estimate with a flow; enforce data consistency."""
+
+    def __init__(
+        self,
+        flow: ConditionalFlow,
+        net: VarNet,
+        *,
+        device: torch.device | str | None = None,
+        temperature: float | Temperatures = 1.0,
+        dtype: torch.dtype = torch.float16,
+    ) -> None:
+        if flow.config.coils != 1 or flow.config.inputs != 6:
+            raise InputError(
+                f"the flow has {flow.config.coils} coils and {flow.config.inputs} inputs; a "
+                "residual flow has coils = 1 and inputs = 6",
+                code="weights.mismatch",
+            )
+        self.device = torch.device(device or next(flow.parameters()).device)
+        self.flow, self.net = flow, inference_varnet(net.to(self.device).eval(), dtype)
+        self.fused = fuse_flow(flow, device=self.device, dtype=torch.float32)
+        check_temperature(temperature)
+        self.temperature = temperature
+        self.rejected = self.cooled = 0
+
+    @torch.no_grad()
+    def batch(
+        self, measurements: Sequence[MeasurementLike], *, samples: int, seeds: Sequence[int]
+    ) -> Tensor:
+        """Return posterior samples of several cases, (case, sample, height, width)."""
+        check_samples(samples)
+        zero_filled, mask = (part.to(self.device) for part in stack_measurements(measurements))
+        estimate = varnet_estimate(self.net, zero_filled.to(torch.complex64), mask)
+        inputs = estimate.inputs()
+        if not bool(torch.isfinite(inputs).all()):
+            raise InputError(
+                "the point estimate is not finite; check the k-space for NaN or overflow, or set "
+                'precision = "float32"',
+                code="value.nonfinite",
+            )
+        images = []
+        for case, seed in enumerate(seeds):
+            condition = self.fused.encode(inputs[case : case + 1])
+            deviation = temperature_at(self.temperature, mask[case]) * estimate.noise_scale(case)
+            for start in range(0, samples, CHUNK):
+                indices = range(start, min(start + CHUNK, samples))
+                errors = self._errors(inputs, condition, indices, seed, deviation)
+                images.append(rss(estimate.coil_images(case, errors)))
+        result = torch.cat(images)
+        return result.view(len(seeds), samples, *result.shape[1:])
+
+    def _errors(
+        self,
+        inputs: Tensor,
+        condition: list[list[Tensor]],
+        indices: range,
+        seed: int,
+        deviation: float,
+    ) -> Tensor:
+        """Return combined errors, complex (sample, 1, height, width), within the limit."""
+        rows = [mix_seeds(seed, j, 0) for j in indices]
+        errors = self._inverse(inputs, condition, rows, deviation)
+
+        def redraw(attempt: int, rejected: Tensor) -> Tensor:
+            again = rejected[0].nonzero()[:, 0].tolist()
+            self.cooled += len(again) if attempt == ATTEMPTS else 0
+            rows = [mix_seeds(seed, indices[k], attempt) for k in again]
+            cooled = deviation * 0.5 ** max(0, attempt - ATTEMPTS + 1)
+            errors[again] = self._inverse(inputs, condition, rows, cooled)
+            return self._invalid(errors)
+
+        counts = _redraw_rejected(
+            self._invalid(errors),
+            redraw,
+            attempts=ATTEMPTS + COOLER,
+            limit=self.flow.config.limit,
+        )
+        self.rejected += int(counts)
+        return errors
+
+    def _invalid(self, errors: Tensor) -> Tensor:
+        # Not "above the limit": NaN must be invalid too.
+        return ~(errors.abs().amax((1, 2, 3)) <= self.flow.config.limit)[None]
+
+    def _inverse(
+        self, inputs: Tensor, condition: list[list[Tensor]], rows: list[int], deviation: float
+    ) -> Tensor:
+        shapes = self.flow.latent_shapes(*inputs.shape[-2:])
+        numbers = sum(math.prod(shape) for shape in shapes)
+        # Two numbers for each pixel: drawn on the CPU, they are the same on every device.
+        latents = gaussian_rows(torch.empty(len(rows), numbers), rows).to(self.device)
+        latents *= deviation
+        return self.fused.inverse(_split_latents(latents, shapes), condition)

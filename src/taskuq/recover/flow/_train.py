@@ -1,4 +1,4 @@
-"""Flow: method and training."""
+"""Training of the flow, and its recovery method."""
 
 from __future__ import annotations
 
@@ -22,10 +22,14 @@ from taskuq.measure._fourier import complex_noise, project_measured, project_nul
 from taskuq.protocols import Recover
 from taskuq.recover._cases import CoilAugmentation, MaskedDataset, RecoveryTraining
 from taskuq.recover._compiled import CompiledStep, GraphedFunction, compile_on_first_call
-from taskuq.recover._estimate import EstimateDataset
-from taskuq.recover._methods import RECOVERIES, MeasurementLike, stack_measurements
-from taskuq.recover._varnet_training import estimating_network
-from taskuq.recover.flow._around import ResidualFlowSampler, check_temperature
+from taskuq.recover._estimate import EstimateDataset, case_scale
+from taskuq.recover._methods import (
+    RECOVERIES,
+    BatchRecovery,
+    MeasurementLike,
+    stack_measurements,
+)
+from taskuq.recover._varnet_training import load_varnet
 from taskuq.recover.flow._model import (
     ACCELERATIONS,
     ConditionalFlow,
@@ -36,7 +40,8 @@ from taskuq.recover.flow._model import (
 from taskuq.recover.flow._sample import (
     FlowSampler,
     PosteriorMean,
-    case_scale,
+    ResidualFlowSampler,
+    check_temperature,
     gaussian_blur,
     posterior_mean,
 )
@@ -46,9 +51,9 @@ from taskuq.training._networks import NetworkKind
 
 
 def _compile_flow(flow: ConditionalFlow) -> None:
-    """Compile the conditioning networks and the steps of a flow, in place, for training."""
+    """Compile conditioning networks and steps of a flow in place, for training."""
     condition = compile_on_first_call(flow.condition)
-    # One function for all steps: those of a kind share what is compiled.
+    # One function for all steps: those of a kind share its compiled code.
     forward = compile_on_first_call(FlowStep.forward)
     flow.condition = CompiledStep(flow.condition, condition)  # type: ignore[method-assign, assignment]
     for layer in flow.layers:
@@ -57,8 +62,11 @@ def _compile_flow(flow: ConditionalFlow) -> None:
             step.forward = CompiledStep(plain, partial(forward, step))
 
 
-# Over how many pixels, and over how many lines of k-space, the size of a residual is averaged.
+# Pixels and lines of k-space over which the scale of a residual is averaged.
 PIXELS, LINES = 3.0, 4.0
+# Samples of each case and cases of a batch that fit the inflation, and its bounds.
+SAMPLES, BATCH = 8, 16
+MIN_INFLATION, MAX_INFLATION = 0.5, 2.0
 
 
 def _null_space_target(
@@ -66,24 +74,24 @@ def _null_space_target(
 ) -> tuple[Tensor, Tensor]:
     """Return the condition and null-space target of the flow."""
     config = flow.config
-    images, measured = _scaled(config, images, mask)
+    images, measured = _normalised(config, images, mask)
     with torch.no_grad():
-        found = posterior_mean(config, measured, mask, flow.predict)
+        prior = posterior_mean(config, measured, mask, flow.predict)
     residual = project_null_space(images, mask)
-    if found.images:
-        residual = residual - project_null_space(found.images[-1], mask)
+    if prior.images:
+        residual = residual - project_null_space(prior.images[-1], mask)
     noise = complex_noise(images, generator)
-    seen = project_measured(noise, mask)
-    target = residual + config.null_noise * (noise - seen)
+    in_lines = project_measured(noise, mask)
+    target = residual + config.null_noise * (noise - in_lines)
     if config.fill == "noise":
-        target = target + config.noise * seen
+        target = target + config.noise * in_lines
     else:
-        target = target + _residual_fill(found, residual, mask, noise)
-    return found.told, to_channels(found.turned(target))
+        target = target + _residual_fill(prior, residual, mask, noise)
+    return prior.condition, to_channels(prior.rotate(target))
 
 
-def _scaled(config: FlowConfig, images: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """True and zero-filled images, in the units of the flow."""
+def _normalised(config: FlowConfig, images: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return true and zero-filled images in the units of the flow."""
     measured = project_measured(images, mask)
     if config.normalise:
         scale = case_scale(measured).view(-1, 1, 1, 1)
@@ -91,11 +99,12 @@ def _scaled(config: FlowConfig, images: Tensor, mask: Tensor) -> tuple[Tensor, T
     return images, measured
 
 
-def _residual_fill(found: PosteriorMean, residual: Tensor, mask: Tensor, noise: Tensor) -> Tensor:
-    """Noise for the measured lines that is like the residual in the others."""
-    sizes = gaussian_blur(to_channels(found.turned(residual)).square(), PIXELS).clamp_min(0).sqrt()
-    white = found.back(to_complex(sizes * to_channels(noise)))
-    lost = (~mask).to(sizes.dtype)[:, None, :].expand(-1, residual.shape[-2], -1)
+def _residual_fill(prior: PosteriorMean, residual: Tensor, mask: Tensor, noise: Tensor) -> Tensor:
+    """Return noise for the measured lines that is like the residual in the others."""
+    power = to_channels(prior.rotate(residual)).square()
+    scales = gaussian_blur(power, PIXELS).clamp_min(0).sqrt()
+    white = prior.unrotate(to_complex(scales * to_channels(noise)))
+    lost = (~mask).to(scales.dtype)[:, None, :].expand(-1, residual.shape[-2], -1)
     lost = torch.fft.ifftshift(lost, dim=-1)
     power = torch.fft.fft2(residual, norm="ortho").abs().square().sum(1)
     density = gaussian_blur(power, LINES).clamp_min(0) / gaussian_blur(lost, LINES).clamp_min(1e-6)
@@ -107,59 +116,52 @@ def _residual_fill(found: PosteriorMean, residual: Tensor, mask: Tensor, noise: 
 
 def _residual_fraction(flow: ConditionalFlow, images: Tensor, mask: Tensor) -> list[Tensor]:
     """Return the fraction of missing energy after each pass."""
-    images, measured = _scaled(flow.config, images, mask)
-    found = posterior_mean(flow.config, measured, mask, flow.predict)
-    said = found.images
-    if not said:
-        said = (found.back(to_complex(flow.predict(found.told)[1])),)
-    missing = _size(project_null_space(images, mask)).clamp_min(torch.finfo(torch.float32).tiny)
-    return [_size(project_null_space(image - images, mask)) / missing for image in said]
+    images, measured = _normalised(flow.config, images, mask)
+    prior = posterior_mean(flow.config, measured, mask, flow.predict)
+    passes = prior.images
+    if not passes:
+        passes = (prior.unrotate(to_complex(flow.predict(prior.condition)[1])),)
+    missing = _norm(project_null_space(images, mask)).clamp_min(torch.finfo(torch.float32).tiny)
+    return [_norm(project_null_space(image - images, mask)) / missing for image in passes]
 
 
-def _size(images: Tensor) -> Tensor:
-    size: Tensor = torch.linalg.vector_norm(torch.view_as_real(images).flatten(1), dim=1)
-    return size
-
-
-# Samples of each case, cases that are drawn together, and between what a factor stays.
-SAMPLES, TOGETHER = 8, 16
-NARROWEST, WIDEST = 0.5, 2.0
+def _norm(images: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(torch.view_as_real(images).flatten(1), dim=1)
+    return norm
 
 
 @torch.no_grad()
 def _fit_inflation(flow: ConditionalFlow, cases: MaskedDataset, *, device: str) -> None:
-    """Fit residual inflation per acceleration."""
     flow.widening.fill_(1)
     sampler = FlowSampler(flow.eval(), device=device)
     masks = torch.as_tensor(cases.masks)
     rates = np.log2(masks.shape[1] / masks.sum(1).numpy())
-    factors = np.stack([_factors(sampler, cases, mask, place) for place, mask in enumerate(masks)])
+    factors = np.stack([_inflation(sampler, cases, mask, k) for k, mask in enumerate(masks)])
     order = np.argsort(rates)
     places = np.log2(ACCELERATIONS)
     columns = [np.interp(places, rates[order], column[order]) for column in factors.T]
     flow.widening.copy_(torch.as_tensor(np.stack(columns, axis=1)))
 
 
-def _factors(
-    sampler: FlowSampler, cases: MaskedDataset, mask: Tensor, place: int
+def _inflation(
+    sampler: FlowSampler, cases: MaskedDataset, mask: Tensor, round: int
 ) -> NDArray[np.float64]:
-    """The factor of each real channel at one acceleration."""
+    """Return the inflation of each real channel at one acceleration."""
     error = spread = torch.zeros(sampler.config.channels, device=sampler.device)
-    for start in range(0, len(cases), TOGETHER):
-        numbers = range(start, min(start + TOGETHER, len(cases)))
-        images = torch.stack([cases[0, index]["image"] for index in numbers]).to(sampler.device)
+    for start in range(0, len(cases), BATCH):
+        indices = range(start, min(start + BATCH, len(cases)))
+        images = torch.stack([cases[0, index]["image"] for index in indices]).to(sampler.device)
         lines = mask.to(sampler.device).expand(len(images), -1)
-        truth, measured = _scaled(sampler.config, images, lines)
-        seeds = [mix_seeds(place, index) for index in numbers]
+        truth, measured = _normalised(sampler.config, images, lines)
+        seeds = [mix_seeds(round, index) for index in indices]
         drawn = sampler(measured, lines, samples=SAMPLES, seeds=seeds).images
-        found = posterior_mean(sampler.config, measured, lines, sampler.folded.unet.predict)
-        true = to_channels(found.turned(truth))
-        each = [to_channels(found.turned(drawn[:, k])) for k in range(SAMPLES)]
-        samples = torch.stack(each)
-        error = error + (samples.mean(0) - true).square().sum((0, 2, 3))
+        prior = posterior_mean(sampler.config, measured, lines, sampler.fused.unet.predict)
+        target = to_channels(prior.rotate(truth))
+        samples = torch.stack([to_channels(prior.rotate(drawn[:, k])) for k in range(SAMPLES)])
+        error = error + (samples.mean(0) - target).square().sum((0, 2, 3))
         spread = spread + samples.var(0).sum((0, 2, 3))
     squared = torch.where(spread > 0, error / spread.clamp_min(1e-30) - 1 / SAMPLES, 1)
-    return squared.clamp(NARROWEST**2, WIDEST**2).sqrt().double().cpu().numpy()
+    return squared.clamp(MIN_INFLATION**2, MAX_INFLATION**2).sqrt().double().cpu().numpy()
 
 
 # Trained in minutes.
@@ -186,13 +188,14 @@ PRESETS = {
 PAPER = TrainingConfig(epochs=150, batch=8, learning_rate=1e-4, weight_decay=1e-7, clip=1.0)
 
 
-class FlowRecovery:
+class FlowRecovery(BatchRecovery):
     """Posterior samples by a conditional flow.
 
-    Arguments:
+    Args:
         flow: The flow; it is not changed.
-        temperature: Standard deviation of the latents; 1 draws from the posterior.
-        options: Of :class:`taskuq.recover.flow._sample.FlowSampler`: ``device``, ``dtype``, ``memory``.
+        temperature: Standard deviation of the latents; 1 samples the posterior.
+        options: ``device``, ``dtype`` and ``memory`` of
+            :class:`taskuq.recover.flow._sample.FlowSampler`.
 
     Example:
         >>> from taskuq.measure._mri import MRIMeasurement
@@ -209,31 +212,27 @@ class FlowRecovery:
         self.temperature = temperature
         self.rejected = 0
 
-    def __call__(self, measurement: MeasurementLike, *, samples: int, seed: int) -> Tensor:
-        """Return posterior samples, (sample, height, width); rejected draws are counted."""
-        return self.batch([measurement], samples=samples, seeds=[seed])[0]
-
     def batch(
         self, measurements: Sequence[MeasurementLike], *, samples: int, seeds: Sequence[int]
     ) -> Tensor:
         """Return posterior samples of several cases, (case, sample, height, width)."""
         zero_filled, mask = stack_measurements(measurements)
-        drawn = self.sampler(
+        result = self.sampler(
             zero_filled, mask, samples=samples, seeds=seeds, temperature=self.temperature
         )
-        self.rejected += int(drawn.rejected.sum())
-        return drawn.images
+        self.rejected += int(result.rejected.sum())
+        return result.images
 
     def __getstate__(self) -> dict[str, Any]:
-        # Recorded GPU work cannot travel to another process; it is recorded there again.
+        # CUDA graphs cannot be pickled; they are captured again in another process.
         sampler = copy(self.sampler)
-        sampler._recorded = {}
+        sampler._graphs = {}
         return {**self.__dict__, "sampler": sampler}
 
 
 @dataclass(frozen=True)
 class FlowMethod:
-    """The table ``[recover]`` of a flow."""
+    """Settings [recover] of a flow."""
 
     weights: Path | None = None
     estimate: Path | None = None
@@ -241,30 +240,33 @@ class FlowMethod:
     precision: Literal["auto", "float32"] = "auto"
 
     def open(self, device: torch.device | str) -> Recover:
-        """Load the flow, and the network around whose estimates it draws, on a device."""
         path, flow = RECOVERIES.trained("flow", self.weights)
-        temperature = self.temperature
+        temperature, exact = self.temperature, self.precision == "float32"
         if not flow.config.inputs:
-            whole = 1.0 if temperature is None else temperature
-            dtype = torch.float32 if self.precision == "float32" else None
-            return FlowRecovery(flow, device=device, dtype=dtype, temperature=whole)
+            return FlowRecovery(
+                flow,
+                device=device,
+                dtype=torch.float32 if exact else None,
+                temperature=1.0 if temperature is None else temperature,
+            )
         card = read_toml(path.with_suffix(".toml"))
-        named = self.estimate or card.get("estimate")
-        if named is None:
+        estimate = self.estimate or card.get("estimate")
+        if estimate is None:
             raise InputError(
-                f"{path.name} draws around estimates and does not say whose; name the variational "
-                "network it was trained with as 'estimate'"
+                f"{path.name} does not name its point-estimate network; set 'estimate' to the one "
+                "it was trained with",
+                code="config.missing",
             )
         if temperature is None:
             temperature = card.get("temperatures") or 1.0
-        net = estimating_network(named)
-        dtype = torch.float32 if self.precision == "float32" else torch.float16
+        dtype = torch.float32 if exact else torch.float16
+        net = load_varnet(estimate)
         return ResidualFlowSampler(flow, net, device=device, temperature=temperature, dtype=dtype)
 
 
 @dataclass(frozen=True)
 class _FlowTraining(RecoveryTraining):
-    """One TOML file for a flow; the defaults are the paper's."""
+    """Settings of a flow training; the defaults are the paper's."""
 
     network: FlowConfig = field(default_factory=FlowConfig)
     training: TrainingConfig = PAPER
@@ -276,51 +278,57 @@ class _FlowTraining(RecoveryTraining):
     def __post_init__(self) -> None:
         if self.estimate is not None and (self.pretrain or self.views):
             raise InputError(
-                "estimate is given, and pretrain or views, which are for flows of whole images; "
-                "leave one of them out"
+                "estimate excludes pretrain and views, which are for flows of whole images",
+                code="option.conflict",
             )
         if self.network.passes and self.pretrain is None:
             raise InputError(
-                f"network.passes is {self.network.passes}, which needs a U-Net that says what is "
-                "missing; add the table pretrain"
+                f"network.passes = {self.network.passes} needs a trained U-Net; add the table "
+                "pretrain",
+                code="option.missing",
             )
         if self.temperatures and self.estimate is None:
             raise InputError(
-                f"temperatures are {self.temperatures}, for a flow around estimates; name its "
-                "'estimate', or leave them out"
+                "temperatures are for a residual flow; set its 'estimate', or remove them",
+                code="option.missing",
             )
         if self.temperatures:
             check_temperature(self.temperatures)
 
     def prepare(self, machine: TrainerOptions, data: Any = None) -> tuple[Any, Any]:
-        """Measure the cases, and estimate them where the flow is to be around that."""
+        """Return training and validation cases, with estimates for a residual flow."""
         cases = self.measured(machine, data)
         if self.estimate is None:
             return cases
-        on_gpu = machine.accelerator != "cpu" and torch.cuda.is_available()
-        net = estimating_network(self.estimate).to("cuda" if on_gpu else "cpu")
+        net = load_varnet(self.estimate).to(_device(machine))
         training, validation = (
             EstimateDataset.of(part, net, quiet=not machine.progress) for part in cases
         )
         return training, validation
 
     def recipe(self, cases: Any, machine: TrainerOptions) -> Recipe:
-        """The flow, to be trained by maximum likelihood."""
         if self.estimate is not None:
-            replayed = machine.may_be_one_gpu and self.training.replay
-            return _residual_flow_recipe(self.network, replayed=replayed)
+            graphs = machine.may_be_one_gpu and self.training.replay
+            return _residual_flow_recipe(self.network, cuda_graphs=graphs)
         recipe = _flow_recipe(
             self.network,
             compiled=self.training.compile,
             pretrain=self.pretrain,
-            views=self.views,
+            augment=self.views,
         )
         if not self.network.passes:
             return recipe
-        on_gpu = machine.accelerator != "cpu" and torch.cuda.is_available()
-        device = "cuda" if on_gpu else "cpu"
         flow = cast(ConditionalFlow, recipe.network)
-        return replace(recipe, on_end=partial(_fit_inflation, flow, cases[1], device=device))
+        fit = partial(_fit_inflation, flow, cases[1], device=_device(machine))
+        return replace(recipe, on_end=fit)
+
+
+def _device(machine: TrainerOptions) -> str:
+    return "cuda" if machine.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+# The condition and the target of the flow, made of a batch.
+Pair = Callable[[ConditionalFlow, Batch, torch.Generator], tuple[Tensor, Tensor]]
 
 
 def _flow_recipe(
@@ -328,9 +336,9 @@ def _flow_recipe(
     *,
     compiled: bool = False,
     pretrain: TrainingConfig | None = None,
-    views: CoilAugmentation | None = None,
+    augment: CoilAugmentation | None = None,
 ) -> Recipe:
-    """Train a flow by maximum likelihood of what the measurement cannot see."""
+    """Train a flow by maximum likelihood of the null-space image."""
     flow = ConditionalFlow(config)
     if torch.cuda.is_available():
         # Convolutions of this size run on tensor cores, which read channels last.
@@ -338,32 +346,26 @@ def _flow_recipe(
         flow.conditioner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if compiled:
         _compile_flow(flow)
-    recipe = _likelihood(flow, _whole, moved=_moving(views))
-    return recipe if pretrain is None else replace(recipe, pretraining=(_unet(flow, views), pretrain))
+    recipe = _likelihood_recipe(flow, _whole_pair, augment=augment)
+    if pretrain is None:
+        return recipe
+    return replace(recipe, pretraining=(_unet_recipe(flow, augment), pretrain))
 
 
-def _residual_flow_recipe(config: FlowConfig, *, replayed: bool = False) -> Recipe:
-    """Recipe of a residual flow."""
-    return _likelihood(ConditionalFlow(config), _around, replayed=replayed)
+def _residual_flow_recipe(config: FlowConfig, *, cuda_graphs: bool = False) -> Recipe:
+    """Train a residual flow by maximum likelihood of the estimate's error."""
+    return _likelihood_recipe(ConditionalFlow(config), _residual_pair, cuda_graphs=cuda_graphs)
 
 
-# What a flow is told and what it learns, made of a batch.
-Pair = Callable[[ConditionalFlow, Batch, torch.Generator], tuple[Tensor, Tensor]]
-Move = Callable[[Batch, torch.Generator], Batch]
+def _augmented(batch: Batch, augment: CoilAugmentation | None, generator: torch.Generator) -> Batch:
+    return batch if augment is None else {**batch, "image": augment(batch["image"], generator)}
 
 
-def _moving(views: CoilAugmentation | None) -> Move:
-    if views is None:
-        return lambda batch, generator: batch
-    return lambda batch, generator: {**batch, "image": views(batch["image"], generator)}
-
-
-def _unet(flow: ConditionalFlow, views: CoilAugmentation | None) -> Recipe:
-    """The flow's U-Net, to be trained to say what is missing."""
-    move = _moving(views)
+def _unet_recipe(flow: ConditionalFlow, augment: CoilAugmentation | None) -> Recipe:
+    """Train the conditioning U-Net to predict the missing part."""
 
     def loss(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
-        batch = move(batch, generator)
+        batch = _augmented(batch, augment, generator)
         return torch.stack(_residual_fraction(flow, batch["image"], batch["mask"])).mean()
 
     return Recipe(
@@ -377,38 +379,42 @@ def _unet(flow: ConditionalFlow, views: CoilAugmentation | None) -> Recipe:
     )
 
 
-def _likelihood(
-    flow: ConditionalFlow, pair: Pair, *, moved: Move | None = None, replayed: bool = False
+def _likelihood_recipe(
+    flow: ConditionalFlow,
+    pair: Pair,
+    *,
+    augment: CoilAugmentation | None = None,
+    cuda_graphs: bool = False,
 ) -> Recipe:
     bits = partial(_bits, flow)
-    step = GraphedFunction(flow, bits) if replayed else bits  # of this flow: it is the one trained
-    move = moved or _moving(None)
+    step = GraphedFunction(flow, bits) if cuda_graphs else bits
+
+    def training_pair(batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return pair(flow, _augmented(batch, augment, generator), generator)
 
     def start(net: nn.Module, batch: Batch, generator: torch.Generator) -> None:
-        told, target = pair(flow, move(batch, generator), generator)
+        condition, target = training_pair(batch, generator)
         if not bool(flow.started):
             with torch.no_grad():
-                flow(target, flow.condition(told), start=True)
+                flow(target, flow.condition(condition), start=True)
 
     return Recipe(
         kind="flow",
         network=flow,
         config=flow.config,
-        loss=lambda net, batch, generator: step(
-            *pair(flow, move(batch, generator), generator)
-        ).mean(),
+        loss=lambda net, batch, generator: step(*training_pair(batch, generator)).mean(),
         validate=lambda net, batch, generator: {"loss": bits(*pair(flow, batch, generator))},
         example_batch=start,
     )
 
 
-def _whole(
+def _whole_pair(
     flow: ConditionalFlow, batch: Batch, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     return _null_space_target(flow, batch["image"], batch["mask"], generator)
 
 
-def _around(
+def _residual_pair(
     flow: ConditionalFlow, batch: Batch, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     error = batch["error"]
@@ -418,8 +424,8 @@ def _around(
     return batch["inputs"], error + flow.config.null_noise * noise
 
 
-def _bits(flow: ConditionalFlow, told: Tensor, target: Tensor) -> Tensor:
-    latents, log_det = flow(target, flow.condition(told))
+def _bits(flow: ConditionalFlow, condition: Tensor, target: Tensor) -> Tensor:
+    latents, log_det = flow(target, flow.condition(condition))
     return bits_per_dimension(cast(Sequence[Tensor], latents), log_det)
 
 

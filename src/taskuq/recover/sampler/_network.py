@@ -1,4 +1,4 @@
-"""Conditional generator."""
+"""Conditional generator of residuals around a point estimate."""
 
 from __future__ import annotations
 
@@ -15,21 +15,19 @@ from taskuq.errors import InputError
 
 @dataclass(frozen=True)
 class SamplerConfig:
-    """The size of a sampler: a large part that runs once for a case, a light one for each sample.
+    """Size of a sampler: a large encoder that runs once per case, a light decoder per sample.
 
     The default is the preset ``paper``, for 320×320.
 
-    Arguments:
-        inputs: Channels that the network is told of an estimate: images of ``outputs`` channels,
-            the estimate first.
+    Args:
+        inputs: Channels of the condition: images of ``outputs`` channels, the estimate first.
         outputs: Channels of a residual: 2 for a complex image, 1 for a real one.
-        width: Channels of the first level of the part that knows no noise. They double with each
-            halving of the image.
-        widest: How many times the width there is at most.
-        drawn: Channels of the part that draws, for each level, the finest first.
+        width: Channels of the encoder's first level; they double with each halving of the image.
+        widest: Limit of that growth, in multiples of the width.
+        drawn: Channels of the decoder for each level, the finest first.
         noise: Noise maps at each level; tensor cores want a multiple of 8.
         numbers: Noise numbers for the whole image.
-        scale: A residual of this size, in units of the estimate's scale, is an output of 1.
+        scale: Residual, in units of the estimate's scale, that is an output of 1.
 
     Example:
         >>> SamplerConfig().levels, SamplerConfig().widths
@@ -49,38 +47,36 @@ class SamplerConfig:
         sizes = (self.inputs, self.outputs, self.width, self.widest, *self.drawn, self.noise)
         if not self.drawn or min(sizes) < 1 or self.numbers < 0 or self.scale <= 0:
             raise InputError(
-                f"the sampler has {self.inputs} inputs, {self.outputs} outputs, width "
-                f"{self.width}, drawn {list(self.drawn)}, noise {self.noise}, numbers "
-                f"{self.numbers} and scale {self.scale}; give positive numbers"
+                f"the numbers of a sampler's network must be positive, got {self}",
+                code="value.invalid",
             )
-
         if self.inputs % self.outputs:
             raise InputError(
-                f"the sampler has {self.inputs} inputs and {self.outputs} outputs; inputs are "
-                "whole images of as many channels as outputs"
+                f"inputs must be a multiple of outputs = {self.outputs}, got {self.inputs}",
+                code="value.invalid",
             )
 
     @property
     def levels(self) -> int:
-        """How many sizes of the image there are, the image itself included."""
+        """Number of image sizes, the image itself included."""
         return len(self.drawn)
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Channels of the part that knows no noise, for each level, the finest first."""
+        """Channels of the encoder for each level, the finest first."""
         return tuple(self.width * min(2**level, self.widest) for level in range(self.levels))
 
     @property
     def size_multiple(self) -> int:
-        """Sides are filled up to a multiple of this."""
+        """Sides are padded to a multiple of this."""
         return int(2 ** (self.levels - 1))
 
 
 EMBEDDED = 128
-# Told values are in units of the case's own scale. Beyond this there is no image.
+# Values of the condition are in units of the case's own scale. Beyond this there is no image.
 LARGEST = 100.0
-# Logarithms of how loud noise is, and of how far residuals are from their mean.
-QUIETEST, LOUDEST = -6.0, 2.0
+# Logarithms of the smallest and the largest noise scale.
+MIN_LOG_SCALE, MAX_LOG_SCALE = -6.0, 2.0
 
 
 class _GroupNorm(nn.Module):
@@ -89,10 +85,8 @@ class _GroupNorm(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.groups = math.gcd(8, channels)
-        self.weight, self.bias = (
-            nn.Parameter(torch.ones(channels)),
-            nn.Parameter(torch.zeros(channels)),
-        )
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise (image, channel, height, width)."""
@@ -104,30 +98,29 @@ class _GroupNorm(nn.Module):
 class _FiLMBlock(nn.Module):
     """Residual block conditioned on the sampled fraction (FiLM)."""
 
-    def __init__(self, inputs: int, outputs: int, inner: int) -> None:
+    def __init__(self, inputs: int, outputs: int, embedding: int) -> None:
         super().__init__()
         self.first = nn.Conv2d(inputs, outputs, 3, padding=1)
         self.second = nn.Conv2d(outputs, outputs, 3, padding=1)
         self.norms = nn.ModuleList(_GroupNorm(outputs) for _ in range(2))
-        self.film = nn.Linear(inner, 2 * outputs)
+        self.film = nn.Linear(embedding, 2 * outputs)
         self.skip = nn.Conv2d(inputs, outputs, 1)
 
-    def forward(self, x: Tensor, inner: Tensor) -> Tensor:
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         """Map (case, inputs, height, width) to (case, outputs, height, width)."""
-        hidden = _modulated(self.norms[0](self.first(x)), self.film(inner))
+        hidden = _film_silu(self.norms[0](self.first(x)), self.film(embedding))
         hidden = F.silu(self.norms[1](self.second(hidden)))
         y: Tensor = self.skip(x) + hidden
         return y
 
 
-def _modulated(x: Tensor, film: Tensor) -> Tensor:
+def _film_silu(x: Tensor, film: Tensor) -> Tensor:
     stretch, shift = film.to(x.dtype)[..., None, None].chunk(2, dim=1)
     return F.silu(x * (1 + stretch) + shift)
 
 
-def _positive(logarithm: Tensor) -> Tensor:
-    """A factor that reaches from nearly nothing to several times what it is at first."""
-    return torch.exp(logarithm.float().clamp(QUIETEST, LOUDEST))
+def _bounded_exp(logarithm: Tensor) -> Tensor:
+    return torch.exp(logarithm.float().clamp(MIN_LOG_SCALE, MAX_LOG_SCALE))
 
 
 class _LevelCondition(NamedTuple):
@@ -135,55 +128,57 @@ class _LevelCondition(NamedTuple):
 
     first: Tensor
     last: Tensor
-    loud: Tensor
+    noise_scale: Tensor
 
 
 class Condition(NamedTuple):
     """Noise-independent features of a case, shared by all of its samples."""
 
-    levels: list[_LevelCondition]
-    mean: Tensor
-    amplitude: Tensor
-    share: Tensor
-    size: tuple[int, int]
+    levels: list[_LevelCondition]  # finest first
+    mean: Tensor  # (case, channel, height, width)
+    noise_scale: Tensor  # same shape
+    sampled_fraction: Tensor  # (case,)
+    size: tuple[int, int]  # before padding
 
 
 class NoiseLevel(nn.Module):
     """Decoder level: coarser features, condition, fresh noise."""
 
-    def __init__(self, known: int, coarser: int, drawn: int, noise: int, inner: int) -> None:
+    def __init__(self, inputs: int, coarser: int, width: int, noise: int, embedding: int) -> None:
         super().__init__()
-        self.drawn, self.noise = drawn, noise
-        self.known = nn.Conv2d(known, 2 * drawn + noise, 3, padding=1)
-        self.coarser = nn.Conv2d(coarser, drawn, 1) if coarser else None
-        self.first = nn.Conv2d((drawn if coarser else 0) + noise, drawn, 3, padding=1, bias=False)
-        self.second = nn.Conv2d(drawn, drawn, 3, padding=1)
-        self.norms = nn.ModuleList(_GroupNorm(drawn) for _ in range(2))
-        self.film = nn.Linear(inner, 2 * drawn)
+        self.split = [width, width, noise]
+        # The name of the weights in files.
+        self.known = nn.Conv2d(inputs, 2 * width + noise, 3, padding=1)
+        self.coarser = nn.Conv2d(coarser, width, 1) if coarser else None
+        self.first = nn.Conv2d((width if coarser else 0) + noise, width, 3, padding=1, bias=False)
+        self.second = nn.Conv2d(width, width, 3, padding=1)
+        self.norms = nn.ModuleList(_GroupNorm(width) for _ in range(2))
+        self.film = nn.Linear(embedding, 2 * width)
 
-    def share(self, features: Tensor) -> _LevelCondition:
-        first, last, loud = self.known(features).split([self.drawn, self.drawn, self.noise], dim=1)
-        return _LevelCondition(first, last, _positive(loud).to(loud.dtype))
+    def encode(self, features: Tensor) -> _LevelCondition:
+        first, last, logarithm = self.known(features).split(self.split, dim=1)
+        return _LevelCondition(first, last, _bounded_exp(logarithm).to(logarithm.dtype))
 
     def forward(
-        self, x: Tensor | None, shared: _LevelCondition, noise: Tensor, inner: Tensor
+        self, x: Tensor | None, condition: _LevelCondition, noise: Tensor, embedding: Tensor
     ) -> Tensor:
-        """Draw (case * sample, drawn, height, width)."""
-        noise = (noise.to(shared.loud.dtype) * shared.loud[:, None]).flatten(0, 1)
+        """Return features (case * sample, width, height, width of the image)."""
+        scale = condition.noise_scale
+        noise = (noise.to(scale.dtype) * scale[:, None]).flatten(0, 1)
         if x is None or self.coarser is None:
             below, inputs = None, noise
         else:
             below = F.interpolate(self.coarser(x), scale_factor=2, mode="nearest")
             inputs = torch.cat([below.to(noise.dtype), noise], dim=1)
-        hidden = _beside(self.first(inputs), shared.first)
-        hidden = _modulated(self.norms[0](hidden), self.film(inner))
+        hidden = add_to_samples(self.first(inputs), condition.first)
+        hidden = _film_silu(self.norms[0](hidden), self.film(embedding))
         hidden = F.silu(self.norms[1](self.second(hidden)))
-        hidden = _beside(hidden, shared.last)
+        hidden = add_to_samples(hidden, condition.last)
         return hidden if below is None else hidden + below
 
 
-def _beside(samples: Tensor, cases: Tensor) -> Tensor:
-    """Add what belongs to a case to all of its samples."""
+def add_to_samples(samples: Tensor, cases: Tensor) -> Tensor:
+    """Add the values of a case to all of its samples."""
     return (unflatten_samples(samples, len(cases)) + cases[:, None]).flatten(0, 1)
 
 
@@ -193,17 +188,17 @@ def unflatten_samples(rows: Tensor, cases: int) -> Tensor:
 
 
 class SamplerNet(nn.Module):
-    r"""A sampler: noise to residuals of an estimate, in one evaluation.
+    r"""Conditional generator of residuals of a point estimate, in one evaluation.
 
-    .. math:: r^{(j)} = \epsilon\, G(\text{told}, m, v^{(j)}), \qquad v^{(j)} \sim \mathcal N(0, I)
+    .. math:: r^{(j)} = \epsilon\, G(c, m, v^{(j)}), \qquad v^{(j)} \sim \mathcal N(0, I)
 
-    Told are channels that describe the estimate (:class:`taskuq.recover.sampler._sample`), and
-    the share :math:`m` that was measured. Noise enters every level of the part that draws as maps,
-    made louder or quieter by the case's features, and all of it as numbers for the whole image;
-    features also say how far residuals are from their mean.
+    The condition :math:`c` are images that describe the estimate
+    (:class:`taskuq.recover.sampler._sample.ConditionedBatch`), :math:`m` is the sampled fraction.
+    Noise enters every level of the decoder as maps, scaled by features of the case, and as
+    numbers for the whole image.
 
-    Arguments:
-        config: The size.
+    Args:
+        config: Size of the network.
 
     Example:
         >>> net = SamplerNet(SamplerConfig(inputs=3, outputs=1, width=4, drawn=(4, 4)))
@@ -232,8 +227,8 @@ class SamplerNet(nn.Module):
         )
         coarser = (*c.drawn[1:], 0)
         self.levels = nn.ModuleList(
-            NoiseLevel(known, below, drawn, c.noise, EMBEDDED)
-            for known, below, drawn in zip(widths, coarser, c.drawn, strict=True)
+            NoiseLevel(inputs, below, width, c.noise, EMBEDDED)
+            for inputs, below, width in zip(widths, coarser, c.drawn, strict=True)
         )
         self.mean = nn.Conv2d(widths[0], c.outputs, 3, padding=1)
         self.amplitude = nn.Conv2d(widths[0], c.outputs, 3, padding=1)
@@ -241,11 +236,11 @@ class SamplerNet(nn.Module):
         for last in (self.mean, self.amplitude, self.out):
             nn.init.normal_(last.weight, std=1e-3)
             nn.init.zeros_(last.bias)  # type: ignore[arg-type]
-        # How large each score, and the gradients of images and task, are at each acceleration.
+        # Running means of each loss, and of the gradients of images and task, by acceleration.
         self.register_buffer("sizes", torch.zeros(len(ACCELERATIONS), SCORES + GRADIENTS))
 
     def noise_shapes(self, height: int, width: int) -> list[tuple[int, int, int]]:
-        """Maps, height and width of the noise at each level, the finest first."""
+        """Return maps, height and width of the noise at each level, the finest first."""
         height, width = (side + -side % self.config.size_multiple for side in (height, width))
         return [
             (self.config.noise, height // 2**level, width // 2**level)
@@ -253,73 +248,73 @@ class SamplerNet(nn.Module):
         ]
 
     def noise_size(self, height: int, width: int) -> int:
-        """How many normal numbers a sample of an image takes."""
+        """Return the number of normal numbers of one sample."""
         return self.config.numbers + sum(map(math.prod, self.noise_shapes(height, width)))
 
-    def forward(self, told: Tensor, share: Tensor, noise: Tensor) -> Tensor:
-        """Draw residuals (case, sample, outputs, height, width).
+    def forward(self, estimate: Tensor, sampled_fraction: Tensor, noise: Tensor) -> Tensor:
+        """Sample residuals (case, sample, outputs, height, width).
 
-        Arguments:
-            told: (case, inputs, height, width).
-            share: The measured share, (case,).
+        Args:
+            estimate: Condition channels, (case, inputs, height, width).
+            sampled_fraction: (case,).
             noise: Normal numbers, (case, sample, noise_size).
         """
-        return self.draw(self.know(told, share), noise)
+        return self.decode(self.encode(estimate, sampled_fraction), noise)
 
-    def know(self, told: Tensor, share: Tensor) -> Condition:
-        """All that does not depend on noise; arguments as in forward."""
-        if told.ndim != 4 or told.shape[1] != self.config.inputs:
+    def encode(self, estimate: Tensor, sampled_fraction: Tensor) -> Condition:
+        """Return all that does not depend on noise; arguments as in forward."""
+        if estimate.ndim != 4 or estimate.shape[1] != self.config.inputs:
             raise InputError(
-                f"the sampler is told {tuple(told.shape)}; give (case, {self.config.inputs} "
-                "channels, height, width)"
+                f"the condition has shape {tuple(estimate.shape)}; pass (case, "
+                f"{self.config.inputs} channels, height, width)",
+                code="shape.axes",
             )
-        height, width = told.shape[-2:]
+        height, width = estimate.shape[-2:]
         multiple = self.config.size_multiple
-        x = F.pad(
-            self._differences(told), (0, -width % multiple, 0, -height % multiple), mode="replicate"
-        )
-        inner = self.embed(encode_fraction(share))
+        padding = (0, -width % multiple, 0, -height % multiple)
+        x = F.pad(self._differences(estimate), padding, mode="replicate")
+        embedding = self.embed(encode_fraction(sampled_fraction))
         skips = []
         for level, block in enumerate(self.down):
-            x = block(x if level == 0 else F.avg_pool2d(x, 2), inner)
+            x = block(x if level == 0 else F.avg_pool2d(x, 2), embedding)
             skips.append(x)
-        x = self.middle(x, inner)
+        x = self.middle(x, embedding)
         features = []
         for level in reversed(range(self.config.levels)):
             if level < self.config.levels - 1:
                 x = F.interpolate(x, scale_factor=2, mode="nearest")
-            x = self.up[level](torch.cat([x, skips[level]], dim=1), inner)
+            x = self.up[level](torch.cat([x, skips[level]], dim=1), embedding)
             features.append(x)
         levels = [
-            level.share(known)  # type: ignore[operator]
-            for level, known in zip(self.levels, reversed(features), strict=True)
+            level.encode(part)  # type: ignore[operator]
+            for level, part in zip(self.levels, reversed(features), strict=True)
         ]
         fine = features[-1]
-        amplitude = _positive(self.amplitude(fine))
-        return Condition(levels, self.mean(fine), amplitude, share, (height, width))
+        scale = _bounded_exp(self.amplitude(fine))
+        return Condition(levels, self.mean(fine), scale, sampled_fraction, (height, width))
 
-    def _differences(self, told: Tensor) -> Tensor:
-        """The first image as it is, and what others differ from it, in units of a residual."""
-        told = told.float().nan_to_num(0.0, LARGEST, -LARGEST).clamp(-LARGEST, LARGEST)
-        first, *others = torch.split(told, self.config.outputs, dim=1)
+    def _differences(self, estimate: Tensor) -> Tensor:
+        """Return the first image and the differences of others, in units of a residual."""
+        estimate = estimate.float().nan_to_num(0.0, LARGEST, -LARGEST).clamp(-LARGEST, LARGEST)
+        first, *others = torch.split(estimate, self.config.outputs, dim=1)
         return torch.cat([first, *((x - first) / self.config.scale for x in others)], dim=1)
 
-    def draw(self, known: Condition, noise: Tensor) -> Tensor:
-        """Residuals (case, sample, outputs, height, width) of what is known and noise."""
+    def decode(self, condition: Condition, noise: Tensor) -> Tensor:
+        """Return residuals (case, sample, outputs, height, width)."""
         cases, samples = noise.shape[:2]
-        height, width = known.size
+        height, width = condition.size
         shapes = self.noise_shapes(height, width)
         parts = [self.config.numbers, *map(math.prod, shapes)]
         numbers, *maps = torch.split(noise, parts, dim=2)
-        about = encode_fraction(known.share)[:, None].expand(-1, samples, -1)
-        inner = self.embed_noise(torch.cat([about, numbers], dim=2).flatten(0, 1))
+        fraction = encode_fraction(condition.sampled_fraction)[:, None].expand(-1, samples, -1)
+        embedding = self.embed_noise(torch.cat([fraction, numbers], dim=2).flatten(0, 1))
         x: Tensor | None = None
-        for level, shared, part, shape in reversed(
-            list(zip(self.levels, known.levels, maps, shapes, strict=True))
+        for level, of_level, part, shape in reversed(
+            list(zip(self.levels, condition.levels, maps, shapes, strict=True))
         ):
-            x = level(x, shared, part.reshape(cases, samples, *shape), inner)
-        noisy = unflatten_samples(self.out(x), cases).float() * known.amplitude[:, None]
-        residual = noisy + known.mean[:, None]
+            x = level(x, of_level, part.reshape(cases, samples, *shape), embedding)
+        noisy = unflatten_samples(self.out(x), cases).float() * condition.noise_scale[:, None]
+        residual = noisy + condition.mean[:, None]
         scaled: Tensor = residual[..., :height, :width] * self.config.scale
         return scaled
 
@@ -328,21 +323,21 @@ def _embedding(inputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, EMBEDDED), nn.SiLU(), nn.Linear(EMBEDDED, EMBEDDED))
 
 
-def encode_fraction(share: Tensor) -> Tensor:
+def encode_fraction(fraction: Tensor) -> Tensor:
     """Encode the sampled fraction."""
-    share = share.clamp_min(1e-3)
-    return torch.stack([torch.log(share), share], dim=1)
+    fraction = fraction.clamp_min(1e-3)
+    return torch.stack([torch.log(fraction), fraction], dim=1)
 
 
-# The accelerations for which it is known how large scores are; others count as the nearest.
+# The accelerations of running means; others count as the nearest.
 ACCELERATIONS = (1, 2, 4, 8, 16, 32, 64)
-# Images, and what a task network says: its raw output, its output, its features.
+# Losses of the images and of a task network's raw output, output and features.
 SCORES = 4
-# Of the images' own score and of the task's, at the images.
+# Norms of the gradients of image loss and task loss, at the images.
 GRADIENTS = 2
 
 
-def nearest_acceleration(share: Tensor) -> Tensor:
-    """The place in ``ACCELERATIONS`` that is nearest to a measured share, integers (case,)."""
-    place = torch.round(-torch.log2(share.clamp_min(1e-6))).long()
-    return place.clamp(0, len(ACCELERATIONS) - 1)
+def nearest_acceleration(fraction: Tensor) -> Tensor:
+    """Return the index in ``ACCELERATIONS`` nearest to a sampled fraction, integers (case,)."""
+    index = torch.round(-torch.log2(fraction.clamp_min(1e-6))).long()
+    return index.clamp(0, len(ACCELERATIONS) - 1)

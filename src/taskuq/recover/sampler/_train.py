@@ -1,4 +1,4 @@
-"""Sampler: method, training, proper scores."""
+"""Training of the one-step sampler by proper scores, and its recovery method."""
 
 from __future__ import annotations
 
@@ -23,14 +23,20 @@ from taskuq.recover._estimate import (
     CrossFitEstimates,
     EstimateConfig,
     VarNetEstimate,
-    assign_folds,
     collate,
+    cross_fit_datasets,
     estimate_weights,
     varnet_estimate,
 )
-from taskuq.recover._methods import RECOVERIES, MeasurementLike, rescale_pow2, stack_measurements
+from taskuq.recover._methods import (
+    RECOVERIES,
+    MeasurementLike,
+    init_weights,
+    rescale_pow2,
+    stack_measurements,
+)
 from taskuq.recover._varnet import VarNet
-from taskuq.recover._varnet_training import VarNetTraining, estimating_network
+from taskuq.recover._varnet_training import VarNetTraining, load_varnet
 from taskuq.recover.sampler._network import (
     ACCELERATIONS,
     SCORES,
@@ -43,36 +49,36 @@ from taskuq.recover.sampler._sample import ConditionedBatch, SamplerRecovery, fi
 from taskuq.training._config import Batch, Recipe, TrainingConfig
 from taskuq.training._fit import TrainerOptions
 from taskuq.training._networks import NETWORKS, NetworkKind
-from taskuq.training._weights import load_weights, locate, read_card
+from taskuq.training._weights import locate, read_card
 
 
 def _fair_crps(samples: Tensor, truth: Tensor) -> Tensor:
-    """The fair continuous ranked probability score, averaged over what a case holds, (case,)."""
+    """Return the fair CRPS, averaged over a case's values, (case,)."""
     _check(samples, truth)
     count = samples.shape[1]
     off = (samples - truth[:, None]).abs().mean(1)
-    pairs = sum(_apart(samples, later).abs().sum(1) for later in range(1, count))
+    pairs = sum(_differences(samples, later).abs().sum(1) for later in range(1, count))
     return (off - pairs / (count * (count - 1))).reshape(len(truth), -1).mean(1)
 
 
 def _energy_score(samples: Tensor, truth: Tensor) -> Tensor:
-    """The fair energy score of what a case holds as one vector of length :math:`n`, (case,)."""
+    """Return the fair energy score of a case's values as one vector, (case,)."""
     _check(samples, truth)
     samples, truth = samples.flatten(2), truth.flatten(1)
     count = samples.shape[1]
     off = _norm(samples - truth[:, None]).mean(1)
-    pairs = sum(_norm(_apart(samples, later)).sum(1) for later in range(1, count))
+    pairs = sum(_norm(_differences(samples, later)).sum(1) for later in range(1, count))
     score = off - pairs / (count * (count - 1))
     scored: Tensor = score / samples.shape[-1] ** 0.5
     return scored
 
 
-def _apart(samples: Tensor, later: int) -> Tensor:
+def _differences(samples: Tensor, later: int) -> Tensor:
     return samples[:, later:] - samples[:, later - 1 : later]
 
 
 def _norm(x: Tensor) -> Tensor:
-    # Where two samples agree in every number, the derivative of a norm is taken as 0.
+    # Where two samples are equal, the derivative of the norm is taken as 0.
     norm: Tensor = torch.linalg.vector_norm(x, dim=-1)
     return norm
 
@@ -80,8 +86,9 @@ def _norm(x: Tensor) -> Tensor:
 def _check(samples: Tensor, truth: Tensor) -> None:
     if samples.shape[:1] + samples.shape[2:] != truth.shape or samples.shape[1] < 2:
         raise InputError(
-            f"samples have shape {tuple(samples.shape)} and the truth {tuple(truth.shape)}; give "
-            "(case, sample, ...) with at least two samples, and (case, ...)"
+            f"samples have shape {tuple(samples.shape)} and the truth {tuple(truth.shape)}; pass "
+            "(case, sample, ...) with at least two samples, and (case, ...)",
+            code="shape.mismatch",
         )
 
 
@@ -98,13 +105,13 @@ class ImageLossConfig:
         weights = (self.pixels, self.energy, self.pooled)
         if min(weights) < 0 or not max(weights) > 0 or min(self.pools, default=1) < 1:
             raise InputError(
-                f"the score weighs pixels {self.pixels}, energy {self.energy} and pooled "
-                f"{self.pooled} over {list(self.pools)}; give weights of at least 0, one above it, "
-                "and whole numbers of pixels"
+                "pixels, energy and pooled must be at least 0, one of them positive, and pools at "
+                f"least 1, got {self}",
+                code="value.invalid",
             )
 
     def __call__(self, samples: Tensor, truth: Tensor) -> Tensor:
-        """Score images (case, sample, height, width) by the true ones (case, height, width)."""
+        """Return the loss of images (case, sample, height, width), (case,)."""
         score = self.pixels * _fair_crps(samples, truth) + self.energy * _energy_score(
             samples, truth
         )
@@ -115,18 +122,16 @@ class ImageLossConfig:
         return score
 
 
-# How fast the running means of scores follow, and how many samples judge a validation case.
-DECAY, JUDGED = 0.98, 8
+# Decay of the running means of losses, and samples of a validation case.
+DECAY, VALIDATION_SAMPLES = 0.98, 8
+# Values of a task network that are scored, and their weight, all together, next to the images' when
+# checkpoints are compared.
+TASK_SCORES, TASK_WEIGHT = ("raw", "output", "features"), 0.25
+# A batch to estimates and true images, (case, height, width).
+Estimate = Callable[[Batch, torch.Generator], tuple[ConditionedBatch, Tensor]]
 
-# What a task network's view is scored by, and how much it counts, all together, beside the images
-# when weights are compared.
-VIEWS, VIEWED = ("raw", "output", "features"), 0.25
-
-# A batch to estimated cases and their true images, (case, height, width).
-Estimating = Callable[[Batch, torch.Generator], tuple[ConditionedBatch, Tensor]]
-
-# A network and what it computes of tensors to what computes the same.
-Quick = Callable[[nn.Module, Callable[..., Tensor]], Callable[..., Tensor]]
+# A network and a function of tensors to a faster function.
+Accelerate = Callable[[nn.Module, Callable[..., Tensor]], Callable[..., Tensor]]
 
 
 @runtime_checkable
@@ -134,7 +139,7 @@ class _FeatureTask(Protocol):
     """Task network that exposes its hidden features."""
 
     def inside(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Raw outputs, outputs (image, task) and hidden features (image, feature)."""
+        """Return raw outputs, outputs (image, task) and hidden features (image, feature)."""
 
 
 @dataclass(frozen=True)
@@ -153,9 +158,9 @@ class TaskLossConfig:
         smallest = min(self.raw, self.output, self.features, self.limit)
         if smallest < 0 or not 0 <= self.begin <= self.full <= 1:
             raise InputError(
-                f"the task terms weigh {self.raw}, {self.output} and {self.features}, limit "
-                f"{self.limit}, begin {self.begin}, full {self.full}; give nothing below 0, and "
-                "begin at most full, both up to 1"
+                "raw, output, features and limit must be at least 0, and 0 <= begin <= full <= 1, "
+                f"got {self}",
+                code="value.invalid",
             )
 
     def fade(self, progress: float) -> float:
@@ -169,57 +174,58 @@ class SamplerLoss:
     """Proper scoring loss of a sampler."""
 
     image: ImageLossConfig = field(default_factory=ImageLossConfig)
-    draws: int = 4
-    terms: TaskLossConfig | None = None
+    samples: int = 4
+    task_loss: TaskLossConfig | None = None
     task: _FeatureTask | None = None
 
     def task_scores(self, images: Tensor, truth: Tensor) -> Tensor:
-        """Scores of the task's raw outputs, outputs and features, (case, 3)."""
+        """Return scores of the task's raw outputs, outputs and features, (case, 3)."""
         assert self.task is not None
         if isinstance(self.task, nn.Module):
             self.task.to(images.device)
         # In bfloat16 outputs of samples that nearly agree would differ by rounding.
         with torch.autocast(images.device.type, enabled=False):
             with torch.no_grad():
-                true = self.task.inside(truth)
-            seen = [
-                unflatten_samples(part, len(images))
-                for part in self.task.inside(images.flatten(0, 1))
-            ]
-        pairs = list(zip(seen, true, strict=True))
+                targets = self.task.inside(truth)
+            flat = self.task.inside(images.flatten(0, 1))
+        outputs = [unflatten_samples(part, len(images)) for part in flat]
+        pairs = list(zip(outputs, targets, strict=True))
         scores = [_fair_crps(*pairs[0]), _fair_crps(*pairs[1]), _energy_score(*pairs[2])]
         return torch.stack(scores, dim=1)
 
 
 def sampler_recipe(
-    config: SamplerConfig, scored: SamplerLoss, estimating: Estimating, quick: Quick | None = None
+    config: SamplerConfig,
+    loss: SamplerLoss,
+    estimate: Estimate,
+    accelerated: Accelerate | None = None,
 ) -> Recipe:
     """Train a sampler by proper scores of its images."""
     net = SamplerNet(config)
-    draw = net if quick is None else quick(net, net.forward)
+    sample = net if accelerated is None else accelerated(net, net.forward)
     return Recipe(
         kind="sampler",
         network=net,
         config=config,
-        loss=partial(_loss, draw=draw, scored=scored, estimating=estimating),
-        validate=partial(_validate, scored=scored, estimating=estimating),
+        loss=partial(_loss, sample=sample, scoring=loss, estimate=estimate),
+        validate=partial(_validate, scoring=loss, estimate=estimate),
         summary=_summary,
     )
 
 
-def _drawn(
+def _sample(
     net: SamplerNet,
-    draw: Callable[..., Tensor],
-    found: ConditionedBatch,
-    draws: int,
+    sample: Callable[..., Tensor],
+    batch: ConditionedBatch,
+    samples: int,
     generator: torch.Generator,
 ) -> Tensor:
-    """Images in units of the scale, (case, sample, height, width)."""
-    told = found.inputs()
-    size = (len(told), draws, net.noise_size(*told.shape[-2:]))
-    noise = per_case_random(torch.randn, size, generator, device=told.device)
-    residuals = draw(told, found.share(), noise)
-    return found.images(residuals.float()) / found.scale.view(-1, 1, 1, 1)
+    """Return images in units of the scale, (case, sample, height, width)."""
+    inputs = batch.inputs()
+    size = (len(inputs), samples, net.noise_size(*inputs.shape[-2:]))
+    noise = per_case_random(torch.randn, size, generator, device=inputs.device)
+    residuals = sample(inputs, batch.sampled_fraction(), noise)
+    return batch.images(residuals.float()) / batch.scale.view(-1, 1, 1, 1)
 
 
 def _loss(
@@ -227,61 +233,66 @@ def _loss(
     batch: Batch,
     generator: torch.Generator,
     *,
-    draw: Callable[..., Tensor],
-    scored: SamplerLoss,
-    estimating: Estimating,
+    sample: Callable[..., Tensor],
+    scoring: SamplerLoss,
+    estimate: Estimate,
 ) -> Tensor:
     net = cast(SamplerNet, net)
-    found, truth = estimating(batch, generator)
-    truth = truth / found.scale.view(-1, 1, 1)
-    images = _drawn(net, draw, found, scored.draws, generator)
-    place = nearest_acceleration(found.share())
-    fade = scored.terms.fade(batch["progress"]) if scored.terms else 0.0
-    if scored.terms is None or not fade:
-        score = scored.image(images, truth)[:, None]
+    estimates, truth = estimate(batch, generator)
+    truth = truth / estimates.scale.view(-1, 1, 1)
+    images = _sample(net, sample, estimates, scoring.samples, generator)
+    place = nearest_acceleration(estimates.sampled_fraction())
+    task_loss = scoring.task_loss
+    fade = task_loss.fade(batch["progress"]) if task_loss else 0.0
+    if task_loss is None or not fade:
+        score = scoring.image(images, truth)[:, None]
         return (score / _update_running_means(net.sizes, place, score)).mean()
-    # Gradients at the images, apart from each other; then back through the network once.
+    # Gradients at the images, separately; then back through the network once.
     leaf = images.detach().requires_grad_()
-    score, views = scored.image(leaf, truth)[:, None], scored.task_scores(leaf, truth)
-    sizes = _update_running_means(net.sizes, place, torch.cat([score, views], dim=1).detach())
-    own, task = (score / sizes[:, :1]).mean(), _weighed(scored.terms, views, sizes)
-    (pull,) = torch.autograd.grad(own, leaf)
-    (push,) = torch.autograd.grad(task.mean(), leaf)
-    bound = scored.terms.limit * _means_of_norms(net, place, pull, push)
-    # Behind the limit: before it, what the limit makes small would count alike everywhere.
+    score, task_scores = scoring.image(leaf, truth)[:, None], scoring.task_scores(leaf, truth)
+    scores = torch.cat([score, task_scores], dim=1).detach()
+    sizes = _update_running_means(net.sizes, place, scores)
+    own, task = (score / sizes[:, :1]).mean(), _weigh(task_loss, task_scores, sizes)
+    (image_gradient,) = torch.autograd.grad(own, leaf)
+    (task_gradient,) = torch.autograd.grad(task.mean(), leaf)
+    bound = task_loss.limit * _gradient_ratio(net, place, image_gradient, task_gradient)
+    # After the limit: before it, terms that the limit makes small would count alike everywhere.
     uncertain = sizes[:, 2] / net.sizes[:, 2].max().clamp_min(1e-30)
-    gradient = pull + fade * (uncertain * bound.clamp_max(1)).view(-1, 1, 1, 1) * push
-    back = (images * gradient).sum()
+    weight = (uncertain * bound.clamp_max(1)).view(-1, 1, 1, 1)
+    back = (images * (image_gradient + fade * weight * task_gradient)).sum()
     return (own + fade * (uncertain * task).mean()).detach() + back - back.detach()
 
 
-def _weighed(terms: TaskLossConfig, views: Tensor, sizes: Tensor) -> Tensor:
-    """All terms of each case, (case,)."""
-    weights = terms.raw, terms.output, terms.features
-    # By numbers, not a tensor of them, which a GPU would be waited for to receive.
-    parts = (views / sizes[:, 1:]).unbind(1)
+def _weigh(config: TaskLossConfig, scores: Tensor, sizes: Tensor) -> Tensor:
+    """Return the task loss of each case, (case,)."""
+    weights = config.raw, config.output, config.features
+    # Python numbers, not a tensor, whose copy a GPU would wait for.
+    parts = (scores / sizes[:, 1:]).unbind(1)
     return torch.stack([w * part for w, part in zip(weights, parts, strict=True)]).sum(0)
 
 
-def _means_of_norms(net: SamplerNet, place: Tensor, pull: Tensor, push: Tensor) -> Tensor:
-    norms = [torch.linalg.vector_norm(x.flatten(1), dim=1) * len(x) for x in (pull, push)]
+def _gradient_ratio(
+    net: SamplerNet, place: Tensor, image_gradient: Tensor, task_gradient: Tensor
+) -> Tensor:
+    gradients = (image_gradient, task_gradient)
+    norms = [torch.linalg.vector_norm(x.flatten(1), dim=1) * len(x) for x in gradients]
     means = _update_running_means(net.sizes[:, SCORES:], place, torch.stack(norms, dim=1))
     return means[:, 0] / means[:, 1]
 
 
 @torch.no_grad()
 def _update_running_means(sizes: Tensor, place: Tensor, scores: Tensor) -> Tensor:
-    """Update running loss scales."""
+    """Update running means by acceleration; return those before, of each case."""
     counted = torch.cat([scores, torch.ones_like(scores[:, :1])], dim=1)
-    found = counted.new_zeros(len(sizes), counted.shape[1]).index_add_(0, place, counted)
+    sums = counted.new_zeros(len(sizes), counted.shape[1]).index_add_(0, place, counted)
     if distributed.is_available() and distributed.is_initialized():
-        distributed.all_reduce(found)  # of the whole batch, whoever has a part of it
-    counts = found[:, -1:]
-    new = found[:, :-1] / counts.clamp_min(1)
-    kept = sizes[:, : scores.shape[1]]
-    before = torch.where(kept > 0, kept, new)
-    followed = DECAY * before + (1 - DECAY) * new
-    kept.copy_(torch.where(counts > 0, followed, kept))
+        distributed.all_reduce(sums)  # of the whole batch, over all processes
+    counts = sums[:, -1:]
+    new = sums[:, :-1] / counts.clamp_min(1)
+    means = sizes[:, : scores.shape[1]]
+    before = torch.where(means > 0, means, new)
+    after = DECAY * before + (1 - DECAY) * new
+    means.copy_(torch.where(counts > 0, after, means))
     return before[place].clamp_min(1e-12)
 
 
@@ -290,29 +301,29 @@ def _validate(
     batch: Batch,
     generator: torch.Generator,
     *,
-    scored: SamplerLoss,
-    estimating: Estimating,
+    scoring: SamplerLoss,
+    estimate: Estimate,
 ) -> dict[str, Tensor]:
     net = cast(SamplerNet, net)
-    found, truth = estimating(batch, generator)
-    truth = truth / found.scale.view(-1, 1, 1)
-    images = _drawn(net, net, found, JUDGED, generator)
+    estimates, truth = estimate(batch, generator)
+    truth = truth / estimates.scale.view(-1, 1, 1)
+    images = _sample(net, net, estimates, VALIDATION_SAMPLES, generator)
     values = {
-        "loss": scored.image(images, truth),
-        "place": nearest_acceleration(found.share()),
+        "loss": scoring.image(images, truth),
+        "place": nearest_acceleration(estimates.sampled_fraction()),
         "error": (images.mean(1) - truth).square().mean((1, 2)),
         "spread": images.var(1).mean((1, 2)),
         "peak": truth.amax((1, 2)),
     }
-    if scored.task is not None:
-        views = scored.task_scores(images, truth)
-        values |= dict(zip(VIEWS, views.unbind(1), strict=True))
+    if scoring.task is not None:
+        scores = scoring.task_scores(images, truth)
+        values |= dict(zip(TASK_SCORES, scores.unbind(1), strict=True))
     return values
 
 
 def _summary(values: Mapping[str, Tensor]) -> dict[str, float]:
-    """Judge samplers by all accelerations alike: the geometric mean of their mean scores."""
-    found: dict[str, float] = {}
+    """Return the geometric mean over accelerations of their mean scores, PSNR and spread."""
+    summary: dict[str, float] = {}
     logs = []
     for place, rate in enumerate(ACCELERATIONS):
         here = values["place"] == place
@@ -321,14 +332,16 @@ def _summary(values: Mapping[str, Tensor]) -> dict[str, float]:
         part = {name: value[here].double() for name, value in values.items()}
         logs.append(part["loss"].mean().log())
         if "output" in part:
-            views = [part[name].mean().clamp_min(1e-30).log() for name in VIEWS]
-            logs[-1] = logs[-1] + VIEWED * torch.stack(views).mean()
-            found[f"task_{rate}"] = float(part["output"].mean())
+            scores = [part[name].mean().clamp_min(1e-30).log() for name in TASK_SCORES]
+            logs[-1] = logs[-1] + TASK_WEIGHT * torch.stack(scores).mean()
+            summary[f"task_{rate}"] = float(part["output"].mean())
         error, spread = part["error"].clamp_min(1e-30), part["spread"]
-        found[f"psnr_{rate}"] = float((10 * torch.log10(part["peak"] ** 2 / error)).mean())
+        summary[f"psnr_{rate}"] = float((10 * torch.log10(part["peak"] ** 2 / error)).mean())
         # The error of a mean of p samples has the mean's own spread in it.
-        found[f"spread_{rate}"] = float((spread.mean() * (1 + 1 / JUDGED) / error.mean()).sqrt())
-    return {"loss": float(torch.stack(logs).mean().exp()), **found}
+        summary[f"spread_{rate}"] = float(
+            (spread.mean() * (1 + 1 / VALIDATION_SAMPLES) / error.mean()).sqrt()
+        )
+    return {"loss": float(torch.stack(logs).mean().exp()), **summary}
 
 
 PRESETS = {
@@ -339,8 +352,8 @@ PRESETS = {
     # For teaching and tests: 0.2 million parameters.
     "tiny": SamplerConfig(width=8, drawn=(8, 16, 16)),
 }
-# Validation cases that say how loud noise has to be, at most, and how many are drawn together.
-ASKED, TOGETHER = 400, 8
+# Validation cases that fit the noise scale, at most, and how many are sampled together.
+SCALE_CASES, SCALE_BATCH = 400, 8
 PAPER = TrainingConfig(
     epochs=40,
     batch=16,
@@ -361,31 +374,24 @@ PAPER = TrainingConfig(
 class _RescaledEstimates:
     """Estimates computed on power-of-two rescaled inputs."""
 
-    found: VarNetEstimate
+    estimate: VarNetEstimate
     size: Tensor
 
     @property
     def scale(self) -> Tensor:
-        """The unit of each case's images, (case,)."""
-        return self.found.scale * self.size
+        return self.estimate.scale * self.size
 
     def inputs(self) -> Tensor:
-        return self.found.inputs()
+        return self.estimate.inputs()
 
-    def share(self) -> Tensor:
-        """The share of lines that was measured, (case,)."""
-        return self.found.share()
+    def sampled_fraction(self) -> Tensor:
+        return self.estimate.sampled_fraction()
 
     def images(self, residuals: Tensor) -> Tensor:
-        """Consistent magnitude images (case, sample, height, width)."""
-        return self.found.images(residuals) * self.size.view(-1, 1, 1, 1)
-
-    def coils(self, residuals: Tensor) -> Tensor:
-        """Consistent coil images (case, sample, coil, height, width)."""
-        return self.found.coils(residuals) * self.size.view(-1, 1, 1, 1, 1)
+        return self.estimate.images(residuals) * self.size.view(-1, 1, 1, 1)
 
 
-class _VarNetEstimator:
+class VarNetEstimator:
     """Measurements to VarNet estimates."""
 
     def __init__(self, net: VarNet, *, dtype: torch.dtype = torch.float16) -> None:
@@ -393,43 +399,36 @@ class _VarNetEstimator:
         self.device = next(net.parameters()).device
 
     def __call__(self, measurements: Sequence[MeasurementLike]) -> _RescaledEstimates:
-        """VarNetEstimate several cases."""
-        return self.of(*self.tensors(measurements))
+        return self.estimate(*self.tensors(measurements))
 
     def tensors(self, measurements: Sequence[MeasurementLike]) -> tuple[Tensor, Tensor]:
-        """Zero-filled images (case, coil, height, width), and masks (case, width)."""
+        """Return zero-filled images (case, coil, height, width) and masks (case, width)."""
         zero_filled, mask = (part.to(self.device) for part in stack_measurements(measurements))
         return zero_filled, mask
 
-    def of(self, *tensors: Tensor) -> _RescaledEstimates:
-        """VarNetEstimate the cases of :meth:`tensors`."""
+    def estimate(self, *tensors: Tensor) -> _RescaledEstimates:
         zero_filled, mask = tensors
         images, size = rescale_pow2(zero_filled)
         return _RescaledEstimates(varnet_estimate(self.net, images, mask), size)
 
 
-def _load_estimator(
-    weights: Path,
-    named: Path | None,
-    device: torch.device | str,
-    precision: Literal["auto", "float32"] = "auto",
-) -> _VarNetEstimator:
-    """Load the point-estimate network of a sampler."""
+def find_estimate(weights: Path, named: Path | None) -> Path | str:
+    """Return the weights of a sampler's point-estimate network."""
     card = read_toml(weights.with_suffix(".toml")).get("estimate", {})
-    beside = estimate_weights(Path(card.get("folder", weights.parent)))
-    found = named or card.get("weights") or (beside if beside.exists() else None)
-    if found is None:
+    trained = estimate_weights(Path(card.get("folder", weights.parent)))
+    path = named or card.get("weights") or (trained if trained.exists() else None)
+    if path is None:
         raise InputError(
-            f"{weights.name} draws around estimates and does not say whose; name the variational "
-            "network it was trained with as 'estimate'"
+            f"{weights.name} does not name its point-estimate network; set 'estimate' to the one "
+            "it was trained with",
+            code="config.missing",
         )
-    dtype = torch.float32 if precision == "float32" else torch.float16
-    return _VarNetEstimator(estimating_network(found).to(device), dtype=dtype)
+    return path
 
 
 @dataclass(frozen=True)
 class SamplerMethod:
-    """The table ``[recover]`` of a sampler."""
+    """Settings [recover] of a sampler."""
 
     weights: Path | None = None
     estimate: Path | None = None
@@ -437,22 +436,61 @@ class SamplerMethod:
     widened: bool = False
 
     def open(self, device: torch.device | str) -> SamplerRecovery:
-        """Load the sampler, and the network around whose estimates it draws, on a device."""
         path, net = RECOVERIES.trained("sampler", self.weights)
-        estimates = _load_estimator(path, self.estimate, device, self.precision)
-        dtype = torch.float32 if self.precision == "float32" else None
-        loudness = read_toml(path.with_suffix(".toml")).get("loudness") if self.widened else None
-        if self.widened and loudness is None:
+        exact = self.precision == "float32"
+        estimator = VarNetEstimator(
+            load_varnet(find_estimate(path, self.estimate)).to(device),
+            dtype=torch.float32 if exact else torch.float16,
+        )
+        card = read_toml(path.with_suffix(".toml"))
+        noise_scale = card.get("loudness") if self.widened else None
+        if self.widened and noise_scale is None:
             raise InputError(
-                f"the TOML beside {path.name} does not say how loud noise has to be; train it "
-                "again, or leave widened"
+                f"the card of {path.name} has no loudness; train it again, or remove widened",
+                code="config.missing",
             )
-        return SamplerRecovery(net.to(device), estimates, dtype=dtype, loudness=loudness)
+        dtype = torch.float32 if exact else None
+        return SamplerRecovery(net.to(device), estimator, dtype=dtype, noise_scale=noise_scale)
+
+
+class SamplerTrainingMixin:
+    """Checks and recipe of sampler trainings."""
+
+    network: SamplerConfig
+    training: TrainingConfig
+    score: ImageLossConfig
+    task: TaskLossConfig | None
+    draws: int
+    start: Path | None
+
+    def check(self, channels: tuple[int, int]) -> None:
+        if self.draws < 2:
+            raise InputError(f"draws must be at least 2, got {self.draws}", code="value.invalid")
+        if (self.network.inputs, self.network.outputs) != channels:
+            raise InputError(
+                f"network.inputs and network.outputs must be {channels} around these estimates, "
+                f"got {(self.network.inputs, self.network.outputs)}",
+                code="value.invalid",
+            )
+        if self.task is not None and self.task.weights is None:
+            raise InputError(
+                "task.weights is missing; set it to the trained task network",
+                code="config.missing",
+            )
+
+    def sampler_recipe(self, kind: str, estimate: Estimate, machine: TrainerOptions) -> Recipe:
+        graphs = machine.may_be_one_gpu and self.training.replay
+        task = None if self.task is None else load_task_network(self.task)
+        loss = SamplerLoss(self.score, self.draws, self.task, task)
+        quick = partial(accelerate, cuda_graphs=graphs, compiled=self.training.compile)
+        recipe = sampler_recipe(self.network, loss, estimate, quick)
+        init_weights(recipe.network, self.start, kind)
+        return replace(recipe, kind=kind, collate=collate)
 
 
 @dataclass(frozen=True)
-class _SamplerTraining(RecoveryTraining):
-    """One TOML file for a sampler and for the networks that it draws around."""
+class _SamplerTraining(SamplerTrainingMixin, RecoveryTraining):
+    """Settings of a sampler training and of its point-estimate networks."""
 
     network: SamplerConfig = field(default_factory=SamplerConfig)
     training: TrainingConfig = PAPER
@@ -465,98 +503,70 @@ class _SamplerTraining(RecoveryTraining):
     start: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.draws < 2:
-            raise InputError(f"draws is {self.draws}; a score needs at least 2 samples of a case")
-        if self.network.inputs != 6 or self.network.outputs != 2:
-            raise InputError(
-                f"the network has {self.network.inputs} inputs and {self.network.outputs} outputs; "
-                "around a variational network it has 6 and 2"
-            )
-        if self.task is not None and self.task.weights is None:
-            raise InputError("task.weights is missing; name the trained task network")
+        self.check((6, 2))
 
     def prepare(self, machine: TrainerOptions, data: Any = None) -> tuple[Any, ...]:
-        """Measure the cases."""
         by_volume = self.estimate.data_range == "volume"
         return self.measured(machine, data, by_volume=by_volume)
 
-    def stages(
-        self,
-        cases: tuple[Any, ...],
-        folder: Path,
-        *,
-        machine: TrainerOptions,
-        fresh: bool,
-        steps: int | None,
-    ) -> tuple[Any, ...]:
-        """Train the networks that estimate, and say which of them estimates which case."""
-        seen = VarNetTraining(
+    def stages(self, cases: tuple[Any, ...], folder: Path, **options: Any) -> tuple[Any, ...]:
+        """Train the estimators, and assign each case its out-of-fold one."""
+        settings = VarNetTraining(
             data=self.data, measure=self.measure, views=self.views, scans=self.scans
         )
-        paths = self.estimate.trained(
-            (cases[0], cases[1]), seen, folder, machine=machine, fresh=fresh, steps=steps
-        )
-        of_case = np.zeros(len(cases[0]), dtype=np.int64)
-        if self.estimate.folds:
-            groups, seed = cases[0].source.groups, self.estimate.training.seed
-            of_case = 1 + assign_folds(groups, self.estimate.folds, seed=seed)
-        validated = np.zeros(len(cases[1]), dtype=np.int64)
-        return CrossFitDataset(cases[0], of_case), CrossFitDataset(cases[1], validated), paths
+        paths = self.estimate.train((cases[0], cases[1]), settings, folder, **options)
+        seed = self.estimate.training.seed
+        return *cross_fit_datasets(cases, self.estimate.folds, seed), paths
 
     def recipe(self, cases: tuple[Any, ...], machine: TrainerOptions) -> Recipe:
-        """The sampler, to be trained by proper scores of its images."""
-        replayed = machine.may_be_one_gpu and self.training.replay
-        nets = [estimating_network(path) for path in cases[2]]
-        honest = CrossFitEstimates(nets, self.views, self.scans, replayed=replayed)
-        task = None if self.task is None else load_task_network(self.task)
-        scored = SamplerLoss(self.score, self.draws, self.task, task)
-        quick = partial(accelerate, is_replayed=replayed, is_compiled=self.training.compile)
-        recipe = sampler_recipe(self.network, scored, honest, quick)
-        net = cast(SamplerNet, recipe.network)
+        graphs = machine.may_be_one_gpu and self.training.replay
+        nets = [load_varnet(path) for path in cases[2]]
+        estimates = CrossFitEstimates(nets, self.views, self.scans, cuda_graphs=graphs)
+        recipe = self.sampler_recipe("sampler", estimates, machine)
         on_gpu = machine.accelerator != "cpu" and torch.cuda.is_available()
-        judge = partial(_judge_loudness, net, cases[1], honest, "cuda" if on_gpu else "cpu")
-        recipe = replace(recipe, collate=collate, on_end=judge)
-        if self.start is not None:
-            path = locate(self.start)
-            read_card(path, ("sampler",))
-            load_weights(recipe.network, path)
-        return recipe
+        net, device = cast(SamplerNet, recipe.network), "cuda" if on_gpu else "cpu"
+        return replace(recipe, on_end=partial(_fit_noise_scale, net, cases[1], estimates, device))
 
 
-def _judge_loudness(
-    net: SamplerNet, cases: CrossFitDataset, honest: CrossFitEstimates, device: str
+def _fit_noise_scale(
+    net: SamplerNet, cases: CrossFitDataset, estimate: CrossFitEstimates, device: str
 ) -> dict[str, Any]:
     generator = torch.Generator(device).manual_seed(0)
 
     def batches() -> Iterator[tuple[VarNetEstimate, Tensor]]:
-        asked = np.linspace(0, len(cases) - 1, min(ASKED, len(cases))).astype(int)
-        for start in range(0, len(asked), TOGETHER):
-            batch = collate([cases[0, int(row)] for row in asked[start : start + TOGETHER]])
-            yield honest(_there(batch, device), generator)
+        chosen = np.linspace(0, len(cases) - 1, min(SCALE_CASES, len(cases))).astype(int)
+        for start in range(0, len(chosen), SCALE_BATCH):
+            rows = chosen[start : start + SCALE_BATCH]
+            batch = collate([cases[0, int(row)] for row in rows])
+            moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
+            yield estimate(moved, generator)
 
-    loudness = fit_noise_scale(net.to(device).eval(), batches())
+    noise_scale = fit_noise_scale(net.to(device).eval(), batches())
     net.cpu()
-    return {"loudness": list(loudness)}
+    return {"loudness": list(noise_scale)}
 
 
-def _there(batch: dict[str, Any], device: str) -> dict[str, Any]:
-    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
-
-
-def load_task_network(terms: TaskLossConfig) -> _FeatureTask:
+def load_task_network(config: TaskLossConfig) -> _FeatureTask:
     """Load the frozen task network of the task loss."""
-    assert terms.weights is not None
-    path = locate(terms.weights)
+    assert config.weights is not None
+    path = locate(config.weights)
     card = read_card(path, list(NETWORKS))
     net = NETWORKS[card["kind"]].load(path, card["network"])
     if not isinstance(net, _FeatureTask):
         raise InputError(
-            f"{path} holds a {card['kind']}, which cannot be looked into; name another"
+            f"{path} holds a {card['kind']}, which has no hidden features; name another network",
+            code="weights.mismatch",
         )
     net.requires_grad_(False)
     return net
 
 
 NETWORK = NetworkKind(
-    SamplerConfig, SamplerNet, _SamplerTraining, SamplerMethod, PRESETS, large=True, flexible_input=True
+    SamplerConfig,
+    SamplerNet,
+    _SamplerTraining,
+    SamplerMethod,
+    PRESETS,
+    large=True,
+    flexible_input=True,
 )

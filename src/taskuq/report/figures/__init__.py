@@ -26,7 +26,6 @@ Row = TypeVar("Row")
 # One unit is a pixel of the report and a point on paper.
 _WIDTH, _HEIGHT = 520, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 14, 34, 50
-_LEGEND_ROW = 18
 # The report's light colours, which colour-blind readers can tell apart; its style sheet has dark
 # ones under the same names.
 _COLOURS = ("#0072b2", "#c4550a", "#00855f", "#b04f86", "#b07d00", "#3d93c2", "#4a4f57")
@@ -168,13 +167,7 @@ def series_of(
 ) -> tuple[Series, ...]:
     """Group rows, one point each, into one series for each name.
 
-    Args:
-        rows: The points.
-        by: Function from a row to the name of its series.
-        x: Function from a row to its position.
-        y: Function from a row to its value.
-        error: Function from a row to the half-length of its error bar.
-        style: Style of all series.
+    The functions map a row to the name of its series, its position, value and error.
 
     Example:
         >>> rows = [("ar", 16, 0.2), ("lwr", 16, 0.1), ("ar", 8, 0.1)]
@@ -202,9 +195,13 @@ def figure_from_dict(record: Any) -> Figure:
             reference=tuple((str(n), float(y)) for n, y in record.get("reference", ())),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"a figure is not complete ({error!r:.80}); write it again") from None
+        raise InputError(
+            f"a figure is not complete ({error!r:.80}); write it again", code="file.format"
+        ) from None
     if figure.x_scale not in get_args(XScale) or figure.y_scale not in ("linear", "log"):
-        raise InputError(f"figure {figure.name!r:.40} has an unknown scale; write it again")
+        raise InputError(
+            f"figure {figure.name!r:.40} has an unknown scale; write it again", code="file.format"
+        )
     return figure
 
 
@@ -242,8 +239,6 @@ def draw(figure: Figure, path: str | Path) -> Path:
 
 def draw_all(figure: Figure, paths: Sequence[Path]) -> list[Path]:
     """Draw a figure once and write it to several files."""
-    if not paths:
-        return []
     with _settings():
         canvas = _drawn(figure, legend=True)
         for path in paths:
@@ -288,12 +283,11 @@ def legend_of(figure: Figure) -> list[tuple[Markup, str]]:
     if len(figure.series) < 2 or figure.is_strip:
         return []
     swatch = Markup('<span class="swatch c{}" aria-hidden="true">{}</span>')
-    signs = [
-        {"bars": "■", "step": "━"}.get(series.style, _SWATCHES[_turn(k)])
+    signs = {"bars": "■", "step": "━"}
+    return [
+        (swatch.format(k % 7, signs.get(series.style, _SWATCHES[_turn(k)])), series.name)
         for k, series in enumerate(figure.series)
     ]
-    names = [series.name for series in figure.series]
-    return [(swatch.format(k % 7, signs[k]), name) for k, name in enumerate(names)]
 
 
 def _short_tag(tag: str, identity: str) -> str:
@@ -334,7 +328,7 @@ def _drawn(figure: Figure, *, legend: bool) -> Any:
         return _drawn_strips(figure)
     names = [series.name for series in figure.series] if legend and len(figure.series) > 1 else []
     columns = max(1, _WIDTH // (40 + 7 * min(40, max(map(len, names), default=0))))
-    top = _TOP + _LEGEND_ROW * -(-len(names) // columns)
+    top = _TOP + 18 * -(-len(names) // columns)
     height = _HEIGHT - _TOP + top
     canvas = MplFigure(figsize=(_WIDTH / 72, height / 72), dpi=72)
     size = (_WIDTH - _LEFT - _RIGHT) / _WIDTH, (height - top - _BOTTOM) / height
@@ -441,11 +435,13 @@ def _draw_bars(axes: Any, figure: Figure, series: Series, points: list[_Point], 
     else:
         gaps = np.diff(np.unique(places))
         half = 0.48 * (gaps.min() if len(gaps) else np.ptp(scale.transform(axes.get_xlim())) / 20)
-    left, right = (scale.inverted().transform(places + side) for side in (-half, half))
+    ends = (scale.inverted().transform(places + side) for side in (-half, half))
+    left, right = (np.clip(end, *sorted(axes.get_xlim())) for end in ends)
     floor = axes.get_ylim()[0] if figure.y_scale == "log" else 0.0
     boxes = [(a, floor, b, y) for a, b, (_, y, _) in zip(left, right, points, strict=True)]
-    hatch = (None, "//", "..")[k // 7 % 3]
-    _draw_boxes(axes, boxes, color=_COLOURS[k % 7], alpha=0.82, label=series.name, hatch=hatch)
+    # Past the seventh series colours repeat, fainter.
+    alpha = (0.82, 0.45, 0.25)[k // 7 % 3]
+    _draw_boxes(axes, boxes, color=_COLOURS[k % 7], alpha=alpha, label=series.name)
 
 
 def _draw_boxes(axes: Any, boxes: Sequence[tuple[float, ...]], **look: Any) -> None:
@@ -460,8 +456,12 @@ def _draw_boxes(axes: Any, boxes: Sequence[tuple[float, ...]], **look: Any) -> N
 
 
 def _points(figure: Figure, series: Series) -> list[_Point]:
-    shift, found = _offset(figure, series), []
-    categories = _categories(figure)
+    categories, shift = _categories(figure), 0.0
+    if categories and series.style in ("bars", "points"):
+        # Series of a kind are next to each other within a category.
+        alike = [s is series for s in figure.series if s.style == series.style]
+        shift = (alike.index(True) - (len(alike) - 1) / 2) * 0.8 / len(alike)
+    found = []
     for i, (x, y) in enumerate(zip(series.x, series.y, strict=True)):
         place = categories.index(x) + shift if categories else x
         if not _is_number(y) or not _is_number(place):
@@ -472,15 +472,6 @@ def _points(figure: Figure, series: Series) -> list[_Point]:
         reach = series.error[i] if series.error else None
         found.append((float(place), float(y or 0), float(reach or 0) if _is_number(reach) else 0.0))
     return found
-
-
-def _offset(figure: Figure, series: Series) -> float:
-    """Shift of a series within its category."""
-    if figure.x_scale != "category" or series.style not in ("bars", "points"):
-        return 0.0
-    alike = [s for s in figure.series if s.style == series.style]
-    place = next(i for i, s in enumerate(alike) if s is series)
-    return (place - (len(alike) - 1) / 2) * 0.8 / len(alike)
 
 
 def _categories(figure: Figure) -> list[float | str]:
@@ -503,6 +494,9 @@ def _scale(axes: Any, figure: Figure) -> None:
         _name_ticks(axes, places, [f"{x:g}" for x in places])
     else:
         has_width = any(s.style in ("bars", "points") for s in figure.series)
+        if any(s.style == "bars" for s in figure.series) and len(set(numbers)) > 1:
+            half = float(np.diff(np.unique(numbers)).min()) / 2
+            numbers += [min(numbers) - half, max(numbers) + half]
         axes.set_xlim(*_ends(numbers, pad=0.06 if has_width else 0.02))
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
         axes.xaxis.set_major_formatter("{x:.6g}")

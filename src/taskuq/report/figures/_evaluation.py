@@ -121,11 +121,6 @@ def _histograms(rows: list[Row]) -> list[Figure]:
     return [coverage_histogram(r) for r in _of_most_samples(rows) if r.get("histogram") is not None]
 
 
-def _reading(record: Mapping[str, Any]) -> str:
-    rows = record["results"]
-    return next(str(r["histogram"].get("reading", "")) for r in rows if r.get("histogram"))
-
-
 def _conditional(rows: list[Row]) -> list[Figure]:
     rates: dict[float | None, list[Row]] = {}
     for row in _of_most_samples(rows):
@@ -149,7 +144,9 @@ LAW = FigureKind(
     EVALUATE,
     partial(_each_task, _histograms, first_alone=True),
     "Coverage against its exact law",
-    reading=_reading,
+    reading=lambda record: next(
+        str(r["histogram"].get("reading", "")) for r in record["results"] if r.get("histogram")
+    ),
 )
 CONDITIONAL = FigureKind(
     EVALUATE, partial(_each_task, _conditional), "Coverage within classes and widths"

@@ -52,13 +52,9 @@ def quality_figures(record: Mapping[str, Any]) -> list[Figure]:
 
 
 def against_acceleration(
-    values: Sequence[tuple[Row, float | None]],
-    *,
-    name: str,
-    caption: str,
-    y_label: str,
-    errors: str | None = None,
-) -> Figure:
+    values: Sequence[tuple[Row, float | None]], *,
+    name: str, caption: str, y_label: str, errors: str | None = None,
+) -> Figure:  # fmt: skip
     """Return values of a quality record against acceleration, one line for each method."""
     series = series_of(
         values,

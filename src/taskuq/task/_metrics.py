@@ -1,0 +1,92 @@
+"""AUROC, rates and reliability of a classifier."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from taskuq.errors import InputError
+from taskuq.interval import FloatArray
+
+
+def auroc(outputs: Any, labels: Any) -> float:
+    """Return the probability that a case with the finding scores above one without it."""
+    from scipy.stats import rankdata
+
+    z, y = _checked(outputs, labels)
+    positives = int(y.sum())
+    ranks = rankdata(z)[y].sum() - positives * (positives + 1) / 2
+    return float(ranks / (positives * (len(y) - positives)))
+
+
+def roc_curve(outputs: Any, labels: Any) -> tuple[FloatArray, FloatArray]:
+    """Return false and true positive rates at every threshold, from (0, 0) to (1, 1)."""
+    z, y = _checked(outputs, labels)
+    order = np.argsort(-z, kind="stable")
+    z, y = z[order], y[order]
+    # Cases with the same output pass a threshold together.
+    ends = np.flatnonzero(np.append(np.diff(z) != 0, True))
+    true, false = np.cumsum(y)[ends], np.cumsum(~y)[ends]
+    return np.append(0.0, false / (~y).sum()), np.append(0.0, true / y.sum())
+
+
+def classification_rates(outputs: Any, labels: Any, threshold: float = 0.5) -> dict[str, float]:
+    """Return accuracy, precision and recall at a threshold."""
+    z, y = _checked(outputs, labels)
+    called = z > threshold
+    hits = int((called & y).sum())
+    return {
+        "accuracy": float((called == y).mean()),
+        "precision": hits / int(called.sum()) if called.any() else float("nan"),
+        "recall": hits / int(y.sum()),
+    }
+
+
+def reliability(outputs: Any, labels: Any, bins: int = 10) -> list[dict[str, float]]:
+    """Return mean probability, fraction of positives and number of cases of each bin that has any."""
+    z, y = _checked(outputs, labels)
+    index = np.minimum((z * bins).astype(int), bins - 1)
+    return [
+        {
+            "mean": float(z[index == k].mean()),
+            "positive": float(y[index == k].mean()),
+            "cases": int((index == k).sum()),
+        }
+        for k in range(bins)
+        if (index == k).any()
+    ]
+
+
+def require_classes(labels: Any, what: str) -> None:
+    """Refuse labels other than 0 and 1, and a set in which one of them is missing."""
+    columns = np.asarray(labels).reshape(len(labels), -1)
+    found = np.unique(columns)
+    if not np.isin(found, (0, 1)).all():
+        odd = [f"{value:g}" for value in found if value not in (0, 1)]
+        raise InputError(
+            f"labels of the {what} hold {', '.join(odd[:3])}; give 0 (absent) and 1 (present)",
+            code="value.invalid",
+        )
+    for column in columns.T:
+        if len(np.unique(column)) < 2:
+            raise InputError(
+                f"all {len(column)} labels of the {what} are {column[0]:g}; give patients with and "
+                "without the finding, or another split",
+                code="units.few",
+            )
+
+
+def _checked(outputs: Any, labels: Any) -> tuple[FloatArray, np.ndarray]:
+    z, y = np.asarray(outputs, dtype=float), np.asarray(labels)
+    if z.ndim != 1 or z.shape != y.shape:
+        raise InputError(
+            f"{z.shape} outputs for {y.shape} labels; give one of each for each case",
+            code="shape.mismatch",
+        )
+    if not np.isfinite(z).all():
+        raise InputError(
+            "outputs hold NaN or infinite values; repair the network first", code="value.nonfinite"
+        )
+    require_classes(y, "judged cases")
+    return z, y.astype(bool)

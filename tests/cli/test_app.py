@@ -1,0 +1,390 @@
+"""The command line: exit status, records, and one sentence for bad input."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from importlib import import_module
+from inspect import signature
+
+import numpy as np
+import pytest
+
+import taskuq as tq
+from taskuq.cli import app
+from taskuq.cli import calibrate as bounds
+from taskuq.cli.app import WIDEST, main, print_wrapped
+from taskuq.cli.calibrate import calibrate, evaluate
+from taskuq.cli.plan import plan, simulate
+from taskuq.errors import InputError
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
+from taskuq.table._table import FRAME, READERS
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    made = synthetic_outputs(SyntheticTable(volumes=30, samples=8), seed=0)
+    return str(made.save(tmp_path_factory.mktemp("table") / "table.npz"))
+
+
+def run(*arguments):
+    """Run a command in this process and return its exit status."""
+    try:
+        main([*map(str, arguments)])
+    except SystemExit as ended:
+        return ended.code
+    return 0
+
+
+def refused(capsys, *arguments):
+    assert run(*arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("taskuq: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_evaluate_writes_the_record_to_stdout(table, capsys):
+    assert run("evaluate", table, "--score", "ar,lwr", "--exact", "--json", "-") == 0
+    record = json.loads(capsys.readouterr().out)
+
+    assert record["schema"] == "taskuq.evaluate/1"
+    assert record["n"] == record["n_calibration"] + record["n_test"]
+    assert [r["score"] for r in record["results"][:2]] == ["ar", "lwr"]
+    assert {r["acceleration"] for r in record["results"]} == {16, 8, 4, 2}
+
+
+def test_a_quantile_for_each_end_is_compared_and_calibrated(table, capsys, tmp_path):
+    flags = ("--score", "mlwr", "--acceleration", "8", "--side", "each", "--unit", "case")
+    assert run("evaluate", table, *flags, "--splits", "50", "--json", "-") == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)["results"][0]
+    path = tmp_path / "bound.json"
+
+    assert f"{result['width']['mean'] / result['width_by_one']['mean']:.3f}" in captured.err
+    assert run("calibrate", table, *flags, "-o", path) == 0
+    assert "below, " in capsys.readouterr().err
+    assert run("predict", path, table, "-o", tmp_path / "intervals.csv") == 0
+    capsys.readouterr()
+    refused(capsys, "evaluate", table, *flags, "--exact")
+
+
+def test_exact_and_drawn_evaluations_agree(table, capsys):
+    flags = ("--score", "lwr", "--acceleration", "8", "--unit", "case", "--json", "-")
+    run("evaluate", table, "--exact", *flags)
+    exact = json.loads(capsys.readouterr().out)["results"][0]
+    run("evaluate", table, "--splits", "500", *flags)
+    drawn = json.loads(capsys.readouterr().out)["results"][0]
+
+    # Six standard errors of a seeded mean.
+    spread = 6 * exact["width"]["sd"] / np.sqrt(500)
+    assert abs(drawn["width"]["mean"] - exact["width"]["mean"]) < spread
+
+
+def test_the_same_seed_gives_the_same_record(table, tmp_path, capsys):
+    for name in ("a.json", "b.json"):
+        run("evaluate", table, "--splits", "50", "--seed", "4", "--json", tmp_path / name)
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+def test_a_bound_goes_from_calibrate_to_predict(table, tmp_path, capsys):
+    bound, intervals = tmp_path / "bound.json", tmp_path / "intervals.csv"
+    assert run("calibrate", table, "--acceleration", "8", "--alpha", "0.1", "-o", bound) == 0
+    assert run("predict", bound, table, "-o", intervals) == 0
+    with intervals.open() as file:
+        rows = list(csv.DictReader(file))
+    loaded = tq.TaskOutputs.load(table)
+    interval = tq.load_bound(bound)(loaded.outputs[1])
+
+    assert [float(row["lower"]) for row in rows] == list(interval.lower)
+    assert np.mean([int(row["covered"]) for row in rows]) > 0.85
+
+
+def test_new_cases_need_no_targets(table, tmp_path, capsys):
+    bound, new = tmp_path / "bound.json", tmp_path / "new.npz"
+    run("calibrate", table, "--acceleration", "8", "--score", "lwr", "-o", bound)
+    loaded = tq.TaskOutputs.load(table)
+    np.savez(new, outputs=loaded.outputs[1])
+    assert run("predict", bound, new, "-o", tmp_path / "i.csv") == 0
+    capsys.readouterr()
+
+    assert "no targets" in refused(capsys, "evaluate", new)
+
+
+def test_a_policy_goes_from_plan_to_file(table, tmp_path, capsys):
+    path = tmp_path / "policy.json"
+    assert run("plan", table, "--alpha", "0.1", "--max-width", "0.2", "-o", path) == 0
+    assert tq.load_policy(path).goal.max_width == 0.2
+
+
+def test_simulate_has_the_layout_of_its_schema(table, capsys):
+    assert run("simulate", table, "--alpha", "0.1", "--max-width", "0.2", "--splits", "20",
+               "--unit", "case", "--json", "-") == 0  # fmt: skip
+    record = json.loads(capsys.readouterr().out)
+
+    assert record["schema"] == "taskuq.simulate/1"
+    for result in record["results"]:
+        assert result["guaranteed"] == (result["policy"] != "paper")
+        assert sum(stop["fraction"] for stop in result["stops"]) == pytest.approx(1)
+
+
+def test_figures_are_drawn_on_request(table, tmp_path, capsys):
+    run("evaluate", table, "--exact", "--figures", tmp_path / "figures")
+
+    assert (tmp_path / "figures" / "width-against-acceleration.svg").stat().st_size > 1000
+
+
+def test_plan_size_answers_in_a_sentence_and_a_record(capsys):
+    assert run("sample-size", "--json", "-") == 0
+    assert json.loads(capsys.readouterr().out)["n_calibration"] == 442
+    run("sample-size")
+    assert capsys.readouterr().out.startswith("442 calibration cases")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("evaluate", "absent.npz"), "no table"),
+        (("evaluate", "{table}", "--alpha", "2"), "alpha"),
+        (("evaluate", "{table}", "--score", "best"), "unknown score"),
+        (("evaluate", "{table}", "--acceleration", "3"), "3"),
+        (("evaluate", "{table}", "--samples", "99"), "--samples"),
+        (("evaluate", "{table}", "--samples", "two"), "--samples must be"),
+        (("evaluate", "{table}", "--range", "0.4,0.5"), "0.4, 0.5"),
+        (("evaluate", "{table}", "--exact", "--unit", "group"), "splits by case"),
+        (("evaluate", "{table}", "--no-such-flag"), "no-such-flag"),
+        (("evaluate",), "TABLE"),
+        (("calibrate", "{table}"), "--acceleration"),
+        (("calibrate", "{table}", "--acceleration", "8", "--joint", "max"), "several tasks"),
+        (("plan", "{table}"), "--max-width"),
+        (("simulate", "{table}", "--max-width", "-1"), "positive"),
+        (("sample-size", "--epsilon", "0"), "epsilon"),
+        (("run", "absent.toml", "-o", "x"), "absent.toml"),
+        (("status", "absent"), "table"),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_status_2(arguments, word, table, tmp_path, capsys,
+                                                  monkeypatch):  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    said = refused(capsys, *(a.format(table=table) for a in arguments))
+
+    assert word in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("asked", [("--alpha", "0.2"), ("--score", "ar"), ("--acceleration", "4")])
+def test_a_bound_of_another_kind_than_asked_is_refused(asked, table, tmp_path, capsys):
+    bound = tmp_path / "bound.json"
+    run("calibrate", table, "--acceleration", "8", "--score", "lwr", "-o", bound)
+    capsys.readouterr()
+
+    assert "was calibrated" in refused(capsys, "predict", bound, table, *asked)
+
+
+def test_help_loads_neither_numpy_nor_torch():
+    code = (
+        "import sys; from taskuq.cli.app import app\n"
+        "app(['--help']); app(['evaluate', '--help'])\n"
+        "sys.exit(sum(name in sys.modules for name in ('numpy', 'torch', 'matplotlib')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_a_missing_extra_is_named(monkeypatch, capsys, tmp_path):
+    (tmp_path / "scan.h5").touch()
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    monkeypatch.delitem(sys.modules, "taskuq.data._fastmri", raising=False)
+    monkeypatch.delitem(sys.modules, "taskuq.data._volume", raising=False)
+    monkeypatch.delitem(sys.modules, "taskuq.data._readers", raising=False)
+
+    assert "taskuq[mri]" in refused(capsys, "data", "check", tmp_path)
+
+
+@pytest.mark.parametrize("command", ["calibrate", "plan", "simulate", "evaluate"])
+def test_cases_need_groups(table, capsys, command):
+    more = {"calibrate": ("--acceleration", 8), "evaluate": ()}.get(command, ("--max-width", 0.2))
+    said = refused(capsys, command, table, "--unit", "case", "--cases", "all", *more)
+
+    assert "--cases" in said
+
+
+def test_classes_of_groups_are_read_in_either_way(table, capsys, tmp_path):
+    path = tmp_path / "bound.json"
+    for within in ("case", "group"):
+        flags = ("--acceleration", "8", "--alpha", "0.3", "--by-label", "--within", within)
+        assert run("calibrate", table, *flags, "-o", path) == 0
+        said = " ".join(capsys.readouterr().err.split())
+
+        assert json.loads(path.read_text())["guarantee"]["within"] == within
+        assert ("given the class it falls in" in said) == (within == "case")
+        assert ("in a new group that has some" in said) == (within == "group")
+    refused(capsys, "calibrate", table, *flags[:2], "--within", "case")
+
+
+def test_a_table_is_cut_into_two_by_its_groups(tmp_path):
+    whole = synthetic_outputs(SyntheticTable(volumes=10), seed=0)
+    whole.save(tmp_path / "table.npz")
+    part, rest = tmp_path / "part.npz", tmp_path / "rest.npz"
+    main(f"table {tmp_path}/table.npz --fraction 0.3 -o {part} --remainder {rest}".split())
+    part, rest = tq.TaskOutputs.load(part), tq.TaskOutputs.load(rest)
+
+    assert len(set(part.group)) == 3
+    assert not set(part.group) & set(rest.group)
+    assert part.cases + rest.cases == whole.cases
+    assert sorted([*part.targets, *rest.targets]) == sorted(whole.targets)
+
+
+def test_an_error_of_a_process_that_reads_data_is_its_sentence_alone(monkeypatch, capsys):
+    from torch._utils import ExceptionWrapper
+
+    try:
+        raise InputError("a slice is damaged; prepare it again")
+    except InputError:
+        caught = ExceptionWrapper(where="in DataLoader worker process 0")
+    monkeypatch.setattr(app, "app", lambda words: caught.reraise())
+
+    with pytest.raises(SystemExit) as ended:
+        app.main([])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "taskuq: a slice is damaged; prepare it again\n"
+
+
+@pytest.mark.parametrize("command", ["calibrate", "evaluate", "plan", "simulate"])
+def test_help_names_every_format_of_a_table(command, capsys):
+    main([command, "--help"])
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+    assert all(name in said for name in READERS if name != FRAME)
+
+
+def test_what_is_compared_by_default_holds_what_is_calibrated_by_default():
+    defaults = {
+        command.__name__: signature(command).parameters["score"].default
+        for command in (calibrate, plan, evaluate, simulate)
+    }
+
+    assert defaults["calibrate"] == defaults["plan"]
+    assert defaults["evaluate"] == defaults["simulate"]
+    assert defaults["plan"] in defaults["simulate"].split(",")
+
+
+def test_the_package_itself_is_the_command():
+    asked = [sys.executable, "-m", "taskuq", "sample-size", "--alpha", "1.5"]
+    ended = subprocess.run(asked, capture_output=True, text=True, check=False)
+
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("taskuq: ")
+
+
+LINES = ["One sentence that is longer than a narrow terminal is wide.", "  0.2 ± 0  is the width"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("columns", [12, 40, 1000])
+def test_a_terminal_gets_no_line_that_is_too_long_and_every_word(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("sys.stderr", Terminal())
+    print_wrapped([*LINES, "word " * 50])
+
+    said = sys.stderr.getvalue()
+    assert max(map(len, said.splitlines())) <= min(columns, WIDEST)
+    assert said.split() == " ".join([*LINES, "word " * 50]).split()
+
+
+def test_a_file_gets_one_line_for_each(capsys):
+    print_wrapped(LINES)
+
+    assert capsys.readouterr().err.splitlines() == LINES
+
+
+RNG = np.random.default_rng(3)
+TRUTH = RNG.random((60, 2))
+OUTPUTS = np.clip(TRUTH[:, None] + 0.1 * RNG.standard_normal((60, 4, 2)), 0, 1)
+HEAD = ["case", "group", "acceleration", "task", "lower", "upper", "width", "center", "target"]
+
+
+@pytest.fixture
+def files(tmp_path):
+    table, bound = tmp_path / "table.npz", tmp_path / "bound.json"
+    tq.TaskOutputs(
+        OUTPUTS[None], TRUTH, (8,), group=np.arange(60) // 5, task_names=("tear", "fluid")
+    ).save(table)
+    main(["calibrate", str(table), "--joint", "scale", "--alpha", "0.2", "-o", str(bound)])
+    return bound, table, tmp_path / "intervals.csv"
+
+
+def predict(files):
+    bound, table, output = files
+    main(["predict", str(bound), str(table), "-o", str(output)])
+    return output.read_bytes()
+
+
+def expected(bound, table):
+    """One line at a time, each from its own case and task."""
+    loaded, interval = tq.TaskOutputs.load(table), bounds._load(bound)(OUTPUTS)
+    yield [*HEAD, "covered"]
+    for i, k in np.ndindex(60, 2):
+        one, z = interval[i, k], float(TRUTH[i, k])
+        numbers = (one.lower, one.upper, one.width, one.center, z)
+        yield [str(i), str(loaded.group[i]), "8", loaded.task_names[k],
+               *(repr(float(v)) for v in numbers), str(int(one.contains(z)))]  # fmt: skip
+
+
+@pytest.mark.parametrize("cases", [7, 65536])
+def test_each_line_is_that_of_its_case_and_task(files, monkeypatch, cases):
+    monkeypatch.setattr(bounds, "CASES", cases)
+    lines = predict(files).decode().splitlines()
+
+    assert list(csv.reader(lines)) == list(expected(*files[:2]))
+
+
+def test_no_property_of_all_intervals_is_computed_for_each_line(files, monkeypatch):
+    asked = []
+    for name in ("width", "center"):
+        whole = getattr(tq.Interval, name)
+        monkeypatch.setattr(
+            tq.Interval, name, property(lambda self, f=whole.fget: asked.append(1) or f(self))
+        )
+    predict(files)
+
+    assert len(asked) == 2
+
+
+def test_the_bound_of_one_task_is_asked_for_that_task(files, capsys):
+    bound, table, output = map(str, files)
+    main(["calibrate", table, "--task", "fluid", "--alpha", "0.2", "-o", bound])
+    with pytest.raises(SystemExit):
+        main(["predict", bound, table, "-o", output])
+    assert "tear, fluid; use --task" in capsys.readouterr().err
+    main(["predict", bound, table, "--task", "fluid", "-o", output])
+
+    assert {row["task"] for row in csv.DictReader(files[2].read_text().splitlines())} == {"fluid"}
+
+
+def test_every_option_has_one_help_text():
+    used = set()
+    for name, texts in app.COMMANDS.items():
+        module = import_module(f"taskuq.cli.{texts['module']}")
+        command = module.train_command("varnet") if name == "train" else getattr(
+            module, name.split()[-1].replace("-", "_")
+        )  # fmt: skip
+        options = set(signature(command).parameters) - {"goal"}
+        assert options <= texts.keys() | app.OPTIONS.keys(), name
+        assert texts.keys() - options <= {"help", "module", "example"}, name
+        used |= options
+    assert app.OPTIONS.keys() <= used
+
+
+@pytest.mark.parametrize(("words", "last"), [(["foo"], "data"), (["data", "foo"], "atlas-base")])
+def test_an_unknown_command_gets_the_whole_list(words, last, capsys):
+    error = refused(capsys, *words)
+    depth = len(words) - 1
+    commands = [name.split() for name in app.COMMANDS if name.startswith("data " * depth)]
+    assert error.rstrip().endswith(last)
+    assert all(name[depth] in error for name in commands)

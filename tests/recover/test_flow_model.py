@@ -1,0 +1,227 @@
+"""Every layer of the flow inverts, and its log-determinant is the Jacobian's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.func import jacrev
+
+from raising import refused
+from taskuq.recover.flow._model import (
+    ConditionalFlow,
+    FlowConfig,
+    FlowLayer,
+    FlowStep,
+    _ActNorm,
+    _Coupling,
+    _InvertibleAttention,
+    _stripes,
+    bits_per_dimension,
+    squeeze,
+    unsqueeze,
+)
+
+CHANNELS, CONDITION, SIDE = 4, 2, 4
+
+
+def parts():
+    generator = torch.Generator().manual_seed(5)
+    return {
+        "actnorm": _ActNorm(CHANNELS),
+        "coupling-1": _Coupling(CHANNELS, CONDITION, kernel=1),
+        "coupling-3": _Coupling(CHANNELS, CONDITION, kernel=3),
+        "imap": _InvertibleAttention(CHANNELS),
+        "step": FlowStep(CHANNELS, CONDITION, kernel=3, generator=generator),
+        "layer": FlowLayer(CHANNELS, CONDITION, steps=2, generator=generator),
+    }
+
+
+@pytest.fixture(params=list(parts()))
+def part(request, randomise):
+    module = randomise(parts()[request.param].double())
+    takes_condition = not isinstance(module, _ActNorm | _InvertibleAttention)
+    condition = torch.linspace(-1, 1, CONDITION * SIDE * SIDE, dtype=torch.float64)
+    arguments = [condition.view(1, CONDITION, SIDE, SIDE)] if takes_condition else []
+    return (lambda x: module(x, *arguments)), (lambda y: module.inverse(y, *arguments))
+
+
+def test_inverse_undoes_forward(part, draw):
+    forward, inverse = part
+    x = draw(1, CHANNELS, SIDE, SIDE)
+    assert (inverse(forward(x)[0]) - x).abs().max() < 1e-12
+
+
+def test_log_determinant_is_that_of_the_jacobian(part, draw):
+    forward, _ = part
+    x = draw(1, CHANNELS, SIDE, SIDE)
+    jacobian = jacrev(lambda x: forward(x)[0])(x).reshape(x.numel(), x.numel())
+    assert torch.linalg.slogdet(jacobian)[1].item() == pytest.approx(forward(x)[1].item(), abs=1e-9)
+
+
+@pytest.mark.parametrize("side", [8, 12])  # 12 gives an odd side at the last layer
+def test_whole_flow_inverts_and_its_log_determinant_is_that_of_the_jacobian(randomise, draw, side):
+    config = FlowConfig(coils=1, unet_width=4, unet_pools=1, condition_channels=2, steps=2)
+    flow = randomise(ConditionalFlow(config).double()).eval()
+    x, y = draw(1, 2, side, side), draw(1, 2, side, side)
+    conditions = flow.condition(y)
+    latents, log_det = flow(x, conditions)
+    assert (flow.inverse(latents, conditions) - x).abs().max() < 1e-9
+    flat = jacrev(lambda x: torch.cat([z.flatten() for z in flow(x, conditions)[0]]))(x)
+    found = torch.linalg.slogdet(flat.reshape(x.numel(), x.numel()))[1]
+    assert found.item() == pytest.approx(log_det.item(), abs=1e-8)
+
+
+def test_single_precision_inverts_to_1e_4(small_flow, draw):
+    x, y = (draw(2, 4, 32, 32, dtype=torch.float32) for _ in range(2))
+    with torch.no_grad():
+        conditions = small_flow.condition(y)
+        restored = small_flow.inverse(small_flow(x, conditions)[0], conditions)
+    assert (restored - x).abs().max() < 1e-4
+
+
+def test_published_parameter_counts():
+    with torch.device("meta"):
+        flow = ConditionalFlow(FlowConfig())
+    count = {name: sum(p.numel() for p in m.parameters()) for name, m in flow.named_children()}
+    couplings = sum(
+        p.numel()
+        for layer in flow.layers
+        for step in layer.steps
+        for p in step.coupling.parameters()
+    )
+    assert count["unet"] == 496_410_640
+    assert count["conditioner"] == 652_416
+    assert couplings == 9_943_680
+    assert sum(count.values()) == pytest.approx(507_670_180, rel=0.002)
+    assert sum(c * h * w for c, h, w in flow.latent_shapes(320, 320)) == 16 * 320 * 320
+
+
+def test_collapsed_attention_is_the_mean_of_the_full_map(draw):
+    full, bias, r = draw(6, 6), draw(6), draw(1)[0]
+    attend, x = _InvertibleAttention(6).double(), draw(2, 6, 4, 4)
+    with torch.no_grad():
+        attend.filter.copy_(full.mean(0))
+        attend.offset.copy_(bias.mean() + r)
+    masked = torch.where(_stripes(x), x, 0)
+    mean = (torch.einsum("oc,bchw->bohw", full, masked) + bias.view(-1, 1, 1)).mean(1, True)
+    expected = x * torch.where(
+        _stripes(x), attend.gates().view(-1, 1, 1), torch.sigmoid(mean + r) + 1e-5
+    )
+    assert (attend(x)[0] - expected).abs().max() < 1e-12
+
+
+def test_actnorms_start_from_data(small_flow, draw):
+    x, y = 3 + 5 * draw(4, 4, 16, 16), draw(4, 4, 16, 16)
+    flow = small_flow.double()
+    flow(x, flow.condition(y), start=True)
+    out, _ = flow.layers[0].norm(squeeze(x))
+    assert out.mean((0, 2, 3)).abs().max() < 1e-9
+    assert (out.std((0, 2, 3), correction=0) - 1).abs().max() < 1e-9
+    assert bool(flow.started)
+
+
+def test_squeeze_is_a_permutation(draw):
+    x = draw(2, 3, 6, 8)
+    assert torch.equal(unsqueeze(squeeze(x)), x)
+    assert squeeze(x)[0, 4 * 1 + 2 * 1 + 0, 2, 3] == x[0, 1, 5, 6]  # channel 4c + 2 dy + dx
+
+
+def test_a_standard_normal_has_its_entropy_in_bits(draw):
+    z = draw(200, 4, 10, 10)
+    entropy = 0.5 * torch.log2(torch.tensor(2 * torch.pi * torch.e)).item()
+    assert bits_per_dimension([z], z.new_zeros(200)).mean().item() == pytest.approx(
+        entropy, abs=0.02
+    )
+
+
+def test_sides_that_do_not_divide_are_refused(small_flow, draw):
+    with refused("shape.mismatch"):
+        small_flow.condition(draw(1, 4, 18, 16, dtype=torch.float32))
+
+
+CONFIG = FlowConfig(
+    coils=1, unet_width=2, unet_pools=1, condition_channels=8, layers=1, steps=4, limit=1e3
+)
+# x given y is Gaussian at each pixel: mean GAIN @ y, covariance ROOT @ ROOT.T.
+GAIN = torch.tensor([[0.8, -0.3], [0.0, 0.5]])
+ROOT = torch.tensor([[0.6, 0.0], [0.4, 0.2]])
+
+
+def draw_pairs(count, generator):
+    y = torch.randn(count, 2, 4, 4, generator=generator)
+    noise = torch.randn(count, 2, 4, 4, generator=generator)
+    mix = torch.einsum
+    return mix("ij,bjhw->bihw", GAIN, y) + mix("ij,bjhw->bihw", ROOT, noise), y
+
+
+@pytest.fixture(scope="module")
+def trained():
+    flow, generator = ConditionalFlow(CONFIG), torch.Generator().manual_seed(0)
+    # The condition is given as it is, so that only the flow itself is under test.
+    parameters = list(flow.layers.parameters())
+    optimiser = torch.optim.Adam(parameters, lr=3e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 600)
+    for step in range(600):
+        x, y = draw_pairs(64, generator)
+        loss = bits_per_dimension(*flow(x, [squeeze(y)], start=step == 0)).mean()
+        optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimiser.step()
+        schedule.step()
+    return flow
+
+
+def draw_posterior(flow, y, count):
+    generator = torch.Generator().manual_seed(1)
+    z = [torch.randn(count, *shape, generator=generator) for shape in flow.latent_shapes(4, 4)]
+    with torch.no_grad():
+        return flow.inverse(z, [squeeze(y).expand(count, -1, -1, -1)])
+
+
+def test_mean_and_covariance_are_those_of_the_posterior(trained):
+    flow = trained
+    _, y = draw_pairs(1, torch.Generator().manual_seed(7))
+    samples = draw_posterior(flow, y, 4000)
+    mean = torch.einsum("ij,bjhw->bihw", GAIN, y)[0]
+    assert (samples.mean(0) - mean).abs().mean() < 0.06
+    centred = (samples - samples.mean(0)).flatten(1)
+    found = centred.T @ centred / len(samples)
+    expected = torch.kron(ROOT @ ROOT.T, torch.eye(16))
+    assert (found - expected).norm() / expected.norm() < 0.15
+
+
+def test_likelihood_is_the_entropy_of_the_posterior(trained):
+    flow = trained
+    x, y = draw_pairs(2000, torch.Generator().manual_seed(8))
+    with torch.no_grad():
+        bits = bits_per_dimension(*flow(x, [squeeze(y)])).mean().item()
+    # Bits per real number: half of log2 det(2 pi e S) for the two numbers of a pixel.
+    log_det = torch.logdet(2 * torch.pi * torch.e * ROOT @ ROOT.T).item()
+    entropy = log_det / 4 / math.log(2)
+    # No density has fewer bits on average than the truth; sampling error is below 0.01.
+    assert entropy - 0.01 < bits < entropy + 0.05
+
+
+def test_training_noise_fills_the_subspaces_it_is_meant_for():
+    from taskuq.measure._coils import to_complex
+    from taskuq.measure._fourier import project_measured, project_null_space
+    from taskuq.recover.flow._train import _null_space_target
+
+    x = torch.randn(1, 2, 64, 64, generator=torch.Generator().manual_seed(0)) + 0j
+    mask = torch.arange(64)[None] % 4 == 0
+    for noise, null_noise in ((0.5, 0.0), (0.0, 0.25)):
+        config = replace(CONFIG, coils=2, noise=noise, null_noise=null_noise)
+        flow = ConditionalFlow(config)
+        y, target = _null_space_target(flow, x, mask, torch.Generator().manual_seed(1))
+        added = to_complex(target) - project_null_space(x, mask)
+        assert torch.allclose(to_complex(y), project_measured(x, mask), atol=1e-6)
+        # A projection on a quarter of the lines keeps a quarter of the energy of white noise.
+        energies = [
+            part(added, mask).abs().square().mean().item()
+            for part in (project_measured, project_null_space)
+        ]
+        assert energies == pytest.approx([noise**2 / 2, null_noise**2 * 3 / 2], rel=0.05, abs=1e-9)

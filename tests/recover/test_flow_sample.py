@@ -1,0 +1,487 @@
+"""Drawing quickly changes nothing: same samples, whatever is drawn beside them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from raising import refused
+from taskuq.data._arrays import ArrayDataset
+from taskuq.data._dataset import Subset
+from taskuq.data._readers import simulate_coil_dataset
+from taskuq.measure._coils import to_channels, to_complex
+from taskuq.measure._fourier import _data_consistency, data_consistency_1d, project_measured
+from taskuq.measure._mri import MultiCoilMRI
+from taskuq.recover._cases import MaskedDataset
+from taskuq.recover._estimate import BATCH, EstimateDataset, case_scale, varnet_estimate
+from taskuq.recover._methods import open_recovery
+from taskuq.recover._varnet import VarNet, VarNetConfig
+from taskuq.recover.flow import _sample as around
+from taskuq.recover.flow._fused import fuse_flow
+from taskuq.recover.flow._model import ConditionalFlow, FlowConfig
+from taskuq.recover.flow._sample import FlowSampler, ResidualFlowSampler, temperature_at
+from taskuq.recover.flow._train import FlowMethod, _FlowTraining, _residual_flow_recipe
+from taskuq.training._determinism import seeded
+from taskuq.training._weights import save_weights
+
+
+@pytest.fixture
+def measurement(draw):
+    x = torch.complex(draw(2, 2, 16, 24), draw(2, 2, 16, 24)).to(torch.complex64)
+    mask = torch.arange(24) % torch.tensor([[3], [5]]) == 0
+    return project_measured(x, mask), mask
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-4)])
+@pytest.mark.parametrize("side", [16, 20, 26])  # also odd sides inside the U-Net and the flow
+def test_folded_flow_is_the_flow(small_flow, randomise, draw, dtype, tolerance, side):
+    if side == 26:
+        one_layer = ConditionalFlow(replace(small_flow.config, layers=1))
+        small_flow = randomise(one_layer).eval()
+    flow, samples = small_flow.to(dtype), 3
+    y = draw(2, 4, side, side, dtype=dtype)
+    z = [draw(2 * samples, *shape, dtype=dtype) for shape in flow.latent_shapes(side, side)]
+    with torch.no_grad():
+        conditions = [c.repeat_interleave(samples, 0) for c in flow.condition(y)]
+        plain = to_complex(flow.inverse(z, conditions))
+        folded = fuse_flow(flow, device="cpu", dtype=dtype)
+        quick = folded.inverse([latent.movedim(1, -1) for latent in z], folded.encode(y))
+    assert (quick - plain).abs().max() < tolerance * plain.abs().max()
+
+
+def test_samples_are_data_consistent(small_flow, measurement):
+    y, mask = measurement
+    samples = FlowSampler(small_flow)(y, mask, samples=3, seeds=[1, 2], temperature=0.5).images
+    again = project_measured(samples.transpose(0, 1).contiguous(), mask.expand(3, 2, 24))
+    assert (again.transpose(0, 1) - y[:, None]).abs().max() < 1e-5 * samples.abs().max()
+
+
+def test_one_dimensional_consistency_is_the_full_one(measurement, draw):
+    y, mask = (tensor[0] for tensor in measurement)
+    x = torch.complex(draw(4, 2, 16, 24), draw(4, 2, 16, 24)).to(torch.complex64)
+    difference = data_consistency_1d(x, y, mask) - _data_consistency(x, y, mask)
+    assert difference.abs().max() < 1e-5
+
+
+def test_a_sample_does_not_depend_on_what_is_drawn_beside_it(small_flow, measurement):
+    y, mask = measurement
+    both = FlowSampler(small_flow)(y, mask, samples=5, seeds=[1, 2]).images
+    # 1 byte of memory: every sample is a chunk of its own.
+    alone = FlowSampler(small_flow, memory=1)(y[1:], mask[1:], samples=2, seeds=[2]).images
+    assert (both[1, :2] - alone[0]).abs().max() < 1e-4 * both.abs().max()
+    assert (both[0, 0] - both[0, 1]).abs().max() > 1e-2 * both.abs().max()
+
+
+@pytest.mark.parametrize(("cases", "each"), [(5, 2), (7, 3), (4, 9)])
+def test_batches_of_cases_are_equal_and_lose_none(small_flow, draw, cases, each):
+    y = torch.complex(draw(cases, 2, 16, 16), draw(cases, 2, 16, 16)).to(torch.complex64)
+    mask = torch.arange(16).expand(cases, -1) % 3 == 0
+    y, seeds = project_measured(y, mask), list(range(cases))
+    sampler = FlowSampler(small_flow)
+    sampler.memory *= 2 * each / sampler.chunk_limit(16, 16) * (1 + 1e-9)
+    assert len({len(batch) for batch in sampler._batches(cases, 2, 16, 16)}) == 1
+    found = sampler(y, mask, samples=2, seeds=seeds)
+    alone = [
+        FlowSampler(small_flow)(y[i, None], mask[i, None], samples=2, seeds=[i]) for i in seeds
+    ]
+    expected = torch.cat([one.images for one in alone])
+    assert found.images.shape == expected.shape
+    assert (found.images - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+def test_temperature_scales_the_latents(small_flow, measurement):
+    y, mask = measurement
+    cold = FlowSampler(small_flow)(y, mask, samples=2, seeds=[1, 2], temperature=0.0).images
+    assert (cold[:, 0] - cold[:, 1]).abs().max() < 1e-6 * cold.abs().max()
+    spread = [
+        FlowSampler(small_flow)(y, mask, samples=8, seeds=[1, 2], temperature=t)
+        .images.std(1)
+        .mean()
+        for t in (0.1, 0.2)
+    ]
+    assert spread[1] > 1.5 * spread[0]
+
+
+def test_samples_beyond_the_limit_are_drawn_again_and_counted(small_flow, measurement):
+    y, mask = measurement
+    free = FlowSampler(small_flow)(y, mask, samples=20, seeds=[1, 2])
+    largest = [_largest(small_flow, y, mask, seed) for seed in (1, 2)]
+    limit = torch.cat(largest).sort().values[19:21].mean().item()
+    small_flow.config = replace(small_flow.config, limit=limit)
+    kept = FlowSampler(small_flow)(y, mask, samples=20, seeds=[1, 2])
+    assert free.rejected.tolist() == [0, 0]
+    over = [int((sizes > limit).sum()) for sizes in largest]
+    assert all(count >= first for count, first in zip(kept.rejected.tolist(), over, strict=True))
+    assert sum(over) == 20  # half of the first draws are beyond the median
+    same = torch.stack(largest) <= limit
+    assert torch.equal(kept.images[same], free.images[same])
+
+
+def _largest(flow, y, mask, seed):
+    """The largest value of each of 20 unconstrained draws, read through a full set of nulls."""
+    from taskuq._seeds import mix_seeds
+    from taskuq.recover.flow._sample import _FlowGraph
+
+    case = seed - 1
+    recording = _FlowGraph(FlowSampler(flow), 1, 20, *y.shape[-2:])
+    recording.encode(y[case : case + 1], torch.ones(1), mask[case : case + 1])
+    recording.decode([mix_seeds(seed, j, 0) for j in range(20)], 1.0)
+    latents, start = [], 0
+    for c, h, w in recording.shapes:
+        latents.append(recording.latents[:, start : start + c * h * w].view(-1, h, w, c))
+        start += c * h * w
+    x = recording.sampler.fused.inverse(latents, recording.condition)
+    return to_channels(x).abs().flatten(1).amax(1).detach()
+
+
+def test_a_flow_that_only_gives_nonsense_is_refused(small_flow, measurement):
+    y, mask = measurement
+    with torch.no_grad():
+        small_flow.layers[0].norm.bias.fill_(float("nan"))
+    with refused("value.nonfinite"):
+        FlowSampler(small_flow)(y, mask, samples=2, seeds=[1, 2])
+
+
+def test_a_normalising_flow_follows_the_scale_of_its_input(small_flow, measurement):
+    y, mask = measurement
+    small_flow.config = replace(small_flow.config, normalise=True)
+    once = FlowSampler(small_flow)(y, mask, samples=2, seeds=[1, 2]).images
+    thousand = FlowSampler(small_flow)(1000 * y, mask, samples=2, seeds=[1, 2]).images
+    assert (thousand / 1000 - once).abs().max() < 1e-4 * once.abs().max()
+
+
+def test_case_scale_is_the_95_percent_quantile():
+    y = torch.arange(1, 101).view(1, 1, 10, 10) * (1 + 0j)
+    assert case_scale(y).item() == 95
+    assert case_scale(torch.zeros(1, 1, 4, 4, dtype=torch.complex64)).item() > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda y, m: (y.real, m, [1, 2]), "shape.axes"),
+        (lambda y, m: (y[..., :18], m[:, :18], [1, 2]), "shape.mismatch"),
+        (lambda y, m: (y, m[:1], [1, 2]), "shape.mismatch"),
+        (lambda y, m: (y, m, [1]), "shape.mismatch"),
+        (lambda y, m: (y * float("nan"), m, [1, 2]), "value.nonfinite"),
+    ],
+)
+def test_bad_input_is_refused(small_flow, measurement, change, code):
+    y, mask, seeds = change(*measurement)
+    with refused(code):
+        FlowSampler(small_flow)(y, mask, samples=1, seeds=seeds)
+
+
+SIZE = 16
+MASKS = np.zeros((2, SIZE), dtype=bool)
+MASKS[0, 6:10] = True
+MASKS[1, 4:12] = True
+SMALL = FlowConfig(
+    coils=1, inputs=6, unet_width=4, unet_pools=2, condition_channels=4, layers=2, steps=2
+)
+
+
+@pytest.fixture
+def net() -> VarNet:
+    with seeded(1):
+        return VarNet(VarNetConfig(cascades=1, width=4, pools=2, sensitivity_pools=2)).eval()
+
+
+@pytest.fixture
+def flow() -> ConditionalFlow:
+    with seeded(2):
+        flow = ConditionalFlow(SMALL).eval()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for layer in flow.layers:
+            for step in layer.steps:  # a new coupling is the identity: give it something to do
+                step.coupling.subnet.third.weight.normal_(0, 0.05, generator=generator)
+    return flow
+
+
+@pytest.fixture
+def images() -> Subset:
+    pictures = np.random.default_rng(0).random((6, SIZE, SIZE)) + 0.5
+    data = ArrayDataset(pictures, label=[0] * 6, group=[0, 0, 1, 1, 2, 2])
+    return simulate_coil_dataset(data, 4, seed=0)
+
+
+def scans(images: Subset, acceleration: float) -> list:
+    scanner = MultiCoilMRI(MASKS, (4, 2))
+    return [scanner(images[k].image, acceleration) for k in range(len(images))]
+
+
+@pytest.fixture
+def keep_coils(monkeypatch):
+    monkeypatch.setattr(around, "rss", lambda images: images)
+
+
+@pytest.mark.parametrize("acceleration", [4, 2])
+def test_samples_agree_with_the_measurement(net, flow, images, acceleration, keep_coils):
+    scan = scans(images, acceleration)[0]
+    drawn = ResidualFlowSampler(flow, net)(scan, samples=5, seed=0)
+    kept = project_measured(drawn, scan.mask.expand(5, -1))
+    assert (kept - scan.zero_filled).abs().max() < 1e-5
+    assert drawn.std(0).max() > 1e-3  # and differ elsewhere
+
+
+def test_a_sample_depends_on_its_case_seed_and_number_alone(net, flow, images):
+    recover, both = ResidualFlowSampler(flow, net), scans(images, 4)[:3]
+    alone = [recover(scan, samples=4, seed=7 + k) for k, scan in enumerate(both)]
+    together = recover.batch(both, samples=70, seeds=[7, 8, 9])
+    for k in range(3):
+        assert torch.allclose(together[k, :4], alone[k], atol=1e-5)
+    assert not torch.allclose(together[0, 0], together[0, 69])
+    assert not torch.allclose(recover(both[0], samples=4, seed=8), alone[0], atol=1e-3)
+
+
+def test_samples_follow_the_scale_of_the_measurement(net, flow, images):
+    scan = scans(images, 4)[0]
+    louder = replace(scan, zero_filled=10 * scan.zero_filled)
+    recover = ResidualFlowSampler(flow, net)
+    quiet, loud = (recover(s, samples=3, seed=0) for s in (scan, louder))
+    assert torch.allclose(loud, 10 * quiet, rtol=1e-3, atol=1e-3)
+
+
+def test_the_error_is_what_lies_between_the_estimate_and_the_truth(net, images):
+    """With one coil the combination loses nothing: estimate and error give the truth."""
+    coil = simulate_coil_dataset(images.source, 1, seed=0)
+    truth = coil[0].image[None]
+    mask = torch.as_tensor(MASKS[:1])
+    found = varnet_estimate(net, project_measured(truth, mask), mask)
+    error = torch.complex(*found.error(truth)[0])
+    assert torch.allclose(found.coil_images(0, error[None, None]), truth, atol=1e-5)
+
+
+def test_a_change_of_phase_changes_nothing_the_flow_sees(net, images):
+    """Errors and inputs are turned to the estimate's phase; only magnitudes are left to learn."""
+    truth, mask = images[0].image[None], torch.as_tensor(MASKS[:1])
+    turn = torch.polar(torch.tensor(1.0), torch.tensor(2.1))
+    plain, turned = (
+        varnet_estimate(net, project_measured(x, mask), mask) for x in (truth, turn * truth)
+    )
+    assert turned.phase.abs().sub(1).abs().max() < 1e-5
+    # The network itself hardly depends on the phase: what is left is its own change.
+    off = (turned.image - turn * plain.image).abs().max()
+    assert (turned.inputs() - plain.inputs()).abs().max() < 10 * off + 1e-4
+    exact = plain._replace(image=turn * plain.image, phase=turn * plain.phase)
+    assert torch.allclose(exact.error(turn * truth), plain.error(truth), atol=1e-5)
+
+
+def test_direct_conditions_see_what_instance_normalisation_hides():
+    """Twice the signal: the U-Net's features are the same, the flow's conditions are not."""
+    told = torch.rand(1, 6, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+    for direct in (False, True):
+        with seeded(4):
+            flow = ConditionalFlow(replace(SMALL, direct=direct)).eval()
+        with torch.no_grad():
+            plain, louder = flow.condition(told), flow.condition(2 * told)
+        change = max(float((a - b).abs().max()) for a, b in zip(plain, louder, strict=True))
+        assert (change > 1e-2) == direct
+        folded = fuse_flow(flow, device="cpu", dtype=torch.float32)
+        latents = [torch.randn(2, *shape) for shape in flow.latent_shapes(SIZE, SIZE)]
+        with torch.no_grad():
+            slow = flow.inverse(latents, [c.expand(2, -1, -1, -1) for c in plain])
+            quick = folded.inverse([z.movedim(1, -1) for z in latents], folded.encode(told))
+        assert torch.allclose(to_complex(slow), quick, atol=1e-5)
+
+
+def test_what_measured_lines_take_away_is_given_in_advance(net, images, keep_coils):
+    """Errors in all lines alike spread as far as they were drawn, however much is measured."""
+    with seeded(2):
+        flow = ConditionalFlow(SMALL).eval()  # a new flow has no preference for any line
+    coil = simulate_coil_dataset(images.source, 1, seed=0)
+    spread = []
+    for scan in (scans(coil, 4)[0], scans(coil, 2)[0]):
+        drawn = ResidualFlowSampler(flow, net)(scan, samples=256, seed=0)
+        scale = case_scale(scan.zero_filled[None])
+        spread.append(float((drawn - drawn.mean(0)).abs().square().mean().sqrt() / scale))
+    assert spread[0] == pytest.approx(spread[1], rel=0.02)
+
+
+@pytest.mark.parametrize(("unmeasured", "widening"), [(12, 4 / 3), (8, 2), (1, 2), (0, 1)])
+def test_latents_are_widened_as_far_as_at_half_the_lines(net, images, unmeasured, widening):
+    mask = torch.zeros(1, SIZE, dtype=torch.bool)
+    mask[:, unmeasured // 2 : unmeasured // 2 + SIZE - unmeasured] = True
+    found = varnet_estimate(net, images[0].image[None], mask)
+    assert found.noise_scale(0) == pytest.approx(widening**0.5)
+
+
+def test_what_was_not_measured_is_not_used(net, flow, images, keep_coils):
+    """A zero-filled image that still holds other lines gives the samples of its measured ones."""
+    scan = scans(images, 4)[0]
+    whole = replace(scan, zero_filled=images[0].image)
+    recover = ResidualFlowSampler(flow, net)
+    a, b = (recover(s, samples=2, seed=0) for s in (scan, whole))
+    assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_no_temperature_gives_one_image(net, flow, images):
+    drawn = ResidualFlowSampler(flow, net, temperature=0)(scans(images, 4)[0], samples=3, seed=0)
+    assert drawn.std(0).max() < 1e-6
+
+
+def test_a_draw_beyond_the_limit_is_counted_and_drawn_again(net, images):
+    tight = ConditionalFlow(FlowConfig(**{**SMALL.__dict__, "limit": 4.2})).eval()
+    recover = ResidualFlowSampler(tight, net)
+    drawn = recover(scans(images, 4)[0], samples=40, seed=0)
+    assert recover.rejected > 0
+    assert torch.isfinite(drawn).all()
+    assert recover.cooled == 0
+
+
+def test_latents_are_halved_where_no_draw_is_within_the_limit(net, images):
+    """A new flow gives its latents: of 512 numbers the largest is far above 1, and not above 9."""
+    narrow = ConditionalFlow(FlowConfig(**{**SMALL.__dict__, "limit": 1.0})).eval()
+    recover = ResidualFlowSampler(narrow, net)
+    drawn = recover(scans(images, 4)[0], samples=5, seed=0)
+    assert torch.isfinite(drawn).all()
+    assert recover.cooled == 5
+    assert 5 * 11 <= recover.rejected <= 5 * 14
+    first = recover(scans(images, 4)[0], samples=2, seed=0)
+    assert torch.allclose(first, drawn[:2], atol=1e-5)
+    hopeless = ConditionalFlow(FlowConfig(**{**SMALL.__dict__, "limit": 1e-3})).eval()
+    with refused("value.nonfinite"):
+        ResidualFlowSampler(hopeless, net)(scans(images, 4)[0], samples=2, seed=0)
+
+
+def test_an_estimate_that_is_not_finite_is_said_to_be_so(net, flow, images):
+    recover = ResidualFlowSampler(flow, net)
+    with torch.no_grad():
+        next(net.parameters()).fill_(torch.nan)
+    with refused("value.nonfinite"):
+        recover(scans(images, 4)[0], samples=2, seed=0)
+
+
+def test_a_flow_that_is_asked_for_float32_estimates_so(net, flow, tmp_path, monkeypatch):
+    kinds = []
+    monkeypatch.setattr(around, "inference_varnet", lambda net, dtype: kinds.append(dtype) or net)
+    other = save_weights(net, tmp_path / "net.safetensors", kind="varnet", config=net.config)
+    path = save_weights(flow, tmp_path / "flow.safetensors", kind="flow", config=flow.config)
+    for precision in ("auto", "float32"):
+        FlowMethod(path, estimate=other, precision=precision).open("cpu")
+    assert kinds == [torch.float16, torch.float32]
+
+
+def test_the_last_draw_counts(net, flow, images, monkeypatch):
+    """Ten draws that are not numbers and an eleventh that is: it is taken."""
+    recover, draws = ResidualFlowSampler(flow, net), []
+
+    def inverse(inputs, shares, rows, spread):
+        draws.append(len(rows))
+        value = torch.nan if len(draws) < 11 else 0.0
+        return torch.full((len(rows), 1, SIZE, SIZE), value, dtype=torch.complex64)
+
+    monkeypatch.setattr(recover, "_inverse", inverse)
+    assert torch.isfinite(recover(scans(images, 4)[0], samples=2, seed=0)).all()
+    assert (len(draws), recover.rejected) == (11, 20)
+
+
+def test_training_cases_take_their_masks_in_turn(net, images, monkeypatch):
+    monkeypatch.setitem(BATCH, "cpu", 4)  # the last ones are fewer
+    cases = MaskedDataset(images, MASKS, seed=0)
+    estimated = EstimateDataset.of(cases, net, quiet=True)
+    assert len(estimated) == 6
+    for epoch in range(4):
+        for index in range(6):
+            item, mask = estimated[epoch, index], cases[epoch, index]["mask"][None]
+            truth = images[index].image[None]
+            found = varnet_estimate(net, project_measured(truth, mask), mask)
+            assert torch.allclose(item["inputs"], found.inputs()[0], atol=1e-5)
+            assert torch.allclose(item["error"], found.error(truth)[0], atol=1e-5)
+
+
+def test_it_learns_how_large_errors_are_and_where(net):
+    """Errors three times as large on the right: the samples' spread says so after training."""
+    config = FlowConfig(
+        coils=1, inputs=6, unet_width=8, unet_pools=2, condition_channels=8, layers=1, steps=4
+    )
+    with seeded(0):
+        recipe = _residual_flow_recipe(config)
+    flow, generator = recipe.network, torch.Generator().manual_seed(0)
+    spread = torch.ones(SIZE) * 0.06
+    spread[SIZE // 2 :] = 0.2
+    inputs = torch.zeros(16, 6, SIZE, SIZE)
+    inputs[:, 0] = spread * 5  # the picture tells
+    optimiser = torch.optim.Adam(flow.parameters(), 5e-3)
+    flow.train()
+    for step in range(160):
+        error = torch.randn(16, 2, SIZE, SIZE, generator=generator) * spread
+        batch = {"inputs": inputs, "error": error}
+        if step == 0:
+            recipe.example_batch(flow, batch, generator)
+        loss = recipe.loss(flow, batch, generator)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    flow.eval()
+    with torch.no_grad():
+        shapes = flow.latent_shapes(SIZE, SIZE)
+        latents = [torch.randn(64, *shape, generator=generator) for shape in shapes]
+        condition = [c.expand(64, -1, -1, -1) for c in flow.condition(inputs[:1])]
+        found = flow.inverse(latents, condition).std((0, 1, 2))
+    # A convolution cannot change its mind within a pixel: leave the edge out.
+    assert torch.allclose(found[:6], spread[:6], rtol=0.15)
+    assert torch.allclose(found[-6:], spread[-6:], rtol=0.15)
+
+
+def test_a_flow_around_estimates_names_its_network(net, flow, images, tmp_path):
+    varnet = save_weights(net, tmp_path / "net.safetensors", kind="varnet", config=net.config)
+    notes = {"estimate": str(varnet)}
+    told = save_weights(
+        flow, tmp_path / "a.safetensors", kind="flow", config=flow.config, notes=notes
+    )
+    silent = save_weights(flow, tmp_path / "b.safetensors", kind="flow", config=flow.config)
+    scan = scans(images, 4)[0]
+    one = open_recovery(told)(scan, samples=2, seed=0)
+    other = open_recovery(silent, estimate=varnet)(scan, samples=2, seed=0)
+    assert torch.equal(one, other)
+    with refused("config.missing"):
+        open_recovery(silent)
+    with refused("weights.mismatch"):
+        open_recovery(silent, estimate=told)
+
+
+def test_weights_say_at_what_temperature_to_draw(net, flow, images, tmp_path):
+    varnet = save_weights(net, tmp_path / "v.safetensors", kind="varnet", config=net.config)
+    notes = {"estimate": str(varnet), "temperatures": [[4.0, 0.0], [2.0, 0.5]]}
+    path = save_weights(
+        flow, tmp_path / "f.safetensors", kind="flow", config=flow.config, notes=notes
+    )
+    cold, mild = scans(images, 4)[0], scans(images, 2)[0]
+    recover = open_recovery(path)
+    assert recover(cold, samples=3, seed=0).std(0).max() < 1e-6
+    alike = open_recovery(path, temperature=0.5)
+    assert torch.equal(recover(mild, samples=3, seed=0), alike(mild, samples=3, seed=0))
+    assert alike(cold, samples=3, seed=0).std(0).max() > 1e-3  # what is given goes before
+
+
+@pytest.mark.parametrize(("step", "expected"), [(1, 1), (2, 1), (4, 0.9), (8, 0.8), (16, 0.8)])
+def test_temperatures_are_interpolated_between_accelerations(step, expected):
+    mask = torch.arange(64) % step == 0
+    assert temperature_at([(8, 0.8), (2, 1)], mask) == pytest.approx(expected)
+    assert temperature_at(0.7, mask) == 0.7
+
+
+def test_temperatures_of_a_configuration_are_checked():
+    with refused("option.missing"):
+        _FlowTraining(temperatures=((16, 0.9),))
+    for wrong in ((0.5, 1.0), (16.0, -1.0), (16.0, float("nan")), (16.0,), (16.0, 1.0, 1.0)):
+        with refused("value.invalid"):
+            _FlowTraining(estimate=Path("varnet-atlas"), temperatures=(wrong,))
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan"), ()])
+def test_a_temperature_that_is_none_is_refused(net, flow, wrong):
+    with refused("value.invalid"):
+        ResidualFlowSampler(flow, net, temperature=wrong)
+
+
+def test_a_flow_of_whole_images_is_no_flow_around_estimates(net):
+    whole = ConditionalFlow(FlowConfig(coils=1, unet_width=4, unet_pools=2, condition_channels=4))
+    with refused("weights.mismatch"):
+        ResidualFlowSampler(whole, net)

@@ -1,0 +1,356 @@
+"""A flow with turned coils, a mean and sizes: still invertible, still true to what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.func import jacrev
+
+from raising import refused
+from taskuq._seeds import mix_seeds
+from taskuq.data._arrays import ArrayDataset
+from taskuq.data._readers import simulate_coil_dataset
+from taskuq.measure._coils import rss, to_channels, to_complex
+from taskuq.measure._fourier import project_measured, project_null_space
+from taskuq.recover._cases import MaskedDataset
+from taskuq.recover._varnet import _InstanceNorm
+from taskuq.recover.flow._model import (
+    ACCELERATIONS,
+    ConditionalFlow,
+    FlowConfig,
+    bits_per_dimension,
+    inflation_at,
+)
+from taskuq.recover.flow._sample import (
+    FlowSampler,
+    PosteriorMean,
+    _CoilRotation,
+    gaussian_blur,
+    posterior_mean,
+)
+from taskuq.recover.flow._train import (
+    _compile_flow,
+    _fit_inflation,
+    _FlowTraining,
+    _inflation,
+    _null_space_target,
+    _residual_fill,
+    _residual_fraction,
+)
+from taskuq.training._config import TrainingConfig
+from taskuq.training._determinism import gaussian_rows, seeded
+
+WHOLE = FlowConfig(
+    coils=2, unet_width=4, unet_pools=2, condition_channels=6, layers=2, steps=3, limit=1e12,
+    turned=True, passes=2, fill="residual", null_noise=0.01, normalise=True,
+)  # fmt: skip
+
+
+def made(config):
+    """The same flow every time."""
+    with seeded(1):
+        return ConditionalFlow(config)
+
+
+@pytest.fixture
+def complex_normal(draw):
+    return lambda *shape: torch.complex(draw(*shape), draw(*shape))
+
+
+@pytest.fixture
+def flow(randomise):
+    whole = randomise(made(WHOLE)).eval()
+    whole.widening.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(2))
+    return whole
+
+
+@pytest.fixture
+def measurement(complex_normal):
+    x = complex_normal(2, 2, 16, 24).to(torch.complex64)
+    mask = torch.arange(24) % torch.tensor([[3], [5]]) == 0
+    return x, project_measured(x, mask), mask
+
+
+def test_a_turn_is_unitary_at_every_pixel(complex_normal):
+    x, y = complex_normal(2, 4, 8, 12), complex_normal(2, 4, 8, 12)
+    turn = _CoilRotation.from_measurement(y)
+    assert (rss(turn(x)) - rss(x)).abs().max() < 1e-12
+    assert (turn.inverse(turn(x)) - x).abs().max() < 1e-12
+    inner = (turn(x).conj() * turn(y)).sum(1) - (x.conj() * y).sum(1)
+    assert inner.abs().max() < 1e-12
+
+
+def test_the_first_turned_coil_is_the_combined_image(complex_normal):
+    y = complex_normal(1, 3, 16, 16)
+    low = gaussian_blur(y, 2.5 / 128 * 16)
+    turned = _CoilRotation.from_measurement(y)(low)
+    assert (turned[:, 0] - rss(low)).abs().max() < 1e-9
+    assert turned[:, 1:].abs().max() < 1e-9
+
+
+def test_a_pixel_without_signal_is_turned_too():
+    turn, x = (
+        _CoilRotation.from_measurement(torch.zeros(1, 2, 4, 4) + 0j),
+        torch.ones(1, 2, 4, 4) + 0j,
+    )
+    assert torch.allclose(turn.inverse(turn(x)), x)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_is_expected_agrees_with_the_measurement_after_every_pass(flow, measurement, turned):
+    _, y, mask = measurement
+    with torch.no_grad():
+        found = posterior_mean(replace(WHOLE, turned=turned), y, mask, flow.predict)
+    assert len(found.images) == 2
+    assert found.condition.shape[1] == WHOLE.condition_inputs
+    for image in found.images:
+        assert (project_measured(image, mask) - y).abs().max() < 1e-5 * image.abs().max()
+    assert (found.images[0] - found.images[1]).abs().max() > 1e-2
+
+
+def test_it_inverts_and_its_log_determinant_is_that_of_the_jacobian(randomise, draw):
+    config = replace(WHOLE, coils=1, unet_pools=1, condition_channels=2, steps=2)
+    flow = randomise(made(config).double()).eval()
+    x, told = draw(1, 2, 8, 8), draw(1, config.condition_inputs, 8, 8)
+    conditions = flow.condition(told)
+    assert conditions[-1].abs().max() > 0.05, "sizes must matter"
+    latents, log_det = flow(x, conditions)
+    assert (flow.inverse(latents, conditions) - x).abs().max() < 1e-9
+    flat = jacrev(lambda x: torch.cat([z.flatten() for z in flow(x, conditions)[0]]))(x)
+    found = torch.linalg.slogdet(flat.reshape(x.numel(), x.numel()))[1]
+    assert found.item() == pytest.approx(log_det.item(), abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"turned": False}, {"passes": 0}, {"passes": 0, "turned": False}, {"normalise": False}],
+)
+def test_samples_are_data_consistent(randomise, measurement, change):
+    _, y, mask = measurement
+    flow = randomise(made(replace(WHOLE, **change))).eval()
+    samples = FlowSampler(flow)(y, mask, samples=3, seeds=[1, 2], temperature=0.5).images
+    again = project_measured(samples.transpose(0, 1).contiguous(), mask.expand(3, 2, 24))
+    assert (again.transpose(0, 1) - y[:, None]).abs().max() < 1e-5 * samples.abs().max()
+
+
+def test_a_sample_is_what_is_expected_and_a_widened_residual(flow, measurement):
+    """Drawn by the plain network, in the words of the documentation."""
+    _, y, mask = measurement
+    flow.config = replace(flow.config, normalise=False)
+    sampler = FlowSampler(flow)
+    samples = sampler(y, mask, samples=2, seeds=[1, 2]).images
+    shapes = flow.latent_shapes(16, 24)
+    numbers = [c * h * w for c, h, w in shapes]
+    for case, seed in enumerate((1, 2)):
+        one, lines = y[case : case + 1], mask[case : case + 1]
+        rows = gaussian_rows(torch.empty(2, sum(numbers)), [mix_seeds(seed, j, 0) for j in (0, 1)])
+        z = [
+            part.view(2, h, w, c).movedim(-1, 1)
+            for part, (c, h, w) in zip(rows.split(numbers, 1), shapes, strict=True)
+        ]
+        with torch.no_grad():
+            found = posterior_mean(flow.config, one, lines, flow.predict)
+            residual = flow.inverse(
+                z, [c.expand(2, -1, -1, -1) for c in flow.condition(found.condition)]
+            )
+        residual = residual * inflation_at(flow.widening, lines)[:, :, None, None]
+        drawn = found.images[-1] + found.unrotate(to_complex(residual))
+        plain = project_null_space(drawn, lines.expand(2, -1)) + one
+        assert (samples[case] - plain).abs().max() < 1e-4 * plain.abs().max()
+
+
+def test_the_target_is_what_the_expected_image_lacks(flow, measurement):
+    x, y, mask = measurement
+    flow.config = replace(flow.config, normalise=False, null_noise=0.0)
+    told, target = _null_space_target(flow, x, mask, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        found = posterior_mean(flow.config, y, mask, flow.predict)
+    missing = project_null_space(found.unrotate(to_complex(target)), mask) + found.images[-1]
+    assert (missing - x).abs().max() < 1e-4
+    assert torch.allclose(told, found.condition)
+    assert not target.requires_grad
+
+
+@pytest.mark.parametrize("every", [2, 4])
+def test_the_fill_lies_in_measured_lines_and_is_as_dense_as_the_residual(complex_normal, every):
+    """A residual whose lines shrink away from the centre: the fill's lines shrink with them."""
+    mask = (torch.arange(128) % every == 0)[None]
+    window = 1 / (1 + ((torch.arange(128) - 64) / 16) ** 2)
+    x = torch.fft.ifft2(
+        torch.fft.ifftshift(window) * torch.fft.fft2(complex_normal(1, 4, 128, 128))
+    )
+    residual = project_null_space(x, mask)
+    noise = complex_normal(1, 4, 128, 128)
+    fill = _residual_fill(PosteriorMean(None, (), x.real), residual, mask, noise)
+    assert project_null_space(fill, mask).abs().max() < 1e-12 * fill.abs().max()
+    in_lines = [
+        torch.fft.fftshift(torch.fft.fft2(part), dim=(-1, -2)).abs().square().sum((0, 1, 2))
+        for part in (fill, residual)
+    ]
+    for part in range(0, 64, 16):
+        # On one side of the centre measured lines are the inner ones, on the other the outer ones.
+        ratio = 1.0
+        for near in (slice(part, part + 16), slice(112 - part, 128 - part)):
+            filled = in_lines[0][near][mask[0, near]].mean()
+            missing = in_lines[1][near][~mask[0, near]].mean()
+            ratio *= (filled / missing).item() ** 0.5
+        assert ratio == pytest.approx(1, rel=0.2)
+
+
+def test_the_fill_is_where_the_residual_is(complex_normal):
+    mask = (torch.arange(128) % 4 == 0)[None]
+    x = complex_normal(1, 2, 128, 128)
+    x[..., :64, :] *= 0.01
+    residual = project_null_space(x, mask)
+    fill = _residual_fill(
+        PosteriorMean(None, (), x.real), residual, mask, complex_normal(1, 2, 128, 128)
+    )
+    assert fill[..., 8:56, :].norm() < 0.05 * fill[..., 72:120, :].norm()
+
+
+def test_nothing_is_filled_and_nothing_unexplained_where_everything_is_measured(flow, measurement):
+    x, _, mask = measurement
+    full = torch.ones_like(mask)
+    flow.config = replace(flow.config, null_noise=0.0)
+    _, target = _null_space_target(flow, x, full, torch.Generator())
+    assert target.abs().max() < 1e-5
+    assert max(share.max() for share in _residual_fraction(flow, x, full)) < 1e38
+
+
+def test_what_a_perfect_network_leaves_unexplained_is_nothing(flow, measurement, monkeypatch):
+    x, _, mask = measurement
+    flow.config = replace(flow.config, normalise=False, turned=False)
+    missing = to_channels(project_null_space(x, mask))
+    for part in (1.0, 0.5):
+        said = iter([part * missing, 0 * missing])
+        monkeypatch.setattr(flow, "predict", lambda read, said=said: (read, next(said)))
+        assert _residual_fraction(flow, x, mask)[-1].tolist() == pytest.approx(
+            2 * [1 - part], abs=1e-5
+        )
+
+
+def test_widening_is_interpolated_and_stays_beyond_the_ends():
+    factors = torch.arange(7.0)[:, None]
+    mask = torch.arange(256)[None] % torch.tensor([[1], [4], [128]]) == 0
+    assert inflation_at(factors, mask)[:, 0].tolist() == [0, 2, 6]
+    assert len(ACCELERATIONS) == 7
+
+
+def test_widened_residuals_are_as_large_as_errors(randomise):
+    flow = randomise(made(WHOLE), scale=0.05).eval()
+    images = np.random.default_rng(0).random((6, 16, 16)) + np.eye(16)
+    data = simulate_coil_dataset(ArrayDataset(images, label=6 * [0], group="each"), 2, seed=0)
+    cases = MaskedDataset(data, abs(np.arange(16) - 8) < [[2], [4]], seed=None)
+    with torch.no_grad():
+        flow.size.third.bias.add_(-1.0)
+    _fit_inflation(flow, cases, device="cpu")
+    assert (flow.widening[2:4].amax(1) > 1.5).all(), "too narrow at first"
+    masks, sampler = torch.as_tensor(cases.masks), FlowSampler(flow)
+    for place, mask in enumerate(masks):
+        # Not to the last digit: measured lines tie the channels to each other.
+        assert _inflation(sampler, cases, mask, place) == pytest.approx(np.ones(4), abs=0.1)
+
+
+def test_residuals_that_are_as_large_as_errors_are_left_alone(complex_normal):
+    """Truth and samples of one distribution; the mean of few samples has an error of its own."""
+    config = replace(WHOLE, passes=0, turned=False, normalise=False)
+
+    def draw(measured, lines, *, samples, seeds):
+        shape = len(measured), samples, *measured.shape[1:]
+        return SimpleNamespace(
+            images=project_null_space(complex_normal(*shape), lines) + measured[:, None]
+        )
+
+    draw.config, draw.device = config, "cpu"
+    draw.fused = SimpleNamespace(unet=SimpleNamespace(predict=None))
+    images = complex_normal(4, 2, 64, 64)
+    cases = {(0, k): {"image": image} for k, image in enumerate(images)}
+    mask = torch.arange(64) % 4 == 0
+    found = _inflation(draw, cases, mask, 0)
+    assert found == pytest.approx(np.ones(4), abs=0.02)
+
+
+def test_a_flow_as_the_paper_has_it_knows_nothing_of_all_this():
+    with torch.device("meta"):
+        flow = ConditionalFlow(FlowConfig())
+    assert flow.size is None
+    assert not any(name.startswith(("size", "widening")) for name in flow.state_dict())
+    assert all(p.requires_grad for p in flow.unet.down_sample_layers.parameters())
+
+
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [
+        (lambda: _FlowTraining(network=WHOLE), "option.missing"),
+        (
+            lambda: _FlowTraining(estimate="varnet-atlas", pretrain=TrainingConfig()),
+            "option.conflict",
+        ),
+        (lambda: FlowConfig(inputs=6, turned=True), "option.conflict"),
+        (lambda: FlowConfig(passes=-1), "value.invalid"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(make, code):
+    with refused(code):
+        make()
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """A compiler that compiles nothing and counts calls."""
+    calls = []
+
+    def compiler(function, **options):
+        return lambda *given: calls.append(function) or function(*given)
+
+    monkeypatch.setattr(torch, "compile", compiler)
+    return calls
+
+
+def steps(flow):
+    return sum(len(layer.steps) for layer in flow.layers)
+
+
+def loss_and_gradients(flow, x, y):
+    flow.zero_grad()
+    latents, log_det = flow(x, flow.condition(y))
+    loss = bits_per_dimension(latents, log_det).mean()
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in flow.parameters() if p.grad is not None)]
+
+
+def test_training_is_compiled_and_the_same(counted, small_flow, draw):
+    x, y = (draw(3, 4, 16, 16, dtype=torch.float32) for _ in range(2))
+    expected = loss_and_gradients(small_flow, x, y)
+    _compile_flow(small_flow)
+    found = loss_and_gradients(small_flow, x, y)
+    assert len(counted) == 1 + steps(small_flow)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert small_flow.state_dict().keys() == ConditionalFlow(small_flow.config).state_dict().keys()
+
+
+def test_other_batches_and_validation_are_not_compiled(counted, small_flow, draw):
+    x, y = (draw(3, 4, 16, 16, dtype=torch.float32) for _ in range(2))
+    _compile_flow(small_flow)
+    with torch.no_grad():
+        small_flow(x, small_flow.condition(y), start=True)
+    assert not counted
+    loss_and_gradients(small_flow, x, y)
+    whole = len(counted)
+    loss_and_gradients(small_flow, x[:2], y[:2])
+    assert len(counted) == whole
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_normalisation_is_the_same_where_it_is_compiled(monkeypatch, draw, dtype, tolerance):
+    x = (3 + 2 * draw(2, 5, 7, 9)).to(dtype).contiguous(memory_format=torch.channels_last)
+    expected = _InstanceNorm()(x)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    found = _InstanceNorm()(x)
+    assert found.dtype == dtype
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert (found - expected).abs().max() < tolerance * expected.abs().max()

@@ -1,0 +1,369 @@
+"""The sampler: consistent, finite, the same in any company, and blind to what measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from raising import refused
+from taskuq.data._arrays import ArrayDataset
+from taskuq.data._readers import simulate_coil_dataset
+from taskuq.measure._fourier import _central_window, project_measured
+from taskuq.measure._mri import MRIMeasurement, MultiCoilMRI
+from taskuq.recover._compiled import accelerate
+from taskuq.recover._estimate import CrossFitEstimates, assign_folds, varnet_estimate
+from taskuq.recover._methods import RECOVERIES
+from taskuq.recover._varnet import VarNet, VarNetConfig
+from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
+from taskuq.recover.sampler._sample import (
+    SamplerRecovery,
+    _sample_images,
+    counter_normal,
+    fit_noise_scale,
+)
+from taskuq.recover.sampler._train import (
+    ImageLossConfig,
+    SamplerLoss,
+    TaskLossConfig,
+    VarNetEstimator,
+    sampler_recipe,
+)
+from taskuq.training._checkpoints import _read_log
+from taskuq.training._config import TrainingConfig
+from taskuq.training._determinism import seeded
+from taskuq.training._fit import TrainerOptions, _fit
+
+SIZE = 16
+MASKS = np.zeros((2, SIZE), dtype=bool)
+MASKS[0, 6:10] = True
+MASKS[1, 4:12] = True
+SMALL = SamplerConfig(width=4, drawn=(4, 6, 8))
+
+
+def loud(config: SamplerConfig) -> SamplerNet:
+    """A network with something to say: the last convolutions of a new one are nearly 0."""
+    with seeded(2):
+        net = SamplerNet(config).eval()
+        for last in (net.mean, net.out):
+            torch.nn.init.normal_(last.weight, std=0.3)
+    return net
+
+
+@pytest.fixture
+def net() -> SamplerNet:
+    return loud(SMALL)
+
+
+@pytest.fixture
+def varnet() -> VarNet:
+    with seeded(1):
+        return VarNet(VarNetConfig(cascades=1, width=4, pools=2, sensitivity_pools=2)).eval()
+
+
+@pytest.fixture
+def recover(net, varnet) -> SamplerRecovery:
+    return SamplerRecovery(net, VarNetEstimator(varnet))
+
+
+def scans(acceleration: float, count: int = 3) -> list[MRIMeasurement]:
+    pictures = np.random.default_rng(0).random((count, SIZE, SIZE)) + 0.5
+    data = simulate_coil_dataset(ArrayDataset(pictures, label=[0] * count, group="each"), 4, seed=0)
+    scanner = MultiCoilMRI(MASKS, (4, 2))
+    return [scanner(data[k].image, acceleration) for k in range(count)]
+
+
+@pytest.mark.parametrize("acceleration", [4, 2])
+def test_samples_agree_with_the_measurement(net, varnet, acceleration):
+    cases = scans(acceleration)
+    found = VarNetEstimator(varnet)(cases)
+    noise = torch.randn(3, 5, net.noise_size(SIZE, SIZE), generator=torch.Generator())
+    residuals = net(found.inputs(), found.sampled_fraction(), noise)
+    assert residuals.std(1).mean() > 1e-2  # samples differ
+    coils = found.estimate.coils(residuals) * found.size.view(-1, 1, 1, 1, 1)
+    mask = torch.stack([scan.mask for scan in cases])
+    kept = project_measured(coils.flatten(0, 1), mask.repeat_interleave(5, 0))
+    measured = torch.stack([scan.zero_filled for scan in cases])
+    assert (kept - measured.repeat_interleave(5, 0)).abs().max() < 1e-5
+    one = found.estimate.coil_images(2, torch.complex(*residuals[2].unbind(1))[:, None])
+    assert torch.allclose(one * found.size[2], coils[2], atol=1e-5)
+    magnitudes = coils.abs().square().sum(2).sqrt()
+    assert torch.allclose(found.images(residuals), magnitudes, atol=1e-5)
+
+
+def test_a_sample_depends_on_its_case_seed_and_number_alone(recover):
+    cases = scans(4)
+    alone = [recover(scan, samples=2, seed=7 + k) for k, scan in enumerate(cases)]
+    together = recover.batch(cases, samples=300, seeds=[7, 8, 9])  # in chunks
+    for k in range(3):
+        assert torch.allclose(together[k, :2], alone[k], atol=1e-5)
+    assert torch.pdist(together[0].flatten(1)).min() > 1e-2  # no sample twice
+    assert not torch.allclose(recover(cases[0], samples=2, seed=8), alone[0], atol=1e-3)
+
+
+def test_everything_measured_leaves_nothing_to_draw(recover):
+    scan = scans(4)[0]
+    full = replace(scan, mask=torch.ones(SIZE, dtype=torch.bool))
+    samples = recover(full, samples=3, seed=0)
+    assert torch.allclose(samples, full.zero_filled.abs().square().sum(0).sqrt(), atol=1e-5)
+
+
+def test_bfloat16_draws_nearly_the_same(net, varnet):
+    found = VarNetEstimator(varnet)(scans(4))
+    exact, short = (
+        _sample_images(net, found, samples=3, seeds=[1, 2, 3], dtype=dtype)
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    assert (exact - short).abs().max() < 0.05 * exact.abs().max()
+    assert not torch.equal(exact, short)
+
+
+def test_normal_numbers_are_normal_and_their_rows_unrelated():
+    """Moments of two million numbers, each within six of its standard errors."""
+    numbers = counter_normal(torch.arange(200), 10_001).double()
+    count = numbers.numel()
+    for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        assert abs(float((numbers**power).mean()) - moment) < 6 * (variance / count) ** 0.5
+    off = torch.corrcoef(numbers)[~torch.eye(200, dtype=torch.bool)]
+    assert off.abs().max() < 6.5 / 10_001**0.5
+    halves = numbers[:, :5000] * numbers[:, 5001:]  # cosines and sines of one angle
+    assert abs(float(halves.mean())) < 6 / halves.numel() ** 0.5
+    assert bool(torch.isfinite(numbers).all())
+
+
+@dataclass
+class Slab:
+    """An operator that is no MRI: a dense matrix sees a few numbers of an image."""
+
+    seen: Tensor
+    matrix: Tensor
+
+    @property
+    def scale(self) -> Tensor:
+        return self.seen.abs().amax(1).clamp_min(1e-6)
+
+    @property
+    def inverse(self) -> Tensor:
+        return torch.linalg.pinv(self.matrix)
+
+    def inputs(self) -> Tensor:
+        image = (self.seen @ self.inverse.T) / self.scale[:, None]
+        return image.view(-1, 1, 8, 8)
+
+    def sampled_fraction(self) -> Tensor:
+        return torch.full((len(self.seen),), len(self.matrix) / 64)
+
+    def images(self, residuals: Tensor) -> Tensor:
+        error = residuals.flatten(2) * self.scale[:, None, None]
+        guess = (self.seen @ self.inverse.T)[:, None] + error
+        wrong = guess @ self.matrix.T - self.seen[:, None]
+        return (guess - wrong @ self.inverse.T).view(*residuals.shape[:2], 8, 8)
+
+
+MATRIX = torch.randn(24, 64, generator=torch.Generator().manual_seed(0))
+
+
+def slab(batch, generator):
+    truth = batch["image"]
+    return Slab(truth.flatten(1) @ MATRIX.T, MATRIX), truth
+
+
+def test_samples_of_another_operator_agree_with_what_it_saw():
+    net = loud(SamplerConfig(inputs=1, outputs=1, width=4, drawn=(4, 6)))
+    truth = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(1))
+    found, _ = slab({"image": truth}, torch.Generator())
+    images = _sample_images(net, found, samples=6, seeds=[0, 1, 2])
+    assert (images.flatten(2) @ MATRIX.T - found.seen[:, None]).abs().max() < 1e-3
+    assert images.std(1).mean() > 0.1
+
+
+class Waves:
+    """Images of another operator's world: smooth, so that what is unseen can be learned."""
+
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, place):
+        generator = torch.Generator().manual_seed(place[1])
+        coarse = torch.randn(1, 1, 3, 3, generator=generator)
+        return {"image": torch.nn.functional.interpolate(coarse, 8, mode="bilinear")[0, 0]}
+
+
+CPU = TrainerOptions(accelerator="cpu", progress=False)
+HOW = TrainingConfig(epochs=5, batch=8, learning_rate=1e-2, average=0.5, clip=1.0)
+
+
+SLAB = SamplerConfig(inputs=1, outputs=1, width=8, drawn=(8, 8), numbers=4)
+
+
+def slab_recipe(**options):
+    with seeded(0):
+        return sampler_recipe(SLAB, SamplerLoss(ImageLossConfig(pools=(2, 4)), **options), slab)
+
+
+def test_a_sampler_of_another_operator_learns(tmp_path):
+    _fit(slab_recipe(), Waves(), Waves(), HOW, tmp_path, machine=CPU)
+    first, *_, last = _read_log(tmp_path / "metrics.csv")
+    assert last["validation_loss"] < 0.6 * first["validation_loss"]
+    assert 0.5 < last["validation_spread_2"] < 2
+
+
+class Corner(torch.nn.Module):
+    """A task that looks at one pixel, and shouts."""
+
+    def inside(self, images):
+        raw = 1000 * images[:, :1, 0]
+        return raw, raw.sigmoid(), images.flatten(1)[:, :3]
+
+
+def gradient_of(progress, terms):
+    recipe = slab_recipe(task_loss=terms, task=Corner() if terms else None)
+    batch = {"image": torch.stack([Waves()[0, k]["image"] for k in range(4)]), "progress": progress}
+    loss = recipe.loss(recipe.network, batch, torch.Generator().manual_seed(0))
+    loss.backward()
+    return torch.cat([p.grad.flatten() for p in recipe.network.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("quick", [{"cuda_graphs": True}, {"compiled": True}])
+def test_quick_steps_are_steps(monkeypatch, quick):
+    """On a CPU nothing is replayed; here nothing is compiled, but asked to be."""
+    asked = []
+    monkeypatch.setattr(
+        torch, "compile", lambda function, **options: lambda *x: asked.append(1) or function(*x)
+    )
+    batch = {"image": torch.stack([Waves()[0, k]["image"] for k in range(4)]), "progress": 1.0}
+    found = []
+    for make in (None, partial(accelerate, **quick)):
+        with seeded(0):
+            recipe = sampler_recipe(SLAB, SamplerLoss(ImageLossConfig(pools=(2, 4))), slab, make)
+        recipe.loss(recipe.network, batch, torch.Generator().manual_seed(0)).backward()
+        recipe.validate(recipe.network, batch, torch.Generator().manual_seed(0))
+        grads = [p.grad for p in recipe.network.parameters() if p.grad is not None]
+        found.append(torch.cat([grad.flatten() for grad in grads]))
+    assert torch.equal(*found)
+    assert len(asked) == quick.get("compiled", False)
+
+
+def test_a_network_is_compiled_in_one_piece(net):
+    told, share = torch.randn(2, 6, SIZE, SIZE), torch.tensor([0.1, 0.5])
+    noise = torch.randn(2, 3, net.noise_size(SIZE, SIZE))
+    whole = torch.compile(net.forward, backend="eager", fullgraph=True, dynamic=False)
+    assert torch.allclose(whole(told, share, noise), net(told, share, noise), atol=1e-6)
+
+
+def test_task_terms_pull_no_harder_than_their_limit_and_not_before_they_begin():
+    plain = gradient_of(1.0, None)
+    assert torch.allclose(gradient_of(0.3, TaskLossConfig()), plain)
+    assert torch.allclose(gradient_of(1.0, TaskLossConfig(limit=0.0)), plain, atol=1e-6)
+    free = gradient_of(1.0, TaskLossConfig(limit=1e9)) - plain
+    held = gradient_of(1.0, TaskLossConfig(limit=0.01)) - plain
+    assert 0 < held.norm() < 0.1 * free.norm()
+
+
+def test_gradients_flow_through_consistency(net, varnet):
+    """What data consistency takes out of a residual has no gradient."""
+    found = VarNetEstimator(varnet)(scans(2)).estimate
+    residuals = torch.zeros(3, 2, 2, SIZE, SIZE, requires_grad=True)
+    found.images(residuals).square().sum().backward()
+    grad = residuals.grad
+    assert bool(torch.isfinite(grad).all())
+    assert grad.abs().max() > 1e-3
+    full = found._replace(mask=torch.ones_like(found.mask))
+    again = torch.zeros_like(residuals, requires_grad=True)
+    full.images(again).square().sum().backward()
+    assert again.grad.abs().max() < 1e-4 * grad.abs().max()
+
+
+class Loud(SamplerNet):
+    """Residuals that are the first noise map: it is known how far they spread."""
+
+    def decode(self, condition, noise):
+        maps = noise[:, :, self.config.numbers :][..., : 8 * 8]
+        return 0.5 * maps.reshape(*noise.shape[:2], 1, 8, 8)
+
+
+def test_noise_becomes_as_loud_as_held_out_cases_ask_for():
+    """Everything is unseen, residuals have half of the size that errors have at one share."""
+
+    @dataclass
+    class Blind:
+        part: float
+        scale: Tensor
+
+        def inputs(self):
+            return torch.zeros(len(self.scale), 1, 8, 8)
+
+        def sampled_fraction(self):
+            return torch.full((len(self.scale),), self.part)
+
+        def images(self, residuals):
+            return residuals[:, :, 0] * self.scale.view(-1, 1, 1, 1)
+
+    net = Loud(SamplerConfig(inputs=1, outputs=1, width=4, drawn=(4, 4)))
+    generator = torch.Generator().manual_seed(0)
+    scale = torch.rand(400, generator=generator) + 0.5
+    white = torch.randn(400, 8, 8, generator=generator) * scale.view(-1, 1, 1)
+    cases = [(Blind(0.25, scale), 0.6 * white), (Blind(0.0625, scale), 0.45 * white)]
+    loudness = fit_noise_scale(net, cases)
+    assert loudness == pytest.approx([1.2, 1.2, 1.2, 1.05, 0.9, 0.9, 0.9], abs=0.02)
+    widened, plain = (
+        _sample_images(net, cases[0][0], samples=2, seeds=range(400), noise_scale=scale)
+        for scale in (torch.tensor(loudness), None)
+    )
+    assert torch.allclose(widened, loudness[2] * plain, atol=1e-5)
+
+
+def test_each_case_is_estimated_by_its_own_network(varnet):
+    with seeded(5):
+        other = VarNet(varnet.config).eval()
+    numbers = (1, 1, 0, 1, 1, 1)  # five are more than are filled up to
+    images = torch.stack([scan.zero_filled for scan in scans(2, len(numbers))])
+    mask = torch.as_tensor(MASKS[[0, 1, 0, 0, 1, 1]])
+    batch = {"image": images, "mask": mask, "network": numbers}
+    found, truth = CrossFitEstimates([varnet, other], None)(batch, torch.Generator())
+    assert len(found.image) == len(numbers)
+    for k, net in enumerate((varnet, other)[number] for number in numbers):
+        one = varnet_estimate(
+            net, project_measured(images[k : k + 1], mask[k : k + 1]), mask[k : k + 1]
+        )
+        assert torch.allclose(found.image[k], one.image[0], atol=1e-5)
+        assert torch.allclose(truth[k], images[k].abs().square().sum(0).sqrt(), atol=1e-5)
+
+
+def test_folds_split_patients_evenly_and_keep_them_whole():
+    groups = np.repeat([f"p{k}" for k in range(11)], 3)
+    parts = assign_folds(groups, 4, seed=0)
+    assert all(len(set(parts[groups == name])) == 1 for name in set(groups))
+    counts = np.bincount(parts) // 3
+    assert counts.max() - counts.min() <= 1
+    assert not np.array_equal(parts, assign_folds(groups, 4, seed=1))
+    with refused("units.few"):
+        assign_folds(groups, 12, seed=0)
+
+
+@pytest.fixture
+def net_of_graphs(randomise):
+    return randomise(SamplerNet(SamplerConfig(width=4, drawn=(8, 12, 16)))).eval()
+
+
+def scan(seed):
+    generator = torch.Generator().manual_seed(seed)
+    mask = _central_window(torch.tensor([8]), 24)[0]
+    image = torch.complex(*torch.randn(2, 3, 16, 24, generator=generator))
+    return MRIMeasurement(project_measured(image, mask), mask, 3.0)
+
+
+def test_samples_of_cuda_graphs_are_samples(net_of_graphs):
+    """The steps that a GPU replays: neither chunks nor the number of samples matter."""
+    estimator = VarNetEstimator(RECOVERIES.build("varnet", preset="tiny"))
+    recover = SamplerRecovery(net_of_graphs, estimator)
+    cases = [scan(seed) for seed in range(2)]
+    expected = recover.batch(cases, samples=5, seeds=[3, 4])
+    for samples in (2, 5, 1):
+        images = recover._replay(cases, samples, [3, 4])
+        assert images.shape == (2, samples, 16, 24)
+        assert (images - expected[:, :samples]).abs().max() < 1e-4 * expected.max()

@@ -1,0 +1,275 @@
+"""Scores of samples: fair for any number of samples, and best for the true distribution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations, product
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from raising import refused
+from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
+from taskuq.recover.sampler._train import (
+    ImageLossConfig,
+    SamplerLoss,
+    TaskLossConfig,
+    _energy_score,
+    _fair_crps,
+    _update_running_means,
+    sampler_recipe,
+)
+
+# Finite distributions of pairs of numbers: support and probabilities.
+SUPPORT = torch.tensor([[0.0, 1.0], [2.0, -1.0], [0.5, 3.0]], dtype=torch.float64)
+CHANCES = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
+
+
+def brute_force(samples, truth, distance):
+    """The definition, pair by pair."""
+    count = len(samples)
+    off = sum(distance(x - truth) for x in samples) / count
+    pairs = sum(distance(a - b) for a, b in combinations(samples, 2))
+    return off - pairs / (count * (count - 1))
+
+
+def absolute(x):
+    return x.abs().mean()
+
+
+def euclidean(x):
+    return x.norm() / len(x) ** 0.5
+
+
+SCORES = [(_fair_crps, absolute), (_energy_score, euclidean)]
+
+
+@pytest.mark.parametrize(("score", "distance"), SCORES)
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_scores_are_what_their_formulas_say(score, distance, count):
+    generator = torch.Generator().manual_seed(count)
+    samples = torch.randn(4, count, 7, generator=generator, dtype=torch.float64)
+    truth = torch.randn(4, 7, generator=generator, dtype=torch.float64)
+    expected = [brute_force(samples[k], truth[k], distance) for k in range(4)]
+    assert torch.allclose(score(samples, truth), torch.stack(expected))
+
+
+@pytest.mark.parametrize(("score", "distance"), SCORES)
+@pytest.mark.parametrize("count", [2, 3])
+def test_scores_are_fair_for_any_number_of_samples(score, distance, count):
+    """The mean over all draws of a finite distribution is the score of the distribution."""
+    truth = torch.tensor([1.0, 0.5], dtype=torch.float64)
+    pairs = list(product(range(3), repeat=2))
+    off = sum(CHANCES[i] * distance(SUPPORT[i] - truth) for i in range(3))
+    spread = sum(CHANCES[i] * CHANCES[j] * distance(SUPPORT[i] - SUPPORT[j]) for i, j in pairs)
+    mean = torch.zeros((), dtype=torch.float64)
+    for which in product(range(3), repeat=count):
+        drawn = SUPPORT[list(which)]
+        mean += CHANCES[list(which)].prod() * score(drawn[None], truth[None])[0]
+    assert mean.item() == pytest.approx((off - spread / 2).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize(("score", "distance"), SCORES)
+def test_no_other_distribution_scores_better_than_the_true_one(score, distance):
+    def expected(drawn, true):
+        """The mean score of draws from one distribution of truths from another, two samples."""
+        total = 0.0
+        for i, j, k in product(range(3), repeat=3):
+            value = score(SUPPORT[[i, j]][None], SUPPORT[k][None])[0]
+            total += float(drawn[i] * drawn[j] * true[k] * value)
+        return total
+
+    best = expected(CHANCES, CHANCES)
+    for other in ([1, 0, 0], [1 / 3, 1 / 3, 1 / 3], [0.45, 0.25, 0.3], [0.5, 0.3, 0.2]):
+        assert expected(torch.tensor(other, dtype=torch.float64), CHANCES) > best + 1e-5
+
+
+def test_the_crps_of_normal_samples_is_the_closed_form():
+    """E|X - x| - E|X - X'| / 2 of a standard normal at x = 0: sqrt(2/pi) - 1/sqrt(pi)."""
+    quantiles = torch.special.ndtri((torch.arange(4000, dtype=torch.float64) + 0.5) / 4000)
+    score = _fair_crps(quantiles[None], torch.zeros(1, dtype=torch.float64))
+    assert score.item() == pytest.approx((2 / torch.pi) ** 0.5 - torch.pi**-0.5, abs=1e-3)
+
+
+def test_images_are_scored_in_all_sizes():
+    """Samples that are right in every pixel on average, but not together, are found out."""
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.ones(64, 1, 1) * torch.randn(64, 1, 1, generator=generator)
+    truth = truth.expand(-1, 16, 16)
+    together = torch.randn(64, 4, 1, 1, generator=generator).expand(-1, -1, 16, 16)
+    alone = torch.randn(64, 4, 16, 16, generator=generator)
+    pixels = ImageLossConfig(energy=0.0, pooled=0.0)
+    assert pixels(alone, truth).mean().item() == pytest.approx(
+        pixels(together, truth).mean().item(), abs=0.1
+    )
+    for score in (ImageLossConfig(pixels=0.0, energy=0.0), ImageLossConfig(pixels=0.0, pooled=0.0)):
+        assert score(together, truth).mean() < score(alone, truth).mean() - 0.03
+
+
+def test_small_images_are_not_averaged_over_large_squares():
+    truth = torch.zeros(1, 4, 4)
+    samples = torch.ones(1, 2, 4, 4)
+    # Pixels 1, energy .5, squares of 2 and 4 pixels .5 each.
+    assert ImageLossConfig()(samples, truth).item() == pytest.approx(1 + 0.5 + 2 * 0.5)
+
+
+def test_one_sample_cannot_be_scored():
+    with refused("shape.mismatch"):
+        _fair_crps(torch.zeros(3, 1), torch.zeros(3))
+    with refused("value.invalid"):
+        ImageLossConfig(0.0, 0.0, 0.0)
+    with refused("value.invalid"):
+        TaskLossConfig(begin=2.0)
+
+
+def test_running_means_follow_each_acceleration_alone():
+    sizes = torch.zeros(3, 2)
+    place = torch.tensor([0, 2, 2])
+    first = _update_running_means(sizes, place, torch.tensor([[1.0], [2.0], [4.0]]))
+    assert first[:, 0].tolist() == [1, 3, 3]
+    _update_running_means(sizes, torch.tensor([2]), torch.tensor([[13.0]]))
+    assert sizes[:, 0].tolist() == pytest.approx([1, 0, 3 + 0.02 * 10])
+    assert sizes[:, 1].tolist() == [0, 0, 0]
+
+
+class Corner:
+    """A task that looks at one pixel."""
+
+    def inside(self, images):
+        raw = images[:, :1, 0]
+        return raw, raw.sigmoid(), images.flatten(1)[:, :3]
+
+
+def test_task_terms_are_scores_of_what_the_task_says():
+    generator = torch.Generator().manual_seed(0)
+    images, truth = torch.randn(5, 4, 6, 6, generator=generator), torch.zeros(5, 6, 6)
+    found = SamplerLoss(task_loss=TaskLossConfig(), task=Corner()).task_scores(images, truth)
+    assert torch.allclose(found[:, 0], _fair_crps(images[:, :, 0, 0], truth[:, 0, 0]))
+    assert torch.allclose(found[:, 2], _energy_score(images.flatten(2)[..., :3], torch.zeros(5, 3)))
+
+
+CASES, SIDE = 20_000, 2
+
+
+class Spread(SamplerNet):
+    """Samples are white noise of one deviation, which is all that can be learned."""
+
+    def __init__(self, deviation: float) -> None:
+        super().__init__(SamplerConfig(inputs=1, outputs=1, width=4, drawn=(4,), noise=1))
+        self.deviation = nn.Parameter(torch.tensor(deviation))
+
+    def forward(self, told, share, noise):
+        maps = noise[..., self.config.numbers :]
+        return self.deviation * maps.reshape(*noise.shape[:2], 1, SIDE, SIDE)
+
+
+@dataclass
+class Unseen:
+    """Nothing is known of an image but the share that was measured."""
+
+    parts: Tensor
+
+    @property
+    def scale(self) -> Tensor:
+        return torch.ones(len(self.parts))
+
+    def inputs(self) -> Tensor:
+        return torch.zeros(len(self.parts), 1, SIDE, SIDE)
+
+    def sampled_fraction(self) -> Tensor:
+        return self.parts
+
+    def images(self, residuals: Tensor) -> Tensor:
+        return residuals[:, :, 0]
+
+
+class Steep(nn.Module):
+    """A task that is sure of most images: its gradients differ from case to case."""
+
+    def inside(self, images):
+        raw = images.flatten(1).sum(1, keepdim=True)
+        return 3 * raw, (3 * raw).sigmoid(), torch.relu(images.flatten(1))
+
+
+def truths(batch, generator):
+    return Unseen(batch["share"]), batch["image"]
+
+
+def slope(deviation: float, terms: TaskLossConfig | None) -> float:
+    """How the loss changes with the deviation of samples; truths have deviation 1."""
+    net = Spread(deviation)
+    task = None if terms is None else Steep()
+    scored = SamplerLoss(ImageLossConfig(pools=()), 4, terms, task)
+    recipe = sampler_recipe(net.config, scored, truths, lambda *_: net)
+    generator = torch.Generator().manual_seed(0)
+    batch = {
+        "image": torch.randn(CASES, SIDE, SIDE, generator=generator),
+        "share": torch.tensor([0.5, 0.125]).repeat(CASES // 2),
+        "progress": 1.0,
+    }
+    recipe.loss(net, batch, generator).backward()
+    return float(net.deviation.grad)
+
+
+def balanced(terms: TaskLossConfig | None) -> float:
+    """The deviation at which samples would stay, by halving."""
+    low, high = 0.5, 1.6
+    for _ in range(9):
+        middle = (low + high) / 2
+        low, high = (low, middle) if slope(middle, terms) > 0 else (middle, high)
+    return (low + high) / 2
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        None,
+        TaskLossConfig(),
+        TaskLossConfig(limit=0.05),
+        TaskLossConfig(10.0, 10.0, 10.0, limit=5.0),
+    ],
+)
+def test_the_true_spread_is_the_best_one_with_and_without_task_terms(terms):
+    assert balanced(terms) == pytest.approx(1.0, abs=0.02)
+
+
+class Given(SamplerNet):
+    """Samples that are weights themselves: their gradients are seen one by one."""
+
+    def __init__(self, samples: Tensor) -> None:
+        super().__init__(SamplerConfig(inputs=1, outputs=1, width=4, drawn=(4,), noise=1))
+        self.samples = nn.Parameter(samples)
+
+    def forward(self, told, share, noise):
+        return self.samples[:, :, None]
+
+
+def test_beyond_the_limit_terms_count_by_how_uncertain_the_output_is():
+    """The task's share of the gradient is limit times uncertainty times that of the images."""
+    generator, shares = torch.Generator().manual_seed(0), torch.tensor([0.5, 0.125]).repeat(50)
+    size = torch.where(shares < 0.2, 1.0, 0.01)
+    truth = size.view(-1, 1, 1) * torch.randn(100, SIDE, SIDE, generator=generator)
+    samples = size.view(-1, 1, 1, 1) * torch.randn(100, 4, SIDE, SIDE, generator=generator)
+    batch = {"image": truth, "share": shares, "progress": 1.0}
+    gradients = []
+    for terms in (None, TaskLossConfig(10.0, 10.0, 10.0, limit=0.5)):
+        net = Given(samples)
+        scored = SamplerLoss(ImageLossConfig(pools=()), 4, terms, Steep() if terms else None)
+        recipe = sampler_recipe(net.config, scored, truths, lambda *_, net=net: net)
+        recipe.loss(net, batch, generator).backward()
+        gradients.append(net.samples.grad)
+    pull, both = gradients
+    uncertain = net.sizes[:, 2][net.sizes[:, 2] > 0]
+    assert uncertain.min() < 0.1 * uncertain.max()
+    for share, part in ((0.125, 1.0), (0.5, float(uncertain.min() / uncertain.max()))):
+        norms = [x[shares == share].flatten(1).norm(dim=1).mean() for x in (both - pull, pull)]
+        assert float(norms[0] / norms[1]) == pytest.approx(0.5 * part, rel=1e-3)
+
+
+def test_a_case_is_divided_by_what_was_seen_before_it():
+    sizes = torch.zeros(2, 1)
+    _update_running_means(sizes, torch.tensor([1]), torch.tensor([[4.0]]))
+    loud = _update_running_means(sizes, torch.tensor([1]), torch.tensor([[400.0]]))
+    assert loud.tolist() == [[4.0]]
+    assert sizes.flatten().tolist() == pytest.approx([0.0, 0.98 * 4 + 0.02 * 400])

@@ -1,0 +1,180 @@
+"""The answer of a report: its numbers are those of the policy's own simulation."""
+
+import math
+import re
+import shutil
+
+import numpy as np
+import pytest
+import run_folder
+from run_folder import GOAL, PolicyPlan, write_simulation
+
+import taskuq as tq
+from taskuq.report._answer import answer_of
+from taskuq.report._contents import build_contents
+from taskuq.report._records import experiment_record, read_folder
+from taskuq.report._report import answer_lines, write_report
+from taskuq.table._table import TaskOutputs
+
+
+def test_the_numbers_are_the_simulations(run_dir):
+    contents = build_contents(read_folder(run_dir))
+    mine = next(r for r in contents.simulations["simulate"] if r["policy"] == "fixed-width")
+    share, coverage, width = answer_of(contents).numbers
+    R, error = mine["mean_acceleration"], mine["standard_errors"]["mean_acceleration"]
+
+    assert share.value == f"{100 / R:.1f}\u00a0%"
+    assert share.error == f"±\u00a0{100 * error / R**2:.1f}\u00a0%"
+    assert coverage.value == f"{100 * mine['coverage']:.1f}\u00a0%"
+    assert "at least 90\u00a0%" in coverage.what
+    assert width.value == f"{mine['width']:.4g}"
+
+
+def plans_like(alpha=0.1, width=0.1, **options):
+    """A plan that differs from the run's own policy where something is given."""
+    return [PolicyPlan("fixed-width", alpha, run_folder.Goal(max_width=width), **options)]
+
+
+@pytest.mark.parametrize(
+    ("other", "asked"),
+    [
+        ({"statistic": "learned"}, {}),
+        ({"alpha": 0.3}, {}),
+        ({"width": 0.4}, {}),
+        ({"budget": 0.5}, {}),
+        ({}, {"unit": "case"}),
+        ({}, {"delta": 0.2}),
+    ],
+    ids=str,
+)
+def test_numbers_of_another_policy_are_not_joined_to_the_promise(run_dir, tmp_path, other, asked):
+    table = TaskOutputs.load(run_dir / "table.npz")
+    shutil.copy(run_dir / "policy.json", tmp_path)
+    write_simulation(tmp_path / "simulate.json", table, plans_like(**other), **asked)
+    answer = answer_of(build_contents(read_folder(tmp_path)))
+
+    assert answer.numbers == ()
+    assert answer.verdicts[0].verdict == "not measured"
+
+
+def test_the_numbers_are_the_policys_own_beside_faster_ones(run_dir, tmp_path):
+    shutil.copytree(run_dir, tmp_path / "run")
+    table = TaskOutputs.load(run_dir / "table.npz")
+    write_simulation(tmp_path / "run/faster.json", table, plans_like(alpha=0.3, width=0.4))
+
+    assert answer_lines(tmp_path / "run") == answer_lines(run_dir)
+
+
+@pytest.mark.parametrize(
+    ("spec", "asked"),
+    [
+        ({"score": "lwr", "kind": "adaptive"}, {}),
+        ({"statistic": "learned", "budget": 0.5}, {}),
+        ({}, {"unit": "whole-group"}),
+        ({"given": "early"}, {"unit": "case", "delta": 0.2}),
+    ],
+    ids=str,
+)
+def test_a_policy_is_found_again_in_its_own_simulation(tmp_path, spec, asked):
+    table = run_folder.table_of(volumes=30, samples=4)
+    options = {("policy" if key == "kind" else key): value for key, value in spec.items()}
+    planned = tq.plan(table, alpha=0.1, max_width=0.1, **options, **asked)
+    planned.save(tmp_path / "policy.json")
+    plans = [PolicyPlan(**{"kind": "fixed-width", "alpha": 0.1, "goal": GOAL, **spec})]
+    write_simulation(tmp_path / "simulate.json", table, plans, **asked)
+
+    assert build_contents(read_folder(tmp_path)).simulated is not None
+
+
+def test_without_a_policy_none_of_several_is_taken(run_dir, tmp_path):
+    shutil.copy(run_dir / "simulate.json", tmp_path)
+    answer = answer_of(build_contents(read_folder(tmp_path)))
+
+    assert answer.numbers == ()
+
+
+def test_early_reports_that_are_mostly_wrong_are_seen_at_once(tmp_path):
+    rng = np.random.default_rng(0)
+    z = rng.random(200)
+    x = np.clip(z[:, None] + 0.05 * rng.standard_normal((2, 200, 5)), 0, 1)
+    asked = {"alpha": 0.1, "max_width": 0.0005, "trials": 50}
+    table = tq.TaskOutputs(x, z, (6, 2), task_range=(0, 1))
+    tq.make_report(table, tmp_path / "page", **asked)
+    contents = build_contents(read_folder(tmp_path / "page"))
+    answer, mine = answer_of(contents), contents.simulated
+
+    assert mine["coverage_early"] < 0.1 < 0.85 < mine["coverage"]
+    assert f"{100 * mine['coverage_early']:.1f}\u00a0%" in answer.sentence
+    assert f"{100 * mine['early']:.1f}\u00a0% that stopped early" in answer.numbers[1].what
+    assert f"{100 * (1 - mine['coverage_early']):.1f}\u00a0%" in answer.promise.shortages[-1]
+
+
+def test_a_run_that_cannot_stop_does_not_read_as_success(short_run):
+    answer = answer_of(build_contents(read_folder(short_run)))
+
+    assert "21 groups" in answer.sentence
+    assert [n.value for n in answer.numbers] == ["100.0\u00a0%", "–", "–"]
+    assert answer.verdicts[0].verdict == "not measured"
+
+
+def test_a_number_that_is_missing_is_a_dash(run_dir, tmp_path):
+    table = run_folder.table_of(volumes=12, samples=4)
+    run_folder.write(tmp_path / "simulate.json", never_stopping(table))
+    answer = answer_of(build_contents(read_folder(tmp_path)))
+    text = write_report(tmp_path).read_text()
+
+    assert answer.numbers[2].value == "–"
+    assert not re.search(r"\bnan\b", " ".join(answer.lines), re.IGNORECASE)
+    assert not re.search(r">[^<]*\bnan\b[^<]*<", text.split("<script")[0], re.IGNORECASE)
+
+
+def never_stopping(table):
+    """A simulation in which no scan stops early: 12 groups are too few for this error rate."""
+    goal = run_folder.Goal(max_width=0.1)
+    plans = [run_folder.PolicyPlan("fixed-width", 0.001, goal)]
+    rng = np.random.default_rng(0)
+    found = run_folder.simulate(table, plans, trials=5, rng=rng, unit="group")
+    assert math.isnan(found[0].width)
+    return {
+        "schema": "taskuq.simulate/1", "alpha": 0.001, "goal": goal.to_dict(), "unit": "group",
+        "results": [{"samples": table.samples, **r.to_dict()} for r in found],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("coverage", "verdict"), [(0.91, "held"), (0.89, "held"), (0.8, "not held")]
+)
+def test_coverage_below_what_was_asked_for_is_seen(run_dir, coverage, verdict):
+    contents = build_contents(read_folder(run_dir))
+    for row in contents.simulations["simulate"]:
+        row["coverage"] = coverage
+        row["standard_errors"]["coverage"] = 0.01
+    first = answer_of(contents).verdicts[0]
+
+    assert (first.verdict, first.link) == (verdict, "results")
+    assert first.number == f"{coverage:.4f}" + (" ± 0.01" if coverage < 0.9 else "")
+
+
+def test_claims_that_nobody_looked_at_are_not_measured(tmp_path):
+    for name, verdict in (("masks", "held"), ("coverage-law", "not held"), ("odd", "splendid")):
+        record = experiment_record(name, name, "", "", {}, [], verdict=verdict, number="1")
+        run_folder.write(tmp_path / f"{name}.json", record)
+    found = {v.title: v.verdict for v in answer_of(build_contents(read_folder(tmp_path))).verdicts}
+
+    assert found["coverage-law"] == "not held"
+    assert found["odd"] == "measured"
+    assert found["Multi-round scans"] == "not measured"
+    assert sum(v == "not measured" for v in found.values()) == 8
+
+
+def test_widths_of_unlike_tasks_are_not_averaged(tmp_path):
+    rng = np.random.default_rng(0)
+    z = rng.random((80, 2)) * [1, 100]
+    x = z[:, None] + 0.05 * rng.standard_normal((2, 80, 5, 2)) * [1, 100]
+    names, widths = ("lesion", "area"), {"lesion": 0.4, "area": 60}
+    table = TaskOutputs(x, z, (6, 2), task_names=names, task_ranges=((-1, 2), (-100, 200)))
+    tq.make_report(table, tmp_path / "page", alpha=0.2, max_width=widths, trials=20)
+    width = answer_of(build_contents(read_folder(tmp_path / "page"))).numbers[2]
+
+    assert str(width) == "as asked"
+    assert width.what.endswith("lesion 0.4, area 60")

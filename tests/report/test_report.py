@@ -1,0 +1,257 @@
+"""Reports of any table: evaluated, planned, simulated, in the user's words."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+import taskuq as tq
+from taskuq.cli.app import main
+from taskuq.errors import InputError
+from taskuq.report._answer import answer_of
+from taskuq.report._contents import build_contents, patient_table, task_table
+from taskuq.report._records import read_folder
+
+# What nobody wants to read who has no scanner.
+SCANNER = re.compile(
+    r"zero-filled|patient|\bslices?\b|k-space|volumes?\b|fully measured|task network|scanner", re.I
+)
+
+
+def made(tasks=1, rounds=2, cases=80, **described):
+    rng = np.random.default_rng(1)
+    z = rng.random((cases, tasks))
+    spread = np.array([0.15, 0.05])[:rounds, None, None, None]
+    x = np.clip(z[:, None] + spread * rng.standard_normal((rounds, cases, 5, tasks)), 0, 1)
+    x, z = (x, z) if tasks > 1 else (x[..., 0], z[..., 0])
+    rates = (6, 2)[:rounds] if rounds > 1 else None
+    return tq.TaskOutputs(x, z, rates, task_range=(0, 1), **described)
+
+
+def visible(page):
+    """What a person reads or hears: text, and the labels of what has none."""
+    body = page.read_text().partition("<body")[2].partition('<script type="application/json"')[0]
+    return " ".join([re.sub("<[^>]*>", " ", body), *re.findall(r'aria-label="([^"]*)"', body)])
+
+
+ASKED = {"alpha": 0.2, "max_width": 0.5, "trials": 30}
+
+
+def test_a_table_becomes_a_page_without_a_word_of_mri(tmp_path):
+    words = {"case": "scene", "group": "film", "measurement": "exposure"}
+    table = made(group=np.arange(80) // 4, round_names=["short", "long"])
+    page = tq.make_report(table, tmp_path / "page", **ASKED, words=words, title="Scenes")
+    said = visible(page)
+
+    assert not SCANNER.findall(said)
+    assert "Scenes" in said
+    assert "Film by film" in re.sub(r"\s+", " ", said)
+    assert "short" in said
+    assert "nan" not in said.lower().split()
+
+
+def test_a_page_holds_what_its_functions_give(tmp_path):
+    table = made()
+    tq.make_report(table, tmp_path / "page", **ASKED, seed=3)
+    policy = tq.load_policy(tmp_path / "page" / "policy.json")
+    judged = json.loads((tmp_path / "page" / "evaluate.json").read_text())["results"]
+    again = tq.evaluate(
+        table, acceleration=2, alpha=0.2, score="lwr", splits=30, seed=np.random.default_rng(3)
+    )
+    (row,) = [r for r in judged if r["score"] == "lwr" and r["acceleration"] == 2]
+
+    assert policy.thresholds == tq.plan(table, alpha=0.2, max_width=0.5).thresholds
+    assert row["width"]["mean"] == again.width.mean
+    replayed = json.loads((tmp_path / "page" / "simulate.json").read_text())
+    assert {r["policy"] for r in replayed["results"]} == {"fixed-width", "adaptive", "paper"}
+
+
+def test_arrays_paths_and_frames_become_the_same_page(tmp_path):
+    table = made(case=[f"c{k:02d}" for k in range(80)])
+    arrays = {"accelerations": (6, 2), "task_range": (0, 1), "case": table.case}
+    path = table.save(tmp_path / "table.parquet")
+    tq.make_report(table, tmp_path / "one", **ASKED)
+    tq.make_report((table.outputs, table.targets), tmp_path / "two", **ASKED, **arrays)
+    tq.make_report(path, tmp_path / "three", **ASKED, task_range=(0, 1))
+
+    thresholds = [
+        tq.load_policy(tmp_path / n / "policy.json").thresholds for n in ("one", "two", "three")
+    ]
+    assert thresholds[0] == thresholds[1] == thresholds[2]
+
+
+def test_several_tasks_share_a_page(tmp_path):
+    table = made(tasks=3, task_names=["dirt", "rust", "dent"])
+    widths = {"dirt": 0.6, "rust": 0.7, "dent": 0.8}
+    page = tq.make_report(table, tmp_path / "page", alpha=0.2, max_width=widths, trials=20)
+    said = visible(page)
+
+    assert all(name in said for name in widths)
+    assert "rust: the interval is at most 0.7 wide" in said
+
+
+@pytest.mark.parametrize("asked", [{"alpha": 0.2}, {"alpha": 0.2, "max_width": 0.5}])
+def test_one_round_is_judged_and_nothing_is_planned(tmp_path, asked):
+    page = tq.make_report(made(rounds=1), tmp_path / "page", **asked, trials=20)
+
+    assert sorted(p.name for p in page.parent.iterdir()) == [
+        "evaluate.json", "report.html", "run.json", "table.npz",
+    ]  # fmt: skip
+
+
+def test_another_table_does_not_take_the_place_of_a_page(tmp_path):
+    page = tq.make_report(made(), tmp_path / "page", **ASKED)
+    tq.make_report(made(), tmp_path / "page", **ASKED | {"alpha": 0.3})
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("keep me")
+
+    assert "0.7" in visible(page)
+    with pytest.raises(InputError, match="another table; choose another folder"):
+        tq.make_report(made(cases=81), tmp_path / "page", **ASKED)
+    with pytest.raises(InputError, match=r"holds letter\.txt"):
+        tq.make_report(made(), tmp_path / "full", **ASKED)
+
+
+@pytest.mark.parametrize(
+    ("table", "described", "sentence"),
+    [
+        (made(), {"accelerations": (6, 2)}, "brings its own accelerations"),
+        (made(), {"colour": "red"}, "does not know 'colour'"),
+        (made().outputs, {}, r"arrays as a pair \(outputs, targets\); got a ndarray"),
+        (tq.TaskOutputs(made().outputs, None, (6, 2)), {}, "no targets"),
+        ("missing.npz", {}, "there is no table"),
+        (made(), {"words": {"image": "x"}}, "no word for 'image'"),
+    ],
+)
+def test_what_is_no_table_is_refused_in_a_sentence(tmp_path, table, described, sentence):
+    with pytest.raises(InputError, match=sentence):
+        tq.make_report(table, tmp_path / "page", **ASKED, **described)
+
+
+def test_the_command_line_makes_a_page_of_a_table(tmp_path, capsys):
+    path = made().save(tmp_path / "mine.npz")
+    asked = ["--alpha", "0.2", "--max-width", "0.5", "--splits", "20"]
+    main(["report", str(path), *asked, "--terminology", "case=scene, group=film"])
+
+    assert "scene" in (tmp_path / "mine-report" / "report.html").read_text()
+    assert capsys.readouterr().out.strip() == str(tmp_path / "mine-report" / "report.html")
+    with pytest.raises(SystemExit, match="2"):
+        main(["report", str(path)])
+    assert "is a table; say at which error rate" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["report", str(tmp_path / "mine-report"), "--alpha", "0.1"])
+    assert "leave --alpha out" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["report", str(path), *asked, "--terminology", "scene"])
+    assert "takes words by name, as in case=slice" in capsys.readouterr().err
+
+
+def pictured(tmp_path, **more):
+    """A page with pictures of five scenes."""
+    rng = np.random.default_rng(0)
+    images = rng.random((60, 6, 5)) * rng.random((60, 1, 1))
+
+    def recover(y, *, samples, seed):
+        return y + np.random.default_rng(seed).standard_normal((samples, *y.shape)) / 20
+
+    pipeline = tq.Pipeline(lambda x, R: x - 1 / R, recover, lambda x: x.mean((1, 2)))
+    table = pipeline.run(
+        images, costs={"one exposure": 1, "three exposures": 3}, full_cost=6, samples=4, seed=0,
+        store=tmp_path / "table", keep_images=5, progress=False, terminology={"case": "scene"},
+        **more,
+    )  # fmt: skip
+    return tq.make_report(table, tmp_path / "page", **ASKED)
+
+
+def test_cases_without_groups_stand_in_one_menu(tmp_path, open_page):
+    alone, grouped = (
+        open_page(pictured(tmp_path / name, **more))
+        for name, more in (("a", {}), ("b", {"group": np.arange(60) // 2}))
+    )
+
+    assert alone.locator("[data-part=group]").is_hidden()
+    assert alone.locator("[data-part=slice] option").count() == 5
+    assert grouped.locator("[data-part=group]").is_visible()
+    assert grouped.locator("[data-part=group] option").count() == 5
+
+
+def test_pictures_of_a_run_become_the_explorer(tmp_path):
+    page = pictured(tmp_path, group=np.arange(60) // 2)
+    stored = page.read_text().partition('id="stored">')[2].partition("</script>")[0]
+    payload = json.loads(stored)
+
+    assert len(payload["slices"]) == 5
+    assert payload["round_names"] == ["one exposure", "three exposures"]
+    assert payload["words"]["case"] == "scene"
+    assert not SCANNER.findall(visible(page))
+
+
+def unlike(tmp_path, **asked):
+    """The page of a probability, an area in mm² and a density without a range."""
+    table = made(tasks=3, group=np.arange(80) // 4, round_names=["short", "long"])
+    scale, names = np.array([1.0, 100.0, -800.0]), ["tear", "area", "density"]
+    x, z = table.outputs * scale, table.targets * scale
+    parts = {"task_names": names, "group": table.group, "round_names": table.round_names}
+    table = tq.TaskOutputs(x, z, (6, 2), **parts)
+    return tq.make_report(table, tmp_path / "page", alpha=0.2, trials=20, **asked).parent
+
+
+WIDTHS = {"tear": 0.6, "area": 60, "density": 480}
+
+
+def test_widths_of_unlike_tasks_are_never_one_number(tmp_path):
+    contents = build_contents(read_folder(unlike(tmp_path, max_width=WIDTHS)))
+    tables = {table.name: table for table in contents.tables}
+    by_task = task_table(contents.cases)
+
+    assert not {"width", "centre error"} & set(tables["simulate"].columns)
+    assert "task by task" in tables["simulate"].caption
+    assert {row[0]: row[2] for row in by_task.rows} == pytest.approx(WIDTHS)
+    assert not [f for f in contents.all_figures if "against-width" in f.name]
+
+
+def test_a_group_counts_its_scans_not_their_tasks(tmp_path):
+    contents = build_contents(read_folder(unlike(tmp_path, max_width=WIDTHS)))
+    table = patient_table(contents.folder.table, contents.cases)
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+    assert all(row["stopped early"] <= row["cases"] == 4 for row in rows)
+    assert rows[0]["mean width of density"] == pytest.approx(480)
+    assert all(row["missed"] <= 4 for row in rows)
+
+
+def test_every_task_has_figures_of_its_own_with_the_names_of_rounds(tmp_path):
+    contents = build_contents(read_folder(unlike(tmp_path, max_width=WIDTHS)))
+    widths = [f for f in contents.all_figures if f.name.endswith("width-against-acceleration")]
+    (accepted,) = [f for f in contents.all_figures if "accepted" in f.name]
+
+    assert [f.caption.partition(":")[0] for f in widths] == list(WIDTHS)
+    assert accepted.series[0].x == ("short", "long", "everything measured")
+
+
+def test_intervals_of_unlike_tasks_are_not_compared_where_nothing_was_planned(tmp_path):
+    answer = answer_of(build_contents(read_folder(unlike(tmp_path))))
+    coverage, width = answer.numbers
+
+    assert re.search(r"tear 0\.\d+ .* area \d\.\d+ .* density \d\d", answer.sentence)
+    assert width.value == "by task"
+    assert "of the worst task" in coverage.what
+
+
+def test_point_estimates_are_judged_by_what_needs_no_spread(tmp_path):
+    z = np.random.default_rng(0).random(60)
+    page = tq.make_report((z + 0.1, z), tmp_path / "page", alpha=0.2, trials=20)
+    judged = json.loads((page.parent / "evaluate.json").read_text())["results"]
+
+    assert [row["score"] for row in judged] == ["ar"]
+    assert "1 sample (" in visible(page)
+
+
+def test_a_goal_that_does_not_fit_is_refused_before_anything_is_judged(tmp_path):
+    told = []
+    with pytest.raises(InputError, match="'rust'"):
+        tq.make_report(made(), tmp_path, alpha=0.2, max_width={"rust": 1}, tell=told.append)
+
+    assert not told
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,63 @@
+"""A small scanner, its policy, and a service that decides about it, over loopback."""
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session")
+def small():
+    import small_scanner
+
+    return small_scanner
+
+
+@pytest.fixture(scope="session")
+def small_policy(small):
+    return small.policy()
+
+
+@pytest.fixture
+def serving(small, small_policy, tmp_path):
+    """Start services; all of them are stopped in the end."""
+    from taskuq.service._server import Service
+    from taskuq.service._session import ServiceModel
+
+    started = []
+
+    def serve(limits=None, port=0, **options):
+        given = {"policy": small_policy, "recover": small.recover, "task": small.task}
+        model = ServiceModel(
+            **{**given, "columns": small.COLUMNS, "folder": tmp_path / "states", **options}
+        )
+        extra = {} if limits is None else {"limits": limits}
+        service = Service(model, port=port, health_port=0, **extra)
+        service.start()
+        started.append(service)
+        return service
+
+    yield serve
+    for service in started:
+        service.stop()
+
+
+@pytest.fixture
+def connect():
+    """Connect to services; all connections are closed in the end."""
+    from taskuq.service._mrd import Connection, StreamLimits
+
+    opened = []
+
+    def connection(service):
+        opened.append(
+            Connection(socket.create_connection(("127.0.0.1", service.port)), StreamLimits())
+        )
+        return opened[-1]
+
+    yield connection
+    for wire in opened:
+        wire.close()

@@ -1,0 +1,350 @@
+"""The interval of a scan goes to other systems and comes back as it was."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import taskuq as tq
+from raising import refused
+from taskuq._io import read_json, with_checksum
+from taskuq.cli.app import main
+from taskuq.scan._audit import read_audit_log
+from taskuq.scan._state import Scan, load_scan
+from taskuq.service._interval import (
+    _dicom_report,
+    _interval_record,
+    stored_interval,
+    write_interval,
+)
+from taskuq.service._replay import format_summary, replay_scan, summarise
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Stored:
+    """Measures numbers; the recovery makes the table's outputs of them."""
+
+    def measure(self, round):
+        return np.array([round + 1.0, 2.0])
+
+
+@pytest.fixture(scope="module")
+def scanned(tmp_path_factory):
+    """The folder of a scan that has stopped early, with its policy."""
+    folder = tmp_path_factory.mktemp("scan")
+    table = synthetic_outputs(SyntheticTable(volumes=30), seed=0)
+    policy = tq.plan(table, alpha=0.1, max_width=0.2, unit="case")
+    case = next(k for k in range(table.cases) if policy.decide(0, table.outputs[:1, k]).stop)
+
+    def recover(pieces, *, samples, seed):
+        return table.outputs[len(pieces) - 1, case]
+
+    tq.acquire(
+        policy, Stored(), recover=recover, task=np.asarray, samples=table.samples, case="knee 7",
+        scan_id="MR-7", state=folder / "scan.json",
+    )  # fmt: skip
+    policy.save(folder / "policy.json")
+    return folder
+
+
+@pytest.fixture
+def record(scanned):
+    main(["interval", str(scanned / "scan.json"), str(scanned / "policy.json"),
+          "-o", str(scanned / "interval.json")])  # fmt: skip
+    return read_json(scanned / "interval.json", "taskuq.interval/1")
+
+
+@pytest.fixture
+def image():
+    """An MR image that travels with pydicom."""
+    pytest.importorskip("highdicom", reason="the extra dicom is not installed")
+    from pydicom.data import get_testdata_file
+
+    return Path(get_testdata_file("MR_small.dcm"))
+
+
+def read_report(path):
+    """Value, lower and upper end of each task of a DICOM report."""
+    from highdicom import sr
+
+    intervals = {}
+    for group in sr.srread(path).content.get_image_measurement_groups():
+        for one in group.get_measurements():
+            reach = {"371886008": np.inf, "371885007": np.inf}
+            for item in one[0].ContentSequence if "ContentSequence" in one[0] else ():
+                code = item.ConceptNameCodeSequence[0].CodeValue
+                if code in reach:
+                    reach[code] = number(item)
+            value, (above, below) = number(one[0]), reach.values()
+            intervals[one.name.meaning] = (value, value - below, value + above)
+    return intervals
+
+
+def number(item):
+    measured = item.MeasuredValueSequence[0]
+    return float(measured.get("FloatingPointValue", measured.NumericValue))
+
+
+def test_the_record_keeps_its_published_schema(record, scanned):
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((ROOT / "docs/schemas/interval.json").read_text())
+    written = json.loads((scanned / "interval.json").read_text())
+
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(written, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**written, "alpha": 2}, schema)
+
+
+def test_the_record_is_what_the_scan_reported(record, scanned):
+    scan = load_scan(scanned / "scan.json", tq.load_policy(scanned / "policy.json"))
+    (task,) = record["tasks"]
+
+    assert task["lower"] == float(scan.interval.lower)
+    assert task["upper"] == float(scan.interval.upper)
+    assert task["lower"] <= task["value"] <= task["upper"]
+    assert record["scan_id"] == "MR-7"
+
+
+def test_a_scan_that_goes_on_has_no_interval(scanned):
+    with refused("table.incomplete"):
+        _interval_record(Scan(), tq.load_policy(scanned / "policy.json"))
+
+
+def test_a_dicom_report_needs_its_image(record, tmp_path):
+    with refused("option.missing", "--image"):
+        write_interval(record, tmp_path / "report.dcm")
+
+
+def test_a_dicom_report_comes_back_and_refers_to_its_image(
+    record, scanned, image, tmp_path, monkeypatch
+):
+    import pydicom
+
+    main(["interval", str(scanned / "scan.json"), str(scanned / "policy.json"),
+          "--image", str(image), "-o", str(tmp_path / "report.dcm")])  # fmt: skip
+    (task,) = record["tasks"]
+    found = read_report(tmp_path / "report.dcm")[task["name"]]
+    assert np.allclose(found, (task["value"], task["lower"], task["upper"]), atol=1e-12)
+
+    report, shown = pydicom.dcmread(tmp_path / "report.dcm"), pydicom.dcmread(image)
+    monkeypatch.setattr(pydicom.config.settings, "reading_validation_mode", pydicom.config.RAISE)
+    assert "taskuq" in str(report)  # every element is read, and what is against the rules raises
+    assert report.StudyInstanceUID == shown.StudyInstanceUID
+    assert report.PatientID == shown.PatientID
+    assert report.ContentTemplateSequence[0].TemplateIdentifier == "1500"
+    evidence = report.CurrentRequestedProcedureEvidenceSequence[0].ReferencedSeriesSequence[0]
+    assert evidence.ReferencedSOPSequence[0].ReferencedSOPInstanceUID == shown.SOPInstanceUID
+
+
+def test_an_infinite_end_has_no_uncertainty(record, image, tmp_path):
+    import pydicom
+
+    (task,) = record["tasks"]
+    open_ended = {**record, "tasks": [{**task, "upper": "inf"}]}
+    report = _dicom_report(open_ended, pydicom.dcmread(image))
+    report.save_as(tmp_path / "r.dcm", enforce_file_format=True)
+
+    assert read_report(tmp_path / "r.dcm")[task["name"]][2] == np.inf
+
+
+@pytest.fixture
+def of_a_group(tmp_path):
+    """The folder of a service's scan of one slice, which belongs to a patient."""
+
+    def scanned(small, serving, slices, number=5):
+        from taskuq.service._replay import replay_scan
+
+        policy = small.policy("group", width=0.4)
+        policy.save(tmp_path / "policy.json")
+        service = serving(policy=policy, monitor=tq.Monitor(policy))
+        replay_scan(small.scan_of(number, slices=slices), "127.0.0.1", service.port)
+        (state,) = (tmp_path / "states").glob("scan-*.json")
+        return [str(state), str(tmp_path / "policy.json")]
+
+    return scanned
+
+
+def test_the_only_case_of_a_scan_need_not_be_named(of_a_group, small, serving, tmp_path):
+    main(["interval", *of_a_group(small, serving, 1), "-o", str(tmp_path / "i.json")])
+    assert json.loads((tmp_path / "i.json").read_text())["case"] == "patient-5-slice-0"
+
+
+def test_one_of_several_cases_has_to_be_named(of_a_group, small, serving, tmp_path, capsys):
+    given = of_a_group(small, serving, 2)
+    with pytest.raises(SystemExit):
+        main(["interval", *given, "-o", str(tmp_path / "i.json")])
+    said = capsys.readouterr().err
+    assert "patient-5-slice-0, patient-5-slice-1; choose one with --case" in said
+    main(["interval", *given, "--case", "patient-5-slice-1", "-o", str(tmp_path / "i.json")])
+
+
+def test_an_image_of_another_patient_is_refused_unless_it_is_meant(
+    of_a_group, small, serving, image, tmp_path, capsys
+):
+    given = [*of_a_group(small, serving, 1), "--image", str(image), "-o", str(tmp_path / "r.dcm")]
+    with pytest.raises(SystemExit) as ended:
+        main(["interval", *given])
+    assert ended.value.code == 2
+    assert "the scan belongs to patient patient-5 but" in capsys.readouterr().err
+    assert not (tmp_path / "r.dcm").exists()
+    main(["interval", *given, "--allow-patient-mismatch"])
+    assert (tmp_path / "r.dcm").exists()
+
+
+def test_an_image_that_a_json_file_cannot_refer_to_is_refused(record, image, tmp_path):
+    with refused("option.unused", "--image"):
+        write_interval(record, tmp_path / "r.json", image)
+
+
+pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
+HOST = "127.0.0.1"
+VOID = "Nothing is promised: the policy was calibrated with other networks."
+
+
+@pytest.fixture
+def scanned_terms(small, serving, tmp_path):
+    """Play a scan against a service, and return what came of it with its folder and policy."""
+
+    def scan(**options):
+        policy = small.policy(width=0.15)
+        policy.save(tmp_path / "policy.json")
+        service = serving(policy=policy, **options)
+        played = replay_scan(small.scan_of(5, slices=2), HOST, service.port)
+        return played, sorted((tmp_path / "states").glob("scan-*.json")), policy
+
+    return scan
+
+
+def audited(tmp_path, capsys):
+    main(["audit", str(tmp_path / "states" / "log.jsonl")])
+    return capsys.readouterr().out
+
+
+def test_a_scan_that_is_served_without_a_promise_is_exported_without_one(
+    scanned_terms, tmp_path, capsys
+):
+    played, states, _ = scanned_terms(void=VOID)
+    out = tmp_path / "i.json"
+    main(["interval", str(states[0]), str(tmp_path / "policy.json"), "-o", str(out)])
+    record = json.loads(out.read_text())
+    assert (record["guaranteed"], record["promise"]) == (False, VOID)
+    assert {line["void"] for line in read_audit_log(tmp_path / "states" / "log.jsonl")} == {VOID}
+    assert audited(tmp_path, capsys).count(VOID) == 1
+    assert VOID in format_summary(summarise([played], 16))
+    assert not any(d["promised"] for d in played.decisions.values())
+
+
+def test_a_dicom_report_says_that_nothing_is_promised(scanned_terms, tmp_path):
+    pytest.importorskip("highdicom", reason="the extra dicom is not installed")
+    from pydicom.data import get_testdata_file
+
+    _, states, policy = scanned_terms(void=VOID)
+    image = Path(get_testdata_file("MR_small.dcm"))
+    record = stored_interval(states[0], policy)
+    report = write_interval(record, tmp_path / "report.dcm", image).read_bytes()
+    assert VOID.encode() in report
+    assert policy.statement[:40].encode() not in report
+
+
+def test_a_scan_that_keeps_its_promise_says_so(scanned_terms, tmp_path, capsys):
+    played, states, policy = scanned_terms()
+    record = stored_interval(states[0], policy)
+    assert (record["guaranteed"], record["promise"]) == (True, policy.statement)
+    assert all(d["promised"] for d in played.decisions.values())
+    assert len(format_summary(summarise([played], 16))) == 1
+    assert "Shadow mode" not in audited(tmp_path, capsys)
+
+
+def test_a_withdrawn_promise_is_withdrawn_in_state_trail_and_export(small, serving, tmp_path):
+    policy = small.policy(width=0.15)
+    monitor = tq.Monitor(policy, delta=0.4)
+    monitor.update(np.full((1, 60, small.SAMPLES), 0.999))
+    assert monitor.alarm
+    played = replay_scan(
+        small.scan_of(5, slices=1), HOST, serving(policy=policy, monitor=monitor).port
+    )
+    (state,) = (tmp_path / "states").glob("scan-*.json")
+    record = stored_interval(state, policy)
+    assert not record["guaranteed"]
+    assert record["promise"].startswith("The promise is withdrawn")
+    assert played.decisions[0]["promise"] == record["promise"]
+    assert "The promise is withdrawn" in format_summary(summarise([played], 16))[1]
+
+
+def test_acquire_stores_that_its_parts_are_not_the_policys(small, tmp_path):
+    policy = small.policy(width=0.15)
+    known = {"fingerprints": {"recover": "another network", "masks": "m"}}
+    policy = replace(policy, provenance={**policy.provenance, **known})
+
+    class Recover:
+        fingerprint = "this network"
+
+        def __call__(self, *given, **options):
+            return small.recover(*given, **options)
+
+    scanner = small.SimulatedMRIScanner(small.image(1050), small.MASKS, small.RATES)
+    with pytest.warns(UserWarning, match="nothing is promised: .*another network"):
+        scan = tq.acquire(
+            policy, scanner, recover=Recover(), task=small.task, samples=small.SAMPLES,
+            scan_id="A", state=tmp_path / "a.json",
+        )  # fmt: skip
+    assert "another network" in scan.void_reason
+    assert load_scan(tmp_path / "a.json", policy).void_reason == scan.void_reason
+
+
+def test_a_state_of_an_earlier_version_promises_nothing(scanned_terms):
+    _, states, policy = scanned_terms()
+    record = json.loads(states[0].read_text())
+    for one in record["rounds"]:
+        del one["void"], one["shadow"]
+    states[0].write_text(json.dumps(with_checksum(record)))
+    found = stored_interval(states[0], policy)
+    assert not found["guaranteed"]
+    assert "Nobody can tell" in found["promise"]
+
+
+def test_shadow_is_in_state_and_trail_and_nothing_says_that_a_scan_stopped(
+    scanned_terms, tmp_path, capsys
+):
+    played, states, policy = scanned_terms(shadow=True)
+    found = summarise([played], 16)
+    assert found["shadow"]
+    assert (found["stopped_early"], found["would_stop_early"]) == (0, 2)
+    assert found["lines_sent"] == found["lines_of_full_scans"]
+    assert "2 would have stopped early" in format_summary(found)[0]
+    assert load_scan(states[0], policy).rounds[-1].shadow
+    assert stored_interval(states[0], policy)["reason"].startswith("would have stopped at R = ")
+    said = audited(tmp_path, capsys)
+    assert said.count("would have stopped at R = ") == 2
+    assert "stop at R" not in said
+    assert said.count("Shadow mode") == 1
+
+
+def test_health_counts_no_stops_in_shadow_and_says_why_a_promise_is_void(small, serving):
+    service = serving(policy=small.policy(width=0.15), shadow=True, void=VOID)
+    replay_scan(small.scan_of(5, slices=2), HOST, service.port)
+    health = service.health()
+    assert health["shadow"]
+    assert health["reason"] == VOID
+    assert health["counts"]["would stop"] == 2
+    assert "stops" not in health["counts"]
+
+
+def test_health_says_why_a_promise_was_withdrawn(small, serving):
+    policy = small.policy(width=0.15)
+    monitor = tq.Monitor(policy, delta=0.4)
+    service = serving(policy=policy, monitor=monitor)
+    assert service.health()["reason"] is None
+    monitor.update(np.full((1, 60, small.SAMPLES), 0.999))
+    assert service.health()["reason"] == monitor.statement
+
+
+def test_the_trail_names_the_file_of_each_scan(scanned_terms, tmp_path, capsys):
+    _, states, _ = scanned_terms()
+    said = audited(tmp_path, capsys)
+    assert all(f"state {state.name}" in said for state in states)

@@ -1,0 +1,159 @@
+"""A replay says what it plays, what it leaves out and what it waits for."""
+
+import time
+
+import h5py
+import numpy as np
+import pytest
+
+from raising import refused
+from taskuq.cli.app import main
+from taskuq.service import _replay as replay
+from taskuq.service._replay import _ReplayResult, format_summary, read_mrd, replay_scan, summarise
+
+ismrmrd = pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
+HOST = "127.0.0.1"
+REVERSED = 22
+
+
+def written(small, path, change=lambda line: None, repetitions=1):
+    """An MRD file of one slice whose lines were changed, once or more often."""
+    scan = small.scan_of(1, slices=1)
+    with ismrmrd.Dataset(str(path), "dataset", create_if_needed=True) as file:
+        file.write_xml_header(replay.header_xml(scan.header).encode())
+        for repetition in range(repetitions):
+            for column in range(small.SIZE):
+                line = scan.line(0, column)
+                line.idx.repetition = repetition
+                change(line)
+                file.append_acquisition(line)
+    return path
+
+
+def test_repetitions_that_are_not_played_are_named(small, tmp_path):
+    scan = read_mrd(written(small, tmp_path / "two.h5", repetitions=2))
+    assert list(scan.kspace) == [0]
+    assert scan.skipped == ("16 lines skipped: a line of repetition 1; only 0 is used",)
+
+
+def test_a_file_that_is_played_whole_leaves_nothing_out(small, tmp_path):
+    assert read_mrd(written(small, tmp_path / "one.h5")).skipped == ()
+
+
+def test_lines_that_are_all_reversed_are_called_that(small, tmp_path):
+    path = written(small, tmp_path / "r.h5", lambda line: line.set_flag(REVERSED))
+    with refused("table.incomplete", "16 lines", "reversed"):
+        read_mrd(path)
+
+
+def not_mrd(small, path):
+    with h5py.File(path, "w") as file:
+        file["kspace"] = np.zeros(3)
+
+
+def headless(small, path):
+    written(small, path)
+    with h5py.File(path, "a") as file:
+        del file["dataset"]["xml"]
+
+
+def truncated(small, path):
+    written(small, path)
+    path.write_bytes(path.read_bytes()[:3000])
+
+
+def no_hdf5(small, path):
+    path.write_text("a text")
+
+
+@pytest.mark.parametrize("spoil", [not_mrd, headless, truncated, no_hdf5])
+def test_a_file_that_is_no_scan_is_refused_in_one_sentence(small, tmp_path, spoil):
+    spoil(small, tmp_path / "a.h5")
+    with refused("file.format", "MRD") as caught:
+        read_mrd(tmp_path / "a.h5")
+    assert "Error" not in str(caught.value)
+
+
+def test_lines_come_no_faster_than_they_are_asked_to_and_decide_the_same(small, serving, tmp_path):
+    decided, every = [], 0.005
+    for pause in (0.0, every):
+        service = serving(folder=tmp_path / f"every-{pause}")
+        begun = time.monotonic()
+        played = replay_scan(small.scan_of(1, slices=1), HOST, service.port, tr=pause)
+        took = time.monotonic() - begun
+        decided += [(d["decision"], d["lower"], d["upper"]) for d in played.decisions.values()]
+    assert took >= (played.lines - 1) * every > 0
+    assert decided[0] == decided[1]
+
+
+def test_what_a_service_has_stored_is_told_as_that_and_not_as_a_fast_decision(
+    small, serving, tmp_path
+):
+    service, scan = serving(), small.scan_of(1, slices=2)
+    first, again = (replay_scan(scan, HOST, service.port) for _ in range(2))
+
+    rounds = len(first.latencies)
+    assert (first.restored, again.restored, again.latencies) == (0, rounds, [])
+    assert rounds == service.counts["stops"] + service.counts["continues"]
+    assert service.counts["told again"] == rounds
+    same = ("decision", "lower", "upper", "reason")
+    assert [[d[name] for name in same] for d in again.decisions.values()] == [
+        [d[name] for name in same] for d in first.decisions.values()
+    ]
+    both = summarise([first, again], small.SIZE)
+    assert (both["latency"]["rounds"], both["answered_again"]) == (rounds, rounds)
+    (said,) = format_summary(summarise([again], small.SIZE))[:1]
+    assert f"{rounds} rounds were stored decisions" in said
+    assert "median" not in said
+
+
+@pytest.mark.parametrize("every", ["-1", "nan", "inf"])
+def test_a_time_between_lines_that_is_none_is_refused(every, capsys):
+    with pytest.raises(SystemExit):
+        main(["replay", "atlas", "--tr-ms", every])
+    assert "--tr-ms" in capsys.readouterr().err
+
+
+def test_a_missing_service_is_bad_input_and_said_at_once(small, monkeypatch):
+    monkeypatch.setattr(replay, "PATIENCE", 0.6)
+    said = []
+    with refused("dependency.missing", "127.0.0.1:9"):
+        replay_scan(small.scan_of(1), HOST, 9, log=said.append)
+    assert len(said) == 1
+    assert "trying for 1 s" in said[0]
+
+
+def test_lines_that_are_sent_again_count_once(small, serving, monkeypatch):
+    service, wait, waited = serving(), replay._wait, []
+
+    def lose(wire, kind, played):
+        waited.append(kind)
+        if len(waited) == 3:
+            raise OSError
+        return wait(wire, kind, played)
+
+    monkeypatch.setattr(replay, "_wait", lose)
+    scan, said = small.scan_of(5, slices=2), []
+    again = replay_scan(scan, HOST, service.port, log=said.append)
+    monkeypatch.undo()
+    found = summarise([again], small.SIZE)
+    assert found["reconnections"] == 1
+    assert found["lines_sent"] == sum(16 / d["acceleration"] for d in again.decisions.values())
+    assert "resumed 1 time" in format_summary(found)[0]
+    assert len(said) == 1
+
+
+def test_one_slice_is_one_slice():
+    decision = {"acceleration": 2.0, "shadow": False, "promised": True, "promise": "p"}
+    one = _ReplayResult({0: decision}, [0.1], {(0, k) for k in range(8)})
+    assert format_summary(summarise([one], 16))[0].startswith(
+        "1 slice, 1 stopped early: 8 lines instead of 16"
+    )
+
+
+@pytest.mark.parametrize("option", ["--patients", "--coils"])
+def test_nobody_is_no_patient(option, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", "atlas", option, "0"])
+    assert ended.value.code == 2
+    assert f"{option} must be in (0, 1e+06), got 0" in capsys.readouterr().err

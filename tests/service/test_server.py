@@ -1,0 +1,559 @@
+"""Who is slow, silent or curious keeps nobody from scanning and reads nothing."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import select
+import socket
+import stat
+import struct
+import threading
+import time
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+import taskuq as tq
+from taskuq.cli.app import main
+from taskuq.errors import InputError, MachineError
+from taskuq.experiments._run import open_run, read_run
+from taskuq.measure._masks import nested_masks, save_masks
+from taskuq.service import _replay as replay
+from taskuq.service._mrd import (
+    ACQUISITION,
+    CLOSE,
+    CONFIG_TEXT,
+    HEADER,
+    IMAGE,
+    TEXT,
+    Connection,
+    ScanHeader,
+    StreamError,
+    StreamLimits,
+    header_xml,
+)
+from taskuq.service._replay import _StoredScan, replay_scan
+from taskuq.service._server import export_service, open_service_model
+from taskuq.service._session import Session
+
+pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
+
+
+@pytest.mark.parametrize("drips", [False, True])
+def test_a_connection_that_sends_no_header_is_let_go(serving, connect, drips):
+    service = serving(limits=StreamLimits(idle=60, header=0.3))
+    wire = connect(service)
+    begun = time.monotonic()
+    try:
+        while drips and time.monotonic() < begun + 20:
+            # Something comes again and again, only never a header.
+            wire.connection.sendall(struct.pack("<HI", CONFIG_TEXT, 1) + b" ")
+            time.sleep(0.02)
+    except OSError:
+        pass
+    else:
+        assert not drips
+        assert "no header arrived within 0.3 s" in wire.read().content
+        assert wire.read() is None
+    assert time.monotonic() < begun + 20
+
+
+def test_a_scan_may_take_longer_than_its_header(small, serving, connect):
+    service = serving(limits=StreamLimits(idle=60, header=0.3))
+    wire = connect(service)
+    wire.send(HEADER, header_xml(small.scan_of(1).header))
+    assert "send these lines" in wire.read().content
+    time.sleep(0.5)
+    wire.send(HEADER, "again")
+    assert "a header already" in wire.read().content
+
+
+def test_after_half_a_message_nothing_more_is_sent():
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    sender, reader = (
+        Connection(ours, StreamLimits(idle=0.2)),
+        Connection(theirs, StreamLimits(idle=20)),
+    )
+    with pytest.raises(TimeoutError):
+        sender.send(TEXT, "a" * 2**24)
+    with pytest.raises(OSError):
+        sender.send(CLOSE)
+    with pytest.raises(StreamError, match="bytes short of a message"):
+        reader.read()
+    reader.close()
+
+
+def test_states_are_for_their_owner_alone(serving, tmp_path):
+    serving(folder=tmp_path / "new" / "states")
+    assert stat.S_IMODE((tmp_path / "new" / "states").stat().st_mode) == 0o700
+
+
+def test_what_the_command_writes_is_for_its_owner_alone(tmp_path, monkeypatch):
+    from taskuq.cli import service as mrd
+    from taskuq.service import _server as opening
+
+    def write(*given, **options):
+        (tmp_path / "state").write_text("k-space")
+        raise InputError("enough")
+
+    monkeypatch.setattr(opening, "open_service_model", write)
+    before = os.umask(0o022)
+    try:
+        with pytest.raises(InputError, match="enough"):
+            mrd.serve(tmp_path / "policy.json")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o600
+
+
+def test_a_service_that_has_stopped_leaves_no_thread_behind(serving):
+    # One that still ran while Python ended aborted the process.
+    before = set(threading.enumerate())
+    service = serving()
+    listening = set(threading.enumerate()) - before
+    service.stop()
+
+    assert len(listening) == 2
+    assert not any(thread.is_alive() for thread in listening)
+
+
+def test_a_connection_that_cannot_be_taken_keeps_nobody_else_out(serving, connect, monkeypatch):
+    service, accept, failed = serving(), socket.socket.accept, []
+
+    def accept_later(listener):
+        if not failed:
+            failed.append(listener)
+            raise OSError(errno.EMFILE, "too many open files")
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    # Who waits already takes the first; whoever waits for the second fails once.
+    connect(service)
+    second = Connection(
+        socket.create_connection(("127.0.0.1", service.port)), StreamLimits(idle=20)
+    )
+    second.send(HEADER, "no header")
+
+    assert "cannot be read" in second.read().content
+    assert len(failed) == 1
+    second.close()
+
+
+def test_a_thread_that_cannot_be_started_keeps_nobody_else_out(serving, monkeypatch):
+    service, start, failed = serving(), threading.Thread.start, []
+
+    def start_later(thread):
+        if not failed:
+            failed.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_later)
+    for said in (None, "cannot be read"):
+        wire = Connection(
+            socket.create_connection(("127.0.0.1", service.port)), StreamLimits(idle=20)
+        )
+        if said is not None:
+            wire.send(HEADER, "no header")
+        answer = wire.read()
+        wire.close()
+        assert answer is None if said is None else said in answer.content
+
+
+def test_those_who_ask_for_health_take_no_more_threads_than_scanners(serving):
+    service = serving(limits=StreamLimits(connections=3))
+    silent = [socket.create_connection(("127.0.0.1", service.health_port)) for _ in range(20)]
+    let_go, until = [], time.monotonic() + 8
+    while len(let_go) < 17 and time.monotonic() < until:
+        let_go = select.select(silent, [], [], 0.1)[0]
+        time.sleep(0.05)
+    for one in silent:
+        one.close()
+
+    assert len(let_go) == 17
+
+
+def test_a_failure_of_ours_is_said_before_the_connection_is_closed(small, serving, monkeypatch):
+    def fail(session, xml):
+        raise ZeroDivisionError
+
+    service = serving()
+    monkeypatch.setattr(Session, "_begin", fail)
+    wire = Connection(socket.create_connection(("127.0.0.1", service.port)), StreamLimits(idle=20))
+    wire.send(HEADER, header_xml(small.scan_of(1).header))
+
+    assert "the service failed (ZeroDivisionError)" in wire.read().content
+    assert wire.read() is None
+    assert service.counts["failed connections"] == 1
+    wire.close()
+
+
+def test_two_connections_of_one_scan_at_once_leave_one_that_scans(small, serving, monkeypatch):
+    service, scan, both = serving(), small.scan_of(1), threading.Barrier(2)
+    take_over = service._take_over
+
+    def at_once(header, session):
+        take_over(header, session)
+        # Whoever would be let go is given time to be overlooked.
+        with suppress(threading.BrokenBarrierError):
+            both.wait(1)
+
+    monkeypatch.setattr(service, "_take_over", at_once)
+    wires = [
+        Connection(socket.create_connection(("127.0.0.1", service.port)), StreamLimits(idle=20))
+        for _ in range(2)
+    ]
+    for wire in wires:
+        wire.send(HEADER, header_xml(scan.header))
+    until = time.monotonic() + 20
+    while time.monotonic() < until and [s.header for s in service.sessions] != [scan.header]:
+        time.sleep(0.02)
+    left = [session.header for session in service.sessions]
+    for wire in wires:
+        wire.close()
+
+    assert left == [scan.header]
+
+
+pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
+HOST, MANY = "127.0.0.1", 100
+
+
+def many_slices(small, number, slices=MANY):
+    """A scan of many slices, which are all alike."""
+    one = small.scan_of(number, slices=1)
+    name = one.header.patient
+    header = ScanHeader(one.header.scan_id, name, one.header.shape, slices)
+    return _StoredScan(header, dict.fromkeys(range(slices), one.kspace[0]))
+
+
+def begun(connect, service, scan):
+    """A connection whose header was taken."""
+    wire = connect(service)
+    wire.send(HEADER, header_xml(scan.header))
+    assert "send these lines" in wire.read().content
+    return wire
+
+
+def all_read(wire):
+    """Wait until everything that was sent has been read."""
+    wire.send(HEADER, "again")
+    while "a header already" not in getattr(wire.read(), "content", ""):
+        pass
+
+
+def test_a_connection_of_many_slices_has_two_threads(small, serving, connect):
+    service, scan = serving(), many_slices(small, 1)
+    before = set(threading.enumerate())
+    wire = begun(connect, service, scan)
+    for slice_ in scan.kspace:
+        wire.send(ACQUISITION, scan.line(slice_, 0))
+    all_read(wire)
+
+    assert len(service.sessions) == 1
+    assert len(set(threading.enumerate()) - before) <= 2
+
+
+def test_rounds_that_are_late_wait_in_one_thread(small, serving, connect):
+    go_on = threading.Event()
+
+    def stuck(measurement, **options):
+        assert go_on.wait(20)
+        return small.recover(measurement, **options)
+
+    service, scan = serving(recover=stuck, deadline=0.02), many_slices(small, 1, slices=20)
+    before = set(threading.enumerate())
+    wire = begun(connect, service, scan)
+    for slice_ in scan.kspace:
+        for column in small.COLUMNS[0]:
+            wire.send(ACQUISITION, scan.line(slice_, int(column)))
+    faults = [replay._decision(wire.read())["fault"] for _ in scan.kspace]
+    threads = set(threading.enumerate()) - before
+    go_on.set()
+
+    assert len(threads) <= 3
+    assert all("took longer" in one or "still running" in one for one in faults)
+
+
+def test_slices_in_any_order_are_all_decided(small, small_policy, serving, connect):
+    # Lines of all slices by queue, as scanners interleave them: more slices than may wait.
+    scan = small.scan_of(6, slices=9)
+    wire = begun(connect, serving(limits=StreamLimits(waiting=2)), scan)
+    for column in range(small.SIZE):
+        for slice_ in scan.kspace:
+            wire.send(ACQUISITION, scan.line(slice_, column))
+    wire.send(CLOSE)
+    last = {}
+    while (message := wire.read()) is not None:
+        if message.kind == IMAGE:
+            decision = replay._decision(message)
+            last[decision["slice"]] = decision
+
+    assert sorted(last) == [*range(9)]
+    for slice_, decision in last.items():
+        alone = small.acquired(small_policy, 6, slice_).rounds[-1].to_dict()
+        assert decision["lower"] == alone["lower"]
+        assert decision["round"] == alone["round"]
+
+
+def test_a_header_that_announces_more_than_is_taken_is_refused(small, serving, connect):
+    service = serving()
+    held = begun(connect, service, small.scan_of(2, slices=1))
+    large = ScanHeader("MR-large", "large", (512, 60_000, small.SIZE), 1024)
+    wire = connect(service)
+    wire.send(HEADER, header_xml(large))
+    answer = wire.read().content
+
+    assert "3840000 MiB of k-space, the limit is 8192 MiB; raise --max-scan" in answer
+    assert wire.read() is None
+    assert len(replay_scan(small.scan_of(3), HOST, service.port).decisions) == 3
+    all_read(held)
+
+
+@pytest.mark.parametrize("unit", ["case", "whole-group"])
+def test_slices_that_do_not_fit_at_once_are_refused(small, serving, connect, unit):
+    scan = small.scan_of(1)
+    room = scan.header.nbytes - 1 if unit == "whole-group" else scan.header.nbytes // 3 - 1
+    wire = connect(serving(policy=small.policy(unit, width=0.2), limits=StreamLimits(buffer=room)))
+    wire.send(HEADER, header_xml(scan.header))
+
+    assert "--max-buffer" in wire.read().content
+    assert wire.read() is None
+
+
+def test_who_sends_more_than_is_kept_is_let_go_and_no_one_else(small, serving, connect):
+    slice_ = small.scan_of(1, slices=1).header.nbytes
+    service = serving(limits=StreamLimits(buffer=2 * slice_))
+    held, scan = begun(connect, service, small.scan_of(2, slices=1)), many_slices(small, 1)
+    wire = begun(connect, service, scan)
+    last = int(small.COLUMNS[0][0])
+    try:
+        for column in [c for c in range(small.SIZE) if c != last]:
+            for k in range(3):
+                wire.send(ACQUISITION, scan.line(k, column))
+    except OSError:
+        pass
+    said = wire.read().content
+
+    assert "--max-buffer" in said
+    assert wire.read() is None
+    # Slices that are decided make room: many of them are scanned one after another.
+    assert len(replay_scan(many_slices(small, 4, slices=5), HOST, service.port).decisions) == 5
+    all_read(held)
+
+
+def test_who_waits_for_an_answer_is_not_idle(small, serving, connect):
+    go_on = threading.Event()
+
+    def slow(measurement, **options):
+        assert go_on.wait(20)
+        return small.recover(measurement, **options)
+
+    scan, wire = (
+        small.scan_of(1, slices=1),
+        connect(serving(recover=slow, limits=StreamLimits(idle=0.2))),
+    )
+    lines = [raw(ACQUISITION, scan.line(0, int(column))) for column in small.COLUMNS[0]]
+    text = header_xml(scan.header).encode()
+    # All at once: nothing but the computation takes time.
+    wire.connection.sendall(struct.pack("<HI", HEADER, len(text)) + text + b"".join(lines))
+    assert "send these lines" in wire.read().content
+    time.sleep(1)
+    go_on.set()
+
+    assert wire.read().kind == IMAGE
+
+
+def raw(kind, content):
+    parts = [struct.pack("<H", kind)]
+    content.serialize_into(lambda part: parts.append(bytes(part)))
+    return b"".join(parts)
+
+
+pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
+POSITIVE = {
+    "--deadline": ["-1", "0", "nan", "inf"],
+    "--connections": ["0", "-3"],
+    "--max-message": ["0"],
+    "--max-scan": ["-1"],
+    "--max-buffer": ["0"],
+    "--idle-timeout": ["-1", "nan"],
+}
+
+
+def refused(capsys, *options):
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "there-is-no-policy.json", *options])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err.strip()
+    assert len(said.splitlines()) == 1
+    return said
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [(o, v) for o, each in POSITIVE.items() for v in each]
+)
+def test_numbers_that_cannot_work_are_refused_at_the_start(capsys, option, value):
+    assert f"{option} must be in (0, 1e+06), got" in refused(capsys, f"{option}={value}")
+
+
+@pytest.mark.parametrize("option", ["--port", "--health-port"])
+@pytest.mark.parametrize("value", ["99999", "-1"])
+def test_a_port_that_there_is_not_is_refused(capsys, option, value):
+    said = refused(capsys, f"{option}={value}")
+    assert f"{option} must be a port" in said
+
+
+def test_a_port_that_is_taken_is_named_alone(serving, small):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(MachineError, match=f"port {port} "):
+            serving(port=port)
+
+
+def test_a_cut_monitor_is_begun_anew_and_a_cut_scan_too(small, small_policy, tmp_path):
+    (tmp_path / "monitor.json").write_text('{"schema": "taskuq.mon')
+    with pytest.raises(tq.InputError):
+        tq.Monitor(small_policy, state=tmp_path / "monitor.json")
+    (tmp_path / "a.json").write_text('{"schema": "taskuq.acq')
+    with pytest.raises(tq.InputError):
+        small.acquired(small_policy, 1, 0, scan_id="A", state=tmp_path / "a.json")
+
+
+def test_the_start_says_shadow_and_which_coils_nobody_knows(small, small_policy, capsys):
+    from taskuq.cli.service import _print_terms
+    from taskuq.service._session import ServiceModel
+
+    model = ServiceModel(small_policy, small.recover, small.task, small.COLUMNS, None, shadow=True)
+    _print_terms(model)
+    said = capsys.readouterr().err
+    assert said.startswith(str(small_policy))
+    assert "Shadow mode" in said
+    assert "number of coils" in said
+
+
+def test_no_search_for_garbage_looks_at_networks_once_a_service_listens(tmp_path, monkeypatch):
+    from taskuq.cli import service as mrd
+    from taskuq.service import _server as opening
+    from taskuq.service._server import Service
+
+    class Network:
+        """Something that was loaded, and that a search would look at."""
+
+    loaded, looked_at = [], []
+
+    def load(*given, **options):
+        loaded.append(Network())
+
+    def listen(service):
+        looked_at.extend(one for one in gc.get_objects() if one is loaded[0])
+        raise tq.InputError("enough")
+
+    monkeypatch.setattr(opening, "open_service_model", load)
+    monkeypatch.setattr(Service, "start", listen)
+    before = os.umask(0o022)
+    try:
+        with pytest.raises(tq.InputError, match="enough"):
+            mrd.serve(tmp_path / "policy.json")
+    finally:
+        os.umask(before)
+        gc.unfreeze()
+    # Objects in the permanent generation are not listed.
+    assert not looked_at
+    assert any(one is loaded[0] for one in gc.get_objects())
+
+
+pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
+RATES = (8.0, 4.0)
+RUN = """
+part = "all"
+samples = 1
+[data]
+kind = "atlas"
+patients = 2
+slices = 1
+coils = 2
+seed = {seed}
+[measure]
+accelerations = [8, 4]
+file = "{masks}"
+[recover]
+kind = "varnet"
+weights = "varnet-atlas"
+[task]
+kind = "classifier"
+weights = "classifier-atlas"
+"""
+
+
+def masks_file(path, seed, **more):
+    masks = nested_masks(128, RATES, rng=np.random.default_rng(seed))
+    return save_masks(path, masks, RATES, **more)
+
+
+def opened(tmp_path, masks, seed=3):
+    (tmp_path / "run.toml").write_text(RUN.format(masks=masks, seed=seed))
+    return open_run(read_run(tmp_path / "run.toml"), "cpu")
+
+
+@pytest.fixture
+def planned(tmp_path):
+    """The masks of a run, and the file of a policy from its table."""
+    masks = masks_file(tmp_path / "own.npz", 5)
+    run = opened(tmp_path, masks)
+    rng = np.random.default_rng(0)
+    table = tq.TaskOutputs(
+        rng.uniform(size=(2, 20, 1)), rng.uniform(size=20), RATES,
+        provenance={"configuration": run.configuration}, task_range=(0, 1),
+    )  # fmt: skip
+    tq.plan(table, alpha=0.3, max_width=0.5).save(tmp_path / "policy.json")
+    return masks, tmp_path / "policy.json"
+
+
+OWN = {"recover": "varnet-atlas", "task": "classifier-atlas"}
+
+
+def test_what_a_run_was_made_with_is_served(planned, tmp_path):
+    masks, policy = planned
+    model = open_service_model(policy, *OWN.values(), masks, tmp_path)
+    known = model.policy.provenance["fingerprints"]
+    assert model.void is None
+    assert model.fingerprints == {name: known[name] for name in ("recover", "task")}
+
+
+@pytest.mark.parametrize("other", ["published masks", "other masks", "recover"])
+def test_other_masks_and_networks_are_refused_unless_asked_for(planned, tmp_path, other):
+    masks, policy = planned
+    recover = "flow-atlas" if other == "recover" else OWN["recover"]
+    lines = {"published masks": None, "recover": masks}.get(other, tmp_path / "other.npz")
+    masks_file(tmp_path / "other.npz", 1)
+    what = "recover" if other == "recover" else "masks"
+    with pytest.raises(InputError, match=f"calibrated with {what} .*--allow-mismatch"):
+        open_service_model(policy, recover, OWN["task"], lines, tmp_path)
+    with pytest.raises(InputError, match=f"calibrated with {what} .*--allow-mismatch"):
+        export_service(
+            policy, recover, OWN["task"], lines, tmp_path / "runtime", coils=2, height=None
+        )
+    with pytest.warns(UserWarning, match="nothing is promised"):
+        model = open_service_model(
+            policy, recover, OWN["task"], lines, tmp_path, allow_mismatch=True
+        )
+    assert f"calibrated with {what}" in model.void
+
+
+@pytest.mark.parametrize(("learned_with", "is_own"), [(3, True), (4, False)])
+def test_a_run_refuses_an_order_that_was_learned_on_its_own_cases(tmp_path, learned_with, is_own):
+    about = opened(tmp_path, masks_file(tmp_path / "plain.npz", 0), seed=learned_with)
+    names = [str(item.case) for item in about.images]
+    made = {"configuration": about.configuration, "cases": names[:1]}
+    learned = masks_file(tmp_path / "learned.npz", 0, provenance=made)
+    if not is_own:
+        assert opened(tmp_path, learned).masks.shape == (2, 128)
+        return
+    with pytest.raises(InputError) as caught:
+        opened(tmp_path, learned)
+    assert caught.value.code == "data.leak"

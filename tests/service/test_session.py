@@ -1,0 +1,613 @@
+"""A service decides about scans that come over the network as acquire decides about its own."""
+
+import gc
+import json
+import mmap
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from benchmarks.scanner import resident, small_chain, small_scan
+
+import taskuq as tq
+from taskuq._seeds import case_seed
+from taskuq.measure._adaptive import AdaptiveLines
+<<<<<<< HEAD:tests/scanner/test_service.py
+from taskuq.measure._mri import MultiCoilMRI, AdaptiveMRIScanner
+=======
+from taskuq.measure._mri import MultiCoilMRI, AdaptiveMRIScanner
+from taskuq.scan._audit import read_audit_log
+>>>>>>> main:tests/service/test_session.py
+from taskuq.service import _replay as replay
+from taskuq.service._mrd import (
+    ACQUISITION,
+    CLOSE,
+    HEADER,
+    IMAGE,
+    WAVEFORM,
+    Connection,
+    StreamLimits,
+    header_xml,
+)
+from taskuq.service._replay import _StoredScan, read_mrd, replay_scan, summarise
+from taskuq.service._server import LOOPBACK, Service
+from taskuq.service._session import Session, _StreamedSlice
+
+ismrmrd = pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
+SAME = ("case", "round", "acceleration", "lower", "upper", "reason", "fault")
+HOST = "127.0.0.1"
+
+
+def said(record):
+    return {name: record[name] for name in SAME}
+
+
+def require_same(small, policy, number, played):
+    for slice_, decision in played.decisions.items():
+        scan = small.acquired(policy, number, slice_)
+        assert said(decision) == said(scan.rounds[-1].to_dict())
+
+
+def test_decisions_are_acquires_to_the_bit_and_images_are_means_of_recoveries(small, serving):
+    policy = small.policy(width=0.15)
+    service, ends = serving(policy=policy), set()
+    for number in [*range(40, 50), 5]:
+        played = replay_scan(small.scan_of(number), HOST, service.port)
+        require_same(small, policy, number, played)
+        ends |= {d["acceleration"] for d in played.decisions.values()}
+    assert ends == {8, 4, 2}
+
+    scanner = small.SimulatedMRIScanner(small.image(1050), small.MASKS, small.RATES)
+    rounds = [scanner.measure(k) for k in range(played.decisions[0]["round"] + 1)]
+    R = played.decisions[0]["acceleration"]
+    seed = case_seed(0, "patient-5-slice-0", R)
+    drawn = small.recover(scanner.combine(rounds), samples=1 if R == 1 else 4, seed=seed)
+    assert np.allclose(played.decisions[0]["image"], drawn.mean(0).numpy(), atol=1e-6)
+
+
+def test_many_connections_at_once_lose_and_swap_nothing(small, small_policy, serving):
+    service, found = serving(), {}
+
+    def one(number):
+        found[number] = replay_scan(small.scan_of(number, slices=2), HOST, service.port)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(found) == 16
+    for number, played in found.items():
+        require_same(small, small_policy, number, played)
+
+
+def killed(process):
+    process.kill()
+    process.wait()
+
+
+def test_a_service_that_is_killed_in_the_middle_of_a_scan_goes_on(
+    small, small_policy, tmp_path, monkeypatch
+):
+    small_policy.save(tmp_path / "policy.json")
+    with socket.create_server((HOST, 0)) as free:
+        port = free.getsockname()[1]
+    serve = [sys.executable, small.__file__, str(tmp_path), str(port)]
+    running = [subprocess.Popen(serve)]
+    answers, wait = [], replay._wait
+
+    def wait_and_kill(wire, kind, played):
+        answers.append(kind)
+        if len(answers) in (3, 6):  # a round has just been sent
+            killed(running.pop())
+            running.append(subprocess.Popen(serve))
+        return wait(wire, kind, played)
+
+    monkeypatch.setattr(replay, "_wait", wait_and_kill)
+    for name in ("PATIENCE", "PATIENCE_FOR_RETURN"):
+        monkeypatch.setattr(replay, name, 300.0)
+    try:
+        played = replay_scan(small.scan_of(3), HOST, port)
+    finally:
+        killed(running.pop())
+
+    assert played.reconnections == 2
+    require_same(small, small_policy, 3, played)
+
+
+def test_lines_in_any_order_twice_and_too_early_change_nothing(
+    small, small_policy, serving, connect
+):
+    service, scan = serving(), small.scan_of(7, slices=2)
+    wire = connect(service)
+    wire.send(HEADER, header_xml(scan.header))
+    rng = np.random.default_rng(0)
+    places = [(s, c) for s in (0, 1) for c in range(small.SIZE)] * 2
+    for place in rng.permutation(places):
+        wire.send(ACQUISITION, scan.line(*map(int, place)))
+    wire.send(CLOSE)
+    last = {}
+    while (message := wire.read()) is not None:
+        if message.kind == IMAGE:
+            decision = replay._decision(message)
+            last[decision["slice"]] = decision
+
+    assert sorted(last) == [0, 1]
+    played = replay._ReplayResult(decisions=last)
+    require_same(small, small_policy, 7, played)
+
+
+def test_a_line_that_comes_again_with_other_numbers_stops_nothing(
+    small, small_policy, serving, connect
+):
+    number, slice_ = next(
+        (n, s) for n in range(40) for s in range(3)
+        if small.acquired(small_policy, n, s).acceleration > 1
+    )  # fmt: skip
+    scan, wire = small.scan_of(number), connect(serving())
+    wire.send(HEADER, header_xml(scan.header))
+    spoilt = scan.line(slice_, int(small.COLUMNS[0][0]))
+    spoilt.data[:] = 1
+    wire.send(ACQUISITION, spoilt)
+    for column in range(small.SIZE):
+        wire.send(ACQUISITION, scan.line(slice_, column))
+    wire.send(CLOSE)
+    found = []
+    while (message := wire.read()) is not None:
+        found.append(replay._decision(message) if message.kind == IMAGE else message.content)
+
+    decisions = [one for one in found if isinstance(one, dict)]
+    assert decisions
+    assert not any(one["would_stop"] == "true" for one in decisions)
+    assert any("came twice" in one for one in found if isinstance(one, str))
+
+
+@pytest.mark.parametrize(("unit", "watched"), [("whole-group", False), ("group", True)])
+def test_slices_that_are_decided_together_are_scanned_together(small, serving, unit, watched):
+    policy = small.policy(unit, width=0.1 if watched else 0.2)
+    monitor = tq.Monitor(policy) if watched else None
+    service = serving(policy=policy, monitor=monitor)
+    # A scanner that waited for one slice at a time would wait for ever.
+    played = replay_scan(small.scan_of(2), HOST, service.port, limits=StreamLimits(idle=20))
+    scanners = {
+        f"patient-2-slice-{k}": small.SimulatedMRIScanner(
+            small.image(1020 + k), small.MASKS, small.RATES
+        )
+        for k in range(3)
+    }
+    steps = {"recover": small.recover, "task": small.task, "samples": small.SAMPLES}
+    whole = tq.acquire(policy, scanners, **steps)
+
+    assert sorted(played.decisions) == [0, 1, 2]
+    assert played.reconnections == 0
+    for decision in played.decisions.values():
+        assert said(decision) == said(whole.cases[decision["case"]].rounds[-1].to_dict())
+    lines = [small.SIZE / scan.acceleration for scan in whole.cases.values()]
+    assert played.lines == sum(lines) < 3 * small.SIZE
+
+
+def test_any_number_of_waveforms_between_lines_is_passed_over(
+    small, small_policy, serving, connect
+):
+    scan, wire = small.scan_of(1, slices=1), connect(serving())
+    wire.send(HEADER, header_xml(scan.header))
+    beat = ismrmrd.Waveform.from_array(np.zeros((2, 4), dtype=np.uint32))
+    for _ in range(3000):
+        wire.send(WAVEFORM, beat)
+    for column in range(small.SIZE):
+        wire.send(ACQUISITION, scan.line(0, column))
+    wire.send(CLOSE)
+    found = []
+    while (message := wire.read()) is not None:
+        if message.kind == IMAGE:
+            found.append(replay._decision(message))
+
+    require_same(small, small_policy, 1, replay._ReplayResult(decisions={0: found[-1]}))
+
+
+def test_in_shadow_nothing_stops_and_all_lines_are_asked_for(small, small_policy, serving):
+    service = serving(shadow=True)
+    played = [replay_scan(small.scan_of(number), HOST, service.port) for number in range(4)]
+
+    assert sum(one.lines for one in played) == 4 * 3 * small.SIZE
+    assert all(d["decision"] == "continue" for one in played for d in one.decisions.values())
+
+
+def test_replies_promise_nothing_where_parts_are_not_the_policys(small, serving):
+    service = serving(void="Nothing is promised: other masks.")
+    played = replay_scan(small.scan_of(41), HOST, service.port)
+    assert {one["promise"] for one in played.decisions.values()} == {service.model.void}
+
+
+def test_a_withdrawn_promise_is_said_and_stops_nothing(small, small_policy, serving):
+    monitor = tq.Monitor(small_policy)
+    for _ in range(60):
+        monitor.update(np.array([0.9, 0.9001, 0.9002, 0.9003]))
+    played = replay_scan(small.scan_of(1), HOST, serving(monitor=monitor).port)
+
+    assert monitor.alarm
+    assert all(d["acceleration"] == 1 for d in played.decisions.values())
+    assert "withdrawn" in played.decisions[0]["promise"]
+
+
+def test_health_tells_what_happened_and_too_many_connections_are_refused(small, serving, connect):
+    service = serving(limits=StreamLimits(connections=1, idle=5))
+    held = connect(service)
+    held.send(HEADER, header_xml(small.scan_of(1).header))
+    assert "send these lines" in held.read().content
+    refused = connect(service)
+    assert "limit of 1 connections" in refused.read().content
+    assert refused.read() is None
+
+    with urllib.request.urlopen(f"http://{HOST}:{service.health_port}/health") as page:
+        health = json.load(page)
+    assert health["status"] == "ready"
+    assert health["connections"] == 1
+    assert health["counts"]["refused connections"] == 1
+
+
+def test_it_listens_on_loopback_alone_unless_told_otherwise(serving):
+    assert serving().host == "127.0.0.1"
+
+
+def named_by_its_study(xml):
+    header = ismrmrd.xsd.CreateFromDocument(xml)
+    header.measurementInformation = None
+    header.studyInformation = ismrmrd.xsd.studyInformationType(accessionNumber=77)
+    return header.toXML()
+
+
+@pytest.mark.parametrize("spoil", ["no name", "a study's name", "entity", "other size", "no xml"])
+def test_a_header_that_does_not_do_is_refused_in_a_sentence(small, serving, connect, spoil):
+    xml = header_xml(small.scan_of(1).header)
+    xml = {
+        "no name": xml.replace("MR-1", ""),
+        "a study's name": named_by_its_study(xml),
+        "entity": xml.replace("?>", '?><!DOCTYPE a [<!ENTITY b "c">]>', 1),
+        "other size": xml.replace("<ns0:y>16<", "<ns0:y>32<").replace("<y>16<", "<y>32<"),
+        "no xml": "hello",
+    }[spoil]
+    wire = connect(serving())
+    wire.send(HEADER, xml)
+    answer = wire.read()
+
+    assert "lines" not in json.loads(answer.content)
+    assert wire.read() is None
+
+
+def test_an_mrd_file_is_read_as_it_was_written_and_by_the_official_package(small, tmp_path):
+    scan = small.scan_of(4)
+    path = scan.save(tmp_path / "scan.h5")
+    again = read_mrd(path)
+    assert again.header == scan.header
+    assert all(np.array_equal(again.kspace[k], scan.kspace[k]) for k in scan.kspace)
+    with ismrmrd.Dataset(str(path), "dataset", create_if_needed=False) as file:
+        assert file.number_of_acquisitions() == 3 * small.SIZE
+
+
+def test_a_file_of_the_official_package_is_read_and_ours_by_it(small, tmp_path):
+    scan = small.scan_of(4, slices=1)
+    xsd = ismrmrd.xsd
+    header = xsd.CreateFromDocument(header_xml(scan.header))
+    header.measurementInformation.measurementID = None
+    header.measurementInformation.seriesInstanceUIDRoot = "1.2.77"
+    header.subjectInformation = None
+    with ismrmrd.Dataset(str(tmp_path / "theirs.h5"), "dataset", create_if_needed=True) as file:
+        file.write_xml_header(header.toXML().encode())
+        noise = ismrmrd.Acquisition.from_array(np.ones((2, 100), dtype=np.complex64))
+        noise.setFlag(ismrmrd.ACQ_IS_NOISE_MEASUREMENT)
+        file.append_acquisition(noise)
+        for column in [*range(small.SIZE)][::-1]:
+            line = ismrmrd.Acquisition.from_array(scan.kspace[0][..., column])
+            line.idx.kspace_encode_step_1, line.idx.slice = column, 0
+            file.append_acquisition(line)
+    theirs = read_mrd(tmp_path / "theirs.h5")
+    assert (theirs.header.scan_id, theirs.header.case(0)) == ("1.2.77", "1.2.77-slice-0")
+    assert np.array_equal(theirs.kspace[0], scan.kspace[0])
+
+    with ismrmrd.File(str(scan.save(tmp_path / "ours.h5")), mode="r") as file:
+        ours = list(file["dataset"].acquisitions)
+        assert file["dataset"].header.subjectInformation.patientID == "patient-4"
+    assert np.array_equal(ours[5].data, scan.kspace[0][..., ours[5].idx.kspace_encode_step_1])
+
+
+def test_a_summary_counts_what_was_saved(small, serving):
+    played = replay_scan(small.scan_of(1), HOST, serving().port)
+    found = summarise([played], small.SIZE)
+
+    assert found["lines_of_full_scans"] == 3 * small.SIZE
+    assert found["acceleration"] == 3 * small.SIZE / played.lines
+    json.dumps(found)
+
+
+def test_lines_wanted_next_are_those_that_a_rule_chooses(small, serving):
+    rule = AdaptiveLines(
+        MultiCoilMRI(small.MASKS, small.RATES), small.MASKS, small.RATES, "outputs"
+    )
+    table = tq.Pipeline(rule, small.recover, small.task).run(
+        [small.image(k) for k in range(30)], case=[f"old-{k}" for k in range(30)],
+        accelerations=small.RATES, samples=small.SAMPLES, seed=0, task_range=(0, 1), progress=False,
+    )  # fmt: skip
+    policy = tq.plan(table, alpha=0.2, max_width=0.02)
+    scan = small.scan_of(3, slices=2)
+    service = serving(policy=policy, adaptive=rule)
+    played, again = (replay_scan(scan, HOST, service.port) for _ in range(2))
+    lines = 0
+    for k in range(2):
+        own = AdaptiveMRIScanner(small.image(1000 + 10 * 3 + k), small.RATES)
+        alone = tq.acquire(
+            policy, own, recover=small.recover, task=small.task, samples=small.SAMPLES,
+            case=f"patient-3-slice-{k}", adaptive=rule,
+        )  # fmt: skip
+        lines += sum(len(piece["columns"]) for piece in alone.measurements)
+        assert played.decisions[k]["acceleration"] == alone.acceleration
+        assert said(again.decisions[k]) == said(played.decisions[k])
+    # Who comes back is asked for the same lines again, round by round.
+    assert played.lines == again.lines == lines
+
+
+pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
+
+
+@dataclass
+class Held:
+    """A recovery that says when it computes, and goes on when it may."""
+
+    recover: object
+    computing: threading.Event = field(default_factory=threading.Event)
+    go_on: threading.Event = field(default_factory=threading.Event)
+
+    def __call__(self, measurement, **options):
+        self.computing.set()
+        assert self.go_on.wait(20)
+        return self.recover(measurement, **options)
+
+
+def begun(connect, service, scan, columns):
+    """A connection that has sent some lines of all slices."""
+    wire = connect(service)
+    wire.send(HEADER, header_xml(scan.header))
+    for slice_ in scan.kspace:
+        for column in columns:
+            wire.send(ACQUISITION, scan.line(slice_, int(column)))
+    assert "send these lines" in wire.read().content
+    return wire
+
+
+def decisions(wire):
+    wire.send(CLOSE)
+    found = []
+    while (message := wire.read()) is not None:
+        if message.kind == IMAGE:
+            found.append(replay._decision(message))
+    return found
+
+
+@pytest.fixture(params=["case", "whole-group"])
+def stopping(request, small):
+    """A policy, and a scan that it stops in the first round."""
+    if request.param == "whole-group":
+        return small.policy("whole-group", width=0.8), small.scan_of(2)
+    policy = small.policy(width=0.15)
+    number = next(n for n in range(40) if small.acquired(policy, n, 0).acceleration == 8)
+    return policy, small.scan_of(number, slices=1)
+
+
+def test_a_scan_of_sound_lines_would_stop(small, serving, connect, stopping):
+    policy, scan = stopping
+    wire = begun(connect, serving(policy=policy), scan, small.COLUMNS[0])
+    found = decisions(wire)
+
+    assert len(found) == len(scan.kspace)
+    assert all(one["decision"] == "stop" for one in found)
+
+
+def test_a_line_that_changes_while_its_round_is_computed_never_stops_a_scan(
+    small, serving, connect, stopping, tmp_path
+):
+    policy, scan = stopping
+    held = Held(small.recover)
+    service = serving(policy=policy, recover=held)
+    wire = begun(connect, service, scan, small.COLUMNS[0])
+    assert held.computing.wait(20)
+    spoilt = scan.line(0, int(small.COLUMNS[0][0]))
+    spoilt.data[:] = 1
+    wire.send(ACQUISITION, spoilt)
+    assert "came twice" in wire.read().content
+    held.go_on.set()
+    first = decisions(wire)
+    again = decisions(begun(connect, service, scan, range(small.SIZE)))
+
+    assert not any(one["would_stop"] == "true" for one in first + again)
+    assert all("came twice" in one["fault"] for one in first)
+    assert len(again) > len(first) == len(scan.kspace)
+    told = read_audit_log(tmp_path / "states" / "log.jsonl")
+    assert not any(line["stop"] for line in told)
+
+
+def test_a_line_that_changes_after_a_stop_does_not_take_it_back(small, stopping):
+    from taskuq.service._session import _StreamedSlice
+
+    policy, scan = stopping
+    slice_ = _StreamedSlice(small.COLUMNS, scan.header.shape, policy.accelerations, "MR")
+    line = scan.kspace[0][..., 3]
+    assert slice_.add(3, line) is None
+    assert slice_.finalize() is None
+    assert slice_.add(3, line + 1) is None
+    assert slice_.finalize() is None
+    assert slice_.add(4, line) is None
+    assert sorted(slice_.lines) == [3, 4]
+
+
+pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
+HOST_ANOTHER_SCAN, WIDTH, NUMBER, OTHER = "127.0.0.1", 0.1, 1, 7
+
+
+def anothers(small, scan, difference):
+    """A scan with the same header and other lines: of another patient, or in one number only."""
+    if difference == "all lines":
+        return _StoredScan(scan.header, small.scan_of(OTHER).kspace)
+    kspace = {k: lines.copy() for k, lines in scan.kspace.items()}
+    for lines in kspace.values():
+        place = (0, 0, small.COLUMNS[0][0])
+        lines[place] = np.nextafter(lines[place].real, np.float32(9)) + 1j * lines[place].imag
+    return _StoredScan(scan.header, kspace)
+
+
+def answers(connect, service, scan, slices, columns):
+    """Everything that is said to a scanner that sends some lines, whether asked for or not."""
+    wire = connect(service)
+    wire.send(HEADER, header_xml(scan.header))
+    for slice_ in slices:
+        for column in columns:
+            wire.send(ACQUISITION, scan.line(slice_, int(column)))
+    wire.send(CLOSE)
+    images, said = [], []
+    while (message := wire.read()) is not None:
+        if message.kind == IMAGE:
+            images.append(replay._decision(message))
+        else:
+            said.append(message.content)
+    return images, said
+
+
+def stored(small, connect, service, scan, how):
+    """Let a scan be stored up to its stop, or cut it off after its first round."""
+    if how == "finished":
+        decisions = replay_scan(scan, HOST_ANOTHER_SCAN, service.port).decisions
+        assert any(d["acceleration"] > 1 for d in decisions.values())
+    else:
+        images, _ = answers(connect, service, scan, range(3), small.COLUMNS[0])
+        assert len(images) == 3
+
+
+@pytest.mark.parametrize("difference", ["all lines", "one number"])
+@pytest.mark.parametrize("how", ["finished", "cut off"])
+@pytest.mark.parametrize("unit", ["case", "whole-group"])
+def test_other_lines_under_the_same_name_are_told_nothing(
+    small, serving, connect, unit, how, difference
+):
+    service = serving(policy=small.policy(unit, width=0.2 if unit == "whole-group" else WIDTH))
+    scan = small.scan_of(2 if unit == "whole-group" else NUMBER)
+    stored(small, connect, service, scan, how)
+    other = anothers(small, scan, difference)
+    images, said = answers(connect, service, other, range(3), range(small.SIZE))
+
+    assert images == []
+    assert any("is stored with different lines of round 0" in sentence for sentence in said)
+
+
+def test_a_line_without_numbers_after_a_finished_scan_is_told_nothing(small, serving, connect):
+    service, scan = serving(policy=small.policy(width=WIDTH)), small.scan_of(NUMBER)
+    stored(small, connect, service, scan, "finished")
+    nothing = _StoredScan(scan.header, {k: np.nan * one for k, one in scan.kspace.items()})
+    images, said = answers(connect, service, nothing, range(3), [15])
+
+    assert images == []
+    assert sum("NaN or infinity" in sentence for sentence in said) == 3
+
+
+def test_another_patient_under_the_same_name_has_a_scan_of_their_own(small, serving):
+    policy = small.policy(width=WIDTH)
+    service, scan, other = serving(policy=policy), small.scan_of(NUMBER), small.scan_of(OTHER)
+    first = replay_scan(scan, HOST_ANOTHER_SCAN, service.port)
+    header = replace(other.header, scan_id=scan.header.scan_id)
+    second = replay_scan(_StoredScan(header, other.kspace), HOST_ANOTHER_SCAN, service.port)
+
+    for number, played in ((NUMBER, first), (OTHER, second)):
+        for slice_, decision in played.decisions.items():
+            alone = small.acquired(policy, number, slice_).rounds[-1].to_dict()
+            names = ("case", "round", "acceleration", "lower", "upper", "reason", "fault")
+            assert {n: decision[n] for n in names} == {n: alone[n] for n in names}
+
+
+@pytest.mark.parametrize("unit", ["case", "whole-group"])
+def test_the_same_scan_again_hears_the_same_again(small, serving, unit):
+    policy = small.policy(unit, width=0.2 if unit == "whole-group" else WIDTH)
+    service, scan = serving(policy=policy), small.scan_of(2)
+    first, again = (replay_scan(scan, HOST_ANOTHER_SCAN, service.port) for _ in range(2))
+
+    assert again.lines == first.lines
+    for slice_, decision in first.decisions.items():
+        repeated = again.decisions[slice_]
+        assert np.array_equal(repeated.pop("image"), decision.pop("image"))
+        assert (decision.pop("stored"), repeated.pop("stored")) == (False, True)
+        assert repeated == decision
+
+
+def kept():
+    """How many slices and connections are in memory, and how many threads there are."""
+    gc.collect()
+    slices = sum(type(one) in (_StreamedSlice, Session) for one in gc.get_objects())
+    return slices, threading.active_count()
+
+
+def let_go():
+    """The same once a connection has ended, a moment after its scanner has heard everything."""
+    until = time.monotonic() + 20
+    while kept()[0] > 0 and time.monotonic() < until:
+        time.sleep(0.05)
+    time.sleep(0.2)
+    return kept()
+
+
+def test_slices_connections_and_threads_are_let_go(tmp_path):
+    service = Service(small_chain(tmp_path), port=0)
+    service.start()
+    try:
+        replay_scan(small_scan(0, slices=4), LOOPBACK, service.port)
+        before = let_go()
+        assert before[0] == 0
+        for number in range(1, 4):
+            replay_scan(small_scan(number, slices=4), LOOPBACK, service.port)
+        assert let_go() == before
+        assert service.counts["stops"] == 16
+    finally:
+        service.stop()
+
+
+@pytest.mark.parametrize("how", ["cut off", "failed"])
+def test_lines_are_let_go_with_their_connection_without_a_collection(tmp_path, how):
+    model, scan = small_chain(tmp_path), small_scan(0, slices=2)
+    if how == "failed":
+        (tmp_path / "log.jsonl").write_text("no trail\n")
+    service = Service(model, port=0)
+    service.start()
+    wire = Connection(socket.create_connection((LOOPBACK, service.port)), StreamLimits(idle=20))
+    gc.disable()
+    try:
+        wire.send(HEADER, header_xml(scan.header))
+        for column in model.columns[0][: 1 if how == "cut off" else None]:
+            wire.send(ACQUISITION, scan.line(0, int(column)))
+        wire.send(CLOSE)
+        said = []
+        while (message := wire.read()) is not None:
+            said.append(message.content)
+        until = time.monotonic() + 20
+        while slices_kept() and time.monotonic() < until:
+            time.sleep(0.05)
+        assert slices_kept() == 0
+        assert any("cannot be decided" in one for one in said) == (how == "failed")
+    finally:
+        gc.enable()
+        wire.close()
+        service.stop()
+
+
+def slices_kept():
+    return sum(type(one) is _StreamedSlice for one in gc.get_objects())
+
+
+def test_memory_is_read():
+    # A mapping of its own: bytes of the heap may lie where memory was resident before.
+    with mmap.mmap(-1, 64 * 2**20) as fresh:
+        first = resident()
+        fresh.write(b"1" * len(fresh))
+        assert resident() - first > 32
