@@ -18,12 +18,8 @@ from benchmarks.scanner import resident, small_chain, small_scan
 import taskuq as tq
 from taskuq._seeds import case_seed
 from taskuq.measure._adaptive import AdaptiveLines
-<<<<<<< HEAD:tests/scanner/test_service.py
-from taskuq.measure._mri import MultiCoilMRI, AdaptiveMRIScanner
-=======
-from taskuq.measure._mri import MultiCoilMRI, AdaptiveMRIScanner
+from taskuq.measure._mri import AdaptiveMRIScanner, MultiCoilMRI
 from taskuq.scan._audit import read_audit_log
->>>>>>> main:tests/service/test_session.py
 from taskuq.service import _replay as replay
 from taskuq.service._mrd import (
     ACQUISITION,
