@@ -154,7 +154,10 @@ class WeightedQuantile(Threshold):
 
     def at(self, cases: int, strata: Any, weights: Any) -> FloatArray:
         if weights is None:
-            raise InputError("this bound was calibrated with weights; give one for each new case")
+            raise InputError(
+                "the bound was calibrated with weights; pass one for each new case",
+                code="option.missing",
+            )
         new = as_weights(weights, cases)
         reached = np.cumsum(self.weights)
         needed = float(1 - exact_alpha(self.alpha)) * (reached[-1] + new)
