@@ -49,7 +49,7 @@ FAULTS = {
     "infinity in targets": ({"targets": spoilt(Z, np.inf, 7)}, ["targets"]),
     "numbers beyond all tasks": ({"outputs": spoilt(X, 1e300, (2, 1))}, ["outputs"]),
     "targets too few": ({"targets": Z[:-1]}, ["targets"]),
-    "alpha zero": ({"alpha": 0}, ["alpha", "strictly between 0 and 1", "got 0"]),
+    "alpha zero": ({"alpha": 0}, ["alpha", "(0, 1)", "got 0"]),
     "alpha one": ({"alpha": 1.0}, ["alpha"]),
     "alpha negative": ({"alpha": -0.1}, ["alpha", "-0.1"]),
     "alpha in percent": ({"alpha": 5}, ["alpha"]),
