@@ -22,7 +22,7 @@ def calibrate(outputs=X, targets=Z, **options):
 
 
 def evaluate(outputs=X, targets=Z, **options):
-    options = {"alpha": 0.1, "score": "lwr", "trials": 3, "rng": np.random.default_rng(0)} | options
+    options = {"alpha": 0.1, "score": "lwr", "splits": 3, "seed": 0} | options
     return tq.evaluate(outputs, targets, **options)
 
 
@@ -126,11 +126,11 @@ MORE = {
         ["1 of 31", "30"],
     ),
     "learned from too few": (calibrate, {"score": "learned"} | FEW, ["tuning"]),
-    "no trials": (evaluate, {"trials": 0}, ["trials"]),
+    "no splits": (evaluate, {"splits": 0}, []),
     "size bins that fall": (evaluate, {"size_bins": (1, 0)}, []),
-    "share of everything": (evaluate_exact, {"share": 1.0}, ["share"]),
-    "no tunings": (evaluate_exact, {"tunings": 0, "score": "learned"}, ["tunings"]),
-    "a step of nothing": (calibrate_online, {"step": 0}, ["step"]),
+    "share of everything": (evaluate_exact, {"calibration_fraction": 1.0}, []),
+    "no tunings": (evaluate_exact, {"tuning_repeats": 0, "score": "learned"}, []),
+    "a step of nothing": (calibrate_online, {"step_size": 0}, []),
     "unknown method": (calibrate_joint, {"method": "mean"}, ["method"]),
     "rank for groups": (calibrate_joint, {"method": "rank", "group": np.arange(30)}, ["rank"]),
 }  # fmt: skip
