@@ -172,7 +172,7 @@ def test_a_key_of_another_kind_is_refused_by_name(table, code, tmp_path):
     [
         (RECOVERIES, "flow", "config.missing"),
         (RECOVERIES, "varnet", "config.missing"),
-        (RECOVERIES, "folder", "value.invalid"),
+        (RECOVERIES, "folder", "config.missing"),
         (TASKS, "classifier", "config.missing"),
     ],
 )
