@@ -191,9 +191,9 @@ def require_in_range(values: FloatArray, range_: TaskRange, name: str) -> None:
         )
 
 
-def require_nested_lines(chosen: Any, lines: BoolArray, round: int) -> BoolArray:
+def require_nested_lines(values: Any, lines: BoolArray, round: int) -> BoolArray:
     """Raise InputError if chosen lines drop measured ones."""
-    chosen = np.asarray(chosen)
+    chosen = np.asarray(values)
     if chosen.dtype != bool or chosen.shape != lines.shape or (chosen < lines).any():
         raise InputError(
             f"the adaptive rule returned {chosen.dtype} {chosen.shape} after round {round}; return "

@@ -181,7 +181,7 @@ def test_twelve_thousand_evaluations():
     calls = Calls(3)
     for _ in range(10_000):
         cases, outputs, targets = shapes(calls)
-        calls.run(tq.evaluate_exact, outputs, targets, tunings=2, **calls.options(cases))
+        calls.run(tq.evaluate_exact, outputs, targets, tuning_repeats=2, **calls.options(cases))
     for _ in range(2_000):
         cases, outputs, targets = shapes(calls)
         options = calls.options(cases)
@@ -189,7 +189,7 @@ def test_twelve_thousand_evaluations():
             if calls.rng.random() < 0.3:
                 options[name] = calls.ids(cases)
         calls.run(
-            tq.evaluate, outputs, targets, trials=2, tunings=2, rng=calls.rng,
+            tq.evaluate, outputs, targets, splits=2, tuning_repeats=2, seed=calls.rng,
             size_bins=calls.pick((None, (0, 0.1, np.inf))), **options,
         )  # fmt: skip
 

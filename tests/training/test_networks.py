@@ -158,7 +158,7 @@ def test_a_network_without_a_method_is_trained_and_never_opened(tmp_path):
         ('[recover]\nkind = "folder"\nweights = "a"', "config.key"),
         ('[recover]\nkind = "best"', "choice.unknown"),
         ('[task]\nkind = "mean-intensity"\nweights = "a"', "config.key"),
-        ('[task]\nkind = "classifier"\nrows = [0, 1]', "task.rows is not a setting of the task 'c"),
+        ('[task]\nkind = "classifier"\nrows = [0, 1]', "config.key"),
     ],
 )
 def test_a_key_of_another_kind_is_refused_by_name(table, code, tmp_path):
