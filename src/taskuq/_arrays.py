@@ -74,7 +74,9 @@ def require_finite(array: FloatArray, name: str) -> None:
             # A large value makes the sum of squares large, NaN makes it NaN.
             is_moderate = np.vdot(array, array) <= np.float64(LARGEST) ** 2
     else:
-        is_moderate = array.min() >= -LARGEST and array.max() <= LARGEST
+        # As float64: single precision cannot hold the limit.
+        limit = np.float64(LARGEST)
+        is_moderate = array.min() >= -limit and array.max() <= limit
     if is_moderate:
         return
     bad = ~(np.abs(array) <= np.float64(LARGEST))
