@@ -250,7 +250,7 @@ def test_point_estimates_are_judged_by_what_needs_no_spread(tmp_path):
 
 def test_a_goal_that_does_not_fit_is_refused_before_anything_is_judged(tmp_path):
     told = []
-    with pytest.raises(InputError, match="'rust', which is no task"):
+    with pytest.raises(InputError, match="'rust'"):
         tq.make_report(made(), tmp_path, alpha=0.2, max_width={"rust": 1}, tell=told.append)
 
     assert not told

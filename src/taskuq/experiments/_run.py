@@ -138,8 +138,8 @@ def _refuse_own_order(run: _Run) -> None:
     own = set(as_cases(run.images).case).intersection(made.get("cases", ()))
     if own and (alike or learned_on == data):
         raise InputError(
-            f"{path} was learned on {len(own)} cases of this run (first: {min(own)}), which voids "
-            "the guarantee; run on other patients",
+            f"{path} was learned on {len(own)} cases of this run (such as {min(own)}), so that "
+            "nothing can be promised from its table; run on patients whom it has not seen",
             code="data.leak",
         )
 

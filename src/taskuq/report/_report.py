@@ -91,7 +91,10 @@ def make_report(
     """
     loaded, run = as_table(table, described, "make_report"), Path(folder)
     if not loaded.has_targets:
-        raise InputError("the table has no targets, so nothing can be judged on it; add them")
+        raise InputError(
+            "the table has no targets, so nothing can be judged on it; add them",
+            code="targets.missing",
+        )
     called = as_terminology(words if words is not None else loaded.provenance.get("words"))
     whom = policy_unit(loaded, unit, "random")
     asked = {"max_width": max_width, "at_least": at_least, "at_most": at_most}
@@ -146,9 +149,14 @@ def _claim(run: Path, table: TaskOutputs) -> None:
     make_folder(run)
     others = sorted(path.name for path in run.iterdir() if not path.name.startswith("."))
     if others and "table.npz" not in others:
-        raise InputError(f"{run} holds {others[0]} and no report of a table; choose another folder")
+        raise InputError(
+            f"{run} holds {others[0]} and no report of a table; choose another folder",
+            code="file.exists",
+        )
     if others and _mark(TaskOutputs.load(run / "table.npz")) != _mark(table):
-        raise InputError(f"{run} holds the report of another table; choose another folder")
+        raise InputError(
+            f"{run} holds the report of another table; choose another folder", code="file.exists"
+        )
 
 
 def _mark(table: TaskOutputs) -> str:
