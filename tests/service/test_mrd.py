@@ -183,7 +183,7 @@ def test_they_are_decided_without_a_promise_where_that_is_asked_for(
     service = serving(policy=of_eight_coils, allow_mismatch=True)
     played = replay_scan(small.scan_of(5, slices=1), HOST, service.port)
     (state,) = (tmp_path / "states").glob("scan-*.json")
-    assert "8 coils, and this scan has 2" in played.decisions[0]["promise"]
+    assert "8 coils" in played.decisions[0]["promise"]
     assert not stored_interval(state, of_eight_coils)["guaranteed"]
 
 

@@ -538,7 +538,7 @@ def test_other_masks_and_networks_are_refused_unless_asked_for(planned, tmp_path
         export_service(
             policy, recover, OWN["task"], lines, tmp_path / "runtime", coils=2, height=None
         )
-    with pytest.warns(UserWarning, match="nothing is promised"):
+    with pytest.warns(UserWarning, match=what):
         model = open_service_model(
             policy, recover, OWN["task"], lines, tmp_path, allow_mismatch=True
         )

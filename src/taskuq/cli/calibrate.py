@@ -318,7 +318,7 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
             _number(r.center_error.mean),
             f"{r.infinite:.3g}",
         ]
-        + ([] if r.width_single_quantile is None else [_ratio(r.width.mean, r.width_single_quantile.mean)])
+        + ([_ratio(r.width.mean, r.width_single_quantile.mean)] if r.width_single_quantile else [])
         for r in record.results
     ]
     app.show_table(title, columns, rows, to_stderr=to_stderr)

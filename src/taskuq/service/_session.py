@@ -353,7 +353,7 @@ class Session:
                     f"{mismatch}; use serve --allow-mismatch to serve without a guarantee",
                     code="policy.mismatch",
                 )
-            self.void = self.void or f"Nothing is promised: {mismatch}."
+            self.void = self.void or f"No guarantee: {mismatch}."
         if header.shape[2] != width:
             raise InputError(
                 f"the scan has {header.shape[2]} lines, the masks {width}; use other masks",
