@@ -15,6 +15,7 @@ from torch import Tensor
 import taskuq
 from taskuq._arrays import as_array
 from taskuq._io import make_folder, write_json
+from taskuq.conformal._diagnose import diagnose
 from taskuq.data._dataset import Dataset
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.measure._coils import rss
@@ -244,6 +245,7 @@ def _judge(
     claims = ClaimSettings(trials=settings.trials, seed=settings.seed)
     with Progress(1 + len(list(EXPERIMENTS)), what="claims", quiet=quiet) as progress:
         write_json(folder / "simulate.json", _judged(settings, samples))
+        write_json(folder / "diagnose.json", diagnose(samples).to_dict())
         progress.step()
         for record in run_experiments(inputs, claims, tell=tell):
             write_json(folder / "records" / f"{record['name']}.json", record)

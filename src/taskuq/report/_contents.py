@@ -48,6 +48,7 @@ STORY = {
 _TABLES: Mapping[str, Callable[[Record, str], Table]] = {
     records.EVALUATE: records._score_table,
     records.SIMULATE: records._policy_table,
+    records.DIAGNOSE: records._sample_table,
     records.QUALITY: records._quality_table,
     records.TASK: records._network_table,
 }
@@ -134,6 +135,7 @@ class Contents:
     failed: dict[str, str]  # reasons from the log of the table, by case
     evaluations: dict[str, Record]  # by record name
     simulations: dict[str, list[Record]]
+    diagnoses: set[str]
     sections: list[_Section]
     tables: list[Table]
     experiments: list[_Experiment]
@@ -200,6 +202,7 @@ def build_contents(folder: RunFolder) -> Contents:
         guarantees=[Statement(words.apply(s), tuple(map(words.apply, of))) for s, of in guarantees],
         is_by_group=unit is not None and unit.is_group, cases=cases, numbers=numbers, scan=scan,
         failed=_failed(folder), evaluations=evaluations, simulations=simulations,
+        diagnoses={s.name for s in shown if s.schema == records.DIAGNOSE},
         sections=_sections([*shown, *_computed(folder, words, sizes)]),
         tables=[s.table for s in shown if s.table is not None], experiments=experiments,
         notes=notes,
@@ -246,7 +249,8 @@ def _shown(found: StoredRecord) -> _Shown:
 
 
 def _figures(record: Record, prefix: str = "") -> list[tuple[str, str, str, Figure]]:
-    by = f", splits by {record['unit']}" if record.get("unit") else ""
+    is_split = record.get("unit") and record["schema"] != records.DIAGNOSE
+    by = f", splits by {record['unit']}" if is_split else ""
     return [
         (
             kind.heading,

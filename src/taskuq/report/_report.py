@@ -15,6 +15,7 @@ import numpy as np
 
 import taskuq
 from taskuq._io import fingerprint, make_folder, open_npz, write_json
+from taskuq.conformal._diagnose import diagnose
 from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
 from taskuq.conformal._units import PolicyUnitName, Unit
 from taskuq.errors import InputError, MachineError
@@ -55,8 +56,8 @@ def make_report(
 ) -> Path:
     """Evaluate a table of task outputs, plan when to stop, and write a report.
 
-    The folder gets the table, ``evaluate.json``, ``report.html``; ``policy.json`` and
-    ``simulate.json`` if there is a goal and more than one round; and ``explorer.npz`` if the run
+    The folder gets the table, ``evaluate.json``, ``report.html``; ``diagnose.json`` if there are
+    several posterior samples; ``policy.json`` and ``simulate.json`` if there is a goal and more than one round; and ``explorer.npz`` if the run
     that made the table kept pictures.
 
     Args:
@@ -106,6 +107,8 @@ def make_report(
     tell(f"{loaded}: judging {', '.join(scores)} over {trials} random splits.")
     judged = EvaluationGrid(tuple(scores), alpha, splits=trials, seed=seed, unit=whom.counted)
     write_json(run / "evaluate.json", evaluate_table(loaded, judged).to_dict())
+    if loaded.samples > 1:
+        write_json(run / "diagnose.json", diagnose(loaded).to_dict())
     if goal is not None and not np.isnan(loaded.accelerations).any():
         tell(f"Planning when to stop: {policy}.")
         made = plan(loaded, alpha=alpha, policy=policy, unit=unit, **asked)

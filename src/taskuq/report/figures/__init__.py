@@ -131,6 +131,7 @@ FIGURES: Registry[FigureKind] = Registry(
         "width-against-samples": "taskuq.report.figures._evaluation:AGAINST_SAMPLES",
         "coverage": "taskuq.report.figures._evaluation:LAW",
         "conditional-coverage": "taskuq.report.figures._evaluation:CONDITIONAL",
+        "sample-ranks": "taskuq.report.figures._evaluation:RANKS",
         "accepted-by-acceleration": "taskuq.report.figures._policy:ACCEPTED",
         "coverage-by-stop": "taskuq.report.figures._policy:COVERAGE",
         "acceleration-against-width": "taskuq.report.figures._policy:TRADE_OFF",
