@@ -4,8 +4,6 @@ Over random splits of a table the empirical coverage follows a known law, whatev
 picture checks the code, not the assumption. By patients there is no such law.
 """
 
-import numpy as np
-
 import taskuq as tq
 from taskuq.report.figures import draw
 from taskuq.report.figures._evaluation import coverage_histogram

@@ -207,7 +207,7 @@ GOAL = Goal(max_width=0.1)
 def write_simulation(path, table, plans, **asked):
     asked = {"unit": "group", "delta": None, **asked}
     rng = np.random.default_rng(0)
-    found = simulate(table, plans, trials=5, rng=rng, **asked)
+    found = simulate(table, plans, splits=5, seed=rng, **asked)
     pairs = [(table.samples, one) for one in found]
     write(path, simulation_record(table, plans[0].goal, pairs, asked))
 
