@@ -62,9 +62,15 @@ class ClaimSettings:
         for alpha in (self.alpha, *(alpha for alpha, _ in self.goals)):
             exact_alpha(alpha)
         if min(self.trials, self.replays, self.draws, self.test_groups) < 1:
-            raise InputError("trials and test_groups must be at least 1; give larger numbers")
+            raise InputError(
+                "trials and test_groups must be at least 1; give larger numbers",
+                code="value.invalid",
+            )
         if not self.goals or not self.samples or min(self.samples) < 1:
-            raise InputError("goals and samples must not be empty; give at least one of each")
+            raise InputError(
+                "goals and samples must not be empty; give at least one of each",
+                code="option.missing",
+            )
 
     @property
     def replays(self) -> int:
@@ -108,7 +114,10 @@ class ClaimInputs:
     def table(self) -> TaskOutputs:
         """The table of posterior samples."""
         if self.samples is None:
-            raise InputError("this experiment needs a table of posterior samples; give one")
+            raise InputError(
+                "this experiment needs a table of posterior samples; give one",
+                code="option.missing",
+            )
         return self.samples
 
     def lacks(self, needs: Sequence[str]) -> str | None:
@@ -164,10 +173,14 @@ def make_inputs(
     """Return tables brought together: the same cases in the same order, and one task."""
     for table in (samples, point):
         if table is not None and not table.has_targets:
-            raise InputError("a table has no targets, so nothing can be judged on it; fill them in")
+            raise InputError(
+                "a table has no targets, so nothing can be judged on it; fill them in",
+                code="targets.missing",
+            )
         if table is not None and table.tasks > 1:
             raise InputError(
-                f"the table has {table.tasks} tasks; choose one of {', '.join(table.task_names)}"
+                f"the table has {table.tasks} tasks; choose one of {', '.join(table.task_names)}",
+                code="option.missing",
             )
     if samples is not None and point is not None:
         samples, point = _matched(samples, point)
@@ -207,18 +220,23 @@ def _matched(samples: TaskOutputs, point: TaskOutputs) -> tuple[TaskOutputs, Tas
         place = {str(name): k for k, name in enumerate(point.case)}
         kept = [k for k, name in enumerate(samples.case) if str(name) in place]
         if not kept:
-            raise InputError("the two tables have no case in common; give tables of the same cases")
+            raise InputError(
+                "the two tables have no case in common; give tables of the same cases",
+                code="resume.mismatch",
+            )
         point = point.select(cases=np.array([place[str(samples.case[k])] for k in kept]))
         samples = samples.select(cases=np.array(kept))
     if samples.cases != point.cases:
         raise InputError(
             f"the tables have {samples.cases} and {point.cases} cases; give tables of the same "
-            "cases"
+            "cases",
+            code="shape.mismatch",
         )
     same_shape = samples.targets.shape == point.targets.shape
     if not same_shape or np.abs(samples.targets - point.targets).max() > SAME_TARGET:
         raise InputError(
-            "the two tables have different targets for the same cases; make both with one task"
+            "the two tables have different targets for the same cases; make both with one task",
+            code="resume.mismatch",
         )
     return samples, point
 
@@ -246,11 +264,15 @@ def run_one(name: str, inputs: ClaimInputs, settings: ClaimSettings) -> dict[str
     """Return the record of one of :data:`EXPERIMENTS`, by its name."""
     if name not in EXPERIMENTS:
         raise InputError(
-            f"there is no experiment {name!r}; choose one of {', '.join(EXPERIMENTS)}, or all"
+            f"there is no experiment {name!r}; choose one of {', '.join(EXPERIMENTS)}, or all",
+            code="choice.unknown",
         )
     lacking = inputs.lacks(EXPERIMENTS[name].needs)
     if lacking is not None:
-        raise InputError(f"{name} cannot be run: {lacking}; give it, or leave this experiment out")
+        raise InputError(
+            f"{name} cannot be run: {lacking}; give it, or leave this experiment out",
+            code="option.missing",
+        )
     return EXPERIMENTS[name].run(inputs, settings)
 
 
@@ -319,7 +341,10 @@ def evaluate_scores(
         there = point.accelerations
         shared = [R for R in rates if np.isnan(R) or np.isclose(there, R, rtol=1e-9).any()]
         if not shared:
-            raise InputError("the table of point estimates has none of the accelerations asked for")
+            raise InputError(
+                "the table of point estimates has none of the accelerations asked for",
+                code="rounds.invalid",
+            )
         found += _compare(point, plan, estimated, tuple(shared), clip)
     order: dict[float | None, int] = {R: k for k, R in enumerate(rates)}
     found.sort(key=lambda r: (order.get(r.acceleration, 0), names.index(r.score), r.samples))

@@ -61,7 +61,7 @@ def _volume_ssim(recovered: Tensor, truth: Tensor) -> float:
 def _spread_error_correlation(
     samples: Tensor, truth: Tensor, *, foreground: float = 0.05, block: int = 1
 ) -> float:
-    """Return Spearman's correlation of samples' deviation and their mean's absolute error, or NaN."""
+    """Return Spearman's correlation of the samples' deviation and error, or NaN."""
     maps = torch.stack([samples.std(0), (samples.mean(0) - truth).abs(), truth])
     maps = torch.nn.functional.avg_pool2d(maps[:, None], block)[:, 0]
     inside = maps[2] > foreground * truth.max() if foreground else torch.ones_like(maps[2]).bool()
@@ -370,7 +370,8 @@ class QualityConfig:
         if self.features is not None and self.part == "all":
             raise InputError(
                 "features are given, for FID, whose reference are training cases, and part is "
-                "'all'; leave features out, or judge the part 'validation'"
+                "'all'; leave features out, or judge the part 'validation'",
+                code="option.conflict",
             )
 
 
@@ -432,7 +433,8 @@ def _require_same(store: Path, config: QualityConfig, threads: int | None) -> No
     if header.exists() and read_json(header, PIECES)["made_from"] != made_from:
         raise InputError(
             f"{store} holds pieces of another judgement (other settings, networks, data or "
-            "threads); remove it, or name another output"
+            "threads); remove it, or name another output",
+            code="resume.mismatch",
         )
     make_folder(store)
     write_json(header, {"schema": PIECES, "made_from": made_from, "threads": threads})
@@ -518,7 +520,9 @@ def _methods(config: QualityConfig, device: torch.device) -> dict[str, Recover]:
         methods["flow"] = FlowMethod(config.flow, config.estimate).open(device)
     for path in config.recoveries or ():
         if path.stem in methods:
-            raise InputError(f"two recoveries are called {path.stem}; rename {path}")
+            raise InputError(
+                f"two recoveries are called {path.stem}; rename {path}", code="table.duplicate"
+            )
         methods[path.stem] = open_recovery(path, device=device)
     return methods
 

@@ -91,7 +91,8 @@ def _rows(record: Mapping[str, Any] | None) -> list[dict[str, Any]]:
                 row[name] = {key: row[name][key] for key in ("mean", "standard_error")}
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"the quality record is not complete ({error!r:.60}); make it with taskuq quality"
+            f"the quality record is not complete ({error!r:.60}); make it with taskuq quality",
+            code="file.format",
         ) from None
     return rows
 

@@ -137,7 +137,8 @@ class Rehearsal:
         if missing := sorted(n for n in wanted if not (self.configs / n).is_file()):
             raise InputError(
                 f"{self.configs} lacks {', '.join(missing)}; give the folder configs/fastmri-knee "
-                "or a copy of it"
+                "or a copy of it",
+                code="file.missing",
             )
         before = self._earlier(fresh)
         self.copy_configs()
@@ -197,7 +198,8 @@ class Rehearsal:
         path = self.output / RECORD
         if self.output.exists() and any(self.output.iterdir()) and not path.exists():
             raise InputError(
-                f"{self.output} holds other things than a rehearsal; give -o another folder"
+                f"{self.output} holds other things than a rehearsal; give -o another folder",
+                code="file.exists",
             )
         if fresh and path.exists():
             for name in ("work", "logs"):
@@ -210,7 +212,8 @@ class Rehearsal:
         if record["settings"] != self.settings:
             raise InputError(
                 f"{self.output} holds a rehearsal of other settings ({record['settings']}); give "
-                "another -o, or --overwrite to begin again"
+                "another -o, or --overwrite to begin again",
+                code="resume.mismatch",
             )
         return {result["line"]: result for result in record["lines"]}
 
@@ -318,7 +321,8 @@ class Rehearsal:
                 slices += count
             if slices == 0:
                 raise InputError(
-                    f"{folder} has no volume that can be used; run 'taskuq data check {folder}'"
+                    f"{folder} has no volume that can be used; run 'taskuq data check {folder}'",
+                    code="file.missing",
                 )
             self.tell(f"Linked {slices} slices of {folder}.")
         for path in links:

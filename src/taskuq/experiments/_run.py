@@ -139,7 +139,8 @@ def _refuse_own_order(run: _Run) -> None:
     if own and (alike or learned_on == data):
         raise InputError(
             f"{path} was learned on {len(own)} cases of this run (such as {min(own)}), so that "
-            "nothing can be promised from its table; run on patients whom it has not seen"
+            "nothing can be promised from its table; run on patients whom it has not seen",
+            code="data.leak",
         )
 
 

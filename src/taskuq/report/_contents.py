@@ -500,7 +500,7 @@ def _explorer_numbers(
 ) -> dict[str, Any] | None:
     explorer = folder.explorer
     if explorer is None:
-        raise InputError("no explorer.npz is stored with this run")
+        raise InputError("no explorer.npz is stored with this run", code="file.missing")
     run_unit = _unit(folder.run.get("unit"))
     unit = "group" if run_unit is None else run_unit.counted
     widths: list[float | None] = [None] * explorer.tasks
@@ -530,14 +530,15 @@ def _policy_reports(policy: Policy, table: TaskOutputs) -> Iterator[_CaseReport]
     if list(policy.accelerations) != [float(R) for R in table.accelerations]:
         raise InputError(
             f"it decides at R = {', '.join(f'{R:g}' for R in policy.accelerations)}, the table has "
-            f"{', '.join(f'{R:g}' for R in table.accelerations)}"
+            f"{', '.join(f'{R:g}' for R in table.accelerations)}",
+            code="policy.mismatch",
         )
     n, tasks = table.cases, table.tasks
     stop = np.full(n, table.rounds)
     lower, upper = np.full((n, tasks), np.nan), np.full((n, tasks), np.nan)
     group = table.group if policy.whole_group else np.zeros(n)
     if group is None:
-        raise InputError("it decides about whole groups, the table has none")
+        raise InputError("it decides about whole groups, the table has none", code="groups.missing")
     jointly = [np.flatnonzero(group == g) for g in np.unique(group)]
     for k in range(table.rounds):
         for members in jointly:
@@ -567,9 +568,11 @@ def _bound_reports(bound: Bound, table: TaskOutputs) -> Iterator[_CaseReport]:
     """Apply a bound to every case of a table."""
     k = 0 if bound.acceleration is None else table.round_index(bound.acceleration)
     if bound.acceleration is None and table.rounds > 1:
-        raise InputError("it does not say which of the table's accelerations it is for")
+        raise InputError(
+            "it does not say which of the table's accelerations it is for", code="rounds.invalid"
+        )
     if table.tasks > 1:
-        raise InputError("it is for one task, the table has several")
+        raise InputError("it is for one task, the table has several", code="policy.mismatch")
     outputs = table.rounds_up_to(k) if bound.rounds > 1 else table.outputs[k]
     interval = bound(outputs)
     targets = table.targets_at(k)

@@ -147,7 +147,10 @@ def _check_explorer(arrays: Mapping[str, Any]) -> Explorer:
     missing = [name for name in NEEDED if arrays.get(name) is None]
     if unknown or missing:
         what = f"does not know {unknown[0]!r}" if unknown else f"needs {', '.join(missing)}"
-        raise InputError(f"the explorer {what}; give the arrays that its description names")
+        raise InputError(
+            f"the explorer {what}; give the arrays that its description names",
+            code="option.missing",
+        )
     given = {name: value for name, value in arrays.items() if value is not None}
     x = {n: as_array(given[n], n) for n in given if n not in IDS}
     outputs, calibration = x["outputs"], x["calibration_outputs"]
@@ -156,7 +159,8 @@ def _check_explorer(arrays: Mapping[str, Any]) -> Explorer:
         raise InputError(
             "outputs must be (slice, round, sample), with a last axis for several tasks, and truth "
             f"(slice, height, width), with a last axis of 3 for colours, got {outputs.shape} and "
-            f"{x['truth'].shape}; bring them to these axes"
+            f"{x['truth'].shape}; bring them to these axes",
+            code="shape.axes",
         )
     S, T, p, *tasks = outputs.shape
     H, W, *colour = x["truth"].shape[1:]
@@ -174,24 +178,34 @@ def _check_explorer(arrays: Mapping[str, Any]) -> Explorer:
     if "masks" in x and x["masks"].shape[:-1] not in ((T,), (S, T)):
         raise InputError(
             f"masks must be (round, line) with {T} rounds, or the same for each of {S} slices, got "
-            f"{x['masks'].shape}"
+            f"{x['masks'].shape}",
+            code="shape.axes",
         )
     for name, value in x.items():
         if name in expected and value.shape != expected[name]:
             raise InputError(
                 f"{name} has shape {value.shape}, but outputs and truth ask for {expected[name]}; "
-                "give one entry for each slice, round and sample"
+                "give one entry for each slice, round and sample",
+                code="shape.mismatch",
             )
     if min(S, T, p, H, W, *tasks) < 1 or n < 2:
-        raise InputError(f"the explorer needs slices and calibration cases, got {S} and {n}")
+        raise InputError(
+            f"the explorer needs slices and calibration cases, got {S} and {n}", code="units.few"
+        )
     for name, value in x.items():
         if name in SEEN and not np.isfinite(value).all():
-            raise InputError(f"{name} holds values that are no numbers; repair those images first")
+            raise InputError(
+                f"{name} holds values that are no numbers; repair those images first",
+                code="value.nonfinite",
+            )
         if name not in (*SEEN, "task_range", "task_ranges"):
             require_finite(np.asarray(value, dtype=float), name)
     rates = x["accelerations"].astype(float)
     if (rates <= 1).any() or (np.diff(rates) >= 0).any():
-        raise InputError(f"accelerations must decrease and stay above 1, got {rates.tolist()}")
+        raise InputError(
+            f"accelerations must decrease and stay above 1, got {rates.tolist()}",
+            code="rounds.invalid",
+        )
     lengths = {"case": S, "group": S, "label": S, "calibration_group": n, "round_names": T,
                "task_names": tasks[0] if tasks else 1}  # fmt: skip
     ids = {name: as_ids(given[name], name, lengths[name]) for name in IDS if name in given}

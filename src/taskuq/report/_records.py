@@ -100,14 +100,16 @@ def _require_table(table: Any) -> None:
     """Refuse a table whose rows do not fit its columns."""
     if not isinstance(table, Mapping) or not {"name", "caption", "columns", "rows"} <= set(table):
         raise InputError(
-            f"a table needs name, caption, columns and rows, got {table!s:.60}; give all four"
+            f"a table needs name, caption, columns and rows, got {table!s:.60}; give all four",
+            code="file.format",
         )
     columns = len(table["columns"])
     for row in table["rows"]:
         if len(row) != columns:
             raise InputError(
                 f"table {table['name']!r:.40} has {columns} columns and a row of {len(row)}; give "
-                "each row one value per column"
+                "each row one value per column",
+                code="shape.mismatch",
             )
 
 
@@ -398,7 +400,9 @@ class RunFolder:
 def read_folder(path: Path) -> RunFolder:
     """Read the folder of a run; unreadable files are listed, not raised."""
     if not path.is_dir():
-        raise InputError(f"there is no folder {path}; give the folder of a run")
+        raise InputError(
+            f"there is no folder {path}; give the folder of a run", code="file.missing"
+        )
     unreadable: list[tuple[str, str]] = []
     run: dict[str, Any] = {}
     records, others, unchecked = [], [], []
@@ -449,16 +453,20 @@ def _json_files(path: Path) -> list[Path]:
 def _read(file: Path) -> dict[str, Any]:
     try:
         if not file.is_file():
-            raise InputError("is a folder or a pipe and not a file; remove it")
+            raise InputError("is a folder or a pipe and not a file; remove it", code="file.format")
         if file.stat().st_size > LARGEST_RECORD:
-            raise InputError("is too large for a record; leave it out of the run's folder")
+            raise InputError(
+                "is too large for a record; leave it out of the run's folder", code="file.format"
+            )
         record = load_json(file)
     except OSError as error:
-        raise InputError(f"cannot be read ({error.strerror})") from None
+        raise InputError(f"cannot be read ({error.strerror})", code="file.format") from None
     except (ValueError, RecursionError):
-        raise InputError("is not JSON, or it is truncated; write it again") from None
+        raise InputError(
+            "is not JSON, or it is truncated; write it again", code="file.format"
+        ) from None
     if not isinstance(record, dict):
-        raise InputError("holds no record; write it again")
+        raise InputError("holds no record; write it again", code="file.format")
     if SEAL in record:
         verify_checksum(record, file)
     return record

@@ -57,8 +57,8 @@ def make_report(
     """Evaluate a table of task outputs, plan when to stop, and write a report.
 
     The folder gets the table, ``evaluate.json``, ``report.html``; ``diagnose.json`` if there are
-    several posterior samples; ``policy.json`` and ``simulate.json`` if there is a goal and more than one round; and ``explorer.npz`` if the run
-    that made the table kept pictures.
+    several posterior samples; ``policy.json`` and ``simulate.json`` if there is a goal and more
+    than one round; and ``explorer.npz`` if the run that made the table kept pictures.
 
     Args:
         table: A table, its path, a data frame, or arrays (outputs, targets).
@@ -73,7 +73,7 @@ def make_report(
         trials: The number of random splits.
         seed: Their seed.
         title: Title of the report.
-        words: Terms for cases, groups, rounds and pictures (:class:`taskuq.table._terminology.Terminology`).
+        words: Terms for cases, groups, rounds and pictures, a mapping or a Terminology.
         tell: Called with lines of progress.
         described: With arrays: ``accelerations``, ``group``, ``task_range``, ``round_names`` ...
 
@@ -92,7 +92,10 @@ def make_report(
     """
     loaded, run = as_table(table, described, "make_report"), Path(folder)
     if not loaded.has_targets:
-        raise InputError("the table has no targets, so nothing can be judged on it; add them")
+        raise InputError(
+            "the table has no targets, so nothing can be judged on it; add them",
+            code="targets.missing",
+        )
     called = as_terminology(words if words is not None else loaded.provenance.get("words"))
     whom = policy_unit(loaded, unit, "random")
     asked = {"max_width": max_width, "at_least": at_least, "at_most": at_most}
@@ -149,9 +152,14 @@ def _claim(run: Path, table: TaskOutputs) -> None:
     make_folder(run)
     others = sorted(path.name for path in run.iterdir() if not path.name.startswith("."))
     if others and "table.npz" not in others:
-        raise InputError(f"{run} holds {others[0]} and no report of a table; choose another folder")
+        raise InputError(
+            f"{run} holds {others[0]} and no report of a table; choose another folder",
+            code="file.exists",
+        )
     if others and _mark(TaskOutputs.load(run / "table.npz")) != _mark(table):
-        raise InputError(f"{run} holds the report of another table; choose another folder")
+        raise InputError(
+            f"{run} holds the report of another table; choose another folder", code="file.exists"
+        )
 
 
 def _mark(table: TaskOutputs) -> str:

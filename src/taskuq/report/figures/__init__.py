@@ -196,9 +196,14 @@ def figure_from_dict(record: Any) -> Figure:
             reference=tuple((str(n), float(y)) for n, y in record.get("reference", ())),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"a figure is not complete ({error!r:.80}); write it again") from None
+        raise InputError(
+            f"a figure is not complete ({error!r:.80}); write it again", code="file.format"
+        ) from None
     if figure.x_scale not in get_args(XScale) or figure.y_scale not in ("linear", "log"):
-        raise InputError(f"figure {figure.name!r:.40} has an unknown scale; write it again")
+        raise InputError(
+            f"figure {figure.name!r:.40} has an unknown scale; write it again",
+            code="choice.unknown",
+        )
     return figure
 
 
