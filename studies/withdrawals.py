@@ -75,7 +75,9 @@ def main() -> None:
             begun, monitor = time.time(), tq.Monitor(policy, delta=asked.delta)
             watch(monitor, images, noise, networks, step)
             took = time.time() - begun
-            print(f"{name}: {monitor.units} patients, {took:.0f} s. {monitor.statement}", flush=True)
+            print(
+                f"{name}: {monitor.units} patients, {took:.0f} s. {monitor.statement}", flush=True
+            )
 
 
 def watch(

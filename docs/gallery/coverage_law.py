@@ -5,7 +5,7 @@ picture checks the code, not the assumption. By patients there is no such law.
 """
 
 import taskuq as tq
-from taskuq.report.figures import draw
+from taskuq.report.figures import save_figure
 from taskuq.report.figures._evaluation import coverage_histogram
 from taskuq.table import stored_table
 
@@ -17,6 +17,6 @@ result = tq.evaluate(
     score="lwr",
     splits=2000,
     unit="case",
-    seed=np.random.default_rng(0),
+    seed=0,
 )
-draw(coverage_histogram(result.to_dict()), "coverage_law.svg")
+save_figure(coverage_histogram(result.to_dict()), "coverage_law.svg")

@@ -5,8 +5,8 @@ measured, so that going on costs only the difference.
 """
 
 from taskuq.measure import MaskConfig
-from taskuq.report.figures import draw
+from taskuq.report.figures import save_figure
 from taskuq.report.figures._imaging import masks_figure
 
 config = MaskConfig()
-draw(masks_figure(config.masks(64), config.accelerations), "masks.svg")
+save_figure(masks_figure(config.masks(64), config.accelerations), "masks.svg")

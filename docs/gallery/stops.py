@@ -6,11 +6,11 @@ intervals of all rounds at once, which takes longer scans.
 """
 
 import taskuq as tq
-from taskuq.report.figures import draw
+from taskuq.report.figures import save_figure
 from taskuq.report.figures._policy import accepted
 from taskuq.table import stored_table
 
 table = stored_table("atlas-sampler")
 policies = ["paper:lwr", "fixed-width", "anytime"]
 results = tq.simulate(table, policies, alpha=0.1, max_width=0.2, splits=100, seed=0, unit="case")
-draw(accepted({result.policy: result.to_dict()["stops"] for result in results}), "stops.svg")
+save_figure(accepted({result.policy: result.to_dict()["stops"] for result in results}), "stops.svg")

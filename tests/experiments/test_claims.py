@@ -140,7 +140,7 @@ def test_tables_of_other_cases_are_refused(table, point):
 def test_what_inputs_do_not_permit_is_left_out_and_named(table, few):
     bare = replace_arrays(table, group=None, label=None)
     said = []
-    found = [r["name"] for r in run_all(bare, None, few, tell=said.append)]
+    found = [r["name"] for r in run_all(bare, None, few, log=said.append)]
 
     assert set(EXPERIMENTS) - set(found) == {
         "paper-protocol", "recovery-quality", "classifier-quality", "masks",

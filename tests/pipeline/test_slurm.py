@@ -162,7 +162,9 @@ def test_jobs_without_a_gpu_are_asked_for_in_so_many_words(monkeypatch):
         SlurmOptions.from_options(EngineOptions())
     assert SlurmOptions.from_options(EngineOptions(device="cpu")).requested["gpus_per_node"] == 0
     assert (
-        SlurmOptions.from_options(EngineOptions(slurm=("gpus_per_node=0",))).requested["timeout_min"]
+        SlurmOptions.from_options(EngineOptions(slurm=("gpus_per_node=0",))).requested[
+            "timeout_min"
+        ]
         == 240
     )
     assert "gpus_per_node" not in SlurmOptions(parameters={"slurm_gres": "gpu:2"}).requested

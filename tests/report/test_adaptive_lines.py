@@ -58,7 +58,7 @@ def made(tmp_path_factory):
         keep_images=3,
         progress=False,
     )
-    return table, tq.make_report(table, folder / "run", alpha=0.2, max_width=0.1, trials=20)
+    return table, tq.make_report(table, folder / "run", alpha=0.2, max_width=0.1, splits=20)
 
 
 def test_the_player_has_the_lines_of_each_slice(made):

@@ -97,7 +97,7 @@ def test_early_reports_that_are_mostly_wrong_are_seen_at_once(tmp_path):
     rng = np.random.default_rng(0)
     z = rng.random(200)
     x = np.clip(z[:, None] + 0.05 * rng.standard_normal((2, 200, 5)), 0, 1)
-    asked = {"alpha": 0.1, "max_width": 0.0005, "trials": 50}
+    asked = {"alpha": 0.1, "max_width": 0.0005, "splits": 50}
     table = tq.TaskOutputs(x, z, (6, 2), task_range=(0, 1))
     tq.make_report(table, tmp_path / "page", **asked)
     contents = build_contents(read_folder(tmp_path / "page"))
@@ -173,7 +173,7 @@ def test_widths_of_unlike_tasks_are_not_averaged(tmp_path):
     x = z[:, None] + 0.05 * rng.standard_normal((2, 80, 5, 2)) * [1, 100]
     names, widths = ("lesion", "area"), {"lesion": 0.4, "area": 60}
     table = TaskOutputs(x, z, (6, 2), task_names=names, task_ranges=((-1, 2), (-100, 200)))
-    tq.make_report(table, tmp_path / "page", alpha=0.2, max_width=widths, trials=20)
+    tq.make_report(table, tmp_path / "page", alpha=0.2, max_width=widths, splits=20)
     width = answer_of(build_contents(read_folder(tmp_path / "page"))).numbers[2]
 
     assert str(width) == "as asked"

@@ -175,7 +175,7 @@ def test_colours_and_three_tasks_go_from_a_pipeline_to_the_page(tmp_path):
         task_names=["red", "green", "blue"], progress=False,
     )  # fmt: skip
     widths = {"red": 0.5, "green": 0.6, "blue": 0.7}
-    page = tq.make_report(table, tmp_path / "page", alpha=0.2, max_width=widths, trials=20)
+    page = tq.make_report(table, tmp_path / "page", alpha=0.2, max_width=widths, splits=20)
     text = page.read_text()
     payload = json.loads(text.partition('id="stored">')[2].partition("</script>")[0])
 

@@ -35,13 +35,13 @@ def visible(page):
     return " ".join([re.sub("<[^>]*>", " ", body), *re.findall(r'aria-label="([^"]*)"', body)])
 
 
-ASKED = {"alpha": 0.2, "max_width": 0.5, "trials": 30}
+ASKED = {"alpha": 0.2, "max_width": 0.5, "splits": 30}
 
 
 def test_a_table_becomes_a_page_without_a_word_of_mri(tmp_path):
     words = {"case": "scene", "group": "film", "measurement": "exposure"}
     table = made(group=np.arange(80) // 4, round_names=["short", "long"])
-    page = tq.make_report(table, tmp_path / "page", **ASKED, words=words, title="Scenes")
+    page = tq.make_report(table, tmp_path / "page", **ASKED, terminology=words, title="Scenes")
     said = visible(page)
 
     assert not SCANNER.findall(said)
@@ -84,7 +84,7 @@ def test_arrays_paths_and_frames_become_the_same_page(tmp_path):
 def test_several_tasks_share_a_page(tmp_path):
     table = made(tasks=3, task_names=["dirt", "rust", "dent"])
     widths = {"dirt": 0.6, "rust": 0.7, "dent": 0.8}
-    page = tq.make_report(table, tmp_path / "page", alpha=0.2, max_width=widths, trials=20)
+    page = tq.make_report(table, tmp_path / "page", alpha=0.2, max_width=widths, splits=20)
     said = visible(page)
 
     assert all(name in said for name in widths)
@@ -93,7 +93,7 @@ def test_several_tasks_share_a_page(tmp_path):
 
 @pytest.mark.parametrize("asked", [{"alpha": 0.2}, {"alpha": 0.2, "max_width": 0.5}])
 def test_one_round_is_judged_and_nothing_is_planned(tmp_path, asked):
-    page = tq.make_report(made(rounds=1), tmp_path / "page", **asked, trials=20)
+    page = tq.make_report(made(rounds=1), tmp_path / "page", **asked, splits=20)
 
     assert sorted(p.name for p in page.parent.iterdir()) == [
         "evaluate.json", "report.html", "run.json", "table.npz",
@@ -194,7 +194,7 @@ def unlike(tmp_path, **asked):
     x, z = table.outputs * scale, table.targets * scale
     parts = {"task_names": names, "group": table.group, "round_names": table.round_names}
     table = tq.TaskOutputs(x, z, (6, 2), **parts)
-    return tq.make_report(table, tmp_path / "page", alpha=0.2, trials=20, **asked).parent
+    return tq.make_report(table, tmp_path / "page", alpha=0.2, splits=20, **asked).parent
 
 
 WIDTHS = {"tear": 0.6, "area": 60, "density": 480}
@@ -241,7 +241,7 @@ def test_intervals_of_unlike_tasks_are_not_compared_where_nothing_was_planned(tm
 
 def test_point_estimates_are_judged_by_what_needs_no_spread(tmp_path):
     z = np.random.default_rng(0).random(60)
-    page = tq.make_report((z + 0.1, z), tmp_path / "page", alpha=0.2, trials=20)
+    page = tq.make_report((z + 0.1, z), tmp_path / "page", alpha=0.2, splits=20)
     judged = json.loads((page.parent / "evaluate.json").read_text())["results"]
 
     assert [row["score"] for row in judged] == ["ar"]
@@ -251,7 +251,7 @@ def test_point_estimates_are_judged_by_what_needs_no_spread(tmp_path):
 def test_a_goal_that_does_not_fit_is_refused_before_anything_is_judged(tmp_path):
     told = []
     with pytest.raises(InputError, match="'rust', which is no task"):
-        tq.make_report(made(), tmp_path, alpha=0.2, max_width={"rust": 1}, tell=told.append)
+        tq.make_report(made(), tmp_path, alpha=0.2, max_width={"rust": 1}, log=told.append)
 
     assert not told
     assert not list(tmp_path.iterdir())

@@ -25,7 +25,7 @@ from taskuq.report import _records as records
 from taskuq.report._explorer import explorer_numbers
 from taskuq.report._records import Record, RunFolder, StoredRecord, Table, slug, title_of
 from taskuq.report._scan import OneScan, one_scan
-from taskuq.report.figures import Figure, figure_from_dict, figures_of
+from taskuq.report.figures import Figure, figure_from_dict, figures_from_record
 from taskuq.report.figures._imaging import calibration_sizes
 from taskuq.report.figures._policy import lines_record
 from taskuq.table._table import TaskOutputs
@@ -258,7 +258,7 @@ def _figures(record: Record, prefix: str = "") -> list[tuple[str, str, str, Figu
             (kind.title or title_of(figure.name)) + by,
             replace(figure, name=f"{prefix}{figure.name}"),
         )
-        for kind, figure in figures_of(record)
+        for kind, figure in figures_from_record(record)
         if not figure.is_empty
     ]
 

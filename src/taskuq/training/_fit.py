@@ -453,11 +453,11 @@ def train_config(
 
         log(format_timing(read_timing(path.parent)))
     if network.evaluate is not None and is_first_process():
-        from taskuq.report.figures import draw_record
+        from taskuq.report.figures import save_figures
 
         record = network.evaluate(settings, path, cases)
         write_json(path.parent / "quality.json", record)
-        draw_record(record, path.parent, endings=(".svg",))
+        save_figures(record, path.parent, endings=(".svg",))
         for line in [] if network.table is None else network.table(record):
             log(line)
     return path

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from taskuq.conformal._diagnose import BAND
 from taskuq.report._records import DIAGNOSE, EVALUATE, number, slug
-from taskuq.report.figures import Figure, FigureKind, Series, Style, series_of
+from taskuq.report.figures import Figure, FigureKind, Series, Style, series_from_rows
 from taskuq.table._terminology import round_label
 
 # One evaluation as its record holds it: what one score did at one acceleration.
@@ -28,7 +28,7 @@ def width_against(rows: Sequence[Row], along: Literal["acceleration", "samples"]
         if along == "acceleration"
         else f"against the number p of posterior samples{_at(rows[0])}."
     )
-    series = series_of(
+    series = series_from_rows(
         rows,
         lambda r: str(r["score"]),
         lambda r: float(r[along] or 1.0),
@@ -58,7 +58,7 @@ def coverage_histogram(row: Row) -> Figure:
 def coverage_within(rows: Sequence[Row], strata: str) -> Figure:
     """Return coverage within classes (``"class"``) or ranges of width (``"size"``)."""
     sentence, label = WITHIN[strata]
-    series = series_of(
+    series = series_from_rows(
         [(r["score"], s) for r in rows for s in r[f"{strata}_coverage"]],
         lambda pair: str(pair[0]),
         lambda pair: str(pair[1]["name"]),
