@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 import taskuq as tq
+from raising import refused
 from taskuq.cli.app import main
-from taskuq.errors import InputError
 from taskuq.report._answer import answer_of
 from taskuq.report._contents import build_contents, patient_table, task_table
 from taskuq.report._records import read_folder
+from taskuq.report.figures._evaluation import SAMPLES
 
 # What nobody wants to read who has no scanner.
 SCANNER = re.compile(
@@ -96,7 +97,7 @@ def test_one_round_is_judged_and_nothing_is_planned(tmp_path, asked):
     page = tq.make_report(made(rounds=1), tmp_path / "page", **asked, splits=20)
 
     assert sorted(p.name for p in page.parent.iterdir()) == [
-        "evaluate.json", "report.html", "run.json", "table.npz",
+        "diagnose.json", "evaluate.json", "report.html", "run.json", "table.npz",
     ]  # fmt: skip
 
 
@@ -107,25 +108,25 @@ def test_another_table_does_not_take_the_place_of_a_page(tmp_path):
     (tmp_path / "full" / "letter.txt").write_text("keep me")
 
     assert "0.7" in visible(page)
-    with pytest.raises(InputError, match="another table; choose another folder"):
+    with refused("file.exists"):
         tq.make_report(made(cases=81), tmp_path / "page", **ASKED)
-    with pytest.raises(InputError, match=r"holds letter\.txt"):
+    with refused("file.exists", "letter.txt"):
         tq.make_report(made(), tmp_path / "full", **ASKED)
 
 
 @pytest.mark.parametrize(
-    ("table", "described", "sentence"),
+    ("table", "described", "code"),
     [
-        (made(), {"accelerations": (6, 2)}, "brings its own accelerations"),
-        (made(), {"colour": "red"}, "does not know 'colour'"),
-        (made().outputs, {}, r"arrays as a pair \(outputs, targets\); got a ndarray"),
-        (tq.TaskOutputs(made().outputs, None, (6, 2)), {}, "no targets"),
-        ("missing.npz", {}, "there is no table"),
-        (made(), {"words": {"image": "x"}}, "no word for 'image'"),
+        (made(), {"accelerations": (6, 2)}, "option.unused"),
+        (made(), {"colour": "red"}, "choice.unknown"),
+        (made().outputs, {}, "dtype.invalid"),
+        (tq.TaskOutputs(made().outputs, None, (6, 2)), {}, "targets.missing"),
+        ("missing.npz", {}, "file.missing"),
+        (made(), {"terminology": {"image": "x"}}, "config.key"),
     ],
 )
-def test_what_is_no_table_is_refused_in_a_sentence(tmp_path, table, described, sentence):
-    with pytest.raises(InputError, match=sentence):
+def test_what_is_no_table_is_refused(tmp_path, table, described, code):
+    with refused(code):
         tq.make_report(table, tmp_path / "page", **ASKED, **described)
 
 
@@ -246,11 +247,37 @@ def test_point_estimates_are_judged_by_what_needs_no_spread(tmp_path):
 
     assert [row["score"] for row in judged] == ["ar"]
     assert "1 sample (" in visible(page)
+    assert not (page.parent / "diagnose.json").exists()
+    assert 'id="samples"' not in page.read_text()
+
+
+def test_the_calibration_of_samples_is_a_section_of_its_own(tmp_path):
+    table = made(label=np.arange(80) % 2)
+    # Planted: the second round's samples are half as far from their mean as they should be.
+    means = table.outputs[1].mean(axis=1, keepdims=True)
+    table.outputs[1] = means + 0.1 * (table.outputs[1] - means)
+    page = tq.make_report(table, tmp_path / "page", alpha=0.2, splits=20)
+    record = json.loads((page.parent / "diagnose.json").read_text())
+    expected = tq.diagnose(table)
+    contents = build_contents(read_folder(page.parent))
+    (grid,) = [t for t in contents.tables if t.name == "diagnose"]
+    (section,) = [s for s in contents.sections if s.heading == SAMPLES]
+    bars, low, high = section.figures[1][1].series
+
+    assert record["results"] == expected.to_dict()["results"]
+    assert [row[-1] for row in grid.rows] == [r.verdict for r in expected.results]
+    assert [(row[1], row[5]) for row in grid.rows] == [
+        (r.label or "all", r.outside.value) for r in expected.results
+    ]
+    assert grid.rows[3][-1] == "under-dispersed"
+    assert len(section.figures) == 2
+    assert max(bars.y) > max(high.y) > min(low.y)
+    assert page.read_text().count('id="samples"') == 1
 
 
 def test_a_goal_that_does_not_fit_is_refused_before_anything_is_judged(tmp_path):
     told = []
-    with pytest.raises(InputError, match="'rust', which is no task"):
+    with refused("choice.unknown", "rust"):
         tq.make_report(made(), tmp_path, alpha=0.2, max_width={"rust": 1}, log=told.append)
 
     assert not told
