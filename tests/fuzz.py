@@ -132,7 +132,7 @@ def tried(kinds, whole, seed, number):
     finally:
         path.write_bytes(content)
     fault = end.fault
-    is_silent = "no sha256" not in end.said
+    is_silent = "no SHA-256" not in end.said
     if kind.is_checked and still_checked and end.status == 0 and is_silent:
         fault = fault or ("" if end.result == whole[kind].result else "another result, silently")
     return fault, end

@@ -155,8 +155,7 @@ def as_outputs_and_targets(
     n = int(x.shape[-2])
     if z.shape != (n,):
         raise InputError(
-            f"outputs {x.shape} have {n} cases but targets have shape {z.shape}; pass one target per "
-            "case",
+            f"outputs {x.shape} have {n} cases but targets have shape {z.shape}; pass one per case",
             code="shape.mismatch",
         )
     if x.shape[-1] < 1:

@@ -168,7 +168,7 @@ FAULTS = {
     "another file": ("volumes/file2.h5", _other_content, "was made from another file"),
     "broken off": ("cache/*/file2.coils.npy", _cut, "is missing or breaks off"),
     "no array": ("cache/*/file2.magnitude.npy", os.unlink, "is missing or breaks off"),
-    "an edited record": ("cache/*/file2.json", _edit, "is not as it was written"),
+    "an edited record": ("cache/*/file2.json", _edit, "SHA-256"),
 }
 
 

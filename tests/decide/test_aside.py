@@ -17,14 +17,14 @@ from taskuq.scan._state import ScanState, background, load_scan
 @pytest.fixture
 def storing(monkeypatch):
     """Do something before a round is stored."""
-    keep = ScanState.keep_measured
+    keep = ScanState.store_measured
 
     def first(act):
         def keep_measured(*arguments):
             act()
             keep(*arguments)
 
-        monkeypatch.setattr(ScanState, "keep_measured", keep_measured)
+        monkeypatch.setattr(ScanState, "store_measured", keep_measured)
 
     return first
 

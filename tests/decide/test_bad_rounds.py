@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import taskuq as tq
+from raising import refused
 from taskuq.errors import InputError
 from taskuq.policy._kinds import POLICIES
 from taskuq.scan._state import measurement_fault
@@ -15,10 +16,10 @@ from taskuq.scan._state import measurement_fault
 BAD_PIECES = {
     "measured nothing": lambda piece, before: {n: v[..., :0] for n, v in piece.items()},
     "zero everywhere": lambda piece, before: {**piece, "lines": piece["lines"] * 0},
-    "not finite": lambda piece, before: {**piece, "lines": piece["lines"] * np.nan},
-    "had measured": lambda piece, before: before,
-    "of round 7": lambda piece, before: {**piece, "round": 7},
-    "of scan 'other'": lambda piece, before: {**piece, "scan_id": "other"},
+    "NaN or infinity": lambda piece, before: {**piece, "lines": piece["lines"] * np.nan},
+    "repeats that": lambda piece, before: before,
+    "labelled round '7'": lambda piece, before: {**piece, "round": 7},
+    "labelled scan_id 'other'": lambda piece, before: {**piece, "scan_id": "other"},
 }
 
 
@@ -53,7 +54,7 @@ def test_a_bad_piece_is_never_stopped_on(toy, later, reason, kind):
     scanner = spoiled(toy.scanner_of(later), 1, BAD_PIECES[reason])
     rounds = []
 
-    with pytest.raises(InputError, match="value is not known.*" + reason):
+    with refused("component.invalid"):
         toy.scan(scanner, policy=policy, on_round=rounds.append)
 
     assert [r.stop for r in rounds] == [False] * 3
@@ -63,8 +64,8 @@ def test_a_bad_piece_is_never_stopped_on(toy, later, reason, kind):
 
 ONES = np.ones(4)
 LOOKED_INTO = {
-    "had measured": {"round": 1, "lines": ONES},
-    "had measured ": {"columns": np.arange(4, 8), "lines": ONES},
+    "repeats": {"round": 1, "lines": ONES},
+    "repeats ": {"columns": np.arange(4, 8), "lines": ONES},
     "zero everywhere": {"columns": np.arange(4), "lines": np.zeros(4, np.int16)},
     "zero everywhere ": {"lines": np.zeros(5), "tr": 2.5},
     "measured nothing": None,
@@ -170,7 +171,7 @@ def test_a_last_round_that_is_not_complete_is_no_value(toy, toy_policy, is_compl
     if is_complete:
         assert toy.scan(scanner, policy=patient).acceleration == 1
     else:
-        with pytest.raises(InputError, match="lines are missing"):
+        with refused("component.invalid"):
             toy.scan(scanner, policy=patient)
 
 
@@ -183,12 +184,12 @@ def test_the_last_round_has_one_value_in_the_range(toy, toy_policy, values, reas
     def task(images):
         return toy.task(images) if len(images) > 1 else np.array(values)
 
-    with pytest.raises(InputError, match=reason):
+    with pytest.raises(InputError):
         toy.scan(toy.scanner_of(1000), policy=patient, task=task)
 
 
 def test_a_value_outside_the_range_is_not_known(toy_policy):
-    with pytest.raises(InputError, match="range"):
+    with refused("range.outside"):
         toy_policy.decide(3, None, value=7.0)
 
 
@@ -225,5 +226,5 @@ def test_a_deadline_that_is_kept_changes_nothing(toy, toy_policy):
 
 @pytest.mark.parametrize("deadline", [0, -1.0, np.inf, "x"])
 def test_a_deadline_is_positive(toy, toy_policy, deadline):
-    with pytest.raises(InputError, match="deadline"):
+    with refused("value.invalid"):
         toy.scan(toy.scanner_of(1000), policy=toy_policy, deadline=deadline)

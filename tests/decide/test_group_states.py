@@ -9,6 +9,7 @@ from stored_scanner import recover, scan_stored, scanners_of
 from toy_scanner import PowerCutError, failing
 
 import taskuq as tq
+from raising import refused
 from taskuq._io import write_json
 from taskuq.errors import InputError
 from taskuq.scan._state import Scan, load_scan
@@ -69,7 +70,7 @@ def test_the_state_of_other_cases_is_refused(whole, tmp_path):
     policy, seeds = half_done(whole, state)
 
     for other in (range(seeds[0] + 3, seeds[0] + 6), seeds[::-1], seeds[:2]):
-        with pytest.raises(InputError, match="is a scan of a group with the cases slice-"):
+        with refused("resume.mismatch"):
             toy_scan(policy, other, state=state)
 
 
@@ -78,11 +79,11 @@ def test_a_group_and_a_case_do_not_share_a_state(toy, toy_policy, tmp_path):
     toy.scan(scanners, policy=toy_policy, state=tmp_path / "group.json")
     toy.scan(scanners["a"], policy=toy_policy, case="a", state=tmp_path / "case.json")
 
-    with pytest.raises(InputError, match="a group with the cases a, got the one case a"):
+    with refused("resume.mismatch"):
         toy.scan(scanners["a"], policy=toy_policy, case="a", state=tmp_path / "group.json")
-    with pytest.raises(InputError, match="the one case a, got a group with the cases a"):
+    with refused("resume.mismatch"):
         toy.scan(scanners, policy=toy_policy, state=tmp_path / "case.json")
-    with pytest.raises(InputError, match="the one case a, got the one case b"):
+    with refused("resume.mismatch"):
         toy.scan(scanners["a"], policy=toy_policy, case="b", state=tmp_path / "case.json")
 
 
@@ -119,7 +120,7 @@ def test_a_damaged_state_is_refused_in_one_sentence(whole, tmp_path, change):
     policy, seeds = half_done(whole, state)
     damage(state, change)
 
-    with pytest.raises(InputError, match=r"it is damaged|is not a complete scan") as refused:
+    with pytest.raises(InputError) as refused:
         toy_scan(policy, seeds, state=state)
     assert "\n" not in str(refused.value)
 
@@ -132,7 +133,7 @@ def test_pieces_of_fewer_cases_than_the_record_says_are_refused(whole, tmp_path)
         arrays = {name: stored[name] for name in stored if not name.startswith("case 1 ")}
     np.savez(path, **arrays)
 
-    with pytest.raises(InputError, match=r"cannot be read \(a case is missing\); start again"):
+    with refused("file.damaged"):
         toy_scan(policy, seeds, state=state)
 
 
@@ -144,8 +145,8 @@ def test_a_group_with_a_piece_that_cannot_be_stored_is_not_taken_up(whole, tmp_p
     last.measure = lambda round: lambda: measure(round)  # a function is no array
     last.combine = lambda pieces: combine([piece() for piece in pieces])
 
-    told = pytest.warns(UserWarning, match="what round 0 measured is no array")
+    told = pytest.warns(UserWarning, match="measurement of round 0 is no array")
     with told, pytest.raises(PowerCutError):
         toy_scan(policy, seeds, scanners=scanners, state=state)
-    with pytest.raises(InputError, match="cannot be taken up"):
+    with pytest.raises(InputError, match="cannot be resumed"):
         toy_scan(policy, seeds, state=state)

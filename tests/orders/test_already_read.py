@@ -10,10 +10,14 @@ import taskuq as tq
 from orders.toy import RATES, Draws, corner, patients, scanner
 from taskuq.measure._adaptive import AdaptiveLines
 from taskuq.measure._mri import _AdaptiveMRIScanner
-from taskuq.scan._round import _CachedTask
+from taskuq.pipeline._executor import Executor
 
 CASES = patients(8, seed=6)
 NAMES = [f"patient-{k}" for k in range(8)]
+
+
+def cached(task, images):
+    return Executor(Draws(), task).cached_task(images)
 
 
 class Asked:
@@ -57,7 +61,7 @@ def rendered():
 def test_images_with_other_numbers_are_read_again():
     images, task = rendered(), Asked()
     with torch.no_grad():
-        told = _CachedTask.of(task, images)
+        told = cached(task, images)
         assert torch.equal(told(images.detach()[:]), corner(images))
         assert task.times == 1
         for times, other in enumerate((images.clone(), images.mT, images[:2], -images), start=2):
@@ -71,7 +75,7 @@ def test_images_with_other_numbers_are_read_again():
 def test_the_conjugate_of_images_is_not_taken_for_them():
     images = torch.complex(rendered(), rendered().flip(0))
     with torch.no_grad():
-        told = _CachedTask.of(lambda x: x.imag.mean((1, 2)), images)
+        told = cached(lambda x: x.imag.mean((1, 2)), images)
         assert torch.allclose(told(images.conj()), -told(images))
 
 
@@ -81,7 +85,7 @@ def test_a_task_that_writes_into_its_images_is_run_on_what_it_made_of_them():
 
     images, alone = rendered(), rendered()
     with torch.no_grad():
-        told = _CachedTask.of(writing, images)
+        told = cached(writing, images)
         assert torch.equal(told.outputs, writing(alone))
         assert torch.equal(told(images), writing(alone))
 
@@ -97,7 +101,7 @@ def test_what_a_rule_does_with_outputs_is_its_own_affair(kind):
         return buffer[0]
 
     with torch.no_grad():
-        told = _CachedTask.of(task, images)
+        told = cached(task, images)
         first, known = told(images), kind(corner(images))
         first -= 1
         told(images[:].clone() * 2)
@@ -110,7 +114,7 @@ def test_what_a_rule_does_with_outputs_is_its_own_affair(kind):
 def test_gradients_are_left_to_the_task(is_remembering):
     images, task = rendered(), Asked()
     with torch.no_grad():
-        told = _CachedTask.of(task, images)
+        told = cached(task, images)
     with torch.set_grad_enabled(is_remembering):
         slopes = torch.func.grad(lambda x: told(x).sum())(images)
         _, along = torch.func.jvp(told, (images,), (torch.ones_like(images),))
@@ -127,9 +131,9 @@ def test_arrays_and_inference_tensors_are_left_to_the_task():
     task = Asked()
     with torch.inference_mode():
         images = rendered()
-        told = _CachedTask.of(task, images)
+        told = cached(task, images)
         told(images)
-    arrays = _CachedTask.of(task, rendered().numpy())
+    arrays = cached(task, rendered().numpy())
     arrays(rendered().numpy())
     assert task.times == 4
 
@@ -138,7 +142,7 @@ def test_what_a_task_says_of_itself_is_still_said():
     class Named(Asked):
         range = (0, 1)
 
-    told = _CachedTask.of(Named(), rendered())
+    told = cached(Named(), rendered())
     assert told.range == (0, 1)
     with pytest.raises(AttributeError, match="names"):
         told.names  # noqa: B018  # asking is what is tested

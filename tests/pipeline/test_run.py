@@ -6,7 +6,7 @@ import toy
 
 import taskuq as tq
 from taskuq.pipeline import _local as local
-from taskuq.pipeline._executor import Executor
+from taskuq.pipeline._executor import CaseExecutor, Executor
 from taskuq.pipeline._pipeline import status
 
 RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "progress": False}
@@ -25,9 +25,10 @@ def test_the_table_holds_what_a_plain_loop_computes(tmp_path):
     images = toy.images(5)
     table = PIPELINE.run(images, store=tmp_path / "t", group=list("aabbc"), **RUN)
 
-    chain = Executor(toy.measure, toy.recover, toy.task, toy.ACCELERATIONS, samples=4, seed=3)
+    executor = Executor(toy.recover, toy.task, seed=3)
+    chain = CaseExecutor(toy.measure, executor, toy.ACCELERATIONS, samples=4)
     for i, image in enumerate(images):
-        (one,) = chain.scan([image], [str(i)])
+        (one,) = chain.run([image], [str(i)])
         assert np.array_equal(table.outputs[:, i], one.outputs[..., 0].astype(np.float32))
         assert table.targets[i] == one.targets[0]
     assert list(table.group) == list("aabbc")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import taskuq as tq
+from raising import refused
 from taskuq.cli.app import main
-from taskuq.errors import InputError
 from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import PolicySpec
 from taskuq.policy._simulate import simulate
@@ -178,7 +178,7 @@ def unreadable(signals):
 )
 def test_numbers_that_do_not_fit_name_whose_they_are(tmp_path, recover, task, sentence):
     asked = {"costs": SECONDS, "full_cost": FULL, "samples": 4, "seed": 0, "progress": False}
-    with pytest.raises(InputError, match=sentence):
+    with refused("component.invalid"):
         tq.Pipeline(blurred, recover, task).run(
             np.ones((1, 24)), case=["north"], store=tmp_path / "table", **asked
         )

@@ -409,7 +409,7 @@ def test_it_learns_how_large_errors_are_and_where(net):
     inputs[:, 0] = spread * 5  # the picture tells
     optimiser = torch.optim.Adam(flow.parameters(), 5e-3)
     flow.train()
-    for step in range(250):
+    for step in range(160):
         error = torch.randn(16, 2, SIZE, SIZE, generator=generator) * spread
         batch = {"inputs": inputs, "error": error}
         if step == 0:

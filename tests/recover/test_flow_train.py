@@ -163,13 +163,6 @@ def test_a_sample_is_what_is_expected_and_a_widened_residual(flow, measurement):
         assert (samples[case] - plain).abs().max() < 1e-4 * plain.abs().max()
 
 
-def test_a_sample_does_not_depend_on_what_is_drawn_beside_it(flow, measurement):
-    _, y, mask = measurement
-    both = FlowSampler(flow)(y, mask, samples=5, seeds=[1, 2]).images
-    alone = FlowSampler(flow, memory=1)(y[1:], mask[1:], samples=2, seeds=[2]).images
-    assert (both[1, :2] - alone[0]).abs().max() < 1e-4 * both.abs().max()
-
-
 def test_the_target_is_what_the_expected_image_lacks(flow, measurement):
     x, y, mask = measurement
     flow.config = replace(flow.config, normalise=False, null_noise=0.0)

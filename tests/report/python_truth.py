@@ -33,7 +33,7 @@ class Truth:
         self.group = explorer.calibration_group
         self.rates = tuple(map(float, explorer.accelerations))
         self.tasks = self.x.shape[3]
-        own = [explorer.of(t).task_range for t in range(self.tasks)]
+        own = [explorer.for_task(t).task_range for t in range(self.tasks)]
         self.ranges = [task_range if one is None else one for one in own]
         self.bases = {}
         self.known = {}

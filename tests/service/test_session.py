@@ -107,6 +107,8 @@ def test_a_service_that_is_killed_in_the_middle_of_a_scan_goes_on(
         return wait(wire, kind, played)
 
     monkeypatch.setattr(replay, "_wait", wait_and_kill)
+    for name in ("PATIENCE", "PATIENCE_FOR_RETURN"):
+        monkeypatch.setattr(replay, name, 300.0)
     try:
         played = replay_scan(small.scan_of(3), HOST, port)
     finally:

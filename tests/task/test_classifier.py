@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
+from raising import refused
 from taskuq.errors import InputError
 from taskuq.protocols import Task
 from taskuq.task import build, load
@@ -152,14 +153,14 @@ def test_a_network_is_read_back_with_the_same_outputs(tmp_path):
 
 @pytest.mark.parametrize("shape", [(16, 16), (1, 3, 16, 16), (0, 16, 16)])
 def test_other_shapes_are_refused_in_one_sentence(shape):
-    with pytest.raises(InputError, match=r"give real magnitude images"):
+    with refused("shape.axes"):
         build("classifier", preset="tiny")(torch.ones(shape))
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(InputError, match="there is no classifier huge"):
+    with refused("choice.unknown"):
         build("classifier", preset="huge")
-    with pytest.raises(InputError, match="name of its own"):
+    with refused("value.invalid"):
         ClassifierConfig(tasks=("a", "a"))
 
 
@@ -176,7 +177,7 @@ def test_any_module_is_a_task_and_keeps_its_mode():
 
 def test_any_function_is_a_task_and_a_wrong_one_is_told():
     assert TorchTask(lambda x: x.amax((1, 2)))(torch.ones(3, 4, 4)).tolist() == [1, 1, 1]
-    with pytest.raises(InputError, match=r"the task gave shape \(4,\) for 3 images"):
+    with refused("component.invalid"):
         TorchTask(lambda x: torch.ones(4))(torch.ones(3, 4, 4))
 
 
@@ -214,7 +215,7 @@ def test_what_cannot_be_below_0_never_is_and_zero_is_learnable():
 
 
 def test_units_belong_to_numbers():
-    with pytest.raises(InputError, match="a probability none"):
+    with refused("option.conflict"):
         ClassifierConfig(units=("mm²",))
-    with pytest.raises(InputError, match="each number its unit"):
+    with refused("option.conflict"):
         ClassifierConfig(tasks=("area", "count"), output="number", units=("mm²",))

@@ -45,14 +45,18 @@ class MaskLearningConfig(ImagingConfig):
         if self.samples < 2 or self.cases < 1 or self.block < 1:
             raise InputError(
                 f"samples are {self.samples}, cases {self.cases} and block {self.block}; give at "
-                "least 2 samples, 1 case and 1 line"
+                "least 2 samples, 1 case and 1 line",
+                code="value.invalid",
             )
         if self.begin is not None and self.begin < 1:
-            raise InputError(f"begin is {self.begin}; begin with at least 1 line")
+            raise InputError(
+                f"begin is {self.begin}; begin with at least 1 line", code="value.invalid"
+            )
         if self.tries < 0 or (self.tries and self.aim == "variance"):
             raise InputError(
                 f"tries are {self.tries} and the aim is {self.aim!r}; tries are compared by the "
-                "task: give none for 'variance', and no negative number"
+                "task: give none for 'variance', and no negative number",
+                code="value.invalid",
             )
 
 
@@ -166,7 +170,9 @@ def open_learner(config: MaskLearningConfig, device: str | None = None) -> _Mask
     width = int(images[0].image.shape[-1])
     system = config.measure.scanner(width, noise=config.noise, seed=config.seed)
     if not isinstance(system, LineMeasure):
-        raise InputError("this imaging system does not measure lines of one's choice")
+        raise InputError(
+            "this imaging system does not measure lines of one's choice", code="component.invalid"
+        )
     kept = [images[int(k)] for k in some]
     cases = as_cases(kept, case=[str(item.case) for item in kept])
     return _MaskLearner(
@@ -184,7 +190,8 @@ def learn_masks(
     first = max(1, counts[0] // 2) if config.begin is None else config.begin
     if first > counts[0]:
         raise InputError(
-            f"begin is {first}, and the first round has {counts[0]} lines; begin with fewer"
+            f"begin is {first}, and the first round has {counts[0]} lines; begin with fewer",
+            code="value.invalid",
         )
     made = provenance(_identity(config), config.seed)
     about = {"configuration": made["configuration"], "code": made["code"]}
@@ -248,7 +255,8 @@ def _kept(path: Path, about: dict[str, Any], order: _LineOrder) -> _LineOrder:
     if fingerprint({name: record.get(name) for name in about}) != fingerprint(about):
         raise InputError(
             f"{path} was begun with other settings, data, networks or code; begin again with "
-            "--overwrite, or choose another output"
+            "--overwrite, or choose another output",
+            code="resume.mismatch",
         )
     return _LineOrder(
         order.begin, tuple(map(int, record["lines"])), tuple(map(float, record["gains"]))

@@ -328,8 +328,8 @@ def _explain_no_stop(
         )
     else:
         reason = (
-            f"too many calibration cases for {guarantee._levels_text} would be missed at any threshold "
-            "(as where all samples agree and are wrong)"
+            f"too many calibration cases for {guarantee._levels_text} would be missed at any "
+            "threshold (as where all samples agree and are wrong)"
         )
     rounds = ", ".join(f"{R:g}" for R in accelerations[closed])
     what = "every scan continues to the end" if closed.all() else f"no scan stops at R = {rounds}"

@@ -181,9 +181,11 @@ class Policy:
             return self._full_scan(value)
         round = int(round)
         x, single = self._check_outputs(outputs, round)
-        tasks = [rule.examine(x[..., t]) for t, rule in enumerate(self._rules[round])]
-        threshold = self.thresholds[round]
-        stops = np.all([e.stops(threshold) for e in tasks], axis=0)
+        threshold, tasks = self.thresholds[round], []
+        stops = np.ones(x.shape[1], dtype=bool)
+        for t, rule in enumerate(self._rules[round]):
+            tasks.append(rule.examine(x[..., t]))
+            stops &= tasks[t].stops(threshold)
         # Samples that all agree, in any round, where those of no calibration case did.
         agreeing = np.zeros(len(stops), dtype=bool)
         if self.samples > 1 and self.provenance.get("identical_samples") == 0:
@@ -256,7 +258,8 @@ class Policy:
             )
         if x.shape[1] == 0:
             raise InputError("outputs have no case; pass at least one", code="table.incomplete")
-        require_in_ranges(x, self.task_ranges, "outputs")
+        if any(self.task_ranges):
+            require_in_ranges(x, self.task_ranges, "outputs")
         return x, single
 
     def _reason(
@@ -280,7 +283,7 @@ class Policy:
         if stops.all():
             # No interval is empty where a scan stops.
             widths = (interval.upper - interval.lower).reshape(-1, len(self.task_names)).max(axis=0)
-            widest = ", ".join([f"{w:.4g}" for w in widths.tolist()])
+            widest = ", ".join(map("{:.4g}".format, widths.tolist()))
             return (
                 f"stop {at}: {self._goal_statement} (width {widest}), at alpha "
                 f"{self.guarantee.alpha:g}"

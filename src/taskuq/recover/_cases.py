@@ -171,7 +171,6 @@ def as_coil_images(image: Tensor) -> Tensor:
 
 
 def _volume_maxima(source: Dataset) -> dict[str, float]:
-    """Return the largest magnitude of each group."""
     ranges: dict[str, float] = {}
     for index in range(len(source)):
         item = source[index]
@@ -246,7 +245,6 @@ class CoilAugmentation:
 
 
 def _shear(images: Tensor, slope: Tensor, axis: int) -> Tensor:
-    """Shear images cyclically."""
     size, other = images.shape[axis], images.shape[-3 - axis]
     distance = torch.arange(other, device=images.device) - (other - 1) / 2
     frequency = torch.fft.fftfreq(size, device=images.device)
@@ -359,7 +357,6 @@ def simulate_scan(
 
 
 def _random_contrast(images: Tensor, strength: float, generator: torch.Generator) -> Tensor:
-    """Apply a random monotone intensity map."""
     cases, steps = len(images), 10
     rise = 1 - strength + strength * 2 * _uniform(generator, cases, steps)
     rise = rise / rise.sum(1, keepdim=True).clamp_min(1e-6)

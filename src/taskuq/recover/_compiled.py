@@ -66,7 +66,6 @@ def _to_image(x: Tensor, height: int, width: int) -> Tensor:
 def _normalise_leaky(
     x: Tensor, slope: float, *, eps: float = EPS, out: Tensor | None = None, coarse: int = 0
 ) -> Tensor:
-    """Instance normalisation and a leaky ReLU."""
     if fused := kernels_for(x):
         if out is None:
             out = torch.empty_like(x) if coarse else x

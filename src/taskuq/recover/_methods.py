@@ -59,7 +59,6 @@ def init_weights(network: nn.Module, weights: Path | None, kind: str) -> None:
 
 
 def _check_measurement(measurement: MeasurementLike) -> MeasurementLike:
-    """Validate a measurement."""
     if not isinstance(measurement, MeasurementLike):
         raise InputError(
             f"the measurement must have zero_filled and mask, got {type(measurement).__name__}; "

@@ -254,7 +254,6 @@ class _UnrolledEstimate:
 
 @torch.no_grad()
 def _unrolled_estimate(net: _UnrolledNet, views: SinogramBatch) -> _UnrolledEstimate:
-    """Run the unrolled network with data consistency."""
     first = net(views)
     back = filtered_back_projection(views, "hann")
     return _UnrolledEstimate(landweber_update(first, views), first, back, views)
@@ -312,7 +311,6 @@ class _UnrolledTraining(_CTTraining):
     start: Path | None = None
 
     def recipe(self, cases: Any, machine: TrainerOptions) -> Recipe:
-        """Train by the root-mean-square error of each image."""
         simulator = self.simulator()
         recipe = Recipe(
             kind="unrolled",

@@ -144,9 +144,8 @@ def _outside(policy: Policy, outputs: FloatArray) -> str | None:
     """Return the first task's range that values (value,) or (value, task) leave, or None."""
     values = outputs.reshape(len(outputs), -1)
     for t, range_ in enumerate(policy.task_ranges):
-        if range_ is not None and (
-            values[:, t].min() < range_[0] or values[:, t].max() > range_[1]
-        ):
+        low, high = range_ or (-np.inf, np.inf)
+        if values[:, t].min() < low or values[:, t].max() > high:
             whose = "task's" if len(policy.task_names) == 1 else f"{policy.task_names[t]}'s"
             return f"{whose} range [{range_[0]:g}, {range_[1]:g}]"
     return None

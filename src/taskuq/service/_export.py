@@ -25,8 +25,7 @@ from taskuq.recover._estimate import noise_scale_of, varnet_estimate
 from taskuq.recover._methods import rescale_pow2
 from taskuq.recover._varnet_training import VarNetRecovery
 from taskuq.recover.flow._sample import ATTEMPTS, COOLER, ResidualFlowSampler, temperature_at
-from taskuq.recover.sampler._network import unflatten_samples
-from taskuq.recover.sampler._sample import SamplerRecovery, counter_normal
+from taskuq.recover.sampler._sample import SamplerRecovery, TensorEstimator
 from taskuq.service._runtime import MANIFEST, SCHEMA, checksum
 
 
@@ -68,12 +67,7 @@ class _SamplerExport(nn.Module):
 
     def forward(self, zero_filled: Tensor, mask: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
         recover = self.parts[0]
-        batch = recover.estimator.estimate(zero_filled[None], mask[None])
-        inputs, net = batch.inputs(), recover.inference_net
-        noise = counter_normal(draws, net.noise_size(*inputs.shape[-2:]))
-        condition = net.encode(inputs, batch.sampled_fraction())
-        residuals = net.decode(condition, unflatten_samples(noise, 1))
-        return batch.images(residuals.float())[0], torch.zeros(len(draws))
+        return recover.from_seeds(zero_filled[None], mask[None], draws), torch.zeros(len(draws))
 
 
 class _VarNetExport(nn.Module):
@@ -105,7 +99,7 @@ def _export_spec(recover: Any, masks: Tensor, height: int) -> _ExportSpec:
                 # The scale of draws depends on the sampled fraction.
                 "deviations": [[int(mask.sum()), _deviation(recover, mask)] for mask in masks],
             })  # fmt: skip
-        case SamplerRecovery() if hasattr(recover.estimator, "estimate"):
+        case SamplerRecovery() if isinstance(recover.estimator, TensorEstimator):
             return _ExportSpec(_SamplerExport(recover), {"kind": "seeds"})
         case VarNetRecovery():
             return _ExportSpec(_VarNetExport(recover), {"kind": "none"})

@@ -84,7 +84,6 @@ def _fused_step(
     attend: _FusedAttention | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None]:
-    """Finish one step and start the next."""
     fused = kernels_for(x)
     if fused and fused.supports_channels(x.shape[-1]):
         kept = x.new_empty((*x.shape[:-1], x.shape[-1] // 2), dtype=dtype)
@@ -359,7 +358,6 @@ def _condition_weights(
 
 
 def _to_images(x: Tensor, height: int, width: int) -> Tensor:
-    """Unsqueeze to complex images in one copy."""
     # Channel 4 (2 b + i) + 2 dy + dx: coil b, real or imaginary part i, place (dy, dx) in a block.
     blocks = x.view(len(x), height, width, -1, 2, 2, 2)
     image = blocks.permute(0, 3, 1, 5, 2, 6, 4).contiguous()

@@ -37,7 +37,6 @@ class _ActNorm(nn.Module):
         self.bias.copy_(-mean / std)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the scaled channels and the log-determinant."""
         y = torch.addcmul(self.bias.view(1, -1, 1, 1), x, self.scale.exp().view(1, -1, 1, 1))
         return y, x.shape[-2] * x.shape[-1] * self.scale.sum()
 
@@ -319,7 +318,6 @@ class _InvertibleAttention(nn.Module):
         self.gate = nn.Parameter(torch.full((channels,), OPEN))
 
     def reset(self, generator: torch.Generator) -> None:
-        """Start nearly open, with a small random filter."""
         channels = len(self.filter)
         with torch.no_grad():
             # The mean of `channels` rows drawn from N(0, 0.02²).

@@ -132,7 +132,6 @@ def _norm(images: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _fit_inflation(flow: ConditionalFlow, cases: MaskedDataset, *, device: str) -> None:
-    """Fit residual inflation per acceleration."""
     flow.widening.fill_(1)
     sampler = FlowSampler(flow.eval(), device=device)
     masks = torch.as_tensor(cases.masks)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -13,10 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from taskuq._seeds import mix_seeds
-from taskuq.recover._compiled import capture_graphs
+from taskuq.recover._compiled import CudaGraph
 from taskuq.recover._methods import BatchRecovery, check_samples
 from taskuq.recover.sampler._network import (
     ACCELERATIONS,
+    Condition,
     SamplerNet,
     nearest_acceleration,
     unflatten_samples,
@@ -48,7 +50,7 @@ class ConditionedBatch(Protocol):
 
 
 @runtime_checkable
-class _TensorEstimator(Protocol):
+class TensorEstimator(Protocol):
     """Estimator of tensors only, for CUDA graphs."""
 
     def tensors(self, measurements: Sequence[Any]) -> tuple[Tensor, ...]:
@@ -74,108 +76,6 @@ def counter_normal(seeds: Tensor, count: int) -> Tensor:
     radius = (-2 * torch.log(first)).clamp_min(0).sqrt()
     angle = 2 * math.pi * second
     return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=1)[:, :count]
-
-
-class _GraphedSampler:
-    """Sampling as CUDA graphs for one input shape."""
-
-    def __init__(
-        self,
-        net: SamplerNet | _ScaledNoise,
-        estimator: _TensorEstimator,
-        dtype: torch.dtype,
-        *,
-        chunk_pixels: int = CHUNK_PIXELS["cuda"],
-        graphs: bool = True,
-    ) -> None:
-        self.net, self.estimator, self.dtype = net, estimator, dtype
-        self.chunk_pixels, self.graphs = chunk_pixels, graphs
-        self._key: tuple[Any, ...] = ()
-        self._graph: _SamplerGraph | None = None
-
-    @torch.no_grad()
-    def __call__(
-        self, measurements: Sequence[Any], *, samples: int, seeds: Sequence[int]
-    ) -> Tensor:
-        cases, tensors = len(seeds), self.estimator.tensors(measurements)
-        captured = 0 if self._graph is None else self._graph.cases
-        if cases < captured <= 2 * cases:
-            # A smaller last batch, padded with its last case, needs no graph of its own.
-            more = captured - cases
-            tensors = tuple(torch.cat([x, x[-1:].expand(more, *x.shape[1:])]) for x in tensors)
-            seeds = [*seeds, *[seeds[-1]] * more]
-        pixels = math.prod(tensors[0].shape[-2:]) * len(seeds)
-        # Chunks of equally many samples, so that one graph serves.
-        count = math.ceil(samples / max(1, self.chunk_pixels // pixels))
-        chunk = math.ceil(samples / count)
-        shapes = tuple((x.shape, x.dtype) for x in tensors)
-        if count == 1 and self._key[1:] == shapes:
-            # A fully sampled scan needs one sample: capturing it, and the next scan's first round
-            # after it, would take far longer than samples that are not used.
-            chunk = max(chunk, int(self._key[0]))
-        key = (chunk, *shapes)
-        if self._graph is None or key != self._key:
-            self._graph = None  # frees its memory for the next one
-            self._graph, self._key = _SamplerGraph(self, tensors, chunk), key
-        self._graph.encode(tensors)
-        images = []
-        for first in range(0, count * chunk, chunk):
-            indices = range(first, first + chunk)
-            images.append(
-                self._graph.decode([mix_seeds(seed, j, 0) for seed in seeds for j in indices])
-            )
-        return torch.cat(images, dim=1)[:cases, :samples]
-
-
-class _SamplerGraph:
-    """CUDA graphs and buffers of one input shape."""
-
-    batch: ConditionedBatch
-    condition: Any
-    size: tuple[int, int]
-
-    def __init__(self, owner: _GraphedSampler, tensors: Sequence[Tensor], samples: int) -> None:
-        self.owner = owner
-        self.inputs = [x.clone() for x in tensors]
-        self.cases = cases = len(tensors[0])
-        self.seeds = torch.zeros(cases * samples, dtype=torch.int64, device=tensors[0].device)
-        self.steps = capture_graphs(self._encode, self._decode) if owner.graphs else []
-
-    def encode(self, tensors: Sequence[Tensor]) -> None:
-        """Compute estimates and conditions of measurements."""
-        for buffer, x in zip(self.inputs, tensors, strict=True):
-            buffer.copy_(x)
-        if self.steps:
-            self.steps[0][0].replay()
-        else:
-            self._encode()
-
-    def decode(self, seeds: Sequence[int]) -> Tensor:
-        """Return one chunk, (case, sample, height, width)."""
-        self.seeds.copy_(torch.tensor(seeds))
-        if not self.steps:
-            return self._decode()
-        graph, output = self.steps[1]
-        graph.replay()
-        images: Tensor = output.clone()
-        return images
-
-    def _encode(self) -> None:
-        self.batch = self.owner.estimator.estimate(*self.inputs)
-        inputs = self.batch.inputs()
-        self.size = (inputs.shape[-2], inputs.shape[-1])
-        with _mixed_precision(inputs.device, self.owner.dtype):
-            self.condition = self.owner.net.encode(inputs, self.batch.sampled_fraction())
-
-    def _decode(self) -> Tensor:
-        noise = counter_normal(self.seeds, self.owner.net.noise_size(*self.size))
-        with _mixed_precision(noise.device, self.owner.dtype):
-            residuals = self.owner.net.decode(self.condition, unflatten_samples(noise, self.cases))
-        return self.batch.images(residuals.float())
-
-
-def _mixed_precision(device: torch.device, dtype: torch.dtype) -> torch.autocast:
-    return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
 
 
 @torch.no_grad()
@@ -215,60 +115,57 @@ def _matching_scales(sums: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _noise_scale_at(noise_scale: Tensor, sampled_fraction: Tensor) -> Tensor:
-    """Interpolate the noise scale at a sampled fraction."""
     place = -torch.log2(sampled_fraction.clamp_min(1 / ACCELERATIONS[-1]))
     low = place.floor().long().clamp(0, len(noise_scale) - 2)
     part = place - low
     return noise_scale[low] * (1 - part) + noise_scale[low + 1] * part
 
 
-class _ScaledNoise:
-    """Sampler with rescaled noise."""
-
-    def __init__(self, net: Any, noise_scale: Tensor) -> None:
-        self.net, self.noise_scale = net, noise_scale
-
-    def noise_size(self, height: int, width: int) -> int:
-        size: int = self.net.noise_size(height, width)
-        return size
-
-    def encode(self, estimate: Tensor, sampled_fraction: Tensor) -> tuple[Any, Tensor]:
-        factor = _noise_scale_at(self.noise_scale, sampled_fraction)
-        return self.net.encode(estimate, sampled_fraction), factor
-
-    def decode(self, condition: tuple[Any, Tensor], noise: Tensor) -> Tensor:
-        plain, factor = condition
-        residuals: Tensor = self.net.decode(plain, noise * factor.view(-1, 1, 1))
-        return residuals
-
-
 @torch.no_grad()
 def _sample_images(
-    net: SamplerNet | _ScaledNoise,
+    net: SamplerNet,
     batch: ConditionedBatch,
     *,
     samples: int,
     seeds: Sequence[int],
     dtype: torch.dtype = torch.float32,
+    noise_scale: Tensor | None = None,
 ) -> Tensor:
     """Sample images around estimates."""
-    check_samples(samples)
     inputs = batch.inputs()
-    device = inputs.device
-    height, width = inputs.shape[-2:]
-    chunk = max(1, CHUNK_PIXELS.get(device.type, 2**17) // (len(inputs) * height * width))
-    count = net.noise_size(height, width)
-    images = []
+    device, pixels = inputs.device, math.prod(inputs.shape[-2:])
+    chunk = max(1, CHUNK_PIXELS.get(device.type, 2**17) // (len(inputs) * pixels))
     with _mixed_precision(device, dtype):
-        condition: Any = net.encode(inputs, batch.sampled_fraction())
+        condition = net.encode(inputs, batch.sampled_fraction())
+    images = []
     for start in range(0, samples, chunk):
         indices = range(start, min(start + chunk, samples))
         rows = torch.tensor([[mix_seeds(seed, j, 0) for j in indices] for seed in seeds])
-        noise = counter_normal(rows.flatten().to(device), count)
-        with _mixed_precision(device, dtype):
-            residuals = net.decode(condition, unflatten_samples(noise, len(seeds)))
-        images.append(batch.images(residuals.float()))
+        rows = rows.flatten().to(device)
+        images.append(_decode_images(net, batch, condition, rows, dtype, noise_scale))
     return torch.cat(images, dim=1)
+
+
+def _decode_images(
+    net: SamplerNet,
+    batch: ConditionedBatch,
+    condition: Condition,
+    seeds: Tensor,
+    dtype: torch.dtype,
+    noise_scale: Tensor | None,
+) -> Tensor:
+    fraction = condition.sampled_fraction
+    noise = counter_normal(seeds, net.noise_size(*condition.size))
+    noise = unflatten_samples(noise, len(fraction))
+    if noise_scale is not None:
+        noise = noise * _noise_scale_at(noise_scale, fraction).view(-1, 1, 1)
+    with _mixed_precision(seeds.device, dtype):
+        residuals = net.decode(condition, noise)
+    return batch.images(residuals.float())
+
+
+def _mixed_precision(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
+    return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
 
 class SamplerRecovery(BatchRecovery):
@@ -294,23 +191,51 @@ class SamplerRecovery(BatchRecovery):
         device = next(net.parameters()).device
         on_gpu = device.type == "cuda"
         self.dtype = dtype or (torch.bfloat16 if on_gpu else torch.float32)
-        self.inference_net: SamplerNet | _ScaledNoise = net
-        if noise_scale is not None:
-            self.inference_net = _ScaledNoise(net, torch.tensor(noise_scale, device=device))
-        self._graphed: _GraphedSampler | None = None
-        if on_gpu and isinstance(estimator, _TensorEstimator):
-            self._graphed = _GraphedSampler(self.inference_net, estimator, self.dtype)
+        self._factors = None if noise_scale is None else torch.tensor(noise_scale, device=device)
+        self._graph: CudaGraph[Tensor] = CudaGraph(self.from_seeds)
+        self._captured: dict[torch.Size, int] = {}
+        self._uses_graphs = on_gpu and isinstance(estimator, TensorEstimator)
         self.rejected = 0  # every draw is valid
 
     def batch(self, measurements: Sequence[Any], *, samples: int, seeds: Sequence[int]) -> Tensor:
         """Return posterior samples of several cases, (case, sample, height, width)."""
         check_samples(samples)
-        if self._graphed is not None:
-            return self._graphed(measurements, samples=samples, seeds=seeds)
-        batch = self.estimator(measurements)
+        if self._uses_graphs:
+            return self._replay(measurements, samples, seeds)
         return _sample_images(
-            self.inference_net, batch, samples=samples, seeds=seeds, dtype=self.dtype
+            self.net,
+            self.estimator(measurements),
+            samples=samples,
+            seeds=seeds,
+            dtype=self.dtype,
+            noise_scale=self._factors,
         )
+
+    @torch.no_grad()
+    def from_seeds(self, *tensors: Tensor) -> Tensor:
+        """Return one sample for each seed; arguments are the estimator's tensors, and seeds."""
+        *measurement, seeds = tensors
+        batch = cast(TensorEstimator, self.estimator).estimate(*measurement)
+        with _mixed_precision(seeds.device, self.dtype):
+            condition = self.net.encode(batch.inputs(), batch.sampled_fraction())
+        return _decode_images(self.net, batch, condition, seeds, self.dtype, self._factors)[0]
+
+    def _replay(self, measurements: Sequence[Any], samples: int, seeds: Sequence[int]) -> Tensor:
+        """Sample case by case, so that one CUDA graph serves batches of any size."""
+        tensors = cast(TensorEstimator, self.estimator).tensors(measurements)
+        shape, device = tensors[0].shape[1:], tensors[0].device
+        chunk = min(samples, max(1, CHUNK_PIXELS["cuda"] // math.prod(shape[-2:])))
+        # A fully sampled scan needs one sample: capturing it, and the next scan's first round after
+        # it, would take far longer than samples that are not used.
+        chunk = self._captured[shape] = max(chunk, self._captured.get(shape, 0))
+        images = []
+        for case, seed in enumerate(seeds):
+            for start in range(0, samples, chunk):
+                rows = [mix_seeds(seed, start + j, 0) for j in range(chunk)]
+                case_tensors = [x[case : case + 1] for x in tensors]
+                part = self._graph(*case_tensors, torch.tensor(rows, device=device))
+                images.append(part[: samples - start])
+        return torch.cat(images).view(len(seeds), samples, *images[0].shape[1:])
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         # CUDA graphs cannot be pickled; they are captured again in another process.

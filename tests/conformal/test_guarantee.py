@@ -1,0 +1,542 @@
+"""Promises within strata and classes of cases that come in groups, by exact enumeration."""
+
+from fractions import Fraction
+from itertools import product
+from math import comb, inf, prod
+
+import numpy as np
+import pytest
+
+import taskuq as tq
+from raising import refused
+from taskuq.conformal import _guarantee as within_strata
+from taskuq.conformal import _units as units
+from taskuq.conformal._guarantee import Guarantee, quantiles_within
+from taskuq.conformal._units import _hierarchical_quantile
+from taskuq.conformal.scores._learned import _fit_robust_ridge
+
+ALPHAS = (0.1, 0.2, 0.25, 0.34, 0.5)
+# Populations for each kind of promise; every group of each is once the new one.
+POPULATIONS = 250
+KINDS = {
+    "case": {"condition_on": "case"},
+    "group": {"condition_on": "group"},
+    "all": {"condition_on": "group", "cases": "all"},
+    "share": {"condition_on": "group", "cases": 0.6},
+}
+
+
+def population(rng):
+    """Groups as pairs of scores and strata: hard ones large or small, and nearly all in stratum a.
+
+    Scores are small integers, so that there are ties, and some are infinite.
+    """
+    groups = []
+    for _ in range(int(rng.integers(3, 14))):
+        is_hard = rng.random() < 0.3
+        size = int(rng.integers(1, 9)) if rng.random() < 0.5 else (8 if is_hard else 1)
+        in_a = rng.random(size) < (0.9 if is_hard else 0.2)
+        score = rng.integers(0, 4, size) + 5.0 * is_hard
+        score[rng.random(size) < 0.05] = inf
+        groups.append((score, np.where(in_a, "a", np.where(rng.random(size) < 0.7, "b", "c"))))
+    return groups
+
+
+def quantiles(groups, alpha, **promise):
+    """The quantile of each stratum, calibrated on groups."""
+    scores, strata = (np.concatenate(part) for part in zip(*groups, strict=True))
+    group = np.repeat(np.arange(len(groups)), [len(s) for s, _ in groups])
+    asked = {"n_cases": len(scores), "condition": "each stratum", "condition_on": None, **promise}
+    asked = Guarantee(alpha=alpha, unit="group", n_groups=len(groups), **asked)
+    return quantiles_within(asked, scores, group, strata)[1]
+
+
+def loss(group, stratum, quantile, condition_on, cases="random"):
+    """What a new group loses in a stratum, and the loss if all were missed."""
+    score, strata = group
+    inside = strata == stratum
+    missed, there = int((score[inside] > quantile).sum()), int(inside.sum())
+    if not there:
+        return Fraction(0), Fraction(0)
+    if condition_on == "case":
+        return Fraction(missed, len(score)), Fraction(there, len(score))
+    if cases == "random":
+        return Fraction(missed, there), Fraction(1)
+    wanted = Fraction(1) if cases == "all" else Fraction(str(cases))
+    return Fraction(there - missed < wanted * there), Fraction(1)
+
+
+def miss_rates(groups, alpha, *, by_label=False, **promise):
+    """The exact probability of a miss in each stratum, every group being the new one once."""
+    totals = {s: [Fraction(0), Fraction(0)] for s in "abc"}
+    for new, group in enumerate(groups):
+        found = quantiles(groups[:new] + groups[new + 1 :], alpha, **promise)
+        for s in "abc":
+            if by_label and s not in found:
+                continue  # a class that was never calibrated is promised nothing
+            q = max(found.values()) if by_label else found.get(s, inf)
+            lost, most = loss(group, s, q, **promise)
+            totals[s][0] += lost
+            totals[s][1] += most
+    return {s: lost / most for s, (lost, most) in totals.items() if most}
+
+
+def every_stratum_of_many_populations_keeps_its_promise(kind, count=POPULATIONS, **how):
+    rng = np.random.default_rng(16)
+    for _ in range(count):
+        groups, alpha = population(rng), float(rng.choice(ALPHAS))
+        rates = miss_rates(groups, alpha, **KINDS[kind], **how)
+        assert all(rate <= Fraction(str(alpha)) for rate in rates.values()), (groups, alpha, rates)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_stratum_of_a_new_group_is_missed_more_than_alpha(kind):
+    every_stratum_of_many_populations_keeps_its_promise(kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_class_of_a_new_group_is_missed_more_than_alpha(kind):
+    every_stratum_of_many_populations_keeps_its_promise(kind, 100, by_label=True)
+
+
+@pytest.mark.parametrize("kind", ["case", "group"])
+def test_the_promise_is_nearly_used_up_where_groups_agree(kind):
+    # Groups of one case each leave no slack: rank / (n + 1) exactly.
+    groups = [(np.array([float(i)]), np.array(["a"])) for i in range(20)]
+
+    assert miss_rates(groups, 0.25, **KINDS[kind]) == {"a": Fraction(1, 4)}
+
+
+def drawn_population(rng):
+    """Groups of outputs, targets and strata; hard groups are biased and nearly all in stratum a."""
+    groups = []
+    for _ in range(int(rng.integers(4, 10))):
+        size, is_hard = int(rng.integers(1, 6)), rng.random() < 0.3
+        target, spread = rng.random((size, 1)), rng.choice([0.01, 0.1, 0.5], (size, 1))
+        bias = 2.0 * is_hard * rng.standard_normal((size, 1))
+        outputs = target + bias + spread * rng.standard_normal((size, 3))
+        strata = np.where(rng.random(size) < (0.85 if is_hard else 0.25), "a", "b")
+        groups.append((outputs, target[:, 0], strata))
+    return groups
+
+
+@pytest.mark.parametrize("condition_on", ["case", "group"])
+def test_a_score_that_learns_from_the_calibration_groups_keeps_both_readings(condition_on):
+    rng = np.random.default_rng(5)
+    for _ in range(60):
+        groups, totals = drawn_population(rng), {s: [Fraction(0), Fraction(0)] for s in "ab"}
+        for new, (outputs, targets, strata) in enumerate(groups):
+            rest = groups[:new] + groups[new + 1 :]
+            x, z, split = (np.concatenate(part) for part in zip(*rest, strict=True))
+            bound = tq.calibrate(
+                x, z, alpha=0.34, condition_on=condition_on, strata=split,
+                group=np.repeat(np.arange(len(rest)), [len(g[1]) for g in rest]),
+            )  # fmt: skip
+            # A target that is missed scores above any quantile, a covered one below.
+            missed = np.where(bound(outputs, strata=strata).contains(targets), -inf, inf)
+            for s in "ab":
+                lost, most = loss((missed, strata), s, 0.0, condition_on)
+                totals[s] = [totals[s][0] + lost, totals[s][1] + most]
+
+        assert all(lost <= Fraction("0.34") * most for lost, most in totals.values())
+
+
+# 200 groups of 50: 9 % are hard and nearly all in stratum 0, the others easy and mostly in 1.
+HARD = (np.full(50, 10.0), np.repeat([0, 1], [46, 4]))
+EASY = (np.full(50, 1.0), np.repeat([0, 1], [4, 46]))
+
+
+def covered_given_stratum(**promise):
+    """The exact P(covered | stratum) of a random case of a new group, by leave-one-out."""
+    covered, there = np.zeros(2), np.zeros(2)
+    for count, (score, strata), rest in (
+        (18, HARD, [HARD] * 17 + [EASY] * 182),
+        (182, EASY, [HARD] * 18 + [EASY] * 181),
+    ):
+        targets, split = (np.concatenate(part) for part in zip(*rest, strict=True))
+        bound = tq.calibrate(
+            np.zeros((len(targets), 1)), targets, alpha=0.1, score="ar", strata=split,
+            group=np.repeat(np.arange(199), 50), **promise,
+        )  # fmt: skip
+        inside = bound(np.zeros((50, 1)), strata=strata).contains(score)
+        for s in (0, 1):
+            covered[s] += count * inside[strata == s].sum()
+            there[s] += count * (strata == s).sum()
+    return covered / there
+
+
+def test_a_case_is_covered_given_its_stratum_where_hard_groups_fill_it():
+    assert (covered_given_stratum() >= 0.9).all()
+
+
+def test_a_stratum_within_groups_is_another_promise_and_its_sentence_says_so():
+    assert covered_given_stratum(condition_on="group")[0] < 0.5
+
+    group, strata = np.repeat(np.arange(40), 2), ["a", "b"] * 40
+    default, case, stratum = (
+        str(
+            tq.calibrate(
+                np.zeros((80, 1)), np.arange(80.0), alpha=0.1, score="ar", group=group,
+                strata=strata, condition_on=condition_on,
+            )
+        )
+        for condition_on in (None, "case", "group")
+    )  # fmt: skip
+
+    assert default == case
+    assert "a new group with probability at least 0.9 given the stratum it falls in, if" in case
+    assert "of a random case of any one stratum in a new group that has some with" in stratum
+
+
+# Mixtures of groups, hard and easy, by chance: stratum a is missed a little more than half the time
+# if easy cases alone are covered, given the case or given the group; stratum b is missed rarely.
+HARD_TYPE = (np.array([5.0, 5.0]), np.array(["a", "a"]))
+HALF_TYPE = (np.array([0.0, 1.0]), np.array(["a", "b"]))
+MIXTURES = {
+    "case": [(Fraction(34, 100), HARD_TYPE), (Fraction(66, 100), HALF_TYPE)],
+    "group": [(Fraction(51, 100), HARD_TYPE), (Fraction(49, 100), HALF_TYPE)],
+}
+
+
+def calibration_sets(mixture, groups):
+    """Every calibration set of so many independent groups in its order, and how likely it is."""
+    for chosen in product(mixture, repeat=groups):
+        yield [group for _, group in chosen], prod(chance for chance, _ in chosen)
+
+
+def is_short(mixture, stratum, quantile, condition_on, alpha):
+    """Whether a stratum of a new group is missed more often than alpha, given the set."""
+    each = [(chance, *loss(group, stratum, quantile, condition_on)) for chance, group in mixture]
+    missed, there = (sum(c[0] * c[k] for c in each) for k in (1, 2))
+    return missed > Fraction(str(alpha)) * there
+
+
+def unlucky_sets(mixture, groups, alpha, condition_on, delta_scope, *, by_label=False):
+    """How likely a calibration set is unlucky in each stratum, and in any of them."""
+    each, some = dict.fromkeys("ab", Fraction(0)), Fraction(0)
+    for chosen, chance in calibration_sets(mixture, groups):
+        found = quantiles(
+            chosen, alpha, condition_on=condition_on, delta=0.3, delta_scope=delta_scope
+        )
+        top = max(found.values())
+        reached = {s: top if by_label and s in found else found.get(s, inf) for s in "ab"}
+        short = [s for s, q in reached.items() if is_short(mixture, s, q, condition_on, alpha)]
+        for s in short:
+            each[s] += chance
+        some += chance * bool(short)
+    return each, some
+
+
+def random_mixture(rng):
+    """Three types of groups, each with cases of both strata, so that every set has both."""
+    chances = rng.multinomial(100, rng.dirichlet(np.ones(3)))
+    return [
+        (
+            Fraction(int(chance), 100),
+            (np.r_[rng.integers(0, 5, 5)] * 1.0, np.array(["a", "b", *rng.choice(["a", "b"], 3)])),
+        )
+        for chance in chances
+    ]
+
+
+@pytest.mark.parametrize("condition_on", ["case", "group"])
+@pytest.mark.parametrize("delta_scope", ["each", "all"])
+def test_sets_are_unlucky_no_more_often_than_delta(condition_on, delta_scope):
+    rng = np.random.default_rng(3)
+    for mixture, groups in [
+        (MIXTURES[condition_on], 9),
+        *((random_mixture(rng), 5) for _ in range(3)),
+    ]:
+        each, some = unlucky_sets(mixture, groups, 0.5, condition_on, delta_scope)
+
+        assert max(each.values()) <= Fraction(3, 10)
+        assert delta_scope == "each" or some <= Fraction(3, 10)
+
+
+@pytest.mark.parametrize("condition_on", ["case", "group"])
+def test_unlucky_sets_exist_so_that_a_lax_bound_would_be_seen(condition_on):
+    assert max(unlucky_sets(MIXTURES[condition_on], 9, 0.5, condition_on, "each")[0].values()) > 0.1
+
+
+@pytest.mark.parametrize("condition_on", ["case", "group"])
+def test_the_largest_quantile_serves_all_classes_at_once_for_one_delta(condition_on):
+    rng = np.random.default_rng(4)
+    for mixture, groups in [
+        (MIXTURES[condition_on], 9),
+        *((random_mixture(rng), 5) for _ in range(3)),
+    ]:
+        _, some = unlucky_sets(mixture, groups, 0.5, condition_on, "each", by_label=True)
+
+        assert some <= Fraction(3, 10)
+
+
+def some_of_ten_strata_falls_short(**promise):
+    """The exact probability that some of ten strata of 60 cases is covered less than 0.9.
+
+    The scores of a stratum are its ranks; coverage given the set is Beta distributed.
+    """
+    strata, ranks = np.repeat(np.arange(10), 60), np.tile(np.arange(1.0, 61), 10)
+    bound = tq.calibrate(
+        np.zeros((600, 1)), ranks, alpha=0.1, delta=0.1, score="ar", strata=strata, **promise
+    )
+    lucky = 1.0
+    for k in bound.threshold.by_stratum.values():
+        # Beta(k, n + 1 - k) < 0.9 exactly if at least k of n uniform numbers are below 0.9.
+        lucky *= 1 - sum(comb(60, j) * 0.9**j * 0.1 ** (60 - j) for j in range(int(k), 61))
+    return 1 - lucky, str(bound)
+
+
+def test_delta_is_for_each_stratum_by_itself_and_the_sentence_says_so():
+    unlucky, said = some_of_ten_strata_falls_short()
+
+    assert 0.1 < unlucky <= 1 - 0.9**10
+    assert "for each stratum by itself for all but 0.1 of calibration sets" in said
+
+
+def test_delta_is_for_all_strata_at_once_where_that_is_asked():
+    unlucky, said = some_of_ten_strata_falls_short(delta_scope="all")
+
+    assert unlucky <= 0.1
+    assert "for all 10 strata at once for all but 0.1 of calibration sets" in said
+
+
+def test_classes_are_served_at_once_and_only_those_calibrated():
+    said = str(
+        tq.calibrate(
+            np.zeros((90, 1)),
+            np.arange(90.0),
+            alpha=0.1,
+            delta=0.1,
+            score="ar",
+            label=["a", "b"] * 45,
+        )
+    )
+
+    assert "within each of the 2 calibrated classes, for all 2 classes at once" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"condition_on": "stratum", "strata": 1}, "choice.unknown"),
+        ({"condition_on": "case"}, "option.unused"),
+        ({"condition_on": "case", "strata": 1, "unit": "case"}, "option.unused"),
+        ({"condition_on": "case", "strata": 1, "cases": "all"}, "option.conflict"),
+        ({"delta_scope": "all", "strata": 1}, "option.unused"),
+        ({"delta_scope": "all", "delta": 0.1}, "option.unused"),
+        ({"delta_scope": "some", "strata": 1, "delta": 0.1}, "choice.unknown"),
+        ({"unit": "case", "cases": "all"}, "groups.missing"),
+    ],
+)
+def test_guarantees_without_meaning_are_refused(options, code):
+    options = {k: ["a"] * 30 if k == "strata" else v for k, v in options.items()}
+    with refused(code):
+        tq.calibrate(
+            np.zeros((30, 1)), np.arange(30.0), alpha=0.1, score="ar", group=range(30), **options
+        )
+
+
+@pytest.mark.parametrize("kind", ["strata", "label"])
+def test_the_reading_survives_a_file(kind, tmp_path):
+    bound = tq.calibrate(
+        np.zeros((80, 1)), np.arange(80.0), alpha=0.2, delta=0.2, score="ar",
+        group=np.repeat(np.arange(40), 2), **{kind: ["a", "b"] * 40},
+    )  # fmt: skip
+    again = tq.load_bound(bound.save(tmp_path / "bound.json"))
+
+    assert again == bound
+    assert again.guarantee.condition_on == "case"
+
+
+def groups_count_alike(monkeypatch):
+    """Within a stratum, whatever share of a group's cases lies there."""
+
+    def alike(scores, index, sizes, alpha, delta=None):
+        return _hierarchical_quantile(scores, index, alpha, delta)
+
+    monkeypatch.setattr(within_strata, "_quantile_given_stratum", alike)
+
+
+def no_room_for_the_new_group(monkeypatch):
+    right = within_strata._quantile_given_stratum
+
+    def lax(scores, index, sizes, alpha, delta=None):
+        # A group more, full of cases of the stratum that are never missed.
+        return right(np.r_[scores, -1.0], np.r_[index, len(sizes)], np.r_[sizes, 1], alpha, delta)
+
+    monkeypatch.setattr(within_strata, "_quantile_given_stratum", lax)
+
+
+def cases_count_alike(monkeypatch):
+    def alike(self, scores, group, alpha, delta):
+        return _hierarchical_quantile(scores, np.arange(len(scores)), alpha, delta)
+
+    monkeypatch.setattr(units.RandomCaseUnit, "quantile", alike)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (groups_count_alike, "case"),
+        (no_room_for_the_new_group, "case"),
+        (cases_count_alike, "group"),
+    ],
+)
+def test_a_planted_fault_breaks_a_promise(fault, kind, monkeypatch):
+    fault(monkeypatch)
+    with pytest.raises(AssertionError):
+        every_stratum_of_many_populations_keeps_its_promise(kind)
+
+
+def test_groups_that_count_alike_make_too_many_sets_unlucky(monkeypatch):
+    groups_count_alike(monkeypatch)
+
+    assert unlucky_sets(MIXTURES["case"], 9, 0.5, "case", "each")[0]["a"] > Fraction(3, 10)
+
+
+def test_delta_that_is_not_divided_is_noticed(monkeypatch):
+    monkeypatch.setattr(within_strata, "as_delta_for", lambda *asked: "each")
+    monkeypatch.setattr("taskuq.conformal._calibrate.as_delta_for", lambda *asked: "each")
+
+    assert some_of_ten_strata_falls_short(delta_scope="all")[0] > 0.1
+
+
+RNG = np.random.default_rng(6)
+TRUTH = RNG.random(500)
+OUTPUTS = TRUTH[:, None] + 0.1 * RNG.standard_normal((500, 4))
+# The samples of every fifth case agree, and are wrong.
+AGREED = np.where(np.arange(500)[:, None] % 5 == 0, OUTPUTS[:, :1], OUTPUTS)
+PATIENTS = np.arange(500) // 5
+
+
+def shortage(outputs=OUTPUTS, score="lwr", cases=500, **asked):
+    asked = {k: np.asarray(v)[:cases] if np.ndim(v) else v for k, v in asked.items()}
+    bound = tq.calibrate(outputs[:cases], TRUTH[:cases], alpha=0.1, score=score, **asked)
+    assert (f"But {bound.guarantee.caveat}." in str(bound)) == bool(bound.guarantee.caveat)
+    return bound.guarantee.caveat
+
+
+def test_enough_cases_with_finite_scores_are_short_of_nothing():
+    for asked in ({}, {"group": PATIENTS}, {"strata": PATIENTS % 2}, {"weights": np.ones(500)}):
+        assert shortage(**asked) is None
+
+
+def test_too_few_units_are_counted():
+    assert shortage(cases=8) == (
+        "alpha=0.1 needs at least 9 calibration cases, got 8: the interval is the whole task range"
+    )
+    assert "needs at least 9 calibration groups, got 8" in shortage(cases=40, group=PATIENTS)
+    assert "alpha=0.1 and delta=0.05 needs at least 29" in shortage(cases=20, delta=0.05)
+    assert "with a quantile for each end needs at least 19" in shortage(cases=18, side="each")
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"group": PATIENTS}, {"label": np.zeros(500, int)}, {"delta": 0.1}]
+)
+def test_infinite_scores_are_not_called_too_few_cases(asked):
+    said = shortage(AGREED, **asked)
+
+    assert "100 of 500 calibration scores" in said
+    assert "are infinite" in said
+    assert "needs at least" not in said
+
+
+def test_infinite_scores_under_a_shift_are_not_called_too_few_cases():
+    assert "100 of 500 calibration scores are infinite" in shortage(AGREED, weights=np.ones(500))
+
+
+@pytest.mark.parametrize("weights", [np.full(500, 1e-3), np.r_[10.0, np.full(499, 1e-3)]])
+def test_weights_say_which_new_cases_they_do_not_reach(weights):
+    bound = tq.calibrate(OUTPUTS, TRUTH, alpha=0.1, score="lwr", weights=weights)
+    limit = bound.threshold.largest_weight
+    at, beyond = bound(OUTPUTS[:2], weights=limit * np.array([0.999, 1.001])).is_unbounded
+
+    assert (at, beyond) == (False, True)
+    assert f"new cases that weigh more than {limit:.4g}" in bound.guarantee.caveat
+    assert "needs at least" not in str(bound)
+
+
+def test_a_short_stratum_is_named_with_its_count_and_the_others_are_not():
+    said = shortage(strata=np.where(np.arange(500) < 5, "rare", "usual"))
+
+    assert said == (
+        "alpha=0.1 needs at least 9 calibration cases in each stratum, got 5 in rare: the interval "
+        "is the whole task range in rare"
+    )
+
+
+def test_a_short_class_makes_every_interval_the_whole_range():
+    said = shortage(label=np.where(np.arange(500) < 5, "rare", "usual"))
+
+    assert said.endswith("got 5 in rare: the interval is the whole task range")
+
+
+def test_a_stratum_of_groups_is_counted_as_it_is_read():
+    strata = np.where(np.arange(500) % 5 == 0, "fifth", "others")
+    counted = {
+        w: shortage(cases=40, group=PATIENTS, strata=strata, condition_on=w)
+        for w in ("case", "group")
+    }
+
+    assert (
+        "needs cases worth at least 9 groups in each stratum, got 1.6 in fifth, 6.4"
+        in counted["case"]
+    )
+    assert (
+        "needs at least 9 calibration groups in each stratum, got 8 in fifth, 8" in counted["group"]
+    )
+
+
+def test_only_the_stratum_with_infinite_scores_is_blamed_for_them():
+    said = shortage(AGREED, strata=np.where(np.arange(500) % 5 == 0, "flat", "usual"))
+
+    assert said.startswith("100 of 100 calibration scores in stratum flat are infinite")
+    assert said.endswith("the whole task range in flat")
+
+
+def test_many_short_strata_are_counted_rather_than_named():
+    said = shortage(strata=np.arange(500) // 2)
+
+    assert "got 2 in 0, 2 in 1, 2 in 2, 2 in 3, 2 in 4 and 245 more: " in said
+
+
+@pytest.mark.parametrize("method", ["max", "scale", "minimax", "rank"])
+def test_several_tasks_name_the_true_reason(method):
+    def said(outputs, cases):
+        both, truth = np.stack([outputs, outputs], axis=-1), np.stack([TRUTH, TRUTH], axis=-1)
+        bound = tq.calibrate_joint(
+            both[:cases], truth[:cases], alpha=0.1, score="lwr", method=method
+        )
+        return bound.guarantee.caveat
+
+    assert said(OUTPUTS, 500) is None
+    assert "needs at least 9" in said(OUTPUTS, 5)
+    assert "are infinite" in said(AGREED, 500)
+
+
+def test_ranks_that_lead_beyond_the_scores_are_not_called_too_few_cases():
+    both, truth = np.stack([OUTPUTS] * 2, axis=-1)[:9], np.stack([TRUTH] * 2, axis=-1)[:9]
+    bound = tq.calibrate_joint(both, truth, alpha=0.1, score="lwr", method="rank")
+
+    assert bound.guarantee.caveat.startswith("ranks of 9 cases at alpha=0.1 lead beyond")
+
+
+def test_a_shortage_survives_a_file(tmp_path):
+    bound = tq.calibrate(AGREED, TRUTH, alpha=0.1, score="lwr")
+
+    assert str(tq.load_bound(bound.save(tmp_path / "bound.json"))) == str(bound)
+
+
+@pytest.mark.parametrize("offset", [1e5, 1e10, 1e20, 1e30, -1e37])
+def test_the_learned_score_takes_numbers_far_from_zero(offset):
+    bound = tq.calibrate(OUTPUTS + offset, TRUTH + offset, alpha=0.1, score="learned")
+
+    assert bound(OUTPUTS + offset).contains(TRUTH + offset).mean() > 0.8
+
+
+def test_a_feature_that_is_constant_but_for_rounding_does_not_count():
+    large = np.full(50, 0.1) * 1e30 + np.tile([0.0, 1e14], 25)
+    fit = _fit_robust_ridge(np.stack([large, TRUTH[:50]], axis=1), 2 * TRUTH[:50])
+
+    assert fit.coefficients[0] == 0
+    assert fit.coefficients[1] > 0

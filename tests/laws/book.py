@@ -1,0 +1,302 @@
+"""The book of promises: what docs/guarantees.md says, one entry each, with its populations."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from laws.enumeration import (
+    GivenPromise,
+    Promise,
+    a_case_of_the_stratum,
+    a_random_case,
+    an_early_stop,
+    as_likely_as_its_weight,
+    enough_cases,
+    enough_cases_of_the_stratum,
+    every_order,
+    given_its_stratum,
+    given_those_set_aside,
+)
+from laws.populations import Population, draw
+from laws.trials import bound, given, in_all_rounds, joint_bound, stopped
+
+cases = partial(draw, units=(4, 10))
+groups = partial(draw, units=(4, 8), largest=5)
+few_groups = partial(draw, units=(5, 5), largest=6)
+large_groups = partial(draw, units=(5, 5), smallest=10, largest=14)
+scans = partial(draw, units=(4, 8), rounds=3)
+group_scans = partial(draw, units=(4, 7), largest=4, rounds=3)
+few_group_scans = partial(draw, units=(5, 5), largest=6, rounds=2)
+
+
+def two_kinds(seed: int, first: int, largest: int) -> Population:
+    """Two kinds of scans, of which one is missed where it stops early."""
+    return draw(first + seed, units=(2, 2), rounds=2, largest=largest)
+
+
+BOUNDS = [
+    *(
+        Promise(f"a new case, {score}", 60, cases, partial(bound, score=score))
+        for score in ("ar", "lwr", "cqr", "mlwr")
+    ),
+    *(
+        Promise(f"a new case, {score}, {side}", 40, cases, partial(bound, score=score, side=side))
+        for score in ("lwr", "mlwr")
+        for side in ("upper", "lower", "each")
+    ),
+    Promise(
+        "a new case under a shift", 150, cases, partial(bound, score="ar", weights=True),
+        as_likely_as_its_weight,
+    ),
+]  # fmt: skip
+
+GROUPS = [
+    *(
+        Promise(
+            f"a random case of a new group, {score}", 150, groups,
+            partial(bound, score=score, by_group=True),
+        )
+        for score in ("ar", "lwr", "mlwr")
+    ),
+    *(
+        Promise(
+            f"{share} of the cases of a new group", 100, groups,
+            partial(bound, score="ar", by_group=True, cases=share), enough_cases(share),
+        )
+        for share in ("all", 0.6)
+    ),
+    *(
+        Promise(
+            f"a random case of a new group, {score}, each end", 60, groups,
+            partial(bound, score=score, by_group=True, side="each"),
+        )
+        for score in ("ar", "mlwr")
+    ),
+]  # fmt: skip
+
+CONDITIONS = {"stratum": {"strata": True}, "class": {"label": True}}
+STRATA = [
+    *(
+        Promise(
+            f"a new case in each of {count} strata", 120,
+            partial(draw, units=(8, 20), strata=count),
+            partial(bound, score="ar", strata=True), given_its_stratum,
+        )
+        for count in (2, 3, 10)
+    ),
+    Promise(
+        "a new case of each class", 150, partial(draw, units=(8, 16), strata=3),
+        partial(bound, score="ar", label=True), given_its_stratum, fewest=2,
+    ),
+    *(
+        Promise(
+            f"{what} {kind}, {score}", 100, partial(draw, units=(5, 10), largest=6, strata=2),
+            partial(bound, score=score, by_group=True, **how, **asked), whom,
+            fewest=1 if kind == "stratum" else 2,
+        )
+        for kind, how in CONDITIONS.items()
+        for score in ("ar", "mlwr")
+        for what, asked, whom in (
+            ("a random case of a new group, given its", {}, given_its_stratum),
+            ("a case of a new group that has some of the", {"condition_on": "group"},
+             a_case_of_the_stratum),
+            ("all cases of a new group in the", {"cases": "all"},
+             enough_cases_of_the_stratum("all")),
+            ("0.6 of the cases of a new group in the", {"cases": 0.6},
+             enough_cases_of_the_stratum(0.6)),
+        )
+    ),
+    *(
+        Promise(
+            f"a random case of a new group in each of 10 {reading}", 60,
+            partial(draw, units=(6, 12), largest=8, strata=10),
+            partial(bound, score="ar", by_group=True, strata=True, condition_on=condition_on), whom,
+        )
+        for reading, condition_on, whom in (
+            ("strata it may fall in", "case", given_its_stratum),
+            ("strata it may have", "group", a_case_of_the_stratum),
+        )
+    ),
+    *(
+        Promise(
+            f"a random case of a new group, given its {kind}, each end", 80,
+            partial(draw, units=(6, 10), largest=6, strata=2),
+            partial(bound, score="ar", by_group=True, side="each", **how), given_its_stratum,
+            fewest=1 if kind == "stratum" else 2,
+        )
+        for kind, how in CONDITIONS.items()
+    ),
+]  # fmt: skip
+
+JOINT = [
+    Promise(
+        f"all tasks of a new case, {method}, {score}", 60, partial(draw, units=(5, 10), tasks=2),
+        partial(joint_bound, score=score, method=method),
+    )
+    for method in ("max", "rank")
+    for score in ("lwr", "mlwr")
+] + [
+    Promise(
+        "all tasks of a random case of a new group", 80,
+        partial(draw, units=(4, 8), largest=4, tasks=2),
+        partial(joint_bound, score="ar", method="max", by_group=True),
+    ),
+]  # fmt: skip
+
+SET_ASIDE = [
+    # In every order of the units, with nothing known about who is set aside.
+    Promise(
+        "all tasks of a random case of a new group, scale, in every order", 10,
+        partial(few_groups, tasks=2),
+        partial(joint_bound, score="ar", method="scale", by_group=True),
+        enumerate=every_order, alphas=(0.5, 0.4, 0.34),
+    ),
+    Promise(
+        "the report at the stop, two phases, by group, in every order", 6, few_group_scans,
+        partial(stopped, by="group", budget=0.5, max_width=0.2), enumerate=every_order,
+        alphas=(0.5, 0.4),
+    ),
+    # Given the units set aside.
+    *(
+        Promise(
+            f"all tasks of a random case of a new group, {method}, {score}", 20,
+            partial(draw, units=(7, 9), largest=6, tasks=2),
+            partial(joint_bound, score=score, method=method, by_group=True),
+            enumerate=given_those_set_aside,
+        )
+        for method in ("scale", "minimax")
+        for score in ("ar", "mlwr")
+    ),
+    # Many cases in few groups: a rule about shares of cases would follow the sizes of groups here.
+    Promise(
+        "all tasks of a random case of a new large group", 20,
+        partial(draw, units=(11, 12), smallest=2, largest=60, tasks=2, samples=3),
+        partial(joint_bound, score="mlwr", method="scale", by_group=True),
+        enumerate=given_those_set_aside, alphas=(0.2, 0.3, 0.5),
+    ),
+    Promise(
+        "a random case of a new group, learned", 15, large_groups,
+        partial(bound, score="learned", by_group=True), enumerate=given_those_set_aside,
+    ),
+    *(
+        Promise(
+            f"the report at the stop, two phases, by {by}", 15,
+            partial(draw, units=(7, 9), largest=5, rounds=2),
+            partial(stopped, by=by, budget=0.5, max_width=0.2), enumerate=given_those_set_aside,
+        )
+        for by in ("group", "whole-group")
+    ),
+    Promise(
+        "the report at the stop, learned, by group", 10, partial(large_groups, rounds=2),
+        partial(stopped, by="group", statistic="learned", max_width=0.2),
+        enumerate=given_those_set_aside,
+    ),
+]  # fmt: skip
+
+CHOICES = ("fixed-width:spread", "adaptive:lwr", "adaptive:mlwr")
+CHOSEN = [
+    Promise(
+        f"the report at the stop of the best of three policies, by {by}", 2,
+        partial(draw, units=(8, 9), largest=4, rounds=2),
+        partial(stopped, by=by, choose=CHOICES, max_width=0.3), enumerate=given_those_set_aside,
+    )
+    for by in ("group", "whole-group")
+]  # fmt: skip
+
+STOPPED = [
+    *(
+        Promise(
+            f"the report at the stop, {policy} {score}, by {by}", 50,
+            scans if by == "case" else group_scans,
+            partial(stopped, policy=policy, score=score, by=by),
+        )
+        for policy, score in (
+            ("fixed-width", "mlwr"), ("adaptive", "lwr"), ("adaptive", "mlwr")
+        )
+        for by in ("case", "group", "whole-group")
+    ),
+    *(
+        Promise(
+            f"the report at the stop, adaptive cqr, by {by}", 40,
+            scans if by == "case" else group_scans,
+            partial(stopped, policy="adaptive", score="cqr", by=by),
+        )
+        for by in ("case", "group")
+    ),
+    *(
+        Promise(
+            f"the report at the stop for {share} of a group, {by}", 50, group_scans,
+            partial(stopped, policy="fixed-width", by=by, cases=share), enough_cases(share),
+        )
+        for share in ("all", 0.6)
+        for by in ("group", "whole-group")
+    ),
+    *(
+        Promise(
+            f"the intervals of all rounds, {score}, by {by}", 40,
+            scans if by == "case" else group_scans, partial(in_all_rounds, score=score, by=by),
+        )
+        for score in ("lwr", "mlwr")
+        for by in ("case", "group")
+    ),
+]  # fmt: skip
+
+GIVEN = [
+    GivenPromise(
+        "a new case, given the calibration set", 6, partial(draw, units=(3, 3)),
+        given(partial(bound, score="ar")), by_place=False,
+    ),
+    *(
+        GivenPromise(
+            f"{share} of a new group, given the calibration set", 6,
+            partial(draw, units=(3, 3), largest=4),
+            given(partial(bound, score="ar", by_group=True, cases=share)),
+            enough_cases(share) if share != "random" else a_random_case,
+            by_place=share == "random",
+        )
+        for share in ("random", "all")
+    ),
+    GivenPromise(
+        "the strata of a new case, each given the calibration set", 6,
+        partial(draw, units=(3, 3), strata=2), given(partial(bound, score="ar", strata=True)),
+        given_its_stratum, by_place=False,
+    ),
+    GivenPromise(
+        "the strata of a new case, all given the calibration set", 6,
+        partial(draw, units=(3, 3), strata=2),
+        given(partial(bound, score="ar", strata=True, delta_scope="all")), given_its_stratum,
+        together=True, by_place=False,
+    ),
+    *(
+        GivenPromise(
+            f"a random case of a new group, given the {kind} and the calibration set", 6,
+            partial(draw, units=(3, 3), largest=4, strata=2),
+            given(partial(bound, score="ar", by_group=True, **how)), given_its_stratum,
+            together=kind == "class", seen=kind == "class",
+        )
+        for kind, how in CONDITIONS.items()
+    ),
+    *(
+        GivenPromise(
+            f"the report at the stop by {by}, given the calibration set", 4,
+            partial(draw, units=(3, 3), rounds=2, largest=1 if by == "case" else 3),
+            given(partial(stopped, by=by, max_width=0.1)), levels=((0.3, 0.5), (0.5, 0.3)),
+            by_place=by != "case",
+        )
+        for by in ("case", "group", "whole-group")
+    ),
+    # Ten units are the fewest of which one is set aside for the thresholds to test.
+    *(
+        GivenPromise(
+            f"an early stop by {by}, given the calibration set", count,
+            partial(two_kinds, first=first, largest=1 if by == "case" else 3),
+            given(partial(stopped, by=by, given="early", max_width=width)),
+            an_early_stop, size=10, levels=((0.4, 0.3), (0.4, 0.5)),
+        )
+        for by, count, first, width in (
+            ("case", 2, 2, 0.1), ("group", 1, 3, 0.3), ("whole-group", 1, 3, 0.3)
+        )
+    ),
+]  # fmt: skip
+
+PROMISES = [*BOUNDS, *GROUPS, *STRATA, *JOINT, *SET_ASIDE, *CHOSEN, *STOPPED, *GIVEN]

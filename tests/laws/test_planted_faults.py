@@ -1,0 +1,228 @@
+"""The harness can fail: each family of promises has a fault that it must find."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+import taskuq as tq
+from laws.book import PROMISES, groups, scans
+from laws.enumeration import Looking, Promise, a_random_case, given_its_stratum
+from laws.populations import Population, Unit
+from laws.trials import bound, given, planned, scan, stopped, told
+from taskuq.conformal import _bound as threshold
+from taskuq.conformal import _joint as joint
+from taskuq.conformal import _units as grouped
+from taskuq.conformal import _units as units
+from taskuq.policy import _stopping as stopping
+
+BOOK = {promise.name: promise for promise in PROMISES}
+RIGHT_RANK = units.guaranteed_rank
+
+
+def is_broken(promise):
+    """Whether some population breaks a promise; looks no further than the first."""
+    return any(promise.judged(seed).broken for seed in range(promise.populations))
+
+
+def rank_one_too_low(monkeypatch):
+    monkeypatch.setattr(units, "guaranteed_rank", lambda *asked: max(1, RIGHT_RANK(*asked) - 1))
+
+
+def new_group_forgotten(monkeypatch):
+    """Allow the calibration groups alpha of their own number, without the one of the new group."""
+    allowed = lambda count, alpha, delta: grouped.exact_alpha(alpha) * count  # noqa: E731 short
+    for module in (units, grouped):
+        monkeypatch.setattr(module, "mean_loss_allowed", allowed)
+
+
+def new_weight_forgotten(monkeypatch):
+    right = threshold.WeightedQuantile.at
+    monkeypatch.setattr(
+        threshold.WeightedQuantile, "at",
+        lambda self, cases, strata, weights: right(self, cases, strata, 1e-9 * np.asarray(weights)),
+    )  # fmt: skip
+
+
+def ranks_without_the_new_case(monkeypatch):
+    def textbook(scores, alpha):
+        ordered = np.sort(scores, axis=0)
+        ranks = np.array([[np.sum(c <= s) for s in c] for c in scores.T]).max(axis=0)
+        k = min(RIGHT_RANK(len(scores), alpha, None), len(scores))
+        return tuple(ordered[np.sort(ranks)[k - 1] - 1])
+
+    monkeypatch.setattr(joint, "_max_rank_quantiles", textbook)
+
+
+def aside_by_share_of_cases(monkeypatch):
+    """Set aside the fewest units that hold three tenths of the cases."""
+
+    def largest_first(index, take, rng):
+        sizes = np.bincount(index)
+        order = np.argsort(-sizes, kind="stable")
+        count = 1 + int(np.searchsorted(np.cumsum(sizes[order]), 0.3 * len(index)))
+        return np.isin(index, order[:count])
+
+    monkeypatch.setattr(joint, "choose_units", largest_first)
+
+
+def first_round_only(monkeypatch):
+    monkeypatch.setattr(
+        stopping,
+        "stopping_score",
+        lambda lowest, largest, score, *earlier: np.minimum(largest[0], score[0]),
+    )
+
+
+PLANTED = [
+    (rank_one_too_low, "a new case, ar"),
+    (rank_one_too_low, "a new case in each of 3 strata"),
+    (rank_one_too_low, "all of the cases of a new group"),
+    (rank_one_too_low, "all tasks of a new case, max, lwr"),
+    (rank_one_too_low, "the report at the stop, fixed-width mlwr, by case"),
+    (rank_one_too_low, "the intervals of all rounds, lwr, by case"),
+    (new_group_forgotten, "a random case of a new group, ar"),
+    (new_group_forgotten, "the report at the stop, adaptive lwr, by group"),
+    (new_weight_forgotten, "a new case under a shift"),
+    (ranks_without_the_new_case, "all tasks of a new case, rank, lwr"),
+    (aside_by_share_of_cases, "all tasks of a random case of a new group, scale, in every order"),
+    (new_group_forgotten, "the report at the stop, two phases, by group"),
+    (new_group_forgotten, "a random case of a new group, learned"),
+    (first_round_only, "the report at the stop, fixed-width mlwr, by case"),
+]
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"), PLANTED, ids=[f"{fault.__name__}: {name}" for fault, name in PLANTED]
+)
+def test_a_fault_breaks_a_promise(fault, name, monkeypatch):
+    fault(monkeypatch)
+
+    assert is_broken(BOOK[name])
+
+
+def test_groups_that_count_alike_within_a_stratum_break_the_default_reading():
+    promise = BOOK["a random case of a new group, given its stratum, ar"]
+    alike = partial(bound, score="ar", by_group=True, strata=True, condition_on="group")
+
+    assert promise._unit is given_its_stratum
+    assert is_broken(replace(promise, trial=alike))
+
+
+def test_cases_that_count_alike_break_the_promise_for_groups():
+    promise = BOOK["a random case of a new group, ar"]
+
+    assert promise._unit is a_random_case
+    assert is_broken(replace(promise, trial=partial(bound, score="ar")))
+
+
+def test_cases_of_a_group_decided_one_by_one_break_the_promise_for_whole_groups():
+    def one_by_one(population, alpha):
+        def trial(cases):
+            options = {"policy": "adaptive", "score": "lwr"}
+            policy = planned(population, cases, alpha, "whole-group", **options)
+            one = replace(policy, whole_group=False, min_group_size=None)
+            return Looking(partial(scan, one), 0)
+
+        return trial
+
+    promise = BOOK["the report at the stop, adaptive lwr, by whole-group"]
+
+    assert is_broken(replace(promise, trial=one_by_one))
+
+
+def test_the_narrowest_of_several_bounds_on_the_calibration_table_breaks_the_promise():
+    def narrowest(population, alpha):
+        def trial(cases):
+            x, z = cases.outputs[-1, ..., 0], cases.targets[:, 0]
+            bounds = [
+                tq.calibrate(x, z, alpha=alpha, score=score, group=cases.group,
+                             task_range=population.task_range)
+                for score in ("ar", "lwr", "cqr")
+            ]  # fmt: skip
+            chosen = min(bounds, key=lambda one: one(x).width.mean())
+
+            def look(new):
+                interval = chosen(new.outputs[-1, ..., 0])
+                return ~interval.contains(new.targets[:, 0]), told(interval, population)
+
+            return Looking(look, 0)
+
+        return trial
+
+    assert is_broken(Promise("the narrowest", 150, groups, narrowest))
+
+
+def test_what_is_set_aside_by_its_share_of_cases_is_noticed_as_such(monkeypatch):
+    aside_by_share_of_cases(monkeypatch)
+
+    with pytest.raises(AssertionError, match="follows what it holds"):
+        is_broken(BOOK["all tasks of a random case of a new group, scale, ar"])
+
+
+PLANS = [
+    {"round_tolerance": 0.25}, {"round_tolerance": 2.0}, {"round_tolerance": -1.0},
+    *({"policy": "adaptive", "score": score} for score in ("ar", "lwr", "cqr", "mlwr")),
+]  # fmt: skip
+
+
+def test_the_fastest_of_several_policies_on_the_calibration_table_breaks_the_promise():
+    def fastest(population, alpha):
+        def trial(cases):
+            plans = [planned(population, cases, alpha, "case", **options) for options in PLANS]
+            chosen = max(plans, key=lambda policy: policy.certificate["mean_acceleration"])
+            return Looking(partial(scan, chosen), 0)
+
+        return trial
+
+    assert is_broken(Promise("the fastest", 20, scans, fastest))
+
+
+def certain_and_wrong(seed):
+    """Wherever a scan stops it is wrong, and one kind of three looks certain."""
+
+    def kind(spread, target):
+        outputs = spread * np.array([-1.0, 1.0]).reshape(1, 1, 2, 1)
+        return Unit(outputs, np.full((1, 1), target), np.zeros(1, dtype=int), 1.0)
+
+    return Population((kind(0.1, 5.0), kind(1.0, 5.0), kind(1.0, -5.0)), None)
+
+
+def test_a_promise_about_all_scans_is_none_about_those_that_stop_early():
+    promise = replace(
+        BOOK["an early stop by case, given the calibration set"], populations=1, size=5,
+        draw=certain_and_wrong, levels=((0.5, 0.3),), trial=given(partial(stopped, by="case")),
+    )  # fmt: skip
+
+    assert is_broken(promise)
+    assert not is_broken(replace(promise, whom=a_random_case))
+
+
+def test_a_promise_that_forgets_delta_is_broken():
+    promise = BOOK["a new case, given the calibration set"]
+    forgetful = given(lambda population, alpha, delta: bound(population, alpha, score="ar"))
+
+    assert is_broken(replace(promise, trial=forgetful))
+
+
+def three_kinds_in_each_of_three_strata(seed):
+    def kind(score, stratum):
+        return Unit(np.zeros((1, 1, 1, 1)), np.full((1, 1), score), np.array([stratum]), 1.0)
+
+    return Population(tuple(kind(q, s) for s in range(3) for q in (1.0, 2.0, 3.0)), None)
+
+
+@pytest.mark.parametrize(("delta_scope", "is_enough"), [("each", False), ("all", True)])
+def test_delta_for_each_stratum_is_not_delta_for_all(delta_scope, is_enough):
+    # One case of a stratum is enough at alpha .6, and a third of them are unlucky; of three
+    # strata, one or another is with probability .44.
+    promise = replace(
+        BOOK["the strata of a new case, all given the calibration set"], populations=1,
+        draw=three_kinds_in_each_of_three_strata, size=3, levels=((0.6, 0.41),),
+        trial=given(partial(bound, score="ar", strata=True, delta_scope=delta_scope)),
+    )  # fmt: skip
+
+    assert is_broken(promise) != is_enough

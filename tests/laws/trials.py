@@ -1,0 +1,149 @@
+"""Trials by the public functions alone: calibrate on some cases, and look at a new unit."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+
+import taskuq as tq
+from laws.enumeration import Looking, Trial
+from laws.populations import Cases, Population, Unit
+
+RATES = (8.0, 4.0, 2.0)
+
+
+def bound(
+    population: Population,
+    alpha: float,
+    *,
+    by_group: bool = False,
+    strata: bool = False,
+    label: bool = False,
+    weights: bool = False,
+    **options: Any,
+) -> Trial:
+    """Calibrate a bound, and ask it about all cases of the new unit."""
+
+    def trial(cases: Cases) -> Looking:
+        given = {
+            "group": cases.group if by_group else None,
+            "strata": cases.strata if strata else None,
+            "label": cases.strata if label else None,
+            "weights": cases.weights if weights else None,
+        }
+        calibrated = tq.calibrate(
+            cases.outputs[-1, ..., 0], cases.targets[:, 0], alpha=alpha,
+            task_range=population.task_range, **given, **options,
+        )  # fmt: skip
+
+        def look(new: Unit) -> tuple[np.ndarray, np.ndarray]:
+            interval = calibrated(
+                new.outputs[-1, ..., 0],
+                strata=new.strata if strata else None,
+                weights=np.full(len(new), new.weight) if weights else None,
+            )
+            return ~interval.contains(new.targets[:, 0]), told(interval, population)
+
+        return Looking(look, calibrated.provenance["tuning_cases"])
+
+    return trial
+
+
+def joint_bound(
+    population: Population, alpha: float, *, by_group: bool = False, **options: Any
+) -> Trial:
+    """Calibrate one bound for all tasks; a case is missed if any of its targets is."""
+
+    def trial(cases: Cases) -> Looking:
+        calibrated = tq.calibrate_joint(
+            cases.outputs[-1], cases.targets, alpha=alpha, task_range=population.task_range,
+            group=cases.group if by_group else None, **options,
+        )  # fmt: skip
+
+        def look(new: Unit) -> tuple[np.ndarray, np.ndarray]:
+            interval = calibrated(new.outputs[-1])
+            missed = ~interval.contains(new.targets).all(axis=1)
+            return missed, told(interval, population).any(axis=1)
+
+        return Looking(look, calibrated.provenance["tuning_cases"])
+
+    return trial
+
+
+def told(interval: tq.Interval, population: Population) -> np.ndarray:
+    """Whether an interval says anything: that it is not the whole range, or line."""
+    low, high = population.task_range or (-np.inf, np.inf)
+    return np.asarray((interval.lower > low) | (interval.upper < high))
+
+
+def planned(
+    population: Population,
+    known: Cases,
+    alpha: float,
+    by: str,
+    max_width: float = 0.3,
+    **options: Any,
+) -> Any:
+    """Plan a policy on a table of the given cases."""
+    table = tq.TaskOutputs(
+        known.outputs[..., 0], known.targets[:, 0], RATES[: len(known.outputs)],
+        group=None if by == "case" else known.group, task_range=population.task_range,
+    )  # fmt: skip
+    return tq.plan(table, alpha=alpha, max_width=max_width, unit=by, **options)
+
+
+def scan(policy: Any, new: Unit) -> tuple[np.ndarray, np.ndarray]:
+    """Scan the new unit: which cases are missed at the stop, and which stop early.
+
+    A case is missed if the interval at the stop lacks its target, or is wider than was asked.
+    """
+    missed, scanning = np.zeros(len(new), dtype=bool), np.ones(len(new), dtype=bool)
+    for k in range(len(new.outputs)):
+        decision = policy.decide(k, new.outputs[: k + 1, ..., 0])
+        wide = decision.interval.width > policy.goal.max_width * (1 + 1e-12)
+        bad = wide | ~decision.interval.contains(new.targets[:, 0])
+        missed |= scanning & decision.stops & bad
+        scanning &= ~decision.stops
+    return missed, ~scanning
+
+
+def stopped(population: Population, alpha: float, *, by: str, **options: Any) -> Trial:
+    """Plan a policy and scan the new unit with it: each case by itself, or all together."""
+
+    def trial(cases: Cases) -> Looking:
+        policy = planned(population, cases, alpha, by, **options)
+        chosen = policy.provenance.get("chosen", {"cases": 0})
+        aside = chosen["cases"] + policy.provenance["tuning_cases"]
+        return Looking(partial(scan, policy), aside)
+
+    return trial
+
+
+def in_all_rounds(population: Population, alpha: float, *, by: str, **options: Any) -> Trial:
+    """Plan a policy; a case is missed if the interval of any round lacks its target."""
+
+    def trial(cases: Cases) -> Looking:
+        policy = planned(population, cases, alpha, by, policy="anytime", **options)
+
+        def look(new: Unit) -> tuple[np.ndarray, np.ndarray]:
+            missed, said = np.zeros(len(new), dtype=bool), np.zeros(len(new), dtype=bool)
+            for k in range(len(new.outputs)):
+                interval = policy.decide(k, new.outputs[: k + 1, ..., 0]).interval
+                missed |= ~interval.contains(new.targets[:, 0])
+                said |= told(interval, population)
+            return missed, said
+
+        return Looking(look, policy.provenance["tuning_cases"])
+
+    return trial
+
+
+def given(trial: Any) -> Any:
+    """Make a trial that takes delta as its third argument, for promises given the calibration."""
+
+    def of(population: Population, alpha: float, delta: float) -> Trial:
+        return cast(Trial, trial(population, alpha, delta=delta))
+
+    return of

@@ -1,0 +1,472 @@
+"""Policies: the same decisions after a round trip, and one clear sentence for every mistake."""
+
+from math import inf
+
+import numpy as np
+import pytest
+
+import taskuq as tq
+from taskuq._io import write_json
+from taskuq.conformal.scores._paper import AR
+from taskuq.errors import InputError
+from taskuq.policy._goal import Goal, Goals
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
+
+TABLE = synthetic_outputs(SyntheticTable(volumes=24, samples=8), seed=3)
+NEW = synthetic_outputs(SyntheticTable(volumes=4, samples=8), seed=4).outputs
+
+
+class OwnScore:
+    """Distance from the mean."""
+
+    def score(self, outputs, targets):
+        return np.abs(targets - outputs.mean(axis=1))
+
+    def interval(self, outputs, quantile):
+        mean = outputs.mean(axis=1)
+        return tq.Interval(mean - quantile, mean + quantile)
+
+
+def two_tasks(table):
+    outputs = np.stack([table.outputs, 1 - table.outputs**2], axis=-1)
+    targets = np.stack([table.targets, 1 - table.targets**2], axis=-1)
+    return tq.TaskOutputs(outputs, targets, table.accelerations, group=table.group)
+
+
+PLANS = {
+    "paper lwr": {"policy": "paper", "score": "lwr"},
+    "fixed-width spread": {},
+    "fixed-width learned": {"statistic": "learned"},
+    "two-phase spread": {"budget": 0.5},
+    "two-phase learned": {"budget": 0.5, "statistic": "learned"},
+    "adaptive ar": {"policy": "adaptive", "score": "ar"},
+    "adaptive lwr": {"policy": "adaptive", "score": "lwr"},
+    "adaptive cqr": {"policy": "adaptive", "score": "cqr"},
+    "adaptive mlwr": {"policy": "adaptive"},
+    "adaptive learned": {"policy": "adaptive", "score": "learned"},
+    "adaptive own": {"policy": "adaptive", "score": OwnScore()},
+    "anytime mlwr": {"policy": "anytime"},
+    "by group": {"unit": "group"},
+    "all of a group": {"unit": "group", "cases": "all"},
+    "most of a group": {"unit": "group", "cases": 0.8},
+    "whole group": {"unit": "whole-group"},
+    "whole group adaptive": {"unit": "whole-group", "policy": "adaptive"},
+    "given the set": {"delta": 0.2},
+    "lower bound": {"side": "lower"},
+    "upper bound": {"side": "upper", "policy": "adaptive"},
+    "at least": {"max_width": None, "at_least": 0.02},
+    "at most": {"max_width": None, "at_most": 0.9, "policy": "adaptive"},
+    "too few for this": {"alpha": 0.001},
+}
+
+
+def planned(options, table=TABLE):
+    return tq.plan(table, **{"alpha": 0.1, "max_width": 0.2, "unit": "case", **options})
+
+
+def decisions(policy, outputs):
+    return [policy.decide(k, outputs[: k + 1]) for k in range(len(outputs))]
+
+
+def same(one, other):
+    return (
+        (one.stops == other.stops).all()
+        and one.stop == other.stop
+        and one.reason == other.reason
+        and one.interval.lower.tobytes() == other.interval.lower.tobytes()
+        and one.interval.upper.tobytes() == other.interval.upper.tobytes()
+    )
+
+
+@pytest.mark.parametrize("options", PLANS.values(), ids=PLANS)
+def test_a_stored_policy_decides_as_the_planned_one(options, tmp_path):
+    policy = planned(options)
+    own = OwnScore() if isinstance(options.get("score"), OwnScore) else None
+
+    again = tq.load_policy(policy.save(tmp_path / "policy.json"), score=own)
+
+    pairs = zip(decisions(policy, NEW), decisions(again, NEW), strict=True)
+    assert all(same(*pair) for pair in pairs)
+    assert again.to_dict() == policy.to_dict()
+
+
+def test_a_stored_policy_of_two_tasks_decides_the_same(tmp_path):
+    policy = planned({"max_width": 0.4}, two_tasks(TABLE))
+    new = np.stack([NEW, 1 - NEW**2], axis=-1)
+
+    again = tq.load_policy(policy.save(tmp_path / "policy.json"))
+
+    assert all(same(*p) for p in zip(decisions(policy, new), decisions(again, new), strict=True))
+    assert policy.decide(0, new[:1]).interval.lower.shape == (NEW.shape[1], 2)
+
+
+@pytest.mark.parametrize("options", PLANS.values(), ids=PLANS)
+def test_every_stop_achieves_the_goal(options):
+    policy = planned(options)
+    for k, decision in enumerate(decisions(policy, NEW)):
+        interval = decision.interval[decision.stops]
+        if policy.goal.level is not None:
+            low, high = interval.lower, interval.upper
+            good = low >= policy.goal.level if policy.goal.side == "lower" else high <= 0.9
+        elif policy.goal.side == "two":
+            good = interval.width <= 0.2 + 1e-12
+        else:
+            mean = NEW[k].mean(axis=1, dtype=float)[decision.stops]
+            end = interval.lower if policy.goal.side == "lower" else interval.upper
+            good = np.abs(end - mean) <= 0.2 + 1e-12
+        assert good.all()
+
+
+@pytest.mark.parametrize("name", [n for n in PLANS if n != "too few for this"])
+def test_these_policies_stop_somebody(name):
+    # Two cases at a time: a whole group of ninety rarely stops as one, and a group of one never.
+    policy = planned(PLANS[name])
+
+    assert any(d.stops.any() for i in range(10) for d in decisions(policy, NEW[:, i : i + 2]))
+
+
+def test_too_few_cases_never_stop_and_say_why():
+    policy = planned(PLANS["too few for this"])
+
+    assert set(policy.thresholds) == {inf}
+    assert not any(decision.stops.any() for decision in decisions(policy, NEW))
+    assert "needs at least 999" in policy.decide(0, NEW[:1, 0]).reason
+
+
+def test_one_case_is_decided_as_among_many():
+    policy = planned({})
+    together = policy.decide(1, NEW[:2])
+    for i in range(5):
+        alone = policy.decide(1, NEW[:2, i])
+        assert alone.stop == together.stops[i]
+        assert float(alone.interval.lower) == together.interval.lower[i]
+
+
+def test_a_case_in_its_first_round_needs_no_round_axis():
+    policy = planned({})
+
+    assert same(policy.decide(0, NEW[0, 0]), policy.decide(0, NEW[:1, 0]))
+
+
+def test_when_everything_is_measured_the_interval_is_the_value():
+    decision = planned({}).decide(4, None, value=0.37)
+
+    assert (decision.stop, decision.acceleration) == (True, 1.0)
+    assert float(decision.interval.lower) == float(decision.interval.upper) == 0.37
+
+
+def bad(position, value):
+    outputs = NEW[:2, 0].copy()
+    outputs[position] = value
+    return outputs
+
+
+MISTAKES = {
+    "a round too many": (1, NEW[:3, 0]),
+    "a round missing": (2, NEW[:2, 0]),
+    "only the last round": (1, NEW[1:2, 0]),
+    "fewer samples": (1, NEW[:2, 0, :7]),
+    "more samples": (1, np.tile(NEW[:2, 0], 2)),
+    "NaN": (1, bad((1, 3), np.nan)),
+    "infinity": (1, bad((0, 0), np.inf)),
+    "no cases": (1, NEW[:2, :0]),
+    "a negative round": (-1, NEW[:1, 0]),
+    "a round that does not exist": (5, NEW[:, 0]),
+    "half a round": (0.5, NEW[:1, 0]),
+    "text": (0, "soon"),
+    "nothing": (0, None),
+    "complex numbers": (0, NEW[:1, 0] * 1j),
+    "the value missing at R = 1": (4, NEW[:, 0]),
+    "outside the declared range": (0, NEW[:1, 0] + 2),
+}
+
+
+@pytest.mark.parametrize(("round_", "outputs"), MISTAKES.values(), ids=MISTAKES)
+@pytest.mark.parametrize("name", ["fixed-width spread", "adaptive mlwr", "whole group"])
+def test_a_mistake_is_one_sentence_and_never_a_stop(name, round_, outputs):
+    is_case = name != "whole group" or np.ndim(outputs) != 2
+    with pytest.raises(InputError) as error:
+        planned(PLANS[name]).decide(round_, outputs if is_case else np.stack([outputs] * 2, axis=1))
+    assert "all cases of a group" not in str(error.value)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, "high", [[[0.1]]]])
+def test_a_value_that_is_no_number_is_refused(value):
+    with pytest.raises(InputError):
+        planned({}).decide(4, None, value=value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"alpha": 0.0},
+        {"alpha": 1.5},
+        {"max_width": None},
+        {"max_width": -0.1},
+        {"policy": "hopeful"},
+        {"statistic": "mean"},
+        {"budget": 0.0},
+        {"budget": 1.1},
+        {"unit": "patient"},
+        {"score": "nll", "policy": "adaptive"},
+        {"round_tolerance": float("nan")},
+        {"round_tolerance": inf},
+        {"delta": 2.0},
+        {"cases": 1.5, "unit": "group"},
+        {"at_least": 0.1},
+        {"max_width": None, "at_least": 0.1, "at_most": 0.9},
+        {"unit": "whole-group", "policy": "anytime"},
+        {"unit": "whole-group", "policy": "adaptive", "score": "cqr"},
+    ],
+)
+def test_a_plan_that_makes_no_sense_is_refused_in_one_sentence(options):
+    with pytest.raises(InputError) as error:
+        planned(options)
+    assert "\n" not in str(error.value)
+
+
+def shorter(record, key):
+    return {**record, key: record[key][:-1]}
+
+
+DAMAGES = {
+    "a threshold missing": lambda r: shorter(r, "thresholds"),
+    "a round of rules missing": lambda r: shorter(r, "rules"),
+    "an acceleration missing": lambda r: shorter(r, "accelerations"),
+    "a task name missing": lambda r: {**r, "task_names": []},
+    "no goal": lambda r: {k: v for k, v in r.items() if k != "goal"},
+    "a goal of another kind": lambda r: {**r, "goal": {"max_height": 1}},
+    "an unknown kind": lambda r: {**r, "kind": "hopeful"},
+    "a threshold that is no number": lambda r: {**r, "thresholds": ["nan"] * 4},
+    "a newer version": lambda r: {**r, "schema": "taskuq.policy/9"},
+    "something else": lambda r: {"schema": "taskuq.bound/1"},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_policy_is_refused_when_it_is_read(damage, tmp_path):
+    path = tmp_path / "policy.json"
+    write_json(path, damage(planned({}).to_dict()))
+
+    with pytest.raises(InputError) as error:
+        tq.load_policy(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_policy_made_with_your_own_score_asks_for_it_back(tmp_path):
+    path = planned(PLANS["adaptive own"]).save(tmp_path / "policy.json")
+
+    with pytest.raises(InputError, match="OwnScore"):
+        tq.load_policy(path)
+    with pytest.raises(InputError, match="OwnScore"):
+        tq.load_policy(path, score=AR())
+
+
+def test_only_the_paper_is_measured_and_everybody_else_guaranteed():
+    sentences = {name: planned(options).statement for name, options in PLANS.items()}
+
+    paper = sentences.pop("paper lwr")
+    assert paper.startswith("Measured, not guaranteed")
+    assert all(s.startswith("Guaranteed") for s in sentences.values())
+
+
+NAMES = ("lesion", "area", "volume")
+# Powers of two, so that units change no digit.
+SCALE = np.array([1.0, 64.0, 1024.0])
+WIDTHS = dict(zip(NAMES, 0.5 * SCALE, strict=True))
+
+
+def made(scale=SCALE, cases=120, **changes):
+    rng = np.random.default_rng(3)
+    z = rng.random((cases, 3))
+    spread = np.array([0.3, 0.12, 0.05])[:, None, None, None] * (0.3 + rng.random((cases, 1, 1)))
+    x = np.clip(z[:, None] + spread * rng.standard_normal((3, cases, 6, 3)), 0, 1)
+    ranges = {name: (0, s) for name, s in zip(NAMES, scale, strict=True)}
+    parts = {"task_names": NAMES, "task_range": ranges, "round_names": ["20", "40", "80"]}
+    return tq.TaskOutputs(x * scale, z * scale, (8, 4, 2), **parts | changes)
+
+
+def decisions_several_tasks(policy, table):
+    return [policy.decide(k, table.outputs[: k + 1]) for k in range(table.rounds)]
+
+
+@pytest.mark.parametrize("kind", ["fixed-width", "adaptive", "anytime", "paper"])
+def test_units_of_tasks_change_no_decision(kind):
+    plain, scaled = made(np.ones(3)), made()
+    one = tq.plan(plain, alpha=0.2, max_width=0.5, policy=kind)
+    other = tq.plan(scaled, alpha=0.2, max_width=WIDTHS, policy=kind)
+
+    for a, b in zip(
+        decisions_several_tasks(one, plain), decisions_several_tasks(other, scaled), strict=True
+    ):
+        assert a.stops.tolist() == b.stops.tolist()
+        np.testing.assert_allclose(a.interval.lower * SCALE, b.interval.lower, rtol=1e-9)
+    assert sum(d.stops.sum() for d in decisions_several_tasks(one, plain)) > 0
+
+
+@pytest.mark.parametrize("kind", ["fixed-width", "adaptive"])
+def test_one_width_for_all_tasks_stops_by_another_unit_than_its_own(kind):
+    # The fault this guards against: one max_width for tasks in different units.
+    table = made()
+    one = tq.plan(table, alpha=0.2, max_width=0.5, policy=kind)
+    each = tq.plan(table, alpha=0.2, max_width=WIDTHS, policy=kind)
+
+    few, many = (sum(d.stops.sum() for d in decisions_several_tasks(p, table)) for p in (one, each))
+    assert few < many / 2
+
+
+@pytest.mark.parametrize("kind", ["fixed-width", "adaptive"])
+def test_a_policy_of_several_tasks_survives_a_file(tmp_path, kind):
+    table = made()
+    policy = tq.plan(
+        table, alpha=0.2, max_width=WIDTHS, policy=kind,
+        side={"lesion": "two", "area": "upper", "volume": "lower"},
+    )  # fmt: skip
+    again = tq.load_policy(policy.save(tmp_path / "policy.json"))
+
+    assert again == policy
+    assert [goal.side for goal in again.goal.each] == ["two", "upper", "lower"]
+    assert again.task_ranges == ((0, 1), (0, 64), (0, 1024))
+    for a, b in zip(
+        decisions_several_tasks(policy, table), decisions_several_tasks(again, table), strict=True
+    ):
+        np.testing.assert_array_equal(a.interval.upper, b.interval.upper)
+
+
+def test_a_decision_names_its_tasks_and_rounds():
+    table = made()
+    policy = tq.plan(table, alpha=0.2, max_width=WIDTHS)
+    decision = policy.decide(2, table.outputs[:, 5])
+
+    assert list(decision.by_task) == list(NAMES)
+    assert float(decision.by_task["area"].width) == 32
+    assert "at 80" in decision.reason
+
+
+def test_tasks_are_planned_for_by_name():
+    table = made()
+    two = tq.plan(table, alpha=0.2, max_width={"area": 32, "lesion": 0.5}, task=["area", "lesion"])
+    alone = tq.plan(table.select(task="area"), alpha=0.2, max_width=32)
+
+    assert two.task_names == ("area", "lesion")
+    assert tq.plan(table, alpha=0.2, max_width=32, task="area").thresholds == alone.thresholds
+    assert two.goal == Goals(("area", "lesion"), (Goal(max_width=32), Goal(max_width=0.5)))
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"max_width": {"lesion": 0.5}}, "area"),
+        ({"max_width": {"lesoin": 0.5}}, "lesoin"),
+        ({"max_width": (0.1, 0.2)}, "3 tasks"),
+        ({"max_width": "wide"}, "max_width"),
+        ({"max_width": WIDTHS, "side": {"area": "left"}}, "area"),
+        ({"max_width": 1, "task": "volum"}, "volum"),
+        ({"max_width": 1, "accelerations": (8, 4, 2)}, "accelerations"),
+        ({"max_width": 1, "colour": 3}, "colour"),
+    ],
+)
+def test_goals_that_do_not_fit_are_refused_by_name(options, names):
+    with pytest.raises(InputError, match=names):
+        tq.plan(made(), alpha=0.2, **options)
+
+
+def test_arrays_stand_where_a_table_does():
+    table = made().select(task="area")
+    arrays = (table.outputs, table.targets)
+    policy = tq.plan(arrays, accelerations=(8, 4, 2), task_range=(0, 64), alpha=0.2, max_width=32)
+
+    assert policy.thresholds == tq.plan(table, alpha=0.2, max_width=32).thresholds
+    for wrong in (table.outputs, None, [1, 2], (1, 2, 3)):
+        with pytest.raises(InputError):
+            tq.plan(wrong, alpha=0.2, max_width=32)
+
+
+def test_a_table_stands_where_arrays_do():
+    table = made(group=np.arange(120) // 3)
+    arrays = {
+        "task_range": (0, 64), "alpha": 0.2, "score": "lwr",
+    }  # fmt: skip
+    bound = tq.calibrate(table, acceleration=4, task="area", alpha=0.2, score="lwr")
+    x, z = table.outputs[:2, ..., 1], table.targets[:, 1]
+
+    assert bound == tq.calibrate(x, z, acceleration=4, group=table.group, **arrays)
+    by_case = tq.calibrate(table, acceleration="40", task="area", unit="case", **arrays)
+    assert by_case == tq.calibrate(x, z, acceleration=4, **arrays)
+    exact = tq.evaluate_exact(table, acceleration=4, task="area", **arrays)
+    assert exact.width == tq.evaluate_exact(x, z, **arrays).width
+
+
+def test_several_tasks_are_calibrated_by_name():
+    table = made()
+    sides = {"lesion": "upper"}
+    bound = tq.calibrate_joint(table, acceleration=4, alpha=0.2, side=sides, score="lwr")
+    x, z = table.outputs[1], table.targets
+    other = tq.calibrate_joint(
+        x, z, alpha=0.2, side=sides, score="lwr", task_range=table.task_ranges, task_names=NAMES,
+        acceleration=4,
+    )  # fmt: skip
+
+    assert bound == other
+    interval = bound(x)
+    assert np.isinf(interval.lower[:, 0]).sum() == 0  # clipped to its range
+    assert (interval.lower[:, 0] == 0).all()
+    assert (interval.upper <= SCALE).all()
+    assert "area" in str(bound)
+    some = tq.calibrate_joint(table, acceleration=4, alpha=0.2, task_names=["area", "lesion"])
+    assert some.task_names == ("area", "lesion")
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda t: tq.calibrate(t, alpha=0.2), "the rounds 20, 40, 80; choose one with accelerat"),
+        (lambda t: tq.calibrate(t, alpha=0.2, acceleration=4), "choose one with task="),
+        (lambda t: tq.calibrate(t.outputs[0, ..., 0], alpha=0.2), "targets are missing"),
+        (lambda t: tq.calibrate(t, t.targets, alpha=0.2), "brings its own targets"),
+        (lambda t: tq.calibrate(t, alpha=0.2, acceleration="41"), "no round '41'"),
+        (lambda t: tq.calibrate_joint(t, alpha=0.2), "choose one with accelerat"),
+        (
+            lambda t: tq.calibrate_joint(t.select(task="area"), alpha=0.2, acceleration=4),
+            "one task",
+        ),
+        (lambda t: tq.evaluate_exact(t, alpha=0.2), "choose one with accelerat"),
+    ],
+)
+def test_what_is_missing_is_named(call, sentence):
+    with pytest.raises(InputError, match=sentence):
+        call(made())
+
+
+@pytest.mark.parametrize("score", ["ar", "mlwr"])
+def test_point_estimates_need_no_sample_axis(score):
+    rng = np.random.default_rng(0)
+    z = rng.random(60)
+    x = z + 0.1 * rng.standard_normal(60)
+    bound, other = (tq.calibrate(y, z, alpha=0.1, score=score) for y in (x, x[:, None]))
+
+    assert bound == other
+    np.testing.assert_array_equal(bound(x).lower, bound(x[:, None]).lower)
+    assert tq.TaskOutputs(x, z).samples == 1
+    exact = tq.evaluate_exact(x, z, alpha=0.1, score=score)
+    assert exact.width == tq.evaluate_exact(x[:, None], z, alpha=0.1, score=score).width
+
+
+def test_results_print_short():
+    table = made(cases=40)
+    one = table.select(task="area", accelerations=[4])
+    results = [
+        tq.calibrate(one, alpha=0.2),
+        tq.calibrate(one, alpha=0.2)(one.outputs[0]),
+        tq.evaluate_exact(one, alpha=0.2),
+        tq.plan(table, alpha=0.2, max_width=WIDTHS),
+        tq.plan(table, alpha=0.2, max_width=WIDTHS).decide(0, table.outputs[:1, 0]),
+    ]
+
+    for result in results:
+        assert str(result) == repr(result)
+        assert "array(" not in repr(result)
+        assert len(repr(result).splitlines()) <= 12
+        assert len(repr(result)) < 900
+    assert "area" in repr(results[2])
+    assert "coverage" in repr(results[2])

@@ -1,0 +1,589 @@
+"""Replays: compiled and NumPy loops agree, seeds repeat, and the summaries add up."""
+
+from fractions import Fraction
+from itertools import combinations
+from math import floor
+
+import numpy as np
+import pytest
+
+import taskuq as tq
+from raising import refused
+from taskuq.conformal import _splits as splits
+from taskuq.conformal._family import LinearFamily, Link, NestedIntervalScore
+from taskuq.conformal.scores._mlwr import MLWR
+from taskuq.policy import _simulate as simulation
+from taskuq.policy import _stored_scans as replay
+from taskuq.policy._fixed_width import STATISTICS, _spread_score
+from taskuq.policy._goal import Goal
+from taskuq.policy._kinds import PolicySpec
+from taskuq.policy._simulate import _jackknife_variance, simulate
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
+from taskuq.table._table import TaskOutputs
+
+TABLE = synthetic_outputs(SyntheticTable(volumes=20, samples=4), seed=1)
+TWO = Goal(max_width=0.2)
+
+
+class BeyondTheRange(NestedIntervalScore):
+    """Predictions on both sides of the end of the range."""
+
+    def family(self, outputs):
+        link = Link("logit")
+        center = link(outputs[:, 0] + 0.5)
+        return LinearFamily(center, center, 0.1 + outputs.std(axis=1), "two", link)
+
+
+def watched(monkeypatch, table, spec, trials, is_compiled=False, **options):
+    """Simulate, and return the result, the scans, how they were split, and the thresholds."""
+    seen, original = [], simulation.simulate_splits
+    with monkeypatch.context() as patch:
+        patch.setattr(simulation, "use_numba", lambda work: is_compiled)
+        patch.setattr(simulation, "simulate_splits", lambda *a: seen.append(a) or original(*a))
+        rng = np.random.default_rng(3)
+        (found,) = simulation.simulate(table, [spec], splits=trials, seed=rng, **options)
+    return found, *seen[0]
+
+
+def two_tasks():
+    outputs = np.stack([TABLE.outputs, 1 - TABLE.outputs**2], axis=-1)
+    targets = np.stack([TABLE.targets, 1 - TABLE.targets**2], axis=-1)
+    return tq.TaskOutputs(
+        outputs, targets, TABLE.accelerations, group=TABLE.group, task_range=(0.0, 1.0)
+    )
+
+
+PLANS = {
+    "paper lwr": PolicySpec("paper", 0.1, TWO, score="lwr"),
+    "spread": PolicySpec("fixed-width", 0.1, TWO),
+    "learned": PolicySpec("fixed-width", 0.1, TWO, statistic="learned"),
+    "two-phase": PolicySpec("fixed-width", 0.1, TWO, budget=0.5),
+    "two-phase learned": PolicySpec("fixed-width", 0.1, TWO, budget=0.5, statistic="learned"),
+    "adaptive ar": PolicySpec("adaptive", 0.1, TWO, score="ar"),
+    "adaptive cqr": PolicySpec("adaptive", 0.1, TWO, score="cqr"),
+    "adaptive mlwr": PolicySpec("adaptive", 0.1, TWO),
+    "adaptive learned": PolicySpec("adaptive", 0.1, TWO, score="learned"),
+    "adaptive beyond": PolicySpec("adaptive", 0.5, Goal(max_width=0.6), score=BeyondTheRange()),
+    "anytime mlwr": PolicySpec("anytime", 0.1, TWO),
+    "lower": PolicySpec("adaptive", 0.1, Goal(max_width=0.1, side="lower")),
+    "at most": PolicySpec("fixed-width", 0.1, Goal(level=0.5, side="upper")),
+    "two-phase at least": PolicySpec(
+        "fixed-width", 0.1, Goal(level=0.05, side="lower"), budget=0.5
+    ),
+}
+# Rules that learn from each calibration fold are planned anew in each trial.
+STEADY = ("spread", "adaptive mlwr", "anytime mlwr", "lower", "at most")
+EACH_CASE = ("paper lwr", "adaptive cqr", "anytime mlwr")
+COUNTS = ("early", "early_covered", "covered", "stopped", "stopped_covered", "worst_groups",
+          "kept", "cases")  # fmt: skip
+SUMS = ("cost", "width", "center_error", "worst_error", "plain_cost", *COUNTS)
+UNITS = ("case", "group", "whole-group")
+
+
+def replays(monkeypatch, is_compiled, table, spec, unit):
+    """Everything one engine adds up."""
+    kept = []
+
+    def keeping(original):
+        return lambda *arguments: kept.append(original(*arguments)) or kept[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(simulation, "use_numba", lambda work: is_compiled)
+        patch.setattr(simulation, "simulate_splits", keeping(simulation.simulate_splits))
+        patch.setattr(simulation, "simulate_each_split", keeping(simulation.simulate_each_split))
+        simulate(
+            table, [spec], splits=12, seed=np.random.default_rng(7), unit=unit, tuning_repeats=2
+        )
+    return kept
+
+
+def agree(one, other, unit):
+    names = {name: (getattr(one, name), getattr(other, name)) for name in SUMS}
+    exact = all((names[n][0] == names[n][1]).all() for n in COUNTS) if unit == "case" else True
+    return exact and all(np.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in names.values())
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("name", PLANS)
+def test_compiled_and_numpy_replays_agree(monkeypatch, name, unit):
+    if unit == "whole-group" and name in EACH_CASE:
+        with refused("option.conflict"):
+            replays(monkeypatch, False, TABLE, PLANS[name], unit)
+        return
+    pair = [replays(monkeypatch, c, TABLE, PLANS[name], unit) for c in (True, False)]
+
+    assert len(pair[0]) == len(pair[1]) > 0
+    assert all(agree(a, b, unit) for a, b in zip(*pair, strict=True))
+    assert sum(a.early.sum() for a in pair[0]) > 0 or unit == "whole-group"
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize(
+    "name", ["two-phase", "adaptive ar", "adaptive learned", "spread", "lower"]
+)
+def test_the_engines_agree_on_two_tasks(monkeypatch, name, unit):
+    pair = [replays(monkeypatch, c, two_tasks(), PLANS[name], unit) for c in (True, False)]
+
+    assert all(agree(a, b, unit) for a, b in zip(*pair, strict=True))
+
+
+def test_the_comparison_of_engines_can_fail(monkeypatch):
+    (one,) = replays(monkeypatch, False, TABLE, PLANS["paper lwr"], "case")
+    (other,) = replays(monkeypatch, False, TABLE, PLANS["adaptive ar"], "case")
+
+    assert not agree(one, other, "case")
+
+
+def records(seed, unit="case"):
+    found = simulate(
+        TABLE, list(PLANS.values()), splits=15, seed=np.random.default_rng(seed), unit=unit
+    )
+    return [r.to_dict() for r in found]
+
+
+def test_a_seed_repeats_everything_and_another_does_not():
+    first = records(5)
+
+    assert first == records(5)
+    assert first != records(6)
+
+
+@pytest.mark.parametrize("unit", ["case", "group"])
+def test_shares_of_stops_and_sources_of_coverage_add_up(unit):
+    for r in records(2, unit):
+        assert sum(stop["fraction"] for stop in r["stops"]) == pytest.approx(1)
+        assert r["early"] + r["coverage_from_full"] == pytest.approx(1)
+        early = r["early"] * (r["coverage_early"] or 0)
+        assert r["coverage"] == pytest.approx(early + r["coverage_from_full"])
+        by_stop = [s["fraction"] * s["coverage"] for s in r["stops"] if s["coverage"] is not None]
+        assert sum(by_stop) == pytest.approx(r["coverage"])
+
+
+def tied_table():
+    """The table on a coarse grid, where many cases have the same risk and the same score."""
+    outputs, targets = (np.round(v * 8) / 8 for v in (TABLE.outputs, TABLE.targets))
+    return tq.TaskOutputs(
+        outputs, targets, TABLE.accelerations, group=TABLE.group, task_range=(0.0, 1.0)
+    )
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("kind", ["fixed-width", "adaptive", "anytime", "paper"])
+def test_a_replayed_trial_is_what_the_rules_say(monkeypatch, kind, is_compiled):
+    # A score that knows its prior makes the rules of a window fixed, too.
+    known = _spread_score("two").fit(tied_table().outputs[0], range_=(0.0, 1.0))
+    monkeypatch.setitem(STATISTICS, "spread", lambda side: known)
+    table, spec = tied_table(), PolicySpec(kind, 0.1, Goal(max_width=0.1), score="lwr")
+    found, scans, splitting, thresholds = watched(
+        monkeypatch, table, spec, 1, is_compiled, unit="case"
+    )
+    test = splitting.case_folds(np.array([0]))[0].astype(bool)
+    covered, scanning = np.ones(test.sum(), bool), np.ones(test.sum(), bool)
+    ties = 0
+    for k, threshold in enumerate(thresholds[:, 0]):
+        (examined,) = scans.statistics.rounds[k]
+        ties += int((examined.largest[test] == threshold)[scanning].sum())
+        stops = scanning & examined.stops(threshold)[test]
+        hits = examined.report(threshold).contains(table.targets)[test]
+        covered[stops] = hits[stops]
+        scanning &= ~stops
+    assert found.coverage == pytest.approx(covered.mean())
+    assert found.early_fraction == pytest.approx(1 - scanning.mean())
+    # The statistic of a window is what its threshold ties with.
+    assert ties > 0 or kind != "fixed-width"
+
+
+PROMISES = [
+    {"unit": "case"},
+    {"unit": "case", "delta": 0.2},
+    {"unit": "group"},
+    {"unit": "group", "cases": "all"},
+    {"unit": "group", "cases": 0.7},
+    {"unit": "whole-group"},
+    {"unit": "whole-group", "cases": 0.7},
+]
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=str)
+def test_the_threshold_of_a_trial_is_the_planned_one(monkeypatch, promise):
+    spec = PolicySpec("adaptive", 0.2, TWO, score="lwr")
+    _, _, splitting, thresholds = watched(monkeypatch, TABLE, spec, 3, **promise)
+
+    for t in range(3):
+        calibration = splitting.case_folds(np.array([t]))[0] == 0
+        policy = tq.plan(
+            TABLE.select(cases=calibration), alpha=0.2, max_width=0.2, policy="adaptive",
+            score="lwr", **promise,
+        )  # fmt: skip
+        assert policy.thresholds == tuple(thresholds[:, t])
+        assert np.isfinite(policy.thresholds).all()
+
+
+PLANNED = [
+    (name, promise)
+    for name in STEADY
+    for promise in PROMISES
+    if "delta" not in promise and not (name == "anytime mlwr" and promise["unit"] == "whole-group")
+]
+
+
+@pytest.mark.parametrize(("name", "promise"), PLANNED, ids=str)
+def test_a_trial_of_a_policy_that_learns_is_a_plan_and_its_decisions(name, promise):
+    spec, table = PLANS[name], two_tasks() if name == "spread" else TABLE
+    (found,) = simulate(table, [spec], splits=2, seed=np.random.default_rng(9), **promise)
+
+    seed = int(np.random.default_rng(9).integers(2**63))
+    group = np.unique(table.group, return_inverse=True)[1]
+    by_group = promise["unit"] != "case"
+    n = int(group.max()) + 1 if by_group else table.cases
+    early, hits = [], []
+    for fold in splits.test_sets(seed, 0, 2, n, n - floor(0.7 * n)).astype(bool):
+        test = fold[group] if by_group else fold
+        policy = tq.plan(
+            table.select(cases=~test), alpha=spec.alpha, max_width=spec.goal.max_width,
+            at_most=spec.goal.level, side=spec.goal.side, policy=spec.kind, **promise,
+        )  # fmt: skip
+        weight = (1 / np.bincount(group))[group] if by_group else np.ones(table.cases)
+        stopped, covered = scanned(policy, table, test, group if by_group else None)
+        early.append(np.average(stopped, weights=weight[test]))
+        hits.append(np.average(covered, weights=weight[test]))
+
+    assert found.early_fraction == pytest.approx(np.mean(early), abs=1e-12)
+    if promise.get("cases", "random") == "random":
+        assert found.coverage == pytest.approx(np.mean(hits), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["adaptive mlwr", "lower", "spread"])
+def test_what_one_threshold_covers_is_what_many_would(monkeypatch, name):
+    kept, original = [], simulation.simulate_each_split
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            simulation, "simulate_each_split", lambda *a: kept.append(a[0](0)) or original(*a)
+        )
+        simulate(TABLE, [PLANS[name]], splits=1, seed=np.random.default_rng(1), unit="case")
+    scans, _ = kept[0]
+    score, ties = scans.statistics.score, 0
+    for case in np.flatnonzero(np.isfinite(score).all(axis=0))[:40]:
+        # A report is rounded outwards, so that it has the target just below its score.
+        just_below = np.nextafter(score[:, case], -np.inf)
+        one, many = scans.covered_at(just_below), scans.covered_from(just_below[:, None])
+        ties += int((one < score).sum())
+        pair = [scans.outcomes(just_below, each) for each in (one, many)]
+        assert all((a == b).all() for a, b in zip(*pair, strict=True))
+    assert ties > 0 or name == "spread"
+
+
+def scanned(policy, table, test, group):
+    """Which test cases stop early, and which are covered then or measured in full."""
+    stopped, covered = np.zeros(test.sum(), bool), np.ones(test.sum(), bool)
+    parts = [np.arange(test.sum())]
+    if policy.whole_group:
+        parts = [np.flatnonzero(group[test] == g) for g in np.unique(group[test])]
+    outputs, targets = table.outputs[:, test], table.targets[test]
+    for part in parts:
+        for k in range(table.rounds):
+            decision = policy.decide(k, outputs[: k + 1, part])
+            now = np.broadcast_to(decision.stops, len(part)) & ~stopped[part]
+            hit = decision.interval.contains(targets[part])
+            hit = hit.all(axis=-1) if hit.ndim > 1 else hit
+            covered[part[now]] = hit[now]
+            stopped[part[now]] = True
+    return stopped, covered
+
+
+GOAL = Goal(max_width=0.3)
+SCORED = {
+    "paper ar": ("paper", {"score": "ar"}),
+    "adaptive ar": ("adaptive", {"score": "ar"}),
+    "adaptive lwr": ("adaptive", {"score": "lwr"}),
+    "adaptive cqr": ("adaptive", {"score": "cqr"}),
+    "anytime lwr": ("anytime", {"score": "lwr"}),
+}
+
+
+def on_a_grid(steps, seed, cases=30, group=None):
+    """Few shapes in many places: scores that tie in fractions, and differ in their last bits."""
+    rng = np.random.default_rng(seed)
+    center = rng.integers(1, steps, cases)
+    shapes = rng.integers(-1, 2, (2, 2, 3)) * max(1, steps // 20)
+    outputs = center[:, None] + shapes[:, rng.integers(0, 2, cases)]
+    targets = center + rng.choice([-2, -1, 1, 2], cases) * max(1, steps // 30)
+    parts = (np.clip(v, 0, steps) / steps for v in (outputs, targets))
+    return tq.TaskOutputs(*parts, (4.0, 2.0), group=group, task_range=(0.0, 1.0))
+
+
+def scanned_numbers(policy, table):
+    """Scan every case of a table with a policy: what it cost, and whether the report is right."""
+    cost, hit = np.ones(table.cases), np.ones(table.cases, bool)
+    scanning = np.ones(table.cases, bool)
+    for k, R in enumerate(table.accelerations):
+        decision = policy.decide(k, table.outputs[: k + 1])
+        stops = scanning & decision.stops
+        cost[stops] = 1 / R
+        hit[stops] = decision.interval.contains(table.targets)[stops]
+        scanning &= ~stops
+    return cost, hit
+
+
+def with_folds(monkeypatch, table, spec, trials, is_compiled=False, **options):
+    """Simulate, and return the result with the test folds."""
+    found, _, split, _ = watched(monkeypatch, table, spec, trials, is_compiled, **options)
+    return found, [fold == 1 for fold in split.case_folds(np.arange(trials))]
+
+
+def gap(monkeypatch, steps, name, is_compiled, trials=12):
+    """How far a simulation is from planning and scanning in each of its splits."""
+    kind, options = SCORED[name]
+    table = on_a_grid(steps, steps)
+    found, folds = with_folds(
+        monkeypatch, table, PolicySpec(kind, 0.3, GOAL, **options), trials, is_compiled, unit="case"
+    )
+    cost, covered = [], []
+    for test in folds:
+        policy = tq.plan(
+            table.select(cases=~test), alpha=0.3, max_width=0.3, policy=kind, unit="case", **options
+        )
+        costs, hits = scanned_numbers(policy, table.select(cases=test))
+        cost.append(1 / costs.mean())
+        covered.append(hits.mean())
+    return max(abs(found.coverage - np.mean(covered)), abs(found.mean_acceleration - np.mean(cost)))
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("name", SCORED)
+@pytest.mark.parametrize("steps", [255, 10, 3])
+def test_a_simulation_on_a_grid_is_planning_and_scanning(monkeypatch, steps, name, is_compiled):
+    assert gap(monkeypatch, steps, name, is_compiled) < 1e-9
+
+
+def test_scores_compared_exactly_would_miss_what_reports_contain(monkeypatch):
+    monkeypatch.setattr(replay, "covering_quantile", lambda scores, thresholds, contains: scores)
+
+    assert (
+        max(gap(monkeypatch, steps, name, False) for steps in (255, 10) for name in SCORED) > 0.01
+    )
+
+
+SIZES = np.r_[[40, 30], np.full(22, 3), np.full(6, 7)]
+GROUP = np.repeat(np.arange(len(SIZES)), SIZES)
+UNEQUAL = synthetic_outputs(SyntheticTable(volumes=10, samples=4), seed=4)
+UNEQUAL = tq.TaskOutputs(
+    UNEQUAL.outputs[:, : len(GROUP)], UNEQUAL.targets[: len(GROUP)], UNEQUAL.accelerations,
+    group=GROUP, task_range=(0.0, 1.0),
+)  # fmt: skip
+
+
+# The share of a group's cases that keeps each promise.
+LEAST = {"all": 1, 0.7: Fraction(7, 10)}
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("unit", ["group", "whole-group"])
+@pytest.mark.parametrize("cases", ["random", "all", 0.7])
+def test_coverage_is_what_is_promised_and_means_are_for_what_they_name(
+    monkeypatch, unit, cases, is_compiled
+):
+    options = {"alpha": 0.2, "max_width": 0.25, "policy": "adaptive", "score": "lwr"}
+    spec = PolicySpec("adaptive", 0.2, Goal(max_width=0.25), score="lwr")
+    found, folds = with_folds(monkeypatch, UNEQUAL, spec, 6, is_compiled, unit=unit, cases=cases)
+    kept, alike, plain, by_case = [], [], [], []
+    for test in folds:
+        policy = tq.plan(UNEQUAL.select(cases=~test), unit=unit, cases=cases, **options)
+        shares, costs, everybody = [], [], []
+        for v in np.unique(GROUP[test]):
+            cost, hit = scanned_numbers(policy, UNEQUAL.select(cases=v == GROUP))
+            shares.append(Fraction(int(hit.sum()), len(hit)))
+            costs.append(cost.mean())
+            everybody += list(cost)
+        kept.append(np.mean([s if cases == "random" else s >= LEAST[cases] for s in shares]))
+        by_case.append(np.mean([float(s) for s in shares]))
+        alike.append(1 / np.mean(costs))
+        plain.append(1 / np.mean(everybody))
+
+    assert found.coverage == pytest.approx(float(np.mean(kept)))
+    assert found.case_coverage == pytest.approx(np.mean(by_case))
+    assert found.mean_acceleration == pytest.approx(np.mean(alike))
+    assert found.case_mean_acceleration == pytest.approx(np.mean(plain))
+    assert (found.coverage == found.case_coverage) == (cases == "random")
+
+
+@pytest.mark.parametrize(
+    ("unit", "over"),
+    [("case", "a new case"), ("group", "a random case of a new group"),
+     ("whole-group", "a new group")],
+)  # fmt: skip
+def test_the_certificate_and_the_simulation_name_the_same_random_thing(unit, over):
+    policy = tq.plan(UNEQUAL, alpha=0.2, max_width=0.25, unit=unit)
+    spec = PolicySpec("fixed-width", 0.2, Goal(max_width=0.25))
+    (found,) = simulate(UNEQUAL, [spec], splits=5, unit=unit)
+
+    assert policy.certificate["mean_over"] == found.mean_over == over
+
+
+def test_the_certificate_counts_groups_alike_and_cases_alike_beside_it():
+    # Half the groups, with a tenth of the cases, stop in the first round; the others never do.
+    group = np.r_[np.arange(20), np.repeat(np.arange(20, 40), 9)]
+    spread = np.where(group < 20, 0.01, 0.4)
+    outputs = 0.5 + np.outer(spread, [-1, 1])
+    table = tq.TaskOutputs(outputs[None], 0.5 + spread, (8.0,), group=group)
+    found = tq.plan(table, alpha=0.2, max_width=0.2, policy="adaptive", score="lwr").certificate
+
+    assert found["mean_over"] == "a random case of a new group"
+    assert found["mean_acceleration"] == pytest.approx(1 / (0.5 / 8 + 0.5))
+    assert found["mean_acceleration_of_cases"] == pytest.approx(1 / (0.1 / 8 + 0.9))
+    assert 1 <= found["certified"] < found["mean_acceleration"]
+
+
+def test_missing_errors_are_null_and_everything_else_is_a_number():
+    one = tq.TaskOutputs(UNEQUAL.outputs, UNEQUAL.targets, UNEQUAL.accelerations,
+                         group=np.zeros(len(GROUP), int), task_range=(0.0, 1.0))  # fmt: skip
+    spec = PolicySpec("adaptive", 0.2, Goal(max_width=0.25), score="lwr")
+    for table, unit in ((one, "case"), (UNEQUAL, "case")):
+        (found,) = simulate(table, [spec], splits=5, unit=unit)
+        errors = found.to_dict()["standard_errors"]
+        assert (errors == {"mean_acceleration": None, "coverage": None}) == (table is one)
+
+
+TABLES = 120
+RNG = np.random.default_rng(5)
+
+
+def every_rest(n, k):
+    """Each way to keep k of n, as rows of zeros and ones."""
+    rows = np.zeros((0, n))
+    for kept in combinations(range(n), k):
+        rows = np.vstack([rows, np.isin(np.arange(n), kept)])
+    return rows
+
+
+# All subsets are there, many times: what chance would add to a sample of them is gone.
+OFTEN = 400
+
+
+@pytest.mark.parametrize(("n", "k"), [(5, 3), (6, 4), (8, 4), (7, 5)])
+def test_the_variance_of_a_mean_is_that_of_the_numbers_over_their_count(n, k):
+    numbers, kept = RNG.random(n), np.tile(every_rest(n, k), (OFTEN, 1))
+    found = _jackknife_variance(kept @ numbers / k, kept, k / n)
+
+    assert found == pytest.approx(numbers.var(ddof=1) / n, rel=0.002)
+
+
+@pytest.mark.parametrize(("n", "k"), [(5, 3), (6, 4), (8, 4), (7, 5)])
+def test_what_is_not_linear_counts_as_of_one_order(n, k):
+    kept = np.tile(every_rest(n, k), (OFTEN, 1))
+    pairs = RNG.standard_normal((n, n))
+    values = np.einsum("ri,ij,rj->r", kept, pairs, kept)
+    design = np.column_stack([np.ones(len(kept)), kept])
+    values -= design @ np.linalg.lstsq(design, values, rcond=None)[0]
+    r = k / n
+
+    for c in (2, 3):
+        expected = r**c / (1 - r**c) * values.var()
+        assert _jackknife_variance(values, kept, r, c) == pytest.approx(expected, rel=0.002)
+
+
+def test_few_replicates_of_many_groups_take_all_variance_for_linear():
+    values, kept = RNG.random(40), RNG.integers(0, 2, (40, 500)).astype(float)
+
+    assert _jackknife_variance(values, kept, 0.75) == pytest.approx(3 * values.var(ddof=1))
+    assert np.isnan(_jackknife_variance(values[:1], kept[:1], 0.75))
+
+
+def without_groups(table):
+    """Cases that are as good as independent: one of each volume."""
+    first = np.unique(table.group, return_index=True)[1]
+    return TaskOutputs(
+        table.outputs[:, first], table.targets[first], table.accelerations, task_range=(0.0, 1.0)
+    )
+
+
+def by_group(volumes):
+    return lambda seed: synthetic_outputs(SyntheticTable(volumes=volumes, samples=4), seed=seed)
+
+
+def by_case(cases):
+    return lambda seed: without_groups(by_group(cases)(seed))
+
+
+# A prior from other cases: such rules are the same in every split, which is quick.
+ELSEWHERE = by_group(10)(10**6).outputs[1]
+SETTINGS = {
+    "fixed-width, 20 groups": ("fixed-width", by_group(20), "group"),
+    "fixed-width, 40 groups": ("fixed-width", by_group(40), "group"),
+    "adaptive, 20 groups": ("adaptive", by_group(20), "group"),
+    "adaptive, cases of 20 groups": ("adaptive", by_group(20), "case"),
+    "fixed-width, cases of 12 groups": ("fixed-width", by_group(12), "case"),
+    "fixed-width, 150 cases": ("fixed-width", by_case(150), "case", 0.1),
+    "adaptive, 80 cases": ("adaptive", by_case(80), "case"),
+}
+
+
+def ratios(monkeypatch, kind, make, unit, width=0.2, tables=TABLES):
+    """Mean standard errors over the deviations between independent tables, of R and coverage."""
+    monkeypatch.setattr(simulation, "use_numba", lambda work: True)
+    statistic = MLWR(floor=0.25).fit(ELSEWHERE, range_=(0.0, 1.0))
+    monkeypatch.setitem(STATISTICS, "spread", lambda side: statistic)
+    return measured_ratios(PolicySpec(kind, 0.1, Goal(max_width=width), score="lwr"), make, unit,
+                           trials=200, tables=tables)  # fmt: skip
+
+
+def measured_ratios(spec, make, unit, trials, tables):
+    found = []
+    for seed in range(tables):
+        rng = np.random.default_rng(seed)
+        (one,) = simulate(make(seed), [spec], splits=trials, seed=rng, unit=unit)
+        errors = one.standard_errors
+        found.append([one.mean_acceleration, one.coverage, *errors.values()])
+    R, coverage, error_of_R, error_of_coverage = np.array(found).T
+    return error_of_R.mean() / R.std(ddof=1), error_of_coverage.mean() / coverage.std(ddof=1)
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_standard_errors_are_the_deviations_between_independent_tables(monkeypatch, setting):
+    pytest.importorskip("numba")
+    for ratio in ratios(monkeypatch, *setting):
+        assert 0.8 <= ratio <= 1.25
+
+
+def test_standard_errors_know_what_rules_learn_from_their_calibration_set(monkeypatch):
+    pytest.importorskip("numba")
+    monkeypatch.setattr(simulation, "use_numba", lambda work: True)
+    spec = PolicySpec("fixed-width", 0.1, Goal(max_width=0.2))
+    of_R, of_coverage = measured_ratios(spec, by_group(20), "group", trials=40, tables=80)
+
+    assert 0.8 <= of_R <= 1.25
+    # Such rules cover more than they promise, by how much varies, and most of that is not linear.
+    assert 0.8 <= of_coverage <= 1.5
+
+
+@pytest.mark.parametrize("kind", ["fixed-width", "adaptive"])
+def test_a_jackknife_that_does_not_recalibrate_would_say_too_little(monkeypatch, kind):
+    pytest.importorskip("numba")
+    measured = simulation._replicate
+
+    def not_again(planned, splitting, *rest):
+        middle = np.median([planned(r)[1] for r in range(splitting.trials)], axis=0)
+        return measured(lambda r: (planned(r)[0], middle), splitting, *rest)
+
+    monkeypatch.setattr(simulation, "_replicate", not_again)
+    of_R, of_coverage = ratios(monkeypatch, kind, by_group(20), "group", tables=60)
+
+    assert of_R < 0.8
+    assert of_coverage > 1.25
+
+
+TABLE_PRINTING = synthetic_outputs(SyntheticTable(volumes=20), seed=0)
+
+
+def test_a_simulation_prints_its_numbers():
+    plans = [PolicySpec(kind, 0.2, Goal(max_width=0.3)) for kind in ("fixed-width", "paper")]
+    rule, paper = simulate(TABLE_PRINTING, plans, splits=3)
+    first, *rows = repr(rule).splitlines()
+
+    assert first.startswith("fixed-width, spread, guaranteed: 3 random splits by group, 14 to ")
+    assert repr(paper).startswith("paper, mlwr, measured, not guaranteed: ")
+    printed = {row[:15].strip(): row[15:].split()[0] for row in rows[:3]}
+    assert float(printed["mean R"]) == float(f"{rule.mean_acceleration:.4g}")
+    assert float(printed["coverage"]) == float(f"{rule.coverage:.4g}")
+    assert rows[-1].count(",") == len(rule.stops) - 1
+    assert "everything measured" in rows[-1]

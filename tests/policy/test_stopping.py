@@ -1,0 +1,682 @@
+"""The stopping score against brute force: at which thresholds does a policy stop with a miss?"""
+
+import math
+from fractions import Fraction
+from itertools import combinations_with_replacement, pairwise, product
+from math import factorial, inf, prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import taskuq as tq
+from taskuq.conformal._guarantee import Guarantee
+from taskuq.conformal._splits import Splits
+from taskuq.conformal._units import (
+    CaseUnit,
+    RandomCaseUnit,
+    _GroupFractionUnit,
+    choose_units,
+    unit_index,
+)
+from taskuq.conformal.scores._mlwr import MLWR, SpreadPrior
+from taskuq.conformal.scores._paper import AR, CQR, LWR
+from taskuq.errors import InputError
+from taskuq.policy import _stopping as early
+from taskuq.policy import _stopping as stopping
+from taskuq.policy._fixed_width import _spread_score
+from taskuq.policy._goal import Goal
+from taskuq.policy._kinds import PolicySpec
+from taskuq.policy._learned import evaluate_rules, evaluate_tuning_cases
+from taskuq.policy._plan import SetCalibrator, policy_unit
+from taskuq.policy._rules import (
+    IntervalRule,
+    StoppingStatistics,
+    WindowRule,
+    joint_report,
+    stopping_statistics,
+)
+from taskuq.policy._simulate import _SplitCalibrator
+from taskuq.policy._stopping import (
+    _certified_acceleration,
+    _early_stops,
+    _group_losses,
+    last_certified,
+    mean_cost,
+    search_threshold,
+    stopping_score,
+    threshold_grid,
+)
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
+from taskuq.table._table import TaskOutputs, replace_arrays
+
+# Few whole numbers and infinities bring many ties.
+LEVEL = st.sampled_from([-inf, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, inf])
+OPEN = st.just(-inf)
+
+
+def rounds_of(lower_limit):
+    """One case: (lowest, largest, score) of one to four rounds."""
+    return st.lists(st.tuples(lower_limit, LEVEL, LEVEL), min_size=1, max_size=4)
+
+
+def candidates(rounds):
+    """Every breakpoint, a point between each two, and points beyond all of them."""
+    breaks = sorted({v for values in rounds for v in values if np.isfinite(v)} | {0.0})
+    between = [(a + b) / 2 for a, b in pairwise(breaks)]
+    return sorted([-inf, breaks[0] - 1, *breaks, *between, breaks[-1] + 1, inf])
+
+
+def misses_at(rounds, threshold):
+    """Run the policy at a threshold, round by round."""
+    for lowest, largest, score in rounds:
+        if lowest <= threshold < largest:
+            return score > threshold
+    return False
+
+
+def is_supremum_of_misses(rounds, Lambda):
+    """Whether no threshold from Lambda on misses, and the ones just below it do."""
+    below = [t for t in candidates(rounds) if t < Lambda]
+    above = [t for t in candidates(rounds) if t >= Lambda]
+    return not any(misses_at(rounds, t) for t in above) and (
+        Lambda == -inf or misses_at(rounds, below[-1])
+    )
+
+
+def score_of(rounds):
+    lowest, largest, score = (np.array(values)[:, None] for values in zip(*rounds, strict=True))
+    return float(stopping_score(lowest, largest, score)[0])
+
+
+def spc_score(rounds, *, forget=False):
+    """The formula with the running maximum; without it where a fault is planted."""
+    found, running = -inf, -inf
+    for _, largest, score in rounds:
+        if forget or (largest > running and score > running):
+            found = max(found, min(largest, score))
+        running = max(running, largest)
+    return found
+
+
+@pytest.mark.parametrize("lower_limit", [OPEN, LEVEL], ids=["open", "with lower limits"])
+@given(data=st.data())
+def test_the_score_is_the_supremum_of_the_thresholds_that_miss(lower_limit, data):
+    rounds = data.draw(rounds_of(lower_limit))
+
+    assert is_supremum_of_misses(rounds, score_of(rounds))
+
+
+@given(rounds=rounds_of(OPEN))
+def test_without_lower_limits_it_is_the_formula_of_the_stopped_policy(rounds):
+    assert score_of(rounds) == spc_score(rounds)
+
+
+@given(
+    rounds=st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=4),
+)
+def test_for_windows_it_is_minus_the_smallest_risk_that_reports_a_miss(rounds):
+    missed = [
+        h
+        for k, (h, inside) in enumerate(rounds)
+        if not inside and all(h < earlier for earlier, _ in rounds[:k])
+    ]
+    windows = [(-inf, -float(h), -inf if inside else inf) for h, inside in rounds]
+
+    assert score_of(windows) == -min(missed, default=inf)
+
+
+@given(rounds=rounds_of(LEVEL))
+def test_a_stopped_policy_never_needs_more_than_the_simultaneous_one(rounds):
+    assert score_of(rounds) <= max(score for _, _, score in rounds)
+
+
+@given(cases=st.lists(st.lists(st.tuples(LEVEL, LEVEL, LEVEL), min_size=3, max_size=3), min_size=2))
+def test_cases_are_scored_one_by_one(cases):
+    lowest, largest, score = np.array(cases).transpose(2, 1, 0)
+
+    together = stopping_score(lowest, largest, score)
+
+    assert together.tolist() == [score_of(rounds) for rounds in cases]
+
+
+def test_a_score_that_forgets_earlier_rounds_is_caught():
+    # Thresholds below 2 stop in the first round, which covers; the second never speaks.
+    rounds = [(-inf, 2.0, -inf), (-inf, 1.0, 5.0)]
+
+    assert is_supremum_of_misses(rounds, score_of(rounds))
+    assert not is_supremum_of_misses(rounds, spc_score(rounds, forget=True))
+
+
+def test_a_policy_that_stops_at_equality_is_caught(monkeypatch):
+    def stops_at_equality(rounds, threshold):
+        for lowest, largest, score in rounds:
+            if lowest <= threshold <= largest:
+                return score > threshold
+        return False
+
+    rounds = [(-inf, 1.0, 3.0)]
+    assert is_supremum_of_misses(rounds, score_of(rounds))
+    monkeypatch.setitem(globals(), "misses_at", stops_at_equality)
+    assert not is_supremum_of_misses(rounds, score_of(rounds))
+
+
+WIDTH = Goal(max_width=0.3)
+RANGE = (0.0, 1.0)
+PRIOR = SpreadPrior((-6.0, 0.0, 0.0), degrees=3.0, covariate_range=(0.0, 0.0), typical=0.05)
+RULES = {
+    "ar": IntervalRule(AR(), WIDTH, RANGE),
+    "lwr": IntervalRule(LWR(), WIDTH, RANGE),
+    "cqr": IntervalRule(CQR(alpha=0.2), WIDTH, RANGE),
+    "mlwr": IntervalRule(MLWR(prior=PRIOR), WIDTH, None),
+    "lower bound": IntervalRule(LWR("lower"), Goal(max_width=0.2, side="lower"), RANGE),
+    "level": IntervalRule(AR("upper"), Goal(level=0.7, side="upper"), None),
+    "window": WindowRule(_spread_score("two"), WIDTH, RANGE, 1.0),
+    "two-phase": WindowRule(_spread_score("two"), WIDTH, RANGE, 1.5, (2.0, 0.7)),
+}
+SEEDS = st.integers(0, 10**6)
+
+
+def population(seed, rounds=3, cases=12, tasks=1):
+    """Outputs on a coarse grid, so that there are ties and identical samples."""
+    rng = np.random.default_rng(seed)
+    targets = rng.integers(0, 9, (1, cases, tasks)) / 8
+    outputs = targets[:, :, None] + rng.integers(-2, 3, (rounds, cases, 3, tasks)) / 16
+    return np.clip(outputs, 0, 1), np.broadcast_to(targets, (rounds, cases, tasks))
+
+
+def rounds_of_inequalities(rule, seed):
+    """What a rule sees of a population in each round, with its scores and targets."""
+    outputs, targets = population(seed)
+    seen = stopping_statistics([[rule]] * 3, outputs, targets)
+    for k, (examined,) in enumerate(seen.rounds):
+        yield examined, seen.score[k], targets[k, :, 0]
+
+
+def thresholds_of(seen):
+    """All numbers at which anything changes, their neighbours, and infinity."""
+    every = np.concatenate([seen.lowest.ravel(), seen.largest.ravel(), seen.score.ravel()])
+    finite = np.unique(every[np.abs(every) < 1e6])
+    return [-inf, *np.nextafter(finite, -inf), *finite, *np.nextafter(finite, inf), inf]
+
+
+def run(seen, targets, threshold):
+    """Which cases stop with a report that misses, and the widths of all reports at the stop."""
+    scanning = np.ones(seen.score.shape[1], dtype=bool)
+    missed = np.zeros_like(scanning)
+    reports = []
+    for k in range(len(seen.score)):
+        stops = scanning & (seen.lowest[k] <= threshold) & (threshold < seen.largest[k])
+        report = joint_report(seen.rounds[k], threshold)
+        inside = report.contains(targets[k] if targets.shape[2] > 1 else targets[k, :, 0])
+        missed |= stops & ~(inside.all(axis=-1) if inside.ndim == 2 else inside)
+        reports.append(report[stops])
+        scanning &= ~stops
+    return missed, reports
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@settings(max_examples=15)
+@given(seed=SEEDS)
+def test_a_policy_misses_only_below_the_stopping_score(rule, tasks, seed):
+    outputs, targets = population(seed, tasks=tasks)
+    seen = stopping_statistics([[rule] * tasks] * 3, outputs, targets)
+    Lambda = stopping_score(seen.lowest, seen.largest, seen.score)
+
+    for threshold in thresholds_of(seen):
+        missed, _ = run(seen, targets, threshold)
+        assert (Lambda[missed] > threshold).all()
+
+
+@pytest.mark.parametrize("name", ["ar", "lwr", "cqr", "mlwr", "window", "two-phase"])
+@settings(max_examples=15)
+@given(seed=SEEDS)
+def test_reports_at_the_stop_are_as_narrow_as_asked_and_never_empty(name, seed):
+    seen = stopping_statistics([[RULES[name]]] * 3, *population(seed))
+
+    for threshold in thresholds_of(seen):
+        for report in run(seen, population(seed)[1], threshold)[1]:
+            assert (report.width <= 0.3 + 1e-12).all()
+            assert not report.is_empty.any()
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@settings(max_examples=15)
+@given(seed=SEEDS)
+def test_a_report_contains_the_target_from_its_score_on(rule, seed):
+    for examined, score, targets in rounds_of_inequalities(rule, seed):
+        known = np.isfinite(score)
+        at_score = examined.report(np.where(known, score, 0.0))
+        assert at_score.contains(targets)[known].all()
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@settings(max_examples=15)
+@given(seed=SEEDS)
+def test_a_report_does_not_contain_the_target_below_its_score(rule, seed):
+    for examined, score, targets in rounds_of_inequalities(rule, seed):
+        # Identical samples make a point that does not move; it has no below.
+        below = score - 1e-6
+        sharp = np.isfinite(below) & (examined.family.scale > 0) & (below >= examined.lowest)
+        report = examined.report(np.where(sharp, below, 0.0))
+        at_end = (targets == examined.window.lower) | (targets == examined.window.upper)
+        assert not report.contains(targets)[sharp & ~at_end].any()
+
+
+@settings(max_examples=15)
+@given(seed=SEEDS)
+def test_several_tasks_stop_when_each_of_them_would(seed):
+    rules = [RULES["lwr"], RULES["cqr"]]
+    seen = stopping_statistics([rules] * 3, *population(seed, tasks=2))
+    for threshold in thresholds_of(seen):
+        for k in range(3):
+            each = [e.stops(threshold) for e in seen.rounds[k]]
+            together = (seen.lowest[k] <= threshold) & (threshold < seen.largest[k])
+            assert (together == np.all(each, axis=0)).all()
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@given(seed=SEEDS)
+def test_the_stopping_score_is_at_most_the_simultaneous_one(rule, seed):
+    seen = stopping_statistics([[rule]] * 3, *population(seed))
+    Lambda = stopping_score(seen.lowest, seen.largest, seen.score)
+
+    assert (Lambda <= seen.score.max(axis=0)).all()
+
+
+@pytest.mark.parametrize("rule", [RULES[n] for n in ("ar", "lwr", "cqr", "mlwr", "level")])
+@settings(max_examples=15)
+@given(seed=SEEDS)
+def test_at_the_simultaneous_score_all_rounds_contain_the_target(rule, seed):
+    outputs, targets = population(seed)
+    seen = stopping_statistics([[rule]] * 3, outputs, targets)
+    worst = seen.score.max(axis=0)
+    known = np.isfinite(worst)
+    for k in range(3):
+        report = joint_report(seen.rounds[k], np.where(known, worst, 0.0))
+        assert report.contains(targets[k, :, 0])[known].all()
+
+
+LEVEL_INEQUALITIES = st.sampled_from([-inf, -1.0, 0.0, 1.0, 2.0, 3.0, inf])
+
+
+@st.composite
+def groups(draw):
+    """Allowances (round, group) and scores (round, case) of three groups of one to three cases."""
+    rounds = draw(st.integers(1, 3))
+    index = np.repeat(np.arange(3), draw(st.lists(st.integers(1, 3), min_size=3, max_size=3)))
+    allowance = [[draw(LEVEL_INEQUALITIES) for _ in range(3)] for _ in range(rounds)]
+    score = [[draw(LEVEL_INEQUALITIES) for _ in index] for _ in range(rounds)]
+    return np.array(allowance), np.array(score), index
+
+
+def plain_loss(allowance, score, index, v, threshold):
+    """The share of a group missed where it stops."""
+    for k in range(len(allowance)):
+        if threshold < allowance[k, v]:
+            return float((score[k, index == v] > threshold).mean())
+    return 0.0
+
+
+GRID = np.array([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0])
+
+
+@given(case=groups())
+def test_monotone_losses_fall_and_are_the_smallest_that_dominate(case):
+    losses = _group_losses(*case, GRID, RandomCaseUnit())
+    plain = np.array([[plain_loss(*case, v, t) for t in GRID] for v in range(3)])
+    envelope = np.maximum.accumulate(plain[:, ::-1], axis=1)[:, ::-1]
+
+    assert (np.diff(losses, axis=1) <= 0).all()
+    assert (losses >= plain).all()
+    assert (losses == envelope).all()
+
+
+@given(case=groups(), block=st.integers(1, 40))
+def test_losses_do_not_depend_on_how_many_are_computed_at_a_time(case, block):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stopping, "BLOCK", block)
+        some = _group_losses(*case, GRID, _GroupFractionUnit(0.6))
+
+    assert (some == _group_losses(*case, GRID, _GroupFractionUnit(0.6))).all()
+
+
+@pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 129, 4097])
+def test_a_search_finds_the_first_threshold_that_is_allowed(count):
+    thresholds, looked = np.arange(float(count)), []
+    for first in {*range(0, count, 61), 0, 1, count - 1, count}:
+
+        def losses(some, first=first):
+            looked.append(len(some))
+            return np.ones((3, 1)) * (some < first)
+
+        found = search_threshold(thresholds, losses, 0.0)
+        assert found == (first if first < count else inf)
+        assert search_threshold(thresholds, losses, -1.0) == inf
+    assert max(looked) <= 64
+
+
+def test_the_check_of_monotone_losses_can_fail():
+    allowance, score, index = np.array([[1.0], [3.0]]), np.array([[-inf], [inf]]), np.array([0])
+    plain = [plain_loss(allowance, score, index, 0, t) for t in GRID]
+
+    assert (np.diff(plain) > 0).any()
+    assert (_group_losses(allowance, score, index, GRID, RandomCaseUnit())[0] >= plain).all()
+
+
+RATES = np.array([8.0, 2.0])
+# Thresholds below which each of five kinds of case stops, in two rounds.
+KINDS = np.array([[3.0, 1.0, 2.0, 0.0, 5.0], [3.0, 4.0, 1.0, 0.5, 0.0]])
+OPEN_CERTIFICATE = np.full(KINDS.shape, -inf)
+
+
+def weights_and_draws(n, kinds=5):
+    """All sets of n independent draws, with their probabilities."""
+    for draws in combinations_with_replacement(range(kinds), n):
+        orders = factorial(n) // prod(factorial(draws.count(d)) for d in set(draws))
+        yield orders / kinds**n, list(draws)
+
+
+def failure(n, delta, *, slack=1.0):
+    """The probability that some threshold's true mean acceleration is below its certificate."""
+    total = 0.0
+    thresholds = np.unique(KINDS)
+    truth = {t: 1 / mean_cost(OPEN_CERTIFICATE, KINDS, RATES, t) for t in thresholds}
+    for weight, draws in weights_and_draws(n):
+        total += weight * any(
+            truth[t] * slack
+            < _certified_acceleration(
+                mean_cost(OPEN_CERTIFICATE[:, draws], KINDS[:, draws], RATES, t),
+                RATES,
+                n,
+                delta,
+                groups=False,
+            )
+            - 1e-12
+            for t in thresholds
+        )
+    return total
+
+
+@pytest.mark.parametrize("delta", [0.05, 0.2, 0.5])
+@pytest.mark.parametrize("n", [2, 5, 9])
+def test_the_certificate_fails_for_at_most_delta_of_calibration_sets(n, delta):
+    assert failure(n, delta) <= delta
+
+
+def test_the_check_of_certificates_can_fail():
+    assert failure(5, 0.5, slack=0.4) > 0.5
+
+
+@pytest.mark.parametrize("delta", [0.1, 0.3])
+def test_groups_are_certified_too(delta):
+    # A group is a pair of kinds; six groups are drawn from four such pairs.
+    pairs, n = [(0, 1), (2, 3), (4, 4), (1, 3)], 6
+    failed = 0.0
+    thresholds = np.unique(KINDS)
+    every = [k for pair in pairs for k in pair]
+    for weight, draws in weights_and_draws(n, kinds=4):
+        cases = [k for d in draws for k in pairs[d]]
+        failed += weight * any(
+            1 / mean_cost(OPEN_CERTIFICATE[:, every], KINDS[:, every], RATES, t)
+            < _certified_acceleration(
+                mean_cost(OPEN_CERTIFICATE[:, cases], KINDS[:, cases], RATES, t),
+                RATES,
+                n,
+                delta,
+                groups=True,
+            )
+            - 1e-12
+            for t in thresholds
+        )
+    assert failed <= delta
+
+
+@given(
+    largest=st.lists(st.lists(st.integers(-2, 4), min_size=3, max_size=3), min_size=1, max_size=6),
+    t=st.integers(-2, 4),
+)
+def test_the_mean_cost_is_the_sum_over_rounds_of_those_who_go_on(largest, t):
+    allowed = np.array(largest, float).T
+    rates = np.array([16.0, 4.0, 2.0])
+    steps = np.diff(1 / np.append(rates, 1.0))
+    going_on = np.maximum.accumulate(allowed, axis=0) <= t
+
+    expected = 1 / 16 + (steps * going_on.mean(axis=1)).sum()
+    assert mean_cost(np.full(allowed.shape, -inf), allowed, rates, float(t)) == pytest.approx(
+        expected
+    )
+
+
+@pytest.mark.parametrize("groups", [False, True])
+def test_a_certificate_grows_with_the_units_and_stays_below_the_estimate(groups):
+    found = [_certified_acceleration(0.1, RATES, n, 0.1, groups=groups) for n in (10, 100, 10**6)]
+
+    assert 1 <= found[0] < found[1] < found[2] < 10
+
+
+@pytest.mark.parametrize("options", [{}, {"unit": "group"}, {"unit": "whole-group"},
+                                     {"policy": "adaptive"}])  # fmt: skip
+def test_a_planned_policy_carries_its_certificate(options):
+    table = synthetic_outputs(SyntheticTable(volumes=40, samples=4), seed=2)
+    policy = tq.plan(table, **{"alpha": 0.1, "max_width": 0.2, "unit": "case", **options})
+
+    assert 1 <= policy.certificate["certified"] < policy.certificate["mean_acceleration"]
+
+
+@pytest.mark.parametrize("options", [{"policy": "paper"}, {"policy": "adaptive", "score": "cqr"}])
+def test_no_certificate_where_going_on_is_not_monotone(options):
+    table = synthetic_outputs(SyntheticTable(volumes=40, samples=4), seed=2)
+    policy = tq.plan(table, alpha=0.1, max_width=0.2, unit="case", **options)
+
+    assert "certified" not in policy.certificate
+
+
+RUNGS = np.array([4.0, 3.0, 2.0, 1.0, 0.0])
+
+
+def examination(largest, score):
+    """Cases whose intervals are never empty, from two arrays (round, case)."""
+    return StoppingStatistics(np.full(largest.shape, -np.inf), largest, score, ())
+
+
+class Law:
+    """Units of a few types, each as likely as said; a group has two cases."""
+
+    def __init__(self, seed, types=4, size=1):
+        rng = np.random.default_rng(seed)
+        shape = (2, types, size)
+        self.largest = rng.integers(0, 6, shape).astype(float)
+        # Early reports are wrong at every threshold, right at every threshold, or in between.
+        self.score = rng.choice([-9.0, 1.5, 2.5, 99.0], shape, p=[0.6, 0.1, 0.1, 0.2])
+        self.weights = [int(w) for w in rng.integers(1, 6, types)]
+        self.types, self.size = types, size
+        self.unit = CaseUnit() if size == 1 else RandomCaseUnit()
+
+    def seen(self, drawn):
+        """The cases of the drawn types, and the unit of each."""
+        arrays = (a[:, drawn].reshape(2, -1) for a in (self.largest, self.score))
+        index = np.repeat(np.arange(len(drawn)), self.size)
+        return examination(*arrays), index
+
+    def chance(self, drawn):
+        return math.prod(Fraction(self.weights[t], sum(self.weights)) for t in drawn)
+
+    def is_broken(self, threshold, alpha):
+        """Whether more than alpha of the early stops of new units are missed."""
+        if threshold == np.inf:
+            return False
+        seen, index = self.seen(list(range(self.types)))
+        stops = _early_stops(seen, np.array([threshold]), self.unit, index)
+        early, missed = (
+            sum(w * int(each[0, index == t].sum()) for t, w in enumerate(self.weights))
+            for each in stops
+        )
+        return missed > alpha * early
+
+
+def unlucky(law, units, alpha, delta, found=last_certified):
+    """The probability, over all calibration sets, of a threshold that breaks the promise."""
+    promise = Guarantee(float(alpha), law.unit.counted, 1, delta=float(delta))
+    total = Fraction(0)
+    # Cases count alike in any order; bets on groups depend on it.
+    by_count = law.size == 1
+    every = combinations_with_replacement if by_count else lambda t, r: product(t, repeat=r)
+    for drawn in every(range(law.types), units):
+        seen, index = law.seen(list(drawn))
+        (threshold,) = found(seen, SetCalibrator(promise, law.unit, index), RUNGS)
+        if law.is_broken(threshold, alpha):
+            counts = [drawn.count(t) for t in range(law.types)]
+            orders = math.factorial(units) // math.prod(map(math.factorial, counts))
+            total += law.chance(drawn) * (orders if by_count else 1)
+    return total
+
+
+ALPHA, DELTA = Fraction(3, 10), Fraction(3, 10)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_cases_break_the_promise_with_probability_delta_at_most(seed):
+    assert unlucky(Law(seed), 10, ALPHA, DELTA) <= DELTA
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_groups_break_the_promise_with_probability_delta_at_most(seed):
+    assert unlucky(Law(seed, types=3, size=2), 6, ALPHA, DELTA) <= DELTA
+
+
+def boldest_of_all(seen, calibrator, rungs):
+    """A fault: the boldest threshold that passes by itself, whatever failed before it."""
+    return min(last_certified(seen, calibrator, np.array([rung])) for rung in rungs)
+
+
+def always_too_many(weights):
+    """A law under which more than alpha of the early stops are missed at every threshold.
+
+    Its types stop from rung 4 on and are right, or wrong; from rung 1 on, right or wrong.
+    """
+    law = Law(0)
+    law.largest[0], law.largest[1] = np.array([[5.0], [5], [2], [2]]), 0.0
+    law.score[0] = np.array([[-9.0], [99], [-9], [99]])
+    law.weights = weights
+    return law
+
+
+def test_the_boldest_threshold_that_passes_by_itself_is_caught():
+    law, delta = always_too_many([30, 13, 38, 17]), Fraction(26, 100)
+
+    assert unlucky(law, 12, ALPHA, delta) <= delta
+    assert unlucky(law, 12, ALPHA, delta, boldest_of_all) > delta
+
+
+def test_misses_among_all_cases_instead_of_early_ones_are_caught(monkeypatch):
+    certified = early._certified_cases
+
+    def among_all(stopped, missed, alpha, delta):
+        return certified(np.ones_like(stopped), missed, alpha, delta)
+
+    monkeypatch.setattr(early, "_certified_cases", among_all)
+
+    assert max(unlucky(Law(seed), 10, ALPHA, DELTA) for seed in range(40)) > DELTA
+
+
+TABLE = synthetic_outputs(SyntheticTable(volumes=60), seed=0)
+ASKED = {"alpha": 0.1, "max_width": 0.2, "delta": 0.1, "given": "early"}
+
+
+@pytest.mark.parametrize("policy", ["fixed-width", "adaptive"])
+@pytest.mark.parametrize("unit", ["case", "group", "whole-group"])
+def test_a_policy_says_what_it_promises_of_early_stops_and_at_what_price(policy, unit, tmp_path):
+    made = tq.plan(TABLE, policy=policy, unit=unit, **ASKED)
+    plain = tq.plan(TABLE, policy=policy, unit=unit, **{**ASKED, "given": None})
+
+    assert (made.guarantee.given, plain.guarantee.given) == ("early", None)
+    assert made.statement != plain.statement
+    price = made.certificate["mean_acceleration_without_given"]
+    assert price == pytest.approx(plain.certificate["mean_acceleration"])
+    assert tq.load_policy(made.save(tmp_path / "policy.json")) == made
+
+
+def test_the_same_units_are_set_aside_for_the_score_and_for_the_thresholds():
+    made, plain = tq.plan(TABLE, **ASKED), tq.plan(TABLE, **{**ASKED, "given": None})
+
+    assert made.provenance["tuning_cases"] == plain.provenance["tuning_cases"] > 0
+    assert made._rules == plain._rules
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"delta": None},
+        {"given": "late"},
+        {"policy": "anytime"},
+        {"cases": "all"},
+    ],
+)
+def test_other_guarantees_for_early_stops_are_refused(changes):
+    with pytest.raises(InputError):
+        tq.plan(TABLE, **{**ASKED, **changes})
+
+
+def test_too_few_units_to_certify_anything_are_told():
+    made = tq.plan(TABLE.select(cases=np.arange(22)), unit="case", **ASKED)
+
+    assert made.thresholds[0] == np.inf
+    assert "got 19" in made.guarantee.caveat
+
+
+def test_early_stops_that_are_always_wrong_are_told():
+    rng = np.random.default_rng(0)
+    table = TaskOutputs(rng.normal(0, 0.01, (1, 200, 4)), np.full(200, 9.0), accelerations=[4])
+    made = tq.plan(table, alpha=0.1, max_width=0.5, delta=0.1, given="early")
+
+    assert made.thresholds == (np.inf,)
+    assert "missed" in made.guarantee.caveat
+
+
+def test_thresholds_to_test_do_not_look_at_calibration_units():
+    spec = PolicySpec("fixed-width", 0.1, Goal(max_width=0.2), given="early")
+    unit, aside = CaseUnit(), np.arange(TABLE.cases) % 10 == 0
+    shuffled = TABLE.targets.copy()
+    shuffled[~aside] = np.random.default_rng(0).permutation(shuffled[~aside])
+    rungs = []
+    for table in (TABLE, replace_arrays(TABLE, targets=shuffled)):
+        rules, seen = evaluate_rules(spec, table, aside, ~aside)
+        promise = Guarantee(0.1, "case", seen.cases, delta=0.1, given="early")
+        calibrator = SetCalibrator(promise, unit, np.arange(seen.cases))
+        rungs.append(
+            threshold_grid(
+                evaluate_tuning_cases(rules, table, aside, np.arange(table.cases)), calibrator
+            )
+        )
+
+    np.testing.assert_array_equal(*rungs)
+    assert (np.diff(rungs[0]) < 0).all()
+
+
+@pytest.mark.parametrize("unit", ["case", "group"])
+def test_a_replayed_fold_is_calibrated_as_if_it_were_all_there_is(unit):
+    spec = PolicySpec("fixed-width", 0.1, Goal(max_width=0.2), given="early")
+    whom = policy_unit(TABLE, unit, "random")
+    index = whom.index(TABLE.cases, TABLE.group)
+    aside = choose_units(index, 6, None)
+    rules, seen = evaluate_rules(spec, TABLE, aside, ~aside)
+    promise = Guarantee(0.1, whom.counted, seen.cases, delta=0.1, given="early")
+    kept = unit_index(seen.cases, index[~aside])
+    units = int(kept.max()) + 1
+    of_case = kept if whom.is_group else np.empty(0, np.int64)
+    splitting = Splits(units, 3, 6, 5, of_case)
+    rungs = threshold_grid(
+        evaluate_tuning_cases(rules, TABLE, aside, index), SetCalibrator(promise, whom, kept)
+    )
+    (found,) = last_certified(seen, _SplitCalibrator(promise, whom, kept, splitting), rungs)
+    for t, fold in enumerate(splitting.folds(np.arange(6))):
+        inside = fold[kept] == 0
+        part = StoppingStatistics(
+            *(a[:, inside] for a in (seen.lowest, seen.largest, seen.score)), ()
+        )
+        alone = SetCalibrator(promise, whom, unit_index(part.cases, kept[inside]))
+
+        assert last_certified(part, alone, rungs) == found[t] < np.inf

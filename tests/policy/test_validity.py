@@ -1,0 +1,309 @@
+"""Promises by enumeration: every case of a small population is once the new one, exactly."""
+
+from fractions import Fraction
+from functools import cache
+from itertools import combinations_with_replacement
+from math import factorial, floor, prod
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import taskuq as tq
+from taskuq.conformal._guarantee import Guarantee
+from taskuq.conformal._units import make_unit
+from taskuq.conformal.scores._learned import LearnedScore
+from taskuq.conformal.scores._mlwr import MLWR, SpreadPrior
+from taskuq.conformal.scores._paper import AR, CQR, LWR
+from taskuq.policy._fixed_width import _spread_score
+from taskuq.policy._goal import Goal
+from taskuq.policy._kinds import PolicySpec
+from taskuq.policy._plan import SetCalibrator
+from taskuq.policy._policy import Policy
+from taskuq.policy._rules import (
+    LOG_ODDS,
+    IntervalRule,
+    ResidualDistribution,
+    WindowRule,
+    group_allowance,
+    stopping_statistics,
+)
+from taskuq.policy._stopping import stopping_score
+
+ALPHAS = (0.125, 0.25, 0.3, 0.5, 0.75)
+GOAL = Goal(max_width=2.0)
+RATES = (8.0, 4.0, 2.0)
+
+# A case is a centre and half a spread for each of three rounds, and a target. Few whole numbers
+# bring ties; spreads that have nothing to do with the error make an adversarial risk statistic.
+CASE = st.tuples(
+    st.lists(st.tuples(st.integers(-2, 2), st.integers(0, 3)), min_size=3, max_size=3),
+    st.integers(-4, 4),
+)
+CASES = st.lists(CASE, min_size=3, max_size=8)
+GROUPS = st.lists(st.lists(CASE, min_size=1, max_size=3), min_size=3, max_size=7)
+# Narrow spread and wide error in the first round, the reverse in the last.
+LIAR = ([(0, 1), (0, 2), (0, 3)], 4)
+HONEST = ([(0, 3), (0, 2), (0, 1)], 0)
+ADVERSARIAL = [LIAR, LIAR, HONEST, HONEST, HONEST, HONEST, HONEST, LIAR]
+
+
+class OwnScore:
+    """A user's own score: distance from the mean, in units of the range of the samples."""
+
+    def score(self, outputs, targets):
+        return np.abs(targets - outputs.mean(axis=1)) / (1 + np.ptp(outputs, axis=1))
+
+    def interval(self, outputs, quantile):
+        reach = quantile * (1 + np.ptp(outputs, axis=1))
+        return tq.Interval(outputs.mean(axis=1) - reach, outputs.mean(axis=1) + reach)
+
+
+@cache
+def learned_elsewhere(rounds):
+    """A learned score, fitted to other data than any population here."""
+    rng = np.random.default_rng(5)
+    truth = rng.normal(size=60)
+    outputs = truth[:, None] + rng.normal(size=(rounds, 60, 2))
+    return LearnedScore().fit(outputs, truth)
+
+
+PRIOR = SpreadPrior((0.0, 0.0, 0.0), degrees=2.0, covariate_range=(0.0, 0.0), typical=1.0)
+FAMILIES = {
+    "ar": AR(),
+    "lwr": LWR(),
+    "cqr": CQR(alpha=0.5),
+    "mlwr": MLWR(prior=PRIOR),
+    "own": OwnScore(),
+}
+
+
+def rules_of(name):
+    """The rules of three rounds and one task, fixed before any case is seen."""
+    if name in FAMILIES:
+        return tuple((IntervalRule(FAMILIES[name], GOAL, None),) for _ in RATES)
+    if name in ("learned", "probable"):
+        law = (
+            ResidualDistribution(tuple(LOG_ODDS**3 / 30 + LOG_ODDS)) if name == "probable" else None
+        )
+        return tuple(
+            (WindowRule(learned_elsewhere(k + 1), GOAL, None, 1.0, None, law),) for k in range(3)
+        )
+    narrowing = {"spread": None, "two-phase": (2.5, 0.5)}[name]
+    return tuple((WindowRule(_spread_score("two"), GOAL, None, 1.0, narrowing),) for _ in RATES)
+
+
+WINDOWS = ("spread", "learned", "two-phase")
+# A user's own score is bisected, which takes a hundred times as long: fewer examples below.
+QUICK = ("spread", "two-phase", "ar", "lwr", "cqr", "mlwr")
+
+
+def arrays_of(cases):
+    spread = np.array([-1.0, 1.0])
+    outputs = np.array([[c + d * spread for c, d in rounds] for rounds, _ in cases])
+    return np.swapaxes(outputs, 0, 1), np.array([float(z) for _, z in cases])
+
+
+def make_policy(name, calibration, alpha, kind=None, group=None, whole=False, **promise):
+    """Calibrate fixed rules on some cases."""
+    outputs, targets = arrays_of(calibration)
+    rules = rules_of(name)
+    seen = stopping_statistics(rules, outputs[..., None], np.stack([targets[:, None]] * 3))
+    kind = kind or ("fixed-width" if name in WINDOWS else "adaptive")
+    spec = PolicySpec(kind, alpha, GOAL, budget=0.5 if name == "two-phase" else 1.0)
+    guarantee = Guarantee(
+        alpha=alpha,
+        unit="case" if group is None else "group",
+        n_cases=len(calibration),
+        n_groups=None if group is None else len(set(group)),
+        **promise,
+    )
+    whom = make_unit("whole-group" if whole else guarantee.unit, guarantee.cases, whole=True)
+    index = whom.index(len(calibration), None if group is None else np.array(group))
+    thresholds = tuple(spec.thresholds(seen, SetCalibrator(guarantee, whom, index)))
+    smallest = int(np.bincount(index).min()) if whole else None
+    return Policy(kind, GOAL, RATES, rules, thresholds, guarantee, 2, whole, smallest)
+
+
+def missed(policy, cases):
+    """Scan cases round by round and say which reports, at the stop, miss the target."""
+    outputs, targets = arrays_of(cases)
+    result = np.zeros(len(cases), dtype=bool)
+    scanning = np.ones(len(cases), dtype=bool)
+    for k in range(3):
+        decision = policy.decide(k, outputs[: k + 1])
+        result |= scanning & decision.stops & ~decision.interval.contains(targets)
+        scanning &= ~decision.stops
+    return result
+
+
+def ever_missed(policy, cases):
+    """Whether any round's interval misses, stopped or not."""
+    outputs, targets = arrays_of(cases)
+    each = [~policy.decide(k, outputs[: k + 1]).interval.contains(targets) for k in range(3)]
+    return np.any(each, axis=0)
+
+
+def misses_over_all_choices(cases, calibrate, judge=missed):
+    """How many cases are missed, each calibrated on all the others."""
+    return sum(
+        int(judge(calibrate(cases[:i] + cases[i + 1 :]), [case])[0]) for i, case in enumerate(cases)
+    )
+
+
+def allowed(cases, alpha):
+    return floor(Fraction(str(alpha)) * len(cases))
+
+
+@pytest.mark.parametrize("name", QUICK)
+@settings(max_examples=40)
+@given(cases=CASES, alpha=st.sampled_from(ALPHAS))
+@example(cases=ADVERSARIAL, alpha=0.25)
+def test_a_stopped_report_misses_at_most_alpha_of_new_cases(name, cases, alpha):
+    misses = misses_over_all_choices(cases, lambda rest: make_policy(name, rest, alpha))
+
+    assert misses <= allowed(cases, alpha)
+
+
+@pytest.mark.parametrize("name", ["ar", "lwr", "cqr", "mlwr"])
+@settings(max_examples=40)
+@given(cases=CASES, alpha=st.sampled_from(ALPHAS))
+def test_anytime_intervals_hold_in_all_rounds_at_once(name, cases, alpha):
+    misses = misses_over_all_choices(
+        cases, lambda rest: make_policy(name, rest, alpha, "anytime"), ever_missed
+    )
+
+    assert misses <= allowed(cases, alpha)
+
+
+@settings(max_examples=8)
+@given(cases=CASES, alpha=st.sampled_from(ALPHAS))
+def test_the_promises_hold_for_a_score_of_your_own(cases, alpha):
+    stopped = misses_over_all_choices(cases, lambda rest: make_policy("own", rest, alpha))
+    anytime = misses_over_all_choices(
+        cases, lambda rest: make_policy("own", rest, alpha, "anytime"), ever_missed
+    )
+
+    assert max(stopped, anytime) <= allowed(cases, alpha)
+
+
+@pytest.mark.parametrize("name", ["learned", "probable"])
+@settings(max_examples=40)
+@given(cases=CASES, alpha=st.sampled_from(ALPHAS))
+def test_a_learned_statistic_fitted_elsewhere_keeps_the_promise(name, cases, alpha):
+    # All cases are examined together: equal cases then have equal scores to the last bit.
+    outputs, targets = arrays_of(cases)
+    seen = stopping_statistics(rules_of(name), outputs[..., None], np.stack([targets[:, None]] * 3))
+    Lambda = stopping_score(seen.lowest, seen.largest, seen.score)
+    promise = Guarantee(alpha=alpha, unit="case", n_cases=len(cases) - 1)
+    misses = 0
+    for i in range(len(cases)):
+        threshold = promise.quantile(np.delete(Lambda, i), None)
+        rounds = zip(seen.lowest[:, i], seen.largest[:, i], seen.score[:, i], strict=True)
+        misses += next((s > threshold for low, high, s in rounds if low <= threshold < high), False)
+
+    assert misses <= allowed(cases, alpha)
+
+
+def test_a_learned_score_does_not_depend_on_the_cases_beside_it():
+    outputs, _ = arrays_of([HONEST, ([(0, 2), (0, 1), (2, 1)], -1)] * 20)
+    score = learned_elsewhere(3)
+
+    alone = [score.family(outputs[:, [i]]).scale[0] for i in range(outputs.shape[1])]
+
+    assert alone == score.family(outputs).scale.tolist()
+
+
+@settings(max_examples=40)
+@given(cases=CASES, alpha=st.sampled_from(ALPHAS), round_tolerance=st.sampled_from([0.0, 0.5]))
+@example(cases=ADVERSARIAL, alpha=0.25, round_tolerance=0.0)
+def test_plan_itself_keeps_the_promise(cases, alpha, round_tolerance):
+    def planned(rest):
+        outputs, targets = arrays_of(rest)
+        table = tq.TaskOutputs(outputs, targets, RATES)
+        return tq.plan(table, alpha=alpha, max_width=2.0, round_tolerance=round_tolerance)
+
+    assert misses_over_all_choices(cases, planned) <= allowed(cases, alpha)
+
+
+def joined(groups):
+    cases = [case for group in groups for case in group]
+    return cases, [v for v, group in enumerate(groups) for _ in group]
+
+
+def missed_shares(groups, name, alpha, **options):
+    """The share of cases missed in each group, calibrated on all other groups."""
+    shares = []
+    for v, new in enumerate(groups):
+        cases, index = joined(groups[:v] + groups[v + 1 :])
+        policy = make_policy(name, cases, alpha, group=index, **options)
+        shares.append(Fraction(int(missed(policy, new).sum()), len(new)))
+    return shares
+
+
+@pytest.mark.parametrize("name", ["spread", "two-phase", "mlwr", "cqr"])
+@settings(max_examples=25)
+@given(groups=GROUPS, alpha=st.sampled_from(ALPHAS))
+def test_a_random_case_of_a_new_group_is_missed_with_probability_alpha(name, groups, alpha):
+    assert sum(missed_shares(groups, name, alpha)) <= Fraction(str(alpha)) * len(groups)
+
+
+@pytest.mark.parametrize("share", ["all", 0.6])
+@pytest.mark.parametrize("name", ["spread", "mlwr"])
+@settings(max_examples=25)
+@given(groups=GROUPS, alpha=st.sampled_from(ALPHAS))
+def test_enough_cases_of_a_new_group_are_covered_together(name, share, groups, alpha):
+    missing = 0 if share == "all" else 1 - Fraction(str(share))
+    shares = missed_shares(groups, name, alpha, cases=share)
+
+    assert sum(s > missing for s in shares) <= allowed(groups, alpha)
+
+
+@pytest.mark.parametrize("name", ["spread", "mlwr", "lwr"])
+@settings(max_examples=25)
+@given(groups=GROUPS, alpha=st.sampled_from(ALPHAS))
+def test_a_group_stopped_as_a_whole_misses_alpha_of_its_cases(name, groups, alpha):
+    shares = missed_shares(groups, name, alpha, whole=True)
+
+    assert sum(shares) <= Fraction(str(alpha)) * len(groups)
+
+
+@pytest.mark.parametrize("share", ["all", 0.6])
+@settings(max_examples=25)
+@given(groups=GROUPS, alpha=st.sampled_from(ALPHAS))
+def test_a_group_stopped_as_a_whole_has_enough_cases_covered(share, groups, alpha):
+    missing = 0 if share == "all" else 1 - Fraction(str(share))
+    shares = missed_shares(groups, "spread", alpha, whole=True, cases=share)
+
+    assert sum(s > missing for s in shares) <= allowed(groups, alpha)
+
+
+@settings(max_examples=30)
+@given(groups=GROUPS)
+def test_a_group_decides_by_its_root_mean_square_risk(groups):
+    cases, index = joined(groups)
+    policy = make_policy("spread", cases, 0.5, group=index, whole=True)
+    outputs, _ = arrays_of(groups[0])
+    risk = outputs.std(axis=2, ddof=1)[0]
+
+    decision = policy.decide(0, outputs[:1])
+
+    assert decision.stop == (np.sqrt(np.mean(risk**2)) < -policy.thresholds[0])
+    assert (decision.stops == decision.stop).all()
+    largest, all_in_one = -risk, np.zeros(len(risk), int)
+    assert group_allowance(largest, all_in_one, True)[0] <= largest.mean() + 1e-12
+
+
+@pytest.mark.parametrize(("alpha", "delta"), [(0.5, 0.3), (0.5, 0.1), (0.25, 0.5)])
+@pytest.mark.parametrize("name", ["spread", "two-phase", "mlwr"])
+def test_given_the_calibration_set_few_sets_are_unlucky(name, alpha, delta):
+    # Cases are drawn from four kinds with equal probability; all sets of five are tried.
+    kinds = [LIAR, HONEST, ([(0, 2), (0, 2), (0, 2)], 2), ([(1, 1), (1, 1), (1, 1)], 3)]
+    unlucky = 0
+    for draws in combinations_with_replacement(range(4), 5):
+        policy = make_policy(name, [kinds[d] for d in draws], alpha, delta=delta)
+        orders = factorial(5) // prod(factorial(draws.count(d)) for d in range(4))
+        unlucky += orders * bool(missed(policy, kinds).mean() > alpha)
+
+    assert Fraction(unlucky, 4**5) <= Fraction(str(delta))

@@ -1,0 +1,104 @@
+"""Cases on which an implementation of decisions in another language is tried.
+
+    python tests/policy/vectors.py
+
+Plans policies of every kind and score that the specification knows, on a synthetic table, and
+writes to docs/schemas/decide-vectors.json what they decide about made-up cases.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import taskuq as tq
+from taskuq._io import atomic_write, with_checksum
+from taskuq.policy._specification import VECTORS, export_test_vectors
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
+
+PATH = Path(__file__).resolve().parents[2] / "docs" / "schemas" / "decide-vectors.json"
+CASES, SAMPLES, ALPHA = 8, 4, 0.1
+SCORES = ("ar", "lwr", "cqr", "mlwr")
+
+
+def policies() -> Iterator[tuple[str, tq.Policy]]:
+    """Policies of every kind and score, on both sides, with and without a range, of two tasks."""
+    made = SyntheticTable(
+        volumes=6, samples=SAMPLES, accelerations=(8, 2), error=(0.3, 0.1), bias=(0.4, -0.4)
+    )
+    table = synthetic_outputs(made, seed=0)
+    options: dict[str, Any] = {"alpha": ALPHA, "unit": "case"}
+    for score in SCORES:
+        for kind in ("adaptive", "anytime", "paper"):
+            yield (
+                f"{kind} {score}",
+                tq.plan(table, policy=kind, score=score, max_width=0.2, **options),
+            )
+    yield "fixed-width", tq.plan(table, max_width=0.05, **options)
+    yield "fixed-width at least", tq.plan(table, at_least=0.2, **options)
+    yield "fixed-width upper", tq.plan(table, max_width=0.02, side="upper", **options)
+    yield "adaptive at most", tq.plan(table, policy="adaptive", at_most=0.6, **options)
+    yield (
+        "adaptive lower",
+        tq.plan(table, policy="adaptive", score="cqr", max_width=0.2, side="lower", **options),
+    )
+    free = (30 * np.asarray(table.outputs, dtype=float), 30 * np.asarray(table.targets))
+    rates = {"accelerations": tuple(table.accelerations)}
+    yield "fixed-width without a range", tq.plan(free, max_width=2, **rates, **options)
+    yield (
+        "adaptive without a range",
+        tq.plan(free, policy="adaptive", max_width=9, **rates, **options),
+    )
+    one = table.outputs[..., :1], table.targets
+    yield (
+        "paper of one sample",
+        tq.plan(one, policy="paper", max_width=0.2, task_range=(0, 1), **rates, **options),
+    )
+    both = np.stack([table.outputs, 1 - table.outputs**2], axis=-1)
+    targets = np.stack([table.targets, 1 - table.targets**2], axis=-1)
+    yield (
+        "fixed-width of two tasks",
+        tq.plan((both, targets), max_width=(0.05, 0.08), task_range=(0, 1), **rates, **options),
+    )
+
+
+def vectors() -> dict[str, Any]:
+    """All policies with their cases."""
+    return {
+        "schema": VECTORS,
+        "policies": [
+            {"name": name, **export_test_vectors(policy, cases=CASES, seed=k)}
+            for k, (name, policy) in enumerate(policies())
+        ],
+    }
+
+
+def laid_out(record: Mapping[str, Any]) -> str:
+    """Return all policies as JSON with a line for each case, so that a change shows which it is."""
+    whole = with_checksum(record)
+    policies = []
+    for policy in whole["policies"]:
+        about = {name: value for name, value in policy.items() if name != "vectors"}
+        cases = ",\n".join(_text(case) for case in policy["vectors"])
+        policies.append(f'{_text(about)[:-1]}, "vectors": [\n{cases}\n]}}')
+    listed = ",\n".join(policies)
+    ends = (_text(whole["schema"]), _text(whole["sha256"]))
+    return f'{{"schema": {ends[0]}, "policies": [\n{listed}\n], "sha256": {ends[1]}}}\n'
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, allow_nan=False)
+
+
+def main() -> None:
+    with atomic_write(PATH) as partial:
+        partial.write_text(laid_out(vectors()), encoding="utf-8")
+    print(PATH)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,374 @@
+"""Batches from tensors on the device are those of the loader, to the bit, and so is a training."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from bits import same_bits
+from raising import refused
+from taskuq._seeds import BatchShard
+from taskuq.data._arrays import ArrayDataset
+from taskuq.data._atlas import AtlasData
+from taskuq.data._dataset import InMemoryDataset, Split, Subset
+from taskuq.errors import InputError
+from taskuq.recover import _estimate as folds
+from taskuq.recover import build
+from taskuq.recover._cases import MaskedDataset, _volume_maxima
+from taskuq.recover._estimate import EstimateDataset
+from taskuq.recover._tomography import _SinogramDataset
+from taskuq.task import _cases as task_cases
+from taskuq.training._checkpoints import _read_log
+from taskuq.training._config import Recipe, TrainingConfig
+from taskuq.training._determinism import DeviceDataset, DeviceLoader, EpochSampler, preload
+from taskuq.training._fit import TrainerOptions, _fit, train_config
+from taskuq.training._module import read_timing
+from taskuq.training._weights import read_tensors
+
+CPU = TrainerOptions(accelerator="cpu", progress=False)
+MASKS = abs(np.arange(16) - 8) < [[2], [4], [6]]
+COUNT = 11
+
+
+def images(size=16, coils=0):
+    rng = np.random.default_rng(0)
+    shape = (COUNT, coils, size, size) if coils else (COUNT, size, size)
+    made = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if coils else 3)
+    data = ArrayDataset(made, label=[0] * COUNT, group=np.arange(COUNT) // 3)
+    return InMemoryDataset.of(data)
+
+
+def measured(seed=7, source=None):
+    source = images(coils=2) if source is None else source
+    return MaskedDataset(source, MASKS, seed, _volume_maxima(source))
+
+
+def folded():
+    return folds.CrossFitDataset(measured(), np.arange(COUNT) % 3)
+
+
+def estimated():
+    return EstimateDataset.of(measured(), build("varnet", preset="tiny"), quiet=True)
+
+
+def task():
+    return task_cases.TaskDataset(images(coils=2), np.random.default_rng(1).random((COUNT, 2)))
+
+
+CASES = {
+    "training": (measured, None),
+    "validation": (lambda: measured(seed=None), None),
+    "magnitudes": (lambda: measured(source=images()), None),
+    "a fold": (lambda: measured(source=Subset(images(coils=2), (9, 1, 4, 0, 2))), None),
+    "folds": (folded, folds.collate),
+    "estimates": (estimated, None),
+    "task": (task, task_cases.collate),
+    "views": (lambda: _SinogramDataset(images(), 4, seed=3), None),
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize("seed", [5, None])
+def test_batches_are_those_of_the_loader(kind, seed):
+    make, collate = CASES[kind]
+    cases = make()
+    order = EpochSampler(len(cases), seed, batch=4)
+    fed = DeviceLoader(preload(cases, "device", on_gpu=False, is_alone=True), order, 4)
+    loaded = DataLoader(cases, batch_size=4, sampler=order, collate_fn=collate)
+    assert len(fed) == len(loaded)
+    for epoch in (0, 3):
+        order.set_epoch(epoch)
+        for ours, theirs in zip(fed, loaded, strict=True):
+            assert ours.keys() == theirs.keys()
+            for name, value in theirs.items():
+                same = same_bits if isinstance(value, torch.Tensor) else tuple.__eq__
+                assert same(ours[name], value), name
+
+
+class StopError(Exception):
+    """A training is killed."""
+
+
+@pytest.fixture
+def fed(tmp_path, configure):
+    """Train from the device or by the loader; returns the folder."""
+
+    def train(kind, feed):
+        text = Path(configure(kind)).read_text()
+        text = text.replace("[data]", "[data]\nin_memory = true")
+        config = tmp_path / f"{feed}.toml"
+        config.write_text(text.replace("learning_rate", f"feed = '{feed}'\nlearning_rate"))
+        train_config(kind.partition("-")[0], config, tmp_path / feed, machine=CPU)
+        return tmp_path / feed
+
+    return train
+
+
+@pytest.mark.parametrize("kind", ["varnet", "sampler", "flow-mean"])
+def test_a_training_is_the_same_from_the_device_and_goes_on_to_the_bit(fed, kind, monkeypatch):
+    whole = DeviceDataset.batches
+    monkeypatch.setattr(DeviceDataset, "batches", lambda *given: _stopped(whole(*given), *given))
+    with pytest.raises(StopError):
+        fed(kind, "device")
+    monkeypatch.undo()
+    folders = [fed(kind, "device"), fed(kind, "loader")]
+    for name in ("best.safetensors", "last.safetensors"):
+        ours, theirs = (read_tensors(folder / name) for folder in folders)
+        assert all(same_bits(ours[key], theirs[key]) for key in theirs)
+    curves = [_read_log(folder / "metrics.csv") for folder in folders]
+    ours, theirs = ([{**row, "seconds": 0} for row in curve] for curve in curves)
+    assert ours == theirs
+    assert 0 <= read_timing(folders[0])["wait_share"] < 1
+
+
+def _stopped(batches, stock, places, size):
+    """The batches up to the middle of an epoch after the first."""
+    yield next(batches)
+    if places[0][0] > 0:
+        raise StopError
+    yield from batches
+
+
+def test_what_is_not_for_a_device_is_refused():
+    on_disk = measured(source=ArrayDataset(np.ones((2, 16, 16)), label=[0, 1], group="each"))
+    mixed = InMemoryDataset((*images().items, *images(size=8).items), np.zeros(22), np.zeros(22))
+    for cases, is_alone in ((on_disk, True), (task_of(mixed), True), (measured(), False)):
+        with refused("option.conflict", "in_memory"):
+            preload(cases, "device", on_gpu=False, is_alone=is_alone)
+
+
+def test_nobody_is_put_on_a_device_unasked_but_few_on_a_gpu(monkeypatch):
+    size = COUNT * 2 * 16 * 16 * 8
+    asked = []
+    monkeypatch.setattr(MaskedDataset, "stock", lambda *given: asked.append(given[1:]))
+    for free in (8 * size, 100 * 2**30):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free, free))
+        preload(measured(), "auto", on_gpu=True, is_alone=True)
+    assert asked == [(torch.device("cuda"), 2 * size), (torch.device("cuda"), 8 * 2**30)]
+    for feed, on_gpu in (("auto", False), ("loader", True)):
+        assert preload(measured(), feed, on_gpu=on_gpu, is_alone=True) is None
+    assert len(asked) == 2
+    monkeypatch.undo()
+    assert measured().stock(torch.device("cpu"), size) is not None
+    assert measured().stock(torch.device("cpu"), size - 1) is None
+
+
+def task_of(source):
+    return task_cases.TaskDataset(source, np.zeros((len(source), 1)))
+
+
+def test_a_case_that_is_not_finite_is_named():
+    source = images()
+    source.items[4].image[3, 3] = torch.nan
+    for cases in (task_of(source), measured(source=source)):
+        with pytest.raises(InputError, match=f"case {source.items[4].case} h"):
+            cases.stock(torch.device("cpu"), 1e9)
+
+
+def test_the_atlas_as_a_task_is_for_a_device():
+    data = AtlasData(patients=3, size=32, slices=2, in_memory=True)
+    whole = data.open_targets()
+    split = Split(*((group,) for group in np.unique(whole.cases.groups)))
+    for part in whole.split(split):
+        cases = task_cases.TaskDataset(part.cases, part.targets)
+        assert cases.stock(torch.device("cpu"), np.inf) is not None
+
+
+SCRIPT = Path(__file__).parent / "two_processes.py"
+# 13 cases to train on (15 for a task) and 5 to validate by, in batches of 4: in the last one a
+# process has no case of its own, or fewer than the other.
+COMMON = """
+[training]
+epochs = 2
+batch = 4
+# Steps so small that Adam does not make much of a gradient which is rounding alone.
+learning_rate = 1e-6
+clip = 1.0
+[data]
+kind = "npz"
+path = "{path}"
+"""
+RECOVER = """
+coils = 2
+validation = 0.26
+[measure]
+accelerations = [4, 2]
+published = false
+[network]
+"""
+FLOW = "coils = 2\nunet_width = 4\nunet_pools = 2\ncondition_channels = 4\nsteps = 2\n"
+TASK = """
+[split]
+train = 0.625
+tune = 0.21
+[network]
+hidden = {hidden}
+[network.backbone]
+kind = "small"
+width = 4
+blocks = [1, 1]
+"""
+CONFIGS = {
+    "varnet": f"{RECOVER}cascades = 2\nwidth = 4\npools = 2\nsensitivity_pools = 2",
+    "flow": f"{RECOVER}{FLOW}normalise = true",
+    "flow-mean": f"{RECOVER}{FLOW}turned = true\npasses = 2\nfill = 'residual'\n"
+    "[pretrain]\nepochs = 1\nbatch = 4\n[views]\nrotation = 5",
+    "simclr": TASK.format(hidden=8),
+    "classifier": TASK.format(hidden=[4]),
+}
+
+
+def configured(folder, name):
+    """A configuration with its data."""
+    rng, text, path = np.random.default_rng(0), CONFIGS[name], folder / f"{name}.npz"
+    count = 24 if "[split]" in text else 18
+    images = np.kron(rng.random((count, 8, 8)), np.ones((4, 4)))
+    np.savez(path, images=images, label=np.arange(count) % 2, group=np.arange(count))
+    config = folder / f"{name}.toml"
+    config.write_text(COMMON.format(path=path) + text)
+    return config
+
+
+def start(folder, configs, *more):
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", **dict(more)}
+    command = [sys.executable, str(SCRIPT), str(folder), *map(str, configs)]
+    return subprocess.Popen(command, env=settings, stderr=subprocess.PIPE, text=True)
+
+
+def launched(rank, port):
+    """What a launcher tells each of two processes."""
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": 2}
+    own = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "LOCAL_WORLD_SIZE": 2}
+    known = {**common, **own, "TORCHELASTIC_RUN_ID": "both"}
+    return [(name, str(value)) for name, value in known.items()]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Every network, trained by one process and by two."""
+    folder = tmp_path_factory.mktemp("trained")
+    configs = [configured(folder, name) for name in CONFIGS]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    processes = [start(folder / "two", configs, *launched(rank, port)) for rank in range(2)]
+    processes.append(start(folder / "one", configs))
+    for process in processes:
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+    return folder
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gradients_are_those_of_the_whole_batch(trained, name):
+    one, two, other = (
+        read_tensors(trained / f"{who}.safetensors")
+        for who in (f"one/{name}-0", f"two/{name}-0", f"two/{name}-1")
+    )
+    assert all(same_bits(two[key], other[key]) for key in two)
+    assert one.keys() == two.keys()
+    assert len({key.split(".")[1] for key in one}) == 8  # two epochs of four steps
+    for step in range(8):
+        a, b = (
+            torch.cat([each[key].flatten() for key in one if key.split(".")[1] == str(step)])
+            for each in (one, two)
+        )
+        assert (a - b).norm() < 1e-4 * a.norm()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_learning_curves_are_those_of_one_process(trained, name):
+    one, two = (_read_log(trained / who / name / "metrics.csv") for who in ("one", "two"))
+    for a, b in zip(one, two, strict=True):
+        assert {**a, "seconds": 0} == pytest.approx({**b, "seconds": 0}, rel=1e-5, abs=1e-5)
+
+
+class Points:
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, place):
+        return {"x": torch.ones(1)}
+
+
+@pytest.mark.parametrize(
+    ("batch", "cases", "code"), [(6, 20, "option.conflict"), (8, 7, "units.few")]
+)
+def test_a_batch_that_cannot_be_shared_is_refused(tmp_path, batch, cases, code):
+    config = TrainingConfig(batch=batch)
+    net = torch.nn.Linear(1, 1)
+    recipe = Recipe("line", net, config, lambda *_: None, lambda *_: {})
+    machine = TrainerOptions("cpu", devices=2, nodes=2, progress=False)
+    with refused(code):
+        _fit(recipe, Points(cases), Points(2), config, tmp_path, machine=machine)
+    assert not list(tmp_path.iterdir())  # nothing that a better batch would be compared with
+
+
+@pytest.mark.parametrize(
+    ("length", "batch", "world"), [(10, 6, 3), (7, 7, 7), (9, 8, 8), (64, 8, 2)]
+)
+def test_processes_share_every_batch_of_one(monkeypatch, length, batch, world):
+    """Together they see it once, in its order; who has nothing left takes one case all the same."""
+    alone = [index for _, index in EpochSampler(length, seed=0, batch=batch)]
+    assert sorted(alone) == list(range(length))
+    found = [[] for _ in range(-(-length // batch))]
+    for rank in range(world):
+        monkeypatch.setattr("taskuq.training._determinism._process", lambda r=rank: (r, world))
+        order = EpochSampler(length, seed=0, batch=batch)
+        places = [index for _, index in order]
+        assert len(places) == len(order)
+        for step, seen in enumerate(found):
+            taken, share = places[: batch // world], order.share(step)
+            places = places[batch // world :]
+            assert len(taken) >= 1
+            seen += taken if share.counts else []
+        assert not places
+    assert [index for step in found for index in step] == alone
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@pytest.mark.parametrize("total", [1, 5, 8])
+def test_weighted_means_of_processes_are_the_mean_of_all(total, world):
+    values = np.random.default_rng(0).random(total)
+    shares = [BatchShard.of(total, rank, world) for rank in range(world)]
+    means = [share.weight * values[share.rows].mean() for share in shares]
+    assert np.mean(means) == pytest.approx(values.mean())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_network_trains_in_mixed_precision_with_clipping_as_a_gpu_does(
+    tmp_path, monkeypatch, name
+):
+    """A GPU has the fused optimiser, whose gradients Lightning does not clip in bfloat16."""
+    adam, norms = torch.optim.Adam, []
+
+    def fused(*weights, **named):
+        optimiser = adam(*weights, **(named | {"fused": True}))
+        grouped = [p for group in optimiser.param_groups for p in group["params"]]
+        optimiser.register_step_post_hook(
+            lambda *_: norms.append(
+                torch.cat([p.grad.flatten() for p in grouped if p.grad is not None]).norm()
+            )
+        )
+        return optimiser
+
+    monkeypatch.setattr(torch.optim, "Adam", fused)
+    config = configured(tmp_path, name)
+    text = config.read_text().replace("clip = 1.0", "clip = 1e-3\nprecision = 'bf16-mixed'")
+    config.write_text(
+        text.replace("[pretrain]\n", "[pretrain]\nclip = 1e-3\nprecision = 'bf16-mixed'\n")
+    )
+    machine = TrainerOptions("cpu", progress=False)
+    train_config(name.partition("-")[0], config, tmp_path / "run", machine=machine, steps=2)
+    assert len(norms) == (4 if "[pretrain]" in text else 2)
+    assert [float(norm) for norm in norms] == pytest.approx(len(norms) * [1e-3], rel=1e-2)

@@ -1,0 +1,242 @@
+"""Weights, states and configurations: exact when they are right, refused when they are not."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from bits import same_bits
+from raising import refused
+from taskuq._config import from_toml_table, read_config, read_toml, to_toml_table, toml_text
+from taskuq.task._metrics import auroc
+from taskuq.data._atlas import Atlas
+from taskuq.errors import InputError
+from taskuq.recover import build, load
+from taskuq.recover._varnet_training import VarNetTraining, load_public_varnet
+from taskuq.recover.flow._model import ConditionalFlow
+from taskuq.recover.flow._train import _FlowTraining
+from taskuq.task import load as load_weights
+from taskuq.training._checkpoints import _load_state, _save_state
+from taskuq.training._weights import read_tensors, save_weights
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+states = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text() | st.integers(), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@given(state=states)
+def test_plain_state_is_read_back_as_it_was(tmp_path_factory, state):
+    path = _save_state(state, tmp_path_factory.mktemp("state") / "a.safetensors")
+    found = _load_state(path)
+    assert found == state
+    assert repr(found) == repr(state)  # 1 is not True, (1,) is not [1]
+
+
+def test_tensors_of_a_state_keep_their_bits(tmp_path):
+    tensor = torch.tensor([float("nan"), -0.0, 1e-45], dtype=torch.float32)
+    state = {"a": [tensor, {3: tensor}], "b": torch.tensor(7), "c": torch.tensor([True])}
+    found = _load_state(_save_state(state, tmp_path / "a.safetensors"))
+    assert same_bits(found["a"][0], tensor)
+    assert same_bits(found["a"][1][3], tensor)
+    assert same_bits(found["b"], state["b"])
+    assert same_bits(found["c"], state["c"])
+
+
+def test_objects_are_not_stored(tmp_path):
+    with pytest.raises(TypeError, match="not plain data"):
+        _save_state({"loss": nn.L1Loss()}, tmp_path / "a.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+class Hostile:
+    """Unpickling this would create a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+def test_a_hostile_checkpoint_cannot_run_code(tmp_path):
+    mark = tmp_path / "ran"
+    for name in ("best.safetensors", "weights.pt"):
+        (tmp_path / name).write_bytes(pickle.dumps(Hostile(mark), protocol=2))
+    (tmp_path / "best.toml").write_text('kind = "flow"\n[network]\n')
+    for read in (_load_state, read_tensors, load):
+        with refused("file.format"):
+            read(tmp_path / "best.safetensors")
+    with refused("file.format"):
+        load(tmp_path / "weights.pt")
+    with refused("file.format"):
+        load_public_varnet(tmp_path / "weights.pt")
+    assert not mark.exists()
+
+
+@pytest.fixture
+def saved(tmp_path):
+    net = build("varnet", preset="tiny")
+    path = tmp_path / "best.safetensors"
+    return net, save_weights(net, path, kind="varnet", config=net.config)
+
+
+def test_weights_are_read_back_bit_for_bit(saved):
+    net, path = saved
+    found = load(path).state_dict()
+    assert all(same_bits(found[name], value) for name, value in net.state_dict().items())
+
+
+def test_half_precision_rounds_weights_and_leaves_rotations_alone(tmp_path):
+    flow = build("flow", preset="tiny")
+    path = tmp_path / "demo.safetensors"
+    save_weights(flow, path, kind="flow", config=flow.config, half=True)
+    found, state = load(path).state_dict(), flow.state_dict()
+    assert path.stat().st_size < 2.2 * sum(p.numel() for p in flow.parameters()) + 2e5
+    for name, value in state.items():
+        if name.endswith("matrix"):
+            assert same_bits(found[name], value)
+        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-6)
+
+
+def test_the_shipped_size_fits_in_8_megabytes(tmp_path):
+    for name in ("flow", "varnet"):
+        net = build(name, preset="demo")
+        path = tmp_path / f"{name}.safetensors"
+        save_weights(net, path, kind=name, config=net.config, half=True)
+        assert path.stat().st_size <= 8_000_000
+
+
+@pytest.mark.parametrize("change", ["cascades", "width", "kind", "truncated", "absent"])
+def test_a_file_that_does_not_fit_is_one_sentence(saved, change):
+    net, path = saved
+    card = path.with_suffix(".toml")
+    if change in ("cascades", "width"):
+        other = replace(net.config, **{change: 4})
+        card.write_text(toml_text({"kind": "varnet", "network": to_toml_table(other)}))
+    elif change == "kind":
+        card.write_text(toml_text({"kind": "classifier", "network": {}}))
+    elif change == "truncated":
+        path.write_bytes(path.read_bytes()[:-50])
+    else:
+        card.unlink()
+    with pytest.raises(InputError) as error:
+        load(path)
+    assert "\n" not in str(error.value)
+
+
+def test_public_weights_load_with_and_without_their_prefix(tmp_path):
+    net = build("varnet")
+    for prefix in ("", "varnet."):
+        state = {prefix + name: value for name, value in net.state_dict().items()}
+        torch.save({"state_dict": state} if prefix else state, tmp_path / "public.pt")
+        found = load_public_varnet(tmp_path / "public.pt").state_dict()
+        assert torch.equal(found["cascades.3.dc_weight"], net.state_dict()["cascades.3.dc_weight"])
+    torch.save({"a": torch.ones(1)}, tmp_path / "public.pt")
+    with refused("value.invalid"):
+        load_public_varnet(tmp_path / "public.pt")
+
+
+def test_weights_do_not_fill_another_network(saved):
+    _, path = saved
+    with refused("weights.mismatch"):
+        load_weights(nn.Linear(2, 2), path)
+
+
+@pytest.mark.parametrize("layout", [_FlowTraining, VarNetTraining])
+def test_configurations_survive_toml(tmp_path, layout):
+    path = tmp_path / "a.toml"
+    path.write_text(toml_text(to_toml_table(layout())))
+    assert from_toml_table(layout, read_toml(path)) == layout()
+
+
+@pytest.mark.parametrize(
+    ("file", "layout", "preset"),
+    [
+        ("fastmri-knee/flow.toml", _FlowTraining, "paper"),
+        ("fastmri-knee/varnet.toml", VarNetTraining, "paper"),
+        ("atlas/flow.toml", _FlowTraining, "around"),
+        ("atlas/flow-whole.toml", _FlowTraining, "demo"),
+        ("atlas/varnet.toml", VarNetTraining, "demo"),
+    ],
+)
+def test_shipped_configurations_are_valid(file, layout, preset):
+    settings = read_config(layout, CONFIGS / file)
+    if file.startswith("fastmri"):
+        # The paper's values are also the defaults in code.
+        assert settings.network == layout().network
+        for name in ("epochs", "batch", "learning_rate", "weight_decay", "clip", "schedule"):
+            assert getattr(settings.training, name) == getattr(layout().training, name)
+        assert settings.measure == layout().measure
+    else:
+        name = "flow" if layout is _FlowTraining else "varnet"
+        assert settings.network == build(name, preset=preset).config
+
+
+def test_the_shipped_flow_of_whole_images_has_at_most_40_million_parameters():
+    settings = read_config(_FlowTraining, CONFIGS / "lgg/flow-whole.toml")
+    with torch.device("meta"):
+        flow = ConditionalFlow(settings.network)
+    assert sum(p.numel() for p in flow.parameters()) == 36_131_680
+    assert settings.pretrain is not None
+    assert settings.views is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "name"),
+    [
+        ("[training]\nepochs = 'many'", "config.type", "training.epochs"),
+        ("[training]\nepochs = true", "config.type", "training.epochs"),
+        ("[training]\nepochs = 0", "value.invalid", "epochs"),
+        ("[training]\nlearning_rate = -1", "value.invalid", "learning_rate"),
+        ("[training]\nreplay = true\naccumulate = 2", "option.conflict", "replay"),
+        ("[training]\nprecision = 'fp8'", "choice.unknown", "'32-true', 'bf16-mixed'"),
+        ("[measure]\naccelerations = 4", "config.type", "accelerations"),
+        ("network = 3", "config.type", "[network]"),
+        ("[networks]", "config.key", "networks"),
+        ("[network]\ncoils = -1", "value.invalid", "coils"),
+        ("[network]\nfill = 'all'", "choice.unknown", "'noise', 'residual'"),
+        ("[views]\nrotation = 90", "value.invalid", "rotation"),
+        ("[network", "file.format", "a.toml"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(tmp_path, text, code, name):
+    path = tmp_path / "a.toml"
+    path.write_text(text)
+    with refused(code, name):
+        read_config(_FlowTraining, path)
+
+
+WEIGHTS = (
+    Path(__file__).resolve().parents[2] / "src/taskuq/training/bundled/classifier-atlas.safetensors"
+)
+
+
+def test_the_weights_are_small_and_have_a_card():
+    assert WEIGHTS.stat().st_size < 8e6
+    assert "AUROC" in WEIGHTS.with_suffix(".md").read_text()
+
+
+def test_the_classifier_finds_lesions_in_patients_it_has_not_seen():
+    pytest.importorskip("nilearn")
+    atlas = Atlas(patients=12, seed=0, coils=0, first=1000)  # beyond all patients it was made with
+    images = torch.stack([atlas[k].image for k in range(len(atlas))])
+    with torch.no_grad():
+        outputs = load_weights(WEIGHTS)(images)
+
+    assert auroc(outputs.numpy(), atlas.labels) > 0.85
