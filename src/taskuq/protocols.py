@@ -99,7 +99,7 @@ class Scanner(Protocol):
     """A device that measures a scan round by round."""
 
     def measure(self, round: int) -> Any:
-        """Return what a round adds, for each case if it scans a group; the last adds all the rest."""
+        """Return what a round adds, for each case of a group; the last adds all the rest."""
 
 
 @runtime_checkable

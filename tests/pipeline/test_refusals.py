@@ -7,7 +7,6 @@ import pytest
 import toy
 
 import taskuq as tq
-from raising import refused
 from taskuq.pipeline._engines import ENGINES, EngineOptions, RayOptions, SlurmOptions
 
 RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "progress": False}

@@ -237,11 +237,18 @@ def train_command(kind: str) -> Callable[..., None]:
             fresh=overwrite,
             steps=steps,
             log=app.print_message,
+            on_record=_draw,
         )
         if is_first_process():
             app.print_result(str(path))
 
     return start
+
+
+def _draw(record: dict[str, Any], folder: Path) -> None:
+    from taskuq.report.figures import draw_record
+
+    draw_record(record, folder, endings=(".svg",))
 
 
 def _show_cost(record: dict[str, Any], json: str | None) -> None:

@@ -29,7 +29,7 @@ class DeepinvRecover:
     their own, and the generators of torch and NumPy are left as they were: deepinv draws from the
     global ones.
 
-    Arguments:
+    Args:
         model: Called as ``model(y, physics)`` and, where it takes one, with ``seed``.
         kind: 'point' for a reconstructor, which gives one image; 'sampler' for one that draws a
             sample each time (DDRM, DiffPIR, PosteriorDiffusion); 'chain' for a Markov chain (ULA,
@@ -143,7 +143,7 @@ class RecoveryFolder:
     numbers count by their magnitude. The names of cases are those of the run; what would lead out
     of the folder is refused.
 
-    Arguments:
+    Args:
         path: The folder.
 
     Example:
@@ -165,7 +165,7 @@ class RecoveryFolder:
     def load(self, case: str, acceleration: float, *, samples: int) -> np.ndarray:
         """Return the recoveries of a case in a round, (sample, height, width).
 
-        Arguments:
+        Args:
             case: The identity of the case.
             acceleration: The round's acceleration.
             samples: How many are needed; more are left out, fewer are refused unless it is one,

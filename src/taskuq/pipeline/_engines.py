@@ -131,7 +131,7 @@ class LocalEngine:
 class RayOptions:
     """Ray engine: workers load the networks once and write shards themselves.
 
-    Arguments:
+    Args:
         address: Of a running cluster; a local one is started where None.
         workers: Number of workers; as many as fit where None.
         cpus: CPUs of each worker.
@@ -271,7 +271,7 @@ def _resources(ray: Any) -> str:
 class SlurmOptions:
     """SLURM engine: every job of an array does its share and writes its own shards.
 
-    Arguments:
+    Args:
         jobs: Number of jobs that share the cases.
         cluster: 'slurm', or 'local' for processes on this machine.
         parameters: Passed on to submitit, e.g. slurm_partition; a job has a GPU and four hours

@@ -145,12 +145,12 @@ class Monitor:
     No targets are needed. :meth:`audit` takes those of scans that were completed at random, and
     bets on how far outputs are from them.
 
-    Arguments:
+    Args:
         policy: The policy, which knows what was seen of its calibration units.
         delta: The probability :math:`\delta` of a false alarm, over all time.
-        calibration_statistics: Statistics of your own: of each calibration unit, by name, e.g. of the noise.
-        compute_statistics: Reads those statistics off what a scan measured in its first round, by name; only
-            :func:`taskuq.acquire` needs it. Of a group the mean over its cases counts.
+        calibration_statistics: Your own statistics of each calibration unit, by name.
+        compute_statistics: Computes them from the measurement of a first round, by name, for
+            :func:`taskuq.acquire`; of a group the mean over its cases is used.
         state: Where to keep what was seen, as JSON; a monitor of the same file goes on with it.
 
     Example:
@@ -277,7 +277,7 @@ class Monitor:
     ) -> None:
         """Look at new units.
 
-        Arguments:
+        Args:
             outputs: As :meth:`Policy.decide` takes them; what is beyond the first round is not
                 looked at. Where groups are the units, those of all cases of one group.
             unit: What the unit is called, or each of several: one that was seen before is not
@@ -288,8 +288,9 @@ class Monitor:
         given = dict(statistics or {})
         if given.keys() != self.calibration_statistics.keys():
             raise InputError(
-                f"this monitor has the statistics {', '.join(self.calibration_statistics) or 'of outputs alone'}"
-                f", got {', '.join(given) or 'none'}; give those that it was made with"
+                f"the monitor has statistics {', '.join(self.calibration_statistics) or 'none'}, "
+                f"got {', '.join(given) or 'none'}; pass those that it was created with",
+                code="shape.mismatch",
             )
         units = len(next(iter(found.values())))
         for mine, values in given.items():
@@ -304,7 +305,7 @@ class Monitor:
 
         They have to be chosen at random: scans that a policy measured in full are the hard ones.
 
-        Arguments:
+        Args:
             outputs: As for :meth:`update`, of the first round at least.
             targets: One for each case, (case,) or (case, task); a number for one case.
             unit: What the unit is called, or each of several.
@@ -315,7 +316,7 @@ class Monitor:
     def review(self, decision: Decision) -> Decision:
         """Return a decision as it stands: nothing stops early once the promise is withdrawn.
 
-        Arguments:
+        Args:
             decision: What the policy said.
         """
         if not self.alarm or decision.round == len(self.policy.accelerations):
@@ -463,7 +464,7 @@ def monitor_table(monitor: Monitor, table: TaskOutputs, *, audited: bool = False
 
 
 def _require_first_round(monitor: Monitor, table: TaskOutputs) -> None:
-    """Refuse a table whose first round is another: what is seen there depends on how much it has."""
+    """Refuse a table whose first round is another, because its statistics differ."""
     mine, theirs = (list(map(float, one.accelerations)) for one in (monitor.policy, table))
     if not np.isnan(theirs[0]) and mine[0] != theirs[0]:
         said = [", ".join(f"{R:g}" for R in rates) for rates in (mine, theirs)]

@@ -103,14 +103,17 @@ def measurement_fault(
     largest = _largest(arrays)
     if not largest:
         return f"round {round} measured nothing"
-    if not all(np.isfinite(a).all() for a in arrays.values() if a.dtype.kind in "fc"):
-        return f"the measurement of round {round} contains NaN or infinity"
-    if not all(a.any() for a in largest.values()):
-        return f"the measurement of round {round} is zero everywhere"
+    for array in arrays.values():
+        if array.dtype.kind in "fc" and not np.isfinite(array).all():
+            return f"the measurement of round {round} contains NaN or infinity"
+    for array in largest.values():
+        if not array.any():
+            return f"the measurement of round {round} is zero everywhere"
     for k, other in enumerate(earlier):
         before = _as_arrays(other) or {}
-        if any(n in before and np.array_equal(a, before[n]) for n, a in largest.items()):
-            return f"the measurement of round {round} repeats that of round {k}"
+        for name, array in largest.items():
+            if name in before and np.array_equal(array, before[name]):
+                return f"the measurement of round {round} repeats that of round {k}"
     return None
 
 
@@ -158,11 +161,15 @@ def _as_arrays(measurement: Any) -> dict[str, np.ndarray] | None:
         values = {f"of {name}": value for name, value in measurement.items()}
     else:
         values = {"alone": measurement}
-    try:
-        arrays = {name: as_array(value, "measurement") for name, value in values.items()}
-    except InputError:
-        return None
-    return arrays if all(a.dtype.kind in "biufcUS" for a in arrays.values()) else None
+    arrays = {}
+    for name, value in values.items():
+        try:
+            arrays[name] = as_array(value, "measurement")
+        except InputError:
+            return None
+        if arrays[name].dtype.kind not in "biufcUS":
+            return None
+    return arrays
 
 
 def _from_arrays(arrays: Arrays) -> Any:
@@ -173,9 +180,12 @@ def _from_arrays(arrays: Arrays) -> Any:
 
 def _largest(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the largest numeric arrays, which hold the measured values."""
-    numeric = {n: a for n, a in arrays.items() if a.dtype.kind in "biufc" and a.size}
-    most = max((a.size for a in numeric.values()), default=0)
-    return {name: a for name, a in numeric.items() if a.size == most}
+    most, largest = 1, dict[str, np.ndarray]()
+    for name, array in arrays.items():
+        if array.dtype.kind in "biufc" and array.size >= most:
+            largest = largest if array.size == most else {}
+            largest[name], most = array, array.size
+    return largest
 
 
 @dataclass(frozen=True)

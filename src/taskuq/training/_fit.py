@@ -432,6 +432,7 @@ def train_config(
     fresh: bool = False,
     steps: int | None = None,
     log: Callable[[str], None] = lambda line: None,
+    on_record: Callable[[dict[str, Any], Path], None] | None = None,
 ) -> Path:
     """Train the network of a TOML file and return its best weights.
 
@@ -443,6 +444,7 @@ def train_config(
         fresh: If True, overwrite a training in the folder instead of resuming it.
         steps: Number of steps of a trial; None trains all epochs.
         log: Called with lines of results.
+        on_record: Called with the evaluation of the network and its folder, e.g. to draw it.
     """
     network, machine = NETWORKS[kind], machine or TrainerOptions()
     settings = read_config(network.training, config)
@@ -453,11 +455,10 @@ def train_config(
 
         log(format_timing(read_timing(path.parent)))
     if network.evaluate is not None and is_first_process():
-        from taskuq.report.figures import save_figures
-
         record = network.evaluate(settings, path, cases)
         write_json(path.parent / "quality.json", record)
-        save_figures(record, path.parent, endings=(".svg",))
+        if on_record is not None:
+            on_record(record, path.parent)
         for line in [] if network.table is None else network.table(record):
             log(line)
     return path

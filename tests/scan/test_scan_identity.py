@@ -199,7 +199,7 @@ def test_a_trail_that_was_tampered_with_is_found(toy, toy_policy, tmp_path, at, 
     main(["audit", str(path)])
     said = capsys.readouterr().out
     assert "1002" in said
-    assert "whole" in said
+    assert "valid" in said
     lines = path.read_text().splitlines()
     edit(lines, at)
     path.write_text("\n".join(lines) + "\n")

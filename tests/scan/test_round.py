@@ -93,7 +93,7 @@ def test_a_piece_may_name_its_round_and_scan(toy, toy_policy, easy):
 
 BAD_OUTPUTS = {
     "5 outputs": lambda outputs: outputs[:5],
-    "NaN": lambda outputs: outputs * np.nan,
+    "non-finite": lambda outputs: outputs * np.nan,
     "outside the task's range": lambda outputs: outputs + 3,
     "ValueError: no more": None,
     "identical": lambda outputs: np.full_like(outputs, 0.5),

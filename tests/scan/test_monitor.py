@@ -37,7 +37,7 @@ def test_in_every_order_of_a_population_alarms_are_as_seldom_as_promised(toy_pol
     found = []
     for chosen in combinations(range(7), 3):
         seen = monitor_statistics(x[list(chosen), :, None], np.arange(3), ["task"])
-        policy = replace(toy_policy, watch={**seen, "error": (0.1, 0.2, 0.3)})
+        policy = replace(toy_policy, monitor_reference={**seen, "error": (0.1, 0.2, 0.3)})
         orders = permutations(set(range(7)) - set(chosen))
         found += [watched(policy, x[list(order)]).e_value for order in orders]
 
@@ -109,7 +109,7 @@ def test_what_does_not_belong_together_is_refused(toy_policy, strange, whole, tm
     with pytest.raises(tq.InputError, match="case axis"):
         tq.Monitor(whole[0]).update(np.full(6, 0.5))
     with pytest.raises(tq.InputError, match="plan again"):
-        tq.Monitor(replace(toy_policy, watch={}))
+        tq.Monitor(replace(toy_policy, monitor_reference={}))
 
 
 def test_no_scan_stops_early_once_the_promise_is_withdrawn(toy, toy_policy, strange, tmp_path):
@@ -146,7 +146,7 @@ def test_a_group_is_one_unit(toy, whole):
     toy.scan([toy.scanner_of(s) for s in seeds], policy=policy, monitor=monitor)
 
     assert monitor.units == 1
-    with pytest.raises(tq.InputError, match="scanner of one case"):
+    with pytest.raises(tq.InputError, match="one scanner per case"):
         toy.scan(toy.scanner_of(1), policy=policy, monitor=monitor)
 
 
@@ -175,7 +175,7 @@ def test_the_command_goes_on_and_the_page_withdraws_the_promise(
         # The table and the sentence speak of the same evidence, and of the same limit.
         found, enough = re.search(r"evidence (\S+) where (\S+) is enough", sentence).groups()
         assert found in re.split(r"[ │|]+", table)
-        assert f"{enough} in one of them withdraws" in table
+        assert f"{enough} in one withdraws" in table
 
     page = write_report(tmp_path).read_text()
     assert "withdrawn" in page
