@@ -246,9 +246,9 @@ def train_command(kind: str) -> Callable[..., None]:
 
 
 def _draw(record: dict[str, Any], folder: Path) -> None:
-    from taskuq.report.figures import draw_record
+    from taskuq.report.figures import save_figures
 
-    draw_record(record, folder, endings=(".svg",))
+    save_figures(record, folder, endings=(".svg",))
 
 
 def _show_cost(record: dict[str, Any], json: str | None) -> None:
