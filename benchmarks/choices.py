@@ -16,11 +16,10 @@ import torch
 from taskuq.data import ChestPhantom, open_all
 from taskuq.data._atlas import AtlasData
 from taskuq.measure import AdaptiveConfig, MaskConfig, TomographyConfig
-from taskuq.measure._systems import MeasureConfig
+from taskuq.pipeline._executor import Executor
 from taskuq.recover import open_recovery
-from taskuq.scan._round import _CachedTask
 from taskuq.task import AirFraction
-from taskuq.task._classifier_training import _ClassifierMethod
+from taskuq.task._classifier_training import ClassifierMethod
 
 SAMPLES, REPEATS = 32, 5
 RATES = (16.0, 8.0, 4.0, 2.0)
@@ -30,7 +29,7 @@ def main() -> None:
     print(f"One case, {SAMPLES} samples; medians of {REPEATS}, in ms\n")
     print(f"{'':<26}{'aim':<12}{'R':>4}{'drawing':>10}{'choosing':>10}{'ratio':>8}")
     head = open_all(AtlasData(seed=1, patients=1, size=128, slices=1, coils=8))[0].image
-    lesion = _ClassifierMethod(Path("classifier-atlas")).open("cpu")
+    lesion = ClassifierMethod(Path("classifier-atlas")).open("cpu")
     flow = open_recovery("flow-atlas")
     for aim in ("gradient", "outputs", "variance"):
         _compare("atlas, flow", MaskConfig(RATES), head, flow, lesion, aim)
@@ -42,9 +41,7 @@ def main() -> None:
         )
 
 
-def _compare(
-    name: str, system: MeasureConfig, image: Any, recover: Any, task: Any, aim: Any
-) -> None:
+def _compare(name: str, system: Any, image: Any, recover: Any, task: Any, aim: Any) -> None:
     masks = system.masks(image.shape[-1])
     rule = AdaptiveConfig(aim).rule(
         system.scanner(image.shape[-1], noise=0.0, seed=0), masks, RATES
@@ -54,8 +51,8 @@ def _compare(
         drawn = recover(scan, samples=SAMPLES, seed=0)
         draw = _median(lambda: recover(scan, samples=SAMPLES, seed=0))  # noqa: B023  # called at once
         with torch.no_grad():
-            told = _CachedTask.of(task, drawn)  # as in a scan
-            choose = _median(lambda: rule.next_lines(k, scan, drawn, told, masks[k]))  # noqa: B023  # called at once
+            cached = Executor(recover, task).cached_task(drawn)  # as in a scan
+            choose = _median(lambda: rule.next_lines(k, scan, drawn, cached, masks[k]))  # noqa: B023  # called at once
         print(
             f"{name:<26}{aim:<12}{R:>4.0f}{1e3 * draw:>10.1f}{1e3 * choose:>10.1f}"
             f"{choose / draw:>8.2f}"

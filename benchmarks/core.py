@@ -71,11 +71,11 @@ def seconds(work: Callable[[], object], repeats: int = 5) -> float:
 
 def random_splits(outputs: np.ndarray, targets: np.ndarray) -> None:
     """All three scores on the same random splits; drawing the splits counts for everyone."""
-    cases = check_cases(outputs, targets, share=SPLIT)
+    cases = check_cases(outputs, targets, calibration_fraction=SPLIT)
 
     def ours() -> object:
         return _evaluate_scores(
-            cases, SCORES, alpha=ALPHA, trials=TRIALS, rng=np.random.default_rng(1)
+            cases, SCORES, alpha=ALPHA, splits=TRIALS, seed=np.random.default_rng(1)
         )
 
     found = ours()

@@ -75,10 +75,10 @@ def measure_ours(outputs: np.ndarray, targets: np.ndarray) -> dict[str, Any]:
     """The same of taskuq; and what it does beyond one split after another."""
     x, rng = Cases(outputs, targets), np.random.default_rng(1)
     scores = {score: timed(ours, x, score, takes_samples=True) for score in SCORES}
-    cases = check_cases(outputs, targets, share=SPLIT)
-    _evaluate_scores(cases, SCORES, alpha=ALPHA, trials=10, rng=rng)
+    cases = check_cases(outputs, targets, calibration_fraction=SPLIT)
+    _evaluate_scores(cases, SCORES, alpha=ALPHA, splits=10, seed=rng)
     start = time.process_time()
-    _evaluate_scores(cases, SCORES, alpha=ALPHA, trials=TRIALS, rng=rng)
+    _evaluate_scores(cases, SCORES, alpha=ALPHA, splits=TRIALS, seed=rng)
     many = time.process_time() - start
     start = time.process_time()
     for score in SCORES:

@@ -154,7 +154,7 @@ def on_ray(pause: float = 0.2, batches: int = 200) -> None:
 
 def scaling(pause: float = 1.0, each: int = 10) -> None:
     """Sleeping workers on this machine: which share of their rate does the driver keep up with?"""
-    from taskuq.report.figures import Figure, Series, draw
+    from taskuq.report.figures import Figure, Series, save_figure
 
     counts, shares = (1, 2, 4, 8, 16, 32, 64), []
     for workers in counts:
@@ -176,7 +176,7 @@ def scaling(pause: float = 1.0, each: int = 10) -> None:
         "workers", "share of the ideal rate", (Series("measured", counts, tuple(shares)),),
         x_scale="log2", reference=(("ideal", 1.0),),
     )  # fmt: skip
-    print(draw(figure, FIGURES / f"{figure.name}.svg"))
+    print(save_figure(figure, FIGURES / f"{figure.name}.svg"))
 
 
 def steady_rate(finished: np.ndarray, worker: np.ndarray, workers: int) -> float:

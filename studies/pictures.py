@@ -20,11 +20,9 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from PIL import Image
 from studies.paper import put
-from taskuq.report.folder import read_folder
-from taskuq.report.records import policy_name
-from taskuq.runs.scans import one_scan
 
 import taskuq as tq
+from taskuq.report import one_scan, policy_name, read_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "docs/figures"

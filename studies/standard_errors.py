@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from taskuq.conformal import _family as summaries
 from taskuq.policy import Goal, PolicySpec, simulate
 from taskuq.table import SyntheticTable, TaskOutputs, synthetic_outputs
 
@@ -30,8 +29,6 @@ SETTINGS = (
 
 
 def main() -> None:
-    # The tables are small, but many: the compiled loops pay.
-    summaries.WORTH_COMPILING = 0
     print("| policy | unit | table | of R̄ | of coverage |")
     print("|---|---|---|---|---|")
     for kind, score, unit, volumes, is_one_each, width in SETTINGS:

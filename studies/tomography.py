@@ -29,8 +29,7 @@ import taskuq as tq
 from taskuq.data import air_fraction
 from taskuq.measure import TomographyConfig
 from taskuq.policy import Goal, PolicySpec, simulate
-from taskuq.recover import open_recovery
-from taskuq.recover import FilteredBackProjection
+from taskuq.recover import FilteredBackProjection, open_recovery
 
 SAMPLES = 32
 ALPHA = 0.1

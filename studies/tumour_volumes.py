@@ -113,7 +113,7 @@ def main(source: Path, alpha: float, page: Path | None, docs: Path | None) -> No
     if docs is not None:
         put("\n".join(rows), docs, "volumes")
     if page is not None:
-        print(tq.make_report(tables[1], page, alpha=alpha, words=WORDS, scores=["ar"]))
+        print(tq.make_report(tables[1], page, alpha=alpha, terminology=WORDS, scores=["ar"]))
 
 
 if __name__ == "__main__":

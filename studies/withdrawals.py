@@ -16,14 +16,16 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import taskuq as tq
 from taskuq.data import Atlas, Dataset, NpzData, PatientDistribution, open_all
-from taskuq.experiments._demo import _bundled_networks, _DemoNetworks
 from taskuq.measure import MaskConfig, MultiCoilMRI
+from taskuq.recover import open_recovery
 from taskuq.table import stored_table
+from taskuq.task import TASKS
 
 # Patients of the seed of the stored table, beyond those it holds and those of the demo.
 SEED, FIRST, SLICES, COILS, NOISE = 1, 2000, 8, 8, 0.02
@@ -69,22 +71,25 @@ def main() -> None:
     table = stored_table("atlas-sampler")
     step = SLICES // asked.slices
     policy = tq.plan(table.select(cases=np.arange(0, table.cases, step)), alpha=0.1, max_width=0.2)
-    networks = _bundled_networks()
+    _, classifier = TASKS.trained("classifier", "classifier-atlas")
+    networks = open_recovery("sampler-atlas"), classifier
     with tempfile.TemporaryDirectory() as folder:
         for name, images, noise in populations(asked, Path(folder)):
             begun, monitor = time.time(), tq.Monitor(policy, delta=asked.delta)
             watch(monitor, images, noise, networks, step)
             took = time.time() - begun
-            print(f"{name}: {monitor.units} patients, {took:.0f} s. {monitor.statement}", flush=True)
+            print(
+                f"{name}: {monitor.units} patients, {took:.0f} s. {monitor.statement}", flush=True
+            )
 
 
 def watch(
-    monitor: tq.Monitor, images: Dataset, noise: float, networks: _DemoNetworks, step: int
+    monitor: tq.Monitor, images: Dataset, noise: float, networks: tuple[Any, Any], step: int
 ) -> None:
     """Show patients to a monitor until it withdraws the promise."""
     rates = tuple(monitor.policy.accelerations)
     measure = MultiCoilMRI(MaskConfig().masks(128), rates, noise=noise, seed=SEED)
-    pipeline = tq.Pipeline(measure, networks.sampler, networks.task)
+    pipeline = tq.Pipeline(measure, *networks)
     for start in range(0, len(images), SLICES):
         items = [images[k] for k in range(start, start + SLICES, step)]
         table = pipeline.run(

@@ -164,11 +164,10 @@ def _tables():
 
 
 def _records():
-    from taskuq.report.explorer import save_explorer
-
     import taskuq as tq
     from taskuq._io import write_json
     from taskuq.cli.app import main
+    from taskuq.report import save_explorer
 
     Path("page").mkdir()
     table = tq.TaskOutputs.load("table.npz")

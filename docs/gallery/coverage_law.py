@@ -4,21 +4,13 @@ Over random splits of a table the empirical coverage follows a known law, whatev
 picture checks the code, not the assumption. By patients there is no such law.
 """
 
-import numpy as np
-
-import taskuq as tq
-from taskuq.report.figures import draw
-from taskuq.report.figures._evaluation import coverage_histogram
+from taskuq.conformal import EvaluationGrid, evaluate_table
+from taskuq.report.figures import figures_from_record, save_figure
 from taskuq.table import stored_table
 
-table = stored_table("atlas-sampler")
-result = tq.evaluate(
-    table,
-    acceleration=8,
-    alpha=0.1,
-    score="lwr",
-    splits=2000,
-    unit="case",
-    seed=np.random.default_rng(0),
+record = evaluate_table(
+    stored_table("atlas-sampler"),
+    EvaluationGrid(scores=("lwr",), alpha=0.1, accelerations=(8,), splits=2000, unit="case"),
 )
-draw(coverage_histogram(result.to_dict()), "coverage_law.svg")
+figures = {figure.name: figure for _, figure in figures_from_record(record.to_dict())}
+save_figure(figures["coverage-R8-lwr"], "coverage_law.svg")

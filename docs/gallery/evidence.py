@@ -5,7 +5,7 @@ drifts after 60 cases: the evidence grows, and where it reaches the line the pro
 """
 
 import taskuq as tq
-from taskuq.report.figures import draw, figures_of
+from taskuq.report.figures import figures_from_record, save_figure
 from taskuq.table import SyntheticTable, synthetic_outputs
 
 table = synthetic_outputs(SyntheticTable(), seed=0)
@@ -16,5 +16,5 @@ for k in range(150):
     outputs = new.outputs[:, k]
     drifted = 0.3 + 0.5 * outputs  # everybody looks moderately ill
     monitor.update(outputs if k < 60 else drifted, name=f"scan {k}")
-[(_, figure)] = figures_of(monitor.to_dict())
-draw(figure, "evidence.svg")
+[(_, figure)] = figures_from_record(monitor.to_dict())
+save_figure(figure, "evidence.svg")

@@ -4,7 +4,13 @@ How many exchangeable calibration units keep the coverage of *one* calibration s
 The promise on average over calibration sets holds for any number; this is what one set may be off by.
 """
 
-from taskuq.report.figures import draw
-from taskuq.report.figures._imaging import calibration_sizes, planner_figure
+import taskuq as tq
+from taskuq.report.figures import figures_from_record, save_figure
 
-draw(planner_figure(calibration_sizes(alpha=0.1, delta=0.05)), "how_many_patients.svg")
+sizes = [
+    (e, tq.calibration_size(0.1, e, 0.05), tq.calibration_size(0.1, e, 0.05, two_sided=False))
+    for e in (0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05)
+]
+record = {"schema": "taskuq.plan-size/1", "alpha": 0.1, "delta": 0.05, "sizes": sizes, "have": None}
+[(_, figure)] = figures_from_record(record)
+save_figure(figure, "how_many_patients.svg")

@@ -5,8 +5,9 @@ measured, so that going on costs only the difference.
 """
 
 from taskuq.measure import MaskConfig
-from taskuq.report.figures import draw
-from taskuq.report.figures._imaging import masks_figure
+from taskuq.report.figures import figures_from_record, save_figure
 
 config = MaskConfig()
-draw(masks_figure(config.masks(64), config.accelerations), "masks.svg")
+masks = {"masks": config.masks(64), "accelerations": config.accelerations}
+[(_, figure)] = figures_from_record({"schema": "taskuq.masks/1", **masks})
+save_figure(figure, "masks.svg")

@@ -5,7 +5,7 @@ it has; `mlwr` moderates that spread by what is typical and does well with four.
 """
 
 from taskuq.conformal import EvaluationGrid, evaluate_table
-from taskuq.report.figures import draw, figures_of
+from taskuq.report.figures import figures_from_record, save_figure
 from taskuq.table import stored_table
 
 question = EvaluationGrid(
@@ -13,5 +13,5 @@ question = EvaluationGrid(
     unit="case",
 )  # fmt: skip
 record = evaluate_table(stored_table("atlas-sampler"), question)
-figures = {figure.name: figure for _, figure in figures_of(record.to_dict())}
-draw(figures["width-against-samples"], "samples.svg")
+figures = {figure.name: figure for _, figure in figures_from_record(record.to_dict())}
+save_figure(figures["width-against-samples"], "samples.svg")

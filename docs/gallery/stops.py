@@ -6,11 +6,13 @@ intervals of all rounds at once, which takes longer scans.
 """
 
 import taskuq as tq
-from taskuq.report.figures import draw
-from taskuq.report.figures._policy import accepted
+from taskuq.report.figures import figures_from_record, save_figure
 from taskuq.table import stored_table
 
 table = stored_table("atlas-sampler")
 policies = ["paper:lwr", "fixed-width", "anytime"]
 results = tq.simulate(table, policies, alpha=0.1, max_width=0.2, splits=100, seed=0, unit="case")
-draw(accepted({result.policy: result.to_dict()["stops"] for result in results}), "stops.svg")
+rows = [{"samples": table.samples, **result.to_dict()} for result in results]
+record = {"schema": "taskuq.simulate/1", "results": rows}
+figures = {figure.name: figure for _, figure in figures_from_record(record)}
+save_figure(figures["accepted-by-acceleration"], "stops.svg")

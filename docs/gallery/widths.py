@@ -5,7 +5,7 @@ deviation are over all splits of the table's cases, in closed form: nothing is d
 """
 
 from taskuq.conformal import EvaluationGrid, evaluate_table
-from taskuq.report.figures import draw, figures_of
+from taskuq.report.figures import figures_from_record, save_figure
 from taskuq.table import stored_table
 
 scores = ("ar", "lwr", "cqr", "mlwr", "learned")
@@ -13,5 +13,5 @@ record = evaluate_table(
     stored_table("atlas-sampler"),
     EvaluationGrid(scores=scores, alpha=0.1, splits=None, unit="case"),
 )
-figures = {figure.name: figure for _, figure in figures_of(record.to_dict())}
-draw(figures["width-against-acceleration"], "widths.svg")
+figures = {figure.name: figure for _, figure in figures_from_record(record.to_dict())}
+save_figure(figures["width-against-acceleration"], "widths.svg")

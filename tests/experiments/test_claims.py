@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.errors import InputError
+from raising import refused
 from taskuq.experiments._claims import EXPERIMENTS, ClaimSettings, make_inputs, run_all, run_one
 from taskuq.experiments._interval_length import _interval_length
 from taskuq.report._contents import STORY, build_contents
@@ -132,21 +132,23 @@ def test_tables_of_other_cases_are_refused(table, point):
     stranger = replace_arrays(point, case=[f"x{k}" for k in range(point.cases)])
     nameless = replace_arrays(point, case=None).select(cases=np.arange(5))
 
-    for wrong in (other, stranger, nameless):
-        with pytest.raises(InputError):
+    for wrong, code in (
+        (other, "resume.mismatch"), (stranger, "resume.mismatch"), (nameless, "shape.mismatch"),
+    ):  # fmt: skip
+        with refused(code):
             make_inputs(table, wrong)
 
 
 def test_what_inputs_do_not_permit_is_left_out_and_named(table, few):
     bare = replace_arrays(table, group=None, label=None)
     said = []
-    found = [r["name"] for r in run_all(bare, None, few, tell=said.append)]
+    found = [r["name"] for r in run_all(bare, None, few, log=said.append)]
 
     assert set(EXPERIMENTS) - set(found) == {
         "paper-protocol", "recovery-quality", "classifier-quality", "masks",
     }  # fmt: skip
     assert sum("left out" in line for line in said) == 4
-    with pytest.raises(InputError, match="groups"):
+    with refused("option.missing", "groups"):
         run_one("paper-protocol", make_inputs(bare), few)
 
 

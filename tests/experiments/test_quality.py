@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from raising import refused
 from taskuq._config import toml_text
 from taskuq._io import read_json
 from taskuq.cli.experiments import quality, quality_lines
 from taskuq.data._arrays import ArrayDataset, _save_npz
-from taskuq.errors import InputError
 from taskuq.experiments._quality import (
     QualityConfig,
     _frechet_distance,
@@ -89,7 +89,7 @@ def test_image_quality_of_other_networks_goes_by_the_stems_of_their_files(tmp_pa
 
 
 def test_image_quality_of_two_networks_of_one_name_is_refused(tmp_path):
-    with pytest.raises(InputError, match="varnet"):
+    with refused("table.duplicate", "varnet"):
         judge_twice(tmp_path, "varnet")
 
 
@@ -135,7 +135,7 @@ def test_all_cases_are_judged_where_nobody_was_trained_on(tmp_path, capsys):
     quality(tmp_path / "q.toml", output=tmp_path / "q.json")
     (row,) = read_json(tmp_path / "q.json", "taskuq.quality/1")["results"]
     assert row["volumes"] == 2
-    with pytest.raises(InputError):
+    with refused("option.conflict"):
         QualityConfig(part="all", features=Path("vgg.safetensors"))
 
 

@@ -112,7 +112,7 @@ def test_pixels_that_a_measurement_marks_as_missing_are_black(tmp_path):
     unseen = seen["truth"] > 0.5
     assert unseen.any()
     assert (seen["estimate"][:, 0][unseen] == 0).all()
-    assert tq.make_report(table, tmp_path / "page", alpha=0.2, trials=5).exists()
+    assert tq.make_report(table, tmp_path / "page", alpha=0.2, splits=5).exists()
 
 
 def test_pictures_that_cannot_be_kept_are_spoken_of(tmp_path):

@@ -72,7 +72,7 @@ def test_a_judgement_that_was_stopped_goes_on(config, tmp_path, monkeypatch):
     config.write_text(f"features = '{tmp_path}/vgg.safetensors'\n{config.read_text()}")
     settings, store = read_config(QualityConfig, config), tmp_path / "pieces"
     alone = evaluate_quality(settings, quiet=True)
-    whole, seen = _QualityWork.judged, []
+    whole, seen = _QualityWork.evaluate, []
 
     def stopping(self, piece):
         seen.append(piece)
@@ -80,7 +80,7 @@ def test_a_judgement_that_was_stopped_goes_on(config, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return whole(self, piece)
 
-    monkeypatch.setattr(_QualityWork, "judged", stopping)
+    monkeypatch.setattr(_QualityWork, "evaluate", stopping)
     with pytest.raises(KeyboardInterrupt):
         evaluate_quality(settings, store=store, quiet=True)
     assert len(list(store.glob("piece-*.npz"))) == 3
@@ -92,7 +92,7 @@ def test_a_judgement_that_was_stopped_goes_on(config, tmp_path, monkeypatch):
 
 def test_a_judgement_goes_on_with_the_threads_it_began_with(config, tmp_path, monkeypatch):
     settings, store, seen = read_config(QualityConfig, config), tmp_path / "pieces", []
-    whole = _QualityWork.judged
+    whole = _QualityWork.evaluate
 
     def watched(self, piece):
         seen.append(torch.get_num_threads())
@@ -100,7 +100,7 @@ def test_a_judgement_goes_on_with_the_threads_it_began_with(config, tmp_path, mo
             raise KeyboardInterrupt
         return whole(self, piece)
 
-    monkeypatch.setattr(_QualityWork, "judged", watched)
+    monkeypatch.setattr(_QualityWork, "evaluate", watched)
     with pytest.raises(KeyboardInterrupt):
         evaluate_quality(settings, store=store, quiet=True, threads=2)
     # On another machine the usual number is another.
@@ -117,9 +117,9 @@ def test_an_exact_recovery_of_the_reference_looks_like_the_reference(config, tmp
     work = _QualityWork([], tmp_path, data, data, methods, Moments(None), masks, 1, 0)
     # At R = 1 everything is measured.
     recovered, reference = (
-        work.judged(_QualityChunk(name, 1.0, cases)) for name in (*methods, None)
+        work.evaluate(_QualityChunk(name, 1.0, cases)) for name in (*methods, None)
     )
-    np.testing.assert_allclose(recovered.features, reference.features, rtol=1e-5)
+    np.testing.assert_allclose(recovered["features"], reference["features"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("change", ["seed", "weights", "threads"])
@@ -129,7 +129,7 @@ def test_pieces_of_another_judgement_are_refused(config, tmp_path, monkeypatch, 
     def stopping(self, piece):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_QualityWork, "judged", stopping)
+    monkeypatch.setattr(_QualityWork, "evaluate", stopping)
     with pytest.raises(KeyboardInterrupt):
         evaluate_quality(settings, store=store, quiet=True)
     if change == "seed":

@@ -119,7 +119,7 @@ def test_results_print_as_sentences_or_short_tables(run):
 
 def test_its_page_has_its_pictures_and_no_word_of_a_scanner(run, tmp_path):
     _, table = run
-    page = tq.make_report(table, tmp_path / "page", alpha=0.2, max_width=WIDTHS, trials=20)
+    page = tq.make_report(table, tmp_path / "page", alpha=0.2, max_width=WIDTHS, splits=20)
     # Scripts and styles speak to the browser; the glossary explains the paper.
     text = re.sub(r"<(script|style)\b.*?</\1>", " ", page.read_text(), flags=re.DOTALL)
     shown = re.sub(r"<[^>]*>", "", text.partition('id="glossary"')[0])

@@ -39,7 +39,7 @@ def short_run(run_dir, tmp_path_factory):
     shutil.copytree(run_dir, folder)
     table = run_folder.TaskOutputs.load(folder / "table.npz")
     run_folder.tq.plan(table, alpha=0.01, max_width=0.1).save(folder / "policy.json")
-    plans = [run_folder.PolicyPlan("fixed-width", 0.01, run_folder.GOAL)]
+    plans = [run_folder.PolicySpec("fixed-width", 0.01, run_folder.GOAL)]
     run_folder.write_simulation(folder / "simulate-short.json", table, plans)
     run_folder.write_report(folder)
     return folder

@@ -94,7 +94,7 @@ def write_run(folder, *, volumes=30, samples=16, trials=200, slices=6, size=64, 
     table.save(folder / "table.npz")
     write_explorer(folder, table, slices, size, shown)
     for unit in ("case", "group"):
-        record = evaluate_table(table, EvaluationGrid(scores=("ar", "lwr", "cqr", "mlwr"), splits=trials,
+        record = evaluate_table(table, EvaluationGrid(("ar", "lwr", "cqr", "mlwr"), splits=trials,
                                            unit=unit, alpha=0.1))  # fmt: skip
         write(folder / f"evaluate-by-{unit}.json", record.to_dict())
     goal = Goal(max_width=0.1)
@@ -207,7 +207,7 @@ GOAL = Goal(max_width=0.1)
 def write_simulation(path, table, plans, **asked):
     asked = {"unit": "group", "delta": None, **asked}
     rng = np.random.default_rng(0)
-    found = simulate(table, plans, trials=5, rng=rng, **asked)
+    found = simulate(table, plans, splits=5, seed=rng, **asked)
     pairs = [(table.samples, one) for one in found]
     write(path, simulation_record(table, plans[0].goal, pairs, asked))
 

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import run_folder
-from run_folder import GOAL, PolicyPlan, write_simulation
+from run_folder import GOAL, PolicySpec, write_simulation
 
 import taskuq as tq
 from taskuq.report._answer import answer_of
@@ -32,7 +32,7 @@ def test_the_numbers_are_the_simulations(run_dir):
 
 def plans_like(alpha=0.1, width=0.1, **options):
     """A plan that differs from the run's own policy where something is given."""
-    return [PolicyPlan("fixed-width", alpha, run_folder.Goal(max_width=width), **options)]
+    return [PolicySpec("fixed-width", alpha, run_folder.Goal(max_width=width), **options)]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_policy_is_found_again_in_its_own_simulation(tmp_path, spec, asked):
     options = {("policy" if key == "kind" else key): value for key, value in spec.items()}
     planned = tq.plan(table, alpha=0.1, max_width=0.1, **options, **asked)
     planned.save(tmp_path / "policy.json")
-    plans = [PolicyPlan(**{"kind": "fixed-width", "alpha": 0.1, "goal": GOAL, **spec})]
+    plans = [PolicySpec(**{"kind": "fixed-width", "alpha": 0.1, "goal": GOAL, **spec})]
     write_simulation(tmp_path / "simulate.json", table, plans, **asked)
 
     assert build_contents(read_folder(tmp_path)).simulated is not None
@@ -97,7 +97,7 @@ def test_early_reports_that_are_mostly_wrong_are_seen_at_once(tmp_path):
     rng = np.random.default_rng(0)
     z = rng.random(200)
     x = np.clip(z[:, None] + 0.05 * rng.standard_normal((2, 200, 5)), 0, 1)
-    asked = {"alpha": 0.1, "max_width": 0.0005, "trials": 50}
+    asked = {"alpha": 0.1, "max_width": 0.0005, "splits": 50}
     table = tq.TaskOutputs(x, z, (6, 2), task_range=(0, 1))
     tq.make_report(table, tmp_path / "page", **asked)
     contents = build_contents(read_folder(tmp_path / "page"))
@@ -131,9 +131,9 @@ def test_a_number_that_is_missing_is_a_dash(run_dir, tmp_path):
 def never_stopping(table):
     """A simulation in which no scan stops early: 12 groups are too few for this error rate."""
     goal = run_folder.Goal(max_width=0.1)
-    plans = [run_folder.PolicyPlan("fixed-width", 0.001, goal)]
+    plans = [run_folder.PolicySpec("fixed-width", 0.001, goal)]
     rng = np.random.default_rng(0)
-    found = run_folder.simulate(table, plans, trials=5, rng=rng, unit="group")
+    found = run_folder.simulate(table, plans, splits=5, seed=rng, unit="group")
     assert math.isnan(found[0].width)
     return {
         "schema": "taskuq.simulate/1", "alpha": 0.001, "goal": goal.to_dict(), "unit": "group",
@@ -173,7 +173,7 @@ def test_widths_of_unlike_tasks_are_not_averaged(tmp_path):
     x = z[:, None] + 0.05 * rng.standard_normal((2, 80, 5, 2)) * [1, 100]
     names, widths = ("lesion", "area"), {"lesion": 0.4, "area": 60}
     table = TaskOutputs(x, z, (6, 2), task_names=names, task_ranges=((-1, 2), (-100, 200)))
-    tq.make_report(table, tmp_path / "page", alpha=0.2, max_width=widths, trials=20)
+    tq.make_report(table, tmp_path / "page", alpha=0.2, max_width=widths, splits=20)
     width = answer_of(build_contents(read_folder(tmp_path / "page"))).numbers[2]
 
     assert str(width) == "as asked"

@@ -17,7 +17,14 @@ from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
 from taskuq.conformal._quantiles import calibration_size
 from taskuq.report._contents import build_contents
 from taskuq.report._records import read_folder, slug
-from taskuq.report.figures import Figure, Series, draw, figure_from_dict, figure_svg, figures_of
+from taskuq.report.figures import (
+    Figure,
+    Series,
+    figure_from_dict,
+    figure_svg,
+    figures_from_record,
+    save_figure,
+)
 from taskuq.report.figures._imaging import (
     _split_figure,
     calibration_sizes,
@@ -120,15 +127,15 @@ def test_a_record_draws_the_same_before_and_after_it_is_written(run_dir):
     record = evaluate_table(table, EvaluationGrid(splits=30, unit="case", alpha=0.2)).to_dict()
     stored = read_folder(run_dir).of("taskuq.simulate/1")[0].record
     for one in (record, stored):
-        drawn = [figure.to_dict() for _, figure in figures_of(one)]
+        drawn = [figure.to_dict() for _, figure in figures_from_record(one)]
 
         assert drawn
-        assert drawn == [f.to_dict() for _, f in figures_of(json.loads(json.dumps(one)))]
+        assert drawn == [f.to_dict() for _, f in figures_from_record(json.loads(json.dumps(one)))]
 
 
 def test_the_figures_of_a_simulation_hold_its_records_numbers(run_dir):
     stored = read_folder(run_dir).of("taskuq.simulate/1")[0].record
-    accepted, coverage, trade_off = (figure for _, figure in figures_of(stored))
+    accepted, coverage, trade_off = (figure for _, figure in figures_from_record(stored))
     for k, row in enumerate(stored["results"]):
         stops = row["stops"]
 
@@ -152,20 +159,20 @@ def test_every_figure_of_a_run_is_there_and_none_is_empty(run_dir):
 @pytest.mark.parametrize("ending", [".svg", ".png", ".pdf"])
 def test_ink_is_put_on_paper_twice_alike(ending, tmp_path):
     figure = masks_figure(np.eye(4, dtype=bool).cumsum(0).astype(bool), [8, 4, 3, 2])
-    first = draw(figure, tmp_path / f"a{ending}").read_bytes()
+    first = save_figure(figure, tmp_path / f"a{ending}").read_bytes()
 
-    assert first == draw(figure, tmp_path / f"b{ending}").read_bytes()
+    assert first == save_figure(figure, tmp_path / f"b{ending}").read_bytes()
     assert first[:4] in (b"<?xm", b"\x89PNG", b"%PDF")
 
 
 OWN = '''
 """The share of random splits without a finite interval."""
 
-from taskuq.report.figures import FIGURES, Figure, FigureKind, series_of
+from taskuq.report.figures import FIGURES, Figure, FigureKind, series_from_rows
 
 
 def infinite(record):
-    shares = series_of(
+    shares = series_from_rows(
         record["results"], lambda r: r["score"], lambda r: f"{r['acceleration']:g}",
         lambda r: r["infinite"], style="bars",
     )
@@ -175,7 +182,7 @@ def infinite(record):
 
 FIGURES.register("infinite", FigureKind("taskuq.evaluate/1", infinite, "Mine"))
 FIGURES.register("diary", FigureKind("diary/1", lambda record: [
-    Figure("days", "Days of the diary.", "day", "scans", series_of(
+    Figure("days", "Days of the diary.", "day", "scans", series_from_rows(
         record["days"], lambda d: "scans", lambda d: d[0], lambda d: d[1]))]))
 '''
 

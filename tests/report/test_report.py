@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 import taskuq as tq
+from raising import refused
 from taskuq.cli.app import main
-from taskuq.errors import InputError
 from taskuq.report._answer import answer_of
 from taskuq.report._contents import build_contents, patient_table, task_table
 from taskuq.report._records import read_folder
+from taskuq.report.figures._evaluation import SAMPLES
 
 # What nobody wants to read who has no scanner.
 SCANNER = re.compile(
@@ -35,13 +36,13 @@ def visible(page):
     return " ".join([re.sub("<[^>]*>", " ", body), *re.findall(r'aria-label="([^"]*)"', body)])
 
 
-ASKED = {"alpha": 0.2, "max_width": 0.5, "trials": 30}
+ASKED = {"alpha": 0.2, "max_width": 0.5, "splits": 30}
 
 
 def test_a_table_becomes_a_page_without_a_word_of_mri(tmp_path):
     words = {"case": "scene", "group": "film", "measurement": "exposure"}
     table = made(group=np.arange(80) // 4, round_names=["short", "long"])
-    page = tq.make_report(table, tmp_path / "page", **ASKED, words=words, title="Scenes")
+    page = tq.make_report(table, tmp_path / "page", **ASKED, terminology=words, title="Scenes")
     said = visible(page)
 
     assert not SCANNER.findall(said)
@@ -84,7 +85,7 @@ def test_arrays_paths_and_frames_become_the_same_page(tmp_path):
 def test_several_tasks_share_a_page(tmp_path):
     table = made(tasks=3, task_names=["dirt", "rust", "dent"])
     widths = {"dirt": 0.6, "rust": 0.7, "dent": 0.8}
-    page = tq.make_report(table, tmp_path / "page", alpha=0.2, max_width=widths, trials=20)
+    page = tq.make_report(table, tmp_path / "page", alpha=0.2, max_width=widths, splits=20)
     said = visible(page)
 
     assert all(name in said for name in widths)
@@ -93,10 +94,10 @@ def test_several_tasks_share_a_page(tmp_path):
 
 @pytest.mark.parametrize("asked", [{"alpha": 0.2}, {"alpha": 0.2, "max_width": 0.5}])
 def test_one_round_is_judged_and_nothing_is_planned(tmp_path, asked):
-    page = tq.make_report(made(rounds=1), tmp_path / "page", **asked, trials=20)
+    page = tq.make_report(made(rounds=1), tmp_path / "page", **asked, splits=20)
 
     assert sorted(p.name for p in page.parent.iterdir()) == [
-        "evaluate.json", "report.html", "run.json", "table.npz",
+        "diagnose.json", "evaluate.json", "report.html", "run.json", "table.npz",
     ]  # fmt: skip
 
 
@@ -107,25 +108,25 @@ def test_another_table_does_not_take_the_place_of_a_page(tmp_path):
     (tmp_path / "full" / "letter.txt").write_text("keep me")
 
     assert "0.7" in visible(page)
-    with pytest.raises(InputError, match="another table; choose another folder"):
+    with refused("file.exists"):
         tq.make_report(made(cases=81), tmp_path / "page", **ASKED)
-    with pytest.raises(InputError, match=r"holds letter\.txt"):
+    with refused("file.exists", "letter.txt"):
         tq.make_report(made(), tmp_path / "full", **ASKED)
 
 
 @pytest.mark.parametrize(
-    ("table", "described", "sentence"),
+    ("table", "described", "code"),
     [
-        (made(), {"accelerations": (6, 2)}, "brings its own accelerations"),
-        (made(), {"colour": "red"}, "does not know 'colour'"),
-        (made().outputs, {}, r"arrays as a pair \(outputs, targets\); got a ndarray"),
-        (tq.TaskOutputs(made().outputs, None, (6, 2)), {}, "no targets"),
-        ("missing.npz", {}, "there is no table"),
-        (made(), {"words": {"image": "x"}}, "no word for 'image'"),
+        (made(), {"accelerations": (6, 2)}, "option.unused"),
+        (made(), {"colour": "red"}, "choice.unknown"),
+        (made().outputs, {}, "dtype.invalid"),
+        (tq.TaskOutputs(made().outputs, None, (6, 2)), {}, "targets.missing"),
+        ("missing.npz", {}, "file.missing"),
+        (made(), {"terminology": {"image": "x"}}, "config.key"),
     ],
 )
-def test_what_is_no_table_is_refused_in_a_sentence(tmp_path, table, described, sentence):
-    with pytest.raises(InputError, match=sentence):
+def test_what_is_no_table_is_refused(tmp_path, table, described, code):
+    with refused(code):
         tq.make_report(table, tmp_path / "page", **ASKED, **described)
 
 
@@ -194,7 +195,7 @@ def unlike(tmp_path, **asked):
     x, z = table.outputs * scale, table.targets * scale
     parts = {"task_names": names, "group": table.group, "round_names": table.round_names}
     table = tq.TaskOutputs(x, z, (6, 2), **parts)
-    return tq.make_report(table, tmp_path / "page", alpha=0.2, trials=20, **asked).parent
+    return tq.make_report(table, tmp_path / "page", alpha=0.2, splits=20, **asked).parent
 
 
 WIDTHS = {"tear": 0.6, "area": 60, "density": 480}
@@ -241,17 +242,43 @@ def test_intervals_of_unlike_tasks_are_not_compared_where_nothing_was_planned(tm
 
 def test_point_estimates_are_judged_by_what_needs_no_spread(tmp_path):
     z = np.random.default_rng(0).random(60)
-    page = tq.make_report((z + 0.1, z), tmp_path / "page", alpha=0.2, trials=20)
+    page = tq.make_report((z + 0.1, z), tmp_path / "page", alpha=0.2, splits=20)
     judged = json.loads((page.parent / "evaluate.json").read_text())["results"]
 
     assert [row["score"] for row in judged] == ["ar"]
     assert "1 sample (" in visible(page)
+    assert not (page.parent / "diagnose.json").exists()
+    assert 'id="samples"' not in page.read_text()
+
+
+def test_the_calibration_of_samples_is_a_section_of_its_own(tmp_path):
+    table = made(label=np.arange(80) % 2)
+    # Planted: the second round's samples are half as far from their mean as they should be.
+    means = table.outputs[1].mean(axis=1, keepdims=True)
+    table.outputs[1] = means + 0.1 * (table.outputs[1] - means)
+    page = tq.make_report(table, tmp_path / "page", alpha=0.2, splits=20)
+    record = json.loads((page.parent / "diagnose.json").read_text())
+    expected = tq.diagnose(table)
+    contents = build_contents(read_folder(page.parent))
+    (grid,) = [t for t in contents.tables if t.name == "diagnose"]
+    (section,) = [s for s in contents.sections if s.heading == SAMPLES]
+    bars, low, high = section.figures[1][1].series
+
+    assert record["results"] == expected.to_dict()["results"]
+    assert [row[-1] for row in grid.rows] == [r.verdict for r in expected.results]
+    assert [(row[1], row[5]) for row in grid.rows] == [
+        (r.label or "all", r.outside.value) for r in expected.results
+    ]
+    assert grid.rows[3][-1] == "under-dispersed"
+    assert len(section.figures) == 2
+    assert max(bars.y) > max(high.y) > min(low.y)
+    assert page.read_text().count('id="samples"') == 1
 
 
 def test_a_goal_that_does_not_fit_is_refused_before_anything_is_judged(tmp_path):
     told = []
-    with pytest.raises(InputError, match="'rust'"):
-        tq.make_report(made(), tmp_path, alpha=0.2, max_width={"rust": 1}, tell=told.append)
+    with refused("choice.unknown", "rust"):
+        tq.make_report(made(), tmp_path, alpha=0.2, max_width={"rust": 1}, log=told.append)
 
     assert not told
     assert not list(tmp_path.iterdir())

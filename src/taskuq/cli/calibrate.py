@@ -283,9 +283,9 @@ def evaluate(
     _print(record, to_stderr=json == "-")
     app.print_json(record.to_dict(), json)
     if figures is not None:
-        from taskuq.report.figures import draw_record
+        from taskuq.report.figures import save_figures
 
-        app.print_result(str(draw_record(record.to_dict(), figures)))
+        app.print_result(str(save_figures(record.to_dict(), figures)))
 
 
 def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:

@@ -74,7 +74,7 @@ def experiment(
         "parts": () if data is None else _parts(data),
     }
     if name == "all":
-        records = run_all(sampled, estimated, settings, tell=app.print_message, **others)
+        records = run_all(sampled, estimated, settings, log=app.print_message, **others)
     else:
         app.print_message(f"{name}: {EXPERIMENTS[name].shows}")
         records = [run_one(name, make_inputs(sampled, estimated, **others), settings)]

@@ -149,9 +149,9 @@ def simulate(
     record = simulation_record(loaded, stop, results, inputs)
     app.print_json(record, json)
     if figures is not None:
-        from taskuq.report.figures import draw_record
+        from taskuq.report.figures import save_figures
 
-        app.print_result(str(draw_record(record, figures)))
+        app.print_result(str(save_figures(record, figures)))
 
 
 def _plans(

@@ -30,7 +30,7 @@ def demo(
         settings,
         output,
         stage=app.print_message,
-        tell=app.print_message if verbose else lambda line: None,
+        log=app.print_message if verbose else lambda line: None,
         quiet=verbose,
     )
     app.print_message("")
@@ -78,8 +78,8 @@ def report(
         run_dir = output or source.with_name(f"{source.stem}-report")
         page = make_report(
             source, run_dir, alpha=alpha, max_width=app.parse_per_task(max_width, "max-width"),
-            unit=unit, trials=splits, seed=seed, title=title, task_range=app.parse_range(range),
-            tell=app.print_message, words=app.parse_mapping(terminology, "terminology"),
+            unit=unit, splits=splits, seed=seed, title=title, task_range=app.parse_range(range),
+            log=app.print_message, terminology=app.parse_mapping(terminology, "terminology"),
         )  # fmt: skip
     else:
         page = write_report(run_dir)
@@ -246,9 +246,9 @@ def train_command(kind: str) -> Callable[..., None]:
 
 
 def _draw(record: dict[str, Any], folder: Path) -> None:
-    from taskuq.report.figures import draw_record
+    from taskuq.report.figures import save_figures
 
-    draw_record(record, folder, endings=(".svg",))
+    save_figures(record, folder, endings=(".svg",))
 
 
 def _show_cost(record: dict[str, Any], json: str | None) -> None:

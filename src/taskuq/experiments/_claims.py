@@ -222,7 +222,7 @@ def _matched(samples: TaskOutputs, point: TaskOutputs) -> tuple[TaskOutputs, Tas
         if not kept:
             raise InputError(
                 "the two tables have no case in common; give tables of the same cases",
-                code="shape.mismatch",
+                code="resume.mismatch",
             )
         point = point.select(cases=np.array([place[str(samples.case[k])] for k in kept]))
         samples = samples.select(cases=np.array(kept))
@@ -236,12 +236,12 @@ def _matched(samples: TaskOutputs, point: TaskOutputs) -> tuple[TaskOutputs, Tas
     if not same_shape or np.abs(samples.targets - point.targets).max() > SAME_TARGET:
         raise InputError(
             "the two tables have different targets for the same cases; make both with one task",
-            code="policy.mismatch",
+            code="resume.mismatch",
         )
     return samples, point
 
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 EXPERIMENTS: Registry[Experiment] = Registry(
     "experiment",
@@ -281,27 +281,25 @@ def run_all(
     point_table: TaskOutputs | None = None,
     settings: ClaimSettings | None = None,
     *,
-    tell: Tell = lambda line: None,
+    log: Log = lambda line: None,
     **others: Any,
 ) -> list[dict[str, Any]]:
     """Return records ``taskuq.experiment/1`` of every experiment that the inputs permit."""
     inputs = make_inputs(samples_table, point_table, **others)
-    return list(
-        run_experiments(inputs, ClaimSettings() if settings is None else settings, tell=tell)
-    )
+    return list(run_experiments(inputs, ClaimSettings() if settings is None else settings, log=log))
 
 
 def run_experiments(
-    inputs: ClaimInputs, settings: ClaimSettings, *, tell: Tell = lambda line: None
+    inputs: ClaimInputs, settings: ClaimSettings, *, log: Log = lambda line: None
 ) -> Iterator[dict[str, Any]]:
     """Run every experiment the inputs permit."""
     for name in EXPERIMENTS:
         experiment = EXPERIMENTS[name]
         lacking = inputs.lacks(experiment.needs)
         if lacking is not None:
-            tell(f"{name} is left out: {lacking}")
+            log(f"{name} is left out: {lacking}")
             continue
-        tell(f"{name}: {experiment.shows}")
+        log(f"{name}: {experiment.shows}")
         yield experiment.run(inputs, settings)
 
 

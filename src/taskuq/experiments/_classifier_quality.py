@@ -93,7 +93,7 @@ def _from_record(inputs: ClaimInputs) -> list[list[Any]]:
         ]  # fmt: skip
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"the task record is not complete ({error!r:.60}); make it with taskuq train classifier",
+            f"the task record is incomplete ({error!r:.60}); make it with taskuq train classifier",
             code="file.format",
         ) from None
 

@@ -15,6 +15,7 @@ from torch import Tensor
 import taskuq
 from taskuq._arrays import as_array
 from taskuq._io import make_folder, write_json
+from taskuq.conformal._diagnose import diagnose
 from taskuq.data._dataset import Dataset
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.measure._coils import rss
@@ -74,7 +75,7 @@ def _scan_slice(
     *,
     seed: int = 0,
     shown: int = 8,
-    tell: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> _DemoScan:
     """Scan one slice until the policy stops; then look at the rounds it did not need."""
     item = data[index]
@@ -84,7 +85,7 @@ def _scan_slice(
         networks.sampler, networks.task, seed, on_samples=lambda images, _: samples.append(images)
     )
     options = ScanOptions(
-        on_round=lambda r: tell(_sentence(item.case, r.acceleration, r.lower, r.upper, r.stop))
+        on_round=lambda r: log(_sentence(item.case, r.acceleration, r.lower, r.upper, r.stop))
     )
     scanners = as_scanners(SimulatedMRIScanner(item.image, masks, rates), item.case, None)
     scan = open_scan(policy, scanners, executor, options).run()
@@ -154,7 +155,7 @@ def run_demo(
     folder: Path,
     *,
     stage: Callable[[str], None] = lambda line: None,
-    tell: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
     quiet: bool = True,
 ) -> Path:
     """Run the embedded experiment, write everything the report shows, and return its page."""
@@ -164,17 +165,17 @@ def run_demo(
     stage("1/4  Planning when to stop, on a stored table of patients.")
     samples, point = stored_table("atlas-sampler"), stored_table("atlas-varnet")
     path = samples.save(folder / "table.npz")
-    tell(f"{path}: {samples}, made earlier on patients that no network was trained on.")
+    log(f"{path}: {samples}, made earlier on patients that no network was trained on.")
     policy = plan(samples, alpha=ALPHA, max_width=MAX_WIDTH, unit="group")
     policy.save(folder / "policy.json")
-    tell(f"The policy: {policy}")
+    log(f"The policy: {policy}")
     number = settings.patients * settings.slices
     stage(f"2/4  Scanning {number} slices of new patients, round by round.")
     with Progress(number, what="slices", quiet=quiet) as scanned:
-        live = _scan(settings, policy, samples, folder, tell, scanned)
+        live = _scan(settings, policy, samples, folder, log, scanned)
     write_json(folder / "records" / "live.json", live)
     stage(f"3/4  Judging the policy and the paper's claims over {settings.trials} random splits.")
-    _judge(settings, samples, point, folder, tell, quiet)
+    _judge(settings, samples, point, folder, log, quiet)
     stage("4/4  Writing the page.")
     write_json(folder / "run.json", _run(settings, policy))
     return write_report(folder)
@@ -185,7 +186,7 @@ def _scan(
     policy: Policy,
     table: TaskOutputs,
     folder: Path,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
     progress: Progress,
 ) -> dict[str, Any]:
     """Scan new patients, write what the explorer shows of them, and return what was reported."""
@@ -206,7 +207,7 @@ def _scan(
             scanned.append(
                 _scan_slice(
                     data, k * per + int(s), policy, networks, masks,
-                    seed=settings.seed, shown=settings.shown, tell=tell,
+                    seed=settings.seed, shown=settings.shown, log=log,
                 )
             )  # fmt: skip
             progress.step()
@@ -228,7 +229,7 @@ def _judge(
     samples: TaskOutputs,
     point: TaskOutputs,
     folder: Path,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
     quiet: bool,
 ) -> None:
     """Judge the policy, then look at the paper's claims; write each record as it is found."""
@@ -244,10 +245,11 @@ def _judge(
     claims = ClaimSettings(trials=settings.trials, seed=settings.seed)
     with Progress(1 + len(list(EXPERIMENTS)), what="claims", quiet=quiet) as progress:
         write_json(folder / "simulate.json", _judged(settings, samples))
+        write_json(folder / "diagnose.json", diagnose(samples).to_dict())
         progress.step()
-        for record in run_experiments(inputs, claims, tell=tell):
+        for record in run_experiments(inputs, claims, log=log):
             write_json(folder / "records" / f"{record['name']}.json", record)
-            tell(f"{record['title']}: {record['finding']}")
+            log(f"{record['title']}: {record['finding']}")
             progress.step()
 
 

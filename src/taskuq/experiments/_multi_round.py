@@ -25,7 +25,7 @@ from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import PolicySpec
 from taskuq.policy._simulate import Simulation, simulate
 from taskuq.report._records import policy_name
-from taskuq.report.figures import Figure, series_of
+from taskuq.report.figures import Figure, series_from_rows
 from taskuq.report.figures._policy import acceleration_against_width, accepted
 from taskuq.table._table import TaskOutputs
 
@@ -167,7 +167,9 @@ def _overview(found: Simulated, unit: Unit) -> Figure:
         x_label="error rate α, width to stop at τ",
         y_label="average acceleration",
         x_scale="category",
-        series=series_of(points, lambda p: p[0], lambda p: p[1], lambda p: p[2], style="bars"),
+        series=series_from_rows(
+            points, lambda p: p[0], lambda p: p[1], lambda p: p[2], style="bars"
+        ),
     )
 
 

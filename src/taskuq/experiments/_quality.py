@@ -6,7 +6,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,7 +61,7 @@ def _volume_ssim(recovered: Tensor, truth: Tensor) -> float:
 def _spread_error_correlation(
     samples: Tensor, truth: Tensor, *, foreground: float = 0.05, block: int = 1
 ) -> float:
-    """Return Spearman's correlation of samples' deviation and their mean's absolute error, or NaN."""
+    """Return Spearman's correlation of the samples' deviation and error, or NaN."""
     maps = torch.stack([samples.std(0), (samples.mean(0) - truth).abs(), truth])
     maps = torch.nn.functional.avg_pool2d(maps[:, None], block)[:, 0]
     inside = maps[2] > foreground * truth.max() if foreground else torch.ones_like(maps[2]).bool()
@@ -101,7 +101,7 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 class _VGG16(nn.Module):
     """VGG-16 up to its last hidden layer: 4096 features of an image."""
 
-    def __init__(self, width: float = 1.0) -> None:
+    def __init__(self) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         channels = 3
@@ -109,22 +109,15 @@ class _VGG16(nn.Module):
             if not outputs:
                 layers.append(nn.MaxPool2d(2))
                 continue
-            wide = max(1, int(outputs * width))
-            layers += [nn.Conv2d(channels, wide, 3, padding=1), nn.ReLU(inplace=True)]
-            channels = wide
-        hidden, classes = int(4096 * width), max(1, int(1000 * width))
+            layers += [nn.Conv2d(channels, outputs, 3, padding=1), nn.ReLU(inplace=True)]
+            channels = outputs
         self.features = nn.Sequential(*layers)
         self.avgpool = nn.AdaptiveAvgPool2d(7)
         # The last layer is only there so that a public state dict fits.
         self.classifier = nn.Sequential(
-            nn.Linear(49 * channels, hidden),
-            nn.ReLU(inplace=True),
-            nn.Identity(),
-            nn.Linear(hidden, hidden),
-            nn.ReLU(inplace=True),
-            nn.Identity(),
-            nn.Linear(hidden, classes),
-        )
+            nn.Linear(49 * channels, 4096), nn.ReLU(inplace=True), nn.Identity(),
+            nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Identity(), nn.Linear(4096, 1000),
+        )  # fmt: skip
 
     def forward(self, images: Tensor, data_range: Tensor) -> Tensor:
         """Features (image, feature) of magnitude images (image, height, width)."""
@@ -154,29 +147,35 @@ TOGETHER = 64
 Features = Callable[[Tensor, Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class _QualityArrays:
-    """Image quality of reconstructions, filled in chunks."""
+Arrays = dict[str, FloatArray]
 
-    psnr: FloatArray
-    ssim: FloatArray
-    correlation: FloatArray
-    where: FloatArray
-    pixels: FloatArray
-    features: FloatArray
-    rejected: FloatArray
 
-    @classmethod
-    def together(cls, parts: Sequence[_QualityArrays]) -> _QualityArrays:
-        """Put parts one behind the other."""
-        names = [field.name for field in fields(cls)]
-        joined = {
-            name: np.concatenate(
-                [getattr(part, name) for part in parts], axis=int(name == "pixels")
-            )
-            for name in names
-        }
-        return cls(**joined)
+def _arrays(
+    psnr: Sequence[float] = (),
+    ssim: Sequence[float] = (),
+    correlation: Sequence[float] = (),
+    where: Sequence[float] = (),
+    pixels: Sequence[FloatArray] = (),
+    features: Sequence[FloatArray] = (),
+    rejected: int = 0,
+) -> Arrays:
+    """Return the measures of one chunk."""
+    return {
+        "psnr": np.array(psnr, dtype=float),
+        "ssim": np.array(ssim, dtype=float),
+        "correlation": np.array(correlation, dtype=float),
+        "where": np.array(where, dtype=float),
+        "pixels": np.concatenate([np.empty((2, 0), dtype=np.float32), *pixels], axis=1),
+        "features": np.concatenate(features) if features else np.empty((0, 0)),
+        "rejected": np.array([rejected]),
+    }
+
+
+def _concatenate(parts: Sequence[Arrays]) -> Arrays:
+    return {
+        name: np.concatenate([part[name] for part in parts], axis=int(name == "pixels"))
+        for name in parts[0]
+    }
 
 
 @dataclass(frozen=True)
@@ -190,7 +189,7 @@ class _QualityChunk:
 
 @dataclass(frozen=True, eq=False)
 class _QualityWork:
-    """All chunks of a quality evaluation."""
+    """Chunks of a quality evaluation, for an engine."""
 
     pieces: Sequence[_QualityChunk]
     folder: Path
@@ -205,48 +204,41 @@ class _QualityWork:
 
     @property
     def size(self) -> int:
-        """Pieces are done one by one."""
         return 1
 
     def unfinished(self, todo: Sequence[int]) -> list[int]:
-        """Return the pieces that are not kept yet."""
         return [index for index in todo if not self._file(index).exists()]
 
     def record_failure(self, index: int, error: Exception) -> None:
-        """A judgement is whole or there is none."""
         raise MachineError(
             f"a piece of the judgement ended its worker again and again ({first_line(error):.160})"
             "; start the same command again to do the rest"
         )
 
     def run(self, todo: list[int], progress: Progress | None = None) -> int:
-        """Judge pieces, keep each, and return how many there were."""
-        said = ""
+        """Evaluate chunks, store each, and return their number."""
+        shown = ""
         with pinned_threads(self.threads), sigterm_as_exit():
             for index in todo:
                 stage = self._stage(self.pieces[index])
-                if progress is not None and stage != said:
+                if progress is not None and stage != shown:
                     progress.say(stage)
-                said = stage
-                found = self.judged(self.pieces[index])
-                arrays = {field.name: getattr(found, field.name) for field in fields(found)}
+                shown = stage
+                arrays = self.evaluate(self.pieces[index])
                 with atomic_write(self._file(index)) as partial, partial.open("wb") as file:
-                    np.savez(file, **arrays)
+                    np.savez(file, **arrays)  # type: ignore[arg-type]
                 if progress is not None:
                     progress.step()
         return len(todo)
 
-    def kept(self, index: int) -> _QualityArrays:
-        """Read a piece that was judged."""
+    def load(self, index: int) -> Arrays:
+        """Read an evaluated chunk."""
         with open_npz(self._file(index)) as arrays:
-            return _QualityArrays(
-                **{field.name: arrays[field.name] for field in fields(_QualityArrays)}
-            )
+            return {name: arrays[name] for name in arrays}
 
-    def judged(self, piece: _QualityChunk) -> _QualityArrays:
-        """Judge a piece."""
+    def evaluate(self, piece: _QualityChunk) -> Arrays:
         if piece.method is None:
-            return _measures(features=[self._reference(index) for index in piece.cases])
+            return _arrays(features=[self._reference(index) for index in piece.cases])
         recover = self.methods[piece.method]
         executor = Executor(recover, _no_task, self.seed)
         before = getattr(recover, "rejected", 0)
@@ -271,7 +263,7 @@ class _QualityWork:
             # Each image by the brightest pixel of its true image, as those of the reference are.
             seen.append(_seen(self.features, torch.stack(singles), true.amax((1, 2))))
         rejected = getattr(recover, "rejected", 0) - before
-        return _measures(
+        return _arrays(
             psnr=[_volume_psnr(mean, true)], ssim=[_volume_ssim(mean, true)],
             correlation=correlation, where=where, pixels=pixels, features=seen,
             rejected=rejected,
@@ -290,42 +282,6 @@ class _QualityWork:
 
     def _file(self, index: int) -> Path:
         return self.folder / f"piece-{index:06d}.npz"
-
-
-def _quality_chunks(
-    accelerations: Sequence[float], methods: Sequence[str], volumes: Sequence[Sequence[int]]
-) -> Iterator[_QualityChunk]:
-    """Yield every volume, method and acceleration to evaluate."""
-    for acceleration in accelerations:
-        for method in methods:
-            for cases in volumes:
-                yield _QualityChunk(method, acceleration, tuple(cases))
-
-
-def _reference_chunks(count: int) -> Iterator[_QualityChunk]:
-    """Yield the training images of the FID reference in chunks."""
-    for start in range(0, count, TOGETHER):
-        yield _QualityChunk(None, 1.0, tuple(range(start, min(start + TOGETHER, count))))
-
-
-def _measures(
-    psnr: Sequence[float] = (),
-    ssim: Sequence[float] = (),
-    correlation: Sequence[float] = (),
-    where: Sequence[float] = (),
-    pixels: Sequence[FloatArray] = (),
-    features: Sequence[FloatArray] = (),
-    rejected: int = 0,
-) -> _QualityArrays:
-    return _QualityArrays(
-        np.array(psnr, dtype=float),
-        np.array(ssim, dtype=float),
-        np.array(correlation, dtype=float),
-        np.array(where, dtype=float),
-        np.concatenate(pixels, axis=1) if pixels else np.empty((2, 0), dtype=np.float32),
-        np.concatenate(features) if features else np.empty((0, 0)),
-        np.array([rejected]),
-    )
 
 
 def _no_task(images: Any) -> Any:
@@ -415,9 +371,18 @@ def _opened(config: QualityConfig, folder: Path, device: str, threads: int | Non
     features = None if config.features is None else _load_vgg(config.features).to(device)
     volumes = list(_volumes(validation, config.volumes))
     count = min(config.references or len(training), len(training)) if features else 0
-    pieces = _quality_chunks(config.measure.accelerations, list(methods), volumes)
+    pieces = [
+        _QualityChunk(None, 1.0, tuple(range(start, min(start + TOGETHER, count))))
+        for start in range(0, count, TOGETHER)
+    ]
+    pieces += [
+        _QualityChunk(method, acceleration, tuple(cases))
+        for acceleration in config.measure.accelerations
+        for method in methods
+        for cases in volumes
+    ]
     return _QualityWork(
-        [*_reference_chunks(count), *pieces], folder, validation, training, methods, features,
+        pieces, folder, validation, training, methods, features,
         config.measure, config.samples, config.seed, threads,
     )  # fmt: skip
 
@@ -449,17 +414,17 @@ def _threads_before(store: Path | None) -> int | None:
 
 
 def _record(config: QualityConfig, work: _QualityWork) -> dict[str, Any]:
-    found: dict[tuple[float, str | None], list[_QualityArrays]] = {}
+    found: dict[tuple[float, str | None], list[Arrays]] = {}
     for number, piece in enumerate(work.pieces):
-        found.setdefault((piece.acceleration, piece.method), []).append(work.kept(number))
+        found.setdefault((piece.acceleration, piece.method), []).append(work.load(number))
     images = found.pop((1.0, None), None)
-    reference = None if images is None else _QualityArrays.together(images).features
+    reference = None if images is None else _concatenate(images)["features"]
     rows, pooled = [], []
     for (acceleration, name), parts in found.items():
         assert name is not None
-        whole = _QualityArrays.together(parts)
+        whole = _concatenate(parts)
         rows.append(_row(acceleration, name, whole, reference, config.samples))
-        pooled.append(whole.pixels)
+        pooled.append(whole["pixels"])
     record: dict[str, Any] = {"schema": SCHEMA, "config": to_toml_table(config), "results": rows}
     spread, error = np.concatenate(pooled, axis=1).astype(float)
     if len(spread):
@@ -472,27 +437,27 @@ def _record(config: QualityConfig, work: _QualityWork) -> dict[str, Any]:
 def _row(
     acceleration: float,
     method: str,
-    found: _QualityArrays,
+    found: Arrays,
     reference: FloatArray | None,
     samples: int,
 ) -> dict[str, Any]:
     row: dict[str, Any] = {"acceleration": acceleration, "method": method}
-    row["psnr"], row["ssim"] = _average(found.psnr), _average(found.ssim)
-    row["volumes"], row["rejected"] = len(found.psnr), int(found.rejected.sum())
-    row["exact"] = int(np.isposinf(found.psnr).sum())
+    row["psnr"], row["ssim"] = _average(found["psnr"]), _average(found["ssim"])
+    row["volumes"], row["rejected"] = len(found["psnr"]), int(found["rejected"].sum())
+    row["exact"] = int(np.isposinf(found["psnr"]).sum())
     for name, values in (
-        ("spread_error_correlation", found.correlation),
-        ("spread_error_blocks", found.where),
+        ("spread_error_correlation", found["correlation"]),
+        ("spread_error_blocks", found["where"]),
     ):
         defined = [value for value in values if not math.isnan(value)]
         if defined:
             row[name] = float(np.mean(defined))
-    if found.pixels.size:
-        ratio = _size_ratio(found.pixels, samples)
+    if found["pixels"].size:
+        ratio = _size_ratio(found["pixels"], samples)
         if ratio is not None:
             row["spread_error_ratio"] = ratio
     if reference is not None:
-        row["fid"] = _frechet_distance(found.features, reference)
+        row["fid"] = _frechet_distance(found["features"], reference)
     return row
 
 

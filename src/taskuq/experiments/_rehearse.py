@@ -114,7 +114,7 @@ class Rehearsal:
     volumes: int = 5
     data: Path | None = None
     toy: bool = False
-    tell: Callable[[str], None] = field(default=lambda line: None, repr=False)
+    log: Callable[[str], None] = field(default=lambda line: None, repr=False)
     recipe: tuple[_Command, ...] = field(
         default_factory=lambda: _read_recipe(COMMANDS.read_text(encoding="utf-8")), repr=False
     )
@@ -158,9 +158,9 @@ class Rehearsal:
         known = {c: before[c.text] for c in self.recipe if c.text in before}
         passed = {c: old["key"] for c, old in known.items() if old["status"] == "passed"}
         for number, command in enumerate(self.recipe, start=1):
-            self.tell(f"\n[{number}/{len(self.recipe)}] {command.text}")
+            self.log(f"\n[{number}/{len(self.recipe)}] {command.text}")
             if added := self.added(command):
-                self.tell(f"    added: {added}")
+                self.log(f"    added: {added}")
             pairs = zip(self.recipe, results, strict=False)
             inputs = [result for other, result in pairs if command.follows(other, self.work)]
             lost = next((r for r in inputs if r["status"] != "passed"), None)
@@ -175,7 +175,7 @@ class Rehearsal:
                 result |= {"status": "skipped", "error": f"needs what '{lost['line']}' makes"}
             else:
                 result |= self._run(number, command)
-            self.tell(f"    {_sentence(result)}")
+            self.log(f"    {_sentence(result)}")
             results.append(result)
             # Commands that were kept took their time as well.
             earlier = sum(result["seconds"] for result in results if result["kept"])
@@ -293,7 +293,7 @@ class Rehearsal:
             return
         if self.data is None:
             training, validation = ((self.volumes, count) for count in self.slices)
-            self.tell(f"Making {2 * self.volumes} volumes in fastMRI's layout from the atlas.")
+            self.log(f"Making {2 * self.volumes} volumes in fastMRI's layout from the atlas.")
             layout = (
                 FastMRILayout(height=80, width=72, coils=9, recon=SIZE)
                 if self.toy
@@ -322,9 +322,9 @@ class Rehearsal:
             if slices == 0:
                 raise InputError(
                     f"{folder} has no volume that can be used; run 'taskuq data check {folder}'",
-                    code="units.few",
+                    code="file.missing",
                 )
-            self.tell(f"Linked {slices} slices of {folder}.")
+            self.log(f"Linked {slices} slices of {folder}.")
         for path in links:
             link = data / path.relative_to(source)
             make_folder(link.parent)

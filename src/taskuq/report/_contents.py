@@ -25,7 +25,7 @@ from taskuq.report import _records as records
 from taskuq.report._explorer import explorer_numbers
 from taskuq.report._records import Record, RunFolder, StoredRecord, Table, slug, title_of
 from taskuq.report._scan import OneScan, one_scan
-from taskuq.report.figures import Figure, figure_from_dict, figures_of
+from taskuq.report.figures import Figure, figure_from_dict, figures_from_record
 from taskuq.report.figures._imaging import calibration_sizes
 from taskuq.report.figures._policy import lines_record
 from taskuq.table._table import TaskOutputs
@@ -48,6 +48,7 @@ STORY = {
 _TABLES: Mapping[str, Callable[[Record, str], Table]] = {
     records.EVALUATE: records._score_table,
     records.SIMULATE: records._policy_table,
+    records.DIAGNOSE: records._sample_table,
     records.QUALITY: records._quality_table,
     records.TASK: records._network_table,
 }
@@ -134,6 +135,7 @@ class Contents:
     failed: dict[str, str]  # reasons from the log of the table, by case
     evaluations: dict[str, Record]  # by record name
     simulations: dict[str, list[Record]]
+    diagnoses: set[str]
     sections: list[_Section]
     tables: list[Table]
     experiments: list[_Experiment]
@@ -200,6 +202,7 @@ def build_contents(folder: RunFolder) -> Contents:
         guarantees=[Statement(words.apply(s), tuple(map(words.apply, of))) for s, of in guarantees],
         is_by_group=unit is not None and unit.is_group, cases=cases, numbers=numbers, scan=scan,
         failed=_failed(folder), evaluations=evaluations, simulations=simulations,
+        diagnoses={s.name for s in shown if s.schema == records.DIAGNOSE},
         sections=_sections([*shown, *_computed(folder, words, sizes)]),
         tables=[s.table for s in shown if s.table is not None], experiments=experiments,
         notes=notes,
@@ -246,7 +249,8 @@ def _shown(found: StoredRecord) -> _Shown:
 
 
 def _figures(record: Record, prefix: str = "") -> list[tuple[str, str, str, Figure]]:
-    by = f", splits by {record['unit']}" if record.get("unit") else ""
+    is_split = record.get("unit") and record["schema"] != records.DIAGNOSE
+    by = f", splits by {record['unit']}" if is_split else ""
     return [
         (
             kind.heading,
@@ -254,7 +258,7 @@ def _figures(record: Record, prefix: str = "") -> list[tuple[str, str, str, Figu
             (kind.title or title_of(figure.name)) + by,
             replace(figure, name=f"{prefix}{figure.name}"),
         )
-        for kind, figure in figures_of(record)
+        for kind, figure in figures_from_record(record)
         if not figure.is_empty
     ]
 
@@ -534,9 +538,7 @@ def _policy_reports(policy: Policy, table: TaskOutputs) -> Iterator[_CaseReport]
     lower, upper = np.full((n, tasks), np.nan), np.full((n, tasks), np.nan)
     group = table.group if policy.whole_group else np.zeros(n)
     if group is None:
-        raise InputError(
-            "it decides about whole groups, the table has none", code="policy.mismatch"
-        )
+        raise InputError("it decides about whole groups, the table has none", code="groups.missing")
     jointly = [np.flatnonzero(group == g) for g in np.unique(group)]
     for k in range(table.rounds):
         for members in jointly:
@@ -567,10 +569,10 @@ def _bound_reports(bound: Bound, table: TaskOutputs) -> Iterator[_CaseReport]:
     k = 0 if bound.acceleration is None else table.round_index(bound.acceleration)
     if bound.acceleration is None and table.rounds > 1:
         raise InputError(
-            "it does not say which of the table's accelerations it is for", code="policy.mismatch"
+            "it does not say which of the table's accelerations it is for", code="rounds.invalid"
         )
     if table.tasks > 1:
-        raise InputError("it is for one task, the table has several", code="option.conflict")
+        raise InputError("it is for one task, the table has several", code="policy.mismatch")
     outputs = table.rounds_up_to(k) if bound.rounds > 1 else table.outputs[k]
     interval = bound(outputs)
     targets = table.targets_at(k)

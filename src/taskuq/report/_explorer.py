@@ -149,7 +149,7 @@ def _check_explorer(arrays: Mapping[str, Any]) -> Explorer:
         what = f"does not know {unknown[0]!r}" if unknown else f"needs {', '.join(missing)}"
         raise InputError(
             f"the explorer {what}; give the arrays that its description names",
-            code="shape.mismatch",
+            code="option.missing",
         )
     given = {name: value for name, value in arrays.items() if value is not None}
     x = {n: as_array(given[n], n) for n in given if n not in IDS}
@@ -160,7 +160,7 @@ def _check_explorer(arrays: Mapping[str, Any]) -> Explorer:
             "outputs must be (slice, round, sample), with a last axis for several tasks, and truth "
             f"(slice, height, width), with a last axis of 3 for colours, got {outputs.shape} and "
             f"{x['truth'].shape}; bring them to these axes",
-            code="shape.mismatch",
+            code="shape.axes",
         )
     S, T, p, *tasks = outputs.shape
     H, W, *colour = x["truth"].shape[1:]
@@ -179,7 +179,7 @@ def _check_explorer(arrays: Mapping[str, Any]) -> Explorer:
         raise InputError(
             f"masks must be (round, line) with {T} rounds, or the same for each of {S} slices, got "
             f"{x['masks'].shape}",
-            code="shape.mismatch",
+            code="shape.axes",
         )
     for name, value in x.items():
         if name in expected and value.shape != expected[name]:

@@ -39,6 +39,7 @@ from taskuq.report._records import (
 )
 from taskuq.report._scan import scan_picture
 from taskuq.report.figures import Figure, draw_all, figure_svg, legend_of, plain_values
+from taskuq.report.figures._evaluation import SAMPLES
 from taskuq.table._table import suggest_range
 
 # Experiments about what precedes the statistics, folded in the report.
@@ -114,13 +115,18 @@ def _context(contents: Contents) -> dict[str, Any]:
     failures, counted = _failure_tables(contents)
     patients, by_task = patient_table(folder.table, contents.cases), task_table(contents.cases)
     of_policies = [t for t in contents.tables if t.name in contents.simulations]
-    others = [t for t in contents.tables if t.name not in contents.simulations]
+    of_samples = [t for t in contents.tables if t.name in contents.diagnoses]
+    others = [t for t in contents.tables if t not in (*of_policies, *of_samples)]
     rows = [row for results in contents.simulations.values() for row in results]
     scripts = [(ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS]
     # The content security policy names our scripts, so that no other one runs.
     digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
     hashes = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
     scan, key = contents.scan, _key_table(contents)
+    sections = [
+        (heading, say(reading), [_plate(figure, used, title, say) for title, figure in under])
+        for heading, reading, under in contents.sections
+    ]
     return {
         "title": str(run.get("title") or "A run without a title"),
         "words": words,
@@ -132,10 +138,9 @@ def _context(contents: Contents) -> dict[str, Any]:
         "key_alpha": key and _key_evaluation(contents)[1]["results"][0]["alpha"],
         "tables": [_grid(t, say) for t in (*of_policies, *filter(None, [by_task]))],
         "more_tables": [_grid(t, say) for t in others],
-        "figures": [
-            (heading, say(reading), [_plate(figure, used, title, say) for title, figure in under])
-            for heading, reading, under in contents.sections
-        ],
+        "figures": [section for section in sections if section[0] != SAMPLES],
+        "samples": [section for section in sections if section[0] == SAMPLES],
+        "sample_tables": [_grid(t, say) for t in of_samples],
         "experiments": _experiments(contents, used),
         "guarantees": contents.guarantees[1:],
         "unit": "group" if contents.is_by_group else "case",

@@ -21,6 +21,7 @@ from taskuq.table._terminology import round_label
 RUN = "taskuq.run/1"
 EXPERIMENT = "taskuq.experiment/1"
 EVALUATE = "taskuq.evaluate/1"
+DIAGNOSE = "taskuq.diagnose/1"
 SIMULATE = "taskuq.simulate/1"
 QUALITY = "taskuq.quality/1"
 TASK = "taskuq.task/1"
@@ -108,7 +109,7 @@ def _require_table(table: Any) -> None:
             raise InputError(
                 f"table {table['name']!r:.40} has {columns} columns and a row of {len(row)}; give "
                 "each row one value per column",
-                code="file.format",
+                code="shape.mismatch",
             )
 
 
@@ -215,6 +216,34 @@ def _error(row: Record, name: str) -> float:
     """Standard error without rounding noise."""
     found = number(row["standard_errors"][name])
     return 0.0 if abs(found) < ROUNDING else found
+
+
+def _sample_table(record: Record, name: str) -> Table:
+    def estimate(of: Record) -> tuple[float, float]:
+        return number(of["value"]), number(of["se"])
+
+    results, p = record["results"], int(record["samples"])
+    has_tasks, has_classes = (any(r[of] is not None for r in results) for of in ("task", "label"))
+    rows = tuple(
+        (
+            *((r["task"],) if has_tasks else ()), str(r["round"] or "–"),
+            *((r["label"] or "all",) if has_classes else ()), int(r["n"]),
+            *estimate(r["crps"]), *estimate(r["outside"]), number(r["outside"]["expected"]),
+            *estimate(r["spread_over_error"]), *estimate(r["bias"]), r["verdict"],
+        )
+        for r in results
+    )  # fmt: skip
+    caption = (
+        f"Posterior samples against the truth, ± one standard error over {record['unit']}s. "
+        f"Calibrated samples leave {2 / (p + 1):.3g} of the truths outside all {p} samples, their "
+        "spread over error is 1 and their bias 0. Measured."
+    )
+    head = (
+        *(("task",) if has_tasks else ()), "round", *(("class",) if has_classes else ()), "cases",
+        "CRPS", "± CRPS", "outside all samples", "± outside", "outside if calibrated",
+        "spread over error", "± spread", "bias", "± bias", "samples are",
+    )  # fmt: skip
+    return Table(name, caption, head, rows)
 
 
 def _quality_table(record: Record, name: str) -> Table:
@@ -427,7 +456,7 @@ def _read(file: Path) -> dict[str, Any]:
             raise InputError("is a folder or a pipe and not a file; remove it", code="file.format")
         if file.stat().st_size > LARGEST_RECORD:
             raise InputError(
-                "is too large for a record; leave it out of the run's folder", code="file.damaged"
+                "is too large for a record; leave it out of the run's folder", code="file.format"
             )
         record = load_json(file)
     except OSError as error:

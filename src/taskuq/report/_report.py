@@ -15,6 +15,7 @@ import numpy as np
 
 import taskuq
 from taskuq._io import fingerprint, make_folder, open_npz, write_json
+from taskuq.conformal._diagnose import diagnose
 from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
 from taskuq.conformal._units import PolicyUnitName, Unit
 from taskuq.errors import InputError, MachineError
@@ -37,7 +38,7 @@ OTHERS = ("adaptive", "paper")
 
 def make_report(
     table: Any,
-    folder: str | os.PathLike[str],
+    output: str | os.PathLike[str],
     *,
     alpha: float,
     max_width: Any = None,
@@ -46,22 +47,22 @@ def make_report(
     policy: str = "fixed-width",
     unit: PolicyUnitName | None = None,
     scores: Sequence[str] | None = None,
-    trials: int = 1000,
+    splits: int = 1000,
     seed: int = 0,
     title: str | None = None,
-    words: Any = None,
-    tell: Callable[[str], None] = lambda line: None,
-    **described: Any,
+    terminology: Any = None,
+    log: Callable[[str], None] = lambda line: None,
+    **table_kwargs: Any,
 ) -> Path:
     """Evaluate a table of task outputs, plan when to stop, and write a report.
 
-    The folder gets the table, ``evaluate.json``, ``report.html``; ``policy.json`` and
-    ``simulate.json`` if there is a goal and more than one round; and ``explorer.npz`` if the run
-    that made the table kept pictures.
+    The folder gets the table, ``evaluate.json``, ``report.html``; ``diagnose.json`` if there are
+    several posterior samples; ``policy.json`` and ``simulate.json`` if there is a goal and more
+    than one round; and ``explorer.npz`` if the run that made the table kept pictures.
 
     Args:
         table: A table, its path, a data frame, or arrays (outputs, targets).
-        folder: A new folder, or one that this function has filled before from the same table.
+        output: A new folder, or one that this function has filled before from the same table.
         alpha: The error rate.
         max_width: Stop when intervals are this narrow; one for each of several tasks, also by name.
         at_least: Stop when a lower bound exceeds this level, likewise.
@@ -69,12 +70,12 @@ def make_report(
         policy: The kind of policy to plan; others are simulated for comparison.
         unit: Unit of the guarantee: 'case', 'group' or 'whole-group'; with groups, the group.
         scores: Scores to evaluate; by default ar, lwr, cqr and mlwr, or ar for point estimates.
-        trials: The number of random splits.
+        splits: The number of random splits.
         seed: Their seed.
         title: Title of the report.
-        words: Terms for cases, groups, rounds and pictures (:class:`taskuq.table._terminology.Terminology`).
-        tell: Called with lines of progress.
-        described: With arrays: ``accelerations``, ``group``, ``task_range``, ``round_names`` ...
+        terminology: Terms for cases, groups, rounds and pictures, a mapping or a Terminology.
+        log: Called with lines of progress.
+        table_kwargs: With arrays: ``accelerations``, ``group``, ``task_range``, ``round_names`` ...
 
     Returns:
         The path of the report.
@@ -85,17 +86,19 @@ def make_report(
         >>> outputs = np.clip(truth[:, None] + 0.1 * rng.standard_normal((2, 60, 4)), 0, 1)
         >>> page = make_report(
         ...     (outputs, truth), tempfile.mkdtemp(), accelerations=(8, 2), alpha=0.2,
-        ...     max_width=0.6, trials=20, words={"case": "scene"})
+        ...     max_width=0.6, splits=20, terminology={"case": "scene"})
         >>> page.name
         'report.html'
     """
-    loaded, run = as_table(table, described, "make_report"), Path(folder)
+    loaded, run = as_table(table, table_kwargs, "make_report"), Path(output)
     if not loaded.has_targets:
         raise InputError(
             "the table has no targets, so nothing can be judged on it; add them",
             code="targets.missing",
         )
-    called = as_terminology(words if words is not None else loaded.provenance.get("words"))
+    called = as_terminology(
+        terminology if terminology is not None else loaded.provenance.get("words")
+    )
     whom = policy_unit(loaded, unit, "random")
     asked = {"max_width": max_width, "at_least": at_least, "at_most": at_most}
     has_goal = any(value is not None for value in asked.values())
@@ -105,19 +108,21 @@ def make_report(
     _claim(run, loaded)
     loaded.save(run / "table.npz")
     if undeclared := suggest_range(loaded):
-        tell(undeclared)
-    tell(f"{loaded}: judging {', '.join(scores)} over {trials} random splits.")
-    judged = EvaluationGrid(tuple(scores), alpha, splits=trials, seed=seed, unit=whom.counted)
+        log(undeclared)
+    log(f"{loaded}: judging {', '.join(scores)} over {splits} random splits.")
+    judged = EvaluationGrid(tuple(scores), alpha, splits=splits, seed=seed, unit=whom.counted)
     write_json(run / "evaluate.json", evaluate_table(loaded, judged).to_dict())
+    if loaded.samples > 1:
+        write_json(run / "diagnose.json", diagnose(loaded).to_dict())
     if goal is not None and not np.isnan(loaded.accelerations).any():
-        tell(f"Planning when to stop: {policy}.")
+        log(f"Planning when to stop: {policy}.")
         made = plan(loaded, alpha=alpha, policy=policy, unit=unit, **asked)
         made.save(run / "policy.json")
         others = [k for k in OTHERS if POLICIES[k].stops_whole_groups or not whom.stops_together]
         kinds = dict.fromkeys((policy, *others))
         plans = [PolicySpec(kind, alpha, goal) for kind in kinds]
-        tell(f"Replaying {', '.join(kinds)} over {trials} random splits.")
-        found = simulate(loaded, plans, splits=trials, seed=seed, unit=unit)
+        log(f"Replaying {', '.join(kinds)} over {splits} random splits.")
+        found = simulate(loaded, plans, splits=splits, seed=seed, unit=unit)
         record = simulation_record(
             loaded, goal, [(loaded.samples, one) for one in found], {"seed": seed}
         )

@@ -131,6 +131,7 @@ FIGURES: Registry[FigureKind] = Registry(
         "width-against-samples": "taskuq.report.figures._evaluation:AGAINST_SAMPLES",
         "coverage": "taskuq.report.figures._evaluation:LAW",
         "conditional-coverage": "taskuq.report.figures._evaluation:CONDITIONAL",
+        "sample-ranks": "taskuq.report.figures._evaluation:RANKS",
         "accepted-by-acceleration": "taskuq.report.figures._policy:ACCEPTED",
         "coverage-by-stop": "taskuq.report.figures._policy:COVERAGE",
         "acceleration-against-width": "taskuq.report.figures._policy:TRADE_OFF",
@@ -145,19 +146,19 @@ FIGURES: Registry[FigureKind] = Registry(
 )
 
 
-def figures_of(record: Mapping[str, Any]) -> list[tuple[FigureKind, Figure]]:
+def figures_from_record(record: Mapping[str, Any]) -> list[tuple[FigureKind, Figure]]:
     """Return every figure that a record with a ``schema`` supports, with its kind.
 
     Example:
         >>> split = {"schema": "taskuq.split/1", "train": ["a", "b"], "tune": ["c"], "judge": ["d"]}
-        >>> [figure.series[0].y for _, figure in figures_of(split)]
+        >>> [figure.series[0].y for _, figure in figures_from_record(split)]
         [(2.0, 1.0, 1.0)]
     """
     kinds = [kind for kind in map(FIGURES.__getitem__, FIGURES) if kind.schema == record["schema"]]
     return [(kind, figure) for kind in kinds for figure in kind.describe(record)]
 
 
-def series_of(
+def series_from_rows(
     rows: Iterable[Row],
     by: Callable[[Row], str],
     x: Callable[[Row], float | str],
@@ -171,7 +172,7 @@ def series_of(
 
     Example:
         >>> rows = [("ar", 16, 0.2), ("lwr", 16, 0.1), ("ar", 8, 0.1)]
-        >>> series_of(rows, lambda r: r[0], lambda r: r[1], lambda r: r[2])[0]
+        >>> series_from_rows(rows, lambda r: r[0], lambda r: r[1], lambda r: r[2])[0]
         Series(name='ar', x=(16, 8), y=(0.2, 0.1), error=None, style='line')
     """
     named: dict[str, list[Row]] = {}
@@ -200,7 +201,8 @@ def figure_from_dict(record: Any) -> Figure:
         ) from None
     if figure.x_scale not in get_args(XScale) or figure.y_scale not in ("linear", "log"):
         raise InputError(
-            f"figure {figure.name!r:.40} has an unknown scale; write it again", code="file.format"
+            f"figure {figure.name!r:.40} has an unknown scale; write it again",
+            code="choice.unknown",
         )
     return figure
 
@@ -232,7 +234,7 @@ def plain_values(value: Any) -> Any:
     return value if isinstance(value, str | int | bool | None) else str(value)
 
 
-def draw(figure: Figure, path: str | Path) -> Path:
+def save_figure(figure: Figure, path: str | Path) -> Path:
     """Draw a figure to a file; the ending selects SVG, PNG or PDF."""
     return draw_all(figure, [Path(path)])[0]
 
@@ -250,11 +252,11 @@ def draw_all(figure: Figure, paths: Sequence[Path]) -> list[Path]:
     return list(paths)
 
 
-def draw_record(
+def save_figures(
     record: Mapping[str, Any], folder: Path, endings: Sequence[str] = (".svg", ".png")
 ) -> Path:
     """Draw every figure that a record supports into a folder, and return the folder."""
-    for _, figure in figures_of(record):
+    for _, figure in figures_from_record(record):
         draw_all(figure, [folder / f"{figure.name}{ending}" for ending in endings])
     return folder
 

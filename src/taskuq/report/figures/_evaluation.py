@@ -7,8 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from taskuq.report._records import EVALUATE, number, slug
-from taskuq.report.figures import Figure, FigureKind, Series, series_of
+from taskuq.conformal._diagnose import BAND
+from taskuq.report._records import DIAGNOSE, EVALUATE, number, slug
+from taskuq.report.figures import Figure, FigureKind, Series, Style, series_from_rows
 from taskuq.table._terminology import round_label
 
 # One evaluation as its record holds it: what one score did at one acceleration.
@@ -27,7 +28,7 @@ def width_against(rows: Sequence[Row], along: Literal["acceleration", "samples"]
         if along == "acceleration"
         else f"against the number p of posterior samples{_at(rows[0])}."
     )
-    series = series_of(
+    series = series_from_rows(
         rows,
         lambda r: str(r["score"]),
         lambda r: float(r[along] or 1.0),
@@ -57,7 +58,7 @@ def coverage_histogram(row: Row) -> Figure:
 def coverage_within(rows: Sequence[Row], strata: str) -> Figure:
     """Return coverage within classes (``"class"``) or ranges of width (``"size"``)."""
     sentence, label = WITHIN[strata]
-    series = series_of(
+    series = series_from_rows(
         [(r["score"], s) for r in rows for s in r[f"{strata}_coverage"]],
         lambda pair: str(pair[0]),
         lambda pair: str(pair[1]["name"]),
@@ -69,6 +70,26 @@ def coverage_within(rows: Sequence[Row], strata: str) -> Figure:
         f"{sentence}{_at(rows[0])}; measured, not guaranteed. An empty stratum is left out.",
         label, "coverage", series, x_scale="category",
         reference=(("target", 1 - rows[0]["alpha"]),),
+    )  # fmt: skip
+
+
+def rank_histogram(row: Row) -> Figure:
+    """Return the ranks of the truth among the samples, relative to calibrated ones."""
+    bins, called = row["histogram"], row["round"] or "one round"
+    ranks = tuple((b["first"] + b["last"]) / 2 for b in bins)
+
+    def series(name: str, of: str, style: Style) -> Series:
+        return Series(name, ranks, tuple(b[of] / b["expected"] for b in bins), style=style)
+
+    return Figure(
+        f"ranks-{slug(called)}",
+        f"Rank of the truth among the posterior samples, {called}: {row['verdict']}. Bars are "
+        "fractions of cases over those of calibrated samples, whose bars all lie between the two "
+        f"ends of the band with probability {BAND:g} or more.",
+        "samples below the truth", "cases over expected",
+        (series("truths", "fraction", "bars"), series("band, lower end", "low", "step"),
+         series("band, upper end", "high", "step")),
+        reference=(("calibrated", 1.0),),
     )  # fmt: skip
 
 
@@ -133,6 +154,12 @@ def _conditional(rows: list[Row]) -> list[Figure]:
     ]
 
 
+def _rank_histograms(rows: list[Row]) -> list[Figure]:
+    return [rank_histogram(r) for r in rows if r["label"] is None]
+
+
+SAMPLES = "Are the samples calibrated?"
+RANKS = FigureKind(DIAGNOSE, partial(_each_task, _rank_histograms), SAMPLES)
 AGAINST_ACCELERATION = FigureKind(
     EVALUATE, partial(_each_task, partial(_widths, "acceleration")), "Widths of intervals"
 )

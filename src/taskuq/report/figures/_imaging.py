@@ -10,7 +10,7 @@ import numpy as np
 
 from taskuq.conformal._quantiles import calibration_size
 from taskuq.report import _records as records
-from taskuq.report.figures import Figure, FigureKind, Series, series_of
+from taskuq.report.figures import Figure, FigureKind, Series, series_from_rows
 
 FOLDS = {"train": "to train on", "tune": "to tune on", "judge": "to calibrate and test on"}
 PARTS = {"tune": "tuning", "judge": "judged"}
@@ -56,7 +56,7 @@ def against_acceleration(
     name: str, caption: str, y_label: str, errors: str | None = None,
 ) -> Figure:  # fmt: skip
     """Return values of a quality record against acceleration, one line for each method."""
-    series = series_of(
+    series = series_from_rows(
         values,
         lambda pair: str(pair[0]["method"]),
         lambda pair: float(pair[0]["acceleration"]),
@@ -103,7 +103,7 @@ def roc(
 
 
 def _reliability(rows: Mapping[str, Row], task: str) -> Figure:
-    series = series_of(
+    series = series_from_rows(
         [(part, bin_) for part, row in rows.items() for bin_ in row["reliability"]],
         lambda pair: pair[0],
         lambda pair: float(pair[1]["mean"]),

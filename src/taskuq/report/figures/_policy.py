@@ -9,7 +9,7 @@ import numpy as np
 
 from taskuq.report import _records as records
 from taskuq.report._records import has_several_tasks, number, policy_name, round_called
-from taskuq.report.figures import Figure, FigureKind, Series, Style, series_of
+from taskuq.report.figures import Figure, FigureKind, Series, Style, series_from_rows
 from taskuq.table._table import TaskOutputs
 from taskuq.table._terminology import Terminology
 
@@ -25,7 +25,7 @@ def accepted(stops: Mapping[str, Stops], called: Mapping[float, str] | None = No
     caption = "Fraction of cases accepted after each round; the last has everything measured."
     if not called:
         caption = "Fraction of cases accepted after each acceleration; R = 1 is a full scan."
-    series = series_of(
+    series = series_from_rows(
         [(rule, stop) for rule, of in stops.items() for stop in of],
         lambda pair: pair[0],
         lambda pair: _round(pair[1], called),
@@ -52,7 +52,7 @@ def _called(record: Mapping[str, Any]) -> dict[float, str] | None:
 
 def _coverage_at_stop(record: Mapping[str, Any]) -> Figure:
     called = _called(record)
-    series = series_of(
+    series = series_from_rows(
         [(rule, stop) for rule, of in _stops(record).items() for stop in of[:-1]],
         lambda pair: pair[0],
         lambda pair: _round(pair[1], called),
@@ -78,7 +78,7 @@ def acceleration_against_width(
         "Average acceleration against the mean width of early reports: up and to the left is "
         "better. Policies named paper have no guarantee."
     )
-    series = series_of(points, lambda p: p[0], lambda p: p[1], lambda p: p[2], style=style)
+    series = series_from_rows(points, lambda p: p[0], lambda p: p[1], lambda p: p[2], style=style)
     return Figure("acceleration-against-width", caption, "mean width of early reports",
                   "average acceleration", series)  # fmt: skip
 
