@@ -108,14 +108,14 @@ def test_groups_that_count_alike_within_a_stratum_break_the_default_reading():
     promise = BOOK["a random case of a new group, given its stratum, ar"]
     alike = partial(bound, score="ar", by_group=True, strata=True, condition_on="group")
 
-    assert promise._unit is given_its_stratum
+    assert promise.whom is given_its_stratum
     assert is_broken(replace(promise, trial=alike))
 
 
 def test_cases_that_count_alike_break_the_promise_for_groups():
     promise = BOOK["a random case of a new group, ar"]
 
-    assert promise._unit is a_random_case
+    assert promise.whom is a_random_case
     assert is_broken(replace(promise, trial=partial(bound, score="ar")))
 
 
