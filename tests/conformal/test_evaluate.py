@@ -303,7 +303,8 @@ def counted(options, score="lwr", **extra):
     """The evaluation, and for each of its splits the test fold with its intervals."""
     rng = np.random.default_rng(3)
     result = tq.evaluate(
-        OUTPUTS_EACH_END, TRUTH_EACH_END, alpha=ALPHA, score=score, side="each", splits=TRIALS, seed=rng, **options,
+        OUTPUTS_EACH_END, TRUTH_EACH_END, alpha=ALPHA, score=score, side="each", splits=TRIALS,
+        seed=rng, **options,
         **extra,
     )  # fmt: skip
     group = options.get("group")

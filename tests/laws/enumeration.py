@@ -245,7 +245,7 @@ class Promise:
     def judged(self, seed: int) -> Judged:
         """Try it on a population."""
         population, alpha = self.draw(seed), self.alphas[seed % len(self.alphas)]
-        tally = self.enumerate(population, self.trial(population, alpha), self._unit)
+        tally = self.enumerate(population, self.trial(population, alpha), self.whom)
         lost, of = sum(tally.lost.values()), sum(tally.of.values())
         used = float(lost / of) / alpha
         return Judged(tally.broken(alpha, self.fewest), tally.told / tally.cases, used)
@@ -299,7 +299,7 @@ class GivenPromise:
         for drawn, times in every_sample(kinds, self.size, by_place=self.by_place):
             look, tally = trial(drawn), Tally()
             for kind in kinds.units:
-                tally.add(self._unit, kind, *look(kind))
+                tally.add(self.whom, kind, *look(kind))
             broken = [k for k in tally.broken(alpha) if not self.seen or k in drawn.strata]
             for key in ["any"][: len(broken)] if self.together else broken:
                 unlucky[key] += times

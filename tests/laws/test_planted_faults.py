@@ -15,7 +15,6 @@ from laws.populations import Population, Unit
 from laws.trials import bound, given, planned, scan, stopped, told
 from taskuq.conformal import _bound as threshold
 from taskuq.conformal import _joint as joint
-from taskuq.conformal import _units as grouped
 from taskuq.conformal import _units as units
 from taskuq.policy import _stopping as stopping
 
@@ -34,9 +33,8 @@ def rank_one_too_low(monkeypatch):
 
 def new_group_forgotten(monkeypatch):
     """Allow the calibration groups alpha of their own number, without the one of the new group."""
-    allowed = lambda count, alpha, delta: grouped.exact_alpha(alpha) * count  # noqa: E731 short
-    for module in (units, grouped):
-        monkeypatch.setattr(module, "mean_loss_allowed", allowed)
+    allowed = lambda count, alpha, delta: units.exact_alpha(alpha) * count  # noqa: E731 short
+    monkeypatch.setattr(units, "_allowed_total_loss", allowed)
 
 
 def new_weight_forgotten(monkeypatch):
@@ -108,14 +106,14 @@ def test_groups_that_count_alike_within_a_stratum_break_the_default_reading():
     promise = BOOK["a random case of a new group, given its stratum, ar"]
     alike = partial(bound, score="ar", by_group=True, strata=True, condition_on="group")
 
-    assert promise._unit is given_its_stratum
+    assert promise.whom is given_its_stratum
     assert is_broken(replace(promise, trial=alike))
 
 
 def test_cases_that_count_alike_break_the_promise_for_groups():
     promise = BOOK["a random case of a new group, ar"]
 
-    assert promise._unit is a_random_case
+    assert promise.whom is a_random_case
     assert is_broken(replace(promise, trial=partial(bound, score="ar")))
 
 
