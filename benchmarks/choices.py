@@ -15,7 +15,8 @@ import torch
 
 from taskuq.data import ChestPhantom, open_all
 from taskuq.data._atlas import AtlasData
-from taskuq.measure import AdaptiveConfig, MaskConfig, TomographyConfig, _MeasureConfig
+from taskuq.measure import AdaptiveConfig, MaskConfig, TomographyConfig
+from taskuq.measure._systems import MeasureConfig
 from taskuq.recover import open_recovery
 from taskuq.scan._round import _CachedTask
 from taskuq.task import AirFraction
@@ -42,7 +43,7 @@ def main() -> None:
 
 
 def _compare(
-    name: str, system: _MeasureConfig, image: Any, recover: Any, task: Any, aim: Any
+    name: str, system: MeasureConfig, image: Any, recover: Any, task: Any, aim: Any
 ) -> None:
     masks = system.masks(image.shape[-1])
     rule = AdaptiveConfig(aim).rule(

@@ -74,7 +74,7 @@ def require_finite(array: FloatArray, name: str) -> None:
             # A large value makes the sum of squares large, NaN makes it NaN.
             is_moderate = np.vdot(array, array) <= np.float64(LARGEST) ** 2
     else:
-        is_moderate = array.min() >= -LARGEST and array.max() <= LARGEST
+        is_moderate = float(array.min()) >= -LARGEST and float(array.max()) <= LARGEST
     if is_moderate:
         return
     bad = ~(np.abs(array) <= np.float64(LARGEST))

@@ -24,7 +24,7 @@ class Interval:
     An interval whose ends cross (:math:`\ell_i > u_i`, which CQR can produce) is *empty*: it has
     width 0 and contains nothing.
 
-    Arguments:
+    Args:
         lower: The lower ends, any shape.
         upper: The upper ends, the same shape.
 

@@ -188,7 +188,7 @@ def test_infinite_scores_give_an_infinite_mean_and_their_share_of_splits():
 TRUTH = np.random.default_rng(17).random(149)
 OUTPUTS = TRUTH[:, None] + 0.1 * np.random.default_rng(18).standard_normal((149, 4))
 # 149 cases split into 104 and 45; 4000 trials see a rank that is off by one.
-RUN = {"alpha": 0.1, "score": "lwr", "trials": 4000}
+RUN = {"alpha": 0.1, "score": "lwr", "splits": 4000}
 
 
 def p_value(outputs=OUTPUTS, targets=TRUTH):

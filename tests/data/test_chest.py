@@ -5,7 +5,6 @@ import pytest
 
 from raising import refused
 from taskuq.data._chest import ChestData, ChestPhantom, air_fraction
-from taskuq.data._readers import open_task_data
 from taskuq.task._methods import AirFraction
 
 
@@ -42,7 +41,7 @@ def test_air_is_counted_inside_the_body_alone(size):
 
 
 def test_what_a_network_should_say_is_what_is_computed():
-    part = open_task_data(ChestData(patients=2, size=32, slices=2))
+    part = ChestData(patients=2, size=32, slices=2).open_targets()
     images = np.stack([part.cases[k].image for k in range(4)])
     assert np.allclose(part.targets[:, 0], AirFraction()(images))
 

@@ -13,7 +13,7 @@ from taskuq.data._arrays import read_npz
 from taskuq.errors import InputError
 from taskuq.measure._masks import published_masks
 
-SMALL = {"size": 32, "minimum_width": 32, "slices": "all"}
+SMALL = {"size": 32, "min_lines": 32, "slices": "all"}
 NOTES = "file,slice,study_level,x,y,width,height,label\n"
 
 
@@ -39,16 +39,12 @@ def test_masks_repeat_under_their_seed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ({"accelerations": "16,eight"}, "separated by commas"),
-        ({"published": True, "size": 128}, "size 320"),
-        ({"output": "masks.txt"}, "ends in .npz"),
-    ],
+    "arguments",
+    [{"accelerations": "16,eight"}, {"published": True, "size": 128}, {"output": "masks.txt"}],
 )
-def test_masks_refuse_bad_input(tmp_path, arguments, sentence):
+def test_masks_refuse_bad_input(tmp_path, arguments):
     name = arguments.pop("output", "masks.npz")
-    with pytest.raises(ValueError, match=sentence.replace(".", r"\.")):
+    with pytest.raises(InputError):
         masks(output=tmp_path / name, **arguments)
 
 
@@ -58,7 +54,7 @@ def test_check_tells_what_is_used_and_what_is_skipped(write_volume, tmp_path, ca
     (tmp_path / "knee.csv").write_text(
         NOTES + "file1000001,1,No,1,2,3,4,Meniscus Tear\nfile1000001,x,No,1,2,3,4,Meniscus Tear\n"
     )
-    check(tmp_path / "volumes", labels=tmp_path / "knee.csv", json_file="-", **SMALL)
+    check(tmp_path / "volumes", labels=tmp_path / "knee.csv", json="-", **SMALL)
     record = json.loads(capsys.readouterr().out)
     assert record["schema"] == "taskuq.data-check/1"
     assert record["summary"] == {
@@ -92,17 +88,17 @@ def test_check_is_strict_when_asked(write_volume, tmp_path):
 def test_check_reads_your_own_images_and_arrays(tmp_path, capsys):
     Image.fromarray(np.ones((8, 6), dtype=np.uint8)).save(tmp_path / "a.png")
     (tmp_path / "labels.csv").write_text("file,label,group\na.png,1,anna\n")
-    check(tmp_path, labels=tmp_path / "labels.csv", json_file="-")
+    check(tmp_path, labels=tmp_path / "labels.csv", json="-")
     assert json.loads(capsys.readouterr().out)["files"][0]["size"] == "8×6"
     np.savez(tmp_path / "b.npz", images=np.ones((4, 8, 8)), label=[0, 1, 1, 0], group=[1, 1, 2, 2])
-    check(tmp_path / "b.npz", json_file=str(tmp_path / "check.json"))
+    check(tmp_path / "b.npz", json=str(tmp_path / "check.json"))
     assert json.loads((tmp_path / "check.json").read_text())["summary"]["positives"] == 2
 
 
 def test_check_says_what_is_missing(tmp_path):
-    with pytest.raises(ValueError, match="does not exist"):
+    with refused("value.invalid"):
         check(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"give --labels TABLE\.csv"):
+    with refused("value.invalid"):
         check(tmp_path)
 
 

@@ -19,8 +19,7 @@ from taskuq.data._atlas import AtlasData
 from taskuq.data._dataset import Dataset, SplitConfig
 from taskuq.data._fastmri import FastMRIData
 from taskuq.data._folder import FolderData
-from taskuq.data._readers import READERS, DataConfig, open_all, open_data, open_task_data, read_data
-from taskuq.errors import InputError
+from taskuq.data._readers import READERS, DataConfig, open_all, open_data, read_data
 from taskuq.table._table import TaskOutputs
 from taskuq.task._backbone import BackboneConfig
 from taskuq.task._cases import TaskDataset
@@ -188,7 +187,7 @@ def test_every_command_refuses_what_is_not_the_readers_own(start, data, tmp_path
 def test_coils_are_simulated_for_recoveries_and_not_for_tasks(start, data, tmp_path):
     start("data check", {})
     reader = read_data(tmp_path / "config.toml")
-    plain = open_task_data(reader).cases[0].image
+    plain = reader.open_targets().cases[0].image
 
     assert open_all(reader)[0].image.shape == (2, SIZE, SIZE)
     assert open_data(reader)[0][0].image.is_complex()
@@ -283,10 +282,10 @@ def test_a_key_of_another_kind_is_refused_by_name(tmp_path, table, code, names):
     [
         (FastMRIData(), open_data, "data.path"),
         (FastMRIData(path=Path("a")), open_all, "data.validation_path"),
-        (FastMRIData(path=Path("a")), open_task_data, "data.labels"),
+        (FastMRIData(path=Path("a")), lambda data: data.open_targets(), "data.labels"),
         (NpzData(), open_all, "data.path"),
         (FolderData(), open_all, "data.path"),
-        (FolderData(path=Path("a")), open_task_data, "data.labels"),
+        (FolderData(path=Path("a")), lambda data: data.open_targets(), "data.labels"),
     ],
 )
 def test_a_reader_names_the_key_it_needs(reader, opening, key):
@@ -296,7 +295,7 @@ def test_a_reader_names_the_key_it_needs(reader, opening, key):
 
 def test_targets_follow_the_cases_that_are_kept(tmp_path):
     reader = NpzData(**npz(tmp_path) | {"path": tmp_path / "mine.npz"}, target="area")
-    part = open_task_data(reader)
+    part = reader.open_targets()
 
     assert part.targets.tolist() == [[float(k)] for k in range(CASES)]
     assert part.cases.cases.tolist() == [f"case-{k}" for k in range(CASES)]
@@ -317,14 +316,14 @@ def test_arrays_that_do_not_fit_the_images_are_refused(tmp_path, change, code, n
         extra = {"short": np.ones(3), "broken": np.full(CASES + 1, np.nan)}
         np.savez(tmp_path / "more.npz", **file, **extra)
     with refused(code, names):
-        open_task_data(NpzData(path=tmp_path / "more.npz", **change))
+        NpzData(path=tmp_path / "more.npz", **change).open_targets()
 
 
 def test_the_atlas_is_the_same_in_memory_and_case_by_case():
     pytest.importorskip("nilearn")
     lazy = AtlasData(patients=3, size=32, slices=2, target="lesion_area")
-    one = open_task_data(lazy)
-    other = open_task_data(replace(lazy, in_memory=True))
+    one = lazy.open_targets()
+    other = replace(lazy, in_memory=True).open_targets()
 
     assert np.array_equal(one.targets, other.targets)
     assert np.array_equal(one.cases.groups, other.cases.groups)
@@ -344,7 +343,7 @@ def test_fastmri_slices_come_as_magnitudes_with_their_labels(tmp_path):
     notes = "file,slice,study_level,x,y,width,height,label\nfile2,2,No,10,10,5,5,Meniscus Tear\n"
     (tmp_path / "knee.csv").write_text(notes)
     config = FastMRIData(path=tmp_path, labels=tmp_path / "knee.csv")
-    part = open_task_data(config)
+    part = config.open_targets()
     case = TaskDataset(part.cases, part.targets)[0, 1]
 
     assert part.targets.sum() == 1
@@ -368,7 +367,7 @@ def test_a_folder_of_mixed_sizes_is_refused_and_can_be_cut(tmp_path):
         split=SplitConfig(train=0.4, tune=0.4),
     )
     machine = TrainerOptions("cpu", progress=False)
-    with pytest.raises(InputError, match="images are of size 16×16 and 17×16"):
+    with refused("value.invalid"):
         train(settings, tmp_path / "run", machine=machine)
     cut = replace(data, cut=16)
     train(replace(settings, data=cut), tmp_path / "b", machine=machine)

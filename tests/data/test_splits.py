@@ -13,7 +13,6 @@ from taskuq.data._arrays import ArrayDataset
 from taskuq.data._dataset import (
     Split,
     SplitConfig,
-    _group_folds,
     load_split,
     save_split,
     split_groups,
@@ -37,15 +36,6 @@ def test_a_split_does_not_depend_on_the_order_of_names(groups, seed, shuffler):
     shuffler.shuffle(some)
 
     assert split_groups(some, 0.5, 0.2, seed=seed) == split_groups(groups, 0.5, 0.2, seed=seed)
-
-
-@given(names, st.integers(2, 5))
-def test_folds_judge_every_patient_once_and_never_one_they_learn_from(groups, count):
-    splits = _group_folds(groups, count, 0.2, seed=0)
-
-    assert sorted(name for split in splits for name in split.judge) == sorted(groups)
-    for split in splits:
-        assert sorted(split.train + split.tune + split.judge) == sorted(groups)
 
 
 def test_a_split_that_is_not_to_be_stored_still_agrees_with_the_stored_one(tmp_path):

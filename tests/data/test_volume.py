@@ -1,10 +1,17 @@
 """fastMRI files read back bit for bit, whatever their size and whatever they lack."""
 
-import numpy as np
+from pathlib import Path
+
 import pytest
 
 from raising import refused
-from taskuq.data._volume import _read_header, _VolumeHeader, open_volume
+from taskuq.data._volume import (
+    _Annotation,
+    _encoded_lines,
+    open_volume,
+    read_annotations,
+    read_file_list,
+)
 
 
 @pytest.mark.parametrize(
@@ -15,37 +22,33 @@ from taskuq.data._volume import _read_header, _VolumeHeader, open_volume
         {"slices": 1, "coils": 1, "height": 8, "width": 7},
     ],
 )
-def test_kspace_and_reference_read_back_bit_for_bit(write_volume, size):
+def test_kspace_reads_back_bit_for_bit(write_volume, size):
     path, kspace = write_volume(recon=6, **size)
     volume = open_volume(path)
     assert {name: getattr(volume, name) for name in size} == size
     for index in range(size["slices"]):
         assert volume.kspace(index).tobytes() == kspace[index].tobytes()
-        assert np.array_equal(volume.reconstruction_rss(index), np.abs(kspace[index, 0, :6, :6]))
 
 
 def test_attributes_and_header_are_read(write_volume):
     volume = open_volume(write_volume("file1000052.h5", height=48, width=40, recon=32)[0])
     assert (volume.name, volume.acquisition, volume.patient) == ("file1000052", "CORPD_FBK", "0a1b")
-    # Half of 40 lines less a centre at 18: 2 lines of padding before, 36 acquired ones.
-    assert volume.header == _VolumeHeader((48, 40, 1), (32, 32, 1), (2, 38))
+    assert volume.encoded_lines == 40
 
 
 def test_missing_fields_are_missing_and_not_guessed(write_volume):
     volume = open_volume(write_volume(header=False, acquisition=None, rss=False)[0])
-    assert volume.header == _VolumeHeader()
+    assert volume.encoded_lines is None
     assert volume.acquisition == ""
-    with refused("file.format", "reconstruction_rss"):
-        volume.reconstruction_rss(0)
 
 
-def test_a_header_without_limits_still_has_its_sizes():
+def test_a_header_without_namespace_or_number_is_read():
     size = "<matrixSize><x>5</x><y>6</y><z>7</z></matrixSize>"
     xml = f"<h><encoding><encodedSpace>{size}</encodedSpace></encoding></h>"
-    assert _read_header(xml) == _VolumeHeader(encoded_size=(5, 6, 7))
-    assert _read_header(xml.replace("<y>6</y>", "<y>many</y>")) == _VolumeHeader()
+    assert _encoded_lines(xml) == 6
+    assert _encoded_lines(xml.replace("<y>6</y>", "<y>many</y>")) is None
     with refused("file.format"):
-        _read_header("<h><encoding>")
+        _encoded_lines("<h><encoding>")
 
 
 def test_a_truncated_file_is_refused_in_one_sentence(write_volume):
@@ -63,3 +66,71 @@ def test_a_file_without_kspace_is_refused(write_volume):
 def test_a_slice_out_of_range_is_an_index_error(write_volume):
     with pytest.raises(IndexError):
         open_volume(write_volume(slices=2)[0]).kspace(2)
+
+
+PUBLISHED = Path(__file__).resolve().parents[2] / "../shared/data/fastmri_plus"
+published = pytest.mark.skipif(not PUBLISHED.exists(), reason="the fastMRI+ files are not here")
+HEAD = "file,slice,study_level,x,y,width,height,label\n"
+
+
+@published
+def test_the_counts_of_the_knee_file_are_the_published_ones():
+    notes = read_annotations(PUBLISHED / "knee.csv")
+    tears = notes.positive_slices("Meniscus Tear")
+    assert len(notes.rows) == 16167
+    assert len(tears) == 663
+    assert sum(len(slices) for slices in tears.values()) == 4858
+
+
+@published
+def test_every_annotated_volume_is_on_the_list():
+    for part in ("knee", "brain"):
+        notes = read_annotations(PUBLISHED / f"{part}.csv")
+        assert {row.file for row in notes.rows} <= read_file_list(
+            PUBLISHED / f"{part}_file_list.csv"
+        )
+
+
+def test_rows_about_a_volume_label_the_volume_and_no_slice(tmp_path):
+    path = tmp_path / "notes.csv"
+    path.write_text(HEAD + "a,0,Yes,,,,,Normal for age\nb,3,No,1,2,3,4,Mass\n")
+    notes = read_annotations(path)
+    assert notes.positive_volumes("Normal for age") == {"a"}
+    assert notes.positive_slices("Normal for age") == {}
+    assert notes.positive_slices("mass") == {"b": {3}}
+    with refused("choice.unknown", "Mass, Normal for age"):
+        notes.positive_slices("Masses")
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("a,x,No,1,2,3,4,Mass", "slice is 'x', not a number"),
+        ("a,-1,No,1,2,3,4,Mass", "slice is -1, below 0"),
+        ("a,1,Perhaps,1,2,3,4,Mass", "study_level is 'Perhaps'"),
+        ("a,1,No,1,,3,4,Mass", "y is '', not a number"),
+        (",1,No,1,2,3,4,Mass", "file or label is empty"),
+        ("a,1,No", "file or label is empty"),
+    ],
+)
+def test_an_unreadable_row_is_listed(tmp_path, row, reason):
+    path = tmp_path / "notes.csv"
+    path.write_text(HEAD + "a,1,No,1,2,3,4,Mass\n" + row + "\n")
+    notes = read_annotations(path)
+    assert len(notes.rows) == 1
+    assert notes.unreadable[0].startswith(f"line 3: {reason}")
+
+
+def test_a_file_with_other_columns_is_refused(tmp_path):
+    path = tmp_path / "notes.csv"
+    path.write_text("file,label\na,Mass\n")
+    with refused("table.column", "height"):
+        read_annotations(path)
+
+
+def test_a_box_is_flipped_back_into_the_stored_image():
+    # A mark in row 5 of a 10-row image is seen in row 4 of the flipped one.
+    rows, columns = _Annotation("a", 0, False, (2, 4, 3, 1), "Mass").rows_and_columns(10)
+    assert (rows, columns) == (slice(5, 6), slice(2, 5))
+    outside = _Annotation("a", 0, False, (2, -1, 3, 4), "Mass").rows_and_columns(10)
+    assert outside[0] == slice(7, 10)

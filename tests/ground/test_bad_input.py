@@ -22,7 +22,7 @@ def calibrate(outputs=X, targets=Z, **options):
 
 
 def evaluate(outputs=X, targets=Z, **options):
-    options = {"alpha": 0.1, "score": "lwr", "trials": 3, "rng": np.random.default_rng(0)} | options
+    options = {"alpha": 0.1, "score": "lwr", "splits": 3, "seed": 0} | options
     return tq.evaluate(outputs, targets, **options)
 
 
@@ -49,7 +49,7 @@ FAULTS = {
     "infinity in targets": ({"targets": spoilt(Z, np.inf, 7)}, ["targets"]),
     "numbers beyond all tasks": ({"outputs": spoilt(X, 1e300, (2, 1))}, ["outputs"]),
     "targets too few": ({"targets": Z[:-1]}, ["targets"]),
-    "alpha zero": ({"alpha": 0}, ["alpha"]),
+    "alpha zero": ({"alpha": 0}, ["alpha", "(0, 1)", "got 0"]),
     "alpha one": ({"alpha": 1.0}, ["alpha"]),
     "alpha negative": ({"alpha": -0.1}, ["alpha", "-0.1"]),
     "alpha in percent": ({"alpha": 5}, ["alpha"]),
@@ -109,8 +109,8 @@ MORE = {
     "huge groups": (calibrate, {"group": np.full(30, 1e30)}, ["group"]),
     "unit without groups": (calibrate, {"unit": "group"}, ["group="]),
     "unknown unit": (calibrate, {"unit": "voxel"}, ["unit", "'voxel'"]),
-    "a share of cases beyond one": (calibrate, {"group": np.arange(30), "cases": 2}, ["2"]),
-    "cases by another word": (calibrate, {"group": np.arange(30), "cases": "most"}, ["most"]),
+    "a share of cases beyond one": (calibrate, {"group": np.arange(30), "cases": 2}, ["fraction"]),
+    "cases by another word": (calibrate, {"group": np.arange(30), "cases": "most"}, ["fraction"]),
     "delta one": (calibrate, {"delta": 1}, ["delta"]),
     "label and strata": (calibrate, {"label": ONES, "strata": ONES}, []),
     "negative weights": (calibrate, {"weights": -np.ones(30)}, ["weights"]),
@@ -123,14 +123,16 @@ MORE = {
     ),
     "tuning on one of them": (
         calibrate, {"score": "learned", "tuning": (np.r_[X + 1, X[:1]], np.r_[Z + 1, Z[:1]])},
-        ["1 of 31", "30"],
+        ["1 of 31 tuning cases", "first: 30"],
     ),
-    "learned from too few": (calibrate, {"score": "learned"} | FEW, ["tuning"]),
-    "no trials": (evaluate, {"trials": 0}, ["trials"]),
-    "size bins that fall": (evaluate, {"size_bins": (1, 0)}, []),
-    "share of everything": (evaluate_exact, {"share": 1.0}, ["share"]),
-    "no tunings": (evaluate_exact, {"tunings": 0, "score": "learned"}, ["tunings"]),
-    "a step of nothing": (calibrate_online, {"step": 0}, ["step"]),
+    "learned from too few": (calibrate, {"score": "learned"} | FEW, ["tuning cases"]),
+    "no splits": (evaluate, {"splits": 0}, ["splits"]),
+    "size bins that fall": (evaluate, {"size_bins": (1, 0)}, ["size_bins"]),
+    "all for calibration": (
+        evaluate_exact, {"calibration_fraction": 1.0}, ["calibration_fraction"],
+    ),
+    "no tunings": (evaluate_exact, {"tuning_repeats": 0, "score": "learned"}, ["tuning_repeats"]),
+    "a step of nothing": (calibrate_online, {"step_size": 0}, ["step_size"]),
     "unknown method": (calibrate_joint, {"method": "mean"}, ["method"]),
     "rank for groups": (calibrate_joint, {"method": "rank", "group": np.arange(30)}, ["rank"]),
 }  # fmt: skip

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from taskuq.measure._coils import rss
+from taskuq.measure._coils import compress_coils, compression_matrix, rss
+from taskuq.measure._fourier import project_measured
 
 
 @pytest.mark.parametrize("axis", [-3, 1, 0])
@@ -21,3 +25,58 @@ def test_the_gradient_is_finite_where_an_image_is_black():
     images = torch.zeros(2, 3, 3, dtype=torch.complex64, requires_grad=True)
     rss(images).sum().backward()
     assert torch.isfinite(torch.view_as_real(images.grad)).all()
+
+
+def coil_images(seed, coils):
+    """Coils of unequal strength that see correlated pictures."""
+    rng = np.random.default_rng(seed)
+    real, imaginary = rng.normal(size=(2, coils, 6, 7))
+    mixing = rng.normal(size=(coils, coils)) * 2.0 ** -np.arange(coils)
+    return torch.as_tensor(np.einsum("ab,bhw->ahw", mixing, real + 1j * imaginary))
+
+
+drawn = {"coils": st.integers(2, 9), "seed": st.integers(0, 9999)}
+
+
+@settings(max_examples=40, deadline=None)
+@given(**drawn)
+def test_virtual_coils_hold_exactly_the_largest_singular_values(coils, seed):
+    x = coil_images(seed, coils)
+    singular = torch.linalg.svdvals(x.flatten(1))
+    for kept in range(1, coils + 1):
+        virtual = compress_coils(x, compression_matrix(x, kept))
+        assert torch.allclose(virtual.norm() ** 2, (singular[:kept] ** 2).sum())
+
+
+@settings(max_examples=40, deadline=None)
+@given(**drawn)
+def test_virtual_coils_do_not_depend_on_coil_order_but_for_sign(coils, seed):
+    x = coil_images(seed, coils)
+    order = torch.as_tensor(np.random.default_rng(seed).permutation(coils))
+    one = compress_coils(x, compression_matrix(x, 1))
+    other = compress_coils(x[order], compression_matrix(x[order], 1))
+    assert torch.allclose(one.abs(), other.abs(), atol=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(**drawn)
+def test_masking_lines_and_mixing_coils_commute(coils, seed):
+    x, mask = coil_images(seed, coils), np.array([0, 1, 1, 0, 1, 0, 1], dtype=bool)
+    C = compression_matrix(project_measured(x, mask), 2)
+    assert torch.allclose(
+        project_measured(compress_coils(x, C), mask), compress_coils(project_measured(x, mask), C)
+    )
+
+
+def test_a_matrix_from_measured_lines_does_not_see_the_others():
+    x, mask = coil_images(0, 5), np.array([0, 1, 1, 0, 1, 0, 1], dtype=bool)
+    unseen = x - project_measured(x, mask)
+    changed = x + 3 * unseen
+    one, other = (compression_matrix(project_measured(a, mask), 3) for a in (x, changed))
+    assert torch.allclose(one, other)
+    assert not torch.allclose(compression_matrix(x, 3), compression_matrix(changed, 3))
+
+
+def test_a_matrix_repeats_bit_for_bit():
+    x = coil_images(1, 6).to(torch.complex64)
+    assert torch.equal(compression_matrix(x, 4), compression_matrix(x.clone(), 4))

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raising import refused
 from taskuq.measure._masks import (
     _gro_lines,
     acs_width,
@@ -65,14 +66,10 @@ def test_a_round_may_add_a_single_line(width, first):
     width=st.integers(2, 400),
     share=st.floats(0.01, 1),
     density=st.floats(1, 20),
-    sharpness=st.floats(1, 10),
-    frame=st.integers(0, 5),
 )
-def test_gro_has_exactly_the_lines_asked_for_and_the_central_one(
-    width, share, density, sharpness, frame
-):
+def test_gro_has_exactly_its_lines_and_the_central_one(width, share, density):
     lines = max(1, round(share * width))
-    mask = gro_mask(width, lines, density=density, sharpness=sharpness, frame=frame)
+    mask = gro_mask(width, lines, density=density)
     assert mask.sum() == lines
     assert mask[width // 2]
 
@@ -132,22 +129,22 @@ def test_inverse_distance_draws_nearer_lines_than_uniform():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "code"),
     [
-        ({"accelerations": (4, 8)}, "decreasing"),
-        ({"accelerations": ()}, "at least 1"),
-        ({"accelerations": (0.5,)}, "at least 1"),
-        ({"accelerations": (16, 8), "acs": (9,)}, "one width for each round"),
-        ({"accelerations": (16, 8), "acs": (9, 500)}, "no larger than its number of lines"),
-        ({"accelerations": (8, 7.9), "acs": (0, 40)}, "narrower acs"),
-        ({"accelerations": (8, 4), "rule": "nearest"}, "choose"),
+        ({"accelerations": (4, 8)}, "rounds.invalid"),
+        ({"accelerations": ()}, "rounds.invalid"),
+        ({"accelerations": (0.5,)}, "rounds.invalid"),
+        ({"accelerations": (16, 8), "acs": (9,)}, "rounds.invalid"),
+        ({"accelerations": (16, 8), "acs": (9, 500)}, "rounds.invalid"),
+        ({"accelerations": (8, 7.9), "acs": (0, 40)}, "rounds.invalid"),
+        ({"accelerations": (8, 4), "rule": "nearest"}, "choice.unknown"),
     ],
 )
-def test_impossible_masks_are_refused(arguments, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_impossible_masks_are_refused(arguments, code):
+    with refused(code):
         nested_masks(320, rng=np.random.default_rng(0), **arguments)
 
 
 def test_published_masks_exist_only_for_published_rates():
-    with pytest.raises(ValueError, match="16, 8, 4, 2"):
+    with refused("rounds.invalid"):
         published_masks((16, 3))

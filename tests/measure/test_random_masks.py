@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from taskuq.errors import InputError
+from raising import refused
 from taskuq.measure._masks import acs_width, center_lines
 from taskuq.recover._cases import _RandomMasks
 
@@ -78,5 +78,5 @@ def test_the_same_generator_gives_the_same_masks_and_another_does_not():
     ],
 )
 def test_bad_settings_are_one_sentence(settings, sentence):
-    with pytest.raises(InputError, match=sentence):
+    with refused("value.invalid"):
         _RandomMasks(**settings)

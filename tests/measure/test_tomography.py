@@ -8,14 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raising import refused
 from taskuq.measure._tomography import (
     ParallelBeamCT,
     PhotonNoise,
     Radon,
+    SimulatedCTScanner,
     SinogramBatch,
     TomographyConfig,
     _nested_views,
-    _SimulatedCTScanner,
     _view_weights,
     filtered_back_projection,
     landweber_update,
@@ -36,11 +37,10 @@ def disc(size):
     size=st.integers(2, 12),
     views=st.integers(1, 6),
     seed=st.integers(0, 9999),
-    footprint=st.sampled_from(["strip", "hat"]),
 )
-def test_back_projection_is_the_adjoint_and_no_mass_is_lost(size, views, seed, footprint):
+def test_back_projection_is_the_adjoint_and_no_mass_is_lost(size, views, seed):
     rng = np.random.default_rng(seed)
-    radon = Radon(size, tuple(rng.uniform(0, np.pi, views)), footprint)
+    radon = Radon(size, tuple(rng.uniform(0, np.pi, views)))
     x = torch.as_tensor(rng.normal(size=(2, size, size)))
     Ax = radon(x)
     y = torch.as_tensor(rng.normal(size=Ax.shape))
@@ -57,9 +57,6 @@ def test_an_even_square_has_an_even_shadow(angle):
     wide, narrow = max(a, b), max(min(a, b), 1e-9)
     chord = np.clip(((wide + narrow) / 2 - np.abs(fine)) / narrow, 0, 1) * 32 * 32 / wide
     assert np.allclose(ours, chord.reshape(-1, 500).mean(1), atol=0.01)
-    # The coarser footprint has ripples on the diagonal.
-    hat = Radon(32, (np.pi / 4,), "hat")(torch.ones(32, 32))[0, 20:26]
-    assert hat.diff().abs().max() > 5
 
 
 def test_gradients_flow_through_projection_and_back():
@@ -216,7 +213,7 @@ def test_a_view_keeps_its_counts_in_later_rounds():
 @pytest.mark.parametrize("photons", [0.0, 100.0])
 def test_a_scan_round_by_round_is_the_scan_at_once(photons):
     scanner = ParallelBeamCT(16, 32, (8, 4, 2), PhotonNoise(photons), seed=0)
-    patient = _SimulatedCTScanner(disc(16), scanner)
+    patient = SimulatedCTScanner(disc(16), scanner)
     pieces = [patient.measure(k) for k in range(4)]
     taken = np.concatenate([piece["views"] for piece in pieces])
     assert sorted(taken) == list(range(32))
@@ -239,15 +236,15 @@ def test_counts_have_the_variance_that_is_told():
 
 
 def test_impossible_scanners_and_images_are_refused():
-    with pytest.raises(ValueError, match="decreasing"):
+    with refused("rounds.invalid"):
         ParallelBeamCT(size=16, views=32, accelerations=(4, 8))
-    with pytest.raises(ValueError, match="seed"):
+    with refused("value.invalid"):
         ParallelBeamCT(16, 32, (8,), PhotonNoise(photons=1.0))
-    with pytest.raises(ValueError, match="16, 16"):
+    with refused("shape.mismatch"):
         ParallelBeamCT(size=16, views=32, accelerations=(8,))(torch.ones(8, 8), 8)
-    with pytest.raises(ValueError, match=r"measure\.photons"):
+    with refused("option.conflict"):
         TomographyConfig().scanner(16, noise=0.1, seed=0)
-    with pytest.raises(ValueError, match="photons are -1"):
+    with refused("value.invalid"):
         PhotonNoise(photons=-1)
 
 
@@ -266,7 +263,7 @@ def test_deepinv_projects_as_we_do(deepinv, size):
 def test_an_operator_without_its_package_is_refused_in_a_sentence(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "deepinv.physics", None)
     scanner = ParallelBeamCT(16, 32, (8,), operator="deepinv")
-    with pytest.raises(ValueError, match=r"install taskuq\[deepinv\]"):
+    with refused("dependency.missing"):
         scanner(torch.ones(16, 16), 8)
-    with pytest.raises(ValueError, match="unknown Radon transform"):
+    with refused("choice.unknown"):
         ParallelBeamCT(16, 32, (8,), operator="astra")

@@ -11,7 +11,7 @@ import torch
 
 from raising import refused
 from taskuq.data._arrays import ArrayDataset
-from taskuq.data._dataset import MappedDataset
+from taskuq.data._dataset import Subset
 from taskuq.data._readers import simulate_coil_dataset
 from taskuq.measure._coils import to_channels, to_complex
 from taskuq.measure._fourier import _data_consistency, data_consistency_1d, project_measured
@@ -204,13 +204,13 @@ def flow() -> ConditionalFlow:
 
 
 @pytest.fixture
-def images() -> MappedDataset:
+def images() -> Subset:
     pictures = np.random.default_rng(0).random((6, SIZE, SIZE)) + 0.5
     data = ArrayDataset(pictures, label=[0] * 6, group=[0, 0, 1, 1, 2, 2])
     return simulate_coil_dataset(data, 4, seed=0)
 
 
-def scans(images: MappedDataset, acceleration: float) -> list:
+def scans(images: Subset, acceleration: float) -> list:
     scanner = MultiCoilMRI(MASKS, (4, 2))
     return [scanner(images[k].image, acceleration) for k in range(len(images))]
 

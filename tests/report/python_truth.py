@@ -8,11 +8,11 @@ import taskuq as tq
 from taskuq.conformal._guarantee import Guarantee
 from taskuq.conformal.scores import resolve_score
 from taskuq.conformal.scores._learned import LearnedScore
-from taskuq.policy._fixed_width import WindowRule, window_distribution
+from taskuq.policy._fixed_width import window_distribution
 from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import PolicySpec
 from taskuq.policy._plan import SetCalibrator
-from taskuq.policy._rules import IntervalRule, stopping_statistics
+from taskuq.policy._rules import IntervalRule, WindowRule, stopping_statistics
 from taskuq.report._explorer import FEWEST_FOR_LEARNED, RULES, _learning_cases, _tuned_scores
 
 
@@ -106,8 +106,8 @@ class Truth:
         goal = Goal(max_width=widths[0])
         spec = PolicySpec(entry["kind"], alpha, goal, statistic=statistic or "spread")
         seen = stopping_statistics(rules, x, z)
-        index = promise.whom.index(seen.cases, group)
-        thresholds = spec.thresholds(seen, SetCalibrator(promise, promise.whom, index))
+        index = promise._unit.index(seen.cases, group)
+        thresholds = spec.thresholds(seen, SetCalibrator(promise, promise._unit, index))
         return replace(
             self.planned(setting | {"policy": "paper"}, "paper"), kind=entry["kind"],
             rules=rules, thresholds=tuple(map(float, thresholds)), guarantee=promise,

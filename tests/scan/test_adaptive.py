@@ -12,8 +12,8 @@ import taskuq as tq
 from orders.toy import RATES, SIZE, Draws, corner, patients, scanner
 from raising import refused
 from taskuq.measure._adaptive import AdaptiveLines
-from taskuq.measure._mri import SimulatedMRIScanner, _AdaptiveMRIScanner
-from taskuq.measure._tomography import ParallelBeamCT, PhotonNoise, _AdaptiveCTScanner
+from taskuq.measure._mri import AdaptiveMRIScanner, SimulatedMRIScanner
+from taskuq.measure._tomography import AdaptiveCTScanner, ParallelBeamCT, PhotonNoise
 from taskuq.scan._audit import read_audit_log
 
 CASES = patients(12, seed=5)
@@ -37,7 +37,7 @@ def policy(table):
 
 def acquired(policy, k, rule=RULE, recover=None, scanner=None, **options):
     return tq.acquire(
-        policy, scanner or _AdaptiveMRIScanner(CASES[k], RATES), recover=recover or Draws(), task=corner,
+        policy, scanner or AdaptiveMRIScanner(CASES[k], RATES), recover=recover or Draws(), task=corner,
         samples=6, case=NAMES[k], adaptive=rule, **options,
     )  # fmt: skip
 
@@ -160,7 +160,7 @@ def test_the_audit_trail_names_the_rule(policy, tmp_path):
     assert {line["rule"] for line in lines} == {RULE.fingerprint}
 
 
-class Stubborn(_AdaptiveMRIScanner):
+class Stubborn(AdaptiveMRIScanner):
     """A scanner that measures other lines than it is asked for."""
 
     def request(self, round, lines):
@@ -189,7 +189,7 @@ def test_a_tomograph_is_asked_for_views():
     )
     policy = tq.plan(table, alpha=0.3, max_width=1e-9)
     scan = tq.acquire(
-        policy, _AdaptiveCTScanner(images[3], ct), recover=back_projected, task=corner, samples=5, case="3",
+        policy, AdaptiveCTScanner(images[3], ct), recover=back_projected, task=corner, samples=5, case="3",
         adaptive=rule,
     )  # fmt: skip
     assert np.array_equal(
@@ -207,7 +207,7 @@ def back_projected(measurement, *, samples, seed):
 
 
 def test_a_group_is_asked_case_by_case(policy, table):
-    scanners = {NAMES[k]: _AdaptiveMRIScanner(CASES[k], RATES) for k in (4, 5)}
+    scanners = {NAMES[k]: AdaptiveMRIScanner(CASES[k], RATES) for k in (4, 5)}
     scan = tq.acquire(
         policy, scanners, recover=Draws(), task=corner, samples=6, adaptive=RULE, scan_id="g"
     )

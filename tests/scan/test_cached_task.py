@@ -9,7 +9,7 @@ import torch
 import taskuq as tq
 from orders.toy import RATES, Draws, corner, patients, scanner
 from taskuq.measure._adaptive import AdaptiveLines
-from taskuq.measure._mri import _AdaptiveMRIScanner
+from taskuq.measure._mri import AdaptiveMRIScanner
 from taskuq.pipeline._executor import Executor
 
 CASES = patients(8, seed=6)
@@ -42,7 +42,7 @@ def test_a_scan_runs_the_task_again_only_for_what_it_has_not_read(aim, looks, ti
     )
     policy = tq.plan(table, alpha=0.3, max_width=1e-6)  # so narrow that no scan stops early
     scan = tq.acquire(
-        policy, _AdaptiveMRIScanner(CASES[1], RATES), recover=Draws(), task=task, samples=6, case=NAMES[1],
+        policy, AdaptiveMRIScanner(CASES[1], RATES), recover=Draws(), task=task, samples=6, case=NAMES[1],
         adaptive=rule,
     )  # fmt: skip
     assert len(RATES) == 3

@@ -18,7 +18,7 @@ from benchmarks.scanner import resident, small_chain, small_scan
 import taskuq as tq
 from taskuq._seeds import case_seed
 from taskuq.measure._adaptive import AdaptiveLines
-from taskuq.measure._mri import MultiCoilMRI, _AdaptiveMRIScanner
+from taskuq.measure._mri import AdaptiveMRIScanner, MultiCoilMRI
 from taskuq.scan._audit import read_audit_log
 from taskuq.service import _replay as replay
 from taskuq.service._mrd import (
@@ -337,7 +337,7 @@ def test_lines_wanted_next_are_those_that_a_rule_chooses(small, serving):
     played, again = (replay_scan(scan, HOST, service.port) for _ in range(2))
     lines = 0
     for k in range(2):
-        own = _AdaptiveMRIScanner(small.image(1000 + 10 * 3 + k), small.RATES)
+        own = AdaptiveMRIScanner(small.image(1000 + 10 * 3 + k), small.RATES)
         alone = tq.acquire(
             policy, own, recover=small.recover, task=small.task, samples=small.SAMPLES,
             case=f"patient-3-slice-{k}", adaptive=rule,

@@ -172,8 +172,8 @@ def test_a_key_of_another_kind_is_refused_by_name(table, code, tmp_path):
     [
         (RECOVERIES, "flow", "config.missing"),
         (RECOVERIES, "varnet", "config.missing"),
-        (RECOVERIES, "folder", "value.invalid"),
-        (TASKS, "classifier", "task.weights is missing; name the trained classifier"),
+        (RECOVERIES, "folder", "config.missing"),
+        (TASKS, "classifier", "config.missing"),
     ],
 )
 def test_what_is_missing_is_named(methods, kind, code):

@@ -41,13 +41,11 @@ def check(
     thorough: bool = False,
     json: app.Json = None,
 ) -> None:
-    from taskuq.data._readers import check as check_data
-
     reader = _reader(
         source, labels=labels, file_list=file_list, pathology=pathology, acquisition=acquisition,
         min_coils=min_coils, min_lines=min_lines, size=size, slices=slices, group=group,
     )  # fmt: skip
-    _show(check_data(reader, strict=strict, thorough=thorough), json)
+    _show(reader.check(strict=strict, thorough=thorough), json)
 
 
 def _reader(
@@ -291,8 +289,8 @@ def _learn(config: Path, output: Path, figure: Path, device: str | None, overwri
     from taskuq.experiments._mask_learning import MaskLearningConfig, learn_masks, open_learner
 
     learner = open_learner(read_config(MaskLearningConfig, config), device)
-    made, order = learn_masks(learner, output, fresh=overwrite)
-    words, rates = learner.config.measure.words, learner.config.measure.accelerations
+    made, order = learn_masks(learner, output, overwrite=overwrite)
+    words, rates = learner.config.measure.terminology, learner.config.measure.accelerations
     plot_masks(made, rates, figure, order.all, what=words.many("measurement"))
     app.print_message(
         f"learned on {len(learner.cases)} training cases by {learner.config.aim}; calibrate on "

@@ -55,11 +55,9 @@ class SingleQuantile(Threshold):
 
     @property
     def quantiles(self) -> tuple[float, ...]:
-        """The quantile."""
         return (self.value,)
 
     def at(self, cases: int, strata: Any, weights: Any) -> FloatArray:
-        """Return the quantile, once for each case."""
         if strata is not None or weights is not None:
             raise InputError(
                 "this bound was calibrated without strata or weights; call it without them",
@@ -85,11 +83,9 @@ class StratumQuantiles(Threshold):
 
     @property
     def quantiles(self) -> tuple[float, ...]:
-        """The largest quantile of a stratum."""
         return (max(self.by_stratum.values()),)
 
     def at(self, cases: int, strata: Any, weights: Any) -> FloatArray:
-        """Return the quantile of each case's stratum."""
         if strata is None:
             raise InputError(
                 f"this bound needs the stratum of each case, one of {', '.join(self.by_stratum)}",
@@ -129,7 +125,6 @@ class WeightedQuantile(Threshold):
 
     @property
     def quantiles(self) -> tuple[float, ...]:
-        """The quantile of a case that weighs as much as the calibration cases on average."""
         return (float(self.at(1, None, self.weights.mean(keepdims=True))[0]),)
 
     @property
@@ -155,13 +150,14 @@ class WeightedQuantile(Threshold):
 
     @property
     def effective_size(self) -> float:
-        """The number of equally weighted cases that would tell as much."""
         return float(self.weights.sum() ** 2 / np.square(self.weights).sum())
 
     def at(self, cases: int, strata: Any, weights: Any) -> FloatArray:
-        """Return the quantile of each case from its own weight."""
         if weights is None:
-            raise InputError("this bound was calibrated with weights; give one for each new case")
+            raise InputError(
+                "the bound was calibrated with weights; pass one for each new case",
+                code="option.missing",
+            )
         new = as_weights(weights, cases)
         reached = np.cumsum(self.weights)
         needed = float(1 - exact_alpha(self.alpha)) * (reached[-1] + new)
@@ -201,11 +197,9 @@ class EndQuantiles(Threshold):
 
     @property
     def quantiles(self) -> tuple[float, ...]:
-        """The quantile of the lower end, and that of the upper one."""
         return (self.lower.quantile, self.upper.quantile)
 
     def at(self, cases: int, strata: Any, weights: Any) -> FloatArray:
-        """Return the quantiles of each case, (end, case)."""
         return np.stack([end.at(cases, strata, weights) for end in (self.lower, self.upper)])
 
     def to_dict(self) -> dict[str, Any]:

@@ -452,7 +452,7 @@ def _calibrate_threshold(
         scores, guarantee = scores[..., kept], replace(guarantee, n_cases=int(kept.sum()))
         group = None if group is None else group[kept]
         condition = None if condition is None else (condition[0], condition[1][kept])
-    if guarantee._unit.is_group:
+    if guarantee._unit.is_group and group is not None:
         guarantee = replace(guarantee, n_groups=len(np.unique(group)))
     else:
         group = None

@@ -277,10 +277,10 @@ def _diagnose(
     outside = (z < x.min(axis=1)) | (z > x.max(axis=1))
     columns = (np.ones(n), crps(x, z), outside, mean - z, (mean - z) ** 2, variance)
     sums = np.stack([np.bincount(index, weights=c) for c in columns], axis=1)
-    estimates = _jackknife(sums, p)
+    score, outside_all, ratio, bias = _jackknife(np.asarray(sums, dtype=float), p)
     return SampleDiagnosis(
-        acceleration, round_, task, label, n, len(sizes), histogram, *estimates,
-        _verdict(histogram),
+        acceleration, round_, task, label, n, len(sizes), histogram, score, outside_all, ratio,
+        bias, _verdict(histogram),
     )  # fmt: skip
 
 

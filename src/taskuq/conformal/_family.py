@@ -99,12 +99,10 @@ class LinearFamily:
             )
 
     def select(self, index: NDArray[np.int64]) -> LinearFamily:
-        """Return the family of some of the cases, in the given order."""
         low, high, scale = self.low[index], self.high[index], self.scale[index]
         return replace(self, low=low, high=high, scale=scale)
 
     def score(self, targets: FloatArray) -> FloatArray:
-        """Return the smallest quantile whose interval contains the target."""
         g = targets if self.link is IDENTITY else self.link(targets)
         if self.side == "two":
             residual = np.maximum(self.low - g, g - self.high)
@@ -121,7 +119,6 @@ class LinearFamily:
         return np.asarray(score)
 
     def interval(self, quantile: ArrayLike) -> Interval:
-        """Return the interval of each case; everything where the quantile is infinite."""
         q = np.asarray(quantile, dtype=float)
         finite = np.isfinite(q)
         moving = self.scale > 0
@@ -159,15 +156,12 @@ class _TwoQuantileFamily:
     upper: LinearFamily
 
     def select(self, index: NDArray[np.int64]) -> _TwoQuantileFamily:
-        """Return the family of some of the cases, in the given order."""
         return _TwoQuantileFamily(self.lower.select(index), self.upper.select(index))
 
     def score(self, targets: FloatArray) -> FloatArray:
-        """Return the smallest quantile of each end that contains the target, (end, case)."""
         return np.stack([self.lower.score(targets), self.upper.score(targets)])
 
     def interval(self, quantile: ArrayLike) -> Interval:
-        """Return the interval of each case, from one quantile per end or one per end and case."""
         below, above = np.asarray(quantile, dtype=float)
         return Interval(self.lower.interval(below).lower, self.upper.interval(above).upper)
 
@@ -199,7 +193,6 @@ class _CallableFamily:
     outputs: FloatArray
 
     def select(self, index: NDArray[np.int64]) -> _CallableFamily:
-        """Return the family of some of the cases, in the given order."""
         return _CallableFamily(self.source, self.outputs[..., index, :])
 
     def score(self, targets: FloatArray) -> FloatArray:
@@ -236,7 +229,6 @@ class BracketedFamily:
     wide: IntervalFamily
 
     def score(self, targets: FloatArray) -> FloatArray:
-        """Return the largest score that a target could have."""
         return np.maximum(self.narrow.score(targets), self.wide.score(targets))
 
 

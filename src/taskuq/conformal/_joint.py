@@ -109,7 +109,7 @@ class JointBound(BaseBound):
 
     Call it with outputs (case, sample, task); the intervals have shape (case, task).
 
-    Arguments:
+    Args:
         scores: One score per task.
         quantiles: One quantile per task.
         guarantee: What is promised for all tasks together.
@@ -200,7 +200,7 @@ class JointBound(BaseBound):
 def load_joint_bound(path: str | os.PathLike[str], *, score: Score | None = None) -> JointBound:
     """Read a bound that :meth:`JointBound.save` wrote.
 
-    Arguments:
+    Args:
         path: The JSON file.
         score: An object of your own score class, where the bound was made with one.
     """
@@ -240,7 +240,7 @@ def calibrate_joint(
         Wen, Ahmad and Schniter, Conformal Bounds on Full-Reference Image Quality, and their
         multi-target follow-up, for ``minimax``; Timans et al., ECCV 2024, for ranks.
 
-    Arguments:
+    Args:
         outputs: Task outputs (case, sample, task); or a table, which brings the targets, groups,
             ranges and names.
         targets: Targets (case, task); left out with a table.

@@ -43,7 +43,7 @@ class OnlineBound(BaseBound):
     References:
         Gibbs and Candès, Adaptive Conformal Inference Under Distribution Shift, NeurIPS 2021.
 
-    Arguments:
+    Args:
         score: The score.
         scores: Calibration scores in rising order.
         alpha: The error rate :math:`\alpha` aimed at.
@@ -128,7 +128,7 @@ class OnlineBound(BaseBound):
     def update(self, outputs: Any, target: float) -> OnlineBound:
         """Return the bound after an audit of one case that was chosen at random.
 
-        Arguments:
+        Args:
             outputs: The outputs of the audited case (sample,).
             target: Its target, known because it was measured in full.
         """
@@ -188,7 +188,7 @@ def calibrate_online(
 ) -> OnlineBound:
     r"""Calibrate a bound that is to be corrected by audits.
 
-    Arguments:
+    Args:
         outputs: Task outputs (case, sample).
         targets: Targets (case,).
         alpha: The error rate aimed at.
@@ -222,7 +222,7 @@ def calibrate_online(
 def load_online_bound(path: str | os.PathLike[str], *, score: Score | None = None) -> OnlineBound:
     """Read a bound that :meth:`OnlineBound.save` wrote, to go on after the last audit.
 
-    Arguments:
+    Args:
         path: The JSON file.
         score: An object of your own score class, where the bound was made with one.
     """

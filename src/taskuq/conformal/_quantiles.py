@@ -20,7 +20,7 @@ FEW = 10_000
 def exact_alpha(alpha: float | Fraction, name: str = "alpha") -> Fraction:
     """Parse an error rate exactly, as a Fraction.
 
-    Arguments:
+    Args:
         alpha: A rate strictly between 0 and 1.
         name: What to call it in the error.
 
@@ -53,7 +53,7 @@ def coverage_rank(n_cal: int, alpha: float | Fraction) -> int:
     References:
         Lei et al., Distribution-Free Predictive Inference for Regression, JASA 2018.
 
-    Arguments:
+    Args:
         n_cal: The number of calibration cases :math:`n`.
         alpha: The error rate :math:`\alpha`, strictly between 0 and 1.
 
@@ -112,7 +112,7 @@ def conformal_quantile(scores: ArrayLike, alpha: float | Fraction) -> float:
 
     :math:`\hat q = \infty` when :math:`k > n`. It is an order statistic, never interpolated.
 
-    Arguments:
+    Args:
         scores: The calibration scores (case,).
         alpha: The error rate, strictly between 0 and 1.
 
@@ -147,7 +147,6 @@ class BettingEProcess:
         object.__setattr__(self, "delta", float(exact_alpha(self.delta, "delta")))
 
     def can_certify(self, groups: int) -> bool:
-        """Return True if so many groups that lose nothing would be enough."""
         return (1 - self.alpha) ** groups <= self.delta
 
     def certify(self, losses: FloatArray, counted: BoolArray | None = None) -> BoolArray:
@@ -227,7 +226,7 @@ class CoverageLaw:
         Marques F., On the Universal Distribution of the Coverage in Split Conformal Prediction,
         2023.
 
-    Arguments:
+    Args:
         n_calibration: The number of calibration cases :math:`n`.
         rank: The rank :math:`k` of the quantile among the calibration scores.
         n_test: The number of test cases :math:`m`.
@@ -300,7 +299,7 @@ def calibration_size(
     Cases that come in groups carry less information: the size is multiplied by the design effect
     :math:`1 + (g - 1)\,\mathrm{ICC}`, an approximation.
 
-    Arguments:
+    Args:
         alpha: The error rate.
         epsilon: The deviation :math:`\varepsilon` that is still acceptable.
         delta: The probability :math:`\delta` of a larger one.

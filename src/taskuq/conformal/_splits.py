@@ -126,7 +126,6 @@ class EvaluationInputs:
 
     @property
     def units(self) -> int:
-        """The number of units that are split."""
         return self.n_calibration + self.n_test
 
     @property
@@ -172,7 +171,6 @@ class Pool:
         return self.family.high - self.family.low, 2 * self.family.scale
 
     def interval(self, quantile: ArrayLike) -> Interval:
-        """Return the interval of each case at a quantile, or at one of each end."""
         return clipped(self.family.interval(quantile), self.task_range)
 
     def intervals(self, quantiles: FloatArray) -> Interval:
@@ -180,7 +178,6 @@ class Pool:
         return clipped(intervals_at(self.family, quantiles), self.task_range)
 
     def covered(self, quantiles: FloatArray) -> BoolArray:
-        """Return whether each target is covered at each of several quantiles, (quantile, case)."""
         if self.scores.ndim == 1:
             return self.covered_from <= quantiles[:, None]
         return self.intervals(quantiles).contains(self.targets)
@@ -339,11 +336,9 @@ class Splits:
 
     @property
     def n_cases(self) -> int:
-        """The number of cases."""
         return len(self.unit_of_case) or self.units
 
     def folds(self, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return which units are in the test fold of the given consecutive trials."""
         return test_sets(self.seed, int(numbers[0]), len(numbers), self.units, self.n_test)
 
     def fold(self, number: int) -> NDArray[np.uint8]:
@@ -400,7 +395,6 @@ class RankedScores:
         return np.append(self.scores[1:] != self.scores[:-1], True)
 
     def quantiles(self, position: NDArray[np.int64]) -> FloatArray:
-        """Return the score at each position; infinity at -1."""
         return np.append(self.scores, np.inf)[position]
 
 
@@ -436,7 +430,6 @@ class SplitResults:
     sums: FloatArray
 
     def of(self, ranking: int) -> SplitResults:
-        """Return what the splits gave for one ranking, without the first axes."""
         return SplitResults(self.position[ranking], self.test_above[ranking], self.sums[ranking])
 
 

@@ -205,7 +205,6 @@ class _RankedUnit(Unit):
     """A unit with one score each: the quantile is a rank among them."""
 
     def allowed(self, units: int, alpha: Level, delta: Level | None) -> float:
-        """Return how many units may score above the quantile."""
         return float(units - guaranteed_rank(units, alpha, delta))
 
     def quantile(
@@ -243,17 +242,14 @@ class RandomCaseUnit(Unit):
     stops_together: bool = False
 
     def allowed(self, units: int, alpha: Level, delta: Level | None) -> float:
-        """Return how much loss so many groups may add up to; with delta a limit, see ``bets``."""
         return float(_allowed_total_loss(units, alpha, delta))
 
     def bets(self, alpha: Level, delta: Level | None) -> BettingEProcess | None:
-        """Return what certifies the losses of groups, one by one, given the calibration set."""
         return None if delta is None else BettingEProcess(alpha, delta)
 
     def quantile(
         self, scores: FloatArray, group: np.ndarray | None, alpha: Level, delta: Level | None
     ) -> float:
-        """Return the smallest score above which the groups lose no more than is allowed."""
         assert group is not None
         return _hierarchical_quantile(scores, group, alpha, delta)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,21 @@ from taskuq.interval import BoolArray
 
 @dataclass(frozen=True, eq=False)
 class ArrayDataset:
-    """A data set from arrays."""
+    """Data set from arrays.
+
+    Args:
+        images: Magnitude images (case, height, width), or complex coil images (case, coil, height,
+            width).
+        label: Integer class of each case.
+        group: Volume or patient of each case; ``"each"`` for one group per case.
+        case: Names of the cases; default: their indices.
+        normalise: Divide each group by its :func:`group_scale`, or all images by a number.
+
+    Example:
+        >>> data = ArrayDataset(np.ones((2, 8, 8)), label=[0, 1], group="each")
+        >>> data[1].label, data[1].group, tuple(data[1].image.shape)
+        (1, '1', (8, 8))
+    """
 
     images: NDArray[Any]
     labels: NDArray[np.int64]
@@ -43,30 +57,28 @@ class ArrayDataset:
         for name, column in columns.items():
             if column.shape != (len(images),):
                 raise InputError(
-                    f"{name} has shape {column.shape} for {len(images)} images; give one entry for "
+                    f"{name} has shape {column.shape} for {len(images)} images; pass one entry for "
                     "each image" + (" (or group='each')" if name == "group" else ""),
                     code="shape.mismatch",
                 )
         labels = columns["label"]
         if labels.dtype.kind not in "biuf" or not np.array_equal(labels, labels.astype(int)):
             raise InputError(
-                f"labels have type {labels.dtype}; give integers such as 0 and 1",
+                f"labels have type {labels.dtype}; pass integers such as 0 and 1",
                 code="dtype.invalid",
             )
-
-        object.__setattr__(self, "images", images)
-        object.__setattr__(self, "labels", labels.astype(np.int64))
-        object.__setattr__(self, "groups", columns["group"].astype(str))
-        object.__setattr__(self, "cases", names.astype(str))
-        if len(np.unique(self.cases)) != len(images):
+        if len(np.unique(names.astype(str))) != len(images):
             raise InputError(
-                "case names repeat; give each image a name of its own", code="table.duplicate"
+                "case names repeat; pass a different name for each image", code="table.duplicate"
             )
+        group_names = columns["group"].astype(str)
         if normalise is True:
-            scales = _group_scales(images, self.groups)
+            scales = _group_scales(images, group_names)
         else:
             scales = np.full(len(images), float(normalise) or 1.0)
-        object.__setattr__(self, "scales", scales)
+        values = (images, labels.astype(np.int64), group_names, names.astype(str), scales)
+        for attribute, value in zip(fields(self), values, strict=True):
+            object.__setattr__(self, attribute.name, value)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -77,18 +89,13 @@ class ArrayDataset:
         scale = float(self.scales[index])
         image = torch.as_tensor(self.images[index])
         image = image / scale if image.is_complex() else image.to(torch.float32) / scale
-        return Case(
-            image=image,
-            label=int(self.labels[index]),
-            group=str(self.groups[index]),
-            case=str(self.cases[index]),
-            scale=scale,
-        )
+        label, group, case = (one[index] for one in (self.labels, self.groups, self.cases))
+        return Case(image, int(label), str(group), str(case), scale)
 
 
 def group_scale(values: NDArray[Any]) -> float:
-    """The scale of a whole group: the 99.5 % quantile of its magnitudes, 1 where it is black."""
-    # Above this quantile lie a few bright pixels that must not set the scale.
+    """Return the scale of a group: the 99.5 % quantile of its magnitudes, 1 if it is black."""
+    # A few bright pixels above this quantile must not set the scale.
     quantile = float(np.quantile(np.abs(values), 0.995))
     return quantile if quantile > 0 else 1.0
 
@@ -103,7 +110,13 @@ def _group_scales(images: NDArray[Any], groups: NDArray[np.str_]) -> NDArray[np.
 def read_npz(
     path: Path | str, *, group: str | None = None, normalise: bool | float = True
 ) -> ArrayDataset:
-    """Read a data set from one .npz file into memory."""
+    """Read a data set from one .npz file into memory.
+
+    Args:
+        path: File with ``images``, ``label``, ``group`` and, optionally, ``case``.
+        group: ``"each"`` if the file has no groups: each image is its own.
+        normalise: As of :class:`ArrayDataset`.
+    """
     with open_npz(path, "images") as file:
         arrays = {name: file[name] for name in ("images", "label", "group", "case") if name in file}
     missing = {"images", "label"} - set(arrays)
@@ -111,8 +124,8 @@ def read_npz(
         missing |= {"group"}
     if missing:
         raise InputError(
-            f"{path} has no {', '.join(sorted(missing))}; save images, label and group (or say "
-            "that each image is its own group)",
+            f"{path} has no {', '.join(sorted(missing))}; save images, label and group (or set "
+            "group = 'each')",
             code="table.column",
         )
     return ArrayDataset(
@@ -128,7 +141,7 @@ def _save_npz(dataset: Dataset, path: Path | str, indices: Sequence[int] | None 
     """Write cases of any data set into one .npz file that :func:`read_npz` reads."""
     items = [dataset[i] for i in (range(len(dataset)) if indices is None else indices)]
     if not items:
-        raise InputError("no cases are asked for; give at least one index", code="value.invalid")
+        raise InputError("no cases are chosen; pass at least one index", code="value.invalid")
     with atomic_write(path) as partial, partial.open("wb") as file:
         np.savez(
             file,
@@ -143,7 +156,7 @@ def _save_npz(dataset: Dataset, path: Path | str, indices: Sequence[int] | None 
 
 @dataclass(frozen=True, kw_only=True)
 class NpzData(DataConfig):
-    """Images of one .npz file, as :func:`read_npz` reads them."""
+    """Settings [data] of one .npz file, read by :func:`read_npz`."""
 
     path: Path | None = None
     group: Literal["each"] | None = None
@@ -152,44 +165,43 @@ class NpzData(DataConfig):
     scale: float = 0.0
 
     def open(self) -> Dataset:
-        """All cases, or those to keep."""
         whole = read_npz(self._file, group=self.group, normalise=self.scale or True)
-        return Subset.where(whole, self._kept(whole))
+        return Subset.where(whole, self._chosen(whole))
 
     def open_targets(self) -> LabelledSubset:
-        """The same cases with their targets."""
+        """Open the same cases with their targets."""
         whole = read_npz(self._file, group=self.group, normalise=self.scale or True)
-        kept = self._kept(whole)
-        labelled = LabelledSubset.of(Subset.where(whole, kept))
+        chosen = self._chosen(whole)
+        labelled = LabelledSubset.of(Subset.where(whole, chosen))
         if self.target == "label":
             return labelled
         values = np.asarray(self._array(self.target), dtype=np.float64)
         if len(values) != len(whole):
             raise InputError(
-                f"{self.target} has {len(values)} entries for {len(whole)} images; give one for "
+                f"{self.target} has {len(values)} entries for {len(whole)} images; save one for "
                 "each",
                 code="shape.mismatch",
             )
-        targets = values.reshape(len(values), -1)[kept]
+        targets = values.reshape(len(values), -1)[chosen]
         if not np.isfinite(targets).all():
             raise InputError(
-                f"{self.target} holds NaN or infinite values; leave those cases out",
+                f"{self.target} holds NaN or infinite values; remove those cases",
                 code="value.nonfinite",
             )
         return LabelledSubset(labelled.cases, targets)
 
-    def check(self, *, strict: bool, thorough: bool) -> DataCheck:
-        """One row for the file."""
+    def check(self, *, strict: bool = False, thorough: bool = False) -> DataCheck:
+        """Describe the file."""
         data = read_npz(self._file, group=self.group, normalise=False)
-        kept = self._kept(data)
+        chosen = self._chosen(data)
         row = FileCheck(
             file=self._file.name,
             kind=str(data.images.dtype),
             size=as_size(data.images.shape[1:]),
-            slices=int(kept.sum()),
-            positives=int((data.labels[kept] > 0).sum()),
+            slices=int(chosen.sum()),
+            positives=int((data.labels[chosen] > 0).sum()),
         )
-        return DataCheck((row,), groups=len(np.unique(data.groups[kept])))
+        return DataCheck((row,), groups=len(np.unique(data.groups[chosen])))
 
     @property
     def _file(self) -> Path:
@@ -203,17 +215,17 @@ class NpzData(DataConfig):
                 )
             return file[name]
 
-    def _kept(self, whole: ArrayDataset) -> BoolArray:
+    def _chosen(self, whole: ArrayDataset) -> BoolArray:
         if self.keep is None:
             return np.full(len(whole), True)
-        kept = self._array(self.keep)
-        if kept.dtype != bool or kept.shape != (len(whole),):
+        chosen = self._array(self.keep)
+        if chosen.dtype != bool or chosen.shape != (len(whole),):
             raise InputError(
-                f"{self.keep} has type {kept.dtype} and shape {kept.shape}; data.keep needs one "
+                f"{self.keep} has type {chosen.dtype} and shape {chosen.shape}; data.keep needs a "
                 "boolean for each image",
                 code="dtype.invalid",
             )
-        return kept
+        return chosen
 
 
 def _check_images(images: NDArray[Any]) -> None:
@@ -221,13 +233,13 @@ def _check_images(images: NDArray[Any]) -> None:
     is_coils = images.ndim == 4 and images.dtype.kind == "c"
     if not (is_magnitude or is_coils):
         raise InputError(
-            f"images have shape {images.shape} and type {images.dtype}; give magnitude images "
+            f"images have shape {images.shape} and type {images.dtype}; pass magnitudes "
             "(case, height, width) or complex coil images (case, coil, height, width)",
             code="shape.axes",
         )
     if images.size == 0:
         raise InputError(
-            f"images have shape {images.shape}; give at least one image", code="table.incomplete"
+            f"images have shape {images.shape}; pass at least one image", code="table.incomplete"
         )
     if images.dtype.kind in "fc" and not np.isfinite(images).all():
         raise InputError("images hold NaN or infinite values; replace them", code="value.nonfinite")

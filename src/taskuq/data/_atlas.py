@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from taskuq.data._dataset import (
     Dataset,
     InMemoryDataset,
     LabelledSubset,
+    PatientDataset,
     parallel_map,
     useful_workers,
 )
@@ -42,7 +43,7 @@ _VOLUMES = (*_TEMPLATES, "depth", "outer")
 
 @dataclass(frozen=True, eq=False)
 class _Anatomy:
-    """An average brain on a grid of 1 mm: (left-right, back-front, bottom-top)."""
+    """Average brain on a grid of 1 mm: (left-right, back-front, bottom-top)."""
 
     t1: NDArray[np.uint8]
     grey: NDArray[np.uint8]
@@ -51,7 +52,7 @@ class _Anatomy:
     outer: NDArray[np.uint8]
 
     def sample(self, points: NDArray[np.floating]) -> dict[str, NDArray[np.float32]]:
-        """Values at points (3, ...) in voxels, by linear interpolation; distances in mm."""
+        """Interpolate linearly at points (3, ...) in voxels; distances in mm."""
         values = {}
         for name in _VOLUMES:
             volume = getattr(self, name)
@@ -65,9 +66,9 @@ class _Anatomy:
 
 
 def load_anatomy(path: Path | str | None = None) -> _Anatomy:
-    """Load the base volumes of the atlas, building them once where nilearn is installed."""
-    given = path or os.environ.get(BASE_VARIABLE)
-    return _load(str(given) if given else None)
+    """Load the base volumes of the atlas, built once if nilearn is installed."""
+    source = path or os.environ.get(BASE_VARIABLE)
+    return _load(str(source) if source else None)
 
 
 def save_anatomy(path: Path | str, anatomy: _Anatomy | None = None) -> Path:
@@ -78,19 +79,14 @@ def save_anatomy(path: Path | str, anatomy: _Anatomy | None = None) -> Path:
     return Path(path)
 
 
-def _cache_folder() -> Path:
-    """Return where files that can be made again are kept: taskuq in the user's cache folder."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "taskuq"
-
-
 @lru_cache(maxsize=2)
-def _load(given: str | None) -> _Anatomy:
-    path = _cache_folder() / "atlas-base-1.npz" if given is None else Path(given)
-    if given is not None or path.exists():
+def _load(source: str | None) -> _Anatomy:
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    path = Path(cache) / "taskuq" / "atlas-base-1.npz" if source is None else Path(source)
+    if source is not None or path.exists():
         return _read(path)
     anatomy = _build()
-    # A cache saves two seconds; a home that cannot be written is no reason to stop.
+    # A cache saves two seconds; continue if the home cannot be written.
     with suppress(MachineError):
         save_anatomy(path, anatomy)
     return anatomy
@@ -103,7 +99,7 @@ def _read(path: Path) -> _Anatomy:
     except InputError as error:
         raise InputError(
             f"{path} is not a base file of the atlas ({error}); write one with "
-            "'taskuq data atlas-base' where nilearn is installed",
+            "'taskuq data atlas-base' on a machine with nilearn",
             code="file.format",
         ) from error
 
@@ -136,7 +132,7 @@ def _nilearn_volume(short: str) -> NDArray[np.uint8]:
 
 
 def _closed(brain: NDArray[np.bool_], radius: float = 12.0) -> NDArray[np.bool_]:
-    """The brain with fissures narrower than twice the radius closed."""
+    """Close fissures narrower than twice the radius."""
     pad = int(radius) + 2
     padded = np.pad(brain, pad)
     grown = ndimage.distance_transform_edt(~padded) <= radius
@@ -145,12 +141,12 @@ def _closed(brain: NDArray[np.bool_], radius: float = 12.0) -> NDArray[np.bool_]
 
 
 def _convex_slices(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """The convex hull of the brain in each axial slice."""
+    """Return the convex hull of the brain in each axial slice."""
     grid = np.stack(np.meshgrid(*map(np.arange, brain.shape[:2]), indexing="ij"), axis=-1)
     hulls = np.zeros_like(brain)
     for k in range(brain.shape[2]):
         points = np.argwhere(brain[:, :, k])
-        # A hull needs an area; the topmost voxels of a brain may lie on a line.
+        # A hull needs an area; the topmost voxels of a brain may be on a line.
         if len(points) > 50:
             sides = ConvexHull(points).equations
             hulls[:, :, k] = (grid @ sides[:, :2].T + sides[:, 2] <= 1e-9).all(axis=-1)
@@ -163,50 +159,37 @@ def _distance(inside: NDArray[np.bool_]) -> NDArray[np.uint8]:
 
 
 Contrast = Literal["t1", "t2", "flair"]
-# What a plan of patients may ask for; of mixed patients half are FLAIR.
+# Of mixed patients half are FLAIR.
 Contrasts = Literal["t1", "t2", "flair", "mixed"]
 FloatArray = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class _TissueSignals:
-    """Signal of each tissue."""
-
-    grey: float
-    white: float
-    csf: float
-    fat: float
-    muscle: float
-    marrow: float
-    bone: float
-    lesion: float
+# Signal of each tissue.
+_Signals = dict[str, float]
+_TISSUES = ("grey", "white", "csf", "fat", "muscle", "marrow", "bone", "lesion")
 
 
 _TYPICAL = {
-    "t1": _TissueSignals(0.68, 1.0, 0.16, 1.35, 0.55, 0.75, 0.07, 0.3),
-    "t2": _TissueSignals(1.0, 0.72, 1.9, 0.9, 0.35, 0.6, 0.06, 1.6),
-    "flair": _TissueSignals(1.0, 0.76, 0.14, 0.85, 0.42, 0.45, 0.06, 1.75),
+    "t1": (0.68, 1.0, 0.16, 1.35, 0.55, 0.75, 0.07, 0.3),
+    "t2": (1.0, 0.72, 1.9, 0.9, 0.35, 0.6, 0.06, 1.6),
+    "flair": (1.0, 0.76, 0.14, 0.85, 0.42, 0.45, 0.06, 1.75),
 }
 
-# How much of the template's T1 signal beyond its tissue classes shows, and with which sign.
+# Weight of the template's T1 signal beyond its tissue classes.
 DETAIL = {"t1": 0.25, "t2": -0.2, "flair": -0.12}
 
 
-def _draw_signals(contrast: Contrast, *, rng: np.random.Generator) -> _TissueSignals:
-    """_TissueSignals of one scan: the typical ones of its contrast, each a few percent off."""
-    typical = _TYPICAL[contrast]
+def _draw_signals(contrast: Contrast, *, rng: np.random.Generator) -> _Signals:
+    """Draw the signals of one scan: those typical of its contrast, each a few percent off."""
     spread = {"grey": 0.03, "white": 0.03, "csf": 0.15, "fat": 0.15, "lesion": 0.08}
-    return _TissueSignals(
-        **{
-            name: value * float(np.exp(spread.get(name, 0.1) * rng.normal()))
-            for name, value in vars(typical).items()
-        }
-    )
+    typical = zip(_TISSUES, _TYPICAL[contrast], strict=True)
+    return {
+        name: value * float(np.exp(spread.get(name, 0.1) * rng.normal())) for name, value in typical
+    }
 
 
-@dataclass(frozen=True, eq=False)
-class _TissueMaps:
-    """Tissue fractions of one patient."""
+class _TissueMaps(NamedTuple):
+    """Tissue fractions of one patient, and distances to the brain's hulls."""
 
     grey: FloatArray
     white: FloatArray
@@ -240,14 +223,18 @@ def _split_tissue(
 
 def _head_signal(
     tissue: _TissueMaps,
-    signals: _TissueSignals,
+    signals: _Signals,
     detail: FloatArray,
     *,
     fields: tuple[FloatArray, FloatArray, FloatArray],
     thickness: tuple[float, float, float],
 ) -> FloatArray:
-    """Signal of brain, fluid, skull and scalp, (slice, height, width); 0 in air."""
-    brain = tissue.grey * signals.grey + tissue.white * signals.white + tissue.csf * signals.csf
+    """Return the signal of brain, fluid, skull and scalp, (slice, height, width); 0 in air."""
+    brain = (
+        tissue.grey * signals["grey"]
+        + tissue.white * signals["white"]
+        + tissue.csf * signals["csf"]
+    )
     brain = brain + detail * (tissue.grey + tissue.white)
 
     fluid = thickness[0] * np.exp(0.35 * fields[0])
@@ -260,18 +247,18 @@ def _head_signal(
     # The spongy middle of the skull holds fatty marrow between two dark tables.
     middle = np.exp(-(((d - fluid - bone / 2) / (0.22 * bone)) ** 2))
     marrow = middle * np.clip(0.55 + 0.35 * fields[0], 0, 1)
-    bone_signal = signals.bone + (signals.marrow - signals.bone) * marrow
-    # Fat lies below the skin; where the skull is far from it there is muscle, as at the temples.
+    bone_signal = signals["bone"] + (signals["marrow"] - signals["bone"]) * marrow
+    # Fat is below the skin; far from it there is muscle, as at the temples.
     fatty = np.clip(0.75 + 0.3 * fields[1], 0, 1) * _soft_step(6 - skin, 1.0)
-    scalp_signal = signals.muscle + (signals.fat - signals.muscle) * fatty
+    scalp_signal = signals["muscle"] + (signals["fat"] - signals["muscle"]) * fatty
     return np.asarray(
-        brain + in_fluid * signals.csf + in_bone * bone_signal + in_scalp * scalp_signal,
+        brain + in_fluid * signals["csf"] + in_bone * bone_signal + in_scalp * scalp_signal,
         dtype=np.float32,
     )
 
 
 def _soft_step(distance: FloatArray, softness: float = 0.5) -> FloatArray:
-    """From 0 where a distance is negative to 1 where it is positive, smoothly."""
+    """Step smoothly from 0 at negative to 1 at positive distances."""
     return np.asarray(1 / (1 + np.exp(-np.clip(distance / softness, -30, 30))), dtype=np.float32)
 
 
@@ -300,10 +287,10 @@ def _draw_lesions(
     *,
     rng: np.random.Generator,
 ) -> tuple[FloatArray, FloatArray]:
-    """Return how much of the full lesion signal each pixel shows, and which share of it is lesion."""
+    """Return the fraction of the lesion signal, and of lesion tissue, of each pixel."""
     shown = np.zeros(white.shape, dtype=np.float32)
     share = np.zeros(white.shape, dtype=np.float32)
-    # Drawn before anything else, so that the share of patients does not move other numbers.
+    # Drawn first, so that the fraction of patients does not change other numbers.
     has_lesion, has_mass = rng.random() < plan.patients, rng.random() < plan.mass
     places = np.flatnonzero(white > 0.7)
     if not has_lesion or len(places) == 0:
@@ -332,9 +319,7 @@ def _draw_lesions(
 def _draw_dots(
     plan: LesionDistribution, axes: Axes, white: FloatArray, *, rng: np.random.Generator
 ) -> FloatArray:
-    """Return how much of the full lesion signal each pixel shows through dots that are not
-    lesions.
-    """
+    """Return the fraction of the lesion signal of each pixel from dots that are not lesions."""
     shown = np.zeros(white.shape, dtype=np.float32)
     places = np.flatnonzero(white > 0.7)
     for _ in range(int(rng.poisson(plan.dots)) if len(places) else 0):
@@ -349,7 +334,7 @@ def _draw_dots(
 def _uneven_distance(
     axes: Axes, center: NDArray[np.float64], radius: float, rng: np.random.Generator
 ) -> FloatArray:
-    """Distance to the centre, 1 at the edge of an ellipsoid whose surface a random field bends."""
+    """Return the distance to the centre, 1 at the surface of a randomly bent ellipsoid."""
     stretch = np.exp(0.22 * rng.normal(size=3))
     angle = rng.uniform(0, np.pi)
     z, y, x = (axis - c for axis, c in zip(axes, center, strict=True))
@@ -382,7 +367,7 @@ class PatientDistribution:
 
 @dataclass(frozen=True, eq=False)
 class Patient:
-    """The slices of one patient."""
+    """Slices of one patient."""
 
     images: FloatArray
     lesion: NDArray[np.bool_]
@@ -394,7 +379,7 @@ class Patient:
 def draw_patient(
     plan: PatientDistribution, anatomy: _Anatomy, *, rng: np.random.Generator
 ) -> Patient:
-    """Draw one patient; everything but the noise is shared by its slices."""
+    """Draw one patient; its slices share everything but the noise."""
     pixel = plan.field_of_view / plan.size
     in_plane = (np.arange(plan.size, dtype=np.float64) - (plan.size - 1) / 2) * pixel
     heights = rng.uniform(*plan.lowest) - _CENTER[2] + plan.spacing * np.arange(plan.slices)
@@ -407,7 +392,7 @@ def draw_patient(
     parenchyma = tissue.grey + tissue.white
     shown, share = _draw_lesions(plan.lesions, axes, tissue.white, parenchyma, rng=rng)
     shown = np.maximum(shown, _draw_dots(plan.lesions, axes, tissue.white, rng=rng))
-    clean += shown * (signals.lesion - clean)
+    clean += shown * (signals["lesion"] - clean)
 
     bias = np.exp(rng.uniform(0.05, 0.18) * _field(axes, 90, rng))
     texture = 1 + 0.03 * _texture(axes, pixel, rng)
@@ -426,8 +411,8 @@ def draw_patient(
 
 def _healthy_head(
     anatomy: _Anatomy, axes: Axes, pixel: float, contrast: Contrast, rng: np.random.Generator
-) -> tuple[FloatArray, _TissueMaps, _TissueSignals]:
-    """Return what a head without lesions shows, its tissues, and their signals."""
+) -> tuple[FloatArray, _TissueMaps, _Signals]:
+    """Return the signal of a head without lesions, its tissues, and their signals."""
 
     def draw(scale: float) -> FloatArray:
         return _field(axes, scale, rng)
@@ -439,7 +424,7 @@ def _healthy_head(
         atrophy=rng.normal(-0.1, 0.3),
     )
     signals = _draw_signals(contrast, rng=rng)
-    # What the template shows beyond its tissue classes: nuclei, tracts, cerebellar folds.
+    # Beyond the tissue classes of the template: nuclei, tracts, cerebellar folds.
     smooth = ndimage.gaussian_filter(values["t1"], (0, 12 / pixel, 12 / pixel))
     detail = DETAIL[contrast] * (values["t1"] - smooth) + 0.025 * draw(5)
     clean = _head_signal(
@@ -462,12 +447,12 @@ def _field(axes: Axes, scale: float, rng: np.random.Generator) -> FloatArray:
 
 
 def _deformed_points(axes: Axes, rng: np.random.Generator) -> NDArray[np.float32]:
-    """Template positions (3, slice, height, width), in voxels, of the pixels of a patient."""
+    """Return template positions (3, slice, height, width), in voxels, of a patient's pixels."""
     z, y, x = np.meshgrid(*axes, indexing="ij")
-    # Rows run from front to back: the nose is at the top of the picture.
+    # Rows run from front to back: the nose is at the top of the image.
     points = np.stack([x, -y, z])
     turn = _rotation(np.deg2rad(rng.normal(0, (3.0, 3.0, 5.0))))
-    # Cut at two deviations: a larger head would leave the picture.
+    # Cut at two deviations: a larger head would leave the image.
     scale = np.exp(0.04 * rng.normal(size=3).clip(-2, 2) + 0.02 * rng.normal())
     shift = np.array([4.0, 4.0, 0.0]) * rng.normal(size=3).clip(-2, 2)
     matrix = turn / scale
@@ -498,12 +483,12 @@ def _texture(axes: Axes, pixel: float, rng: np.random.Generator) -> FloatArray:
     return np.asarray(grain / grain.std(), dtype=np.float32)
 
 
-# Streams of random numbers that do not touch each other.
+# Independent streams of random numbers.
 _PATIENT, _COILS, _PHASE = 0, 1, 2
 
 
 @dataclass(frozen=True)
-class Atlas:
+class Atlas(PatientDataset):
     """Synthetic brain MR slices with and without lesions, as complex coil images."""
 
     patients: int
@@ -516,15 +501,13 @@ class Atlas:
     def __post_init__(self) -> None:
         if self.patients < 1 or self.coils < 0:
             raise InputError(
-                f"{self.patients} patients with {self.coils} coils are asked for; ask for at "
-                "least 1 patient, and for no negative number of coils",
+                f"patients is {self.patients} and coils {self.coils}; pass at least 1 and 0",
                 code="value.invalid",
             )
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
-        """1 where a slice shows a lesion of at least the plan's minimum area, (case,)."""
-        # Lesions are placed in white matter, so the label is known once the patient is drawn.
+        """1 for slices with a lesion of at least the plan's minimum area, (case,)."""
         return np.asarray(self.lesion_area >= self.plan.minimum_area, dtype=np.int64)
 
     @cached_property
@@ -533,30 +516,17 @@ class Atlas:
         return np.concatenate([self.patient(k).area for k in range(self.patients)])
 
     @property
-    def groups(self) -> NDArray[np.str_]:
-        """The patient of each case, (case,)."""
-        names = [f"patient-{self.first + k}" for k in range(self.patients)]
-        return np.repeat(np.array(names), self.plan.slices)
-
-    @property
-    def cases(self) -> NDArray[np.str_]:
-        """The name of each case, (case,)."""
-        slices = np.tile(np.arange(self.plan.slices), self.patients)
-        return np.array([f"{g}-slice-{k}" for g, k in zip(self.groups, slices, strict=True)])
+    def _slices(self) -> int:
+        return self.plan.slices
 
     def patient(self, index: int) -> Patient:
-        """One patient: images, lesion masks, areas."""
-        if not 0 <= index < self.patients:
-            raise IndexError(f"patient {index} of {self.patients}")
-        return _patient(self.plan, self.base, self.seed, self.first + index)
+        """Draw one patient: images, lesion masks, areas."""
+        return _patient(self.plan, self.base, self.seed, self._number(index))
 
     def lesion_mask(self, index: int) -> NDArray[np.bool_]:
-        """Return where the lesions of one case are, (height, width)."""
+        """Return the lesions of one case, booleans (height, width)."""
         patient, slice_ = divmod(index, self.plan.slices)
         return np.asarray(self.patient(patient).lesion[slice_])
-
-    def __len__(self) -> int:
-        return self.patients * self.plan.slices
 
     def __getitem__(self, index: int) -> Case:
         import torch
@@ -567,13 +537,8 @@ class Atlas:
         image = torch.as_tensor(patient.images[slice_])
         if self.coils:
             image = self._coil_images(image, self.first + number, slice_)
-        return Case(
-            image=image,
-            label=int(patient.area[slice_] >= self.plan.minimum_area),
-            group=f"patient-{self.first + number}",
-            case=f"patient-{self.first + number}-slice-{slice_}",
-            scale=1.0,
-        )
+        has_lesion = bool(patient.area[slice_] >= self.plan.minimum_area)
+        return self._case(image, has_lesion, number, slice_)
 
     def _coil_images(self, magnitude: Tensor, number: int, slice_: int) -> Tensor:
         from taskuq.measure._coils import simulate_coils, smooth_phase
@@ -585,7 +550,7 @@ class Atlas:
 
 
 def _draw_patients(atlas: Atlas, *, workers: int = 1) -> list[Patient]:
-    """All patients of an atlas in order, drawn by several processes; any number gives the same."""
+    """Draw all patients of an atlas in order; any number of processes gives the same."""
     return list(parallel_map(atlas.patient, range(atlas.patients), workers=workers))
 
 
@@ -610,7 +575,7 @@ def save_atlas(atlas: Atlas, path: Path | str, *, workers: int = 1) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class AtlasData(DataConfig):
-    """The embedded atlas, drawn; ``seed`` decides its patients and their coils too."""
+    """Settings [data] of the embedded atlas; ``seed`` decides its patients and coils too."""
 
     patients: int = 200
     size: int = 128
@@ -622,11 +587,10 @@ class AtlasData(DataConfig):
     processes: ClassVar[int] = 8
 
     def open(self) -> Dataset:
-        """All slices of all patients, with coils."""
         return self._atlas(self.coils)
 
     def open_targets(self) -> LabelledSubset:
-        """The same as magnitude images, with labels or lesion areas."""
+        """Open magnitude images with labels or lesion areas."""
         atlas = self._atlas(coils=0)
         if self.target not in ("label", "lesion_area"):
             raise InputError(
@@ -635,7 +599,7 @@ class AtlasData(DataConfig):
             )
         cases: Dataset = atlas
         if self.in_memory:
-            # Drawn once for images and areas; case by case every patient would be drawn many times.
+            # Once for images and areas; case by case every patient would be drawn many times.
             workers = useful_workers(self.processes, len(atlas))
             patients = _draw_patients(atlas, workers=workers)
             area = np.concatenate([patient.area for patient in patients])

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from taskuq.data._dataset import Case, Dataset, LabelledSubset
+from taskuq.data._dataset import Case, Dataset, LabelledSubset, PatientDataset
 from taskuq.data._readers import DataConfig
 from taskuq.errors import InputError
 
@@ -24,31 +24,31 @@ def air_fraction(images: ArrayLike, threshold: float = THRESHOLD) -> NDArray[np.
     images = np.asarray(images)
     if images.ndim != 3 or images.dtype.kind not in "biuf" or 0 in images.shape:
         raise InputError(
-            f"images have shape {images.shape} and type {images.dtype}; give real images (image, "
+            f"images have shape {images.shape} and type {images.dtype}; pass real images (image, "
             "height, width)",
             code="shape.axes",
         )
-    # About the same in millimetres whatever the matrix.
-    often = round(max(images.shape[1:]) / 128 - 0.1)
-    shares = np.zeros(len(images))
+    # About the same in millimetres for every matrix.
+    iterations = round(max(images.shape[1:]) / 128 - 0.1)
+    fractions = np.zeros(len(images))
     for k, image in enumerate(images):
         tissue = image >= threshold
-        if often:
-            tissue = ndimage.binary_opening(tissue, iterations=often)
+        if iterations:
+            tissue = ndimage.binary_opening(tissue, iterations=iterations)
         pieces, count = ndimage.label(tissue)
         if count == 0:
             continue
         largest = 1 + int(np.argmax(np.bincount(pieces.ravel())[1:]))
         body = ndimage.binary_fill_holes(pieces == largest)
-        shares[k] = np.mean(image[body] < threshold)
-    return shares
+        fractions[k] = np.mean(image[body] < threshold)
+    return fractions
 
 
 Image = NDArray[np.float64]
 
 # Attenuation on the scale of a chest window: air outside 0, bone about 1.
 LUNG, FAT, TISSUE, BONE = 0.08, 0.63, 0.72, 0.95
-# Pixels are averaged over so many points each way.
+# Points averaged in each direction of a pixel.
 FINE = 2
 
 
@@ -60,7 +60,7 @@ class _ChestSlices(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ChestPhantom:
+class ChestPhantom(PatientDataset):
     """Synthetic chest CT slices."""
 
     patients: int
@@ -72,42 +72,28 @@ class ChestPhantom:
     def __post_init__(self) -> None:
         if min(self.patients, self.slices) < 1 or self.size < 16:
             raise InputError(
-                f"{self.patients} patients with {self.slices} slices of {self.size} pixels are "
-                "asked for; ask for at least 1 patient, 1 slice and 16 pixels",
+                f"patients is {self.patients}, slices {self.slices} and size {self.size}; pass at "
+                "least 1 patient, 1 slice and 16 pixels",
                 code="value.invalid",
             )
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
-        """1 where a slice shows a nodule, (case,)."""
-        found = [self.patient(k).nodules > 0 for k in range(self.patients)]
-        return np.concatenate(found).astype(np.int64)
+        """1 for slices with a nodule, (case,)."""
+        nodules = [self.patient(k).nodules > 0 for k in range(self.patients)]
+        return np.concatenate(nodules).astype(np.int64)
 
     @cached_property
     def air(self) -> NDArray[np.float64]:
-        """The share of the body that is air, of each slice, (case,)."""
+        """Air fraction of the body in each slice, (case,)."""
         return np.concatenate([air_fraction(self.patient(k).images) for k in range(self.patients)])
 
     @property
-    def groups(self) -> NDArray[np.str_]:
-        """The patient of each case, (case,)."""
-        names = [f"patient-{self.first + k}" for k in range(self.patients)]
-        return np.repeat(np.array(names), self.slices)
-
-    @property
-    def cases(self) -> NDArray[np.str_]:
-        """The name of each case, (case,)."""
-        slices = np.tile(np.arange(self.slices), self.patients)
-        return np.array([f"{g}-slice-{k}" for g, k in zip(self.groups, slices, strict=True)])
+    def _slices(self) -> int:
+        return self.slices
 
     def patient(self, index: int) -> _ChestSlices:
-        """One patient."""
-        if not 0 <= index < self.patients:
-            raise IndexError(f"patient {index} of {self.patients}")
-        return _patient(self.seed, self.first + index, self.size, self.slices)
-
-    def __len__(self) -> int:
-        return self.patients * self.slices
+        return _patient(self.seed, self._number(index), self.size, self.slices)
 
     def __getitem__(self, index: int) -> Case:
         import torch
@@ -115,20 +101,13 @@ class ChestPhantom:
         index = range(len(self))[index]
         number, slice_ = divmod(index, self.slices)
         patient = self.patient(number)
-        return Case(
-            image=torch.as_tensor(patient.images[slice_]),
-            label=int(patient.nodules[slice_] > 0),
-            group=f"patient-{self.first + number}",
-            case=f"patient-{self.first + number}-slice-{slice_}",
-            scale=1.0,
-        )
+        image = torch.as_tensor(patient.images[slice_])
+        return self._case(image, bool(patient.nodules[slice_] > 0), number, slice_)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChestData(DataConfig):
-    """Synthetic chests (:class:`ChestPhantom`); what a task network should say is the share of
-    air.
-    """
+    """Settings [data] of synthetic chests; targets are air fractions."""
 
     processes: ClassVar[int] = 8
 
@@ -139,11 +118,10 @@ class ChestData(DataConfig):
     first: int = 0
 
     def open(self) -> Dataset:
-        """All cases."""
         return self._chest
 
     def open_targets(self) -> LabelledSubset:
-        """All cases with their share of air."""
+        """Open all cases with their air fraction."""
         chest = self._chest
         return LabelledSubset(chest, chest.air[:, None])
 
@@ -159,7 +137,7 @@ def _patient(seed: int, number: int, size: int, slices: int) -> _ChestSlices:
     wide, deep = rng.uniform(0.62, 0.9), rng.uniform(0.46, 0.64)
     fat, wall = rng.uniform(0.02, 0.14), rng.uniform(0.05, 0.09)
     lean = _Lean(wide, deep, fat, wall, rng.uniform(0.75, 1.0), rng.uniform(0.16, 0.24))
-    # Slices share the patient, and wobble on their own.
+    # Slices share the patient, and wobble independently.
     down = (np.arange(slices) + rng.uniform(0, 1, slices)) / slices
     drawn = [_slice(lean, float(t), size, rng) for t in down]
     return _ChestSlices(
@@ -189,8 +167,8 @@ class _Canvas:
         self, centre: tuple[float, float], axes: tuple[float, float], *, wobble: float = 0.0,
         turn: float = 0.0,
     ) -> NDArray[np.bool_]:  # fmt: skip
-        """Points of an ellipse whose edge wobbles by a share of its radius."""
-        # Only where it can be: most things in a chest are small.
+        """Return the points of an ellipse whose edge wobbles by a fraction of its radius."""
+        # Only near it: most structures of a chest are small.
         reach, points = max(axes) * (1 + 4 * wobble), len(self.x)
         columns, rows = (
             slice(
@@ -209,16 +187,16 @@ class _Canvas:
             for order in range(2, 6):
                 size, phase = wobble / order * self.rng.normal(), self.rng.uniform(0, 2 * np.pi)
                 limit = limit + size * np.cos(order * angle + phase)
-        found = np.zeros(self.x.shape, dtype=bool)
-        found[rows, columns] = u * u + v * v < limit * limit
-        return found
+        inside = np.zeros(self.x.shape, dtype=bool)
+        inside[rows, columns] = u * u + v * v < limit * limit
+        return inside
 
     def paint(self, where: NDArray[np.bool_], value: float) -> None:
         """Fill points with a value."""
         self.image[where] = value
 
     def pixels(self) -> Image:
-        """The mean of each pixel's points."""
+        """Return the mean of each pixel's points."""
         size = len(self.x) // FINE
         return np.asarray(self.image.reshape(size, FINE, size, FINE).mean((1, 3)))
 

@@ -8,6 +8,7 @@ import math
 import os
 import tempfile
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -41,100 +42,97 @@ class Case(NamedTuple):
 
 @runtime_checkable
 class Dataset(Protocol):
-    """Cases that are read when they are asked for."""
+    """Cases that are read on access."""
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """The label of each case, (case,)."""
+        """Label of each case, (case,)."""
 
     @property
     def groups(self) -> NDArray[np.str_]:
-        """The group of each case, (case,)."""
+        """Group of each case, (case,)."""
 
-    def __len__(self) -> int:
-        """The number of cases."""
+    def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int) -> Case:
-        """Read one case."""
+    def __getitem__(self, index: int) -> Case: ...
 
 
 @dataclass(frozen=True)
 class Subset:
-    """Some cases of a data set, in the given order; itself a data set."""
+    """Chosen cases of a data set, in the given order, each transformed on read."""
 
     source: Dataset
     indices: Sequence[int]
+    transform: Callable[[Case], Case] | None = None
 
     @classmethod
     def where(cls, source: Dataset, chosen: BoolArray) -> Subset:
-        """The cases of a data set for which ``chosen`` (case,) is True."""
+        """Select the cases for which ``chosen`` (case,) is True."""
         return cls(source, tuple(int(i) for i in np.flatnonzero(chosen)))
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """The label of each case, (case,)."""
         return np.asarray(self.source.labels[np.asarray(self.indices, dtype=int)])
 
     @property
     def groups(self) -> NDArray[np.str_]:
-        """The group of each case, (case,)."""
         return np.asarray(self.source.groups[np.asarray(self.indices, dtype=int)])
 
     @property
     def cases(self) -> NDArray[np.str_] | None:
-        """The name of each case, (case,), where the source knows them without reading images."""
-        names = _case_names(self.source)
+        names = getattr(self.source, "cases", None)
         return None if names is None else np.asarray(names[np.asarray(self.indices, dtype=int)])
 
     @property
     def precision(self) -> str | None:
-        """Return how exact the source's images are, where it says."""
         return precision_of(self.source)
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, index: int) -> Case:
-        return self.source[self.indices[index]]
+        case = self.source[self.indices[index]]
+        return case if self.transform is None else self.transform(case)
 
 
-@dataclass(frozen=True)
-class MappedDataset:
-    """Data set with a transform applied on read."""
+def transform_dataset(dataset: Dataset, transform: Callable[[Case], Case]) -> Subset:
+    """Apply a transform to every case on read."""
+    return Subset(dataset, range(len(dataset)), transform)
 
-    source: Dataset
-    change: Callable[[Case], Case]
+
+class PatientDataset(ABC):
+    """Slices of synthetic patients; a group is a patient."""
+
+    patients: int
+    first: int
 
     @property
-    def labels(self) -> NDArray[np.int64]:
-        """The label of each case, (case,)."""
-        return self.source.labels
+    @abstractmethod
+    def _slices(self) -> int:
+        """Number of slices of a patient."""
 
     @property
     def groups(self) -> NDArray[np.str_]:
-        """The group of each case, (case,)."""
-        return self.source.groups
+        names = [f"patient-{self.first + k}" for k in range(self.patients)]
+        return np.repeat(np.array(names), self._slices)
 
     @property
-    def cases(self) -> NDArray[np.str_] | None:
-        """The name of each case, (case,), where the source knows them without reading images."""
-        return _case_names(self.source)
-
-    @property
-    def precision(self) -> str | None:
-        """Return how exact the source's images are, where it says."""
-        return precision_of(self.source)
+    def cases(self) -> NDArray[np.str_]:
+        slices = np.tile(np.arange(self._slices), self.patients)
+        return np.array([f"{g}-slice-{k}" for g, k in zip(self.groups, slices, strict=True)])
 
     def __len__(self) -> int:
-        return len(self.source)
+        return self.patients * self._slices
 
-    def __getitem__(self, index: int) -> Case:
-        return self.change(self.source[index])
+    def _number(self, index: int) -> int:
+        """Return the number of a patient among all patients of the seed."""
+        if not 0 <= index < self.patients:
+            raise IndexError(f"patient {index} of {self.patients}")
+        return self.first + index
 
-
-def _case_names(dataset: Dataset) -> NDArray[np.str_] | None:
-    """Return case names, or None if they need reading."""
-    return getattr(dataset, "cases", None)
+    def _case(self, image: Tensor, label: bool, patient: int, slice_: int) -> Case:
+        group = f"patient-{self.first + patient}"
+        return Case(image, int(label), group, f"{group}-slice-{slice_}", scale=1.0)
 
 
 def precision_of(dataset: Dataset) -> str | None:
@@ -145,10 +143,19 @@ def precision_of(dataset: Dataset) -> str | None:
 def split_by_group(
     dataset: Dataset, fractions: Sequence[float], *, rng: np.random.Generator
 ) -> tuple[Subset, ...]:
-    """Split a data set into parts that share no group; within each, cases keep their order."""
+    """Split a data set into subsets that share no group; within each, cases stay in order.
+
+    Args:
+        dataset: The data set.
+        fractions: Fraction of groups in each subset; they sum to 1.
+        rng: Source of the random choice.
+
+    Raises:
+        InputError: If a subset would be empty.
+    """
     if min(fractions, default=0) <= 0 or abs(sum(fractions) - 1) > 1e-9:
         raise InputError(
-            f"fractions are {list(fractions)}; give positive numbers that sum to 1",
+            f"fractions are {list(fractions)}; pass positive numbers that sum to 1",
             code="value.invalid",
         )
     groups = dataset.groups
@@ -156,20 +163,20 @@ def split_by_group(
     # Two thirds of three groups is 1.9999... in floats.
     ends = np.floor(np.cumsum(fractions) * len(names) + 1e-9).astype(int)
     ends[-1] = len(names)
-    parts = np.split(names, ends[:-1])
-    if any(len(part) == 0 for part in parts):
+    subsets = np.split(names, ends[:-1])
+    if any(len(subset) == 0 for subset in subsets):
         raise InputError(
-            f"{len(names)} groups cannot be split {list(fractions)} without an empty part; give "
-            "more groups or fewer parts",
+            f"{len(names)} groups cannot be split {list(fractions)} without an empty subset; pass "
+            "more groups or fewer fractions",
             code="units.few",
         )
-    return tuple(Subset.where(dataset, np.isin(groups, part)) for part in parts)
+    return tuple(Subset.where(dataset, np.isin(groups, subset)) for subset in subsets)
 
 
 T = TypeVar("T")
 # With fewer cases, starting processes takes longer than reading.
 FEW = 256
-# Images begin where any type of number may.
+# Images start at multiples of this, for the alignment of any type.
 _STEP = 64
 _made = count()
 
@@ -185,7 +192,7 @@ class InMemoryDataset:
 
     @classmethod
     def of(cls, source: Dataset, processes: int = 1) -> InMemoryDataset:
-        """Read every case by some processes; the processes of one training share one file."""
+        """Read every case; the processes of one training share one memory-mapped file."""
         name, folder = _name(source), _folder()
         own, lock = folder / f"{name}.images.{os.getpid()}", folder / f"{name}.lock"
         with file_lock(lock, wait=True):
@@ -196,16 +203,15 @@ class InMemoryDataset:
                 _write(source, processes, partial)
                 items = _mapped(partial.replace(own)) or ()
         labels = np.array([item.label for item in items], dtype=np.int64)
-        found = cls(items, labels, source.groups, precision_of(source))
+        dataset = cls(items, labels, source.groups, precision_of(source))
         if is_owner:
-            # Until then other processes find it; what is mapped stays.
-            for left in (own, lock):
-                weakref.finalize(found, left.unlink, missing_ok=True)
-        return found
+            # Until then other processes find it; mapped images stay.
+            for path in (own, lock):
+                weakref.finalize(dataset, path.unlink, missing_ok=True)
+        return dataset
 
     @property
     def cases(self) -> NDArray[np.str_]:
-        """The name of each case, (case,)."""
         return np.array([item.case for item in self.items])
 
     def __len__(self) -> int:
@@ -221,10 +227,10 @@ def load_all_images(
     device: torch.device,
     most: float,
 ) -> torch.Tensor | None:
-    """Load all images as one tensor, or None."""
+    """Load all images of a data set in memory as one tensor, or None."""
     import torch
 
-    source = cases.source if isinstance(cases, Subset) else cases
+    source = cases.source if isinstance(cases, Subset) and cases.transform is None else cases
     if not isinstance(source, InMemoryDataset):
         return None
     images = [cases[k].image for k in range(len(cases))]
@@ -245,8 +251,7 @@ def parallel_map(
     if workers <= 1:
         yield from map(function, *arguments)
         return
-    # Fork would copy torch's thread pools in an unknown state; and threads of many processes hold
-    # each other up.
+    # Fork would copy torch's thread pools in an unknown state; threads of many processes compete.
     with _one_thread(), ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         yield from pool.map(function, *arguments)
 
@@ -258,7 +263,7 @@ def useful_workers(processes: int, cases: int) -> int:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Limit processes that are started here to one thread each."""
+    """Limit processes started in this context to one thread each."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     before = {name: os.environ[name] for name in names if name in os.environ}
     os.environ.update(dict.fromkeys(names, "1"))
@@ -276,14 +281,14 @@ def _name(source: Dataset) -> str:
     job = [os.environ.get(key, "") for key in keys]
     chosen = np.unique(np.linspace(0, len(source) - 1, 3).astype(int)) if len(source) else ()
     images = [np.ascontiguousarray(source[int(index)].image.numpy()) for index in chosen]
-    marks = [hashlib.sha256(image.data).hexdigest() for image in images]
-    # Not by labels: the atlas has them when all of its patients are drawn.
-    made_of = [job if any(job) else os.getpgrp(), next(_made), source.groups.tolist(), marks]
-    return fingerprint(made_of)[:32]
+    digests = [hashlib.sha256(image.data).hexdigest() for image in images]
+    # Not by labels: the atlas would have to draw all of its patients.
+    content = [job if any(job) else os.getpgrp(), next(_made), source.groups.tolist(), digests]
+    return fingerprint(content)[:32]
 
 
 def _folder() -> Path:
-    """Return a temporary folder of this user, without the files of processes that were killed."""
+    """Return this user's temporary folder, without the files of killed processes."""
     folder = Path(tempfile.gettempdir()) / f"taskuq-{os.getuid()}"
     with writing(folder):
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -298,43 +303,43 @@ def _folder() -> Path:
 
 
 def _read(source: Dataset, indices: NDArray[np.int64]) -> list[tuple[Case, NDArray[Any]]]:
-    # Images cross over as arrays: a tensor would hold a file descriptor each.
+    # Images are sent as arrays: a tensor would hold a file descriptor each.
     items = [source[int(index)] for index in indices]
     return [(item._replace(image=None), item.image.numpy()) for item in items]  # type: ignore[arg-type]
 
 
 def _write(source: Dataset, processes: int, path: Path) -> None:
-    """Write the images of all cases, then the rest of them as JSON, then the length of that."""
+    """Write the images of all cases, then their other fields as JSON, then the length of that."""
     workers = useful_workers(processes, len(source))
-    stretches = np.array_split(np.arange(len(source)), max(1, min(4 * workers, len(source))))
-    parts = parallel_map(_read, [source] * len(stretches), stretches, workers=workers)
-    # Not through a map: where the disk is full that ends the process without a word.
+    chunks = np.array_split(np.arange(len(source)), max(1, min(4 * workers, len(source))))
+    read = parallel_map(_read, [source] * len(chunks), chunks, workers=workers)
+    # Not through a map: a full disk would kill the process without a message.
     with writing(path), path.open("wb") as out:
         items = []
-        for item, image in (pair for part in parts for pair in part):
+        for item, image in (pair for chunk in read for pair in chunk):
             out.write(bytes(-out.tell() % _STEP))
-            known = (int(item.label), str(item.group), str(item.case), float(item.scale))
-            items.append([known, out.tell(), image.shape, image.dtype.str])
+            fields = (int(item.label), str(item.group), str(item.case), float(item.scale))
+            items.append([fields, out.tell(), image.shape, image.dtype.str])
             out.write(np.ascontiguousarray(image).data)
-        about = json.dumps(items).encode()
-        out.write(about + len(about).to_bytes(8, "little"))
+        footer = json.dumps(items).encode()
+        out.write(footer + len(footer).to_bytes(8, "little"))
 
 
 def _mapped(path: Path) -> tuple[Case, ...] | None:
-    """Return all cases, their images as views of the file; None where its owner has just ended."""
+    """Return all cases, their images as views of the file; None if its owner has just ended."""
     import torch
 
     try:
-        # Copy on write: a process that changes an image changes its own alone.
+        # Copy on write: a process that changes an image changes only its own.
         memory = np.memmap(path, dtype=np.uint8, mode="c")
     except FileNotFoundError:
         return None
     length = int.from_bytes(memory[-8:].tobytes(), "little")
     items = []
-    for known, begin, shape, kind in json.loads(memory[-8 - length : -8].tobytes()):
+    for fields, start, shape, kind in json.loads(memory[-8 - length : -8].tobytes()):
         size = math.prod(shape) * np.dtype(kind).itemsize
-        image = np.asarray(memory[begin : begin + size]).view(kind).reshape(shape)
-        items.append(Case(torch.from_numpy(image), *known))
+        image = np.asarray(memory[start : start + size]).view(kind).reshape(shape)
+        items.append(Case(torch.from_numpy(image), *fields))
     return tuple(items)
 
 
@@ -344,7 +349,7 @@ PARTS = ("train", "tune", "judge")
 
 @dataclass(frozen=True)
 class Split:
-    """Disjoint groups for training, tuning and testing (`judge` -> `test`)."""
+    """Disjoint groups for training, tuning and testing."""
 
     train: tuple[str, ...]
     tune: tuple[str, ...]
@@ -355,8 +360,8 @@ class Split:
             common = sorted(set(getattr(self, one)) & set(getattr(self, other)))
             if common:
                 raise InputError(
-                    f"{_groups(len(common))} both in {one} and in {other}, first {common[0]}; let "
-                    "each patient be in one part only",
+                    f"{_groups(len(common))} both in {one} and in {other}, first {common[0]}; put "
+                    "each patient into one of them only",
                     code="data.leak",
                 )
         for part in PARTS:
@@ -367,20 +372,20 @@ class Split:
                 )
 
     def of(self, dataset: Dataset) -> tuple[Subset, Subset, Subset]:
-        """The three parts of a data set; every group of it must have a part."""
-        return _part(dataset, self.train), _part(dataset, self.tune), self.judged(dataset)
+        """Return the three subsets of a data set, which must have no other groups."""
+        return _subset(dataset, self.train), _subset(dataset, self.tune), self.judged(dataset)
 
     def judged(self, dataset: Dataset) -> Subset:
-        """The cases of the groups that may calibrate and test."""
-        known = {*self.train, *self.tune, *self.judge}
-        unknown = sorted(set(map(str, dataset.groups)) - known)
+        """Return the cases of the groups that calibrate and test."""
+        groups = {*self.train, *self.tune, *self.judge}
+        unknown = sorted(set(map(str, dataset.groups)) - groups)
         if unknown:
             raise InputError(
-                f"{_groups(len(unknown))} in no part of the split, first {unknown[0]}; use the "
-                "data the split was made for, or make a split of its own",
+                f"{_groups(len(unknown))} not in the split, first {unknown[0]}; use the data "
+                "the split was made for, or make another split",
                 code="resume.mismatch",
             )
-        return _part(dataset, self.judge)
+        return _subset(dataset, self.judge)
 
 
 @dataclass(frozen=True, eq=False)
@@ -393,19 +398,19 @@ class LabelledSubset:
 
     @classmethod
     def of(cls, cases: Dataset) -> LabelledSubset:
-        """Cases with their labels as targets."""
+        """Return cases with their labels as targets."""
         return cls(cases, np.asarray(cases.labels, dtype=np.float64)[:, None])
 
     def in_memory(self, processes: int = 1) -> LabelledSubset:
-        """The same with every image read, as a magnitude image: a task network sees nothing else."""
+        """Return the same with all magnitude images in memory: a task network uses no other."""
         if self.is_read:
             return self
-        # Of eight coils a sixteenth of the memory.
-        combined = MappedDataset(self.cases, _combined)
+        # For eight coils a sixteenth of the memory.
+        combined = transform_dataset(self.cases, _combined)
         return replace(self, cases=InMemoryDataset.of(combined, processes), is_read=True)
 
     def split(self, split: Split) -> tuple[LabelledSubset, LabelledSubset, LabelledSubset]:
-        """The three parts that a split names: to train on, to tune on, to judge."""
+        """Return the three subsets of a split."""
         train, tune, judge = (
             replace(self, cases=part, targets=self.targets[list(part.indices)])
             for part in split.of(self.cases)
@@ -415,7 +420,7 @@ class LabelledSubset:
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """Shares of groups for training and tuning; the rest calibrates and tests."""
+    """Fractions of groups for training and tuning; the others calibrate and test."""
 
     path: Path | None = None
     train: float = 0.6
@@ -423,7 +428,7 @@ class SplitConfig:
     seed: int = 0
 
     def split(self, groups: NDArray[np.str_], *, is_stored: bool = True) -> Split:
-        """The stored split, or a new one, which is stored; shares and seed must agree with it."""
+        """Return the stored split, or store a new one; fractions and seed must agree with it."""
         new = split_groups(groups, self.train, self.tune, seed=self.seed)
         if self.path is None or not (is_stored or self.path.exists()):
             return new
@@ -431,51 +436,44 @@ class SplitConfig:
 
 
 def split_groups(groups: Iterable[str], train: float, tune: float, *, seed: int) -> Split:
-    """Split the set of groups by a seed; what is not for training or tuning is judged."""
+    """Split a set of groups for training, tuning and testing.
+
+    Args:
+        groups: Names of groups; repetitions count once.
+        train: Fraction for training.
+        tune: Fraction for tuning; the others are for calibration and testing.
+        seed: Decides the groups.
+
+    Example:
+        >>> split_groups("abcdefghij", 0.6, 0.2, seed=0).judge
+        ('f', 'e')
+    """
     if min(train, tune) <= 0 or train + tune > 1 + 1e-9:
         raise InputError(
-            f"shares are {train} to train and {tune} to tune; give positive shares that sum to at "
-            "most 1",
+            f"train is {train} and tune {tune}; set positive fractions that sum to at most 1",
             code="value.invalid",
         )
     names = np.random.default_rng(seed).permutation(sorted({str(group) for group in groups}))
-    # Half of four groups must be two even where 0.5 came out of arithmetic.
+    # Half of four groups must be two even if 0.5 came out of arithmetic.
     ends = np.floor(np.cumsum([train, tune]) * len(names) + 1e-9).astype(int)
     parts = [tuple(str(n) for n in part) for part in np.split(names, ends)]
     if not (parts[0] and parts[1]):
         raise InputError(
-            f"{_groups(len(names))} too few for shares {train} and {tune}; give more groups or "
-            "larger shares",
+            f"{_groups(len(names))} too few for fractions {train} and {tune}; use more groups or "
+            "larger fractions",
             code="units.few",
         )
     return Split(*parts)
 
 
-def _group_folds(groups: Iterable[str], count: int, tune: float, *, seed: int) -> list[Split]:
-    """Cross-validation splits by group."""
-    names = np.random.default_rng(seed).permutation(sorted({str(group) for group in groups}))
-    if not 2 <= count <= len(names):
-        raise InputError(
-            f"{count} folds of {len(names)} groups; give 2 to {len(names)} folds",
-            code="value.invalid",
-        )
-    splits = []
-    for k, judged in enumerate(np.array_split(names, count)):
-        others = [str(name) for name in names if name not in set(judged)]
-        rest = split_groups(others, 1 - tune, tune, seed=seed + k + 1)
-        # Shares are rounded down; no group is left out.
-        splits.append(Split(rest.train + rest.judge, rest.tune, tuple(map(str, judged))))
-    return splits
-
-
 def save_split(split: Split, path: Path | str) -> Path:
-    """Store a split; a file that holds another one is refused, not overwritten."""
+    """Store a split; a file that holds another one is not overwritten."""
     path = Path(path)
     if path.exists():
         if _as_sets(load_split(path)) != _as_sets(split):
             raise InputError(
-                f"{path} holds another split (other patients, shares or seed); give another file, "
-                "or delete it together with everything that was trained or calibrated with it",
+                f"{path} holds another split (other patients, fractions or seed); use another, "
+                "or delete it with everything that was trained or calibrated with it",
                 code="resume.mismatch",
             )
         return path
@@ -490,7 +488,7 @@ def load_split(path: Path | str) -> Split:
     parts = [record.get(part) for part in PARTS]
     if not all(isinstance(p, list) and all(isinstance(n, str) for n in p) for p in parts):
         raise InputError(
-            f"{path} lacks lists of names {', '.join(PARTS)}; write it again", code="file.format"
+            f"{path} has no lists of names {', '.join(PARTS)}; write it again", code="file.format"
         )
     try:
         return Split(*(tuple(part) for part in parts))  # type: ignore[arg-type]  # checked above
@@ -498,7 +496,7 @@ def load_split(path: Path | str) -> Split:
         raise InputError(f"{path}: {error}", code=error.code) from None
 
 
-def _part(dataset: Dataset, names: Sequence[str]) -> Subset:
+def _subset(dataset: Dataset, names: Sequence[str]) -> Subset:
     return Subset.where(dataset, np.isin(dataset.groups, list(names)))
 
 

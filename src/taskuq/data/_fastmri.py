@@ -80,12 +80,11 @@ class _StoredSlices:
             # Copy on write: torch needs writable memory, though no one writes.
             values = np.load(path, mmap_mode="c", allow_pickle=False)[index]
             if (name, index) not in self._verified:
-                # The type stands in the file's head, which no slice's sum covers.
+                # The type is in the header of the file, which no checksum of a slice covers.
                 is_typed = values.dtype == np.dtype(TYPES[self.precision][0])
                 if not is_typed or hashlib.sha256(values).hexdigest() != self.sums[name][index]:
                     raise InputError(
-                        f"{path} is not as it was written: slice {index} and its sha256 differ, so "
-                        f"it was damaged; {REMEDY}",
+                        f"{path} is damaged: slice {index} and its sha256 differ; {REMEDY}",
                         code="file.damaged",
                     )
                 self._verified.add((name, index))
@@ -94,7 +93,7 @@ class _StoredSlices:
 
 
 def _stored_slices(volume: Volume, preparation: FastMRIPreprocessing, cache: Path) -> _StoredSlices:
-    """Find the slices of a volume in the store; an error says why they cannot be used."""
+    """Find the slices of a volume in the store; raise InputError if they cannot be used."""
     path = _record(volume, preparation, cache)
     if not path.exists():
         raise InputError(f"{volume.name} is not in {cache}", code="file.missing")
@@ -118,16 +117,16 @@ def prepare_slices(
     path = _record(volume, preparation, cache)
     with file_lock(path.with_suffix(".lock"), wait=True):
         try:
-            found = _stored_slices(volume, preparation, cache)
-            if found.precision in (precision, "single"):
-                return found
+            stored = _stored_slices(volume, preparation, cache)
+            if stored.precision in (precision, "single"):
+                return stored
         except InputError:
-            pass  # not there, or not to be used: it is made again
-        # What a killed process left; no other process writes this volume.
+            pass  # missing or unusable: prepared again
+        # Remains of a killed process; no other process writes this volume.
         for left in path.parent.glob(f".{volume.name}.*.partial"):
             left.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
-        # Looked at before it is read: a file that changes meanwhile is another one afterwards.
+        # Before it is read: a file that changes meanwhile is another one afterwards.
         source = _source(volume)
         virtual = cached_coils(volume, preparation, cache)
         sums = _write(path, volume, preparation.size, virtual, precision)
@@ -150,7 +149,7 @@ def require_disk_space(cache: Path, needed: int) -> int:
     if needed > free:
         raise MachineError(
             f"the store needs {needed / 1e9:.4g} GB at {cache} and the disk has "
-            f"{free / 1e9:.4g} GB free; make room, or choose another --cache"
+            f"{free / 1e9:.4g} GB free; free some space, or choose another --cache"
         )
     return free
 
@@ -171,26 +170,26 @@ def _find_prepared(
     """Find the prepared slices of all volumes, or the reason why not."""
     if cache is None:
         return [], "no cache is named"
-    found, lacking = [], []
+    prepared, missing = [], []
     for volume in volumes:
         try:
             slices = _stored_slices(volume, preparation, cache)
             if exact and slices.precision != "single":
                 raise InputError(
-                    f"{volume.name} is kept in half precision, and is judged here",
+                    f"{volume.name} is stored in half precision, and is a test case",
                     code="option.conflict",
                 )
-            found.append(slices)
+            prepared.append(slices)
         except InputError as error:
-            lacking.append(str(error).split(";")[0])
-    if not lacking:
-        return found, ""
+            missing.append(str(error).split(";")[0])
+    if not missing:
+        return prepared, ""
     others = cache.is_dir() and any(
         folder.is_dir() and folder.name != preparation.key for folder in cache.iterdir()
     )
-    otherwise = ", which holds some that were prepared with other settings" if others else ""
-    count = f"{len(lacking)} of {len(volumes)} volumes cannot be taken from {cache}{otherwise}"
-    return [], f"{count}: {lacking[0]}"
+    settings = ", which has some prepared with other settings" if others else ""
+    count = f"{len(missing)} of {len(volumes)} volumes are not available in {cache}{settings}"
+    return [], f"{count}: {missing[0]}"
 
 
 def _record(volume: Volume, preparation: FastMRIPreprocessing, cache: Path) -> Path:
@@ -224,7 +223,7 @@ def _write(
     kind, dtype = TYPES[precision]
     shapes = {"coils": (virtual.matrices.shape[-1], size, size, 2), "magnitude": (size, size)}
     sums: dict[str, list[str]] = {name: [] for name in ARRAYS}
-    # Not through a map: where the disk is full that ends the process without a word.
+    # Not through a map: a full disk would kill the process without a message.
     with ExitStack() as whole, ExitStack() as opened:
         files = {}
         for name in ARRAYS:
@@ -234,11 +233,11 @@ def _write(
             shape = (volume.slices, *shapes[name])
             npy.write_array_header_1_0(files[name], head | {"shape": shape})
         for index in range(volume.slices):
-            # The very arithmetic that reads a raw file.
+            # The arithmetic that reads a raw file.
             images = cropped_coils(volume, index, size, virtual.matrices[index]) / virtual.scale
-            parts = {"coils": torch.view_as_real(images), "magnitude": magnitude(images)}
-            for name, part in parts.items():
-                values: NDArray[Any] = part.to(dtype).contiguous().numpy()
+            arrays = {"coils": torch.view_as_real(images), "magnitude": magnitude(images)}
+            for name, array in arrays.items():
+                values: NDArray[Any] = array.to(dtype).contiguous().numpy()
                 if not np.isfinite(values).all():
                     raise InputError(
                         f"{volume.path} has values in slice {index} that {precision} precision "
@@ -269,21 +268,21 @@ def _survey(
     strict: bool = False,
     thorough: bool = False,
 ) -> list[_VolumeSurvey]:
-    """Look at every .h5 file of a folder, sorted by path: what is used, what is skipped and why."""
+    """Inspect every .h5 file of a folder, sorted by path: used, or skipped and why."""
     files = sorted(Path(folder).rglob("*.h5"))
     if not files:
         raise InputError(
-            f"{folder} holds no .h5 file; give the folder of fastMRI volumes", code="file.missing"
+            f"{folder} has no .h5 file; use the folder of fastMRI volumes", code="file.missing"
         )
     surveyed = []
     for file in files:
-        found = _surveyed(file, preparation, labels, thorough)
-        is_choice = found.reason.startswith(("acquisition is", "not annotated"))
-        if strict and found.reason and not is_choice:
+        row = _survey_file(file, preparation, labels, thorough)
+        is_choice = row.reason.startswith(("acquisition is", "not annotated"))
+        if strict and row.reason and not is_choice:
             raise InputError(
-                f"{file}: {found.reason}; remove the file or leave out --strict", code="file.format"
+                f"{file}: {row.reason}; remove the file or --strict", code="file.format"
             )
-        surveyed.append(found)
+        surveyed.append(row)
     return surveyed
 
 
@@ -316,7 +315,7 @@ class FastMRIDataset:
         names = [volume.name for volume in self.volumes]
         if len(set(names)) != len(names):
             raise InputError(
-                f"file names repeat below {folder}; give one copy of each volume",
+                f"file names repeat below {folder}; keep one copy of each volume",
                 code="table.duplicate",
             )
         self._stored, self.raw_because = _find_prepared(
@@ -334,7 +333,6 @@ class FastMRIDataset:
 
     @property
     def cases(self) -> NDArray[np.str_]:
-        """The name of each case: volume and slice, (case,)."""
         return np.array([self._name(number, slice_) for number, slice_ in self._cases])
 
     def __len__(self) -> int:
@@ -351,15 +349,11 @@ class FastMRIDataset:
             scale=scale,
         )
 
-    def virtual_coils(self, number: int) -> VirtualCoils:
-        """Virtual coils and scale of one volume."""
-        return _coils(self.volumes[number], self.preparation, self.cache)
-
     def _read(self, number: int, slice_: int) -> tuple[Tensor, float]:
         if self._stored:
             stored = self._stored[number]
             return (stored.magnitude if self.combined else stored.coils)(slice_), stored.scale
-        virtual = self.virtual_coils(number)
+        virtual = _coils(self.volumes[number], self.preparation, self.cache)
         size, matrix = self.preparation.size, virtual.matrices[slice_]
         image = cropped_coils(self.volumes[number], slice_, size, matrix) / virtual.scale
         return (magnitude(image) if self.combined else image), virtual.scale
@@ -395,46 +389,45 @@ class FastMRIData(DataConfig):
     processes: ClassVar[int] = 8
 
     @property
-    def is_judged_apart(self) -> bool:
-        """True if there is a folder of validation volumes."""
+    def has_test_set(self) -> bool:
+        """True with a folder of validation volumes."""
         return self.validation_path is not None
 
     def open(self) -> FastMRIDataset:
-        """All slices of the training volumes; the paper's 17286 training images are those."""
         return self._volumes(
             require_path(self.path, "path", "the folder of training volumes"), "all"
         )
 
-    def open_judged(self) -> FastMRIDataset:
-        """The central slices of the validation volumes, never rounded to half precision."""
+    def open_test(self) -> FastMRIDataset:
+        """Open the central slices of the validation volumes, never in half precision."""
         folder = require_path(
             self.validation_path, "validation_path", "the folder of validation volumes"
         )
         return self._volumes(folder, self.slices, exact=True)
 
     def open_targets(self) -> LabelledSubset:
-        """The training volumes as magnitude images; labels are needed."""
+        """Open the training volumes as magnitude images; labels are needed."""
         require_path(self.labels, "labels", "the fastMRI+ annotations (knee.csv)")
         folder = require_path(self.path, "path", "the folder of training volumes")
         return LabelledSubset.of(self._volumes(folder, "all", combined=True))
 
-    def check(self, *, strict: bool, thorough: bool) -> DataCheck:
-        """One row for each file of both folders."""
+    def check(self, *, strict: bool = False, thorough: bool = False) -> DataCheck:
+        """Describe each file of both folders."""
         notes = self._labels
         unreadable = () if notes is None else notes.annotations.unreadable
         if strict and unreadable:
             raise InputError(
-                f"labels, {unreadable[0]}; correct the row or leave out --strict",
+                f"labels, {unreadable[0]}; correct the row or remove --strict",
                 code="file.format",
             )
-        if not self.is_judged_apart:
+        if not self.has_test_set:
             require_path(self.path, "path", "the folder of training volumes")
         rows: list[FileCheck] = []
         for folder, slices in ((self.path, "all"), (self.validation_path, self.slices)):
             if folder is not None:
                 plan = self._preparation(slices)  # type: ignore[arg-type]  # a Literal in a tuple
-                found = _survey(folder, plan, notes, strict=strict, thorough=thorough)
-                rows += [_row(folder, file) for file in found]
+                files = _survey(folder, plan, notes, strict=strict, thorough=thorough)
+                rows += [_row(folder, file) for file in files]
         skipped = tuple(f"label row skipped: {reason}" for reason in unreadable)
         return DataCheck(tuple(rows), groups=sum(row.used for row in rows), notes=skipped)
 
@@ -457,33 +450,30 @@ class FastMRIData(DataConfig):
             exact=exact,
         )  # fmt: skip
         if data.raw_because:
-            _say_raw(folder, data, "single" if exact else "half")
+            _warn_raw(folder, data, "single" if exact else "half")
         return data
 
 
-def _row(folder: Path, found: _VolumeSurvey) -> FileCheck:
-    volume = found.volume
+def _row(folder: Path, survey: _VolumeSurvey) -> FileCheck:
+    volume = survey.volume
     return FileCheck(
-        file=str(found.file.relative_to(folder)),
+        file=str(survey.file.relative_to(folder)),
         kind="" if volume is None else volume.acquisition,
         size="" if volume is None else as_size((volume.coils, volume.height, volume.width)),
-        slices=found.slices,
-        positives=found.positives,
-        reason=found.reason,
+        slices=survey.slices,
+        positives=survey.positives,
+        reason=survey.reason,
     )
 
 
-def _surveyed(
+def _survey_file(
     file: Path, preparation: FastMRIPreprocessing, labels: AnnotationLabels | None, thorough: bool
 ) -> _VolumeSurvey:
     try:
         volume = open_volume(file)
         if thorough and preparation.refusal(volume) is None:
             for index in range(volume.slices):
-                if not np.isfinite(volume.kspace(index)).all():
-                    raise InputError(
-                        f"{file} holds NaN or infinity in slice {index}", code="value.nonfinite"
-                    )
+                volume.kspace(index)
     except InputError as error:
         # The table already names the file.
         return _VolumeSurvey(file, None, str(error).removeprefix(f"{file} ").split(";")[0])
@@ -499,11 +489,11 @@ def _surveyed(
     return _VolumeSurvey(file, volume, "", len(slices), positives)
 
 
-def _say_raw(folder: Path, data: FastMRIDataset, precision: Precision) -> None:
-    """Warn once, for all processes of a training, that raw files are read, and how fast."""
-    if folder in _said or any(os.environ.get(name, "0") != "0" for name in _RANKS):
+def _warn_raw(folder: Path, data: FastMRIDataset, precision: Precision) -> None:
+    """Warn once for all processes of a training that raw files are read, and how fast."""
+    if folder in _warned or any(os.environ.get(name, "0") != "0" for name in _RANKS):
         return
-    _said.add(folder)
+    _warned.add(folder)
     per_pass = sum(volume.bytes_of_slice * volume.slices for volume in data.volumes)
     sys.stderr.write(
         f"{folder}: raw k-space is read, {per_pass / 1e9:.3g} GB for all slices and "
@@ -514,7 +504,7 @@ def _say_raw(folder: Path, data: FastMRIDataset, precision: Precision) -> None:
 
 
 def _rate(volume: Volume, preparation: FastMRIPreprocessing) -> float:
-    """Slices that this process reads in a second, from one."""
+    """Estimate the slices read per second from one."""
     matrix = np.eye(volume.coils, preparation.coils, dtype=np.complex64)
     started = time.perf_counter()
     with suppress(InputError):  # reading that slice will raise it
@@ -522,7 +512,7 @@ def _rate(volume: Volume, preparation: FastMRIPreprocessing) -> float:
     return 1 / (time.perf_counter() - started)
 
 
-# What launchers number the processes of a training by.
+# Process numbers set by launchers.
 _RANKS = ("LOCAL_RANK", "SLURM_PROCID")
-_said: set[Path] = set()
+_warned: set[Path] = set()
 _coils = lru_cache(maxsize=2048)(cached_coils)

@@ -24,7 +24,7 @@ FloatArray = NDArray[np.float32]
 
 
 def _count_frames(path: Path) -> int:
-    """Return how many frames a file (or a folder with a DICOM series) has, without reading them."""
+    """Count the frames of a file, or of a folder with a DICOM series, without reading them."""
     return int(_guarded(path, lambda p: _format(p)[0](p)))
 
 
@@ -49,13 +49,13 @@ def _format(path: Path) -> tuple[Callable[[Path], int], Callable[[Path, int], An
     if path.is_dir():
         return _series_frames, _series_frame
     if name.endswith((".png", ".tif", ".tiff")):
-        return _picture_frames, _picture_frame
+        return _pillow_frames, _pillow_frame
     if name.endswith((".nii", ".nii.gz")):
         return _nifti_frames, _nifti_frame
     if name.endswith((".dcm", ".dicom", ".ima")):
         return _dicom_frames, _dicom_frame
     raise InputError(
-        f"{path} is in no format we read; give .png, .tif, .nii, .nii.gz, .dcm or a folder of "
+        f"{path} has no readable format; use .png, .tif, .nii, .nii.gz, .dcm or a folder of "
         "DICOM files",
         code="file.format",
     )
@@ -68,31 +68,31 @@ def _guarded(path: Path, read: Callable[[Path], Any]) -> Any:
         return read(path)
 
 
-def _picture_frames(path: Path) -> int:
+def _pillow_frames(path: Path) -> int:
     from PIL import Image
 
-    with Image.open(path) as picture:
-        return int(getattr(picture, "n_frames", 1))
+    with Image.open(path) as image:
+        return int(getattr(image, "n_frames", 1))
 
 
-def _picture_frame(path: Path, index: int) -> Any:
+def _pillow_frame(path: Path, index: int) -> Any:
     from PIL import Image
 
-    with Image.open(path) as picture:
-        if picture.mode not in ("1", "L", "I", "F", "I;16", "I;16B", "I;16L"):
+    with Image.open(path) as image:
+        if image.mode not in ("1", "L", "I", "F", "I;16", "I;16B", "I;16L"):
             raise InputError(
-                f"{path} is a colour picture (mode {picture.mode}); convert it to grey values",
+                f"{path} is a colour image (mode {image.mode}); convert it to grey values",
                 code="file.format",
             )
-        picture.seek(index)
-        return np.asarray(picture)
+        image.seek(index)
+        return np.asarray(image)
 
 
 def _nifti_frames(path: Path) -> int:
     shape = _nifti(path).shape
     if len(shape) != 3:
         raise InputError(
-            f"{path} has shape {shape}; give three-dimensional NIfTI volumes", code="shape.axes"
+            f"{path} has shape {shape}; use three-dimensional NIfTI volumes", code="shape.axes"
         )
     return int(shape[2])
 
@@ -126,8 +126,7 @@ def _dicom(path: Path, *, pixels: bool) -> Any:
             f"{path} needs pydicom, which is not installed; pip install 'taskuq[dicom]'",
             code="dependency.missing",
         ) from error
-    # From memory, which gives no more than there is: of a file, a damaged length of gigabytes would
-    # be set aside before it is read.
+    # From memory, so that a damaged length of gigabytes is not allocated before it is read.
     content = io.BytesIO(path.read_bytes())
     return pydicom.dcmread(content, stop_before_pixels=not pixels)
 
@@ -137,10 +136,10 @@ def _dicom_frames(path: Path) -> int:
 
 
 def _frames_of(path: Path, file: Any) -> int:
-    """Return how many frames a DICOM file holds; each takes a few bytes, whatever the file says."""
+    """Count the frames of a DICOM file; each takes a few bytes, whatever its header."""
     frames = int(file.get("NumberOfFrames") or 1)
     sizes = (int(file.get(name) or 1) for name in ("Rows", "Columns", "SamplesPerPixel"))
-    # Four bytes, as numbers and not as they are stored.
+    # Four bytes in memory, whatever the stored type.
     require_plausible_size(path, frames * math.prod(sizes) * 4)
     if not 1 <= frames <= path.stat().st_size:
         raise InputError(
@@ -165,12 +164,12 @@ def _dicom_frame(path: Path, index: int) -> Any:
 def _series(folder: Path) -> tuple[Path, ...]:
     files = [file for file in sorted(folder.iterdir()) if file.is_file()]
     if not files:
-        raise InputError(f"{folder} is empty; give a folder of DICOM files", code="file.missing")
+        raise InputError(f"{folder} is empty; use a folder of DICOM files", code="file.missing")
     headers = [(file, _guarded(file, lambda p: _dicom(p, pixels=False))) for file in files]
     series = {str(header.get("SeriesInstanceUID", "")) for _, header in headers}
     if len(series) > 1:
         raise InputError(
-            f"{folder} holds {len(series)} DICOM series; give each series a folder of its own",
+            f"{folder} holds {len(series)} DICOM series; put each series into its own folder",
             code="file.format",
         )
     return tuple(f for f, h in sorted(headers, key=lambda p: int(p[1].get("InstanceNumber", 0))))
@@ -199,7 +198,15 @@ class _ImageFrame:
 
 
 class ImageFolder:
-    """Magnitude images from PNG, TIFF, NIfTI or DICOM files, read when they are asked for."""
+    """Magnitude images from PNG, TIFF, NIfTI or DICOM files, read on access.
+
+    Args:
+        folder: Folder of the images.
+        labels: CSV with the columns file, label and, optionally, group and slice.
+        group: What a group is, if the CSV has no groups: ``"file"``, ``"folder"`` or ``"each"``.
+        size: Crop or pad images to this size.
+        normalise: Divide each group by the 99.5 % quantile of its magnitudes.
+    """
 
     def __init__(
         self,
@@ -217,17 +224,14 @@ class ImageFolder:
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """The label of each case, (case,)."""
         return np.array([frame.label for frame in self.frames], dtype=np.int64)
 
     @property
     def groups(self) -> NDArray[np.str_]:
-        """The group of each case, (case,)."""
         return np.array([frame.group for frame in self.frames])
 
     @property
     def cases(self) -> NDArray[np.str_]:
-        """The name of each case: its file, and its number where the file has several, (case,)."""
         return np.array([frame.case for frame in self.frames])
 
     def __len__(self) -> int:
@@ -238,13 +242,8 @@ class ImageFolder:
 
         frame = self.frames[index]
         scale = self._scale(frame.group)
-        return Case(
-            image=torch.as_tensor(self._image(frame) / np.float32(scale)),
-            label=frame.label,
-            group=frame.group,
-            case=frame.case,
-            scale=scale,
-        )
+        image = torch.as_tensor(self._image(frame) / np.float32(scale))
+        return Case(image, frame.label, frame.group, frame.case, scale)
 
     def _image(self, frame: _ImageFrame) -> FloatArray:
         image = _read_frame(frame.path, frame.index)
@@ -261,7 +260,7 @@ class ImageFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class FolderData(DataConfig):
-    """Image files and a CSV, as :class:`ImageFolder` reads them."""
+    """Settings [data] of image files and a CSV, read by :class:`ImageFolder`."""
 
     path: Path | None = None
     labels: Path | None = None
@@ -269,11 +268,10 @@ class FolderData(DataConfig):
     cut: int | None = None
 
     def open(self) -> Dataset:
-        """All images that the CSV names."""
         return self._images(normalise=True)
 
-    def check(self, *, strict: bool, thorough: bool) -> DataCheck:
-        """One row for each file; a file that cannot be read stops the check with a sentence."""
+    def check(self, *, strict: bool = False, thorough: bool = False) -> DataCheck:
+        """Describe each file; raise InputError if one cannot be read."""
         data = self._images(normalise=False)
         files: dict[Path, list[int]] = {}
         for index, frame in enumerate(data.frames):
@@ -291,7 +289,7 @@ class FolderData(DataConfig):
                 )
             )
         one_size = len({row.size for row in rows}) == 1
-        notes = () if one_size else ("sizes differ: say in [data] to which size to cut, cut = 128",)
+        notes = () if one_size else ("sizes differ: set a size in [data], e.g. cut = 128",)
         return DataCheck(tuple(rows), groups=len(np.unique(data.groups)), notes=notes)
 
     def _images(self, *, normalise: bool) -> ImageFolder:
@@ -301,22 +299,22 @@ class FolderData(DataConfig):
 
 
 def _center_fit(image: FloatArray, height: int, width: int) -> FloatArray:
-    """Cut or pad an image with zeros; the pixel at half its size stays at half its size."""
-    for axis, wanted in enumerate((height, width)):
+    """Crop or zero-pad an image; the pixel at half its size stays at half its size."""
+    for axis, size in enumerate((height, width)):
         have = image.shape[axis]
-        if have > wanted:
-            start = have // 2 - wanted // 2
-            image = np.take(image, range(start, start + wanted), axis=axis)
-        elif have < wanted:
-            before = wanted // 2 - have // 2
+        if have > size:
+            start = have // 2 - size // 2
+            image = np.take(image, range(start, start + size), axis=axis)
+        elif have < size:
+            before = size // 2 - have // 2
             pads = [(0, 0), (0, 0)]
-            pads[axis] = (before, wanted - have - before)
+            pads[axis] = (before, size - have - before)
             image = np.pad(image, pads)
     return image
 
 
 def _read_table(folder: Path, table: Path, group: Grouping | None) -> tuple[_ImageFrame, ...]:
-    """The images of a table of labels, in its order."""
+    """Read the images of a table of labels, in its order."""
     try:
         with table.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
@@ -324,7 +322,7 @@ def _read_table(folder: Path, table: Path, group: Grouping | None) -> tuple[_Ima
             rows = [(reader.line_num, row) for row in reader]
     except (OSError, ValueError, csv.Error) as error:
         raise InputError(
-            f"{table} cannot be read ({error}); give a CSV file", code="file.format"
+            f"{table} cannot be read ({error}); use a CSV file", code="file.format"
         ) from error
     if missing := {"file", "label"} - columns:
         raise InputError(
@@ -332,13 +330,13 @@ def _read_table(folder: Path, table: Path, group: Grouping | None) -> tuple[_Ima
         )
     if "group" not in columns and group is None:
         raise InputError(
-            f"{table} has no column group; add one (patient or volume), or say what a group is: "
+            f"{table} has no column group; add one (patient or volume), or set data.group: "
             "file, folder or each",
             code="groups.missing",
         )
     if "group" in columns and group is not None:
         raise InputError(
-            f"{table} has a column group and {group!r} is asked for; leave one of the two out",
+            f"{table} has a column group and data.group is {group!r}; remove one of the two",
             code="option.conflict",
         )
     frames = [frame for line, row in rows for frame in _frames(folder, table, line, row, group)]
@@ -346,8 +344,8 @@ def _read_table(folder: Path, table: Path, group: Grouping | None) -> tuple[_Ima
     if not frames or len(set(names)) != len(names):
         again = sorted({name for name in names if names.count(name) > 1})[:1]
         raise InputError(
-            f"{table} names {'no image' if not frames else f'{again[0]} twice'}; give each image "
-            "one row",
+            f"{table} names {'no image' if not frames else f'{again[0]} twice'}; use one row for "
+            "each image",
             code="table.duplicate",
         )
     return tuple(frames)
@@ -358,13 +356,11 @@ def _frames(
 ) -> list[_ImageFrame]:
     where = f"{table}, line {line}"
     if None in (row["file"], row["label"]) or not row["file"].strip():
-        raise InputError(
-            f"{where}: the row is short of file or label; fill it", code="table.incomplete"
-        )
+        raise InputError(f"{where}: file or label is missing; add it", code="table.incomplete")
     name, path = row["file"].strip(), folder / row["file"].strip()
     if Path(name).is_absolute():
         raise InputError(
-            f"{where}: file is {name!r:.80}; give its name from {folder}", code="file.missing"
+            f"{where}: file is {name!r:.80}; use its path relative to {folder}", code="file.missing"
         )
     try:
         label = int(row["label"])

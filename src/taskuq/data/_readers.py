@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -21,8 +21,9 @@ from taskuq.data._dataset import (
     Dataset,
     InMemoryDataset,
     LabelledSubset,
-    MappedDataset,
+    Subset,
     split_by_group,
+    transform_dataset,
 )
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def simulate_coil_dataset(dataset: Dataset, coils: int, *, seed: int) -> MappedDataset:
+def simulate_coil_dataset(dataset: Dataset, coils: int, *, seed: int) -> Subset:
     """Simulate coil images of a magnitude data set."""
-    return MappedDataset(dataset, _CoilSimulation(coils, seed))
+    return transform_dataset(dataset, _CoilSimulation(coils, seed))
 
 
 @dataclass(frozen=True)
@@ -71,26 +72,61 @@ def _group_maps(coils: int, height: int, width: int, seed: int, group: str) -> T
 
 
 def _number(name: str) -> int:
-    # Python's own hash of a string differs from run to run.
+    # Python's hash of a string differs from run to run.
     return zlib.crc32(name.encode())
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(ABC):
-    """Settings [data], common keys."""
+    """Settings [data], common keys; a reader overrides what its data have.
+
+    Args:
+        coils: Number of coils to simulate for magnitude images; 0 for none.
+        validation: Fraction of groups for validation, without a separate test set.
+        seed: Of the split and the simulated coils.
+        in_memory: Read all cases once.
+    """
 
     coils: int = 8
     validation: float = 0.1
     seed: int = 0
     in_memory: bool = False
 
-    # By how many processes cases are read into memory: more where a case takes a processor. Not
-    # more than 8: a container often sees all processors of its host and may use a few.
+    # Processes that read cases into memory: more if a case takes a processor. At most 8: a
+    # container often sees all processors of its host and may use a few.
     processes: ClassVar[int] = 1
 
     @abstractmethod
     def open(self) -> Dataset:
-        """All cases, of all groups."""
+        """Open all cases, of all groups."""
+
+    @property
+    def has_test_set(self) -> bool:
+        """True if test cases are stored apart from training cases."""
+        return False
+
+    def open_test(self) -> Dataset:
+        """Open the cases that may calibrate and test."""
+        return self.open()
+
+    def open_targets(self) -> LabelledSubset:
+        """Open all cases with the targets of a task network, by default their labels."""
+        return LabelledSubset.of(self.open())
+
+    def check(self, *, strict: bool = False, thorough: bool = False) -> DataCheck:
+        """Describe the data file by file, by default group by group."""
+        cases, rows = self.open(), []
+        labels, groups = cases.labels, cases.groups
+        for group in dict.fromkeys(groups.tolist()):
+            indices = np.flatnonzero(groups == group)
+            images = [cases[int(index)].image for index in indices]
+            kinds = sorted({str(image.dtype).removeprefix("torch.") for image in images})
+            sizes = sorted({as_size(image.shape) for image in images})
+            positives = int((labels[indices] > 0).sum())
+            rows.append(
+                FileCheck(group, " or ".join(kinds), " or ".join(sizes), len(indices), positives)
+            )
+        return DataCheck(tuple(rows), groups=len(rows))
 
 
 READERS: Registry[type[DataConfig]] = Registry(
@@ -108,7 +144,7 @@ Data = Annotated[DataConfig, READERS]
 
 
 def paper_data() -> DataConfig:
-    """The reader of the paper's data, where a configuration names no other."""
+    """Return the reader of the paper's data, the default of configurations."""
     return READERS["fastmri"]()
 
 
@@ -122,60 +158,27 @@ def read_data(config: Path | str) -> DataConfig:
     return from_registry(READERS, {"kind": "fastmri"} | table, "data")
 
 
-@runtime_checkable
-class _HasTestSet(Protocol):
-    """Reader with a separate test set."""
-
-    @property
-    def is_judged_apart(self) -> bool:
-        """True if that place is known."""
-        ...
-
-    def open_judged(self) -> Dataset:
-        """The cases that are judged; those of ``open`` are for training."""
-        ...
-
-
-@runtime_checkable
-class _HasTargets(Protocol):
-    """Reader that provides training targets."""
-
-    def open_targets(self) -> LabelledSubset:
-        """All cases as a task network sees them, with their targets."""
-        ...
-
-
 def open_data(reader: DataConfig) -> tuple[Dataset, Dataset]:
     """Open training and validation data, which share no group."""
     training = _with_coils(reader.open(), reader)
-    if isinstance(reader, _HasTestSet) and reader.is_judged_apart:
-        validation: Dataset = _with_coils(reader.open_judged(), reader)
+    if reader.has_test_set:
+        validation: Dataset = _with_coils(reader.open_test(), reader)
     else:
         rng = np.random.default_rng([reader.seed, 1])
-        shares = (1 - reader.validation, reader.validation)
-        training, validation = split_by_group(training, shares, rng=rng)
-    return _as_kept(training, reader), _as_kept(validation, reader)
+        fractions = (1 - reader.validation, reader.validation)
+        training, validation = split_by_group(training, fractions, rng=rng)
+    return _in_memory(training, reader), _in_memory(validation, reader)
 
 
 def open_all(reader: DataConfig) -> Dataset:
-    """Open all cases that may be judged, without a split: of fastMRI, the validation folder."""
-    cases = reader.open_judged() if isinstance(reader, _HasTestSet) else reader.open()
-    return _as_kept(_with_coils(cases, reader), reader)
-
-
-def open_task_data(reader: DataConfig) -> LabelledSubset:
-    """Open all cases with the targets of a task network: labels, unless the reader has others."""
-    return (
-        reader.open_targets()
-        if isinstance(reader, _HasTargets)
-        else LabelledSubset.of(reader.open())
-    )
+    """Open all test cases, without a split: of fastMRI, the validation folder."""
+    return _in_memory(_with_coils(reader.open_test(), reader), reader)
 
 
 def require_path(path: Path | None, key: str, what: str) -> Path:
     """Raise InputError if a required path is missing."""
     if path is None:
-        raise InputError(f"data.{key} is missing; name {what}", code="config.missing")
+        raise InputError(f"data.{key} is missing; set {what}", code="config.missing")
     return path
 
 
@@ -183,7 +186,7 @@ def _with_coils(cases: Dataset, reader: DataConfig) -> Dataset:
     return simulate_coil_dataset(cases, reader.coils, seed=reader.seed) if reader.coils else cases
 
 
-def _as_kept(cases: Dataset, reader: DataConfig) -> Dataset:
+def _in_memory(cases: Dataset, reader: DataConfig) -> Dataset:
     return InMemoryDataset.of(cases, reader.processes) if reader.in_memory else cases
 
 
@@ -200,11 +203,11 @@ class FileCheck:
 
     @property
     def used(self) -> bool:
-        """True if it is used."""
+        """True if the file is used."""
         return not self.reason
 
     def as_record(self) -> dict[str, Any]:
-        """The row as JSON holds it."""
+        """Return the row as a JSON record."""
         names = ("file", "used", "reason", "kind", "size", "slices", "positives")
         return {name: getattr(self, name) for name in names}
 
@@ -231,7 +234,7 @@ class DataCheck:
         }
 
     def as_record(self) -> dict[str, Any]:
-        """The table as a JSON record."""
+        """Return the table as a JSON record."""
         return {
             "schema": "taskuq.data-check/1",
             "summary": self.summary,
@@ -240,35 +243,8 @@ class DataCheck:
         }
 
 
-@runtime_checkable
-class _FileReader(Protocol):
-    """Reader that can check its data file by file."""
-
-    def check(self, *, strict: bool, thorough: bool) -> DataCheck:
-        """Return a description of the files."""
-        ...
-
-
-def check(reader: DataConfig, *, strict: bool = False, thorough: bool = False) -> DataCheck:
-    """Describe the data of a table ``[data]``, file by file or group by group."""
-    if isinstance(reader, _FileReader):
-        return reader.check(strict=strict, thorough=thorough)
-    cases, rows = reader.open(), []
-    labels, groups = cases.labels, cases.groups
-    for group in dict.fromkeys(groups.tolist()):
-        indices = np.flatnonzero(groups == group)
-        images = [cases[int(index)].image for index in indices]
-        kinds = sorted({str(image.dtype).removeprefix("torch.") for image in images})
-        sizes = sorted({as_size(image.shape) for image in images})
-        positives = int((labels[indices] > 0).sum())
-        rows.append(
-            FileCheck(group, " or ".join(kinds), " or ".join(sizes), len(indices), positives)
-        )
-    return DataCheck(tuple(rows), groups=len(rows))
-
-
 def as_size(shape: Sequence[int]) -> str:
-    """A shape as text."""
+    """Format a shape."""
     return "×".join(map(str, shape))
 
 
@@ -287,7 +263,7 @@ def plot_contact_sheet(
 
     chosen = list(range(min(48, len(dataset))) if indices is None else indices)
     if not chosen:
-        raise InputError("no cases are asked for; give at least one", code="value.invalid")
+        raise InputError("no cases are chosen; pass at least one", code="value.invalid")
     rows = -(-len(chosen) // columns)
     items = [dataset[index] for index in chosen]
     images = [magnitude(item.image).numpy() for item in items]

@@ -40,7 +40,7 @@ HEADER = """<?xml version="1.0" encoding="utf-8"?>
   </encoding>
   <sequenceParameters><TR>2200</TR><TE>27</TE><TI>100</TI></sequenceParameters>
 </ismrmrdHeader>"""
-# k-space of a knee is that small; nothing of ours may depend on it.
+# Scale of the k-space of a knee; nothing may depend on it.
 UNIT = 1e-5
 # Relative to the brain's signal, in each coil and each point of k-space.
 NOISE = 0.01
@@ -58,18 +58,18 @@ class FastMRILayout:
 
     @property
     def slice_bytes(self) -> int:
-        """Return what a slice of k-space takes on disk."""
+        """Size of a slice of k-space on disk."""
         return 8 * self.coils * self.height * self.width
 
     @property
     def acquired(self) -> tuple[int, int]:
-        """First and one past the last phase-encode line that is acquired; others are zero."""
+        """First and one past the last acquired phase-encode line; others are zero."""
         left = self.width // 20
         return left, self.width - left
 
     @property
     def header(self) -> str:
-        """The ISMRMRD header."""
+        """ISMRMRD header."""
         left, end = self.acquired
         return HEADER.format(
             height=self.height, width=self.width, recon=self.recon,
@@ -102,7 +102,7 @@ def _make_volume(volume: _SyntheticVolume, layout: FastMRILayout) -> list[str]:
     first, end = layout.acquired
     shape = (layout.coils, layout.height, layout.width)
     make_folder(volume.path.parent)
-    # It can be made again: no need to wait until gigabytes have reached the disk.
+    # No need to wait until gigabytes have reached the disk.
     partial = volume.path.with_suffix(".partial")
     with h5py.File(partial, "w") as file:
         kspace = file.create_dataset("kspace", (volume.slices, *shape), dtype=np.complex64)
@@ -110,14 +110,14 @@ def _make_volume(volume: _SyntheticVolume, layout: FastMRILayout) -> list[str]:
         for index, image in enumerate(patient.images):
             canvas = torch.zeros(shape, dtype=torch.complex64)
             phase = smooth_phase(size, size, rng=rng)
-            seen = simulate_coils(torch.as_tensor(image), maps, phase)
-            canvas[:, top : top + size, left : left + size] = seen
+            coils = simulate_coils(torch.as_tensor(image), maps, phase)
+            canvas[:, top : top + size, left : left + size] = coils
             values = fft2c(canvas).numpy()
             noise = rng.standard_normal((*shape, 2), dtype=np.float32).view(np.complex64)[..., 0]
             values += NOISE * noise
             values[..., :first] = values[..., end:] = 0
             kspace[index] = UNIT * values
-            images[index] = UNIT * rss(seen).numpy()
+            images[index] = UNIT * rss(coils).numpy()
         file["ismrmrd_header"] = layout.header.encode()
         file.attrs["acquisition"] = volume.acquisition
         file.attrs["patient_id"] = f"made-{volume.number:04d}"
@@ -135,10 +135,18 @@ def make_fastmri(
     layout: FastMRILayout | None = None,
     workers: int = 1,
 ) -> None:
-    """Make the folders and tables that docs/fastmri.md asks for, as small as they can be."""
+    """Make small synthetic folders and tables in the layout of docs/fastmri.md.
+
+    Args:
+        folder: Folder to write to.
+        training: Number of training volumes, and of slices of each.
+        validation: The same for validation.
+        layout: Array sizes; default: those of fastMRI knees.
+        workers: Number of processes.
+    """
     if min(*training, *validation) < 1:
         raise InputError(
-            "a data set without volumes or slices is asked for; ask for at least one",
+            f"training is {training} and validation {validation}; pass at least 1 volume and slice",
             code="value.invalid",
         )
     layout = layout or FastMRILayout()
@@ -155,8 +163,8 @@ def make_fastmri(
     ]
     volumes = [*used, *others]
     load_anatomy()  # once, before processes would do it at the same time
-    found = list(parallel_map(_make_volume, volumes, [layout] * len(volumes), workers=workers))
-    rows = [row for part in found[: len(used)] for row in part]
+    each = list(parallel_map(_make_volume, volumes, [layout] * len(volumes), workers=workers))
+    rows = [row for written in each[: len(used)] for row in written]
     # Other findings, and one about a whole volume, which has no box.
     name = used[0].path.stem
     rows += [f"{name},0,No,1,2,3,4,Bone - Subchondral edema", f"{name},0,Yes,,,,,Joint Effusion"]
@@ -174,7 +182,7 @@ def _patient(volume: _SyntheticVolume, size: int) -> Patient:
 
 
 def _rows(name: str, patient: Patient) -> list[str]:
-    """A row for each slice that shows a lesion, its box as annotators saw it: upside down."""
+    """Return a row for each slice with a lesion, its box as annotators saw it: upside down."""
     rows = []
     for index in np.flatnonzero(patient.area >= PatientDistribution.minimum_area):
         lesion: NDArray[np.bool_] = patient.lesion[index]

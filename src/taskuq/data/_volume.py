@@ -42,10 +42,10 @@ class _Annotation:
     label: str
 
     def rows_and_columns(self, image_height: int) -> tuple[slice, slice]:
-        """The box in the image as it is stored, not flipped."""
+        """Return the box in the image as stored; annotators saw it upside down."""
         if self.box is None:
             raise InputError(
-                f"the row for {self.file}, slice {self.slice_index} has no box; ask rows with one",
+                f"the row for {self.file}, slice {self.slice_index} has no box; use rows with one",
                 code="value.invalid",
             )
         x, y, width, height = self.box
@@ -62,11 +62,11 @@ class _Annotations:
 
     @property
     def pathologies(self) -> list[str]:
-        """The names that occur, sorted."""
+        """Labels that occur, sorted."""
         return sorted({row.label for row in self.rows})
 
     def positive_slices(self, pathology: str) -> dict[str, set[int]]:
-        """For each volume with the pathology, the slices that show it."""
+        """Return the slices that show a pathology, by volume."""
         positive: dict[str, set[int]] = {}
         for row in self._chosen(pathology):
             if not row.is_study_level:
@@ -74,12 +74,12 @@ class _Annotations:
         return positive
 
     def positive_volumes(self, pathology: str) -> set[str]:
-        """The volumes with the pathology, in a slice or as a whole."""
+        """Return the volumes with a pathology, in a slice or as a whole."""
         return {row.file for row in self._chosen(pathology)}
 
     def _chosen(self, pathology: str) -> list[_Annotation]:
-        wanted = pathology.strip().lower()
-        chosen = [row for row in self.rows if row.label.lower() == wanted]
+        name = pathology.strip().lower()
+        chosen = [row for row in self.rows if row.label.lower() == name]
         if not chosen:
             raise InputError(
                 f"no row is labelled {pathology!r}; choose from {', '.join(self.pathologies)}",
@@ -88,8 +88,13 @@ class _Annotations:
         return chosen
 
 
-def read_annotations(path: Path | str, *, strict: bool = False) -> _Annotations:
-    """Read a fastMRI+ file such as knee.csv or brain.csv."""
+def read_annotations(path: Path | str) -> _Annotations:
+    """Read a fastMRI+ file such as knee.csv or brain.csv; bad rows are listed, not raised.
+
+    Example:
+        >>> notes = read_annotations("knee.csv")  # doctest: +SKIP
+        >>> notes.positive_slices("Meniscus Tear")  # doctest: +SKIP
+    """
     path = Path(path)
     rows, unreadable = [], []
     try:
@@ -98,7 +103,7 @@ def read_annotations(path: Path | str, *, strict: bool = False) -> _Annotations:
             missing = set(COLUMNS) - set(reader.fieldnames or ())
             if missing:
                 raise InputError(
-                    f"{path} has no column {', '.join(sorted(missing))}; give a fastMRI+ file with "
+                    f"{path} has no column {', '.join(sorted(missing))}; use a fastMRI+ file with "
                     f"the columns {', '.join(COLUMNS)}",
                     code="table.column",
                 )
@@ -109,22 +114,18 @@ def read_annotations(path: Path | str, *, strict: bool = False) -> _Annotations:
                     unreadable.append(f"line {reader.line_num}: {error}")
     except (OSError, UnicodeError, csv.Error) as error:
         raise InputError(
-            f"{path} cannot be read ({error}); give a fastMRI+ CSV file", code="file.format"
+            f"{path} cannot be read ({error}); use a fastMRI+ CSV file", code="file.format"
         ) from error
-    if strict and unreadable:
-        raise InputError(
-            f"{path}, {unreadable[0]}; correct the row or leave out --strict", code="file.format"
-        )
     return _Annotations(tuple(rows), tuple(unreadable))
 
 
 def read_file_list(path: Path | str) -> frozenset[str]:
-    """Read the list of volumes that annotators looked at, one name in each line."""
+    """Read the list of annotated volumes, one name in each line."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{path} cannot be read ({error}); give a list of file names", code="file.format"
+            f"{path} cannot be read ({error}); use a list of file names", code="file.format"
         ) from error
     return frozenset(line.strip().strip(",").removesuffix(".h5") for line in lines if line.strip())
 
@@ -136,22 +137,15 @@ class AnnotationLabels:
     annotations: _Annotations
     pathology: str = "Meniscus Tear"
     files: frozenset[str] | None = None
-    per: Literal["slice", "volume"] = "slice"
 
     def of(self, name: str, slices: range) -> NDArray[np.int64]:
-        """AnnotationLabels of the given slices of a volume."""
-        if self.per == "volume":
-            return np.full(len(slices), name in self._positive_volumes, dtype=np.int64)
+        """Return the labels of slices of a volume."""
         positive = self._positive_slices.get(name, set())
         return np.array([index in positive for index in slices], dtype=np.int64)
 
     @cached_property
     def _positive_slices(self) -> dict[str, set[int]]:
         return self.annotations.positive_slices(self.pathology)
-
-    @cached_property
-    def _positive_volumes(self) -> set[str]:
-        return self.annotations.positive_volumes(self.pathology)
 
 
 def read_labels(
@@ -161,7 +155,7 @@ def read_labels(
     if annotations is None:
         if files is not None:
             raise InputError(
-                f"files is {files} without labels; give the fastMRI+ CSV too", code="option.missing"
+                f"files is {files} without labels; set the fastMRI+ CSV too", code="option.missing"
             )
         return None
     listed = None if files is None else read_file_list(files)
@@ -200,15 +194,6 @@ _NAMESPACE = "{http://www.ismrm.org/ISMRMRD}"
 
 
 @dataclass(frozen=True)
-class _VolumeHeader:
-    """Fields of an ISMRMRD header."""
-
-    encoded_size: tuple[int, int, int] | None = None
-    recon_size: tuple[int, int, int] | None = None
-    padding: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True)
 class Volume:
     """A volume that can be read slice by slice; the file is opened for each read."""
 
@@ -219,21 +204,20 @@ class Volume:
     width: int
     acquisition: str
     patient: str
-    header: _VolumeHeader
-    has_rss: bool
+    encoded_lines: int | None
 
     @property
     def name(self) -> str:
-        """The file name without its ending, as fastMRI+ has it."""
+        """File name without its ending, as in fastMRI+."""
         return self.path.stem
 
     @property
     def bytes_of_slice(self) -> int:
-        """Return what the k-space of one slice takes, in complex64."""
+        """Size of the k-space of one slice in complex64."""
         return 8 * self.coils * self.height * self.width
 
     def kspace(self, index: int) -> NDArray[np.complex64]:
-        """k-space of one slice, (coil, height, width), bit for bit as stored."""
+        """Read the k-space of one slice, (coil, height, width)."""
         kspace = np.asarray(self._read("kspace", index))
         if not np.isfinite(kspace).all():
             raise InputError(
@@ -242,51 +226,43 @@ class Volume:
             )
         return kspace
 
-    def reconstruction_rss(self, index: int) -> NDArray[np.float32]:
-        """The reference image of one slice, (height, width)."""
-        if not self.has_rss:
-            raise InputError(
-                f"{self.path} has no reconstruction_rss; compute it from k-space",
-                code="file.format",
-            )
-        return np.asarray(self._read("reconstruction_rss", index))
-
     def _read(self, dataset: str, index: int) -> Any:
         if not 0 <= index < self.slices:
             raise IndexError(f"slice {index} of {self.slices} in {self.path}")
-        # Reading a slice through its own handle keeps workers independent of each other.
+        # A handle for each read keeps workers independent of each other.
         with _opened(self.path, f"breaks off in slice {index}") as file:
             return file[dataset][index]
 
 
 def open_volume(path: Path | str) -> Volume:
-    """Look into a fastMRI multi-coil file, knee or brain, without reading its k-space."""
+    """Open a fastMRI multi-coil file, knee or brain, without reading its k-space."""
     path = Path(path)
     with _opened(path, "cannot be opened as HDF5") as file:
         return _volume(path, file)
 
 
-def _read_header(xml: bytes | str) -> _VolumeHeader:
-    """Read the fields we use from an ISMRMRD header; those it lacks are None."""
+def _encoded_lines(xml: bytes | str) -> int | None:
+    """Return the number of encoded lines of an ISMRMRD header, or None."""
     try:
-        root = ElementTree.fromstring(xml)
+        node: ElementTree.Element | None = ElementTree.fromstring(xml)
     except ElementTree.ParseError as error:
         raise InputError(
             f"the ISMRMRD header is not XML ({error}); fetch the file again", code="file.format"
         ) from error
-    encoded = _size(root, "encodedSpace")
-    center = _number(root, ("encoding", "encodingLimits", "kspace_encoding_step_1", "center"))
-    last = _number(root, ("encoding", "encodingLimits", "kspace_encoding_step_1", "maximum"))
-    padding = None
-    if encoded is not None and center is not None and last is not None:
-        left = encoded[1] // 2 - center
-        padding = (left, left + last + 1)
-    return _VolumeHeader(encoded, _size(root, "reconSpace"), padding)
+    for step in ("encoding", "encodedSpace", "matrixSize", "y"):
+        if node is None:
+            return None
+        child = node.find(_NAMESPACE + step)
+        node = child if child is not None else node.find(step)
+    try:
+        return None if node is None or node.text is None else int(node.text)
+    except ValueError:
+        return None
 
 
 @contextmanager
 def _opened(path: Path, trouble: str) -> Iterator[Any]:
-    """A file that is open; what the library says of a broken one follows the trouble with it."""
+    """Open a file; errors of the library follow what is wrong with it."""
     try:
         with h5py.File(path, "r") as file:
             yield file
@@ -305,19 +281,17 @@ def _volume(path: Path, file: Any) -> Volume:
     kspace = file.get("kspace")
     if not isinstance(kspace, h5py.Dataset):
         raise InputError(
-            f"{path} has no dataset kspace; give fastMRI multi-coil files", code="file.format"
+            f"{path} has no dataset kspace; use fastMRI multi-coil files", code="file.format"
         )
     if kspace.ndim != 4 or kspace.dtype.kind != "c" or 0 in kspace.shape:
         raise InputError(
-            f"{path} has kspace of shape {kspace.shape} and type {kspace.dtype}; give multi-coil "
+            f"{path} has kspace of shape {kspace.shape} and type {kspace.dtype}; use multi-coil "
             "files, complex (slice, coil, height, width)",
             code="file.format",
         )
     require_plausible_size(path, math.prod(kspace.shape) * kspace.dtype.itemsize)
     slices, coils, height, width = kspace.shape
     xml = file["ismrmrd_header"][()] if "ismrmrd_header" in file else None
-    rss = file.get("reconstruction_rss")
-    rss = rss if isinstance(rss, h5py.Dataset) else None
     return Volume(
         path=path,
         slices=slices,
@@ -326,8 +300,7 @@ def _volume(path: Path, file: Any) -> Volume:
         width=width,
         acquisition=_text(file.attrs.get("acquisition")),
         patient=_text(file.attrs.get("patient_id")),
-        header=_VolumeHeader() if xml is None else _read_header(xml),
-        has_rss=rss is not None and rss.ndim == 3 and len(rss) == slices,
+        encoded_lines=None if xml is None else _encoded_lines(xml),
     )
 
 
@@ -337,27 +310,8 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _size(root: ElementTree.Element, space: str) -> tuple[int, int, int] | None:
-    numbers = [_number(root, ("encoding", space, "matrixSize", axis)) for axis in "xyz"]
-    x, y, z = numbers
-    return None if x is None or y is None or z is None else (x, y, z)
-
-
-def _number(root: ElementTree.Element, steps: tuple[str, ...]) -> int | None:
-    node: ElementTree.Element | None = root
-    for step in steps:
-        if node is None:
-            return None
-        found = node.find(_NAMESPACE + step)
-        node = found if found is not None else node.find(step)
-    try:
-        return None if node is None or node.text is None else int(node.text)
-    except ValueError:
-        return None
-
-
 Slices = Literal["central-60", "central-80", "all"]
-# Change this when the same configuration would give other numbers: old caches are then left alone.
+# Change this when the same configuration would give other numbers: old caches are then not used.
 _VERSION = 1
 
 
@@ -394,24 +348,23 @@ class FastMRIPreprocessing:
 
     @property
     def key(self) -> str:
-        """A name for this configuration: a different one has a different cache."""
-        # Which slices and volumes are looked at does not change how one is prepared.
+        """Digest of the configuration, the name of its cache."""
+        # Which slices and volumes are used does not change how one is prepared.
         kept = ("size", "coils", "compression", "first_acceleration")
         text = json.dumps([_VERSION, {name: asdict(self)[name] for name in kept}], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def first_mask(self) -> NDArray[np.bool_]:
-        """The lines of the first round: the published mask where it fits, else GRO."""
+        """Lines of the first round: the published mask if it fits, else GRO."""
         if self.size == 320 and self.first_acceleration == 16:
             return np.asarray(published_masks((16,))[0])
         density = max(1.0, 15 / 16 * self.first_acceleration)
         return gro_mask(self.size, round(self.size / self.first_acceleration), density=density)
 
     def refusal(self, volume: Volume) -> str | None:
-        """Why a volume is not used, or None."""
-        encoded = volume.header.encoded_size
-        lines = volume.width if encoded is None else encoded[1]
+        """Return why a volume is not used, or None."""
+        lines = volume.encoded_lines or volume.width
         if self.acquisition and volume.acquisition != self.acquisition:
             return f"acquisition is {volume.acquisition or 'not stated'}, not {self.acquisition}"
         if volume.coils < self.minimum_coils:
@@ -423,13 +376,13 @@ class FastMRIPreprocessing:
         return None
 
     def chosen_slices(self, count: int) -> range:
-        """The slices of a volume that are used."""
+        """Return the slices of a volume that are used."""
         if self.slices == "all":
             return range(count)
         if self.slices == "central-80":
             return range(int(count * 0.1), int(count * 0.9))
-        # In floats 1 - 0.8 is a little less than 0.2, so 35 slices begin at 6 and not at 7. The
-        # published counts were made so.
+        # In floats 1 - 0.8 is a little less than 0.2, so 35 slices start at 6 and not at 7, as in
+        # the published counts.
         return range(int(count * (1 - 0.8)), int(count * 0.8))
 
 
@@ -444,7 +397,7 @@ class VirtualCoils:
 def cropped_coils(
     volume: Volume, index: int, size: int, matrix: NDArray[np.complex64] | None = None
 ) -> Tensor:
-    """Fully sampled coil images of one slice, cut to their centre, complex (coil, size, size)."""
+    """Return fully sampled coil images of one slice, cropped, complex (coil, size, size)."""
     kspace = torch.as_tensor(volume.kspace(index))
     if matrix is not None:
         # Mixing coils commutes with everything else; doing it first leaves fewer to transform.
@@ -466,13 +419,13 @@ def _center(images: Tensor, size: int, axis: int) -> Tensor:
 
 
 def _prepare_volume(volume: Volume, preparation: FastMRIPreprocessing) -> VirtualCoils:
-    """Read a whole volume once and compute its virtual coils and its scale."""
+    """Compute the virtual coils and the scale of a volume."""
     mask = torch.as_tensor(preparation.first_mask)
     matrices, magnitudes = [], []
     for index in range(volume.slices):
         images = cropped_coils(volume, index, preparation.size)
         # The transform is unitary and mixing coils commutes with masking lines, so the few lines
-        # of the first round stand for the zero-filled images.
+        # of the first round represent the zero-filled images.
         lines = fft2c(images)[..., mask]
         source = lines if preparation.compression == "measured" else images
         matrix = compression_matrix(source, preparation.coils)
@@ -492,7 +445,7 @@ def _prepare_volume(volume: Volume, preparation: FastMRIPreprocessing) -> Virtua
 def cached_coils(
     volume: Volume, preparation: FastMRIPreprocessing, cache: Path | None
 ) -> VirtualCoils:
-    """The virtual coils of a volume, from the cache or else computed and kept."""
+    """Return the virtual coils of a volume, from the cache or else computed and stored."""
     if cache is None:
         return _prepare_volume(volume, preparation)
     stat = volume.path.stat()

@@ -18,7 +18,14 @@ from taskuq.data._readers import open_data
 from taskuq.errors import InputError
 from taskuq.experiments._run import ImagingConfig
 from taskuq.interval import BoolArray, FloatArray
-from taskuq.measure._adaptive import RIDGE, Aim, ExpectedReduction, line_covariance, stack_cases
+from taskuq.measure._adaptive import (
+    RIDGE,
+    Aim,
+    LineCovariance,
+    line_covariance,
+    require_line_measure,
+    stack_cases,
+)
 from taskuq.measure._masks import line_counts, save_masks
 from taskuq.pipeline._executor import CaseExecutor, Executor, pick_device
 from taskuq.pipeline._local import BatchRunner, RunCases, as_cases, batch_size
@@ -44,18 +51,16 @@ class MaskLearningConfig(ImagingConfig):
     def __post_init__(self) -> None:
         if self.samples < 2 or self.cases < 1 or self.block < 1:
             raise InputError(
-                f"samples are {self.samples}, cases {self.cases} and block {self.block}; give at "
+                f"samples are {self.samples}, cases {self.cases} and block {self.block}; set at "
                 "least 2 samples, 1 case and 1 line",
                 code="value.invalid",
             )
         if self.begin is not None and self.begin < 1:
-            raise InputError(
-                f"begin is {self.begin}; begin with at least 1 line", code="value.invalid"
-            )
+            raise InputError(f"begin is {self.begin}; set at least 1 line", code="value.invalid")
         if self.tries < 0 or (self.tries and self.aim == "variance"):
             raise InputError(
                 f"tries are {self.tries} and the aim is {self.aim!r}; tries are compared by the "
-                "task: give none for 'variance', and no negative number",
+                "task: set 0 for 'variance', and no negative number",
                 code="value.invalid",
             )
 
@@ -69,14 +74,14 @@ class _LineOrder:
     gains: tuple[float, ...] = ()
 
     def until(self, count: int) -> BoolArray:
-        """The first so many lines of all, those of the beginning included, booleans (line,)."""
+        """Return the first lines of the order as a mask with ``count`` lines, (line,)."""
         mask = self.begin.copy()
         mask[list(self.lines[: count - int(mask.sum())])] = True
         return mask
 
     @property
     def all(self) -> list[int]:
-        """Every line in order, those of the beginning first."""
+        """All lines in order, the initial ones first."""
         return [*np.flatnonzero(self.begin).tolist(), *self.lines]
 
 
@@ -93,17 +98,17 @@ class _MaskLearner:
 
     @property
     def executor(self) -> Executor:
-        """The executor of recovery and task."""
+        """Executor of recovery and task."""
         return Executor(self.recover, self.task, self.config.seed)
 
     def next(self, order: _LineOrder, count: int, progress: Progress) -> _LineOrder:
-        """Draw samples of all cases through the order so far, and choose so many lines more."""
+        """Sample all cases measured by the order so far, and choose ``count`` more lines."""
         measured = order.until(int(order.begin.sum()) + len(order.lines))
-        spreads = []
+        covariances = []
         for index in range(len(self.cases)):
-            spreads.append(self._spread(index, measured))
+            covariances.append(self._covariance(index, measured))
             progress.step()
-        expected = stack_cases(spreads)
+        expected = stack_cases(covariances)
         lines, gains = expected.greedy(count, measured)
         if self.config.tries:
             lines = self._best(lines, measured, progress)
@@ -111,18 +116,18 @@ class _MaskLearner:
             gains = [before - after for before, after in pairwise(left)]
         return _LineOrder(order.begin, (*order.lines, *lines), (*order.gains, *gains))
 
-    def _spread(self, index: int, measured: BoolArray) -> ExpectedReduction:
+    def _covariance(self, index: int, measured: BoolArray) -> LineCovariance:
         name, image = self.cases.case[index], self.cases.image(index).to(self.device)
         rate = self.system.n_lines / int(measured.sum())
         scan = self.system.measure_lines(image, rate, measured)
-        drawn = self.executor.sample(scan, name, rate, self.config.samples)
+        samples = self.executor.sample(scan, name, rate, self.config.samples)
         return line_covariance(
-            self.system, scan, drawn, self.executor.cached_task(), measured,
+            self.system, scan, samples, self.executor.cached_task(), measured,
             aim=self.config.aim, ridge=self.config.ridge,
         )  # fmt: skip
 
     def _best(self, lines: list[int], measured: BoolArray, progress: Progress) -> list[int]:
-        """The lines after which most is known of the task: these, or as many at random."""
+        """Return the lines with the lowest CRPS of the task: these, or as many at random."""
         rng = np.random.default_rng([self.config.seed, int(measured.sum())])
         candidates = [lines]
         for _ in range(self.config.tries):
@@ -133,13 +138,13 @@ class _MaskLearner:
             with_them = measured.copy()
             with_them[some] = True
             scores.append(self._crps(with_them, progress))
-        # Tasks count alike, whatever their units.
+        # Tasks have equal weight, whatever their units.
         each = np.stack(scores)
         relative = each / np.maximum(each.max(axis=0), np.finfo(float).tiny)
         return candidates[int(relative.mean(axis=1).argmin())]
 
     def _crps(self, measured: BoolArray, progress: Progress) -> FloatArray:
-        """The mean CRPS of each task over all cases, measured so."""
+        """Return the mean CRPS of each task over all cases with these lines."""
         samples, rate = self.config.samples, self.system.n_lines / int(measured.sum())
         size = batch_size(
             self.recover, self.cases.image(0), samples=samples, cases=len(self.cases),
@@ -149,39 +154,40 @@ class _MaskLearner:
             lambda image, R: self.system.measure_lines(image, R, measured), self.executor,
             (rate,), samples, size, self.device,
         )  # fmt: skip
-        found = []
+        results = []
         for _, case in BatchRunner(executor, self.cases).run(range(len(self.cases))):
             if isinstance(case, Exception):
                 raise case
-            found.append(case)
+            results.append(case)
             progress.step()
         outputs, targets = (
-            np.stack([getattr(c, of) for c in found]) for of in ("outputs", "targets")
+            np.stack([getattr(c, of) for c in results]) for of in ("outputs", "targets")
         )
         tasks = range(targets.shape[1])
         return np.array([crps(outputs[:, 0, :, t], targets[:, t]).mean() for t in tasks])
 
 
 def open_learner(config: MaskLearningConfig, device: str | None = None) -> _MaskLearner:
-    """Open data and networks; only training groups are looked at."""
+    """Open data and networks; only training groups are used."""
     chosen = pick_device(device)
     images, _ = open_data(config.data)
     some = np.unique(np.linspace(0, len(images) - 1, min(config.cases, len(images))).astype(int))
     width = int(images[0].image.shape[-1])
     system = config.measure.scanner(width, noise=config.noise, seed=config.seed)
-    if not isinstance(system, LineMeasure):
-        raise InputError(
-            "this imaging system does not measure lines of one's choice", code="component.invalid"
-        )
-    kept = [images[int(k)] for k in some]
-    cases = as_cases(kept, case=[str(item.case) for item in kept])
+    items = [images[int(k)] for k in some]
+    cases = as_cases(items, case=[str(item.case) for item in items])
     return _MaskLearner(
-        config, system, config.recover.open(chosen), config.task.open(chosen), cases, chosen
+        config,
+        require_line_measure(system),
+        config.recover.open(chosen),
+        config.task.open(chosen),
+        cases,
+        chosen,
     )
 
 
 def learn_masks(
-    learner: _MaskLearner, output: Path, *, fresh: bool = False, quiet: bool = False
+    learner: _MaskLearner, output: Path, *, overwrite: bool = False, progress: bool = True
 ) -> tuple[BoolArray, _LineOrder]:
     """Learn an order block by block, and write the masks of all rounds."""
     config = learner.config
@@ -190,22 +196,22 @@ def learn_masks(
     first = max(1, counts[0] // 2) if config.begin is None else config.begin
     if first > counts[0]:
         raise InputError(
-            f"begin is {first}, and the first round has {counts[0]} lines; begin with fewer",
+            f"begin is {first}, and the first round has {counts[0]} lines; set fewer",
             code="value.invalid",
         )
     made = provenance(_identity(config), config.seed)
     about = {"configuration": made["configuration"], "code": made["code"]}
     kept = output.with_name(f"{output.stem}.partial.json")
     order = _LineOrder(learner.system.initial_lines(first))
-    if kept.exists() and not fresh:
-        order = _kept(kept, about, order)
+    if kept.exists() and not overwrite:
+        order = _load_order(kept, about, order)
     blocks = _blocks(first + len(order.lines), counts, config.block)
     draws = 1 + (config.tries + 1 if config.tries else 0)
     total = len(learner.cases) * len(blocks) * draws
-    with Progress(total, quiet=quiet, what="draws") as progress:
+    with Progress(total, quiet=not progress, what="draws") as bar:
         for count in blocks:
-            with _telling_what_is_kept(order, kept):
-                order = learner.next(order, count, progress)
+            with _note_progress(order, kept):
+                order = learner.next(order, count, bar)
             record = {"lines": list(order.lines), "gains": list(order.gains), **about}
             write_json(kept, {"schema": SCHEMA, **record})
     masks = np.stack([order.until(count) for count in counts])
@@ -216,7 +222,7 @@ def learn_masks(
 
 
 def _blocks(there: int, counts: Sequence[int], size: int) -> list[int]:
-    """Blocks of at most so many lines; no round ends inside one, which is compared as a whole."""
+    """Return blocks of at most ``size`` lines; no round ends inside one."""
     blocks = []
     for end in counts:
         while there < end:
@@ -226,35 +232,35 @@ def _blocks(there: int, counts: Sequence[int], size: int) -> list[int]:
 
 
 @contextmanager
-def _telling_what_is_kept(order: _LineOrder, kept: Path) -> Iterator[None]:
-    """Note on an interruption how many lines are chosen, and that they stay."""
+def _note_progress(order: _LineOrder, kept: Path) -> Iterator[None]:
+    """Add a note to an interruption: how many lines are stored."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as stopped:
         if order.lines:
             stopped.add_note(
-                f"stopped; the {len(order.lines)} lines that were chosen so far are kept in "
-                f"{kept}, and the same command goes on with the rest"
+                f"stopped; {len(order.lines)} lines are stored in {kept}; run the same command to "
+                "resume"
             )
         raise
 
 
 def _identity(config: MaskLearningConfig) -> dict[str, Any]:
-    """The settings, and what lies behind the names in them."""
+    """Return the settings, and fingerprints of the files that they name."""
     files = {
         name: [content_fingerprint(path) for path in referenced_files(getattr(config, name))]
         for name in ("data", "recover", "task")
     }
-    marks = {name: fingerprint(found)[:16] for name, found in files.items() if found}
-    return {**to_toml_table(config, complete=True), "fingerprints": marks}
+    digests = {name: fingerprint(each)[:16] for name, each in files.items() if each}
+    return {**to_toml_table(config, complete=True), "fingerprints": digests}
 
 
-def _kept(path: Path, about: dict[str, Any], order: _LineOrder) -> _LineOrder:
-    """The order so far, if it was learned in the same way."""
-    record = read_json(path, SCHEMA, remedy="begin again with --overwrite")
+def _load_order(path: Path, about: dict[str, Any], order: _LineOrder) -> _LineOrder:
+    """Return the stored order, if it was learned in the same way."""
+    record = read_json(path, SCHEMA, remedy="start again with --overwrite")
     if fingerprint({name: record.get(name) for name in about}) != fingerprint(about):
         raise InputError(
-            f"{path} was begun with other settings, data, networks or code; begin again with "
+            f"{path} was started with other settings, data, networks or code; start again with "
             "--overwrite, or choose another output",
             code="resume.mismatch",
         )

@@ -85,7 +85,9 @@ class _Run:
     @property
     def words(self) -> Terminology:
         return (
-            self.config.measure.words if self.config.words == Terminology() else self.config.words
+            self.config.measure.terminology
+            if self.config.words == Terminology()
+            else self.config.words
         )
 
     @property

@@ -23,7 +23,8 @@ class CallableMeasure:
     def __post_init__(self) -> None:
         if not self.systems or list(self.systems) != sorted(self.systems, reverse=True):
             raise InputError(
-                f"accelerations are {list(self.systems)}; give at least one, in decreasing order"
+                f"accelerations are {list(self.systems)}; pass at least one, in decreasing order",
+                code="rounds.invalid",
             )
 
     @property
@@ -37,7 +38,7 @@ class CallableMeasure:
 
 
 @dataclass(frozen=True, eq=False)
-class _DeepinvMeasurement:
+class DeepinvMeasurement:
     """Measurement with its deepinv physics."""
 
     y: Any
@@ -60,19 +61,20 @@ class DeepinvMeasure:
         """R of each round, decreasing."""
         return tuple(self.physics)
 
-    def __call__(self, image: Tensor, acceleration: float) -> _DeepinvMeasurement:
+    def __call__(self, image: Tensor, acceleration: float) -> DeepinvMeasurement:
         """Measure one image: (height, width), or (channel, height, width)."""
         batch = _as_batch(image)
         keywords = {} if self.seed is None else {"seed": image_seed(image, self.seed)}
         physics = self.physics[self.accelerations[round_at(acceleration, self.accelerations)]]
-        return _DeepinvMeasurement(physics(batch, **keywords), physics, float(acceleration))
+        return DeepinvMeasurement(physics(batch, **keywords), physics, float(acceleration))
 
 
 def _as_batch(image: Tensor) -> Tensor:
     if image.ndim not in (2, 3):
         raise InputError(
-            f"the image has shape {tuple(image.shape)}; give one image (height, width) or "
-            "(channel, height, width)"
+            f"the image has shape {tuple(image.shape)}; pass one image (height, width) or "
+            "(channel, height, width)",
+            code="shape.axes",
         )
     channels = image if image.ndim == 3 else image[None]
     if torch.is_complex(channels):

@@ -27,16 +27,16 @@ def rss(images: Tensor, axis: int = -3) -> Tensor:
 
 
 def magnitude(image: Tensor) -> Tensor:
-    """The magnitude image, float32 (height, width), of anything a data set gives."""
+    """Return the magnitude image, float32 (height, width), of the image of any case."""
     return (rss(image) if image.ndim == 3 else image).to(torch.float32)
 
 
 def compression_matrix(coil_images: Tensor, coils: int) -> Tensor:
-    """The orthonormal mixing (..., coil, virtual coil) that keeps the most energy in a few coils."""
+    """Return the orthonormal mixing (..., coil, virtual coil) that retains the most energy."""
     if coil_images.ndim < 3 or not 1 <= coils <= coil_images.shape[-3]:
         raise InputError(
-            f"{coils} virtual coils are asked for from images of shape "
-            f"{tuple(coil_images.shape)}; ask for at least 1 and at most the number of coils"
+            f"coils is {coils} for images {tuple(coil_images.shape)}; pass 1 to their coils",
+            code="value.invalid",
         )
     # The Gram matrix has the same V and is as small as the number of coils. In double precision
     # squaring the singular values loses nothing that single precision had.
@@ -57,18 +57,21 @@ def compress_coils(coil_images: Tensor, matrix: Tensor) -> Tensor:
 
 
 def to_channels(images: Tensor) -> Tensor:
-    """Write complex coil images as real channels (..., 2 * coil, height, width), interleaved."""
+    """Convert complex coil images to real channels (..., 2 * coil, height, width), interleaved."""
     if not images.is_complex():
-        raise InputError(f"coil images have type {images.dtype}; give complex coil images")
+        raise InputError(
+            f"coil images have type {images.dtype}; pass complex coil images", code="dtype.invalid"
+        )
     return torch.view_as_real(images.resolve_conj()).movedim(-1, -3).flatten(-4, -3)
 
 
 def to_complex(channels: Tensor) -> Tensor:
-    """Read complex images (..., coil, height, width) back: the inverse of :func:`to_channels`."""
+    """Convert channels back to complex images: the inverse of :func:`to_channels`."""
     if channels.is_complex() or channels.ndim < 3 or channels.shape[-3] % 2:
         raise InputError(
-            f"channels have shape {tuple(channels.shape)} and type {channels.dtype}; give real "
-            "channels (..., 2 * coil, height, width), as to_channels writes them"
+            f"channels have shape {tuple(channels.shape)} and type {channels.dtype}; pass real "
+            "channels (..., 2 * coil, height, width), as to_channels returns them",
+            code="shape.axes",
         )
     *batch, count, height, width = channels.shape
     pairs = channels.reshape(*batch, count // 2, 2, height, width).movedim(-3, -1)
@@ -85,7 +88,7 @@ def _spline_basis(positions: ArrayLike, knots: int) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=32)
 def _upsampling(coarse: int, fine: int) -> NDArray[np.float64]:
-    """The matrix (fine, coarse) from a coarse grid to a fine one; it reproduces straight lines."""
+    """Return the matrix (fine, coarse) of spline upsampling; it reproduces straight lines."""
     # Splines with one phantom knot at each end, fitted so that they pass through the values;
     # the phantom knots continue the curve straight.
     knots = coarse + 2
@@ -101,7 +104,7 @@ def _upsampling(coarse: int, fine: int) -> NDArray[np.float64]:
 def smooth_field(
     axes: Sequence[ArrayLike | int], spacing: Sequence[float], *, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """A random field of mean 0 and standard deviation 1 that varies over the given distance."""
+    """Draw a random field of mean 0 and standard deviation 1 that varies over a distance."""
     bases = []
     for axis, step in zip(axes, spacing, strict=True):
         p = np.arange(axis, dtype=float) if isinstance(axis, int) else np.asarray(axis, dtype=float)
@@ -125,9 +128,9 @@ _KNOTS = 5
 def coil_sensitivities(
     coils: int, height: int, width: int, *, rng: np.random.Generator, jitter: float = 0.1
 ) -> Tensor:
-    """Complex sensitivities (coil, height, width) of circular loops on a ring around the image."""
+    """Draw sensitivities (coil, height, width) of circular loops on a ring around the image."""
     if coils < 1:
-        raise InputError(f"{coils} coils are asked for; ask for at least 1")
+        raise InputError(f"coils is {coils}; pass at least 1", code="value.invalid")
     angle = (np.arange(coils) + jitter * rng.normal(size=coils)) * 2 * np.pi / coils
     angle = angle + rng.uniform(0, 2 * np.pi)
     # In units of half the field of view, whose corners are at 1.41: no wire crosses the image.
@@ -141,7 +144,7 @@ def coil_sensitivities(
 def _ring_sensitivities(
     angle: Tensor, distance: Tensor, radius: Tensor, phase: Tensor, height: int, width: int
 ) -> Tensor:
-    """Sensitivities (..., coil, height, width) of given loops, for many rings at once."""
+    """Return sensitivities (..., coil, height, width) of given loops."""
     field = phase[..., None, None] * _loop_field(angle, distance, radius, _COARSE)
     # The field varies over centimetres; a coarse grid and cubic splines carry it exactly enough.
     rows, columns = (
@@ -155,7 +158,7 @@ def _ring_sensitivities(
 def random_sensitivities(
     cases: int, coils: int, height: int, width: int, generator: torch.Generator
 ) -> Tensor:
-    """Sensitivities (case, coil, height, width) of a random ring for each case, drawn at once."""
+    """Draw sensitivities (case, coil, height, width) of a random ring for each case."""
     device = generator.device
 
     def between(low: float, high: float, *shape: int) -> Tensor:
@@ -182,13 +185,13 @@ def random_sensitivities(
 def smooth_phase(
     height: int, width: int, *, rng: np.random.Generator, strength: float = 1.0
 ) -> Tensor:
-    """A complex phase factor (height, width) of magnitude 1 that varies smoothly over the image."""
+    """Draw a smooth complex phase factor (height, width) of magnitude 1."""
     phase = strength * smooth_field((height, width), (height / 2, width / 2), rng=rng)
     return torch.as_tensor(np.exp(1j * phase).astype(np.complex64))
 
 
 def random_phases(cases: int, height: int, width: int, generator: torch.Generator) -> Tensor:
-    """Smooth phase factors (case, height, width), up to twice as strong as usual, drawn at once."""
+    """Draw smooth phase factors (case, height, width), up to twice as strong as usual."""
     device = generator.device
     knots = per_case_random(torch.randn, (cases, _KNOTS, _KNOTS), generator, device=device)
     strength = 2 * per_case_random(torch.rand, (cases, 1, 1), generator, device=device)
@@ -198,7 +201,7 @@ def random_phases(cases: int, height: int, width: int, generator: torch.Generato
 
 
 def simulate_coils(image: Tensor, sensitivities: Tensor, phase: Tensor | None = None) -> Tensor:
-    """Turn a magnitude image into the complex images that coils would see; their RSS is the image."""
+    """Return the complex coil images of a magnitude image; their RSS is the image."""
     signal = image if phase is None else image * phase
     return signal.unsqueeze(-3) * sensitivities
 

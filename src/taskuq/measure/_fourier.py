@@ -17,55 +17,56 @@ _SPACE = (-2, -1)
 
 
 def fft2c(image: Tensor) -> Tensor:
-    """Take images to k-space of the same shape, with the zero frequency in the middle."""
+    """Transform images to k-space of the same shape, with the zero frequency in the middle."""
     shifted = torch.fft.ifftshift(image, dim=_SPACE)
     kspace: Tensor = torch.fft.fftshift(torch.fft.fft2(shifted, norm="ortho"), dim=_SPACE)
     return kspace
 
 
 def ifft2c(kspace: Tensor) -> Tensor:
-    """Take k-space to complex images: the inverse, and the adjoint, of :func:`fft2c`."""
+    """Transform k-space to complex images: the inverse, and the adjoint, of :func:`fft2c`."""
     shifted = torch.fft.ifftshift(kspace, dim=_SPACE)
     image: Tensor = torch.fft.fftshift(torch.fft.ifft2(shifted, norm="ortho"), dim=_SPACE)
     return image
 
 
 def require_seed(noise: float, seed: int | None) -> None:
-    """Refuse a noise level below 0, and noise that nothing decides."""
+    """Raise InputError if the noise level is negative, or noise has no seed."""
     if noise < 0 or (noise > 0 and seed is None):
         raise InputError(
-            f"noise is {noise} and seed {seed}; give a noise level of at least 0, and a seed with "
-            "it"
+            f"noise is {noise} and seed {seed}; pass a level of at least 0, and a seed with it",
+            code="value.invalid",
         )
 
 
 def noise_for(image: Tensor, shape: tuple[int, ...], seed: int | None) -> Tensor:
-    """Standard normal noise, on the CPU, that depends on a seed and on the bytes of one image."""
+    """Return standard normal noise, on the CPU, seeded by a seed and the bytes of one image."""
     assert seed is not None, "checked when the operator is made"
     rng = np.random.default_rng(image_seed(image, seed))
     return torch.as_tensor(rng.standard_normal(shape, dtype=np.float32))
 
 
 def image_seed(image: Tensor, seed: int) -> int:
-    """A seed below 2**63 for one image: another image or another seed gives another number."""
+    """Return a seed below 2**63 that depends on a seed and on the bytes of one image."""
     name = zlib.crc32(image.detach().cpu().contiguous().numpy().tobytes())
     return int(np.random.SeedSequence([seed, name]).generate_state(1, np.uint64)[0] >> 1)
 
 
 def complex_noise(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Complex white noise like some images, its real and imaginary parts of unit variance."""
+    """Draw complex white noise like some images, with parts of unit variance."""
     shape, dtype = (*images.shape, 2), images.real.dtype
     pairs = per_case_random(torch.randn, shape, generator, device=images.device, dtype=dtype)
     return torch.view_as_complex(pairs)
 
 
 def broadcast_mask(mask: Any, like: Tensor) -> Tensor:
-    """Bring a column mask to the device of images (..., height, width), to broadcast with them."""
+    """Return a column mask on the device of images, shaped to broadcast with them."""
     tensor = torch.as_tensor(mask, device=like.device).bool()
     if tensor.ndim == 0 or tensor.shape[-1] not in (1, like.shape[-1]) or tensor.ndim > like.ndim:
         raise InputError(
-            f"the mask has shape {tuple(tensor.shape)}, the images {tuple(like.shape)}; give a "
-            f"mask whose last axis has length {like.shape[-1]}"
+            f"the mask has shape {tuple(tensor.shape)}, the images {tuple(like.shape)}; pass a "
+            f"mask whose last axis has length {like.shape[-1]}",
+            code="shape.mismatch",
         )
     if 1 < tensor.ndim < like.ndim:
         batch, width = tensor.shape[:-1], tensor.shape[-1]
@@ -73,7 +74,8 @@ def broadcast_mask(mask: Any, like: Tensor) -> Tensor:
     if any(m not in (1, x) for m, x in zip(tensor.shape[::-1], like.shape[::-1], strict=False)):
         raise InputError(
             f"a mask of shape {tuple(tensor.shape)} does not fit images of shape "
-            f"{tuple(like.shape)}; give one mask (width,) or one for each case (case, width)"
+            f"{tuple(like.shape)}; pass one mask (width,) or one for each case (case, width)",
+            code="shape.mismatch",
         )
     return tensor
 
@@ -90,17 +92,18 @@ def project_null_space(images: Tensor, mask: Any) -> Tensor:
     return ifft2c(torch.where(broadcast_mask(mask, kspace), 0, kspace))
 
 
-def _data_consistency(images: Tensor, measured: Tensor, mask: Any) -> Tensor:
+def data_consistency(images: Tensor, measured: Tensor, mask: Any) -> Tensor:
     """Replace measured columns by the measurement."""
     recovered, known = fft2c(images), fft2c(measured)
     return ifft2c(torch.where(broadcast_mask(mask, recovered), known, recovered))
 
 
 def round_at(acceleration: float, accelerations: Sequence[float]) -> int:
-    """The number of the round of an acceleration, counted from 0; refuse one that is not there."""
+    """Return the round of an acceleration, counted from 0."""
     if acceleration not in accelerations:
         raise InputError(
-            f"acceleration {acceleration} is not measured here; choose from {list(accelerations)}"
+            f"acceleration {acceleration} is not measured here; choose from {list(accelerations)}",
+            code="choice.unknown",
         )
     return list(accelerations).index(acceleration)
 
@@ -120,12 +123,8 @@ def sensitivity_window(count: Tensor, width: int) -> Tensor:
 def central_lines(mask: Tensor) -> Tensor:
     """Count the measured lines around the zero frequency without a gap, integers (case,).
 
-    The count is that of the largest centred window in which every column is measured, so that a
-    sensitivity estimate never sees a line that was not acquired. A full mask gives ``width``, one
-    that leaves the zero frequency out 0.
-
-    Arguments:
-        mask: Booleans (case, width); True is measured.
+    The largest centred window in which every column is measured, so that a sensitivity estimate
+    never uses a line that was not acquired; 0 without the zero frequency.
 
     Example:
         >>> mask = torch.zeros(1, 320, dtype=torch.bool)
@@ -147,6 +146,6 @@ def central_lines(mask: Tensor) -> Tensor:
 
 def data_consistency_1d(x: Tensor, measured: Tensor, mask: Tensor) -> Tensor:
     """Replace measured columns using only the Fourier transform along the width."""
-    lost = torch.fft.ifftshift(~mask, dim=-1)
-    unseen: Tensor = torch.fft.ifft(torch.fft.fft(x) * lost)
-    return unseen + measured
+    missing = torch.fft.ifftshift(~mask, dim=-1)
+    unmeasured: Tensor = torch.fft.ifft(torch.fft.fft(x) * missing)
+    return unmeasured + measured

@@ -18,7 +18,7 @@ from taskuq.interval import BoolArray
 
 
 def center_lines(width: int, lines: int) -> BoolArray:
-    """The central columns of k-space, as a mask (width,)."""
+    """Return the central columns of k-space as a mask (width,)."""
     mask = np.zeros(width, dtype=bool)
     start = width // 2 - lines // 2
     mask[start : start + lines] = True
@@ -26,7 +26,7 @@ def center_lines(width: int, lines: int) -> BoolArray:
 
 
 def acs_width(mask: BoolArray) -> int:
-    """The length of the unbroken run of lines through the middle of a mask, 0 where it is missing."""
+    """Return the length of the run of lines through the centre of a mask, or 0."""
     center = len(mask) // 2
     if not mask[center]:
         return 0
@@ -47,7 +47,7 @@ def save_masks(
 ) -> Path:
     """Write masks as an .npz file, whole or not at all."""
     if path.suffix != ".npz":
-        raise InputError(f"the output is {path}; give a name that ends in .npz")
+        raise InputError(f"the output is {path}; use a name that ends in .npz", code="file.format")
     arrays: dict[str, Any] = {
         "masks": np.asarray(masks, dtype=bool),
         "accelerations": np.asarray(accelerations, dtype=float),
@@ -65,22 +65,33 @@ def read_masks(path: Path, accelerations: Sequence[float], width: int | None = N
     """Read the masks (round, line) of some accelerations; others in the file are left out."""
     with open_npz(path, "masks") as arrays:
         if not {"masks", "accelerations"} <= set(arrays):
-            raise InputError(f"{path} holds no masks; make them with taskuq masks")
+            raise InputError(
+                f"{path} holds no masks; make them with taskuq masks", code="file.format"
+            )
         masks = np.asarray(arrays["masks"])
         rates = np.atleast_1d(arrays["accelerations"]).astype(float).tolist()
     if masks.dtype != bool or masks.ndim != 2 or len(masks) != len(rates):
-        raise InputError(f"{path} holds masks of shape {masks.shape} for {len(rates)} rounds")
+        raise InputError(
+            f"{path} holds masks of shape {masks.shape} for {len(rates)} rounds; make them anew",
+            code="file.format",
+        )
     if width not in (None, masks.shape[1]):
-        raise InputError(f"{path} has masks of {masks.shape[1]} lines, and {width} are needed")
+        raise InputError(
+            f"{path} has masks of {masks.shape[1]} lines, and {width} are needed",
+            code="shape.mismatch",
+        )
     if missing := [R for R in accelerations if float(R) not in rates]:
         raise InputError(
             f"{path} is for R = {', '.join(f'{R:g}' for R in rates)}, and R = {missing[0]:g} is "
-            "asked for; change the accelerations, or make masks for them"
+            "requested; change the accelerations, or make masks for them",
+            code="rounds.invalid",
         )
-    found = masks[[rates.index(float(R)) for R in accelerations]]
-    if (found[1:] < found[:-1]).any():
-        raise InputError(f"{path} holds masks that are not nested; make them anew")
-    return found
+    chosen = masks[[rates.index(float(R)) for R in accelerations]]
+    if (chosen[1:] < chosen[:-1]).any():
+        raise InputError(
+            f"{path} holds masks that are not nested; make them anew", code="rounds.invalid"
+        )
+    return chosen
 
 
 def mask_fingerprint(masks: BoolArray) -> str:
@@ -121,15 +132,15 @@ def plot_masks(
         ax.set_ylabel(f"R = {R:g}", rotation=0, ha="right", va="center")
         ax.set_title(f"{mask.sum()} {what}", loc="right", fontsize=8, pad=1)
         before = mask
-    said = f"{what} (grey: measured before, yellow: new in this round)"
+    caption = f"{what} (grey: measured before, yellow: new in this round)"
     if len(order):
         place = np.full(masks.shape[1], np.nan)
         place[list(order)] = np.arange(len(order))
         axes[-1].imshow(place[None], cmap="viridis_r", aspect="auto", interpolation="none")
         axes[-1].set_yticks([])
         axes[-1].set_ylabel("order", rotation=0, ha="right", va="center")
-        said += "; order: light first, dark last"
-    axes[-1].set_xlabel(said)
+        caption += "; order: light first, dark last"
+    axes[-1].set_xlabel(caption)
     with atomic_write(path) as partial:
         figure.savefig(partial, dpi=150, format=image_format(path))
     return Path(path)
@@ -141,7 +152,7 @@ Rule = Literal["inverse-distance", "uniform"]
 def with_random_lines(
     mask: BoolArray, count: int, rule: Rule, rng: np.random.Generator
 ) -> BoolArray:
-    """Return a mask with lines at random beside its own."""
+    """Add random lines to a mask until it has ``count``."""
     free = np.flatnonzero(~mask)
     # The central line is always measured, so no distance is 0.
     weight = np.ones(len(free)) if rule == "uniform" else 1 / np.abs(free - len(mask) / 2).clip(0.5)
@@ -150,38 +161,44 @@ def with_random_lines(
     return mask
 
 
-# The paper's k-space has so many columns; for those its later rounds widen the centre by so much.
+# Columns of the paper's k-space, and by how many of them its later rounds widen the centre.
 _SIZE, _ACS_STEP = 320, 8
 
-_GOLDEN_STEP = 2 / (1 + math.sqrt(5))
+# Exponent by which lines of a GRO mask thin out away from the centre.
+_SHARPNESS = 8.0
 
 
-def _gro_lines(
-    width: int, lines: int, *, density: float = 15.0, sharpness: float = 8.0, frame: int = 0
-) -> list[int]:
-    """Sorted columns of a GRO frame as the formula gives them, fewer where several round to one."""
+def _gro_lines(width: int, lines: int, *, density: float = 15.0) -> list[int]:
+    """Return the sorted columns of a GRO frame, fewer if several round to one."""
     if not 0 < lines <= width:
-        raise InputError(f"{lines} lines of {width} are asked for; ask for 1 to {width} lines")
-    if density < 1 or sharpness < 1:
-        raise InputError(f"density is {density} and sharpness {sharpness}; both must be at least 1")
-
+        raise InputError(f"lines is {lines}; pass 1 to {width}", code="value.invalid")
+    if density < 1:
+        raise InputError(f"density is {density}; pass at least 1", code="value.invalid")
     N, P = width, math.ceil(width / density)
-    kappa = (N - P) / 2 / (P / 2) ** sharpness
+    kappa = (N - P) / 2 / (P / 2) ** _SHARPNESS
     i = np.arange(lines)
     # The tiny shift decides positions that fall exactly between two columns.
-    u = -P / 2 + np.mod(i + frame * _GOLDEN_STEP, lines) * (P / lines) + 1e-10
-    w = u + kappa * np.sign(u) * np.abs(u) ** sharpness
+    u = -P / 2 + i * (P / lines) + 1e-10
+    w = u + kappa * np.sign(u) * np.abs(u) ** _SHARPNESS
     x = w + (N / 2 if N % 2 == 0 else (N - 1) / 2)
     columns = np.floor(np.where(x >= N - 0.5, x - N, x) + 0.5).astype(int)
     return sorted({int(c) for c in np.maximum(columns, 0)})
 
 
-def gro_mask(
-    width: int, lines: int, *, density: float = 15.0, sharpness: float = 8.0, frame: int = 0
-) -> BoolArray:
-    """A GRO mask (width,) with exactly the asked number of lines, the central line among them."""
+def gro_mask(width: int, lines: int, *, density: float = 15.0) -> BoolArray:
+    """Make a golden-ratio offset (GRO) mask with this number of lines, including the central one.
+
+    Args:
+        width: Number of columns of k-space.
+        lines: Number of sampled columns.
+        density: Ratio of the densities at the centre and on average, at least 1.
+
+    Example:
+        >>> gro_mask(16, 4, density=2).nonzero()[0]
+        array([ 0,  6,  8, 10])
+    """
     mask = np.zeros(width, dtype=bool)
-    mask[_gro_lines(width, lines, density=density, sharpness=sharpness, frame=frame)] = True
+    mask[_gro_lines(width, lines, density=density)] = True
     center_out = np.argsort(np.abs(np.arange(width) - width // 2), kind="stable")
     if not mask[width // 2] and mask.sum() == lines:
         mask[center_out[mask[center_out]][0]] = False
@@ -220,17 +237,33 @@ def nested_masks(
     rule: Rule = "inverse-distance",
     acs: Sequence[int] | None = None,
     density: float | None = None,
-    sharpness: float = 8.0,
 ) -> BoolArray:
-    """Nested masks (round, width) for any decreasing accelerations; True is measured."""
+    """Make nested masks (round, width) for decreasing accelerations; True is sampled.
+
+    The first round is a GRO mask; later rounds widen its centre and add random lines.
+
+    Args:
+        width: Number of columns of k-space.
+        accelerations: R of each round, decreasing.
+        rng: Source of the random lines.
+        rule: Density of random lines.
+        acs: Number of central columns of each round; by default it grows with the rounds.
+        density: Of the GRO mask; by default as in the paper.
+
+    Example:
+        >>> nested_masks(32, (8, 4), rng=np.random.default_rng(0)).sum(axis=1)
+        array([4, 8])
+    """
     lines = line_counts(width, accelerations)
     if rule not in ("inverse-distance", "uniform"):
-        raise InputError(f"the rule is {rule!r}; choose 'inverse-distance' or 'uniform'")
+        raise InputError(
+            f"the rule is {rule!r}; choose 'inverse-distance' or 'uniform'", code="choice.unknown"
+        )
     widths = _acs_widths(width, lines, acs)
     if density is None:
         density = max(1.0, 15 / 16 * accelerations[0])
 
-    mask = gro_mask(width, lines[0], density=density, sharpness=sharpness)
+    mask = gro_mask(width, lines[0], density=density)
     masks = [_with_center(mask, widths[0], lines[0])]
     for count, center in zip(lines[1:], widths[1:], strict=True):
         if acs is None:
@@ -238,20 +271,27 @@ def nested_masks(
         mask = masks[-1] | center_lines(width, center)
         if mask.sum() > count:
             raise InputError(
-                f"{count} of {width} lines cannot hold a centre of {center} lines beside those "
-                "already measured; give a narrower acs or a lower acceleration"
+                f"{count} of {width} lines cannot hold earlier ones and a centre of {center} "
+                "lines; use a narrower acs or a lower acceleration",
+                code="rounds.invalid",
             )
         masks.append(with_random_lines(mask, count, rule, rng))
     return np.stack(masks)
 
 
 def published_masks(accelerations: Sequence[float] = (16, 8, 4, 2)) -> BoolArray:
-    """The masks (round, 320) the paper used, at R = 16, 8, 4 and 2; True is measured."""
+    """Return the masks (round, 320) of the paper, at R = 16, 8, 4 and 2; True is sampled.
+
+    Example:
+        >>> published_masks((16, 8)).sum(axis=1)
+        array([20, 40])
+    """
     unknown = [R for R in accelerations if R not in (*_NEW_LINES, 1)]
     if unknown or list(accelerations) != sorted(set(accelerations), reverse=True):
         raise InputError(
             f"accelerations are {list(accelerations)}; the published masks are for 16, 8, 4, 2 "
-            "(and 1), in this order"
+            "(and 1), in this order",
+            code="rounds.invalid",
         )
     masks = np.zeros((len(accelerations), _SIZE), dtype=bool)
     for mask, R in zip(masks, accelerations, strict=True):
@@ -262,13 +302,18 @@ def published_masks(accelerations: Sequence[float] = (16, 8, 4, 2)) -> BoolArray
 
 
 def line_counts(width: int, accelerations: Sequence[float]) -> list[int]:
+    """Return the number of lines of each round."""
     if len(accelerations) == 0 or min(accelerations) < 1:
-        raise InputError(f"accelerations are {list(accelerations)}; give numbers of at least 1")
+        raise InputError(
+            f"accelerations are {list(accelerations)}; pass numbers of at least 1",
+            code="rounds.invalid",
+        )
     lines = [round(width / R) for R in accelerations]
     if lines[0] < 1 or any(b <= a for a, b in pairwise(lines)):
         raise InputError(
-            f"accelerations {list(accelerations)} of {width} lines measure {lines} lines; give "
-            "decreasing accelerations that each add a line"
+            f"accelerations {list(accelerations)} of {width} lines measure {lines} lines; pass "
+            "decreasing accelerations that each add a line",
+            code="rounds.invalid",
         )
     return lines
 
@@ -279,8 +324,9 @@ def _acs_widths(width: int, lines: list[int], acs: Sequence[int] | None) -> list
         return [0, *(min(w, n // 2) for w, n in zip(scaled[1:], lines[1:], strict=True))]
     if len(acs) != len(lines) or any(not 0 <= w <= n for w, n in zip(acs, lines, strict=False)):
         raise InputError(
-            f"acs is {list(acs)} for rounds of {lines} lines; give one width for each round, no "
-            "larger than its number of lines"
+            f"acs is {list(acs)} for rounds of {lines} lines; pass one width for each round, no "
+            "larger than its number of lines",
+            code="rounds.invalid",
         )
     return list(acs)
 
@@ -292,7 +338,7 @@ def _widest_center(mask: BoolArray, center: int, count: int) -> int:
 
 
 def _with_center(mask: BoolArray, center: int, count: int) -> BoolArray:
-    """Widen the centre of the first mask; its lines just outside the centre make room."""
+    """Widen the centre of the first mask; remove its lines just outside the centre."""
     box = center_lines(len(mask), center)
     outside = np.flatnonzero(mask & ~box)
     inside_out = outside[np.argsort(np.abs(outside - len(mask) // 2), kind="stable")]

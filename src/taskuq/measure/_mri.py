@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,10 +29,13 @@ from taskuq.measure._masks import (
 from taskuq.protocols import Measure
 from taskuq.table._terminology import MRI, Terminology
 
+# New columns of a round, and their k-space (coil, height, column).
+Columns = dict[str, NDArray[np.generic]]
+
 
 @dataclass(frozen=True)
 class MaskConfig:
-    """The masks of the rounds; training draws one of them for each case and epoch."""
+    """Masks of the rounds; training samples one of them for each case and epoch."""
 
     accelerations: tuple[float, ...] = (16.0, 8.0, 4.0, 2.0)
     published: bool = False
@@ -41,30 +45,36 @@ class MaskConfig:
 
     def __post_init__(self) -> None:
         if self.published and self.file is not None:
-            raise InputError("published masks and masks of a file are asked for; choose one")
+            raise InputError(
+                "measure.published and measure.file are both set; remove one",
+                code="option.conflict",
+            )
 
     @property
     def round_names(self) -> None:
-        """R says all."""
+        """None: R is enough."""
         return None
 
     @property
-    def words(self) -> Terminology:
+    def terminology(self) -> Terminology:
         return MRI
 
     def masks(self, width: int) -> BoolArray:
-        """The masks, booleans (round, width)."""
+        """Return the masks, booleans (round, width)."""
         if self.file is not None:
             return read_masks(self.file, self.accelerations, width)
         if self.published:
             if width != 320:
-                raise InputError(f"images have {width} columns; the published masks have 320")
+                raise InputError(
+                    f"images have {width} columns; the published masks have 320",
+                    code="shape.mismatch",
+                )
             return published_masks(self.accelerations)
         rng = np.random.default_rng(self.seed)
         return nested_masks(width, self.accelerations, rng=rng, rule=self.rule)
 
     def scanner(self, width: int, *, noise: float, seed: int) -> Measure:
-        """The scanner of coil images of a width."""
+        """Return the scanner of coil images of a width."""
         return MultiCoilMRI(self.masks(width), self.accelerations, noise=noise, seed=seed)
 
 
@@ -78,12 +88,12 @@ class MRIMeasurement:
 
     @property
     def preview(self) -> Tensor:
-        """The zero-filled image, the coils combined."""
+        """RSS of the zero-filled coil images."""
         return rss(self.zero_filled)
 
     @property
     def kspace(self) -> Tensor:
-        """The same as k-space: the measured lines, and exact zeros elsewhere."""
+        """k-space: the measured lines, and exact zeros elsewhere."""
         kspace = fft2c(self.zero_filled)
         return torch.where(broadcast_mask(self.mask, kspace), kspace, 0)
 
@@ -92,7 +102,7 @@ class MRIMeasurement:
 class MultiCoilMRI:
     """A scanner that measures whole columns of the k-space of every coil."""
 
-    masks: NDArray[np.bool_]
+    masks: BoolArray
     accelerations: Sequence[float]
     noise: float = 0.0
     seed: int | None = None
@@ -102,18 +112,20 @@ class MultiCoilMRI:
         if masks.ndim != 2 or len(masks) != len(self.accelerations):
             raise InputError(
                 f"masks have shape {masks.shape} for {len(self.accelerations)} accelerations; "
-                "give one mask (width,) for each acceleration"
+                "pass one mask (width,) for each acceleration",
+                code="shape.mismatch",
             )
         if (masks[1:] < masks[:-1]).any():
             raise InputError(
-                "the masks are not nested; each round must keep the lines of the round before it "
-                "(nested_masks makes such masks)"
+                "masks are not nested: each round must contain the lines of the previous one; make "
+                "them with nested_masks",
+                code="rounds.invalid",
             )
         require_seed(self.noise, self.seed)
         object.__setattr__(self, "masks", masks)
 
-    def mask(self, acceleration: float) -> NDArray[np.bool_]:
-        """The columns that are measured at one acceleration; all of them at R = 1."""
+    def mask(self, acceleration: float) -> BoolArray:
+        """Return the columns measured at one acceleration; all of them at R = 1."""
         everything = np.ones((1, self.masks.shape[1]), dtype=bool)
         rounds = np.concatenate([self.masks, everything])
         return np.asarray(rounds[round_at(acceleration, [*self.accelerations, 1])])
@@ -124,10 +136,10 @@ class MultiCoilMRI:
 
     @property
     def n_lines(self) -> int:
-        """The number of columns of k-space."""
+        """Number of columns of k-space."""
         return int(self.masks.shape[1])
 
-    def initial_lines(self, n: int) -> NDArray[np.bool_]:
+    def initial_lines(self, n: int) -> BoolArray:
         """Return the n columns at the centre of k-space."""
         return center_lines(self.n_lines, n)
 
@@ -138,14 +150,13 @@ class MultiCoilMRI:
         rng = np.random.default_rng(seed)
         return with_random_lines(lines, int(lines.sum()) + n, "inverse-distance", rng)
 
-    def measure_lines(
-        self, image: Tensor, acceleration: float, lines: NDArray[np.bool_]
-    ) -> MRIMeasurement:
+    def measure_lines(self, image: Tensor, acceleration: float, lines: BoolArray) -> MRIMeasurement:
         """Measure the given columns, booleans (width,), of coil images."""
         if image.ndim < 3 or image.shape[-1] != self.masks.shape[1]:
             raise InputError(
-                f"the image has shape {tuple(image.shape)}; give coil images (coil, height, "
-                f"{self.masks.shape[1]}), for instance one coil as image[None]"
+                f"the image has shape {tuple(image.shape)}; pass coil images (coil, height, "
+                f"{self.masks.shape[1]}), for instance one coil as image[None]",
+                code="shape.mismatch",
             )
         mask = torch.as_tensor(np.asarray(lines, dtype=bool), device=image.device)
         kspace = fft2c(image)
@@ -155,13 +166,14 @@ class MultiCoilMRI:
         return MRIMeasurement(zero_filled, mask, float(acceleration))
 
     def line_values(self, images: Tensor, measurement: MRIMeasurement) -> Tensor:
+        """Return the columns of samples under sensitivities estimated from the central lines."""
         measured = measurement.mask.cpu().numpy()
         centre = center_lines(len(measured), max(1, acs_width(measured)))
         kept = torch.as_tensor(centre & measured, device=images.device)
-        seen = ifft2c(torch.where(kept, fft2c(measurement.zero_filled.to(images.device)), 0))
-        maps = seen / rss(seen)[None].clamp_min(torch.finfo(torch.float32).tiny)
-        seen_by_coils = torch.fft.fft(images[:, None] * maps, norm="ortho")
-        columns: Tensor = torch.fft.fftshift(seen_by_coils, dim=-1)
+        smooth = ifft2c(torch.where(kept, fft2c(measurement.zero_filled.to(images.device)), 0))
+        maps = smooth / rss(smooth)[None].clamp_min(torch.finfo(torch.float32).tiny)
+        transformed = torch.fft.fft(images[:, None] * maps, norm="ortho")
+        columns: Tensor = torch.fft.fftshift(transformed, dim=-1)
         return columns.permute(3, 0, 1, 2).flatten(2)
 
 
@@ -170,23 +182,22 @@ class SimulatedMRIScanner:
     """Simulated scanner of a known image."""
 
     image: Tensor
-    masks: NDArray[np.bool_]
+    masks: BoolArray
     accelerations: Sequence[float]
 
-    def measure(self, round: int) -> dict[str, NDArray[np.generic]]:
-        """Measure what a round adds: its columns, and their k-space (coil, height, column)."""
+    def measure(self, round: int) -> Columns:
+        """Measure the columns that a round adds, and their k-space (coil, height, column)."""
         if not 0 <= round <= len(self.masks):
-            raise InputError(f"round {round} is asked for; there are {len(self.masks)} and a last")
-        columns = added_columns(self.masks)[round]
-        return {"columns": columns, "kspace": fft2c(self.image)[..., columns].numpy()}
+            raise InputError(f"round is {round}; pass 0 to {len(self.masks)}", code="value.invalid")
+        return _measure_columns(self.image, added_columns(self.masks)[round])
 
-    def combine(self, pieces: Sequence[dict[str, NDArray[np.generic]]]) -> MRIMeasurement:
-        """Join the pieces of all rounds so far into one measurement."""
+    def combine(self, pieces: Sequence[Columns]) -> MRIMeasurement:
+        """Combine the columns of all rounds so far into one measurement."""
         return _combine_columns(pieces, tuple(self.image.shape), self.accelerations)
 
 
 @dataclass(eq=False)
-class _AdaptiveMRIScanner:
+class AdaptiveMRIScanner:
     """Simulated scanner that measures requested columns."""
 
     image: Tensor
@@ -194,25 +205,29 @@ class _AdaptiveMRIScanner:
     columns: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
     def request(self, round: int, lines: NDArray[np.int64]) -> None:
-        """Be told which columns a round adds."""
+        """Request the columns that a round adds."""
         self.columns[round] = np.asarray(lines)
 
-    def measure(self, round: int) -> dict[str, NDArray[np.generic]]:
+    def measure(self, round: int) -> Columns:
         """Measure the columns that a round adds, and their k-space (coil, height, column)."""
         if round not in self.columns:
-            raise InputError(f"round {round} is to be measured, and nobody has said which lines")
-        columns = self.columns[round]
-        return {"columns": columns, "kspace": fft2c(self.image)[..., columns].numpy()}
+            raise InputError(
+                f"no lines were requested for round {round}; request them first",
+                code="rounds.invalid",
+            )
+        return _measure_columns(self.image, self.columns[round])
 
-    def combine(self, pieces: Sequence[dict[str, NDArray[np.generic]]]) -> MRIMeasurement:
-        """Join the pieces of all rounds so far into one measurement."""
+    def combine(self, pieces: Sequence[Columns]) -> MRIMeasurement:
+        """Combine the columns of all rounds so far into one measurement."""
         return _combine_columns(pieces, tuple(self.image.shape), self.accelerations)
 
 
+def _measure_columns(image: Tensor, columns: NDArray[Any]) -> Columns:
+    return {"columns": columns, "kspace": fft2c(image)[..., columns].numpy()}
+
+
 def _combine_columns(
-    pieces: Sequence[dict[str, NDArray[np.generic]]],
-    shape: tuple[int, ...],
-    accelerations: Sequence[float],
+    pieces: Sequence[Columns], shape: tuple[int, ...], accelerations: Sequence[float]
 ) -> MRIMeasurement:
     """Combine the columns of all rounds."""
     mask = torch.zeros(shape[-1], dtype=torch.bool)
@@ -221,13 +236,12 @@ def _combine_columns(
         columns = torch.as_tensor(piece["columns"])
         mask[columns] = True
         kspace[..., columns] = torch.as_tensor(piece["kspace"]).to(torch.complex64)
-    rounds = len(pieces)
-    R = float(accelerations[rounds - 1]) if rounds <= len(accelerations) else 1.0
+    R = [*map(float, accelerations), 1.0][len(pieces) - 1]
     return MRIMeasurement(ifft2c(kspace), mask, R)
 
 
-def added_columns(masks: NDArray[np.bool_]) -> list[NDArray[np.intp]]:
-    """Return the columns that each round adds, and after the last those that are left."""
+def added_columns(masks: BoolArray) -> list[NDArray[np.intp]]:
+    """Return the columns that each round adds, and finally the remaining ones."""
     everything = np.ones((1, masks.shape[1]), dtype=bool)
     until = np.concatenate([~everything, masks, everything])
     return [np.flatnonzero(now & ~before) for before, now in pairwise(until)]

@@ -10,8 +10,8 @@ from taskuq.protocols import Measure
 from taskuq.table._terminology import Terminology
 
 
-class _MeasureConfig(Protocol):
-    """A table ``[measure]``: a frozen dataclass whose fields are the table's keys."""
+class MeasureConfig(Protocol):
+    """Settings [measure]: a frozen dataclass whose fields are the keys of the table."""
 
     @property
     def accelerations(self) -> tuple[float, ...]:
@@ -19,31 +19,25 @@ class _MeasureConfig(Protocol):
 
     @property
     def round_names(self) -> tuple[str, ...] | None:
-        """What rounds are called wherever a person reads; None where R says all."""
+        """Display names of the rounds; None for R."""
 
     @property
-    def words(self) -> Terminology:
-        """What cases, groups, pictures and measurements are called."""
+    def terminology(self) -> Terminology:
+        """Display names of cases, groups, images and measurements."""
 
     def masks(self, width: int) -> BoolArray:
-        """What each round measures of images of a width, booleans (round, line or view)."""
+        """Return the lines or views of each round for images of a width, (round, line)."""
 
     def scanner(self, width: int, *, noise: float, seed: int) -> Measure:
-        """The imaging system for images of a width.
-
-        Arguments:
-            width: Of the images, in pixels.
-            noise: Standard deviation of the measurement noise.
-            seed: Together with an image it decides the noise.
-        """
+        """Return the imaging system for images of a width; ``noise`` is a standard deviation."""
 
 
-SYSTEMS: Registry[type[_MeasureConfig]] = Registry(
+SYSTEMS: Registry[type[MeasureConfig]] = Registry(
     "imaging system",
     {
         "mri": "taskuq.measure._mri:MaskConfig",
         "tomography": "taskuq.measure._tomography:TomographyConfig",
     },
 )
-# A field of settings whose table is one of them; MRI where it says nothing.
-AnySystem = Annotated[_MeasureConfig, SYSTEMS]
+# A field of settings whose table is one of them; MRI by default.
+AnySystem = Annotated[MeasureConfig, SYSTEMS]

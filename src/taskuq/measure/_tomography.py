@@ -29,28 +29,28 @@ class Radon:
 
     size: int
     angles: tuple[float, ...]
-    footprint: Literal["strip", "hat"] = "strip"
 
     def __post_init__(self) -> None:
         if self.size < 1 or not self.angles or not np.isfinite(self.angles).all():
             raise InputError(
-                f"the size is {self.size} and there are {len(self.angles)} angles; give a size of "
-                "at least 1 and at least one finite angle"
+                f"the size is {self.size} and there are {len(self.angles)} angles; pass a size of "
+                "at least 1 and at least one finite angle",
+                code="value.invalid",
             )
 
     @property
     def detectors(self) -> int:
-        """Bins of the detector, each as wide as a pixel."""
+        """Number of detector bins, each as wide as a pixel."""
         return int(np.ceil(self.size * np.sqrt(2))) + 1
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Images (..., size, size) to projections (..., view, detector)."""
+        """Project images (..., size, size) to (..., view, detector)."""
         flat = images.reshape(-1, self.size**2)
         projections = _applied(flat, *self._matrices(flat))
         return projections.reshape(*images.shape[:-2], len(self.angles), self.detectors)
 
     def adjoint(self, projections: Tensor) -> Tensor:
-        """Smear projections (..., view, detector) back over images (..., size, size)."""
+        """Back-project (..., view, detector) to images (..., size, size)."""
         flat = projections.reshape(-1, len(self.angles) * self.detectors)
         images = _applied(flat, *reversed(self._matrices(flat)))
         return images.reshape(*projections.shape[:-2], self.size, self.size)
@@ -58,11 +58,6 @@ class Radon:
     def _matrices(self, like: Tensor) -> tuple[Tensor, Tensor]:
         precision = torch.float64 if like.dtype == torch.float64 else torch.float32
         return _matrices(self, precision, like.device)
-
-
-def hat_radon(size: int, angles: tuple[float, ...]) -> Radon:
-    """The transform with the coarser footprint."""
-    return Radon(size, angles, "hat")
 
 
 class _SparseMatmul(torch.autograd.Function):
@@ -89,24 +84,21 @@ def _applied(rows: Tensor, matrix: Tensor, transpose: Tensor) -> Tensor:
 
 @lru_cache(maxsize=12)
 def _matrices(radon: Radon, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The matrix and its transpose, compressed rows, where images are."""
+    """Return the matrix and its transpose in compressed rows, on a device."""
     from scipy.sparse import csr_array
 
     size, detectors, views = radon.size, radon.detectors, len(radon.angles)
-    bins, shares = _FOOTPRINTS[radon.footprint](radon)
+    bins, weights = _footprints(radon)
     rows = bins + detectors * np.arange(views)[:, None, None]
     pixels = np.broadcast_to(np.arange(size**2)[:, None], rows.shape)
-    seen = shares > 0
-    where = rows[seen], pixels[seen]
-    matrix = csr_array((shares[seen], where), shape=(views * detectors, size**2))
+    hit = weights > 0
+    matrix = csr_array((weights[hit], (rows[hit], pixels[hit])), shape=(views * detectors, size**2))
     return _as_tensor(matrix, dtype, device), _as_tensor(matrix.T.tocsr(), dtype, device)
 
 
 def _as_tensor(matrix: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     matrix.sort_indices()
-    rows, columns = (
-        torch.from_numpy(part.astype(np.int32)) for part in (matrix.indptr, matrix.indices)
-    )
+    rows, columns = (torch.from_numpy(x.astype(np.int32)) for x in (matrix.indptr, matrix.indices))
     values = torch.from_numpy(matrix.data).to(dtype)
     with warnings.catch_warnings():
         # torch calls all of its compressed matrices a beta.
@@ -115,27 +107,12 @@ def _as_tensor(matrix: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     return compressed.to(device)
 
 
-# Bins (view, pixel, bin) that a pixel may fall into, and its share in each.
-Shares = tuple[NDArray[np.int64], NDArray[np.float64]]
-
-
-def _places(radon: Radon) -> NDArray[np.float64]:
+def _footprints(radon: Radon) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return bins (view, pixel, bin) of a square pixel's shadow, and its fraction in each."""
     axis = np.arange(radon.size) - (radon.size - 1) / 2
     y, x = np.meshgrid(-axis, axis, indexing="ij")
     theta = np.array(radon.angles)[:, None]
-    centre = (radon.detectors - 1) / 2
-    return np.asarray(x.ravel() * np.cos(theta) + y.ravel() * np.sin(theta) + centre)
-
-
-def _hat(radon: Radon) -> Shares:
-    places = _places(radon)
-    lower = np.clip(np.floor(places), 0, radon.detectors - 2)
-    upper = places - lower
-    return np.stack([lower, lower + 1], -1).astype(np.int64), np.stack([1 - upper, upper], -1)
-
-
-def _strip(radon: Radon) -> Shares:
-    places = _places(radon)
+    places = x.ravel() * np.cos(theta) + y.ravel() * np.sin(theta) + (radon.detectors - 1) / 2
     sides = np.abs([np.cos(radon.angles), np.sin(radon.angles)])[..., None, None] / 2
     # A shadow without slopes, along an axis, has slopes that are too steep to matter.
     wide, narrow = sides.max(0), np.maximum(sides.min(0), 1e-6)
@@ -143,35 +120,32 @@ def _strip(radon: Radon) -> Shares:
     bins = np.rint(places)[..., None] + np.array([-1, 0, 1])
 
     def until(t: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The share of a shadow on the left of a place."""
+        """Return the fraction of a shadow to the left of t."""
         ends = [(wide + narrow, 1), (wide - narrow, -1), (narrow - wide, -1), (-wide - narrow, 1)]
         total = sum(sign * np.maximum(t + end, 0) ** 2 for end, sign in ends)
         return np.asarray(total / (8 * wide * narrow))
 
     edge = bins - places[..., None]
-    shares = np.where(np.abs(edge) < 1.3, until(edge + 0.5) - until(edge - 0.5), 0)
-    # What rounding leaves of nothing.
-    shares = np.where(shares > 1e-9, shares, 0)
-    return np.clip(bins, 0, radon.detectors - 1).astype(np.int64), shares
-
-
-_FOOTPRINTS = {"strip": _strip, "hat": _hat}
+    weights = np.where(np.abs(edge) < 1.3, until(edge + 0.5) - until(edge - 0.5), 0)
+    # Zeros up to rounding.
+    weights = np.where(weights > 1e-9, weights, 0)
+    return np.clip(bins, 0, radon.detectors - 1).astype(np.int64), weights
 
 
 @dataclass(frozen=True)
 class DeepinvRadon:
-    """Line integrals of images by ``deepinv.physics.Tomography``, which turns the image."""
+    """Line integrals of images by ``deepinv.physics.Tomography``, which rotates the image."""
 
     size: int
     angles: tuple[float, ...]
 
     @property
     def detectors(self) -> int:
-        """Bins of the detector, as many as ours has."""
+        """Number of detector bins, that of :class:`Radon`."""
         return Radon(self.size, self.angles).detectors
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Images (..., size, size) to projections (..., view, detector)."""
+        """Project images (..., size, size) to (..., view, detector)."""
         physics = _physics(self, images.device)
         flat = images.reshape(-1, 1, self.size, self.size).float()
         theirs = physics.A(flat)[:, 0].mT  # (image, view, bin)
@@ -185,8 +159,8 @@ class DeepinvRadon:
         turn = torch.exp(2j * torch.pi * frequency * (first + moved)[:, None])
         ours = torch.fft.irfft(torch.fft.rfft(theirs, n=length) * turn, n=length)
         shape = (*images.shape[:-2], len(self.angles), self.detectors)
-        kept: Tensor = ours[..., : self.detectors].reshape(shape).to(images.dtype)
-        return kept
+        projections: Tensor = ours[..., : self.detectors].reshape(shape).to(images.dtype)
+        return projections
 
 
 @lru_cache(maxsize=12)
@@ -195,24 +169,28 @@ def _physics(radon: DeepinvRadon, device: torch.device) -> Any:
         from deepinv.physics import Tomography
     except ImportError as error:
         raise InputError(
-            f"deepinv cannot be imported ({error}); install taskuq[deepinv], or leave "
-            "measure.operator"
+            f"deepinv cannot be imported ({error}); install taskuq[deepinv], or remove "
+            "measure.operator",
+            code="dependency.missing",
         ) from None
     degrees = torch.tensor(np.rad2deg(radon.angles), dtype=torch.float32, device=device)
     return Tomography(degrees, radon.size, circle=False, normalize=False, device=device)
 
 
 Window = Literal["ram-lak", "hann"]
+# New views of a round, and their line integrals (view, detector).
+Views = dict[str, NDArray[np.generic]]
 
-# After so many steps about a tenth of the gap to the measured views is left.
+# Landweber steps after which about a tenth of the gap to the measured views is left.
 STEPS = 3
-
-# Lines of even views, weighed by their distance, overlap by at most so much (9/8).
+# Largest overlap of the lines of even views, weighted by their distance (9/8).
 EVEN = 1.13
 
 
 @dataclass(frozen=True, eq=False)
 class Sinogram:
+    """Measured views of one image or several, (..., view, detector)."""
+
     projections: Tensor
     angles: tuple[float, ...]
     size: int
@@ -221,7 +199,7 @@ class Sinogram:
 
     @property
     def preview(self) -> Tensor:
-        """The filtered back-projection."""
+        """Filtered back-projection."""
         return filtered_back_projection(self)
 
 
@@ -237,13 +215,13 @@ class SinogramBatch:
 
     @property
     def arcs(self) -> Tensor:
-        """The angle that each measured view stands for, (case, view): see :func:`arcs`."""
+        """Angular weight of each measured view, (case, view)."""
         return _view_weights(self.mask, self.radon.angles)
 
     def take(self, rows: Tensor) -> SinogramBatch:
-        """Some of the cases."""
-        parts = (self.projections[rows], self.mask[rows])
-        return SinogramBatch(*parts, self.radon, self.share[rows], self.variance[rows])
+        """Select cases."""
+        views = (self.projections[rows], self.mask[rows])
+        return SinogramBatch(*views, self.radon, self.share[rows], self.variance[rows])
 
 
 def stack_sinograms(
@@ -253,12 +231,16 @@ def stack_sinograms(
     for scan in measurements:
         if not isinstance(scan, Sinogram) or scan.projections.ndim != 2:
             raise InputError(
-                f"the measurement is a {type(scan).__name__}; give sinograms (view, detector) as "
-                "taskuq.measure._tomography makes them"
+                f"the measurement is a {type(scan).__name__}; pass sinograms (view, detector) of "
+                "ParallelBeamCT",
+                code="component.invalid",
             )
     sizes = {scan.size for scan in measurements}
     if len(sizes) != 1:
-        raise InputError(f"images have sizes {sorted(sizes)}; give measurements of one size")
+        raise InputError(
+            f"images have sizes {sorted(sizes)}; pass measurements of one size",
+            code="shape.mismatch",
+        )
     angles = tuple(sorted({angle for scan in measurements for angle in scan.angles}))
     radon = Radon(sizes.pop(), angles)
     mask = np.stack([np.isin(angles, scan.angles) for scan in measurements])
@@ -279,7 +261,7 @@ def stack_sinograms(
 def filtered_back_projection(
     sinograms: SinogramBatch | Sinogram, window: Window = "ram-lak"
 ) -> Tensor:
-    """The classical recovery (..., size, size): a ramp filter, then back-projection."""
+    """Reconstruct images (..., size, size): a ramp filter, then back-projection."""
     if isinstance(sinograms, Sinogram):
         radon = Radon(sinograms.size, sinograms.angles)
         weights = _view_weights(
@@ -306,17 +288,17 @@ def _view_weights(mask: Tensor, angles: Sequence[float]) -> Tensor:
     ahead = torch.as_tensor(np.asarray(angles)[order], dtype=torch.float64, device=mask.device)
     here = mask[:, torch.as_tensor(order, device=mask.device)]
     nothing = torch.full_like(here[:, :1], torch.inf, dtype=torch.float64)
-    # The nearest measured view before each, and behind it; around the turn where there is none.
+    # The nearest measured views before and after each, around the half turn at its ends.
     before = torch.cat([-nothing, torch.where(here, ahead, -torch.inf)[:, :-1]], 1).cummax(1)[0]
-    behind = torch.cat([torch.where(here, ahead, torch.inf)[:, 1:], nothing], 1)
-    behind = behind.flip(1).cummin(1)[0].flip(1)
+    after = torch.cat([torch.where(here, ahead, torch.inf)[:, 1:], nothing], 1)
+    after = after.flip(1).cummin(1)[0].flip(1)
     first = torch.where(here, ahead, torch.inf).amin(1, keepdim=True)
     last = torch.where(here, ahead, -torch.inf).amax(1, keepdim=True)
     before = torch.where(before.isinf(), last - torch.pi, before)
-    behind = torch.where(behind.isinf(), first + torch.pi, behind)
-    found = torch.zeros_like(behind)
-    found[:, order] = torch.where(here, (behind - before) / 2, 0)
-    return found.float()
+    after = torch.where(after.isinf(), first + torch.pi, after)
+    weights = torch.zeros_like(after)
+    weights[:, order] = torch.where(here, (after - before) / 2, 0)
+    return weights.float()
 
 
 def landweber_update(images: Tensor, sinograms: SinogramBatch, *, steps: int = STEPS) -> Tensor:
@@ -337,10 +319,10 @@ def landweber_update(images: Tensor, sinograms: SinogramBatch, *, steps: int = S
 
 
 def _weights(radon: Radon, angles: Tensor) -> Tensor:
-    """One over how often each frequency was measured around each view, (case, view, frequency)."""
+    """Return the inverse sampling density around each view, (case, view, frequency)."""
     frequency = _frequencies(radon, angles.device)
     weights = (frequency * angles[..., None]).clamp_max(1)
-    # Views that crowd together overlap further out than the angles between crowds would say.
+    # Views that crowd together overlap further out than the angles between crowds suggest.
     crowd = torch.einsum("cuf,uvf->cvf", weights, _overlaps(radon, angles.device))
     return weights / (crowd / EVEN).clamp_min(1) / radon.size
 
@@ -368,25 +350,24 @@ def _filtered(projections: Tensor, response: Tensor) -> Tensor:
     return filtered[..., :detectors]
 
 
-# What takes a size and angles and gives what takes images (..., size, size) to line integrals (...,
-# view, detector), a pixel apart and about the centre.
+# Operators of a size and angles: images (..., size, size) to line integrals (..., view, detector).
 OPERATORS: Registry[Callable[[int, tuple[float, ...]], Callable[[Tensor], Tensor]]] = Registry(
     "Radon transform",
     {
         "taskuq": "taskuq.measure._tomography:Radon",
-        "hat": "taskuq.measure._tomography:hat_radon",
         "deepinv": "taskuq.measure._tomography:DeepinvRadon",
     },
 )
 
 
 def _nested_views(views: int, accelerations: Sequence[float]) -> list[NDArray[np.int64]]:
-    """Sorted sets of views, each spread evenly over the half turn and part of the next."""
+    """Return nested sorted sets of views, each spread evenly over the half turn."""
     counts = [round(views / R) for R in accelerations]
     if not counts or counts[0] < 1 or counts[-1] > views or counts != sorted(set(counts)):
         raise InputError(
-            f"accelerations {list(accelerations)} of {views} views take {counts} views; give "
-            "decreasing accelerations that each add a view"
+            f"accelerations {list(accelerations)} of {views} views take {counts} views; pass "
+            "decreasing accelerations that each add a view",
+            code="rounds.invalid",
         )
     steps = [views // count for count in counts]
     if all(s * c == views for s, c in zip(steps, counts, strict=True)) and all(
@@ -409,20 +390,21 @@ class PhotonNoise:
     def __post_init__(self) -> None:
         if self.photons < 0 or self.attenuation <= 0:
             raise InputError(
-                f"photons are {self.photons} and attenuation is {self.attenuation}; give at least "
-                "0 photons, and an attenuation above 0"
+                f"photons are {self.photons} and attenuation is {self.attenuation}; pass at least "
+                "0 photons, and an attenuation above 0",
+                code="value.invalid",
             )
 
     def rate(self, projections: Tensor, size: int) -> Tensor:
-        """Expected counts."""
+        """Return the expected counts."""
         return self.photons * torch.exp(-self.attenuation / size * projections)
 
     def read(self, counts: Tensor, size: int) -> Tensor:
-        """Line integrals of counts."""
+        """Return the line integrals of counts."""
         return -size / self.attenuation * torch.log(counts.clamp_min(1) / self.photons)
 
     def variance(self, projections: Tensor, size: int) -> Tensor:
-        """The variance of measured line integrals, to first order; 0 without noise."""
+        """Return the variance of measured line integrals, to first order; 0 without noise."""
         if not self.photons:
             return torch.zeros_like(projections)
         return (size / self.attenuation) ** 2 / self.rate(projections, size).clamp_min(1)
@@ -453,7 +435,7 @@ class ParallelBeamCT:
 
     @property
     def n_lines(self) -> int:
-        """The number of views of a full scan."""
+        """Number of views of a full scan."""
         return self.views
 
     def initial_lines(self, n: int) -> BoolArray:
@@ -478,8 +460,9 @@ class ParallelBeamCT:
         """Measure the given views, booleans (view,), of images (..., size, size)."""
         if image.ndim < 2 or image.shape[-2:] != (self.size, self.size) or image.is_complex():
             raise InputError(
-                f"the image has shape {tuple(image.shape)} and type {image.dtype}; give real "
-                f"images (..., {self.size}, {self.size})"
+                f"the image has shape {tuple(image.shape)} and type {image.dtype}; pass real "
+                f"images (..., {self.size}, {self.size})",
+                code="shape.mismatch",
             )
         views = np.flatnonzero(lines)
         angles = view_angles(views, self.views)
@@ -491,18 +474,19 @@ class ParallelBeamCT:
         return Sinogram(projections, angles, self.size, float(acceleration), variance)
 
     def views_at(self, acceleration: float) -> NDArray[np.int64]:
-        """The numbers of the views of one acceleration; all of them at R = 1."""
+        """Return the views of one acceleration; all of them at R = 1."""
         each = self.chosen or _nested_views(self.views, self.accelerations)
         rounds = [*map(np.array, each), np.arange(self.views)]
         return rounds[round_at(acceleration, [*self.accelerations, 1])]
 
     def line_values(self, images: Tensor, measurement: Sinogram) -> Tensor:
+        """Return the projections of samples, (view, sample, detector)."""
         angles = view_angles(np.arange(self.views), self.views)
         projections: Tensor = OPERATORS[self.operator](self.size, angles)(images)
         return projections.transpose(0, 1)
 
     def _counted(self, images: Tensor, projections: Tensor, views: NDArray[np.int64]) -> Tensor:
-        """PhotonNoise of the chosen views, each drawn from a seed of its image and view."""
+        """Draw the photon counts of views, each from a seed of its image and view."""
         assert self.seed is not None, "checked when the scanner is made"
         rates = self.counts.rate(projections, self.size).double().cpu().numpy()
         flat = images.reshape(-1, self.size, self.size)
@@ -516,71 +500,66 @@ class ParallelBeamCT:
 
 
 @dataclass(frozen=True, eq=False)
-class _SimulatedCTScanner:
+class SimulatedCTScanner:
     """Simulated CT scanner."""
 
     image: Tensor
     scanner: ParallelBeamCT
 
-    def measure(self, round: int) -> dict[str, NDArray[np.generic]]:
-        """Take the views that a round adds: their numbers, and line integrals (view, detector)."""
+    def measure(self, round: int) -> Views:
+        """Measure the views that a round adds: their indices, and line integrals."""
         rates = [*self.scanner.accelerations, 1.0]
         if not 0 <= round < len(rates):
-            raise InputError(f"round {round} is asked for; there are {len(rates) - 1} and a last")
+            raise InputError(f"round is {round}; pass 0 to {len(rates) - 1}", code="value.invalid")
         views = self.scanner.views_at(rates[round])
         before = self.scanner.views_at(rates[round - 1]) if round else views[:0]
         scan = self.scanner(self.image, rates[round])
         new = ~np.isin(views, before)
         return {"views": views[new], "projections": scan.projections[torch.as_tensor(new)].numpy()}
 
-    def combine(self, pieces: Sequence[dict[str, NDArray[np.generic]]]) -> Sinogram:
-        """Join the pieces of all rounds so far into one measurement."""
+    def combine(self, pieces: Sequence[Views]) -> Sinogram:
+        """Combine the views of all rounds so far into one measurement."""
         views = np.concatenate([np.asarray(piece["views"], dtype=np.int64) for piece in pieces])
         order = np.argsort(views)
-        read = np.concatenate([piece["projections"] for piece in pieces])[order]
-        projections, size = torch.as_tensor(read), self.scanner.size
+        projections = torch.as_tensor(np.concatenate([p["projections"] for p in pieces])[order])
+        size, rates = self.scanner.size, [*self.scanner.accelerations, 1.0]
         variance = float(self.scanner.counts.variance(projections, size).mean())
-        rate = [*self.scanner.accelerations, 1.0][len(pieces) - 1]
         angles = view_angles(views[order], self.scanner.views)
-        return Sinogram(projections, angles, size, float(rate), variance)
+        return Sinogram(projections, angles, size, float(rates[len(pieces) - 1]), variance)
 
 
-@dataclass(eq=False)
-class _AdaptiveCTScanner:
+@dataclass(frozen=True, eq=False)
+class AdaptiveCTScanner(SimulatedCTScanner):
     """Simulated CT scanner that measures requested views."""
 
-    image: Tensor
-    scanner: ParallelBeamCT
-    wanted: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
+    views: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
     def request(self, round: int, lines: NDArray[np.int64]) -> None:
-        """Be told which views a round adds."""
-        self.wanted[round] = np.asarray(lines)
+        """Request the views that a round adds."""
+        self.views[round] = np.asarray(lines)
 
-    def measure(self, round: int) -> dict[str, NDArray[np.generic]]:
-        """Take the views that a round adds: their numbers, and line integrals (view, detector)."""
-        if round not in self.wanted:
-            raise InputError(f"round {round} is to be measured, and nobody has said which views")
-        views = np.sort(self.wanted[round])
+    def measure(self, round: int) -> Views:
+        """Measure the views that a round adds: their indices, and line integrals."""
+        if round not in self.views:
+            raise InputError(
+                f"no views were requested for round {round}; request them first",
+                code="rounds.invalid",
+            )
+        views = np.sort(self.views[round])
         rate = [*self.scanner.accelerations, 1.0][round]
-        scan = self.scanner.measure_lines(
-            self.image, rate, np.isin(np.arange(self.scanner.views), views)
-        )
+        chosen = np.isin(np.arange(self.scanner.views), views)
+        scan = self.scanner.measure_lines(self.image, rate, chosen)
         return {"views": views, "projections": scan.projections.numpy()}
-
-    def combine(self, pieces: Sequence[dict[str, NDArray[np.generic]]]) -> Sinogram:
-        """Join the pieces of all rounds so far into one measurement."""
-        return _SimulatedCTScanner(self.image, self.scanner).combine(pieces)
 
 
 def view_angles(views: NDArray[np.int64], total: int) -> tuple[float, ...]:
-    """The angles of some views of a full scan, in radians."""
+    """Return the angles of some views of a full scan, in radians."""
     return tuple((np.asarray(views) * (np.pi / total)).tolist())
 
 
 @dataclass(frozen=True)
 class TomographyConfig:
-    """The table ``[measure]`` of computed tomography: the views of the rounds, and their counts."""
+    """Settings [measure] of computed tomography: views of the rounds and photon noise."""
 
     accelerations: tuple[float, ...] = (16.0, 8.0, 4.0, 2.0)
     views: int = 192
@@ -593,7 +572,7 @@ class TomographyConfig:
         _nested_views(self.views, self.accelerations)
 
     @property
-    def words(self) -> Terminology:
+    def terminology(self) -> Terminology:
         return Terminology(
             case="slice", group="scan", estimate="back-projected", measurement="view",
             truth="all views",
@@ -606,22 +585,22 @@ class TomographyConfig:
 
     @property
     def counts(self) -> PhotonNoise:
-        """The noise."""
+        """Photon noise."""
         return PhotonNoise(self.photons, self.attenuation)
 
     def masks(self, width: int) -> BoolArray:
-        """The views of each round, booleans (round, view), whatever the width of images."""
+        """Return the views of each round, booleans (round, view), for any width of images."""
         if self.file is not None:
             return read_masks(self.file, self.accelerations, self.views)
         chosen = _nested_views(self.views, self.accelerations)
         return np.stack([np.isin(np.arange(self.views), views) for views in chosen])
 
     def scanner(self, width: int, *, noise: float, seed: int) -> ParallelBeamCT:
-        """The scanner of images of a width."""
+        """Return the scanner of images of a width."""
         if noise:
             raise InputError(
-                f"noise is {noise}; the noise of tomography is that of counts: give "
-                "measure.photons instead"
+                f"noise is {noise}; tomography has photon noise: set measure.photons instead",
+                code="option.conflict",
             )
         chosen = None
         if self.file is not None:

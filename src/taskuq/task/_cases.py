@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from taskuq._seeds import per_case_random
 from taskuq.data._dataset import Dataset, LabelledSubset, SplitConfig, load_all_images, precision_of
-from taskuq.data._readers import Data, open_task_data, paper_data
+from taskuq.data._readers import Data, paper_data
 from taskuq.errors import InputError
 from taskuq.measure._coils import magnitude
 from taskuq.task._backbone import InitConfig
@@ -195,7 +195,7 @@ class TaskTraining:
         self, *, is_stored: bool = True
     ) -> tuple[LabelledSubset, LabelledSubset, LabelledSubset]:
         """Open training, tuning and test data; no patient is in two of them."""
-        whole = open_task_data(self.data)
+        whole = self.data.open_targets()
         split = self.split.split(whole.cases.groups, is_stored=is_stored)
         train, tune, test = whole.split(split)
         if self.data.in_memory:

@@ -44,7 +44,7 @@ def classification_rates(outputs: Any, labels: Any, threshold: float = 0.5) -> d
 
 
 def reliability(outputs: Any, labels: Any, bins: int = 10) -> list[dict[str, float]]:
-    """Return mean probability, fraction of positives and number of cases of each bin that has any."""
+    """Return mean probability, fraction of positives and cases of each non-empty bin."""
     z, y = _checked(outputs, labels)
     index = np.minimum((z * bins).astype(int), bins - 1)
     return [

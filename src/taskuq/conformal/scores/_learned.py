@@ -110,7 +110,7 @@ class LearnedScore(NestedIntervalScore):
     earlier rounds are features too. The fit uses tuning cases only, so calibration on the other
     cases keeps its guarantee, however bad the fit. It pays from about 400 calibration cases on.
 
-    Arguments:
+    Args:
         side: ``two``, ``upper`` or ``lower``.
         model: Fitted prediction; absent until :meth:`fit`.
         link: The scale :math:`g`.

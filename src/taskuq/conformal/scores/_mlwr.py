@@ -198,7 +198,6 @@ class _LogSpreads:
     trend: float
 
     def at(self, kept: BoolArray, index: NDArray[np.int64], share: float) -> SpreadPrior:
-        """Return the prior at a quantile over units of some cases; one half is the one in use."""
         c, t = (_unit_quantile(e[kept], index, share) for e in (self.level, self.typical))
         return _steady_prior(c, t, self.trend)
 
@@ -280,7 +279,7 @@ class MLWR(NestedIntervalScore):
     guarantee exact. With one sample, or without a prior, the width is constant or
     :math:`u = \sigma_z`.
 
-    Arguments:
+    Args:
         side: ``two``, ``upper`` or ``lower``.
         floor: The share :math:`c` of the typical spread that is always added.
         prior: The fitted prior; absent until :meth:`tuned`.
@@ -333,7 +332,7 @@ class MLWR(NestedIntervalScore):
     def leave_one_out(self, read: _SampleVariances, range_: TaskRange) -> _SelfTunedMLWR:
         """Return what learns from the outputs of calibration units, none of which is set aside.
 
-        Arguments:
+        Args:
             read: What :meth:`read` returned of all cases.
             range_: The declared task range, if any; without one there is no trend, because one
                 that was only seen could be left by a new unit.
@@ -373,7 +372,6 @@ class _SelfTunedMLWR:
         return self.read.samples > 1
 
     def fit(self, kept: BoolArray, index: NDArray[np.int64]) -> SelfTuned:
-        """Return what some cases give, their units given."""
         if not self.has_spread:
             return SelfTuned(self.score, self.score, self.score)
         priors = self.levels.learn(kept, index)

@@ -30,7 +30,7 @@ class AR(NestedIntervalScore):
     References:
         Lei et al., Distribution-Free Predictive Inference for Regression, JASA 2018.
 
-    Arguments:
+    Args:
         side: ``two``, ``upper`` or ``lower``.
 
     Example:
@@ -62,7 +62,7 @@ class CQR(NestedIntervalScore):
     References:
         Romano, Patterson and Candès, Conformalized Quantile Regression, NeurIPS 2019.
 
-    Arguments:
+    Args:
         alpha: The error rate whose sample quantiles are used.
         side: ``two``, ``upper`` or ``lower``.
 
@@ -96,7 +96,7 @@ class LWR(NestedIntervalScore):
     References:
         Lei et al., Distribution-Free Predictive Inference for Regression, JASA 2018.
 
-    Arguments:
+    Args:
         side: ``two``, ``upper`` or ``lower``.
 
     Example:

@@ -15,7 +15,7 @@ import torch
 from taskuq.data import _dataset as memory
 from taskuq.data._arrays import ArrayDataset
 from taskuq.data._atlas import Atlas, PatientDistribution
-from taskuq.data._dataset import InMemoryDataset, MappedDataset, Subset
+from taskuq.data._dataset import InMemoryDataset, Subset, transform_dataset
 
 COUNT, SIDE = 40, 512  # 42 MB
 
@@ -170,7 +170,7 @@ def test_who_changes_an_image_changes_it_for_himself(elsewhere):
 def test_images_of_several_sizes_and_types_are_kept_as_they_are():
     data = ArrayDataset(np.ones((3, 9, 7)), label=[0, 1, 0], group="each", normalise=False)
     kinds = [torch.float32, torch.complex64, torch.float16]
-    mixed = MappedDataset(data, lambda item: item._replace(
+    mixed = transform_dataset(data, lambda item: item._replace(
         image=item.image[: 3 + int(item.case)].to(kinds[int(item.case)])))  # fmt: skip
     for one, other in zip(mixed, InMemoryDataset.of(mixed), strict=True):
         assert torch.equal(one.image, other.image)

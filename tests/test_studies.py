@@ -9,7 +9,7 @@ import tomli_w
 
 from taskuq.cli.app import main
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "luna"
+CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "luna"
 SMALL = {
     "training": {"epochs": 1, "batch": 4, "precision": "32-true"},
     "network": {"width": 8, "drawn": [2, 2, 2, 2]},
@@ -53,7 +53,7 @@ def test_the_figures_of_real_chests_are_written_into_their_document(source, tmp_
     monkeypatch.chdir(tmp_path)
     split(source, Path("data"), 32)
     training, judged = (set(np.load(f"data/luna-{n}.npz")["group"]) for n in ("training", "judged"))
-    assert not training & judged, "nobody is in both"
+    assert not training & judged, "no patient is in both"
     assert len(training | judged) == 25
 
     sampler = smaller("sampler.toml", tmp_path, **SMALL, estimate=ESTIMATE, draws=2)
@@ -67,7 +67,7 @@ def test_the_figures_of_real_chests_are_written_into_their_document(source, tmp_
     monkeypatch.delitem(RULES, "fixed-width, learned")  # nine scans are too few to learn from
     judge(
         Path("data/luna-judged.npz"), None, Path("runs/luna-sampler/best.safetensors"), 2,
-        [Path("runs/back-projection"), Path("runs/sampler")], trials=5, into=document,
+        [Path("runs/back-projection"), Path("runs/sampler")], splits=5, into=document,
     )  # fmt: skip
 
     text = document.read_text()

@@ -1,0 +1,557 @@
+"""Adaptive lines: exact variance reduction of normal samples, rules, and what tables store."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import taskuq as tq
+from orders.toy import RATES, SIZE, Draws, corner, patients, scanner
+from raising import refused
+from taskuq._seeds import case_seed
+from taskuq.measure._adaptive import (
+    TOGETHER,
+    AdaptiveConfig,
+    AdaptiveLines,
+    _GramCovariance,
+    _leave_one_out,
+    _mean_gradients,
+    _noise_variance,
+    _ScalarCovariance,
+    line_covariance,
+    stack_cases,
+)
+from taskuq.measure._masks import center_lines
+from taskuq.measure._mri import MultiCoilMRI
+from taskuq.measure._tomography import ParallelBeamCT
+from taskuq.table._formats import _join_tasks
+from taskuq.table._table import TaskOutputs
+
+LINES, NUMBERS = 24, 3
+
+
+def normal_model(seed, size=6):
+    """A covariance, what each line measures of an image, and a linear task."""
+    rng = np.random.default_rng([23, seed])
+    root = rng.normal(size=(size, size))
+    return root, rng.normal(size=(LINES, NUMBERS, size)), rng.normal(size=size)
+
+
+def spread_of(root, operators, task, noise):
+    """What a symmetric set of samples with exactly this covariance says."""
+    deviations = np.concatenate([root, -root], axis=1).T
+    deviations *= np.sqrt((len(deviations) - 1) / 2)
+    contents = np.einsum("lni,ji->ljn", operators, deviations)
+    p = len(deviations)
+    grams = np.einsum("ljn,lkn->ljk", contents, contents)[None] / (p - 1)
+    z = deviations @ task
+    return _GramCovariance(grams, np.outer(z, z)[None] / (p - 1), np.array([noise]))
+
+
+def posterior_variance(root, operators, task, noise, lines):
+    """The closed form: the variance of aᵀx given the lines, by precisions."""
+    covariance = root @ root.T
+    told = operators[lines].reshape(-1, len(root))
+    total = told @ covariance @ told.T + noise * np.eye(len(told))
+    gained = covariance @ told.T @ np.linalg.solve(total, told @ covariance)
+    return task @ (covariance - gained) @ task
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("noise", [0.05, 2.0])
+def test_what_lines_leave_is_the_exact_posterior_variance(seed, noise):
+    model = normal_model(seed)
+    lines = [3, 0, 17, 8][: seed % 5]
+
+    exact = posterior_variance(*model, noise, lines)
+    assert np.isclose(spread_of(*model, noise).left(lines), exact, rtol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_choice_is_the_line_of_the_largest_exact_reduction(seed):
+    model, noise = normal_model(seed), 3.0
+    lines, gains = spread_of(*model, noise).greedy(5, np.zeros(LINES, dtype=bool))
+    for k, (line, gain) in enumerate(zip(lines, gains, strict=True)):
+        before = posterior_variance(*model, noise, lines[:k])
+        after = [posterior_variance(*model, noise, [*lines[:k], one]) for one in range(LINES)]
+        after = [np.inf if one in lines[:k] else left for one, left in enumerate(after)]
+        assert line == int(np.argmin(after))
+        assert np.isclose(gain, before - min(after), rtol=1e-7)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_value_of_each_line_gives_what_its_gram_matrices_give(seed):
+    rng = np.random.default_rng([24, seed])
+    values, z = rng.normal(size=(3, LINES, 9)), rng.normal(size=(3, 9, 2))
+    noise = rng.uniform(0.1, 2, 3)
+    scalar = _ScalarCovariance(values, z, noise)
+    whole = _GramCovariance(values[..., None] * values[..., None, :], z @ z.swapaxes(1, 2), noise)
+    measured = np.arange(LINES) == 5
+    assert np.isclose(scalar.left([3, 8]), whole.left([3, 8]))
+    (lines, gains), (others, expected) = (one.greedy(6, measured) for one in (scalar, whole))
+    assert lines == others
+    assert np.allclose(gains, expected)
+
+
+def test_bounds_are_cut_off_without_missing_the_best():
+    # One line tells much of one direction and little of the task: its bound is large and its
+    # reduction small, so that the first lines by bounds are not the best.
+    loud, plain = np.diag([400.0, 0.0]), np.diag([0.0, 30.0])
+    grams = np.stack([loud] * (TOGETHER + 1) + [plain])[None]
+    aims = np.array([[[1.0, 0.0], [0.0, 12.0]]])
+    spread = _GramCovariance(grams, aims, np.ones(1))
+
+    assert spread.greedy(1, np.zeros(TOGETHER + 2, dtype=bool))[0] == [TOGETHER + 1]
+    assert np.isclose(spread.left([TOGETHER + 1]), 1 + 12 / 31)
+
+
+@given(st.integers(0, 40), st.integers(1, 4))
+def test_cases_count_alike_and_their_order_does_not_matter(seed, cases):
+    each = [spread_of(*normal_model(seed + k), 1.0 + k) for k in range(cases)]
+    both = [stack_cases(order) for order in (each, each[::-1])]
+    assert np.isclose(both[0].left([1, 2]), np.mean([one.left([1, 2]) for one in each]))
+    assert (
+        both[0].greedy(3, np.zeros(LINES, bool))[0] == both[1].greedy(3, np.zeros(LINES, bool))[0]
+    )
+
+
+def test_a_measured_line_is_not_chosen_again():
+    measured = np.arange(LINES) < LINES - 2
+    lines, _ = spread_of(*normal_model(0), 1.0).greedy(2, measured)
+    assert sorted(lines) == [LINES - 2, LINES - 1]
+
+
+def test_where_nothing_is_left_to_gain_the_line_that_varies_most_is_next():
+    values = np.random.default_rng(0).normal(size=(1, LINES, 5))
+    gram = _GramCovariance(
+        values[..., None] * values[..., None, :], np.zeros((1, 5, 5)), np.ones(1)
+    )
+    own = np.square(values).sum(axis=(0, 2))
+    for settled in (gram, _ScalarCovariance(values, np.zeros((1, 5, 1)), np.ones(1))):
+        lines, gains = settled.greedy(3, np.zeros(LINES, bool))
+        assert lines == np.argsort(-own)[:3].tolist()
+        assert gains == [0.0] * 3
+
+
+@pytest.mark.parametrize("count", [-1, LINES + 1])
+def test_more_lines_than_there_are_is_refused(count):
+    with refused("value.invalid", str(count)):
+        spread_of(*normal_model(0), 1.0).greedy(count, np.zeros(LINES, bool))
+
+
+def test_samples_that_agree_everywhere_have_the_noise_of_the_ridge():
+    assert _noise_variance(np.array([0.0, 2.0]), 0.1) == pytest.approx([0.1, 0.2])
+    with refused("value.invalid"):
+        _noise_variance(np.ones(1), 0.0)
+
+
+def test_samples_that_are_not_finite_choose_no_line():
+    values = np.full((1, LINES, 4), np.nan)
+    with refused("value.nonfinite"):
+        _ScalarCovariance(values, np.ones((1, 4, 1)), np.ones(1)).greedy(1, np.zeros(LINES, bool))
+
+
+def test_lines_are_chosen_given_those_chosen_before():
+    """Two lines measure the same: given one, the other is not chosen."""
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((1, 3, 6))
+    values[0, 1] = values[0, 0]
+    outputs = (values[:, 0] + 0.3 * values[:, 2])[..., None]
+    noise = np.full(1, 1e-3)
+    grams = values[..., None] * values[..., None, :]
+    measured = np.array([True, False, False])
+    for expected in (
+        _ScalarCovariance(values, outputs, noise),
+        _GramCovariance(grams, outputs @ outputs.swapaxes(1, 2), noise),
+    ):
+        assert expected.greedy(1, measured)[0] == [1]
+        assert expected.greedy(1, measured, known=[0])[0] == [2]
+        one, both = expected.greedy(2, np.zeros(3, dtype=bool)), expected.left([0, 2])
+        (line,), (gain,) = expected.greedy(1, measured, known=[0])
+        assert one[0] == [0, line]
+        assert one[1][1] == pytest.approx(gain)
+        assert gain == pytest.approx(expected.left([0]) - both)
+
+
+def test_lines_hold_what_the_scanner_would_measure_of_the_coils():
+    system, generator = scanner(), torch.Generator().manual_seed(1)
+    # A phase that turns once along the columns: the measured centre shows it.
+    turning = torch.exp(2j * torch.pi * torch.arange(SIZE) / SIZE)
+    maps = torch.stack([0.6 * turning, torch.full((SIZE,), 0.8j)])[:, None].expand(2, SIZE, SIZE)
+    scan = system.measure_lines(maps, 8.0, center_lines(SIZE, 4))
+    images = torch.rand(3, SIZE, SIZE, generator=generator)
+    held = system.line_values(images, scan)
+    measured = torch.stack(
+        [system.measure_lines(x * maps, 1.0, np.ones(SIZE, bool)).kspace for x in images]
+    )
+    columns = measured.permute(3, 0, 1, 2).flatten(2)
+    assert torch.allclose(held @ held.mH, columns @ columns.mH, atol=1e-4)
+
+
+def test_views_hold_what_the_scanner_would_measure():
+    ct, images = ParallelBeamCT(8, 12, (4.0, 2.0)), torch.rand(3, 8, 8)
+    held = ct.line_values(images, ct(images[0], 4.0))
+    assert torch.equal(held.transpose(0, 1), ct(images, 1.0).projections)
+    assert ct.initial_lines(3).nonzero()[0].tolist() == [0, 4, 8]
+
+
+def test_a_linear_task_has_one_variance_by_gradient_and_by_outputs():
+    system, image = scanner(), patients(1)[0]
+    first = center_lines(SIZE, 2)
+    scan = system.measure_lines(image, 8.0, first)
+    drawn = Draws()(scan, samples=5, seed=0)
+
+    def linear(x):
+        return torch.stack([x[:, 3].mean(1), 2 * x[:, :, 4].sum(1)], dim=1)
+
+    by = {
+        a: line_covariance(system, scan, drawn, linear, first, aim=a)
+        for a in ("gradient", "outputs")
+    }
+    assert np.isclose(by["gradient"].left([]), by["outputs"].left([]), rtol=1e-4)
+    assert np.isclose(by["outputs"].left([]), linear(drawn).var(0).sum(), rtol=1e-4)
+
+
+def stationary(size=8):
+    """Symmetric samples with exactly a stationary covariance, it, and a linear task."""
+    f = np.fft.fftfreq(size)
+    power = 1 / (0.02 + f[:, None] ** 2 + f[None] ** 2)
+    waves = np.fft.fft2(np.eye(size**2).reshape(-1, size, size), norm="ortho").reshape(size**2, -1)
+    root = np.real(waves.conj().T @ np.diag(np.sqrt(power.ravel())) @ waves)
+    p = 2 * size**2
+    samples = np.concatenate([root, -root]) * np.sqrt((p - 1) / 2)
+    task = np.random.default_rng(4).normal(size=size**2)
+    return samples.reshape(p, size, size), root @ root, task
+
+
+@pytest.mark.parametrize("lines", [[], [2], [2, 6], [0, 3, 7], [1, 2, 3, 5]])
+def test_where_lines_are_independent_what_matters_for_the_task_tells_all(lines):
+    samples, covariance, a = stationary()
+    system = MultiCoilMRI(np.ones((1, 8), bool), (1.0,))
+    first = center_lines(8, 1)
+    scan = system.measure_lines(torch.ones(1, 8, 8) + 0j, 8.0, first)
+    weights = torch.as_tensor(a.reshape(8, 8))
+    spread = line_covariance(
+        system, scan, torch.as_tensor(samples), lambda x: (x * weights).sum((1, 2)), first,
+        ridge=1e-9,
+    )  # fmt: skip
+    columns = np.fft.fftshift(np.fft.fft(np.eye(64).reshape(64, 8, 8), norm="ortho"), axes=-1)
+    told = columns[:, :, lines].reshape(64, -1).T
+    told = np.concatenate([told.real, told.imag])
+    gained = told @ covariance
+    exact = a @ covariance @ a
+    if lines:
+        exact -= a @ gained.T @ np.linalg.pinv(told @ covariance @ told.T, 1e-9) @ gained @ a
+    assert np.isclose(spread.left(lines), exact, rtol=1e-5, atol=1e-6 * (a @ covariance @ a))
+
+
+def test_what_lines_hold_of_the_task_adds_up_to_it():
+    system, first = scanner(), center_lines(SIZE, 2)
+    scan = system.measure_lines(patients(1)[0], 8.0, first)
+    drawn = Draws()(scan, samples=5, seed=0)
+    deviations = drawn - drawn.mean(0)
+    slope = _mean_gradients(corner, drawn)
+    held, direction = system.line_values(deviations, scan), system.line_values(slope, scan)
+    told = (held @ direction.mH).real.sum(0)[:, 0]
+    assert torch.allclose(told, deviations.flatten(1) @ slope[0].flatten(), atol=1e-5)
+
+
+def test_the_plain_aim_is_the_variance_of_the_image():
+    system, image = scanner(), torch.ones(1, SIZE, SIZE) + 0j
+    first = center_lines(SIZE, 2)
+    drawn = torch.rand(5, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+    scan = system.measure_lines(image, 8.0, first)
+    spread = line_covariance(system, scan, drawn, corner, first, aim="variance")
+    assert np.isclose(spread.left([]), drawn.var(0).sum(), rtol=1e-4)
+
+
+def test_a_task_without_a_gradient_is_refused_and_too_few_samples():
+    system, first = scanner(), center_lines(SIZE, 2)
+    scan = system.measure_lines(patients(1)[0], 8.0, first)
+    drawn = Draws()(scan, samples=3, seed=0)
+    with refused("component.invalid"):
+        line_covariance(system, scan, drawn, lambda x: corner(x.detach()), first)
+    with refused("samples.mismatch", "at least 2"):
+        line_covariance(system, scan, drawn[:1], corner, first)
+    with refused("samples.mismatch", "at least 3"):
+        line_covariance(system, scan, drawn[:2], corner, first, aim="outputs")
+    with refused("choice.unknown"):
+        line_covariance(system, scan, drawn, corner, first, aim="colour")
+
+
+STRIPES = torch.cos(2 * torch.pi * 5 * torch.arange(SIZE) / SIZE)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_more_lines_are_as_many_as_asked_for_and_none_twice(seed):
+    rng = np.random.default_rng(seed)
+    for system in (scanner(), ParallelBeamCT(8, 12, RATES)):
+        lines = system.initial_lines(3)
+        more = system.add_random_lines(lines, 6, rng)
+        assert (more >= lines).all()
+        assert more.sum() == 9
+        assert system.add_random_lines(more, 0, rng).tolist() == more.tolist()
+        assert system.add_random_lines(more, system.n_lines - 9, rng).all()
+
+
+def test_views_are_as_likely_as_the_gap_that_they_are_in_is_wide(monkeypatch):
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: seed)
+
+    class Recorded:
+        def choice(self, count, p):
+            self.p = p
+            return int(np.argmax(p))
+
+    rng, lines = Recorded(), np.isin(np.arange(12), [1, 3, 10])  # gaps of 2, 7, and 3 at the end
+    more = ParallelBeamCT(8, 12, RATES).add_random_lines(lines, 1, rng)
+    expected = np.array([3, 0, 2, 0, 7, 7, 7, 7, 7, 7, 0, 3]) / (2 + 6 * 7 + 2 * 3)
+    assert rng.p == pytest.approx(expected)
+    assert np.flatnonzero(more & ~lines).tolist() == [4]
+
+
+def test_by_outputs_every_sample_is_looked_at_in_the_direction_that_the_others_give():
+    system, first = scanner(), center_lines(SIZE, 2)
+    scan = system.measure_lines(
+        (1 - 0.5 * STRIPES).expand(1, SIZE, SIZE).to(torch.complex64).expand(2, SIZE, SIZE),
+        8.0,
+        first,
+    )
+    drawn = Draws()(scan, samples=40, seed=0)
+
+    def task(x):
+        return x[:, :, 3].mean(1) ** 2
+
+    found = line_covariance(system, scan, drawn, task, first, aim="outputs")
+    held, z = system.line_values(drawn, scan), task(drawn)
+    told = []
+    for j in range(40):
+        rest = [k for k in range(40) if k != j]
+        others, own = held[:, rest], held[:, j] - held.mean(1)
+        around = (z[rest] - z[rest].mean()).to(held.dtype)
+        direction = torch.einsum("lkn,k->ln", others - others.mean(1, keepdim=True), around)
+        told.append((own * direction.conj()).sum(1).real)
+    expected = torch.stack(told, dim=1) / 39**0.5
+    # What falls where outputs rise tells nothing.
+    rises = (expected @ (z - z.mean())) > 0
+    assert 0 < rises.sum() < SIZE
+    values = torch.as_tensor(found.values[0])
+    assert torch.allclose(values.float(), expected * rises[:, None], rtol=1e-3, atol=1e-6)
+
+
+def test_lines_that_have_nothing_to_do_with_the_task_seem_to_tell_little():
+    """By the samples' own directions they would seem to tell as much as the line that is all."""
+    generator = torch.Generator().manual_seed(0)
+    held = torch.randn(20, 32, 90, generator=generator)
+    z = held[:1, :, :1].mean(0)
+    held = held - held.mean(1, keepdim=True)
+    z = z - z.mean()
+    told = held @ torch.einsum("ljn,jt->ltn", held, z).mT
+    shares = []
+    for one in (told, _leave_one_out(told, held, z)):
+        of_z = (one * z).sum((1, 2)).square() / (one.square().sum((1, 2)) + 1e-9)
+        shares.append(of_z[1:].mean() / z.square().sum())
+        tells = of_z[0] / z.square().sum()
+    assert shares[0] > 0.7
+    assert shares[1] < 0.1
+    assert tells > 2 * shares[1]
+
+
+CASES = patients(5, seed=3)
+NAMES = list("abcde")
+
+
+def rule(**settings) -> AdaptiveLines:
+    return AdaptiveLines(scanner(), scanner().masks, RATES, **settings)
+
+
+class Together(Draws):
+    """Draws of several cases at once."""
+
+    def batch(self, measurements, *, samples, seeds):
+        each = zip(measurements, seeds, strict=True)
+        return torch.stack([self(one, samples=samples, seed=seed) for one, seed in each])
+
+
+def run(recover, store=None, measure=None, **options):
+    pipeline = tq.Pipeline(measure or rule(), recover, corner)
+    return pipeline.run(
+        CASES, accelerations=RATES, samples=6, seed=0, store=store, case=NAMES, progress=False,
+        **options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def table():
+    return run(Draws())
+
+
+def test_rounds_nest_have_their_number_of_lines_and_begin_alike(table):
+    assert (table.sampled_lines[1:] >= table.sampled_lines[:-1]).all()
+    assert np.array_equal(table.sampled_lines.sum(axis=2), np.tile([[2], [4], [8]], 5))
+    assert (table.sampled_lines[0] == scanner().masks[0]).all()
+
+
+def test_cases_are_measured_by_lines_of_their_own(table):
+    assert len({row.tobytes() for row in table.sampled_lines[-1]}) > 1
+
+
+def test_outputs_are_those_of_the_lines_that_are_stored(table):
+    for k, R in enumerate(RATES):
+        for i, image in enumerate(CASES):
+            scan = scanner().measure_lines(image, R, table.sampled_lines[k, i])
+            drawn = Draws()(scan, samples=6, seed=case_seed(0, NAMES[i], R))
+            assert np.allclose(corner(drawn), table.outputs[k, i], atol=1e-6)
+
+
+def test_lines_are_chosen_by_what_the_case_itself_has_shown(table):
+    again = rule()
+    for i, image in enumerate(CASES):
+        scan = again.measure_lines(image, RATES[0], again.initial_lines())
+        drawn = Draws()(scan, samples=6, seed=case_seed(0, NAMES[i], RATES[0]))
+        lines = again.next_lines(0, scan, drawn, corner, again.initial_lines())
+        assert np.array_equal(lines, table.sampled_lines[1, i])
+
+
+def test_a_share_of_the_lines_is_chosen_and_the_others_are_the_masks(table):
+    masks = scanner().masks
+    none, half = (run(Draws(), measure=rule(share=share)) for share in (0.0, 0.5))
+    assert (none.sampled_lines == masks[:, None]).all()
+    outside = [(t.sampled_lines & ~masks[:, None]).sum(axis=2) for t in (none, half, table)]
+    added = np.diff(masks.sum(axis=1))
+    assert (np.diff(outside[1], axis=0) <= np.ceil(added / 2)[:, None]).all()
+    assert 0 < outside[1].sum() < outside[2].sum()
+    assert (half.sampled_lines.sum(axis=2) == masks.sum(axis=1)[:, None]).all()
+    assert len({rule(share=share).fingerprint for share in (0.0, 0.5, 1.0)}) == 3
+    assert rule(share=1.0).fingerprint == rule().fingerprint
+    with refused("value.invalid", "share"):
+        rule(share=1.5)
+
+
+def test_lines_are_chosen_among_those_that_the_masks_have_some_rounds_later(table):
+    masks = scanner().masks.copy()
+    masks[1] = masks[0]
+    masks[1, np.flatnonzero(masks[2] & ~scanner().masks[1])[:2]] = True  # not the best of them
+    rules = [AdaptiveLines(scanner(), masks, RATES, ahead=ahead) for ahead in (0, 1)]
+    now, later = (run(Draws(), measure=rule) for rule in rules)
+    assert (now.sampled_lines == masks[:, None]).all()
+    assert (later.sampled_lines[1] <= masks[2]).all()
+    assert (later.sampled_lines[1] != masks[1]).any()
+    assert (
+        later.sampled_lines[2] == masks[2]
+    ).all()  # in the last round the masks' lines are measured
+    assert (later.sampled_lines.sum(axis=2) == masks.sum(axis=1)[:, None]).all()
+    every = [rule(ahead=ahead, share=share) for ahead in (None, 0, 1) for share in (0.5, 1)]
+    assert len({one.fingerprint for one in every}) == 6
+    with refused("value.invalid", "ahead"):
+        rule(ahead=-1)
+
+
+@pytest.mark.parametrize("options", [{}, {"batch": 2}, {"batch": 3}])
+def test_a_case_has_the_same_lines_whatever_is_in_its_batch(table, options):
+    assert np.array_equal(run(Together(), **options).sampled_lines, table.sampled_lines)
+
+
+def test_a_killed_run_resumes_with_the_same_lines(table, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(Draws(fails_at=8), tmp_path / "t")
+    assert np.array_equal(run(Draws(), tmp_path / "t").sampled_lines, table.sampled_lines)
+
+
+@pytest.mark.parametrize("name", ["folder", "table.npz"])
+def test_a_table_keeps_its_lines(table, tmp_path, name):
+    table.save(tmp_path / name)
+    assert np.array_equal(TaskOutputs.load(tmp_path / name).sampled_lines, table.sampled_lines)
+
+
+def test_smaller_tables_keep_theirs(table):
+    small = table.select(accelerations=[4, 2], cases=[3, 1])
+    assert np.array_equal(small.sampled_lines, table.sampled_lines[1:][:, [3, 1]])
+    assert np.array_equal(_join_tasks({"a": table, "b": table}).sampled_lines, table.sampled_lines)
+
+
+def test_a_table_with_lines_plans_and_decides_as_any_other(table):
+    policy = tq.plan(table, alpha=0.3, max_width=0.5)
+    assert policy.decide(0, table.outputs[:1, 0]).round == 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        (np.zeros((3, 5, SIZE)), "shape.mismatch"),
+        (np.zeros((2, 5, SIZE), bool), "shape.mismatch"),
+        (np.ones((3, 5, SIZE), bool) & (np.arange(3) < 2)[:, None, None], "rounds.invalid"),
+    ],
+)
+def test_lines_that_cannot_be_are_refused(table, lines, code):
+    with refused(code):
+        TaskOutputs(table.outputs, table.targets, RATES, sampled_lines=lines)
+
+
+class Forgetful(AdaptiveLines):
+    """A rule that gives up a line it has measured."""
+
+    def next_lines(self, round, measurement, recoveries, task, lines):
+        lines[np.flatnonzero(lines)[0]] = False
+        return lines
+
+
+@pytest.mark.parametrize("ridge", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_ridge_that_is_none_is_refused_before_anything_is_drawn(ridge):
+    system = scanner()
+    with refused("value.invalid", "ridge"):
+        AdaptiveLines(system, system.masks, RATES, ridge=ridge)
+
+
+@pytest.mark.parametrize(("aim", "needed"), [("gradient", 2), ("variance", 2), ("outputs", 3)])
+def test_fewer_samples_than_lines_are_chosen_by_are_refused_by_their_number(aim, needed):
+    AdaptiveConfig(aim).require_samples(needed)
+    with refused("samples.mismatch", str(needed)):
+        AdaptiveConfig(aim).require_samples(needed - 1)
+
+
+def test_no_rule_uses_more_samples_than_are_drawn():
+    AdaptiveConfig(looks=4).require_samples(4)
+    with refused("samples.mismatch", "looks"):
+        AdaptiveConfig(looks=5).require_samples(4)
+
+
+def test_a_rule_that_forgets_a_line_is_refused():
+    pipeline = tq.Pipeline(Forgetful(scanner(), scanner().masks, RATES), Draws(), corner)
+    with refused("component.invalid"):
+        pipeline.chain(RATES, samples=3, seed=0).scan(CASES[:1], ["a"])
+
+
+def test_a_round_by_itself_is_refused_unless_it_is_the_first_or_all():
+    one = rule()
+    assert torch.equal(one(CASES[0], 8.0).mask, torch.as_tensor(one.initial_lines()))
+    assert one(CASES[0], 1.0).mask.all()
+    with refused("option.conflict"):
+        one(CASES[0], 4.0)
+
+
+def test_where_a_scan_cannot_choose_the_masks_are_next():
+    one = rule()
+    assert np.array_equal(one.fallback_lines(0, one.initial_lines()), one.masks[1])
+    other = np.arange(SIZE) % 8 == 3
+    lines = one.fallback_lines(0, other)
+    assert lines.sum() == 4
+    assert (lines >= other).all()
+
+
+def test_looking_at_fewer_samples_chooses_by_the_first_of_them():
+    scan = scanner().measure_lines(CASES[0], 8.0, rule().initial_lines())
+    drawn = Draws()(scan, samples=6, seed=1)
+    few = rule(looks=3).next_lines(0, scan, drawn, corner, rule().initial_lines())
+    assert np.array_equal(
+        few, rule().next_lines(0, scan, drawn[:3], corner, rule().initial_lines())
+    )
+
+
+def test_pictures_show_the_lines_of_their_case(table, tmp_path):
+    run(Draws(), tmp_path / "t", keep_images=2)
+    with np.load(tmp_path / "t" / "pictures.npz") as kept:
+        for case, lines in zip(kept["case"], kept["masks"], strict=True):
+            assert np.array_equal(lines, table.sampled_lines[:, NAMES.index(str(case))])
