@@ -39,7 +39,7 @@ def replayed(policy, table, is_compiled):
     x, z = round_arrays(table)
     index, seen = unit_index(table.cases, table.group), stopping_statistics(policy._rules, x, z)
     scans = StoredScans(
-        seen=seen,
+        statistics=seen,
         targets=z,
         accelerations=table.accelerations,
         weight=np.ones(table.cases),
