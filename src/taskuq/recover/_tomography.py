@@ -474,7 +474,8 @@ class _CrossFitCTEstimates:
                 part = _unrolled_estimate(net, views.take(rows))
                 return part.image, part.first, part.back_projection
 
-            return _UnrolledEstimate(*by_network(batch["network"], estimate, device), views), truth
+            image, first, back_projection = by_network(batch["network"], estimate, device)
+            return _UnrolledEstimate(image, first, back_projection, views), truth
 
 
 SAMPLER_NETWORK = NetworkKind(
