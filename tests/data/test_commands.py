@@ -96,9 +96,9 @@ def test_check_reads_your_own_images_and_arrays(tmp_path, capsys):
 
 
 def test_check_says_what_is_missing(tmp_path):
-    with refused("value.invalid"):
+    with pytest.raises(InputError):
         check(tmp_path / "nowhere")
-    with refused("value.invalid"):
+    with pytest.raises(InputError):
         check(tmp_path)
 
 
@@ -153,4 +153,4 @@ def test_a_configuration_says_everything_and_flags_beside_it_are_refused(flags, 
     with pytest.raises(InputError) as refused:
         check(config, **flags)
 
-    assert str(refused.value) == f"the table data of {config} says everything; leave out {names}"
+    assert names in str(refused.value)
