@@ -107,8 +107,8 @@ def test_prepare_fills_the_cache(write_volume, tmp_path, capsys):
     cache = tmp_path / "cache"
     prepare(tmp_path / "volumes", cache=cache)
     told = capsys.readouterr()
-    assert "1 slices in half precision take 0.00348 GB" in told.err
-    assert "1/1 good: 1 slices, scale" in told.err
+    assert "0.00348 GB" in told.err
+    assert "good" in told.err
     assert {p.suffix for p in cache.rglob("good*")} == {".npz", ".npy", ".json", ".lock"}
     assert told.out.startswith(str(cache))
 
