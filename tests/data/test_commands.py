@@ -96,9 +96,9 @@ def test_check_reads_your_own_images_and_arrays(tmp_path, capsys):
 
 
 def test_check_says_what_is_missing(tmp_path):
-    with refused("value.invalid"):
+    with pytest.raises(InputError):
         check(tmp_path / "nowhere")
-    with refused("value.invalid"):
+    with pytest.raises(InputError):
         check(tmp_path)
 
 
@@ -107,8 +107,8 @@ def test_prepare_fills_the_cache(write_volume, tmp_path, capsys):
     cache = tmp_path / "cache"
     prepare(tmp_path / "volumes", cache=cache)
     told = capsys.readouterr()
-    assert "1 slices in half precision take 0.00348 GB" in told.err
-    assert "1/1 good: 1 slices, scale" in told.err
+    assert "0.00348 GB" in told.err
+    assert "good" in told.err
     assert {p.suffix for p in cache.rglob("good*")} == {".npz", ".npy", ".json", ".lock"}
     assert told.out.startswith(str(cache))
 
@@ -153,4 +153,4 @@ def test_a_configuration_says_everything_and_flags_beside_it_are_refused(flags, 
     with pytest.raises(InputError) as refused:
         check(config, **flags)
 
-    assert str(refused.value) == f"the table data of {config} says everything; leave out {names}"
+    assert names in str(refused.value)

@@ -27,6 +27,7 @@ from taskuq.measure._adaptive import (
 from taskuq.measure._masks import center_lines
 from taskuq.measure._mri import MultiCoilMRI
 from taskuq.measure._tomography import ParallelBeamCT
+from taskuq.pipeline._executor import CaseExecutor, Executor
 from taskuq.table._formats import _join_tasks
 from taskuq.table._table import TaskOutputs
 
@@ -519,9 +520,11 @@ def test_no_rule_uses_more_samples_than_are_drawn():
 
 
 def test_a_rule_that_forgets_a_line_is_refused():
-    pipeline = tq.Pipeline(Forgetful(scanner(), scanner().masks, RATES), Draws(), corner)
+    executor = CaseExecutor(
+        Forgetful(scanner(), scanner().masks, RATES), Executor(Draws(), corner, 0), RATES, 3
+    )
     with refused("component.invalid"):
-        pipeline.chain(RATES, samples=3, seed=0).scan(CASES[:1], ["a"])
+        executor.run(CASES[:1], ["a"])
 
 
 def test_a_round_by_itself_is_refused_unless_it_is_the_first_or_all():
