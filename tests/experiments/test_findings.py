@@ -113,7 +113,7 @@ def test_the_paper_makes_no_promise_and_ours_do(scans):
 def test_too_few_groups_for_an_error_rate_are_named(table, few):
     record = run_one("multi-round", make_inputs(table), replace(few, goals=((0.01, 0.1),)))
 
-    assert "By group, an error rate of 0.01 cannot be promised from 16 groups" in record["finding"]
+    assert "By group, an error rate of 0.01 cannot be guaranteed from 16 groups" in record["finding"]
 
 
 @pytest.mark.parametrize("score", ["ar", "lwr", "cqr"])
@@ -214,7 +214,7 @@ def test_too_few_groups_to_promise_anything_are_said_and_not_judged(table, few, 
     record = run_one(name, make_inputs(table), replace(few, alpha=0.05))
     finding = record["finding"]
 
-    assert "y group, an error rate of 0.05 cannot be promised from 16 groups" in finding
+    assert "y group, an error rate of 0.05 cannot be guaranteed from 16 groups" in finding
     assert tables(record)["summary"]["columns"] == ["what", "by case"]
     assert "nan" not in finding
     assert "inf" not in finding

@@ -73,7 +73,7 @@ def test_the_table_of_policies_holds_the_records_numbers(run_dir, tables):
     at = {name: k for k, name in enumerate(head)}
 
     for row, result in zip(rows, record["results"], strict=True):
-        assert row[at["promise"]] == ("guaranteed" if result["guaranteed"] else "measured")
+        assert row[at["guarantee"]] == ("guaranteed" if result["guaranteed"] else "measured")
         assert close(row[at["average R"]], result["mean_acceleration"])
         assert close(row[at["coverage"]], result["coverage"])
         assert close(row[at["coverage of cases"]], result["case_coverage"])

@@ -416,12 +416,17 @@ class FindingWriter:
         self.reasons.append(f"by {unit.counted}, {reason}")
 
     def record(
-        self, settings: Mapping[str, Any], said: str | None, number: str | None, *, note: str = ""
+        self,
+        settings: Mapping[str, Any],
+        measured: str | None,
+        number: str | None,
+        *,
+        note: str = "",
     ) -> dict[str, Any]:
         """Return the record ``taskuq.experiment/1``."""
         judged = verdict(held for of in self.parts.values() for held in of.values())
         return experiment_record(
-            self.name, self.title, self.claim, finding(judged, said, self._but), settings,
+            self.name, self.title, self.claim, finding(judged, measured, self._but), settings,
             self.figures, [*self.tables, *self._summary(note)], verdict=judged, number=number,
         )  # fmt: skip
 
@@ -432,8 +437,8 @@ class FindingWriter:
             if not all(of.values()):
                 parts = listing(part for part, held in of.items() if not held)
                 wrong.setdefault(parts, []).append(by)
-        said = [f"{' and '.join(by)}: {parts}" for parts, by in wrong.items()]
-        return "; ".join([*(["not so " + "; ".join(said)] if said else []), *self.reasons])
+        measured = [f"{' and '.join(by)}: {parts}" for parts, by in wrong.items()]
+        return "; ".join([*(["not so " + "; ".join(measured)] if measured else []), *self.reasons])
 
     def _summary(self, note: str) -> list[dict[str, Any]]:
         if not self.compared:
@@ -464,12 +469,12 @@ def _of(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, Mapping) else value
 
 
-def finding(judged: str, said: str | None, but: str = "") -> str:
+def finding(judged: str, measured: str | None, but: str = "") -> str:
     """Return what was found in at most two sentences, the verdict first."""
     head = judged[:1].upper() + judged[1:]
-    if said is None:
+    if measured is None:
         return f"{head}: {but.rstrip('.')}."
-    return f"{head}: {said}." + (f" {but[:1].upper()}{but[1:].rstrip('.')}." if but else "")
+    return f"{head}: {measured}." + (f" {but[:1].upper()}{but[1:].rstrip('.')}." if but else "")
 
 
 def verdict(parts: Iterable[bool]) -> str:
@@ -515,7 +520,7 @@ def no_finite_interval(found: Sequence[Evaluation]) -> str | None:
     if any(r.infinite < 1 for r in found):
         return None
     first = found[0]
-    reason = f"an error rate of {first.alpha:g} cannot be promised from {first.n_calibration} "
+    reason = f"an error rate of {first.alpha:g} cannot be guaranteed from {first.n_calibration} "
     reason += f"{first.unit}s"
     if all(r.n_calibration - r.n_tuning >= min_calibration_size(r.alpha) for r in found):
         reason = f"too many scores are infinite for an error rate of {first.alpha:g}"

@@ -63,17 +63,17 @@ def _conditional_coverage(inputs: ClaimInputs, settings: ClaimSettings) -> dict[
             continue
         account.find(unit, *_compared(found))
         lowest += [(s.coverage, r.score) for r in found for s in _judged(r.class_coverage)]
-    said = number = None
+    compared = number = None
     if account.parts:
         low, score = min(lowest, default=(math.nan, ""))
         number = f"lowest class {low:.3f} ({title(score)})" if lowest else "widths alone"
-        said = f"the lowest coverage of a class is {low:.3f}, with {title(score)}"
-        said = said if lowest else "there are no classes, so widths alone are compared"
+        compared = f"the lowest coverage of a class is {low:.3f}, with {title(score)}"
+        compared = compared if lowest else "there are no classes, so widths alone are compared"
     return account.record(
         settings.used("alpha", "scores", "ours", "coverage_acceleration", "trials", "seed")
         | {"acceleration": R, "enough_cases": ENOUGH_CASES, "close": CLOSE,
            "table": repr(inputs.table), "point": repr(inputs.point)},
-        said,
+        compared,
         number,
         note=f"Measured, not guaranteed. AR takes {point_source(inputs)}.",
     )  # fmt: skip
@@ -115,8 +115,10 @@ def _compared(found: Sequence[Evaluation]) -> tuple[dict[str, float], dict[str, 
         parts["AR has the lowest class"] = lowest["ar"] <= min(paper)
     if {"lwr", "cqr"} <= set(spread):
         parts["LWR is more even over widths than CQR"] = spread["lwr"] < spread["cqr"]
-    said = {f"lowest coverage of a class, {title(s)}": low for s, low in lowest.items()}
-    return said | {f"difference between widths, {title(s)}": v for s, v in spread.items()}, parts
+    compared = {f"lowest coverage of a class, {title(s)}": low for s, low in lowest.items()}
+    return compared | {
+        f"difference between widths, {title(s)}": v for s, v in spread.items()
+    }, parts
 
 
 def _judged(strata: Sequence[StratumCoverage]) -> list[StratumCoverage]:
@@ -203,17 +205,17 @@ def _law_table(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dic
 
 
 def _said(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[str, Any]:
-    said: dict[str, Any] = {f"mean coverage, {title(r.score)}": r.coverage.mean for r in found}
-    said["what is promised"] = 1 - found[0].alpha
+    compared: dict[str, Any] = {f"mean coverage, {title(r.score)}": r.coverage.mean for r in found}
+    compared["what is guaranteed"] = 1 - found[0].alpha
     fits = [r.histogram.p_value for r in found if r.histogram is not None]
     if not unit.is_group:
-        said["what the exact law says"] = law.mean
-        said[f"smallest goodness-of-fit p-value of {len(fits)}"] = min(fits, default=None)
-    return said
+        compared["what the exact law gives"] = law.mean
+        compared[f"smallest goodness-of-fit p-value of {len(fits)}"] = min(fits, default=None)
+    return compared
 
 
 def _parts(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[str, bool]:
-    """Which parts of the claim held: the law by case, at least the promise by group."""
+    """Which parts of the claim held: the law by case, at least the guarantee by group."""
     if unit.is_group:
         target = 1 - found[0].alpha
         return {

@@ -54,7 +54,7 @@ def _interval_length(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, 
             account.lack(unit, reason)
             continue
         found_ratios = _length_ratios(found, settings)
-        account.find(unit, found_ratios.said, found_ratios.parts)
+        account.find(unit, found_ratios.compared, found_ratios.parts)
         ratios += found_ratios.adaptive
     shorter = format_range(ratios)
     return account.record(
@@ -85,7 +85,7 @@ def _length_table(found: Sequence[Evaluation], unit: Unit) -> dict[str, Any]:
 class _LengthRatios(NamedTuple):
     """Ratios of interval lengths and the outcome of the claim."""
 
-    said: dict[str, str]
+    compared: dict[str, str]
     parts: dict[str, bool]
     adaptive: list[float]
 
@@ -96,7 +96,7 @@ def _length_ratios(found: Sequence[Evaluation], settings: ClaimSettings) -> _Len
         lengths.setdefault(r.score, {})[r.acceleration] = r.width.mean
     paper = [s for s in settings.scores if s in lengths]
     parts = {f"{title(s)}'s length falls with R": is_decreasing(lengths[s].values()) for s in paper}
-    said: dict[str, str] = {}
+    compared: dict[str, str] = {}
     adaptive: list[float] = []
     residual = lengths.get("ar", {})
     for score in (s for s in paper if s != "ar"):
@@ -106,15 +106,15 @@ def _length_ratios(found: Sequence[Evaluation], settings: ClaimSettings) -> _Len
         longer = [f"{R:g}" for R, ratio in ratios.items() if R is not None and not ratio < 1]
         where = f"R = {listing(longer)}" if longer else "every R"
         parts[f"{title(score)} is shorter than AR at {where}"] = not longer
-        said[f"{title(score)}'s length over AR's"] = format_range(ratios.values())
+        compared[f"{title(score)}'s length over AR's"] = format_range(ratios.values())
         adaptive += ratios.values()
     for score in (s for s in settings.ours if s in lengths):
         ours = [
             length / min(lengths[s].get(R, float("inf")) for s in paper)
             for R, length in lengths[score].items()
         ]
-        said[f"{title(score)}'s length over the shortest of the paper's"] = format_range(ours)
-    return _LengthRatios(said, parts, adaptive)
+        compared[f"{title(score)}'s length over the shortest of the paper's"] = format_range(ours)
+    return _LengthRatios(compared, parts, adaptive)
 
 
 INTERVAL_LENGTH = Experiment(
@@ -161,16 +161,18 @@ def _sample_count(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any
         else:
             ratios[unit.counted] = _count_ratios(whole)
             account.find(unit, _said(whole, ratios[unit.counted]), _parts(ratios[unit.counted]))
-    said = number = None
+    compared = number = None
     if ratios:
         lwr, cqr = (format_range([of[name] for of in ratios.values()]) for name in ("lwr", "cqr"))
         few, most = min(counts), max(counts)
-        said = f"from p = {most} down to {few} LWR's length grows {lwr} times, CQR's {cqr} times"
+        compared = (
+            f"from p = {most} down to {few} LWR's length grows {lwr} times, CQR's {cqr} times"
+        )
         number = f"LWR {lwr} times longer at p = {few}"
     return account.record(
         settings.used("alpha", "samples", "samples_acceleration", "trials", "seed")
         | {"acceleration": R, "suffers": SUFFERS, "table": repr(table)},
-        said,
+        compared,
         number,
         note=f"Lengths are not cut; one suffers that grows {SUFFERS:g} times or more.",
     )

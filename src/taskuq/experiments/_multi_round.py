@@ -32,7 +32,7 @@ from taskuq.table._table import TaskOutputs
 CLAIM = (
     "Scanning until the interval is narrow enough gives LWR and CQR a higher average acceleration "
     "than AR. We add: fixed-width stopping accelerates more than the better of the paper's two, "
-    "and keeps coverage at 1 - alpha, which the paper's rule does not promise."
+    "and keeps coverage at 1 - alpha, which the paper's rule does not guarantee."
 )
 # What each rule did, by its name; and that for each error rate and width to stop at.
 Rules = dict[str, Simulation]
@@ -41,7 +41,7 @@ Simulated = dict[Pair, Rules]
 PAPER = ("paper lwr", "paper cqr")
 OURS = "fixed-width spread"
 COLUMNS = (
-    "alpha", "max width", "policy", "promise", "average R", "± R", "coverage", "± coverage",
+    "alpha", "max width", "policy", "guarantee", "average R", "± R", "coverage", "± coverage",
     "coverage of early stops", "early", "width", "max centre error", "ratio to the paper's better",
 )  # fmt: skip
 
@@ -119,7 +119,7 @@ def _table(found: Simulated, unit: Unit) -> dict[str, Any]:
         "caption": f"Stopping rules over {first.splits} random splits by {unit.counted}: "
         f"{first.n_calibration} to calibrate, {first.n_test} to test; means are for "
         f"{first.mean_over}. Errors are standard errors of a sample of groups, calibration "
-        "included. Coverage is guaranteed where the promise says so.",
+        "included. Coverage is guaranteed where the column says so.",
         "columns": list(COLUMNS),
         "rows": [
             [
@@ -209,14 +209,14 @@ def _acceleration_width_curve(inputs: ClaimInputs, settings: ClaimSettings) -> F
 
 
 def _possible(found: Simulated, unit: Unit, account: FindingWriter) -> Simulated:
-    """The settings whose error rate can be promised; the account says which cannot."""
+    """The settings whose error rate can be guaranteed; others become reasons."""
     n = _first(found).n_calibration
     left_out = dict.fromkeys(f"{alpha:g}" for alpha, _ in found if n < min_calibration_size(alpha))
     if left_out:
         account.lack(
             unit,
-            f"an error rate of {listing(left_out)} cannot be promised from {n} {unit.counted}s, so "
-            "every scan goes on to the end there",
+            f"an error rate of {listing(left_out)} cannot be guaranteed from {n} {unit.counted}s, "
+            "so every scan continues to the end there",
         )
     return {goal: rules for goal, rules in found.items() if n >= min_calibration_size(goal[0])}
 
@@ -226,24 +226,24 @@ def _ratio(rules: Rules) -> float:
 
 
 def _compared(found: Simulated) -> tuple[dict[str, dict[str, float]], dict[str, bool]]:
-    """Ours beside the better of the paper's, for each setting, and what held of the claim."""
+    """Return ours and the better of the paper's for each setting, and the parts of the claim."""
     fastest = _first(found).stops[0].acceleration
-    said, parts, adaptive = {}, {}, []
+    compared, parts, adaptive = {}, {}, []
     for (alpha, width), rules in found.items():
         at, ours = f"α {alpha:g}, τ {width:g}", rules[OURS]
-        said[f"{alpha:g}, {width:g}"] = {
+        compared[f"{alpha:g}, {width:g}"] = {
             "R̄": round(ours.mean_acceleration, 3),
             "paper's R̄": round(_better(rules), 3),
             "coverage": round(ours.coverage, 4),
         }
         residual = rules["paper ar"].mean_acceleration
         adaptive += [rules[name].mean_acceleration > residual for name in PAPER]
-        # Nobody can be above who stops everybody after the first round.
+        # No rule is faster than one that stops every scan after the first round.
         parts[f"fixed-width is faster at {at}"] = (
             _ratio(rules) > 1 or ours.mean_acceleration >= fastest - 1e-9
         )
         parts[f"fixed-width covers 1 − α at {at}"] = not _is_short(ours)
-    return said, {"LWR and CQR are faster than AR": all(adaptive)} | parts
+    return compared, {"LWR and CQR are faster than AR": all(adaptive)} | parts
 
 
 def _short(found: Simulated) -> list[str]:

@@ -63,18 +63,18 @@ def _paper_protocol(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, A
             for families in [_families(source, name, alpha)]
             for is_test in tests
         ]
-    told = _found(found, alpha)
+    outcome = _found(found, alpha)
     return experiment_record(
         "paper-protocol",
         "The paper's multi-round protocol",
         CLAIM,
-        str(told.pop("finding")),
+        str(outcome.pop("finding")),
         settings.used("goals", "scores", "test_groups", "seed")
         | {"draws": settings.draws, "alpha": alpha, "max_width": max_width,
            "table": repr(table), "point": repr(inputs.point)},
         [_accepted(found, table, alpha, max_width)],
         [_table(found, alpha, max_width, count, inputs)],
-        **told,
+        **outcome,
     )  # fmt: skip
 
 
@@ -202,7 +202,7 @@ def _found(found: Draws, alpha: float) -> dict[str, str | None]:
     if all(drawn.acceleration == 1 for of in found.values() for drawn in of):
         never = (
             f"no interval is ever narrow enough at an error rate of {alpha:g}, or there are too "
-            "few cases to calibrate it, so every scan goes on to the end"
+            "few cases to calibrate it, so every scan continues to the end"
         )
         return {"verdict": verdict([]), "finding": finding(verdict([]), None, never)}
     # Close: within two standard deviations of a single draw, as the paper's single draw could be.
@@ -221,11 +221,11 @@ def _found(found: Draws, alpha: float) -> dict[str, str | None]:
         if not held
     )
     judged = verdict(parts.values())
-    said = listing(f"{R[n][0]:.2f} with {title(n)}" for n in found)
+    each = listing(f"{R[n][0]:.2f} with {title(n)}" for n in found)
     return {
         "verdict": judged,
         "finding": finding(
-            judged, f"the average acceleration is {said}",
+            judged, f"the average acceleration is {each}",
             "" if judged == HELD else f"not so: {wrong}",
         ),
         "number": "average R " + listing(f"{title(n)} {R[n][0]:.2f}" for n in found),

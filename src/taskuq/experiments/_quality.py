@@ -389,7 +389,7 @@ def _opened(config: QualityConfig, folder: Path, device: str, threads: int | Non
 
 def _require_same(store: Path, config: QualityConfig, threads: int | None) -> None:
     """Refuse pieces of another judgement: of other settings, networks or data."""
-    # Weights of a network for features have no card beside them.
+    # Weights of a network for features have no card.
     files = [*referenced_files(replace(config, features=None)), *referenced_files(config.data)]
     files += [] if config.features is None else [config.features]
     contents = [content_fingerprint(path) for path in files]

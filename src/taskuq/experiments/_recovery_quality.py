@@ -42,16 +42,16 @@ def _recovery_quality(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str,
             [(r, r[CORRELATION]) for r in rows if CORRELATION in r],
             name="spread-error-correlation",
             caption="Correlation between the pixel-wise spread of posterior samples and the error "
-            "of their mean, against acceleration; 1 would tell every error.",
+            "of their mean, against acceleration; 1 would predict every error.",
             y_label="correlation",
         ),
     ]
-    told = _found(rows)
+    outcome = _found(rows)
     return experiment_record(
         "recovery-quality",
         "Image quality of recoveries",
         CLAIM,
-        str(told.pop("finding")),
+        str(outcome.pop("finding")),
         {
             "methods": list(_methods(rows)),
             "accelerations": sorted({r["acceleration"] for r in rows}),
@@ -77,7 +77,7 @@ def _recovery_quality(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str,
                 ],
             }
         ],
-        **told,
+        **outcome,
     )  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def _psnr_gain(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> flo
 def _found(rows: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
     """The verdict, what was found, and the number to remember."""
     methods = {name: of for name, of in _methods(rows).items() if name != BASE}
-    parts, said, gained = {}, [], None
+    parts, gains_over_base, gained = {}, [], None
     for name, of in methods.items():
         # From the fastest scan to the slowest quality must rise.
         levels = [of[R]["psnr"]["mean"] for R in sorted(of)]
@@ -124,7 +124,7 @@ def _found(rows: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
             parts[f"{name} gets worse as R grows"] = is_decreasing(known)
         gains = [g for r in of.values() if (g := _psnr_gain(r, rows)) is not None]
         if gains:
-            said.append(f"{name} is {format_range(gains, 1)} dB above zero-filling")
+            gains_over_base.append(f"{name} is {format_range(gains, 1)} dB above zero-filling")
             gained = gained or f"{name} +{format_range(gains, 1)} dB"
     for measure, better in (("psnr", "varnet"), ("ssim", "varnet"), ("fid", "flow")):
         pairs = _pairs(methods, measure)
@@ -136,7 +136,7 @@ def _found(rows: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
     but = [f"not so: {listing(wrong)}"] if wrong else []
     but += [] if any("fid" in r for r in rows) else ["FID was not measured"]
     judged = verdict(parts.values())
-    found = listing(said) if said else "there is nothing to compare with"
+    found = listing(gains_over_base) if gains_over_base else "there is nothing to compare with"
     return {
         "finding": finding(judged, found, "; ".join(but)), "verdict": judged, "number": gained
     }  # fmt: skip

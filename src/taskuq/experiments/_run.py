@@ -50,7 +50,7 @@ class ImagingConfig:
 
 @dataclass(frozen=True)
 class RunConfig(ImagingConfig):
-    """Everything that decides a table, beside what every run is made of."""
+    """Settings of a run that makes a table."""
 
     part: Literal["all", "training", "validation"] = "validation"
     words: Terminology = field(default_factory=Terminology)
@@ -70,7 +70,7 @@ class _Run:
     def configuration(self) -> dict[str, Any]:
         """The configuration as values that JSON can hold."""
         values = to_toml_table(self.config, complete=True)
-        # They decide no number, so that another word may be found for a table that goes on.
+        # They decide no number, so that terms may change when a table is resumed.
         del values["words"]
         if self.config.choose is None:
             del values["choose"]
@@ -141,7 +141,7 @@ def _refuse_own_order(run: _Run) -> None:
     if own and (alike or learned_on == data):
         raise InputError(
             f"{path} was learned on {len(own)} cases of this run (such as {min(own)}), so that "
-            "nothing can be promised from its table; run on patients whom it has not seen",
+            "its table has no guarantee; run on other patients",
             code="data.leak",
         )
 

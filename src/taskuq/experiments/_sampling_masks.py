@@ -41,8 +41,8 @@ def _sampling_masks(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, A
         centers = [acs_width(m) for m in masks]
         held += [nested, all(right), all(b >= a for a, b in pairwise(centers))]
         if name in ("published", "rule"):
-            # A run may be longer than designed where a line beside it happens to be measured.
-            held += [c >= said for c, said in zip(centers, CENTERS, strict=True)]
+            # A run may be longer than designed where a line next to it happens to be measured.
+            held += [c >= least for c, least in zip(centers, CENTERS, strict=True)]
         sentences.append(
             f"{_CALLED[name]} are {'nested' if nested else 'not nested'} and have unbroken centres "
             f"of {', '.join(map(str, centers))} lines"
@@ -58,7 +58,7 @@ def _sampling_masks(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, A
         [masks_figure(first, rates)],
         [_table(name, masks, rates) for name, (masks, rates) in sets.items()],
         verdict=verdict(held),
-        # Whoever has measured other masks must not take the paper's for them.
+        # Other masks must not be taken for the paper's.
         number=f"{'' if 'masks' in sets else 'the paper: '}"
         f"{', '.join(str(int(m.sum())) for m in first)} of {first.shape[1]} lines",
     )

@@ -24,8 +24,8 @@ NOTHING = (
     "Nothing was measured yet: no simulation of a policy and no evaluation of intervals is stored "
     "with this run."
 )
-UNPROMISED = (
-    "No calibrated bound or policy is stored with this run, so this page promises nothing. What "
+NO_GUARANTEE = (
+    "No calibrated bound or policy is stored with this run, so this page guarantees nothing. What "
     "follows is measured."
 )
 OTHERS = (
@@ -34,7 +34,7 @@ OTHERS = (
 )
 SEVERAL = (
     "Several policies were simulated and none of them is stored with this run: none is taken here, "
-    "for whoever takes the best of them has no promise left."
+    "for anyone who takes the best of them has no guarantee left."
 )
 # A measured mean may fall below what was asked for by this many standard errors, by chance.
 CHANCE = 2.0
@@ -66,43 +66,43 @@ class _Answer(NamedTuple):
     sentence: str
     numbers: tuple[_Number, ...]
     measured: str
-    promise: Statement | None
+    guarantee: Statement | None
     verdicts: tuple[_Verdict, ...]
 
     @property
     def lines(self) -> list[str]:
         """The same as lines for a terminal."""
-        said = [self.sentence]
+        lines = [self.sentence]
         wide = max((len(str(n)) for n in self.numbers), default=0)
-        said += [f"  {n!s:>{wide}}  {n.what}" for n in self.numbers]
-        said += [self.measured] if self.measured else []
-        promise = self.promise or Statement(UNPROMISED)
-        said += [promise.sentence, *promise.shortages]
+        lines += [f"  {n!s:>{wide}}  {n.what}" for n in self.numbers]
+        lines += [self.measured] if self.measured else []
+        guarantee = self.guarantee or Statement(NO_GUARANTEE)
+        lines += [guarantee.sentence, *guarantee.shortages]
         counts = {v: sum(one.verdict == v for one in self.verdicts) for v in VERDICTS}
         found = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
         tally = f"Claims: {found}." if found else "No claim was judged."
-        return [*said, tally] if self.verdicts else said
+        return [*lines, tally] if self.verdicts else lines
 
 
 def answer_of(contents: Contents) -> _Answer:
     best = _the_simulation(contents)
-    promise = contents.guarantees[0] if contents.guarantees else None
+    guarantee = contents.guarantees[0] if contents.guarantees else None
     verdicts = tuple(_verdicts(contents, best))
     if best is not None and number(best["early"]) == 0:
-        return _Answer(*_of_full_scans(contents, best), promise, verdicts)
+        return _Answer(*_of_full_scans(contents, best), guarantee, verdicts)
     if best is not None:
-        if promise is not None and _is_worse_early(best):
+        if guarantee is not None and _is_worse_early(best):
             warning = (
                 f"But of the reports of scans that stopped early "
                 f"{_percent(1 - number(best['coverage_early']))} missed the truth: scans that "
                 "measured everything count as reports that hold it."
             )
-            promise = promise._replace(shortages=(*promise.shortages, warning))
-        return _Answer(*_of_simulation(contents, best), promise, verdicts)
+            guarantee = guarantee._replace(shortages=(*guarantee.shortages, warning))
+        return _Answer(*_of_simulation(contents, best), guarantee, verdicts)
     sentence, numbers, measured = _of_evaluation(contents) or ("", (), "")
     if contents.simulations:
         sentence = f"{OTHERS if contents.policy else SEVERAL} {sentence}".strip()
-    return _Answer(sentence or NOTHING, numbers, measured, promise, verdicts)
+    return _Answer(sentence or NOTHING, numbers, measured, guarantee, verdicts)
 
 
 def _the_simulation(contents: Contents) -> Record | None:
@@ -166,8 +166,8 @@ def _width(contents: Contents, best: Record) -> _Number:
     goal: Record = stored["goal"] if stored else {"max_width": contents.max_width}
     limits = [(one["task"], one["max_width"]) for one in goal.get("tasks", ())]
     if len({limit for _, limit in limits}) > 1:
-        said = [f"{task} {limit:g}" for task, limit in limits if limit is not None]
-        return _Number("as asked", "", f"early reports are at most this wide: {', '.join(said)}")
+        limited = [f"{task} {limit:g}" for task, limit in limits if limit is not None]
+        return _Number("as asked", "", f"early reports are at most this wide: {', '.join(limited)}")
     most = "" if goal["max_width"] is None else f"; asked for: at most {goal['max_width']:g}"
     tasks = (contents.policy or {}).get("task_names", ())
     widest = ", the widest of their tasks" if len(tasks) > 1 else ""
@@ -216,7 +216,7 @@ def _of_evaluation(contents: Contents) -> tuple[str, tuple[_Number, ...], str] |
         for record in contents.evaluations.values()
         for row in record["results"]
         if not math.isnan(number(row["width"]["mean"]))
-        # What was asked for elsewhere is not what this run's policy promises.
+        # What was asked for elsewhere is not what this run's policy guarantees.
         and (contents.policy is None or row["alpha"] == contents.policy["alpha"])
     ]
     if not rows:
@@ -230,10 +230,10 @@ def _of_evaluation(contents: Contents) -> tuple[str, tuple[_Number, ...], str] |
     of = " of the worst task" if len(narrowest) > 1 else ""
     what = f"of the time the interval{of} held the truth; {asked}"
     held = _Number(_percent(coverage), _error(error, _percent(error)), what)
-    said, width = _narrowest(narrowest)
+    sentence, width = _narrowest(narrowest)
     how = "over all splits" if low["trials"] is None else f"over {low['trials']} random splits"
     return (
-        f"{said} held the truth {'at least ' if of else ''}{held.value} of the time.",
+        f"{sentence} held the truth {'at least ' if of else ''}{held.value} of the time.",
         (held, width),
         f"Measured {how} by {contents.words.apply(low['unit'])}; ± is one standard deviation "
         "between splits. When to stop was not simulated.",
@@ -250,8 +250,8 @@ def _narrowest(found: Mapping[str | None, tuple[Record, Record]]) -> tuple[str, 
         # Widths of several tasks have no common mean.
         each = ", ".join(f"{task} {shown(mean)} ({by})" for task, (by, mean, _) in of.items())
         widths = ", ".join(f"{task} {shown(mean)}" for task, (_, mean, _) in of.items())
-        said = f"The narrowest intervals are this wide on average: {each}. They"
-        return said, _Number("by task", "", f"mean widths: {widths}")
+        sentence = f"The narrowest intervals are this wide on average: {each}. They"
+        return sentence, _Number("by task", "", f"mean widths: {widths}")
     ((by, mean, sd),) = of.values()
     width = _Number(shown(mean), _deviation(sd, mean), "is the mean width of the intervals")
     return f"The narrowest intervals, of {by}, are {width.value} wide on average and", width

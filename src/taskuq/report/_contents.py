@@ -57,7 +57,7 @@ _SHOWN_GUARANTEES = 4
 # Sorts after every path.
 _LAST = ("\U0010ffff",)
 _COLUMNS = (
-    "case", "group", "label", "task", "source", "promise", "acceleration", "lower", "upper",
+    "case", "group", "label", "task", "source", "guarantee", "acceleration", "lower", "upper",
     "width", "target", "covered",
 )  # fmt: skip
 _DESCRIPTIVE = "table may hold its calibration cases, so these rows describe and do not prove."
@@ -85,7 +85,7 @@ class _CaseReport:
     group: str
     label: str
     source: str
-    promise: str
+    guarantee: str
     task: str
     acceleration: float | None
     lower: float
@@ -549,7 +549,7 @@ def _policy_reports(policy: Policy, table: TaskOutputs) -> Iterator[_CaseReport]
             upper[here] = decision.interval.upper.reshape(len(members), tasks)[at]
             stop[here] = k
     source = f"{policy.kind} at alpha {policy.alpha:g}"
-    promise = "guaranteed" if policy.is_guaranteed else "measured"
+    guarantee = "guaranteed" if policy.is_guaranteed else "measured"
     rates = [*map(float, table.accelerations), 1.0]
     for i in range(n):
         is_known = stop[i] == table.rounds
@@ -559,7 +559,7 @@ def _policy_reports(policy: Policy, table: TaskOutputs) -> Iterator[_CaseReport]
             # Everything measured means the target is known, where the table holds it.
             ends = (z if z is not None else np.nan,) * 2 if is_known else (lower[i, t], upper[i, t])
             yield _CaseReport(
-                *_who(table, i), source, promise, name, rates[stop[i]], float(ends[0]),
+                *_who(table, i), source, guarantee, name, rates[stop[i]], float(ends[0]),
                 float(ends[1]), z, True,
             )  # fmt: skip
 
@@ -632,8 +632,8 @@ def patient_table(table: TaskOutputs | None, reports: Sequence[_CaseReport]) -> 
     caption = f"The {len(groups)} groups of the table, one row each."
     if stopped:
         caption += (
-            f" Scans are stopped by the stored policy ({stopped[0].source}, {stopped[0].promise}); "
-            f"the {_DESCRIPTIVE}"
+            f" Scans are stopped by the stored policy ({stopped[0].source}, "
+            f"{stopped[0].guarantee}); the {_DESCRIPTIVE}"
         )
     return Table("groups", caption, tuple(columns), tuple(rows))
 
@@ -653,8 +653,8 @@ def task_table(reports: Sequence[_CaseReport]) -> Table | None:
         errors = [abs(r.target - (r.lower + r.upper) / 2) for r in early if r.target is not None]
         rows.append((task, len(early), _mean([r.width for r in early]), _mean(errors), _missed(of)))
     caption = (
-        f"Reports of the stored policy ({first.source}, {first.promise}) task by task, each in its "
-        f"own unit. The {_DESCRIPTIVE}"
+        f"Reports of the stored policy ({first.source}, {first.guarantee}) task by task, each in "
+        f"its own unit. The {_DESCRIPTIVE}"
     )
     head = ("task", "early reports", "mean width", "mean centre error", "missed")
     return Table("tasks", caption, head, tuple(rows))

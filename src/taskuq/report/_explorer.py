@@ -242,7 +242,7 @@ RULES: dict[str, dict[str, Any]] = {
     "anytime": {"kind": "anytime", "name": "Any time"},
     "paper": {"kind": "paper", "name": "The paper's, round by round"},
 }  # fmt: skip
-# The statistics of windows, by what the explorer calls the score behind each.
+# The statistics of windows, by the explorer's name of their score.
 WINDOWS: dict[str, Statistic] = {"spread": "spread", "learned-window": "learned"}
 TITLES = {
     "ar": "AR, absolute residual",

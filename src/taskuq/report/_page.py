@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 import taskuq
 from taskuq._io import atomic_write, write_json
-from taskuq.report._answer import UNPROMISED, answer_of
+from taskuq.report._answer import NO_GUARANTEE, answer_of
 from taskuq.report._contents import STORY, Contents, interval_table, patient_table, task_table
 from taskuq.report._explorer import explorer_payload
 from taskuq.report._records import (
@@ -131,7 +131,7 @@ def _context(contents: Contents) -> dict[str, Any]:
         "title": str(run.get("title") or "A run without a title"),
         "words": words,
         "answer": answer_of(contents),
-        "unpromised": UNPROMISED,
+        "no_guarantee": NO_GUARANTEE,
         "scan": None if scan is None else scan_picture(scan, folder.explorer, words),
         "explorer": explorer,
         "key_table": key and _grid(key, say),
@@ -254,7 +254,7 @@ def _facts(contents: Contents) -> list[tuple[str, str]]:
     elif isinstance(run.get("samples"), int):
         found.append(("Posterior samples p", str(run["samples"])))
     if run.get("unit"):
-        found.append(("Unit of the promise", words.apply(str(run["unit"]))))
+        found.append(("Unit of the guarantee", words.apply(str(run["unit"]))))
     certificate = (contents.policy or {}).get("certificate", {})
     if "certified" in certificate:
         found.append((

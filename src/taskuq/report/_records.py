@@ -195,7 +195,7 @@ def _policy_table(record: Record, name: str) -> Table:
         for s in first["stops"]
     )
     head = (
-        "policy", "promise", "p", "average R", "± R", "average R by case", "coverage",
+        "policy", "guarantee", "p", "average R", "± R", "average R by case", "coverage",
         "± coverage", "coverage of cases", "coverage of early stops", "stopped early",
         *(column for column, _ in widths), *rates,
     )  # fmt: skip

@@ -26,7 +26,7 @@ Row = TypeVar("Row")
 # One unit is a pixel of the report and a point on paper.
 _WIDTH, _HEIGHT = 520, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 14, 34, 50
-# The report's light colours, which colour-blind readers can tell apart; its style sheet has dark
+# The report's light colours, distinct for colour-blind readers; its style sheet has dark
 # ones under the same names.
 _COLOURS = ("#0072b2", "#c4550a", "#00855f", "#b04f86", "#b07d00", "#3d93c2", "#4a4f57")
 _SOFT, _RULE, _SUNK = "#555f6d", "#e3e0da", "#f2f0ec"
@@ -35,7 +35,7 @@ _VARIABLES = {colour: f"var(--c{k})" for k, colour in enumerate(_COLOURS)} | {
 }  # fmt: skip
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _SWATCHES = ("●", "■", "▲", "◆", "▼", "✚", "✖")
-# Font sizes by which the style sheet tells texts apart.
+# Font sizes, which the style sheet knows as classes.
 _TICK, _LABEL, _NOTE = 12.0, 12.5, 11.5
 _CLASSES = {"12": "tick", "12.5": "label", "11.5": "note"}
 # Positive values below this cannot be placed on a logarithmic axis.
