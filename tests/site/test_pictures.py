@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks._peer import PEERS
-from benchmarks.peers import ROWS
 from PIL import Image
 from studies import pictures
 
@@ -78,15 +76,3 @@ def test_the_headline_of_the_readme_is_filled():
     assert len(rows) >= 3
     assert {row[1] for row in rows} == {"yes", "no"}
     assert all(re.fullmatch(r"[\d.]+( ± [\d.]+)?", cell) for row in rows for cell in row[2:])
-
-
-def test_the_readme_compares_with_every_library_in_every_respect():
-    head, rows = marked("peers")
-
-    assert [name.rpartition(" ")[0] or name for name in head[1:-1]] == ["taskuq", *PEERS][:-1]
-    assert head[-1] == "authors' code"
-    assert [row[0] for row in rows] == list(ROWS.values())
-    for row in rows:
-        assert all(row[1:]), row
-        assert "not measured" not in row
-        assert row[1] != "–", "what we compare with is what we have"

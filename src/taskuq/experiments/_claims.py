@@ -437,8 +437,8 @@ class FindingWriter:
             if not all(of.values()):
                 parts = listing(part for part, held in of.items() if not held)
                 wrong.setdefault(parts, []).append(by)
-        measured = [f"{' and '.join(by)}: {parts}" for parts, by in wrong.items()]
-        return "; ".join([*(["not so " + "; ".join(measured)] if measured else []), *self.reasons])
+        each = [f"{' and '.join(by)}: {parts}" for parts, by in wrong.items()]
+        return "; ".join([*(["not so " + "; ".join(each)] if each else []), *self.reasons])
 
     def _summary(self, note: str) -> list[dict[str, Any]]:
         if not self.compared:

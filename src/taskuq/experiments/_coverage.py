@@ -152,7 +152,7 @@ def _coverage_law(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any
         if (reason := no_finite_interval(found)) is not None:
             account.lack(unit, reason)
         else:
-            account.find(unit, _said(found, unit, law), _parts(found, unit, law))
+            account.find(unit, _law_rows(found, unit, law), _parts(found, unit, law))
     by_case = account.parts.get("by case") and [r.coverage.mean for r in by_unit[CaseUnit()]]
     near = format_range(by_case, 4) if by_case else None
     return account.record(
@@ -204,7 +204,7 @@ def _law_table(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dic
     }  # fmt: skip
 
 
-def _said(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[str, Any]:
+def _law_rows(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[str, Any]:
     compared: dict[str, Any] = {f"mean coverage, {title(r.score)}": r.coverage.mean for r in found}
     compared["what is guaranteed"] = 1 - found[0].alpha
     fits = [r.histogram.p_value for r in found if r.histogram is not None]

@@ -159,8 +159,8 @@ def _sample_count(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any
         elif len(counts) < 2:
             account.lack(unit, f"there is only one number of samples, {counts[0]}")
         else:
-            ratios[unit.counted] = _count_ratios(whole)
-            account.find(unit, _said(whole, ratios[unit.counted]), _parts(ratios[unit.counted]))
+            ratio = ratios[unit.counted] = _count_ratios(whole)
+            account.find(unit, _count_rows(whole, ratio), _parts(ratio))
     compared = number = None
     if ratios:
         lwr, cqr = (format_range([of[name] for of in ratios.values()]) for name in ("lwr", "cqr"))
@@ -204,7 +204,7 @@ def _count_ratios(whole: Sequence[Evaluation]) -> dict[str, float]:
     return ratio
 
 
-def _said(whole: Sequence[Evaluation], ratio: dict[str, float]) -> dict[str, str]:
+def _count_rows(whole: Sequence[Evaluation], ratio: dict[str, float]) -> dict[str, str]:
     few, most = min(r.samples for r in whole), max(r.samples for r in whole)
     grown = {
         f"{title(s)}'s length at p = {few} over that at {most}": format_range([r])
