@@ -16,13 +16,6 @@ from bits import same_bits
 from raising import refused
 from taskuq._config import read_config
 from taskuq.cli.run import train_command
-from taskuq.task._metrics import (
-    auroc,
-    classification_rates,
-    reliability,
-    require_classes,
-    roc_curve,
-)
 from taskuq.data._arrays import ArrayDataset, NpzData
 from taskuq.data._dataset import LabelledSubset, SplitConfig
 from taskuq.task import load
@@ -34,6 +27,13 @@ from taskuq.task._classifier_training import (
     _classifier_metrics,
     _ClassifierTraining,
     _regression_metrics,
+)
+from taskuq.task._metrics import (
+    auroc,
+    classification_rates,
+    reliability,
+    require_classes,
+    roc_curve,
 )
 from taskuq.task._simclr import _SimCLRConfig, _SimCLRTraining
 from taskuq.training._checkpoints import _read_log
