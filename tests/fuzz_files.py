@@ -164,7 +164,7 @@ def _tables():
 
 
 def _records():
-    from taskuq.report.explorer import save_explorer
+    from taskuq.report._explorer import save_explorer
 
     import taskuq as tq
     from taskuq._io import write_json
