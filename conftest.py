@@ -1,7 +1,4 @@
-"""What every example may use: a seeded generator, the package and NumPy; and a place to write.
-
-With ``-n 2`` two processes share the tests; what they take at a time is said here too.
-"""
+"""Names for doctests, a scratch folder, and the order of test modules with ``-n 2``."""
 
 import tempfile
 from collections.abc import Iterator
@@ -10,20 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-# Whose tests share what takes long to make: one process takes all of them.
+# Test folders whose modules share slow fixtures: one process runs all of them.
 TOGETHER = ("tests/report/",)
-# What takes longest begins first, so that nobody waits for it at the end.
+# The slowest modules start first.
 LONGEST = (
-    "tests/test_rehearse", "tests/test_documents", "tests/site/",
-    "tests/report/", "tests/promises/",
-    "tests/demo/", "tests/training/", "tests/pipeline/", "tests/trust/", "tests/decide/",
-    "tests/experiments/", "tests/recover/", "tests/calibration/",
+    "tests/test_rehearse", "tests/test_documents", "tests/site/", "tests/report/", "tests/laws/",
+    "tests/demo/", "tests/training/", "tests/pipeline/", "tests/trust/", "tests/policy/",
+    "tests/scan/", "tests/experiments/", "tests/recover/", "tests/conformal/",
 )  # fmt: skip
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Let processes take whole files, in the order of the tests: files share what they make."""
+    """Give processes whole files, in order: the tests of a file share fixtures."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
@@ -36,7 +32,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put first what takes long, where processes share the tests."""
+    """Put the slowest modules first if processes share the tests."""
     if hasattr(config, "workerinput"):
         items.sort(key=_place)
 
@@ -48,8 +44,8 @@ def _place(item: pytest.Item) -> int:
 
 @pytest.fixture(scope="session", autouse=True)
 def _scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Temporary folders of examples, and of processes that are killed, go with the session."""
-    # Those of tests are kept for a while, as usual.
+    """Remove temporary folders of examples and of killed processes after the run."""
+    # pytest keeps those of tests for a while.
     tmp_path_factory.getbasetemp()
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,

@@ -115,11 +115,13 @@ def make(folder):
         Kind("scan/scan.json", stored, None, in_json, True),
         Kind("scan/scan.json-round0.npz", stored, None, in_archive, True),
         # What a training reads when it goes on; the training itself would take too long.
-        Kind("split.json", ("python", "taskuq.data._dataset:load_split", "split.json"), None, in_json,
+        Kind("split.json", ("python", "taskuq.data._dataset:load_split", "split.json"), None,
+             in_json,
              True),
         Kind("resume.safetensors", ("python", "taskuq.training._checkpoints:_load_state",
                                     "resume.safetensors")),
-        Kind("metrics.csv", ("python", "taskuq.training._checkpoints:_read_log", "metrics.csv"), None,
+        Kind("metrics.csv", ("python", "taskuq.training._checkpoints:_read_log", "metrics.csv"),
+             None,
              in_text),
     ]  # fmt: skip
     return kinds

@@ -72,7 +72,7 @@ def require_finite(array: FloatArray, name: str) -> None:
     if array.flags.c_contiguous:
         with np.errstate(over="ignore", invalid="ignore"):
             # A large value makes the sum of squares large, NaN makes it NaN.
-            is_moderate = np.vdot(array, array) <= np.float64(LARGEST) ** 2
+            is_moderate = bool(np.vdot(array, array) <= np.float64(LARGEST) ** 2)
     else:
         is_moderate = float(array.min()) >= -LARGEST and float(array.max()) <= LARGEST
     if is_moderate:

@@ -37,7 +37,8 @@ def policy(table):
 
 def acquired(policy, k, rule=RULE, recover=None, scanner=None, **options):
     return tq.acquire(
-        policy, scanner or AdaptiveMRIScanner(CASES[k], RATES), recover=recover or Draws(), task=corner,
+        policy, scanner or AdaptiveMRIScanner(CASES[k], RATES), recover=recover or Draws(),
+        task=corner,
         samples=6, case=NAMES[k], adaptive=rule, **options,
     )  # fmt: skip
 
@@ -189,7 +190,8 @@ def test_a_tomograph_is_asked_for_views():
     )
     policy = tq.plan(table, alpha=0.3, max_width=1e-9)
     scan = tq.acquire(
-        policy, AdaptiveCTScanner(images[3], ct), recover=back_projected, task=corner, samples=5, case="3",
+        policy, AdaptiveCTScanner(images[3], ct), recover=back_projected, task=corner, samples=5,
+        case="3",
         adaptive=rule,
     )  # fmt: skip
     assert np.array_equal(

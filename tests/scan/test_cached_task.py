@@ -42,7 +42,8 @@ def test_a_scan_runs_the_task_again_only_for_what_it_has_not_read(aim, looks, ti
     )
     policy = tq.plan(table, alpha=0.3, max_width=1e-6)  # so narrow that no scan stops early
     scan = tq.acquire(
-        policy, AdaptiveMRIScanner(CASES[1], RATES), recover=Draws(), task=task, samples=6, case=NAMES[1],
+        policy, AdaptiveMRIScanner(CASES[1], RATES), recover=Draws(), task=task, samples=6,
+        case=NAMES[1],
         adaptive=rule,
     )  # fmt: skip
     assert len(RATES) == 3

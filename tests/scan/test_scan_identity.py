@@ -263,7 +263,8 @@ def test_a_cut_between_trail_and_state_loses_no_line(
 def test_two_processes_may_tell_one_trail(tmp_path):
     code = (
         "import sys; from taskuq.scan._audit import append_entries\n"
-        "for i in range(20): append_entries(sys.argv[1], [{'schema': 'taskuq.audit/1', 'scan_id': str(i)}])"
+        "for i in range(20): append_entries(sys.argv[1], "
+        "[{'schema': 'taskuq.audit/1', 'scan_id': str(i)}])"
     )
     path = tmp_path / "log.jsonl"
     both = [subprocess.Popen([sys.executable, "-c", code, str(path)]) for _ in range(2)]

@@ -107,11 +107,11 @@ def main(arguments: list[str] | None = None) -> None:
         _release_stdout()
         sys.exit(0)
     except (KeyboardInterrupt, SystemExit) as stopped:
-        is_interrupt = isinstance(stopped, KeyboardInterrupt)
-        if is_interrupt or stopped.code == TERMINATED:
+        code = stopped.code if isinstance(stopped, SystemExit) else 130
+        if code in (130, TERMINATED):
             notes = "; ".join(getattr(stopped, "__notes__", ()))
             _print_error(notes or "interrupted; no partial output was written")
-        sys.exit(130 if is_interrupt else stopped.code)
+        sys.exit(code)
     except Exception as error:
         if is_traced:
             traceback.print_exc()

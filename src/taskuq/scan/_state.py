@@ -150,7 +150,7 @@ def _outside(policy: Policy, outputs: FloatArray) -> str | None:
         low, high = range_ or (-np.inf, np.inf)
         if values[:, t].min() < low or values[:, t].max() > high:
             whose = "task's" if len(policy.task_names) == 1 else f"{policy.task_names[t]}'s"
-            return f"{whose} range [{range_[0]:g}, {range_[1]:g}]"
+            return f"{whose} range [{low:g}, {high:g}]"
     return None
 
 

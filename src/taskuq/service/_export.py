@@ -99,7 +99,7 @@ def _export_spec(recover: Any, masks: Tensor, height: int) -> _ExportSpec:
                 # The scale of draws depends on the sampled fraction.
                 "deviations": [[int(mask.sum()), _deviation(recover, mask)] for mask in masks],
             })  # fmt: skip
-        case SamplerRecovery() if isinstance(recover.estimator, TensorEstimator):
+        case SamplerRecovery(estimator=TensorEstimator()):
             return _ExportSpec(_SamplerExport(recover), {"kind": "seeds"})
         case VarNetRecovery():
             return _ExportSpec(_VarNetExport(recover), {"kind": "none"})

@@ -349,10 +349,10 @@ def write_rows(table: TaskOutputs, path: Path) -> Path:
 
     rounds, n, tasks = table.rounds, table.cases, table.tasks
     x = table.outputs if table.outputs.ndim == 4 else table.outputs[..., None]
-    columns = {"case": _ids(table), "group": table.group, "label": table.label}
+    ids = {"case": _ids(table), "group": table.group, "label": table.label}
     columns = {
         name: np.tile(np.repeat(values, tasks), rounds)
-        for name, values in columns.items()
+        for name, values in ids.items()
         if values is not None
     }
     if not np.isnan(table.accelerations).any():

@@ -41,9 +41,7 @@ def prepare_folder(folder: Path, settings: dict[str, Any], *, fresh: bool) -> Pa
             old.unlink(missing_ok=True)
     elif stored is not None and settings and stored != settings:
         before, after = flatten(stored), flatten(settings)
-        changed = sorted(
-            key for key in before.keys() | after.keys() if before.get(key) != after.get(key)
-        )
+        changed = sorted(k for k in before.keys() | after.keys() if before.get(k) != after.get(k))
         shown = ", ".join(f"{k}: {before.get(k)} there, {after.get(k)} here" for k in changed[:3])
         raise InputError(
             f"{folder} holds a training of another configuration ({shown}); use another folder, or "

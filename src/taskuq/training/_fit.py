@@ -321,8 +321,8 @@ def _loop(
         if trainer.world_size != machine.processes:
             # Lightning starts as many processes as a SLURM step has tasks.
             raise InputError(
-                f"the launcher started {trainer.world_size} processes, not {machine.processes}; use "
-                "one task of srun for each process",
+                f"the launcher started {trainer.world_size} processes, not {machine.processes}; "
+                "use one task of srun for each process",
                 code="option.conflict",
             )
         try:
