@@ -85,10 +85,10 @@ def test_shares_and_rounds_are_those_of_the_table(made):
     table, _ = made
     by_round, by_case = _lines_figures(lines_record(table, Terminology()))
     for k, series in enumerate(by_round.series):
-        assert np.allclose(series.y, table.lines[k].mean(axis=0))
+        assert np.allclose(series.y, table.sampled_lines[k].mean(axis=0))
     names = [str(c) for c in table.case]
     for series in by_case.series:
-        lines = table.lines[:, names.index(series.name.removeprefix("case "))]
+        lines = table.sampled_lines[:, names.index(series.name.removeprefix("case "))]
         assert np.array_equal(np.array(series.y) == 1, lines[0])
         assert np.array_equal(np.array(series.y) == 0.5, lines[1] & ~lines[0])
 

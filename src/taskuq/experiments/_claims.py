@@ -25,7 +25,6 @@ from taskuq.interval import BoolArray
 from taskuq.report._records import HELD, IN_PART, NOT_HELD, NOT_MEASURED, SUMMARY, experiment_record
 from taskuq.report.figures import Figure
 from taskuq.report.figures._evaluation import width_against
-from taskuq.table._examples import SyntheticTable, synthetic_outputs
 from taskuq.table._table import TaskOutputs, replace_arrays
 from taskuq.table._terminology import MRI
 
@@ -185,11 +184,6 @@ def make_inputs(
     if samples is not None and point is not None:
         samples, point = _matched(samples, point)
     return ClaimInputs(samples=samples, point=point, **others)
-
-
-def _synthetic_inputs(volumes: int = 30, seed: int = 0) -> ClaimInputs:
-    """Return posterior samples of a synthetic scanner, to try an experiment without data."""
-    return make_inputs(synthetic_outputs(SyntheticTable(volumes=volumes), seed=seed))
 
 
 def units(inputs: ClaimInputs) -> tuple[Unit, ...]:
