@@ -87,7 +87,6 @@ def image_quality(
     methods: dict[str, tuple[str, Any]] = {
         "back-projection": ("taskuq", FilteredBackProjection()),
         "back-projection, hann": ("taskuq", FilteredBackProjection("hann")),
-        "back-projection, hat footprint": ("hat", FilteredBackProjection()),
     }
     for name, weights in (("unrolled", unrolled), ("sampler's mean", sampler)):
         if weights is not None:

@@ -39,12 +39,12 @@ def test_every_file_of_the_package_is_in_the_wheel(packed):
 @pytest.mark.parametrize(
     "name",
     [
-        "__init__.pyi", "py.typed", "weights/varnet-atlas.safetensors",
-        "weights/classifier-atlas.safetensors", "weights/classifier-atlas.toml",
-        "weights/flow-atlas.safetensors",
-        "weights/sampler-atlas.safetensors",
+        "__init__.pyi", "py.typed", "training/bundled/varnet-atlas.safetensors",
+        "training/bundled/classifier-atlas.safetensors", "training/bundled/classifier-atlas.toml",
+        "training/bundled/flow-atlas.safetensors",
+        "training/bundled/sampler-atlas.safetensors",
         "report/assets/report.html", "report/assets/explorer.js",
-        "runs/stored/atlas-sampler.npz",
+        "table/bundled/atlas-sampler.npz",
     ],
 )  # fmt: skip
 def test_what_is_not_code_is_named_here_too(packed, name):
@@ -52,7 +52,7 @@ def test_what_is_not_code_is_named_here_too(packed, name):
 
 
 def test_all_networks_together_are_small():
-    networks = list((PACKAGE / "weights").glob("*.safetensors"))
+    networks = list((PACKAGE / "training/bundled").glob("*.safetensors"))
 
     assert len(networks) >= 3
     assert sum(path.stat().st_size for path in networks) <= 20e6

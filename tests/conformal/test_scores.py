@@ -399,7 +399,7 @@ def test_scores_by_the_prior_of_all_calibration_units_alone_would_break_it(monke
     everyone = outputs, targets, np.arange(8), 0.5
     assert missed_share(*everyone, side="upper")[0] <= Fraction(1, 2)
 
-    monkeypatch.setattr(_SelfTunedMLWR, "learn", optimistic)
+    monkeypatch.setattr(_SelfTunedMLWR, "fit", optimistic)
 
     assert missed_share(*everyone, side="upper")[0] > Fraction(1, 2)
 

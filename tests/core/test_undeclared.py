@@ -31,7 +31,7 @@ def test_of_several_tasks_those_are_named_that_may_be_probabilities():
     x, z = np.stack([OUTPUTS, 90 * OUTPUTS], -1), np.stack([TARGETS, 90 * TARGETS], -1)
     said = suggest_range(tq.TaskOutputs(x, z, (8, 4), task_names=["tear", "area"]))
 
-    assert "targets of tear lie" in said
+    assert "targets of tear are" in said
     assert "--range tear=0:1 " in said
 
 

@@ -46,8 +46,8 @@ def test_presence_and_area_of_lesions_end_in_one_page(tmp_path, monkeypatch):
     assert table.task_names == (LESION, AREA)
     assert table.task_ranges == ((0.0, 1.0), (0.0, np.inf))
     policy = tq.load_policy("both-report/policy.json")
-    assert policy.goal.sentence.count("at most 0.9 wide") == 1
-    assert policy.goal.sentence.count("at most 400 wide") == 1
+    assert policy.goal.statement.count("at most 0.9 wide") == 1
+    assert policy.goal.statement.count("at most 400 wide") == 1
     judged = json.loads(Path("both-report/evaluate.json").read_text())["results"]
     assert {row["task"] for row in judged} == {LESION, AREA}
     with open_npz(Path("both-report/explorer.npz"), "explorer") as shown:

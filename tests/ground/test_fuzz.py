@@ -213,7 +213,7 @@ def test_four_thousand_joint_and_online_calibrations():
             **calls.options(cases),
         )
         if bound is not None:
-            calls.run(bound.after_audit, calls.array((3,)), calls.pick((*VALUES, None, "a", [1])))
+            calls.run(bound.update, calls.array((3,)), calls.pick((*VALUES, None, "a", [1])))
 
     assert_tried(calls, 300)
 

@@ -12,10 +12,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-import taskuq as tq
 from laws.enumeration import Tally, a_random_case
 from laws.populations import Cases, Population, Unit
 from laws.trials import RATES, bound, stopped
+from taskuq.pipeline._executor import CaseExecutor, Executor
 
 LINES, ALPHAS = 16, (0.2, 0.3, 0.34, 0.5)
 # Given the image, the lines so far: which is next.
@@ -51,8 +51,8 @@ def scanned(image: np.ndarray, rule: Rule, name: str) -> Unit:
             lines.append(rule(image, lines))
         return {line: float(image[line]) for line in lines}
 
-    pipeline = tq.Pipeline(measure, recover, lambda images: images.sum(axis=1))
-    (found,) = pipeline.chain(RATES, samples=3, seed=0).scan([image], [name])
+    executor = Executor(recover, lambda images: images.sum(axis=1), 0)
+    (found,) = CaseExecutor(measure, executor, RATES, 3).run([image], [name])
     assert not isinstance(found, Exception)
     return Unit(found.outputs[:, None], found.targets[None], np.zeros(1, dtype=int), 1.0)
 

@@ -28,6 +28,7 @@ def run(engine, store):
 
 
 def scan(_, store):
+    sys.path.insert(0, str(Path(__file__).parents[1] / "scan"))
     import toy_scanner
 
     def slow(measurement, *, samples, seed):

@@ -22,7 +22,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import toy
 import taskuq as tq
-from taskuq import files
+from taskuq import _io
 from taskuq.pipeline import _local as local
 
 local.SECONDS = 0.0  # a shard for every case
@@ -55,7 +55,7 @@ def after(source, target, **settings):
         wait_for_the_kill("after", target)
 
 write, pq.write_table = pq.write_table, half
-move, files.move_in = files.move_in, after
+move, _io._replace_file = _io._replace_file, after
 pipeline = tq.Pipeline(toy.measure, toy.recover, toy.task)
 pipeline.run(toy.images(5), accelerations=toy.ACCELERATIONS, samples=4, seed=3, progress=False,
              store={store!r})

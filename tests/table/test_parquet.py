@@ -222,7 +222,7 @@ def test_a_header_that_does_not_fit_its_rows_is_refused(folder, changes):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", json.dumps(with_checksum({"schema": "taskuq.table/1"})), "[" * 10**5],
+    ["", "{", "[]", "null", json.dumps(with_checksum({"schema": "taskuq.outputs/1"})), "[" * 10**5],
 )
 def test_a_header_that_is_no_header_is_refused(folder, text):
     (folder / "table.json").write_text(text)

@@ -372,7 +372,7 @@ def test_page_and_command_line_say_it_until_it_is_declared(tmp_path, capsys, com
 
 
 def test_the_page_says_it_and_clips_nothing(tmp_path):
-    page = tq.make_report(PLAIN, tmp_path / "page", **ASKED_UNDECLARED, trials=20)
+    page = tq.make_report(PLAIN, tmp_path / "page", **ASKED_UNDECLARED, splits=20)
     policy = tq.load_policy(page.parent / "policy.json")
 
     assert HINT in page.read_text()

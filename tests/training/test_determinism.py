@@ -169,7 +169,7 @@ def test_a_case_that_is_not_finite_is_named():
     source = images()
     source.items[4].image[3, 3] = torch.nan
     for cases in (task_of(source), measured(source=source)):
-        with pytest.raises(InputError, match=f"case {source.items[4].case} h"):
+        with pytest.raises(InputError, match=f"case {source.items[4].case} "):
             cases.stock(torch.device("cpu"), 1e9)
 
 

@@ -21,10 +21,10 @@ from taskuq.recover import build, load
 from taskuq.recover._varnet_training import VarNetTraining, load_public_varnet
 from taskuq.recover.flow._model import ConditionalFlow
 from taskuq.recover.flow._train import _FlowTraining
-from taskuq.task import load as load_weights
+from taskuq.task import load as load_task
 from taskuq.task._metrics import auroc
 from taskuq.training._checkpoints import _load_state, _save_state
-from taskuq.training._weights import read_tensors, save_weights
+from taskuq.training._weights import load_weights, read_tensors, save_weights
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -237,6 +237,6 @@ def test_the_classifier_finds_lesions_in_patients_it_has_not_seen():
     atlas = Atlas(patients=12, seed=0, coils=0, first=1000)  # beyond all patients it was made with
     images = torch.stack([atlas[k].image for k in range(len(atlas))])
     with torch.no_grad():
-        outputs = load_weights(WEIGHTS)(images)
+        outputs = load_task(WEIGHTS)(images)
 
     assert auroc(outputs.numpy(), atlas.labels) > 0.85

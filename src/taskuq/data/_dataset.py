@@ -446,7 +446,7 @@ def split_groups(groups: Iterable[str], train: float, tune: float, *, seed: int)
 
     Example:
         >>> split_groups("abcdefghij", 0.6, 0.2, seed=0).judge
-        ('f', 'e')
+        ('i', 'b')
     """
     if min(train, tune) <= 0 or train + tune > 1 + 1e-9:
         raise InputError(

@@ -301,7 +301,7 @@ def _lines_from_texts(texts: list[str], count: int, source: str) -> BoolArray:
     return mask
 
 
-SCHEMA = "taskuq.table/1"
+SCHEMA = "taskuq.outputs/1"
 HEADER = "table.json"
 # Images of some cases, for the report.
 PICTURES = "pictures.npz"
