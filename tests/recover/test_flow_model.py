@@ -216,7 +216,8 @@ def test_training_noise_fills_the_subspaces_it_is_meant_for():
     for noise, null_noise in ((0.5, 0.0), (0.0, 0.25)):
         config = replace(CONFIG, coils=2, noise=noise, null_noise=null_noise)
         flow = ConditionalFlow(config)
-        y, target = _null_space_target(flow, x, mask, torch.Generator().manual_seed(1))
+        batch = {"image": x, "mask": mask}
+        y, target = _null_space_target(flow, batch, torch.Generator().manual_seed(1))
         added = to_complex(target) - project_null_space(x, mask)
         assert torch.allclose(to_complex(y), project_measured(x, mask), atol=1e-6)
         # A projection on a quarter of the lines keeps a quarter of the energy of white noise.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,10 +15,16 @@ from taskuq.data._arrays import ArrayDataset
 from taskuq.data._dataset import Subset
 from taskuq.data._readers import simulate_coil_dataset
 from taskuq.measure._coils import to_channels, to_complex
-from taskuq.measure._fourier import _data_consistency, data_consistency_1d, project_measured
+from taskuq.measure._fourier import data_consistency, data_consistency_1d, project_measured
 from taskuq.measure._mri import MultiCoilMRI
 from taskuq.recover._cases import MaskedDataset
-from taskuq.recover._estimate import BATCH, EstimateDataset, case_scale, varnet_estimate
+from taskuq.recover._estimate import (
+    BATCH,
+    EstimateDataset,
+    case_scale,
+    noise_scale_of,
+    varnet_estimate,
+)
 from taskuq.recover._methods import open_recovery
 from taskuq.recover._varnet import VarNet, VarNetConfig
 from taskuq.recover.flow import _sample as around
@@ -63,7 +70,7 @@ def test_samples_are_data_consistent(small_flow, measurement):
 def test_one_dimensional_consistency_is_the_full_one(measurement, draw):
     y, mask = (tensor[0] for tensor in measurement)
     x = torch.complex(draw(4, 2, 16, 24), draw(4, 2, 16, 24)).to(torch.complex64)
-    difference = data_consistency_1d(x, y, mask) - _data_consistency(x, y, mask)
+    difference = data_consistency_1d(x, y, mask) - data_consistency(x, y, mask)
     assert difference.abs().max() < 1e-5
 
 
@@ -304,11 +311,8 @@ def test_what_measured_lines_take_away_is_given_in_advance(net, images, keep_coi
 
 
 @pytest.mark.parametrize(("unmeasured", "widening"), [(12, 4 / 3), (8, 2), (1, 2), (0, 1)])
-def test_latents_are_widened_as_far_as_at_half_the_lines(net, images, unmeasured, widening):
-    mask = torch.zeros(1, SIZE, dtype=torch.bool)
-    mask[:, unmeasured // 2 : unmeasured // 2 + SIZE - unmeasured] = True
-    found = varnet_estimate(net, images[0].image[None], mask)
-    assert found.noise_scale(0) == pytest.approx(widening**0.5)
+def test_latents_are_widened_as_far_as_at_half_the_lines(unmeasured, widening):
+    assert noise_scale_of(torch.arange(SIZE) >= unmeasured) == pytest.approx(widening**0.5)
 
 
 def test_what_was_not_measured_is_not_used(net, flow, images, keep_coils):
@@ -371,12 +375,13 @@ def test_the_last_draw_counts(net, flow, images, monkeypatch):
     """Ten draws that are not numbers and an eleventh that is: it is taken."""
     recover, draws = ResidualFlowSampler(flow, net), []
 
-    def inverse(inputs, shares, rows, spread):
-        draws.append(len(rows))
+    def inverse(latents, condition):
+        draws.append(len(latents[0]))
         value = torch.nan if len(draws) < 11 else 0.0
-        return torch.full((len(rows), 1, SIZE, SIZE), value, dtype=torch.complex64)
+        return torch.full((draws[-1], 1, SIZE, SIZE), value, dtype=torch.complex64)
 
-    monkeypatch.setattr(recover, "_inverse", inverse)
+    fused = SimpleNamespace(encode=recover.fused.encode, inverse=inverse)
+    monkeypatch.setattr(recover, "fused", fused)
     assert torch.isfinite(recover(scans(images, 4)[0], samples=2, seed=0)).all()
     assert (len(draws), recover.rejected) == (11, 20)
 

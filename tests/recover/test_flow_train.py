@@ -166,7 +166,8 @@ def test_a_sample_is_what_is_expected_and_a_widened_residual(flow, measurement):
 def test_the_target_is_what_the_expected_image_lacks(flow, measurement):
     x, y, mask = measurement
     flow.config = replace(flow.config, normalise=False, null_noise=0.0)
-    told, target = _null_space_target(flow, x, mask, torch.Generator().manual_seed(0))
+    batch = {"image": x, "mask": mask}
+    told, target = _null_space_target(flow, batch, torch.Generator().manual_seed(0))
     with torch.no_grad():
         found = posterior_mean(flow.config, y, mask, flow.predict)
     missing = project_null_space(found.unrotate(to_complex(target)), mask) + found.images[-1]
@@ -216,7 +217,7 @@ def test_nothing_is_filled_and_nothing_unexplained_where_everything_is_measured(
     x, _, mask = measurement
     full = torch.ones_like(mask)
     flow.config = replace(flow.config, null_noise=0.0)
-    _, target = _null_space_target(flow, x, full, torch.Generator())
+    _, target = _null_space_target(flow, {"image": x, "mask": full}, torch.Generator())
     assert target.abs().max() < 1e-5
     assert max(share.max() for share in _residual_fraction(flow, x, full)) < 1e38
 

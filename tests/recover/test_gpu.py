@@ -21,11 +21,7 @@ from taskuq.recover.flow._fused import _FusedAffine, _FusedAttention, _FusedCoup
 from taskuq.recover.flow._model import FlowConfig
 from taskuq.recover.flow._train import _residual_flow_recipe
 from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
-from taskuq.recover.sampler._sample import (
-    SamplerRecovery,
-    _sample_images,
-    counter_normal,
-)
+from taskuq.recover.sampler._sample import SamplerRecovery, _sample_images, counter_normal
 from taskuq.recover.sampler._train import (
     ImageLossConfig,
     SamplerLoss,
@@ -134,8 +130,7 @@ def test_pixelwise_is_its_twin(plain, half, hidden):
 
 
 @pytest.mark.parametrize(
-    ("kind", "shapes"),
-    [("flow", 1), ("varnet", 1), ("any scan", 2), ("sampler", 1), ("task", 1)],
+    ("kind", "shapes"), [("flow", 1), ("varnet", 1), ("any scan", 2), ("sampler", 1), ("task", 1)]
 )
 def test_replayed_steps_are_steps(kind, shapes, monkeypatch):
     """From equal weights the same loss, gradients and buffers, at every step of a training.

@@ -27,9 +27,10 @@ from taskuq.recover._methods import (
     RECOVERIES,
     BatchRecovery,
     MeasurementLike,
+    load_estimator,
     stack_measurements,
 )
-from taskuq.recover._varnet_training import load_varnet
+from taskuq.recover._varnet import VarNet
 from taskuq.recover.flow._model import (
     ACCELERATIONS,
     ConditionalFlow,
@@ -70,11 +71,10 @@ MIN_INFLATION, MAX_INFLATION = 0.5, 2.0
 
 
 def _null_space_target(
-    flow: ConditionalFlow, images: Tensor, mask: Tensor, generator: torch.Generator
+    flow: ConditionalFlow, batch: Batch, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return the condition and null-space target of the flow."""
-    config = flow.config
-    images, measured = _normalised(config, images, mask)
+    config, mask = flow.config, batch["mask"]
+    images, measured = _normalised(config, batch["image"], mask)
     with torch.no_grad():
         prior = posterior_mean(config, measured, mask, flow.predict)
     residual = project_null_space(images, mask)
@@ -115,7 +115,6 @@ def _residual_fill(prior: PosteriorMean, residual: Tensor, mask: Tensor, noise: 
 
 
 def _residual_fraction(flow: ConditionalFlow, images: Tensor, mask: Tensor) -> list[Tensor]:
-    """Return the fraction of missing energy after each pass."""
     images, measured = _normalised(flow.config, images, mask)
     prior = posterior_mean(flow.config, measured, mask, flow.predict)
     passes = prior.images
@@ -126,8 +125,7 @@ def _residual_fraction(flow: ConditionalFlow, images: Tensor, mask: Tensor) -> l
 
 
 def _norm(images: Tensor) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(torch.view_as_real(images).flatten(1), dim=1)
-    return norm
+    return torch.linalg.vector_norm(torch.view_as_real(images).flatten(1), dim=1)
 
 
 @torch.no_grad()
@@ -194,8 +192,7 @@ class FlowRecovery(BatchRecovery):
     Args:
         flow: The flow; it is not changed.
         temperature: Standard deviation of the latents; 1 samples the posterior.
-        options: ``device``, ``dtype`` and ``memory`` of
-            :class:`taskuq.recover.flow._sample.FlowSampler`.
+        options: ``device``, ``dtype`` and ``memory`` of :class:`FlowSampler`.
 
     Example:
         >>> from taskuq.measure._mri import MRIMeasurement
@@ -215,7 +212,6 @@ class FlowRecovery(BatchRecovery):
     def batch(
         self, measurements: Sequence[MeasurementLike], *, samples: int, seeds: Sequence[int]
     ) -> Tensor:
-        """Return posterior samples of several cases, (case, sample, height, width)."""
         zero_filled, mask = stack_measurements(measurements)
         result = self.sampler(
             zero_filled, mask, samples=samples, seeds=seeds, temperature=self.temperature
@@ -253,14 +249,13 @@ class FlowMethod:
         estimate = self.estimate or card.get("estimate")
         if estimate is None:
             raise InputError(
-                f"{path.name} does not name its point-estimate network; set 'estimate' to the one "
-                "it was trained with",
+                f"{path.name} names no point-estimate network; set 'estimate'",
                 code="config.missing",
             )
         if temperature is None:
             temperature = card.get("temperatures") or 1.0
         dtype = torch.float32 if exact else torch.float16
-        net = load_varnet(estimate)
+        net = load_estimator(estimate, VarNet)
         return ResidualFlowSampler(flow, net, device=device, temperature=temperature, dtype=dtype)
 
 
@@ -277,30 +272,21 @@ class _FlowTraining(RecoveryTraining):
 
     def __post_init__(self) -> None:
         if self.estimate is not None and (self.pretrain or self.views):
-            raise InputError(
-                "estimate excludes pretrain and views, which are for flows of whole images",
-                code="option.conflict",
-            )
+            raise InputError("estimate excludes pretrain and views", code="option.conflict")
         if self.network.passes and self.pretrain is None:
-            raise InputError(
-                f"network.passes = {self.network.passes} needs a trained U-Net; add the table "
-                "pretrain",
-                code="option.missing",
-            )
+            raise InputError("network.passes needs the table pretrain", code="option.missing")
         if self.temperatures and self.estimate is None:
             raise InputError(
-                "temperatures are for a residual flow; set its 'estimate', or remove them",
-                code="option.missing",
+                "temperatures need estimate, of a residual flow", code="option.missing"
             )
         if self.temperatures:
             check_temperature(self.temperatures)
 
     def prepare(self, machine: TrainerOptions, data: Any = None) -> tuple[Any, Any]:
-        """Return training and validation cases, with estimates for a residual flow."""
         cases = self.measured(machine, data)
         if self.estimate is None:
             return cases
-        net = load_varnet(self.estimate).to(_device(machine))
+        net = load_estimator(self.estimate, VarNet).to(_device(machine))
         training, validation = (
             EstimateDataset.of(part, net, quiet=not machine.progress) for part in cases
         )
@@ -311,10 +297,7 @@ class _FlowTraining(RecoveryTraining):
             graphs = machine.may_be_one_gpu and self.training.replay
             return _residual_flow_recipe(self.network, cuda_graphs=graphs)
         recipe = _flow_recipe(
-            self.network,
-            compiled=self.training.compile,
-            pretrain=self.pretrain,
-            augment=self.views,
+            self.network, compiled=self.training.compile, pretrain=self.pretrain, augment=self.views
         )
         if not self.network.passes:
             return recipe
@@ -327,7 +310,7 @@ def _device(machine: TrainerOptions) -> str:
     return "cuda" if machine.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
 
 
-# The condition and the target of the flow, made of a batch.
+# A batch to condition and target of the flow.
 Pair = Callable[[ConditionalFlow, Batch, torch.Generator], tuple[Tensor, Tensor]]
 
 
@@ -338,7 +321,6 @@ def _flow_recipe(
     pretrain: TrainingConfig | None = None,
     augment: CoilAugmentation | None = None,
 ) -> Recipe:
-    """Train a flow by maximum likelihood of the null-space image."""
     flow = ConditionalFlow(config)
     if torch.cuda.is_available():
         # Convolutions of this size run on tensor cores, which read channels last.
@@ -346,37 +328,31 @@ def _flow_recipe(
         flow.conditioner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if compiled:
         _compile_flow(flow)
-    recipe = _likelihood_recipe(flow, _whole_pair, augment=augment)
+    recipe = _likelihood_recipe(flow, _null_space_target, augment=augment)
     if pretrain is None:
         return recipe
-    return replace(recipe, pretraining=(_unet_recipe(flow, augment), pretrain))
+
+    def unexplained(batch: Batch) -> list[Tensor]:
+        return _residual_fraction(flow, batch["image"], batch["mask"])
+
+    unet = Recipe(
+        kind="unet",
+        network=flow.unet,
+        config=config,
+        loss=lambda net, batch, generator: torch.stack(
+            unexplained(_augmented(batch, augment, generator))
+        ).mean(),
+        validate=lambda net, batch, generator: {"loss": unexplained(batch)[-1]},
+    )
+    return replace(recipe, pretraining=(unet, pretrain))
 
 
 def _residual_flow_recipe(config: FlowConfig, *, cuda_graphs: bool = False) -> Recipe:
-    """Train a residual flow by maximum likelihood of the estimate's error."""
     return _likelihood_recipe(ConditionalFlow(config), _residual_pair, cuda_graphs=cuda_graphs)
 
 
 def _augmented(batch: Batch, augment: CoilAugmentation | None, generator: torch.Generator) -> Batch:
     return batch if augment is None else {**batch, "image": augment(batch["image"], generator)}
-
-
-def _unet_recipe(flow: ConditionalFlow, augment: CoilAugmentation | None) -> Recipe:
-    """Train the conditioning U-Net to predict the missing part."""
-
-    def loss(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
-        batch = _augmented(batch, augment, generator)
-        return torch.stack(_residual_fraction(flow, batch["image"], batch["mask"])).mean()
-
-    return Recipe(
-        kind="unet",
-        network=flow.unet,
-        config=flow.config,
-        loss=loss,
-        validate=lambda net, batch, generator: {
-            "loss": _residual_fraction(flow, batch["image"], batch["mask"])[-1]
-        },
-    )
 
 
 def _likelihood_recipe(
@@ -406,12 +382,6 @@ def _likelihood_recipe(
         validate=lambda net, batch, generator: {"loss": bits(*pair(flow, batch, generator))},
         example_batch=start,
     )
-
-
-def _whole_pair(
-    flow: ConditionalFlow, batch: Batch, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    return _null_space_target(flow, batch["image"], batch["mask"], generator)
 
 
 def _residual_pair(
