@@ -1,7 +1,5 @@
 """Every layer of the flow inverts, and its log-determinant is the Jacobian's."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -10,6 +8,8 @@ import torch
 from torch.func import jacrev
 
 from raising import refused
+from taskuq.measure._coils import to_complex
+from taskuq.measure._fourier import project_measured, project_null_space
 from taskuq.recover.flow._model import (
     ConditionalFlow,
     FlowConfig,
@@ -21,8 +21,8 @@ from taskuq.recover.flow._model import (
     _stripes,
     bits_per_dimension,
     squeeze,
-    unsqueeze,
 )
+from taskuq.recover.flow._train import _null_space_target
 
 CHANNELS, CONDITION, SIDE = 4, 2, 4
 
@@ -123,20 +123,6 @@ def test_actnorms_start_from_data(small_flow, draw):
     assert bool(flow.started)
 
 
-def test_squeeze_is_a_permutation(draw):
-    x = draw(2, 3, 6, 8)
-    assert torch.equal(unsqueeze(squeeze(x)), x)
-    assert squeeze(x)[0, 4 * 1 + 2 * 1 + 0, 2, 3] == x[0, 1, 5, 6]  # channel 4c + 2 dy + dx
-
-
-def test_a_standard_normal_has_its_entropy_in_bits(draw):
-    z = draw(200, 4, 10, 10)
-    entropy = 0.5 * torch.log2(torch.tensor(2 * torch.pi * torch.e)).item()
-    assert bits_per_dimension([z], z.new_zeros(200)).mean().item() == pytest.approx(
-        entropy, abs=0.02
-    )
-
-
 def test_sides_that_do_not_divide_are_refused(small_flow, draw):
     with refused("shape.mismatch"):
         small_flow.condition(draw(1, 4, 18, 16, dtype=torch.float32))
@@ -207,10 +193,6 @@ def test_likelihood_is_the_entropy_of_the_posterior(trained):
 
 
 def test_training_noise_fills_the_subspaces_it_is_meant_for():
-    from taskuq.measure._coils import to_complex
-    from taskuq.measure._fourier import project_measured, project_null_space
-    from taskuq.recover.flow._train import _null_space_target
-
     x = torch.randn(1, 2, 64, 64, generator=torch.Generator().manual_seed(0)) + 0j
     mask = torch.arange(64)[None] % 4 == 0
     for noise, null_noise in ((0.5, 0.0), (0.0, 0.25)):

@@ -1,7 +1,5 @@
 """What only a GPU can show: the fused kernels mean what their twins in plain torch mean."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """Recovery methods as the pipeline calls them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from types import SimpleNamespace
@@ -236,15 +234,8 @@ IMAGES = {
 def masks(width):
     """Random ones, and those that nobody would measure."""
     drawn = list(_RandomMasks()(3, width, torch.Generator().manual_seed(width))[:, 0])
-    column = torch.arange(width)
-    return [
-        *drawn,
-        column == width // 2,
-        column == 3,
-        column < 0,
-        column >= 0,
-        column != width // 2,
-    ]
+    column, centre = torch.arange(width), width // 2
+    return [*drawn, column == centre, column == 3, column < 0, column >= 0, column != centre]
 
 
 @cache

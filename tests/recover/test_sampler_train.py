@@ -1,8 +1,5 @@
 """Scores of samples: fair for any number of samples, and best for the true distribution."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
 from itertools import combinations, product
 
 import pytest
@@ -123,6 +120,10 @@ def test_one_sample_cannot_be_scored():
         TaskLossConfig(begin=2.0)
 
 
+def test_task_terms_fade_in():
+    assert [TaskLossConfig().fade(p) for p in (0.3, 0.5, 0.625, 0.75, 1)] == [0, 0, 0.5, 1, 1]
+
+
 def test_running_means_follow_each_acceleration_alone():
     sizes = torch.zeros(3, 2)
     place = torch.tensor([0, 2, 2])
@@ -164,23 +165,19 @@ class Spread(SamplerNet):
         return self.deviation * maps.reshape(*noise.shape[:2], 1, SIDE, SIDE)
 
 
-@dataclass
 class Unseen:
     """Nothing is known of an image but the share that was measured."""
 
-    parts: Tensor
+    def __init__(self, parts):
+        self.parts, self.scale = parts, torch.ones(len(parts))
 
-    @property
-    def scale(self) -> Tensor:
-        return torch.ones(len(self.parts))
-
-    def inputs(self) -> Tensor:
+    def inputs(self):
         return torch.zeros(len(self.parts), 1, SIDE, SIDE)
 
-    def sampled_fraction(self) -> Tensor:
+    def sampled_fraction(self):
         return self.parts
 
-    def images(self, residuals: Tensor) -> Tensor:
+    def images(self, residuals):
         return residuals[:, :, 0]
 
 
@@ -265,11 +262,3 @@ def test_beyond_the_limit_terms_count_by_how_uncertain_the_output_is():
     for share, part in ((0.125, 1.0), (0.5, float(uncertain.min() / uncertain.max()))):
         norms = [x[shares == share].flatten(1).norm(dim=1).mean() for x in (both - pull, pull)]
         assert float(norms[0] / norms[1]) == pytest.approx(0.5 * part, rel=1e-3)
-
-
-def test_a_case_is_divided_by_what_was_seen_before_it():
-    sizes = torch.zeros(2, 1)
-    _update_running_means(sizes, torch.tensor([1]), torch.tensor([[4.0]]))
-    loud = _update_running_means(sizes, torch.tensor([1]), torch.tensor([[400.0]]))
-    assert loud.tolist() == [[4.0]]
-    assert sizes.flatten().tolist() == pytest.approx([0.0, 0.98 * 4 + 0.02 * 400])
