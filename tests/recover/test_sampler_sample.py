@@ -1,12 +1,12 @@
 """The sampler: consistent, finite, the same in any company, and blind to what measures."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from raising import refused
 from taskuq.data._arrays import ArrayDataset
@@ -248,30 +248,24 @@ class Loud(SamplerNet):
 def test_noise_becomes_as_loud_as_held_out_cases_ask_for():
     """Everything is unseen, residuals have half of the size that errors have at one share."""
 
-    @dataclass
-    class Blind:
-        part: float
-        scale: Tensor
-
-        def inputs(self):
-            return torch.zeros(len(self.scale), 1, 8, 8)
-
-        def sampled_fraction(self):
-            return torch.full((len(self.scale),), self.part)
-
-        def images(self, residuals):
-            return residuals[:, :, 0] * self.scale.view(-1, 1, 1, 1)
+    def blind(part):
+        return SimpleNamespace(
+            scale=scale,
+            inputs=lambda: torch.zeros(400, 1, 8, 8),
+            sampled_fraction=lambda: torch.full((400,), part),
+            images=lambda residuals: residuals[:, :, 0] * scale.view(-1, 1, 1, 1),
+        )
 
     net = Loud(SamplerConfig(inputs=1, outputs=1, width=4, drawn=(4, 4)))
     generator = torch.Generator().manual_seed(0)
     scale = torch.rand(400, generator=generator) + 0.5
     white = torch.randn(400, 8, 8, generator=generator) * scale.view(-1, 1, 1)
-    cases = [(Blind(0.25, scale), 0.6 * white), (Blind(0.0625, scale), 0.45 * white)]
+    cases = [(blind(0.25), 0.6 * white), (blind(0.0625), 0.45 * white)]
     loudness = fit_noise_scale(net, cases)
     assert loudness == pytest.approx([1.2, 1.2, 1.2, 1.05, 0.9, 0.9, 0.9], abs=0.02)
     widened, plain = (
-        _sample_images(net, cases[0][0], samples=2, seeds=range(400), noise_scale=scale)
-        for scale in (torch.tensor(loudness), None)
+        _sample_images(net, cases[0][0], samples=2, seeds=range(400), noise_scale=factors)
+        for factors in (torch.tensor(loudness), None)
     )
     assert torch.allclose(widened, loudness[2] * plain, atol=1e-5)
 

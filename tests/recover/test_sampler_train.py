@@ -134,20 +134,12 @@ def test_running_means_follow_each_acceleration_alone():
     assert sizes[:, 1].tolist() == [0, 0, 0]
 
 
-class Corner:
-    """A task that looks at one pixel."""
-
-    def inside(self, images):
-        raw = images[:, :1, 0]
-        return raw, raw.sigmoid(), images.flatten(1)[:, :3]
-
-
 def test_task_terms_are_scores_of_what_the_task_says():
     generator = torch.Generator().manual_seed(0)
     images, truth = torch.randn(5, 4, 6, 6, generator=generator), torch.zeros(5, 6, 6)
-    found = SamplerLoss(task_loss=TaskLossConfig(), task=Corner()).task_scores(images, truth)
-    assert torch.allclose(found[:, 0], _fair_crps(images[:, :, 0, 0], truth[:, 0, 0]))
-    assert torch.allclose(found[:, 2], _energy_score(images.flatten(2)[..., :3], torch.zeros(5, 3)))
+    found = SamplerLoss(task_loss=TaskLossConfig(), task=Steep()).task_scores(images, truth)
+    assert torch.allclose(found[:, 0], _fair_crps(3 * images.sum((2, 3)), torch.zeros(5)))
+    assert torch.allclose(found[:, 2], _energy_score(images.relu(), truth))
 
 
 CASES, SIDE = 20_000, 2
@@ -165,22 +157,6 @@ class Spread(SamplerNet):
         return self.deviation * maps.reshape(*noise.shape[:2], 1, SIDE, SIDE)
 
 
-class Unseen:
-    """Nothing is known of an image but the share that was measured."""
-
-    def __init__(self, parts):
-        self.parts, self.scale = parts, torch.ones(len(parts))
-
-    def inputs(self):
-        return torch.zeros(len(self.parts), 1, SIDE, SIDE)
-
-    def sampled_fraction(self):
-        return self.parts
-
-    def images(self, residuals):
-        return residuals[:, :, 0]
-
-
 class Steep(nn.Module):
     """A task that is sure of most images: its gradients differ from case to case."""
 
@@ -190,7 +166,14 @@ class Steep(nn.Module):
 
 
 def truths(batch, generator):
-    return Unseen(batch["share"]), batch["image"]
+    """Nothing is known of an image but the share that was measured."""
+    unseen = SimpleNamespace(
+        scale=torch.ones(len(batch["share"])),
+        inputs=lambda: torch.zeros(len(batch["share"]), 1, SIDE, SIDE),
+        sampled_fraction=lambda: batch["share"],
+        images=lambda residuals: residuals[:, :, 0],
+    )
+    return unseen, batch["image"]
 
 
 def slope(deviation: float, terms: TaskLossConfig | None) -> float:

@@ -147,14 +147,6 @@ def test_counts_in_training_have_the_scanner_s_variance():
     assert views.variance.mean().item() == pytest.approx(told.mean().item(), rel=0.1)
 
 
-def test_rounds_are_drawn_anew_in_training_and_fixed_in_validation():
-    drawn = _SinogramDataset(CHEST, 2, seed=0)
-    rounds = {int(drawn[epoch, 0]["round"]) for epoch in range(20)}
-    fixed = _SinogramDataset(CHEST, 2, seed=None)
-    assert rounds == {0, 1}
-    assert [int(fixed[9, k]["round"]) for k in range(4)] == [0, 1, 0, 1]
-
-
 def test_coil_images_are_refused():
     data = ArrayDataset(np.ones((1, 2, 8, 8)) + 0j, label=[0], group="each")
     with refused("shape.axes"):

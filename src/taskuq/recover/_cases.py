@@ -102,14 +102,12 @@ class MaskedDataset:
         return len(self.source)
 
     def __getitem__(self, place: tuple[int, int]) -> dict[str, Tensor]:
-        epoch, index = place
-        item = self.source[index]
-        which = self.round(epoch, index)
+        item, which = self.source[place[1]], self.round(*place)
         return {
             "image": as_coil_images(item.image),
             "mask": self._rounds[0][which],
             "low_frequencies": self._rounds[1][which],
-            "data_range": torch.tensor(self._range(index, item), dtype=torch.float32),
+            "data_range": torch.tensor(self._range(place[1], item), dtype=torch.float32),
         }
 
     def stock(self, device: torch.device, most: float) -> DeviceDataset | None:
@@ -129,8 +127,7 @@ class MaskedDataset:
             image, width = as_coil_images(item.image), self.masks.shape[1]
             if image.shape[-1] != width:
                 raise InputError(
-                    f"case {item.case} has {image.shape[-1]} columns, the masks have {width}; use "
-                    "images of one size",
+                    f"case {item.case} has {image.shape[-1]} columns, the masks have {width}",
                     code="shape.mismatch",
                 )
             if not bool(torch.isfinite(torch.view_as_real(image)).all()):
@@ -301,10 +298,7 @@ class ScanRandomisation:
     def _simulate_coils(self, images: Tensor, generator: torch.Generator) -> Tensor:
         cases, count, height, width = images.shape
         if count != 1:
-            raise InputError(
-                f"scans.coils needs images of one coil, got {count}; set data.coils to 0",
-                code="option.conflict",
-            )
+            raise InputError("scans.coils needs data.coils = 0", code="option.conflict")
         # By the seed: reading a number from a GPU would wait for it.
         coils = self.coils[mix_seeds(batch_seed(generator), len(self.coils)) % len(self.coils)]
         maps = random_sensitivities(cases, coils, height, width, generator)

@@ -377,18 +377,17 @@ class CrossFitEstimates:
     def __call__(self, batch: Batch, generator: torch.Generator) -> tuple[VarNetEstimate, Tensor]:
         device = batch["image"].device
         augment = self.augment if "progress" in batch else None
+        networks = batch["network"]
+
+        def estimate(index: int, rows: Tensor) -> VarNetEstimate:
+            return self._estimator(index, device)(zero_filled[rows], mask[rows])
+
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             scan = simulate_scan(batch, generator, augment=augment, randomise=self.randomise)
             zero_filled, mask, truth = ifft2c(scan["kspace"]), scan["mask"], rss(scan["image"])
-            networks = batch["network"]
             if len(set(networks)) == 1:
                 return self._estimator(networks[0], device)(zero_filled, mask), truth
-            values = by_network(
-                networks,
-                lambda index, rows: self._estimator(index, device)(zero_filled[rows], mask[rows]),
-                device,
-                multiple=MULTIPLE,
-            )
+            values = by_network(networks, estimate, device, multiple=MULTIPLE)
             return VarNetEstimate(*values), truth
 
     def _estimator(self, index: int, device: torch.device) -> Estimator:

@@ -119,8 +119,6 @@ RECOVERIES = MethodRegistry(
 class ZeroFilled(BatchRecovery):
     """Zero-filled baseline: zeros in the lines that were not measured, coils combined.
 
-    It is its own table ``[recover]``, which has no keys.
-
     Example:
         >>> from taskuq.measure._mri import MRIMeasurement
         >>> scan = MRIMeasurement(torch.ones(4, 8, 8) + 0j, torch.ones(8, dtype=torch.bool), 1.0)
@@ -200,8 +198,8 @@ class Ensemble(BatchRecovery):
                 part = torch.stack([torch.as_tensor(images) for images in drawn])
             if part.shape[1] != count:
                 raise InputError(
-                    f"member {index + 1} of the ensemble returned {part.shape[1]} samples instead "
-                    f"of {count}; pass samples <= {n}, or use posterior samplers only",
+                    f"member {index + 1} returned {part.shape[1]} samples instead of {count}; pass "
+                    f"samples <= {n}, or use posterior samplers only",
                     code="component.invalid",
                 )
             parts.append(part)

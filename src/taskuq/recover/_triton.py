@@ -144,9 +144,7 @@ def fused_step(x: Tensor, raw: Tensor | None, affine, attend, kept: Tensor) -> N
     rows = images * pixels
     block, warps, each, stages = STEP_TILES.get(channels, (64, 4, 4, 1))
     grid = min(triton.cdiv(rows, block), each * multiprocessors(x.device.index))
-    raw_bias, pair, bias = (
-        (affine.raw_bias, affine.pair, affine.bias) if affine else (None, None, None)
-    )
+    raw_bias, _, bias, pair = affine or (None, None, None, None)
     _fused_step[(grid,)](
         x, raw, raw_bias, pair, bias, *(attend or (None, None, None)), kept, rows, pixels,
         raw is not None, attend is not None, pixels % 2 == 0, CLAMP * ATAN_SCALE, FLOOR, channels,

@@ -194,8 +194,7 @@ def load_public_varnet(path: Path | str) -> VarNet:
         ) from None
     if missing:
         raise InputError(
-            f"{path} lacks {len(missing)} weights, first {missing[0]}; use the VarNet's",
-            code="weights.mismatch",
+            f"{path} lacks {len(missing)} weights, such as {missing[0]}", code="weights.mismatch"
         )
     return net.eval()
 

@@ -407,7 +407,6 @@ def inflation_at(inflation: Tensor, mask: Tensor) -> Tensor:
     return torch.lerp(inflation[below], inflation[below + 1], (place - below)[:, None])
 
 
-Latents = list[Tensor]
 # Each 2×2 block of pixels becomes channels, 4c + 2 dy + dx, and channels become pixels again.
 squeeze, unsqueeze = nn.PixelUnshuffle(2), nn.PixelShuffle(2)
 
@@ -421,9 +420,8 @@ class ConditionalFlow(nn.Module):
     :math:`x` is the null-space part of the image, :math:`y` the zero-filled image, both as real
     channels. A U-Net and a chain of convolutions turn :math:`y` into one condition for each
     layer. Every layer squeezes, runs its steps and factors out half of its channels as latents.
-    With ``passes`` the U-Net predicts the mean
-    (:func:`taskuq.recover.flow._sample.posterior_mean`) and :math:`x` is the residual, divided by
-    a scale predicted from the condition.
+    With ``passes`` the U-Net predicts the mean and :math:`x` is the residual, divided by a scale
+    predicted from the condition.
 
     References:
         Wen et al., A Conditional Normalizing Flow for Accelerated Multi-Coil MR Imaging,
@@ -469,10 +467,7 @@ class ConditionalFlow(nn.Module):
             self.register_buffer("widening", torch.ones(len(ACCELERATIONS), c.channels))
 
     def condition(self, inputs: Tensor) -> list[Tensor]:
-        """Turn channels (case, channel, height, width) into one condition per layer.
-
-        A flow with a mean has one more, the logarithms of residual scales.
-        """
+        """Return one condition per layer, and with a mean the logarithms of residual scales."""
         self._check(inputs, self.config.condition_inputs)
         if self.size is not None:
             return [*self.conditioner(inputs), self.size(inputs)]
@@ -489,7 +484,7 @@ class ConditionalFlow(nn.Module):
 
     def forward(
         self, x: Tensor, conditions: Sequence[Tensor], start: bool = False
-    ) -> tuple[Latents, Tensor]:
+    ) -> tuple[list[Tensor], Tensor]:
         """Return the latents of images, finest first, and the log-determinant of each case.
 
         Args:

@@ -83,10 +83,9 @@ def _null_space_target(
     noise = complex_noise(images, generator)
     in_lines = project_measured(noise, mask)
     target = residual + config.null_noise * (noise - in_lines)
-    if config.fill == "noise":
-        target = target + config.noise * in_lines
-    else:
-        target = target + _residual_fill(prior, residual, mask, noise)
+    whole = config.fill == "noise"
+    fill = config.noise * in_lines if whole else _residual_fill(prior, residual, mask, noise)
+    target = target + fill
     return prior.condition, to_channels(prior.rotate(target))
 
 
@@ -239,12 +238,9 @@ class FlowMethod:
         path, flow = RECOVERIES.trained("flow", self.weights)
         temperature, exact = self.temperature, self.precision == "float32"
         if not flow.config.inputs:
-            return FlowRecovery(
-                flow,
-                device=device,
-                dtype=torch.float32 if exact else None,
-                temperature=1.0 if temperature is None else temperature,
-            )
+            temperature = 1.0 if temperature is None else temperature
+            dtype = torch.float32 if exact else None
+            return FlowRecovery(flow, device=device, dtype=dtype, temperature=temperature)
         card = read_toml(path.with_suffix(".toml"))
         estimate = self.estimate or card.get("estimate")
         if estimate is None:
@@ -254,9 +250,9 @@ class FlowMethod:
             )
         if temperature is None:
             temperature = card.get("temperatures") or 1.0
-        dtype = torch.float32 if exact else torch.float16
+        half = torch.float32 if exact else torch.float16
         net = load_estimator(estimate, VarNet)
-        return ResidualFlowSampler(flow, net, device=device, temperature=temperature, dtype=dtype)
+        return ResidualFlowSampler(flow, net, device=device, temperature=temperature, dtype=half)
 
 
 @dataclass(frozen=True)
@@ -282,15 +278,12 @@ class _FlowTraining(RecoveryTraining):
         if self.temperatures:
             check_temperature(self.temperatures)
 
-    def prepare(self, machine: TrainerOptions, data: Any = None) -> tuple[Any, Any]:
+    def prepare(self, machine: TrainerOptions, data: Any = None) -> tuple[Any, ...]:
         cases = self.measured(machine, data)
         if self.estimate is None:
             return cases
         net = load_estimator(self.estimate, VarNet).to(_device(machine))
-        training, validation = (
-            EstimateDataset.of(part, net, quiet=not machine.progress) for part in cases
-        )
-        return training, validation
+        return tuple(EstimateDataset.of(part, net, quiet=not machine.progress) for part in cases)
 
     def recipe(self, cases: Any, machine: TrainerOptions) -> Recipe:
         if self.estimate is not None:
@@ -362,7 +355,10 @@ def _likelihood_recipe(
     augment: CoilAugmentation | None = None,
     cuda_graphs: bool = False,
 ) -> Recipe:
-    bits = partial(_bits, flow)
+    def bits(condition: Tensor, target: Tensor) -> Tensor:
+        latents, log_det = flow(target, flow.condition(condition))
+        return bits_per_dimension(cast(Sequence[Tensor], latents), log_det)
+
     step = GraphedFunction(flow, bits) if cuda_graphs else bits
 
     def training_pair(batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -392,11 +388,6 @@ def _residual_pair(
         torch.randn, error.shape, generator, device=error.device, dtype=error.dtype
     )
     return batch["inputs"], error + flow.config.null_noise * noise
-
-
-def _bits(flow: ConditionalFlow, condition: Tensor, target: Tensor) -> Tensor:
-    latents, log_det = flow(target, flow.condition(condition))
-    return bits_per_dimension(cast(Sequence[Tensor], latents), log_det)
 
 
 NETWORK = NetworkKind(FlowConfig, ConditionalFlow, _FlowTraining, FlowMethod, PRESETS, large=True)

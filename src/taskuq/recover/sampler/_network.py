@@ -101,8 +101,7 @@ class _FiLMBlock(nn.Module):
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         hidden = _film_silu(self.norms[0](self.first(x)), self.film(embedding))
-        hidden = F.silu(self.norms[1](self.second(hidden)))
-        y: Tensor = self.skip(x) + hidden
+        y: Tensor = self.skip(x) + F.silu(self.norms[1](self.second(hidden)))
         return y
 
 
@@ -278,13 +277,10 @@ class SamplerNet(nn.Module):
                 x = F.interpolate(x, scale_factor=2, mode="nearest")
             x = self.up[level](torch.cat([x, skips[level]], dim=1), embedding)
             features.append(x)
-        levels = [
-            level.encode(part)  # type: ignore[operator]
-            for level, part in zip(self.levels, reversed(features), strict=True)
-        ]
-        fine = features[-1]
-        scale = _bounded_exp(self.amplitude(fine))
-        return Condition(levels, self.mean(fine), scale, sampled_fraction, (height, width))
+        pairs = zip(self.levels, reversed(features), strict=True)
+        levels = [level.encode(part) for level, part in pairs]  # type: ignore[operator]
+        scale = _bounded_exp(self.amplitude(x))
+        return Condition(levels, self.mean(x), scale, sampled_fraction, (height, width))
 
     def decode(self, condition: Condition, noise: Tensor) -> Tensor:
         """Return residuals (case, sample, outputs, height, width)."""

@@ -17,7 +17,7 @@ from taskuq._config import read_toml
 from taskuq._seeds import per_case_random
 from taskuq.errors import InputError
 from taskuq.recover._cases import CoilAugmentation, RecoveryTraining, ScanRandomisation
-from taskuq.recover._compiled import accelerate, inference_varnet
+from taskuq.recover._compiled import Step, accelerate, inference_varnet
 from taskuq.recover._estimate import (
     CrossFitDataset,
     CrossFitEstimates,
@@ -115,9 +115,6 @@ TASK_SCORES, TASK_WEIGHT = ("raw", "output", "features"), 0.25
 # A batch to estimates and true images, (case, height, width).
 Estimate = Callable[[Batch, torch.Generator], tuple[ConditionedBatch, Tensor]]
 
-# A network and a function of tensors to a faster function.
-Accelerate = Callable[[nn.Module, Callable[..., Tensor]], Callable[..., Tensor]]
-
 
 @runtime_checkable
 class _FeatureTask(Protocol):
@@ -178,7 +175,7 @@ def sampler_recipe(
     config: SamplerConfig,
     loss: SamplerLoss,
     estimate: Estimate,
-    accelerated: Accelerate | None = None,
+    accelerated: Callable[[nn.Module, Step], Step] | None = None,
 ) -> Recipe:
     net = SamplerNet(config)
     sample = net if accelerated is None else accelerated(net, net.forward)
@@ -193,15 +190,11 @@ def sampler_recipe(
 
 
 def _sample(
-    net: SamplerNet,
-    sample: Callable[..., Tensor],
-    batch: ConditionedBatch,
-    samples: int,
-    generator: torch.Generator,
+    net: SamplerNet, sample: Step, batch: ConditionedBatch, count: int, generator: torch.Generator
 ) -> Tensor:
     """Return images in units of the scale, (case, sample, height, width)."""
     inputs = batch.inputs()
-    size = (len(inputs), samples, net.noise_size(*inputs.shape[-2:]))
+    size = (len(inputs), count, net.noise_size(*inputs.shape[-2:]))
     noise = per_case_random(torch.randn, size, generator, device=inputs.device)
     residuals = sample(inputs, batch.sampled_fraction(), noise)
     return batch.images(residuals.float()) / batch.scale.view(-1, 1, 1, 1)
@@ -212,7 +205,7 @@ def _loss(
     batch: Batch,
     generator: torch.Generator,
     *,
-    sample: Callable[..., Tensor],
+    sample: Step,
     scoring: SamplerLoss,
     estimate: Estimate,
 ) -> Tensor:
@@ -368,8 +361,8 @@ class VarNetEstimator:
         return self.estimate(*self.tensors(measurements))
 
     def tensors(self, measurements: Sequence[MeasurementLike]) -> tuple[Tensor, Tensor]:
-        zero_filled, mask = (part.to(self.device) for part in stack_measurements(measurements))
-        return zero_filled, mask
+        zero_filled, mask = stack_measurements(measurements)
+        return zero_filled.to(self.device), mask.to(self.device)
 
     def estimate(self, *tensors: Tensor) -> _RescaledEstimates:
         zero_filled, mask = tensors
