@@ -74,24 +74,12 @@ def test_whole_flow_inverts_and_its_log_determinant_is_that_of_the_jacobian(rand
     assert found.item() == pytest.approx(log_det.item(), abs=1e-8)
 
 
-def test_single_precision_inverts_to_1e_4(small_flow, draw):
-    x, y = (draw(2, 4, 32, 32, dtype=torch.float32) for _ in range(2))
-    with torch.no_grad():
-        conditions = small_flow.condition(y)
-        restored = small_flow.inverse(small_flow(x, conditions)[0], conditions)
-    assert (restored - x).abs().max() < 1e-4
-
-
 def test_published_parameter_counts():
     with torch.device("meta"):
         flow = ConditionalFlow(FlowConfig())
     count = {name: sum(p.numel() for p in m.parameters()) for name, m in flow.named_children()}
-    couplings = sum(
-        p.numel()
-        for layer in flow.layers
-        for step in layer.steps
-        for p in step.coupling.parameters()
-    )
+    steps = [step for layer in flow.layers for step in layer.steps]
+    couplings = sum(p.numel() for step in steps for p in step.coupling.parameters())
     assert count["unet"] == 496_410_640
     assert count["conditioner"] == 652_416
     assert couplings == 9_943_680

@@ -163,11 +163,7 @@ def test_replayed_steps_are_steps(kind, shapes, monkeypatch):
     assert len(recorded) == shapes
 
 
-# Torch says with every use that it may overlook some waits.
-can_be_told = pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
-
-
-@can_be_told
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 @pytest.mark.parametrize("kind", ["sampler", "task"])
 @pytest.mark.parametrize("replayed", [False, True])
 def test_a_step_never_waits_for_the_gpu(kind, replayed):

@@ -280,9 +280,8 @@ def test_each_case_is_estimated_by_its_own_network(varnet):
     found, truth = CrossFitEstimates([varnet, other], None)(batch, torch.Generator())
     assert len(found.image) == len(numbers)
     for k, net in enumerate((varnet, other)[number] for number in numbers):
-        one = varnet_estimate(
-            net, project_measured(images[k : k + 1], mask[k : k + 1]), mask[k : k + 1]
-        )
+        lines = mask[k : k + 1]
+        one = varnet_estimate(net, project_measured(images[k : k + 1], lines), lines)
         assert torch.allclose(found.image[k], one.image[0], atol=1e-5)
         assert torch.allclose(truth[k], images[k].abs().square().sum(0).sqrt(), atol=1e-5)
 

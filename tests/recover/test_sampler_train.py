@@ -1,6 +1,7 @@
 """Scores of samples: fair for any number of samples, and best for the true distribution."""
 
 from itertools import combinations, product
+from types import SimpleNamespace
 
 import pytest
 import torch

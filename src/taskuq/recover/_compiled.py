@@ -244,7 +244,6 @@ def fuse_varnet(net: VarNet, *, device: torch.device | str, dtype: torch.dtype) 
 
 
 def inference_varnet(net: VarNet, dtype: torch.dtype = torch.float16) -> VarNet | FusedVarNet:
-    """Return the fused VarNet on a GPU, else the network."""
     device = next(net.parameters()).device
     return fuse_varnet(net, device=device, dtype=dtype) if device.type == "cuda" else net
 

@@ -166,7 +166,7 @@ class _SensitivityModel(nn.Module):
         """Return maps (case, coil, height, width) from k-space and ``count`` central lines."""
         window = sensitivity_window(count, kspace.shape[-1])
         images = ifft2c(torch.where(broadcast_mask(window, kspace), kspace, 0))
-        maps = self.norm_unet(images.flatten(0, 1)[:, None]).reshape(images.shape)
+        maps: Tensor = self.norm_unet(images.flatten(0, 1)[:, None]).reshape(images.shape)
         return maps / rss(maps)[:, None].clamp_min(torch.finfo(maps.real.dtype).tiny)
 
 

@@ -330,7 +330,6 @@ class _FlowGraph:
         self.steps = capture_graphs(self._encode, self._decode) if sampler.graphs else []
 
     def encode(self, y: Tensor, scale: Tensor, mask: Tensor) -> None:
-        """Compute the condition of a batch, shared by all samples of a case."""
         self.y.copy_(y)
         self.scale.copy_(scale.view(-1, 1, 1, 1, 1))
         self.mask.copy_(mask.view(self.mask.shape))

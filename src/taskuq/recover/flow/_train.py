@@ -90,7 +90,6 @@ def _null_space_target(
 
 
 def _normalised(config: FlowConfig, images: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return true and zero-filled images in the units of the flow."""
     measured = project_measured(images, mask)
     if config.normalise:
         scale = case_scale(measured).view(-1, 1, 1, 1)

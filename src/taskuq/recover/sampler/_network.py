@@ -62,7 +62,6 @@ class SamplerConfig:
 
     @property
     def size_multiple(self) -> int:
-        """Sides are padded to a multiple of this."""
         return int(2 ** (self.levels - 1))
 
 
