@@ -91,10 +91,8 @@ def test_batches_of_cases_are_equal_and_lose_none(small_flow, draw, cases, each)
     sampler.memory *= 2 * each / sampler.chunk_limit(16, 16) * (1 + 1e-9)
     assert len({len(batch) for batch in sampler._batches(cases, 2, 16, 16)}) == 1
     found = sampler(y, mask, samples=2, seeds=seeds)
-    alone = [
-        FlowSampler(small_flow)(y[i, None], mask[i, None], samples=2, seeds=[i]) for i in seeds
-    ]
-    expected = torch.cat([one.images for one in alone])
+    one = partial(FlowSampler(small_flow), samples=2)
+    expected = torch.cat([one(y[i, None], mask[i, None], seeds=[i]).images for i in seeds])
     assert found.images.shape == expected.shape
     assert (found.images - expected).abs().max() < 1e-4 * expected.abs().max()
 
@@ -376,10 +374,8 @@ def test_training_cases_take_their_masks_in_turn(net, images, monkeypatch):
 def test_a_flow_around_estimates_names_its_network(net, flow, images, tmp_path):
     varnet = save_weights(net, tmp_path / "net.safetensors", kind="varnet", config=net.config)
     notes = {"estimate": str(varnet)}
-    told = save_weights(
-        flow, tmp_path / "a.safetensors", kind="flow", config=flow.config, notes=notes
-    )
-    silent = save_weights(flow, tmp_path / "b.safetensors", kind="flow", config=flow.config)
+    save = partial(save_weights, flow, kind="flow", config=flow.config)
+    told, silent = save(tmp_path / "a.safetensors", notes=notes), save(tmp_path / "b.safetensors")
     scan = scans(images, 4)[0]
     one = open_recovery(told)(scan, samples=2, seed=0)
     other = open_recovery(silent, estimate=varnet)(scan, samples=2, seed=0)

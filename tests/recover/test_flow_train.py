@@ -27,6 +27,7 @@ from taskuq.recover.flow._sample import (
     FlowSampler,
     PosteriorMean,
     _CoilRotation,
+    _split_latents,
     gaussian_blur,
     posterior_mean,
 )
@@ -49,7 +50,6 @@ WHOLE = FlowConfig(
 
 
 def made(config):
-    """The same flow every time."""
     with seeded(1):
         return ConditionalFlow(config)
 
@@ -134,7 +134,6 @@ def test_samples_are_data_consistent(randomise, measurement, change):
 
 
 def test_a_sample_is_what_is_expected_and_a_widened_residual(flow, measurement):
-    """Drawn by the plain network, in the words of the documentation."""
     _, y, mask = measurement
     flow.config = replace(flow.config, normalise=False)
     sampler = FlowSampler(flow)
@@ -144,15 +143,11 @@ def test_a_sample_is_what_is_expected_and_a_widened_residual(flow, measurement):
     for case, seed in enumerate((1, 2)):
         one, lines = y[case : case + 1], mask[case : case + 1]
         rows = gaussian_rows(torch.empty(2, sum(numbers)), [mix_seeds(seed, j, 0) for j in (0, 1)])
-        z = [
-            part.view(2, h, w, c).movedim(-1, 1)
-            for part, (c, h, w) in zip(rows.split(numbers, 1), shapes, strict=True)
-        ]
+        z = [part.movedim(-1, 1) for part in _split_latents(rows, shapes)]
         with torch.no_grad():
             found = posterior_mean(flow.config, one, lines, flow.predict)
-            residual = flow.inverse(
-                z, [c.expand(2, -1, -1, -1) for c in flow.condition(found.condition)]
-            )
+            conditions = [c.expand(2, -1, -1, -1) for c in flow.condition(found.condition)]
+            residual = flow.inverse(z, conditions)
         residual = residual * inflation_at(flow.widening, lines)[:, :, None, None]
         drawn = found.images[-1] + found.unrotate(to_complex(residual))
         plain = project_null_space(drawn, lines.expand(2, -1)) + one

@@ -131,10 +131,7 @@ def test_pixelwise_is_its_twin(plain, half, hidden):
     ("kind", "shapes"), [("flow", 1), ("varnet", 1), ("any scan", 2), ("sampler", 1), ("task", 1)]
 )
 def test_replayed_steps_are_steps(kind, shapes, monkeypatch):
-    """From equal weights the same loss, gradients and buffers, at every step of a training.
-
-    A smaller batch and a pause for evaluation are among them, and of any scan two numbers of coils.
-    """
+    """Equal loss, gradients and buffers at every step, with a smaller batch and an evaluation."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     recorded, record = [], torch.cuda.make_graphed_callables
     monkeypatch.setattr(
@@ -205,7 +202,6 @@ def _recipe(kind, replayed):
 
 
 def _step(recipe, batch, step):
-    """The loss of a batch, and the gradients of all weights in one vector."""
     net = recipe.network
     net.zero_grad()
     loss = recipe.loss(net, batch, torch.Generator("cuda").manual_seed(step))

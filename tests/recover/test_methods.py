@@ -112,7 +112,6 @@ def scans(draw):
 
 @pytest.fixture
 def samplers(tmp_path):
-    """Files of two samplers with random weights, and of the network that they draw around."""
     paths = []
     for name, seed in (("varnet", 0), ("sampler", 1), ("sampler", 2)):
         with seeded(seed):
@@ -130,7 +129,6 @@ def test_members_draw_in_turn(scans):
 
 
 def test_members_have_seeds_of_their_own(scans):
-    """Twins draw other samples: a second network of one build is not the first one's echo."""
     first, second = Ensemble((Member(0), Member(0)))(scans[0], samples=2, seed=3)
     assert not torch.equal(first, second)
 
@@ -223,7 +221,6 @@ IMAGES = {
 
 
 def masks(width):
-    """Random ones, and those that nobody would measure."""
     drawn = list(_RandomMasks()(3, width, torch.Generator().manual_seed(width))[:, 0])
     column, centre = torch.arange(width), width // 2
     return [*drawn, column == centre, column == 3, column < 0, column >= 0, column != centre]
@@ -249,7 +246,6 @@ def folder(tmp_path_factory):
 
 
 def hold(recover, images, mask, seed=0):
-    """A recovery's claim, for one measurement."""
     measured = project_measured(images, mask)
     scan = MRIMeasurement(measured, mask, 1.0)
     drawn = recover(scan, samples=SAMPLES, seed=seed)

@@ -198,7 +198,6 @@ def test_a_sampler_of_another_operator_learns(tmp_path):
 
 @pytest.mark.parametrize("quick", [{"cuda_graphs": True}, {"compiled": True}])
 def test_quick_steps_are_steps(monkeypatch, quick):
-    """On a CPU nothing is replayed; here nothing is compiled, but asked to be."""
     asked = []
     monkeypatch.setattr(
         torch, "compile", lambda function, **options: lambda *x: asked.append(1) or function(*x)

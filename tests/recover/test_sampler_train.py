@@ -25,7 +25,6 @@ CHANCES = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
 
 
 def brute_force(samples, truth, distance):
-    """The definition, pair by pair."""
     count = len(samples)
     off = sum(distance(x - truth) for x in samples) / count
     pairs = sum(distance(a - b) for a, b in combinations(samples, 2))

@@ -1,5 +1,7 @@
 """The variational network: sizes, masks for each case, and full measurements."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -105,8 +107,7 @@ def test_parity_with_scikit_image_and_a_range_of_its_own_for_each_case():
     y = x + 0.1 * rng.standard_normal(x.shape)
     ranges = np.array([0.5, 1.0, 2.0])
     found = _ssim(torch.as_tensor(y), torch.as_tensor(x), torch.as_tensor(ranges))
-    expected = []
-    for a, b, r in zip(y, x, ranges, strict=True):
-        # Its mean leaves out a border of 3 pixels, where its windows would be padded.
-        expected.append(metrics.structural_similarity(a, b, win_size=7, data_range=r))
+    # Its mean leaves out a border of 3 pixels, where its windows would be padded.
+    ssim, cases = partial(metrics.structural_similarity, win_size=7), zip(y, x, ranges, strict=True)
+    expected = [ssim(a, b, data_range=r) for a, b, r in cases]
     assert found.numpy() == pytest.approx(expected, abs=1e-9)
