@@ -416,8 +416,8 @@ class _CrossFitCTEstimates:
 
         with torch.autocast(device.type, enabled=False):
             views, truth = self.simulator(batch, generator)
-            parts = by_network(batch["network"], estimate, device)
-            return _UnrolledEstimate(*parts, views), truth
+            image, first, back_projection = by_network(batch["network"], estimate, device)
+            return _UnrolledEstimate(image, first, back_projection, views), truth
 
 
 SAMPLER_NETWORK = NetworkKind(

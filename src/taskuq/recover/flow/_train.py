@@ -52,7 +52,6 @@ from taskuq.training._networks import NetworkKind
 
 
 def _compile_flow(flow: ConditionalFlow) -> None:
-    """Compile conditioning networks and steps of a flow in place, for training."""
     condition = compile_on_first_call(flow.condition)
     # One function for all steps: those of a kind share its compiled code.
     forward = compile_on_first_call(FlowStep.forward)
@@ -83,8 +82,8 @@ def _null_space_target(
     noise = complex_noise(images, generator)
     in_lines = project_measured(noise, mask)
     target = residual + config.null_noise * (noise - in_lines)
-    whole = config.fill == "noise"
-    fill = config.noise * in_lines if whole else _residual_fill(prior, residual, mask, noise)
+    white = config.fill == "noise"
+    fill = config.noise * in_lines if white else _residual_fill(prior, residual, mask, noise)
     target = target + fill
     return prior.condition, to_channels(prior.rotate(target))
 
@@ -123,7 +122,8 @@ def _residual_fraction(flow: ConditionalFlow, images: Tensor, mask: Tensor) -> l
 
 
 def _norm(images: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(torch.view_as_real(images).flatten(1), dim=1)
+    norm: Tensor = torch.linalg.vector_norm(torch.view_as_real(images).flatten(1), dim=1)
+    return norm
 
 
 @torch.no_grad()
