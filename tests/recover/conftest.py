@@ -1,7 +1,5 @@
 """Small networks with random weights: a fresh flow is a rotation, which would hide faults."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

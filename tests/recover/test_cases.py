@@ -1,7 +1,5 @@
 """Scans of any kind: the truth is kept, and noise, contrast, coils and masks are as asked."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -9,7 +7,7 @@ import pytest
 import torch
 
 from raising import refused
-from taskuq.measure._coils import random_sensitivities, rss
+from taskuq.measure._coils import rss
 from taskuq.measure._fourier import broadcast_mask, fft2c
 from taskuq.recover._cases import (
     CoilAugmentation,
@@ -35,10 +33,7 @@ def batch(draw):
 
 
 def test_nothing_to_vary_is_the_plain_measurement(batch):
-    plain, varied = (
-        simulate_scan(batch, generator()),
-        simulate_scan(batch, generator(), randomise=PLAIN),
-    )
+    plain, varied = (simulate_scan(batch, generator(), randomise=r) for r in (None, PLAIN))
     assert torch.equal(plain["kspace"], varied["kspace"])
     assert torch.equal(varied["mask"], batch["mask"])
 
@@ -54,12 +49,6 @@ def test_every_number_of_coils_comes_up(batch):
     scans = replace(PLAIN, coils=(4, 6, 8))
     counts = {scans(batch, generator(k))["image"].shape[1] for k in range(40)}
     assert counts == {4, 6, 8}
-
-
-def test_rings_differ_from_case_to_case():
-    maps = random_sensitivities(3, 6, 16, 16, generator()).abs()
-    assert (maps[0] - maps[1]).abs().max() > 0.05
-    assert maps.max() < 0.999999  # no coil is alone anywhere
 
 
 def test_noise_has_the_size_it_was_asked_for_and_the_truth_has_none(batch):
@@ -104,17 +93,12 @@ def test_an_empty_image_stays_empty(batch):
     assert torch.isfinite(rss(seen["image"])).all()
 
 
-@pytest.mark.parametrize(
-    ("settings", "code"),
-    [
-        ({"rounds": 1.5}, "value.invalid"),
-        ({"coils": (0,)}, "value.invalid"),
-        ({"snr": (60.0, 20.0)}, "value.invalid"),
-    ],
-)
-def test_bad_settings_are_refused(settings, code):
-    with refused(code):
+@pytest.mark.parametrize("settings", [{"rounds": 1.5}, {"coils": (0,)}, {"snr": (60.0, 20.0)}])
+def test_bad_settings_are_refused(settings):
+    with refused("value.invalid"):
         ScanRandomisation(**settings)
+    with refused("value.invalid"):
+        CoilAugmentation(rotation=60)
 
 
 def test_coils_are_not_simulated_upon_coils(batch):
@@ -133,20 +117,16 @@ def blob(x, y, side=48, width=3.0):
     return (image + 0j)[None, None]
 
 
-def generator_views():
-    return torch.Generator().manual_seed(3)
-
-
 def test_no_move_changes_the_phase_alone(draw):
     x = torch.complex(draw(2, 3, 16, 16), draw(2, 3, 16, 16)).to(torch.complex64)
-    factor = CoilAugmentation(**STILL)(x, generator_views()) / x
+    factor = CoilAugmentation(**STILL)(x, generator(3)) / x
     assert torch.allclose(factor.abs(), torch.ones(()), atol=1e-4)
     assert (factor - factor[:, :1, :1, :1]).abs().max() < 1e-3
 
 
 def test_turning_keeps_all_energy_and_can_be_undone(draw):
     x = torch.complex(draw(2, 3, 16, 16), draw(2, 3, 16, 16)).to(torch.complex64)
-    turned = CoilAugmentation(**(STILL | {"rotation": 20.0}))(x, generator_views())
+    turned = CoilAugmentation(**(STILL | {"rotation": 20.0}))(x, generator(3))
     assert turned.norm().item() == pytest.approx(x.norm().item(), rel=1e-5)
     slope = torch.tensor([0.2, -0.3])
     for axis in (-1, -2):
@@ -171,15 +151,3 @@ def test_stretching_and_shifting_put_things_where_they_belong(scale):
     row = torch.exp(-((((axis - 2.5) / scale) - 5.0) ** 2) / 18)
     found = moved[0, 0].abs().amax(0)
     assert (found / found.max() - row / row.max()).abs().max() < 1e-2
-
-
-def test_the_same_generator_gives_the_same_view(draw):
-    x = torch.complex(draw(2, 3, 16, 16), draw(2, 3, 16, 16)).to(torch.complex64)
-    assert torch.equal(
-        CoilAugmentation()(x, generator_views()), CoilAugmentation()(x, generator_views())
-    )
-
-
-def test_moves_that_are_none_are_refused():
-    with refused("value.invalid"):
-        CoilAugmentation(rotation=60)

@@ -1,30 +1,43 @@
 """Drawing quickly changes nothing: same samples, whatever is drawn beside them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from raising import refused
+from taskuq._seeds import mix_seeds
 from taskuq.data._arrays import ArrayDataset
 from taskuq.data._dataset import Subset
 from taskuq.data._readers import simulate_coil_dataset
 from taskuq.measure._coils import to_channels, to_complex
-from taskuq.measure._fourier import _data_consistency, data_consistency_1d, project_measured
+from taskuq.measure._fourier import data_consistency, data_consistency_1d, project_measured
 from taskuq.measure._mri import MultiCoilMRI
 from taskuq.recover._cases import MaskedDataset
-from taskuq.recover._estimate import BATCH, EstimateDataset, case_scale, varnet_estimate
+from taskuq.recover._estimate import (
+    BATCH,
+    EstimateDataset,
+    case_scale,
+    noise_scale_of,
+    varnet_estimate,
+)
 from taskuq.recover._methods import open_recovery
 from taskuq.recover._varnet import VarNet, VarNetConfig
 from taskuq.recover.flow import _sample as around
 from taskuq.recover.flow._fused import fuse_flow
 from taskuq.recover.flow._model import ConditionalFlow, FlowConfig
-from taskuq.recover.flow._sample import FlowSampler, ResidualFlowSampler, temperature_at
-from taskuq.recover.flow._train import FlowMethod, _FlowTraining, _residual_flow_recipe
+from taskuq.recover.flow._sample import (
+    FlowSampler,
+    ResidualFlowSampler,
+    _FlowGraph,
+    _split_latents,
+    temperature_at,
+)
+from taskuq.recover.flow._train import FlowMethod, _FlowTraining
 from taskuq.training._determinism import seeded
 from taskuq.training._weights import save_weights
 
@@ -53,17 +66,10 @@ def test_folded_flow_is_the_flow(small_flow, randomise, draw, dtype, tolerance, 
     assert (quick - plain).abs().max() < tolerance * plain.abs().max()
 
 
-def test_samples_are_data_consistent(small_flow, measurement):
-    y, mask = measurement
-    samples = FlowSampler(small_flow)(y, mask, samples=3, seeds=[1, 2], temperature=0.5).images
-    again = project_measured(samples.transpose(0, 1).contiguous(), mask.expand(3, 2, 24))
-    assert (again.transpose(0, 1) - y[:, None]).abs().max() < 1e-5 * samples.abs().max()
-
-
 def test_one_dimensional_consistency_is_the_full_one(measurement, draw):
     y, mask = (tensor[0] for tensor in measurement)
     x = torch.complex(draw(4, 2, 16, 24), draw(4, 2, 16, 24)).to(torch.complex64)
-    difference = data_consistency_1d(x, y, mask) - _data_consistency(x, y, mask)
+    difference = data_consistency_1d(x, y, mask) - data_consistency(x, y, mask)
     assert difference.abs().max() < 1e-5
 
 
@@ -85,10 +91,8 @@ def test_batches_of_cases_are_equal_and_lose_none(small_flow, draw, cases, each)
     sampler.memory *= 2 * each / sampler.chunk_limit(16, 16) * (1 + 1e-9)
     assert len({len(batch) for batch in sampler._batches(cases, 2, 16, 16)}) == 1
     found = sampler(y, mask, samples=2, seeds=seeds)
-    alone = [
-        FlowSampler(small_flow)(y[i, None], mask[i, None], samples=2, seeds=[i]) for i in seeds
-    ]
-    expected = torch.cat([one.images for one in alone])
+    one = partial(FlowSampler(small_flow), samples=2)
+    expected = torch.cat([one(y[i, None], mask[i, None], seeds=[i]).images for i in seeds])
     assert found.images.shape == expected.shape
     assert (found.images - expected).abs().max() < 1e-4 * expected.abs().max()
 
@@ -97,13 +101,9 @@ def test_temperature_scales_the_latents(small_flow, measurement):
     y, mask = measurement
     cold = FlowSampler(small_flow)(y, mask, samples=2, seeds=[1, 2], temperature=0.0).images
     assert (cold[:, 0] - cold[:, 1]).abs().max() < 1e-6 * cold.abs().max()
-    spread = [
-        FlowSampler(small_flow)(y, mask, samples=8, seeds=[1, 2], temperature=t)
-        .images.std(1)
-        .mean()
-        for t in (0.1, 0.2)
-    ]
-    assert spread[1] > 1.5 * spread[0]
+    draw = partial(FlowSampler(small_flow), y, mask, samples=8, seeds=[1, 2])
+    less, more = (draw(temperature=t).images.std(1).mean() for t in (0.1, 0.2))
+    assert more > 1.5 * less
 
 
 def test_samples_beyond_the_limit_are_drawn_again_and_counted(small_flow, measurement):
@@ -123,17 +123,11 @@ def test_samples_beyond_the_limit_are_drawn_again_and_counted(small_flow, measur
 
 def _largest(flow, y, mask, seed):
     """The largest value of each of 20 unconstrained draws, read through a full set of nulls."""
-    from taskuq._seeds import mix_seeds
-    from taskuq.recover.flow._sample import _FlowGraph
-
     case = seed - 1
     recording = _FlowGraph(FlowSampler(flow), 1, 20, *y.shape[-2:])
     recording.encode(y[case : case + 1], torch.ones(1), mask[case : case + 1])
     recording.decode([mix_seeds(seed, j, 0) for j in range(20)], 1.0)
-    latents, start = [], 0
-    for c, h, w in recording.shapes:
-        latents.append(recording.latents[:, start : start + c * h * w].view(-1, h, w, c))
-        start += c * h * w
+    latents = _split_latents(recording.latents, recording.shapes)
     x = recording.sampler.fused.inverse(latents, recording.condition)
     return to_channels(x).abs().flatten(1).amax(1).detach()
 
@@ -177,9 +171,7 @@ def test_bad_input_is_refused(small_flow, measurement, change, code):
 
 
 SIZE = 16
-MASKS = np.zeros((2, SIZE), dtype=bool)
-MASKS[0, 6:10] = True
-MASKS[1, 4:12] = True
+MASKS = abs(np.arange(SIZE) - 7.5) < [[2], [4]]
 SMALL = FlowConfig(
     coils=1, inputs=6, unet_width=4, unet_pools=2, condition_channels=4, layers=2, steps=2
 )
@@ -304,11 +296,8 @@ def test_what_measured_lines_take_away_is_given_in_advance(net, images, keep_coi
 
 
 @pytest.mark.parametrize(("unmeasured", "widening"), [(12, 4 / 3), (8, 2), (1, 2), (0, 1)])
-def test_latents_are_widened_as_far_as_at_half_the_lines(net, images, unmeasured, widening):
-    mask = torch.zeros(1, SIZE, dtype=torch.bool)
-    mask[:, unmeasured // 2 : unmeasured // 2 + SIZE - unmeasured] = True
-    found = varnet_estimate(net, images[0].image[None], mask)
-    assert found.noise_scale(0) == pytest.approx(widening**0.5)
+def test_latents_are_widened_as_far_as_at_half_the_lines(unmeasured, widening):
+    assert noise_scale_of(torch.arange(SIZE) >= unmeasured) == pytest.approx(widening**0.5)
 
 
 def test_what_was_not_measured_is_not_used(net, flow, images, keep_coils):
@@ -318,20 +307,6 @@ def test_what_was_not_measured_is_not_used(net, flow, images, keep_coils):
     recover = ResidualFlowSampler(flow, net)
     a, b = (recover(s, samples=2, seed=0) for s in (scan, whole))
     assert torch.allclose(a, b, atol=1e-5)
-
-
-def test_no_temperature_gives_one_image(net, flow, images):
-    drawn = ResidualFlowSampler(flow, net, temperature=0)(scans(images, 4)[0], samples=3, seed=0)
-    assert drawn.std(0).max() < 1e-6
-
-
-def test_a_draw_beyond_the_limit_is_counted_and_drawn_again(net, images):
-    tight = ConditionalFlow(FlowConfig(**{**SMALL.__dict__, "limit": 4.2})).eval()
-    recover = ResidualFlowSampler(tight, net)
-    drawn = recover(scans(images, 4)[0], samples=40, seed=0)
-    assert recover.rejected > 0
-    assert torch.isfinite(drawn).all()
-    assert recover.cooled == 0
 
 
 def test_latents_are_halved_where_no_draw_is_within_the_limit(net, images):
@@ -371,12 +346,13 @@ def test_the_last_draw_counts(net, flow, images, monkeypatch):
     """Ten draws that are not numbers and an eleventh that is: it is taken."""
     recover, draws = ResidualFlowSampler(flow, net), []
 
-    def inverse(inputs, shares, rows, spread):
-        draws.append(len(rows))
+    def inverse(latents, condition):
+        draws.append(len(latents[0]))
         value = torch.nan if len(draws) < 11 else 0.0
-        return torch.full((len(rows), 1, SIZE, SIZE), value, dtype=torch.complex64)
+        return torch.full((draws[-1], 1, SIZE, SIZE), value, dtype=torch.complex64)
 
-    monkeypatch.setattr(recover, "_inverse", inverse)
+    fused = SimpleNamespace(encode=recover.fused.encode, inverse=inverse)
+    monkeypatch.setattr(recover, "fused", fused)
     assert torch.isfinite(recover(scans(images, 4)[0], samples=2, seed=0)).all()
     assert (len(draws), recover.rejected) == (11, 20)
 
@@ -395,47 +371,11 @@ def test_training_cases_take_their_masks_in_turn(net, images, monkeypatch):
             assert torch.allclose(item["error"], found.error(truth)[0], atol=1e-5)
 
 
-def test_it_learns_how_large_errors_are_and_where(net):
-    """Errors three times as large on the right: the samples' spread says so after training."""
-    config = FlowConfig(
-        coils=1, inputs=6, unet_width=8, unet_pools=2, condition_channels=8, layers=1, steps=4
-    )
-    with seeded(0):
-        recipe = _residual_flow_recipe(config)
-    flow, generator = recipe.network, torch.Generator().manual_seed(0)
-    spread = torch.ones(SIZE) * 0.06
-    spread[SIZE // 2 :] = 0.2
-    inputs = torch.zeros(16, 6, SIZE, SIZE)
-    inputs[:, 0] = spread * 5  # the picture tells
-    optimiser = torch.optim.Adam(flow.parameters(), 5e-3)
-    flow.train()
-    for step in range(160):
-        error = torch.randn(16, 2, SIZE, SIZE, generator=generator) * spread
-        batch = {"inputs": inputs, "error": error}
-        if step == 0:
-            recipe.example_batch(flow, batch, generator)
-        loss = recipe.loss(flow, batch, generator)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-    flow.eval()
-    with torch.no_grad():
-        shapes = flow.latent_shapes(SIZE, SIZE)
-        latents = [torch.randn(64, *shape, generator=generator) for shape in shapes]
-        condition = [c.expand(64, -1, -1, -1) for c in flow.condition(inputs[:1])]
-        found = flow.inverse(latents, condition).std((0, 1, 2))
-    # A convolution cannot change its mind within a pixel: leave the edge out.
-    assert torch.allclose(found[:6], spread[:6], rtol=0.15)
-    assert torch.allclose(found[-6:], spread[-6:], rtol=0.15)
-
-
 def test_a_flow_around_estimates_names_its_network(net, flow, images, tmp_path):
     varnet = save_weights(net, tmp_path / "net.safetensors", kind="varnet", config=net.config)
     notes = {"estimate": str(varnet)}
-    told = save_weights(
-        flow, tmp_path / "a.safetensors", kind="flow", config=flow.config, notes=notes
-    )
-    silent = save_weights(flow, tmp_path / "b.safetensors", kind="flow", config=flow.config)
+    save = partial(save_weights, flow, kind="flow", config=flow.config)
+    told, silent = save(tmp_path / "a.safetensors", notes=notes), save(tmp_path / "b.safetensors")
     scan = scans(images, 4)[0]
     one = open_recovery(told)(scan, samples=2, seed=0)
     other = open_recovery(silent, estimate=varnet)(scan, samples=2, seed=0)

@@ -1,7 +1,5 @@
 """What only a GPU can show: the fused kernels mean what their twins in plain torch mean."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
@@ -21,11 +19,7 @@ from taskuq.recover.flow._fused import _FusedAffine, _FusedAttention, _FusedCoup
 from taskuq.recover.flow._model import FlowConfig
 from taskuq.recover.flow._train import _residual_flow_recipe
 from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
-from taskuq.recover.sampler._sample import (
-    SamplerRecovery,
-    _sample_images,
-    counter_normal,
-)
+from taskuq.recover.sampler._sample import SamplerRecovery, _sample_images, counter_normal
 from taskuq.recover.sampler._train import (
     ImageLossConfig,
     SamplerLoss,
@@ -134,14 +128,10 @@ def test_pixelwise_is_its_twin(plain, half, hidden):
 
 
 @pytest.mark.parametrize(
-    ("kind", "shapes"),
-    [("flow", 1), ("varnet", 1), ("any scan", 2), ("sampler", 1), ("task", 1)],
+    ("kind", "shapes"), [("flow", 1), ("varnet", 1), ("any scan", 2), ("sampler", 1), ("task", 1)]
 )
 def test_replayed_steps_are_steps(kind, shapes, monkeypatch):
-    """From equal weights the same loss, gradients and buffers, at every step of a training.
-
-    A smaller batch and a pause for evaluation are among them, and of any scan two numbers of coils.
-    """
+    """Equal loss, gradients and buffers at every step, with a smaller batch and an evaluation."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     recorded, record = [], torch.cuda.make_graphed_callables
     monkeypatch.setattr(
@@ -170,11 +160,7 @@ def test_replayed_steps_are_steps(kind, shapes, monkeypatch):
     assert len(recorded) == shapes
 
 
-# Torch says with every use that it may overlook some waits.
-can_be_told = pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
-
-
-@can_be_told
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 @pytest.mark.parametrize("kind", ["sampler", "task"])
 @pytest.mark.parametrize("replayed", [False, True])
 def test_a_step_never_waits_for_the_gpu(kind, replayed):
@@ -216,7 +202,6 @@ def _recipe(kind, replayed):
 
 
 def _step(recipe, batch, step):
-    """The loss of a batch, and the gradients of all weights in one vector."""
     net = recipe.network
     net.zero_grad()
     loss = recipe.loss(net, batch, torch.Generator("cuda").manual_seed(step))

@@ -1,7 +1,5 @@
 """Recovery methods as the pipeline calls them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from types import SimpleNamespace
@@ -71,13 +69,6 @@ def test_everything_measured_is_returned(methods, scanner, image):
         assert (found - rss(image)).abs().max() < 1e-4 * rss(image).max()
 
 
-def test_another_seed_draws_other_samples(methods, scanner, image):
-    flow, scan = methods[2], scanner(image, 4)
-    one, two = (flow(scan, samples=2, seed=seed) for seed in (0, 1))
-    assert (one - two).abs().max() > 1e-3 * one.abs().max()
-    assert (flow(scan, samples=1, seed=0)[0] - one[0]).abs().max() < 1e-4 * one.abs().max()
-
-
 def test_unusable_measurements_are_refused(methods, scanner, image):
     scan = scanner(image, 4)
     bad = {
@@ -121,7 +112,6 @@ def scans(draw):
 
 @pytest.fixture
 def samplers(tmp_path):
-    """Files of two samplers with random weights, and of the network that they draw around."""
     paths = []
     for name, seed in (("varnet", 0), ("sampler", 1), ("sampler", 2)):
         with seeded(seed):
@@ -139,7 +129,6 @@ def test_members_draw_in_turn(scans):
 
 
 def test_members_have_seeds_of_their_own(scans):
-    """Twins draw other samples: a second network of one build is not the first one's echo."""
     first, second = Ensemble((Member(0), Member(0)))(scans[0], samples=2, seed=3)
     assert not torch.equal(first, second)
 
@@ -188,10 +177,8 @@ def test_provenance_names_all_members_and_whatever_they_draw_around(tmp_path, sa
     config = tmp_path / "run.toml"
     config.write_text(f"[recover]\nkind = 'ensemble'\nmembers = [{names}]\n")
     run: RunConfig = read_run(config)
-    assert to_toml_table(run)["recover"] == {
-        "kind": "ensemble",
-        "members": [str(path) for path in samplers[1:]],
-    }
+    members = [str(path) for path in samplers[1:]]
+    assert to_toml_table(run)["recover"] == {"kind": "ensemble", "members": members}
     assert set(samplers) <= set(referenced_files(run.recover))
 
 
@@ -234,17 +221,9 @@ IMAGES = {
 
 
 def masks(width):
-    """Random ones, and those that nobody would measure."""
     drawn = list(_RandomMasks()(3, width, torch.Generator().manual_seed(width))[:, 0])
-    column = torch.arange(width)
-    return [
-        *drawn,
-        column == width // 2,
-        column == 3,
-        column < 0,
-        column >= 0,
-        column != width // 2,
-    ]
+    column, centre = torch.arange(width), width // 2
+    return [*drawn, column == centre, column == 3, column < 0, column >= 0, column != centre]
 
 
 @cache
@@ -267,7 +246,6 @@ def folder(tmp_path_factory):
 
 
 def hold(recover, images, mask, seed=0):
-    """A recovery's claim, for one measurement."""
     measured = project_measured(images, mask)
     scan = MRIMeasurement(measured, mask, 1.0)
     drawn = recover(scan, samples=SAMPLES, seed=seed)
@@ -310,15 +288,6 @@ def test_the_size_of_numbers_changes_no_digit(kind, power, folder):
         for y in (measured, measured * 2.0**power)
     )
     assert torch.equal(changed, plain * 2.0**power)
-
-
-@pytest.mark.parametrize("kind", CLAIMS)
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_no_number_is_refused(kind, value, folder):
-    images = head(3, 4, 32, 32)
-    images[1, 4, 4] = value
-    with refused("value.nonfinite"):
-        opened(kind, folder)(MRIMeasurement(images, masks(32)[0], 1.0), samples=2, seed=0)
 
 
 def test_a_network_of_many_halvings_takes_a_small_image():

@@ -1,9 +1,7 @@
 """Scores of samples: fair for any number of samples, and best for the true distribution."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
 from itertools import combinations, product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,7 +25,6 @@ CHANCES = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
 
 
 def brute_force(samples, truth, distance):
-    """The definition, pair by pair."""
     count = len(samples)
     off = sum(distance(x - truth) for x in samples) / count
     pairs = sum(distance(a - b) for a, b in combinations(samples, 2))
@@ -123,6 +120,10 @@ def test_one_sample_cannot_be_scored():
         TaskLossConfig(begin=2.0)
 
 
+def test_task_terms_fade_in():
+    assert [TaskLossConfig().fade(p) for p in (0.3, 0.5, 0.625, 0.75, 1)] == [0, 0, 0.5, 1, 1]
+
+
 def test_running_means_follow_each_acceleration_alone():
     sizes = torch.zeros(3, 2)
     place = torch.tensor([0, 2, 2])
@@ -133,20 +134,12 @@ def test_running_means_follow_each_acceleration_alone():
     assert sizes[:, 1].tolist() == [0, 0, 0]
 
 
-class Corner:
-    """A task that looks at one pixel."""
-
-    def inside(self, images):
-        raw = images[:, :1, 0]
-        return raw, raw.sigmoid(), images.flatten(1)[:, :3]
-
-
 def test_task_terms_are_scores_of_what_the_task_says():
     generator = torch.Generator().manual_seed(0)
     images, truth = torch.randn(5, 4, 6, 6, generator=generator), torch.zeros(5, 6, 6)
-    found = SamplerLoss(task_loss=TaskLossConfig(), task=Corner()).task_scores(images, truth)
-    assert torch.allclose(found[:, 0], _fair_crps(images[:, :, 0, 0], truth[:, 0, 0]))
-    assert torch.allclose(found[:, 2], _energy_score(images.flatten(2)[..., :3], torch.zeros(5, 3)))
+    found = SamplerLoss(task_loss=TaskLossConfig(), task=Steep()).task_scores(images, truth)
+    assert torch.allclose(found[:, 0], _fair_crps(3 * images.sum((2, 3)), torch.zeros(5)))
+    assert torch.allclose(found[:, 2], _energy_score(images.relu(), truth))
 
 
 CASES, SIDE = 20_000, 2
@@ -164,26 +157,6 @@ class Spread(SamplerNet):
         return self.deviation * maps.reshape(*noise.shape[:2], 1, SIDE, SIDE)
 
 
-@dataclass
-class Unseen:
-    """Nothing is known of an image but the share that was measured."""
-
-    parts: Tensor
-
-    @property
-    def scale(self) -> Tensor:
-        return torch.ones(len(self.parts))
-
-    def inputs(self) -> Tensor:
-        return torch.zeros(len(self.parts), 1, SIDE, SIDE)
-
-    def sampled_fraction(self) -> Tensor:
-        return self.parts
-
-    def images(self, residuals: Tensor) -> Tensor:
-        return residuals[:, :, 0]
-
-
 class Steep(nn.Module):
     """A task that is sure of most images: its gradients differ from case to case."""
 
@@ -193,7 +166,14 @@ class Steep(nn.Module):
 
 
 def truths(batch, generator):
-    return Unseen(batch["share"]), batch["image"]
+    """Nothing is known of an image but the share that was measured."""
+    unseen = SimpleNamespace(
+        scale=torch.ones(len(batch["share"])),
+        inputs=lambda: torch.zeros(len(batch["share"]), 1, SIDE, SIDE),
+        sampled_fraction=lambda: batch["share"],
+        images=lambda residuals: residuals[:, :, 0],
+    )
+    return unseen, batch["image"]
 
 
 def slope(deviation: float, terms: TaskLossConfig | None) -> float:
@@ -265,11 +245,3 @@ def test_beyond_the_limit_terms_count_by_how_uncertain_the_output_is():
     for share, part in ((0.125, 1.0), (0.5, float(uncertain.min() / uncertain.max()))):
         norms = [x[shares == share].flatten(1).norm(dim=1).mean() for x in (both - pull, pull)]
         assert float(norms[0] / norms[1]) == pytest.approx(0.5 * part, rel=1e-3)
-
-
-def test_a_case_is_divided_by_what_was_seen_before_it():
-    sizes = torch.zeros(2, 1)
-    _update_running_means(sizes, torch.tensor([1]), torch.tensor([[4.0]]))
-    loud = _update_running_means(sizes, torch.tensor([1]), torch.tensor([[400.0]]))
-    assert loud.tolist() == [[4.0]]
-    assert sizes.flatten().tolist() == pytest.approx([0.0, 0.98 * 4 + 0.02 * 400])

@@ -147,14 +147,6 @@ def test_counts_in_training_have_the_scanner_s_variance():
     assert views.variance.mean().item() == pytest.approx(told.mean().item(), rel=0.1)
 
 
-def test_rounds_are_drawn_anew_in_training_and_fixed_in_validation():
-    drawn = _SinogramDataset(CHEST, 2, seed=0)
-    rounds = {int(drawn[epoch, 0]["round"]) for epoch in range(20)}
-    fixed = _SinogramDataset(CHEST, 2, seed=None)
-    assert rounds == {0, 1}
-    assert [int(fixed[9, k]["round"]) for k in range(4)] == [0, 1, 0, 1]
-
-
 def test_coil_images_are_refused():
     data = ArrayDataset(np.ones((1, 2, 8, 8)) + 0j, label=[0], group="each")
     with refused("shape.axes"):
@@ -174,26 +166,7 @@ def test_a_network_learns_to_do_better_than_least_squares(tmp_path):
     assert after < 0.8 * before
 
 
-def test_a_sampler_is_trained_with_its_folds_and_opened_with_its_estimate(tmp_path):
-    how = TrainingConfig(epochs=1, batch=4)
-    settings = _CTSamplerTraining(
-        network=SamplerConfig(3, 1, width=4, drawn=(4, 4)),
-        training=how,
-        measure=MEASURE,
-        estimate=_CTEstimateConfig(folds=2, network=SMALL, training=how),
-        draws=2,
-    )
-    held = Subset(CHEST, (10, 11))
-    path = train(settings, tmp_path, machine=CPU, data=(Subset(CHEST, range(10)), held))
-    assert {p.parent.name for p in tmp_path.glob("*/best.safetensors")} == {
-        "estimate",
-        "fold-1-of-2",
-        "fold-2-of-2",
-    }
-    assert open_recovery(path)(scan(0), samples=2, seed=0).shape == (2, 32, 32)
-
-
-def test_networks_that_estimate_start_where_they_are_told(tmp_path):
+def test_a_sampler_is_trained_with_its_folds_which_start_where_they_are_told(tmp_path):
     still = TrainingConfig(epochs=1, batch=4, learning_rate=1e-9)
     data = Subset(CHEST, range(10)), Subset(CHEST, (10, 11))
     settings = _UnrolledTraining(SMALL, replace(still, seed=1), measure=MEASURE)
@@ -202,8 +175,11 @@ def test_networks_that_estimate_start_where_they_are_told(tmp_path):
     settings = _CTSamplerTraining(
         SamplerConfig(3, 1, width=4, drawn=(4, 4)), still, measure=MEASURE, estimate=estimate
     )
-    train(settings, tmp_path / "sampler", machine=CPU, data=data)
-    for path in (tmp_path / "sampler").glob("*/best.safetensors"):
+    sampler = train(settings, tmp_path / "sampler", machine=CPU, data=data)
+    assert open_recovery(sampler)(scan(0), samples=2, seed=0).shape == (2, 32, 32)
+    paths = list(sampler.parent.glob("*/best.safetensors"))
+    assert {p.parent.name for p in paths} == {"estimate", "fold-1-of-2", "fold-2-of-2"}
+    for path in paths:
         for mine, theirs in zip(load(path).parameters(), load(start).parameters(), strict=True):
             assert torch.allclose(mine, theirs, atol=1e-6)
 

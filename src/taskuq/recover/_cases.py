@@ -41,14 +41,11 @@ class _RandomMasks:
         (low, high), (narrow, wide) = self.accelerations, self.centre
         if not 1 <= low <= high or not 0 <= narrow <= wide <= 1:
             raise InputError(
-                f"accelerations must be (smallest, largest), at least 1, and centre fractions in "
-                f"[0, 1], got {self.accelerations} and {self.centre}",
-                code="value.invalid",
+                f"accelerations must be rising, at least 1, centre in [0, 1]: got {self}"
             )
         if not self.rules or set(self.rules) - set(PATTERNS):
             raise InputError(
-                f"unknown rules {list(self.rules)}; choose from {', '.join(PATTERNS)}",
-                code="choice.unknown",
+                f"rules must be of {PATTERNS}, got {self.rules}", code="choice.unknown"
             )
 
     def __call__(
@@ -68,7 +65,15 @@ class _RandomMasks:
         # The largest of log-weights with Gumbel noise are a draw without replacement.
         noise = -torch.log(-torch.log(uniform(cases, width)))
         distance = (column - width // 2).abs().clamp_min(1)
-        spaced = _equidistant(is_centre, lines[:, :1] - centre[:, None], uniform(cases))
+        # Equidistant lines outside the centre, from a random offset.
+        left = (~is_centre).sum(1, keepdim=True)
+        shifted = torch.minimum((uniform(cases)[:, None] * left).long(), left - 1).clamp_min(0)
+        index, count = (~is_centre).cumsum(1), lines[:, :1] - centre[:, None]
+        before, after = (
+            torch.div(k * count + shifted, left.clamp_min(1), rounding_mode="floor")
+            for k in (index - 1, index)
+        )
+        spaced = ~is_centre & (after > before)
         by_rule = (noise - distance.log(), noise, torch.where(spaced, _FIRST, noise))
         keys = torch.stack([by_rule[PATTERNS.index(rule)] for rule in self.rules], dim=1)
         which = (len(self.rules) * uniform(cases)).long().clamp_max(len(self.rules) - 1)
@@ -76,16 +81,6 @@ class _RandomMasks:
         keys = torch.where(is_centre, math.inf, keys)
         rank = keys.argsort(dim=1, descending=True).argsort(dim=1)
         return rank[:, None] < lines[:, :, None]
-
-
-def _equidistant(is_centre: Tensor, lines: Tensor, offset: Tensor) -> Tensor:
-    """Return that many equidistant lines outside the centre, (case, width)."""
-    left = (~is_centre).sum(1, keepdim=True)
-    shifted = torch.minimum((offset[:, None] * left).long(), left - 1).clamp_min(0)
-    index = (~is_centre).cumsum(1)
-    after = torch.div(index * lines + shifted, left.clamp_min(1), rounding_mode="floor")
-    before = torch.div((index - 1) * lines + shifted, left.clamp_min(1), rounding_mode="floor")
-    return ~is_centre & (after > before)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,14 +102,12 @@ class MaskedDataset:
         return len(self.source)
 
     def __getitem__(self, place: tuple[int, int]) -> dict[str, Tensor]:
-        epoch, index = place
-        item = self.source[index]
-        which = self.round(epoch, index)
+        item, which = self.source[place[1]], self.round(*place)
         return {
             "image": as_coil_images(item.image),
             "mask": self._rounds[0][which],
             "low_frequencies": self._rounds[1][which],
-            "data_range": torch.tensor(self._range(index, item), dtype=torch.float32),
+            "data_range": torch.tensor(self._range(place[1], item), dtype=torch.float32),
         }
 
     def stock(self, device: torch.device, most: float) -> DeviceDataset | None:
@@ -131,21 +124,19 @@ class MaskedDataset:
 
     def _range(self, index: int, item: Case) -> float:
         if index not in self._maxima:
-            self._maxima[index] = self._largest(as_coil_images(item.image), item.case)
+            image, width = as_coil_images(item.image), self.masks.shape[1]
+            if image.shape[-1] != width:
+                raise InputError(
+                    f"case {item.case} has {image.shape[-1]} columns, the masks have {width}",
+                    code="shape.mismatch",
+                )
+            if not bool(torch.isfinite(torch.view_as_real(image)).all()):
+                raise InputError(
+                    f"case {item.case} contains NaN or infinities; remove it",
+                    code="value.nonfinite",
+                )
+            self._maxima[index] = float(rss(image).max())
         return self.ranges.get(item.group) or self._maxima[index]
-
-    def _largest(self, image: Tensor, case: str) -> float:
-        if image.shape[-1] != self.masks.shape[1]:
-            raise InputError(
-                f"case {case} has {image.shape[-1]} columns, the masks have "
-                f"{self.masks.shape[1]}; use images of one size",
-                code="shape.mismatch",
-            )
-        if not bool(torch.isfinite(torch.view_as_real(image)).all()):
-            raise InputError(
-                f"case {case} contains NaN or infinite values; remove it", code="value.nonfinite"
-            )
-        return float(rss(image).max())
 
     @cached_property
     def _rounds(self) -> tuple[Tensor, Tensor]:
@@ -164,10 +155,7 @@ def random_round(seed: int | None, epoch: int, index: int, rounds: int) -> int:
 
 
 def as_coil_images(image: Tensor) -> Tensor:
-    """Return complex64 coil images."""
-    if image.ndim == 2:
-        image = image[None]
-    return image.to(torch.complex64)
+    return (image[None] if image.ndim == 2 else image).to(torch.complex64)
 
 
 def _volume_maxima(source: Dataset) -> dict[str, float]:
@@ -187,13 +175,8 @@ class RecoveryTraining:
     measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
 
     def measured(
-        self,
-        machine: TrainerOptions,
-        data: tuple[Dataset, Dataset] | None,
-        *,
-        by_volume: bool = False,
+        self, machine: TrainerOptions, data: tuple[Dataset, Dataset] | None, by_volume: bool = False
     ) -> tuple[MaskedDataset, MaskedDataset]:
-        """Return training and validation cases, each with its masks."""
         training, validation = data or open_data(self.data)
         masks = self.measure.masks(as_coil_images(training[0].image).shape[-1])
         ranges = [_volume_maxima(part) if by_volume else {} for part in (training, validation)]
@@ -215,11 +198,7 @@ class CoilAugmentation:
     def __post_init__(self) -> None:
         values = (self.rotation, self.shift, self.stretch, self.flip)
         if min(values) < 0 or self.rotation > 45 or max(values[1:]) > 0.5:
-            raise InputError(
-                "rotation must be in [0, 45] degrees, shift, stretch and flip in [0, 0.5], got "
-                f"{self}",
-                code="value.invalid",
-            )
+            raise InputError(f"rotation must be in [0, 45], the others in [0, 0.5], got {self}")
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Return transformed coil images, complex (case, coil, height, width)."""
@@ -287,16 +266,9 @@ class ScanRandomisation:
     def __post_init__(self) -> None:
         fractions = (self.rounds, self.noisy, self.contrast)
         if min(fractions) < 0 or max(fractions) > 1:
-            raise InputError(
-                f"rounds, noisy and contrast must be in [0, 1], got {fractions}",
-                code="value.invalid",
-            )
+            raise InputError(f"rounds, noisy and contrast must be in [0, 1], got {fractions}")
         if min(self.coils, default=1) < 1 or self.snr[0] > self.snr[1]:
-            raise InputError(
-                f"coils must be at least 1 and snr (smallest, largest), got {list(self.coils)} and "
-                f"{list(self.snr)}",
-                code="value.invalid",
-            )
+            raise InputError(f"coils must be at least 1 and snr be rising, got {self}")
 
     def __call__(self, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the batch with coil images, ``kspace``, mask and its central lines."""
@@ -309,8 +281,12 @@ class ScanRandomisation:
         own = self.masks(cases, width, generator)[:, 0]
         is_round = _uniform(generator, cases) < self.rounds
         mask = torch.where(is_round[:, None], mask, own)
-        noise = self._deviation(images, generator).view(-1, 1, 1, 1)
-        kspace = fft2c(images) + noise * complex_noise(images, generator)
+        signal = images.abs().square().sum(1).mean((1, 2)).sqrt()
+        low, high = self.snr
+        decibels = low + (high - low) * _uniform(generator, cases)
+        is_noisy = _uniform(generator, cases) < self.noisy
+        deviation = torch.where(is_noisy, signal * 10 ** (-decibels / 20), 0).view(-1, 1, 1, 1)
+        kspace = fft2c(images) + deviation * complex_noise(images, generator)
         return {
             **batch,
             "image": images,
@@ -322,23 +298,11 @@ class ScanRandomisation:
     def _simulate_coils(self, images: Tensor, generator: torch.Generator) -> Tensor:
         cases, count, height, width = images.shape
         if count != 1:
-            raise InputError(
-                f"scans.coils simulates coils, and the images have {count} already; set coils = 0 "
-                "in the table data",
-                code="option.conflict",
-            )
+            raise InputError("scans.coils needs data.coils = 0", code="option.conflict")
         # By the seed: reading a number from a GPU would wait for it.
         coils = self.coils[mix_seeds(batch_seed(generator), len(self.coils)) % len(self.coils)]
         maps = random_sensitivities(cases, coils, height, width, generator)
         return images * random_phases(cases, height, width, generator)[:, None] * maps
-
-    def _deviation(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the standard deviation of each case's noise, (case,)."""
-        signal = images.abs().square().sum(1).mean((1, 2)).sqrt()
-        low, high = self.snr
-        decibels = low + (high - low) * _uniform(generator, len(images))
-        is_noisy = _uniform(generator, len(images)) < self.noisy
-        return torch.where(is_noisy, signal * 10 ** (-decibels / 20), 0)
 
 
 def simulate_scan(
@@ -348,7 +312,6 @@ def simulate_scan(
     augment: CoilAugmentation | None = None,
     randomise: ScanRandomisation | None = None,
 ) -> Batch:
-    """Augment a batch and simulate its k-space."""
     if augment is not None:
         batch = {**batch, "image": augment(batch["image"], generator)}
     if randomise is not None:

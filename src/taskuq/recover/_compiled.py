@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
@@ -15,31 +16,19 @@ from torch.nn import functional as F
 from taskuq.measure._coils import rss
 from taskuq.measure._fourier import ifft2c, sensitivity_window
 from taskuq.recover._triton import kernels_for
-from taskuq.recover._varnet import (
-    EPS,
-    SLOPE,
-    NormUnet,
-    UNet,
-    VarNet,
-    VarNetBlock,
-    check_kspace,
-    pad_amount,
-)
+from taskuq.recover._varnet import EPS, SLOPE, UNet, VarNet, VarNetBlock, check_kspace, pad_amount
 
 # Tensor cores read channels by eights; others are copied to such a number in every convolution.
 ALIGNED = 8
 
 
 def weight_of(weight: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return a convolution's weight in another precision, channels last."""
-    moved = weight.detach().to(device, dtype)
-    return moved.contiguous(memory_format=torch.channels_last)
+    return weight.detach().to(device, dtype).contiguous(memory_format=torch.channels_last)
 
 
 def convolution_of(
     module: nn.Module, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return a convolution's weight and bias in another precision."""
     assert isinstance(module, nn.Conv2d)
     assert module.bias is not None
     return weight_of(module.weight, device, dtype), module.bias.detach().to(device, dtype)
@@ -54,12 +43,11 @@ def convolve(x: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
 
 
 def to_rows(image: Tensor) -> Tensor:
-    """Reshape (image, channel, height, width) to (image, pixel, channel)."""
+    """Reshape (image, channel, height, width) to rows (image, pixel, channel)."""
     return image.permute(0, 2, 3, 1).contiguous().flatten(1, 2)
 
 
 def _to_image(x: Tensor, height: int, width: int) -> Tensor:
-    """Reshape (image, pixel, channel) to (image, channel, height, width) without a copy."""
     return x.view(len(x), height, width, -1).permute(0, 3, 1, 2)
 
 
@@ -94,16 +82,15 @@ class _NormConv(NamedTuple):
     eps: float
 
     @classmethod
-    def of(cls, weight: Tensor, *inputs: int) -> _NormConv:
+    def of(
+        cls, weight: Tensor, inputs: tuple[int, ...], *, device: torch.device, dtype: torch.dtype
+    ) -> _NormConv:
         """Divide by a power of 2 against overflow in float16; the normalisation undoes it."""
         largest = torch.linalg.vector_norm(weight, dim=inputs).max().item()
         scale = 2.0 ** math.ceil(math.log2(largest)) if largest > 0 else 1.0
-        return cls(weight / scale, EPS / scale**2)
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> _NormConv:
-        moved = self.weight.to(device, dtype)
-        form = torch.channels_last if moved.ndim == 4 else torch.contiguous_format
-        return _NormConv(moved.contiguous(memory_format=form), self.eps)
+        form = torch.channels_last if weight.ndim == 4 else torch.contiguous_format
+        moved = (weight / scale).to(device, dtype).contiguous(memory_format=form)
+        return cls(moved, EPS / scale**2)
 
 
 class FusedUNet(NamedTuple):
@@ -155,9 +142,9 @@ class FusedUNet(NamedTuple):
 def fuse_unet(
     unet: UNet, device: torch.device, dtype: torch.dtype, *, aligned: int | None = None
 ) -> FusedUNet:
-    """Rearrange U-Net weights for inference."""
     if aligned is None:
         aligned = ALIGNED if device.type == "cuda" else 1
+    fold = partial(_NormConv.of, device=device, dtype=dtype)
 
     def pair(block: nn.Module, parts: int = 1) -> tuple[_NormConv, _NormConv]:
         first, second = (m for m in block.modules() if isinstance(m, nn.Conv2d) and m.bias is None)
@@ -165,17 +152,14 @@ def fuse_unet(
         chunks = first.weight.detach().chunk(parts, dim=1)
         padded = torch.cat([pad_to_multiple(chunk, aligned, 0, 1) for chunk in chunks], dim=1)
         other = pad_to_multiple(second.weight.detach(), aligned, 0, 1)
-        return (
-            _NormConv.of(padded, 1, 2, 3).to(device, dtype),
-            _NormConv.of(other, 1, 2, 3).to(device, dtype),
-        )
+        return fold(padded, (1, 2, 3)), fold(other, (1, 2, 3))
 
     up = []
     for block in unet.up_transpose_conv:
         (transposed,) = (m for m in block.modules() if isinstance(m, nn.ConvTranspose2d))
         # (in, out, dy, dx) as one matrix (in, dy * dx * out): each pixel becomes a 2×2 block.
         padded = pad_to_multiple(transposed.weight.detach(), aligned, 0, 1)
-        up.append(_NormConv.of(padded.permute(0, 2, 3, 1).flatten(1), 0).to(device, dtype))
+        up.append(fold(padded.permute(0, 2, 3, 1).flatten(1), (0,)))
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     weight, bias = convolution_of(unet.output, device, exact)
     return FusedUNet(
@@ -189,7 +173,6 @@ def fuse_unet(
 
 
 def pad_to_multiple(weight: Tensor, multiple: int, *axes: int) -> Tensor:
-    """Zero-pad axes to a multiple."""
     for axis in axes:
         shape = list(weight.shape)
         shape[axis] = -shape[axis] % multiple
@@ -220,19 +203,12 @@ def _upsample(
     out.copy_(to_rows(F.pad(image, missing, mode="reflect")))
 
 
-class _FusedCascade(NamedTuple):
-    """One cascade: U-Net and data-consistency weight."""
-
-    unet: FusedUNet
-    step: float
-
-
 @dataclass(frozen=True, eq=False)
 class FusedVarNet:
     """VarNet for inference on one device and precision."""
 
     sensitivity: FusedUNet
-    cascades: tuple[_FusedCascade, ...]
+    cascades: tuple[tuple[FusedUNet, float], ...]  # with data-consistency weights
 
     def __call__(self, kspace: Tensor, mask: Tensor, low_frequencies: Tensor) -> Tensor:
         return rss(self.maps_and_images(kspace, mask, low_frequencies)[1])
@@ -245,7 +221,9 @@ class FusedVarNet:
         measured = torch.fft.fft(zero_padded)
         lines = torch.fft.ifftshift(mask, dim=-1)[:, None, None].to(measured.real.dtype)
         window = torch.fft.ifftshift(sensitivity_window(low_frequencies, mask.shape[-1]), dim=-1)
-        maps = self._maps(torch.fft.ifft(measured * window[:, None, None]))
+        images = torch.fft.ifft(measured * window[:, None, None])
+        maps = _refined(self.sensitivity, images.flatten(0, 1)).view(images.shape)
+        maps = maps / rss(maps)[:, None].clamp_min(torch.finfo(maps.real.dtype).tiny)
         # The inverse transform's own factor is part of the sensitivities.
         combining = maps.conj().resolve_conj() / kspace.shape[-1]
         refined, target = measured, measured * lines
@@ -257,29 +235,15 @@ class FusedVarNet:
         whole = mask.all(-1).view(-1, 1, 1, 1)
         return maps, torch.where(whole, zero_padded, torch.fft.ifft(refined))
 
-    def _maps(self, images: Tensor) -> Tensor:
-        maps = _refined(self.sensitivity, images.flatten(0, 1)).view(images.shape)
-        norm = rss(maps)[:, None].clamp_min(torch.finfo(maps.real.dtype).tiny)
-        unit: Tensor = maps / norm
-        return unit
-
 
 def fuse_varnet(net: VarNet, *, device: torch.device | str, dtype: torch.dtype) -> FusedVarNet:
-    """Rearrange VarNet weights for inference."""
     device = torch.device(device)
-
-    def unet(part: NormUnet) -> FusedUNet:
-        return fuse_unet(part.unet, device, dtype)
-
-    cascades = []
-    for block in net.cascades:
-        assert isinstance(block, VarNetBlock)
-        cascades.append(_FusedCascade(unet(block.model), block.dc_weight.item()))
-    return FusedVarNet(unet(net.sens_net.norm_unet), tuple(cascades))
+    blocks = cast(Iterable[VarNetBlock], net.cascades)
+    cascades = [(fuse_unet(b.model.unet, device, dtype), b.dc_weight.item()) for b in blocks]
+    return FusedVarNet(fuse_unet(net.sens_net.norm_unet.unet, device, dtype), tuple(cascades))
 
 
 def inference_varnet(net: VarNet, dtype: torch.dtype = torch.float16) -> VarNet | FusedVarNet:
-    """Return the fused VarNet on a GPU, else the network."""
     device = next(net.parameters()).device
     return fuse_varnet(net, device=device, dtype=dtype) if device.type == "cuda" else net
 
@@ -303,10 +267,10 @@ def _refined(unet: FusedUNet, images: Tensor) -> Tensor:
 
 
 T = TypeVar("T")
+Step = Callable[..., Tensor]
 
 
 def capture_graphs(*steps: Callable[[], Any]) -> list[tuple[torch.cuda.CUDAGraph, Any]]:
-    """Capture functions as CUDA graphs sharing memory."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -359,10 +323,10 @@ class GraphedFunction:
         self._cases = 0
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        if not inputs[0].is_cuda or not self.network.training or not torch.is_grad_enabled():
-            return self.compute(*inputs)
-        self._cases = self._cases or len(inputs[0])
-        if len(inputs[0]) != self._cases:
+        captured = inputs[0].is_cuda and self.network.training and torch.is_grad_enabled()
+        if captured:
+            self._cases = self._cases or len(inputs[0])
+        if not captured or len(inputs[0]) != self._cases:
             return self.compute(*inputs)
         shapes = tuple(x.shape for x in inputs)
         if shapes not in self._graphs:
@@ -373,10 +337,9 @@ class GraphedFunction:
     def _capture(self, inputs: tuple[Tensor, ...]) -> Any:
         buffers = [buffer.clone() for buffer in self.network.buffers()]
         examples = tuple(x.clone() for x in inputs)
-        precision = torch.get_autocast_dtype("cuda")
-        is_mixed = torch.is_autocast_enabled("cuda")
+        precision, mixed = torch.get_autocast_dtype("cuda"), torch.is_autocast_enabled("cuda")
         # Weights in lower precision, cached for one step, would be cached for all steps.
-        autocast = torch.autocast("cuda", precision, enabled=is_mixed, cache_enabled=False)
+        autocast = torch.autocast("cuda", precision, enabled=mixed, cache_enabled=False)
         with warnings.catch_warnings(), autocast:
             # torch warms up on another stream than it captures on; the capture joins the two.
             warnings.filterwarnings("ignore", "The AccumulateGrad node's stream", UserWarning)
@@ -411,13 +374,11 @@ class CompiledStep:
         if not torch.is_grad_enabled():
             return self.plain(*arguments)
         shapes = [x.shape for x in arguments if isinstance(x, Tensor)]
-        if self._shapes is None:
-            self._shapes = shapes
+        self._shapes = self._shapes or shapes
         return (self.compiled if shapes == self._shapes else self.plain)(*arguments)
 
 
 def compile_on_first_call(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function for the shapes of its first call."""
     with warnings.catch_warnings():
         # torch's compiler imports a part of torch that is deprecated.
         warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
@@ -425,13 +386,8 @@ def compile_on_first_call(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def accelerate(
-    network: nn.Module,
-    compute: Callable[..., Tensor],
-    *,
-    cuda_graphs: bool = False,
-    compiled: bool = False,
-) -> Callable[..., Tensor]:
-    """Compile or graph-capture a training function."""
+    network: nn.Module, compute: Step, *, cuda_graphs: bool = False, compiled: bool = False
+) -> Step:
     if compiled:
         compute = CompiledStep(compute, compile_on_first_call(compute))
     return GraphedFunction(network, compute) if cuda_graphs else compute

@@ -59,9 +59,8 @@ def case_scale(y: Tensor) -> Tensor:
         quantile = magnitudes.sort(dim=1).values[:, rank - 1]
     else:
         quantile = magnitudes.kthvalue(rank, dim=1).values
-    return torch.maximum(quantile, magnitudes.amax(1) / 100).clamp_min(
-        torch.finfo(torch.float32).tiny
-    )
+    tiny = torch.finfo(torch.float32).tiny
+    return torch.maximum(quantile, magnitudes.amax(1) / 100).clamp_min(tiny)
 
 
 class VarNetEstimate(NamedTuple):
@@ -106,9 +105,6 @@ class VarNetEstimate(NamedTuple):
             self.measured[:, None],
             self.mask[:, None, None, None],
         )
-
-    def noise_scale(self, case: int) -> float:
-        return noise_scale_of(self.mask[case])
 
     def _unit(self) -> Tensor:
         return self.phase.conj() / self.scale.view(-1, 1, 1)
@@ -198,22 +194,17 @@ class EstimateDataset:
 
     def stock(self, device: torch.device, most: float) -> DeviceDataset:
         rounds = self.inputs.shape[1]
+        inputs, errors = (x.to(device).flatten(0, 1) for x in (self.inputs, self.errors))
         return DeviceDataset(
             by_case={},
-            by_draw={
-                "inputs": self.inputs.to(device).flatten(0, 1),
-                "error": self.errors.to(device).flatten(0, 1),
-            },
+            by_draw={"inputs": inputs, "error": errors},
             drawn=lambda epoch, index: index * rounds + self.cases.round(epoch, index),
         )
 
 
 def check_folds(folds: int) -> None:
-    """Refuse a number of folds that cannot be cross-fitted."""
     if folds < 0 or folds == 1:
-        raise InputError(
-            f"estimate.folds must be 0 or at least 2, got {folds}", code="value.invalid"
-        )
+        raise InputError(f"estimate.folds must be 0 or at least 2, got {folds}")
 
 
 def train_estimators(
@@ -224,7 +215,6 @@ def train_estimators(
     folder: Path,
     **options: Any,
 ) -> list[Path]:
-    """Train the estimator of all groups and that of each fold, where weights are missing."""
 
     def run(name: str, how: Any, part: Any) -> Path:
         return train(how, folder / name, cases=(part, cases[1]), **options)
@@ -248,7 +238,6 @@ def _fold_name(fold: int, folds: int) -> str:
 def cross_fit_datasets(
     cases: Sequence[Any], folds: int, seed: int
 ) -> tuple[CrossFitDataset, CrossFitDataset]:
-    """Return training and validation cases with the index of their out-of-fold network."""
     networks, validation = (np.zeros(len(part), dtype=np.int64) for part in cases[:2])
     if folds:
         networks = 1 + assign_folds(cases[0].source.groups, folds, seed=seed)
@@ -271,20 +260,10 @@ class EstimateConfig:
         check_folds(self.folds)
 
     def train(
-        self,
-        cases: tuple[MaskedDataset, MaskedDataset],
-        settings: VarNetTraining,
-        folder: Path,
-        **options: Any,
+        self, cases: Sequence[MaskedDataset], settings: VarNetTraining, folder: Path, **options: Any
     ) -> list[Path]:
-        """Return the network of all patients, then that of each fold, trained where missing."""
-        settings = replace(
-            settings,
-            network=self.network,
-            training=self.training,
-            data_range=self.data_range,
-            start=self.start,
-        )
+        names = ("network", "training", "data_range", "start")
+        settings = replace(settings, **{name: getattr(self, name) for name in names})
         if self.folder is not None:
             return self._stored(self.folder, settings)
         return train_estimators(settings, self.weights, self.folds, cases, folder, **options)
@@ -294,8 +273,7 @@ class EstimateConfig:
         path = folder / "config.toml"
         if not path.exists():
             raise InputError(
-                f"estimate.folder is {folder}, which has no {path.name}: its estimators are not "
-                "trained; train them first, or remove estimate.folder",
+                f"estimate.folder {folder} has no {path.name}; train its estimators first",
                 code="file.missing",
             )
         there, here = read_toml(path), to_toml_table(settings)
@@ -309,9 +287,8 @@ class EstimateConfig:
         changed = [f"{key}: {a} there, {b} here" for key, (a, b) in pairs.items() if a != b]
         if changed or "trial" in there:
             raise InputError(
-                f"estimate.folder {folder} holds another training "
-                f"({', '.join(changed) or 'a trial'}); name one of the same patients, masks and "
-                "folds, or remove estimate.folder",
+                f"estimate.folder {folder} holds another training: {changed or 'trial'}; name one "
+                "of the same data, masks and folds",
                 code="resume.mismatch",
             )
         weights = self.weights or estimate.get("weights") or estimate_weights(folder)
@@ -320,7 +297,6 @@ class EstimateConfig:
 
 
 def estimate_weights(folder: Path) -> Path:
-    """Return the path of the point-estimate network."""
     return folder / "estimate" / "best.safetensors"
 
 
@@ -328,9 +304,7 @@ def assign_folds(groups: NDArray[np.str_], folds: int, *, seed: int) -> NDArray[
     """Return the fold of each case; groups are never split."""
     names, of_case = np.unique(groups, return_inverse=True)
     if len(names) < folds:
-        raise InputError(
-            f"{len(names)} groups are too few for {folds} folds; use fewer folds", code="units.few"
-        )
+        raise InputError(f"{len(names)} groups are too few for {folds} folds", code="units.few")
     order = np.random.default_rng(seed).permutation(len(names))
     place = np.empty(len(names), dtype=np.int64)
     place[order] = np.arange(len(names)) % max(folds, 1)
@@ -382,6 +356,9 @@ def by_network(
     return [torch.cat(values)[back] for values in zip(*parts, strict=True)]
 
 
+Estimator = Callable[[Tensor, Tensor], VarNetEstimate]
+
+
 class CrossFitEstimates:
     """Out-of-fold estimates of a batch."""
 
@@ -395,41 +372,34 @@ class CrossFitEstimates:
     ) -> None:
         self.networks = [net.eval().requires_grad_(False) for net in networks]
         self.augment, self.randomise, self.cuda_graphs = augment, randomise, cuda_graphs
-        self._estimators: dict[int, Callable[[Tensor, Tensor], VarNetEstimate]] = {}
+        self._estimators: dict[int, Estimator] = {}
 
     def __call__(self, batch: Batch, generator: torch.Generator) -> tuple[VarNetEstimate, Tensor]:
-        """Return estimates, and true images (case, height, width)."""
         device = batch["image"].device
         augment = self.augment if "progress" in batch else None
+        networks = batch["network"]
+
+        def estimate(index: int, rows: Tensor) -> VarNetEstimate:
+            return self._estimator(index, device)(zero_filled[rows], mask[rows])
+
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             scan = simulate_scan(batch, generator, augment=augment, randomise=self.randomise)
             zero_filled, mask, truth = ifft2c(scan["kspace"]), scan["mask"], rss(scan["image"])
-            networks = batch["network"]
             if len(set(networks)) == 1:
                 return self._estimator(networks[0], device)(zero_filled, mask), truth
-            values = by_network(
-                networks,
-                lambda index, rows: self._estimator(index, device)(zero_filled[rows], mask[rows]),
-                device,
-                multiple=MULTIPLE,
-            )
+            values = by_network(networks, estimate, device, multiple=MULTIPLE)
             return VarNetEstimate(*values), truth
 
-    def _estimator(
-        self, index: int, device: torch.device
-    ) -> Callable[[Tensor, Tensor], VarNetEstimate]:
+    def _estimator(self, index: int, device: torch.device) -> Estimator:
         if index not in self._estimators:
             net = inference_varnet(self.networks[index].to(device))
-            estimate = partial(varnet_estimate, net)
-            self._estimators[index] = (
-                CudaGraph(estimate, most=SHAPES) if self.cuda_graphs else estimate
-            )
+            plain = partial(varnet_estimate, net)
+            self._estimators[index] = CudaGraph(plain, most=SHAPES) if self.cuda_graphs else plain
         return self._estimators[index]
 
 
 def _to_device(indices: NDArray[np.int64], device: torch.device) -> Tensor:
     """Copy indices to a device without waiting for a GPU."""
     tensor = torch.as_tensor(indices)
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
+    tensor = tensor.pin_memory() if device.type == "cuda" else tensor
+    return tensor.to(device, non_blocking=True)

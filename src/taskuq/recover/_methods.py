@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +24,10 @@ class MeasurementLike(Protocol):
     """Protocol of a measurement: zero_filled and mask."""
 
     @property
-    def zero_filled(self) -> Tensor:
-        """Coil images, complex (coil, height, width)."""
+    def zero_filled(self) -> Tensor: ...  # coil images, complex (coil, height, width)
 
     @property
-    def mask(self) -> Tensor:
-        """The measured columns, booleans (width,)."""
+    def mask(self) -> Tensor: ...  # measured columns, booleans (width,)
 
 
 class BatchRecovery:
@@ -45,9 +43,8 @@ class BatchRecovery:
 
 
 def check_samples(samples: int) -> None:
-    """Refuse fewer than one sample."""
     if samples < 1:
-        raise InputError(f"samples must be at least 1, got {samples}", code="value.invalid")
+        raise InputError(f"samples must be at least 1, got {samples}")
 
 
 def init_weights(network: nn.Module, weights: Path | None, kind: str) -> None:
@@ -58,11 +55,10 @@ def init_weights(network: nn.Module, weights: Path | None, kind: str) -> None:
         load_weights(network, path)
 
 
-def _check_measurement(measurement: MeasurementLike) -> MeasurementLike:
+def _check_measurement(measurement: MeasurementLike) -> None:
     if not isinstance(measurement, MeasurementLike):
         raise InputError(
-            f"the measurement must have zero_filled and mask, got {type(measurement).__name__}; "
-            "pass a measurement of taskuq.measure",
+            f"a measurement must have zero_filled and mask, got {type(measurement).__name__}",
             code="component.invalid",
         )
     y = measurement.zero_filled
@@ -73,11 +69,7 @@ def _check_measurement(measurement: MeasurementLike) -> MeasurementLike:
     numbers = torch.view_as_real(y)
     # Where a sum is finite all its terms are, and it is ten times as quick; it may overflow.
     if not torch.isfinite(numbers.sum()) and not torch.isfinite(numbers).all():
-        raise InputError(
-            "the measurement contains NaN or infinite values; measure that case again",
-            code="value.nonfinite",
-        )
-    return measurement
+        raise InputError("the measurement has NaN or infinite values", code="value.nonfinite")
 
 
 def rescale_pow2(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,12 +83,24 @@ def rescale_pow2(images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def stack_measurements(measurements: Sequence[MeasurementLike]) -> tuple[Tensor, Tensor]:
-    """Stack zero-filled images and masks of several cases."""
-    checked = [_check_measurement(measurement) for measurement in measurements]
-    return (
-        torch.stack([measurement.zero_filled for measurement in checked]),
-        torch.stack([torch.as_tensor(measurement.mask).bool() for measurement in checked]),
+    for measurement in measurements:
+        _check_measurement(measurement)
+    masks = [torch.as_tensor(measurement.mask).bool() for measurement in measurements]
+    return torch.stack([measurement.zero_filled for measurement in measurements]), torch.stack(
+        masks
     )
+
+
+N = TypeVar("N", bound=nn.Module)
+
+
+def load_estimator(weights: Path | str, kind: type[N]) -> N:
+    net = RECOVERIES.load(locate(weights))
+    if not isinstance(net, kind):
+        raise InputError(
+            f"estimate names {weights}, which is no {kind.__name__}", code="weights.mismatch"
+        )
+    return net
 
 
 RECOVERIES = MethodRegistry(
@@ -115,8 +119,6 @@ RECOVERIES = MethodRegistry(
 class ZeroFilled(BatchRecovery):
     """Zero-filled baseline: zeros in the lines that were not measured, coils combined.
 
-    It is its own table ``[recover]``, which has no keys.
-
     Example:
         >>> from taskuq.measure._mri import MRIMeasurement
         >>> scan = MRIMeasurement(torch.ones(4, 8, 8) + 0j, torch.ones(8, dtype=torch.bool), 1.0)
@@ -127,11 +129,9 @@ class ZeroFilled(BatchRecovery):
     def batch(
         self, measurements: Sequence[MeasurementLike], *, samples: int, seeds: Sequence[int]
     ) -> Tensor:
-        """Return the zero-filled magnitude images of several cases, (case, 1, height, width)."""
         return rss(stack_measurements(measurements)[0])[:, None]
 
     def open(self, device: torch.device | str) -> ZeroFilled:
-        """Return itself: it runs where its measurements are."""
         return self
 
 
@@ -143,10 +143,7 @@ class FolderMethod:
 
     def open(self, device: torch.device | str) -> RecoveryFolder:
         if self.path is None:
-            raise InputError(
-                "recover.path is missing; set it to the folder of recoveries",
-                code="config.missing",
-            )
+            raise InputError("recover.path is missing; name a folder", code="config.missing")
         return RecoveryFolder(self.path)
 
 
@@ -158,8 +155,7 @@ def open_recovery(
     Args:
         weights: A .safetensors file, or the name of a bundled network.
         device: Device to run on.
-        settings: Other keys of the table ``[recover]`` of its kind, e.g. ``temperature`` of a
-            flow.
+        settings: Other keys of its table ``[recover]``, e.g. ``temperature`` of a flow.
 
     Example:
         >>> type(open_recovery("varnet-atlas")).__name__
@@ -178,10 +174,7 @@ class Ensemble(BatchRecovery):
 
     def __post_init__(self) -> None:
         if not self.members:
-            raise InputError(
-                "the ensemble has no members; name at least one trained network",
-                code="config.missing",
-            )
+            raise InputError("recover.members is empty; name networks", code="config.missing")
 
     @property
     def rejected(self) -> int:
@@ -190,10 +183,9 @@ class Ensemble(BatchRecovery):
     def batch(
         self, measurements: Sequence[MeasurementLike], *, samples: int, seeds: Sequence[int]
     ) -> Tensor:
-        """Return samples of several cases, (case, sample, height, width)."""
         check_samples(samples)
         n = len(self.members)
-        images: Tensor | None = None
+        parts = []
         for index, member in enumerate(self.members[:samples]):
             count = len(range(index, samples, n))
             # Members of one architecture would turn equal seeds into samples that are alike.
@@ -202,20 +194,16 @@ class Ensemble(BatchRecovery):
                 part = torch.as_tensor(member.batch(measurements, samples=count, seeds=own))
             else:
                 pairs = zip(measurements, own, strict=True)
-                part = torch.stack(
-                    [torch.as_tensor(member(y, samples=count, seed=seed)) for y, seed in pairs]
-                )
+                drawn = [member(y, samples=count, seed=seed) for y, seed in pairs]
+                part = torch.stack([torch.as_tensor(images) for images in drawn])
             if part.shape[1] != count:
                 raise InputError(
-                    f"member {index + 1} of the ensemble returned {part.shape[1]} samples instead "
-                    f"of {count}; pass samples <= {n}, or use posterior samplers only",
+                    f"member {index + 1} returned {part.shape[1]} samples instead of {count}; pass "
+                    f"samples <= {n}, or use posterior samplers only",
                     code="component.invalid",
                 )
-            if images is None:
-                images = part.new_empty((part.shape[0], samples, *part.shape[2:]))
-            images[:, index::n] = part
-        assert images is not None
-        return images
+            parts.append(part)
+        return torch.stack([parts[j % n][:, j // n] for j in range(samples)], dim=1)
 
 
 @dataclass(frozen=True)
@@ -225,8 +213,4 @@ class EnsembleMethod:
     members: tuple[Path, ...] = ()
 
     def open(self, device: torch.device | str) -> Ensemble:
-        if not self.members:
-            raise InputError(
-                "recover.members is missing; set it to the trained networks", code="config.missing"
-            )
         return Ensemble(tuple(open_recovery(member, device=device) for member in self.members))

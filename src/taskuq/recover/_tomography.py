@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -28,13 +28,8 @@ from taskuq.measure._tomography import (
     view_angles,
 )
 from taskuq.recover._cases import CoilAugmentation, random_round
-from taskuq.recover._estimate import (
-    by_network,
-    check_folds,
-    cross_fit_datasets,
-    train_estimators,
-)
-from taskuq.recover._methods import RECOVERIES, BatchRecovery, init_weights
+from taskuq.recover._estimate import by_network, check_folds, cross_fit_datasets, train_estimators
+from taskuq.recover._methods import RECOVERIES, BatchRecovery, init_weights, load_estimator
 from taskuq.recover._varnet import UNet
 from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
 from taskuq.recover.sampler._sample import SamplerRecovery
@@ -49,7 +44,6 @@ from taskuq.training._config import Batch, Recipe, TrainingConfig
 from taskuq.training._determinism import DeviceDataset
 from taskuq.training._fit import TrainerOptions
 from taskuq.training._networks import NetworkKind
-from taskuq.training._weights import locate
 
 
 @dataclass(frozen=True)
@@ -62,9 +56,7 @@ class _UnrolledConfig:
 
     def __post_init__(self) -> None:
         if min(self.cascades, self.width, self.pools) < 1:
-            raise InputError(
-                f"cascades, width and pools must be positive, got {self}", code="value.invalid"
-            )
+            raise InputError(f"cascades, width and pools must be positive, got {self}")
 
 
 class _UnrolledNet(nn.Module):
@@ -73,10 +65,15 @@ class _UnrolledNet(nn.Module):
     def __init__(self, config: _UnrolledConfig | None = None) -> None:
         super().__init__()
         self.config = c = config or _UnrolledConfig()
-        self.refinements = nn.ModuleList(_refinement(c) for _ in range(c.cascades))
+        self.refinements = nn.ModuleList()
+        for _ in range(c.cascades):
+            self.refinements.append(UNet(3, 1, width=c.width, pools=c.pools))
+            last = cast(nn.Conv2d, cast(UNet, self.refinements[-1]).output)
+            # Small outputs at first: the network starts at least squares.
+            nn.init.normal_(last.weight, std=1e-3)
+            nn.init.zeros_(cast(Tensor, last.bias))
 
     def forward(self, views: SinogramBatch) -> Tensor:
-        """Recover images (case, height, width)."""
         smooth = filtered_back_projection(views, "hann")
         fraction = torch.log(views.share.clamp_min(1e-3)).view(-1, 1, 1).expand(smooth.shape)
         image = landweber_update(torch.zeros_like(smooth), views)
@@ -84,17 +81,6 @@ class _UnrolledNet(nn.Module):
             image = landweber_update(image, views, steps=1)
             image = image + refinement(torch.stack([image, smooth, fraction], dim=1))[:, 0].float()
         return image
-
-
-def _refinement(config: _UnrolledConfig) -> UNet:
-    """Return a U-Net whose output is small at first: the network starts at least squares."""
-    net = UNet(3, 1, width=config.width, pools=config.pools)
-    last = net.output
-    assert isinstance(last, nn.Conv2d)
-    assert last.bias is not None
-    nn.init.normal_(last.weight, std=1e-3)
-    nn.init.zeros_(last.bias)
-    return net
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,9 +99,7 @@ class _SinogramDataset:
         item = self.source[index]
         if item.image.ndim != 2 or item.image.is_complex() or len(set(item.image.shape)) > 1:
             raise InputError(
-                f"case {item.case} has shape {tuple(item.image.shape)} and type "
-                f"{item.image.dtype}; tomography takes real square images (coils = 0 in data)",
-                code="shape.axes",
+                f"case {item.case} is no real square image; set data.coils to 0", code="shape.axes"
             )
         return {"image": item.image.float(), "round": torch.tensor(self._round(epoch, index))}
 
@@ -161,10 +145,10 @@ class _SinogramSimulator:
         self,
         measure: TomographyConfig,
         augment: CoilAugmentation | None = None,
-        anywhere: float = 0.0,
+        anywhere: float = 0,
     ) -> None:
         if not 0 <= anywhere <= 1:
-            raise InputError(f"anywhere must be in [0, 1], got {anywhere}", code="value.invalid")
+            raise InputError(f"anywhere must be in [0, 1], got {anywhere}")
         self.measure, self.augment, self.anywhere = measure, augment, anywhere
         masks = measure.masks(0)
         # Rounds are nested: without random views no others are used.
@@ -188,8 +172,7 @@ class _SinogramSimulator:
         read = exact
         if counts.photons:
             rate = counts.rate(exact, size)
-            shape = tuple(rate.shape)
-            noise = per_case_random(torch.randn, shape, generator, device=images.device)
+            noise = per_case_random(torch.randn, (*rate.shape,), generator, device=images.device)
             read = counts.read(rate + rate.sqrt() * noise, size)
         read = read * mask[:, :, None]
         variance = counts.variance(read, size) * mask[:, :, None]
@@ -261,28 +244,20 @@ def _unrolled_estimate(net: _UnrolledNet, views: SinogramBatch) -> _UnrolledEsti
 
 PRESETS = {
     "paper": _UnrolledConfig(),
-    # 128×128.
-    "demo": _UnrolledConfig(cascades=4, width=16, pools=3),
-    # For teaching and tests.
-    "tiny": _UnrolledConfig(cascades=2, width=6, pools=2),
+    "demo": _UnrolledConfig(cascades=4, width=16, pools=3),  # 128×128
+    "tiny": _UnrolledConfig(cascades=2, width=6, pools=2),  # for teaching and tests
 }
 UNROLLED_TRAINING = TrainingConfig(
-    epochs=60,
-    batch=16,
-    learning_rate=1e-3,
-    warmup=100,
-    schedule="cosine",
-    decay=0.02,
-    clip=1.0,
+    epochs=60, batch=16, learning_rate=1e-3, warmup=100, schedule="cosine", decay=0.02, clip=1.0
 )
 
 
+@dataclass(frozen=True)
 class _UnrolledRecovery(BatchRecovery):
     """Point estimate by an unrolled network."""
 
-    def __init__(self, net: _UnrolledNet) -> None:
-        self.net = net.eval()
-        self.device = next(net.parameters()).device
+    net: _UnrolledNet
+    device: torch.device | str
 
     @torch.no_grad()
     def batch(
@@ -299,7 +274,8 @@ class UnrolledMethod:
     weights: Path | None = None
 
     def open(self, device: torch.device | str) -> _UnrolledRecovery:
-        return _UnrolledRecovery(RECOVERIES.trained("unrolled", self.weights)[1].to(device))
+        net = RECOVERIES.trained("unrolled", self.weights)[1]
+        return _UnrolledRecovery(net.to(device), device)
 
 
 @dataclass(frozen=True)
@@ -311,13 +287,13 @@ class _UnrolledTraining(_CTTraining):
     start: Path | None = None
 
     def recipe(self, cases: Any, machine: TrainerOptions) -> Recipe:
-        simulator = self.simulator()
+        validate = partial(_validate, simulator=self.simulator())
         recipe = Recipe(
             kind="unrolled",
             network=_UnrolledNet(self.network),
             config=self.network,
-            loss=partial(_loss, simulator=simulator),
-            validate=partial(_validate, simulator=simulator),
+            loss=lambda *inputs: validate(*inputs)["loss"].mean(),
+            validate=validate,
             summary=partial(_summary, self.measure.accelerations),
         )
         init_weights(recipe.network, self.start, "unrolled")
@@ -332,14 +308,7 @@ def _validate(
     return {"loss": error, "peak": truth.amax((1, 2)), "round": batch["round"].float()}
 
 
-def _loss(
-    net: nn.Module, batch: Batch, generator: torch.Generator, *, simulator: _SinogramSimulator
-) -> Tensor:
-    return _validate(net, batch, generator, simulator=simulator)["loss"].mean()
-
-
 def _summary(accelerations: Sequence[float], values: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the mean error, and the PSNR of each round in dB."""
     summary = {"loss": float(values["loss"].double().mean())}
     for k, acceleration in enumerate(accelerations):
         here = values["round"] == k
@@ -354,24 +323,21 @@ NETWORK = NetworkKind(_UnrolledConfig, _UnrolledNet, _UnrolledTraining, Unrolled
 # Condition channels of an estimate, and the one channel of an image.
 INPUTS, OUTPUTS = 3, 1
 SAMPLER_PRESETS = {
-    # 256×256.
-    "paper": SamplerConfig(INPUTS, OUTPUTS),
-    # 128×128.
-    "demo": SamplerConfig(INPUTS, OUTPUTS, width=32, drawn=(32, 64, 96, 128)),
-    # For teaching and tests: 0.2 million parameters.
-    "tiny": SamplerConfig(INPUTS, OUTPUTS, width=8, drawn=(8, 16, 16)),
+    "paper": SamplerConfig(INPUTS, OUTPUTS),  # 256×256
+    "demo": SamplerConfig(INPUTS, OUTPUTS, width=32, drawn=(32, 64, 96, 128)),  # 128×128
+    "tiny": SamplerConfig(INPUTS, OUTPUTS, width=8, drawn=(8, 16, 16)),  # for tests
 }
 
 
+@dataclass(frozen=True)
 class _UnrolledEstimator:
     """Sinograms to unrolled-network estimates."""
 
-    def __init__(self, net: _UnrolledNet) -> None:
-        self.net = net.eval()
-        self.device = next(net.parameters()).device
+    net: _UnrolledNet
 
     def __call__(self, measurements: Sequence[Sinogram]) -> _UnrolledEstimate:
-        return _unrolled_estimate(self.net, stack_sinograms(measurements, self.device))
+        device = next(self.net.parameters()).device
+        return _unrolled_estimate(self.net, stack_sinograms(measurements, device))
 
 
 @dataclass(frozen=True)
@@ -384,20 +350,9 @@ class CTSamplerMethod:
 
     def open(self, device: torch.device | str) -> SamplerRecovery:
         path, net = RECOVERIES.trained("views-sampler", self.weights)
-        estimator = _UnrolledEstimator(
-            _load_unrolled(find_estimate(path, self.estimate)).to(device)
-        )
+        unrolled = load_estimator(find_estimate(path, self.estimate), _UnrolledNet).to(device)
         dtype = torch.float32 if self.precision == "float32" else None
-        return SamplerRecovery(net.to(device), estimator, dtype=dtype)
-
-
-def _load_unrolled(weights: Path | str) -> _UnrolledNet:
-    net = RECOVERIES.load(locate(weights))
-    if not isinstance(net, _UnrolledNet):
-        raise InputError(
-            f"estimate names {weights}, which is no unrolled network", code="weights.mismatch"
-        )
-    return net
+        return SamplerRecovery(net.to(device), _UnrolledEstimator(unrolled), dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -430,27 +385,16 @@ class _CTSamplerTraining(SamplerTrainingMixin, _CTTraining):
         self.check((INPUTS, OUTPUTS))
 
     def stages(self, cases: tuple[Any, ...], folder: Path, **options: Any) -> tuple[Any, ...]:
-        """Train the estimators, and assign each case its out-of-fold one."""
-        estimate = self.estimate
-        settings = _UnrolledTraining(
-            estimate.network,
-            estimate.training,
-            self.data,
-            self.measure,
-            self.views,
-            self.anywhere,
-            estimate.start,
-        )
-        paths = train_estimators(
-            settings, estimate.weights, estimate.folds, cases, folder, **options
-        )
-        return *cross_fit_datasets(cases, estimate.folds, estimate.training.seed), paths
+        e = self.estimate
+        shared = (self.data, self.measure, self.views, self.anywhere)
+        settings = _UnrolledTraining(e.network, e.training, *shared, e.start)
+        paths = train_estimators(settings, e.weights, e.folds, cases, folder, **options)
+        return *cross_fit_datasets(cases, e.folds, e.training.seed), paths
 
     def recipe(self, cases: tuple[Any, ...], machine: TrainerOptions) -> Recipe:
-        networks = [_load_unrolled(path) for path in cases[2]]
-        return self.sampler_recipe(
-            "views-sampler", _CrossFitCTEstimates(networks, self.simulator()), machine
-        )
+        networks = [load_estimator(path, _UnrolledNet) for path in cases[2]]
+        estimates = _CrossFitCTEstimates(networks, self.simulator())
+        return self.sampler_recipe("views-sampler", estimates, machine)
 
 
 class _CrossFitCTEstimates:
@@ -464,16 +408,14 @@ class _CrossFitCTEstimates:
     def __call__(
         self, batch: Batch, generator: torch.Generator
     ) -> tuple[_UnrolledEstimate, Tensor]:
-        """Return estimates, and true images (case, height, width)."""
         device = batch["image"].device
+
+        def estimate(index: int, rows: Tensor) -> tuple[Tensor, ...]:
+            part = _unrolled_estimate(self.networks[index].to(device), views.take(rows))
+            return part.image, part.first, part.back_projection
+
         with torch.autocast(device.type, enabled=False):
             views, truth = self.simulator(batch, generator)
-
-            def estimate(index: int, rows: Tensor) -> tuple[Tensor, ...]:
-                net = self.networks[index].to(device)
-                part = _unrolled_estimate(net, views.take(rows))
-                return part.image, part.first, part.back_projection
-
             image, first, back_projection = by_network(batch["network"], estimate, device)
             return _UnrolledEstimate(image, first, back_projection, views), truth
 

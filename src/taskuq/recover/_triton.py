@@ -21,7 +21,6 @@ except ImportError:  # a CPU build of torch, which runs the reference functions
 
 
 def is_available() -> bool:
-    """Return True if kernels can be compiled here."""
     return triton is not None
 
 
@@ -56,7 +55,6 @@ def _bias_leaky_relu(y, add, size, samples, channels: tl.constexpr, per_pixel: t
 
 
 def bias_leaky_relu(y: Tensor, add: Tensor, slope: float, samples: int = 1) -> Tensor:
-    """Add a bias and apply leaky ReLU."""
     images, pixels, channels = y.shape
     size = pixels * channels
     _bias_leaky_relu[triton.cdiv(size, BLOCK), images](
@@ -137,7 +135,6 @@ STEP_TILES = {64: (64, 4, 4, 2), 128: (64, 4, 4, 1)}
 
 
 def supports_channels(channels: int) -> bool:
-    """Return True if :func:`fused_step` can take this number of channels."""
     return 32 <= channels <= 128 and channels & (channels - 1) == 0
 
 
@@ -147,9 +144,7 @@ def fused_step(x: Tensor, raw: Tensor | None, affine, attend, kept: Tensor) -> N
     rows = images * pixels
     block, warps, each, stages = STEP_TILES.get(channels, (64, 4, 4, 1))
     grid = min(triton.cdiv(rows, block), each * multiprocessors(x.device.index))
-    raw_bias, pair, bias = (
-        (affine.raw_bias, affine.pair, affine.bias) if affine else (None, None, None)
-    )
+    raw_bias, _, bias, pair = affine or (None, None, None, None)
     _fused_step[(grid,)](
         x, raw, raw_bias, pair, bias, *(attend or (None, None, None)), kept, rows, pixels,
         raw is not None, attend is not None, pixels % 2 == 0, CLAMP * ATAN_SCALE, FLOOR, channels,
@@ -195,7 +190,6 @@ PIXELWISE = {192: (64, 4), 256: (128, 8)}
 
 
 def supports_pixelwise(x: Tensor, hidden: int) -> bool:
-    """Return True if :func:`pixelwise` can take these channels."""
     return x.dtype == torch.bfloat16 and x.shape[-1] in (16, 32, 64) and hidden in PIXELWISE
 
 
@@ -269,7 +263,6 @@ def _normalise(x, sums, out, pixels, rows_each, parts, coarse, stride, eps,
 
 
 def normalise_leaky(x: Tensor, slope: float, eps: float, out: Tensor, coarse: int) -> Tensor:
-    """Instance normalisation and a leaky ReLU."""
     images, pixels, channels = x.shape
     columns = min(COLUMNS, triton.next_power_of_2(channels))
     groups, rows = triton.cdiv(channels, columns), TILE // columns
@@ -304,7 +297,6 @@ def _pool(x, y, size, pixels, width, stride, channels: tl.constexpr,
 
 
 def pool(x: Tensor, height: int, width: int) -> Tensor:
-    """Average 2×2 blocks of pixels."""
     images, pixels, channels = x.shape
     y = x.new_empty((images, (height // 2) * (width // 2), channels))
     size = y.shape[1] * channels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +41,6 @@ class _InstanceNorm(nn.Module):
     """Channels of each image with mean 0 and variance 1 over its pixels."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise (image, channel, height, width)."""
         if not torch.compiler.is_compiling():
             return F.instance_norm(x)
         # torch's own goes through another shape, for which images are copied from channels last
@@ -79,8 +79,7 @@ class UNet(nn.Module):
         """Return the last decoder features, (batch, width, height, width of the image)."""
         if min(x.shape[-2:]) < 2 ** (self.pools + 1):
             raise InputError(
-                f"images of {x.shape[-2]}×{x.shape[-1]} are too small for {self.pools} pools; use "
-                f"at least {2 ** (self.pools + 1)} pixels a side, or fewer pools",
+                f"images of {x.shape[-2]}×{x.shape[-1]} are too small for {self.pools} pools",
                 code="shape.mismatch",
             )
         skips = []
@@ -90,32 +89,23 @@ class UNet(nn.Module):
             x = F.avg_pool2d(x, 2)
         x = self.conv(x)
         for i, (up, block) in enumerate(zip(self.up_transpose_conv, self.up_conv, strict=True)):
-            skip = skips.pop()
-            x = self._match(up(x), skip)
-            x = (block if i < self.pools - 1 else self._last[0])(torch.cat([x, skip], dim=1))
+            x, skip = up(x), skips.pop()
+            rows, columns = skip.shape[-2] - x.shape[-2], skip.shape[-1] - x.shape[-1]
+            if rows or columns:
+                # Pooling drops the last row or column of an odd size; reflection gives it back.
+                x = F.pad(x, (0, columns, 0, rows), mode="reflect")
+            last = i == self.pools - 1
+            x = (cast(nn.Sequential, block)[0] if last else block)(torch.cat([x, skip], dim=1))
         return x
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, inputs, height, width) to (batch, outputs, height, width)."""
         y: Tensor = self.output(self.features(x))
         return y
 
     @property
     def output(self) -> nn.Module:
         """The last 1×1 convolution."""
-        return self._last[1]
-
-    @property
-    def _last(self) -> nn.Sequential:
-        last = self.up_conv[-1]
-        assert isinstance(last, nn.Sequential)
-        return last
-
-    @staticmethod
-    def _match(x: Tensor, skip: Tensor) -> Tensor:
-        # Pooling drops the last row or column of an odd size; reflection gives it back.
-        rows, columns = skip.shape[-2] - x.shape[-2], skip.shape[-1] - x.shape[-1]
-        return F.pad(x, (0, columns, 0, rows), mode="reflect") if rows or columns else x
+        return cast(nn.Sequential, self.up_conv[-1])[1]
 
 
 @dataclass(frozen=True)
@@ -142,7 +132,6 @@ class VarNetConfig:
 
 
 def pad_amount(size: int, pools: int) -> int:
-    """Return the padding of one side."""
     return max(-size % 16, (2 << pools) - size)
 
 
@@ -154,7 +143,6 @@ class NormUnet(nn.Module):
         self.unet = UNet(2, 2, width=width, pools=pools)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Refine complex images (case, 1, height, width)."""
         x = to_channels(images)
         # A constant image (an empty coil) has no spread; the smallest float keeps it finite.
         std, mean = torch.std_mean(x, dim=(-2, -1), keepdim=True)
@@ -178,10 +166,8 @@ class _SensitivityModel(nn.Module):
         """Return maps (case, coil, height, width) from k-space and ``count`` central lines."""
         window = sensitivity_window(count, kspace.shape[-1])
         images = ifft2c(torch.where(broadcast_mask(window, kspace), kspace, 0))
-        maps = self.norm_unet(images.flatten(0, 1)[:, None]).reshape(images.shape)
-        norm = rss(maps)[:, None].clamp_min(torch.finfo(maps.real.dtype).tiny)
-        unit: Tensor = maps / norm
-        return unit
+        maps: Tensor = self.norm_unet(images.flatten(0, 1)[:, None]).reshape(images.shape)
+        return maps / rss(maps)[:, None].clamp_min(torch.finfo(maps.real.dtype).tiny)
 
 
 class VarNetBlock(nn.Module):
@@ -193,7 +179,6 @@ class VarNetBlock(nn.Module):
         self.dc_weight = nn.Parameter(torch.ones(1))
 
     def forward(self, kspace: Tensor, measured: Tensor, mask: Tensor, maps: Tensor) -> Tensor:
-        """Refine k-space (case, coil, height, width)."""
         combined = (ifft2c(kspace) * maps.conj()).sum(1, keepdim=True)
         refined = fft2c(self.model(combined) * maps)
         return kspace - self.dc_weight * torch.where(mask, kspace - measured, 0) - refined
@@ -236,11 +221,7 @@ class VarNet(nn.Module):
             mask: Booleans (case, width); True is measured.
             low_frequencies: Number of central lines of each case, integers (case,).
         """
-        return rss(self.coil_images(kspace, mask, low_frequencies))
-
-    def coil_images(self, kspace: Tensor, mask: Tensor, low_frequencies: Tensor) -> Tensor:
-        """Recover complex coil images (case, coil, height, width); arguments as in forward."""
-        return self.maps_and_images(kspace, mask, low_frequencies)[1]
+        return rss(self.maps_and_images(kspace, mask, low_frequencies)[1])
 
     def maps_and_images(
         self, kspace: Tensor, mask: Tensor, low_frequencies: Tensor
@@ -256,17 +237,16 @@ class VarNet(nn.Module):
 
 
 def check_kspace(kspace: Tensor, mask: Tensor, low_frequencies: Tensor) -> None:
-    """Refuse k-space without a mask and a number of central lines for each case."""
     if kspace.ndim != 4 or not kspace.is_complex():
         raise InputError(
-            f"k-space has shape {tuple(kspace.shape)} and type {kspace.dtype}; pass a complex "
-            "tensor (case, coil, height, width)",
+            f"k-space must be complex (case, coil, height, width), got {tuple(kspace.shape)} of "
+            f"{kspace.dtype}",
             code="shape.axes",
         )
     expected = (kspace.shape[0], kspace.shape[-1])
     if mask.shape != expected or low_frequencies.shape != expected[:1]:
         raise InputError(
-            f"masks have shape {tuple(mask.shape)} and low_frequencies "
-            f"{tuple(low_frequencies.shape)}; pass {expected} and {expected[:1]}",
+            f"mask and low_frequencies must have shapes {expected} and {expected[:1]}, got "
+            f"{tuple(mask.shape)} and {tuple(low_frequencies.shape)}",
             code="shape.mismatch",
         )

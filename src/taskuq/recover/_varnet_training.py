@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ from taskuq.recover._varnet import VarNet, VarNetConfig
 from taskuq.training._config import Batch, Recipe, TrainingConfig
 from taskuq.training._fit import TrainerOptions
 from taskuq.training._networks import NetworkKind
-from taskuq.training._weights import locate, read_pickled
+from taskuq.training._weights import read_pickled
 
 WINDOW, K1, K2 = 7, 0.01, 0.03
 
@@ -69,10 +69,8 @@ class VarNetRecovery(BatchRecovery):
     """Point estimate by a variational network.
 
     Args:
-        net: The network, on the device where it runs; on a GPU it is fused
-            (:mod:`taskuq.recover._compiled`).
-        dtype: Precision of the convolutions on a GPU. Half precision moves the image by a
-            hundredth of its error (docs/performance.md).
+        net: The network, on the device where it runs.
+        dtype: Precision of the convolutions on a GPU.
 
     Example:
         >>> from taskuq.measure._mri import MRIMeasurement
@@ -90,7 +88,6 @@ class VarNetRecovery(BatchRecovery):
     def batch(
         self, measurements: Sequence[MeasurementLike], *, samples: int, seeds: Sequence[int]
     ) -> Tensor:
-        """Return the recovered magnitude images of several cases, (case, 1, height, width)."""
         zero_filled, mask = (part.to(self.device) for part in stack_measurements(measurements))
         images, size = rescale_pow2(zero_filled)
         kspace = fft2c(images)
@@ -148,45 +145,29 @@ def _varnet_recipe(
     augment: CoilAugmentation | None = None,
     randomise: ScanRandomisation | None = None,
 ) -> Recipe:
-    """Train a variational network to the structural similarity of magnitude images."""
-    net = VarNet(config)
-    dissimilarity = partial(_dissimilarity, net)
-    step = GraphedFunction(net, dissimilarity) if cuda_graphs else dissimilarity
+    varnet = VarNet(config)
+
+    def plain(
+        kspace: Tensor, mask: Tensor, lines: Tensor, truth: Tensor, data_range: Tensor
+    ) -> Tensor:
+        return 1 - _ssim(varnet(kspace, mask, lines), truth, data_range)
+
+    step = GraphedFunction(varnet, plain) if cuda_graphs else plain
+
+    def inputs(
+        batch: Batch, generator: torch.Generator, augment: CoilAugmentation | None = None
+    ) -> tuple[Tensor, ...]:
+        scan = simulate_scan(batch, generator, augment=augment, randomise=randomise)
+        names = ("kspace", "mask", "low_frequencies")
+        return (*(scan[name] for name in names), rss(scan["image"]), scan["data_range"])
+
     return Recipe(
         kind="varnet",
-        network=net,
+        network=varnet,
         config=config,
-        loss=lambda net, batch, generator: step(
-            *_loss_inputs(simulate_scan(batch, generator, augment=augment, randomise=randomise))
-        ).mean(),
-        validate=lambda net, batch, generator: {
-            "loss": _dissimilarity(
-                cast(VarNet, net),
-                *_loss_inputs(simulate_scan(batch, generator, randomise=randomise)),
-            )
-        },
+        loss=lambda net, batch, generator: step(*inputs(batch, generator, augment)).mean(),
+        validate=lambda net, batch, generator: {"loss": plain(*inputs(batch, generator))},
     )
-
-
-def _dissimilarity(
-    net: VarNet, kspace: Tensor, mask: Tensor, lines: Tensor, truth: Tensor, data_range: Tensor
-) -> Tensor:
-    return 1 - _ssim(net(kspace, mask, lines), truth, data_range)
-
-
-def _loss_inputs(batch: Batch) -> tuple[Tensor, ...]:
-    names = ("kspace", "mask", "low_frequencies")
-    return (*(batch[name] for name in names), rss(batch["image"]), batch["data_range"])
-
-
-def load_varnet(weights: Path | str) -> VarNet:
-    """Load the variational network of point estimates."""
-    net = RECOVERIES.load(locate(weights))
-    if not isinstance(net, VarNet):
-        raise InputError(
-            f"estimate names {weights}, which is no variational network", code="weights.mismatch"
-        )
-    return net
 
 
 def load_public_varnet(path: Path | str) -> VarNet:
@@ -209,13 +190,11 @@ def load_public_varnet(path: Path | str) -> VarNet:
         missing = net.load_state_dict(state, strict=False).missing_keys
     except RuntimeError:
         raise InputError(
-            f"{path} holds weights of another shape; use the leaderboard's", code="weights.mismatch"
+            f"{path} has other weights; use the VarNet's", code="weights.mismatch"
         ) from None
     if missing:
         raise InputError(
-            f"{path} lacks {len(missing)} weights, first {missing[0]}; use weights of the "
-            "end-to-end variational network",
-            code="weights.mismatch",
+            f"{path} lacks {len(missing)} weights, such as {missing[0]}", code="weights.mismatch"
         )
     return net.eval()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -30,7 +31,6 @@ from taskuq.recover.flow._model import (
     CouplingNet,
     FlowLayer,
     FlowStep,
-    ResidualScaleNet,
     log_scale,
 )
 
@@ -118,54 +118,36 @@ def _pixelwise(
     return _leaky(hidden @ subnet.second, subnet.second_bias, slope) @ subnet.third
 
 
-class _FusedScaleNet(NamedTuple):
-    """Residual-scale network for inference."""
+Convolution = tuple[Tensor, Tensor]  # weight and bias
 
-    convolutions: tuple[tuple[Tensor, Tensor], ...]
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the residual scale of each real channel, in float32 or float64."""
-        for i, (weight, bias) in enumerate(self.convolutions):
-            if i:
-                x = F.leaky_relu(x, SIZE_SLOPE, inplace=True)
-            x = F.conv2d(x, weight, bias, padding=weight.shape[-1] // 2)
-        exact = x if x.dtype == torch.float64 else x.float()
-        return (LARGEST * torch.tanh(exact / LARGEST)).exp()
+def _chain(x: Tensor, convolutions: Sequence[Convolution], slope: float) -> Tensor:
+    """Run convolutions of one size, with leaky ReLUs between them."""
+    for i, (weight, bias) in enumerate(convolutions):
+        if i:
+            x = F.leaky_relu(x, slope, inplace=True)
+        x = F.conv2d(x, weight, bias, padding=weight.shape[-1] // 2)
+    return x
 
 
 class _FusedStage(NamedTuple):
     """Condition stage for inference."""
 
-    down: tuple[Tensor, Tensor]
-    residual: tuple[tuple[Tensor, Tensor], ...]
+    down: Convolution
+    residual: tuple[Convolution, ...]
     scale: Tensor
     shift: Tensor
-    mix: tuple[Tensor, Tensor]
+    mix: Convolution
 
     def __call__(self, x: Tensor) -> Tensor:
         x = F.conv2d(x, *self.down, stride=2, padding=1)
-        residual = x
-        for i, (weight, bias) in enumerate(self.residual):
-            if i:
-                residual = F.leaky_relu(residual, STAGE_SLOPE, inplace=True)
-            residual = F.conv2d(residual, weight, bias, padding=weight.shape[-1] // 2)
+        residual = _chain(x, self.residual, STAGE_SLOPE)
         x = F.leaky_relu((x + residual) * self.scale + self.shift, STAGE_SLOPE)
         return F.conv2d(x, *self.mix)
 
 
-def _fuse_scale_net(
-    size: ResidualScaleNet, device: torch.device, dtype: torch.dtype
-) -> _FusedScaleNet:
-    layers = (size.first, size.second, size.third)
-    return _FusedScaleNet(tuple(convolution_of(layer, device, dtype) for layer in layers))
-
-
 def _fuse_stage(stage: ConditionStage, device: torch.device, dtype: torch.dtype) -> _FusedStage:
-
-    def conv(module: nn.Module) -> tuple[Tensor, Tensor]:
-        return convolution_of(module, device, dtype)
-
-    norm = stage.norm
+    conv, norm = partial(convolution_of, device=device, dtype=dtype), stage.norm
     assert norm.running_mean is not None
     assert norm.running_var is not None
     scale = norm.weight.detach() * torch.rsqrt(norm.running_var + norm.eps)
@@ -202,7 +184,7 @@ class FusedFlow:
     unet: FusedUNet
     stages: tuple[_FusedStage, ...]
     layers: tuple[_FusedLayer, ...]
-    size: _FusedScaleNet | None
+    size: tuple[Convolution, ...]  # of the residual scale, none without a mean
     direct: bool
     dtype: torch.dtype
     device: torch.device
@@ -210,7 +192,7 @@ class FusedFlow:
     def encode(self, condition: Tensor) -> list[list[Tensor]]:
         """Return the condition's part of first convolutions: layers, finest first, of steps."""
         condition = self._to_device(condition)
-        x = condition if self.size is not None else self.unet.features(condition)
+        x = condition if self.size else self.unet.features(condition)
         if self.direct:
             x = torch.cat([x, condition], dim=1)
         encoded = []
@@ -227,7 +209,11 @@ class FusedFlow:
         return encoded
 
     def residual_scales(self, condition: Tensor) -> Tensor | None:
-        return None if self.size is None else self.size(self._to_device(condition))
+        if not self.size:
+            return None
+        x = _chain(self._to_device(condition), self.size, SIZE_SLOPE)
+        exact = x if x.dtype == torch.float64 else x.float()
+        return (LARGEST * torch.tanh(exact / LARGEST)).exp()
 
     def _to_device(self, condition: Tensor) -> Tensor:
         return condition.to(self.device, self.dtype, memory_format=torch.channels_last)
@@ -244,9 +230,14 @@ class FusedFlow:
             x = self._layer(x, layer, maps, height, width)
             if layer is self.layers[0]:
                 break
-            x = _unsqueeze(x, height, width)
+            # Channels become 2×2 blocks of pixels: (image, pixel, channel) to 4 times the pixels.
+            blocks = x.view(len(x), height, width, -1, 2, 2)
+            x = blocks.permute(0, 1, 4, 2, 5, 3).flatten(1, 4)
             height, width = 2 * height, 2 * width
-        return _to_images(x, height, width)
+        # Channel 4 (2 b + i) + 2 dy + dx: coil b, part i of a complex number, place in a block.
+        blocks = x.view(len(x), height, width, -1, 2, 2, 2)
+        image = blocks.permute(0, 3, 1, 5, 2, 6, 4).contiguous()
+        return torch.view_as_complex(image.view(len(x), -1, 2 * height, 2 * width, 2))
 
     def _layer(
         self, x: Tensor, layer: _FusedLayer, maps: Sequence[Tensor], height: int, width: int
@@ -258,9 +249,8 @@ class FusedFlow:
             step = steps[k]
             assert kept is not None, "every step begins with its attention undone"
             raw = _raw(kept, step, maps[k], samples, height, width)
-            x, kept = _fused_step(
-                x, raw, step.affine, steps[k - 1].attend if k else None, self.dtype
-            )
+            attend = steps[k - 1].attend if k else None
+            x, kept = _fused_step(x, raw, step.affine, attend, self.dtype)
         return x
 
 
@@ -268,13 +258,14 @@ def fuse_flow(
     flow: ConditionalFlow, *, device: torch.device | str, dtype: torch.dtype
 ) -> FusedFlow:
     """Rearrange a flow to draw the same samples on one device, in one precision."""
-    device = torch.device(device)
+    device, size = torch.device(device), flow.size
+    scale = () if size is None else (size.first, size.second, size.third)
     with torch.no_grad():
         return FusedFlow(
             unet=fuse_unet(flow.unet, device, dtype),
             stages=tuple(_fuse_stage(s, device, dtype) for s in flow.conditioner.stages),  # type: ignore[arg-type]
             layers=tuple(_fuse_layer(layer, device, dtype) for layer in flow.layers),  # type: ignore[arg-type]
-            size=None if flow.size is None else _fuse_scale_net(flow.size, device, dtype),
+            size=tuple(convolution_of(layer, device, dtype) for layer in scale),
             direct=flow.config.direct and flow.size is None,
             dtype=dtype,
             device=device,
@@ -283,7 +274,7 @@ def fuse_flow(
 
 def _fuse_layer(layer: FlowLayer, device: torch.device, dtype: torch.dtype) -> _FusedLayer:
     exact = torch.float64 if dtype == torch.float64 else torch.float32
-    steps = []
+    steps, nets = [], []
     for k, step in enumerate(layer.steps):
         assert isinstance(step, FlowStep)
         matrix, bias = _undo(step)
@@ -293,26 +284,23 @@ def _fuse_layer(layer: FlowLayer, device: torch.device, dtype: torch.dtype) -> _
             matrix, bias = matrix @ after, bias @ after + after_bias
         subnet, attention = step.coupling.subnet, step.attention
         assert subnet.third.bias is not None
+        maps = (subnet.third.bias, matrix, bias)
+        gates = (attention.filter, 1 / attention.gates(), attention.offset)
+        nets.append(subnet)
         steps.append(
             _FusedStep(
                 kernel=subnet.kernel,
                 subnet=_subnet(subnet, device, dtype, exact),
-                affine=_FusedAffine.split(
-                    subnet.third.bias.to(device, exact),
-                    matrix.to(device, exact),
-                    bias.to(device, exact),
-                ),
-                attend=_FusedAttention(
-                    attention.filter.to(device, exact),
-                    (1 / attention.gates()).to(device, exact),
-                    attention.offset.to(device, exact),
-                ),
+                affine=_FusedAffine.split(*(x.to(device, exact) for x in maps)),
+                attend=_FusedAttention(*(x.to(device, exact) for x in gates)),
             )
         )
     condition = {}
     for kernel in sorted({step.kernel for step in steps}):
-        nets = [s.coupling.subnet for s in layer.steps if s.coupling.subnet.kernel == kernel]  # type: ignore[union-attr]
-        condition[kernel] = _condition_weights(nets, device, dtype)  # type: ignore[arg-type]
+        same = [net for net in nets if net.kernel == kernel]
+        weight = torch.cat([net.first.weight[:, net.inputs :] for net in same])
+        bias = torch.cat([net.first.bias for net in same if net.first.bias is not None])
+        condition[kernel] = weight_of(weight, device, dtype), bias.detach().to(device, dtype)
     return _FusedLayer(tuple(steps), condition)
 
 
@@ -347,24 +335,3 @@ def _undo(part: FlowStep | FlowLayer) -> tuple[Tensor, Tensor]:
     shrink = torch.exp(-part.norm.scale.detach().double())
     # Row vectors: y R undoes the rotation of column vectors, R x.
     return part.rotation.exact() * shrink, -part.norm.bias.detach().double() * shrink
-
-
-def _condition_weights(
-    nets: Sequence[CouplingNet], device: torch.device, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    weight = torch.cat([net.first.weight[:, net.inputs :] for net in nets])
-    bias = torch.cat([net.first.bias for net in nets if net.first.bias is not None])
-    return weight_of(weight, device, dtype), bias.detach().to(device, dtype)
-
-
-def _to_images(x: Tensor, height: int, width: int) -> Tensor:
-    # Channel 4 (2 b + i) + 2 dy + dx: coil b, real or imaginary part i, place (dy, dx) in a block.
-    blocks = x.view(len(x), height, width, -1, 2, 2, 2)
-    image = blocks.permute(0, 3, 1, 5, 2, 6, 4).contiguous()
-    return torch.view_as_complex(image.view(len(x), -1, 2 * height, 2 * width, 2))
-
-
-def _unsqueeze(x: Tensor, height: int, width: int) -> Tensor:
-    """Unfold channels into 2×2 blocks of pixels: (image, pixel, channel) to 4 times the pixels."""
-    blocks = x.view(len(x), height, width, -1, 2, 2)
-    return blocks.permute(0, 1, 4, 2, 5, 3).flatten(1, 4)

@@ -51,7 +51,15 @@ class _ChannelRotation(nn.Module):
 
     def __init__(self, channels: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.register_buffer("matrix", _random_rotation(channels, generator))
+        gaussian = torch.randn(
+            channels, channels, generator=generator, dtype=torch.float64, device="cpu"
+        )
+        q, r = torch.linalg.qr(gaussian)
+        # Without these signs the QR decomposition does not give the uniform distribution.
+        q = q * torch.sign(torch.diagonal(r))
+        if torch.det(q) < 0:
+            q[:, 0] = -q[:, 0]
+        self.register_buffer("matrix", q.float())
 
     def exact(self) -> Tensor:
         """Return the matrix in float64, orthogonal to the last digit."""
@@ -59,34 +67,14 @@ class _ChannelRotation(nn.Module):
         eye = torch.eye(len(rounded), dtype=rounded.dtype, device=rounded.device)
         return rounded @ (3 * eye - rounded.T @ rounded) / 2
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self._mix(x, self._matrix(x))
-
-    def inverse(self, y: Tensor) -> Tensor:
-        return self._mix(y, self._matrix(y).T)
-
-    def _matrix(self, x: Tensor) -> Tensor:
-        return self.exact() if x.dtype == torch.float64 else self.matrix
-
-    @staticmethod
-    def _mix(x: Tensor, matrix: Tensor) -> Tensor:
+    def forward(self, x: Tensor, back: bool = False) -> Tensor:
+        matrix = self.exact() if x.dtype == torch.float64 else self.matrix
         # Rounded to bfloat16, as autocast would do, a rotation and its transpose do not cancel.
         with torch.autocast(x.device.type, enabled=False):
-            return (matrix @ x.flatten(2)).view_as(x)
+            return ((matrix.T if back else matrix) @ x.flatten(2)).view_as(x)
 
-
-def _random_rotation(channels: int, generator: torch.Generator) -> Tensor:
-    """Draw a rotation matrix (channels, channels) uniformly among those of determinant 1."""
-    gaussian = torch.randn(
-        channels, channels, generator=generator, dtype=torch.float64, device="cpu"
-    )
-    q, r = torch.linalg.qr(gaussian)
-    # Without these signs the QR decomposition does not give the uniform distribution.
-    q = q * torch.sign(torch.diagonal(r))
-    if torch.det(q) < 0:
-        q[:, 0] = -q[:, 0]
-    rotation: Tensor = q.float()
-    return rotation
+    def inverse(self, y: Tensor) -> Tensor:
+        return self.forward(y, back=True)
 
 
 STAGE_SLOPE = 0.01
@@ -109,7 +97,6 @@ class ConditionStage(nn.Module):
         self.mix = nn.Conv2d(channels, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (case, inputs, height, width) to (case, channels, height / 2, width / 2)."""
         x = self.down(x)
         x = F.leaky_relu(self.norm(x + self.residual(x)), STAGE_SLOPE)
         mixed: Tensor = self.mix(x)
@@ -126,7 +113,6 @@ class _ConditionNet(nn.Module):
         )
 
     def forward(self, features: Tensor) -> list[Tensor]:
-        """Return one condition for each layer, the finest first."""
         conditions = []
         for stage in self.stages:
             features = stage(features)
@@ -144,25 +130,19 @@ class FlowConfig:
         unet_width: Channels of the first level of the conditioning U-Net.
         unet_pools: Number of times the conditioning U-Net halves the image.
         condition_channels: Channels of every layer's condition.
-        direct: Feed the inputs to the conditioning network past the U-Net, whose instance
-            normalisation removes the size of signal and noise.
+        direct: Feed the inputs to the conditioning network past the U-Net as well.
         layers: Layers of the flow, each at half the size of the one before.
-        steps: Steps in each layer; their couplings alternate between single pixels and 3×3
-            neighbourhoods.
-        noise: Standard deviation of the noise that fills the measured subspace in training. It
-            gives the null-space target a density; data consistency removes it from every sample.
-        null_noise: The same for the null space itself. It makes directions in which images hardly
-            vary easier to learn, and widens the posterior by as much: keep it below the noise
-            of the images. 0, as in the paper, adds none.
-        fill: Noise in the measured subspace in training: ``"noise"`` of one size everywhere, or
-            noise with the local size and spectrum of the ``"residual"``. Couplings see a few pixels
-            and cannot tell measured lines from others: with one size they draw a mixture of both.
+        steps: Steps in each layer; couplings alternate between single pixels and 3×3 pixels.
+        noise: Standard deviation of the training noise in the measured subspace, which data
+            consistency removes from every sample.
+        null_noise: The same for the null space. It widens the posterior by as much: keep it below
+            the noise of the images.
+        fill: Training noise in the measured subspace: ``"noise"`` of one size everywhere, or with
+            the local size and spectrum of the ``"residual"``.
         turned: Rotate the coils of each pixel so that the first is the combined image.
-        passes: Passes of the U-Net that predict the posterior mean, around which the flow samples.
-            The U-Net is trained for it before the flow (``[pretrain]``) and then frozen. With 0, as
-            in the paper, the flow learns the mean.
-        normalise: Divide each case by the 95 % quantile of its own zero-filled magnitudes; off
-            where the data set has normalised whole volumes, as in the paper.
+        passes: Passes of the U-Net that predict the posterior mean, around which the flow samples;
+            the U-Net is trained for it before the flow (``[pretrain]``) and then frozen.
+        normalise: Divide each case by the 95 % quantile of its own zero-filled magnitudes.
         limit: A sample with a larger value (in normalised units) is drawn again and counted.
         seed: Seed of the rotations and of the initial weights.
 
@@ -189,22 +169,15 @@ class FlowConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("coils", "unet_width", "unet_pools", "condition_channels", "layers", "steps"):
-            if getattr(self, name) < 1:
-                raise InputError(
-                    f"{name} must be at least 1, got {getattr(self, name)}", code="value.invalid"
-                )
-        for name in ("noise", "null_noise", "inputs", "passes"):
-            if getattr(self, name) < 0:
-                raise InputError(
-                    f"{name} must be at least 0, got {getattr(self, name)}", code="value.invalid"
-                )
+        positive = ("coils", "unet_width", "unet_pools", "condition_channels", "layers", "steps")
+        for name in (*positive, "noise", "null_noise", "inputs", "passes"):
+            if getattr(self, name) < (least := int(name in positive)):
+                raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.limit <= 0:
-            raise InputError(f"limit must be positive, got {self.limit}", code="value.invalid")
+            raise InputError(f"limit must be positive, got {self.limit}")
         if self.inputs and (self.passes or self.turned or self.fill != "noise"):
             raise InputError(
-                f"inputs = {self.inputs}, of a residual flow, excludes fill, turned and passes, "
-                "which are for flows of whole images",
+                f"inputs = {self.inputs}, of a residual flow, excludes fill, turned and passes",
                 code="option.conflict",
             )
 
@@ -215,7 +188,7 @@ class FlowConfig:
 
     @property
     def channels(self) -> int:
-        """Real channels of the image, two for each coil."""
+        """Real channels of the image."""
         return 2 * self.coils
 
     @property
@@ -226,8 +199,7 @@ class FlowConfig:
     @property
     def condition_inputs(self) -> int:
         """Real channels of the condition."""
-        # With a mean: the U-Net's features, zero-filled image, mean, last output of the U-Net, and
-        # the sampled fraction.
+        # With a mean: features, zero-filled image, mean, last output and the sampled fraction.
         return self.unet_width + 3 * self.channels + 1 if self.passes else self.unet_inputs
 
 
@@ -258,7 +230,6 @@ class CouplingNet(nn.Module):
             self.third.bias.zero_()  # type: ignore[union-attr]
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        """Return raw scale and shift, (case, 2 * inputs, height, width)."""
         hidden = F.leaky_relu(self.first(torch.cat([x, condition], dim=1)), COUPLING_SLOPE)
         hidden = F.leaky_relu(self.second(hidden), COUPLING_SLOPE)
         raw: Tensor = self.third(hidden)
@@ -278,11 +249,9 @@ class _Coupling(nn.Module):
         self.subnet = CouplingNet(channels // 2, condition, kernel=kernel)
 
     def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the coupled channels and the log-determinant of each case."""
         kept, changed = x.chunk(2, dim=1)
         s, t = self._scale_and_shift(kept, condition)
-        y = torch.cat([kept, changed * s.exp() + t], dim=1)
-        return y, s.sum((1, 2, 3))
+        return torch.cat([kept, changed * s.exp() + t], dim=1), s.sum((1, 2, 3))
 
     def inverse(self, y: Tensor, condition: Tensor) -> Tensor:
         kept, changed = y.chunk(2, dim=1)
@@ -318,33 +287,25 @@ class _InvertibleAttention(nn.Module):
         self.gate = nn.Parameter(torch.full((channels,), OPEN))
 
     def reset(self, generator: torch.Generator) -> None:
-        channels = len(self.filter)
         with torch.no_grad():
-            # The mean of `channels` rows drawn from N(0, 0.02²).
-            self.filter.normal_(0, 0.02 / channels**0.5, generator=generator)
-            self.offset.fill_(OPEN)
-            self.gate.fill_(OPEN)
+            # The mean of as many rows as channels, drawn from N(0, 0.02²).
+            self.filter.normal_(0, 0.02 / len(self.filter) ** 0.5, generator=generator)
 
     def gates(self) -> Tensor:
-        """Return the factors of the unattended entries, (channel,)."""
         return torch.sigmoid(self.gate) + FLOOR
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the attended channels and the log-determinant of each case."""
         mask = _stripes(x)
         attention = self._attention(x, mask)
         gate = self.gates().view(1, -1, 1, 1)
-        y = x * torch.where(mask, gate, attention)
         decided = x.shape[1] // 2
         log_det = decided * attention.log().sum((1, 2, 3)) + (mask * gate.log()).sum()
-        return y, log_det
+        return x * torch.where(mask, gate, attention), log_det
 
     def inverse(self, y: Tensor) -> Tensor:
-        """Undo :meth:`forward`."""
         mask = _stripes(y)
         opened = y / self.gates().view(1, -1, 1, 1)
-        attention = self._attention(opened, mask)
-        return torch.where(mask, opened, y / attention)
+        return torch.where(mask, opened, y / self._attention(opened, mask))
 
     def _attention(self, x: Tensor, mask: Tensor) -> Tensor:
         # Mask and filter first: that product is small, and one pass over the batch is saved.
@@ -398,7 +359,6 @@ class FlowLayer(nn.Module):
         )
 
     def forward(self, x: Tensor, condition: Tensor, start: bool = False) -> tuple[Tensor, Tensor]:
-        """Return the result and the log-determinant; ``start`` sets the ActNorms from data."""
         if start:
             self.norm.start(x)
         x, log_det = self.norm(x)
@@ -441,14 +401,12 @@ class ResidualScaleNet(nn.Module):
 
 
 def inflation_at(inflation: Tensor, mask: Tensor) -> Tensor:
-    """Interpolate inflation factors at the accelerations of masks."""
     fraction = mask.to(inflation.dtype).mean(-1).clamp_min(1 / ACCELERATIONS[-1])
     place = -torch.log2(fraction)
     below = place.floor().long().clamp_max(len(ACCELERATIONS) - 2)
     return torch.lerp(inflation[below], inflation[below + 1], (place - below)[:, None])
 
 
-Latents = list[Tensor]
 # Each 2×2 block of pixels becomes channels, 4c + 2 dy + dx, and channels become pixels again.
 squeeze, unsqueeze = nn.PixelUnshuffle(2), nn.PixelShuffle(2)
 
@@ -462,9 +420,8 @@ class ConditionalFlow(nn.Module):
     :math:`x` is the null-space part of the image, :math:`y` the zero-filled image, both as real
     channels. A U-Net and a chain of convolutions turn :math:`y` into one condition for each
     layer. Every layer squeezes, runs its steps and factors out half of its channels as latents.
-    With ``passes`` the U-Net predicts the mean
-    (:func:`taskuq.recover.flow._sample.posterior_mean`) and :math:`x` is the residual, divided by
-    a scale predicted from the condition.
+    With ``passes`` the U-Net predicts the mean and :math:`x` is the residual, divided by a scale
+    predicted from the condition.
 
     References:
         Wen et al., A Conditional Normalizing Flow for Accelerated Multi-Coil MR Imaging,
@@ -499,13 +456,10 @@ class ConditionalFlow(nn.Module):
         inputs = c.condition_inputs if c.passes or c.direct else 0
         inputs += 0 if c.passes else c.unet_width
         self.conditioner = _ConditionNet(inputs, c.condition_channels, layers=c.layers)
-        layers, channels = [], c.channels
-        for _ in range(c.layers):
-            layers.append(
-                FlowLayer(4 * channels, c.condition_channels, steps=c.steps, generator=generator)
-            )
-            channels *= 2
-        self.layers = nn.ModuleList(layers)
+        self.layers = nn.ModuleList(
+            FlowLayer(n, c.condition_channels, steps=c.steps, generator=generator)
+            for n in (4 * c.channels * 2**level for level in range(c.layers))
+        )
         self.register_buffer("started", torch.zeros((), dtype=torch.bool))
         self.size = None
         if c.passes:
@@ -513,10 +467,7 @@ class ConditionalFlow(nn.Module):
             self.register_buffer("widening", torch.ones(len(ACCELERATIONS), c.channels))
 
     def condition(self, inputs: Tensor) -> list[Tensor]:
-        """Turn condition channels (case, channel, height, width) into one condition per layer.
-
-        A flow with a mean has one more, the logarithms of residual scales.
-        """
+        """Return one condition per layer, and with a mean the logarithms of residual scales."""
         self._check(inputs, self.config.condition_inputs)
         if self.size is not None:
             return [*self.conditioner(inputs), self.size(inputs)]
@@ -526,7 +477,6 @@ class ConditionalFlow(nn.Module):
         return list(self.conditioner(features))
 
     def predict(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the U-Net's features and output."""
         features = self.unet.features(inputs)
         # The output is added to an image: rounded to bfloat16 it would show.
         with torch.autocast(inputs.device.type, enabled=False):
@@ -534,7 +484,7 @@ class ConditionalFlow(nn.Module):
 
     def forward(
         self, x: Tensor, conditions: Sequence[Tensor], start: bool = False
-    ) -> tuple[Latents, Tensor]:
+    ) -> tuple[list[Tensor], Tensor]:
         """Return the latents of images, finest first, and the log-determinant of each case.
 
         Args:
@@ -580,8 +530,8 @@ class ConditionalFlow(nn.Module):
         c = self.config
         if x.ndim != 4 or x.shape[1] != channels or any(n % c.size_multiple for n in x.shape[-2:]):
             raise InputError(
-                f"images have shape {tuple(x.shape)}; this flow needs {channels} channels "
-                f"({c.coils} coils) and sides divisible by {c.size_multiple}",
+                f"this flow needs {channels} channels ({c.coils} coils) and sides divisible by "
+                f"{c.size_multiple}, got {tuple(x.shape)}",
                 code="shape.mismatch",
             )
 

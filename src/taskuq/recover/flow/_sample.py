@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from taskuq.errors import InputError
 from taskuq.measure._coils import rss, to_channels, to_complex
 from taskuq.measure._fourier import data_consistency_1d
 from taskuq.recover._compiled import capture_graphs, inference_varnet
-from taskuq.recover._estimate import case_scale, varnet_estimate
+from taskuq.recover._estimate import case_scale, noise_scale_of, varnet_estimate
 from taskuq.recover._methods import (
     BatchRecovery,
     MeasurementLike,
@@ -60,22 +60,16 @@ class _CoilRotation(NamedTuple):
         return cls(phase, mirror * (math.sqrt(2) / norm))
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Rotate coil images, complex (case, coil, height, width)."""
         return -self.phase.conj() * self._reflect(images)
 
     def inverse(self, rotated: Tensor) -> Tensor:
         return -self.phase * self._reflect(rotated)
-
-    def with_samples(self) -> _CoilRotation:
-        """Return the same rotation for images (case, sample, coil, height, width)."""
-        return _CoilRotation(self.phase[:, None], self.mirror[:, None])
 
     def _reflect(self, images: Tensor) -> Tensor:
         return images - self.mirror * (self.mirror.conj() * images).sum(-3, keepdim=True)
 
 
 def gaussian_blur(x: Tensor, width: float) -> Tensor:
-    """Blur with periodic boundaries."""
     for axis in (-1, -2):
         frequency = torch.fft.fftfreq(x.shape[axis], device=x.device)
         window = torch.exp(-2 * (math.pi * width * frequency) ** 2).to(x.real.dtype)
@@ -102,7 +96,6 @@ class PosteriorMean(NamedTuple):
 def posterior_mean(
     config: FlowConfig, measured: Tensor, mask: Tensor, predict: Predict
 ) -> PosteriorMean:
-    """Predict the posterior mean with the conditioning U-Net."""
     rotation = _CoilRotation.from_measurement(measured) if config.turned else None
     rotated = measured if rotation is None else rotation(measured)
     start = PosteriorMean(rotation, (), to_channels(rotated))
@@ -132,8 +125,8 @@ def _redraw_rejected(
             break
         if attempt == attempts:
             raise InputError(
-                f"a sample is not finite or beyond limit = {limit} after {attempts} draws; train "
-                "the flow longer, lower the temperature or raise the limit",
+                f"a sample is beyond limit = {limit} after {attempts} draws; train the flow longer "
+                "or lower the temperature",
                 code="value.nonfinite",
             )
         counts += rejected.sum(1).cpu()
@@ -151,15 +144,10 @@ def _split_latents(latents: Tensor, shapes: Sequence[tuple[int, int, int]]) -> l
 
 
 class FlowSamples(NamedTuple):
-    """Posterior samples of a batch and rejection counts.
+    """Posterior samples of a batch and rejection counts."""
 
-    Attributes:
-        images: Complex coil images (case, sample, coil, height, width), or what ``finish`` made.
-        rejected: Rejected draws of each case, (case,).
-    """
-
-    images: Tensor
-    rejected: Tensor
+    images: Tensor  # complex (case, sample, coil, height, width), or the results of ``finish``
+    rejected: Tensor  # rejected draws of each case, (case,)
 
 
 class FlowSampler:
@@ -169,14 +157,13 @@ class FlowSampler:
     many samples or cases are drawn together.
 
     Args:
-        flow: The flow; it is not changed, and can stay on the CPU while samples are drawn
-            elsewhere.
+        flow: The flow; it is not changed.
         device: Device to sample on; by default that of the flow.
         dtype: Precision of the convolutions; by default bfloat16 on a GPU, float32 elsewhere.
         memory: Bytes that the samples of one chunk may take in addition to the weights.
         graphs: Capture the work of one shape as CUDA graphs on a GPU.
-        finish: Function of the complex coil images (image, coil, height, width) of each chunk, for
-            instance :func:`taskuq.measure._coils.rss`; part of the CUDA graph.
+        finish: Function of complex coil images (image, coil, height, width), for instance
+            :func:`taskuq.measure._coils.rss`.
 
     Example:
         >>> from taskuq.recover.flow._model import FlowConfig
@@ -200,8 +187,7 @@ class FlowSampler:
     ) -> None:
         self.device = torch.device(device or next(flow.parameters()).device)
         on_gpu = self.device.type == "cuda"
-        self.config = flow.config
-        self.latent_shapes = flow.latent_shapes
+        self.config, self.latent_shapes = flow.config, flow.latent_shapes
         self.inflation = flow.widening.to(self.device) if flow.config.passes else None
         dtype = dtype or (torch.bfloat16 if on_gpu else torch.float32)
         self.fused = fuse_flow(flow, device=self.device, dtype=dtype)
@@ -233,14 +219,18 @@ class FlowSampler:
         scale = case_scale(y) if self.config.normalise else y.real.new_ones(len(y))
         y = y / scale.view(-1, 1, 1, 1)
         # Chunks of equally many samples, so that one graph serves.
-        chunks = math.ceil(samples / self.chunk_limit(*y.shape[-2:]))
-        chunk = math.ceil(samples / chunks)
+        chunk = math.ceil(samples / math.ceil(samples / self.chunk_limit(*y.shape[-2:])))
         images, rejected = [], []
         for batch in self._batches(len(y), samples, *y.shape[-2:]):
-            graph = self._graph(len(batch), chunk, *y.shape[-2:])
+            key = (len(batch), chunk, *y.shape[-2:])
+            if key not in self._graphs:
+                # A graph holds its memory; keep that of one shape at a time.
+                self._graphs.clear()
+                self._graphs[key] = _FlowGraph(self, *key)
+            graph = self._graphs[key]
             graph.encode(y[batch], scale[batch], mask.to(self.device)[batch])
-            batch_seeds = [seeds[i] for i in batch]
-            part, counts = self._sample(graph, batch_seeds, samples, chunks, temperature)
+            own = [seeds[i] for i in batch]
+            part, counts = self._sample(graph, own, samples, temperature)
             images.append(part)
             rejected.append(counts)
         return FlowSamples(torch.cat(images)[: len(y)], torch.cat(rejected)[: len(y)])
@@ -262,88 +252,60 @@ class FlowSampler:
         places = [min(i, cases - 1) for i in range(size * math.ceil(cases / size))]
         return [places[i : i + size] for i in range(0, len(places), size)]
 
-    @staticmethod
-    def _draw_chunk(
-        graph: _FlowGraph, seeds: Sequence[int], start: int, attempt: int, temperature: float
-    ) -> tuple[Tensor, Tensor]:
-        chunk = graph.samples
-        rows = [mix_seeds(seed, start + j, attempt) for seed in seeds for j in range(chunk)]
-        images, invalid = graph.decode(rows, temperature)
-        return images.reshape(graph.cases, chunk, *images.shape[1:]), invalid.view(-1, chunk)
-
     def _sample(
-        self,
-        graph: _FlowGraph,
-        seeds: Sequence[int],
-        samples: int,
-        chunks: int,
-        temperature: float,
+        self, graph: _FlowGraph, seeds: Sequence[int], samples: int, temperature: float
     ) -> tuple[Tensor, Tensor]:
         chunk = graph.samples
-        parts, invalid = [], []
-        for i in range(chunks):
-            # The graph overwrites its output.
-            images, flags = self._draw_chunk(graph, seeds, i * chunk, 0, temperature)
-            parts.append(images.clone())
-            invalid.append(flags.clone())
-        result = torch.cat(parts, 1)[:, :samples]
+
+        def draw(start: int, attempt: int) -> tuple[Tensor, Tensor]:
+            rows = [mix_seeds(seed, start + j, attempt) for seed in seeds for j in range(chunk)]
+            images, invalid = graph.decode(rows, temperature)
+            return images.reshape(graph.cases, chunk, *images.shape[1:]), invalid.view(-1, chunk)
 
         def redraw(attempt: int, rejected: Tensor) -> Tensor:
             for start in range(0, samples, chunk):
                 part = rejected[:, start : start + chunk]
                 if not bool(part.any()):
                     continue
-                images, flags = self._draw_chunk(graph, seeds, start, attempt, temperature)
+                images, flags = draw(start, attempt)
                 result[:, start : start + chunk][part] = images[:, : part.shape[1]][part]
                 part &= flags[:, : part.shape[1]]
             return rejected
+
+        parts, invalid = [], []
+        for start in range(0, samples, chunk):
+            # The graph overwrites its output.
+            images, flags = draw(start, 0)
+            parts.append(images.clone())
+            invalid.append(flags.clone())
+        result = torch.cat(parts, 1)[:, :samples]
 
         rejected = torch.cat(invalid, 1)[:, :samples]
         counts = _redraw_rejected(rejected, redraw, attempts=ATTEMPTS, limit=self.config.limit)
         return result, counts
 
-    def _graph(self, cases: int, samples: int, height: int, width: int) -> _FlowGraph:
-        key = (cases, samples, height, width)
-        if key not in self._graphs:
-            # A graph holds its memory; keep that of one shape at a time.
-            self._graphs.clear()
-            self._graphs[key] = _FlowGraph(self, *key)
-        return self._graphs[key]
-
     def _check(self, y: Tensor, mask: Tensor, samples: int, seeds: Sequence[int]) -> None:
         c = self.config
         if not y.is_complex() or y.ndim != 4 or y.shape[1] != c.coils:
             raise InputError(
-                f"zero-filled images have shape {tuple(y.shape)} and type {y.dtype}; pass complex "
-                f"images (case, {c.coils} coils, height, width)",
+                f"zero-filled images must be complex (case, {c.coils} coils, height, width), got "
+                f"{tuple(y.shape)} of {y.dtype}",
                 code="shape.axes",
             )
         if any(side % c.size_multiple for side in y.shape[-2:]):
             raise InputError(
-                f"images of {y.shape[-2]}×{y.shape[-1]} do not fit; this flow needs sides "
-                f"divisible by {c.size_multiple}",
+                f"sides must be divisible by {c.size_multiple}, got {y.shape[-2]}×{y.shape[-1]}",
                 code="shape.mismatch",
             )
         if not bool(torch.isfinite(torch.view_as_real(y)).all()):
-            raise InputError(
-                "zero-filled images are not finite; check the k-space for NaN or overflow",
-                code="value.nonfinite",
-            )
+            raise InputError("zero-filled images are not finite", code="value.nonfinite")
         if mask.shape != (len(y), y.shape[-1]) or len(seeds) != len(y):
             raise InputError(
-                f"masks have shape {tuple(mask.shape)} and there are {len(seeds)} seeds; pass one "
-                f"seed and one mask for each case, {(len(y), y.shape[-1])}",
+                f"pass a mask and a seed for each of {len(y)} cases, got masks "
+                f"{tuple(mask.shape)} and {len(seeds)} seeds",
                 code="shape.mismatch",
             )
         check_samples(samples)
-
-
-def _scale_channels(x: Tensor, scales: Tensor) -> Tensor:
-    """Multiply complex images (case * sample, coil, ...) by scales of real channels, by case."""
-    samples = len(x) // len(scales)
-    pairs = torch.view_as_real(x).view(len(scales), samples, *x.shape[1:], 2)
-    scales = scales.view(len(scales), -1, 2, *scales.shape[2:]).movedim(2, -1)[:, None]
-    return torch.view_as_complex((pairs * scales).flatten(0, 1))
 
 
 class _FlowGraph:
@@ -368,7 +330,6 @@ class _FlowGraph:
         self.steps = capture_graphs(self._encode, self._decode) if sampler.graphs else []
 
     def encode(self, y: Tensor, scale: Tensor, mask: Tensor) -> None:
-        """Compute the condition of a batch, shared by all samples of a case."""
         self.y.copy_(y)
         self.scale.copy_(scale.view(-1, 1, 1, 1, 1))
         self.mask.copy_(mask.view(self.mask.shape))
@@ -383,28 +344,32 @@ class _FlowGraph:
         self.temperature.fill_(temperature)
         if not self.steps:
             return self._decode()
-        graph, output = self.steps[1]
+        graph, (images, invalid) = self.steps[1]
         graph.replay()
-        images, invalid = output
         return images, invalid
 
     def _encode(self) -> None:
         fused, mask = self.sampler.fused, self.mask[:, 0, 0, 0]
         prior = posterior_mean(self.sampler.config, self.y, mask, fused.unet.predict)
         self.condition = fused.encode(prior.condition)
-        self.rotation = None if prior.rotation is None else prior.rotation.with_samples()
+        if prior.rotation is not None:
+            self.rotation = _CoilRotation(*(part[:, None] for part in prior.rotation))
         self.mean = prior.images[-1][:, None] if prior.images else None
         scales = fused.residual_scales(prior.condition)
         if scales is not None and self.sampler.inflation is not None:
             inflation = inflation_at(self.sampler.inflation, mask)
-            self.residual_scales = scales * inflation[:, :, None, None]
+            scales = scales * inflation[:, :, None, None]
+            # Real channels in pairs: (case, 1, coil, height, width, 2).
+            scales = scales.view(self.cases, -1, 2, *scales.shape[2:])
+            self.residual_scales = scales.movedim(2, -1)[:, None]
 
     def _decode(self) -> tuple[Tensor, Tensor]:
         c = self.sampler.config
         latents = [z * self.temperature for z in _split_latents(self.latents, self.shapes)]
         x = self.sampler.fused.inverse(latents, self.condition)
         if self.residual_scales is not None:
-            x = _scale_channels(x, self.residual_scales)
+            pairs = torch.view_as_real(x).view(self.cases, self.samples, *x.shape[1:], 2)
+            x = torch.view_as_complex((pairs * self.residual_scales).flatten(0, 1))
         # Not "above the limit": NaN must be invalid too.
         largest = torch.linalg.vector_norm(torch.view_as_real(x).flatten(1), math.inf, dim=1)
         invalid = ~(largest <= c.limit)
@@ -424,20 +389,16 @@ def _temperature_pairs(temperature: float | Temperatures) -> list[tuple[float, f
 
 
 def check_temperature(temperature: float | Temperatures) -> None:
-    """Refuse what is not a temperature."""
     pairs = _temperature_pairs(temperature)
     if not pairs or not all(
         len(pair) == 2 and pair[0] >= 1 and 0 <= pair[1] < math.inf for pair in pairs
     ):
         raise InputError(
-            f"temperature must be at least 0, or pairs of an acceleration of at least 1 and a "
-            f"temperature, got {temperature}",
-            code="value.invalid",
+            f"temperature must be at least 0, or (acceleration, temperature) pairs, got {pairs}"
         )
 
 
 def temperature_at(temperature: float | Temperatures, mask: Tensor) -> float:
-    """Interpolate the temperature at the acceleration of a mask."""
     accelerations, values = zip(*sorted(_temperature_pairs(temperature)), strict=True)
     acceleration = len(mask) / max(float(mask.sum()), 1.0)
     return float(np.interp(math.log(acceleration), np.log(accelerations), values))
@@ -457,8 +418,8 @@ class ResidualFlowSampler(BatchRecovery):
     ) -> None:
         if flow.config.coils != 1 or flow.config.inputs != 6:
             raise InputError(
-                f"the flow has {flow.config.coils} coils and {flow.config.inputs} inputs; a "
-                "residual flow has coils = 1 and inputs = 6",
+                f"a residual flow has coils = 1 and inputs = 6, got {flow.config.coils} and "
+                f"{flow.config.inputs}",
                 code="weights.mismatch",
             )
         self.device = torch.device(device or next(flow.parameters()).device)
@@ -472,67 +433,56 @@ class ResidualFlowSampler(BatchRecovery):
     def batch(
         self, measurements: Sequence[MeasurementLike], *, samples: int, seeds: Sequence[int]
     ) -> Tensor:
-        """Return posterior samples of several cases, (case, sample, height, width)."""
         check_samples(samples)
         zero_filled, mask = (part.to(self.device) for part in stack_measurements(measurements))
         estimate = varnet_estimate(self.net, zero_filled.to(torch.complex64), mask)
         inputs = estimate.inputs()
         if not bool(torch.isfinite(inputs).all()):
             raise InputError(
-                "the point estimate is not finite; check the k-space for NaN or overflow, or set "
-                'precision = "float32"',
+                'the point estimate is not finite; try precision = "float32"',
                 code="value.nonfinite",
             )
-        images = []
+        images, shapes = [], self.flow.latent_shapes(*inputs.shape[-2:])
         for case, seed in enumerate(seeds):
             condition = self.fused.encode(inputs[case : case + 1])
-            deviation = temperature_at(self.temperature, mask[case]) * estimate.noise_scale(case)
+            deviation = temperature_at(self.temperature, mask[case]) * noise_scale_of(mask[case])
             for start in range(0, samples, CHUNK):
                 indices = range(start, min(start + CHUNK, samples))
-                errors = self._errors(inputs, condition, indices, seed, deviation)
+                errors = self._errors(shapes, condition, indices, seed, deviation)
                 images.append(rss(estimate.coil_images(case, errors)))
         result = torch.cat(images)
         return result.view(len(seeds), samples, *result.shape[1:])
 
     def _errors(
         self,
-        inputs: Tensor,
+        shapes: Sequence[tuple[int, int, int]],
         condition: list[list[Tensor]],
         indices: range,
         seed: int,
         deviation: float,
     ) -> Tensor:
         """Return combined errors, complex (sample, 1, height, width), within the limit."""
-        rows = [mix_seeds(seed, j, 0) for j in indices]
-        errors = self._inverse(inputs, condition, rows, deviation)
+        numbers, limit = sum(math.prod(shape) for shape in shapes), self.flow.config.limit
+
+        def draw(chosen: Iterable[int], attempt: int, deviation: float) -> Tensor:
+            rows = [mix_seeds(seed, j, attempt) for j in chosen]
+            # Two numbers for each pixel: drawn on the CPU, they are the same on every device.
+            latents = gaussian_rows(torch.empty(len(rows), numbers), rows).to(self.device)
+            latents *= deviation
+            return self.fused.inverse(_split_latents(latents, shapes), condition)
+
+        def invalid() -> Tensor:
+            # Not "above the limit": NaN must be invalid too.
+            return ~(errors.abs().amax((1, 2, 3)) <= limit)[None]
 
         def redraw(attempt: int, rejected: Tensor) -> Tensor:
             again = rejected[0].nonzero()[:, 0].tolist()
             self.cooled += len(again) if attempt == ATTEMPTS else 0
-            rows = [mix_seeds(seed, indices[k], attempt) for k in again]
             cooled = deviation * 0.5 ** max(0, attempt - ATTEMPTS + 1)
-            errors[again] = self._inverse(inputs, condition, rows, cooled)
-            return self._invalid(errors)
+            errors[again] = draw((indices[k] for k in again), attempt, cooled)
+            return invalid()
 
-        counts = _redraw_rejected(
-            self._invalid(errors),
-            redraw,
-            attempts=ATTEMPTS + COOLER,
-            limit=self.flow.config.limit,
-        )
+        errors = draw(indices, 0, deviation)
+        counts = _redraw_rejected(invalid(), redraw, attempts=ATTEMPTS + COOLER, limit=limit)
         self.rejected += int(counts)
         return errors
-
-    def _invalid(self, errors: Tensor) -> Tensor:
-        # Not "above the limit": NaN must be invalid too.
-        return ~(errors.abs().amax((1, 2, 3)) <= self.flow.config.limit)[None]
-
-    def _inverse(
-        self, inputs: Tensor, condition: list[list[Tensor]], rows: list[int], deviation: float
-    ) -> Tensor:
-        shapes = self.flow.latent_shapes(*inputs.shape[-2:])
-        numbers = sum(math.prod(shape) for shape in shapes)
-        # Two numbers for each pixel: drawn on the CPU, they are the same on every device.
-        latents = gaussian_rows(torch.empty(len(rows), numbers), rows).to(self.device)
-        latents *= deviation
-        return self.fused.inverse(_split_latents(latents, shapes), condition)

@@ -27,9 +27,10 @@ from taskuq.recover._methods import (
     RECOVERIES,
     BatchRecovery,
     MeasurementLike,
+    load_estimator,
     stack_measurements,
 )
-from taskuq.recover._varnet_training import load_varnet
+from taskuq.recover._varnet import VarNet
 from taskuq.recover.flow._model import (
     ACCELERATIONS,
     ConditionalFlow,
@@ -51,7 +52,6 @@ from taskuq.training._networks import NetworkKind
 
 
 def _compile_flow(flow: ConditionalFlow) -> None:
-    """Compile conditioning networks and steps of a flow in place, for training."""
     condition = compile_on_first_call(flow.condition)
     # One function for all steps: those of a kind share its compiled code.
     forward = compile_on_first_call(FlowStep.forward)
@@ -70,11 +70,10 @@ MIN_INFLATION, MAX_INFLATION = 0.5, 2.0
 
 
 def _null_space_target(
-    flow: ConditionalFlow, images: Tensor, mask: Tensor, generator: torch.Generator
+    flow: ConditionalFlow, batch: Batch, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return the condition and null-space target of the flow."""
-    config = flow.config
-    images, measured = _normalised(config, images, mask)
+    config, mask = flow.config, batch["mask"]
+    images, measured = _normalised(config, batch["image"], mask)
     with torch.no_grad():
         prior = posterior_mean(config, measured, mask, flow.predict)
     residual = project_null_space(images, mask)
@@ -83,15 +82,13 @@ def _null_space_target(
     noise = complex_noise(images, generator)
     in_lines = project_measured(noise, mask)
     target = residual + config.null_noise * (noise - in_lines)
-    if config.fill == "noise":
-        target = target + config.noise * in_lines
-    else:
-        target = target + _residual_fill(prior, residual, mask, noise)
+    white = config.fill == "noise"
+    fill = config.noise * in_lines if white else _residual_fill(prior, residual, mask, noise)
+    target = target + fill
     return prior.condition, to_channels(prior.rotate(target))
 
 
 def _normalised(config: FlowConfig, images: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return true and zero-filled images in the units of the flow."""
     measured = project_measured(images, mask)
     if config.normalise:
         scale = case_scale(measured).view(-1, 1, 1, 1)
@@ -115,7 +112,6 @@ def _residual_fill(prior: PosteriorMean, residual: Tensor, mask: Tensor, noise: 
 
 
 def _residual_fraction(flow: ConditionalFlow, images: Tensor, mask: Tensor) -> list[Tensor]:
-    """Return the fraction of missing energy after each pass."""
     images, measured = _normalised(flow.config, images, mask)
     prior = posterior_mean(flow.config, measured, mask, flow.predict)
     passes = prior.images
@@ -194,8 +190,7 @@ class FlowRecovery(BatchRecovery):
     Args:
         flow: The flow; it is not changed.
         temperature: Standard deviation of the latents; 1 samples the posterior.
-        options: ``device``, ``dtype`` and ``memory`` of
-            :class:`taskuq.recover.flow._sample.FlowSampler`.
+        options: ``device``, ``dtype`` and ``memory`` of :class:`FlowSampler`.
 
     Example:
         >>> from taskuq.measure._mri import MRIMeasurement
@@ -215,7 +210,6 @@ class FlowRecovery(BatchRecovery):
     def batch(
         self, measurements: Sequence[MeasurementLike], *, samples: int, seeds: Sequence[int]
     ) -> Tensor:
-        """Return posterior samples of several cases, (case, sample, height, width)."""
         zero_filled, mask = stack_measurements(measurements)
         result = self.sampler(
             zero_filled, mask, samples=samples, seeds=seeds, temperature=self.temperature
@@ -243,25 +237,21 @@ class FlowMethod:
         path, flow = RECOVERIES.trained("flow", self.weights)
         temperature, exact = self.temperature, self.precision == "float32"
         if not flow.config.inputs:
-            return FlowRecovery(
-                flow,
-                device=device,
-                dtype=torch.float32 if exact else None,
-                temperature=1.0 if temperature is None else temperature,
-            )
+            temperature = 1.0 if temperature is None else temperature
+            dtype = torch.float32 if exact else None
+            return FlowRecovery(flow, device=device, dtype=dtype, temperature=temperature)
         card = read_toml(path.with_suffix(".toml"))
         estimate = self.estimate or card.get("estimate")
         if estimate is None:
             raise InputError(
-                f"{path.name} does not name its point-estimate network; set 'estimate' to the one "
-                "it was trained with",
+                f"{path.name} names no point-estimate network; set 'estimate'",
                 code="config.missing",
             )
         if temperature is None:
             temperature = card.get("temperatures") or 1.0
-        dtype = torch.float32 if exact else torch.float16
-        net = load_varnet(estimate)
-        return ResidualFlowSampler(flow, net, device=device, temperature=temperature, dtype=dtype)
+        half = torch.float32 if exact else torch.float16
+        net = load_estimator(estimate, VarNet)
+        return ResidualFlowSampler(flow, net, device=device, temperature=temperature, dtype=half)
 
 
 @dataclass(frozen=True)
@@ -277,44 +267,29 @@ class _FlowTraining(RecoveryTraining):
 
     def __post_init__(self) -> None:
         if self.estimate is not None and (self.pretrain or self.views):
-            raise InputError(
-                "estimate excludes pretrain and views, which are for flows of whole images",
-                code="option.conflict",
-            )
+            raise InputError("estimate excludes pretrain and views", code="option.conflict")
         if self.network.passes and self.pretrain is None:
-            raise InputError(
-                f"network.passes = {self.network.passes} needs a trained U-Net; add the table "
-                "pretrain",
-                code="option.missing",
-            )
+            raise InputError("network.passes needs the table pretrain", code="option.missing")
         if self.temperatures and self.estimate is None:
             raise InputError(
-                "temperatures are for a residual flow; set its 'estimate', or remove them",
-                code="option.missing",
+                "temperatures need estimate, of a residual flow", code="option.missing"
             )
         if self.temperatures:
             check_temperature(self.temperatures)
 
-    def prepare(self, machine: TrainerOptions, data: Any = None) -> tuple[Any, Any]:
-        """Return training and validation cases, with estimates for a residual flow."""
+    def prepare(self, machine: TrainerOptions, data: Any = None) -> tuple[Any, ...]:
         cases = self.measured(machine, data)
         if self.estimate is None:
             return cases
-        net = load_varnet(self.estimate).to(_device(machine))
-        training, validation = (
-            EstimateDataset.of(part, net, quiet=not machine.progress) for part in cases
-        )
-        return training, validation
+        net = load_estimator(self.estimate, VarNet).to(_device(machine))
+        return tuple(EstimateDataset.of(part, net, quiet=not machine.progress) for part in cases)
 
     def recipe(self, cases: Any, machine: TrainerOptions) -> Recipe:
         if self.estimate is not None:
             graphs = machine.may_be_one_gpu and self.training.replay
             return _residual_flow_recipe(self.network, cuda_graphs=graphs)
         recipe = _flow_recipe(
-            self.network,
-            compiled=self.training.compile,
-            pretrain=self.pretrain,
-            augment=self.views,
+            self.network, compiled=self.training.compile, pretrain=self.pretrain, augment=self.views
         )
         if not self.network.passes:
             return recipe
@@ -327,7 +302,7 @@ def _device(machine: TrainerOptions) -> str:
     return "cuda" if machine.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
 
 
-# The condition and the target of the flow, made of a batch.
+# A batch to condition and target of the flow.
 Pair = Callable[[ConditionalFlow, Batch, torch.Generator], tuple[Tensor, Tensor]]
 
 
@@ -338,7 +313,6 @@ def _flow_recipe(
     pretrain: TrainingConfig | None = None,
     augment: CoilAugmentation | None = None,
 ) -> Recipe:
-    """Train a flow by maximum likelihood of the null-space image."""
     flow = ConditionalFlow(config)
     if torch.cuda.is_available():
         # Convolutions of this size run on tensor cores, which read channels last.
@@ -346,37 +320,31 @@ def _flow_recipe(
         flow.conditioner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if compiled:
         _compile_flow(flow)
-    recipe = _likelihood_recipe(flow, _whole_pair, augment=augment)
+    recipe = _likelihood_recipe(flow, _null_space_target, augment=augment)
     if pretrain is None:
         return recipe
-    return replace(recipe, pretraining=(_unet_recipe(flow, augment), pretrain))
+
+    def unexplained(batch: Batch) -> list[Tensor]:
+        return _residual_fraction(flow, batch["image"], batch["mask"])
+
+    unet = Recipe(
+        kind="unet",
+        network=flow.unet,
+        config=config,
+        loss=lambda net, batch, generator: torch.stack(
+            unexplained(_augmented(batch, augment, generator))
+        ).mean(),
+        validate=lambda net, batch, generator: {"loss": unexplained(batch)[-1]},
+    )
+    return replace(recipe, pretraining=(unet, pretrain))
 
 
 def _residual_flow_recipe(config: FlowConfig, *, cuda_graphs: bool = False) -> Recipe:
-    """Train a residual flow by maximum likelihood of the estimate's error."""
     return _likelihood_recipe(ConditionalFlow(config), _residual_pair, cuda_graphs=cuda_graphs)
 
 
 def _augmented(batch: Batch, augment: CoilAugmentation | None, generator: torch.Generator) -> Batch:
     return batch if augment is None else {**batch, "image": augment(batch["image"], generator)}
-
-
-def _unet_recipe(flow: ConditionalFlow, augment: CoilAugmentation | None) -> Recipe:
-    """Train the conditioning U-Net to predict the missing part."""
-
-    def loss(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
-        batch = _augmented(batch, augment, generator)
-        return torch.stack(_residual_fraction(flow, batch["image"], batch["mask"])).mean()
-
-    return Recipe(
-        kind="unet",
-        network=flow.unet,
-        config=flow.config,
-        loss=loss,
-        validate=lambda net, batch, generator: {
-            "loss": _residual_fraction(flow, batch["image"], batch["mask"])[-1]
-        },
-    )
 
 
 def _likelihood_recipe(
@@ -386,7 +354,10 @@ def _likelihood_recipe(
     augment: CoilAugmentation | None = None,
     cuda_graphs: bool = False,
 ) -> Recipe:
-    bits = partial(_bits, flow)
+    def bits(condition: Tensor, target: Tensor) -> Tensor:
+        latents, log_det = flow(target, flow.condition(condition))
+        return bits_per_dimension(cast(Sequence[Tensor], latents), log_det)
+
     step = GraphedFunction(flow, bits) if cuda_graphs else bits
 
     def training_pair(batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -408,12 +379,6 @@ def _likelihood_recipe(
     )
 
 
-def _whole_pair(
-    flow: ConditionalFlow, batch: Batch, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    return _null_space_target(flow, batch["image"], batch["mask"], generator)
-
-
 def _residual_pair(
     flow: ConditionalFlow, batch: Batch, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
@@ -422,11 +387,6 @@ def _residual_pair(
         torch.randn, error.shape, generator, device=error.device, dtype=error.dtype
     )
     return batch["inputs"], error + flow.config.null_noise * noise
-
-
-def _bits(flow: ConditionalFlow, condition: Tensor, target: Tensor) -> Tensor:
-    latents, log_det = flow(target, flow.condition(condition))
-    return bits_per_dimension(cast(Sequence[Tensor], latents), log_det)
 
 
 NETWORK = NetworkKind(FlowConfig, ConditionalFlow, _FlowTraining, FlowMethod, PRESETS, large=True)

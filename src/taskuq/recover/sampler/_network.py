@@ -46,15 +46,9 @@ class SamplerConfig:
     def __post_init__(self) -> None:
         sizes = (self.inputs, self.outputs, self.width, self.widest, *self.drawn, self.noise)
         if not self.drawn or min(sizes) < 1 or self.numbers < 0 or self.scale <= 0:
-            raise InputError(
-                f"the numbers of a sampler's network must be positive, got {self}",
-                code="value.invalid",
-            )
+            raise InputError(f"the numbers of a sampler's network must be positive, got {self}")
         if self.inputs % self.outputs:
-            raise InputError(
-                f"inputs must be a multiple of outputs = {self.outputs}, got {self.inputs}",
-                code="value.invalid",
-            )
+            raise InputError(f"inputs must be a multiple of {self.outputs}, got {self.inputs}")
 
     @property
     def levels(self) -> int:
@@ -68,7 +62,6 @@ class SamplerConfig:
 
     @property
     def size_multiple(self) -> int:
-        """Sides are padded to a multiple of this."""
         return int(2 ** (self.levels - 1))
 
 
@@ -89,7 +82,6 @@ class _GroupNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise (image, channel, height, width)."""
         with torch.autocast(x.device.type, enabled=False):
             weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
             return F.group_norm(x, self.groups, weight, bias)
@@ -107,10 +99,8 @@ class _FiLMBlock(nn.Module):
         self.skip = nn.Conv2d(inputs, outputs, 1)
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        """Map (case, inputs, height, width) to (case, outputs, height, width)."""
         hidden = _film_silu(self.norms[0](self.first(x)), self.film(embedding))
-        hidden = F.silu(self.norms[1](self.second(hidden)))
-        y: Tensor = self.skip(x) + hidden
+        y: Tensor = self.skip(x) + F.silu(self.norms[1](self.second(hidden)))
         return y
 
 
@@ -178,7 +168,6 @@ class NoiseLevel(nn.Module):
 
 
 def add_to_samples(samples: Tensor, cases: Tensor) -> Tensor:
-    """Add the values of a case to all of its samples."""
     return (unflatten_samples(samples, len(cases)) + cases[:, None]).flatten(0, 1)
 
 
@@ -192,10 +181,9 @@ class SamplerNet(nn.Module):
 
     .. math:: r^{(j)} = \epsilon\, G(c, m, v^{(j)}), \qquad v^{(j)} \sim \mathcal N(0, I)
 
-    The condition :math:`c` are images that describe the estimate
-    (:class:`taskuq.recover.sampler._sample.ConditionedBatch`), :math:`m` is the sampled fraction.
-    Noise enters every level of the decoder as maps, scaled by features of the case, and as
-    numbers for the whole image.
+    The condition :math:`c` are images that describe the estimate, :math:`m` is the sampled
+    fraction. Noise enters every level of the decoder as maps, scaled by features of the case, and
+    as numbers for the whole image.
 
     Args:
         config: Size of the network.
@@ -248,7 +236,6 @@ class SamplerNet(nn.Module):
         ]
 
     def noise_size(self, height: int, width: int) -> int:
-        """Return the number of normal numbers of one sample."""
         return self.config.numbers + sum(map(math.prod, self.noise_shapes(height, width)))
 
     def forward(self, estimate: Tensor, sampled_fraction: Tensor, noise: Tensor) -> Tensor:
@@ -265,14 +252,18 @@ class SamplerNet(nn.Module):
         """Return all that does not depend on noise; arguments as in forward."""
         if estimate.ndim != 4 or estimate.shape[1] != self.config.inputs:
             raise InputError(
-                f"the condition has shape {tuple(estimate.shape)}; pass (case, "
-                f"{self.config.inputs} channels, height, width)",
+                f"the condition must be (case, {self.config.inputs}, height, width), got "
+                f"{tuple(estimate.shape)}",
                 code="shape.axes",
             )
         height, width = estimate.shape[-2:]
         multiple = self.config.size_multiple
         padding = (0, -width % multiple, 0, -height % multiple)
-        x = F.pad(self._differences(estimate), padding, mode="replicate")
+        estimate = estimate.float().nan_to_num(0.0, LARGEST, -LARGEST).clamp(-LARGEST, LARGEST)
+        # The first image and the differences of others, in units of a residual.
+        first, *others = torch.split(estimate, self.config.outputs, dim=1)
+        x = torch.cat([first, *((x - first) / self.config.scale for x in others)], dim=1)
+        x = F.pad(x, padding, mode="replicate")
         embedding = self.embed(encode_fraction(sampled_fraction))
         skips = []
         for level, block in enumerate(self.down):
@@ -285,19 +276,10 @@ class SamplerNet(nn.Module):
                 x = F.interpolate(x, scale_factor=2, mode="nearest")
             x = self.up[level](torch.cat([x, skips[level]], dim=1), embedding)
             features.append(x)
-        levels = [
-            level.encode(part)  # type: ignore[operator]
-            for level, part in zip(self.levels, reversed(features), strict=True)
-        ]
-        fine = features[-1]
-        scale = _bounded_exp(self.amplitude(fine))
-        return Condition(levels, self.mean(fine), scale, sampled_fraction, (height, width))
-
-    def _differences(self, estimate: Tensor) -> Tensor:
-        """Return the first image and the differences of others, in units of a residual."""
-        estimate = estimate.float().nan_to_num(0.0, LARGEST, -LARGEST).clamp(-LARGEST, LARGEST)
-        first, *others = torch.split(estimate, self.config.outputs, dim=1)
-        return torch.cat([first, *((x - first) / self.config.scale for x in others)], dim=1)
+        pairs = zip(self.levels, reversed(features), strict=True)
+        levels = [level.encode(part) for level, part in pairs]  # type: ignore[operator]
+        scale = _bounded_exp(self.amplitude(x))
+        return Condition(levels, self.mean(x), scale, sampled_fraction, (height, width))
 
     def decode(self, condition: Condition, noise: Tensor) -> Tensor:
         """Return residuals (case, sample, outputs, height, width)."""
@@ -324,17 +306,15 @@ def _embedding(inputs: int) -> nn.Sequential:
 
 
 def encode_fraction(fraction: Tensor) -> Tensor:
-    """Encode the sampled fraction."""
     fraction = fraction.clamp_min(1e-3)
     return torch.stack([torch.log(fraction), fraction], dim=1)
 
 
 # The accelerations of running means; others count as the nearest.
 ACCELERATIONS = (1, 2, 4, 8, 16, 32, 64)
-# Losses of the images and of a task network's raw output, output and features.
-SCORES = 4
-# Norms of the gradients of image loss and task loss, at the images.
-GRADIENTS = 2
+# Losses of the images and of a task network's raw output, output and features; norms of the
+# gradients of image loss and task loss, at the images.
+SCORES, GRADIENTS = 4, 2
 
 
 def nearest_acceleration(fraction: Tensor) -> Tensor:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from taskuq._seeds import mix_seeds
@@ -38,23 +37,26 @@ class ConditionedBatch(Protocol):
     """Batch of estimates with their condition channels."""
 
     @property
-    def scale(self) -> Tensor:
-        """Unit of each case's images, above 0, (case,)."""
+    def scale(self) -> Tensor: ...  # unit of each case's images, above 0, (case,)
 
     def inputs(self) -> Tensor: ...
 
     def sampled_fraction(self) -> Tensor: ...
 
-    def images(self, residuals: Tensor) -> Tensor:
-        """Return data-consistent images (case, sample, height, width), differentiably."""
+    def images(self, residuals: Tensor) -> Tensor: ...  # data-consistent, differentiable
+
+
+class Estimator(Protocol):
+    """Function of measurements that returns estimates."""
+
+    def __call__(self, measurements: Sequence[Any]) -> ConditionedBatch: ...
 
 
 @runtime_checkable
-class TensorEstimator(Protocol):
+class TensorEstimator(Estimator, Protocol):
     """Estimator of tensors only, for CUDA graphs."""
 
-    def tensors(self, measurements: Sequence[Any]) -> tuple[Tensor, ...]:
-        """Return measurements of one size as tensors (case, ...), on the device."""
+    def tensors(self, measurements: Sequence[Any]) -> tuple[Tensor, ...]: ...
 
     def estimate(self, *tensors: Tensor) -> ConditionedBatch: ...
 
@@ -86,8 +88,7 @@ def fit_noise_scale(
     sums = torch.zeros(len(NOISE_SCALES), len(ACCELERATIONS), 2, dtype=torch.float64)
     for number, (batch, truth) in enumerate(batches):
         inputs, fraction = batch.inputs(), batch.sampled_fraction()
-        places = nearest_acceleration(fraction).cpu()
-        scale = batch.scale.view(-1, 1, 1)
+        places, scale = nearest_acceleration(fraction).cpu(), batch.scale.view(-1, 1, 1)
         rows = [mix_seeds(number, case) for case in range(len(inputs) * SAMPLES)]
         size = net.noise_size(*inputs.shape[-2:])
         noise = counter_normal(torch.tensor(rows, device=inputs.device), size)
@@ -99,19 +100,15 @@ def fit_noise_scale(
             spread = images.var(1).mean((1, 2)) * (1 + 1 / SAMPLES)
             both = torch.stack([spread, error], dim=1).double().cpu()
             sums[k].index_add_(0, places, both)
-    return tuple(round(float(factor), 4) for factor in _matching_scales(sums.numpy()))
-
-
-def _matching_scales(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the scale of each acceleration at which spread equals error."""
-    observed = np.flatnonzero(sums[0, :, 1] > 0)
+    spreads, errors = sums.numpy().transpose(2, 0, 1)
+    observed = np.flatnonzero(errors[0] > 0)
     if len(observed) == 0:
-        return np.ones(sums.shape[1])
-    ratio = np.sqrt(sums[..., 0] / np.maximum(sums[..., 1], 1e-300))
+        return (1.0,) * len(ACCELERATIONS)
     # Spread grows with the noise scale; where a network does not follow, the largest so far counts.
-    rising = np.maximum.accumulate(ratio, axis=0)
+    rising = np.maximum.accumulate(np.sqrt(spreads / np.maximum(errors, 1e-300)), axis=0)
     factors = [np.interp(1.0, rising[:, place], NOISE_SCALES) for place in observed]
-    return np.interp(np.arange(sums.shape[1]), observed, factors)
+    fitted = np.interp(np.arange(len(ACCELERATIONS)), observed, factors)
+    return tuple(round(float(factor), 4) for factor in fitted)
 
 
 def _noise_scale_at(noise_scale: Tensor, sampled_fraction: Tensor) -> Tensor:
@@ -131,7 +128,6 @@ def _sample_images(
     dtype: torch.dtype = torch.float32,
     noise_scale: Tensor | None = None,
 ) -> Tensor:
-    """Sample images around estimates."""
     inputs = batch.inputs()
     device, pixels = inputs.device, math.prod(inputs.shape[-2:])
     chunk = max(1, CHUNK_PIXELS.get(device.type, 2**17) // (len(inputs) * pixels))
@@ -175,14 +171,13 @@ class SamplerRecovery(BatchRecovery):
         net: The sampler, on the device where it runs.
         estimator: Function of measurements that returns estimates, on the same device.
         dtype: Precision of the sampler; by default bfloat16 on a GPU, float32 elsewhere.
-        noise_scale: Factor of the noise at each acceleration
-            (:func:`taskuq.recover.sampler._sample.fit_noise_scale`); 1 by default.
+        noise_scale: Factor of the noise at each acceleration; 1 by default.
     """
 
     def __init__(
         self,
         net: SamplerNet,
-        estimator: Callable[[Sequence[Any]], ConditionedBatch],
+        estimator: Estimator,
         *,
         dtype: torch.dtype | None = None,
         noise_scale: Sequence[float] | None = None,
@@ -198,7 +193,6 @@ class SamplerRecovery(BatchRecovery):
         self.rejected = 0  # every draw is valid
 
     def batch(self, measurements: Sequence[Any], *, samples: int, seeds: Sequence[int]) -> Tensor:
-        """Return posterior samples of several cases, (case, sample, height, width)."""
         check_samples(samples)
         if self._uses_graphs:
             return self._replay(measurements, samples, seeds)
@@ -213,7 +207,7 @@ class SamplerRecovery(BatchRecovery):
 
     @torch.no_grad()
     def from_seeds(self, *tensors: Tensor) -> Tensor:
-        """Return one sample for each seed; arguments are the estimator's tensors, and seeds."""
+        """Return one sample for each seed, the last of the tensors."""
         *measurement, seeds = tensors
         batch = cast(TensorEstimator, self.estimator).estimate(*measurement)
         with _mixed_precision(seeds.device, self.dtype):

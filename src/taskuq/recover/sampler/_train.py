@@ -17,7 +17,7 @@ from taskuq._config import read_toml
 from taskuq._seeds import per_case_random
 from taskuq.errors import InputError
 from taskuq.recover._cases import CoilAugmentation, RecoveryTraining, ScanRandomisation
-from taskuq.recover._compiled import accelerate, inference_varnet
+from taskuq.recover._compiled import Step, accelerate, inference_varnet
 from taskuq.recover._estimate import (
     CrossFitDataset,
     CrossFitEstimates,
@@ -32,11 +32,12 @@ from taskuq.recover._methods import (
     RECOVERIES,
     MeasurementLike,
     init_weights,
+    load_estimator,
     rescale_pow2,
     stack_measurements,
 )
 from taskuq.recover._varnet import VarNet
-from taskuq.recover._varnet_training import VarNetTraining, load_varnet
+from taskuq.recover._varnet_training import VarNetTraining
 from taskuq.recover.sampler._network import (
     ACCELERATIONS,
     SCORES,
@@ -57,7 +58,7 @@ def _fair_crps(samples: Tensor, truth: Tensor) -> Tensor:
     _check(samples, truth)
     count = samples.shape[1]
     off = (samples - truth[:, None]).abs().mean(1)
-    pairs = sum(_differences(samples, later).abs().sum(1) for later in range(1, count))
+    pairs = sum((samples[:, k:] - samples[:, k - 1 : k]).abs().sum(1) for k in range(1, count))
     return (off - pairs / (count * (count - 1))).reshape(len(truth), -1).mean(1)
 
 
@@ -66,28 +67,18 @@ def _energy_score(samples: Tensor, truth: Tensor) -> Tensor:
     _check(samples, truth)
     samples, truth = samples.flatten(2), truth.flatten(1)
     count = samples.shape[1]
-    off = _norm(samples - truth[:, None]).mean(1)
-    pairs = sum(_norm(_differences(samples, later)).sum(1) for later in range(1, count))
-    score = off - pairs / (count * (count - 1))
-    scored: Tensor = score / samples.shape[-1] ** 0.5
+    norm = partial(torch.linalg.vector_norm, dim=-1)  # its derivative at 0 is taken as 0
+    off = norm(samples - truth[:, None]).mean(1)
+    pairs = sum(norm(samples[:, k:] - samples[:, k - 1 : k]).sum(1) for k in range(1, count))
+    scored: Tensor = (off - pairs / (count * (count - 1))) / samples.shape[-1] ** 0.5
     return scored
-
-
-def _differences(samples: Tensor, later: int) -> Tensor:
-    return samples[:, later:] - samples[:, later - 1 : later]
-
-
-def _norm(x: Tensor) -> Tensor:
-    # Where two samples are equal, the derivative of the norm is taken as 0.
-    norm: Tensor = torch.linalg.vector_norm(x, dim=-1)
-    return norm
 
 
 def _check(samples: Tensor, truth: Tensor) -> None:
     if samples.shape[:1] + samples.shape[2:] != truth.shape or samples.shape[1] < 2:
         raise InputError(
-            f"samples have shape {tuple(samples.shape)} and the truth {tuple(truth.shape)}; pass "
-            "(case, sample, ...) with at least two samples, and (case, ...)",
+            f"samples must be (case, at least two, ...) and the truth (case, ...), got "
+            f"{tuple(samples.shape)} and {tuple(truth.shape)}",
             code="shape.mismatch",
         )
 
@@ -104,17 +95,11 @@ class ImageLossConfig:
     def __post_init__(self) -> None:
         weights = (self.pixels, self.energy, self.pooled)
         if min(weights) < 0 or not max(weights) > 0 or min(self.pools, default=1) < 1:
-            raise InputError(
-                "pixels, energy and pooled must be at least 0, one of them positive, and pools at "
-                f"least 1, got {self}",
-                code="value.invalid",
-            )
+            raise InputError(f"weights must be 0 or more, one above 0, pools positive, got {self}")
 
     def __call__(self, samples: Tensor, truth: Tensor) -> Tensor:
-        """Return the loss of images (case, sample, height, width), (case,)."""
-        score = self.pixels * _fair_crps(samples, truth) + self.energy * _energy_score(
-            samples, truth
-        )
+        score = self.pixels * _fair_crps(samples, truth)
+        score = score + self.energy * _energy_score(samples, truth)
         for side in self.pools if self.pooled else ():
             if side <= min(truth.shape[-2:]):
                 part = _fair_crps(F.avg_pool2d(samples, side), F.avg_pool2d(truth, side))
@@ -130,16 +115,12 @@ TASK_SCORES, TASK_WEIGHT = ("raw", "output", "features"), 0.25
 # A batch to estimates and true images, (case, height, width).
 Estimate = Callable[[Batch, torch.Generator], tuple[ConditionedBatch, Tensor]]
 
-# A network and a function of tensors to a faster function.
-Accelerate = Callable[[nn.Module, Callable[..., Tensor]], Callable[..., Tensor]]
-
 
 @runtime_checkable
 class _FeatureTask(Protocol):
-    """Task network that exposes its hidden features."""
+    """Task network that exposes raw outputs, outputs and hidden features."""
 
-    def inside(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return raw outputs, outputs (image, task) and hidden features (image, feature)."""
+    def inside(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -157,11 +138,7 @@ class TaskLossConfig:
     def __post_init__(self) -> None:
         smallest = min(self.raw, self.output, self.features, self.limit)
         if smallest < 0 or not 0 <= self.begin <= self.full <= 1:
-            raise InputError(
-                "raw, output, features and limit must be at least 0, and 0 <= begin <= full <= 1, "
-                f"got {self}",
-                code="value.invalid",
-            )
+            raise InputError(f"weights must be >= 0 and 0 <= begin <= full <= 1, got {self}")
 
     def fade(self, progress: float) -> float:
         if progress >= self.full:
@@ -198,9 +175,8 @@ def sampler_recipe(
     config: SamplerConfig,
     loss: SamplerLoss,
     estimate: Estimate,
-    accelerated: Accelerate | None = None,
+    accelerated: Callable[[nn.Module, Step], Step] | None = None,
 ) -> Recipe:
-    """Train a sampler by proper scores of its images."""
     net = SamplerNet(config)
     sample = net if accelerated is None else accelerated(net, net.forward)
     return Recipe(
@@ -214,15 +190,11 @@ def sampler_recipe(
 
 
 def _sample(
-    net: SamplerNet,
-    sample: Callable[..., Tensor],
-    batch: ConditionedBatch,
-    samples: int,
-    generator: torch.Generator,
+    net: SamplerNet, sample: Step, batch: ConditionedBatch, count: int, generator: torch.Generator
 ) -> Tensor:
     """Return images in units of the scale, (case, sample, height, width)."""
     inputs = batch.inputs()
-    size = (len(inputs), samples, net.noise_size(*inputs.shape[-2:]))
+    size = (len(inputs), count, net.noise_size(*inputs.shape[-2:]))
     noise = per_case_random(torch.randn, size, generator, device=inputs.device)
     residuals = sample(inputs, batch.sampled_fraction(), noise)
     return batch.images(residuals.float()) / batch.scale.view(-1, 1, 1, 1)
@@ -233,7 +205,7 @@ def _loss(
     batch: Batch,
     generator: torch.Generator,
     *,
-    sample: Callable[..., Tensor],
+    sample: Step,
     scoring: SamplerLoss,
     estimate: Estimate,
 ) -> Tensor:
@@ -252,32 +224,22 @@ def _loss(
     score, task_scores = scoring.image(leaf, truth)[:, None], scoring.task_scores(leaf, truth)
     scores = torch.cat([score, task_scores], dim=1).detach()
     sizes = _update_running_means(net.sizes, place, scores)
-    own, task = (score / sizes[:, :1]).mean(), _weigh(task_loss, task_scores, sizes)
+    own = (score / sizes[:, :1]).mean()
+    # Python numbers, not a tensor, whose copy a GPU would wait for.
+    weights = task_loss.raw, task_loss.output, task_loss.features
+    parts = (task_scores / sizes[:, 1:]).unbind(1)
+    task = torch.stack([w * part for w, part in zip(weights, parts, strict=True)]).sum(0)
     (image_gradient,) = torch.autograd.grad(own, leaf)
     (task_gradient,) = torch.autograd.grad(task.mean(), leaf)
-    bound = task_loss.limit * _gradient_ratio(net, place, image_gradient, task_gradient)
+    gradients = (image_gradient, task_gradient)
+    norms = [torch.linalg.vector_norm(x.flatten(1), dim=1) * len(x) for x in gradients]
+    means = _update_running_means(net.sizes[:, SCORES:], place, torch.stack(norms, dim=1))
+    bound = task_loss.limit * (means[:, 0] / means[:, 1])
     # After the limit: before it, terms that the limit makes small would count alike everywhere.
     uncertain = sizes[:, 2] / net.sizes[:, 2].max().clamp_min(1e-30)
     weight = (uncertain * bound.clamp_max(1)).view(-1, 1, 1, 1)
     back = (images * (image_gradient + fade * weight * task_gradient)).sum()
     return (own + fade * (uncertain * task).mean()).detach() + back - back.detach()
-
-
-def _weigh(config: TaskLossConfig, scores: Tensor, sizes: Tensor) -> Tensor:
-    """Return the task loss of each case, (case,)."""
-    weights = config.raw, config.output, config.features
-    # Python numbers, not a tensor, whose copy a GPU would wait for.
-    parts = (scores / sizes[:, 1:]).unbind(1)
-    return torch.stack([w * part for w, part in zip(weights, parts, strict=True)]).sum(0)
-
-
-def _gradient_ratio(
-    net: SamplerNet, place: Tensor, image_gradient: Tensor, task_gradient: Tensor
-) -> Tensor:
-    gradients = (image_gradient, task_gradient)
-    norms = [torch.linalg.vector_norm(x.flatten(1), dim=1) * len(x) for x in gradients]
-    means = _update_running_means(net.sizes[:, SCORES:], place, torch.stack(norms, dim=1))
-    return means[:, 0] / means[:, 1]
 
 
 @torch.no_grad()
@@ -345,12 +307,9 @@ def _summary(values: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 PRESETS = {
-    # 320×320: 14.4 million parameters, of which 0.6 million run for each sample.
-    "paper": SamplerConfig(),
-    # 128×128: 3.3 million parameters, 6.6 MB in float16.
-    "demo": SamplerConfig(width=24, drawn=(32, 64, 96, 128)),
-    # For teaching and tests: 0.2 million parameters.
-    "tiny": SamplerConfig(width=8, drawn=(8, 16, 16)),
+    "paper": SamplerConfig(),  # 320×320: 14.4 million parameters, 0.6 million run for each sample
+    "demo": SamplerConfig(width=24, drawn=(32, 64, 96, 128)),  # 128×128: 3.3 million parameters
+    "tiny": SamplerConfig(width=8, drawn=(8, 16, 16)),  # for tests: 0.2 million parameters
 }
 # Validation cases that fit the noise scale, at most, and how many are sampled together.
 SCALE_CASES, SCALE_BATCH = 400, 8
@@ -402,9 +361,8 @@ class VarNetEstimator:
         return self.estimate(*self.tensors(measurements))
 
     def tensors(self, measurements: Sequence[MeasurementLike]) -> tuple[Tensor, Tensor]:
-        """Return zero-filled images (case, coil, height, width) and masks (case, width)."""
-        zero_filled, mask = (part.to(self.device) for part in stack_measurements(measurements))
-        return zero_filled, mask
+        zero_filled, mask = stack_measurements(measurements)
+        return zero_filled.to(self.device), mask.to(self.device)
 
     def estimate(self, *tensors: Tensor) -> _RescaledEstimates:
         zero_filled, mask = tensors
@@ -413,15 +371,12 @@ class VarNetEstimator:
 
 
 def find_estimate(weights: Path, named: Path | None) -> Path | str:
-    """Return the weights of a sampler's point-estimate network."""
     card = read_toml(weights.with_suffix(".toml")).get("estimate", {})
     trained = estimate_weights(Path(card.get("folder", weights.parent)))
     path = named or card.get("weights") or (trained if trained.exists() else None)
     if path is None:
         raise InputError(
-            f"{weights.name} does not name its point-estimate network; set 'estimate' to the one "
-            "it was trained with",
-            code="config.missing",
+            f"{weights.name} names no point-estimate network; set 'estimate'", code="config.missing"
         )
     return path
 
@@ -439,14 +394,14 @@ class SamplerMethod:
         path, net = RECOVERIES.trained("sampler", self.weights)
         exact = self.precision == "float32"
         estimator = VarNetEstimator(
-            load_varnet(find_estimate(path, self.estimate)).to(device),
+            load_estimator(find_estimate(path, self.estimate), VarNet).to(device),
             dtype=torch.float32 if exact else torch.float16,
         )
         card = read_toml(path.with_suffix(".toml"))
         noise_scale = card.get("loudness") if self.widened else None
         if self.widened and noise_scale is None:
             raise InputError(
-                f"the card of {path.name} has no loudness; train it again, or remove widened",
+                f"{path.name} has no loudness; train it again, or remove widened",
                 code="config.missing",
             )
         dtype = torch.float32 if exact else None
@@ -465,22 +420,15 @@ class SamplerTrainingMixin:
 
     def check(self, channels: tuple[int, int]) -> None:
         if self.draws < 2:
-            raise InputError(f"draws must be at least 2, got {self.draws}", code="value.invalid")
+            raise InputError(f"draws must be at least 2, got {self.draws}")
         if (self.network.inputs, self.network.outputs) != channels:
-            raise InputError(
-                f"network.inputs and network.outputs must be {channels} around these estimates, "
-                f"got {(self.network.inputs, self.network.outputs)}",
-                code="value.invalid",
-            )
+            raise InputError(f"network.inputs and network.outputs must be {channels}")
         if self.task is not None and self.task.weights is None:
-            raise InputError(
-                "task.weights is missing; set it to the trained task network",
-                code="config.missing",
-            )
+            raise InputError("task.weights is missing; name a network", code="config.missing")
 
     def sampler_recipe(self, kind: str, estimate: Estimate, machine: TrainerOptions) -> Recipe:
         graphs = machine.may_be_one_gpu and self.training.replay
-        task = None if self.task is None else load_task_network(self.task)
+        task = _load_task_network(self.task.weights) if self.task and self.task.weights else None
         loss = SamplerLoss(self.score, self.draws, self.task, task)
         quick = partial(accelerate, cuda_graphs=graphs, compiled=self.training.compile)
         recipe = sampler_recipe(self.network, loss, estimate, quick)
@@ -510,7 +458,6 @@ class _SamplerTraining(SamplerTrainingMixin, RecoveryTraining):
         return self.measured(machine, data, by_volume=by_volume)
 
     def stages(self, cases: tuple[Any, ...], folder: Path, **options: Any) -> tuple[Any, ...]:
-        """Train the estimators, and assign each case its out-of-fold one."""
         settings = VarNetTraining(
             data=self.data, measure=self.measure, views=self.views, scans=self.scans
         )
@@ -520,7 +467,7 @@ class _SamplerTraining(SamplerTrainingMixin, RecoveryTraining):
 
     def recipe(self, cases: tuple[Any, ...], machine: TrainerOptions) -> Recipe:
         graphs = machine.may_be_one_gpu and self.training.replay
-        nets = [load_varnet(path) for path in cases[2]]
+        nets = [load_estimator(path, VarNet) for path in cases[2]]
         estimates = CrossFitEstimates(nets, self.views, self.scans, cuda_graphs=graphs)
         recipe = self.sampler_recipe("sampler", estimates, machine)
         on_gpu = machine.accelerator != "cpu" and torch.cuda.is_available()
@@ -546,16 +493,13 @@ def _fit_noise_scale(
     return {"loudness": list(noise_scale)}
 
 
-def load_task_network(config: TaskLossConfig) -> _FeatureTask:
-    """Load the frozen task network of the task loss."""
-    assert config.weights is not None
-    path = locate(config.weights)
+def _load_task_network(weights: Path) -> _FeatureTask:
+    path = locate(weights)
     card = read_card(path, list(NETWORKS))
     net = NETWORKS[card["kind"]].load(path, card["network"])
     if not isinstance(net, _FeatureTask):
         raise InputError(
-            f"{path} holds a {card['kind']}, which has no hidden features; name another network",
-            code="weights.mismatch",
+            f"{path} holds a {card['kind']}, which has no hidden features", code="weights.mismatch"
         )
     net.requires_grad_(False)
     return net
