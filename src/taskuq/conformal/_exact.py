@@ -414,11 +414,7 @@ def _edges(part: _Segment) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def _sums_at(
-    values: FloatArray,
-    before: NDArray[np.int64],
-    upto: NDArray[np.int64],
-    *,
-    squared: bool = False,
+    values: FloatArray, before: NDArray[np.int64], upto: NDArray[np.int64], *, squared: bool = False
 ) -> FloatArray:
     """Sums of each row before its position, up to it, and over all, (3, position)."""
     low, high = int(before[0]), int(upto[-1])
