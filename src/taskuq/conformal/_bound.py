@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, TypeVar, final
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -44,7 +44,6 @@ class Threshold(ABC):
         return max(self.quantiles)
 
 
-@final
 @dataclass(frozen=True)
 class SingleQuantile(Threshold):
     """Same quantile for every case."""
@@ -70,7 +69,6 @@ class SingleQuantile(Threshold):
         return cls(number_from_json(record["quantile"]))
 
 
-@final
 @dataclass(frozen=True)
 class StratumQuantiles(Threshold):
     """A quantile for each stratum; a stratum never calibrated gets an infinite one."""
@@ -98,7 +96,6 @@ class StratumQuantiles(Threshold):
         return cls({name: number_from_json(q) for name, q in record["quantiles"].items()})
 
 
-@final
 @dataclass(frozen=True)
 class WeightedQuantile(Threshold):
     """A quantile of reweighted scores, for a known shift of the inputs."""
@@ -171,7 +168,6 @@ class WeightedQuantile(Threshold):
         return cls(scores, weights, record["alpha"])
 
 
-@final
 @dataclass(frozen=True)
 class EndQuantiles(Threshold):
     """Quantiles of the lower and the upper end."""
@@ -245,16 +241,17 @@ class BaseBound(ABC):
 
 
 B = TypeVar("B", bound=BaseBound)
-Reader: TypeAlias = Callable[[Mapping[str, Any], Score | None], B]
 
 
 def read_bound(
-    path: str | os.PathLike[str], readers: Mapping[str, Reader[B]], score: Score | None = None
+    path: str | os.PathLike[str],
+    schema: str,
+    read: Callable[[Mapping[str, Any], Score | None], B],
+    score: Score | None,
 ) -> B:
-    """Read a bound of one of several schemas."""
-    record = read_json(path, *readers, remedy="calibrate again")
+    record = read_json(path, schema, remedy="calibrate again")
     with complete_record(path, "bound", "calibrate again"):
-        bound = readers[record["schema"]](record, score)
+        bound = read(record, score)
         for one, quantile in bound._parts:
             require_usable(path, one, quantile, bound.samples, bound.rounds)
     return bound
@@ -335,10 +332,7 @@ class Bound(BaseBound):
         return interval[0] if single else interval
 
     def coverage_law(self, n_test: int) -> CoverageLaw:
-        """Return the exact law of the coverage that ``n_test`` new cases would show.
-
-        It exists for cases as the unit, one quantile, and scores without ties.
-        """
+        """Return the exact law of the coverage of ``n_test`` new cases, for scores without ties."""
         g = self.guarantee
         if g.unit == "group" or g.condition or g.weighted or g.quantiles_per_interval > 1:
             message = "the law of coverage needs exchangeable cases and one quantile for all"
@@ -403,4 +397,4 @@ def load_bound(path: str | os.PathLike[str], *, score: Score | None = None) -> B
         >>> load_bound(path) == bound
         True
     """
-    return read_bound(path, {SCHEMA: Bound.from_dict}, score)
+    return read_bound(path, SCHEMA, Bound.from_dict, score)

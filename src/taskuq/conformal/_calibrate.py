@@ -225,17 +225,14 @@ def calibrate(
     .. math:: \mathcal C(\hat z) = \{ z : s(\hat z, z) \le \hat q \}
 
     Args:
-        outputs: Task outputs on recovered images (case, sample), or (case,) for point estimates;
-            or of all rounds so far (round, case, sample), the current one last, for scores that
-            use the earlier ones. Or a table, which has targets, groups and range.
+        outputs: Task outputs on recovered images (case, sample), (case,) for point estimates, or
+            (round, case, sample) with the current round last. Or a table, which has the rest.
         targets: Task outputs on the true images (case,); omit with a table.
         alpha: Error rate in (0, 1).
-        score: ar, lwr, cqr, mlwr, learned, a registered name, or an object with methods ``score``
-            and ``interval``.
+        score: ar, lwr, cqr, mlwr, learned, another registered name, or an object.
         group: Group of each case (case,), e.g. its patient.
         unit: Exchangeable unit, 'case' or 'group'; the group if groups are given.
-        cases: With groups, the cases of a new group that are covered: a 'random' one, 'all', or a
-            fraction such as 0.9.
+        cases: With groups, the covered cases of a new group: a 'random' one, 'all' or a fraction.
         delta: Fraction of calibration sets for which coverage, given the set, may fall short.
         label: Class of each case; the guarantee holds within each class, known or not.
         strata: Stratum of each case, any function of the inputs; the guarantee holds within each
@@ -243,19 +240,15 @@ def calibrate(
         condition_on: With groups and strata or labels, the random draw: 'case', a random case of
             a new group, which falls in the stratum (default), or 'group', a group that has cases
             of the stratum, and one of those (default if ``cases`` is 'all' or a fraction).
-        delta_scope: With delta and strata, 'each' for each stratum by itself (default) or 'all'
-            for all at once. For classes always 'all'.
+        delta_scope: With delta and strata, 'each' for each by itself or 'all' for all at once.
         weights: Likelihood ratios of the new inputs to these; calls need the weight of a new case.
-        side: 'two', 'upper' or 'lower'; 'each' for two-sided intervals with a quantile for each
-            end, both at half the error rate.
+        side: 'two', 'upper' or 'lower'; 'each' for a quantile per end at half the error rate.
         task_range: Range of the task; intervals are clipped to it.
-        tuning: Outputs and targets of other cases, e.g. of the training set, to fit a score to.
-            Without it `learned` holds out three tenths of the units; `mlwr` uses the outputs of
-            all of them, and with ``delta`` of a tenth held out.
+        tuning: Outputs and targets of other cases to fit a score to. Without it `learned` holds
+            out three tenths of the units; `mlwr` uses all outputs, with ``delta`` a tenth.
         acceleration: Round of a table, by acceleration or name; stored with the bound.
         task: Task of a table.
-        seed: Integer or Generator to choose the tuning units at random; without it they are taken
-            at even steps.
+        seed: Integer or Generator to choose the tuning units at random, not at even steps.
 
     Returns:
         The bound; call it with the outputs of new cases.

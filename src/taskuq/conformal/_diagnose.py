@@ -83,13 +83,7 @@ class SampleDiagnosis:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Calibration of posterior samples by round, task and class.
-
-    Args:
-        results: One for each round and task: all cases first, then each class.
-        samples: Number of posterior samples.
-        unit: Unit of the standard errors, 'case' or 'group'.
-    """
+    """Calibration of posterior samples by round and task: all cases first, then each class."""
 
     results: tuple[SampleDiagnosis, ...]
     samples: int
@@ -101,7 +95,6 @@ class Diagnosis:
         return {**head, "results": [to_json_value(asdict(result)) for result in self.results]}
 
     def __str__(self) -> str:
-        """Return a plain table."""
         columns = ("round", "task", "class", "cases", "CRPS", "outside", "spread/error", "bias")
         rows = [[*columns, "samples are"]]
         for r in self.results:
@@ -133,9 +126,8 @@ def diagnose(
     If truth and :math:`p` samples are exchangeable, the rank of the truth among them is uniform
     on :math:`0, \dots, p`. A tied truth counts in equal parts for all ranks it could have. The
     band of the histogram contains all :math:`B` bars of calibrated samples with probability
-    0.95 or more: each bar is a binomial fraction of :math:`n` cases, and its two tails have
-    probability :math:`0.05 / (2B)` each (Bonferroni). With groups, whose cases may depend on each
-    other in any way, :math:`n` is the Kish effective number :math:`N^2 / \sum_v n_v^2`.
+    0.95 or more: each bar is a binomial fraction of :math:`n` cases, and each tail has probability
+    :math:`0.05 / (2B)`. With groups, :math:`n` is Kish's effective :math:`N^2 / \sum_v n_v^2`.
 
     Also measured, with jackknife standard errors over groups (or cases): the fair CRPS; the
     fraction of truths outside all samples, :math:`2 / (p + 1)` if calibrated; the bias; and
@@ -143,8 +135,7 @@ def diagnose(
     .. math:: \frac{\text{spread}}{\text{error}} = \sqrt{\frac{(1 + 1/p) \sum_i s_i^2}
         {\sum_i (z_i - \bar z_i)^2}}
 
-    with the unbiased sample variance :math:`s_i^2`, which is 1 if calibrated: the factor
-    :math:`1 + 1/p` is the variance of the mean of :math:`p` samples.
+    with the unbiased sample variance :math:`s_i^2`, which is 1 if calibrated.
 
     Args:
         outputs: Task outputs (case, sample) or (round, case, sample), or a table.

@@ -31,14 +31,13 @@ from taskuq.conformal._splits import (
     SplitResults,
     Splits,
     check_cases,
-    has_crossing,
     make_pools,
     rank_for_guarantee,
     run_splits,
     splitmix64,
     sums_at_quantiles,
 )
-from taskuq.conformal._units import CaseUnit, Unit, as_generator, make_unit
+from taskuq.conformal._units import Unit, as_generator, make_unit
 from taskuq.conformal.scores import resolve_score, score_name
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, TaskRange
@@ -153,8 +152,7 @@ def evaluate(
 ) -> Evaluation:
     r"""Evaluate a score over random calibration and test splits.
 
-    In each split :math:`t` the quantile is calibrated on one set of units, and coverage and mean
-    interval width are measured on the other:
+    In split :math:`t`, one set of units is used for calibration and the other for the measures
 
     .. math:: \mathrm{coverage}[t] = \frac1m \sum_{i \in \mathrm{test}}
         \mathbb 1\{z_i \in \mathcal C_i\}, \qquad
@@ -319,7 +317,10 @@ def _of_pool(
     """Sum up a pool at the quantile (trial,), or at those of both ends (trial, end)."""
     unit, m = options.checked.unit, splitting.n_test
     linear = None if outcomes is None else pool.linear_width
-    is_linear = linear is not None and not has_crossing(linear, float(quantile.min()))
+    is_linear = False
+    if linear is not None and np.isfinite(least := quantile.min()):
+        # Sums of widths are linear only if no interval is empty, at the smallest quantile either.
+        is_linear = not (linear[0] + linear[1] * float(least)).min() < 0
     # The quantiles of a trial are finite, infinite below, above, or both.
     infinite = np.isposinf(quantile)
     kind = infinite.astype(int) if outcomes is not None else infinite @ [1, 2]
@@ -423,13 +424,6 @@ def _moments(values: FloatArray) -> MeanAndSD:
     return MeanAndSD(float(values.mean()), float(values.std()))
 
 
-# Options in the record of a grid, by their stored names.
-ASKED = {
-    "alpha": "alpha", "trials": "splits", "seed": "seed", "side": "side", "cases": "cases",
-    "delta": "delta",
-}  # fmt: skip
-
-
 @dataclass(frozen=True)
 class EvaluationGrid:
     """Scores, accelerations and sample counts to evaluate; defaults follow the paper."""
@@ -450,12 +444,21 @@ class EvaluationGrid:
 def evaluate_table(table: TaskOutputs, comparison: EvaluationGrid) -> EvaluationRecord:
     """Evaluate every score, acceleration and sample count of a table."""
     require_own_targets(table)
-    results = [
-        result
-        for name in table.task_names
-        for result in _task(table.select(task=name) if table.tasks > 1 else table, comparison)
-    ]
-    return EvaluationRecord(tuple(results), _inputs(table, comparison))
+    results: list[Evaluation] = []
+    for name in table.task_names:
+        results += _task(table.select(task=name) if table.tasks > 1 else table, comparison)
+    scores = [s if isinstance(s, str) else type(s).__name__ for s in comparison.scores]
+    inputs = {
+        "table": repr(table),
+        **ranges_to_json(table.task_ranges),
+        "provenance": dict(table.provenance),
+        "missing_cases": list(table.missing_cases),
+        "round_names": called_rounds(table.accelerations, table.round_names),
+        "scores": scores,
+        "trials": comparison.splits,
+        **{name: getattr(comparison, name) for name in ("alpha", "seed", "side", "cases", "delta")},
+    }
+    return EvaluationRecord(tuple(results), inputs)
 
 
 def _task(table: TaskOutputs, comparison: EvaluationGrid) -> Iterator[Evaluation]:
@@ -476,7 +479,7 @@ def _task(table: TaskOutputs, comparison: EvaluationGrid) -> Iterator[Evaluation
 def _round(table: TaskOutputs, k: int, comparison: EvaluationGrid) -> list[Evaluation]:
     splits, unit = comparison.splits, comparison.unit
     if splits is None:
-        unit = unit or CaseUnit().name
+        unit = unit or "case"
         if make_unit(unit).is_group:
             message = "exact evaluation splits by case; use random splits for groups"
             raise InputError(message, code="option.conflict")
@@ -507,20 +510,5 @@ def _round(table: TaskOutputs, k: int, comparison: EvaluationGrid) -> list[Evalu
     score_side, ends = parse_side(comparison.side)
     if ends == 1:
         return results
-    by_one = judged(score_side, None)
-    return [
-        replace(each, width_single_quantile=one.width)
-        for each, one in zip(results, by_one, strict=True)
-    ]
-
-
-def _inputs(table: TaskOutputs, comparison: EvaluationGrid) -> dict[str, Any]:
-    return {
-        "table": repr(table),
-        **ranges_to_json(table.task_ranges),
-        "provenance": dict(table.provenance),
-        "missing_cases": list(table.missing_cases),
-        "round_names": called_rounds(table.accelerations, table.round_names),
-        "scores": [s if isinstance(s, str) else type(s).__name__ for s in comparison.scores],
-        **{key: getattr(comparison, name) for key, name in ASKED.items()},
-    }
+    pairs = zip(results, judged(score_side, None), strict=True)
+    return [replace(each, width_single_quantile=one.width) for each, one in pairs]

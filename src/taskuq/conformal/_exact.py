@@ -211,15 +211,13 @@ class Evaluation:
         n_test: Units in a test set.
         n_tuning: Units of the calibration set that the score is fitted to.
         splits: Number of random splits; None for all splits, exactly.
-        coverage: Mean and standard deviation over splits of the fraction of the test set that is
-            covered: of its cases, every group with equal weight, or of its groups.
-        case_coverage: The same of the fraction of cases, every group with equal weight; differs
-            from coverage where all cases of a group, or a fraction, are to be covered.
-        coverage_unit: What coverage is a fraction of, in words.
-        mean_unit: What all other means are over, in words.
-        width: Mean and standard deviation over splits of the mean interval width.
-        center_error: The same of the mean distance between target and interval centre; for a
-            one-sided bound, between target and bound.
+        coverage: Covered fraction of the test set: of cases, every group with equal weight, or of
+            groups. Mean and standard deviation over splits.
+        case_coverage: Covered fraction of cases, every group with equal weight.
+        coverage_unit: Unit of coverage, in words.
+        mean_unit: Unit of all other means, in words.
+        width: Mean interval width.
+        center_error: Mean distance between target and interval centre, or one-sided bound.
         infinite: Fraction of splits without a finite interval.
         whole_group_coverage: With groups, the fraction of test groups with all cases covered.
         class_coverage: Coverage within each class.
@@ -228,8 +226,7 @@ class Evaluation:
         acceleration: Acceleration of the round, if given.
         round_name: Name of the round, if it has one.
         task: Task, where there are several.
-        width_single_quantile: Where each end has its own quantile, the width on the same splits
-            with one quantile for both.
+        width_single_quantile: For a quantile per end, the width with one quantile for both.
     """
 
     score: str
@@ -285,12 +282,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """Evaluations of one command and its inputs.
-
-    Args:
-        results: One for each acceleration, score and number of samples.
-        inputs: Options and provenance.
-    """
+    """Evaluations for each acceleration, score and number of samples, with options as inputs."""
 
     results: tuple[Evaluation, ...]
     inputs: Mapping[str, Any] = field(default_factory=dict)

@@ -56,10 +56,8 @@ class Guarantee:
         weighted: True if calibration scores are weighted for a known shift of the inputs.
         tasks: Number of tasks that are covered jointly.
         quantiles_per_interval: 2 where each end has its own quantile at half the error rate.
-        condition_on: For strata or classes with groups, the random draw: a 'case' of a new group,
-            which falls in a stratum, or a 'group' that has cases of the stratum.
-        delta_scope: For strata or classes, 'each' if delta holds for each of them, 'all' for all at
-            once.
+        condition_on: Random draw within strata of groups, as in :func:`taskuq.calibrate`.
+        delta_scope: 'each' if delta holds for each stratum or class, 'all' for all at once.
         strata: Number of calibrated strata or classes.
         caveat: Reason why some or all intervals are not finite.
         given: 'early' for a guarantee conditional on stopping early.

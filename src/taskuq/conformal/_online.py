@@ -122,12 +122,7 @@ class OnlineBound(BaseBound):
         return interval[0] if single else interval
 
     def update(self, outputs: Any, target: float) -> OnlineBound:
-        """Return the bound after an audit of one case that was chosen at random.
-
-        Args:
-            outputs: The outputs of the audited case (sample,).
-            target: Its target, known because it was measured in full.
-        """
+        """Return the bound after an audit of one random case, its outputs (sample,) and target."""
         z = as_real_array(target, "target", ndim=(0,))
         require_in_range(z[None], self.task_range, "targets")
         missed = not bool(self(as_real_array(outputs, "outputs", ndim=(1,))).contains(float(z)))
@@ -214,4 +209,4 @@ def calibrate_online(
 
 def load_online_bound(path: str | os.PathLike[str], *, score: Score | None = None) -> OnlineBound:
     """Read a bound written by :meth:`OnlineBound.save`; arguments as in :func:`load_bound`."""
-    return read_bound(path, {SCHEMA: OnlineBound.from_dict}, score)
+    return read_bound(path, SCHEMA, OnlineBound.from_dict, score)

@@ -250,12 +250,6 @@ def make_pools(
         yield _pool(checked, tuned, everyone[~aside], take, ends)
 
 
-def has_crossing(linear: tuple[FloatArray, FloatArray], least_quantile: float) -> bool:
-    """Return True if some interval is empty at the smallest quantile."""
-    base, slope = linear
-    return not np.isfinite(least_quantile) or bool((base + slope * least_quantile).min() < 0)
-
-
 def center_distance(interval: Interval, targets: FloatArray, task_range: TaskRange) -> FloatArray:
     """Return the distance of targets from the interval centre."""
     return np.abs(_center_offset(interval, targets, task_range))
@@ -313,9 +307,12 @@ class Splits:
         from taskuq.conformal import _kernels as kernels
 
         words, fold = np.empty(-(-self.units // 8), np.uint64), np.empty(self.units, np.uint8)
-        sizes = self.units, self.n_test, byte_threshold(self.units, self.n_test)
-        kernels.fill_test_fold(np.uint64(self.seed), number, *sizes, words, fold)
+        kernels.fill_test_fold(np.uint64(self.seed), number, *self.kernel_sizes, words, fold)
         return fold
+
+    @property
+    def kernel_sizes(self) -> tuple[int, int, int]:
+        return self.units, self.n_test, byte_threshold(self.units, self.n_test)
 
     @property
     def all_folds(self) -> NDArray[np.uint8]:
@@ -368,12 +365,13 @@ def rank_for_guarantee(
     covered_from: FloatArray | None = None,
 ) -> RankedScores:
     """Sort scores for fast quantiles under a guarantee."""
-    each, unit, weight = guarantee._unit_per_quantile.entries(scores, unit_of_case)
+    entries = guarantee._unit_per_quantile.entries
+    each, unit, weight = entries(scores, unit_of_case)
     order = np.argsort(each, kind="stable")
     ordered, last = each[order], order
     starts = ordered
     if covered_from is not None:
-        from_each = guarantee._unit_per_quantile.entries(covered_from, unit_of_case).scores
+        from_each = entries(covered_from, unit_of_case)[0]
         last = np.argsort(from_each, kind="stable")
         starts = from_each[last]
     covered = np.searchsorted(starts, ordered, side="right")
@@ -403,7 +401,9 @@ def run_splits(
     position = np.empty((R, T), dtype=np.int64)
     test_above = np.empty((R, T))
     # Scores share features, and many are constant: each distinct one is added up once.
-    distinct, which = _distinct_rows(features.reshape(-1, splitting.n_cases))
+    rows, seen = features.reshape(-1, splitting.n_cases), dict[bytes, int]()
+    which = [seen.setdefault(row.tobytes(), len(seen)) for row in rows]
+    distinct = np.ascontiguousarray(rows[[which.index(k) for k in range(len(seen))]])
     added = np.empty((len(distinct), T))
 
     def of_all(name: str) -> np.ndarray:
@@ -417,9 +417,8 @@ def run_splits(
         from taskuq.conformal import _kernels as kernels
 
         kernels.run_trials(
-            np.uint64(splitting.seed), np.arange(T), splitting.units, splitting.n_test,
-            byte_threshold(splitting.units, splitting.n_test), splitting.unit_of_case,
-            *entries, allowed, *tested, distinct, position, test_above, added,
+            np.uint64(splitting.seed), np.arange(T), splitting.kernel_sizes, splitting.unit_of_case,
+            entries, allowed, tested, distinct, (position, test_above, added),
         )  # fmt: skip
     else:
         for block in _trial_blocks(splitting):
@@ -452,36 +451,18 @@ def sums_at_quantiles(
         if sums is None:
             sums = np.empty((len(block), splitting.trials))
         numbers = np.nonzero((row >= start) & (row < start + step))[0]
-        sums[:, numbers] = _sum_rows(splitting, numbers, row[numbers] - start, block)
+        if splitting.is_compiled:
+            from taskuq.conformal import _kernels as kernels
+
+            some = np.empty((len(block), len(numbers)))
+            random = np.uint64(splitting.seed), numbers, splitting.kernel_sizes
+            kernels.sum_table_rows(*random, row[numbers] - start, block, some)
+            sums[:, numbers] = some
+            continue
+        for t in numbers:
+            sums[:, t] = block[:, row[t] - start] @ splitting.fold(t).astype(float)
     assert sums is not None
     return sums
-
-
-def _sum_rows(
-    splitting: Splits, numbers: NDArray[np.int64], row: NDArray[np.int64], tables: FloatArray
-) -> FloatArray:
-    """Add tables (table, row, unit) over the test units of some trials, each at its row."""
-    sums = np.empty((len(tables), len(numbers)))
-    if splitting.is_compiled:
-        from taskuq.conformal import _kernels as kernels
-
-        kernels.sum_table_rows(
-            np.uint64(splitting.seed), numbers, splitting.units, splitting.n_test,
-            byte_threshold(splitting.units, splitting.n_test), row, tables, sums,
-        )  # fmt: skip
-        return sums
-    for t, (number, k) in enumerate(zip(numbers, row, strict=True)):
-        fold = splitting.folds(np.array([number]))[0].astype(float)
-        sums[:, t] = tables[:, k] @ fold
-    return sums
-
-
-def _distinct_rows(rows: FloatArray) -> tuple[FloatArray, list[int]]:
-    """Return the different rows, and the index of each row among them."""
-    seen: dict[bytes, int] = {}
-    which = [seen.setdefault(row.tobytes(), len(seen)) for row in rows]
-    first = [which.index(k) for k in range(len(seen))]
-    return np.ascontiguousarray(rows[first]), which
 
 
 def _scan(

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, final
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,8 @@ UnitName: TypeAlias = Literal["case", "group"]
 PolicyUnitName: TypeAlias = Literal["case", "group", "whole-group"]
 # An error rate: as it was written, or an exact part of one.
 Level: TypeAlias = float | Fraction
+Delta: TypeAlias = float | Fraction | None
+Groups: TypeAlias = np.ndarray | None
 
 
 def group_index(group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -78,14 +80,6 @@ def _worst_scores(scores: FloatArray, group: np.ndarray, share: float | Fraction
     starts = np.cumsum(sizes) - sizes
     rank = np.array([math.ceil(exact * int(n)) for n in sizes])
     return np.asarray(np.asarray(scores)[ordered[starts + rank - 1]])
-
-
-class _ScoreEntries(NamedTuple):
-    """Scores with unit index and weight."""
-
-    scores: FloatArray
-    unit: NDArray[np.int64]
-    weight: FloatArray
 
 
 class Unit(ABC):
@@ -146,12 +140,14 @@ class Unit(ABC):
         """Return the weight of each case in a mean over units: every group counts the same."""
         return 1 / np.bincount(index)[index] if self.is_group else np.ones(len(index))
 
-    def entries(self, scores: FloatArray, index: NDArray[np.int64]) -> _ScoreEntries:
-        """Return the scores that are ranked: of cases, or one of each group."""
+    def entries(
+        self, scores: FloatArray, index: NDArray[np.int64]
+    ) -> tuple[FloatArray, NDArray[np.int64], FloatArray]:
+        """Return the scores that are ranked, of cases or one of each group, units and weights."""
         if self.fraction is None:
-            return _ScoreEntries(scores, index, self.weights(index))
+            return scores, index, self.weights(index)
         worst = _worst_scores(scores, index, self.fraction)
-        return _ScoreEntries(worst, np.arange(len(worst)), np.ones(len(worst)))
+        return worst, np.arange(len(worst)), np.ones(len(worst))
 
     def loss(self, missed: NDArray[np.int64], cases: NDArray[np.int64]) -> FloatArray:
         """Return the loss of units by their missed cases, from 0 to 1."""
@@ -174,9 +170,7 @@ class Unit(ABC):
         return None
 
     @abstractmethod
-    def quantile(
-        self, scores: FloatArray, group: np.ndarray | None, alpha: Level, delta: Level | None
-    ) -> float:
+    def quantile(self, scores: FloatArray, group: Groups, alpha: Level, delta: Delta) -> float:
         """Return the quantile of calibration scores that keeps the guarantee."""
 
     def needed(self, alpha: Level, delta: Level | None) -> int:
@@ -196,16 +190,13 @@ class _RankedUnit(Unit):
     def allowed(self, units: int, alpha: Level, delta: Level | None) -> float:
         return float(units - guaranteed_rank(units, alpha, delta))
 
-    def quantile(
-        self, scores: FloatArray, group: np.ndarray | None, alpha: Level, delta: Level | None
-    ) -> float:
+    def quantile(self, scores: FloatArray, group: Groups, alpha: Level, delta: Delta) -> float:
         each = scores
         if self.fraction is not None:
             each = _worst_scores(scores, self.index(len(scores), group), self.fraction)
         return order_statistic(each, guaranteed_rank(len(each), alpha, delta))
 
 
-@final
 @dataclass(frozen=True)
 class CaseUnit(_RankedUnit):
     """Exchangeable cases; a new case is covered."""
@@ -218,7 +209,6 @@ class CaseUnit(_RankedUnit):
     stops_together: bool = field(default=False, init=False)
 
 
-@final
 @dataclass(frozen=True)
 class RandomCaseUnit(Unit):
     """Exchangeable groups; a random case of a new group is covered."""
@@ -236,14 +226,11 @@ class RandomCaseUnit(Unit):
     def bets(self, alpha: Level, delta: Level | None) -> BettingEProcess | None:
         return None if delta is None else BettingEProcess(alpha, delta)
 
-    def quantile(
-        self, scores: FloatArray, group: np.ndarray | None, alpha: Level, delta: Level | None
-    ) -> float:
+    def quantile(self, scores: FloatArray, group: Groups, alpha: Level, delta: Delta) -> float:
         assert group is not None
         return _hierarchical_quantile(scores, group, alpha, delta)
 
 
-@final
 @dataclass(frozen=True)
 class _GroupFractionUnit(_RankedUnit):
     """Exchangeable groups; a fraction of the cases of a new group is covered."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, final
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -89,7 +89,6 @@ class _LocationScale:
     typical_moves: tuple[float, ...]
 
 
-@final
 @dataclass(frozen=True)
 class LearnedScore(NestedIntervalScore):
     r"""Learned location and scale.
@@ -158,7 +157,6 @@ class LearnedScore(NestedIntervalScore):
         return self.model is None
 
     def family(self, outputs: FloatArray) -> LinearFamily:
-        """Return the nested intervals around the predicted location."""
         if self.model is None:
             raise InputError("the score is not fitted; call fit", code="component.invalid")
         rounds = outputs if outputs.ndim == 3 else outputs[None]

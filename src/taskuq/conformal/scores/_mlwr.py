@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,10 +48,19 @@ def _unit_median(
     share = 1 / sizes[unit]
     total = np.cumsum(share)
     half = len(sizes) / 2
-    ends = _reached(total, share, unit, (half - 1 - SLACK, half + SLACK))
+    levels = half - 1 - SLACK, half + SLACK
+    # A unit's own share is at most 1, so both levels are reached within this window.
+    start = int(np.searchsorted(total, levels[0]))
+    window = slice(start, int(np.searchsorted(total, levels[1] + 1 + SLACK)) + 1)
+    own = np.bincount(unit[:start], weights=share[:start], minlength=len(sizes))
+    mine = np.where(unit[window] == np.arange(len(sizes))[:, None], share[window], 0.0)
+    others = total[window] - own[:, None] - np.cumsum(mine, axis=1)
+    low, high = (
+        ordered[np.where(there.any(axis=1), start + there.argmax(axis=1), len(total)) + 1]
+        for there in (others >= level for level in levels)
+    )
     middle = int(np.searchsorted(total, half - SLACK))
-    low = np.where(half <= 1, -np.inf, ordered[ends[0] + 1])
-    return _UnitMedian(float(ordered[middle + 1]), low, ordered[ends[1] + 1])
+    return _UnitMedian(float(ordered[middle + 1]), np.where(half <= 1, -np.inf, low), high)
 
 
 def _unit_quantile(values: FloatArray, index: NDArray[np.int64], level: float) -> float:
@@ -76,23 +85,6 @@ def _case_median(ordered: FloatArray, unit: NDArray[np.int64]) -> _UnitMedian:
     half = -(-units // 2)
     low = without(half - 1) if half > 1 else np.full(units, -np.inf)
     return _UnitMedian(float(ordered[half]), low, without(half))
-
-
-def _reached(
-    total: FloatArray, share: FloatArray, unit: NDArray[np.int64], levels: tuple[float, float]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    units = int(unit.max()) + 1
-    # A unit's own share is at most 1, so both levels are reached within this window.
-    start = int(np.searchsorted(total, levels[0]))
-    window = slice(start, int(np.searchsorted(total, levels[1] + 1 + SLACK)) + 1)
-    own = np.bincount(unit[:start], weights=share[:start], minlength=units)
-    mine = np.where(unit[window] == np.arange(units)[:, None], share[window], 0.0)
-    others = total[window] - own[:, None] - np.cumsum(mine, axis=1)
-    found = [others >= level for level in levels]
-    low, high = (
-        np.where(there.any(axis=1), start + there.argmax(axis=1), len(total)) for there in found
-    )
-    return low, high
 
 
 # Identical samples get this variance, so that logarithms exist.
@@ -248,7 +240,6 @@ class _SampleVariances(NamedTuple):
         return _SampleVariances(self.mean[cases], self.variance[cases], self.samples)
 
 
-@final
 @dataclass(frozen=True)
 class MLWR(NestedIntervalScore):
     r"""Moderated LWR, the default: a steadied spread plus a floor that is a share of the typical.
@@ -318,7 +309,6 @@ class MLWR(NestedIntervalScore):
         return _SelfTunedMLWR(replace(self, link=link), _levels(read, link), read)
 
     def family(self, outputs: FloatArray) -> LinearFamily:
-        """Return the nested intervals around the mean, in units of the moderated spread."""
         return self.summary_family(self.summarise(outputs))
 
     def summary_family(self, read: _SampleVariances) -> LinearFamily:
@@ -334,7 +324,6 @@ class MLWR(NestedIntervalScore):
         return LinearFamily(read.mean, read.mean, u, self.side)
 
 
-@final
 @dataclass(frozen=True)
 class _SelfTunedMLWR:
     """MLWR fitted to the calibration units."""
