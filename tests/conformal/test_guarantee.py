@@ -395,8 +395,8 @@ def test_groups_that_count_alike_make_too_many_sets_unlucky(monkeypatch):
 
 
 def test_delta_that_is_not_divided_is_noticed(monkeypatch):
-    monkeypatch.setattr(within_strata, "as_delta_for", lambda *asked: "each")
-    monkeypatch.setattr("taskuq.conformal._calibrate.as_delta_for", lambda *asked: "each")
+    monkeypatch.setattr(within_strata, "parse_delta_scope", lambda *asked: "each")
+    monkeypatch.setattr("taskuq.conformal._calibrate.parse_delta_scope", lambda *asked: "each")
 
     assert some_of_ten_strata_falls_short(delta_scope="all")[0] > 0.1
 

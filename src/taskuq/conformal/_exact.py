@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -262,11 +262,8 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as values that JSON can hold."""
-
-        def stored(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-            return {STORED.get(name, name): value for name, value in items}
-
-        return dict(to_json_value(asdict(self, dict_factory=stored)))
+        fields = asdict(self, dict_factory=lambda items: {STORED.get(k, k): v for k, v in items})
+        return dict(to_json_value(fields))
 
     def __repr__(self) -> str:
         how = "all splits, exactly" if self.splits is None else f"{self.splits} random splits"
@@ -375,7 +372,6 @@ def _is_straight(pool: Pool, ends: list[Interval], offsets: list[FloatArray]) ->
 
 
 def _add_tables(sums: FloatArray, part: _Segment) -> None:
-    """Add cases by their numbers at every quantile, some quantiles at a time."""
     step = max(1, TABLE // part.rank.size)
     for start in range(0, len(part.position), step):
         block = slice(start, start + step)
@@ -504,7 +500,6 @@ def evaluate_exact_score(
 
 
 def _mixture_moments(parts: tuple[MeanAndSD, ...]) -> MeanAndSD:
-    """Combine moments over equally likely parts."""
     if len(parts) == 1:
         return parts[0]
     mean = float(np.mean([part.mean for part in parts]))

@@ -73,7 +73,6 @@ def _interpolate(at: FloatArray, x: FloatArray, y: FloatArray) -> FloatArray:
 def _make_scales(
     method: Method, tuning: FloatArray, tasks: int, alpha: float
 ) -> list[_MonotoneScale]:
-    """Return maps of the scores of each task to one scale."""
     scales = [_MonotoneScale((0.0, 1.0), (0.0, 1.0))] * tasks
     for k in range(tasks) if method != "max" else ():
         finite = np.unique(tuning[:, k][np.isfinite(tuning[:, k])])
