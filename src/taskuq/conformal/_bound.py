@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -243,15 +243,15 @@ class BaseBound(ABC):
 B = TypeVar("B", bound=BaseBound)
 
 
+Reader: TypeAlias = Callable[[Mapping[str, Any], Score | None], B]
+
+
 def read_bound(
-    path: str | os.PathLike[str],
-    schema: str,
-    read: Callable[[Mapping[str, Any], Score | None], B],
-    score: Score | None,
+    path: str | os.PathLike[str], readers: Mapping[str, Reader[B]], score: Score | None = None
 ) -> B:
-    record = read_json(path, schema, remedy="calibrate again")
+    record = read_json(path, *readers, remedy="calibrate again")
     with complete_record(path, "bound", "calibrate again"):
-        bound = read(record, score)
+        bound = readers[record["schema"]](record, score)
         for one, quantile in bound._parts:
             require_usable(path, one, quantile, bound.samples, bound.rounds)
     return bound
@@ -397,4 +397,4 @@ def load_bound(path: str | os.PathLike[str], *, score: Score | None = None) -> B
         >>> load_bound(path) == bound
         True
     """
-    return read_bound(path, SCHEMA, Bound.from_dict, score)
+    return read_bound(path, {SCHEMA: Bound.from_dict}, score)

@@ -181,7 +181,7 @@ class JointBound(BaseBound):
 
 def load_joint_bound(path: str | os.PathLike[str], *, score: Score | None = None) -> JointBound:
     """Read a bound written by :meth:`JointBound.save`; arguments as in :func:`load_bound`."""
-    return read_bound(path, SCHEMA, JointBound.from_dict, score)
+    return read_bound(path, {SCHEMA: JointBound.from_dict}, score)
 
 
 def calibrate_joint(

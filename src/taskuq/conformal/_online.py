@@ -209,4 +209,4 @@ def calibrate_online(
 
 def load_online_bound(path: str | os.PathLike[str], *, score: Score | None = None) -> OnlineBound:
     """Read a bound written by :meth:`OnlineBound.save`; arguments as in :func:`load_bound`."""
-    return read_bound(path, SCHEMA, OnlineBound.from_dict, score)
+    return read_bound(path, {SCHEMA: OnlineBound.from_dict}, score)
