@@ -368,8 +368,8 @@ def _fit_elsewhere(
     shared = [i for i, row in enumerate(others) if row in distinct]
     # Coarse numbers repeat by chance, within one set too; then only all of them together count.
     if shared and (len(distinct) == len(mine) or len(shared) == len(others)):
-        count = f"{len(shared)} of {len(others)} (first: {shared[0]})"
-        message = f"{count} tuning cases are also calibration cases; pass disjoint cases"
+        count = f"{len(shared)} of {len(others)} tuning cases (first: {shared[0]})"
+        message = f"{count} are also calibration cases; pass disjoint cases"
         raise InputError(message, code="data.leak")
     return tuned_score(score, x, z, range_, None)
 
