@@ -236,9 +236,11 @@ def _diagnose(
     outside = (z < x.min(axis=1)) | (z > x.max(axis=1))
     columns = (np.ones(n), crps(x, z), outside, mean - z, (mean - z) ** 2, variance)
     sums = np.stack([np.bincount(index, weights=c) for c in columns], axis=1)
-    estimates = _jackknife(np.asarray(sums, dtype=float), p)
-    name = acceleration, round_, task, label
-    return SampleDiagnosis(*name, n, len(sizes), histogram, *estimates, _verdict(histogram))
+    score, outside_all, ratio, bias = _jackknife(np.asarray(sums, dtype=float), p)
+    return SampleDiagnosis(
+        acceleration, round_, task, label, n, len(sizes), histogram, score, outside_all, ratio,
+        bias, _verdict(histogram),
+    )  # fmt: skip
 
 
 def _jackknife(sums: FloatArray, p: int) -> list[Estimate]:
@@ -268,7 +270,6 @@ def crps(outputs: FloatArray, targets: FloatArray) -> FloatArray:
 
 
 def rank_histogram(outputs: FloatArray, targets: FloatArray) -> FloatArray:
-    """Return the fraction of cases with 0, 1, ..., p samples below the target."""
     below = (outputs < targets[:, None]).sum(axis=1)
     ranks = (outputs == targets[:, None]).sum(axis=1) + 1
     change = np.zeros(outputs.shape[1] + 2)
