@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, TypeVar, final
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from taskuq.protocols import Score
 
 
 class Threshold(ABC):
-    """The quantile that each new case is given."""
+    """Quantile of each new case."""
 
     @abstractmethod
     def at(self, cases: int, strata: Any, weights: Any) -> FloatArray:
@@ -37,15 +37,13 @@ class Threshold(ABC):
     @property
     @abstractmethod
     def quantiles(self) -> tuple[float, ...]:
-        """The threshold summed up: one number, or one for the lower and one for the upper end."""
+        """Largest quantile, or that of the lower and of the upper end."""
 
     @property
     def quantile(self) -> float:
-        """The largest of these."""
         return max(self.quantiles)
 
 
-@final
 @dataclass(frozen=True)
 class SingleQuantile(Threshold):
     """Same quantile for every case."""
@@ -59,10 +57,8 @@ class SingleQuantile(Threshold):
 
     def at(self, cases: int, strata: Any, weights: Any) -> FloatArray:
         if strata is not None or weights is not None:
-            raise InputError(
-                "this bound was calibrated without strata or weights; call it without them",
-                code="option.unused",
-            )
+            message = "this bound was calibrated without strata or weights; call it without them"
+            raise InputError(message, code="option.unused")
         return np.full(cases, self.value)
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,7 +69,6 @@ class SingleQuantile(Threshold):
         return cls(number_from_json(record["quantile"]))
 
 
-@final
 @dataclass(frozen=True)
 class StratumQuantiles(Threshold):
     """A quantile for each stratum; a stratum never calibrated gets an infinite one."""
@@ -87,25 +82,20 @@ class StratumQuantiles(Threshold):
 
     def at(self, cases: int, strata: Any, weights: Any) -> FloatArray:
         if strata is None:
-            raise InputError(
-                f"this bound needs the stratum of each case, one of {', '.join(self.by_stratum)}",
-                code="groups.missing",
-            )
+            message = f"pass the stratum of each case, one of {', '.join(self.by_stratum)}"
+            raise InputError(message, code="groups.missing")
         labels = as_ids(strata, "strata", cases)
         return np.array([self.by_stratum.get(str(label), math.inf) for label in labels])
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "quantiles": {name: number_to_json(q) for name, q in self.by_stratum.items()},
-        }
+        quantiles = {name: number_to_json(q) for name, q in self.by_stratum.items()}
+        return {"kind": self.kind, "quantiles": quantiles}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> StratumQuantiles:
         return cls({name: number_from_json(q) for name, q in record["quantiles"].items()})
 
 
-@final
 @dataclass(frozen=True)
 class WeightedQuantile(Threshold):
     """A quantile of reweighted scores, for a known shift of the inputs."""
@@ -129,16 +119,15 @@ class WeightedQuantile(Threshold):
 
     @property
     def largest_weight(self) -> float:
-        """The weight above which a new case gets an infinite quantile."""
+        """Weight above which a new case gets an infinite quantile."""
         level = exact_alpha(self.alpha)
         return float(level / (1 - level)) * float(self.weights.sum())
 
     def caveat(self, guarantee: Guarantee) -> str | None:
         if self.quantile == math.inf:
-            enough = len(self.scores) >= guarantee._unit.needed(self.alpha, None)
-            few = guarantee._too_few_units()
-            reason = guarantee._infinite_scores(self.scores) if enough else few
-            return f"{reason}: {WHOLE_RANGE}"
+            if len(self.scores) < guarantee._unit.needed(self.alpha, None):
+                return f"{guarantee._too_few_units()}: {WHOLE_RANGE}"
+            return f"{guarantee._infinite_scores(self.scores)}: {WHOLE_RANGE}"
         # Likelihood ratios are 1 on average, and new cases weigh more rather than less.
         if self.largest_weight >= max(1.0, float(self.weights.max())):
             return None
@@ -154,25 +143,19 @@ class WeightedQuantile(Threshold):
 
     def at(self, cases: int, strata: Any, weights: Any) -> FloatArray:
         if weights is None:
-            raise InputError(
-                "the bound was calibrated with weights; pass one for each new case",
-                code="option.missing",
-            )
+            message = "the bound was calibrated with weights; pass one for each new case"
+            raise InputError(message, code="option.missing")
         new = as_weights(weights, cases)
         reached = np.cumsum(self.weights)
         needed = float(1 - exact_alpha(self.alpha)) * (reached[-1] + new)
         # A part in 1e12 absorbs rounding, so that equal weights give the unweighted rank exactly.
         index = np.searchsorted(reached, needed * (1 - 1e-12))
-        padded = np.r_[self.scores, math.inf]
-        return np.asarray(padded[index])
+        return np.asarray(np.r_[self.scores, math.inf][index])
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "scores": [number_to_json(s) for s in self.scores],
-            "weights": self.weights.tolist(),
-            "alpha": self.alpha,
-        }
+        scores = [number_to_json(s) for s in self.scores]
+        weights = self.weights.tolist()
+        return {"kind": self.kind, "scores": scores, "weights": weights, "alpha": self.alpha}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> WeightedQuantile:
@@ -180,13 +163,11 @@ class WeightedQuantile(Threshold):
         weights = as_weights(record["weights"], len(scores))
         exact_alpha(record["alpha"])
         if not scores.size or (scores[1:] < scores[:-1]).any():
-            raise InputError(
-                "the file holds scores that do not increase; calibrate again", code="file.damaged"
-            )
+            message = "the file holds scores that do not increase; calibrate again"
+            raise InputError(message, code="file.damaged")
         return cls(scores, weights, record["alpha"])
 
 
-@final
 @dataclass(frozen=True)
 class EndQuantiles(Threshold):
     """Quantiles of the lower and the upper end."""
@@ -209,9 +190,8 @@ class EndQuantiles(Threshold):
     def from_dict(cls, record: Mapping[str, Any]) -> EndQuantiles:
         ends = cls(_threshold_from_dict(record["lower"]), _threshold_from_dict(record["upper"]))
         if any(len(end.quantiles) > 1 for end in (ends.lower, ends.upper)):
-            raise InputError(
-                "the file holds two thresholds for one end; calibrate again", code="file.damaged"
-            )
+            message = "the file holds two thresholds for one end; calibrate again"
+            raise InputError(message, code="file.damaged")
         return ends
 
 
@@ -219,7 +199,6 @@ THRESHOLDS = (SingleQuantile, StratumQuantiles, WeightedQuantile, EndQuantiles)
 
 
 def _threshold_from_dict(record: Mapping[str, Any]) -> Threshold:
-    """Read a threshold back from its description."""
     kind = record.get("kind")
     cls = next((cls for cls in THRESHOLDS if cls.kind == kind), None)
     if cls is None:
@@ -228,14 +207,12 @@ def _threshold_from_dict(record: Mapping[str, Any]) -> Threshold:
 
 
 def as_weights(values: Any, cases: int) -> FloatArray:
-    """Take one positive weight per case."""
+    """Validate one positive weight per case."""
     weights = as_real_array(values, "weights", ndim=(1,)).astype(float)
     if weights.shape != (cases,) or (weights <= 0).any():
-        raise InputError(
-            f"weights must be one positive number for each of {cases} cases, got shape "
-            f"{weights.shape} with minimum {weights.min(initial=np.inf):g}",
-            code="value.invalid",
-        )
+        got = f"shape {weights.shape} with minimum {weights.min(initial=np.inf):g}"
+        message = f"weights must be one positive number for each of {cases} cases, got {got}"
+        raise InputError(message, code="value.invalid")
     return weights
 
 
@@ -264,13 +241,14 @@ class BaseBound(ABC):
 
 
 B = TypeVar("B", bound=BaseBound)
+
+
 Reader: TypeAlias = Callable[[Mapping[str, Any], Score | None], B]
 
 
 def read_bound(
     path: str | os.PathLike[str], readers: Mapping[str, Reader[B]], score: Score | None = None
 ) -> B:
-    """Read a bound of one of several schemas."""
     record = read_json(path, *readers, remedy="calibrate again")
     with complete_record(path, "bound", "calibrate again"):
         bound = readers[record["schema"]](record, score)
@@ -333,7 +311,6 @@ class Bound(BaseBound):
 
     @property
     def _parts(self) -> tuple[tuple[Score, float], ...]:
-        """The score with its quantile."""
         return ((self.score, self.quantile),)
 
     def __call__(self, outputs: Any, *, strata: Any = None, weights: Any = None) -> Interval:
@@ -342,39 +319,24 @@ class Bound(BaseBound):
         array = array[:, None] if array.ndim == 1 and self.samples == 1 < len(array) else array
         single = array.ndim == 1
         array = array[None] if single else array
-        self._check(array)
+        if array.shape[-1] != self.samples:
+            message = f"the bound needs {self.samples} samples per case, got {array.shape[-1]}"
+            raise InputError(message, code="samples.mismatch")
+        rounds = len(array) if array.ndim == 3 else 1
+        if self.rounds > 1 and rounds != self.rounds:
+            message = f"the bound needs the outputs of {self.rounds} rounds so far, got {rounds}"
+            raise InputError(message, code="samples.mismatch")
         quantile = self.threshold.at(array.shape[-2], strata, weights)
         family = interval_family(self.score, array, self.guarantee.quantiles_per_interval)
         interval = clipped(family.interval(quantile), self.task_range)
         return interval[0] if single else interval
 
-    def _check(self, outputs: FloatArray) -> None:
-        if outputs.shape[-1] != self.samples:
-            raise InputError(
-                f"the bound was calibrated with {self.samples} samples per case, got "
-                f"{outputs.shape[-1]}; pass {self.samples} samples or recalibrate",
-                code="samples.mismatch",
-            )
-        rounds = outputs.shape[0] if outputs.ndim == 3 else 1
-        if self.rounds > 1 and rounds != self.rounds:
-            raise InputError(
-                f"the bound uses the outputs of {self.rounds} rounds, (round, case, sample), "
-                f"got {rounds}; pass all rounds so far, the current one last",
-                code="samples.mismatch",
-            )
-
     def coverage_law(self, n_test: int) -> CoverageLaw:
-        """Return the exact law of the coverage that ``n_test`` new cases would show.
-
-        It exists for cases as the unit, one quantile, and scores without ties.
-        """
+        """Return the exact law of the coverage of ``n_test`` new cases, for scores without ties."""
         g = self.guarantee
         if g.unit == "group" or g.condition or g.weighted or g.quantiles_per_interval > 1:
-            raise InputError(
-                "the law of empirical coverage exists for exchangeable cases and one quantile; "
-                "this bound's unit or condition is another",
-                code="option.conflict",
-            )
+            message = "the law of coverage needs exchangeable cases and one quantile for all"
+            raise InputError(message, code="option.conflict")
         if n_test < 1:
             raise InputError(f"n_test must be at least 1, got {n_test}", code="value.invalid")
         return CoverageLaw(g.n_cases, g.rank(g.n_cases), n_test)
@@ -407,10 +369,8 @@ class Bound(BaseBound):
         threshold = _threshold_from_dict(record["threshold"])
         guarantee = Guarantee.from_dict(record["guarantee"])
         if len(threshold.quantiles) != guarantee.quantiles_per_interval:
-            raise InputError(
-                "the file's threshold and guarantee do not fit; calibrate again",
-                code="file.damaged",
-            )
+            message = "the file's threshold and guarantee do not fit; calibrate again"
+            raise InputError(message, code="file.damaged")
         return cls(
             score=score_from_dict(record["score"], score),
             threshold=threshold,
@@ -429,9 +389,6 @@ def load_bound(path: str | os.PathLike[str], *, score: Score | None = None) -> B
     Args:
         path: JSON file.
         score: Object of your own score class, if the bound uses one.
-
-    Raises:
-        InputError: If the file is missing, damaged or of another schema.
 
     Example:
         >>> import tempfile, os

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
@@ -39,7 +38,7 @@ from taskuq.conformal._guarantee import (
     quantiles_within,
 )
 from taskuq.conformal._quantiles import exact_alpha
-from taskuq.conformal._units import Unit, UnitName, as_unit, choose_units
+from taskuq.conformal._units import Level, Unit, UnitName, as_unit, choose_units
 from taskuq.conformal.scores import resolve_score
 from taskuq.conformal.scores._mlwr import FEWEST_TUNING_CASES
 from taskuq.errors import InputError
@@ -63,109 +62,78 @@ class RoundArrays(NamedTuple):
     @property
     def labels(self) -> dict[str, Any]:
         """Round and task as fields of a result."""
-        names = self.task_names or ("task",)
-        task = None if names == ("task",) else names[0]
-        return {
-            "acceleration": self.acceleration, "round_name": self.round_name, "task": task,
-        }  # fmt: skip
+        task = (self.task_names or ("task",))[0]
+        named = {"round_name": self.round_name, "task": None if task == "task" else task}
+        return {"acceleration": self.acceleration, **named}
 
 
 def as_round(
     outputs: Any,
     targets: Any,
     acceleration: float | str | None = None,
-    task: str | None = None,
+    task: Any = None,
     group: Any = None,
     task_range: Any = None,
     unit: UnitName | None = None,
+    *,
+    joint: bool = False,
 ) -> RoundArrays:
-    """Return the arrays of one task and round, from arrays or a table."""
+    """Return the arrays of one round and task, or of several tasks, from arrays or a table."""
     if targets is None and is_stored(outputs):
         outputs = TaskOutputs.load(outputs)
     if not isinstance(outputs, TaskOutputs):
         if targets is None:
-            raise InputError(
-                "targets are missing; pass outputs and targets, or a table that has both",
-                code="targets.missing",
-            )
-        if task is not None or isinstance(acceleration, str):
-            raise InputError(
-                "task= and round names choose from a table, got arrays; remove task= and pass "
-                "acceleration= as a number",
-                code="option.unused",
-            )
+            message = "targets are missing; pass outputs and targets, or a table that has both"
+            raise InputError(message, code="targets.missing")
+        if (task is not None and not joint) or isinstance(acceleration, str):
+            message = "task= and round names choose from a table, got arrays; remove them"
+            raise InputError(message, code="option.unused")
         R = None if acceleration is None else float(acceleration)
-        return RoundArrays(outputs, targets, group, task_range, R)
+        names = None if task is None else tuple(task)
+        return RoundArrays(outputs, targets, group, task_range, R, names)
     k = _round_index(outputs, targets, acceleration)
-    if task is None and outputs.tasks > 1:
-        raise InputError(
-            f"the table has the tasks {', '.join(outputs.task_names)}; choose one with task=, or "
-            "cover all of them with calibrate_joint",
-            code="option.missing",
-        )
-    table = outputs if task is None else outputs.select(task=task)
-    return _from_table(table, k, table.rounds_up_to(k), group, task_range, unit)
-
-
-def as_joint_round(
-    outputs: Any,
-    targets: Any,
-    acceleration: float | str | None = None,
-    task_names: Sequence[str] | None = None,
-    group: Any = None,
-    task_range: Any = None,
-    unit: UnitName | None = None,
-) -> RoundArrays:
-    """Return the arrays of several tasks of one round, from arrays or a table."""
-    if targets is None and is_stored(outputs):
-        outputs = TaskOutputs.load(outputs)
-    if not isinstance(outputs, TaskOutputs):
-        arrays = as_round(outputs, targets, acceleration, None, group, task_range)
-        return arrays._replace(task_names=None if task_names is None else tuple(task_names))
-    k = _round_index(outputs, targets, acceleration)
-    table = outputs if task_names is None else outputs.select(task=list(task_names))
-    if table.outputs.ndim == 3:
-        raise InputError(
-            "the table has one task; use calibrate, or pass a table of several", code="shape.axes"
-        )
-    return _from_table(table, k, table.outputs[k], group, task_range, unit)
+    table = outputs if task is None else outputs.select(task=list(task) if joint else task)
+    if joint and table.outputs.ndim == 3:
+        raise InputError("the table has one task; use calibrate", code="shape.axes")
+    if not joint and table.tasks > 1:
+        all_ = ", ".join(table.task_names)
+        message = f"the table has the tasks {all_}; choose one with task=, or use calibrate_joint"
+        raise InputError(message, code="option.missing")
+    R = float(table.accelerations[k])
+    ranges = table.task_ranges if joint else table.task_ranges[0]
+    own = as_unit(unit, has_groups=table.group is not None).groups(table.group)
+    return RoundArrays(
+        outputs=table.outputs[k] if joint else table.rounds_up_to(k),
+        targets=table.targets_at(k),
+        group=own if group is None else group,
+        task_range=ranges if task_range is None else task_range,
+        acceleration=None if np.isnan(R) else R,
+        task_names=table.task_names,
+        label=table.label,
+        round_name=None if table.round_names is None else table.round_names[k],
+    )
 
 
 def _round_index(table: TaskOutputs, targets: Any, acceleration: float | str | None) -> int:
-    if targets is not None:
-        raise InputError(
-            "targets= was passed together with a table, which has its own; remove targets=",
-            code="option.unused",
-        )
-    if not table.has_targets:
-        raise InputError(
-            "the table has no targets; calibration needs targets f(x) of the true images",
-            code="targets.missing",
-        )
+    require_own_targets(table, targets)
     if acceleration is not None:
         is_unknown = bool(np.isnan(table.accelerations).all())
         is_single = is_unknown and not isinstance(acceleration, str)
         return 0 if is_single else table.round_index(acceleration)
     if table.rounds > 1:
-        raise InputError(
-            f"the table has the rounds {', '.join(table.round_labels)}; choose one with "
-            "acceleration=",
-            code="option.missing",
-        )
+        rounds = ", ".join(table.round_labels)
+        message = f"the table has the rounds {rounds}; choose one with acceleration="
+        raise InputError(message, code="option.missing")
     return 0
 
 
-def _from_table(
-    table: TaskOutputs, k: int, outputs: Any, group: Any, task_range: Any, unit: UnitName | None
-) -> RoundArrays:
-    R = float(table.accelerations[k])
-    ranges = table.task_ranges[0] if table.outputs.ndim == 3 else table.task_ranges
-    own = as_unit(unit, has_groups=table.group is not None).groups(table.group)
-    return RoundArrays(
-        outputs, table.targets_at(k), own if group is None else group,
-        ranges if task_range is None else task_range, None if np.isnan(R) else R,
-        table.task_names, table.label, None if table.round_names is None else table.round_names[k],
-    )  # fmt: skip
+def require_own_targets(table: TaskOutputs, targets: Any = None) -> None:
+    """Raise InputError unless a table has targets, and no others are given."""
+    if targets is not None:
+        raise InputError("the table has its own targets; remove targets=", code="option.unused")
+    if not table.has_targets:
+        message = "the table has no targets; targets f(x) of the true images are needed"
+        raise InputError(message, code="targets.missing")
 
 
 def needs_tuning(score: Score) -> TypeGuard[FittedScore]:
@@ -186,12 +154,7 @@ def is_self_tuned(score: Score, delta: float | None = None) -> TypeGuard[SelfTun
 
 
 def tuning_units(
-    score: Score,
-    unit: Unit,
-    units: int,
-    alpha: float | Fraction,
-    delta: float | None,
-    least: float = 0.0,
+    score: Score, unit: Unit, units: int, alpha: Level, delta: float | None, least: float = 0.0
 ) -> int:
     """Return the number of units to hold out, a fraction ``least`` of them or more."""
     held_out = tuning_count(units, least, alpha) if least else 0
@@ -205,7 +168,7 @@ def tuning_units(
     return max(take, held_out)
 
 
-def tuning_count(units: int, fraction: float, alpha: float | Fraction) -> int:
+def tuning_count(units: int, fraction: float, alpha: Level) -> int:
     """Return about a fraction of the units, such that no calibration unit is wasted."""
     level = exact_alpha(alpha)
     take = math.floor(fraction * units)
@@ -262,17 +225,14 @@ def calibrate(
     .. math:: \mathcal C(\hat z) = \{ z : s(\hat z, z) \le \hat q \}
 
     Args:
-        outputs: Task outputs on recovered images (case, sample), or (case,) for point estimates;
-            or of all rounds so far (round, case, sample), the current one last, for scores that
-            use the earlier ones. Or a table, which has targets, groups and range.
+        outputs: Task outputs on recovered images (case, sample), (case,) for point estimates, or
+            (round, case, sample) with the current round last. Or a table, which has the rest.
         targets: Task outputs on the true images (case,); omit with a table.
         alpha: Error rate in (0, 1).
-        score: ar, lwr, cqr, mlwr, learned, a registered name, or an object with methods ``score``
-            and ``interval``.
+        score: ar, lwr, cqr, mlwr, learned, another registered name, or an object.
         group: Group of each case (case,), e.g. its patient.
         unit: Exchangeable unit, 'case' or 'group'; the group if groups are given.
-        cases: With groups, the cases of a new group that are covered: a 'random' one, 'all', or a
-            fraction such as 0.9.
+        cases: With groups, the covered cases of a new group: a 'random' one, 'all' or a fraction.
         delta: Fraction of calibration sets for which coverage, given the set, may fall short.
         label: Class of each case; the guarantee holds within each class, known or not.
         strata: Stratum of each case, any function of the inputs; the guarantee holds within each
@@ -280,25 +240,18 @@ def calibrate(
         condition_on: With groups and strata or labels, the random draw: 'case', a random case of
             a new group, which falls in the stratum (default), or 'group', a group that has cases
             of the stratum, and one of those (default if ``cases`` is 'all' or a fraction).
-        delta_scope: With delta and strata, 'each' for each stratum by itself (default) or 'all'
-            for all at once. For classes always 'all'.
+        delta_scope: With delta and strata, 'each' for each by itself or 'all' for all at once.
         weights: Likelihood ratios of the new inputs to these; calls need the weight of a new case.
-        side: 'two', 'upper' or 'lower'; 'each' for two-sided intervals with a quantile for each
-            end, both at half the error rate.
+        side: 'two', 'upper' or 'lower'; 'each' for a quantile per end at half the error rate.
         task_range: Range of the task; intervals are clipped to it.
-        tuning: Outputs and targets of other cases, e.g. of the training set, to fit a score to.
-            Without it `learned` holds out three tenths of the units; `mlwr` uses the outputs of
-            all of them, and with ``delta`` of a tenth held out.
+        tuning: Outputs and targets of other cases to fit a score to. Without it `learned` holds
+            out three tenths of the units; `mlwr` uses all outputs, with ``delta`` a tenth.
         acceleration: Round of a table, by acceleration or name; stored with the bound.
         task: Task of a table.
-        seed: Integer or Generator to choose the tuning units at random; without it they are taken
-            at even steps.
+        seed: Integer or Generator to choose the tuning units at random, not at even steps.
 
     Returns:
         The bound; call it with the outputs of new cases.
-
-    Raises:
-        InputError: If the inputs do not match or do not suffice.
 
     Example:
         >>> truth = rng.random(500)
@@ -313,9 +266,7 @@ def calibrate(
     x, z = as_outputs_and_targets(arrays.outputs, arrays.targets, range_)
     n = len(z)
     if n < 2:
-        raise InputError(
-            f"calibration needs at least 2 cases, got {n}; collect more", code="units.few"
-        )
+        raise InputError(f"calibration needs at least 2 cases, got {n}", code="units.few")
     groups = None if arrays.group is None else as_ids(arrays.group, "group", n)
     by = as_unit(unit, cases, has_groups=groups is not None)
     conditions = {"label": label, "strata": strata, "weights": weights}
@@ -361,11 +312,8 @@ def _fit(
     seed: int | np.random.Generator | None,
 ) -> tuple[Score, IntervalFamily | BracketedFamily, BoolArray]:
     """Return the fitted score, the family that scores calibration cases, and the cases kept."""
-    unit, ends, kept = (
-        guarantee._unit,
-        guarantee.quantiles_per_interval,
-        np.ones(len(targets), bool),
-    )
+    unit, ends = guarantee._unit, guarantee.quantiles_per_interval
+    kept = np.ones(len(targets), bool)
     if not isinstance(score, TunableScore):
         return score, interval_family(score, outputs, ends), kept
     index = unit.index(len(targets), group)
@@ -386,18 +334,14 @@ def _fit(
 def _condition(unit: Unit, n: int, conditions: Mapping[str, Any]) -> tuple[str, np.ndarray]:
     names = [name for name in conditions if conditions[name] is not None]
     if len(names) > 1:
-        raise InputError(
-            f"choose one of label, strata and weights, got {' and '.join(names)}",
-            code="option.conflict",
-        )
+        message = f"choose one of label, strata and weights, got {' and '.join(names)}"
+        raise InputError(message, code="option.conflict")
     name, value = names[0], conditions[names[0]]
     if name != "weights":
         return name, as_ids(value, name, n)
     if unit.is_group:
-        raise InputError(
-            "weights need exchangeable cases; use unit='case' or remove weights=",
-            code="option.conflict",
-        )
+        message = "weights need exchangeable cases; use unit='case' or remove weights="
+        raise InputError(message, code="option.conflict")
     return name, as_weights(value, n)
 
 
@@ -411,27 +355,22 @@ def _fit_elsewhere(
     try:
         other_outputs, other_targets = tuning
     except (TypeError, ValueError):
-        raise InputError(
-            "tuning must be a pair (outputs, targets) of other cases", code="shape.axes"
-        ) from None
+        message = "tuning must be a pair (outputs, targets) of other cases"
+        raise InputError(message, code="shape.axes") from None
     x = as_real_array(other_outputs, "tuning outputs", ndim=(outputs.ndim,))
     z = as_real_array(other_targets, "tuning targets", ndim=(1,)).astype(float)
     if x.shape[-1] != outputs.shape[-1] or x.shape[-2] != len(z):
-        raise InputError(
-            f"tuning outputs {x.shape} and targets {z.shape} must be of one set of cases with "
-            f"{outputs.shape[-1]} samples, as the calibration outputs have",
-            code="shape.mismatch",
-        )
+        given = f"tuning outputs {x.shape} and targets {z.shape}"
+        message = f"{given} must be of one set of cases with {outputs.shape[-1]} samples"
+        raise InputError(message, code="shape.mismatch")
     mine, others = _rows(outputs, targets), _rows(x, z)
     distinct = set(mine)
     shared = [i for i, row in enumerate(others) if row in distinct]
     # Coarse numbers repeat by chance, within one set too; then only all of them together count.
     if shared and (len(distinct) == len(mine) or len(shared) == len(others)):
-        raise InputError(
-            f"{len(shared)} of {len(others)} tuning cases are also calibration cases (first: "
-            f"{shared[0]}), which voids the guarantee; pass disjoint cases",
-            code="data.leak",
-        )
+        count = f"{len(shared)} of {len(others)} tuning cases (first: {shared[0]})"
+        message = f"{count} are also calibration cases; pass disjoint cases"
+        raise InputError(message, code="data.leak")
     return tuned_score(score, x, z, range_, None)
 
 
@@ -465,9 +404,8 @@ def _calibrate_threshold(
     if below.caveat != above.caveat:
         named = (("lower", below.caveat), ("upper", above.caveat))
         end = "the {} end is that of the task range"
-        caveat = "; ".join(
-            text.replace(WHOLE_RANGE, end.format(name)) for name, text in named if text
-        )
+        found = [text.replace(WHOLE_RANGE, end.format(name)) for name, text in named if text]
+        caveat = "; ".join(found)
     return replace(below, caveat=caveat), EndQuantiles(lower, upper)
 
 
@@ -483,9 +421,7 @@ def _one_threshold(
     name, values = condition
     if name == "weights":
         if guarantee.delta is not None:
-            raise InputError(
-                "weights and delta cannot be combined; remove one", code="option.conflict"
-            )
+            raise InputError("weights exclude delta; remove one", code="option.conflict")
         order = np.argsort(scores, kind="stable")
         weighted = WeightedQuantile(scores[order], values[order], float(guarantee.levels[0]))
         return replace(guarantee, weighted=True, caveat=weighted.caveat(guarantee)), weighted

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from taskuq._arrays import as_ids, as_outputs_and_targets
 from taskuq._io import to_json_value
+from taskuq.conformal._calibrate import require_own_targets
 from taskuq.conformal._family import mean_and_variance
 from taskuq.conformal._units import unit_index
 from taskuq.errors import InputError
@@ -26,7 +27,7 @@ MOST_BINS, CASES_PER_BIN = 20, 10
 
 @dataclass(frozen=True)
 class Estimate:
-    """Value, its standard error over units (NaN for one unit), and its calibrated value."""
+    """Value, its standard error over units (NaN for one), and the value if calibrated."""
 
     value: float
     se: float
@@ -35,28 +36,15 @@ class Estimate:
 
 @dataclass(frozen=True)
 class RankBin:
-    """Bar of a rank histogram: truths with ``first`` to ``last`` samples below them.
-
-    Args:
-        first: Smallest rank.
-        last: Largest rank.
-        fraction: Fraction of the cases.
-        expected: Fraction for calibrated samples.
-        low: Lower end of the band.
-        high: Upper end of the band.
-    """
+    """Bar of a rank histogram: truths with ``first`` to ``last`` samples below them."""
 
     first: int
     last: int
     fraction: float
+    # The fraction of calibrated samples, and its band.
     expected: float
     low: float
     high: float
-
-    @property
-    def side(self) -> int:
-        """-1 below the band, 1 above it, 0 inside."""
-        return int(self.fraction > self.high) - int(self.fraction < self.low)
 
 
 @dataclass(frozen=True)
@@ -65,7 +53,7 @@ class SampleDiagnosis:
 
     Args:
         acceleration: Acceleration of the round, if given.
-        round: Name or acceleration of the round, in words.
+        round: Name or acceleration of the round.
         task: Name of the task.
         label: Class of the cases; None for all cases.
         n: Number of cases.
@@ -95,13 +83,7 @@ class SampleDiagnosis:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Calibration of posterior samples by round, task and class.
-
-    Args:
-        results: One for each round and task: all cases first, then each class.
-        samples: Number of posterior samples.
-        unit: Unit of the standard errors, 'case' or 'group'.
-    """
+    """Calibration of posterior samples by round and task: all cases first, then each class."""
 
     results: tuple[SampleDiagnosis, ...]
     samples: int
@@ -113,7 +95,6 @@ class Diagnosis:
         return {**head, "results": [to_json_value(asdict(result)) for result in self.results]}
 
     def __str__(self) -> str:
-        """Return a plain table."""
         columns = ("round", "task", "class", "cases", "CRPS", "outside", "spread/error", "bias")
         rows = [[*columns, "samples are"]]
         for r in self.results:
@@ -145,9 +126,8 @@ def diagnose(
     If truth and :math:`p` samples are exchangeable, the rank of the truth among them is uniform
     on :math:`0, \dots, p`. A tied truth counts in equal parts for all ranks it could have. The
     band of the histogram contains all :math:`B` bars of calibrated samples with probability
-    0.95 or more: each bar is a binomial fraction of :math:`n` cases, and its two tails have
-    probability :math:`0.05 / (2B)` each (Bonferroni). With groups, whose cases may depend on each
-    other in any way, :math:`n` is the Kish effective number :math:`N^2 / \sum_v n_v^2`.
+    0.95 or more: each bar is a binomial fraction of :math:`n` cases, and each tail has probability
+    :math:`0.05 / (2B)`. With groups, :math:`n` is Kish's effective :math:`N^2 / \sum_v n_v^2`.
 
     Also measured, with jackknife standard errors over groups (or cases): the fair CRPS; the
     fraction of truths outside all samples, :math:`2 / (p + 1)` if calibrated; the bias; and
@@ -155,8 +135,7 @@ def diagnose(
     .. math:: \frac{\text{spread}}{\text{error}} = \sqrt{\frac{(1 + 1/p) \sum_i s_i^2}
         {\sum_i (z_i - \bar z_i)^2}}
 
-    with the unbiased sample variance :math:`s_i^2`, which is 1 if calibrated: the factor
-    :math:`1 + 1/p` is the variance of the mean of :math:`p` samples.
+    with the unbiased sample variance :math:`s_i^2`, which is 1 if calibrated.
 
     Args:
         outputs: Task outputs (case, sample) or (round, case, sample), or a table.
@@ -169,9 +148,6 @@ def diagnose(
 
     Returns:
         Results for each round, task and class; ``print`` shows them as a table.
-
-    Raises:
-        InputError: If there are fewer than two samples or no targets.
 
     Example:
         >>> truth, spread = rng.standard_normal(500), rng.random((500, 1))
@@ -186,27 +162,15 @@ def diagnose(
     if targets is None and is_stored(outputs):
         outputs = TaskOutputs.load(outputs)
     if isinstance(outputs, TaskOutputs):
-        if targets is not None:
-            raise InputError(
-                "targets= was passed together with a table, which has its own; remove targets=",
-                code="option.unused",
-            )
-        if not outputs.has_targets:
-            raise InputError(
-                "the table has no targets; samples are compared with targets f(x) of the true "
-                "images",
-                code="targets.missing",
-            )
+        require_own_targets(outputs, targets)
         table = outputs if task is None else outputs.select(task=task)
         group = table.group if group is None else group
         label = table.label if label is None else label
         rounds = _table_rounds(table, acceleration)
     else:
         if task is not None or acceleration is not None:
-            raise InputError(
-                "task= and acceleration= choose from a table, got arrays; remove them",
-                code="option.unused",
-            )
+            message = "task= and acceleration= choose from a table, got arrays; remove them"
+            raise InputError(message, code="option.unused")
         rounds = _array_rounds(outputs, targets)
     results: list[SampleDiagnosis] = []
     samples = 0
@@ -214,11 +178,12 @@ def diagnose(
         samples, n = x.shape[1], len(z)
         groups = None if group is None else as_ids(group, "group", n)
         labels = None if label is None else as_ids(label, "label", n)
-        results.append(_diagnose(*name, None, x, z, groups, bins))
+        index = unit_index(n, groups)
+        results.append(_diagnose(*name, None, x, z, index, bins))
         for value in () if labels is None else np.unique(labels):
             inside = labels == value
-            by = None if groups is None else groups[inside]
-            results.append(_diagnose(*name, str(value), x[inside], z[inside], by, bins))
+            part = x[inside], z[inside], np.unique(index[inside], return_inverse=True)[1]
+            results.append(_diagnose(*name, str(value), *part, bins))
     return Diagnosis(tuple(results), samples, "case" if group is None else "group")
 
 
@@ -226,23 +191,20 @@ Round = tuple[tuple[float | None, str | None, str | None], FloatArray, FloatArra
 
 
 def _table_rounds(table: TaskOutputs, acceleration: float | str | None) -> Iterator[Round]:
-    several = table.outputs.ndim == 4
     rounds = range(table.rounds) if acceleration is None else [table.round_index(acceleration)]
     for k in rounds:
-        R = float(table.accelerations[k])
+        R, x, z = float(table.accelerations[k]), table.outputs[k], table.targets_at(k)
+        several = x.ndim == 3
         for t, task in enumerate(table.task_names):
-            x, z = table.outputs[k], table.targets_at(k)
-            x, z = (x[..., t], z[..., t]) if several else (x, z)
             name = None if task == "task" else task
-            yield (None if np.isnan(R) else R, table.round_labels[k], name), *_check(x, z)
+            arrays = (x[..., t], z[..., t]) if several else (x, z)
+            yield (None if np.isnan(R) else R, table.round_labels[k], name), *_check(*arrays)
 
 
 def _array_rounds(outputs: Any, targets: Any) -> Iterator[Round]:
     if targets is None:
-        raise InputError(
-            "targets are missing; pass outputs and targets, or a table that has both",
-            code="targets.missing",
-        )
+        message = "targets are missing; pass outputs and targets, or a table that has both"
+        raise InputError(message, code="targets.missing")
     x, z = as_outputs_and_targets(outputs, targets, None)
     for k, of_round in enumerate(x if x.ndim == 3 else x[None]):
         yield (None, f"round {k}" if x.ndim == 3 else None, None), *_check(of_round, z)
@@ -251,10 +213,8 @@ def _array_rounds(outputs: Any, targets: Any) -> Iterator[Round]:
 def _check(outputs: Any, targets: Any) -> tuple[FloatArray, FloatArray]:
     x, z = as_outputs_and_targets(outputs, targets, None)
     if x.ndim != 2 or x.shape[1] < 2 or len(z) < 1:
-        raise InputError(
-            f"outputs have shape {x.shape}; pass (case, sample) with at least two samples",
-            code="samples.mismatch",
-        )
+        message = f"outputs have shape {x.shape}; pass (case, sample) with at least two samples"
+        raise InputError(message, code="samples.mismatch")
     return x.astype(float), z
 
 
@@ -265,11 +225,10 @@ def _diagnose(
     label: str | None,
     x: FloatArray,
     z: FloatArray,
-    group: np.ndarray | None,
+    index: NDArray[np.int64],
     bins: int | None,
 ) -> SampleDiagnosis:
     n, p = x.shape
-    index = unit_index(n, group)
     sizes = np.bincount(index)
     effective = n**2 // int((sizes**2).sum())
     histogram = _rank_bins(rank_histogram(x, z), effective, bins)
@@ -311,7 +270,6 @@ def crps(outputs: FloatArray, targets: FloatArray) -> FloatArray:
 
 
 def rank_histogram(outputs: FloatArray, targets: FloatArray) -> FloatArray:
-    """Return the fraction of cases with 0, 1, ..., p samples below the target."""
     below = (outputs < targets[:, None]).sum(axis=1)
     ranks = (outputs == targets[:, None]).sum(axis=1) + 1
     change = np.zeros(outputs.shape[1] + 2)
@@ -326,9 +284,8 @@ def _rank_bins(fractions: FloatArray, n: int, bins: int | None) -> tuple[RankBin
     ranks = len(fractions)
     most = min(ranks, MOST_BINS, max(2, n // CASES_PER_BIN))
     if bins is not None and not 2 <= bins <= ranks:
-        raise InputError(
-            f"bins must be 2 to samples + 1 = {ranks}, got {bins}", code="value.invalid"
-        )
+        message = f"bins must be 2 to samples + 1 = {ranks}, got {bins}"
+        raise InputError(message, code="value.invalid")
     edges = np.round(np.linspace(0, ranks, (bins or most) + 1)).astype(int)
     expected = np.diff(edges) / ranks
     low, high = binomial_band(n, expected, (1 - BAND) / len(expected))
@@ -354,7 +311,7 @@ def binomial_band(n: int, p: FloatArray, alpha: float) -> tuple[FloatArray, Floa
 
 
 def _verdict(histogram: tuple[RankBin, ...]) -> str:
-    sides = [bar.side for bar in histogram]
+    sides = [int(bar.fraction > bar.high) - int(bar.fraction < bar.low) for bar in histogram]
     if not any(sides):
         return "calibrated"
     first, last = sides[0], sides[-1]

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from taskuq._arrays import ranges_to_json
-from taskuq.conformal._calibrate import as_round
+from taskuq.conformal._calibrate import as_round, require_own_targets
 from taskuq.conformal._exact import (
     Evaluation,
     EvaluationRecord,
@@ -28,18 +28,16 @@ from taskuq.conformal._guarantee import Guarantee
 from taskuq.conformal._splits import (
     EvaluationInputs,
     Pool,
-    RankedScores,
     SplitResults,
     Splits,
     check_cases,
-    has_crossing,
     make_pools,
     rank_for_guarantee,
     run_splits,
     splitmix64,
     sums_at_quantiles,
 )
-from taskuq.conformal._units import CaseUnit, Unit, as_generator, make_unit
+from taskuq.conformal._units import Unit, as_generator, make_unit
 from taskuq.conformal.scores import resolve_score, score_name
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, TaskRange
@@ -49,8 +47,8 @@ from taskuq.table._table import TaskOutputs, called_rounds
 PAPER_SIZE_BINS = (0.0, 0.05, 0.1, 0.15, 0.2, math.inf)
 
 
-# Test cases of each stratum, what they weigh and what the covered ones weigh, (3, trial); a stratum
-# is a pair of 'class' or 'width' and the name of the class or the range.
+# Number of test cases of each stratum, their weight and that of the covered ones, (3, trial); a
+# stratum is a pair of 'class' or 'width' and the name of the class or the range.
 StratumCounts = dict[tuple[str, str], FloatArray]
 
 
@@ -65,22 +63,17 @@ def _stratum_coverage(
         coverage = math.nan
         if there.any():
             # A mean of the shares of small folds would count groups, not cases of groups, alike.
-            shares = (
-                covered.sum() / inside.sum() if unit.is_group else covered[there] / inside[there]
-            )
-            coverage = float(np.mean(shares))
+            each = covered[there] / inside[there]
+            coverage = float(covered.sum() / inside.sum() if unit.is_group else each.mean())
         found.append(StratumCoverage(stratum[1], coverage, float(cases.mean()), int(there.sum())))
     return tuple(found)
 
 
 def _count_strata(
-    checked: EvaluationInputs,
-    pool: Pool,
-    edges: tuple[float, ...],
-    splitting: Splits,
-    quantile: FloatArray,
+    options: _Options, pool: Pool, splitting: Splits, quantile: FloatArray
 ) -> StratumCounts:
     """Count and weigh test cases, and covered ones, in each class and each range of widths."""
+    checked, edges = options.checked, options.size_bins
     labels = None if checked.label is None else checked.label[pool.index]
     classes = [] if labels is None else list(np.unique(labels))
     if not classes and not edges:
@@ -124,19 +117,15 @@ def _group_coverage(
 
 
 def _as_size_bins(edges: Sequence[float] | None) -> tuple[float, ...]:
-    """Take rising edges of ranges of widths, or none."""
     if edges is None:
         return ()
     try:
         given = tuple(float(e) for e in edges)
     except (TypeError, ValueError):
-        raise InputError(
-            f"size_bins must be increasing numbers, got {edges!r}", code="value.invalid"
-        ) from None
+        given = ()
     if len(given) < 2 or any(not a < b for a, b in pairwise(given)):
-        raise InputError(
-            f"size_bins must be at least two increasing edges, got {given}", code="value.invalid"
-        )
+        message = f"size_bins must be at least two increasing edges, got {edges!r}"
+        raise InputError(message, code="value.invalid")
     return given
 
 
@@ -163,8 +152,7 @@ def evaluate(
 ) -> Evaluation:
     r"""Evaluate a score over random calibration and test splits.
 
-    In each split :math:`t` the quantile is calibrated on one set of units, and coverage and mean
-    interval width are measured on the other:
+    In split :math:`t`, one set of units is used for calibration and the other for the measures
 
     .. math:: \mathrm{coverage}[t] = \frac1m \sum_{i \in \mathrm{test}}
         \mathbb 1\{z_i \in \mathcal C_i\}, \qquad
@@ -175,8 +163,7 @@ def evaluate(
     case is covered if its reported interval contains its target.
 
     Args:
-        outputs: Task outputs (case, sample), (case,) for point estimates, or (round, case, sample)
-            with the current round last. Or a table, which has the rest.
+        outputs: Task outputs as in :func:`taskuq.calibrate`, or a table, which has the rest.
         targets: Targets (case,); omit with a table.
         alpha: Error rate.
         score: Name or object of a score.
@@ -190,10 +177,8 @@ def evaluate(
         side: 'two', 'upper', 'lower' or 'each'.
         task_range: Range that intervals are clipped to.
         calibration_fraction: Fraction of units used for calibration.
-        size_bins: Edges of width ranges for size-stratified coverage, e.g. the paper's
-            (0, 0.05, 0.1, 0.15, 0.2, inf).
-        tuning_repeats: For a score that is fitted to targets, number of tuning sets to average
-            over.
+        size_bins: Edges of width ranges for size-stratified coverage.
+        tuning_repeats: Number of tuning sets to average over, if the score is fitted to targets.
         acceleration: Round of a table, by acceleration or name.
         task: Task of a table.
 
@@ -220,10 +205,10 @@ def evaluate(
     return replace(result, **arrays.labels)
 
 
-@dataclass(frozen=True)
-class _QuantileOptions:
+class _Options(NamedTuple):
     """Options shared by all scores of one evaluation."""
 
+    checked: EvaluationInputs
     guarantee: Guarantee
     size_bins: tuple[float, ...]
     is_compiled: bool
@@ -243,10 +228,9 @@ def _evaluate_scores(
 ) -> list[Evaluation]:
     """Evaluate several scores on the same splits; see :func:`evaluate`."""
     if splits < 1 or tuning_repeats < 1:
-        raise InputError(
-            f"splits and tuning_repeats must be at least 1, got {splits} and {tuning_repeats}",
-            code="value.invalid",
-        )
+        counts = f"{splits} and {tuning_repeats}"
+        message = f"splits and tuning_repeats must be at least 1, got {counts}"
+        raise InputError(message, code="value.invalid")
     score_side, ends = parse_side(side)
     guarantee = Guarantee(
         alpha=alpha,
@@ -255,9 +239,8 @@ def _evaluate_scores(
         n_cases=len(checked.targets),
         quantiles_per_interval=ends,
     )
-    rule = _QuantileOptions(
-        guarantee, _as_size_bins(size_bins), use_numba(splits * len(checked.targets) * len(scores))
-    )
+    is_compiled = use_numba(splits * len(checked.targets) * len(scores))
+    options = _Options(checked, guarantee, _as_size_bins(size_bins), is_compiled)
     rng = as_generator(seed)
     split_seed = int(rng.integers(2**63))
     chosen = [resolve_score(score, alpha, score_side) for score in scores]
@@ -270,15 +253,13 @@ def _evaluate_scores(
                 whole[k] = pool
             else:
                 count = splits // draws + (draw < splits % draws)
-                parts[k] += _run(checked, [pool], rule, count, splitmix64(split_seed + draw + 1))
+                parts[k] += _run(options, [pool], count, splitmix64(split_seed + draw + 1))
     # Scores that need no cases of their own all see the same splits.
-    together = _run(checked, list(whole.values()), rule, splits, split_seed) if whole else []
+    together = _run(options, list(whole.values()), splits, split_seed) if whole else []
     for k, part in zip(whole, together, strict=True):
         parts[k].append(part)
-    return [
-        _summarise(checked, score_name(one), rule, splits, of_score)
-        for one, of_score in zip(chosen, parts, strict=True)
-    ]
+    names = map(score_name, chosen)
+    return [_summarise(options, *each, splits) for each in zip(names, parts, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -296,24 +277,19 @@ class _PoolResults:
     pmf: FloatArray | None
 
 
-def _run(
-    checked: EvaluationInputs, pools_: list[Pool], rule: _QuantileOptions, trials: int, seed: int
-) -> list[_PoolResults]:
-    index = pools_[0].index
+def _run(options: _Options, pools_: list[Pool], trials: int, seed: int) -> list[_PoolResults]:
+    checked, guarantee = options.checked, options.guarantee
+    index, ends = pools_[0].index, guarantee.quantiles_per_interval
     unit_of_case = np.unique(checked.unit_of_case[index], return_inverse=True)[1].astype(np.int64)
     of_case = unit_of_case if checked.unit.is_group else np.empty(0, np.int64)
     units = int(unit_of_case.max()) + 1
-    splitting = Splits(units, checked.n_test, trials, seed, of_case, rule.is_compiled)
+    splitting = Splits(units, checked.n_test, trials, seed, of_case, options.is_compiled)
     weight = checked.unit.weights(unit_of_case)
-    allowed = rule.guarantee.allowed(pools_[0].n_calibration)
-    rankings = [
-        rank_for_guarantee(
-            scores, rule.guarantee, allowed, unit_of_case,
-            pool.covered_from if rule.guarantee.quantiles_per_interval == 1 else None,
-        )
-        for pool in pools_
-        for scores in np.atleast_2d(pool.scores)
-    ]  # fmt: skip
+    allowed = guarantee.allowed(pools_[0].n_calibration)
+    rankings = []
+    for pool in pools_:
+        rest = guarantee, allowed, unit_of_case, pool.covered_from if ends == 1 else None
+        rankings += [rank_for_guarantee(s, *rest) for s in np.atleast_2d(pool.scores)]
     linear = [pool.linear_width for pool in pools_]
     features = np.zeros((len(rankings), 3, len(index)))
     for k, (pool, widths) in enumerate(zip(pools_, linear, strict=True)):
@@ -321,84 +297,65 @@ def _run(
             features[k, :2] = widths
             features[k, 2] = np.abs(pool.targets - pool.family.interval(0.0).center)
     outcomes = run_splits(splitting, rankings, features * weight)
-    if rule.guarantee.quantiles_per_interval == 2:
-        found = [r.quantiles(at) for r, at in zip(rankings, outcomes.position, strict=True)]
-        pairs = np.stack(found, axis=1).reshape(trials, len(pools_), 2)
-        return [
-            _of_ends(checked, pool, rule, splitting, pairs[:, k], weight)
-            for k, pool in enumerate(pools_)
-        ]
-    return [
-        _of_pool(checked, pool, rule, splitting, ranking, outcomes.of(k), weight)
-        for k, (pool, ranking) in enumerate(zip(pools_, rankings, strict=True))
-    ]
+    found = [r.quantiles(at) for r, at in zip(rankings, outcomes.position, strict=True)]
+    results = []
+    for k, pool in enumerate(pools_):
+        quantile = found[k] if ends == 1 else np.stack(found[2 * k : 2 * k + 2], axis=1)
+        one = outcomes.of(k) if ends == 1 else None
+        results.append(_of_pool(options, pool, splitting, quantile, one, weight))
+    return results
 
 
 def _of_pool(
-    checked: EvaluationInputs,
+    options: _Options,
     pool: Pool,
-    rule: _QuantileOptions,
     splitting: Splits,
-    ranking: RankedScores,
-    outcomes: SplitResults,
+    quantile: FloatArray,
+    outcomes: SplitResults | None,
     weight: FloatArray,
 ) -> _PoolResults:
-    quantile = ranking.quantiles(outcomes.position)
+    """Sum up a pool at the quantile (trial,), or at those of both ends (trial, end)."""
+    unit, m = options.checked.unit, splitting.n_test
+    linear = None if outcomes is None else pool.linear_width
+    is_linear = False
+    if linear is not None and np.isfinite(least := quantile.min()):
+        # Sums of widths are linear only if no interval is empty, at the smallest quantile either.
+        is_linear = not (linear[0] + linear[1] * float(least)).min() < 0
+    # The quantiles of a trial are finite, infinite below, above, or both.
     infinite = np.isposinf(quantile)
-    m = splitting.n_test
-    coverage = case_coverage = 1 - outcomes.test_above / m
-    linear = pool.linear_width
-    is_linear = linear is not None and not has_crossing(linear, float(quantile.min()))
-    if is_linear:
+    kind = infinite.astype(int) if outcomes is not None else infinite @ [1, 2]
+    if not is_linear or unit.fraction is not None:
+        case_coverage, width, center_error = _means(pool, splitting, quantile, weight)
+    if not is_linear:
+        kinds: list[ArrayLike] = [0.0, math.inf]
+        if outcomes is None:
+            kinds = [(0.0, 0.0), (math.inf, 0.0), (0.0, math.inf), (math.inf, math.inf)]
+        open_width, open_error = np.array([_is_open(pool, q) for q in kinds]).T
+        width = np.where(open_width[kind], np.inf, width)
+        center_error = np.where(open_error[kind], np.inf, center_error)
+    elif outcomes is not None:
         base, slope, center = outcomes.sums
         finite = np.where(infinite, 0.0, quantile)
         width = np.where(infinite, np.inf, (base + slope * finite) / m)
         center_error = np.where(infinite, np.inf, center / m)
-    if not is_linear or checked.unit.fraction is not None:
-        case_coverage, widths, errors = _means(pool, splitting, quantile, weight)
-        if not is_linear:
-            open_ended = np.array([_is_open(pool, q) for q in (0.0, math.inf)])
-            width = np.where(open_ended[infinite.astype(int), 0], np.inf, widths)
-            center_error = np.where(open_ended[infinite.astype(int), 1], np.inf, errors)
+    if outcomes is not None:
+        coverage = 1 - outcomes.test_above / m
+        case_coverage = coverage if is_linear and unit.fraction is None else case_coverage
+    else:
+        share = unit.fraction
+        kept = None if share is None else _group_coverage(pool, splitting, quantile, share)
+        coverage = case_coverage if kept is None else kept
+    whole = _group_coverage(pool, splitting, quantile, Fraction(1)) if unit.is_group else None
     return _PoolResults(
         coverage=coverage,
         case_coverage=case_coverage,
         width=width,
         center_error=center_error,
-        is_infinite=infinite,
-        n_tuning=pool.n_tuning,
-        strata=_count_strata(checked, pool, rule.size_bins, splitting, quantile),
-        whole_groups=_whole_groups(checked, pool, splitting, quantile),
-        pmf=_law(checked, pool, rule),
-    )
-
-
-def _of_ends(
-    checked: EvaluationInputs,
-    pool: Pool,
-    rule: _QuantileOptions,
-    splitting: Splits,
-    quantile: FloatArray,
-    weight: FloatArray,
-) -> _PoolResults:
-    infinite = np.isposinf(quantile)
-    case_coverage, widths, errors = _means(pool, splitting, quantile, weight)
-    share = checked.unit.fraction
-    kept = None if share is None else _group_coverage(pool, splitting, quantile, share)
-    # The quantiles of a trial are finite, infinite below, above, or both.
-    kinds = ((0.0, 0.0), (math.inf, 0.0), (0.0, math.inf), (math.inf, math.inf))
-    open_width, open_error = np.array([_is_open(pool, kind) for kind in kinds]).T
-    kind = infinite @ [1, 2]
-    return _PoolResults(
-        coverage=case_coverage if kept is None else kept,
-        case_coverage=case_coverage,
-        width=np.where(open_width[kind], np.inf, widths),
-        center_error=np.where(open_error[kind], np.inf, errors),
         is_infinite=kind > 0,
         n_tuning=pool.n_tuning,
-        strata=_count_strata(checked, pool, rule.size_bins, splitting, quantile),
-        whole_groups=_whole_groups(checked, pool, splitting, quantile),
-        pmf=None,
+        strata=_count_strata(options, pool, splitting, quantile),
+        whole_groups=whole,
+        pmf=None if outcomes is None else _law(options, pool),
     )
 
 
@@ -423,58 +380,41 @@ def _is_open(pool: Pool, quantile: ArrayLike) -> tuple[bool, bool]:
     return bool(interval.is_unbounded.any()), bool(both.any())
 
 
-def _whole_groups(
-    checked: EvaluationInputs, pool: Pool, splitting: Splits, quantile: FloatArray
-) -> FloatArray | None:
-    """Share of test groups whose cases are all covered, where groups are the unit."""
-    if not checked.unit.is_group:
+def _law(options: _Options, pool: Pool) -> FloatArray | None:
+    if options.checked.unit.is_group or pool.n_tuning:
         return None
-    return _group_coverage(pool, splitting, quantile, Fraction(1))
-
-
-def _law(checked: EvaluationInputs, pool: Pool, rule: _QuantileOptions) -> FloatArray | None:
-    if checked.unit.is_group or pool.n_tuning:
-        return None
-    n = pool.n_calibration
-    rank = rule.guarantee.rank(n)
+    n, m = pool.n_calibration, options.checked.n_test
+    rank = options.guarantee.rank(n)
     if rank > n:
-        return np.append(np.zeros(checked.n_test), 1.0)
-    law = quantile_position(n, checked.n_test, rank)
+        return np.append(np.zeros(m), 1.0)
+    law = quantile_position(n, m, rank)
     return law.coverage_pmf(np.sort(pool.scores), np.sort(pool.covered_from))
 
 
-def _summarise(
-    checked: EvaluationInputs,
-    name: str,
-    rule: _QuantileOptions,
-    splits: int,
-    parts: list[_PoolResults],
-) -> Evaluation:
-    coverage = np.concatenate([part.coverage for part in parts])
-    infinite = np.concatenate([part.is_infinite for part in parts])
-    pmf = parts[0].pmf
-    histogram = None
-    if pmf is not None:
-        histogram = coverage_histogram(np.rint(coverage * checked.n_test).astype(np.int64), pmf)
-    groups = [part.whole_groups for part in parts if part.whole_groups is not None]
+def _summarise(options: _Options, name: str, parts: list[_PoolResults], splits: int) -> Evaluation:
+    def joined(field: str) -> FloatArray:
+        return np.concatenate([getattr(part, field) for part in parts])
+
+    checked, pmf = options.checked, parts[0].pmf
+    covered = np.rint(joined("coverage") * checked.n_test).astype(np.int64)
     strata = [part.strata for part in parts]
     return Evaluation(
         score=name,
-        alpha=rule.guarantee.alpha,
-        **checked.sizes,
+        alpha=options.guarantee.alpha,
+        **checked.facts,
         n_tuning=parts[0].n_tuning,
         splits=splits,
-        coverage=_moments(coverage),
-        case_coverage=_moments(np.concatenate([part.case_coverage for part in parts])),
-        coverage_unit=checked.unit.covered,
-        mean_unit=checked.unit.mean_unit,
-        width=_moments(np.concatenate([part.width for part in parts])),
-        center_error=_moments(np.concatenate([part.center_error for part in parts])),
-        infinite=float(infinite.mean()),
-        whole_group_coverage=float(np.concatenate(groups).mean()) if groups else None,
+        coverage=_moments(joined("coverage")),
+        case_coverage=_moments(joined("case_coverage")),
+        width=_moments(joined("width")),
+        center_error=_moments(joined("center_error")),
+        infinite=float(joined("is_infinite").mean()),
+        whole_group_coverage=(
+            float(joined("whole_groups").mean()) if checked.unit.is_group else None
+        ),
         class_coverage=_stratum_coverage(strata, "class", checked.unit),
         size_coverage=_stratum_coverage(strata, "width", checked.unit),
-        histogram=histogram,
+        histogram=None if pmf is None else coverage_histogram(covered, pmf),
     )
 
 
@@ -482,13 +422,6 @@ def _moments(values: FloatArray) -> MeanAndSD:
     if not np.isfinite(values).all():
         return MeanAndSD(math.inf, math.nan)
     return MeanAndSD(float(values.mean()), float(values.std()))
-
-
-# Options in the record of a grid, by their stored names.
-ASKED = {
-    "alpha": "alpha", "trials": "splits", "seed": "seed", "side": "side", "cases": "cases",
-    "delta": "delta",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -510,17 +443,22 @@ class EvaluationGrid:
 
 def evaluate_table(table: TaskOutputs, comparison: EvaluationGrid) -> EvaluationRecord:
     """Evaluate every score, acceleration and sample count of a table."""
-    if not table.has_targets:
-        raise InputError(
-            "the table has no targets; evaluation needs targets f(x) of the true images",
-            code="targets.missing",
-        )
-    results = [
-        result
-        for name in table.task_names
-        for result in _task(table.select(task=name) if table.tasks > 1 else table, comparison)
-    ]
-    return EvaluationRecord(tuple(results), _inputs(table, comparison))
+    require_own_targets(table)
+    results: list[Evaluation] = []
+    for name in table.task_names:
+        results += _task(table.select(task=name) if table.tasks > 1 else table, comparison)
+    scores = [s if isinstance(s, str) else type(s).__name__ for s in comparison.scores]
+    inputs = {
+        "table": repr(table),
+        **ranges_to_json(table.task_ranges),
+        "provenance": dict(table.provenance),
+        "missing_cases": list(table.missing_cases),
+        "round_names": called_rounds(table.accelerations, table.round_names),
+        "scores": scores,
+        "trials": comparison.splits,
+        **{name: getattr(comparison, name) for name in ("alpha", "seed", "side", "cases", "delta")},
+    }
+    return EvaluationRecord(tuple(results), inputs)
 
 
 def _task(table: TaskOutputs, comparison: EvaluationGrid) -> Iterator[Evaluation]:
@@ -541,12 +479,10 @@ def _task(table: TaskOutputs, comparison: EvaluationGrid) -> Iterator[Evaluation
 def _round(table: TaskOutputs, k: int, comparison: EvaluationGrid) -> list[Evaluation]:
     splits, unit = comparison.splits, comparison.unit
     if splits is None:
-        unit = unit or CaseUnit().name
+        unit = unit or "case"
         if make_unit(unit).is_group:
-            raise InputError(
-                "exact evaluation splits by case; use random splits for groups",
-                code="option.conflict",
-            )
+            message = "exact evaluation splits by case; use random splits for groups"
+            raise InputError(message, code="option.conflict")
     checked = check_cases(
         table.rounds_up_to(k),
         table.targets_at(k),
@@ -574,20 +510,5 @@ def _round(table: TaskOutputs, k: int, comparison: EvaluationGrid) -> list[Evalu
     score_side, ends = parse_side(comparison.side)
     if ends == 1:
         return results
-    by_one = judged(score_side, None)
-    return [
-        replace(each, width_single_quantile=one.width)
-        for each, one in zip(results, by_one, strict=True)
-    ]
-
-
-def _inputs(table: TaskOutputs, comparison: EvaluationGrid) -> dict[str, Any]:
-    return {
-        "table": repr(table),
-        **ranges_to_json(table.task_ranges),
-        "provenance": dict(table.provenance),
-        "missing_cases": list(table.missing_cases),
-        "round_names": called_rounds(table.accelerations, table.round_names),
-        "scores": [s if isinstance(s, str) else type(s).__name__ for s in comparison.scores],
-        **{key: getattr(comparison, name) for key, name in ASKED.items()},
-    }
+    pairs = zip(results, judged(score_side, None), strict=True)
+    return [replace(each, width_single_quantile=one.width) for each, one in pairs]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -51,13 +51,11 @@ class _QuantileLaw:
         return self.n_test - self.test_below
 
     def coverage(self, ordered: FloatArray, covered_from: FloatArray | None = None) -> MeanAndSD:
-        """Return mean and sd of the coverage of a test fold, ties included."""
         tied, beyond = self._tied_above(ordered, covered_from)
         above = self.test_above
         share = tied / np.maximum(beyond, 1)
         mean = self.test_below + above * share
-        # Of the cases beyond, `tied` are covered; the test fold holds a hypergeometric number of
-        # them.
+        # Of the cases beyond, `tied` are covered; a hypergeometric number of them is tested.
         spread = above * share * (1 - share) * (beyond - above) / np.maximum(beyond - 1, 1)
         return self.total(mean / self.n_test, spread / self.n_test**2)
 
@@ -80,8 +78,7 @@ class _QuantileLaw:
 
     def mean_over_test(self, first: FloatArray, second: FloatArray) -> MeanAndSD:
         """Return mean and sd of the test-fold mean of numbers that depend on the position."""
-        mean = np.zeros(len(self.position))
-        variance = np.zeros(len(self.position))
+        mean, variance = np.zeros((2, len(self.position)))
         N = self.n_calibration + self.n_test
         for total, square, size, taken in (
             (first[0], second[0], self.position - 1, self.test_below),
@@ -151,7 +148,7 @@ class _CoverageHistogram:
 
 
 def coverage_histogram(covered: NDArray[np.int64], pmf: FloatArray) -> _CoverageHistogram:
-    """Compare how often each number of test cases was covered with its exact law."""
+    """Compare the observed numbers of covered test cases with their exact law."""
     from scipy.special import gammaincc
 
     trials = len(covered)
@@ -174,13 +171,10 @@ def coverage_histogram(covered: NDArray[np.int64], pmf: FloatArray) -> _Coverage
     elif not bins and (observed[pmf <= 0] > 0).any():
         p_value = 0.0
     shown = np.nonzero((observed > 0) | (expected >= 0.5))[0]
-    low, high = int(shown.min()), int(shown.max())
-    return _CoverageHistogram(
-        covered=tuple(range(low, high + 1)),
-        splits=tuple(map(int, observed[low : high + 1])),
-        expected=tuple(float(e) for e in expected[low : high + 1]),
-        p_value=p_value,
-    )
+    span = slice(int(shown.min()), int(shown.max()) + 1)
+    splits, due = observed[span].tolist(), expected[span].tolist()
+    numbers = range(span.start, span.stop)
+    return _CoverageHistogram(tuple(numbers), tuple(splits), tuple(due), p_value)
 
 
 @dataclass(frozen=True)
@@ -203,10 +197,6 @@ STORED = {
 }
 
 
-def _stored(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    return {STORED.get(name, name): value for name, value in items}
-
-
 @dataclass(frozen=True)
 class Evaluation:
     """Coverage and width of one score over random splits.
@@ -221,15 +211,13 @@ class Evaluation:
         n_test: Units in a test set.
         n_tuning: Units of the calibration set that the score is fitted to.
         splits: Number of random splits; None for all splits, exactly.
-        coverage: Mean and standard deviation over splits of the fraction of the test set that is
-            covered: of its cases, every group with equal weight, or of its groups.
-        case_coverage: The same of the fraction of cases, every group with equal weight; differs
-            from coverage where all cases of a group, or a fraction, are to be covered.
-        coverage_unit: What coverage is a fraction of, in words.
-        mean_unit: What all other means are over, in words.
-        width: Mean and standard deviation over splits of the mean interval width.
-        center_error: The same of the mean distance between target and interval centre; for a
-            one-sided bound, between target and bound.
+        coverage: Covered fraction of the test set: of cases, every group with equal weight, or of
+            groups. Mean and standard deviation over splits.
+        case_coverage: Covered fraction of cases, every group with equal weight.
+        coverage_unit: Unit of coverage, in words.
+        mean_unit: Unit of all other means, in words.
+        width: Mean interval width.
+        center_error: Mean distance between target and interval centre, or one-sided bound.
         infinite: Fraction of splits without a finite interval.
         whole_group_coverage: With groups, the fraction of test groups with all cases covered.
         class_coverage: Coverage within each class.
@@ -238,8 +226,7 @@ class Evaluation:
         acceleration: Acceleration of the round, if given.
         round_name: Name of the round, if it has one.
         task: Task, where there are several.
-        width_single_quantile: Where each end has its own quantile, the width on the same splits
-            with one quantile for both.
+        width_single_quantile: For a quantile per end, the width with one quantile for both.
     """
 
     score: str
@@ -269,13 +256,14 @@ class Evaluation:
 
     @property
     def round_label(self) -> str | None:
-        """What a person calls the round: its name, or its acceleration where that is known."""
+        """Name of the round, or its acceleration if known."""
         known = self.acceleration is not None or self.round_name is not None
         return round_label(self.acceleration or math.nan, self.round_name) if known else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as values that JSON can hold."""
-        return dict(to_json_value(asdict(self, dict_factory=_stored)))
+        """Return all fields as values that JSON can hold."""
+        fields = asdict(self, dict_factory=lambda items: {STORED.get(k, k): v for k, v in items})
+        return dict(to_json_value(fields))
 
     def __repr__(self) -> str:
         how = "all splits, exactly" if self.splits is None else f"{self.splits} random splits"
@@ -291,30 +279,17 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """Evaluations of one command and its inputs.
-
-    Args:
-        results: One for each acceleration, score and number of samples.
-        inputs: Options and provenance.
-    """
+    """Evaluations for each acceleration, score and number of samples, with options as inputs."""
 
     results: tuple[Evaluation, ...]
     inputs: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record in the layout of ``taskuq.evaluate/1``."""
-        first = self.results[0]
-        return {
-            "schema": "taskuq.evaluate/1",
-            "alpha": first.alpha,
-            "unit": first.unit,
-            "trials": first.splits,
-            "n": first.n,
-            "n_calibration": first.n_calibration,
-            "n_test": first.n_test,
-            "inputs": to_json_value(dict(self.inputs)),
-            "results": [result.to_dict() for result in self.results],
-        }
+        results = [result.to_dict() for result in self.results]
+        common = ("alpha", "unit", "trials", "n", "n_calibration", "n_test")
+        head = {"schema": "taskuq.evaluate/1", **{name: results[0][name] for name in common}}
+        return {**head, "inputs": to_json_value(dict(self.inputs)), "results": results}
 
     def __repr__(self) -> str:
         return "\n".join(map(repr, self.results))
@@ -327,8 +302,8 @@ TABLE = 24_576
 def _pool_sums(pool: Pool, position: NDArray[np.int64]) -> FloatArray:
     """Return sums of widths and of distances from the centre, at each position of the quantile."""
     sums = np.zeros((2, 2, 3, len(position)))
-    everyone = np.arange(len(pool.scores))
-    _add(sums, _Segment(pool, everyone, pool.scores[position - 1], position))
+    ranks = np.arange(len(pool.scores))
+    _add(sums, _Segment(pool, ranks, pool.scores[position - 1], position))
     return sums
 
 
@@ -362,7 +337,7 @@ def _add(sums: FloatArray, part: _Segment) -> None:
 
 
 def _add_lines(sums: FloatArray, part: _Segment) -> BoolArray:
-    """Add the cases whose numbers are linear from the first quantile to the last; say which."""
+    """Add the cases that are linear from the first quantile to the last, and return them."""
     q = part.quantiles
     ends = [part.pool.interval(float(quantile)) for quantile in (q[0], q[-1])]
     offsets = [part.pool.offset(interval) for interval in ends]
@@ -397,15 +372,14 @@ def _is_straight(pool: Pool, ends: list[Interval], offsets: list[FloatArray]) ->
 
 
 def _add_tables(sums: FloatArray, part: _Segment) -> None:
-    """Add cases by their numbers at every quantile, some quantiles at a time."""
     step = max(1, TABLE // part.rank.size)
     for start in range(0, len(part.position), step):
         block = slice(start, start + step)
         some = part.at(block)
         interval, edges = some.pool.intervals(some.quantiles), _edges(some)
         for number, values in enumerate((interval.width, np.abs(some.pool.offset(interval)))):
-            sums[number, 0, :, block] += _sums_at(values, *edges)
-            sums[number, 1, :, block] += _sums_at(values, *edges, squared=True)
+            for power in (0, 1):
+                sums[number, power, :, block] += _sums_at(values, *edges, squared=power == 1)
 
 
 def _edges(part: _Segment) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -414,11 +388,7 @@ def _edges(part: _Segment) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def _sums_at(
-    values: FloatArray,
-    before: NDArray[np.int64],
-    upto: NDArray[np.int64],
-    *,
-    squared: bool = False,
+    values: FloatArray, before: NDArray[np.int64], upto: NDArray[np.int64], *, squared: bool = False
 ) -> FloatArray:
     """Sums of each row before its position, up to it, and over all, (3, position)."""
     low, high = int(before[0]), int(upto[-1])
@@ -428,8 +398,8 @@ def _sums_at(
     head, tail = (_row_sums(some, squared) for some in (values[:, :low], values[:, high:]))
     row = np.arange(len(before)) % len(values)
     whole = head + near[:, -1] + tail
-    return np.stack([head[row] + near[row, before - low], head[row] + near[row, upto - low],
-                     whole[row]])  # fmt: skip
+    below, within = (head[row] + near[row, edge - low] for edge in (before, upto))
+    return np.stack([below, within, whole[row]])
 
 
 def _row_sums(values: FloatArray, squared: bool) -> FloatArray:
@@ -460,18 +430,15 @@ def evaluate_exact(
     covered if its reported interval contains its target.
 
     Args:
-        outputs: Task outputs (case, sample), (case,) for point estimates, or (round, case, sample)
-            with the current round last. Or a table, which has targets and range.
+        outputs: Task outputs as in :func:`taskuq.calibrate`, or a table.
         targets: Targets (case,); omit with a table.
         alpha: Error rate.
         score: Name or object of a score.
         side: 'two', 'upper' or 'lower'.
         task_range: Range that intervals are clipped to.
         calibration_fraction: Fraction of cases used for calibration.
-        tuning_repeats: For a score that is fitted to targets, number of tuning sets to average
-            over.
-        seed: Integer or Generator to choose the tuning sets at random; without it they are taken
-            at even steps.
+        tuning_repeats: Number of tuning sets to average over, if the score is fitted to targets.
+        seed: Integer or Generator to choose the tuning sets at random, not at even steps.
         acceleration: Round of a table, by acceleration or name.
         task: Task of a table.
 
@@ -508,14 +475,11 @@ def evaluate_exact_score(
     """Evaluate a score on checked inputs; see :func:`evaluate_exact`."""
     score_side, ends = parse_side(side)
     if ends > 1:
-        raise InputError(
-            "exact evaluation needs one quantile; use random splits for side='each'",
-            code="option.conflict",
-        )
+        message = "exact evaluation needs one quantile; use random splits for side='each'"
+        raise InputError(message, code="option.conflict")
     if tuning_repeats < 1:
-        raise InputError(
-            f"tuning_repeats must be at least 1, got {tuning_repeats}", code="value.invalid"
-        )
+        message = f"tuning_repeats must be at least 1, got {tuning_repeats}"
+        raise InputError(message, code="value.invalid")
     chosen = resolve_score(score, alpha, score_side)
     rng = None if seed is None else as_generator(seed)
     pools = make_pools(checked, chosen, alpha, tuning_repeats, rng)
@@ -524,13 +488,11 @@ def evaluate_exact_score(
     return Evaluation(
         score=score_name(chosen),
         alpha=alpha,
-        **checked.sizes,
+        **checked.facts,
         n_tuning=n_tuning[0],
         splits=None,
         coverage=_mixture_moments(coverage),
         case_coverage=_mixture_moments(coverage),
-        coverage_unit=checked.unit.covered,
-        mean_unit=checked.unit.mean_unit,
         width=_mixture_moments(width),
         center_error=_mixture_moments(center_error),
         infinite=float(np.mean(infinite)),
@@ -538,7 +500,6 @@ def evaluate_exact_score(
 
 
 def _mixture_moments(parts: tuple[MeanAndSD, ...]) -> MeanAndSD:
-    """Combine moments over equally likely parts."""
     if len(parts) == 1:
         return parts[0]
     mean = float(np.mean([part.mean for part in parts]))
@@ -564,7 +525,6 @@ def _evaluate_pool(
     quantiles = ordered[law.position - 1]
     infinite = float(law.probability[np.isposinf(quantiles)].sum())
     with np.errstate(invalid="ignore"):  # infinite widths are reported as such
-        width, error = (
-            law.mean_over_test(*powers) for powers in _pool_sums(pool.take(order), law.position)
-        )
+        sums = _pool_sums(pool.take(order), law.position)
+        width, error = (law.mean_over_test(*powers) for powers in sums)
     return coverage, width, error, infinite, pool.n_tuning

@@ -21,7 +21,7 @@ from taskuq.protocols import IntervalFamily, MultiRoundScore, NestedScore, Score
 
 @dataclass(frozen=True)
 class Link:
-    """A strictly increasing map :math:`g` of the whole real line, with its inverse."""
+    """Strictly increasing map :math:`g` of the whole real line, with its inverse."""
 
     kind: Literal["identity", "logit"] = "identity"
     low: float = 0.0
@@ -29,21 +29,17 @@ class Link:
 
     def __post_init__(self) -> None:
         if self.kind not in ("identity", "logit"):
-            raise InputError(
-                f"a link is 'identity' or 'logit', got {self.kind!r}", code="choice.unknown"
-            )
+            message = f"a link is 'identity' or 'logit', got {self.kind!r}"
+            raise InputError(message, code="choice.unknown")
         if self.kind == "logit" and not -np.inf < self.low < self.high < np.inf:
-            raise InputError(
-                f"a logit link needs a finite range, got [{self.low}, {self.high}]",
-                code="range.invalid",
-            )
+            message = f"a logit link needs a finite range, got [{self.low}, {self.high}]"
+            raise InputError(message, code="range.invalid")
 
     @cached_property
     def is_identity(self) -> bool:
         return self.kind == "identity"
 
     def __call__(self, values: ArrayLike) -> FloatArray:
-        """Map values onto the scale."""
         z = np.asarray(values, dtype=float)
         if self.is_identity:
             return z
@@ -52,7 +48,6 @@ class Link:
         return np.asarray(np.log(inner / (1 - inner)) + (t - inner) / (TAIL * (1 - TAIL)))
 
     def inverse(self, images: ArrayLike) -> FloatArray:
-        """Map from the scale back to task outputs."""
         w = np.asarray(images, dtype=float)
         if self.is_identity:
             return w
@@ -94,9 +89,8 @@ class LinearFamily:
 
     def __post_init__(self) -> None:
         if self.side not in SIDES:
-            raise InputError(
-                f"side must be 'two', 'upper' or 'lower', got {self.side!r}", code="choice.unknown"
-            )
+            message = f"side must be 'two', 'upper' or 'lower', got {self.side!r}"
+            raise InputError(message, code="choice.unknown")
 
     def select(self, index: NDArray[np.int64]) -> LinearFamily:
         low, high, scale = self.low[index], self.high[index], self.scale[index]
@@ -111,12 +105,10 @@ class LinearFamily:
         known = self.scale > 0
         # A spread of next to nothing makes the score infinite, as no spread at all does.
         with np.errstate(over="ignore"):
-            score = np.divide(
-                residual, self.scale, out=np.full(residual.shape, np.inf), where=known
-            )
-        at_point = ~known & (residual <= 0)
-        score[at_point] = 0.0 if self.side == "two" else -np.inf
-        return np.asarray(score)
+            score = np.full(residual.shape, np.inf)
+            np.divide(residual, self.scale, out=score, where=known)
+        score[~known & (residual <= 0)] = 0.0 if self.side == "two" else -np.inf
+        return score
 
     def interval(self, quantile: ArrayLike) -> Interval:
         q = np.asarray(quantile, dtype=float)
@@ -169,19 +161,15 @@ class _TwoQuantileFamily:
 def parse_side(side: BoundSide) -> tuple[Side, int]:
     """Return the score side and the number of quantiles."""
     if side not in (*SIDES, "each"):
-        raise InputError(
-            f"side must be 'two', 'upper', 'lower' or 'each', got {side!r}", code="choice.unknown"
-        )
+        message = f"side must be 'two', 'upper', 'lower' or 'each', got {side!r}"
+        raise InputError(message, code="choice.unknown")
     return ("two", 2) if side == "each" else (side, 1)
 
 
 def each_end(family: IntervalFamily) -> _TwoQuantileFamily:
     if not isinstance(family, LinearFamily) or family.side != "two":
-        raise InputError(
-            "side='each' needs a two-sided score that grows from both ends, as ar, lwr, cqr, mlwr "
-            "and learned do; use side='two' with a score of your own",
-            code="option.conflict",
-        )
+        message = "side='each' needs a built-in, two-sided score; use side='two' with your own"
+        raise InputError(message, code="option.conflict")
     return _TwoQuantileFamily(replace(family, side="lower"), replace(family, side="upper"))
 
 
@@ -197,19 +185,13 @@ class _CallableFamily:
 
     def score(self, targets: FloatArray) -> FloatArray:
         values = np.asarray(self.source.score(self.outputs, targets), dtype=float)
+        name, missing = type(self.source).__name__, int(np.isnan(values).sum())
         if values.shape != targets.shape:
-            raise InputError(
-                f"{type(self.source).__name__}.score returned shape {values.shape} for "
-                f"{targets.shape[0]} cases; one score per case is needed",
-                code="component.invalid",
-            )
-        if np.isnan(values).any():
-            raise InputError(
-                f"{type(self.source).__name__}.score returned NaN for "
-                f"{int(np.isnan(values).sum())} of {values.size} cases; return infinity where a "
-                "target cannot be covered",
-                code="component.invalid",
-            )
+            message = f"{name}.score returned shape {values.shape} for {len(targets)} cases"
+            raise InputError(message, code="component.invalid")
+        if missing:
+            message = f"{name}.score returned NaN for {missing} of {len(targets)} cases"
+            raise InputError(f"{message}; return infinity", code="component.invalid")
         return values
 
     def interval(self, quantile: ArrayLike) -> Interval:
@@ -240,7 +222,6 @@ def intervals_at(family: IntervalFamily, quantiles: FloatArray) -> Interval:
 
 
 def stack_intervals(intervals: Sequence[Interval], axis: int) -> Interval:
-    """Stack intervals along a new axis."""
     lower, upper = [i.lower for i in intervals], [i.upper for i in intervals]
     return Interval(np.stack(lower, axis), np.stack(upper, axis))
 
@@ -270,14 +251,12 @@ class NestedIntervalScore(ABC):
 
 
 def interval_family(score: Score, outputs: FloatArray, ends: int = 1) -> IntervalFamily:
-    """Return the nested intervals of any score."""
     x = rounds_for_score(score, outputs)
     family = score.family(x) if isinstance(score, NestedScore) else _CallableFamily(score, x)
     return family if ends == 1 else each_end(family)
 
 
 def rounds_for_score(score: Score, outputs: FloatArray) -> FloatArray:
-    """Return the rounds a score reads."""
     return outputs if outputs.ndim == 2 or uses_earlier_rounds(score) else outputs[-1]
 
 
@@ -293,7 +272,6 @@ BLOCK = 16_384
 
 
 def use_numba(work: int) -> bool:
-    """Return True if numba is worth using."""
     return work >= WORTH_COMPILING and importlib.util.find_spec("numba") is not None
 
 
@@ -327,46 +305,30 @@ def sample_quantiles(outputs: FloatArray, levels: Sequence[float]) -> tuple[Floa
     low = max((b for b, a in zip(from_below, from_above, strict=True) if b <= a), default=0)
     high = max((a for b, a in zip(from_below, from_above, strict=True) if b > a), default=0)
     # Keeping the few smallest and largest in order beats sorting only while they are few.
-    if p > 2 and max(low, high) <= 16 and use_numba(outputs.size):
-        return _quantiles_from_extremes(outputs, positions, min(low, p), min(high, p))
+    is_compiled = p > 2 and max(low, high) <= 16 and use_numba(outputs.size)
+    low, high = min(low, p), min(high, p)
     results = tuple(np.empty(cases) for _ in levels)
     for start in range(0, cases, BLOCK):
         block = slice(start, start + BLOCK)
+        some = outputs[block]
         # Sorting whole rows is vectorised in NumPy and beats its own quantile function.
-        ordered = np.sort(outputs[block], axis=1).astype(float)
+        ordered = _extremes(some, low, high) if is_compiled else np.sort(some, axis=1).astype(float)
         for result, position in zip(results, positions, strict=True):
             index = math.floor(position)
-            below, above = ordered[:, index], ordered[:, min(index + 1, p - 1)]
-            result[block] = _between(below, above, position - index)
+            # Counted from the end, unless among the smallest: the middle may be left out.
+            at = index if index + 2 <= low else index - p
+            below, above = ordered[:, at], ordered[:, min(at + 1, -1) if at < 0 else at + 1]
+            step, share = above - below, position - index
+            # NumPy's own two formulas, so that both agree to the last bit.
+            result[block] = below + step * share if share < 0.5 else above - step * (1 - share)
     return results
 
 
-def _quantiles_from_extremes(
-    outputs: FloatArray, positions: list[float], low: int, high: int
-) -> tuple[FloatArray, ...]:
+def _extremes(outputs: FloatArray, low: int, high: int) -> FloatArray:
+    """Return the smallest and the largest samples of each case in rising order."""
     from taskuq.conformal import _kernels as kernels
 
-    cases, p = outputs.shape
-    results = tuple(np.empty(cases) for _ in positions)
-    for start in range(0, cases, BLOCK):
-        block = slice(start, start + BLOCK)
-        some = outputs[block]
-        smallest = np.empty((len(some), low))
-        largest = np.empty((len(some), high))
-        keep = kernels.two_extremes if low == high == 2 else kernels.extremes
-        keep(some, smallest, largest)
-        for result, position in zip(results, positions, strict=True):
-            index = math.floor(position)
-            if index + 2 <= low:
-                below, above = smallest[:, index], smallest[:, index + 1]
-            else:
-                below = largest[:, p - 1 - index]
-                above = largest[:, max(p - 2 - index, 0)]
-            result[block] = _between(below, above, position - index)
-    return results
-
-
-def _between(below: FloatArray, above: FloatArray, share: float) -> FloatArray:
-    """Interpolate with NumPy's own two formulas, so that it and we agree to the last bit."""
-    step = above - below
-    return np.asarray(below + step * share if share < 0.5 else above - step * (1 - share))
+    smallest, largest = np.empty((len(outputs), low)), np.empty((len(outputs), high))
+    keep = kernels.two_extremes if low == high == 2 else kernels.extremes
+    keep(outputs, smallest, largest)
+    return np.concatenate([smallest, largest[:, ::-1]], axis=1)

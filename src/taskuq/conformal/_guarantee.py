@@ -17,7 +17,14 @@ from taskuq.conformal._quantiles import (
     guaranteed_rank,
     smallest_certified,
 )
-from taskuq.conformal._units import Unit, UnitName, group_index, make_unit, quantile_of_mean_loss
+from taskuq.conformal._units import (
+    Level,
+    Unit,
+    UnitName,
+    group_index,
+    make_unit,
+    quantile_of_mean_loss,
+)
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
 
@@ -43,17 +50,14 @@ class Guarantee:
         unit: Exchangeable unit, 'case' or 'group'.
         n_cases: Number of calibration cases.
         cases: Cases of a new group that are covered: 'random', 'all' or a fraction.
-        delta: Fraction of calibration sets for which the guarantee may fail; None for a
-            guarantee on average over calibration sets.
+        delta: Fraction of calibration sets for which the guarantee may fail.
         n_groups: Number of calibration groups, where groups are the unit.
         condition: 'each stratum' or 'each class' for conditional guarantees.
         weighted: True if calibration scores are weighted for a known shift of the inputs.
         tasks: Number of tasks that are covered jointly.
         quantiles_per_interval: 2 where each end has its own quantile at half the error rate.
-        condition_on: For strata or classes with groups, the random draw: a 'case' of a new group,
-            which falls in a stratum, or a 'group' that has cases of the stratum.
-        delta_scope: For strata or classes, 'each' if delta holds for each of them, 'all' for all at
-            once.
+        condition_on: Random draw within strata of groups, as in :func:`taskuq.calibrate`.
+        delta_scope: 'each' if delta holds for each stratum or class, 'all' for all at once.
         strata: Number of calibrated strata or classes.
         caveat: Reason why some or all intervals are not finite.
         given: 'early' for a guarantee conditional on stopping early.
@@ -86,28 +90,18 @@ class Guarantee:
         object.__setattr__(self, "alpha", float(exact_alpha(self.alpha)))
         if self.delta is not None:
             object.__setattr__(self, "delta", float(exact_alpha(self.delta, "delta")))
-        unit = self._unit
         if self.condition not in (None, "each stratum", "each class"):
-            raise InputError(
-                f"condition must be 'each stratum' or 'each class', got {self.condition!r}",
-                code="choice.unknown",
-            )
+            message = f"condition must be 'each stratum' or 'each class', got {self.condition!r}"
+            raise InputError(message, code="choice.unknown")
         if self.given and self.delta is None:
-            raise InputError(
-                "given='early' needs delta, the probability over calibration sets that the "
-                "guarantee fails; pass e.g. delta=0.1 (--delta 0.1)",
-                code="option.missing",
-            )
-        if self.given and unit.fraction is not None:
-            raise InputError(
-                f"given='early' covers a random case, got cases={self.cases!r}; remove cases=",
-                code="option.conflict",
-            )
+            message = "given='early' needs delta; pass e.g. delta=0.1 (--delta 0.1)"
+            raise InputError(message, code="option.missing")
+        if self.given and self._unit.fraction is not None:
+            message = f"given='early' covers a random case, got cases={self.cases!r}; remove cases="
+            raise InputError(message, code="option.conflict")
         if self.quantiles_per_interval not in (1, 2):
-            raise InputError(
-                f"quantiles_per_interval must be 1 or 2, got {self.quantiles_per_interval}",
-                code="value.invalid",
-            )
+            message = f"quantiles_per_interval must be 1 or 2, got {self.quantiles_per_interval}"
+            raise InputError(message, code="value.invalid")
 
     @cached_property
     def _unit(self) -> Unit:
@@ -154,9 +148,12 @@ class Guarantee:
         target = target if self.tasks == 1 else f"all {self.tasks} targets"
         subject = "the interval contains" if is_one else "the intervals contain"
         assumed = "exchangeable with" if self.delta is None else "independent of and alike to"
-        statement = f"{subject} {target} of {self._covered} with {likely}{self._condition_text}"
+        covered = unit.covered
+        if self.condition_on == "group":
+            covered = f"{unit.part} of any one {self._strata_text} in a new group that has some"
+        statement = f"{subject} {target} of {covered} with {likely}{self._condition_text}"
         if self.delta is not None:
-            statement += f", {self._delta_text}"
+            statement += f", {self._delta_text(self.delta)}"
         if self.weighted:
             statement += ", under the shift that the weights describe"
             assumed = "drawn independently of"
@@ -167,19 +164,12 @@ class Guarantee:
         )
 
     def __str__(self) -> str:
-        """Return the statement and its caveat."""
         return self.statement + (f" But {self.caveat}." if self.caveat else "")
 
     @property
     def _strata_text(self) -> str:
         """Only calibrated classes are covered, but any stratum."""
         return f"of the {self.strata} calibrated classes" if self.kind == "class" else "stratum"
-
-    @property
-    def _covered(self) -> str:
-        if self.condition_on == "group":
-            return f"{self._unit.part} of any one {self._strata_text} in a new group that has some"
-        return self._unit.covered
 
     @property
     def _condition_text(self) -> str:
@@ -189,21 +179,17 @@ class Guarantee:
             return ""
         if self.condition_on is None:
             return f" within each {self._strata_text}"
-        return f" given the {self.kind} it falls in" + (
-            f", one of the {self.strata} calibrated" if self.kind == "class" else ""
-        )
+        known = f", one of the {self.strata} calibrated" if self.kind == "class" else ""
+        return f" given the {self.kind} it falls in{known}"
 
-    @property
-    def _delta_text(self) -> str:
-        assert self.delta is not None
-        sets = f"for all but {float(exact_alpha(self.delta, 'delta')):.4g} of calibration sets"
+    def _delta_text(self, delta: float) -> str:
+        sets = f"for all but {float(exact_alpha(delta, 'delta')):.4g} of calibration sets"
         if self.delta_scope is None:
             return sets
+        if self.delta_scope == "each":
+            return f"for {self.condition} by itself {sets}"
         plural = "classes" if self.kind == "class" else "strata"
-        which = f"{self.condition} by itself" if self.delta_scope == "each" else (
-            f"all {self.strata} {plural} at once"
-        )  # fmt: skip
-        return f"for {which} {sets}"
+        return f"for all {self.strata} {plural} at once {sets}"
 
     @property
     def _levels_text(self) -> str:
@@ -260,25 +246,18 @@ def parse_condition_on(
 ) -> ConditionOn | None:
     """Return the random draw of a guarantee within strata of groups, None for any other."""
     if condition_on not in (None, "case", "group"):
-        raise InputError(
-            f"condition_on must be 'case' or 'group', got {condition_on!r}", code="choice.unknown"
-        )
+        message = f"condition_on must be 'case' or 'group', got {condition_on!r}"
+        raise InputError(message, code="choice.unknown")
     if condition is None or not unit.is_group:
         if condition_on is not None:
-            raise InputError(
-                f"condition_on={condition_on!r} needs groups, and strata or labels; pass them or "
-                "remove condition_on=",
-                code="option.unused",
-            )
+            message = f"condition_on={condition_on!r} needs groups, and strata or labels"
+            raise InputError(message, code="option.unused")
         return None
     if unit.fraction is None:
         return "group" if condition_on == "group" else "case"
     if condition_on == "case":
-        raise InputError(
-            f"condition_on='case' covers one random case, but cases={unit.cases!r} several of a "
-            "group; use condition_on='group' or cases='random'",
-            code="option.conflict",
-        )
+        message = f"condition_on='case' needs cases='random', got {unit.cases!r}"
+        raise InputError(message, code="option.conflict")
     return "group"
 
 
@@ -287,15 +266,12 @@ def parse_delta_scope(
 ) -> DeltaScope | None:
     """Return what a failure within delta is about, None without delta or strata."""
     if scope not in (None, "each", "all"):
-        raise InputError(
-            f"delta_scope must be 'each' or 'all', got {scope!r}", code="choice.unknown"
-        )
+        message = f"delta_scope must be 'each' or 'all', got {scope!r}"
+        raise InputError(message, code="choice.unknown")
     if condition is None or delta is None:
         if scope is not None:
-            raise InputError(
-                f"delta_scope={scope!r} needs delta and strata; pass them or remove delta_scope=",
-                code="option.unused",
-            )
+            message = f"delta_scope={scope!r} needs delta and strata; pass them or remove it"
+            raise InputError(message, code="option.unused")
         return None
     return "all" if scope == "all" or condition == "class" else "each"
 
@@ -320,7 +296,6 @@ class _Stratum:
 
     @property
     def is_large_enough(self) -> bool:
-        """Return True if the quantile would be finite if no score were infinite."""
         return math.isfinite(replace(self, scores=np.zeros(len(self.scores))).quantile())
 
     @property
@@ -350,37 +325,26 @@ def quantiles_within(
     if guarantee.delta_scope == "all" and guarantee.kind == "stratum" and delta is not None:
         delta /= len(names)
     index, sizes = group_index(np.arange(len(scores)) if group is None else group)
-    by_name = {
-        str(name): _Stratum(
-            guarantee,
-            (alpha, delta),
-            scores[inside],
-            None if group is None else group[inside],
-            index[inside],
-            sizes,
+    by_name = {}
+    for name in names:
+        inside = strata == name
+        of_stratum = None if group is None else group[inside]
+        by_name[str(name)] = _Stratum(
+            guarantee, (alpha, delta), scores[inside], of_stratum, index[inside], sizes
         )
-        for name in names
-        for inside in [strata == name]
-    }
     quantiles = {name: part.quantile() for name, part in by_name.items()}
     lacking = {name: by_name[name] for name, q in quantiles.items() if q == math.inf}
     return replace(guarantee, caveat=_caveat(lacking)), quantiles
 
 
 def _effective_groups(index: np.ndarray, sizes: np.ndarray) -> Fraction:
-    """Return the effective number of groups in a stratum."""
     size_of_case, count = np.unique(sizes[index], return_counts=True)
-    return sum(
-        (Fraction(int(c), int(n)) for n, c in zip(size_of_case, count, strict=True)), Fraction(0)
-    )
+    pairs = zip(count.tolist(), size_of_case.tolist(), strict=True)
+    return sum((Fraction(*pair) for pair in pairs), Fraction(0))
 
 
 def _quantile_given_stratum(
-    scores: FloatArray,
-    index: np.ndarray,
-    sizes: np.ndarray,
-    alpha: float | Fraction,
-    delta: float | Fraction | None = None,
+    scores: FloatArray, index: np.ndarray, sizes: np.ndarray, alpha: Level, delta: Level | None
 ) -> float:
     """Return the score that a random case exceeds with probability alpha given its stratum."""
     effective, level = _effective_groups(index, sizes), exact_alpha(alpha)
@@ -406,14 +370,11 @@ def _caveat(lacking: Mapping[str, _Stratum]) -> str | None:
     if few:
         needed = next(iter(few.values())).needed
         counts = _listing([f"{part.count} in {name}" for name, part in few.items()])
-        reasons.append(
-            f"{guarantee._levels_text} needs {needed} in {guarantee.condition}, got {counts}"
-        )
-    reasons += [
-        guarantee._infinite_scores(part.scores, f" in {guarantee.kind} {name}")
-        for name, part in lacking.items()
-        if name not in few
-    ]
+        levels = guarantee._levels_text
+        reasons.append(f"{levels} needs {needed} in {guarantee.condition}, got {counts}")
+    for name in [name for name in lacking if name not in few]:
+        scores = lacking[name].scores
+        reasons.append(guarantee._infinite_scores(scores, f" in {guarantee.kind} {name}"))
     # The largest quantile serves all classes, so what one of them lacks all of them lack.
     where = "" if guarantee.kind == "class" else f" in {_listing(lacking)}"
     return f"{_listing(reasons, '; ')}: {WHOLE_RANGE}{where}"

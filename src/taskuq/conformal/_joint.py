@@ -22,13 +22,7 @@ from taskuq._arrays import (
 )
 from taskuq._io import number_from_json, number_to_json
 from taskuq.conformal._bound import BaseBound, read_bound
-from taskuq.conformal._calibrate import (
-    RoundArrays,
-    as_joint_round,
-    is_self_tuned,
-    tuned_score,
-    tuning_units,
-)
+from taskuq.conformal._calibrate import as_round, is_self_tuned, tuned_score, tuning_units
 from taskuq.conformal._family import (
     BracketedFamily,
     Side,
@@ -49,17 +43,15 @@ Method: TypeAlias = Literal["max", "scale", "minimax", "rank"]
 
 @dataclass(frozen=True)
 class _MonotoneScale:
-    """A strictly increasing, piecewise linear map that goes on beyond its knots."""
+    """Strictly increasing, piecewise linear map, extrapolated beyond its knots."""
 
     knots: tuple[float, ...]
     values: tuple[float, ...]
 
     def __call__(self, scores: FloatArray) -> FloatArray:
-        """Map scores to the common scale."""
         return _interpolate(scores, np.array(self.knots), np.array(self.values))
 
     def inverse(self, value: float) -> float:
-        """Map a value of the common scale back to a score."""
         if self.knots == self.values or not math.isfinite(value):
             return value
         images, knots = np.array(self.values), np.array(self.knots)
@@ -81,21 +73,15 @@ def _interpolate(at: FloatArray, x: FloatArray, y: FloatArray) -> FloatArray:
 def _make_scales(
     method: Method, tuning: FloatArray, tasks: int, alpha: float
 ) -> list[_MonotoneScale]:
-    """Return what brings the scores of each task to one scale."""
-    if method == "max":
-        return [_MonotoneScale((0.0, 1.0), (0.0, 1.0))] * tasks
-    scales = []
-    for k in range(tasks):
+    scales = [_MonotoneScale((0.0, 1.0), (0.0, 1.0))] * tasks
+    for k in range(tasks) if method != "max" else ():
         finite = np.unique(tuning[:, k][np.isfinite(tuning[:, k])])
         if method == "scale":
             high = float(np.quantile(finite, 1 - alpha / 2)) if finite.size else 1.0
-            scales.append(_MonotoneScale((0.0, high if high > 0 else 1.0), (0.0, 1.0)))
-            continue
-        if finite.size < 2:
-            scales.append(_MonotoneScale((0.0, 1.0), (0.0, 1.0)))
-            continue
-        share = np.searchsorted(np.sort(tuning[:, k]), finite, "right") / (len(tuning) + 1)
-        scales.append(_MonotoneScale(tuple(map(float, finite)), tuple(map(float, share))))
+            scales[k] = _MonotoneScale((0.0, high if high > 0 else 1.0), (0.0, 1.0))
+        elif finite.size >= 2:
+            share = np.searchsorted(np.sort(tuning[:, k]), finite, "right") / (len(tuning) + 1)
+            scales[k] = _MonotoneScale(tuple(map(float, finite)), tuple(map(float, share)))
     return scales
 
 
@@ -112,13 +98,13 @@ class JointBound(BaseBound):
     Args:
         scores: One score per task.
         quantiles: One quantile per task.
-        guarantee: What is promised for all tasks together.
+        guarantee: Guarantee for all tasks together.
         method: How the tasks were put on one scale.
-        samples: The number of posterior samples per case.
-        task_ranges: The range that intervals of each task are clipped to, if any.
-        provenance: What else is known of the calibration.
+        samples: Number of posterior samples per case.
+        task_ranges: Range that intervals of each task are clipped to.
+        provenance: Further facts about the calibration.
         task_names: One per task.
-        acceleration: The acceleration the outputs were recovered at, if known.
+        acceleration: Acceleration of the outputs, if given.
     """
 
     scores: tuple[Score, ...]
@@ -133,7 +119,6 @@ class JointBound(BaseBound):
 
     @property
     def _parts(self) -> tuple[tuple[Score, float], ...]:
-        """The score of each task with its quantile."""
         return tuple(zip(self.scores, self.quantiles, strict=True))
 
     @property
@@ -146,11 +131,8 @@ class JointBound(BaseBound):
         x = as_real_array(outputs, "outputs", ndim=(3,))
         expected = (self.samples, len(self.scores))
         if x.shape[1:] != expected:
-            raise InputError(
-                f"this bound was calibrated with (sample, task) = {expected}, got {x.shape[1:]}; "
-                "outputs are (case, sample, task)",
-                code="samples.mismatch",
-            )
+            message = f"outputs need (sample, task) = {expected} per case, got {x.shape[1:]}"
+            raise InputError(message, code="samples.mismatch")
         each = [
             clipped(interval_family(score, x[:, :, k]).interval(q), self.task_ranges[k])
             for k, (score, q) in enumerate(self._parts)
@@ -163,7 +145,7 @@ class JointBound(BaseBound):
         return f"Quantiles: {quantiles}. {self.guarantee}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as values that JSON can hold."""
+        """Return all fields as values that JSON can hold."""
         return {
             "schema": SCHEMA,
             "scores": [score_to_dict(score) for score in self.scores],
@@ -180,7 +162,7 @@ class JointBound(BaseBound):
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any], score: Score | None = None) -> JointBound:
-        """Read back what :meth:`to_dict` wrote."""
+        """Read back the result of :meth:`to_dict`."""
         names, count = record["task_names"], len(record["scores"])
         if not isinstance(names, list) or [type(name) for name in names] != [str] * count:
             raise ValueError("there has to be a name for each task")
@@ -198,12 +180,7 @@ class JointBound(BaseBound):
 
 
 def load_joint_bound(path: str | os.PathLike[str], *, score: Score | None = None) -> JointBound:
-    """Read a bound that :meth:`JointBound.save` wrote.
-
-    Args:
-        path: The JSON file.
-        score: An object of your own score class, where the bound was made with one.
-    """
+    """Read a bound written by :meth:`JointBound.save`; arguments as in :func:`load_bound`."""
     return read_bound(path, {SCHEMA: JointBound.from_dict}, score)
 
 
@@ -241,23 +218,20 @@ def calibrate_joint(
         multi-target follow-up, for ``minimax``; Timans et al., ECCV 2024, for ranks.
 
     Args:
-        outputs: Task outputs (case, sample, task); or a table, which brings the targets, groups,
-            ranges and names.
-        targets: Targets (case, task); left out with a table.
-        alpha: The error rate for all tasks together.
-        score: A score's name or object, used for every task.
+        outputs: Task outputs (case, sample, task); or a table, which has the rest.
+        targets: Targets (case, task); omit with a table.
+        alpha: Error rate for all tasks together.
+        score: Name or object of a score, used for every task.
         method: How the tasks are put on one scale.
-        group: The group of each case.
+        group: Group of each case.
         unit: 'case' or 'group'; the group if groups are given.
-        cases: With groups: whom the promise is about, as in :func:`taskuq.calibrate`.
-        delta: For a promise given the calibration set.
+        cases: With groups, the cases of a new group to cover, as in :func:`taskuq.calibrate`.
+        delta: For a guarantee given the calibration set, as in :func:`taskuq.calibrate`.
         side: 'two', 'upper' or 'lower', for all tasks or for each, in order or by name.
-        task_range: The range of all tasks, or of each, in order or by name.
-        task_names: What the tasks are called; of a table: which of its tasks are meant.
-        acceleration: Of a table with several rounds: which one, by acceleration or name. Remembered
-            with the bound.
-        seed: Integer or Generator to choose the tuning units at random; without it they are taken
-            at even steps.
+        task_range: Range of all tasks, or of each, in order or by name.
+        task_names: Names of the tasks; of a table, the tasks to use.
+        acceleration: Round of a table, by acceleration or name; stored with the bound.
+        seed: Integer or Generator to choose the tuning units at random, not at even steps.
 
     Example:
         >>> truth = rng.random((400, 2))
@@ -267,12 +241,20 @@ def calibrate_joint(
         (3, 2)
     """
     if method not in get_args(Method):
-        raise InputError(
-            f"method must be max, scale, minimax or rank, got {method!r}", code="choice.unknown"
-        )
-    arrays = as_joint_round(outputs, targets, acceleration, task_names, group, task_range, unit)
-    x, z = _check(arrays)
-    n, tasks = z.shape
+        message = f"method must be max, scale, minimax or rank, got {method!r}"
+        raise InputError(message, code="choice.unknown")
+    arrays = as_round(
+        outputs, targets, acceleration, task_names, group, task_range, unit, joint=True
+    )
+    x = as_real_array(arrays.outputs, "outputs", ndim=(3,))
+    z = as_real_array(arrays.targets, "targets", ndim=(2,)).astype(float)
+    n, p, tasks = x.shape
+    if z.shape != (n, tasks):
+        message = f"outputs {x.shape} need targets {(n, tasks)}, got {z.shape}"
+        raise InputError(message, code="shape.mismatch")
+    if n < 2 or tasks < 1 or p < 1:
+        message = f"at least 2 cases, 1 sample and 1 task are needed, got {x.shape}"
+        raise InputError(message, code="units.few")
     names = arrays.task_names or tuple(f"task{k}" for k in range(tasks))
     ranges = as_ranges(arrays.task_range, names)
     sides: tuple[Side, ...] = per_task(side, names, "side", lambda one: one or "two")
@@ -280,12 +262,8 @@ def calibrate_joint(
     groups = None if arrays.group is None else as_ids(arrays.group, "group", n)
     by_unit = as_unit(unit, cases, has_groups=groups is not None)
     if method == "rank" and (by_unit.is_group or delta is not None):
-        raise InputError(
-            "method='rank' has a guarantee for a new case only; use another method, or remove "
-            "delta= and groups",
-            code="option.conflict",
-        )
-
+        message = "method='rank' covers a new case only; remove delta= and groups"
+        raise InputError(message, code="option.conflict")
     chosen = [resolve_score(score, alpha, one) for one in sides]
     index = by_unit.index(n, groups)
     # Self-tuned calibration scores are upper bounds: enough for their maximum, not for ranks.
@@ -313,26 +291,9 @@ def calibrate_joint(
     )
     tuning = _scores(scores, x[aside], z[aside])
     guarantee, quantiles = _quantiles(method, values, tuning, guarantee, by)
-    provenance = {"tuning_cases": int(aside.sum())}
-    return JointBound(
-        scores, quantiles, guarantee, method, int(x.shape[1]), ranges, provenance, names,
-        arrays.acceleration,
-    )  # fmt: skip
-
-
-def _check(arrays: RoundArrays) -> tuple[FloatArray, FloatArray]:
-    x = as_real_array(arrays.outputs, "outputs", ndim=(3,))
-    z = as_real_array(arrays.targets, "targets", ndim=(2,)).astype(float)
-    n, tasks = int(x.shape[0]), int(x.shape[2])
-    if z.shape != (n, tasks):
-        raise InputError(
-            f"outputs {x.shape} need targets {(n, tasks)}, got {z.shape}", code="shape.mismatch"
-        )
-    if n < 2 or tasks < 1 or x.shape[1] < 1:
-        raise InputError(
-            f"at least 2 cases, 1 sample and 1 task are needed, got {x.shape}", code="units.few"
-        )
-    return x, z
+    facts = {"tuning_cases": int(aside.sum())}
+    R = arrays.acceleration
+    return JointBound(scores, quantiles, guarantee, method, p, ranges, facts, names, R)
 
 
 def _self_tuned_scores(
@@ -362,20 +323,14 @@ def _quantiles(
     guarantee: Guarantee,
     group: np.ndarray | None,
 ) -> tuple[Guarantee, tuple[float, ...]]:
-    if method == "rank":
-        quantiles = _max_rank_quantiles(values, guarantee.alpha)
-        return replace(guarantee, caveat=_rank_caveat(values, quantiles, guarantee)), quantiles
-    scales = _make_scales(method, tuning, guarantee.tasks, guarantee.alpha)
-    common = np.stack([scale(values[:, k]) for k, scale in enumerate(scales)], axis=1)
-    guarantee, level = guarantee.calibrated(common.max(axis=1), group)
-    return guarantee, tuple(scale.inverse(level) for scale in scales)
-
-
-def _rank_caveat(
-    values: FloatArray, quantiles: tuple[float, ...], guarantee: Guarantee
-) -> str | None:
+    if method != "rank":
+        scales = _make_scales(method, tuning, guarantee.tasks, guarantee.alpha)
+        common = np.stack([scale(values[:, k]) for k, scale in enumerate(scales)], axis=1)
+        guarantee, level = guarantee.calibrated(common.max(axis=1), group)
+        return guarantee, tuple(scale.inverse(level) for scale in scales)
+    quantiles = _max_rank_quantiles(values, guarantee.alpha)
     if max(quantiles) < math.inf:
-        return None
+        return guarantee, quantiles
     if len(values) < guarantee._unit.needed(guarantee.alpha, None):
         reason = guarantee._too_few_units()
     elif np.isposinf(values).any():
@@ -383,27 +338,24 @@ def _rank_caveat(
     else:
         levels = guarantee._levels_text
         reason = f"ranks of {len(values)} cases at {levels} lead beyond the largest score"
-    return f"{reason}: {WHOLE_RANGE}"
+    return replace(guarantee, caveat=f"{reason}: {WHOLE_RANGE}"), quantiles
 
 
 def _max_rank_quantiles(scores: FloatArray, alpha: float) -> tuple[float, ...]:
     """Return one quantile per task from ranks alone, such that all tasks are covered together."""
     n = len(scores)
     ordered = np.sort(scores, axis=0)
-    ranks = np.stack(
-        [np.searchsorted(ordered[:, k], scores[:, k], "right") for k in range(scores.shape[1])]
-    )
+    columns = range(scores.shape[1])
+    ranks = np.stack([np.searchsorted(ordered[:, k], scores[:, k], "right") for k in columns])
     rank = coverage_rank(n, alpha)
     if rank > n:
-        return tuple(math.inf for _ in range(scores.shape[1]))
+        return (math.inf,) * len(columns)
     r = int(order_statistic(ranks.max(axis=0), rank))
-    return tuple(order_statistic(ordered[:, k], r + 1) for k in range(scores.shape[1]))
+    return tuple(order_statistic(ordered[:, k], r + 1) for k in columns)
 
 
 def _scores(scores: Sequence[Score], outputs: FloatArray, targets: FloatArray) -> FloatArray:
     if len(outputs) == 0:
         return np.empty((0, len(scores)))
-    return np.stack(
-        [interval_family(s, outputs[:, :, k]).score(targets[:, k]) for k, s in enumerate(scores)],
-        axis=1,
-    )
+    families = [interval_family(s, outputs[:, :, k]) for k, s in enumerate(scores)]
+    return np.stack([f.score(targets[:, k]) for k, f in enumerate(families)], axis=1)

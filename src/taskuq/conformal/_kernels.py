@@ -145,47 +145,21 @@ def _masked_sum(chosen, values):  # type: ignore[no-untyped-def]  # compiled
 
 
 @njit(cache=True, nogil=True)
-def _fill_chosen(fold, unit_of_case, chosen):  # type: ignore[no-untyped-def]  # compiled
-    """Mark the test cases with ones, as floats: converted once, multiplied many times."""
-    if unit_of_case.size > 0:
-        for i in range(chosen.size):
-            chosen[i] = fold[unit_of_case[i]]
-    else:
-        for i in range(chosen.size):
-            chosen[i] = fold[i]
-
-
-@njit(cache=True, nogil=True)
-def _workspace(units, cases):  # type: ignore[no-untyped-def]  # compiled
-    """Room for the random words of a trial, its test fold of units, and that of cases."""
-    return np.empty(-(-units // 8), np.uint64), np.empty(units, np.uint8), np.empty(cases)
-
-
-@njit(cache=True, nogil=True)
 def run_trials(  # type: ignore[no-untyped-def]  # compiled
-    seed,
-    trial_numbers,
-    units,
-    n_test,
-    threshold,
-    unit_of_case,
-    entry_unit,
-    entry_weight,
-    ends_tie,
-    allowed,
-    test_unit,
-    test_weight,
-    covered,
-    features,
-    position,
-    test_above,
-    sums,
+    seed, trial_numbers, sizes, unit_of_case, entries, allowed, tested, features, results
 ):
-    """Numba version of _run_splits."""
-    words, fold, chosen = _workspace(units, features.shape[1])
+    """Numba version of run_splits."""
+    units, n_test, threshold = sizes
+    entry_unit, entry_weight, ends_tie = entries
+    test_unit, test_weight, covered = tested
+    position, test_above, sums = results
+    words, fold = np.empty(-(-units // 8), np.uint64), np.empty(units, np.uint8)
+    # Test cases as floats: converted once, multiplied many times.
+    chosen = np.empty(features.shape[1])
     for t in range(trial_numbers.size):
         fill_test_fold(seed, trial_numbers[t], units, n_test, threshold, words, fold)
-        _fill_chosen(fold, unit_of_case, chosen)
+        for i in range(chosen.size):
+            chosen[i] = fold[unit_of_case[i]] if unit_of_case.size > 0 else fold[i]
         for s in range(entry_unit.shape[0]):
             found = _scan(entry_unit[s], entry_weight[s], ends_tie[s], fold, allowed[s, t])
             position[s, t] = found
@@ -199,11 +173,11 @@ def run_trials(  # type: ignore[no-untyped-def]  # compiled
 
 
 @njit(cache=True, nogil=True)
-def sum_table_rows(  # type: ignore[no-untyped-def]  # compiled
-    seed, trial_numbers, units, n_test, threshold, rows, tables, sums
-):
+def sum_table_rows(seed, trial_numbers, sizes, rows, tables, sums):  # type: ignore[no-untyped-def]  # compiled
     """Add, over the test units of each trial, the row of each table that belongs to the trial."""
-    words, fold, chosen = _workspace(units, units)
+    units, n_test, threshold = sizes
+    words, fold = np.empty(-(-units // 8), np.uint64), np.empty(units, np.uint8)
+    chosen = np.empty(units)
     for t in range(trial_numbers.size):
         fill_test_fold(seed, trial_numbers[t], units, n_test, threshold, words, fold)
         chosen[:] = fold
@@ -250,16 +224,6 @@ def _report(  # type: ignore[no-untyped-def]  # compiled
             off = abs(targets[k, task, i] - (bottom + top) / 2)
         error = max(error, off)
     return width, error
-
-
-@njit(cache=True, nogil=True)
-def _kept(fold, covered, enough):  # type: ignore[no-untyped-def]  # compiled
-    """Count the test units of which enough cases are covered."""
-    total = 0.0
-    for unit in range(fold.size):
-        if fold[unit] and covered[unit] >= enough[unit]:
-            total += 1.0
-    return total
 
 
 @njit(cache=True, nogil=True)
@@ -320,4 +284,8 @@ def replay(  # type: ignore[no-untyped-def]  # compiled
             if worst[g] >= 0:
                 sums[6, t] += worst[g]
                 sums[7, t] += 1.0
-        sums[8, t] = _kept(fold, covered, enough) if enough.size > 0 else sums[1, t]
+        if enough.size == 0:
+            sums[8, t] = sums[1, t]
+        for unit in range(enough.size):
+            if fold[unit] and covered[unit] >= enough[unit]:
+                sums[8, t] += 1.0

@@ -44,15 +44,15 @@ class OnlineBound(BaseBound):
         Gibbs and Candès, Adaptive Conformal Inference Under Distribution Shift, NeurIPS 2021.
 
     Args:
-        score: The score.
+        score: Score that defines the intervals.
         scores: Calibration scores in rising order.
-        alpha: The error rate :math:`\alpha` aimed at.
-        level: The present level :math:`\alpha_t`.
+        alpha: Error rate :math:`\alpha` aimed at.
+        level: Present level :math:`\alpha_t`.
         step_size: Step :math:`\gamma`.
-        audits: How many audits there were.
+        audits: Number of audits.
         miscovered: Number of audits whose interval missed the target.
-        samples: The number of posterior samples per case.
-        task_range: The range intervals are clipped to, if any.
+        samples: Number of posterior samples per case.
+        task_range: Range that intervals are clipped to.
 
     Example:
         >>> truth = rng.random(300)
@@ -77,7 +77,6 @@ class OnlineBound(BaseBound):
 
     @property
     def _parts(self) -> tuple[tuple[Score, float], ...]:
-        """The score with its present quantile."""
         return ((self.score, self.quantile),)
 
     @property
@@ -92,7 +91,7 @@ class OnlineBound(BaseBound):
 
     @property
     def largest_deviation(self) -> float:
-        """How far the miss rate over all audits so far can be from alpha."""
+        """Largest distance of the miss rate over all audits so far from alpha."""
         if self.audits == 0:
             return 1.0
         bound = (max(self.alpha, 1 - self.alpha) + self.step_size) / (self.audits * self.step_size)
@@ -100,7 +99,7 @@ class OnlineBound(BaseBound):
 
     @property
     def statement(self) -> str:
-        """What is promised."""
+        """The guarantee in one sentence."""
         return (
             f"Guaranteed in the long run: over {self.audits} audits the miss rate is within "
             f"{self.largest_deviation:.4g} of {self.alpha:g}, whatever drifts; nothing is promised "
@@ -113,11 +112,8 @@ class OnlineBound(BaseBound):
         single = x.ndim == 1
         x = x[None] if single else x
         if x.shape[1] != self.samples:
-            raise InputError(
-                f"the bound was calibrated with {self.samples} samples per case, got "
-                f"{x.shape[1]}; pass {self.samples} samples or recalibrate",
-                code="samples.mismatch",
-            )
+            message = f"the bound needs {self.samples} samples per case, got {x.shape[1]}"
+            raise InputError(message, code="samples.mismatch")
         interval = interval_family(self.score, x).interval(self.quantile)
         if self.level >= 1:
             # Nothing, whatever the score: only misses bring the level down again.
@@ -126,16 +122,10 @@ class OnlineBound(BaseBound):
         return interval[0] if single else interval
 
     def update(self, outputs: Any, target: float) -> OnlineBound:
-        """Return the bound after an audit of one case that was chosen at random.
-
-        Args:
-            outputs: The outputs of the audited case (sample,).
-            target: Its target, known because it was measured in full.
-        """
-        known = as_real_array(target, "target", ndim=(0,))
-        require_in_range(known[None], self.task_range, "targets")
-        z = float(known)
-        missed = not bool(self(as_real_array(outputs, "outputs", ndim=(1,))).contains(z))
+        """Return the bound after an audit of one random case, its outputs (sample,) and target."""
+        z = as_real_array(target, "target", ndim=(0,))
+        require_in_range(z[None], self.task_range, "targets")
+        missed = not bool(self(as_real_array(outputs, "outputs", ndim=(1,))).contains(float(z)))
         return replace(
             self,
             level=self.level + self.step_size * (self.alpha - missed),
@@ -144,7 +134,7 @@ class OnlineBound(BaseBound):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as values that JSON can hold."""
+        """Return all fields as values that JSON can hold."""
         return {
             "schema": SCHEMA,
             "score": score_to_dict(self.score),
@@ -161,7 +151,7 @@ class OnlineBound(BaseBound):
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any], score: Score | None = None) -> OnlineBound:
-        """Read back what :meth:`to_dict` wrote."""
+        """Read back the result of :meth:`to_dict`."""
         return cls(
             score=score_from_dict(record["score"], score),
             scores=tuple(number_from_json(s) for s in record["scores"]),
@@ -191,19 +181,17 @@ def calibrate_online(
     Args:
         outputs: Task outputs (case, sample).
         targets: Targets (case,).
-        alpha: The error rate aimed at.
+        alpha: Error rate aimed at.
         step_size: Step :math:`\gamma` of each correction.
-        score: A score's name or object.
+        score: Name or object of a score.
         side: 'two', 'upper' or 'lower'.
-        task_range: The range intervals are clipped to.
+        task_range: Range that intervals are clipped to.
         seed: Integer or Generator to choose tuning cases at random.
     """
     exact_alpha(step_size, "step_size")
     x = as_real_array(outputs, "outputs", ndim=(2,))
-    fixed = calibrate(
-        x, targets, alpha=alpha, score=resolve_score(score, alpha, side), task_range=task_range,
-        seed=seed,
-    )  # fmt: skip
+    chosen = resolve_score(score, alpha, side)
+    fixed = calibrate(x, targets, alpha=alpha, score=chosen, task_range=task_range, seed=seed)
     z = as_real_array(targets, "targets", ndim=(1,)).astype(float)
     values = np.sort(interval_family(fixed.score, x).score(z))
     return OnlineBound(
@@ -220,10 +208,5 @@ def calibrate_online(
 
 
 def load_online_bound(path: str | os.PathLike[str], *, score: Score | None = None) -> OnlineBound:
-    """Read a bound that :meth:`OnlineBound.save` wrote, to go on after the last audit.
-
-    Args:
-        path: The JSON file.
-        score: An object of your own score class, where the bound was made with one.
-    """
+    """Read a bound written by :meth:`OnlineBound.save`; arguments as in :func:`load_bound`."""
     return read_bound(path, {SCHEMA: OnlineBound.from_dict}, score)

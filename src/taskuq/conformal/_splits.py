@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from taskuq._arrays import as_ids, as_outputs_and_targets, as_task_range
-from taskuq.conformal._calibrate import needs_tuning, tuned_score, tuning_count, tuning_fraction
+from taskuq.conformal._calibrate import tuned_score, tuning_count, tuning_fraction
 from taskuq.conformal._family import LinearFamily, clipped, interval_family, intervals_at
 from taskuq.conformal._guarantee import Guarantee
 from taskuq.conformal._quantiles import BettingEProcess, exact_alpha, smallest_certified
@@ -30,11 +30,8 @@ def fold_sizes(units: int, calibration_fraction: float = 0.7) -> tuple[int, int]
     r"""Return the sizes of calibration and test set, :math:`\lfloor 0.7 n \rfloor` and the rest."""
     calibration = int(exact_alpha(calibration_fraction, "calibration_fraction") * units)
     if not 1 <= calibration < units:
-        raise InputError(
-            f"{units} units cannot be split into a fraction {calibration_fraction:g} for "
-            "calibration and a test set; collect more",
-            code="units.few",
-        )
+        message = f"{units} units cannot be split at a fraction {calibration_fraction:g}"
+        raise InputError(f"{message}; collect more", code="units.few")
     return calibration, units - calibration
 
 
@@ -46,17 +43,14 @@ def splitmix64(state: int) -> int:
     return z ^ (z >> 31)
 
 
-def _split_state(seed: int, trial: int) -> int:
-    """Return the counter of a split's random stream."""
-    return splitmix64(splitmix64(seed & FULL) + (trial + 1) * GOLDEN)
-
-
 def test_sets(
     seed: int, first_trial: int, trials: int, units: int, n_test: int
 ) -> NDArray[np.uint8]:
     """Return the test units of each split, (split, unit)."""
     words = -(-units // 8)
-    starts = np.array([_split_state(seed, first_trial + t) for t in range(trials)], dtype=np.uint64)
+    # The counter of each split's random stream.
+    first, numbers = splitmix64(seed & FULL), range(first_trial + 1, first_trial + trials + 1)
+    starts = np.array([splitmix64(first + t * GOLDEN) for t in numbers], dtype=np.uint64)
     counter = np.arange(1, words + 1, dtype=np.uint64) * np.uint64(GOLDEN)
     z = starts[:, None] + counter
     z = (z ^ (z >> np.uint64(30))) * np.uint64(MIX_1)
@@ -129,13 +123,16 @@ class EvaluationInputs:
         return self.n_calibration + self.n_test
 
     @property
-    def sizes(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
+        """Fields of an evaluation."""
         return {
             "unit": self.unit.counted,
             "samples": int(self.outputs.shape[-1]),
             "n": self.units,
             "n_calibration": self.n_calibration,
             "n_test": self.n_test,
+            "coverage_unit": self.unit.covered,
+            "mean_unit": self.unit.mean_unit,
         }
 
 
@@ -153,22 +150,16 @@ class Pool:
 
     @property
     def moves_in_lines(self) -> bool:
-        """Return True if the ends of intervals, before they are clipped, are linear in the
-        quantile.
-        """
+        """True if the ends of intervals, before they are clipped, are linear in the quantile."""
         return isinstance(self.family, LinearFamily) and self.family.link.is_identity
 
     @property
     def linear_width(self) -> tuple[FloatArray, FloatArray] | None:
         """Base and slope of widths that are linear in the quantile, or None if they are not."""
-        if (
-            self.task_range is not None
-            or not isinstance(self.family, LinearFamily)
-            or not self.moves_in_lines
-            or self.family.side != "two"
-        ):
-            return None
-        return self.family.high - self.family.low, 2 * self.family.scale
+        family = self.family
+        if self.task_range is None and isinstance(family, LinearFamily) and self.moves_in_lines:
+            return (family.high - family.low, 2 * family.scale) if family.side == "two" else None
+        return None
 
     def interval(self, quantile: ArrayLike) -> Interval:
         return clipped(self.family.interval(quantile), self.task_range)
@@ -184,7 +175,7 @@ class Pool:
 
     @cached_property
     def covered_from(self) -> FloatArray:
-        """The smallest of all scores at which each case is covered, where there is one quantile."""
+        """The smallest score at which each case is covered, if there is one quantile."""
 
         def contains(cases: NDArray[np.int64], at: FloatArray) -> BoolArray:
             interval = clipped(self.family.select(cases).interval(at), self.task_range)
@@ -193,18 +184,14 @@ class Pool:
         return covering_quantile(self.scores, np.sort(self.scores), contains)
 
     def offset(self, interval: Interval) -> FloatArray:
-        """Return how far each target is above the centre of its interval."""
+        """Return the distance of each target above the centre of its interval."""
         return _center_offset(interval, self.targets, self.task_range)
 
     def take(self, order: NDArray[np.int64]) -> Pool:
         """Return the pool with its cases in another order."""
-        return replace(
-            self,
-            index=self.index[order],
-            family=self.family.select(order),
-            targets=self.targets[order],
-            scores=self.scores[..., order],
-        )
+        family, scores = self.family.select(order), self.scores[..., order]
+        index, targets = self.index[order], self.targets[order]
+        return replace(self, index=index, family=family, targets=targets, scores=scores)
 
 
 def check_cases(
@@ -225,13 +212,9 @@ def check_cases(
     groups = None if group is None else as_ids(group, "group", n)
     chosen = as_unit(unit, cases, has_groups=groups is not None)
     unit_of_case = chosen.index(n, groups)
-    n_calibration, n_test = fold_sizes(
-        int(unit_of_case.max()) + 1 if n else 0, calibration_fraction
-    )
+    sizes = fold_sizes(int(unit_of_case.max()) + 1 if n else 0, calibration_fraction)
     labels = None if label is None else as_ids(label, "label", n)
-    return EvaluationInputs(
-        x, z, chosen, unit_of_case, n_calibration, n_test, range_, groups, labels
-    )
+    return EvaluationInputs(x, z, chosen, unit_of_case, *sizes, range_, groups, labels)
 
 
 def make_pools(
@@ -243,39 +226,28 @@ def make_pools(
     ends: int = 1,
 ) -> Iterator[Pool]:
     """Yield the pools of a score."""
-    everyone = np.arange(len(checked.targets))
-    if not needs_tuning(score):
-        yield _pool(checked, score, everyone, 0, ends)
-    elif not tuning_fraction(score):
+    outputs, targets, range_ = checked.outputs, checked.targets, checked.task_range
+    everyone = np.arange(len(targets))
+    if not tuning_fraction(score):
         # The same function of all outputs for every split: cases stay exchangeable, exactly.
-        tuned = tuned_score(score, checked.outputs, checked.targets, checked.task_range, None)
+        tuned = tuned_score(score, outputs, targets, range_, None)
         yield _pool(checked, tuned, everyone, 0, ends)
-    else:
-        level = exact_alpha(alpha) / ends
-        take = tuning_count(checked.n_calibration, tuning_fraction(score), level)
-        if not 1 <= take < checked.n_calibration:
-            raise InputError(
-                f"a score that learns needs several calibration {checked.unit.counted}s, got "
-                f"{checked.n_calibration}; use mlwr or collect more",
-                code="units.few",
-            )
-        for draw in range(tuning_repeats):
-            chosen = _tuning_units(checked.units, take, draw, tuning_repeats, rng)
-            aside = np.isin(checked.unit_of_case, chosen)
-            tuned = tuned_score(
-                score,
-                checked.outputs[..., aside, :],
-                checked.targets[aside],
-                checked.task_range,
-                None if checked.group is None else checked.group[aside],
-            )
-            yield _pool(checked, tuned, everyone[~aside], take, ends)
-
-
-def has_crossing(linear: tuple[FloatArray, FloatArray], least_quantile: float) -> bool:
-    """Return True if some interval is empty at the smallest quantile."""
-    base, slope = linear
-    return not np.isfinite(least_quantile) or bool((base + slope * least_quantile).min() < 0)
+        return
+    units, n = checked.units, checked.n_calibration
+    take = tuning_count(n, tuning_fraction(score), exact_alpha(alpha) / ends)
+    if not 1 <= take < n:
+        message = f"a score that learns needs more calibration {checked.unit.counted}s, got {n}"
+        raise InputError(f"{message}; use mlwr or collect more", code="units.few")
+    for draw in range(tuning_repeats):
+        if rng is not None:
+            chosen = rng.permutation(units)[:take]
+        else:
+            offset = (draw + 0.5) / tuning_repeats
+            chosen = np.floor((np.arange(take) + offset) * units / take).astype(np.int64)
+        aside = np.isin(checked.unit_of_case, chosen)
+        group = None if checked.group is None else checked.group[aside]
+        tuned = tuned_score(score, outputs[..., aside, :], targets[aside], range_, group)
+        yield _pool(checked, tuned, everyone[~aside], take, ends)
 
 
 def center_distance(interval: Interval, targets: FloatArray, task_range: TaskRange) -> FloatArray:
@@ -284,7 +256,6 @@ def center_distance(interval: Interval, targets: FloatArray, task_range: TaskRan
 
 
 def _center_offset(interval: Interval, targets: FloatArray, task_range: TaskRange) -> FloatArray:
-    """Return the signed distance of targets from the centre."""
     if task_range is not None and np.isfinite(task_range).all() and not interval.is_empty.any():
         return np.asarray(targets - (interval.lower + interval.upper) * 0.5)
     # The extremes tell whether any end is infinite, without an array of answers.
@@ -300,21 +271,9 @@ def _center_offset(interval: Interval, targets: FloatArray, task_range: TaskRang
 def _pool(
     checked: EvaluationInputs, score: Score, index: NDArray[np.int64], n_tuning: int, ends: int
 ) -> Pool:
-    family, targets = (
-        interval_family(score, checked.outputs[..., index, :], ends),
-        checked.targets[index],
-    )
-    left = checked.n_calibration - n_tuning
+    family = interval_family(score, checked.outputs[..., index, :], ends)
+    targets, left = checked.targets[index], checked.n_calibration - n_tuning
     return Pool(index, family, targets, family.score(targets), checked.task_range, left, n_tuning)
-
-
-def _tuning_units(
-    units: int, take: int, draw: int, draws: int, rng: np.random.Generator | None
-) -> NDArray[np.int64]:
-    if rng is not None:
-        return rng.permutation(units)[:take]
-    offset = (draw + 0.5) / draws
-    return np.unique(np.floor((np.arange(take) + offset) * units / take).astype(np.int64))
 
 
 # Folds held in memory at a time by the NumPy engine, in bytes.
@@ -342,29 +301,29 @@ class Splits:
         return test_sets(self.seed, int(numbers[0]), len(numbers), self.units, self.n_test)
 
     def fold(self, number: int) -> NDArray[np.uint8]:
-        """Return which units are in the test fold of one trial."""
+        """Return the test units of one trial."""
         if not self.is_compiled:
             return np.asarray(self.folds(np.array([number]))[0])
         from taskuq.conformal import _kernels as kernels
 
         words, fold = np.empty(-(-self.units // 8), np.uint64), np.empty(self.units, np.uint8)
-        threshold = byte_threshold(self.units, self.n_test)
-        kernels.fill_test_fold(
-            np.uint64(self.seed), number, self.units, self.n_test, threshold, words, fold
-        )
+        kernels.fill_test_fold(np.uint64(self.seed), number, *self.kernel_sizes, words, fold)
         return fold
 
     @property
+    def kernel_sizes(self) -> tuple[int, int, int]:
+        return self.units, self.n_test, byte_threshold(self.units, self.n_test)
+
+    @property
     def all_folds(self) -> NDArray[np.uint8]:
-        """Which units are in the test fold of every trial."""
         return self.folds(np.arange(self.trials))
 
     def of_cases(self, folds: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return which cases are in test folds of units."""
+        """Return the test cases of test units."""
         return folds[:, self.unit_of_case] if len(self.unit_of_case) else folds
 
     def of_units(self, values: np.ndarray) -> np.ndarray:
-        """Return numbers of cases (row, case) added up within each unit (row, unit)."""
+        """Add numbers of cases (row, case) within each unit (row, unit)."""
         if not len(self.unit_of_case):
             return values
         order = np.argsort(self.unit_of_case, kind="stable")
@@ -372,7 +331,7 @@ class Splits:
         return np.asarray(np.add.reduceat(values[:, order], starts, axis=1))
 
     def case_folds(self, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return which cases are in the test fold of the given consecutive trials."""
+        """Return the test cases of consecutive trials."""
         return self.of_cases(self.folds(numbers))
 
 
@@ -391,7 +350,7 @@ class RankedScores:
 
     @property
     def ends_tie(self) -> BoolArray:
-        """Return True if each score is the last of its equals."""
+        """True where a score is the last of its equals."""
         return np.append(self.scores[1:] != self.scores[:-1], True)
 
     def quantiles(self, position: NDArray[np.int64]) -> FloatArray:
@@ -406,12 +365,13 @@ def rank_for_guarantee(
     covered_from: FloatArray | None = None,
 ) -> RankedScores:
     """Sort scores for fast quantiles under a guarantee."""
-    each, unit, weight = guarantee._unit_per_quantile.entries(scores, unit_of_case)
+    entries = guarantee._unit_per_quantile.entries
+    each, unit, weight = entries(scores, unit_of_case)
     order = np.argsort(each, kind="stable")
     ordered, last = each[order], order
     starts = ordered
     if covered_from is not None:
-        from_each = guarantee._unit_per_quantile.entries(covered_from, unit_of_case).scores
+        from_each = entries(covered_from, unit_of_case)[0]
         last = np.argsort(from_each, kind="stable")
         starts = from_each[last]
     covered = np.searchsorted(starts, ordered, side="right")
@@ -441,7 +401,9 @@ def run_splits(
     position = np.empty((R, T), dtype=np.int64)
     test_above = np.empty((R, T))
     # Scores share features, and many are constant: each distinct one is added up once.
-    distinct, which = _distinct_rows(features.reshape(-1, splitting.n_cases))
+    rows, seen = features.reshape(-1, splitting.n_cases), dict[bytes, int]()
+    which = [seen.setdefault(row.tobytes(), len(seen)) for row in rows]
+    distinct = np.ascontiguousarray(rows[[which.index(k) for k in range(len(seen))]])
     added = np.empty((len(distinct), T))
 
     def of_all(name: str) -> np.ndarray:
@@ -455,9 +417,8 @@ def run_splits(
         from taskuq.conformal import _kernels as kernels
 
         kernels.run_trials(
-            np.uint64(splitting.seed), np.arange(T), splitting.units, splitting.n_test,
-            byte_threshold(splitting.units, splitting.n_test), splitting.unit_of_case,
-            *entries, allowed, *tested, distinct, position, test_above, added,
+            np.uint64(splitting.seed), np.arange(T), splitting.kernel_sizes, splitting.unit_of_case,
+            entries, allowed, tested, distinct, (position, test_above, added),
         )  # fmt: skip
     else:
         for block in _trial_blocks(splitting):
@@ -479,9 +440,8 @@ def sums_at_quantiles(
     splitting: Splits, quantiles: FloatArray, tables: Callable[[FloatArray], FloatArray]
 ) -> FloatArray:
     """Add numbers that depend on the quantile over the test cases of each trial, (table, trial)."""
-    distinct, row = np.unique(
-        quantiles, axis=0 if quantiles.ndim > 1 else None, return_inverse=True
-    )
+    axis = 0 if quantiles.ndim > 1 else None
+    distinct, row = np.unique(quantiles, axis=axis, return_inverse=True)
     row = row.ravel()
     step = max(1, TABLE_NUMBERS // splitting.n_cases)
     sums: FloatArray | None = None
@@ -491,36 +451,18 @@ def sums_at_quantiles(
         if sums is None:
             sums = np.empty((len(block), splitting.trials))
         numbers = np.nonzero((row >= start) & (row < start + step))[0]
-        sums[:, numbers] = _sum_rows(splitting, numbers, row[numbers] - start, block)
+        if splitting.is_compiled:
+            from taskuq.conformal import _kernels as kernels
+
+            some = np.empty((len(block), len(numbers)))
+            random = np.uint64(splitting.seed), numbers, splitting.kernel_sizes
+            kernels.sum_table_rows(*random, row[numbers] - start, block, some)
+            sums[:, numbers] = some
+            continue
+        for t in numbers:
+            sums[:, t] = block[:, row[t] - start] @ splitting.fold(t).astype(float)
     assert sums is not None
     return sums
-
-
-def _sum_rows(
-    splitting: Splits, numbers: NDArray[np.int64], row: NDArray[np.int64], tables: FloatArray
-) -> FloatArray:
-    """Add tables (table, row, unit) over the test units of some trials, each at its row."""
-    sums = np.empty((len(tables), len(numbers)))
-    if splitting.is_compiled:
-        from taskuq.conformal import _kernels as kernels
-
-        kernels.sum_table_rows(
-            np.uint64(splitting.seed), numbers, splitting.units, splitting.n_test,
-            byte_threshold(splitting.units, splitting.n_test), row, tables, sums,
-        )  # fmt: skip
-        return sums
-    for t, (number, k) in enumerate(zip(numbers, row, strict=True)):
-        fold = splitting.folds(np.array([number]))[0].astype(float)
-        sums[:, t] = tables[:, k] @ fold
-    return sums
-
-
-def _distinct_rows(rows: FloatArray) -> tuple[FloatArray, list[int]]:
-    """Return the different rows, and which of them each row is."""
-    seen: dict[bytes, int] = {}
-    which = [seen.setdefault(row.tobytes(), len(seen)) for row in rows]
-    first = [which.index(k) for k in range(len(seen))]
-    return np.ascontiguousarray(rows[first]), which
 
 
 def _scan(
@@ -546,7 +488,7 @@ def _not_covered(
     weight: FloatArray,
     covered: NDArray[np.int64],
 ) -> FloatArray:
-    """Weigh what of each test fold is not covered at a position; nothing where there is none."""
+    """Weigh the test cases that are not covered at each position; none are at -1."""
     beyond = _from_top(weight * folds[:, unit])[np.arange(len(folds)), covered[position]]
     return np.where(position < 0, 0.0, beyond)
 
@@ -561,7 +503,7 @@ def _from_top(weights: FloatArray) -> FloatArray:
 def _certified(
     splitting: Splits, ranking: RankedScores, bets: BettingEProcess
 ) -> tuple[NDArray[np.int64], FloatArray]:
-    """Find where the quantile is in each trial if bets have to certify the losses of its fold."""
+    """Find the quantile of each trial if bets have to certify the losses of its fold."""
     position, test_above = np.full(splitting.trials, -1), np.zeros(splitting.trials)
     for block in _trial_blocks(splitting):
         folds = splitting.folds(block)

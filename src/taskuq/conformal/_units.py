@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, final
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,13 @@ from taskuq.conformal._quantiles import (
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray
 
+UnitName: TypeAlias = Literal["case", "group"]
+PolicyUnitName: TypeAlias = Literal["case", "group", "whole-group"]
+# An error rate: as it was written, or an exact part of one.
+Level: TypeAlias = float | Fraction
+Delta: TypeAlias = float | Fraction | None
+Groups: TypeAlias = np.ndarray | None
+
 
 def group_index(group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Number the groups 0, 1, ... and count the cases of each."""
@@ -30,10 +37,7 @@ def group_index(group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _hierarchical_quantile(
-    scores: FloatArray,
-    group: np.ndarray,
-    alpha: float | Fraction,
-    delta: float | Fraction | None = None,
+    scores: FloatArray, group: np.ndarray, alpha: Level, delta: Level | None = None
 ) -> float:
     """Return the score that a random case of a new group exceeds with probability at most alpha."""
     index, sizes = group_index(group)
@@ -43,17 +47,11 @@ def _hierarchical_quantile(
     return math.inf if allowed < 0 else quantile_of_mean_loss(scores, index, sizes, allowed)
 
 
-def _allowed_total_loss(
-    groups: int, alpha: float | Fraction, delta: float | Fraction | None
-) -> Fraction:
-    """Return the total loss allowed over groups."""
+def _allowed_total_loss(groups: int, alpha: Level, delta: Level | None) -> Fraction:
     if delta is None:
         return exact_alpha(alpha) * (groups + 1) - 1
-    return (
-        exact_alpha(alpha) * groups
-        if BettingEProcess(alpha, delta).can_certify(groups)
-        else Fraction(-1)
-    )
+    can_certify = BettingEProcess(alpha, delta).can_certify(groups)
+    return exact_alpha(alpha) * groups if can_certify else Fraction(-1)
 
 
 def quantile_of_mean_loss(
@@ -84,27 +82,13 @@ def _worst_scores(scores: FloatArray, group: np.ndarray, share: float | Fraction
     return np.asarray(np.asarray(scores)[ordered[starts + rank - 1]])
 
 
-UnitName: TypeAlias = Literal["case", "group"]
-PolicyUnitName: TypeAlias = Literal["case", "group", "whole-group"]
-# An error rate: as it was written, or an exact part of one.
-Level: TypeAlias = float | Fraction
-
-
-class _ScoreEntries(NamedTuple):
-    """Scores with unit index and weight."""
-
-    scores: FloatArray
-    unit: NDArray[np.int64]
-    weight: FloatArray
-
-
 class Unit(ABC):
     """Exchangeable unit and the cases its guarantee covers."""
 
     is_group: ClassVar[bool]
-    # Which cases of a new group are covered, as the user said it.
+    # Cases of a new group that are covered, as the user gave them.
     cases: float | str
-    # Whether a policy makes one decision for all cases of a group.
+    # True if a policy makes one decision for all cases of a group.
     stops_together: bool
 
     @property
@@ -122,7 +106,7 @@ class Unit(ABC):
     @property
     @abstractmethod
     def part(self) -> str:
-        """Which cases are covered, in a sentence."""
+        """Covered cases, in words."""
 
     @property
     def covered(self) -> str:
@@ -140,58 +124,57 @@ class Unit(ABC):
         """Fraction of a group's cases that is covered at once; None if one case is."""
 
     def source(self, n_cases: int, n_groups: int | None) -> str:
-        """Return what a promise rests on, in a sentence."""
+        """Return the calibration units, in words."""
         if self.is_group:
             return f"the {n_groups} calibration groups ({n_cases} cases)"
         return f"the {n_cases} calibration cases"
 
     def groups(self, group: np.ndarray | None) -> np.ndarray | None:
-        """Return what cases are counted, split and set aside by: their groups, or None."""
+        """Return the groups that cases are split by, or None."""
         return group if self.is_group else None
 
     def index(self, cases: int, group: np.ndarray | None) -> NDArray[np.int64]:
-        """Number the unit of each of so many cases."""
         return unit_index(cases, self.groups(group))
 
     def weights(self, index: NDArray[np.int64]) -> FloatArray:
-        """Return what each case weighs in a mean over units: every group counts the same."""
+        """Return the weight of each case in a mean over units: every group counts the same."""
         return 1 / np.bincount(index)[index] if self.is_group else np.ones(len(index))
 
-    def entries(self, scores: FloatArray, index: NDArray[np.int64]) -> _ScoreEntries:
-        """Return the scores among which the quantile is sought: of cases, or one of each group."""
+    def entries(
+        self, scores: FloatArray, index: NDArray[np.int64]
+    ) -> tuple[FloatArray, NDArray[np.int64], FloatArray]:
+        """Return the scores that are ranked, of cases or one of each group, units and weights."""
         if self.fraction is None:
-            return _ScoreEntries(scores, index, self.weights(index))
+            return scores, index, self.weights(index)
         worst = _worst_scores(scores, index, self.fraction)
-        return _ScoreEntries(worst, np.arange(len(worst)), np.ones(len(worst)))
+        return worst, np.arange(len(worst)), np.ones(len(worst))
 
     def loss(self, missed: NDArray[np.int64], cases: NDArray[np.int64]) -> FloatArray:
-        """Return the loss of units with so many of their cases missed, from 0 to 1."""
+        """Return the loss of units by their missed cases, from 0 to 1."""
         if self.fraction is None:
             return np.asarray(missed / cases)
         return np.asarray(cases - missed < self.enough(cases), dtype=float)
 
     def enough(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how many covered cases keep the promise to groups; none where it is one case."""
+        """Return the number of cases to cover in groups; none if one case is."""
         if self.fraction is None:
             return np.empty(0, dtype=np.int64)
         return np.asarray(-(-self.fraction.numerator * sizes // self.fraction.denominator))
 
     @abstractmethod
     def allowed(self, units: int, alpha: Level, delta: Level | None) -> float:
-        """Return the weight that may lie above the quantile of so many calibration units."""
+        """Return the weight of scores that may lie above the quantile."""
 
     def bets(self, alpha: Level, delta: Level | None) -> BettingEProcess | None:
-        """Return what has to certify the losses besides, where no fixed weight allows them."""
+        """Return the e-process that certifies losses, if no fixed weight allows them."""
         return None
 
     @abstractmethod
-    def quantile(
-        self, scores: FloatArray, group: np.ndarray | None, alpha: Level, delta: Level | None
-    ) -> float:
-        """Return the quantile of calibration scores that keeps the promise."""
+    def quantile(self, scores: FloatArray, group: Groups, alpha: Level, delta: Delta) -> float:
+        """Return the quantile of calibration scores that keeps the guarantee."""
 
     def needed(self, alpha: Level, delta: Level | None) -> int:
-        """Return how many calibration units a finite quantile needs."""
+        """Return the number of calibration units that a finite quantile needs."""
         if delta is None:
             return min_calibration_size(alpha)
         a, d = float(exact_alpha(alpha)), float(exact_alpha(delta, "delta"))
@@ -202,21 +185,18 @@ class Unit(ABC):
 
 
 class _RankedUnit(Unit):
-    """A unit with one score each: the quantile is a rank among them."""
+    """Unit with one score: the quantile is a rank among them."""
 
     def allowed(self, units: int, alpha: Level, delta: Level | None) -> float:
         return float(units - guaranteed_rank(units, alpha, delta))
 
-    def quantile(
-        self, scores: FloatArray, group: np.ndarray | None, alpha: Level, delta: Level | None
-    ) -> float:
+    def quantile(self, scores: FloatArray, group: Groups, alpha: Level, delta: Delta) -> float:
         each = scores
         if self.fraction is not None:
-            each = self.entries(scores, self.index(len(scores), group)).scores
+            each = _worst_scores(scores, self.index(len(scores), group), self.fraction)
         return order_statistic(each, guaranteed_rank(len(each), alpha, delta))
 
 
-@final
 @dataclass(frozen=True)
 class CaseUnit(_RankedUnit):
     """Exchangeable cases; a new case is covered."""
@@ -229,7 +209,6 @@ class CaseUnit(_RankedUnit):
     stops_together: bool = field(default=False, init=False)
 
 
-@final
 @dataclass(frozen=True)
 class RandomCaseUnit(Unit):
     """Exchangeable groups; a random case of a new group is covered."""
@@ -247,14 +226,11 @@ class RandomCaseUnit(Unit):
     def bets(self, alpha: Level, delta: Level | None) -> BettingEProcess | None:
         return None if delta is None else BettingEProcess(alpha, delta)
 
-    def quantile(
-        self, scores: FloatArray, group: np.ndarray | None, alpha: Level, delta: Level | None
-    ) -> float:
+    def quantile(self, scores: FloatArray, group: Groups, alpha: Level, delta: Delta) -> float:
         assert group is not None
         return _hierarchical_quantile(scores, group, alpha, delta)
 
 
-@final
 @dataclass(frozen=True)
 class _GroupFractionUnit(_RankedUnit):
     """Exchangeable groups; a fraction of the cases of a new group is covered."""
@@ -273,12 +249,8 @@ class _GroupFractionUnit(_RankedUnit):
 
     @property
     def part(self) -> str:
-        """Which cases of a group are covered."""
-        return (
-            "every case"
-            if self.fraction == 1
-            else f"at least {float(self.fraction):.4g} of the cases"
-        )
+        share = self.fraction
+        return "every case" if share == 1 else f"at least {float(share):.4g} of the cases"
 
 
 def as_unit(
@@ -287,21 +259,16 @@ def as_unit(
     """Return the unit of an argument ``unit``; the group if groups are given and it is None."""
     made = make_unit(unit or ("group" if has_groups else "case"), cases, whole=whole)
     if made.is_group and not has_groups:
-        raise InputError(
-            f"unit={unit!r} needs the group of each case; pass group= or use unit='case'",
-            code="groups.missing",
-        )
+        message = f"unit={unit!r} needs the group of each case; pass group= or use unit='case'"
+        raise InputError(message, code="groups.missing")
     return made
 
 
 def make_unit(name: str, cases: float | str = "random", *, whole: bool = False) -> Unit:
-    """Return the unit of a name and a coverage mode."""
     if name == "case":
         if cases != "random":
-            raise InputError(
-                f"cases={cases!r} needs groups; pass group= and unit='group', or remove cases=",
-                code="groups.missing",
-            )
+            message = f"cases={cases!r} needs groups; pass group= or remove cases="
+            raise InputError(message, code="groups.missing")
         return _CASE
     if name != "group" and not (whole and name == "whole-group"):
         choices = "'case', 'group' or 'whole-group'" if whole else "'case' or 'group'"
@@ -319,10 +286,8 @@ def _exact_fraction(cases: float | str) -> Fraction:
     except ValueError:
         fraction = Fraction(0)
     if not 0 < fraction <= 1:
-        raise InputError(
-            f"cases must be 'random', 'all' or a fraction in (0, 1], got {cases!r}",
-            code="value.invalid",
-        )
+        message = f"cases must be 'random', 'all' or a fraction in (0, 1], got {cases!r}"
+        raise InputError(message, code="value.invalid")
     return fraction
 
 
@@ -332,14 +297,11 @@ def unit_index(cases: int, group: np.ndarray | None) -> NDArray[np.int64]:
 
 
 def as_generator(seed: int | np.random.Generator) -> np.random.Generator:
-    """Return a generator of this seed; a generator as it is."""
     try:
         return np.random.default_rng(seed)
     except (TypeError, ValueError):
-        raise InputError(
-            f"seed must be a non-negative integer or a numpy Generator, got {seed!r:.60}",
-            code="value.invalid",
-        ) from None
+        message = f"seed must be a non-negative integer or a numpy Generator, got {seed!r:.60}"
+        raise InputError(message, code="value.invalid") from None
 
 
 def choose_units(
@@ -358,9 +320,6 @@ def choose_fraction(index: NDArray[np.int64], fraction: float) -> BoolArray:
     units = int(index.max()) + 1
     take = round(fraction * units) if 0 < fraction < 1 else 0
     if not 0 < take < units:
-        raise InputError(
-            f"a fraction of {units} units must be in (0, 1) and leave some on both sides, got "
-            f"{fraction}",
-            code="units.few",
-        )
+        message = f"a fraction of {units} units must leave some on both sides, got {fraction}"
+        raise InputError(message, code="units.few")
     return choose_units(index, take, None)

@@ -38,62 +38,42 @@ def resolve_score(score: str | Score, alpha: float, side: Side = "two") -> Score
     A registered class gets the error rate and the side if it has parameters ``alpha`` and
     ``side``, and nothing else.
 
-    Args:
-        score: A name, e.g. ar, lwr, cqr, mlwr, learned, or an object.
-        alpha: Error rate, on which the sample quantiles of CQR depend.
-        side: ``two``, ``upper`` or ``lower``, for scores by name.
-
     Example:
         >>> resolve_score("cqr", alpha=0.1)
         CQR(alpha=0.1, side='two')
     """
     if side not in SIDES:
-        raise InputError(
-            f"side must be 'two', 'upper' or 'lower', got {side!r}", code="choice.unknown"
-        )
+        message = f"side must be 'two', 'upper' or 'lower', got {side!r}"
+        raise InputError(message, code="choice.unknown")
     if isinstance(score, str):
         kind, parameters = _score_class(score)
         options: dict[str, Any] = {"side": side} if "side" in parameters else {}
         if side != "two" and not options:
-            raise InputError(
-                f"score {score!r} has no one-sided bounds, got side={side!r}; use side='two'",
-                code="option.conflict",
-            )
+            message = f"score {score!r} has no one-sided bounds, got side={side!r}; use side='two'"
+            raise InputError(message, code="option.conflict")
         if "alpha" in parameters:
             options["alpha"] = float(exact_alpha(alpha))
         score = kind(**options)
     if isinstance(score, type) or not isinstance(score, Score):
-        raise InputError(
-            f"a score is a name or an object with methods score and interval, got {score!r}",
-            code="component.invalid",
-        )
+        message = f"a score is a name or an object with methods score and interval, got {score!r}"
+        raise InputError(message, code="component.invalid")
     if isinstance(score, TunableScore) and not isinstance(score, FittedScore):
-        raise InputError(
-            f"the score {score_name(score)!r} has a method fit, but not needs_tuning, "
-            "tuning_fraction and tuning_needs_targets; add them",
-            code="component.invalid",
-        )
+        missing = "needs_tuning, tuning_fraction or tuning_needs_targets"
+        message = f"the score {score_name(score)!r} has a method fit, but no {missing}"
+        raise InputError(message, code="component.invalid")
     return score
 
 
 @cache
 def _score_class(name: str) -> tuple[type[Score], frozenset[str]]:
-    """Return the class of a score and its parameters."""
     kind = SCORES[next((n for n in (name, name.lower()) if n in SCORES), name)]
     return kind, frozenset(inspect.signature(kind).parameters)
 
 
 def score_name(score: Score) -> str:
-    """Return the registered name of a score, its own name, or that of its class.
-
-    Example:
-        >>> from taskuq.conformal.scores._paper import AR
-        >>> score_name(AR())
-        'ar'
-    """
-    return SCORES.find(type(score)) or (
-        score.name if isinstance(score, NamedScore) else type(score).__name__
-    )
+    """Return the registered name of a score, its own name, or that of its class."""
+    own = score.name if isinstance(score, NamedScore) else type(score).__name__
+    return SCORES.find(type(score)) or own
 
 
 def score_to_dict(score: Any) -> dict[str, Any]:
@@ -110,31 +90,16 @@ def score_to_dict(score: Any) -> dict[str, Any]:
 
 
 def score_from_dict(record: Mapping[str, Any], custom: Score | None = None) -> Score:
-    """Read back the result of :func:`score_to_dict`.
-
-    Args:
-        record: The stored fields.
-        custom: Object to use where the file names a user's own class.
-
-    Example:
-        >>> score_from_dict({"name": "lwr", "side": "upper"})
-        LWR(side='upper')
-    """
+    """Read back the result of :func:`score_to_dict`; ``custom`` is an object of a user's class."""
     name = record.get("name")
     if name == "custom":
         if custom is None or type(custom).__name__ != record.get("class"):
-            raise InputError(
-                f"the file was made with your own score {record.get('class')!r}; pass an "
-                "object of that class as score=",
-                code="option.missing",
-            )
+            message = f"the file needs your own score {record.get('class')!r}; pass it as score="
+            raise InputError(message, code="option.missing")
         return custom
     if not isinstance(name, str) or name not in SCORES:
-        raise InputError(
-            f"unknown score {name!r} in the file; name the file that registers it in {VARIABLE}, "
-            "or update taskuq",
-            code="choice.unknown",
-        )
+        message = f"unknown score {name!r} in the file; name the module of the score in {VARIABLE}"
+        raise InputError(message, code="choice.unknown")
     kind = SCORES[name]
     names = {stored: field for field, stored in getattr(kind, "STORED", {}).items()}
     fields = {names.get(key, key): value for key, value in record.items() if key != "name"}
@@ -156,8 +121,5 @@ def require_usable(
         if np.isnan([interval.lower, interval.upper]).any():
             raise ValueError("its intervals are not numbers")
     except Exception as error:  # any error that numbers of the wrong kind lead to
-        raise InputError(
-            f"{path} holds a score whose fields do not fit ({first_line(error):.80}); calibrate "
-            "again",
-            code="file.damaged",
-        ) from None
+        message = f"{path}: the score's fields do not fit ({first_line(error):.80})"
+        raise InputError(f"{message}; calibrate again", code="file.damaged") from None

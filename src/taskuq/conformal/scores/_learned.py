@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, final
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -47,7 +47,6 @@ class _RobustRidge:
     highs: tuple[float, ...]
 
     def __call__(self, features: FloatArray) -> FloatArray:
-        """Predict from features (case, feature)."""
         inside = np.clip(features, self.lows, self.highs)
         standard = (inside - self.centers) / np.asarray(self.widths)
         # Column by column: a matrix product would round differently for other numbers of cases.
@@ -75,14 +74,8 @@ def _fit_robust_ridge(features: FloatArray, response: FloatArray) -> _RobustRidg
         residual = np.abs(response - design @ b)
         cut = 2 * float(np.median(residual)) + 1e-12
         weights = np.minimum(1.0, cut / np.maximum(residual, 1e-300))
-    return _RobustRidge(
-        intercept=float(b[0]),
-        coefficients=tuple(map(float, b[1:])),
-        centers=tuple(map(float, centers)),
-        widths=tuple(map(float, widths)),
-        lows=tuple(map(float, features.min(axis=0))),
-        highs=tuple(map(float, features.max(axis=0))),
-    )
+    columns = b[1:], centers, widths, features.min(axis=0), features.max(axis=0)
+    return _RobustRidge(float(b[0]), *(tuple(map(float, column)) for column in columns))
 
 
 @dataclass(frozen=True)
@@ -96,7 +89,6 @@ class _LocationScale:
     typical_moves: tuple[float, ...]
 
 
-@final
 @dataclass(frozen=True)
 class LearnedScore(NestedIntervalScore):
     r"""Learned location and scale.
@@ -147,48 +139,31 @@ class LearnedScore(NestedIntervalScore):
         rounds = outputs if outputs.ndim == 3 else outputs[None]
         cases = rounds.shape[1]
         if targets is None or cases < FEWEST_TO_LEARN:
-            raise InputError(
-                f"score='learned' needs at least {FEWEST_TO_LEARN} tuning cases with targets, got "
-                f"{0 if targets is None else cases}; collect more or use score='mlwr' (of a "
-                "fixed-width policy: statistic 'spread')",
-                code="units.few",
-            )
+            count = f"{FEWEST_TO_LEARN} tuning cases, got {0 if targets is None else cases}"
+            message = f"score='learned' needs at least {count}; collect more or use score='mlwr'"
+            raise InputError(message, code="units.few")
         link = natural_link(range_, rounds, targets)
         shapes = [_shape(link(of_round)) for of_round in rounds]
-        p = rounds.shape[2]
-        prior = None
-        if p > 1:
-            prior = fit_spread_prior(shapes[-1].spread ** 2, shapes[-1].mean / 2, p)
-        unfitted = _LocationScale(
-            prior=prior,
-            location=_NOTHING,
-            scale=_NOTHING,
-            typical_spreads=tuple(float(np.median(shape.spread)) for shape in shapes),
-            typical_moves=tuple(
-                float(np.median(np.abs(shapes[-1].mean - shape.mean))) for shape in shapes[:-1]
-            ),
-        )
+        p, current = rounds.shape[2], shapes[-1]
+        prior = fit_spread_prior(current.spread**2, current.mean / 2, p) if p > 1 else None
+        spreads = [float(np.median(shape.spread)) for shape in shapes]
+        moves = [float(np.median(np.abs(current.mean - past.mean))) for past in shapes[:-1]]
+        unfitted = _LocationScale(prior, _NOTHING, _NOTHING, tuple(spreads), tuple(moves))
         return replace(self, model=_fit_model(unfitted, shapes, link(targets), p, group), link=link)
 
     @property
     def needs_tuning(self) -> bool:
-        """Whether there is no fit yet."""
+        """True until the score is fitted."""
         return self.model is None
 
     def family(self, outputs: FloatArray) -> LinearFamily:
-        """Return the nested intervals around the predicted location."""
         if self.model is None:
-            raise InputError(
-                "score='learned' is not fitted; call fit first", code="component.invalid"
-            )
+            raise InputError("the score is not fitted; call fit", code="component.invalid")
         rounds = outputs if outputs.ndim == 3 else outputs[None]
         expected = len(self.model.typical_spreads)
         if len(rounds) != expected:
-            raise InputError(
-                f"this learned score uses {expected} rounds, got outputs of {len(rounds)}; "
-                "pass outputs (round, case, sample) of all rounds so far",
-                code="samples.mismatch",
-            )
+            message = f"score='learned' needs outputs of {expected} rounds, got {len(rounds)}"
+            raise InputError(message, code="samples.mismatch")
         shapes = [_shape(self.link(of_round)) for of_round in rounds]
         steadied = _steadied(self.model, shapes[-1], rounds.shape[2])
         bias = self.model.location(_location_features(self.model, shapes, steadied))
@@ -223,11 +198,9 @@ def _fit_model(
         residual[held_out] = response[held_out] - model(features[held_out])
     error = np.abs(residual) * steadied
     floor = 0.05 * float(np.median(error)) + 1e-12
-    return replace(
-        unfitted,
-        location=_fit_robust_ridge(features, response),
-        scale=_fit_robust_ridge(_scale_features(unfitted, shapes, steadied), np.log(error + floor)),
-    )
+    by_scale = _scale_features(unfitted, shapes, steadied)
+    scale = _fit_robust_ridge(by_scale, np.log(error + floor))
+    return replace(unfitted, location=_fit_robust_ridge(features, response), scale=scale)
 
 
 def _shape(outputs: FloatArray) -> _SampleMoments:
@@ -263,9 +236,8 @@ def _scale_features(
     current = shapes[-1]
     half = current.mean / 2
     columns = [half, half**2, np.log(steadied), current.skewness, np.abs(half)]
-    for past, move, spread in zip(
-        shapes[:-1], model.typical_moves, model.typical_spreads[:-1], strict=True
-    ):
+    typical = model.typical_moves, model.typical_spreads[:-1]
+    for past, move, spread in zip(shapes[:-1], *typical, strict=True):
         columns.append(np.log(np.abs(current.mean - past.mean) + 0.1 * move + 1e-12))
         columns.append(np.log(past.spread + 0.01 * spread + 1e-12))
     return np.column_stack(columns)

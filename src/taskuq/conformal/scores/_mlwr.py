@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from taskuq.conformal._family import (
     mean_and_variance,
     natural_link,
 )
+from taskuq.conformal._units import unit_index
 from taskuq.interval import BoolArray, FloatArray, TaskRange
 from taskuq.protocols import SelfTuned
 
@@ -43,14 +44,23 @@ def _unit_median(
     unit = index[order]
     sizes = np.bincount(index)
     if len(sizes) == len(values):
-        return _of_cases(ordered, unit)
+        return _case_median(ordered, unit)
     share = 1 / sizes[unit]
     total = np.cumsum(share)
     half = len(sizes) / 2
-    ends = _reached(total, share, unit, (half - 1 - SLACK, half + SLACK))
+    levels = half - 1 - SLACK, half + SLACK
+    # A unit's own share is at most 1, so both levels are reached within this window.
+    start = int(np.searchsorted(total, levels[0]))
+    window = slice(start, int(np.searchsorted(total, levels[1] + 1 + SLACK)) + 1)
+    own = np.bincount(unit[:start], weights=share[:start], minlength=len(sizes))
+    mine = np.where(unit[window] == np.arange(len(sizes))[:, None], share[window], 0.0)
+    others = total[window] - own[:, None] - np.cumsum(mine, axis=1)
+    low, high = (
+        ordered[np.where(there.any(axis=1), start + there.argmax(axis=1), len(total)) + 1]
+        for there in (others >= level for level in levels)
+    )
     middle = int(np.searchsorted(total, half - SLACK))
-    low = np.where(half <= 1, -np.inf, ordered[ends[0] + 1])
-    return _UnitMedian(float(ordered[middle + 1]), low, ordered[ends[1] + 1])
+    return _UnitMedian(float(ordered[middle + 1]), np.where(half <= 1, -np.inf, low), high)
 
 
 def _unit_quantile(values: FloatArray, index: NDArray[np.int64], level: float) -> float:
@@ -62,8 +72,8 @@ def _unit_quantile(values: FloatArray, index: NDArray[np.int64], level: float) -
     return float(values[order][np.searchsorted(total, level * total[-1] - SLACK)])
 
 
-def _of_cases(ordered: FloatArray, unit: NDArray[np.int64]) -> _UnitMedian:
-    """The median where every unit is one case: without a case, later ones move up by one."""
+def _case_median(ordered: FloatArray, unit: NDArray[np.int64]) -> _UnitMedian:
+    """Return the median of units of one case: without a case, later ones move up by one."""
     units = len(unit)
     place = np.empty(units, dtype=np.int64)
     place[unit] = np.arange(1, units + 1)
@@ -75,23 +85,6 @@ def _of_cases(ordered: FloatArray, unit: NDArray[np.int64]) -> _UnitMedian:
     half = -(-units // 2)
     low = without(half - 1) if half > 1 else np.full(units, -np.inf)
     return _UnitMedian(float(ordered[half]), low, without(half))
-
-
-def _reached(
-    total: FloatArray, share: FloatArray, unit: NDArray[np.int64], levels: tuple[float, float]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    units = int(unit.max()) + 1
-    # A unit's own share is at most 1, so both levels are reached within this window.
-    start = int(np.searchsorted(total, levels[0]))
-    window = slice(start, int(np.searchsorted(total, levels[1] + 1 + SLACK)) + 1)
-    own = np.bincount(unit[:start], weights=share[:start], minlength=units)
-    mine = np.where(unit[window] == np.arange(units)[:, None], share[window], 0.0)
-    others = total[window] - own[:, None] - np.cumsum(mine, axis=1)
-    found = [others >= level for level in levels]
-    low, high = (
-        np.where(there.any(axis=1), start + there.argmax(axis=1), len(total)) for there in found
-    )
-    return low, high
 
 
 # Identical samples get this variance, so that logarithms exist.
@@ -124,7 +117,6 @@ class SpreadPrior:
 
     @property
     def trend_at_zero(self) -> FloatArray:
-        """:math:`s_0^2(0)`."""
         return np.asarray(np.exp(self.coefficients[0] + self._shift))
 
     @property
@@ -159,8 +151,7 @@ def fit_spread_prior(variance: FloatArray, covariate: FloatArray, samples: int) 
         covariate_range=(float(np.min(covariate)), float(np.max(covariate))),
         typical=1.0,
     )
-    typical = float(np.median(prior.moderated(v, covariate, samples)))
-    return replace(prior, typical=typical)
+    return replace(prior, typical=float(np.median(prior.moderated(v, covariate, samples))))
 
 
 def _inverse_trigamma(value: float) -> float:
@@ -180,10 +171,10 @@ def _inverse_trigamma(value: float) -> float:
 
 # The prior is worth this many further samples.
 DEGREES = 4.0
-# How log v follows x where a task has a range: 0 would be spreads alike on the task's own scale,
-# 4 spreads alike on its logit's. Fixed, so that two medians are all there is to learn.
+# Slope of log v in x if a task has a range: 0 is for equal spreads on the task's own scale, 4 on
+# its logit's. Fixed, so that only two medians are learnt.
 TREND = 3.0
-# Where x lies for a task with a range; without one it is 0.
+# Range of x for a task with a range; without one x is 0.
 COVARIATES = (math.log(1e-4) / 2, 0.0)
 # The logarithm of a variance larger than any.
 BEYOND = 600.0
@@ -217,20 +208,8 @@ class _LogSpreads:
         )
 
     @cached_property
-    def orders(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        level, typical = (np.argsort(e, kind="stable") for e in (self.level, self.typical))
-        return level, typical
-
-
-def _spread_levels(
-    variance: FloatArray, covariate: FloatArray, samples: int, *, trend: float
-) -> _LogSpreads:
-    """Return the logarithms of spreads that a steady prior is made of."""
-    from scipy.special import digamma
-
-    half = (samples - 1) / 2
-    e = np.log(np.maximum(variance, LEAST_VARIANCE)) - digamma(half) + np.log(half)
-    return _LogSpreads(e - trend * covariate, e, trend)
+    def orders(self) -> list[NDArray[np.int64]]:
+        return [np.argsort(e, kind="stable") for e in (self.level, self.typical)]
 
 
 def _steady_prior(level: Any, typical: Any, trend: float) -> SpreadPrior:
@@ -239,13 +218,11 @@ def _steady_prior(level: Any, typical: Any, trend: float) -> SpreadPrior:
 
     half = DEGREES / 2
     # Where no other unit bounds it, a spread beyond all others stands for any.
-    c = np.minimum(level, BEYOND) - (float(digamma(half)) - math.log(half))
-    middle = np.exp(np.minimum(typical, BEYOND) / 2)
-    return SpreadPrior((_plain(c), trend, 0.0), DEGREES, COVARIATES, _plain(middle))
-
-
-def _plain(value: Any) -> Any:
-    return value if np.ndim(value) else float(value)
+    c: Any = np.minimum(level, BEYOND) - (float(digamma(half)) - math.log(half))
+    middle: Any = np.exp(np.minimum(typical, BEYOND) / 2)
+    if not np.ndim(c):
+        c, middle = float(c), float(middle)
+    return SpreadPrior((c, trend, 0.0), DEGREES, COVARIATES, middle)
 
 
 # Fewer cases than this say nothing useful about how spreads vary.
@@ -260,11 +237,9 @@ class _SampleVariances(NamedTuple):
     samples: int
 
     def take(self, cases: np.ndarray) -> _SampleVariances:
-        """Return those of some of the cases."""
         return _SampleVariances(self.mean[cases], self.variance[cases], self.samples)
 
 
-@final
 @dataclass(frozen=True)
 class MLWR(NestedIntervalScore):
     r"""Moderated LWR, the default: a steadied spread plus a floor that is a share of the typical.
@@ -275,15 +250,15 @@ class MLWR(NestedIntervalScore):
     :math:`\tilde\sigma` is the sample spread shrunk towards a trend in :math:`\bar z` (see
     :class:`~taskuq.conformal.scores._mlwr.SpreadPrior`). The prior is two medians over units,
     learnt without targets: from the outputs of the calibration units themselves
-    (:meth:`learner`), from other cases, or from all cases of an evaluation alike; each keeps the
+    (:meth:`leave_one_out`), from other cases, or from all cases of an evaluation; each keeps the
     guarantee exact. With one sample, or without a prior, the width is constant or
     :math:`u = \sigma_z`.
 
     Args:
         side: ``two``, ``upper`` or ``lower``.
-        floor: The share :math:`c` of the typical spread that is always added.
-        prior: The fitted prior; absent until :meth:`tuned`.
-        link: The task's scale; the trend exists only where it is a logit.
+        floor: Share :math:`c` of the typical spread that is always added.
+        prior: Fitted prior; absent until :meth:`fit`.
+        link: Scale of the task; the trend exists only for a logit.
 
     Example:
         >>> outputs = np.clip(0.5 + 0.1 * rng.standard_normal((60, 4)), 0, 1)
@@ -303,7 +278,7 @@ class MLWR(NestedIntervalScore):
 
     @property
     def needs_tuning(self) -> bool:
-        """Whether there is no prior yet."""
+        """True until the prior is fitted."""
         return self.prior is None
 
     def fit(
@@ -314,38 +289,30 @@ class MLWR(NestedIntervalScore):
         range_: TaskRange = None,
         group: np.ndarray | None = None,
     ) -> MLWR:
-        """Return the score with the prior of other cases; only their outputs are looked at."""
+        """Return the score with the prior of other cases; targets are not used."""
         read = self.summarise(outputs)
         if read.samples < 2 or len(read.mean) < FEWEST_TUNING_CASES:
             return self
-        index = np.arange(len(read.mean))
-        if group is not None:
-            index = np.unique(group, return_inverse=True)[1]
+        index = unit_index(len(read.mean), group)
         link = natural_link(range_, outputs)
         everyone = np.ones(len(index), dtype=bool)
         return replace(self, prior=_levels(read, link).at(everyone, index, 0.5), link=link)
 
     def summarise(self, outputs: FloatArray) -> _SampleVariances:
-        """Return all that the score reads of outputs (case, sample)."""
+        """Return the statistics of outputs (case, sample) that the score uses."""
         return _SampleVariances(*mean_and_variance(outputs, ddof=1), outputs.shape[1])
 
     def leave_one_out(self, read: _SampleVariances, range_: TaskRange) -> _SelfTunedMLWR:
-        """Return what learns from the outputs of calibration units, none of which is set aside.
-
-        Args:
-            read: What :meth:`read` returned of all cases.
-            range_: The declared task range, if any; without one there is no trend, because one
-                that was only seen could be left by a new unit.
-        """
+        """Return the fit to the outputs of calibration units, none of which is held out."""
+        # Without a declared range there is no trend: a new unit could leave the observed one.
         link = IDENTITY if range_ is None else natural_link(range_)
         return _SelfTunedMLWR(replace(self, link=link), _levels(read, link), read)
 
     def family(self, outputs: FloatArray) -> LinearFamily:
-        """Return the nested intervals around the mean, in units of the moderated spread."""
         return self.summary_family(self.summarise(outputs))
 
     def summary_family(self, read: _SampleVariances) -> LinearFamily:
-        """Return the nested intervals of cases from what was read of their outputs."""
+        """Return the nested intervals of cases from their statistics."""
         if read.samples < 2:
             u = np.ones_like(read.mean)
         elif self.prior is None:
@@ -357,7 +324,6 @@ class MLWR(NestedIntervalScore):
         return LinearFamily(read.mean, read.mean, u, self.side)
 
 
-@final
 @dataclass(frozen=True)
 class _SelfTunedMLWR:
     """MLWR fitted to the calibration units."""
@@ -366,13 +332,8 @@ class _SelfTunedMLWR:
     levels: _LogSpreads
     read: _SampleVariances
 
-    @property
-    def has_spread(self) -> bool:
-        """Return True if there are several samples, so that there is something to learn."""
-        return self.read.samples > 1
-
     def fit(self, kept: BoolArray, index: NDArray[np.int64]) -> SelfTuned:
-        if not self.has_spread:
+        if self.read.samples < 2:
             return SelfTuned(self.score, self.score, self.score)
         priors = self.levels.learn(kept, index)
         return SelfTuned(*(replace(self.score, prior=prior) for prior in priors))
@@ -381,16 +342,18 @@ class _SelfTunedMLWR:
         self, kept: BoolArray, index: NDArray[np.int64], margin: float
     ) -> tuple[MLWR, MLWR]:
         """Return the scores whose priors are quantiles a margin below and above the medians."""
-        if not self.has_spread:
+        if self.read.samples < 2:
             return self.score, self.score
         low, high = (self.levels.at(kept, index, 0.5 + off) for off in (-margin, margin))
         return replace(self.score, prior=low), replace(self.score, prior=high)
 
 
 def _levels(read: _SampleVariances, link: Link) -> _LogSpreads:
-    trend = 0.0 if link.is_identity else TREND
-    samples = max(read.samples, 2)
-    return _spread_levels(read.variance, _covariate(read.mean, link), samples, trend=trend)
+    from scipy.special import digamma
+
+    trend, half = 0.0 if link.is_identity else TREND, (max(read.samples, 2) - 1) / 2
+    e = np.log(np.maximum(read.variance, LEAST_VARIANCE)) - digamma(half) + np.log(half)
+    return _LogSpreads(e - trend * _covariate(read.mean, link), e, trend)
 
 
 def _covariate(mean: FloatArray, link: Link) -> FloatArray:

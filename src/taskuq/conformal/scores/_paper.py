@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
 
 import numpy as np
 
@@ -18,7 +17,6 @@ from taskuq.conformal._quantiles import exact_alpha
 from taskuq.interval import FloatArray
 
 
-@final
 @dataclass(frozen=True)
 class AR(NestedIntervalScore):
     r"""Absolute residual: the same width for every case.
@@ -41,12 +39,10 @@ class AR(NestedIntervalScore):
     side: Side = "two"
 
     def family(self, outputs: FloatArray) -> LinearFamily:
-        """Return the nested intervals around the mean."""
         mean, _ = mean_and_variance(outputs)
         return LinearFamily(mean, mean, np.ones_like(mean), self.side)
 
 
-@final
 @dataclass(frozen=True)
 class CQR(NestedIntervalScore):
     r"""Conformalised quantile regression: sample quantiles, shifted outwards by one number.
@@ -76,13 +72,11 @@ class CQR(NestedIntervalScore):
     side: Side = "two"
 
     def family(self, outputs: FloatArray) -> LinearFamily:
-        """Return the nested intervals around the sample quantiles."""
         tail = float(exact_alpha(self.alpha)) / (2 if self.side == "two" else 1)
         low, high = sample_quantiles(outputs, [tail, 1 - tail])
         return LinearFamily(low, high, np.ones_like(low), self.side)
 
 
-@final
 @dataclass(frozen=True)
 class LWR(NestedIntervalScore):
     r"""Locally weighted residual: the width follows the spread of the samples.
@@ -107,6 +101,5 @@ class LWR(NestedIntervalScore):
     side: Side = "two"
 
     def family(self, outputs: FloatArray) -> LinearFamily:
-        """Return the nested intervals around the mean, in units of the spread."""
         mean, variance = mean_and_variance(outputs)
         return LinearFamily(mean, mean, np.sqrt(variance), self.side)
