@@ -119,12 +119,11 @@ class Policy:
         rounds, tasks = len(self.accelerations), len(self.task_names)
         rules = [len(row) for row in self._rules]
         lengths = {len(self.thresholds), len(self.round_names or self.thresholds)}
-        if lengths != {rounds} or rules != [tasks] * rounds or not rounds * tasks or (
-            len(self.task_ranges) != tasks
-        ):  # fmt: skip
+        is_complete = rules == [tasks] * rounds and len(self.task_ranges) == tasks
+        if lengths != {rounds} or not is_complete or not rounds * tasks:
             raise InputError(
-                f"a policy of {rounds} rounds and {tasks} tasks has {len(self.thresholds)} "
-                f"thresholds, {rules} rules and {len(self.task_ranges)} ranges; plan again",
+                f"thresholds, rules or ranges do not fit the policy's {rounds} rounds and {tasks} "
+                "tasks; plan again",
                 code="shape.mismatch",
             )
 
@@ -174,9 +173,7 @@ class Policy:
         """
         last = len(self.accelerations)
         if not isinstance(round, int | np.integer) or not 0 <= round <= last:
-            raise InputError(
-                f"round must be in 0 to {last} for this policy, got {round!r}", code="value.invalid"
-            )
+            raise InputError(f"round must be in 0 to {last}, got {round!r}", code="value.invalid")
         if round == last:
             return self._full_scan(value)
         round = int(round)
@@ -192,8 +189,7 @@ class Policy:
             agreeing = (x == x[:, :, :1]).all(axis=2).any(axis=(0, 2))
         is_part = self.whole_group and len(stops) == 1 and self.min_group_size != 1
         if self.whole_group:
-            largest = np.min([e.largest for e in tasks], axis=0)
-            index = np.zeros(len(largest), dtype=np.int64)
+            largest, index = np.min([e.largest for e in tasks], axis=0), np.zeros(len(stops), int)
             limit = group_allowance(largest, index, tasks[0].is_risk)[0]
             stops[:] = threshold < limit and not is_part and not agreeing.any()
         else:
@@ -212,8 +208,7 @@ class Policy:
     def _full_scan(self, value: float | FloatArray | None) -> Decision:
         if value is None:
             raise InputError(
-                "after the full measurement the target is known; pass it as value=",
-                code="option.missing",
+                "everything is measured: pass the target as value=", code="option.missing"
             )
         z = as_real_array(value, "value", ndim=(0, 1, 2)).astype(float)
         require_in_ranges(z, self.task_ranges, "the value")
@@ -232,28 +227,25 @@ class Policy:
         tasks = len(self.task_names)
         extra = 1 if tasks > 1 else 0
         x = as_real_array(outputs, "outputs", ndim=(1 + extra, 2 + extra, 3 + extra))
-        if x.ndim == 1 + extra:
-            # The first round of one case may come without its round axis.
-            x = x[None]
+        # The first round of one case may come without its round axis.
+        x = x[None] if x.ndim == 1 + extra else x
         single = x.ndim == 2 + extra
         if single and self.whole_group:
             raise InputError(
-                f"this policy decides about all cases of a group at once, got outputs of shape "
-                f"{np.shape(outputs)} without a case axis; pass (round, case, sample)",
+                f"this policy decides about whole groups, got outputs of shape {np.shape(outputs)} "
+                "without a case axis; pass (round, case, sample)",
                 code="shape.axes",
             )
         x = x[:, None] if single else x
         x = x if extra else x[..., None]
         if round is not None and len(x) != round + 1:
             raise InputError(
-                f"round {round} needs the outputs of rounds 0 to {round} in order, got {len(x)} "
-                "rounds; pass every round so far, (round, case, sample)",
+                f"round {round} needs outputs of the rounds 0 to {round}, got {len(x)} rounds",
                 code="samples.mismatch",
             )
         if x.shape[2] != self.samples or x.shape[3] != tasks:
             raise InputError(
-                f"this policy was calibrated with {self.samples} samples and {tasks} tasks, got "
-                f"outputs of shape {np.shape(outputs)}",
+                f"needed {self.samples} samples and {tasks} tasks, got {np.shape(outputs)}",
                 code="samples.mismatch",
             )
         if x.shape[1] == 0:
@@ -263,12 +255,7 @@ class Policy:
         return x, single
 
     def _reason(
-        self,
-        round: int,
-        stops: np.ndarray,
-        interval: Interval,
-        agreeing: np.ndarray,
-        is_part: bool,
+        self, round: int, stops: np.ndarray, interval: Interval, agreeing: np.ndarray, is_part: bool
     ) -> str:
         at = self._labels[round]
         if agreeing.any() and (len(stops) == 1 or self.whole_group):
@@ -284,10 +271,8 @@ class Policy:
             # No interval is empty where a scan stops.
             widths = (interval.upper - interval.lower).reshape(-1, len(self.task_names)).max(axis=0)
             widest = ", ".join(map("{:.4g}".format, widths.tolist()))
-            return (
-                f"stop {at}: {self._goal_statement} (width {widest}), at alpha "
-                f"{self.guarantee.alpha:g}"
-            )
+            alpha = self.guarantee.alpha
+            return f"stop {at}: {self._goal_statement} (width {widest}), at alpha {alpha:g}"
         if np.isposinf(self.thresholds[round]):
             return f"continue {at}: {self.guarantee.caveat}"
         return f"continue {at}: not yet certain enough that {self._goal_statement}"
@@ -369,13 +354,11 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
         return Policy(
             kind=kind,
             goal=goal,
-            accelerations=tuple(
-                float("nan") if R is None else float(R) for R in record["accelerations"]
-            ),
+            accelerations=tuple(float("nan" if R is None else R) for R in record["accelerations"]),
             _rules=tuple(
                 tuple(
-                    _read_rule(kind, rule, goal.for_task(t), range_, score)
-                    for t, (rule, range_) in enumerate(zip(rules, ranges, strict=True))
+                    _read_rule(kind, rule, goal.for_task(t), ranges[t], score)
+                    for t, rule in enumerate(rules)
                 )
                 for rules in record["rules"]
             ),
@@ -422,8 +405,7 @@ def monitor_statistics(
     cases = np.bincount(index)
     found: dict[str, tuple[float, ...]] = {}
     for t, task in enumerate(task_names):
-        suffix = "" if len(task_names) == 1 else f" of {task}"
-        centre = x[..., t].mean(axis=1)
+        suffix, centre = "" if len(task_names) == 1 else f" of {task}", x[..., t].mean(axis=1)
         columns = {"centre": centre}
         if x.shape[1] > 1:
             columns["spread"] = x[..., t].std(axis=1)
@@ -436,5 +418,4 @@ def monitor_statistics(
 
 def round_significant(values: ArrayLike) -> tuple[float, ...]:
     """Round values to six significant digits."""
-    form = f"%.{DIGITS}g"
-    return tuple([float(form % value) for value in np.ravel(values).tolist()])
+    return tuple([float(f"{value:.{DIGITS}g}") for value in np.ravel(values).tolist()])

@@ -54,18 +54,17 @@ class Calibrator(ABC):
     def stopping_threshold(self, statistics: StoppingStatistics) -> FloatArray:
         """Return the threshold, along a first axis, with a guarantee for stopped reports."""
         if self.unit.stops_together:
-            allowance = statistics.allowance(self.index)
+            score, allowance = statistics.score, statistics.allowance(self.index)
+            sure = allowance
+            if statistics.surely is not None:
+                sure = statistics.group_thresholds(statistics.surely, self.index)
             # Losses change only where a group starts to stop or a case starts to be covered.
-            sure = statistics.sure_allowance(self.index)
-            sure = allowance if sure is None else sure
-            ends = np.concatenate([sure.ravel(), allowance.ravel(), statistics.score.ravel()])
+            ends = np.concatenate([sure.ravel(), allowance.ravel(), score.ravel(), [-np.inf]])
 
             def losses(thresholds: FloatArray) -> FloatArray:
-                return _group_losses(
-                    allowance, statistics.score, self.index, thresholds, self.unit, sure
-                )
+                return _group_losses(allowance, score, self.index, thresholds, self.unit, sure)
 
-            least = self.smallest(np.unique(np.append(ends, -np.inf)), losses)[None]
+            least = self.smallest(np.unique(ends), losses)[None]
             return np.asarray(np.maximum(least, statistics.lowest.max()))
         Lambda = stopping_score(
             statistics.lowest, statistics.largest, statistics.score, statistics.surely
@@ -75,10 +74,7 @@ class Calibrator(ABC):
 
 
 def stopping_score(
-    lowest: FloatArray,
-    largest: FloatArray,
-    score: FloatArray,
-    surely: FloatArray | None = None,
+    lowest: FloatArray, largest: FloatArray, score: FloatArray, surely: FloatArray | None = None
 ) -> FloatArray:
     """Return the supremum of the thresholds at which the policy stops with a miss."""
     sure = largest if surely is None else surely
@@ -110,8 +106,7 @@ def _group_losses(
     for start in range(0, len(thresholds), step):
         block = thresholds[start : start + step]
         count = len(block)
-        losses = np.zeros((groups, count))
-        before = np.full((groups, 1), -np.inf)
+        losses, before = np.zeros((groups, count)), np.full((groups, 1), -np.inf)
         for k in range(len(allowance)):
             # A case is missed at all thresholds below its score; where an earlier round stops
             # below `before`, only what is missed there counts.
@@ -158,7 +153,6 @@ def smallest_certified(thresholds: FloatArray, losses: FloatArray, bets: Betting
 
 
 def guarantee_at_stop(goal: Goal | Goals, guarantee: str) -> str:
-    """Return the guarantee statement at the stop."""
     what = guarantee.removeprefix("Guaranteed: ")
     return (
         f"Guaranteed for the report at the stop, where {goal.statement}: {what} "
@@ -197,16 +191,16 @@ def make_certificate(
     # The certificate rests on stops that are monotone in one threshold.
     if len(set(thresholds)) > 1 or not statistics.is_always_open:
         return certificate
-    units, slowest = int(index.max()) + 1, statistics.largest
+    units = int(index.max()) + 1
+    slowest: FloatArray | None = statistics.largest
     if with_margin is not None:
         # Half of the failures are left to what was learned: two quantiles of each round and task,
         # each off to both sides.
         failing /= 2
         quantiles = 4 * len(accelerations) * len(statistics.rounds[0])
         margin = 2 * _deviation(units, failing / quantiles, groups=unit.is_group)
-        surely = with_margin(margin).surely
-        assert surely is not None
-        slowest = surely
+        slowest = with_margin(margin).surely
+        assert slowest is not None
     certificate["certified"] = _certified_acceleration(
         cost(slowest, weights), accelerations, units, failing, groups=unit.is_group
     )
@@ -270,10 +264,9 @@ def _early_stops(
     statistics: StoppingStatistics, thresholds: FloatArray, unit: Unit, index: NDArray[np.int64]
 ) -> tuple[BoolArray, BoolArray]:
     """Return early stops, and misses among them, of each threshold and case."""
-    largest = statistics.largest
+    largest, at = statistics.largest, thresholds[:, None]
     if unit.stops_together:
         largest = statistics.allowance(index)[:, index]
-    at = thresholds[:, None]
     early = np.zeros((len(thresholds), statistics.cases), dtype=bool)
     missed = early.copy()
     for lowest, top, score in zip(statistics.lowest, largest, statistics.score, strict=True):
