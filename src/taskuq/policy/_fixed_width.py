@@ -49,7 +49,6 @@ NARROWING_FRACTION = 0.3
 
 
 def _spread_score(side: Side) -> MLWR:
-    """Return the score behind the statistic 'spread': MLWR with half its usual floor."""
     return MLWR(side=side, floor=0.25)
 
 
@@ -103,18 +102,12 @@ def window_distribution(
 
 def _place_windows(rules: Rules, outputs: FloatArray, targets: FloatArray) -> Rules:
     """Fit where windows are placed, on tuning cases."""
-    return tuple(
-        tuple(
-            replace(  # type: ignore[type-var]  # a WindowRule
-                rule,
-                residuals=window_distribution(
-                    rule.score, outputs[: k + 1, ..., t], targets[k, :, t]
-                ),
-            )
-            for t, rule in enumerate(row)
-        )
-        for k, row in enumerate(rules)
-    )
+
+    def place(rule: StoppingRule, k: int, t: int) -> StoppingRule:
+        law = window_distribution(rule.score, outputs[: k + 1, ..., t], targets[k, :, t])
+        return replace(rule, residuals=law)  # type: ignore[type-var]  # a WindowRule
+
+    return tuple(tuple(place(r, k, t) for t, r in enumerate(row)) for k, row in enumerate(rules))
 
 
 def _fit_shrinkage(
@@ -132,12 +125,9 @@ def _fit_shrinkage(
     t0 = t0 if np.isfinite(t0) and t0 > 0 else float(np.median(-statistics.largest[-1]))
     t0 = t0 if np.isfinite(t0) and t0 > 0 else 1.0
     # Any scale is valid; a large residual over predicted error makes the useful range about [0, 1].
-    residuals = [
-        e.family.score(targets[k, :, t])
-        for k, row in enumerate(statistics.rounds)
-        for t, e in enumerate(row)
-    ]
-    finite = np.concatenate([r[np.isfinite(r)] for r in residuals])
+    examined = [(k, t, e) for k, row in enumerate(statistics.rounds) for t, e in enumerate(row)]
+    residuals = np.concatenate([e.family.score(targets[k, :, t]) for k, t, e in examined])
+    finite = residuals[np.isfinite(residuals)]
     B = 2 * float(np.quantile(finite, 1 - level)) if finite.size else 1.0
     B = B if B > 0 else 1.0
     return tuple(

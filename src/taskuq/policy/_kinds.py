@@ -64,43 +64,34 @@ class PolicySpec:
         exact_alpha(self.alpha)
         kind = POLICIES[self.kind]
         if self.statistic not in get_args(Statistic):
-            raise InputError(
-                f"statistic must be 'spread' or 'learned', got {self.statistic!r}",
-                code="choice.unknown",
-            )
+            raise InputError(f"unknown statistic {self.statistic!r}", code="choice.unknown")
         if not 0 < self.budget <= 1:
             raise InputError(f"budget must be in (0, 1], got {self.budget}", code="value.invalid")
         if not -10 <= self.round_tolerance <= 10:
             raise InputError(
-                f"round_tolerance must be in [-10, 10], got {self.round_tolerance}; 0.25 is usual",
+                f"round_tolerance must be in [-10, 10], got {self.round_tolerance}",
                 code="value.invalid",
             )
-        if self.given not in (None, *get_args(Given)):
-            raise InputError(
-                f"given must be 'early' or None, got {self.given!r}", code="choice.unknown"
-            )
+        if self.given not in (None, "early"):
+            raise InputError(f"given must be 'early', got {self.given!r}", code="choice.unknown")
         if self.given and not kind.supports_early:
             raise InputError(
-                f"policy {self.kind!r} has no guarantee for early stops; use 'fixed-width' or "
-                "'adaptive', or remove given=",
+                f"policy {self.kind!r} has no guarantee for early stops; use 'adaptive'",
                 code="option.conflict",
             )
 
     @property
     def policy(self) -> PolicyKind:
-        """The policy kind."""
         return POLICIES[self.kind]()
 
     @property
     def name(self) -> str:
         """Short name, e.g. fixed-width:spread."""
         first, *others = self.policy.options
-        words = [_word(getattr(self, first))]
-        for name in others:
-            value = getattr(self, name)
-            if value != getattr(PolicySpec, name):
-                words.append(f"{name}={_word(value)}")
-        return ":".join([self.kind, *words])
+        main = getattr(self, first)
+        words = [main if isinstance(main, str) else score_name(main)]
+        others = [name for name in others if getattr(self, name) != getattr(PolicySpec, name)]
+        return ":".join([self.kind, *words, *(f"{n}={getattr(self, n):g}" for n in others)])
 
     @property
     def base_score(self) -> Score:
@@ -125,12 +116,11 @@ class PolicySpec:
         """Return the calibrated threshold of each round, (round,) or (round, split)."""
         if calibrator.unit.stops_together and not self.policy.stops_whole_groups:
             raise InputError(
-                f"policy {self.kind!r} has no threshold for whole groups; use unit='group'",
-                code="option.conflict",
+                f"{self.kind!r} cannot stop whole groups; use unit='group'", code="option.conflict"
             )
         if calibrator.unit.stops_together and not statistics.is_always_open:
             raise InputError(
-                "score 'cqr' can give empty intervals, which cannot stop whole groups; use 'mlwr'",
+                "intervals that may be empty ('cqr') cannot stop whole groups; use 'mlwr'",
                 code="option.conflict",
             )
         if self.given:
@@ -162,17 +152,10 @@ def parse_policy(named: PolicyName, default: PolicySpec) -> PolicySpec:
         pairs = [word.split("=", 1) if "=" in word else [first, word] for word in words]
         named = {"kind": kind, **dict(pairs)}
     if not isinstance(named, Mapping):
-        raise InputError(
-            f"a policy must be named as in 'adaptive:mlwr', got {named!r}", code="choice.unknown"
-        )
-    kind = named.get("kind", default.kind)
-    options = POLICIES[kind].options
-    if unknown := sorted(set(named) - {"kind", *options}):
-        raise InputError(
-            f"policy {kind!r} has the options {', '.join(options)}, got {unknown[0]!r}",
-            code="choice.unknown",
-        )
-    values = dict(named)
+        raise InputError(f"name a policy as 'adaptive:mlwr', got {named!r}", code="choice.unknown")
+    kind, values = named.get("kind", default.kind), dict(named)
+    if unknown := sorted(set(named) - {"kind", *POLICIES[kind].options}):
+        raise InputError(f"policy {kind!r} has no option {unknown[0]!r}", code="choice.unknown")
     for name in {"budget", "round_tolerance"} & set(values):
         try:
             values[name] = float(values[name])
@@ -180,12 +163,6 @@ def parse_policy(named: PolicyName, default: PolicySpec) -> PolicySpec:
             message = f"{name} must be a number, got {values[name]!r}"
             raise InputError(message, code="dtype.invalid") from None
     return replace(default, **values)
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return f"{value:g}" if isinstance(value, int | float) else score_name(value)
 
 
 class PolicyKind(ABC):

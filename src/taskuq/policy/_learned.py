@@ -29,15 +29,13 @@ from taskuq.table._table import TaskOutputs
 
 @dataclass(frozen=True)
 class _FittedRules:
-    """Fitted rules and the statistics of the calibration cases.
-
-    ``statistics`` calibrates the thresholds and allows for all that a unit's own absence could
-    change in the rules; ``final`` is by the rules as they are.
-    """
+    """Fitted rules and the statistics of the calibration cases."""
 
     rules: Rules
     held_out: BoolArray
+    # Calibrates the thresholds; allows for all that a unit's own absence could change.
     statistics: StoppingStatistics
+    # By the rules as they are.
     final: StoppingStatistics
     with_margin: Callable[[float], StoppingStatistics] | None = None
     tuning: TuningCases | None = None
@@ -91,7 +89,7 @@ def evaluate_tuning_cases(
     """Evaluate rules on the held-out cases they were fitted to."""
     x, z = round_arrays(table)
     statistics = stopping_statistics(rules, x[:, held_out], z[:, held_out])
-    return TuningCases(statistics, unit_index(statistics.cases, index[held_out]))
+    return statistics, unit_index(statistics.cases, index[held_out])
 
 
 def round_arrays(table: TaskOutputs) -> tuple[FloatArray, FloatArray]:
@@ -148,13 +146,14 @@ class SelfTunedRules:
 
     def final(self, rules: Rules) -> StoppingStatistics:
         """Return the statistics of all cases of the table under given rules."""
-        rounds = [
-            [
-                cell.base.rescale(_scale(rule.score, cell.summary), rule.scaling)
-                for cell, rule in zip(*rows, strict=True)
-            ]
-            for rows in zip(self.cells, rules, strict=True)
-        ]
+        rounds: list[list[RoundStatistics]] = []
+        for cells, row in zip(self.cells, rules, strict=True):
+            rounds.append([])
+            for cell, rule in zip(cells, row, strict=True):
+                scale, top = _scale(rule.score, cell.summary), cell.base.largest
+                family = replace(cell.base.family, scale=scale)  # type: ignore[type-var]  # a linear one
+                largest = top / scale if rule.scaling < 0 else top * scale
+                rounds[-1].append(replace(cell.base, family=family, largest=largest))
         return combine_tasks(rounds, self.targets)
 
     def _bracketed(self, ends: _Brackets, kept: BoolArray) -> StoppingStatistics:
@@ -172,10 +171,9 @@ class SelfTunedRules:
                 scores.append(np.max(worst, axis=0))
         n = len(self.cells)
         low, high = np.stack(largest[:n]), np.stack(largest[n:])
+        lowest = [np.max([cell.base.lowest[kept] for cell in row], axis=0) for row in self.cells]
         return StoppingStatistics(
-            lowest=np.stack(
-                [np.max([cell.base.lowest[kept] for cell in row], axis=0) for row in self.cells]
-            ),
+            lowest=np.stack(lowest),
             largest=np.maximum(low, high),
             score=np.maximum(np.stack(scores[:n]), np.stack(scores[n:])),
             rounds=tuple(tuple(cell.base for cell in row) for row in self.cells),

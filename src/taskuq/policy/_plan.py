@@ -72,11 +72,10 @@ def plan(
     .. math:: \mathbb P\{z \in \mathcal C_T \text{ and the goal is reached}\} \ge 1 - \alpha
 
     Args:
-        table: Task outputs of all rounds; or (outputs, targets) as arrays, with the accelerations
-            and other fields of :class:`~taskuq.TaskOutputs` by name.
+        table: Task outputs of all rounds; or arrays (outputs, targets).
         alpha: Error rate in (0, 1).
-        max_width: Stop when the interval is this narrow. Widths, levels and side are one for all
-            tasks, or one for each, in order or by the tasks' names.
+        max_width: Stop when the interval is this narrow. This, levels and side are one for all
+            tasks, or one for each, in order or by name.
         at_least: Stop when a lower bound exceeds this level.
         at_most: Stop when an upper bound is below this level.
         policy: Kind of policy, one of these or your own.
@@ -91,13 +90,13 @@ def plan(
         given: 'early' guarantees coverage among the scans that stop before the full measurement,
             which needs ``delta``; its price in acceleration is in the certificate.
         side: 'two', 'upper' or 'lower'; follows from ``at_least`` and ``at_most``.
-        choose: Policies to choose among, such as 'fixed-width:learned' or 'adaptive:mlwr'. The one
+        choose: Policies to choose among, such as 'fixed-width:learned' or 'adaptive:mlwr': the one
             with the largest mean acceleration on three tenths of the units is calibrated on the
-            others, and keeps its guarantee. A name leaves out what is as passed here.
+            others, and keeps its guarantee.
         certificate_alpha: Error rate of the certificate for the mean acceleration.
         task: Tasks whose goals must be reached; all by default.
         seed: Seed or Generator that chooses tuning cases; by default they lie at even steps.
-        table_kwargs: With arrays: ``accelerations``, ``group``, ``task_range`` and so on.
+        table_kwargs: With arrays: ``accelerations`` and other fields of a table.
 
     Raises:
         InputError: If the goal is missing, the table has no targets, or the units are too few.
@@ -189,8 +188,8 @@ def _calibrate_policy(
 
 def _origin(table: TaskOutputs) -> dict[str, Any]:
     """Return the fingerprints of the files a table was made from, and the number of coils."""
-    configuration = table.provenance.get("configuration")
-    record = configuration if isinstance(configuration, Mapping) else {}
+    record = table.provenance.get("configuration")
+    record = record if isinstance(record, Mapping) else {}
     stored, coils = record.get("fingerprints"), record.get("coils")
     # Lines that were chosen in the scan have a rule, known or not.
     fingerprints = {} if table.sampled_lines is None else {"rule": ""}
@@ -200,7 +199,6 @@ def _origin(table: TaskOutputs) -> dict[str, Any]:
 
 
 def require_targets(table: TaskOutputs) -> None:
-    """Refuse a table without targets."""
     if not table.has_targets:
         raise InputError("the table has no targets, which a policy needs", code="targets.missing")
 
@@ -255,8 +253,7 @@ def _choose_policy(
         level = min(0.5, 2 * level)
         costs = [_cost(replace(one, alpha=level), part, unit, make) for one in specs]
     accelerations: dict[str, float] = {}
-    for spec, cost in zip(specs, costs, strict=True):
-        name = spec.name
+    for name, cost in zip((spec.name for spec in specs), costs, strict=True):
         # User-defined scores may share a name.
         while name in accelerations:
             name += "'"

@@ -59,10 +59,10 @@ class Decision:
     @property
     def by_task(self) -> dict[str, Interval]:
         """Interval of each task, by its name."""
-        ends, names = (self.interval.lower, self.interval.upper), self.task_names
-        if len(names) == 1:
-            return {names[0]: self.interval}
-        return {name: Interval(*(end[..., t] for end in ends)) for t, name in enumerate(names)}
+        if len(self.task_names) == 1:
+            return {self.task_names[0]: self.interval}
+        low, high = self.interval.lower, self.interval.upper
+        return {n: Interval(low[..., t], high[..., t]) for t, n in enumerate(self.task_names)}
 
     def __repr__(self) -> str:
         if np.ndim(self.stops):
@@ -86,15 +86,14 @@ class Policy:
         guarantee: Guarantee; for the paper's policy, of each round by itself.
         samples: Number of posterior samples per case and round.
         whole_group: True if all cases of a group stop together.
-        min_group_size: Fewest cases of a calibration group, where whole groups stop.
+        min_group_size: Fewest cases of a calibration group, for whole groups.
         task_ranges: Declared range of each task, if any.
         task_names: One per task.
         round_names: Display names of the rounds, if any.
         certificate: Mean acceleration measured at calibration, and certified.
         provenance: Record of the calibration.
         warning: Sentence if no scan stops early, or every scan in the first round.
-        monitor_reference: Statistics of each calibration unit in the first round, by name:
-            what :class:`taskuq.Monitor` compares new units with.
+        monitor_reference: First-round statistics by name, the reference of :class:`taskuq.Monitor`.
     """
 
     kind: str
@@ -157,13 +156,11 @@ class Policy:
     ) -> Decision:
         """Return the decision after a round; its interval is what would be reported now.
 
-        A policy for whole groups takes the cases as all cases of one group and refuses outputs
-        without a case axis. It never stops a group of one case early unless a calibration group
-        had one: far more likely it is part of a group.
+        A policy for whole groups takes the cases as all cases of one group. It never stops a group
+        of one case early unless a calibration group had one: likely it is part of a group.
 
         Args:
-            round: Round just measured, from 0; the one after the last stored round is the full
-                measurement.
+            round: Round just measured, from 0; after the last one comes the full measurement.
             outputs: Outputs of all rounds so far: (round, sample) for one case,
                 (round, case, sample) for several or a group, with a last axis for several tasks.
             value: Target, known once everything is measured.
@@ -175,7 +172,15 @@ class Policy:
         if not isinstance(round, int | np.integer) or not 0 <= round <= last:
             raise InputError(f"round must be in 0 to {last}, got {round!r}", code="value.invalid")
         if round == last:
-            return self._full_scan(value)
+            if value is None:
+                raise InputError(
+                    "everything is measured: pass the target as value=", code="option.missing"
+                )
+            z = as_real_array(value, "value", ndim=(0, 1, 2)).astype(float)
+            require_in_ranges(z, self.task_ranges, "the value")
+            reason = "stop: everything is measured, so the target is known"
+            stops, interval = np.ones(z.shape, dtype=bool), Interval(z, z)
+            return Decision(True, stops, interval, last, 1.0, reason, self.task_names)
         round = int(round)
         x, single = self._check_outputs(outputs, round)
         threshold, tasks = self.thresholds[round], []
@@ -202,23 +207,6 @@ class Policy:
             round=round,
             acceleration=self.accelerations[round],
             reason=self._reason(round, stops, interval, agreeing, is_part),
-            task_names=self.task_names,
-        )
-
-    def _full_scan(self, value: float | FloatArray | None) -> Decision:
-        if value is None:
-            raise InputError(
-                "everything is measured: pass the target as value=", code="option.missing"
-            )
-        z = as_real_array(value, "value", ndim=(0, 1, 2)).astype(float)
-        require_in_ranges(z, self.task_ranges, "the value")
-        return Decision(
-            stop=True,
-            stops=np.ones(z.shape, dtype=bool),
-            interval=Interval(z, z),
-            round=len(self.accelerations),
-            acceleration=1.0,
-            reason="stop: everything is measured, so the target is known",
             task_names=self.task_names,
         )
 
@@ -296,15 +284,14 @@ class Policy:
         return self.goal.statement
 
     def __repr__(self) -> str:
-        score = score_name(self._rules[0][0].score)
         # Consequences before the guarantee.
-        parts = [f"{self.kind} ({score}) at alpha {self.alpha:g}."]
+        parts = [f"{self.kind} ({score_name(self._rules[0][0].score)}) at alpha {self.alpha:g}."]
         parts += [f"Note: {self.guarantee.caveat}."] if self.guarantee.caveat else []
         parts += [self.warning] if self.warning else []
         return " ".join([*parts, self.statement])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as values that JSON can hold."""
+        """Return everything as JSON values."""
         return {
             "schema": SCHEMA,
             "kind": self.kind,
@@ -350,17 +337,21 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
         ranges = ranges_from_json(record, task_names)
         kind, warning = record["kind"], record.get("outlook")
         if not isinstance(warning, str | None):
-            raise TypeError(f"outlook is a sentence, got {warning!r}")
+            raise TypeError(warning)
+        rule = POLICIES[kind].rule_class
+
+        def read(one: Record, t: int) -> StoppingRule:
+            if one["kind"] != rule.name:
+                raise InputError(f"unknown rule {one['kind']!r} in the file", code="file.format")
+            own = score_from_dict(one["score"], score)
+            return rule.from_dict(one, own, goal.for_task(t), ranges[t])
+
         return Policy(
             kind=kind,
             goal=goal,
             accelerations=tuple(float("nan" if R is None else R) for R in record["accelerations"]),
             _rules=tuple(
-                tuple(
-                    _read_rule(kind, rule, goal.for_task(t), ranges[t], score)
-                    for t, rule in enumerate(rules)
-                )
-                for rules in record["rules"]
+                tuple(read(one, t) for t, one in enumerate(row)) for row in record["rules"]
             ),
             thresholds=tuple(number_from_json(t) for t in record["thresholds"]),
             guarantee=Guarantee.from_dict(record["guarantee"]),
@@ -380,15 +371,6 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
         )
 
 
-def _read_rule(
-    kind: str, record: Record, goal: Goal, range_: TaskRange, custom: Score | None
-) -> StoppingRule:
-    score, rule = score_from_dict(record["score"], custom), POLICIES[kind].rule_class
-    if record["kind"] != rule.name:
-        raise InputError(f"unknown kind of rule {record['kind']!r} in the file", code="file.format")
-    return rule.from_dict(record, score, goal, range_)
-
-
 ERROR = "error"
 # Significant digits: a policy's file stays small, and the last bits of a network are noise.
 DIGITS = 6
@@ -401,8 +383,7 @@ def monitor_statistics(
     targets: FloatArray | None = None,
 ) -> dict[str, tuple[float, ...]]:
     """Return the statistics of the first round of each unit, by name."""
-    x = np.asarray(outputs, dtype=float)
-    cases = np.bincount(index)
+    x, cases = np.asarray(outputs, dtype=float), np.bincount(index)
     found: dict[str, tuple[float, ...]] = {}
     for t, task in enumerate(task_names):
         suffix, centre = "" if len(task_names) == 1 else f" of {task}", x[..., t].mean(axis=1)

@@ -20,10 +20,8 @@ from taskuq.policy._rules import StoppingStatistics
 
 # Loss of each group at thresholds in rising order (group, threshold).
 Losses: TypeAlias = Callable[[FloatArray], FloatArray]
-# Losses computed at a time, so that they stay in cache.
-BLOCK = 200_000
-# Thresholds of each step of a search.
-STEP = 64
+# Losses computed at a time, so that they stay in cache; thresholds of each step of a search.
+BLOCK, STEP = 200_000, 64
 
 
 @dataclass(frozen=True)
@@ -175,11 +173,10 @@ def make_certificate(
     unit, index = calibrator.unit, calibrator.index
 
     def cost(largest: FloatArray, weight: FloatArray) -> float:
-        lowest = statistics.lowest
         if unit.stops_together:
             largest = statistics.group_thresholds(largest, index)
-            lowest = np.full(largest.shape, -np.inf)
             weight = np.asarray(np.bincount(index, weights=weight), dtype=float)
+        lowest = np.full(largest.shape, -np.inf) if unit.stops_together else statistics.lowest
         return mean_cost(lowest, largest, accelerations, thresholds, weight)
 
     weights = unit.weights(index)
@@ -238,7 +235,6 @@ def _certified_acceleration(
 
 
 def _deviation(units: int, failing: float, *, groups: bool) -> float:
-    """Return the one-sided deviation of an empirical distribution function."""
     x = math.log(1 / failing)
     if groups:
         while math.e * x * math.exp(-x) > failing:
@@ -246,18 +242,10 @@ def _deviation(units: int, failing: float, *, groups: bool) -> float:
     return math.sqrt(x / (2 * units))
 
 
-# Fraction of units from which the thresholds to test are taken.
-EARLY_FRACTION = 0.1
-# Most thresholds tested.
-RUNGS = 64
-
-
-@dataclass(frozen=True)
-class TuningCases:
-    """Held-out cases evaluated under the rules."""
-
-    statistics: StoppingStatistics
-    index: NDArray[np.int64]
+# Fraction of units from which the thresholds to test are taken, and the most thresholds tested.
+EARLY_FRACTION, RUNGS = 0.1, 64
+# Held-out cases under the rules, and the unit of each.
+TuningCases: TypeAlias = tuple[StoppingStatistics, NDArray[np.int64]]
 
 
 def _early_stops(
@@ -278,14 +266,15 @@ def _early_stops(
 
 def threshold_grid(tuning: TuningCases, calibrator: Calibrator) -> FloatArray:
     """Return thresholds to test, from conservative to aggressive."""
-    largest = tuning.statistics.largest
-    grid = np.unique(largest[np.isfinite(largest)])[::-1]
+    statistics, index = tuning
+    grid = np.unique(statistics.largest[np.isfinite(statistics.largest)])[::-1]
     if not grid.size:
         return grid
     grid = grid[np.unique(np.linspace(0, len(grid) - 1, RUNGS).round().astype(np.int64))]
     unit, guarantee = calibrator.unit, calibrator.guarantee
-    weight = unit.weights(tuning.index) / (tuning.index.max() + 1)
-    early = _early_stops(tuning.statistics, grid, unit, tuning.index)[0] @ weight
+    early = _early_stops(statistics, grid, unit, index)[0] @ (
+        unit.weights(index) / (index.max() + 1)
+    )
     enough = min(1.0, guarantee._unit.needed(guarantee.alpha, guarantee.delta) / calibrator.units)
     return grid[int((early >= (early.max() ** 2 * enough) ** (1 / 3)).argmax()) :]
 
