@@ -101,7 +101,6 @@ def window_distribution(
 
 
 def _place_windows(rules: Rules, outputs: FloatArray, targets: FloatArray) -> Rules:
-    """Fit where windows are placed, on tuning cases."""
 
     def place(rule: StoppingRule, k: int, t: int) -> StoppingRule:
         law = window_distribution(rule.score, outputs[: k + 1, ..., t], targets[k, :, t])

@@ -108,7 +108,6 @@ class Goal:
         return np.asarray(good & ~interval.is_empty)
 
     def _search(self, family: IntervalFamily, task_range: TaskRange) -> FloatArray:
-        """Bisect for the threshold, for families without a formula."""
         start = family.interval(0.0)
         has_lower, has_upper = np.isfinite(start.lower), np.isfinite(start.upper)
         with np.errstate(invalid="ignore"):
@@ -155,7 +154,6 @@ class Goals:
 
 
 def goal_from_dict(record: Mapping[str, Any]) -> Goal | Goals:
-    """Read what ``to_dict`` of a goal wrote."""
     if "tasks" not in record:
         return Goal(**record)
     each = [dict(one) for one in record["tasks"]]

@@ -99,7 +99,6 @@ class PolicySpec:
         return self.policy.make_score(self.for_task(0))
 
     def for_task(self, task: int) -> TaskSpec:
-        """Return the specification of one task."""
         return TaskSpec(**vars(replace(self, goal=self.goal.for_task(task))))
 
     @property
@@ -133,8 +132,6 @@ class PolicySpec:
 
 @dataclass(frozen=True)
 class TaskSpec(PolicySpec):
-    """Policy specification of one task."""
-
     goal: Goal
 
 

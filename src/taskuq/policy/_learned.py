@@ -29,8 +29,6 @@ from taskuq.table._table import TaskOutputs
 
 @dataclass(frozen=True)
 class _FittedRules:
-    """Fitted rules and the statistics of the calibration cases."""
-
     rules: Rules
     held_out: BoolArray
     # Calibrates the thresholds; allows for all that a unit's own absence could change.
@@ -86,7 +84,6 @@ def evaluate_rules(
 def evaluate_tuning_cases(
     rules: Rules, table: TaskOutputs, held_out: BoolArray, index: NDArray[np.int64]
 ) -> TuningCases:
-    """Evaluate rules on the held-out cases they were fitted to."""
     x, z = round_arrays(table)
     statistics = stopping_statistics(rules, x[:, held_out], z[:, held_out])
     return statistics, unit_index(statistics.cases, index[held_out])

@@ -204,7 +204,6 @@ def require_targets(table: TaskOutputs) -> None:
 
 
 def policy_unit(table: TaskOutputs, unit: PolicyUnitName | None, cases: float | str) -> Unit:
-    """Return the unit of a policy's decisions and guarantee."""
     return as_unit(unit, cases, has_groups=table.group is not None, whole=True)
 
 
@@ -337,8 +336,6 @@ def _degenerate_warning(
 
 @final
 class SetCalibrator(Calibrator):
-    """Calibrate thresholds on one calibration set."""
-
     @property
     def units(self) -> int:
         return int(self.index.max()) + 1

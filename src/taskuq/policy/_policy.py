@@ -382,7 +382,6 @@ def monitor_statistics(
     task_names: Sequence[str],
     targets: FloatArray | None = None,
 ) -> dict[str, tuple[float, ...]]:
-    """Return the statistics of the first round of each unit, by name."""
     x, cases = np.asarray(outputs, dtype=float), np.bincount(index)
     found: dict[str, tuple[float, ...]] = {}
     for t, task in enumerate(task_names):
@@ -398,5 +397,4 @@ def monitor_statistics(
 
 
 def round_significant(values: ArrayLike) -> tuple[float, ...]:
-    """Round values to six significant digits."""
     return tuple([float(f"{value:.{DIGITS}g}") for value in np.ravel(values).tolist()])

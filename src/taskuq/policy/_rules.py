@@ -29,8 +29,6 @@ LEAST = -float(np.finfo(float).max)
 
 @dataclass(frozen=True)
 class RoundStatistics:
-    """Stopping statistics of the cases of one round."""
-
     family: IntervalFamily
     window: Interval
     lowest: FloatArray
@@ -139,8 +137,6 @@ LOG_ODDS = np.arange(-10, 11) / 2
 @final
 @dataclass(frozen=True)
 class ResidualDistribution:
-    """Smoothed distribution of scaled residuals."""
-
     quantiles: tuple[float, ...]
 
     def __post_init__(self) -> None:
@@ -150,7 +146,6 @@ class ResidualDistribution:
             raise InputError(message, code="file.damaged")
 
     def log_odds(self, residuals: FloatArray) -> FloatArray:
-        """Return the log odds of smaller residuals."""
         q = np.asarray(self.quantiles)
         slopes = np.diff(LOG_ODDS) / np.diff(q)
         piece = np.clip(np.searchsorted(q, residuals) - 1, 0, len(slopes) - 1)
@@ -304,8 +299,6 @@ def _search_lower_end(center: FloatArray, tau: float, link: Link) -> FloatArray:
 
 @dataclass(frozen=True)
 class StoppingStatistics:
-    """Stopping statistics of all cases and rounds."""
-
     lowest: FloatArray
     largest: FloatArray
     score: FloatArray
@@ -334,7 +327,6 @@ class StoppingStatistics:
 def stopping_statistics(
     rules: Sequence[Sequence[StoppingRule]], outputs: FloatArray, targets: FloatArray
 ) -> StoppingStatistics:
-    """Compute stopping statistics of all rounds and tasks."""
     rounds = [
         [rule.examine(outputs[: k + 1, ..., t]) for t, rule in enumerate(of_round)]
         for k, of_round in enumerate(rules)
@@ -345,7 +337,6 @@ def stopping_statistics(
 def combine_tasks(
     rounds: Sequence[Sequence[RoundStatistics]], targets: FloatArray
 ) -> StoppingStatistics:
-    """Combine the statistics of the tasks of each round."""
     scores = [
         np.max([e.score(targets[k, :, t]) for t, e in enumerate(tasks)], axis=0)
         for k, tasks in enumerate(rounds)
@@ -377,7 +368,6 @@ def group_allowance(largest: FloatArray, index: NDArray[np.int64], is_risk: bool
 
 
 def opening_threshold(family: IntervalFamily, cases: int) -> FloatArray:
-    """Return the threshold below which an interval is empty."""
     if not isinstance(family, LinearFamily):
         _, high, everywhere, nowhere = bisect_threshold(
             lambda threshold: ~family.interval(threshold).is_empty, (cases,)

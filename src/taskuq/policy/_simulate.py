@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias, final
 
@@ -48,10 +48,8 @@ from taskuq.policy._stored_scans import (
 from taskuq.table._table import TaskOutputs, as_table, called_rounds
 from taskuq.table._terminology import round_label
 
-# More replicates would change no visible digit of a standard error.
-REPLICATES = 300
-# Replicates show which part of their variance is linear only if its relative error is below this.
-CLEAR = 0.25
+# Most replicates; the relative error below which they show what part of their variance is linear.
+REPLICATES, CLEAR = 300, 0.25
 
 
 # Cost and coverage with parts of the table left out, and the groups that were kept.
@@ -64,7 +62,6 @@ def _replicate(
     group_of_case: NDArray[np.int64],
     pool: NDArray[np.int64],
 ) -> _Replicates:
-    """Evaluate the rest of every jackknife replicate."""
     folds, results = splitting.all_folds, np.empty((2, splitting.trials))
     for b, fold in enumerate(folds):
         scans, thresholds = calibrate(b)
@@ -123,8 +120,6 @@ def _jackknife_variance(
 @final
 @dataclass(frozen=True)
 class _SplitCalibrator(Calibrator):
-    """Calibrate thresholds in every split."""
-
     splitting: Splits
 
     @property
@@ -174,8 +169,6 @@ class _SplitCalibrator(Calibrator):
 
 @dataclass(frozen=True)
 class _StopFraction:
-    """Fraction and coverage of cases stopped in one round."""
-
     acceleration: float
     fraction: float
     coverage: float
@@ -303,15 +296,13 @@ def simulate(
 
     .. math:: \bar R = \Big( \frac1m \sum_i \frac{1}{R_{T_i}} \Big)^{-1}
 
-    With groups as the unit this is for a random case of a new group: every group counts the same.
-    Coverage is the fraction of units for which the guarantee holds. Standard errors come from a
+    With groups as the unit this is for a random case of a new group. Standard errors come from a
     jackknife: up to 300 times three tenths of the groups (or cases) are left out, and the policy
     is calibrated and evaluated on the rest; the error of finitely many splits is added.
 
     Args:
         table: Task outputs of all rounds with targets, or arrays as :func:`taskuq.plan` takes them.
-        policies: Names such as 'fixed-width', 'fixed-width:learned' or 'paper:cqr', or a
-            :class:`PolicySpec` each, which has its own error rate and goal.
+        policies: Names such as 'fixed-width:learned' or 'paper:cqr', or a :class:`PolicySpec`.
         alpha: Error rate of the policies by name.
         max_width: Their goal, as in :func:`taskuq.plan`.
         at_least: Likewise.
@@ -325,7 +316,7 @@ def simulate(
         given: 'early' for a guarantee among early stops, of the policies by name that have one.
         tuning_repeats: Number of tuning sets to average over, for policies that need one.
         task: Tasks whose goals must be reached; all by default.
-        table_kwargs: With arrays: ``accelerations``, ``group``, ``task_range`` and so on.
+        table_kwargs: With arrays: ``accelerations`` and other fields of a table.
 
     Raises:
         InputError: If alpha or the goal of a name is missing, or the table has no targets.
@@ -342,19 +333,14 @@ def simulate(
     table = table if task is None else table.select(task=task)
     require_targets(table)
     if splits < 1 or tuning_repeats < 1:
-        raise InputError(
-            f"splits and tuning_repeats must be positive, got {splits}, {tuning_repeats}",
-            code="value.invalid",
-        )
+        raise InputError("splits and tuning_repeats must be at least 1", code="value.invalid")
     specs = []
     for one in policies:
         if isinstance(one, PolicySpec):
             specs.append(one)
             continue
         if alpha is None:
-            raise InputError(
-                "policies by name need an error rate; pass e.g. alpha=0.05", code="option.missing"
-            )
+            raise InputError("policies by name need alpha=", code="option.missing")
         goal = make_goals(max_width, at_least, at_most, side, table.task_names)
         spec = parse_policy(one, PolicySpec("fixed-width", alpha, goal))
         specs.append(replace(spec, given=given if spec.policy.supports_early else None))
@@ -392,8 +378,18 @@ class _SimulationJob:
         rules = self_tuned_rules(self.spec, self.table, self.guarantee.delta)
         if rules is not None:
             return self._summarise([self._self_tuned(rules)], 0)
-        parts = []
-        tuning_sets = list(self._tuning_sets(tuning_repeats, rng))
+        spec, n, parts = self.spec, self.n_calibration, []
+        take = tuning_units(
+            spec.base_score, self.unit, n, spec.alpha, self.guarantee.delta, spec.tuning_fraction
+        )
+        tuning_sets = [np.zeros(self.table.cases, dtype=bool)]
+        if take > 0 or tuning_fraction(spec.base_score):
+            if not 1 <= take < n:
+                raise InputError(
+                    f"{n} calibration units are too few to tune {spec.name}", code="units.few"
+                )
+            draws = range(min(tuning_repeats, self.splits))
+            tuning_sets = [choose_units(self.index, take, rng) for _ in draws]
         for draw, held_out in enumerate(tuning_sets):
             count = self.splits // len(tuning_sets) + (draw < self.splits % len(tuning_sets))
             # Policies that need no tuning set all see the same splits.
@@ -448,22 +444,6 @@ class _SimulationJob:
     def _allowance(self, statistics: StoppingStatistics, index: NDArray[np.int64]) -> FloatArray:
         return statistics.allowance(index) if self.unit.stops_together else np.empty((0, 0))
 
-    def _tuning_sets(self, tuning_repeats: int, rng: np.random.Generator) -> Iterator[BoolArray]:
-        spec, n = self.spec, self.n_calibration
-        take = tuning_units(
-            spec.base_score, self.unit, n, spec.alpha, self.guarantee.delta, spec.tuning_fraction
-        )
-        if take == 0 and not tuning_fraction(spec.base_score):
-            yield np.zeros(self.table.cases, dtype=bool)
-            return
-        if not 1 <= take < n:
-            raise InputError(
-                f"policy {spec.name} needs several calibration units to tune on, got {n}",
-                code="units.few",
-            )
-        for _ in range(min(tuning_repeats, self.splits)):
-            yield choose_units(self.index, take, rng)
-
     def _tuned(self, held_out: BoolArray, splits: int, seed: int) -> _Part:
         """Simulate a policy with one tuning set."""
         pool = np.flatnonzero(~held_out)
@@ -491,9 +471,9 @@ class _SimulationJob:
         def joined(name: str) -> FloatArray:
             return np.concatenate([getattr(part, name) for part, _ in parts], axis=-1)
 
-        m = parts[0][0].weight
+        m, policy = parts[0][0].weight, self.spec.policy
         acceleration, coverage = m / joined("cost"), joined("kept") / m
-        early, covered = joined("early"), joined("covered")
+        early = joined("early")
         rounds = zip(
             self.table.accelerations, joined("stopped"), joined("stopped_covered"), strict=True
         )
@@ -501,7 +481,6 @@ class _SimulationJob:
         # A sum of weights may exceed their whole by a rounding error.
         full = max(0.0, float(1 - early.mean() / m))
         stops.append(_StopFraction(1.0, full, 1.0 if full > 0 else math.nan))
-        policy = self.spec.policy
         return Simulation(
             policy=self.spec.kind,
             score=score_name(self.spec.base_score) if "score" in policy.options else "-",
@@ -520,7 +499,7 @@ class _SimulationJob:
             mean_acceleration=float(acceleration.mean()),
             case_mean_acceleration=float((joined("cases") / joined("plain_cost")).mean()),
             coverage=float(coverage.mean()),
-            case_coverage=float((covered / m).mean()),
+            case_coverage=float((joined("covered") / m).mean()),
             coverage_from_full_scans=full,
             coverage_early=_ratio(joined("early_covered"), early),
             early_fraction=float(early.mean() / m),
@@ -546,7 +525,6 @@ def _ratio(part: FloatArray, whole: FloatArray) -> float:
 
 
 def _spread(part: FloatArray, whole: FloatArray) -> float:
-    """Return the standard deviation over splits of a ratio, NaN if it is not finite."""
     there = whole > 0
     ratio = part[there] / whole[there]
     return float(ratio.std()) if there.any() and np.isfinite(ratio).all() else math.nan
@@ -564,7 +542,6 @@ def simulation_record(
     results: Sequence[tuple[int, Simulation]],
     inputs: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the record ``taskuq.simulate/1``."""
     first = results[0][1].to_dict()
     shared = ("unit", "coverage_of", "mean_over", "trials", "n", "n_calibration", "n_test")
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,6 @@ KINDS = ("fixed-width", "adaptive", "anytime", "paper")
 
 
 def export_policy(policy: Policy) -> dict[str, Any]:
-    """Return the decision rule as JSON values."""
     if policy.kind not in KINDS:
         raise InputError(f"policy {policy.kind!r} has no specification", code="choice.unknown")
     if policy.whole_group:
@@ -104,27 +104,22 @@ def _range(range_: TaskRange) -> list[float | str] | None:
 
 
 def export_test_vectors(policy: Policy, *, cases: int, seed: int) -> dict[str, Any]:
-    """Return synthetic cases and their decisions."""
     rng = np.random.default_rng(seed)
     vectors: list[dict[str, Any]] = []
     for k in range(len(policy.accelerations)):
         made = (_outputs(policy, k, rng) for _ in range(100 * cases))
         clear = (x for x in made if not _is_close(policy, k, x))
-        vectors += [_vector(policy, k, x) for _, x in zip(range(cases), clear, strict=False)]
+        for x in islice(clear, cases):
+            decision = policy.decide(k, x if len(policy.task_names) > 1 else x[..., 0])
+            ends = {"lower": decision.interval.lower, "upper": decision.interval.upper}
+            ends = {name: np.atleast_1d(end).tolist() for name, end in ends.items()}
+            vectors.append({"round": k, "outputs": x.tolist(), "stop": decision.stop, **ends})
     return {
         "schema": VECTORS,
         "seed": seed,
         "specification": export_policy(policy),
         "vectors": to_json_value([*vectors, *_refused(policy, vectors[0]["outputs"])]),
     }
-
-
-def _vector(policy: Policy, k: int, x: FloatArray) -> dict[str, Any]:
-    decision = policy.decide(k, x if len(policy.task_names) > 1 else x[..., 0])
-    ends = (decision.interval.lower, decision.interval.upper)
-    lower, upper = (np.atleast_1d(end).tolist() for end in ends)
-    return {"round": k, "outputs": x.tolist(), "stop": decision.stop, "lower": lower,
-            "upper": upper}  # fmt: skip
 
 
 def _outputs(policy: Policy, k: int, rng: np.random.Generator) -> FloatArray:
@@ -161,7 +156,6 @@ def _is_close(policy: Policy, k: int, x: FloatArray) -> bool:
 
 
 def _refused(policy: Policy, outputs: Any) -> Iterator[dict[str, Any]]:
-    """Yield outputs that must be refused."""
     x, range_ = np.asarray(outputs), policy.task_ranges[0]
     for wrong in (x[:, 1:], np.concatenate([x, x]), np.concatenate([x, x], axis=2)):
         yield {"round": 0, "outputs": wrong.tolist(), "refused": True}

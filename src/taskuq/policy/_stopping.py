@@ -26,8 +26,6 @@ BLOCK, STEP = 200_000, 64
 
 @dataclass(frozen=True)
 class Calibrator(ABC):
-    """Find the thresholds that give a guarantee."""
-
     guarantee: Guarantee
     unit: Unit
     index: NDArray[np.int64]

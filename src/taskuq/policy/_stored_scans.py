@@ -20,8 +20,6 @@ from taskuq.policy._stopping import costs
 
 @dataclass(frozen=True)
 class SimulatedStops:
-    """Weighted sums over the simulated test cases of each split."""
-
     weight: float
     cost: FloatArray
     covered: FloatArray
@@ -40,8 +38,6 @@ class SimulatedStops:
 
 @dataclass(frozen=True)
 class StoredScans:
-    """Stored rounds to simulate on."""
-
     statistics: StoppingStatistics
     targets: FloatArray
     accelerations: FloatArray
@@ -165,7 +161,13 @@ def _simulate_split(
         here = np.flatnonzero(chosen & (stopped == k))
         if not here.size:
             continue
-        width, error = _report(scans, k, thresholds[k], here)
+        report, z = joint_report(scans.statistics.rounds[k], thresholds[k])[here], scans.targets[k]
+        lower, upper = (end.reshape(len(here), -1) for end in (report.lower, report.upper))
+        with np.errstate(invalid="ignore"):
+            middle = np.where(np.isinf(upper), lower, (lower + upper) / 2)
+        center = np.where(np.isinf(lower), upper, middle)
+        # Of several tasks, the largest.
+        width, error = (upper - lower).max(axis=1), np.abs(z[here] - center).max(axis=1)
         wk, covered = w[here], (w * hit)[here].sum()
         sums[2, t] += wk.sum()
         sums[3, t] += covered
@@ -182,20 +184,6 @@ def _simulate_split(
     sums[8, t] = scans.covered_weight(hit, chosen)
     sums[9, t] = cost[chosen].sum()
     sums[10, t] = chosen.sum()
-
-
-def _report(
-    scans: StoredScans, k: int, threshold: float, cases: NDArray[np.int64]
-) -> tuple[FloatArray, FloatArray]:
-    """Return widths and distances of the target from the centre, the largest over tasks."""
-    interval = joint_report(scans.statistics.rounds[k], threshold)[cases]
-    lower, upper = interval.lower.reshape(len(cases), -1), interval.upper.reshape(len(cases), -1)
-    z = scans.targets[k, cases]
-    with np.errstate(invalid="ignore"):
-        center = np.where(
-            np.isinf(lower), upper, np.where(np.isinf(upper), lower, (lower + upper) / 2)
-        )
-    return (upper - lower).max(axis=1), np.abs(z - center).max(axis=1)
 
 
 def _run_kernel(
