@@ -111,7 +111,6 @@ def test_compiled_and_numpy_replays_agree(monkeypatch, name, unit):
             replays(monkeypatch, False, TABLE, PLANS[name], unit)
         return
     pair = [replays(monkeypatch, c, TABLE, PLANS[name], unit) for c in (True, False)]
-
     assert len(pair[0]) == len(pair[1]) > 0
     assert all(agree(a, b, unit) for a, b in zip(*pair, strict=True))
     assert sum(a.early.sum() for a in pair[0]) > 0 or unit == "whole-group"
@@ -123,14 +122,12 @@ def test_compiled_and_numpy_replays_agree(monkeypatch, name, unit):
 )
 def test_the_engines_agree_on_two_tasks(monkeypatch, name, unit):
     pair = [replays(monkeypatch, c, two_tasks(), PLANS[name], unit) for c in (True, False)]
-
     assert all(agree(a, b, unit) for a, b in zip(*pair, strict=True))
 
 
 def test_the_comparison_of_engines_can_fail(monkeypatch):
     (one,) = replays(monkeypatch, False, TABLE, PLANS["paper lwr"], "case")
     (other,) = replays(monkeypatch, False, TABLE, PLANS["adaptive ar"], "case")
-
     assert not agree(one, other, "case")
 
 
@@ -143,7 +140,6 @@ def records(seed, unit="case"):
 
 def test_a_seed_repeats_everything_and_another_does_not():
     first = records(5)
-
     assert first == records(5)
     assert first != records(6)
 
@@ -208,7 +204,6 @@ PROMISES = [
 def test_the_threshold_of_a_trial_is_the_planned_one(monkeypatch, promise):
     spec = PolicySpec("adaptive", 0.2, TWO, score="lwr")
     _, _, splitting, thresholds = watched(monkeypatch, TABLE, spec, 3, **promise)
-
     for t in range(3):
         calibration = splitting.case_folds(np.array([t]))[0] == 0
         policy = tq.plan(
@@ -358,7 +353,6 @@ def test_a_simulation_on_a_grid_is_planning_and_scanning(monkeypatch, steps, nam
 
 def test_scores_compared_exactly_would_miss_what_reports_contain(monkeypatch):
     monkeypatch.setattr(replay, "covering_quantile", lambda scores, thresholds, contains: scores)
-
     assert (
         max(gap(monkeypatch, steps, name, False) for steps in (255, 10) for name in SCORED) > 0.01
     )
@@ -416,7 +410,6 @@ def test_the_certificate_and_the_simulation_name_the_same_random_thing(unit, ove
     policy = tq.plan(UNEQUAL, alpha=0.2, max_width=0.25, unit=unit)
     spec = PolicySpec("fixed-width", 0.2, Goal(max_width=0.25))
     (found,) = simulate(UNEQUAL, [spec], splits=5, unit=unit)
-
     assert policy.certificate["mean_over"] == found.mean_over == over
 
 
@@ -427,7 +420,6 @@ def test_the_certificate_counts_groups_alike_and_cases_alike_beside_it():
     outputs = 0.5 + np.outer(spread, [-1, 1])
     table = tq.TaskOutputs(outputs[None], 0.5 + spread, (8.0,), group=group)
     found = tq.plan(table, alpha=0.2, max_width=0.2, policy="adaptive", score="lwr").certificate
-
     assert found["mean_over"] == "a random case of a new group"
     assert found["mean_acceleration"] == pytest.approx(1 / (0.5 / 8 + 0.5))
     assert found["mean_acceleration_of_cases"] == pytest.approx(1 / (0.1 / 8 + 0.9))
@@ -464,7 +456,6 @@ OFTEN = 400
 def test_the_variance_of_a_mean_is_that_of_the_numbers_over_their_count(n, k):
     numbers, kept = RNG.random(n), np.tile(every_rest(n, k), (OFTEN, 1))
     found = _jackknife_variance(kept @ numbers / k, kept, k / n)
-
     assert found == pytest.approx(numbers.var(ddof=1) / n, rel=0.002)
 
 
@@ -476,7 +467,6 @@ def test_what_is_not_linear_counts_as_of_one_order(n, k):
     design = np.column_stack([np.ones(len(kept)), kept])
     values -= design @ np.linalg.lstsq(design, values, rcond=None)[0]
     r = k / n
-
     for c in (2, 3):
         expected = r**c / (1 - r**c) * values.var()
         assert _jackknife_variance(values, kept, r, c) == pytest.approx(expected, rel=0.002)
@@ -484,7 +474,6 @@ def test_what_is_not_linear_counts_as_of_one_order(n, k):
 
 def test_few_replicates_of_many_groups_take_all_variance_for_linear():
     values, kept = RNG.random(40), RNG.integers(0, 2, (40, 500)).astype(float)
-
     assert _jackknife_variance(values, kept, 0.75) == pytest.approx(3 * values.var(ddof=1))
     assert np.isnan(_jackknife_variance(values[:1], kept[:1], 0.75))
 
@@ -550,7 +539,6 @@ def test_standard_errors_know_what_rules_learn_from_their_calibration_set(monkey
     monkeypatch.setattr(simulation, "use_numba", lambda work: True)
     spec = PolicySpec("fixed-width", 0.1, Goal(max_width=0.2))
     of_R, of_coverage = measured_ratios(spec, by_group(20), "group", trials=40, tables=80)
-
     assert 0.8 <= of_R <= 1.25
     # Such rules cover more than they promise, by how much varies, and most of that is not linear.
     assert 0.8 <= of_coverage <= 1.5
@@ -567,7 +555,6 @@ def test_a_jackknife_that_does_not_recalibrate_would_say_too_little(monkeypatch,
 
     monkeypatch.setattr(simulation, "_replicate", not_again)
     of_R, of_coverage = ratios(monkeypatch, kind, by_group(20), "group", tables=60)
-
     assert of_R < 0.8
     assert of_coverage > 1.25
 
@@ -579,7 +566,6 @@ def test_a_simulation_prints_its_numbers():
     plans = [PolicySpec(kind, 0.2, Goal(max_width=0.3)) for kind in ("fixed-width", "paper")]
     rule, paper = simulate(TABLE_PRINTING, plans, splits=3)
     first, *rows = repr(rule).splitlines()
-
     assert first.startswith("fixed-width, spread, guaranteed: 3 random splits by group, 14 to ")
     assert repr(paper).startswith("paper, mlwr, measured, not guaranteed: ")
     printed = {row[:15].strip(): row[15:].split()[0] for row in rows[:3]}

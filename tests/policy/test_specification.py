@@ -319,7 +319,6 @@ def test_the_command_writes_specification_and_cases(tmp_path, monkeypatch):
     policy = tq.plan(table, alpha=0.2, max_width=0.2, unit="case")
     policy.save("policy.json")
     main(["export-policy", "policy.json", "--vectors", "cases.json", "--cases", "2"])
-
     assert read_json("decide.json", "taskuq.policy/1")["samples"] == 4
     written = read_json("cases.json", "taskuq.policy-vectors/1")
     assert written["vectors"] == export_test_vectors(policy, cases=2, seed=0)["vectors"]

@@ -91,7 +91,6 @@ FAULTS = {
 @pytest.mark.parametrize(("name", "promise"), PROMISES)
 def test_a_group_that_stops_by_one_of_its_cases_is_caught(monkeypatch, name, promise, fault):
     monkeypatch.setattr("taskuq.policy._policy.group_allowance", fault)
-
     assert not all(keeps(n, name, promise, missed_together) for n in range(POPULATIONS))
 
 
@@ -131,7 +130,6 @@ def policy():
 @pytest.mark.parametrize("round_", range(3))
 def test_one_case_without_a_case_axis_is_refused(policy, round_):
     outputs, _ = arrays_of([LIAR])
-
     with refused("shape.axes"):
         policy.decide(round_, outputs[: round_ + 1, 0])
 
@@ -150,7 +148,6 @@ def test_one_case_of_several_tasks_is_refused():
         group=table.group,
     )
     policy = tq.plan(two, alpha=0.1, max_width=0.4, unit="whole-group")
-
     assert policy.decide(0, two.outputs[:1, :5]).stops.shape == (5,)
     with refused("shape.axes"):
         policy.decide(0, two.outputs[:1, 0])
@@ -159,7 +156,6 @@ def test_one_case_of_several_tasks_is_refused():
 def test_a_group_of_one_goes_on_where_calibration_had_none(policy):
     outputs, _ = arrays_of([LIAR])
     decision = policy.decide(0, outputs[:1])
-
     assert policy.min_group_size == 2
     assert not decision.stop
     assert not decision.stops.any()
@@ -169,7 +165,6 @@ def test_a_group_of_one_goes_on_where_calibration_had_none(policy):
 def test_a_group_of_one_is_decided_where_calibration_had_one():
     cases, index = joined([*HALF_LIARS[:-1], [SURE]])
     policy = make_policy("spread", cases, 0.1, group=index, whole=True)
-
     assert policy.min_group_size == 1
     assert policy.decide(0, arrays_of([SURE])[0][:1]).stop
 
@@ -179,6 +174,5 @@ def test_a_planned_policy_knows_its_smallest_group(tmp_path):
     sizes = np.bincount(np.unique(table.group, return_inverse=True)[1])
     policy = tq.plan(table, alpha=0.1, max_width=0.2, unit="whole-group", policy="adaptive",
                      score="lwr")  # fmt: skip
-
     assert policy.min_group_size == sizes.min() > 1
     assert tq.load_policy(policy.save(tmp_path / "policy.json")) == policy
