@@ -22,7 +22,6 @@ WIDTH_GOALS = ("two", "upper", "lower")
 
 
 def achieved_at(goal, family, range_, threshold):
-    """Whether the clipped interval at a threshold achieves the goal."""
     interval = family.interval(threshold)
     estimate = family.link.inverse(family.high if goal.side == "upper" else family.low)
     return bool(goal.is_reached(interval.clip(*(range_ or (-inf, inf))), estimate)[0])

@@ -38,7 +38,6 @@ def misses(policy, case):
 
 
 def is_valid(cases, **options):
-    """Whether at most alpha of the cases are missed, each planned for by all the others."""
     options = {"alpha": ALPHA, "max_width": 2.0, "round_tolerance": 0.0, **options}
     missed = sum(
         misses(tq.plan(table_of(cases[:i] + cases[i + 1 :]), **options), case)

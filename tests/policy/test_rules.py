@@ -114,7 +114,6 @@ def families(centers, link, scale=0.7):
 
 
 def missed(window, family, law, place):
-    """The probability of a target outside of windows, an end of the place missing nothing."""
     low, high = place or (-np.inf, np.inf)
     ends = [(family.link(end) - family.high) / family.scale for end in (window.lower, window.upper)]
     below = np.where(window.lower <= low, -np.inf, ends[0])
@@ -261,14 +260,12 @@ def test_windows_without_a_range_lie_around_the_centre():
 
 
 def written(path, policy, change):
-    """Write a policy whose rules are changed."""
     record = policy.to_dict()
     rules = [[change(dict(rule)) for rule in of_round] for of_round in record["rules"]]
     return write_json(path, record | {"rules": rules})
 
 
 def as_versions_before_wrote_it(rule):
-    """A rule as it was stored when windows lay around the centre only."""
     return {"weight": rule.pop("probable")["weight"], **rule}
 
 

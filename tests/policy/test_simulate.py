@@ -22,7 +22,7 @@ from taskuq.table._examples import SyntheticTable, synthetic_outputs
 from taskuq.table._table import TaskOutputs
 
 TABLE = synthetic_outputs(SyntheticTable(volumes=20, samples=4), seed=1)
-TWO = Goal(max_width=0.2)
+TWO, AT_LEAST = Goal(max_width=0.2), Goal(level=0.05, side="lower")
 
 
 class BeyondTheRange(NestedIntervalScore):
@@ -67,9 +67,7 @@ PLANS = {
     "anytime mlwr": PolicySpec("anytime", 0.1, TWO),
     "lower": PolicySpec("adaptive", 0.1, Goal(max_width=0.1, side="lower")),
     "at most": PolicySpec("fixed-width", 0.1, Goal(level=0.5, side="upper")),
-    "two-phase at least": PolicySpec(
-        "fixed-width", 0.1, Goal(level=0.05, side="lower"), budget=0.5
-    ),
+    "two-phase at least": PolicySpec("fixed-width", 0.1, AT_LEAST, budget=0.5),
 }
 # Rules that learn from each calibration fold are planned anew in each trial.
 STEADY = ("spread", "adaptive mlwr", "anytime mlwr", "lower", "at most")
@@ -156,7 +154,6 @@ def test_shares_of_stops_and_sources_of_coverage_add_up(unit):
 
 
 def tied_table():
-    """The table on a coarse grid, where many cases have the same risk and the same score."""
     outputs, targets = (np.round(v * 8) / 8 for v in (TABLE.outputs, TABLE.targets))
     return tq.TaskOutputs(
         outputs, targets, TABLE.accelerations, group=TABLE.group, task_range=(0.0, 1.0)
@@ -190,14 +187,10 @@ def test_a_replayed_trial_is_what_the_rules_say(monkeypatch, kind, is_compiled):
 
 
 PROMISES = [
-    {"unit": "case"},
-    {"unit": "case", "delta": 0.2},
-    {"unit": "group"},
-    {"unit": "group", "cases": "all"},
-    {"unit": "group", "cases": 0.7},
-    {"unit": "whole-group"},
-    {"unit": "whole-group", "cases": 0.7},
-]
+    {"unit": "case"}, {"unit": "case", "delta": 0.2}, {"unit": "group"},
+    {"unit": "group", "cases": "all"}, {"unit": "group", "cases": 0.7},
+    {"unit": "whole-group"}, {"unit": "whole-group", "cases": 0.7},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("promise", PROMISES, ids=str)
@@ -239,8 +232,9 @@ def test_a_trial_of_a_policy_that_learns_is_a_plan_and_its_decisions(name, promi
             at_most=spec.goal.level, side=spec.goal.side, policy=spec.kind, **promise,
         )  # fmt: skip
         weight = (1 / np.bincount(group))[group] if by_group else np.ones(table.cases)
-        stopped, covered = scanned(policy, table, test, group if by_group else None)
-        early.append(np.average(stopped, weights=weight[test]))
+        together = group[test] if policy.whole_group else None
+        cost, covered = scanned(policy, table.select(cases=test), together)
+        early.append(np.average(cost < 1, weights=weight[test]))
         hits.append(np.average(covered, weights=weight[test]))
 
     assert found.early_fraction == pytest.approx(np.mean(early), abs=1e-12)
@@ -268,22 +262,20 @@ def test_what_one_threshold_covers_is_what_many_would(monkeypatch, name):
     assert ties > 0 or name == "spread"
 
 
-def scanned(policy, table, test, group):
-    """Which test cases stop early, and which are covered then or measured in full."""
-    stopped, covered = np.zeros(test.sum(), bool), np.ones(test.sum(), bool)
-    parts = [np.arange(test.sum())]
-    if policy.whole_group:
-        parts = [np.flatnonzero(group[test] == g) for g in np.unique(group[test])]
-    outputs, targets = table.outputs[:, test], table.targets[test]
+def scanned(policy, table, group=None):
+    """Scan every case, or whole groups one by one: its cost, and True if its report is right."""
+    parts = [np.arange(table.cases)]
+    if group is not None:
+        parts = [np.flatnonzero(group == g) for g in np.unique(group)]
+    cost, hit = np.ones(table.cases), np.ones(table.cases, bool)
     for part in parts:
-        for k in range(table.rounds):
-            decision = policy.decide(k, outputs[: k + 1, part])
-            now = np.broadcast_to(decision.stops, len(part)) & ~stopped[part]
-            hit = decision.interval.contains(targets[part])
-            hit = hit.all(axis=-1) if hit.ndim > 1 else hit
-            covered[part[now]] = hit[now]
-            stopped[part[now]] = True
-    return stopped, covered
+        for k, R in enumerate(table.accelerations):
+            decision = policy.decide(k, table.outputs[: k + 1, part])
+            now = decision.stops & (cost[part] == 1)
+            inside = decision.interval.contains(table.targets[part])
+            cost[part[now]] = 1 / R
+            hit[part[now]] = (inside.all(axis=-1) if inside.ndim > 1 else inside)[now]
+    return cost, hit
 
 
 GOAL = Goal(max_width=0.3)
@@ -307,27 +299,12 @@ def on_a_grid(steps, seed, cases=30, group=None):
     return tq.TaskOutputs(*parts, (4.0, 2.0), group=group, task_range=(0.0, 1.0))
 
 
-def scanned_numbers(policy, table):
-    """Scan every case of a table with a policy: what it cost, and whether the report is right."""
-    cost, hit = np.ones(table.cases), np.ones(table.cases, bool)
-    scanning = np.ones(table.cases, bool)
-    for k, R in enumerate(table.accelerations):
-        decision = policy.decide(k, table.outputs[: k + 1])
-        stops = scanning & decision.stops
-        cost[stops] = 1 / R
-        hit[stops] = decision.interval.contains(table.targets)[stops]
-        scanning &= ~stops
-    return cost, hit
-
-
 def with_folds(monkeypatch, table, spec, trials, is_compiled=False, **options):
-    """Simulate, and return the result with the test folds."""
     found, _, split, _ = watched(monkeypatch, table, spec, trials, is_compiled, **options)
     return found, [fold == 1 for fold in split.case_folds(np.arange(trials))]
 
 
 def gap(monkeypatch, steps, name, is_compiled, trials=12):
-    """How far a simulation is from planning and scanning in each of its splits."""
     kind, options = SCORED[name]
     table = on_a_grid(steps, steps)
     found, folds = with_folds(
@@ -338,7 +315,7 @@ def gap(monkeypatch, steps, name, is_compiled, trials=12):
         policy = tq.plan(
             table.select(cases=~test), alpha=0.3, max_width=0.3, policy=kind, unit="case", **options
         )
-        costs, hits = scanned_numbers(policy, table.select(cases=test))
+        costs, hits = scanned(policy, table.select(cases=test))
         cost.append(1 / costs.mean())
         covered.append(hits.mean())
     return max(abs(found.coverage - np.mean(covered)), abs(found.mean_acceleration - np.mean(cost)))
@@ -385,7 +362,7 @@ def test_coverage_is_what_is_promised_and_means_are_for_what_they_name(
         policy = tq.plan(UNEQUAL.select(cases=~test), unit=unit, cases=cases, **options)
         shares, costs, everybody = [], [], []
         for v in np.unique(GROUP[test]):
-            cost, hit = scanned_numbers(policy, UNEQUAL.select(cases=v == GROUP))
+            cost, hit = scanned(policy, UNEQUAL.select(cases=v == GROUP))
             shares.append(Fraction(int(hit.sum()), len(hit)))
             costs.append(cost.mean())
             everybody += list(cost)
@@ -430,8 +407,8 @@ def test_missing_errors_are_null_and_everything_else_is_a_number():
     one = tq.TaskOutputs(UNEQUAL.outputs, UNEQUAL.targets, UNEQUAL.accelerations,
                          group=np.zeros(len(GROUP), int), task_range=(0.0, 1.0))  # fmt: skip
     spec = PolicySpec("adaptive", 0.2, Goal(max_width=0.25), score="lwr")
-    for table, unit in ((one, "case"), (UNEQUAL, "case")):
-        (found,) = simulate(table, [spec], splits=5, unit=unit)
+    for table in (one, UNEQUAL):
+        (found,) = simulate(table, [spec], splits=5, unit="case")
         errors = found.to_dict()["standard_errors"]
         assert (errors == {"mean_acceleration": None, "coverage": None}) == (table is one)
 
@@ -441,11 +418,7 @@ RNG = np.random.default_rng(5)
 
 
 def every_rest(n, k):
-    """Each way to keep k of n, as rows of zeros and ones."""
-    rows = np.zeros((0, n))
-    for kept in combinations(range(n), k):
-        rows = np.vstack([rows, np.isin(np.arange(n), kept)])
-    return rows
+    return np.array([np.isin(np.arange(n), kept) for kept in combinations(range(n), k)], float)
 
 
 # All subsets are there, many times: what chance would add to a sample of them is gone.
@@ -479,7 +452,6 @@ def test_few_replicates_of_many_groups_take_all_variance_for_linear():
 
 
 def without_groups(table):
-    """Cases that are as good as independent: one of each volume."""
     first = np.unique(table.group, return_index=True)[1]
     return TaskOutputs(
         table.outputs[:, first], table.targets[first], table.accelerations, task_range=(0.0, 1.0)

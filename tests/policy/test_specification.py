@@ -46,12 +46,10 @@ def program(tmp_path_factory):
 
 
 def line_of(vector):
-    """What the program is asked about a case."""
     return json.dumps({name: vector[name] for name in ("round", "outputs")})
 
 
 def asked(program, specification, lines, folder):
-    """What the program answers to lines; the specification may be a text of any kind."""
     path = folder / "decide.json"
     is_text = isinstance(specification, str)
     path.write_text(specification if is_text else json.dumps(with_checksum(specification)))
@@ -161,7 +159,6 @@ def test_c_answers_or_refuses_1000_spoilt_lines_and_150_spoilt_files(program, st
 
 
 def as_if_written(text):
-    """A text with the checksum of what it holds, where it holds something: all of it is read."""
     try:
         return json.dumps(with_checksum(json.loads(text)))
     except (ValueError, TypeError):
@@ -169,7 +166,6 @@ def as_if_written(text):
 
 
 def stopping(stored, name="adaptive ar"):
-    """A specification, and a case that stops in the first round."""
     policy = next(one for one in stored if one["name"] == name)
     case = next(one for one in policy["vectors"] if one.get("stop") and one["round"] == 0)
     return policy["specification"], case

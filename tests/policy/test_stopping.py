@@ -56,19 +56,16 @@ OPEN = st.just(-inf)
 
 
 def rounds_of(lower_limit):
-    """One case: (lowest, largest, score) of one to four rounds."""
     return st.lists(st.tuples(lower_limit, LEVEL, LEVEL), min_size=1, max_size=4)
 
 
 def candidates(rounds):
-    """Every breakpoint, a point between each two, and points beyond all of them."""
     breaks = sorted({v for values in rounds for v in values if np.isfinite(v)} | {0.0})
     between = [(a + b) / 2 for a, b in pairwise(breaks)]
     return sorted([-inf, breaks[0] - 1, *breaks, *between, breaks[-1] + 1, inf])
 
 
 def misses_at(rounds, threshold):
-    """Run the policy at a threshold, round by round."""
     for lowest, largest, score in rounds:
         if lowest <= threshold < largest:
             return score > threshold
@@ -76,7 +73,6 @@ def misses_at(rounds, threshold):
 
 
 def is_supremum_of_misses(rounds, Lambda):
-    """Whether no threshold from Lambda on misses, and the ones just below it do."""
     below = [t for t in candidates(rounds) if t < Lambda]
     above = [t for t in candidates(rounds) if t >= Lambda]
     return not any(misses_at(rounds, t) for t in above) and (
@@ -171,7 +167,6 @@ SEEDS = st.integers(0, 10**6)
 
 
 def population(seed, rounds=3, cases=12, tasks=1):
-    """Outputs on a coarse grid, so that there are ties and identical samples."""
     rng = np.random.default_rng(seed)
     targets = rng.integers(0, 9, (1, cases, tasks)) / 8
     outputs = targets[:, :, None] + rng.integers(-2, 3, (rounds, cases, 3, tasks)) / 16
@@ -179,7 +174,6 @@ def population(seed, rounds=3, cases=12, tasks=1):
 
 
 def rounds_of_inequalities(rule, seed):
-    """What a rule sees of a population in each round, with its scores and targets."""
     outputs, targets = population(seed)
     seen = stopping_statistics([[rule]] * 3, outputs, targets)
     for k, (examined,) in enumerate(seen.rounds):
@@ -187,14 +181,12 @@ def rounds_of_inequalities(rule, seed):
 
 
 def thresholds_of(seen):
-    """All numbers at which anything changes, their neighbours, and infinity."""
     every = np.concatenate([seen.lowest.ravel(), seen.largest.ravel(), seen.score.ravel()])
     finite = np.unique(every[np.abs(every) < 1e6])
     return [-inf, *np.nextafter(finite, -inf), *finite, *np.nextafter(finite, inf), inf]
 
 
 def run(seen, targets, threshold):
-    """Which cases stop with a report that misses, and the widths of all reports at the stop."""
     scanning = np.ones(seen.score.shape[1], dtype=bool)
     missed = np.zeros_like(scanning)
     reports = []
@@ -291,7 +283,6 @@ def groups(draw):
 
 
 def plain_loss(allowance, score, index, v, threshold):
-    """The share of a group missed where it stops."""
     for k in range(len(allowance)):
         if threshold < allowance[k, v]:
             return float((score[k, index == v] > threshold).mean())
@@ -347,7 +338,6 @@ KINDS = np.array([[3.0, 1.0, 2.0, 0.0, 5.0], [3.0, 4.0, 1.0, 0.5, 0.0]])
 
 
 def weights_and_draws(n, kinds):
-    """All sets of n independent draws, with their probabilities."""
     for draws in combinations_with_replacement(range(kinds), n):
         orders = factorial(n) // prod(factorial(draws.count(d)) for d in set(draws))
         yield orders / kinds**n, list(draws)
@@ -428,7 +418,6 @@ RUNGS = np.array([4.0, 3.0, 2.0, 1.0, 0.0])
 
 
 def examination(largest, score):
-    """Cases whose intervals are never empty, from two arrays (round, case)."""
     return StoppingStatistics(np.full(largest.shape, -np.inf), largest, score, ())
 
 
@@ -446,7 +435,6 @@ class Law:
         self.unit = CaseUnit() if size == 1 else RandomCaseUnit()
 
     def seen(self, drawn):
-        """The cases of the drawn types, and the unit of each."""
         arrays = (a[:, drawn].reshape(2, -1) for a in (self.largest, self.score))
         index = np.repeat(np.arange(len(drawn)), self.size)
         return examination(*arrays), index
@@ -455,7 +443,6 @@ class Law:
         return math.prod(Fraction(self.weights[t], sum(self.weights)) for t in drawn)
 
     def is_broken(self, threshold, alpha):
-        """Whether more than alpha of the early stops of new units are missed."""
         if threshold == np.inf:
             return False
         seen, index = self.seen(list(range(self.types)))
@@ -498,7 +485,6 @@ def test_groups_break_the_promise_with_probability_delta_at_most(seed):
 
 
 def boldest_of_all(seen, calibrator, rungs):
-    """A fault: the boldest threshold that passes by itself, whatever failed before it."""
     return min(last_certified(seen, calibrator, np.array([rung])) for rung in rungs)
 
 

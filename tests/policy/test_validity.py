@@ -62,7 +62,6 @@ class OwnScore:
 
 @cache
 def learned_elsewhere(rounds):
-    """A learned score, fitted to other data than any population here."""
     rng = np.random.default_rng(5)
     truth = rng.normal(size=60)
     outputs = truth[:, None] + rng.normal(size=(rounds, 60, 2))
@@ -139,14 +138,12 @@ def missed(policy, cases):
 
 
 def ever_missed(policy, cases):
-    """Whether any round's interval misses, stopped or not."""
     outputs, targets = arrays_of(cases)
     each = [~policy.decide(k, outputs[: k + 1]).interval.contains(targets) for k in range(3)]
     return np.any(each, axis=0)
 
 
 def misses_over_all_choices(cases, calibrate, judge=missed):
-    """How many cases are missed, each calibrated on all the others."""
     return sum(
         int(judge(calibrate(cases[:i] + cases[i + 1 :]), [case])[0]) for i, case in enumerate(cases)
     )

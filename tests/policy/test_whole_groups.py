@@ -52,13 +52,11 @@ def missed_together(policy, group):
 
 
 def missed_one_by_one(policy, group):
-    """The fault: take each case as a group of one."""
     alone = replace(policy, min_group_size=1)
     return np.concatenate([missed_together(alone, [case]) for case in group])
 
 
 def loss(missed, promise):
-    """What a group loses: the share of its cases missed, or whether too many are."""
     share = Fraction(int(missed.sum()), len(missed))
     if promise == "random":
         return share
@@ -66,7 +64,6 @@ def loss(missed, promise):
 
 
 def keeps(number, name, promise, judge):
-    """Whether a population keeps a promise, every one of its groups once the new one."""
     groups, alpha = population(number), ALPHAS[number % len(ALPHAS)]
     lost = Fraction(0)
     for v, new in enumerate(groups):

@@ -41,9 +41,8 @@ class PolicySpec:
         score: For 'adaptive', 'anytime' and 'paper': score of the nested intervals.
         statistic: For 'fixed-width': 'spread' or 'learned'.
         budget: For 'fixed-width': fraction of the error rate spent on stopping early; the rest
-            is spent on reports narrower than the window. 1 reports the window.
-        round_tolerance: For 'fixed-width': exponent of the acceleration in the risk statistic;
-            larger values are more tolerant in later rounds.
+            is spent on reports narrower than the window.
+        round_tolerance: For 'fixed-width': exponent of the acceleration in the risk statistic.
         given: 'early' for a guarantee among the scans that stop before the full measurement.
 
     Example:
@@ -170,7 +169,7 @@ class PolicyKind(ABC):
     rule_class: ClassVar[type[StoppingRule]]
     # The report at the stop has a finite-sample guarantee.
     is_guaranteed: ClassVar[bool]
-    # There is a threshold for one decision about all cases of a group.
+    # One decision about all cases of a group is possible.
     stops_whole_groups: ClassVar[bool]
     # Intervals hold for any way of stopping, also where a round could not be decided.
     holds_at_any_stop: ClassVar[bool] = False
@@ -211,13 +210,11 @@ class NestedPolicy(PolicyKind):
     rule_class: ClassVar[type[StoppingRule]] = IntervalRule
 
     def make_score(self, spec: TaskSpec) -> Score:
-        """Return the score of the nested intervals."""
         return resolve_score(spec.score, spec.alpha, spec.goal.side)
 
     def make_rule(
         self, spec: TaskSpec, score: Score, range_: TaskRange, acceleration: float
     ) -> StoppingRule:
-        """Return the same rule in every round."""
         return IntervalRule(score, spec.goal, range_)
 
 

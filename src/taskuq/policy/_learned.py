@@ -125,13 +125,13 @@ class SelfTunedRules:
         policy, table = self.spec.policy, self.table
         fits = [[cell.fit.fit(kept, index) for cell in row] for row in self.cells]
         parts = [self.spec.for_task(task) for task in range(table.tasks)]
-        rules = tuple(
-            tuple(
-                policy.make_rule(part, one.score, range_, R)
-                for part, one, range_ in zip(parts, row, table.task_ranges, strict=True)
-            )
-            for row, R in zip(fits, table.accelerations, strict=True)
-        )
+
+        def rule(k: int, t: int) -> StoppingRule:
+            score, R = fits[k][t].score, table.accelerations[k]
+            return policy.make_rule(parts[t], score, table.task_ranges[t], R)
+
+        tasks = range(table.tasks)
+        rules = tuple(tuple(rule(k, t) for t in tasks) for k in range(table.rounds))
         return rules, self._bracketed([[one[1:] for one in row] for row in fits], kept)
 
     def with_margin(

@@ -138,7 +138,7 @@ class Policy:
 
     @property
     def alpha(self) -> float:
-        """The error rate."""
+        """Error rate."""
         return self.guarantee.alpha
 
     @property
@@ -199,16 +199,12 @@ class Policy:
             stops[:] = threshold < limit and not is_part and not agreeing.any()
         else:
             stops &= ~agreeing
-        interval = joint_report(tasks, threshold)
-        return Decision(
-            stop=bool(stops.all()),
-            stops=stops[0] if single else stops,
-            interval=interval[0] if single else interval,
-            round=round,
-            acceleration=self.accelerations[round],
-            reason=self._reason(round, stops, interval, agreeing, is_part),
-            task_names=self.task_names,
-        )
+        interval, stop = joint_report(tasks, threshold), bool(stops.all())
+        reason = self._reason(round, stops, interval, agreeing, is_part)
+        if single:
+            stops, interval = stops[0], interval[0]
+        R = self.accelerations[round]
+        return Decision(stop, stops, interval, round, R, reason, self.task_names)
 
     def _check_outputs(self, outputs: Any, round: int | None = None) -> tuple[FloatArray, bool]:
         """Return outputs as (round, case, sample, task), and True if they had no case axis."""
@@ -226,14 +222,11 @@ class Policy:
             )
         x = x[:, None] if single else x
         x = x if extra else x[..., None]
-        if round is not None and len(x) != round + 1:
+        rounds = len(x) if round is None else round + 1
+        if len(x) != rounds or x.shape[2:] != (self.samples, tasks):
             raise InputError(
-                f"round {round} needs outputs of the rounds 0 to {round}, got {len(x)} rounds",
-                code="samples.mismatch",
-            )
-        if x.shape[2] != self.samples or x.shape[3] != tasks:
-            raise InputError(
-                f"needed {self.samples} samples and {tasks} tasks, got {np.shape(outputs)}",
+                f"outputs must have {rounds} rounds (all), {self.samples} samples and {tasks} "
+                f"tasks, got {np.shape(outputs)}",
                 code="samples.mismatch",
             )
         if x.shape[1] == 0:
