@@ -394,23 +394,3 @@ def test_point_estimates_need_no_sample_axis(score):
     assert tq.TaskOutputs(x, z).samples == 1
     exact = tq.evaluate_exact(x, z, alpha=0.1, score=score)
     assert exact.width == tq.evaluate_exact(x[:, None], z, alpha=0.1, score=score).width
-
-
-def test_results_print_short():
-    table = made(cases=40)
-    one = table.select(task="area", accelerations=[4])
-    results = [
-        tq.calibrate(one, alpha=0.2),
-        tq.calibrate(one, alpha=0.2)(one.outputs[0]),
-        tq.evaluate_exact(one, alpha=0.2),
-        tq.plan(table, alpha=0.2, max_width=WIDTHS),
-        tq.plan(table, alpha=0.2, max_width=WIDTHS).decide(0, table.outputs[:1, 0]),
-    ]
-
-    for result in results:
-        assert str(result) == repr(result)
-        assert "array(" not in repr(result)
-        assert len(repr(result).splitlines()) <= 12
-        assert len(repr(result)) < 900
-    assert "area" in repr(results[2])
-    assert "coverage" in repr(results[2])

@@ -203,12 +203,6 @@ def test_far_out_under_a_logistic_law_the_risk_is_the_scale_over_the_reach(scale
     assert by_law.largest == pytest.approx(np.full(5, -1.5 * scale / 0.4), rel=1e-8)
 
 
-def test_what_cannot_be_missed_has_no_risk():
-    family, goal = families([0.3, 5], Link("logit")), Goal(max_width=1.0)
-    rule = WindowRule(_spread_score("two"), goal, (0.0, 1.0), 2.0, residuals=LOGISTIC)
-    assert rule.examine_family(family, 2).largest.tolist() == [0, 0]
-
-
 def test_a_window_at_the_end_of_the_range_loses_no_target_to_rounding():
     place = (0.0, 1 / 3)
     tau = next(k / 97 for k in range(1, 32) if (1 / 3 - k / 97) + k / 97 < 1 / 3)
@@ -225,13 +219,6 @@ def test_a_window_does_not_depend_on_the_cases_beside_it(law, centers, tau):
         alone = LinearFamily(family.low[[i]], family.high[[i]], family.scale[[i]], link=link)
         one, risk = _most_probable_window(alone, law, Goal(max_width=tau), (0.0, 1.0))
         assert (one.lower[0], risk[0]) == (window.lower[i], p[i])
-
-
-def test_who_is_undecided_between_two_ends_gets_a_window_at_one():
-    family = families([0.4], Link("logit"), scale=15.0)
-    window, p = _most_probable_window(family, LOGISTIC, Goal(max_width=0.2), (0.0, 1.0))
-    assert window.upper == 1
-    assert p < missed(tq.Interval([0.4], [0.6]), family, LOGISTIC, (0.0, 1.0))
 
 
 LEARNED = {"alpha": 0.1, "max_width": 0.2, "unit": "case", "statistic": "learned"}

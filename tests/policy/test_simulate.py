@@ -378,18 +378,6 @@ def test_coverage_is_what_is_promised_and_means_are_for_what_they_name(
     assert (found.coverage == found.case_coverage) == (cases == "random")
 
 
-@pytest.mark.parametrize(
-    ("unit", "over"),
-    [("case", "a new case"), ("group", "a random case of a new group"),
-     ("whole-group", "a new group")],
-)  # fmt: skip
-def test_the_certificate_and_the_simulation_name_the_same_random_thing(unit, over):
-    policy = tq.plan(UNEQUAL, alpha=0.2, max_width=0.25, unit=unit)
-    spec = PolicySpec("fixed-width", 0.2, Goal(max_width=0.25))
-    (found,) = simulate(UNEQUAL, [spec], splits=5, unit=unit)
-    assert policy.certificate["mean_over"] == found.mean_over == over
-
-
 def test_the_certificate_counts_groups_alike_and_cases_alike_beside_it():
     # Half the groups, with a tenth of the cases, stop in the first round; the others never do.
     group = np.r_[np.arange(20), np.repeat(np.arange(20, 40), 9)]
@@ -529,19 +517,3 @@ def test_a_jackknife_that_does_not_recalibrate_would_say_too_little(monkeypatch,
     of_R, of_coverage = ratios(monkeypatch, kind, by_group(20), "group", tables=60)
     assert of_R < 0.8
     assert of_coverage > 1.25
-
-
-TABLE_PRINTING = synthetic_outputs(SyntheticTable(volumes=20), seed=0)
-
-
-def test_a_simulation_prints_its_numbers():
-    plans = [PolicySpec(kind, 0.2, Goal(max_width=0.3)) for kind in ("fixed-width", "paper")]
-    rule, paper = simulate(TABLE_PRINTING, plans, splits=3)
-    first, *rows = repr(rule).splitlines()
-    assert first.startswith("fixed-width, spread, guaranteed: 3 random splits by group, 14 to ")
-    assert repr(paper).startswith("paper, mlwr, measured, not guaranteed: ")
-    printed = {row[:15].strip(): row[15:].split()[0] for row in rows[:3]}
-    assert float(printed["mean R"]) == float(f"{rule.mean_acceleration:.4g}")
-    assert float(printed["coverage"]) == float(f"{rule.coverage:.4g}")
-    assert rows[-1].count(",") == len(rule.stops) - 1
-    assert "everything measured" in rows[-1]

@@ -400,18 +400,16 @@ def test_a_certificate_grows_with_the_units_and_stays_below_the_estimate(groups)
 
 
 @pytest.mark.parametrize("options", [{}, {"unit": "group"}, {"unit": "whole-group"},
-                                     {"policy": "adaptive"}])  # fmt: skip
+                                     {"policy": "adaptive"}, {"policy": "paper"},
+                                     {"policy": "adaptive", "score": "cqr"}])  # fmt: skip
 def test_a_planned_policy_carries_its_certificate(options):
     table = synthetic_outputs(SyntheticTable(volumes=40, samples=4), seed=2)
     policy = tq.plan(table, **{"alpha": 0.1, "max_width": 0.2, "unit": "case", **options})
+    if options.get("policy") == "paper" or "score" in options:
+        # Stops are not monotone in one threshold.
+        assert "certified" not in policy.certificate
+        return
     assert 1 <= policy.certificate["certified"] < policy.certificate["mean_acceleration"]
-
-
-@pytest.mark.parametrize("options", [{"policy": "paper"}, {"policy": "adaptive", "score": "cqr"}])
-def test_no_certificate_where_going_on_is_not_monotone(options):
-    table = synthetic_outputs(SyntheticTable(volumes=40, samples=4), seed=2)
-    policy = tq.plan(table, alpha=0.1, max_width=0.2, unit="case", **options)
-    assert "certified" not in policy.certificate
 
 
 RUNGS = np.array([4.0, 3.0, 2.0, 1.0, 0.0])
