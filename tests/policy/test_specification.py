@@ -25,7 +25,7 @@ COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 @pytest.fixture(scope="module")
 def stored():
-    return read_json(PATH, "taskuq.policy-vectors/1")["policies"]
+    return read_json(PATH, "taskuq.decide-vectors/1")["policies"]
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_a_changed_specification_decides_otherwise(program, stored, tmp_path):
 
 
 @pytest.mark.parametrize("spoil", [
-    {"schema": "taskuq.policy/2"}, {"samples": 0}, {"samples": "4"}, {"thresholds": [0.1]},
+    {"schema": "taskuq.decide/2"}, {"samples": 0}, {"samples": "4"}, {"thresholds": [0.1]},
     {"rules": []}, {"tasks": []}, {"ranges": [[1, 0]]}, {"more": 1}, {"refuse_identical": 0},
 ])  # fmt: skip
 def test_c_refuses_what_it_does_not_know(program, stored, tmp_path, spoil):
@@ -237,7 +237,7 @@ def test_c_refuses_a_file_without_a_checksum_as_python_does(program, stored, tmp
     assert (done.returncode, found) == (2, [])
     assert "no sha256" in done.stderr
     with pytest.raises(tq.InputError, match="sha256"):
-        read_json(tmp_path / "decide.json", "taskuq.policy/1")
+        read_json(tmp_path / "decide.json", "taskuq.decide/1")
 
 
 def test_c_refuses_a_file_that_is_not_as_it_was_written(program, stored, tmp_path):
@@ -315,6 +315,6 @@ def test_the_command_writes_specification_and_cases(tmp_path, monkeypatch):
     policy = tq.plan(table, alpha=0.2, max_width=0.2, unit="case")
     policy.save("policy.json")
     main(["export-policy", "policy.json", "--vectors", "cases.json", "--cases", "2"])
-    assert read_json("decide.json", "taskuq.policy/1")["samples"] == 4
-    written = read_json("cases.json", "taskuq.policy-vectors/1")
+    assert read_json("decide.json", "taskuq.decide/1")["samples"] == 4
+    written = read_json("cases.json", "taskuq.decide-vectors/1")
     assert written["vectors"] == export_test_vectors(policy, cases=2, seed=0)["vectors"]

@@ -18,7 +18,7 @@ from taskuq.interval import FloatArray, TaskRange
 from taskuq.policy._policy import Policy
 from taskuq.policy._rules import IntervalRule, StoppingRule, WindowRule, window_place
 
-SCHEMA, VECTORS = "taskuq.policy/1", "taskuq.policy-vectors/1"
+SCHEMA, VECTORS = "taskuq.decide/1", "taskuq.decide-vectors/1"
 # Kinds that the specification covers; a registered one of your own it does not.
 KINDS = ("fixed-width", "adaptive", "anytime", "paper")
 
