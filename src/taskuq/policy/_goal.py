@@ -39,7 +39,7 @@ class Goal:
     def __post_init__(self) -> None:
         if self.side not in SIDES:
             raise InputError(
-                f"side must be 'two', 'upper' or 'lower', got {self.side!r}", code="choice.unknown"
+                f"side is two, upper or lower, got {self.side!r}", code="choice.unknown"
             )
         if self.max_width is None and self.level is None:
             raise InputError(
@@ -51,12 +51,11 @@ class Goal:
             )
         if self.max_width is not None and not 0 < self.max_width < np.inf:
             raise InputError(
-                f"max_width must be positive and finite, got {self.max_width}", code="value.invalid"
+                f"max_width must be positive, got {self.max_width}", code="value.invalid"
             )
         if self.level is not None and (self.side == "two" or not np.isfinite(self.level)):
             raise InputError(
-                f"a level must be finite and one-sided, got {self.level} with side={self.side!r}",
-                code="value.invalid",
+                f"a level must be finite and one-sided, got {self.level}", code="value.invalid"
             )
 
     @property

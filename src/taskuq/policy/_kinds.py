@@ -67,16 +67,12 @@ class PolicySpec:
         if not 0 < self.budget <= 1:
             raise InputError(f"budget must be in (0, 1], got {self.budget}", code="value.invalid")
         if not -10 <= self.round_tolerance <= 10:
-            raise InputError(
-                f"round_tolerance must be in [-10, 10], got {self.round_tolerance}",
-                code="value.invalid",
-            )
+            raise InputError("round_tolerance must be in [-10, 10]", code="value.invalid")
         if self.given not in (None, "early"):
             raise InputError(f"given must be 'early', got {self.given!r}", code="choice.unknown")
         if self.given and not kind.supports_early:
             raise InputError(
-                f"policy {self.kind!r} has no guarantee for early stops; use 'adaptive'",
-                code="option.conflict",
+                f"given={self.given!r} needs 'adaptive' or 'fixed-width'", code="option.conflict"
             )
 
     @property
@@ -102,7 +98,7 @@ class PolicySpec:
 
     @property
     def tuning_fraction(self) -> float:
-        """The fraction of units that is held out for anything but the score."""
+        """Fraction of units that is held out for anything but the score."""
         return max(self.policy.tuning_fraction(self), EARLY_FRACTION if self.given else 0.0)
 
     def thresholds(
@@ -117,10 +113,7 @@ class PolicySpec:
                 f"{self.kind!r} cannot stop whole groups; use unit='group'", code="option.conflict"
             )
         if calibrator.unit.stops_together and not statistics.is_always_open:
-            raise InputError(
-                "intervals that may be empty ('cqr') cannot stop whole groups; use 'mlwr'",
-                code="option.conflict",
-            )
+            raise InputError("cqr cannot stop whole groups; use mlwr", code="option.conflict")
         if self.given:
             assert tuning is not None
             found = last_certified(statistics, calibrator, threshold_grid(tuning, calibrator))
@@ -156,8 +149,7 @@ def parse_policy(named: PolicyName, default: PolicySpec) -> PolicySpec:
         try:
             values[name] = float(values[name])
         except (TypeError, ValueError):
-            message = f"{name} must be a number, got {values[name]!r}"
-            raise InputError(message, code="dtype.invalid") from None
+            raise InputError(f"{name} must be a number", code="dtype.invalid") from None
     return replace(default, **values)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,10 +97,6 @@ def round_arrays(table: TaskOutputs) -> tuple[FloatArray, FloatArray]:
     return x, np.broadcast_to(z, (x.shape[0], x.shape[1], x.shape[3]))
 
 
-# The smallest and the largest scores, ends[round][task].
-_Brackets: TypeAlias = list[list[tuple[SelfTunedScore, SelfTunedScore]]]
-
-
 @dataclass(frozen=True)
 class _SelfTunedCell:
     """Self-tuned rule of one task and round, examined at scale 1."""
@@ -122,16 +118,16 @@ class SelfTunedRules:
 
     def learn(self, kept: BoolArray, index: NDArray[np.int64]) -> tuple[Rules, StoppingStatistics]:
         """Return the rules for new cases, and the bracketed statistics of the calibration cases."""
-        policy, table = self.spec.policy, self.table
+        make, table = self.spec.policy.make_rule, self.table
         fits = [[cell.fit.fit(kept, index) for cell in row] for row in self.cells]
-        parts = [self.spec.for_task(task) for task in range(table.tasks)]
-
-        def rule(k: int, t: int) -> StoppingRule:
-            score, R = fits[k][t].score, table.accelerations[k]
-            return policy.make_rule(parts[t], score, table.task_ranges[t], R)
-
-        tasks = range(table.tasks)
-        rules = tuple(tuple(rule(k, t) for t in tasks) for k in range(table.rounds))
+        tasks = [(self.spec.for_task(t), range_) for t, range_ in enumerate(table.task_ranges)]
+        rules = tuple(
+            tuple(
+                make(part, fit.score, range_, R)
+                for fit, (part, range_) in zip(row, tasks, strict=True)
+            )
+            for row, R in zip(fits, table.accelerations, strict=True)
+        )
         return rules, self._bracketed([[one[1:] for one in row] for row in fits], kept)
 
     def with_margin(
@@ -153,7 +149,9 @@ class SelfTunedRules:
                 rounds[-1].append(replace(cell.base, family=family, largest=largest))
         return combine_tasks(rounds, self.targets)
 
-    def _bracketed(self, ends: _Brackets, kept: BoolArray) -> StoppingStatistics:
+    def _bracketed(
+        self, ends: list[list[tuple[SelfTunedScore, SelfTunedScore]]], kept: BoolArray
+    ) -> StoppingStatistics:
         scaling = self.spec.policy.rule_class.scaling
         largest, scores = [], []
         for end in (0, 1):

@@ -187,7 +187,6 @@ def _calibrate_policy(
 
 
 def _origin(table: TaskOutputs) -> dict[str, Any]:
-    """Return the fingerprints of the files a table was made from, and the number of coils."""
     record = table.provenance.get("configuration")
     record = record if isinstance(record, Mapping) else {}
     stored, coils = record.get("fingerprints"), record.get("coils")
@@ -200,7 +199,7 @@ def _origin(table: TaskOutputs) -> dict[str, Any]:
 
 def require_targets(table: TaskOutputs) -> None:
     if not table.has_targets:
-        raise InputError("the table has no targets, which a policy needs", code="targets.missing")
+        raise InputError("a policy needs a table with targets", code="targets.missing")
 
 
 def policy_unit(table: TaskOutputs, unit: PolicyUnitName | None, cases: float | str) -> Unit:
@@ -224,20 +223,15 @@ def _choose_policy(
     for spec in specs:
         if (spec.alpha, spec.goal) != (default.alpha, default.goal):
             raise InputError(
-                f"{spec.name} has another alpha ({spec.alpha:g}) or goal ({spec.goal.statement}) "
-                "than the plan; policies to choose among share both",
-                code="option.conflict",
+                f"{spec.name} has another alpha or goal than the plan", code="option.conflict"
             )
         if not spec.policy.is_guaranteed:
             raise InputError(
-                f"{spec.name} has no guarantee at the stop; remove it from choose",
-                code="option.conflict",
+                f"{spec.name} has no guarantee; remove it from choose", code="option.conflict"
             )
     specs = [replace(spec, given=default.given) for spec in specs]
     if np.isnan(table.accelerations).any():
-        raise InputError(
-            "choose needs accelerations, which this table does not have", code="rounds.invalid"
-        )
+        raise InputError("choose needs a table with accelerations", code="rounds.invalid")
     index = unit.index(table.cases, table.group)
     units = int(index.max()) + 1
     take = tuning_count(units, CHOOSING_FRACTION, default.alpha)
@@ -258,10 +252,10 @@ def _choose_policy(
             name += "'"
         accelerations[name] = 1 / cost
     best = specs[int(np.argmin(costs))]
+    others = f"{take} other {unit.counted}s, which the guarantee does not use."
     record = {
         "policy": best.name,
-        "sentence": f"{best.name} was chosen among {', '.join(accelerations)} on {take} other "
-        f"{unit.counted}s, which the guarantee does not use.",
+        "sentence": f"{best.name} was chosen among {', '.join(accelerations)} on {others}",
         "mean_acceleration": accelerations,
         "units": take,
         "cases": int(held_out.sum()),

@@ -120,11 +120,7 @@ class Policy:
         lengths = {len(self.thresholds), len(self.round_names or self.thresholds)}
         is_complete = rules == [tasks] * rounds and len(self.task_ranges) == tasks
         if lengths != {rounds} or not is_complete or not rounds * tasks:
-            raise InputError(
-                f"thresholds, rules or ranges do not fit the policy's {rounds} rounds and {tasks} "
-                "tasks; plan again",
-                code="shape.mismatch",
-            )
+            raise InputError("parts of the policy are missing; plan again", code="shape.mismatch")
 
     @property
     def is_guaranteed(self) -> bool:
@@ -216,19 +212,15 @@ class Policy:
         single = x.ndim == 2 + extra
         if single and self.whole_group:
             raise InputError(
-                f"this policy decides about whole groups, got outputs of shape {np.shape(outputs)} "
-                "without a case axis; pass (round, case, sample)",
+                f"pass whole groups, (round, case, sample), got {np.shape(outputs)}",
                 code="shape.axes",
             )
         x = x[:, None] if single else x
         x = x if extra else x[..., None]
         rounds = len(x) if round is None else round + 1
         if len(x) != rounds or x.shape[2:] != (self.samples, tasks):
-            raise InputError(
-                f"outputs must have {rounds} rounds (all), {self.samples} samples and {tasks} "
-                f"tasks, got {np.shape(outputs)}",
-                code="samples.mismatch",
-            )
+            needed = f"{rounds} rounds (all so far), {self.samples} samples and {tasks} tasks"
+            raise InputError(f"needed {needed}, got {np.shape(outputs)}", code="samples.mismatch")
         if x.shape[1] == 0:
             raise InputError("outputs have no case; pass at least one", code="table.incomplete")
         if any(self.task_ranges):
@@ -259,7 +251,7 @@ class Policy:
         return f"continue {at}: not yet certain enough that {self._goal_statement}"
 
     def round_label(self, round: int) -> str:
-        """Return where a round is, by its name or its acceleration: 'at R = 4'."""
+        """Return where a round is: 'at R = 4'."""
         return self._labels[round]
 
     @cached_property

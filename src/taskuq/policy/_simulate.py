@@ -202,12 +202,10 @@ class Simulation:
         n_tuning: Tuning units.
         coverage_of: Unit of the coverage, in words.
         mean_over: Unit of all other means, in words.
-        mean_acceleration: Harmonic mean of the accelerations at the stop; with groups as the unit
-            every group counts the same.
+        mean_acceleration: Harmonic mean of the accelerations at the stop, groups counting the same.
         case_mean_acceleration: The same, every case counting the same.
         coverage: Fraction of units for which the guarantee holds; R = 1 counts as covered.
-        case_coverage: Fraction of cases whose report contains the target, every group counting the
-            same.
+        case_coverage: Fraction of cases whose report contains the target.
         coverage_from_full_scans: Part of case_coverage that comes from cases measured in full.
         coverage_early: Coverage among the cases stopped early; NaN if there are none.
         early_fraction: Fraction of cases stopped early.
@@ -215,8 +213,7 @@ class Simulation:
         center_error: Mean distance of the target from the centre of early reports, likewise.
         max_center_error: Mean over groups of the largest such distance in a group.
         stops: Fraction and coverage of the cases of each round, the full measurement last.
-        standard_errors: Of mean acceleration and coverage, over tables of as many other groups
-            (cases without groups) and other splits; NaN where nothing can be left out.
+        standard_errors: Of mean acceleration and coverage, over other tables and splits.
         sd: Standard deviations over splits of mean acceleration, coverage and width.
         given: 'early' if coverage among early stops is guaranteed.
     """

@@ -19,7 +19,7 @@ from taskuq.policy._policy import Policy
 from taskuq.policy._rules import IntervalRule, StoppingRule, WindowRule, window_place
 
 SCHEMA, VECTORS = "taskuq.decide/1", "taskuq.decide-vectors/1"
-# Kinds that the specification covers; a registered one of your own it does not.
+# Not a registered one of your own.
 KINDS = ("fixed-width", "adaptive", "anytime", "paper")
 
 
@@ -71,8 +71,8 @@ def _score(rule: WindowRule | IntervalRule) -> dict[str, Any]:
             return {"center": mean, "scale": {"kind": "deviation", "less": 0}}
         case CQR():
             tail = float(exact_alpha(score.alpha)) / (2 if score.side == "two" else 1)
-            return {"center": {"kind": "quantiles", "levels": [tail, 1 - tail]},
-                    "scale": {"kind": "one"}}  # fmt: skip
+            quantiles = {"kind": "quantiles", "levels": [tail, 1 - tail]}
+            return {"center": quantiles, "scale": {"kind": "one"}}
         case MLWR():
             return {"center": mean, "scale": _regularised(score)}
     raise InputError(f"score {score_name(score)!r} has no specification", code="choice.unknown")

@@ -127,7 +127,6 @@ def smallest_threshold(thresholds: FloatArray, totals: FloatArray, allowed: floa
 
 
 def search_threshold(thresholds: FloatArray, losses: Losses, allowed: float) -> FloatArray:
-    """Return the smallest threshold with an allowed total loss, by a search."""
     while len(thresholds) > STEP:
         step = -(-len(thresholds) // STEP)
         # The first part whose last threshold is allowed has the smallest one; else the last part.
@@ -218,7 +217,7 @@ def mean_cost(
 
 
 def costs(accelerations: FloatArray) -> FloatArray:
-    """Return the sampled fraction of each round, and of the end; 0 where it is unknown."""
+    """Return the sampled fraction of each round, 0 where unknown, and of the end."""
     return np.append(1 / np.where(np.isnan(accelerations), np.inf, accelerations), 1.0)
 
 
