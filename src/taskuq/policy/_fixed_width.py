@@ -27,13 +27,10 @@ from taskuq.policy._rules import (
 from taskuq.policy._stopping import Calibrator, guarantee_at_stop, stopping_score
 from taskuq.protocols import Score
 
-# Points of the kernel around a residual.
-POINTS = 40
-
 
 def _fit_residual_law(residuals: FloatArray) -> ResidualDistribution:
     """Fit the distribution of residuals, smoothed by a logistic kernel."""
-    level = (np.arange(POINTS) + 0.5) / POINTS
+    level = (np.arange(40) + 0.5) / 40
     iqr = float(np.subtract(*np.quantile(residuals, [0.75, 0.25])))
     deviation = 0.9 * iqr / 1.34 * len(residuals) ** -0.2
     width = deviation * np.sqrt(3) / np.pi
@@ -80,7 +77,15 @@ class FixedWidthPolicy(PolicyKind):
         return NARROWING_FRACTION if spec.budget < 1 else 0.0
 
     def fit(self, spec: PolicySpec, rules: Rules, x: FloatArray, z: FloatArray) -> Rules:
-        return _fit_shrinkage(spec, rules, x, z) if spec.budget < 1 else _place_windows(rules, x, z)
+        if spec.budget < 1:
+            return _fit_shrinkage(spec, rules, x, z)
+
+        def place(rule: StoppingRule, k: int, t: int) -> StoppingRule:
+            law = window_distribution(rule.score, x[: k + 1, ..., t], z[k, :, t])
+            return replace(rule, residuals=law)  # type: ignore[type-var]  # a WindowRule
+
+        rounds = enumerate(rules)
+        return tuple(tuple(place(rule, k, t) for t, rule in enumerate(row)) for k, row in rounds)
 
     def thresholds(self, statistics: StoppingStatistics, calibrator: Calibrator) -> FloatArray:
         return calibrator.stopping_threshold(statistics)
@@ -98,15 +103,6 @@ def window_distribution(
         return None
     family = score.family(outputs)
     return _fit_residual_law((score.link(targets) - family.high) / family.scale)
-
-
-def _place_windows(rules: Rules, outputs: FloatArray, targets: FloatArray) -> Rules:
-
-    def place(rule: StoppingRule, k: int, t: int) -> StoppingRule:
-        law = window_distribution(rule.score, outputs[: k + 1, ..., t], targets[k, :, t])
-        return replace(rule, residuals=law)  # type: ignore[type-var]  # a WindowRule
-
-    return tuple(tuple(place(r, k, t) for t, r in enumerate(row)) for k, row in enumerate(rules))
 
 
 def _fit_shrinkage(

@@ -47,7 +47,6 @@ def fit_rules(
     delta: float | None,
     rng: np.random.Generator | None,
 ) -> _FittedRules:
-    """Fit the rules of a policy as its guarantee allows."""
     fit = self_tuned_rules(spec, table, delta)
     if fit is not None:
         everyone = np.ones(table.cases, dtype=bool)
@@ -65,7 +64,6 @@ def fit_rules(
 def evaluate_rules(
     spec: PolicySpec, table: TaskOutputs, held_out: np.ndarray, others: np.ndarray
 ) -> tuple[Rules, StoppingStatistics]:
-    """Fit rules to held-out cases and evaluate them on others."""
     policy, (x, z) = spec.policy, round_arrays(table)
     outputs, targets = x[:, held_out], z[:, held_out]
     group = None if table.group is None else table.group[held_out]

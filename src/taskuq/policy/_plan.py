@@ -30,8 +30,7 @@ from taskuq.protocols import Score
 from taskuq.table._table import TaskOutputs, as_table
 
 # Fraction of units on which policies are compared, and the folds it is cut into.
-CHOOSING_FRACTION = 0.3
-FOLDS = 5
+CHOOSING_FRACTION, FOLDS = 0.3, 5
 
 
 def plan(
@@ -97,9 +96,6 @@ def plan(
         task: Tasks whose goals must be reached; all by default.
         seed: Seed or Generator that chooses tuning cases; by default they lie at even steps.
         table_kwargs: With arrays: ``accelerations`` and other fields of a table.
-
-    Raises:
-        InputError: If the goal is missing, the table has no targets, or the units are too few.
 
     Example:
         >>> from taskuq.table._examples import SyntheticTable, synthetic_outputs

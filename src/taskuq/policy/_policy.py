@@ -160,9 +160,6 @@ class Policy:
             outputs: Outputs of all rounds so far: (round, sample) for one case,
                 (round, case, sample) for several or a group, with a last axis for several tasks.
             value: Target, known once everything is measured.
-
-        Raises:
-            InputError: If the outputs do not fit the policy.
         """
         last = len(self.accelerations)
         if not isinstance(round, int | np.integer) or not 0 <= round <= last:
@@ -311,9 +308,6 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
     Args:
         path: JSON file.
         score: Object of your own score class, where the policy was made with one.
-
-    Raises:
-        InputError: If the file is damaged, incomplete or of another schema.
     """
     record = read_json(path, SCHEMA, remedy="plan again")
     with complete_record(path, "policy", "plan again"):

@@ -21,7 +21,6 @@ from taskuq.interval import FloatArray, Interval, TaskRange
 from taskuq.policy._goal import BISECTIONS, Goal, bisect_threshold
 from taskuq.protocols import IntervalFamily, Score
 
-# A stored rule.
 Record: TypeAlias = Mapping[str, Any]
 # Every finite threshold is above this; minus infinity is not, where every interval is empty.
 LEAST = -float(np.finfo(float).max)

@@ -315,9 +315,6 @@ def simulate(
         task: Tasks whose goals must be reached; all by default.
         table_kwargs: With arrays: ``accelerations`` and other fields of a table.
 
-    Raises:
-        InputError: If alpha or the goal of a name is missing, or the table has no targets.
-
     Example:
         >>> from taskuq.table._examples import SyntheticTable, synthetic_outputs
         >>> table = synthetic_outputs(SyntheticTable(volumes=30), seed=0)
@@ -475,6 +472,8 @@ class _SimulationJob:
             self.table.accelerations, joined("stopped"), joined("stopped_covered"), strict=True
         )
         stops = [_StopFraction(float(R), float(s.mean() / m), _ratio(c, s)) for R, s, c in rounds]
+        some = early > 0
+        widths = joined("width")[some] / early[some] if some.any() else np.array([math.nan])
         # A sum of weights may exceed their whole by a rounding error.
         full = max(0.0, float(1 - early.mean() / m))
         stops.append(_StopFraction(1.0, full, 1.0 if full > 0 else math.nan))
@@ -510,7 +509,7 @@ class _SimulationJob:
             sd={
                 "mean_acceleration": float(acceleration.std()),
                 "coverage": float(coverage.std()),
-                "width": _spread(joined("width"), early),
+                "width": float(widths.std()) if np.isfinite(widths).all() else math.nan,
             },
             given=self.spec.given,
         )
@@ -519,12 +518,6 @@ class _SimulationJob:
 def _ratio(part: FloatArray, whole: FloatArray) -> float:
     total = float(whole.sum())
     return float(part.sum()) / total if total > 0 else math.nan
-
-
-def _spread(part: FloatArray, whole: FloatArray) -> float:
-    there = whole > 0
-    ratio = part[there] / whole[there]
-    return float(ratio.std()) if there.any() and np.isfinite(ratio).all() else math.nan
 
 
 CHOOSING = (

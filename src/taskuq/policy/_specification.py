@@ -19,7 +19,6 @@ from taskuq.policy._policy import Policy
 from taskuq.policy._rules import IntervalRule, StoppingRule, WindowRule, window_place
 
 SCHEMA, VECTORS = "taskuq.decide/1", "taskuq.decide-vectors/1"
-# Not a registered one of your own.
 KINDS = ("fixed-width", "adaptive", "anytime", "paper")
 
 
@@ -46,7 +45,6 @@ def export_policy(policy: Policy) -> dict[str, Any]:
 
 
 def _rule(rule: StoppingRule, range_: TaskRange) -> dict[str, Any]:
-    # All kinds of the specification have one of these.
     assert isinstance(rule, WindowRule | IntervalRule)
     goal = rule.goal
     record = {"side": goal.side, "max_width": goal.max_width, "level": goal.level, **_score(rule)}
