@@ -70,16 +70,6 @@ def test_simulate_prints_json_alone_and_draws_what_it_measured(path, tmp_path, c
     assert len(list(figures.glob("*.svg"))) == len(list(figures.glob("*.png"))) == 3
 
 
-@pytest.mark.parametrize(
-    ("unit", "over"), [("case", "a new case"), ("group", "a random case of a new group")]
-)
-def test_plan_names_what_its_average_acceleration_is_for(path, tmp_path, capsys, unit, over):
-    out = tmp_path / "policy.json"
-    main(["plan", path, "--max-width", "0.1", "--alpha", "0.2", "--unit", unit, "-o", str(out)])
-    assert f"for {over}: " in capsys.readouterr().err
-    assert json.loads(out.read_text())["certificate"]["mean_over"] == over
-
-
 def test_simulate_shows_the_promised_coverage_beside_that_of_cases(path, tmp_path, capsys):
     out = tmp_path / "out.json"
     main(["simulate", path, "--max-width", "0.3", "--splits", "20", "--alpha", "0.3", "--policy",

@@ -14,7 +14,6 @@ from taskuq.conformal.scores._mlwr import MLWR
 from taskuq.policy import _plan as planning
 from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import PolicySpec, parse_policy
-from taskuq.policy._simulate import simulate
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 from taskuq.table._table import TaskOutputs
 
@@ -291,14 +290,6 @@ def test_exact_outputs_stop_at_once(kind, score, unit):
 def test_exact_outputs_stop_at_once_with_windows(budget, unit):
     policy = tq.plan(exact_table(), alpha=0.2, max_width=0.1, budget=budget, unit=unit)
     assert policy.decide(0, np.full((1, 3, 4), 0.5)).stop
-
-
-@pytest.mark.parametrize("unit", ["case", "group"])
-def test_replays_of_exact_outputs_stop_at_once_too(unit):
-    goal = Goal(max_width=0.1)
-    plans = [PolicySpec("adaptive", 0.2, goal, score=s) for s in ("ar", "cqr")]
-    found = simulate(exact_table(), plans, splits=3, unit=unit)
-    assert [r.early_fraction for r in found] == pytest.approx([1.0, 1.0])
 
 
 def test_a_whole_group_is_never_stopped_with_an_empty_report():

@@ -354,7 +354,6 @@ def test_several_tasks_are_calibrated_by_name():
         x, z, alpha=0.2, side=sides, score="lwr", task_range=table.task_ranges, task_names=NAMES,
         acceleration=4,
     )  # fmt: skip
-
     assert bound == other
     interval = bound(x)
     assert np.isinf(interval.lower[:, 0]).sum() == 0  # clipped to its range

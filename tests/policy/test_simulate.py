@@ -219,7 +219,6 @@ PLANNED = [
 def test_a_trial_of_a_policy_that_learns_is_a_plan_and_its_decisions(name, promise):
     spec, table = PLANS[name], two_tasks() if name == "spread" else TABLE
     (found,) = simulate(table, [spec], splits=2, seed=np.random.default_rng(9), **promise)
-
     seed = int(np.random.default_rng(9).integers(2**63))
     group = np.unique(table.group, return_inverse=True)[1]
     by_group = promise["unit"] != "case"
@@ -236,7 +235,6 @@ def test_a_trial_of_a_policy_that_learns_is_a_plan_and_its_decisions(name, promi
         cost, covered = scanned(policy, table.select(cases=test), together)
         early.append(np.average(cost < 1, weights=weight[test]))
         hits.append(np.average(covered, weights=weight[test]))
-
     assert found.early_fraction == pytest.approx(np.mean(early), abs=1e-12)
     if promise.get("cases", "random") == "random":
         assert found.coverage == pytest.approx(np.mean(hits), abs=1e-12)
@@ -370,7 +368,6 @@ def test_coverage_is_what_is_promised_and_means_are_for_what_they_name(
         by_case.append(np.mean([float(s) for s in shares]))
         alike.append(1 / np.mean(costs))
         plain.append(1 / np.mean(everybody))
-
     assert found.coverage == pytest.approx(float(np.mean(kept)))
     assert found.case_coverage == pytest.approx(np.mean(by_case))
     assert found.mean_acceleration == pytest.approx(np.mean(alike))

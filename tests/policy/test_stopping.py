@@ -570,7 +570,6 @@ def test_thresholds_to_test_do_not_look_at_calibration_units():
         calibrator = SetCalibrator(promise, unit, np.arange(seen.cases))
         tuning = evaluate_tuning_cases(rules, table, aside, np.arange(table.cases))
         rungs.append(threshold_grid(tuning, calibrator))
-
     np.testing.assert_array_equal(*rungs)
     assert (np.diff(rungs[0]) < 0).all()
 
@@ -597,5 +596,4 @@ def test_a_replayed_fold_is_calibrated_as_if_it_were_all_there_is(unit):
             *(a[:, inside] for a in (seen.lowest, seen.largest, seen.score)), ()
         )
         alone = SetCalibrator(promise, whom, unit_index(part.cases, kept[inside]))
-
         assert last_certified(part, alone, rungs) == found[t] < np.inf
