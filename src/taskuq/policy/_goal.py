@@ -172,7 +172,8 @@ def make_goals(
         try:
             if least is not None and most is not None:
                 raise InputError("at_least and at_most exclude each other", code="option.conflict")
-            level, bounded = (most, "upper") if least is None else (least, "lower")
+            level = most if least is None else least
+            bounded: Side = "upper" if least is None else "lower"
             goals.append(Goal(width, level, one_side or "two" if level is None else bounded))
         except InputError as error:
             message = str(error) if len(names) == 1 else f"task {name}: {error}"

@@ -110,8 +110,8 @@ def export_test_vectors(policy: Policy, *, cases: int, seed: int) -> dict[str, A
         for x in islice(clear, cases):
             decision = policy.decide(k, x if len(policy.task_names) > 1 else x[..., 0])
             ends = {"lower": decision.interval.lower, "upper": decision.interval.upper}
-            ends = {name: np.atleast_1d(end).tolist() for name, end in ends.items()}
-            vectors.append({"round": k, "outputs": x.tolist(), "stop": decision.stop, **ends})
+            listed = {name: np.atleast_1d(end).tolist() for name, end in ends.items()}
+            vectors.append({"round": k, "outputs": x.tolist(), "stop": decision.stop, **listed})
     return {
         "schema": VECTORS,
         "seed": seed,

@@ -248,7 +248,6 @@ TuningCases: TypeAlias = tuple[StoppingStatistics, NDArray[np.int64]]
 def _early_stops(
     statistics: StoppingStatistics, thresholds: FloatArray, unit: Unit, index: NDArray[np.int64]
 ) -> tuple[BoolArray, BoolArray]:
-    """Return early stops, and misses among them, of each threshold and case."""
     largest, at = statistics.largest, thresholds[:, None]
     if unit.stops_together:
         largest = statistics.allowance(index)[:, index]
