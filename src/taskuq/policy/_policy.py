@@ -172,8 +172,8 @@ class Policy:
             z = as_real_array(value, "value", ndim=(0, 1, 2)).astype(float)
             require_in_ranges(z, self.task_ranges, "the value")
             reason = "stop: everything is measured, so the target is known"
-            stops, interval = np.ones(z.shape, dtype=bool), Interval(z, z)
-            return Decision(True, stops, interval, last, 1.0, reason, self.task_names)
+            every, point = np.ones(z.shape, dtype=bool), Interval(z, z)
+            return Decision(True, every, point, last, 1.0, reason, self.task_names)
         round = int(round)
         x, single = self._check_outputs(outputs, round)
         threshold, tasks = self.thresholds[round], []

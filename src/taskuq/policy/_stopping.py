@@ -185,16 +185,16 @@ def make_certificate(
     # The certificate rests on stops that are monotone in one threshold.
     if len(set(thresholds)) > 1 or not statistics.is_always_open:
         return certificate
-    units = int(index.max()) + 1
-    slowest: FloatArray | None = statistics.largest
+    units, slowest = int(index.max()) + 1, statistics.largest
     if with_margin is not None:
         # Half of the failures are left to what was learned: two quantiles of each round and task,
         # each off to both sides.
         failing /= 2
         quantiles = 4 * len(accelerations) * len(statistics.rounds[0])
         margin = 2 * _deviation(units, failing / quantiles, groups=unit.is_group)
-        slowest = with_margin(margin).surely
-        assert slowest is not None
+        surely = with_margin(margin).surely
+        assert surely is not None
+        slowest = surely
     certificate["certified"] = _certified_acceleration(
         cost(slowest, weights), accelerations, units, failing, groups=unit.is_group
     )
