@@ -22,7 +22,6 @@ WIDTH_GOALS = ("two", "upper", "lower")
 
 
 def achieved_at(goal, family, range_, threshold):
-    """Whether the clipped interval at a threshold achieves the goal."""
     interval = family.interval(threshold)
     estimate = family.link.inverse(family.high if goal.side == "upper" else family.low)
     return bool(goal.is_reached(interval.clip(*(range_ or (-inf, inf))), estimate)[0])
@@ -39,9 +38,7 @@ def test_the_goal_is_achieved_below_the_largest_threshold(
     anchors = link(np.array([[low], [min(low + gap, 0.99)]]))
     family = LinearFamily(*anchors, np.array([scale]), side, link)
     goal = Goal(max_width=width, side=side)
-
     largest = goal.largest_threshold(family, range_)[0]
-
     crossing = (family.low - family.high)[0] / (2 * scale) if side == "two" else -inf
     below = largest - 1e-6 if np.isfinite(largest) else 1e6
     assert below <= crossing or achieved_at(goal, family, range_, below)
@@ -56,9 +53,7 @@ def test_the_goal_is_not_achieved_above_it(side, link, range_, low, scale, width
     anchor = link(np.array([low]))
     family = LinearFamily(anchor, anchor, np.array([scale]), side, link)
     goal = Goal(max_width=width, side=side)
-
     largest = goal.largest_threshold(family, range_)[0]
-
     assert not achieved_at(goal, family, range_, largest + 1e-6)
 
 
@@ -68,7 +63,6 @@ def test_clipping_to_the_range_is_accounted_for_exactly(low, gap, scale, width):
     family = LinearFamily(np.array([low]), np.array([high]), np.array([scale]))
     goal = Goal(max_width=width)
     bisected = goal._search(family, (0.0, 1.0))[0]
-
     assert goal.largest_threshold(family, (0.0, 1.0))[0] == pytest.approx(bisected, abs=1e-9)
 
 
@@ -81,9 +75,7 @@ def test_a_level_is_passed_exactly_below_the_largest_threshold(
     center = link(np.array([anchor]))
     family = LinearFamily(center, center, np.array([scale]), side, link)
     goal = Goal(level=level, side=side)
-
     largest = goal.largest_threshold(family, None)[0]
-
     assert achieved_at(goal, family, None, largest - 1e-6)
     assert not achieved_at(goal, family, None, largest + 1e-6)
 
@@ -92,7 +84,6 @@ def test_a_level_is_passed_exactly_below_the_largest_threshold(
 @given(center=st.floats(-0.2, 1.2), width=WIDTH)
 def test_a_window_is_as_wide_as_asked_and_inside_the_range(link, center, width):
     window, reach = goal_window(Goal(max_width=width), link(np.array([center])), link, (0.0, 1.0))
-
     assert window.width[0] == pytest.approx(width, abs=1e-12)
     assert window.lower[0] >= 0
     assert window.upper[0] <= 1 + 1e-15
@@ -102,7 +93,6 @@ def test_a_window_is_as_wide_as_asked_and_inside_the_range(link, center, width):
 @given(center=st.floats(0.05, 0.95), width=st.floats(0.02, 0.5))
 def test_both_ends_of_a_window_are_equally_far_on_the_scale_of_the_link(center, width):
     window, reach = goal_window(Goal(max_width=width), LOGIT(np.array([center])), LOGIT, None)
-
     below = LOGIT(np.array([center])) - LOGIT(window.lower)
     above = LOGIT(window.upper) - LOGIT(np.array([center]))
     assert below[0] == pytest.approx(above[0], rel=1e-6)
@@ -113,21 +103,15 @@ def test_both_ends_of_a_window_are_equally_far_on_the_scale_of_the_link(center, 
 @given(center=st.floats(-40, 40), share=st.floats(0.001, 1.5))
 def test_windows_by_formula_and_by_search_are_the_same(link, center, share):
     m, width = np.array([center]), share * (link.high - link.low)
-
     formula = _balanced(m, width, link)
     assert formula == pytest.approx(_search_lower_end(m, width, link), abs=1e-9)
 
 
-@given(
-    low=st.integers(-50, 50),
-    length=st.floats(0.1, 80),
-    share=st.floats(0.001, 0.999),
-)
+@given(low=st.integers(-50, 50), length=st.floats(0.1, 80), share=st.floats(0.001, 0.999))
 def test_a_window_at_the_end_of_the_range_contains_that_end(low, length, share):
     range_ = (float(low), float(low + length))
     goal = Goal(max_width=share * (range_[1] - range_[0]))
     window, reach = goal_window(goal, np.array([range_[1]]), IDENTITY, range_)
-
     assert window.contains([range_[1]]).all()
     assert reach[0] == pytest.approx(goal.max_width, rel=1e-9)
 
@@ -135,31 +119,23 @@ def test_a_window_at_the_end_of_the_range_contains_that_end(low, length, share):
 @pytest.mark.parametrize(("side", "end"), [("lower", 0.6), ("upper", 0.8)])
 def test_a_one_sided_window_ends_at_its_distance_from_the_estimate(side, end):
     window, reach = goal_window(Goal(max_width=0.1, side=side), np.array([0.7]), IDENTITY, (0, 1))
-
     assert (window.lower if side == "lower" else window.upper)[0] == pytest.approx(end)
     assert reach[0] == pytest.approx(0.1)
 
 
 def test_an_empty_interval_achieves_no_goal():
     crossed = tq.Interval([0.6], [0.5])
-
     assert not Goal(max_width=0.5).is_reached(crossed).any()
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {},
-        {"max_width": 0.0},
-        {"max_width": -1.0},
-        {"max_width": float("nan")},
-        {"max_width": inf},
-        {"max_width": 0.1, "level": 0.5, "side": "lower"},
-        {"level": 0.5},
-        {"level": float("nan"), "side": "lower"},
-        {"max_width": 0.1, "side": "left"},
+        {}, {"max_width": 0.0}, {"max_width": -1.0}, {"max_width": float("nan")},
+        {"max_width": inf}, {"max_width": 0.1, "level": 0.5, "side": "lower"}, {"level": 0.5},
+        {"level": float("nan"), "side": "lower"}, {"max_width": 0.1, "side": "left"},
     ],
-)
+)  # fmt: skip
 def test_a_goal_that_makes_no_sense_is_refused_in_one_sentence(wrong):
     with pytest.raises(InputError) as refused:
         Goal(**wrong)

@@ -58,7 +58,6 @@ def without(record, *names):
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_kind_under_another_name_plans_the_same_policy(unit):
     mine, adaptive = (planned(p, unit=unit).to_dict() for p in ("mine", "adaptive"))
-
     assert (mine["kind"], mine["sentence"][:5]) == ("mine", "Mine:")
     assert without(mine, "kind", "sentence") == without(adaptive, "kind", "sentence")
 
@@ -67,7 +66,6 @@ def test_a_kind_under_another_name_plans_the_same_policy(unit):
 def test_a_kind_under_another_name_simulates_the_same(unit):
     plans = [PolicySpec(p, 0.2, Goal(max_width=0.2), score="lwr") for p in ("mine", "adaptive")]
     mine, adaptive = simulate(TABLE, plans, splits=9, unit=unit)
-
     assert mine.policy == "mine"
     assert without(mine.to_dict(), "policy") == without(adaptive.to_dict(), "policy")
 
@@ -75,7 +73,6 @@ def test_a_kind_under_another_name_simulates_the_same(unit):
 def test_it_is_read_back_and_decides_by_its_own_thresholds(tmp_path):
     halved, paper = planned("halved"), planned("paper")
     read = tq.load_policy(halved.save(tmp_path / "policy.json"))
-
     assert read == halved
     assert read.thresholds == tuple(t / 2 for t in paper.thresholds)
     narrower = read.decide(0, NEW[:1]).interval.width < paper.decide(0, NEW[:1]).interval.width

@@ -38,7 +38,6 @@ def misses(policy, case):
 
 
 def is_valid(cases, **options):
-    """Whether at most alpha of the cases are missed, each planned for by all the others."""
     options = {"alpha": ALPHA, "max_width": 2.0, "round_tolerance": 0.0, **options}
     missed = sum(
         misses(tq.plan(table_of(cases[:i] + cases[i + 1 :]), **options), case)
@@ -56,47 +55,38 @@ def test_the_policies_are_valid_on_these_populations(cases, options):
     assert is_valid(cases, **options)
 
 
-def test_stopping_at_equality_is_caught(monkeypatch):
-    monkeypatch.setattr(
-        RoundStatistics, "stops", lambda self, t: (self.lowest <= t) & (t <= self.largest)
-    )
-
-    assert not is_valid(TIED)
+def at_equality(self, t):
+    return (self.lowest <= t) & (t <= self.largest)
 
 
-def test_a_running_extreme_that_includes_the_present_round_is_caught(monkeypatch):
-    def faulty(lowest, largest, score, surely=None):
-        running = np.maximum.accumulate(largest)
-        counts = (largest > running) & (score > running)
-        return np.where(counts, np.minimum(largest, score), -np.inf).max(axis=0)
-
-    monkeypatch.setattr(stopping, "stopping_score", faulty)
-
-    assert not is_valid(LIARS)
+def with_the_present_round(lowest, largest, score, surely=None):
+    running = np.maximum.accumulate(largest)
+    counts = (largest > running) & (score > running)
+    return np.where(counts, np.minimum(largest, score), -np.inf).max(axis=0)
 
 
-def test_a_score_that_only_looks_at_the_first_round_is_caught(monkeypatch):
-    def faulty(lowest, largest, score, surely=None):
-        return np.minimum(largest[0], score[0])
-
-    monkeypatch.setattr(stopping, "stopping_score", faulty)
-
-    assert not is_valid(LATE)
+def of_the_first_round(lowest, largest, score, surely=None):
+    return np.minimum(largest[0], score[0])
 
 
-def test_a_quantile_from_the_wrong_side_is_caught(monkeypatch):
-    def faulty(self, scores, group):
-        return order_statistic(scores, floor(Fraction(str(self.alpha)) * (len(scores) + 1)))
-
-    monkeypatch.setattr(Guarantee, "quantile", faulty)
-
-    assert not is_valid(LIARS, **FIXED)
+def from_the_wrong_side(self, scores, group):
+    return order_statistic(scores, floor(Fraction(str(self.alpha)) * (len(scores) + 1)))
 
 
-def test_a_rank_without_the_plus_one_is_caught(monkeypatch):
-    def faulty(self, scores, group):
-        return order_statistic(scores, floor((1 - Fraction(str(self.alpha))) * len(scores)))
+def without_the_plus_one(self, scores, group):
+    return order_statistic(scores, floor((1 - Fraction(str(self.alpha))) * len(scores)))
 
-    monkeypatch.setattr(Guarantee, "quantile", faulty)
 
-    assert not is_valid(LIARS, **FIXED)
+FAULTS = [
+    (RoundStatistics, "stops", at_equality, TIED, {}),
+    (stopping, "stopping_score", with_the_present_round, LIARS, {}),
+    (stopping, "stopping_score", of_the_first_round, LATE, {}),
+    (Guarantee, "quantile", from_the_wrong_side, LIARS, FIXED),
+    (Guarantee, "quantile", without_the_plus_one, LIARS, FIXED),
+]
+
+
+@pytest.mark.parametrize(("owner", "name", "fault", "cases", "options"), FAULTS)
+def test_a_fault_is_caught(monkeypatch, owner, name, fault, cases, options):
+    monkeypatch.setattr(owner, name, fault)
+    assert not is_valid(cases, **options)

@@ -27,12 +27,6 @@ class OwnScore:
         return tq.Interval(mean - quantile, mean + quantile)
 
 
-def two_tasks(table):
-    outputs = np.stack([table.outputs, 1 - table.outputs**2], axis=-1)
-    targets = np.stack([table.targets, 1 - table.targets**2], axis=-1)
-    return tq.TaskOutputs(outputs, targets, table.accelerations, group=table.group)
-
-
 PLANS = {
     "paper lwr": {"policy": "paper", "score": "lwr"},
     "fixed-width spread": {},
@@ -82,22 +76,10 @@ def same(one, other):
 def test_a_stored_policy_decides_as_the_planned_one(options, tmp_path):
     policy = planned(options)
     own = OwnScore() if isinstance(options.get("score"), OwnScore) else None
-
     again = tq.load_policy(policy.save(tmp_path / "policy.json"), score=own)
-
     pairs = zip(decisions(policy, NEW), decisions(again, NEW), strict=True)
     assert all(same(*pair) for pair in pairs)
     assert again.to_dict() == policy.to_dict()
-
-
-def test_a_stored_policy_of_two_tasks_decides_the_same(tmp_path):
-    policy = planned({"max_width": 0.4}, two_tasks(TABLE))
-    new = np.stack([NEW, 1 - NEW**2], axis=-1)
-
-    again = tq.load_policy(policy.save(tmp_path / "policy.json"))
-
-    assert all(same(*p) for p in zip(decisions(policy, new), decisions(again, new), strict=True))
-    assert policy.decide(0, new[:1]).interval.lower.shape == (NEW.shape[1], 2)
 
 
 @pytest.mark.parametrize("options", PLANS.values(), ids=PLANS)
@@ -121,13 +103,11 @@ def test_every_stop_achieves_the_goal(options):
 def test_these_policies_stop_somebody(name):
     # Two cases at a time: a whole group of ninety rarely stops as one, and a group of one never.
     policy = planned(PLANS[name])
-
     assert any(d.stops.any() for i in range(10) for d in decisions(policy, NEW[:, i : i + 2]))
 
 
 def test_too_few_cases_never_stop_and_say_why():
     policy = planned(PLANS["too few for this"])
-
     assert set(policy.thresholds) == {inf}
     assert not any(decision.stops.any() for decision in decisions(policy, NEW))
     assert "needs at least 999" in policy.decide(0, NEW[:1, 0]).reason
@@ -144,13 +124,11 @@ def test_one_case_is_decided_as_among_many():
 
 def test_a_case_in_its_first_round_needs_no_round_axis():
     policy = planned({})
-
     assert same(policy.decide(0, NEW[0, 0]), policy.decide(0, NEW[:1, 0]))
 
 
 def test_when_everything_is_measured_the_interval_is_the_value():
     decision = planned({}).decide(4, None, value=0.37)
-
     assert (decision.stop, decision.acceleration) == (True, 1.0)
     assert float(decision.interval.lower) == float(decision.interval.upper) == 0.37
 
@@ -187,7 +165,7 @@ def test_a_mistake_is_one_sentence_and_never_a_stop(name, round_, outputs):
     is_case = name != "whole group" or np.ndim(outputs) != 2
     with pytest.raises(InputError) as error:
         planned(PLANS[name]).decide(round_, outputs if is_case else np.stack([outputs] * 2, axis=1))
-    assert "all cases of a group" not in str(error.value)
+    assert error.value.code != "shape.axes"
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, "high", [[[0.1]]]])
@@ -199,26 +177,16 @@ def test_a_value_that_is_no_number_is_refused(value):
 @pytest.mark.parametrize(
     "options",
     [
-        {"alpha": 0.0},
-        {"alpha": 1.5},
-        {"max_width": None},
-        {"max_width": -0.1},
-        {"policy": "hopeful"},
-        {"statistic": "mean"},
-        {"budget": 0.0},
-        {"budget": 1.1},
-        {"unit": "patient"},
-        {"score": "nll", "policy": "adaptive"},
-        {"round_tolerance": float("nan")},
-        {"round_tolerance": inf},
-        {"delta": 2.0},
-        {"cases": 1.5, "unit": "group"},
-        {"at_least": 0.1},
+        {"alpha": 0.0}, {"alpha": 1.5}, {"max_width": None}, {"max_width": -0.1},
+        {"policy": "hopeful"}, {"statistic": "mean"}, {"budget": 0.0}, {"budget": 1.1},
+        {"unit": "patient"}, {"score": "nll", "policy": "adaptive"}, {"delta": 2.0},
+        {"round_tolerance": float("nan")}, {"round_tolerance": inf},
+        {"cases": 1.5, "unit": "group"}, {"at_least": 0.1},
         {"max_width": None, "at_least": 0.1, "at_most": 0.9},
         {"unit": "whole-group", "policy": "anytime"},
         {"unit": "whole-group", "policy": "adaptive", "score": "cqr"},
     ],
-)
+)  # fmt: skip
 def test_a_plan_that_makes_no_sense_is_refused_in_one_sentence(options):
     with pytest.raises(InputError) as error:
         planned(options)
@@ -247,7 +215,6 @@ DAMAGES = {
 def test_a_damaged_policy_is_refused_when_it_is_read(damage, tmp_path):
     path = tmp_path / "policy.json"
     write_json(path, damage(planned({}).to_dict()))
-
     with pytest.raises(InputError) as error:
         tq.load_policy(path)
     assert "\n" not in str(error.value)
@@ -255,7 +222,6 @@ def test_a_damaged_policy_is_refused_when_it_is_read(damage, tmp_path):
 
 def test_a_policy_made_with_your_own_score_asks_for_it_back(tmp_path):
     path = planned(PLANS["adaptive own"]).save(tmp_path / "policy.json")
-
     with pytest.raises(InputError, match="OwnScore"):
         tq.load_policy(path)
     with pytest.raises(InputError, match="OwnScore"):
@@ -264,7 +230,6 @@ def test_a_policy_made_with_your_own_score_asks_for_it_back(tmp_path):
 
 def test_only_the_paper_is_measured_and_everybody_else_guaranteed():
     sentences = {name: planned(options).statement for name, options in PLANS.items()}
-
     paper = sentences.pop("paper lwr")
     assert paper.startswith("Measured, not guaranteed")
     assert all(s.startswith("Guaranteed") for s in sentences.values())
@@ -286,22 +251,15 @@ def made(scale=SCALE, cases=120, **changes):
     return tq.TaskOutputs(x * scale, z * scale, (8, 4, 2), **parts | changes)
 
 
-def decisions_several_tasks(policy, table):
-    return [policy.decide(k, table.outputs[: k + 1]) for k in range(table.rounds)]
-
-
 @pytest.mark.parametrize("kind", ["fixed-width", "adaptive", "anytime", "paper"])
 def test_units_of_tasks_change_no_decision(kind):
     plain, scaled = made(np.ones(3)), made()
     one = tq.plan(plain, alpha=0.2, max_width=0.5, policy=kind)
     other = tq.plan(scaled, alpha=0.2, max_width=WIDTHS, policy=kind)
-
-    for a, b in zip(
-        decisions_several_tasks(one, plain), decisions_several_tasks(other, scaled), strict=True
-    ):
+    for a, b in zip(decisions(one, plain.outputs), decisions(other, scaled.outputs), strict=True):
         assert a.stops.tolist() == b.stops.tolist()
         np.testing.assert_allclose(a.interval.lower * SCALE, b.interval.lower, rtol=1e-9)
-    assert sum(d.stops.sum() for d in decisions_several_tasks(one, plain)) > 0
+    assert sum(d.stops.sum() for d in decisions(one, plain.outputs)) > 0
 
 
 @pytest.mark.parametrize("kind", ["fixed-width", "adaptive"])
@@ -310,8 +268,7 @@ def test_one_width_for_all_tasks_stops_by_another_unit_than_its_own(kind):
     table = made()
     one = tq.plan(table, alpha=0.2, max_width=0.5, policy=kind)
     each = tq.plan(table, alpha=0.2, max_width=WIDTHS, policy=kind)
-
-    few, many = (sum(d.stops.sum() for d in decisions_several_tasks(p, table)) for p in (one, each))
+    few, many = (sum(d.stops.sum() for d in decisions(p, table.outputs)) for p in (one, each))
     assert few < many / 2
 
 
@@ -323,13 +280,10 @@ def test_a_policy_of_several_tasks_survives_a_file(tmp_path, kind):
         side={"lesion": "two", "area": "upper", "volume": "lower"},
     )  # fmt: skip
     again = tq.load_policy(policy.save(tmp_path / "policy.json"))
-
     assert again == policy
     assert [goal.side for goal in again.goal.each] == ["two", "upper", "lower"]
     assert again.task_ranges == ((0, 1), (0, 64), (0, 1024))
-    for a, b in zip(
-        decisions_several_tasks(policy, table), decisions_several_tasks(again, table), strict=True
-    ):
+    for a, b in zip(decisions(policy, table.outputs), decisions(again, table.outputs), strict=True):
         np.testing.assert_array_equal(a.interval.upper, b.interval.upper)
 
 
@@ -337,7 +291,6 @@ def test_a_decision_names_its_tasks_and_rounds():
     table = made()
     policy = tq.plan(table, alpha=0.2, max_width=WIDTHS)
     decision = policy.decide(2, table.outputs[:, 5])
-
     assert list(decision.by_task) == list(NAMES)
     assert float(decision.by_task["area"].width) == 32
     assert "at 80" in decision.reason
@@ -347,7 +300,6 @@ def test_tasks_are_planned_for_by_name():
     table = made()
     two = tq.plan(table, alpha=0.2, max_width={"area": 32, "lesion": 0.5}, task=["area", "lesion"])
     alone = tq.plan(table.select(task="area"), alpha=0.2, max_width=32)
-
     assert two.task_names == ("area", "lesion")
     assert tq.plan(table, alpha=0.2, max_width=32, task="area").thresholds == alone.thresholds
     assert two.goal == Goals(("area", "lesion"), (Goal(max_width=32), Goal(max_width=0.5)))
@@ -375,7 +327,6 @@ def test_arrays_stand_where_a_table_does():
     table = made().select(task="area")
     arrays = (table.outputs, table.targets)
     policy = tq.plan(arrays, accelerations=(8, 4, 2), task_range=(0, 64), alpha=0.2, max_width=32)
-
     assert policy.thresholds == tq.plan(table, alpha=0.2, max_width=32).thresholds
     for wrong in (table.outputs, None, [1, 2], (1, 2, 3)):
         with pytest.raises(InputError):
@@ -384,12 +335,9 @@ def test_arrays_stand_where_a_table_does():
 
 def test_a_table_stands_where_arrays_do():
     table = made(group=np.arange(120) // 3)
-    arrays = {
-        "task_range": (0, 64), "alpha": 0.2, "score": "lwr",
-    }  # fmt: skip
+    arrays = {"task_range": (0, 64), "alpha": 0.2, "score": "lwr"}
     bound = tq.calibrate(table, acceleration=4, task="area", alpha=0.2, score="lwr")
     x, z = table.outputs[:2, ..., 1], table.targets[:, 1]
-
     assert bound == tq.calibrate(x, z, acceleration=4, group=table.group, **arrays)
     by_case = tq.calibrate(table, acceleration="40", task="area", unit="case", **arrays)
     assert by_case == tq.calibrate(x, z, acceleration=4, **arrays)
@@ -406,7 +354,6 @@ def test_several_tasks_are_calibrated_by_name():
         x, z, alpha=0.2, side=sides, score="lwr", task_range=table.task_ranges, task_names=NAMES,
         acceleration=4,
     )  # fmt: skip
-
     assert bound == other
     interval = bound(x)
     assert np.isinf(interval.lower[:, 0]).sum() == 0  # clipped to its range
@@ -441,29 +388,8 @@ def test_point_estimates_need_no_sample_axis(score):
     z = rng.random(60)
     x = z + 0.1 * rng.standard_normal(60)
     bound, other = (tq.calibrate(y, z, alpha=0.1, score=score) for y in (x, x[:, None]))
-
     assert bound == other
     np.testing.assert_array_equal(bound(x).lower, bound(x[:, None]).lower)
     assert tq.TaskOutputs(x, z).samples == 1
     exact = tq.evaluate_exact(x, z, alpha=0.1, score=score)
     assert exact.width == tq.evaluate_exact(x[:, None], z, alpha=0.1, score=score).width
-
-
-def test_results_print_short():
-    table = made(cases=40)
-    one = table.select(task="area", accelerations=[4])
-    results = [
-        tq.calibrate(one, alpha=0.2),
-        tq.calibrate(one, alpha=0.2)(one.outputs[0]),
-        tq.evaluate_exact(one, alpha=0.2),
-        tq.plan(table, alpha=0.2, max_width=WIDTHS),
-        tq.plan(table, alpha=0.2, max_width=WIDTHS).decide(0, table.outputs[:1, 0]),
-    ]
-
-    for result in results:
-        assert str(result) == repr(result)
-        assert "array(" not in repr(result)
-        assert len(repr(result).splitlines()) <= 12
-        assert len(repr(result)) < 900
-    assert "area" in repr(results[2])
-    assert "coverage" in repr(results[2])

@@ -50,7 +50,6 @@ REFERENCES = [
 @pytest.mark.parametrize(("kind", "options", "alpha", "unit", "least"), REFERENCES)
 def test_policies_accelerate_as_far_and_miss_no_more_than_alpha(kind, options, alpha, unit, least):
     found = judged(kind, alpha, unit=unit, **options)
-
     assert found.mean_acceleration >= least
     assert 1 - found.coverage <= alpha
 
@@ -58,7 +57,6 @@ def test_policies_accelerate_as_far_and_miss_no_more_than_alpha(kind, options, a
 def test_two_phases_trade_acceleration_for_narrower_reports():
     # What is learned varies between tuning folds, so many of them are averaged over.
     found = judged("fixed-width", 0.05, statistic="learned", budget=0.48, tunings=60)
-
     assert found.mean_acceleration >= 12
     assert found.width <= 0.068
 
@@ -72,7 +70,6 @@ def test_the_paper_accelerates_as_it_is_known_to(score, about):
 def test_with_two_samples_the_window_keeps_what_the_paper_breaks(statistic):
     ours = judged("fixed-width", 0.01, samples=2, statistic=statistic)
     paper = judged("paper", 0.01, samples=2, score="lwr")
-
     assert ours.coverage >= 0.99 - 3 * ours.sd["coverage"] / np.sqrt(TRIALS)
     assert paper.coverage < 0.98
     assert ours.mean_acceleration > paper.mean_acceleration
@@ -91,7 +88,6 @@ def test_the_same_commands_run_on_the_other_tables(arguments, tmp_path):
     out = tmp_path / "out.json"
     main(["simulate", str(FOLDER / f"{name}.npz"), *rest, "--unit", "case", "--splits",
           str(TRIALS), "--json", str(out), "--figures", str(tmp_path / "figures")])  # fmt: skip
-
     results = json.loads(out.read_text())["results"]
     guaranteed = [r for r in results if r["guaranteed"]]
     assert len(guaranteed) >= 4
@@ -101,27 +97,22 @@ def test_the_same_commands_run_on_the_other_tables(arguments, tmp_path):
     assert len(list((tmp_path / "figures").glob("*.svg"))) == 3
 
 
-@pytest.mark.parametrize(("samples", "statistic"), [(2, "spread"), (32, "spread"), (32, "learned")])
-def test_early_stops_keep_their_own_promise_at_a_small_price(samples, statistic):
-    plans = [PolicySpec("fixed-width", 0.05, WIDTH, statistic=statistic, given=g)
-             for g in (None, "early")]  # fmt: skip
-    (plain,), (early,) = (
-        simulate(table(samples=samples), [p], splits=200,
-                 unit="case", delta=0.1 if p.given else None)
-        for p in plans
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("samples", "statistic", "unit"),
+    [
+        (2, "spread", "case"),
+        (32, "spread", "case"),
+        (32, "learned", "case"),
+        (32, "spread", "group"),
+    ],
+)
+def test_early_stops_keep_their_own_promise_at_a_small_price(samples, statistic, unit):
+    def found(given):
+        spec = PolicySpec("fixed-width", 0.05, WIDTH, statistic=statistic, given=given)
+        delta = 0.1 if given or unit == "group" else None
+        return simulate(table(samples=samples), [spec], splits=200, unit=unit, delta=delta)[0]
 
-    assert 1 - early.coverage_early <= 0.05
-    assert early.mean_acceleration >= 0.85 * plain.mean_acceleration
-
-
-def test_volumes_keep_the_promise_about_early_stops_at_a_small_price_beside_delta():
-    plain, early = (
-        simulate(table(), [PolicySpec("fixed-width", 0.05, WIDTH, given=g)], splits=100,
-                 unit="group", delta=0.1)[0]
-        for g in (None, "early")
-    )  # fmt: skip
-
+    plain, early = found(None), found("early")
     assert 1 - early.coverage_early <= 0.05
     assert early.mean_acceleration >= 0.85 * plain.mean_acceleration
 

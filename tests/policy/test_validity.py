@@ -62,7 +62,6 @@ class OwnScore:
 
 @cache
 def learned_elsewhere(rounds):
-    """A learned score, fitted to other data than any population here."""
     rng = np.random.default_rng(5)
     truth = rng.normal(size=60)
     outputs = truth[:, None] + rng.normal(size=(rounds, 60, 2))
@@ -139,14 +138,12 @@ def missed(policy, cases):
 
 
 def ever_missed(policy, cases):
-    """Whether any round's interval misses, stopped or not."""
     outputs, targets = arrays_of(cases)
     each = [~policy.decide(k, outputs[: k + 1]).interval.contains(targets) for k in range(3)]
     return np.any(each, axis=0)
 
 
 def misses_over_all_choices(cases, calibrate, judge=missed):
-    """How many cases are missed, each calibrated on all the others."""
     return sum(
         int(judge(calibrate(cases[:i] + cases[i + 1 :]), [case])[0]) for i, case in enumerate(cases)
     )
@@ -162,7 +159,6 @@ def allowed(cases, alpha):
 @example(cases=ADVERSARIAL, alpha=0.25)
 def test_a_stopped_report_misses_at_most_alpha_of_new_cases(name, cases, alpha):
     misses = misses_over_all_choices(cases, lambda rest: make_policy(name, rest, alpha))
-
     assert misses <= allowed(cases, alpha)
 
 
@@ -173,7 +169,6 @@ def test_anytime_intervals_hold_in_all_rounds_at_once(name, cases, alpha):
     misses = misses_over_all_choices(
         cases, lambda rest: make_policy(name, rest, alpha, "anytime"), ever_missed
     )
-
     assert misses <= allowed(cases, alpha)
 
 
@@ -184,7 +179,6 @@ def test_the_promises_hold_for_a_score_of_your_own(cases, alpha):
     anytime = misses_over_all_choices(
         cases, lambda rest: make_policy("own", rest, alpha, "anytime"), ever_missed
     )
-
     assert max(stopped, anytime) <= allowed(cases, alpha)
 
 
@@ -202,16 +196,13 @@ def test_a_learned_statistic_fitted_elsewhere_keeps_the_promise(name, cases, alp
         threshold = promise.quantile(np.delete(Lambda, i), None)
         rounds = zip(seen.lowest[:, i], seen.largest[:, i], seen.score[:, i], strict=True)
         misses += next((s > threshold for low, high, s in rounds if low <= threshold < high), False)
-
     assert misses <= allowed(cases, alpha)
 
 
 def test_a_learned_score_does_not_depend_on_the_cases_beside_it():
     outputs, _ = arrays_of([HONEST, ([(0, 2), (0, 1), (2, 1)], -1)] * 20)
     score = learned_elsewhere(3)
-
     alone = [score.family(outputs[:, [i]]).scale[0] for i in range(outputs.shape[1])]
-
     assert alone == score.family(outputs).scale.tolist()
 
 
@@ -256,7 +247,6 @@ def test_a_random_case_of_a_new_group_is_missed_with_probability_alpha(name, gro
 def test_enough_cases_of_a_new_group_are_covered_together(name, share, groups, alpha):
     missing = 0 if share == "all" else 1 - Fraction(str(share))
     shares = missed_shares(groups, name, alpha, cases=share)
-
     assert sum(s > missing for s in shares) <= allowed(groups, alpha)
 
 
@@ -265,7 +255,6 @@ def test_enough_cases_of_a_new_group_are_covered_together(name, share, groups, a
 @given(groups=GROUPS, alpha=st.sampled_from(ALPHAS))
 def test_a_group_stopped_as_a_whole_misses_alpha_of_its_cases(name, groups, alpha):
     shares = missed_shares(groups, name, alpha, whole=True)
-
     assert sum(shares) <= Fraction(str(alpha)) * len(groups)
 
 
@@ -275,7 +264,6 @@ def test_a_group_stopped_as_a_whole_misses_alpha_of_its_cases(name, groups, alph
 def test_a_group_stopped_as_a_whole_has_enough_cases_covered(share, groups, alpha):
     missing = 0 if share == "all" else 1 - Fraction(str(share))
     shares = missed_shares(groups, "spread", alpha, whole=True, cases=share)
-
     assert sum(s > missing for s in shares) <= allowed(groups, alpha)
 
 
@@ -286,9 +274,7 @@ def test_a_group_decides_by_its_root_mean_square_risk(groups):
     policy = make_policy("spread", cases, 0.5, group=index, whole=True)
     outputs, _ = arrays_of(groups[0])
     risk = outputs.std(axis=2, ddof=1)[0]
-
     decision = policy.decide(0, outputs[:1])
-
     assert decision.stop == (np.sqrt(np.mean(risk**2)) < -policy.thresholds[0])
     assert (decision.stops == decision.stop).all()
     largest, all_in_one = -risk, np.zeros(len(risk), int)
@@ -305,5 +291,4 @@ def test_given_the_calibration_set_few_sets_are_unlucky(name, alpha, delta):
         policy = make_policy(name, [kinds[d] for d in draws], alpha, delta=delta)
         orders = factorial(5) // prod(factorial(draws.count(d)) for d in range(4))
         unlucky += orders * bool(missed(policy, kinds).mean() > alpha)
-
     assert Fraction(unlucky, 4**5) <= Fraction(str(delta))

@@ -31,39 +31,30 @@ def policies() -> Iterator[tuple[str, tq.Policy]]:
         volumes=6, samples=SAMPLES, accelerations=(8, 2), error=(0.3, 0.1), bias=(0.4, -0.4)
     )
     table = synthetic_outputs(made, seed=0)
-    options: dict[str, Any] = {"alpha": ALPHA, "unit": "case"}
-    for score in SCORES:
-        for kind in ("adaptive", "anytime", "paper"):
-            yield (
-                f"{kind} {score}",
-                tq.plan(table, policy=kind, score=score, max_width=0.2, **options),
-            )
-    yield "fixed-width", tq.plan(table, max_width=0.05, **options)
-    yield "fixed-width at least", tq.plan(table, at_least=0.2, **options)
-    yield "fixed-width upper", tq.plan(table, max_width=0.02, side="upper", **options)
-    yield "adaptive at most", tq.plan(table, policy="adaptive", at_most=0.6, **options)
-    yield (
-        "adaptive lower",
-        tq.plan(table, policy="adaptive", score="cqr", max_width=0.2, side="lower", **options),
-    )
     free = (30 * np.asarray(table.outputs, dtype=float), 30 * np.asarray(table.targets))
-    rates = {"accelerations": tuple(table.accelerations)}
-    yield "fixed-width without a range", tq.plan(free, max_width=2, **rates, **options)
-    yield (
-        "adaptive without a range",
-        tq.plan(free, policy="adaptive", max_width=9, **rates, **options),
-    )
     one = table.outputs[..., :1], table.targets
-    yield (
-        "paper of one sample",
-        tq.plan(one, policy="paper", max_width=0.2, task_range=(0, 1), **rates, **options),
-    )
     both = np.stack([table.outputs, 1 - table.outputs**2], axis=-1)
-    targets = np.stack([table.targets, 1 - table.targets**2], axis=-1)
-    yield (
-        "fixed-width of two tasks",
-        tq.plan((both, targets), max_width=(0.05, 0.08), task_range=(0, 1), **rates, **options),
-    )
+    two = both, np.stack([table.targets, 1 - table.targets**2], axis=-1)
+    adaptive, rates = {"policy": "adaptive"}, {"accelerations": tuple(table.accelerations)}
+    ranged = {**rates, "task_range": (0, 1)}
+    plans: dict[str, tuple[Any, dict[str, Any]]] = {
+        f"{kind} {score}": (table, {"policy": kind, "score": score, "max_width": 0.2})
+        for score in SCORES
+        for kind in ("adaptive", "anytime", "paper")
+    }
+    plans |= {
+        "fixed-width": (table, {"max_width": 0.05}),
+        "fixed-width at least": (table, {"at_least": 0.2}),
+        "fixed-width upper": (table, {"max_width": 0.02, "side": "upper"}),
+        "adaptive at most": (table, {**adaptive, "at_most": 0.6}),
+        "adaptive lower": (table, {**adaptive, "score": "cqr", "max_width": 0.2, "side": "lower"}),
+        "fixed-width without a range": (free, {"max_width": 2, **rates}),
+        "adaptive without a range": (free, {**adaptive, "max_width": 9, **rates}),
+        "paper of one sample": (one, {"policy": "paper", "max_width": 0.2, **ranged}),
+        "fixed-width of two tasks": (two, {"max_width": (0.05, 0.08), **ranged}),
+    }
+    for name, (data, options) in plans.items():
+        yield name, tq.plan(data, alpha=ALPHA, unit="case", **options)
 
 
 def vectors() -> dict[str, Any]:

@@ -27,13 +27,10 @@ from taskuq.policy._rules import (
 from taskuq.policy._stopping import Calibrator, guarantee_at_stop, stopping_score
 from taskuq.protocols import Score
 
-# Points of the kernel around a residual.
-POINTS = 40
-
 
 def _fit_residual_law(residuals: FloatArray) -> ResidualDistribution:
     """Fit the distribution of residuals, smoothed by a logistic kernel."""
-    level = (np.arange(POINTS) + 0.5) / POINTS
+    level = (np.arange(40) + 0.5) / 40
     iqr = float(np.subtract(*np.quantile(residuals, [0.75, 0.25])))
     deviation = 0.9 * iqr / 1.34 * len(residuals) ** -0.2
     width = deviation * np.sqrt(3) / np.pi
@@ -49,7 +46,6 @@ NARROWING_FRACTION = 0.3
 
 
 def _spread_score(side: Side) -> MLWR:
-    """Return the score behind the statistic 'spread': MLWR with half its usual floor."""
     return MLWR(side=side, floor=0.25)
 
 
@@ -81,7 +77,15 @@ class FixedWidthPolicy(PolicyKind):
         return NARROWING_FRACTION if spec.budget < 1 else 0.0
 
     def fit(self, spec: PolicySpec, rules: Rules, x: FloatArray, z: FloatArray) -> Rules:
-        return _fit_shrinkage(spec, rules, x, z) if spec.budget < 1 else _place_windows(rules, x, z)
+        if spec.budget < 1:
+            return _fit_shrinkage(spec, rules, x, z)
+
+        def place(rule: StoppingRule, k: int, t: int) -> StoppingRule:
+            law = window_distribution(rule.score, x[: k + 1, ..., t], z[k, :, t])
+            return replace(rule, residuals=law)  # type: ignore[type-var]  # a WindowRule
+
+        rounds = enumerate(rules)
+        return tuple(tuple(place(rule, k, t) for t, rule in enumerate(row)) for k, row in rounds)
 
     def thresholds(self, statistics: StoppingStatistics, calibrator: Calibrator) -> FloatArray:
         return calibrator.stopping_threshold(statistics)
@@ -101,22 +105,6 @@ def window_distribution(
     return _fit_residual_law((score.link(targets) - family.high) / family.scale)
 
 
-def _place_windows(rules: Rules, outputs: FloatArray, targets: FloatArray) -> Rules:
-    """Fit where windows are placed, on tuning cases."""
-    return tuple(
-        tuple(
-            replace(  # type: ignore[type-var]  # a WindowRule
-                rule,
-                residuals=window_distribution(
-                    rule.score, outputs[: k + 1, ..., t], targets[k, :, t]
-                ),
-            )
-            for t, rule in enumerate(row)
-        )
-        for k, row in enumerate(rules)
-    )
-
-
 def _fit_shrinkage(
     spec: PolicySpec, rules: Rules, outputs: FloatArray, targets: FloatArray
 ) -> Rules:
@@ -132,12 +120,9 @@ def _fit_shrinkage(
     t0 = t0 if np.isfinite(t0) and t0 > 0 else float(np.median(-statistics.largest[-1]))
     t0 = t0 if np.isfinite(t0) and t0 > 0 else 1.0
     # Any scale is valid; a large residual over predicted error makes the useful range about [0, 1].
-    residuals = [
-        e.family.score(targets[k, :, t])
-        for k, row in enumerate(statistics.rounds)
-        for t, e in enumerate(row)
-    ]
-    finite = np.concatenate([r[np.isfinite(r)] for r in residuals])
+    examined = [(k, t, e) for k, row in enumerate(statistics.rounds) for t, e in enumerate(row)]
+    residuals = np.concatenate([e.family.score(targets[k, :, t]) for k, t, e in examined])
+    finite = residuals[np.isfinite(residuals)]
     B = 2 * float(np.quantile(finite, 1 - level)) if finite.size else 1.0
     B = B if B > 0 else 1.0
     return tuple(

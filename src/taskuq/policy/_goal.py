@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -39,27 +39,23 @@ class Goal:
     def __post_init__(self) -> None:
         if self.side not in SIDES:
             raise InputError(
-                f"side must be 'two', 'upper' or 'lower', got {self.side!r}", code="choice.unknown"
+                f"side is two, upper or lower, got {self.side!r}", code="choice.unknown"
             )
         if self.max_width is None and self.level is None:
             raise InputError(
-                "no stopping goal; pass max_width=, at_least= or at_most= (--max-width 0.1)",
-                code="option.missing",
+                "no stopping goal; pass max_width=, at_least= or at_most=", code="option.missing"
             )
         if self.max_width is not None and self.level is not None:
             raise InputError(
-                "max_width was passed together with at_least or at_most; remove one",
-                code="option.conflict",
+                "max_width was passed with at_least or at_most; remove one", code="option.conflict"
             )
         if self.max_width is not None and not 0 < self.max_width < np.inf:
             raise InputError(
-                f"max_width must be positive and finite, got {self.max_width}", code="value.invalid"
+                f"max_width must be positive, got {self.max_width}", code="value.invalid"
             )
         if self.level is not None and (self.side == "two" or not np.isfinite(self.level)):
             raise InputError(
-                f"a level must be a finite number with a one-sided bound, got {self.level} with "
-                f"side={self.side!r}",
-                code="value.invalid",
+                f"a level must be finite and one-sided, got {self.level}", code="value.invalid"
             )
 
     @property
@@ -111,19 +107,23 @@ class Goal:
         return np.asarray(good & ~interval.is_empty)
 
     def _search(self, family: IntervalFamily, task_range: TaskRange) -> FloatArray:
-        """Bisect for the threshold, for families without a formula."""
-        estimate = _middle(family)
+        start = family.interval(0.0)
+        has_lower, has_upper = np.isfinite(start.lower), np.isfinite(start.upper)
+        with np.errstate(invalid="ignore"):
+            center = start.center
+        one_end = np.where(has_lower, start.lower, start.upper)
+        estimate = np.where(has_lower & has_upper, center, one_end)
 
         def is_too_wide(threshold: FloatArray) -> BoolArray:
             interval = clipped(family.interval(threshold), task_range)
             # Within the search an empty interval counts as narrow: it only lies lower.
             return ~(self.is_reached(interval, estimate) | interval.is_empty)
 
-        found = bisect_threshold(is_too_wide, estimate.shape)
-        return np.where(found.nowhere, np.inf, np.where(found.everywhere, -np.inf, found.low))
+        low, _, everywhere, nowhere = bisect_threshold(is_too_wide, estimate.shape)
+        return np.where(nowhere, np.inf, np.where(everywhere, -np.inf, low))
 
     def for_task(self, task: int) -> Goal:
-        """Return the goal of a task, the same for all."""
+        """Return the goal of one task."""
         return self
 
     def to_dict(self) -> dict[str, Any]:
@@ -153,7 +153,6 @@ class Goals:
 
 
 def goal_from_dict(record: Mapping[str, Any]) -> Goal | Goals:
-    """Read what ``to_dict`` of a goal wrote."""
     if "tasks" not in record:
         return Goal(**record)
     each = [dict(one) for one in record["tasks"]]
@@ -169,9 +168,13 @@ def make_goals(
     columns = [per_task(v, names, name, partial(_number, name)) for name, v in arguments.items()]
     sides = per_task(side, names, "side", lambda one: one)
     goals = []
-    for name, *values in zip(names, *columns, sides, strict=True):
+    for name, width, least, most, one_side in zip(names, *columns, sides, strict=True):
         try:
-            goals.append(_make_goal(*values))
+            if least is not None and most is not None:
+                raise InputError("at_least and at_most exclude each other", code="option.conflict")
+            level = most if least is None else least
+            bounded: Side = "upper" if least is None else "lower"
+            goals.append(Goal(width, level, one_side or "two" if level is None else bounded))
         except InputError as error:
             message = str(error) if len(names) == 1 else f"task {name}: {error}"
             raise InputError(message, code=error.code) from None
@@ -186,29 +189,10 @@ def _number(name: str, value: Any) -> float | None:
         raise InputError(message, code="dtype.invalid") from None
 
 
-def _make_goal(
-    max_width: float | None, at_least: float | None, at_most: float | None, side: Side | None
-) -> Goal:
-    if at_least is not None and at_most is not None:
-        raise InputError(
-            "at_least and at_most were both passed; remove one", code="option.conflict"
-        )
-    if at_least is not None:
-        return Goal(max_width, at_least, "lower")
-    return Goal(max_width, at_most, (side or "two") if at_most is None else "upper")
-
-
-class _Bracket(NamedTuple):
-    """Bracket of the threshold at which a claim starts to hold."""
-
-    low: FloatArray
-    high: FloatArray
-    everywhere: BoolArray
-    nowhere: BoolArray
-
-
-def bisect_threshold(claim: Callable[[FloatArray], BoolArray], shape: tuple[int, ...]) -> _Bracket:
-    """Find by bisection the threshold at which a claim holds."""
+def bisect_threshold(
+    claim: Callable[[FloatArray], BoolArray], shape: tuple[int, ...]
+) -> tuple[FloatArray, FloatArray, BoolArray, BoolArray]:
+    """Bracket the threshold from which a claim holds: low, high, True if everywhere, or nowhere."""
     low, high = np.full(shape, -1.0), np.full(shape, 1.0)
     for _ in range(BISECTIONS):
         held, fails = claim(low), ~claim(high)
@@ -220,21 +204,10 @@ def bisect_threshold(claim: Callable[[FloatArray], BoolArray], shape: tuple[int,
         middle = low / 2 + high / 2
         holds = claim(middle)
         low, high = np.where(holds, low, middle), np.where(holds, middle, high)
-    return _Bracket(low, high, everywhere, nowhere)
+    return low, high, everywhere, nowhere
 
 
 def _over(reach: FloatArray, scale: FloatArray) -> FloatArray:
     """Return reach over scale; a constant interval reaches the goal always or never."""
-    moving = scale > 0
     still = np.where(reach > 0, np.inf, -np.inf)
-    return np.divide(reach, scale, out=still, where=moving)
-
-
-def _middle(family: IntervalFamily) -> FloatArray:
-    interval = family.interval(0.0)
-    finite = np.isfinite(interval.lower), np.isfinite(interval.upper)
-    with np.errstate(invalid="ignore"):
-        center = interval.center
-    return np.where(
-        finite[0] & finite[1], center, np.where(finite[0], interval.lower, interval.upper)
-    )
+    return np.divide(reach, scale, out=still, where=scale > 0)

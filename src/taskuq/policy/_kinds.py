@@ -41,9 +41,8 @@ class PolicySpec:
         score: For 'adaptive', 'anytime' and 'paper': score of the nested intervals.
         statistic: For 'fixed-width': 'spread' or 'learned'.
         budget: For 'fixed-width': fraction of the error rate spent on stopping early; the rest
-            is spent on reports narrower than the window. 1 reports the window.
-        round_tolerance: For 'fixed-width': exponent of the acceleration in the risk statistic;
-            larger values are more tolerant in later rounds.
+            is spent on reports narrower than the window.
+        round_tolerance: For 'fixed-width': exponent of the acceleration in the risk statistic.
         given: 'early' for a guarantee among the scans that stop before the full measurement.
 
     Example:
@@ -64,43 +63,30 @@ class PolicySpec:
         exact_alpha(self.alpha)
         kind = POLICIES[self.kind]
         if self.statistic not in get_args(Statistic):
-            raise InputError(
-                f"statistic must be 'spread' or 'learned', got {self.statistic!r}",
-                code="choice.unknown",
-            )
+            raise InputError(f"unknown statistic {self.statistic!r}", code="choice.unknown")
         if not 0 < self.budget <= 1:
             raise InputError(f"budget must be in (0, 1], got {self.budget}", code="value.invalid")
         if not -10 <= self.round_tolerance <= 10:
-            raise InputError(
-                f"round_tolerance must be in [-10, 10], got {self.round_tolerance}; 0.25 is usual",
-                code="value.invalid",
-            )
-        if self.given not in (None, *get_args(Given)):
-            raise InputError(
-                f"given must be 'early' or None, got {self.given!r}", code="choice.unknown"
-            )
+            raise InputError("round_tolerance must be in [-10, 10]", code="value.invalid")
+        if self.given not in (None, "early"):
+            raise InputError(f"given must be 'early', got {self.given!r}", code="choice.unknown")
         if self.given and not kind.supports_early:
             raise InputError(
-                f"policy {self.kind!r} has no guarantee for early stops; use 'fixed-width' or "
-                "'adaptive', or remove given=",
-                code="option.conflict",
+                f"given={self.given!r} needs 'adaptive' or 'fixed-width'", code="option.conflict"
             )
 
     @property
     def policy(self) -> PolicyKind:
-        """The policy kind."""
         return POLICIES[self.kind]()
 
     @property
     def name(self) -> str:
         """Short name, e.g. fixed-width:spread."""
         first, *others = self.policy.options
-        words = [_word(getattr(self, first))]
-        for name in others:
-            value = getattr(self, name)
-            if value != getattr(PolicySpec, name):
-                words.append(f"{name}={_word(value)}")
-        return ":".join([self.kind, *words])
+        main = getattr(self, first)
+        words = [main if isinstance(main, str) else score_name(main)]
+        others = [name for name in others if getattr(self, name) != getattr(PolicySpec, name)]
+        return ":".join([self.kind, *words, *(f"{n}={getattr(self, n):g}" for n in others)])
 
     @property
     def base_score(self) -> Score:
@@ -108,12 +94,11 @@ class PolicySpec:
         return self.policy.make_score(self.for_task(0))
 
     def for_task(self, task: int) -> TaskSpec:
-        """Return the specification of one task."""
         return TaskSpec(**vars(replace(self, goal=self.goal.for_task(task))))
 
     @property
     def tuning_fraction(self) -> float:
-        """The fraction of units that is held out for anything but the score."""
+        """Fraction of units that is held out for anything but the score."""
         return max(self.policy.tuning_fraction(self), EARLY_FRACTION if self.given else 0.0)
 
     def thresholds(
@@ -125,14 +110,10 @@ class PolicySpec:
         """Return the calibrated threshold of each round, (round,) or (round, split)."""
         if calibrator.unit.stops_together and not self.policy.stops_whole_groups:
             raise InputError(
-                f"policy {self.kind!r} has no threshold for whole groups; use unit='group'",
-                code="option.conflict",
+                f"{self.kind!r} cannot stop whole groups; use unit='group'", code="option.conflict"
             )
         if calibrator.unit.stops_together and not statistics.is_always_open:
-            raise InputError(
-                "score 'cqr' can give empty intervals, which cannot stop whole groups; use 'mlwr'",
-                code="option.conflict",
-            )
+            raise InputError("cqr cannot stop whole groups; use mlwr", code="option.conflict")
         if self.given:
             assert tuning is not None
             found = last_certified(statistics, calibrator, threshold_grid(tuning, calibrator))
@@ -143,8 +124,6 @@ class PolicySpec:
 
 @dataclass(frozen=True)
 class TaskSpec(PolicySpec):
-    """Policy specification of one task."""
-
     goal: Goal
 
 
@@ -162,30 +141,16 @@ def parse_policy(named: PolicyName, default: PolicySpec) -> PolicySpec:
         pairs = [word.split("=", 1) if "=" in word else [first, word] for word in words]
         named = {"kind": kind, **dict(pairs)}
     if not isinstance(named, Mapping):
-        raise InputError(
-            f"a policy must be named as in 'adaptive:mlwr', got {named!r}", code="choice.unknown"
-        )
-    kind = named.get("kind", default.kind)
-    options = POLICIES[kind].options
-    if unknown := sorted(set(named) - {"kind", *options}):
-        raise InputError(
-            f"policy {kind!r} has the options {', '.join(options)}, got {unknown[0]!r}",
-            code="choice.unknown",
-        )
-    values = dict(named)
+        raise InputError(f"name a policy as 'adaptive:mlwr', got {named!r}", code="choice.unknown")
+    kind, values = named.get("kind", default.kind), dict(named)
+    if unknown := sorted(set(named) - {"kind", *POLICIES[kind].options}):
+        raise InputError(f"policy {kind!r} has no option {unknown[0]!r}", code="choice.unknown")
     for name in {"budget", "round_tolerance"} & set(values):
         try:
             values[name] = float(values[name])
         except (TypeError, ValueError):
-            message = f"{name} must be a number, got {values[name]!r}"
-            raise InputError(message, code="dtype.invalid") from None
+            raise InputError(f"{name} must be a number", code="dtype.invalid") from None
     return replace(default, **values)
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return f"{value:g}" if isinstance(value, int | float) else score_name(value)
 
 
 class PolicyKind(ABC):
@@ -196,7 +161,7 @@ class PolicyKind(ABC):
     rule_class: ClassVar[type[StoppingRule]]
     # The report at the stop has a finite-sample guarantee.
     is_guaranteed: ClassVar[bool]
-    # There is a threshold for one decision about all cases of a group.
+    # One decision about all cases of a group is possible.
     stops_whole_groups: ClassVar[bool]
     # Intervals hold for any way of stopping, also where a round could not be decided.
     holds_at_any_stop: ClassVar[bool] = False
@@ -237,13 +202,11 @@ class NestedPolicy(PolicyKind):
     rule_class: ClassVar[type[StoppingRule]] = IntervalRule
 
     def make_score(self, spec: TaskSpec) -> Score:
-        """Return the score of the nested intervals."""
         return resolve_score(spec.score, spec.alpha, spec.goal.side)
 
     def make_rule(
         self, spec: TaskSpec, score: Score, range_: TaskRange, acceleration: float
     ) -> StoppingRule:
-        """Return the same rule in every round."""
         return IntervalRule(score, spec.goal, range_)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,15 +29,11 @@ from taskuq.table._table import TaskOutputs
 
 @dataclass(frozen=True)
 class _FittedRules:
-    """Fitted rules and the statistics of the calibration cases.
-
-    ``statistics`` calibrates the thresholds and allows for all that a unit's own absence could
-    change in the rules; ``final`` is by the rules as they are.
-    """
-
     rules: Rules
     held_out: BoolArray
+    # Calibrates the thresholds; allows for all that a unit's own absence could change.
     statistics: StoppingStatistics
+    # By the rules as they are.
     final: StoppingStatistics
     with_margin: Callable[[float], StoppingStatistics] | None = None
     tuning: TuningCases | None = None
@@ -51,7 +47,6 @@ def fit_rules(
     delta: float | None,
     rng: np.random.Generator | None,
 ) -> _FittedRules:
-    """Fit the rules of a policy as its guarantee allows."""
     fit = self_tuned_rules(spec, table, delta)
     if fit is not None:
         everyone = np.ones(table.cases, dtype=bool)
@@ -69,7 +64,6 @@ def fit_rules(
 def evaluate_rules(
     spec: PolicySpec, table: TaskOutputs, held_out: np.ndarray, others: np.ndarray
 ) -> tuple[Rules, StoppingStatistics]:
-    """Fit rules to held-out cases and evaluate them on others."""
     policy, (x, z) = spec.policy, round_arrays(table)
     outputs, targets = x[:, held_out], z[:, held_out]
     group = None if table.group is None else table.group[held_out]
@@ -88,10 +82,9 @@ def evaluate_rules(
 def evaluate_tuning_cases(
     rules: Rules, table: TaskOutputs, held_out: BoolArray, index: NDArray[np.int64]
 ) -> TuningCases:
-    """Evaluate rules on the held-out cases they were fitted to."""
     x, z = round_arrays(table)
     statistics = stopping_statistics(rules, x[:, held_out], z[:, held_out])
-    return TuningCases(statistics, unit_index(statistics.cases, index[held_out]))
+    return statistics, unit_index(statistics.cases, index[held_out])
 
 
 def round_arrays(table: TaskOutputs) -> tuple[FloatArray, FloatArray]:
@@ -100,10 +93,6 @@ def round_arrays(table: TaskOutputs) -> tuple[FloatArray, FloatArray]:
     z = table.targets if table.has_round_targets else table.targets[None]
     z = z if table.outputs.ndim == 4 else z[..., None]
     return x, np.broadcast_to(z, (x.shape[0], x.shape[1], x.shape[3]))
-
-
-# The smallest and the largest scores, ends[round][task].
-_Brackets: TypeAlias = list[list[tuple[SelfTunedScore, SelfTunedScore]]]
 
 
 @dataclass(frozen=True)
@@ -127,13 +116,13 @@ class SelfTunedRules:
 
     def learn(self, kept: BoolArray, index: NDArray[np.int64]) -> tuple[Rules, StoppingStatistics]:
         """Return the rules for new cases, and the bracketed statistics of the calibration cases."""
-        policy, table = self.spec.policy, self.table
+        make, table = self.spec.policy.make_rule, self.table
         fits = [[cell.fit.fit(kept, index) for cell in row] for row in self.cells]
-        parts = [self.spec.for_task(task) for task in range(table.tasks)]
+        tasks = [(self.spec.for_task(t), range_) for t, range_ in enumerate(table.task_ranges)]
         rules = tuple(
             tuple(
-                policy.make_rule(part, one.score, range_, R)
-                for part, one, range_ in zip(parts, row, table.task_ranges, strict=True)
+                make(part, fit.score, range_, R)
+                for fit, (part, range_) in zip(row, tasks, strict=True)
             )
             for row, R in zip(fits, table.accelerations, strict=True)
         )
@@ -148,16 +137,19 @@ class SelfTunedRules:
 
     def final(self, rules: Rules) -> StoppingStatistics:
         """Return the statistics of all cases of the table under given rules."""
-        rounds = [
-            [
-                cell.base.rescale(_scale(rule.score, cell.summary), rule.scaling)
-                for cell, rule in zip(*rows, strict=True)
-            ]
-            for rows in zip(self.cells, rules, strict=True)
-        ]
+        rounds: list[list[RoundStatistics]] = []
+        for cells, row in zip(self.cells, rules, strict=True):
+            rounds.append([])
+            for cell, rule in zip(cells, row, strict=True):
+                scale, top = _scale(rule.score, cell.summary), cell.base.largest
+                family = replace(cell.base.family, scale=scale)  # type: ignore[type-var]  # a linear one
+                largest = top / scale if rule.scaling < 0 else top * scale
+                rounds[-1].append(replace(cell.base, family=family, largest=largest))
         return combine_tasks(rounds, self.targets)
 
-    def _bracketed(self, ends: _Brackets, kept: BoolArray) -> StoppingStatistics:
+    def _bracketed(
+        self, ends: list[list[tuple[SelfTunedScore, SelfTunedScore]]], kept: BoolArray
+    ) -> StoppingStatistics:
         scaling = self.spec.policy.rule_class.scaling
         largest, scores = [], []
         for end in (0, 1):
@@ -172,10 +164,9 @@ class SelfTunedRules:
                 scores.append(np.max(worst, axis=0))
         n = len(self.cells)
         low, high = np.stack(largest[:n]), np.stack(largest[n:])
+        lowest = [np.max([cell.base.lowest[kept] for cell in row], axis=0) for row in self.cells]
         return StoppingStatistics(
-            lowest=np.stack(
-                [np.max([cell.base.lowest[kept] for cell in row], axis=0) for row in self.cells]
-            ),
+            lowest=np.stack(lowest),
             largest=np.maximum(low, high),
             score=np.maximum(np.stack(scores[:n]), np.stack(scores[n:])),
             rounds=tuple(tuple(cell.base for cell in row) for row in self.cells),

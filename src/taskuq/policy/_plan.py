@@ -30,8 +30,7 @@ from taskuq.protocols import Score
 from taskuq.table._table import TaskOutputs, as_table
 
 # Fraction of units on which policies are compared, and the folds it is cut into.
-CHOOSING_FRACTION = 0.3
-FOLDS = 5
+CHOOSING_FRACTION, FOLDS = 0.3, 5
 
 
 def plan(
@@ -72,11 +71,10 @@ def plan(
     .. math:: \mathbb P\{z \in \mathcal C_T \text{ and the goal is reached}\} \ge 1 - \alpha
 
     Args:
-        table: Task outputs of all rounds; or (outputs, targets) as arrays, with the accelerations
-            and other fields of :class:`~taskuq.TaskOutputs` by name.
+        table: Task outputs of all rounds; or arrays (outputs, targets).
         alpha: Error rate in (0, 1).
-        max_width: Stop when the interval is this narrow. Widths, levels and side are one for all
-            tasks, or one for each, in order or by the tasks' names.
+        max_width: Stop when the interval is this narrow. This, levels and side are one for all
+            tasks, or one for each, in order or by name.
         at_least: Stop when a lower bound exceeds this level.
         at_most: Stop when an upper bound is below this level.
         policy: Kind of policy, one of these or your own.
@@ -91,16 +89,13 @@ def plan(
         given: 'early' guarantees coverage among the scans that stop before the full measurement,
             which needs ``delta``; its price in acceleration is in the certificate.
         side: 'two', 'upper' or 'lower'; follows from ``at_least`` and ``at_most``.
-        choose: Policies to choose among, such as 'fixed-width:learned' or 'adaptive:mlwr'. The one
+        choose: Policies to choose among, such as 'fixed-width:learned' or 'adaptive:mlwr': the one
             with the largest mean acceleration on three tenths of the units is calibrated on the
-            others, and keeps its guarantee. A name leaves out what is as passed here.
+            others, and keeps its guarantee.
         certificate_alpha: Error rate of the certificate for the mean acceleration.
         task: Tasks whose goals must be reached; all by default.
         seed: Seed or Generator that chooses tuning cases; by default they lie at even steps.
-        table_kwargs: With arrays: ``accelerations``, ``group``, ``task_range`` and so on.
-
-    Raises:
-        InputError: If the goal is missing, the table has no targets, or the units are too few.
+        table_kwargs: With arrays: ``accelerations`` and other fields of a table.
 
     Example:
         >>> from taskuq.table._examples import SyntheticTable, synthetic_outputs
@@ -125,8 +120,8 @@ def plan(
         return _calibrate_policy(replace(one, given=None), part, of, None, certificate_alpha, rng)
 
     best, held_out, record = _choose_policy(choose, spec, table, of, make, rng)
-    others = table.select(cases=~held_out)
-    made = _calibrate_policy(best, others, of, delta, certificate_alpha, rng)
+    table = table.select(cases=~held_out)
+    made = _calibrate_policy(best, table, of, delta, certificate_alpha, rng)
     return replace(made, provenance={**made.provenance, "chosen": record})
 
 
@@ -138,7 +133,6 @@ def _calibrate_policy(
     certificate_alpha: float,
     rng: np.random.Generator | None,
 ) -> Policy:
-    """Calibrate a policy specification on a table."""
     index, (x, z) = unit.index(table.cases, table.group), round_arrays(table)
     fit = fit_rules(spec, table, unit, index, delta, rng)
     kept = unit_index(fit.statistics.cases, index[~fit.held_out])
@@ -156,13 +150,12 @@ def _calibrate_policy(
     certificate = make_certificate(
         fit.final, thresholds, calibrator, accelerations, certificate_alpha, fit.with_margin
     )
-    if spec.given:
+    if spec.given and certificate:
         plain = replace(spec, given=None).thresholds(fit.statistics, calibrator)
         price = make_certificate(
             fit.statistics, plain, calibrator, accelerations, certificate_alpha
         )
-        if price:
-            certificate["mean_acceleration_without_given"] = price["mean_acceleration"]
+        certificate["mean_acceleration_without_given"] = price["mean_acceleration"]
     return Policy(
         kind=spec.kind,
         goal=spec.goal,
@@ -190,29 +183,22 @@ def _calibrate_policy(
 
 
 def _origin(table: TaskOutputs) -> dict[str, Any]:
-    """Return the fingerprints of the files a table was made from, and the number of coils."""
-    configuration = table.provenance.get("configuration")
-    record = configuration if isinstance(configuration, Mapping) else {}
+    record = table.provenance.get("configuration")
+    record = record if isinstance(record, Mapping) else {}
     stored, coils = record.get("fingerprints"), record.get("coils")
     # Lines that were chosen in the scan have a rule, known or not.
     fingerprints = {} if table.sampled_lines is None else {"rule": ""}
     fingerprints |= stored if isinstance(stored, Mapping) else {}
-    return ({"fingerprints": fingerprints} if fingerprints else {}) | (
-        {"coils": coils} if isinstance(coils, int) and coils > 0 else {}
-    )
+    origin: dict[str, Any] = {"fingerprints": fingerprints} if fingerprints else {}
+    return origin | ({"coils": coils} if isinstance(coils, int) and coils > 0 else {})
 
 
 def require_targets(table: TaskOutputs) -> None:
-    """Refuse a table without targets."""
     if not table.has_targets:
-        raise InputError(
-            "the table has no targets; a policy needs targets f(x) of the true images",
-            code="targets.missing",
-        )
+        raise InputError("a policy needs a table with targets", code="targets.missing")
 
 
 def policy_unit(table: TaskOutputs, unit: PolicyUnitName | None, cases: float | str) -> Unit:
-    """Return the unit of a policy's decisions and guarantee."""
     return as_unit(unit, cases, has_groups=table.group is not None, whole=True)
 
 
@@ -229,55 +215,43 @@ def _choose_policy(
         named = [named]
     specs = [parse_policy(one, default) for one in named]
     if not specs:
-        raise InputError(
-            "choose is empty; pass policies such as 'fixed-width:spread'", code="option.missing"
-        )
+        raise InputError("choose is empty; pass e.g. 'fixed-width:spread'", code="option.missing")
     for spec in specs:
         if (spec.alpha, spec.goal) != (default.alpha, default.goal):
             raise InputError(
-                f"policies to choose among must have alpha {default.alpha:g} and the goal that "
-                f"{default.goal.statement}, got {spec.alpha:g} and {spec.goal.statement}",
-                code="option.conflict",
+                f"{spec.name} has another alpha or goal than the plan", code="option.conflict"
+            )
+        if not spec.policy.is_guaranteed:
+            raise InputError(
+                f"{spec.name} has no guarantee; remove it from choose", code="option.conflict"
             )
     specs = [replace(spec, given=default.given) for spec in specs]
-    if measured := [spec.name for spec in specs if not spec.policy.is_guaranteed]:
-        raise InputError(
-            f"{', '.join(measured)} has no guarantee at the stop and cannot be a candidate; remove "
-            "it from choose",
-            code="option.conflict",
-        )
     if np.isnan(table.accelerations).any():
-        raise InputError(
-            "policies are chosen by their acceleration, which this table does not have",
-            code="rounds.invalid",
-        )
+        raise InputError("choose needs a table with accelerations", code="rounds.invalid")
     index = unit.index(table.cases, table.group)
     units = int(index.max()) + 1
     take = tuning_count(units, CHOOSING_FRACTION, default.alpha)
     if take < 2:
         raise InputError(
-            f"choosing needs at least 2 {unit.counted}s to compare policies on, got {take} of "
-            f"{units}; plan one policy",
-            code="units.few",
+            f"{units} {unit.counted}s are too few to choose on; plan one policy", code="units.few"
         )
     held_out = choose_units(index, take, rng)
     part, level = table.select(cases=held_out), default.alpha
-    costs = [_cost(replace(one, alpha=level), part, unit, make) for one in specs]
+    costs = [_cost(one, part, unit, make) for one in specs]
     while min(costs) == 1 and level < 0.5:
         level = min(0.5, 2 * level)
         costs = [_cost(replace(one, alpha=level), part, unit, make) for one in specs]
     accelerations: dict[str, float] = {}
-    for spec, cost in zip(specs, costs, strict=True):
-        name = spec.name
+    for name, cost in zip((spec.name for spec in specs), costs, strict=True):
         # User-defined scores may share a name.
         while name in accelerations:
             name += "'"
         accelerations[name] = 1 / cost
     best = specs[int(np.argmin(costs))]
+    others = f"{take} other {unit.counted}s, which the guarantee does not use."
     record = {
         "policy": best.name,
-        "sentence": f"{best.name} was chosen among {', '.join(accelerations)} on {take} other "
-        f"{unit.counted}s, which the guarantee does not use.",
+        "sentence": f"{best.name} was chosen among {', '.join(accelerations)} on {others}",
         "mean_acceleration": accelerations,
         "units": take,
         "cases": int(held_out.sum()),
@@ -313,7 +287,6 @@ def _cost(
 def _explain_no_stop(
     calibrator: Calibrator, thresholds: FloatArray, accelerations: FloatArray
 ) -> Guarantee:
-    """Add the reason to a guarantee under which no scan may stop."""
     guarantee, closed = calibrator.guarantee, np.isposinf(thresholds)
     if not closed.any():
         return guarantee
@@ -322,15 +295,9 @@ def _explain_no_stop(
     if np.isposinf(least).all():
         reason = guarantee._too_few_units()
     elif guarantee.given:
-        reason = (
-            "too few calibration scans stop early, or too many of those are missed, to certify "
-            f"{guarantee._levels_text} among them"
-        )
+        reason = f"too few early stops, or too many missed, to certify {guarantee._levels_text}"
     else:
-        reason = (
-            f"too many calibration cases for {guarantee._levels_text} would be missed at any "
-            "threshold (as where all samples agree and are wrong)"
-        )
+        reason = f"too many cases are missed at any threshold for {guarantee._levels_text}"
     rounds = ", ".join(f"{R:g}" for R in accelerations[closed])
     what = "every scan continues to the end" if closed.all() else f"no scan stops at R = {rounds}"
     return replace(guarantee, caveat=f"{reason}: {what}")
@@ -339,7 +306,6 @@ def _explain_no_stop(
 def _degenerate_warning(
     statistics: StoppingStatistics, calibrator: Calibrator, thresholds: FloatArray, allowed: str
 ) -> str | None:
-    """Return a warning if no scan, or every scan, stops early."""
     lowest, largest = statistics.lowest, statistics.largest
     if calibrator.unit.stops_together:
         largest = statistics.allowance(calibrator.index)
@@ -347,26 +313,19 @@ def _degenerate_warning(
     level = np.asarray(thresholds)[:, None]
     stops = (lowest <= level) & (level < largest)
     if not stops.any():
-        if np.isposinf(thresholds).all():
-            return None
-        return (
-            f"No scan of the {stops.shape[1]} calibration {calibrator.unit.counted}s stops early."
-        )
+        many = f"{stops.shape[1]} calibration {calibrator.unit.counted}s"
+        return None if np.isposinf(thresholds).all() else f"No scan of the {many} stops early."
     if thresholds[0] > LEAST:
         return None
-    easy = f"The threshold is minus infinity: no more is missed without one than {allowed} allows"
-    if stops[0].all():
-        return f"{easy}, so every scan stops in the first round."
     return (
-        f"{easy}, so every scan stops in the first round whose report can reach the goal, "
-        f"{stops[0].mean():.0%} of the calibration scans in the first of all."
+        f"The threshold is minus infinity: no more is missed without one than {allowed} allows, so "
+        "every scan stops in the first round whose report can reach the goal "
+        f"({stops[0].mean():.0%} of the calibration scans in round 0)."
     )
 
 
 @final
 class SetCalibrator(Calibrator):
-    """Calibrate thresholds on one calibration set."""
-
     @property
     def units(self) -> int:
         return int(self.index.max()) + 1

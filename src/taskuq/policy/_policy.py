@@ -59,10 +59,10 @@ class Decision:
     @property
     def by_task(self) -> dict[str, Interval]:
         """Interval of each task, by its name."""
-        ends, names = (self.interval.lower, self.interval.upper), self.task_names
-        if len(names) == 1:
-            return {names[0]: self.interval}
-        return {name: Interval(*(end[..., t] for end in ends)) for t, name in enumerate(names)}
+        if len(self.task_names) == 1:
+            return {self.task_names[0]: self.interval}
+        low, high = self.interval.lower, self.interval.upper
+        return {n: Interval(low[..., t], high[..., t]) for t, n in enumerate(self.task_names)}
 
     def __repr__(self) -> str:
         if np.ndim(self.stops):
@@ -86,15 +86,14 @@ class Policy:
         guarantee: Guarantee; for the paper's policy, of each round by itself.
         samples: Number of posterior samples per case and round.
         whole_group: True if all cases of a group stop together.
-        min_group_size: Fewest cases of a calibration group, where whole groups stop.
+        min_group_size: Fewest cases of a calibration group, for whole groups.
         task_ranges: Declared range of each task, if any.
         task_names: One per task.
         round_names: Display names of the rounds, if any.
         certificate: Mean acceleration measured at calibration, and certified.
         provenance: Record of the calibration.
         warning: Sentence if no scan stops early, or every scan in the first round.
-        monitor_reference: Statistics of each calibration unit in the first round, by name:
-            what :class:`taskuq.Monitor` compares new units with.
+        monitor_reference: First-round statistics by name, the reference of :class:`taskuq.Monitor`.
     """
 
     kind: str
@@ -119,14 +118,9 @@ class Policy:
         rounds, tasks = len(self.accelerations), len(self.task_names)
         rules = [len(row) for row in self._rules]
         lengths = {len(self.thresholds), len(self.round_names or self.thresholds)}
-        if lengths != {rounds} or rules != [tasks] * rounds or not rounds * tasks or (
-            len(self.task_ranges) != tasks
-        ):  # fmt: skip
-            raise InputError(
-                f"a policy of {rounds} rounds and {tasks} tasks has {len(self.thresholds)} "
-                f"thresholds, {rules} rules and {len(self.task_ranges)} ranges; plan again",
-                code="shape.mismatch",
-            )
+        is_complete = rules == [tasks] * rounds and len(self.task_ranges) == tasks
+        if lengths != {rounds} or not is_complete or not rounds * tasks:
+            raise InputError("parts of the policy are missing; plan again", code="shape.mismatch")
 
     @property
     def is_guaranteed(self) -> bool:
@@ -140,7 +134,7 @@ class Policy:
 
     @property
     def alpha(self) -> float:
-        """The error rate."""
+        """Error rate."""
         return self.guarantee.alpha
 
     @property
@@ -158,27 +152,28 @@ class Policy:
     ) -> Decision:
         """Return the decision after a round; its interval is what would be reported now.
 
-        A policy for whole groups takes the cases as all cases of one group and refuses outputs
-        without a case axis. It never stops a group of one case early unless a calibration group
-        had one: far more likely it is part of a group.
+        A policy for whole groups takes the cases as all cases of one group. It never stops a group
+        of one case early unless a calibration group had one: likely it is part of a group.
 
         Args:
-            round: Round just measured, from 0; the one after the last stored round is the full
-                measurement.
+            round: Round just measured, from 0; after the last one comes the full measurement.
             outputs: Outputs of all rounds so far: (round, sample) for one case,
                 (round, case, sample) for several or a group, with a last axis for several tasks.
             value: Target, known once everything is measured.
-
-        Raises:
-            InputError: If the outputs do not fit the policy.
         """
         last = len(self.accelerations)
         if not isinstance(round, int | np.integer) or not 0 <= round <= last:
-            raise InputError(
-                f"round must be in 0 to {last} for this policy, got {round!r}", code="value.invalid"
-            )
+            raise InputError(f"round must be in 0 to {last}, got {round!r}", code="value.invalid")
         if round == last:
-            return self._full_scan(value)
+            if value is None:
+                raise InputError(
+                    "everything is measured: pass the target as value=", code="option.missing"
+                )
+            z = as_real_array(value, "value", ndim=(0, 1, 2)).astype(float)
+            require_in_ranges(z, self.task_ranges, "the value")
+            reason = "stop: everything is measured, so the target is known"
+            every, point = np.ones(z.shape, dtype=bool), Interval(z, z)
+            return Decision(True, every, point, last, 1.0, reason, self.task_names)
         round = int(round)
         x, single = self._check_outputs(outputs, round)
         threshold, tasks = self.thresholds[round], []
@@ -192,70 +187,37 @@ class Policy:
             agreeing = (x == x[:, :, :1]).all(axis=2).any(axis=(0, 2))
         is_part = self.whole_group and len(stops) == 1 and self.min_group_size != 1
         if self.whole_group:
-            largest = np.min([e.largest for e in tasks], axis=0)
-            index = np.zeros(len(largest), dtype=np.int64)
+            largest, index = np.min([e.largest for e in tasks], axis=0), np.zeros(len(stops), int)
             limit = group_allowance(largest, index, tasks[0].is_risk)[0]
             stops[:] = threshold < limit and not is_part and not agreeing.any()
         else:
             stops &= ~agreeing
-        interval = joint_report(tasks, threshold)
-        return Decision(
-            stop=bool(stops.all()),
-            stops=stops[0] if single else stops,
-            interval=interval[0] if single else interval,
-            round=round,
-            acceleration=self.accelerations[round],
-            reason=self._reason(round, stops, interval, agreeing, is_part),
-            task_names=self.task_names,
-        )
-
-    def _full_scan(self, value: float | FloatArray | None) -> Decision:
-        if value is None:
-            raise InputError(
-                "after the full measurement the target is known; pass it as value=",
-                code="option.missing",
-            )
-        z = as_real_array(value, "value", ndim=(0, 1, 2)).astype(float)
-        require_in_ranges(z, self.task_ranges, "the value")
-        return Decision(
-            stop=True,
-            stops=np.ones(z.shape, dtype=bool),
-            interval=Interval(z, z),
-            round=len(self.accelerations),
-            acceleration=1.0,
-            reason="stop: everything is measured, so the target is known",
-            task_names=self.task_names,
-        )
+        interval, stop = joint_report(tasks, threshold), bool(stops.all())
+        reason = self._reason(round, stops, interval, agreeing, is_part)
+        if single:
+            stops, interval = stops[0], interval[0]
+        R = self.accelerations[round]
+        return Decision(stop, stops, interval, round, R, reason, self.task_names)
 
     def _check_outputs(self, outputs: Any, round: int | None = None) -> tuple[FloatArray, bool]:
         """Return outputs as (round, case, sample, task), and True if they had no case axis."""
         tasks = len(self.task_names)
         extra = 1 if tasks > 1 else 0
         x = as_real_array(outputs, "outputs", ndim=(1 + extra, 2 + extra, 3 + extra))
-        if x.ndim == 1 + extra:
-            # The first round of one case may come without its round axis.
-            x = x[None]
+        # The first round of one case may come without its round axis.
+        x = x[None] if x.ndim == 1 + extra else x
         single = x.ndim == 2 + extra
         if single and self.whole_group:
             raise InputError(
-                f"this policy decides about all cases of a group at once, got outputs of shape "
-                f"{np.shape(outputs)} without a case axis; pass (round, case, sample)",
+                f"pass whole groups, (round, case, sample), got {np.shape(outputs)}",
                 code="shape.axes",
             )
         x = x[:, None] if single else x
         x = x if extra else x[..., None]
-        if round is not None and len(x) != round + 1:
-            raise InputError(
-                f"round {round} needs the outputs of rounds 0 to {round} in order, got {len(x)} "
-                "rounds; pass every round so far, (round, case, sample)",
-                code="samples.mismatch",
-            )
-        if x.shape[2] != self.samples or x.shape[3] != tasks:
-            raise InputError(
-                f"this policy was calibrated with {self.samples} samples and {tasks} tasks, got "
-                f"outputs of shape {np.shape(outputs)}",
-                code="samples.mismatch",
-            )
+        rounds = len(x) if round is None else round + 1
+        if len(x) != rounds or x.shape[2:] != (self.samples, tasks):
+            needed = f"{rounds} rounds (all so far), {self.samples} samples and {tasks} tasks"
+            raise InputError(f"needed {needed}, got {np.shape(outputs)}", code="samples.mismatch")
         if x.shape[1] == 0:
             raise InputError("outputs have no case; pass at least one", code="table.incomplete")
         if any(self.task_ranges):
@@ -263,12 +225,7 @@ class Policy:
         return x, single
 
     def _reason(
-        self,
-        round: int,
-        stops: np.ndarray,
-        interval: Interval,
-        agreeing: np.ndarray,
-        is_part: bool,
+        self, round: int, stops: np.ndarray, interval: Interval, agreeing: np.ndarray, is_part: bool
     ) -> str:
         at = self._labels[round]
         if agreeing.any() and (len(stops) == 1 or self.whole_group):
@@ -284,16 +241,14 @@ class Policy:
             # No interval is empty where a scan stops.
             widths = (interval.upper - interval.lower).reshape(-1, len(self.task_names)).max(axis=0)
             widest = ", ".join(map("{:.4g}".format, widths.tolist()))
-            return (
-                f"stop {at}: {self._goal_statement} (width {widest}), at alpha "
-                f"{self.guarantee.alpha:g}"
-            )
+            alpha = self.guarantee.alpha
+            return f"stop {at}: {self._goal_statement} (width {widest}), at alpha {alpha:g}"
         if np.isposinf(self.thresholds[round]):
             return f"continue {at}: {self.guarantee.caveat}"
         return f"continue {at}: not yet certain enough that {self._goal_statement}"
 
     def round_label(self, round: int) -> str:
-        """Return where a round is, by its name or its acceleration: 'at R = 4'."""
+        """Return where a round is: 'at R = 4'."""
         return self._labels[round]
 
     @cached_property
@@ -311,15 +266,14 @@ class Policy:
         return self.goal.statement
 
     def __repr__(self) -> str:
-        score = score_name(self._rules[0][0].score)
         # Consequences before the guarantee.
-        parts = [f"{self.kind} ({score}) at alpha {self.alpha:g}."]
+        parts = [f"{self.kind} ({score_name(self._rules[0][0].score)}) at alpha {self.alpha:g}."]
         parts += [f"Note: {self.guarantee.caveat}."] if self.guarantee.caveat else []
         parts += [self.warning] if self.warning else []
         return " ".join([*parts, self.statement])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as values that JSON can hold."""
+        """Return everything as JSON values."""
         return {
             "schema": SCHEMA,
             "kind": self.kind,
@@ -354,9 +308,6 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
     Args:
         path: JSON file.
         score: Object of your own score class, where the policy was made with one.
-
-    Raises:
-        InputError: If the file is damaged, incomplete or of another schema.
     """
     record = read_json(path, SCHEMA, remedy="plan again")
     with complete_record(path, "policy", "plan again"):
@@ -365,19 +316,21 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
         ranges = ranges_from_json(record, task_names)
         kind, warning = record["kind"], record.get("outlook")
         if not isinstance(warning, str | None):
-            raise TypeError(f"outlook is a sentence, got {warning!r}")
+            raise TypeError(warning)
+        rule = POLICIES[kind].rule_class
+
+        def read(one: Record, t: int) -> StoppingRule:
+            if one["kind"] != rule.name:
+                raise InputError(f"unknown rule {one['kind']!r} in the file", code="file.format")
+            own = score_from_dict(one["score"], score)
+            return rule.from_dict(one, own, goal.for_task(t), ranges[t])
+
         return Policy(
             kind=kind,
             goal=goal,
-            accelerations=tuple(
-                float("nan") if R is None else float(R) for R in record["accelerations"]
-            ),
+            accelerations=tuple(float("nan" if R is None else R) for R in record["accelerations"]),
             _rules=tuple(
-                tuple(
-                    _read_rule(kind, rule, goal.for_task(t), range_, score)
-                    for t, (rule, range_) in enumerate(zip(rules, ranges, strict=True))
-                )
-                for rules in record["rules"]
+                tuple(read(one, t) for t, one in enumerate(row)) for row in record["rules"]
             ),
             thresholds=tuple(number_from_json(t) for t in record["thresholds"]),
             guarantee=Guarantee.from_dict(record["guarantee"]),
@@ -397,15 +350,6 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
         )
 
 
-def _read_rule(
-    kind: str, record: Record, goal: Goal, range_: TaskRange, custom: Score | None
-) -> StoppingRule:
-    score, rule = score_from_dict(record["score"], custom), POLICIES[kind].rule_class
-    if record["kind"] != rule.name:
-        raise InputError(f"unknown kind of rule {record['kind']!r} in the file", code="file.format")
-    return rule.from_dict(record, score, goal, range_)
-
-
 ERROR = "error"
 # Significant digits: a policy's file stays small, and the last bits of a network are noise.
 DIGITS = 6
@@ -417,13 +361,10 @@ def monitor_statistics(
     task_names: Sequence[str],
     targets: FloatArray | None = None,
 ) -> dict[str, tuple[float, ...]]:
-    """Return the statistics of the first round of each unit, by name."""
-    x = np.asarray(outputs, dtype=float)
-    cases = np.bincount(index)
+    x, cases = np.asarray(outputs, dtype=float), np.bincount(index)
     found: dict[str, tuple[float, ...]] = {}
     for t, task in enumerate(task_names):
-        suffix = "" if len(task_names) == 1 else f" of {task}"
-        centre = x[..., t].mean(axis=1)
+        suffix, centre = "" if len(task_names) == 1 else f" of {task}", x[..., t].mean(axis=1)
         columns = {"centre": centre}
         if x.shape[1] > 1:
             columns["spread"] = x[..., t].std(axis=1)
@@ -435,6 +376,4 @@ def monitor_statistics(
 
 
 def round_significant(values: ArrayLike) -> tuple[float, ...]:
-    """Round values to six significant digits."""
-    form = f"%.{DIGITS}g"
-    return tuple([float(form % value) for value in np.ravel(values).tolist()])
+    return tuple([float(f"{value:.{DIGITS}g}") for value in np.ravel(values).tolist()])

@@ -11,13 +11,7 @@ from typing import Any, ClassVar, TypeAlias, final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from taskuq.conformal._family import (
-    IDENTITY,
-    LinearFamily,
-    Link,
-    interval_family,
-    stack_intervals,
-)
+from taskuq.conformal._family import IDENTITY, LinearFamily, Link, interval_family, stack_intervals
 from taskuq.conformal._quantiles import TAIL
 from taskuq.conformal.scores import score_to_dict
 from taskuq.conformal.scores._learned import LearnedScore
@@ -27,7 +21,6 @@ from taskuq.interval import FloatArray, Interval, TaskRange
 from taskuq.policy._goal import BISECTIONS, Goal, bisect_threshold
 from taskuq.protocols import IntervalFamily, Score
 
-# A stored rule.
 Record: TypeAlias = Mapping[str, Any]
 # Every finite threshold is above this; minus infinity is not, where every interval is empty.
 LEAST = -float(np.finfo(float).max)
@@ -35,8 +28,6 @@ LEAST = -float(np.finfo(float).max)
 
 @dataclass(frozen=True)
 class RoundStatistics:
-    """Stopping statistics of the cases of one round."""
-
     family: IntervalFamily
     window: Interval
     lowest: FloatArray
@@ -45,14 +36,8 @@ class RoundStatistics:
 
     @property
     def is_risk(self) -> bool:
-        """Return True if the threshold bounds a risk, and the window is reported at any."""
+        """True if the threshold bounds a risk, and the window is reported at any."""
         return self.window_from == -np.inf
-
-    def rescale(self, scale: FloatArray, scaling: int) -> RoundStatistics:
-        """Return the statistics of cases that were examined at scale 1."""
-        family = replace(self.family, scale=scale)  # type: ignore[type-var]  # a linear one
-        largest = self.largest / scale if scaling < 0 else self.largest * scale
-        return replace(self, family=family, largest=largest)
 
     def select(self, cases: NDArray[np.int64]) -> RoundStatistics:
         return RoundStatistics(
@@ -89,8 +74,7 @@ class StoppingRule(ABC):
 
     # Name in stored policies.
     name: ClassVar[str]
-    # The largest threshold is divided (-1) or multiplied (1) by the scale of the intervals; 0 if
-    # neither.
+    # The scale of the intervals divides (-1) or multiplies (1) the largest threshold; 0: neither.
     scaling: ClassVar[int] = 0
     score: Score
 
@@ -152,18 +136,14 @@ LOG_ODDS = np.arange(-10, 11) / 2
 @final
 @dataclass(frozen=True)
 class ResidualDistribution:
-    """Smoothed distribution of scaled residuals."""
-
     quantiles: tuple[float, ...]
 
     def __post_init__(self) -> None:
         q = np.asarray(self.quantiles, dtype=float)
         if q.shape != LOG_ODDS.shape or not np.isfinite(q).all() or not (np.diff(q) > 0).all():
-            message = f"a distribution needs {LOG_ODDS.size} rising quantiles; plan again"
-            raise InputError(message, code="file.damaged")
+            raise InputError("quantiles must be finite and rise; plan again", code="file.damaged")
 
     def log_odds(self, residuals: FloatArray) -> FloatArray:
-        """Return the log odds of smaller residuals."""
         q = np.asarray(self.quantiles)
         slopes = np.diff(LOG_ODDS) / np.diff(q)
         piece = np.clip(np.searchsorted(q, residuals) - 1, 0, len(slopes) - 1)
@@ -198,25 +178,18 @@ class WindowRule(StoppingRule):
 
     def examine_family(self, family: IntervalFamily, cases: int) -> RoundStatistics:
         if not isinstance(family, LinearFamily):
-            raise InputError(
-                "a fixed-width policy needs the statistic 'spread' or 'learned'",
-                code="component.invalid",
-            )
+            raise InputError("a window needs a linear family", code="component.invalid")
         if self.residuals is not None:
             window, p = _most_probable_window(family, self.residuals, self.goal, self._place)
             with np.errstate(divide="ignore"):  # no risk of missing
                 h = self.weight / (np.log(2) - np.log(p))
         else:
             window, reach = goal_window(self.goal, family.high, family.link, self._place)
-            steepness = np.divide(
-                self.weight, reach, out=np.full(reach.shape, np.inf), where=reach > 0
-            )
-            h = steepness * family.scale
+            steep = np.full(reach.shape, np.inf)
+            h = np.divide(self.weight, reach, out=steep, where=reach > 0) * family.scale
         window = window if self.task_range is None else window.clip(*self.task_range)
         if self.narrowing is None:
-            return RoundStatistics(
-                family, window, np.full(h.shape, -np.inf), -h, window_from=-np.inf
-            )
+            return RoundStatistics(family, window, np.full(h.shape, -np.inf), -h, -np.inf)
         t0, B = self.narrowing
         largest = np.divide(t0, h, out=np.full(h.shape, np.inf), where=h > 0)
         narrowed = replace(family, scale=B * family.scale)
@@ -286,11 +259,9 @@ def goal_window(
         is_upper = goal.side == "upper"
         return Interval(-np.inf, end) if is_upper else Interval(end, np.inf), reach
     assert goal.max_width is not None
-    tau = goal.max_width
-    low, high = place or (-np.inf, np.inf)
-    is_identity = link.is_identity
-    g = partial(np.asarray, dtype=float) if is_identity else link
-    lower = center - tau / 2 if is_identity else _balanced(center, tau, link)
+    tau, (low, high) = goal.max_width, place or (-np.inf, np.inf)
+    g = partial(np.asarray, dtype=float) if link.is_identity else link
+    lower = center - tau / 2 if link.is_identity else _balanced(center, tau, link)
     top = max(low, high - tau)
     lower = np.clip(lower, low, top)
     # (high - tau) + tau may round to less than high, and would lose a target there.
@@ -309,9 +280,9 @@ def _balanced(center: FloatArray, tau: float, link: Link) -> FloatArray:
     t = 2 * w * (1 - a) / (b + root)
     is_pure = (t >= TAIL) & (t + a <= 1 - TAIL)
     lower = link.low + length * t
-    return (
-        lower if is_pure.all() else np.where(is_pure, lower, _search_lower_end(center, tau, link))
-    )
+    if is_pure.all():
+        return lower
+    return np.where(is_pure, lower, _search_lower_end(center, tau, link))
 
 
 def _search_lower_end(center: FloatArray, tau: float, link: Link) -> FloatArray:
@@ -326,8 +297,6 @@ def _search_lower_end(center: FloatArray, tau: float, link: Link) -> FloatArray:
 
 @dataclass(frozen=True)
 class StoppingStatistics:
-    """Stopping statistics of all cases and rounds."""
-
     lowest: FloatArray
     largest: FloatArray
     score: FloatArray
@@ -340,16 +309,12 @@ class StoppingStatistics:
 
     @property
     def is_always_open(self) -> bool:
-        """Return True if no interval is empty at any threshold that can occur."""
+        """True if no interval is empty at any threshold that can occur."""
         return bool(((self.lowest == 0) | (self.lowest <= LEAST)).all())
 
     def allowance(self, index: NDArray[np.int64]) -> FloatArray:
         """Return the threshold below which each round stops each whole group (round, group)."""
         return self.group_thresholds(self.largest, index)
-
-    def sure_allowance(self, index: NDArray[np.int64]) -> FloatArray | None:
-        """Return lower bounds of the allowances, where rules are only bracketed."""
-        return None if self.surely is None else self.group_thresholds(self.surely, index)
 
     def group_thresholds(self, largest: FloatArray, index: NDArray[np.int64]) -> FloatArray:
         """Combine thresholds of cases (round, case) into those of groups (round, group)."""
@@ -360,20 +325,16 @@ class StoppingStatistics:
 def stopping_statistics(
     rules: Sequence[Sequence[StoppingRule]], outputs: FloatArray, targets: FloatArray
 ) -> StoppingStatistics:
-    """Compute stopping statistics of all rounds and tasks."""
-    return combine_tasks(
-        [
-            [rule.examine(outputs[: k + 1, ..., t]) for t, rule in enumerate(of_round)]
-            for k, of_round in enumerate(rules)
-        ],
-        targets,
-    )
+    rounds = [
+        [rule.examine(outputs[: k + 1, ..., t]) for t, rule in enumerate(of_round)]
+        for k, of_round in enumerate(rules)
+    ]
+    return combine_tasks(rounds, targets)
 
 
 def combine_tasks(
     rounds: Sequence[Sequence[RoundStatistics]], targets: FloatArray
 ) -> StoppingStatistics:
-    """Combine the statistics of the tasks of each round."""
     scores = [
         np.max([e.score(targets[k, :, t]) for t, e in enumerate(tasks)], axis=0)
         for k, tasks in enumerate(rounds)
@@ -405,10 +366,11 @@ def group_allowance(largest: FloatArray, index: NDArray[np.int64], is_risk: bool
 
 
 def opening_threshold(family: IntervalFamily, cases: int) -> FloatArray:
-    """Return the threshold below which an interval is empty."""
     if not isinstance(family, LinearFamily):
-        found = bisect_threshold(lambda threshold: ~family.interval(threshold).is_empty, (cases,))
-        return np.where(found.everywhere, LEAST, np.where(found.nowhere, np.inf, found.high))
+        _, high, everywhere, nowhere = bisect_threshold(
+            lambda threshold: ~family.interval(threshold).is_empty, (cases,)
+        )
+        return np.where(everywhere, LEAST, np.where(nowhere, np.inf, high))
     lowest = np.full(cases, LEAST)
     if family.side == "two":
         np.divide(family.low - family.high, 2 * family.scale, out=lowest, where=family.scale > 0)

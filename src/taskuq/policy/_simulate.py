@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias, final
 
@@ -48,19 +48,12 @@ from taskuq.policy._stored_scans import (
 from taskuq.table._table import TaskOutputs, as_table, called_rounds
 from taskuq.table._terminology import round_label
 
-# More replicates would change no visible digit of a standard error.
-REPLICATES = 300
-# Replicates show which part of their variance is linear only if its relative error is below this.
-CLEAR = 0.25
+# Most replicates; the relative error below which they show what part of their variance is linear.
+REPLICATES, CLEAR = 300, 0.25
 
 
-@dataclass(frozen=True)
-class _JackknifeReplicates:
-    """Results with parts of the table left out."""
-
-    cost: FloatArray
-    coverage: FloatArray
-    kept: FloatArray
+# Cost and coverage with parts of the table left out, and the groups that were kept.
+_Replicates: TypeAlias = tuple[FloatArray, FloatArray, FloatArray]
 
 
 def _replicate(
@@ -68,8 +61,7 @@ def _replicate(
     splitting: Splits,
     group_of_case: NDArray[np.int64],
     pool: NDArray[np.int64],
-) -> _JackknifeReplicates:
-    """Evaluate the rest of every replicate."""
+) -> _Replicates:
     folds, results = splitting.all_folds, np.empty((2, splitting.trials))
     for b, fold in enumerate(folds):
         scans, thresholds = calibrate(b)
@@ -81,13 +73,10 @@ def _replicate(
     # Tuning cases are kept in every replicate.
     kept = np.ones((splitting.trials, int(group_of_case.max()) + 1))
     kept[:, np.unique(group_of_case[pool])] -= folds
-    return _JackknifeReplicates(results[0], results[1], kept)
+    return results[0], results[1], kept
 
 
-def _jackknife_folds(
-    splitting: Splits, group: NDArray[np.int64], *, by_unit: bool
-) -> Splits | None:
-    """Return the units left out in each replicate."""
+def _jackknife_folds(splitting: Splits, group: NDArray[np.int64], by_unit: bool) -> Splits | None:
     groups = int(group.max()) + 1
     if groups < 2:
         return None
@@ -97,25 +86,20 @@ def _jackknife_folds(
 
 
 def _standard_errors(
-    parts: Sequence[_JackknifeReplicates], acceleration: FloatArray, coverage: FloatArray
+    parts: Sequence[_Replicates], acceleration: FloatArray, coverage: FloatArray
 ) -> dict[str, float]:
-    """Return the errors of a mean acceleration and coverage over splits, NaN where unknown."""
     # Calibration adapts to what is kept, so that coverage moves in many small steps and little of
     # it is linear, or of second order.
     orders = {"mean_acceleration": 2, "coverage": 3}
     if not parts:
         return dict.fromkeys(orders, math.nan)
-    kept = np.concatenate([part.kept for part in parts])
-    again = np.concatenate([[1 / part.cost, part.coverage] for part in parts], axis=1)
-    fraction = float(kept.mean())
-    return {
-        name: math.sqrt(
-            _jackknife_variance(values, kept, fraction, order) + of_splits.var() / len(of_splits)
-        )
-        for (name, order), values, of_splits in zip(
-            orders.items(), again, (acceleration, coverage), strict=True
-        )
-    }
+    kept = np.concatenate([kept for _, _, kept in parts])
+    again = np.concatenate([[1 / cost, covered] for cost, covered, _ in parts], axis=1)
+    fraction, errors = float(kept.mean()), {}
+    for values, of_splits, name in zip(again, (acceleration, coverage), orders, strict=True):
+        variance = _jackknife_variance(values, kept, fraction, orders[name])
+        errors[name] = math.sqrt(variance + of_splits.var() / len(of_splits))
+    return errors
 
 
 def _jackknife_variance(
@@ -136,13 +120,11 @@ def _jackknife_variance(
 @final
 @dataclass(frozen=True)
 class _SplitCalibrator(Calibrator):
-    """Calibrate thresholds in every split."""
-
     splitting: Splits
 
     @property
     def units(self) -> int:
-        """Number of calibration units; roughly, where groups of cases are split."""
+        # Roughly, where groups of cases are split.
         left = self.splitting.units - self.splitting.n_test
         return left if self._by_unit else len(self.index) * left // self.splitting.units
 
@@ -150,23 +132,18 @@ class _SplitCalibrator(Calibrator):
     def _by_unit(self) -> bool:
         return self.unit.is_group or not len(self.splitting.unit_of_case)
 
-    @property
-    def allowed(self) -> float | FloatArray:
-        """Weight of scores that may lie above a quantile, in all splits or in each."""
-        splits = self.splitting
-        if self._by_unit:
-            return self.guarantee.allowed(self.units)
-        # Groups are split, but cases are the unit: their number differs between splits.
-        tested = splits.case_folds(np.arange(splits.trials)).sum(axis=1, dtype=np.int64)
-        counts, which = np.unique(len(self.index) - tested, return_inverse=True)
-        return np.array([self.guarantee.allowed(int(n)) for n in counts])[which]
-
     def quantiles(self, scores: FloatArray) -> FloatArray:
         """Return the quantile of each row of scores in every split (row, split)."""
-        allowed, of_case = self.allowed, self.splitting.unit_of_case
-        index = of_case if len(of_case) else self.index
+        splits = self.splitting
+        allowed: float | FloatArray = self.guarantee.allowed(self.units)
+        if not self._by_unit:
+            # Groups are split, but cases are the unit: their number differs between splits.
+            tested = splits.case_folds(np.arange(splits.trials)).sum(axis=1, dtype=np.int64)
+            counts, which = np.unique(len(self.index) - tested, return_inverse=True)
+            allowed = np.array([self.guarantee.allowed(int(n)) for n in counts])[which]
+        index = splits.unit_of_case if len(splits.unit_of_case) else self.index
         rankings = [rank_for_guarantee(row, self.guarantee, allowed, index) for row in scores]
-        found = run_splits(self.splitting, rankings, np.zeros((len(scores), 0, len(self.index))))
+        found = run_splits(splits, rankings, np.zeros((len(scores), 0, len(self.index))))
         return np.stack([r.quantiles(p) for r, p in zip(rankings, found.position, strict=True)])
 
     def map_sets(self, function: Callable[[BoolArray], float]) -> FloatArray:
@@ -184,16 +161,14 @@ class _SplitCalibrator(Calibrator):
             folds = test_sets(splits.seed, start, count, splits.units, splits.n_test)
             if bets is None:
                 blocks.append(smallest_threshold(thresholds, (1.0 - folds) @ each_loss, allowed))
-            else:
-                each = [smallest_certified(thresholds, each_loss[f == 0], bets) for f in folds]
-                blocks.append(np.array(each))
+                continue
+            each = [smallest_certified(thresholds, each_loss[f == 0], bets) for f in folds]
+            blocks.append(np.array(each))
         return np.concatenate(blocks)
 
 
 @dataclass(frozen=True)
 class _StopFraction:
-    """Fraction and coverage of cases stopped in one round."""
-
     acceleration: float
     fraction: float
     coverage: float
@@ -227,26 +202,19 @@ class Simulation:
         n_tuning: Tuning units.
         coverage_of: Unit of the coverage, in words.
         mean_over: Unit of all other means, in words.
-        mean_acceleration: Harmonic mean of the accelerations at the stop; with groups as the unit
-            every group counts the same.
+        mean_acceleration: Harmonic mean of the accelerations at the stop, groups counting the same.
         case_mean_acceleration: The same, every case counting the same.
-        coverage: Fraction of units for which the guarantee holds: whose report contains the target
-            (of a random case), or those of enough of their cases. R = 1 counts as covered.
-        case_coverage: Fraction of cases whose report contains the target, every group counting the
-            same; unlike coverage where all cases of a group, or a fraction, are guaranteed.
+        coverage: Fraction of units for which the guarantee holds; R = 1 counts as covered.
+        case_coverage: Fraction of cases whose report contains the target.
         coverage_from_full_scans: Part of case_coverage that comes from cases measured in full.
         coverage_early: Coverage among the cases stopped early; NaN if there are none.
         early_fraction: Fraction of cases stopped early.
         width: Mean width of early reports; of several tasks, of the widest interval.
-        center_error: Mean distance between target and centre of early reports; of several tasks,
-            the largest.
+        center_error: Mean distance of the target from the centre of early reports, likewise.
         max_center_error: Mean over groups of the largest such distance in a group.
         stops: Fraction and coverage of the cases of each round, the full measurement last.
-        standard_errors: Of mean acceleration and coverage, over tables of as many other groups
-            (cases without groups), calibration included, and over other random splits. NaN where
-            nothing can be left out.
-        sd: Standard deviations over splits of mean acceleration, coverage and the mean width of
-            early reports; NaN where no scan stops early.
+        standard_errors: Of mean acceleration and coverage, over other tables and splits.
+        sd: Standard deviations over splits of mean acceleration, coverage and width.
         given: 'early' if coverage among early stops is guaranteed.
     """
 
@@ -325,15 +293,13 @@ def simulate(
 
     .. math:: \bar R = \Big( \frac1m \sum_i \frac{1}{R_{T_i}} \Big)^{-1}
 
-    With groups as the unit this is for a random case of a new group: every group counts the same.
-    Coverage is the fraction of units for which the guarantee holds. Standard errors come from a
+    With groups as the unit this is for a random case of a new group. Standard errors come from a
     jackknife: up to 300 times three tenths of the groups (or cases) are left out, and the policy
     is calibrated and evaluated on the rest; the error of finitely many splits is added.
 
     Args:
         table: Task outputs of all rounds with targets, or arrays as :func:`taskuq.plan` takes them.
-        policies: Names such as 'fixed-width', 'fixed-width:learned' or 'paper:cqr', or a
-            :class:`PolicySpec` each, which has its own error rate and goal.
+        policies: Names such as 'fixed-width:learned' or 'paper:cqr', or a :class:`PolicySpec`.
         alpha: Error rate of the policies by name.
         max_width: Their goal, as in :func:`taskuq.plan`.
         at_least: Likewise.
@@ -347,10 +313,7 @@ def simulate(
         given: 'early' for a guarantee among early stops, of the policies by name that have one.
         tuning_repeats: Number of tuning sets to average over, for policies that need one.
         task: Tasks whose goals must be reached; all by default.
-        table_kwargs: With arrays: ``accelerations``, ``group``, ``task_range`` and so on.
-
-    Raises:
-        InputError: If alpha or the goal of a name is missing, or the table has no targets.
+        table_kwargs: With arrays: ``accelerations`` and other fields of a table.
 
     Example:
         >>> from taskuq.table._examples import SyntheticTable, synthetic_outputs
@@ -364,47 +327,37 @@ def simulate(
     table = table if task is None else table.select(task=task)
     require_targets(table)
     if splits < 1 or tuning_repeats < 1:
-        raise InputError(
-            f"splits and tuning_repeats must be at least 1, got {splits} and {tuning_repeats}",
-            code="value.invalid",
-        )
+        raise InputError("splits and tuning_repeats must be at least 1", code="value.invalid")
     specs = []
     for one in policies:
         if isinstance(one, PolicySpec):
             specs.append(one)
             continue
         if alpha is None:
-            raise InputError(
-                "policies by name need an error rate; pass e.g. alpha=0.05", code="option.missing"
-            )
+            raise InputError("policies by name need alpha=", code="option.missing")
         goal = make_goals(max_width, at_least, at_most, side, table.task_names)
         spec = parse_policy(one, PolicySpec("fixed-width", alpha, goal))
         specs.append(replace(spec, given=given if spec.policy.supports_early else None))
     of = policy_unit(table, unit, cases)
     index = of.index(table.cases, table.group)
-    n_calibration, n_test = fold_sizes(int(index.max()) + 1)
+    sizes = fold_sizes(int(index.max()) + 1)
     rng = np.random.default_rng(seed)
-    split_seed = int(rng.integers(2**63))
-    results = []
+    split_seed, results = int(rng.integers(2**63)), []
     for spec in specs:
         guarantee = Guarantee(
             alpha=spec.alpha, **of.record, delta=delta, n_cases=table.cases, given=spec.given
         )
-        job = _SimulationJob(
-            table, spec, guarantee, of, index, n_calibration, n_test, splits, split_seed
-        )
+        job = _SimulationJob(table, spec, guarantee, of, index, *sizes, splits, split_seed)
         results.append(job.run(tuning_repeats, rng))
     return results
 
 
 # Sums over splits with one tuning set, and their jackknife replicates.
-_Part: TypeAlias = tuple[SimulatedStops, _JackknifeReplicates | None]
+_Part: TypeAlias = tuple[SimulatedStops, _Replicates | None]
 
 
 @dataclass(frozen=True)
 class _SimulationJob:
-    """Policy to simulate."""
-
     table: TaskOutputs
     spec: PolicySpec
     guarantee: Guarantee
@@ -419,8 +372,18 @@ class _SimulationJob:
         rules = self_tuned_rules(self.spec, self.table, self.guarantee.delta)
         if rules is not None:
             return self._summarise([self._self_tuned(rules)], 0)
-        parts = []
-        tuning_sets = list(self._tuning_sets(tuning_repeats, rng))
+        spec, n, parts = self.spec, self.n_calibration, []
+        take = tuning_units(
+            spec.base_score, self.unit, n, spec.alpha, self.guarantee.delta, spec.tuning_fraction
+        )
+        tuning_sets = [np.zeros(self.table.cases, dtype=bool)]
+        if take > 0 or tuning_fraction(spec.base_score):
+            if not 1 <= take < n:
+                raise InputError(
+                    f"{n} calibration units are too few to tune {spec.name}", code="units.few"
+                )
+            draws = range(min(tuning_repeats, self.splits))
+            tuning_sets = [choose_units(self.index, take, rng) for _ in draws]
         for draw, held_out in enumerate(tuning_sets):
             count = self.splits // len(tuning_sets) + (draw < self.splits % len(tuning_sets))
             # Policies that need no tuning set all see the same splits.
@@ -438,8 +401,7 @@ class _SimulationJob:
         of_case = self.index if self.unit.is_group else np.empty(0, np.int64)
         n, everyone = self.n_calibration + self.n_test, np.arange(self.table.cases)
         splitting = Splits(n, self.n_test, self.splits, self.seed, of_case, self._is_compiled)
-        statistics = rules.learn_outside(np.zeros(n, np.uint8), self.index)[2]
-        scans = self._scans(statistics, everyone)
+        scans = self._scans(rules.learn_outside(np.zeros(n, np.uint8), self.index)[2], everyone)
 
         def calibrate(on: Splits) -> Callable[[int], tuple[StoredScans, FloatArray]]:
             def one_split(t: int) -> tuple[StoredScans, FloatArray]:
@@ -447,21 +409,22 @@ class _SimulationJob:
                 test = test if self.unit.is_group else on.of_cases(test[None])[0]
                 units, bracketed, final = rules.learn_outside(test, self.index)
                 calibrator = SetCalibrator(self.guarantee, self.unit, units)
-                thresholds = self.spec.thresholds(bracketed, calibrator)
-                return self._with_statistics(scans, final), thresholds
+                allowance = self._allowance(final, scans.unit_of_case)
+                learned = replace(scans, statistics=final, allowance=allowance)
+                return learned, self.spec.thresholds(bracketed, calibrator)
 
             return one_split
 
         sums = simulate_each_split(calibrate(splitting), splitting, self.table.rounds)
         group = scans.group_of_case
-        leaving = _jackknife_folds(splitting, group, by_unit=self.unit.is_group)
+        leaving = _jackknife_folds(splitting, group, self.unit.is_group)
         if leaving is None:
             return sums, None
         return sums, _replicate(calibrate(leaving), leaving, group, everyone)
 
     def _scans(self, statistics: StoppingStatistics, pool: NDArray[np.int64]) -> StoredScans:
         index, group = unit_index(len(pool), self.index[pool]), self.table.group
-        scans = StoredScans(
+        return StoredScans(
             statistics=statistics,
             targets=round_arrays(self.table)[1][:, pool],
             accelerations=self.table.accelerations,
@@ -469,42 +432,21 @@ class _SimulationJob:
             group_of_case=unit_index(len(pool), None if group is None else group[pool]),
             unit_of_case=index,
             enough=self.unit.enough(np.bincount(index)),
-            allowance=np.empty((0, 0)),
+            allowance=self._allowance(statistics, index),
         )
-        return self._with_statistics(scans, statistics)
 
-    def _with_statistics(self, scans: StoredScans, statistics: StoppingStatistics) -> StoredScans:
-        if not self.unit.stops_together:
-            return replace(scans, statistics=statistics)
-        allowance = statistics.allowance(scans.unit_of_case)
-        return replace(scans, statistics=statistics, allowance=allowance)
-
-    def _tuning_sets(self, tuning_repeats: int, rng: np.random.Generator) -> Iterator[BoolArray]:
-        spec, n = self.spec, self.n_calibration
-        take = tuning_units(
-            spec.base_score, self.unit, n, spec.alpha, self.guarantee.delta, spec.tuning_fraction
-        )
-        if take == 0 and not tuning_fraction(spec.base_score):
-            yield np.zeros(self.table.cases, dtype=bool)
-            return
-        if not 1 <= take < n:
-            raise InputError(
-                f"policy {spec.name} needs several calibration units to tune on, got {n}",
-                code="units.few",
-            )
-        for _ in range(min(tuning_repeats, self.splits)):
-            yield choose_units(self.index, take, rng)
+    def _allowance(self, statistics: StoppingStatistics, index: NDArray[np.int64]) -> FloatArray:
+        return statistics.allowance(index) if self.unit.stops_together else np.empty((0, 0))
 
     def _tuned(self, held_out: BoolArray, splits: int, seed: int) -> _Part:
         """Simulate a policy with one tuning set."""
         pool = np.flatnonzero(~held_out)
         rules, statistics = evaluate_rules(self.spec, self.table, held_out, pool)
         scans = self._scans(statistics, pool)
-        index = scans.unit_of_case
+        index, tuning = scans.unit_of_case, None
         of_case = index if self.unit.is_group else np.empty(0, np.int64)
         units = int(index.max()) + 1
         splitting = Splits(units, self.n_test, splits, seed, of_case, self._is_compiled)
-        tuning = None
         if self.spec.given:
             tuning = evaluate_tuning_cases(rules, self.table, held_out, self.index)
 
@@ -513,7 +455,7 @@ class _SimulationJob:
             return self.spec.thresholds(statistics, calibrator, tuning)
 
         sums = simulate_splits(scans, splitting, thresholds(splitting))
-        leaving = _jackknife_folds(splitting, scans.group_of_case, by_unit=self.unit.is_group)
+        leaving = _jackknife_folds(splitting, scans.group_of_case, self.unit.is_group)
         if leaving is None:
             return sums, None
         left, group = thresholds(leaving), unit_index(self.table.cases, self.table.group)
@@ -523,19 +465,18 @@ class _SimulationJob:
         def joined(name: str) -> FloatArray:
             return np.concatenate([getattr(part, name) for part, _ in parts], axis=-1)
 
-        m = parts[0][0].weight
+        m, policy = parts[0][0].weight, self.spec.policy
         acceleration, coverage = m / joined("cost"), joined("kept") / m
-        early, covered = joined("early"), joined("covered")
-        stopped, stopped_covered = joined("stopped"), joined("stopped_covered")
-        rates = self.table.accelerations
-        stops = [
-            _StopFraction(float(R), float(s.mean() / m), _ratio(c, s))
-            for R, s, c in zip(rates, stopped, stopped_covered, strict=True)
-        ]
+        early = joined("early")
+        rounds = zip(
+            self.table.accelerations, joined("stopped"), joined("stopped_covered"), strict=True
+        )
+        stops = [_StopFraction(float(R), float(s.mean() / m), _ratio(c, s)) for R, s, c in rounds]
+        some = early > 0
+        widths = joined("width")[some] / early[some] if some.any() else np.array([math.nan])
         # A sum of weights may exceed their whole by a rounding error.
         full = max(0.0, float(1 - early.mean() / m))
         stops.append(_StopFraction(1.0, full, 1.0 if full > 0 else math.nan))
-        policy = self.spec.policy
         return Simulation(
             policy=self.spec.kind,
             score=score_name(self.spec.base_score) if "score" in policy.options else "-",
@@ -554,7 +495,7 @@ class _SimulationJob:
             mean_acceleration=float(acceleration.mean()),
             case_mean_acceleration=float((joined("cases") / joined("plain_cost")).mean()),
             coverage=float(coverage.mean()),
-            case_coverage=float((covered / m).mean()),
+            case_coverage=float((joined("covered") / m).mean()),
             coverage_from_full_scans=full,
             coverage_early=_ratio(joined("early_covered"), early),
             early_fraction=float(early.mean() / m),
@@ -563,30 +504,20 @@ class _SimulationJob:
             max_center_error=_ratio(joined("worst_error"), joined("worst_groups")),
             stops=tuple(stops),
             standard_errors=_standard_errors(
-                [replicates for _, replicates in parts if replicates is not None],
-                acceleration,
-                coverage,
+                [left for _, left in parts if left is not None], acceleration, coverage
             ),
             sd={
                 "mean_acceleration": float(acceleration.std()),
                 "coverage": float(coverage.std()),
-                "width": _spread(joined("width"), early),
+                "width": float(widths.std()) if np.isfinite(widths).all() else math.nan,
             },
             given=self.spec.given,
         )
 
 
 def _ratio(part: FloatArray, whole: FloatArray) -> float:
-    """Return a ratio of means over splits, NaN if the whole is never there."""
     total = float(whole.sum())
     return float(part.sum()) / total if total > 0 else math.nan
-
-
-def _spread(part: FloatArray, whole: FloatArray) -> float:
-    """Return the standard deviation over splits of a ratio, NaN if it is not finite."""
-    there = whole > 0
-    ratio = part[there] / whole[there]
-    return float(ratio.std()) if there.any() and np.isfinite(ratio).all() else math.nan
 
 
 CHOOSING = (
@@ -601,19 +532,13 @@ def simulation_record(
     results: Sequence[tuple[int, Simulation]],
     inputs: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the record ``taskuq.simulate/1``."""
-    first = results[0][1]
+    first = results[0][1].to_dict()
+    shared = ("unit", "coverage_of", "mean_over", "trials", "n", "n_calibration", "n_test")
     return {
         "schema": "taskuq.simulate/1",
-        "alpha": first.alpha,
+        "alpha": first["alpha"],
         "goal": goal.to_dict(),
-        "unit": first.unit,
-        "coverage_of": first.coverage_of,
-        "mean_over": first.mean_over,
-        "trials": first.splits,
-        "n": first.n,
-        "n_calibration": first.n_calibration,
-        "n_test": first.n_test,
+        **{name: first[name] for name in shared},
         "inputs": {
             "table": repr(table),
             "task_names": list(table.task_names),

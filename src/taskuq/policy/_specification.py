@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,21 +19,15 @@ from taskuq.policy._policy import Policy
 from taskuq.policy._rules import IntervalRule, StoppingRule, WindowRule, window_place
 
 SCHEMA, VECTORS = "taskuq.decide/1", "taskuq.decide-vectors/1"
-# Kinds that the specification covers; a registered one of your own it does not.
 KINDS = ("fixed-width", "adaptive", "anytime", "paper")
 
 
 def export_policy(policy: Policy) -> dict[str, Any]:
-    """Return the decision rule as JSON values."""
     if policy.kind not in KINDS:
-        raise InputError(
-            f"policy {policy.kind!r} has no specification; use {', '.join(KINDS)}",
-            code="choice.unknown",
-        )
+        raise InputError(f"policy {policy.kind!r} has no specification", code="choice.unknown")
     if policy.whole_group:
         raise InputError(
-            "a policy for whole groups has no specification; plan with unit='group' or 'case'",
-            code="option.conflict",
+            "whole groups have no specification; plan with unit='group'", code="option.conflict"
         )
     return {
         "schema": SCHEMA,
@@ -50,24 +45,14 @@ def export_policy(policy: Policy) -> dict[str, Any]:
 
 
 def _rule(rule: StoppingRule, range_: TaskRange) -> dict[str, Any]:
-    if not isinstance(rule, WindowRule | IntervalRule):
-        raise InputError(
-            f"rule {type(rule).__name__} has no specification", code="component.invalid"
-        )
+    assert isinstance(rule, WindowRule | IntervalRule)
     goal = rule.goal
-    record = {
-        "side": goal.side,
-        "max_width": goal.max_width,
-        "level": goal.level,
-        **_score(rule),
-    }
+    record = {"side": goal.side, "max_width": goal.max_width, "level": goal.level, **_score(rule)}
     if isinstance(rule, IntervalRule):
         return {"report": "interval", **record}
     if rule.narrowing is not None:
         raise InputError(
-            "reports narrower than their window (budget below 1) have no specification; plan with "
-            "budget=1",
-            code="option.conflict",
+            "a budget below 1 has no specification; plan with budget=1", code="option.conflict"
         )
     place = _range(window_place(rule.score, range_))
     return {"report": "window", "weight": rule.weight, "place": place, **record}
@@ -76,10 +61,7 @@ def _rule(rule: StoppingRule, range_: TaskRange) -> dict[str, Any]:
 def _score(rule: WindowRule | IntervalRule) -> dict[str, Any]:
     score, mean = rule.score, {"kind": "mean"}
     if isinstance(score, AR | LWR | CQR | MLWR) and score.side != rule.goal.side:
-        raise InputError(
-            f"the score is for side {score.side!r} and the goal for {rule.goal.side!r}; plan again",
-            code="policy.mismatch",
-        )
+        raise InputError("score and goal have different sides; plan again", code="policy.mismatch")
     match score:
         case AR():
             return {"center": mean, "scale": {"kind": "one"}}
@@ -87,14 +69,11 @@ def _score(rule: WindowRule | IntervalRule) -> dict[str, Any]:
             return {"center": mean, "scale": {"kind": "deviation", "less": 0}}
         case CQR():
             tail = float(exact_alpha(score.alpha)) / (2 if score.side == "two" else 1)
-            return {"center": {"kind": "quantiles", "levels": [tail, 1 - tail]},
-                    "scale": {"kind": "one"}}  # fmt: skip
+            quantiles = {"kind": "quantiles", "levels": [tail, 1 - tail]}
+            return {"center": quantiles, "scale": {"kind": "one"}}
         case MLWR():
             return {"center": mean, "scale": _regularised(score)}
-    raise InputError(
-        f"score {score_name(score)!r} has no specification; use ar, lwr, cqr or mlwr",
-        code="choice.unknown",
-    )
+    raise InputError(f"score {score_name(score)!r} has no specification", code="choice.unknown")
 
 
 def _regularised(score: MLWR) -> dict[str, Any]:
@@ -105,7 +84,7 @@ def _regularised(score: MLWR) -> dict[str, Any]:
     _, slope, curve = prior.coefficients
     if curve:
         raise InputError(
-            "a curved prior of spreads has no specification; plan again", code="component.invalid"
+            "a curved prior has no specification; plan again", code="component.invalid"
         )
     return {
         "kind": "moderated",
@@ -123,13 +102,16 @@ def _range(range_: TaskRange) -> list[float | str] | None:
 
 
 def export_test_vectors(policy: Policy, *, cases: int, seed: int) -> dict[str, Any]:
-    """Return synthetic cases and their decisions."""
     rng = np.random.default_rng(seed)
     vectors: list[dict[str, Any]] = []
     for k in range(len(policy.accelerations)):
         made = (_outputs(policy, k, rng) for _ in range(100 * cases))
         clear = (x for x in made if not _is_close(policy, k, x))
-        vectors += [_vector(policy, k, x) for _, x in zip(range(cases), clear, strict=False)]
+        for x in islice(clear, cases):
+            decision = policy.decide(k, x if len(policy.task_names) > 1 else x[..., 0])
+            ends = {"lower": decision.interval.lower, "upper": decision.interval.upper}
+            listed = {name: np.atleast_1d(end).tolist() for name, end in ends.items()}
+            vectors.append({"round": k, "outputs": x.tolist(), "stop": decision.stop, **listed})
     return {
         "schema": VECTORS,
         "seed": seed,
@@ -138,16 +120,8 @@ def export_test_vectors(policy: Policy, *, cases: int, seed: int) -> dict[str, A
     }
 
 
-def _vector(policy: Policy, k: int, x: FloatArray) -> dict[str, Any]:
-    decision = policy.decide(k, x if len(policy.task_names) > 1 else x[..., 0])
-    ends = (decision.interval.lower, decision.interval.upper)
-    lower, upper = (np.atleast_1d(end).tolist() for end in ends)
-    return {"round": k, "outputs": x.tolist(), "stop": decision.stop, "lower": lower,
-            "upper": upper}  # fmt: skip
-
-
 def _outputs(policy: Policy, k: int, rng: np.random.Generator) -> FloatArray:
-    """Draw outputs (round, sample, task) of a case: anywhere, certain or not, some identical."""
+    """Draw outputs (round, sample, task) of a case."""
     columns = []
     for t, range_ in enumerate(policy.task_ranges):
         goal = policy.goal.for_task(t)
@@ -172,27 +146,20 @@ def _is_close(policy: Policy, k: int, x: FloatArray) -> bool:
     for t, rule in enumerate(policy._rules[k]):
         e = rule.examine(x[:, None, :, t])
         for end in (float(e.lowest[0]), float(e.largest[0])):
-            tie = end == threshold and isinstance(rule.score, AR)
-            finite = np.isfinite([end, threshold]).all()
-            if finite and not tie and abs(end - threshold) <= 1e-9 * (1 + abs(threshold)):
+            is_tie = end == threshold and isinstance(rule.score, AR)
+            finite = np.isfinite([end, threshold]).all() and not is_tie
+            if finite and abs(end - threshold) <= 1e-9 * (1 + abs(threshold)):
                 return True
     return False
 
 
 def _refused(policy: Policy, outputs: Any) -> Iterator[dict[str, Any]]:
-    """Yield outputs that must be refused."""
-    x = np.asarray(outputs)
-    rounds = len(policy.accelerations)
+    x, range_ = np.asarray(outputs), policy.task_ranges[0]
     for wrong in (x[:, 1:], np.concatenate([x, x]), np.concatenate([x, x], axis=2)):
         yield {"round": 0, "outputs": wrong.tolist(), "refused": True}
-    for k in (-1, rounds):
+    for k in (-1, len(policy.accelerations)):
         yield {"round": k, "outputs": x.tolist(), "refused": True}
-    for value in ("nan", "inf"):
+    for value in ("nan", "inf", *([] if range_ is None else [range_[0] - 1.0])):
         spoilt = x.tolist()
         spoilt[0][0][0] = value
         yield {"round": 0, "outputs": spoilt, "refused": True}
-    range_ = policy.task_ranges[0]
-    if range_ is not None:
-        beyond = x.copy()
-        beyond[0, 0, 0] = range_[0] - 1.0
-        yield {"round": 0, "outputs": beyond.tolist(), "refused": True}

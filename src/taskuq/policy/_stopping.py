@@ -20,16 +20,12 @@ from taskuq.policy._rules import StoppingStatistics
 
 # Loss of each group at thresholds in rising order (group, threshold).
 Losses: TypeAlias = Callable[[FloatArray], FloatArray]
-# Losses computed at a time, so that they stay in cache.
-BLOCK = 200_000
-# Thresholds of each step of a search.
-STEP = 64
+# Losses computed at a time, so that they stay in cache; thresholds of each step of a search.
+BLOCK, STEP = 200_000, 64
 
 
 @dataclass(frozen=True)
 class Calibrator(ABC):
-    """Find the thresholds that give a guarantee."""
-
     guarantee: Guarantee
     unit: Unit
     index: NDArray[np.int64]
@@ -54,18 +50,17 @@ class Calibrator(ABC):
     def stopping_threshold(self, statistics: StoppingStatistics) -> FloatArray:
         """Return the threshold, along a first axis, with a guarantee for stopped reports."""
         if self.unit.stops_together:
-            allowance = statistics.allowance(self.index)
+            score, allowance = statistics.score, statistics.allowance(self.index)
+            sure = allowance
+            if statistics.surely is not None:
+                sure = statistics.group_thresholds(statistics.surely, self.index)
             # Losses change only where a group starts to stop or a case starts to be covered.
-            sure = statistics.sure_allowance(self.index)
-            sure = allowance if sure is None else sure
-            ends = np.concatenate([sure.ravel(), allowance.ravel(), statistics.score.ravel()])
+            ends = np.concatenate([sure.ravel(), allowance.ravel(), score.ravel(), [-np.inf]])
 
             def losses(thresholds: FloatArray) -> FloatArray:
-                return _group_losses(
-                    allowance, statistics.score, self.index, thresholds, self.unit, sure
-                )
+                return _group_losses(allowance, score, self.index, thresholds, self.unit, sure)
 
-            least = self.smallest(np.unique(np.append(ends, -np.inf)), losses)[None]
+            least = self.smallest(np.unique(ends), losses)[None]
             return np.asarray(np.maximum(least, statistics.lowest.max()))
         Lambda = stopping_score(
             statistics.lowest, statistics.largest, statistics.score, statistics.surely
@@ -75,10 +70,7 @@ class Calibrator(ABC):
 
 
 def stopping_score(
-    lowest: FloatArray,
-    largest: FloatArray,
-    score: FloatArray,
-    surely: FloatArray | None = None,
+    lowest: FloatArray, largest: FloatArray, score: FloatArray, surely: FloatArray | None = None
 ) -> FloatArray:
     """Return the supremum of the thresholds at which the policy stops with a miss."""
     sure = largest if surely is None else surely
@@ -110,8 +102,7 @@ def _group_losses(
     for start in range(0, len(thresholds), step):
         block = thresholds[start : start + step]
         count = len(block)
-        losses = np.zeros((groups, count))
-        before = np.full((groups, 1), -np.inf)
+        losses, before = np.zeros((groups, count)), np.full((groups, 1), -np.inf)
         for k in range(len(allowance)):
             # A case is missed at all thresholds below its score; where an earlier round stops
             # below `before`, only what is missed there counts.
@@ -136,7 +127,6 @@ def smallest_threshold(thresholds: FloatArray, totals: FloatArray, allowed: floa
 
 
 def search_threshold(thresholds: FloatArray, losses: Losses, allowed: float) -> FloatArray:
-    """Return the smallest threshold with an allowed total loss, by a search."""
     while len(thresholds) > STEP:
         step = -(-len(thresholds) // STEP)
         # The first part whose last threshold is allowed has the smallest one; else the last part.
@@ -158,7 +148,6 @@ def smallest_certified(thresholds: FloatArray, losses: FloatArray, bets: Betting
 
 
 def guarantee_at_stop(goal: Goal | Goals, guarantee: str) -> str:
-    """Return the guarantee statement at the stop."""
     what = guarantee.removeprefix("Guaranteed: ")
     return (
         f"Guaranteed for the report at the stop, where {goal.statement}: {what} "
@@ -181,11 +170,10 @@ def make_certificate(
     unit, index = calibrator.unit, calibrator.index
 
     def cost(largest: FloatArray, weight: FloatArray) -> float:
-        lowest = statistics.lowest
         if unit.stops_together:
             largest = statistics.group_thresholds(largest, index)
-            lowest = np.full(largest.shape, -np.inf)
             weight = np.asarray(np.bincount(index, weights=weight), dtype=float)
+        lowest = np.full(largest.shape, -np.inf) if unit.stops_together else statistics.lowest
         return mean_cost(lowest, largest, accelerations, thresholds, weight)
 
     weights = unit.weights(index)
@@ -229,7 +217,7 @@ def mean_cost(
 
 
 def costs(accelerations: FloatArray) -> FloatArray:
-    """Return the sampled fraction of each round, and of the end; 0 where it is unknown."""
+    """Return the sampled fraction of each round, 0 where unknown, and of the end."""
     return np.append(1 / np.where(np.isnan(accelerations), np.inf, accelerations), 1.0)
 
 
@@ -244,7 +232,6 @@ def _certified_acceleration(
 
 
 def _deviation(units: int, failing: float, *, groups: bool) -> float:
-    """Return the one-sided deviation of an empirical distribution function."""
     x = math.log(1 / failing)
     if groups:
         while math.e * x * math.exp(-x) > failing:
@@ -252,28 +239,18 @@ def _deviation(units: int, failing: float, *, groups: bool) -> float:
     return math.sqrt(x / (2 * units))
 
 
-# Fraction of units from which the thresholds to test are taken.
-EARLY_FRACTION = 0.1
-# Most thresholds tested.
-RUNGS = 64
-
-
-@dataclass(frozen=True)
-class TuningCases:
-    """Held-out cases evaluated under the rules."""
-
-    statistics: StoppingStatistics
-    index: NDArray[np.int64]
+# Fraction of units from which the thresholds to test are taken, and the most thresholds tested.
+EARLY_FRACTION, RUNGS = 0.1, 64
+# Held-out cases under the rules, and the unit of each.
+TuningCases: TypeAlias = tuple[StoppingStatistics, NDArray[np.int64]]
 
 
 def _early_stops(
     statistics: StoppingStatistics, thresholds: FloatArray, unit: Unit, index: NDArray[np.int64]
 ) -> tuple[BoolArray, BoolArray]:
-    """Return early stops, and misses among them, of each threshold and case."""
-    largest = statistics.largest
+    largest, at = statistics.largest, thresholds[:, None]
     if unit.stops_together:
         largest = statistics.allowance(index)[:, index]
-    at = thresholds[:, None]
     early = np.zeros((len(thresholds), statistics.cases), dtype=bool)
     missed = early.copy()
     for lowest, top, score in zip(statistics.lowest, largest, statistics.score, strict=True):
@@ -285,14 +262,15 @@ def _early_stops(
 
 def threshold_grid(tuning: TuningCases, calibrator: Calibrator) -> FloatArray:
     """Return thresholds to test, from conservative to aggressive."""
-    largest = tuning.statistics.largest
-    grid = np.unique(largest[np.isfinite(largest)])[::-1]
+    statistics, index = tuning
+    grid = np.unique(statistics.largest[np.isfinite(statistics.largest)])[::-1]
     if not grid.size:
         return grid
     grid = grid[np.unique(np.linspace(0, len(grid) - 1, RUNGS).round().astype(np.int64))]
     unit, guarantee = calibrator.unit, calibrator.guarantee
-    weight = unit.weights(tuning.index) / (tuning.index.max() + 1)
-    early = _early_stops(tuning.statistics, grid, unit, tuning.index)[0] @ weight
+    early = _early_stops(statistics, grid, unit, index)[0] @ (
+        unit.weights(index) / (index.max() + 1)
+    )
     enough = min(1.0, guarantee._unit.needed(guarantee.alpha, guarantee.delta) / calibrator.units)
     return grid[int((early >= (early.max() ** 2 * enough) ** (1 / 3)).argmax()) :]
 

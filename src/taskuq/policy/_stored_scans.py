@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,6 @@ from taskuq.policy._stopping import costs
 
 @dataclass(frozen=True)
 class SimulatedStops:
-    """Weighted sums over the simulated test cases of each split."""
-
     weight: float
     cost: FloatArray
     covered: FloatArray
@@ -39,8 +38,6 @@ class SimulatedStops:
 
 @dataclass(frozen=True)
 class StoredScans:
-    """Stored rounds to simulate on."""
-
     statistics: StoppingStatistics
     targets: FloatArray
     accelerations: FloatArray
@@ -52,17 +49,15 @@ class StoredScans:
 
     @property
     def cost(self) -> FloatArray:
-        """Sampled fraction of each round, 1 at the end."""
         return costs(self.accelerations)
 
     def covered_from(self, thresholds: FloatArray) -> FloatArray:
         """Return the smallest threshold at which each report covers the target, (round, case)."""
-        return np.stack(
-            [
-                covering_quantile(scores, np.unique(thresholds[k]), partial(self._contains, k))
-                for k, scores in enumerate(self.statistics.score)
-            ]
-        )
+        found = [
+            covering_quantile(scores, np.unique(thresholds[k]), partial(self._contains, k))
+            for k, scores in enumerate(self.statistics.score)
+        ]
+        return np.stack(found)
 
     def covered_at(self, thresholds: FloatArray) -> FloatArray:
         """Return the same near one threshold of each round, for the cases that stop there."""
@@ -75,7 +70,6 @@ class StoredScans:
         return found
 
     def _contains(self, k: int, cases: NDArray[np.int64], at: FloatArray) -> BoolArray:
-        """Return True for cases of a round whose report at their own threshold is a hit."""
         inside = [
             e.select(cases).report(at).contains(self.targets[k, cases, t])
             for t, e in enumerate(self.statistics.rounds[k])
@@ -108,16 +102,10 @@ def simulate_splits(
     scans: StoredScans, splitting: Splits, thresholds: FloatArray
 ) -> SimulatedStops:
     """Apply policies to the test cases of every split."""
-    rounds = len(scans.statistics.rounds)
-    sums = np.zeros((11 + 2 * rounds, splitting.trials))
-    starts = scans.covered_from(thresholds)
-    if splitting.is_compiled and _is_linear(scans):
-        numbers = np.arange(splitting.trials)
-        _run_kernel(scans, _kernel_arrays(scans), splitting, numbers, thresholds, starts, sums)
-    else:
-        for t in range(splitting.trials):
-            _simulate_split(scans, splitting, thresholds[:, t], starts, t, sums)
-    return _as_stops(sums, splitting, rounds)
+    sums = np.zeros((11 + 2 * len(thresholds), splitting.trials))
+    numbers, starts = np.arange(splitting.trials), scans.covered_from(thresholds)
+    _add_splits(scans, splitting, numbers, thresholds, starts, sums)
+    return _as_stops(sums, splitting, len(thresholds))
 
 
 def simulate_each_split(
@@ -125,23 +113,36 @@ def simulate_each_split(
 ) -> SimulatedStops:
     """Apply the rules and thresholds of each split to its test cases."""
     sums = np.zeros((11 + 2 * rounds, splitting.trials))
-    arrays: _KernelArrays | None = None
     for t in range(splitting.trials):
         scans, thresholds = calibrate(t)
         starts = scans.covered_at(thresholds)
-        if not (splitting.is_compiled and _is_linear(scans)):
-            _simulate_split(scans, splitting, thresholds, starts, t, sums)
-            continue
-        arrays = arrays._replace(scale=_scales(scans)) if arrays else _kernel_arrays(scans)
-        column, number = np.zeros((len(sums), 1)), np.array([t])
-        _run_kernel(scans, arrays, splitting, number, thresholds[:, None], starts, column)
-        sums[:, t] = column[:, 0]
+        _add_splits(scans, splitting, np.array([t]), thresholds[:, None], starts, sums)
     return _as_stops(sums, splitting, rounds)
 
 
 def _as_stops(sums: FloatArray, splitting: Splits, rounds: int) -> SimulatedStops:
     by_round = sums[11 : 11 + rounds], sums[11 + rounds :]
     return SimulatedStops(float(splitting.n_test), *sums[:11], *by_round)  # type: ignore[call-arg]  # eleven rows
+
+
+def _add_splits(
+    scans: StoredScans,
+    splitting: Splits,
+    numbers: NDArray[np.int64],
+    thresholds: FloatArray,
+    covered_from: FloatArray,
+    sums: FloatArray,
+) -> None:
+    """Fill the columns of sums for splits by their numbers, compiled where reports are linear."""
+    rounds = scans.statistics.rounds
+    is_linear = all(isinstance(e.family, LinearFamily) for row in rounds for e in row)
+    if splitting.is_compiled and is_linear:
+        columns = np.zeros((len(sums), len(numbers)))
+        _run_kernel(scans, splitting, numbers, thresholds, covered_from, columns)
+        sums[:, numbers] = columns
+        return
+    for t, level in zip(numbers, thresholds.T, strict=True):
+        _simulate_split(scans, splitting, level, covered_from, t, sums)
 
 
 def _simulate_split(
@@ -160,7 +161,13 @@ def _simulate_split(
         here = np.flatnonzero(chosen & (stopped == k))
         if not here.size:
             continue
-        width, error = _report(scans, k, thresholds[k], here)
+        report, z = joint_report(scans.statistics.rounds[k], thresholds[k])[here], scans.targets[k]
+        lower, upper = (end.reshape(len(here), -1) for end in (report.lower, report.upper))
+        with np.errstate(invalid="ignore"):
+            middle = np.where(np.isinf(upper), lower, (lower + upper) / 2)
+        center = np.where(np.isinf(lower), upper, middle)
+        # Of several tasks, the largest.
+        width, error = (upper - lower).max(axis=1), np.abs(z[here] - center).max(axis=1)
         wk, covered = w[here], (w * hit)[here].sum()
         sums[2, t] += wk.sum()
         sums[3, t] += covered
@@ -179,80 +186,39 @@ def _simulate_split(
     sums[10, t] = chosen.sum()
 
 
-def _report(
-    scans: StoredScans, k: int, threshold: float, cases: NDArray[np.int64]
-) -> tuple[FloatArray, FloatArray]:
-    """Return width, and distance of the target from the centre; the largest over tasks."""
-    interval = joint_report(scans.statistics.rounds[k], threshold)[cases]
-    lower, upper = interval.lower.reshape(len(cases), -1), interval.upper.reshape(len(cases), -1)
-    z = scans.targets[k, cases]
-    with np.errstate(invalid="ignore"):
-        center = np.where(
-            np.isinf(lower), upper, np.where(np.isinf(upper), lower, (lower + upper) / 2)
-        )
-    return (upper - lower).max(axis=1), np.abs(z - center).max(axis=1)
-
-
-class _KernelArrays(NamedTuple):
-    """Arrays read by the compiled simulation."""
-
-    targets: FloatArray
-    low: FloatArray
-    high: FloatArray
-    scale: FloatArray
-    floor: FloatArray
-    ceiling: FloatArray
-    window_from: FloatArray
-    is_logit: BoolArray
-    link_low: FloatArray
-    link_high: FloatArray
-
-
-def _is_linear(scans: StoredScans) -> bool:
-    """Return True if the compiled kernel supports the reports."""
-    return all(isinstance(e.family, LinearFamily) for row in scans.statistics.rounds for e in row)
-
-
-def _scales(scans: StoredScans) -> FloatArray:
-    return np.array([[e.family.scale for e in row] for row in scans.statistics.rounds])  # type: ignore[attr-defined]  # linear
-
-
-def _kernel_arrays(scans: StoredScans) -> _KernelArrays:
-    rounds = scans.statistics.rounds
-    families: list[list[Any]] = [[e.family for e in row] for row in rounds]
-    low, high = (np.array([[getattr(f, n) for f in r] for r in families]) for n in ("low", "high"))
-    sides = np.array([[f.side for f in row] for row in families])[..., None]
-    return _KernelArrays(
-        targets=np.ascontiguousarray(np.swapaxes(scans.targets, 1, 2)),
-        # A one-sided report is open on the other side.
-        low=np.where(sides == "upper", -np.inf, low),
-        high=np.where(sides == "lower", np.inf, high),
-        scale=_scales(scans),
-        floor=np.array([[e.window.lower for e in row] for row in rounds]),
-        ceiling=np.array([[e.window.upper for e in row] for row in rounds]),
-        window_from=np.array([[e.window_from for e in row] for row in rounds]),
-        is_logit=np.array([[not f.link.is_identity for f in row] for row in families]),
-        link_low=np.array([[f.link.low for f in row] for row in families]),
-        link_high=np.array([[f.link.high for f in row] for row in families]),
-    )
-
-
 def _run_kernel(
     scans: StoredScans,
-    arrays: _KernelArrays,
     splitting: Splits,
     numbers: NDArray[np.int64],
     thresholds: FloatArray,
     covered_from: FloatArray,
-    sums: Any,
+    sums: FloatArray,
 ) -> None:
     from taskuq.conformal import _kernels as kernels
 
+    rounds = scans.statistics.rounds
+    families: list[list[Any]] = [[e.family for e in row] for row in rounds]
+    low, high, scale, sides = (
+        np.array([[getattr(f, name) for f in row] for row in families])
+        for name in ("low", "high", "scale", "side")
+    )
+    floor, ceiling, window_from = (
+        np.array([[get(e) for e in row] for row in rounds])
+        for get in map(attrgetter, ("window.lower", "window.upper", "window_from"))
+    )
+    is_identity, link_low, link_high = (
+        np.array([[getattr(f.link, name) for f in row] for row in families])
+        for name in ("is_identity", "low", "high")
+    )
+    # A one-sided report is open on the other side.
+    low = np.where(sides[..., None] == "upper", -np.inf, low)
+    high = np.where(sides[..., None] == "lower", np.inf, high)
     kernels.replay(
         np.uint64(splitting.seed), numbers, splitting.units, splitting.n_test,
         byte_threshold(splitting.units, splitting.n_test), splitting.unit_of_case,
         scans.group_of_case, int(scans.group_of_case.max()) + 1, scans.weight,
         np.ascontiguousarray(thresholds), scans.statistics.lowest, scans.statistics.largest,
-        covered_from,
-        *arrays, np.ascontiguousarray(scans.allowance), scans.cost, scans.enough, sums,
+        covered_from, np.ascontiguousarray(np.swapaxes(scans.targets, 1, 2)),
+        low, high, scale, floor, ceiling, window_from, ~is_identity, link_low, link_high,
+        np.ascontiguousarray(scans.allowance), scans.cost, scans.enough, sums,
     )  # fmt: skip
