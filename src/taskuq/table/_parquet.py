@@ -8,6 +8,7 @@ import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -336,7 +337,7 @@ class TableHeader:
             "provenance": dict(self.provenance or {}),
         }
 
-    @property
+    @cached_property
     def inputs(self) -> dict[str, Any]:
         """Attributes that determine the numbers of the table."""
         # As in the file, so that a tuple equals the list it was written as.
@@ -345,7 +346,7 @@ class TableHeader:
         record["provenance"] = {k: v for k, v in record["provenance"].items() if k not in free}
         return record
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """Fingerprint of the inputs, stored in every shard."""
         return fingerprint(self.inputs)[:16]
