@@ -56,7 +56,9 @@ def from_registry(
     kinds: Registry[type[T]], table: Mapping[str, Any], where: str, *, over: T | None = None
 ) -> T:
     """Build the dataclass that the key `kind` names."""
-    kind = table.get("kind") if over is None else table.get("kind", kinds.name_of(type(over)))
+    kind = table.get("kind")
+    if kind is None and over is not None:
+        kind = kinds.name_of(type(over))
     if not isinstance(kind, str):
         raise InputError(
             f"{where}.kind must be one of {', '.join(kinds)}, got {kind!r}",
@@ -131,8 +133,11 @@ def _build(cls: type[T], table: Mapping[str, Any], where: str, over: T | None, w
             keys = f"the keys of {what} are {', '.join(known)}" if known else f"{what} has no keys"
             raise InputError(f"unknown key {name}; {keys}", code="config.key")
         values[key] = _convert(value, hints.get(key, Any), name, values.get(key))
-    required = [n for n, f in known.items() if f.default is MISSING is f.default_factory]
-    missing = [name for name in required if name not in values]
+    missing = [
+        name
+        for name, field in known.items()
+        if field.default is MISSING is field.default_factory and name not in values
+    ]
     if missing:
         raise InputError(
             f"{where or 'the file'} has no key {', '.join(missing)}; add it", code="config.missing"

@@ -252,7 +252,7 @@ class CaseExecutor:
         assert 1 <= len(images) <= self.size
         with no_grad():
             truth = [reference_image(image) for image in images]
-        with _blame("task", f"{_listed(names)}, the true image"):
+        with self._blame("task", names):
             targets = self._read(_stack(_filled(truth, self.size)), "on the true image")
         rounds, chosen = [], []
         for batch in self.rounds(images, names):
@@ -283,7 +283,7 @@ class CaseExecutor:
                 each = len(batch.images) // self.size
                 for i, name in enumerate(names):
                     own = batch.images[i * each : (i + 1) * each]
-                    with no_grad(), _blame("next_lines", f"case {name} {self._at(R)}"):
+                    with no_grad(), self._blame("next_lines", [name], R):
                         more = rule.next_lines(
                             k, batch.measurements[i], own, self.executor.cached_task(),
                             lines[i].copy(),
@@ -293,6 +293,25 @@ class CaseExecutor:
     def target(self, image: Any) -> FloatArray:
         """Return the task outputs of one true image, (task,)."""
         return np.asarray(self._read(_stack([image]), "on the true image")[0])
+
+    @contextmanager
+    def _blame(self, part: str, names: Sequence[str], R: float | None = None) -> Iterator[None]:
+        """Add component, case, round and the user's source line to an error."""
+        try:
+            yield
+        except InputError:
+            raise
+        except Exception as error:
+            ours = str(Path(__file__).resolve().parents[1])
+            users = [
+                frame
+                for frame in traceback.extract_tb(error.__traceback__)
+                if not frame.filename.startswith(ours) and "-packages" not in frame.filename
+            ]
+            line = f", {Path(users[-1].filename).name} line {users[-1].lineno}" if users else ""
+            where = ", the true image" if R is None else f" {self._at(R)}"
+            error.add_note(f"in {part}{line}, {_listed(names)}{where}")
+            raise
 
     def _at(self, R: float) -> str:
         k = list(self.accelerations).index(R)
@@ -310,7 +329,7 @@ class CaseExecutor:
                 "channel",
                 code="component.invalid",
             )
-        with _blame("task", f"{_listed(names)} {self._at(R)}"):
+        with self._blame("task", names, R):
             outputs = self._read(batch.images, self._at(R))
         if len(outputs) not in (self.size, self.size * self.samples):
             raise InputError(
@@ -340,12 +359,12 @@ class CaseExecutor:
         measurements = []
         with no_grad():
             for i, (image, name) in enumerate(zip(images, names, strict=True)):
-                with _blame("measure", f"case {name} {self._at(R)}"):
+                with self._blame("measure", [name], R):
                     if lines is not None and isinstance(self.measure, AdaptiveMeasure):
                         measurements.append(self.measure.measure_lines(image, R, lines[i]))
                     else:
                         measurements.append(self.measure(image, R))
-        with _blame("recover", f"{_listed(names)} {self._at(R)}"):
+        with self._blame("recover", names, R):
             recoveries = self.executor.sample_batch(
                 _filled(measurements, self.size), names, R, self.samples
             )
@@ -368,9 +387,9 @@ class CaseExecutor:
     ) -> CaseOutputs | InputError:
         with np.errstate(over="ignore"):
             stored = outputs.astype(np.float32)
-        places = ["on the true image", *map(self._at, self.accelerations)]
-        for where, values in zip(places, [targets, *stored], strict=True):
+        for k, values in enumerate([targets, *stored]):
             if not np.isfinite(values).all():
+                where = self._at(self.accelerations[k - 1]) if k else "on the true image"
                 return InputError(
                     f"the task {where} of case {name} returned NaN or infinity; check the task",
                     code="value.nonfinite",
@@ -381,23 +400,6 @@ class CaseExecutor:
 def _filled(items: list[T], size: int) -> list[T]:
     """Repeat the last item, so that every batch has one size."""
     return items + items[-1:] * (size - len(items))
-
-
-@contextmanager
-def _blame(part: str, where: str) -> Iterator[None]:
-    """Add component, case and the user's source line to an error."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        ours = str(Path(__file__).resolve().parents[1])
-        users = [f for f in frames if not f.filename.startswith(ours)]
-        users = [f for f in users if "-packages" not in f.filename]
-        line = f", {Path(users[-1].filename).name} line {users[-1].lineno}" if users else ""
-        error.add_note(f"in {part}{line}, {where}")
-        raise
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def as_cases(
     group = getattr(images, "groups", None) if group is None else group
     label = getattr(images, "labels", None) if label is None else label
     case = getattr(images, "cases", None) if case is None else case
-    names = tuple(str(c) for c in (range(n) if case is None else as_ids(case, "case", n)))
+    names = tuple(map(str, range(n) if case is None else as_ids(case, "case", n)))
     if len(set(names)) != n:
         raise InputError("two images have the same case; pass unique ids", code="table.duplicate")
     return RunCases(
@@ -324,7 +325,7 @@ class CaseWorker:
     writer: TableWriter
     threads: int | None = None
 
-    @property
+    @cached_property
     def log(self) -> RunLog:
         return RunLog(self.writer.folder)
 

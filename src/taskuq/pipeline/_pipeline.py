@@ -319,7 +319,7 @@ class _TableRun:
             first, executor = _run_first(executor, self.cases, images)
         header = self._header(first, executor, threads)
         writer = TableWriter(self.folder, header)
-        work = CaseWorker(executor, self.cases, writer, threads=self.threads(None))
+        work = CaseWorker(executor, self.cases, writer, threads=threads)
         _check_case_list(self.folder, self.cases)
         done = finished_cases(self.folder, header, self.cases.case)
         verify_resume(work, done, quiet=self.quiet)
@@ -329,7 +329,8 @@ class _TableRun:
         with sigterm_as_exit(), _note_finished(work), progress:
             work.store(first.items(), progress)
             start = time.monotonic()
-            self.engine.run(work, rest, progress)
+            if rest:
+                self.engine.run(work, rest, progress)
             # Without the first cases, which compile and load.
             work.log.write("finished", cases=len(rest), seconds=round(time.monotonic() - start, 3))
         failures = work.log.failures()
