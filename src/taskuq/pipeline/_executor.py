@@ -7,6 +7,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 
 from taskuq._arrays import as_array, as_real_array, is_tensor, no_grad, require_nested_lines
 from taskuq._seeds import case_seed
-from taskuq.errors import InputError
+from taskuq.errors import InputError, first_line
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.protocols import (
     AdaptiveMeasure,
@@ -48,14 +49,13 @@ class DeadlineWorker:
             self._late = None
         if self.deadline is None or not hurry:
             return compute()
-        results: list[T] = []
-        errors: list[BaseException] = []
+        result: Future[T] = Future()
 
         def work() -> None:
             try:
-                results.append(compute())
+                result.set_result(compute())
             except BaseException as error:
-                errors.append(error)
+                result.set_exception(error)
 
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
@@ -63,9 +63,7 @@ class DeadlineWorker:
         if thread.is_alive():
             self._late = thread
             raise TimeoutError(f"recovery and task took longer than {self.deadline:g} s")
-        if errors:
-            raise errors[0]
-        return results[0]
+        return result.result()
 
 
 def component_name(component: Any) -> str:
@@ -96,8 +94,7 @@ class Executor:
 
     def sample(self, measurement: Any, case: str, acceleration: float, samples: int) -> Any:
         """Return samples of a case in a round, (sample, height, width)."""
-        seed = case_seed(self.seed, case, acceleration)
-        return self.sample_with_seed(measurement, samples, seed)
+        return self.sample_with_seed(measurement, samples, case_seed(self.seed, case, acceleration))
 
     def sample_with_seed(self, measurement: Any, samples: int, seed: int) -> Any:
         """Return samples of a measurement, (sample, height, width)."""
@@ -111,10 +108,7 @@ class Executor:
     def sample_batch(
         self, measurements: list[Any], cases: Sequence[str], acceleration: float, samples: int
     ) -> Any:
-        """Return the samples of several cases, one case after the other, (sample, ...).
-
-        The last case fills up the measurements that have no case of their own.
-        """
+        """Return the samples of cases, (sample, ...); the last case fills up the batch."""
         if len(measurements) == 1:
             return self.sample(measurements[0], cases[0], acceleration, samples)
         assert isinstance(self.recover, BatchRecover), "cases run one by one without it"
@@ -125,8 +119,8 @@ class Executor:
             )
         if len(recoveries) != len(measurements):
             raise InputError(
-                f"recover.batch returned {len(recoveries)} cases for {len(measurements)} "
-                "measurements; return (case, sample, height, width)",
+                f"recover.batch returned {len(recoveries)} cases for {len(measurements)}; return "
+                "(case, sample, height, width)",
                 code="component.invalid",
             )
         return recoveries.reshape(-1, *recoveries.shape[2:])
@@ -148,19 +142,13 @@ class Executor:
 
     def outputs(self, images: Any) -> FloatArray:
         """Return the task outputs of images, (image,) or (image, task)."""
-        return self.checked(self.read(images))
-
-    def checked(self, outputs: Any) -> FloatArray:
-        """Return what the task returned as real, finite numbers."""
-        return as_real_array(outputs, "task outputs", ndim=(1, 2))
+        return as_real_array(self.read(images), "task outputs", ndim=(1, 2))
 
     def cached_task(self, images: Any = None) -> CachedTask:
         """Return the task as a callable; outputs of these images are computed once."""
-        if images is None:
-            return CachedTask(self)
         # Before the task, which may write into the images.
-        memory = _memory(images)
-        return CachedTask(self, _copied(self.read(images)), memory)
+        memory = None if images is None else _memory(images)
+        return CachedTask(self, None if images is None else _copied(self.read(images)), memory)
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,8 +232,8 @@ class CaseExecutor:
 
     def place(self, image: Any) -> Any:
         """Move a tensor to the device; an array stays as it is."""
-        is_elsewhere = self.device is not None and is_tensor(image)
-        return image.to(self.device, non_blocking=True) if is_elsewhere else image
+        moves = self.device is not None and is_tensor(image)
+        return image.to(self.device, non_blocking=True) if moves else image
 
     def run(self, images: Sequence[Any], names: Sequence[str]) -> list[CaseOutputs | InputError]:
         """Measure, recover and read images of one shape at every acceleration, all at once."""
@@ -261,8 +249,7 @@ class CaseExecutor:
         counts = {read.shape[1] for read in rounds}
         if len(counts) > 1:
             raise InputError(
-                f"recover returned {sorted(counts)} samples in different rounds; return equally "
-                "many",
+                f"recover returned {sorted(counts)} samples in different rounds; return as many",
                 code="component.invalid",
             )
         outputs = np.stack(rounds, axis=1)
@@ -325,8 +312,7 @@ class CaseExecutor:
         if tuple(truth.shape) != shape:
             raise InputError(
                 f"recover returned images of shape {shape} {self._at(R)}, the true image has "
-                f"{tuple(truth.shape)}; return (sample, height, width), or pass images of one "
-                "channel",
+                f"{tuple(truth.shape)}; return (sample, height, width)",
                 code="component.invalid",
             )
         with self._blame("task", names, R):
@@ -339,23 +325,18 @@ class CaseExecutor:
             )
         if outputs.shape[1] != tasks:
             raise InputError(
-                f"the task returned {outputs.shape[1]} outputs {self._at(R)} and {tasks} on the "
-                f"true image of {_listed(names)}; return equally many",
+                f"the task returned {outputs.shape[1]} outputs {self._at(R)}, {tasks} on the true "
+                f"image of {_listed(names)}; return as many",
                 code="component.invalid",
             )
         return outputs.reshape(self.size, -1, tasks)
 
     def _sample(
-        self,
-        images: Sequence[Any],
-        names: Sequence[str],
-        R: float,
-        lines: list[BoolArray] | None,
+        self, images: Sequence[Any], names: Sequence[str], R: float, lines: list[BoolArray] | None
     ) -> RoundBatch:
         """Measure and recover one round."""
         if isinstance(self.executor.recover, StoredRecover):
-            stored = self.executor.load(names[0], R, self.samples, images[0])
-            return RoundBatch(R, [], stored)
+            return RoundBatch(R, [], self.executor.load(names[0], R, self.samples, images[0]))
         measurements = []
         with no_grad():
             for i, (image, name) in enumerate(zip(images, names, strict=True)):
@@ -414,10 +395,6 @@ def _stack(images: list[Any]) -> Any:
     return np.stack(images)
 
 
-# Bytes for a batch on a CPU; on a GPU this share of its memory.
-MEMORY, SHARE = 2 * 2**30, 0.25
-
-
 def pick_device(device: str | None) -> str:
     """Return the device to use: what was asked for, or the best one there is."""
     import torch
@@ -429,20 +406,9 @@ def pick_device(device: str | None) -> str:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(
-            f"device {device!r} cannot be used here ({reason}); try cpu", code="dependency.missing"
-        ) from None
+        text = f"device {device!r} cannot be used here ({first_line(error)}); try cpu"
+        raise InputError(text, code="dependency.missing") from None
     return device
-
-
-def batch_memory(device: str | None) -> float:
-    """Return the bytes that the cases of a batch may take on a device."""
-    if device is not None and device.startswith("cuda"):
-        import torch
-
-        return SHARE * torch.cuda.get_device_properties(device).total_memory
-    return MEMORY
 
 
 def num_threads() -> int | None:
@@ -465,13 +431,6 @@ def pinned_threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def release_memory() -> None:
-    """Give back memory that torch holds for later."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def peak_host_bytes() -> int:

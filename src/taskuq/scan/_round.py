@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from taskuq._arrays import no_grad
+from taskuq._arrays import as_real_array, no_grad
 from taskuq.errors import GuaranteeWarning, InputError, first_line
 from taskuq.interval import BoolArray, FloatArray, Interval
 from taskuq.pipeline._executor import Executor, component_name
@@ -290,7 +290,7 @@ class RoundDecider:
                 return executor.outputs(recoveries), None
             task = executor.cached_task(recoveries)
             lines = selector.measured(scan)
-            outputs = executor.checked(task.outputs)
+            outputs = as_real_array(task.outputs, "task outputs", ndim=(1, 2))
             return outputs, selector.choose(k, measurement, recoveries, task, lines)
 
     def _final_value(self, k: int, case: str, scan: Scan) -> FloatArray:
