@@ -128,7 +128,7 @@ class RoundDecider:
                 for name, x in outputs.items()
             ]
         if self.monitor is not None:
-            faults = faults | self._update_monitor(self.monitor, k, scans, outputs, faults)
+            faults = faults | self._update_monitor(self.monitor, k, scans, results)
         faults = self._for_group(faults, list(scans)) if faults else faults
         sound = {name: scan for name, scan in scans.items() if name not in faults}
         decisions = dict(zip(sound, self._decisions(k, sound, outputs), strict=True))
@@ -173,14 +173,10 @@ class RoundDecider:
         return replace(record, next_lines=self.selector.added(record.round, scan, chosen))
 
     def _update_monitor(
-        self,
-        monitor: Monitor,
-        k: int,
-        scans: dict[str, Scan],
-        outputs: dict[str, FloatArray],
-        faults: dict[str, str],
+        self, monitor: Monitor, k: int, scans: dict[str, Scan], results: RoundOutputs
     ) -> dict[str, str]:
         """Update the monitor with the first round; return the faults of an alarm."""
+        outputs, faults = results.outputs, results.faults
         sound = [name for name in scans if name not in faults]
         try:
             if k == 0 and monitor._is_by_group and not faults:
@@ -195,11 +191,7 @@ class RoundDecider:
         return {} if fault is None else dict.fromkeys(sound, fault)
 
     def _show(
-        self,
-        monitor: Monitor,
-        scans: Mapping[str, Scan],
-        outputs: Mapping[str, FloatArray],
-        unit: str | None,
+        self, monitor: Monitor, scans: dict[str, Scan], outputs: dict[str, FloatArray], unit: Any
     ) -> None:
         """Update the monitor with one unit."""
         statistics: dict[str, float] = {}
@@ -234,11 +226,8 @@ class RoundDecider:
                 same_lower = np.array_equal(now.lower, record.lower)
                 same = same_lower and np.array_equal(now.upper, record.upper)
                 if decision.stop is not record.stop or not same:
-                    raise InputError(
-                        f"round {k} of {path} has a decision that the policy does not make: the "
-                        "file is damaged or edited; start a new scan",
-                        code="file.damaged",
-                    )
+                    text = f"round {k} of {path} has a decision that the policy does not make"
+                    raise InputError(f"{text}; start a new scan", code="file.damaged")
 
     def _require_same_outputs(self, k: int, name: str, scan: Scan, path: Path) -> None:
         """Refuse a stored round whose measurements now give other outputs or lines."""
@@ -249,13 +238,15 @@ class RoundDecider:
         same = outputs.shape == stored.shape
         if not same or np.abs(outputs - stored).max() > AGREES * (1 + np.abs(stored).max()):
             raise InputError(
-                f"round {k} of {path} has other outputs now ({outputs.flat[0]:.6g}, stored "
-                f"{stored.flat[0]:.6g}): recovery, task or measurements have changed; resume with "
-                "the former or start a new scan",
+                f"round {k} of {path} has outputs {stored.flat[0]:.6g}, now {outputs.flat[0]:.6g}: "
+                "recovery, task or measurements have changed; start a new scan",
                 code="resume.mismatch",
             )
-        if self.selector is not None and not record.stop:
-            self.selector.require_same(k, then, chosen, record.next_lines, path)
+        if self.selector is None or record.stop:
+            return
+        if self.selector.added(k, then, chosen) != record.next_lines:
+            text = f"adaptive= chooses other lines after round {k} than {path}; start a new scan"
+            raise InputError(text, code="resume.mismatch")
 
     def _require_sound(self, scan: Scan) -> None:
         """Refuse to decide on faulty measurements."""
@@ -263,11 +254,8 @@ class RoundDecider:
             raise InputError(scan.faults[-1], code="component.invalid")
         undecided = [record for record in scan.rounds if record.fault is not None]
         if undecided and not self._may_skip():
-            raise InputError(
-                f"round {undecided[0].round} could not be decided, and the guarantee of a stop "
-                "needs every round before it",
-                code="component.invalid",
-            )
+            text = f"round {undecided[0].round} was not decided, which a guaranteed stop needs"
+            raise InputError(text, code="component.invalid")
 
     def _may_skip(self) -> bool:
         """Return True if a stop keeps its guarantee after an undecided round."""
