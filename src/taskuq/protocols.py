@@ -1,14 +1,13 @@
 """Protocols of the objects that users bring.
 
-A capability is a method with the name and the arguments given here, or an attribute of the type
-given here. Tasks, recoveries and rules may declare attributes:
+A capability is a method with the arguments, or an attribute of the type, given here. Tasks,
+recoveries and rules may declare attributes:
 
 - ``names`` of a task: one string for each output;
 - ``range`` of a task: two numbers (low, high), or one pair for each output;
 - ``fingerprint`` of a recovery, task or rule: a string that differs between networks.
 
-``None`` and attributes of another kind, e.g. a method called ``range``, declare nothing; ``names``
-that are a dictionary, or no strings, are refused.
+``None`` and attributes of another kind declare nothing; ``names`` must be strings.
 """
 
 from __future__ import annotations
@@ -60,9 +59,8 @@ class LineMeasure(Measure, Protocol):
 
 @runtime_checkable
 class AdaptiveMeasure(Measure, Protocol):
-    """Case-wise choice of lines, fixed before calibration.
+    """Case-wise choice of lines from the measurements and samples of its case alone.
 
-    The choice may depend on all measurements and samples of its case, and on no other case.
     Called with an image, it measures the first round and R = 1 only.
     """
 
@@ -87,7 +85,7 @@ class AdaptiveMeasure(Measure, Protocol):
 
 @runtime_checkable
 class Scanner(Protocol):
-    """A device that measures a scan round by round."""
+    """A device that measures round by round."""
 
     def measure(self, round: int) -> Any:
         """Return what a round adds, for each case of a group; the last adds all the rest."""
@@ -220,7 +218,7 @@ class IntervalFamily(Protocol):
 
 @runtime_checkable
 class NestedScore(Score, Protocol):
-    """A score with an object for the nested intervals of fixed cases."""
+    """A score with a family of nested intervals of fixed cases."""
 
     def family(self, outputs: FloatArray) -> IntervalFamily:
         """Return the nested intervals of some cases."""
@@ -249,12 +247,7 @@ class TunableScore(Score, Protocol):
     """A score that is fitted to some cases before it is calibrated on others."""
 
     def fit(
-        self,
-        outputs: FloatArray,
-        targets: Any = None,
-        *,
-        range_: TaskRange = None,
-        group: Any = None,
+        self, outputs: FloatArray, targets: Any = None, *, range_: Any = None, group: Any = None
     ) -> Score:
         """Return the score fitted to these cases."""
 

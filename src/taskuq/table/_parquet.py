@@ -77,7 +77,9 @@ def _read_batches(path: Path, columns: list[str], identity: str = "") -> Iterato
             f"rerun, or restore its {HEADER}",
             code="resume.mismatch",
         )
-    _require_columns(schema, columns, path)
+    for name in columns:
+        if name not in schema.names:
+            raise InputError(f"shard {path.name} has no column {name}", code="table.column")
     written = note.get("columns", {})
     hashes = _ColumnHashes(written.keys() & columns)
     try:
@@ -105,19 +107,16 @@ def _read_schema(path: Path) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    _require_regular(path)
+    if not is_regular_file(path):
+        raise _irregular(path)
     try:
         return pq.read_schema(path)
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         raise _damaged(path, first_line(error)) from None
 
 
-def _require_regular(path: Path) -> None:
-    if not is_regular_file(path):
-        raise InputError(
-            f"{path} is a link, a pipe or a folder instead of a file; remove it",
-            code="file.format",
-        )
+def _irregular(path: Path) -> InputError:
+    return InputError(f"{path} is a link, a pipe or a folder; remove it", code="file.format")
 
 
 def _read_note(path: Path, schema: Any) -> dict[str, Any]:
@@ -134,12 +133,6 @@ def _read_note(path: Path, schema: Any) -> dict[str, Any]:
     if absent:
         raise _damaged(path, f"no column {min(absent)}")
     return note
-
-
-def _require_columns(schema: Any, names: Sequence[str], path: Path) -> None:
-    for name in names:
-        if name not in schema.names:
-            raise InputError(f"shard {path.name} has no column {name}", code="table.column")
 
 
 def _damaged(path: Path, reason: str) -> InputError:
@@ -229,7 +222,7 @@ def _concatenate(arrays: Sequence[Any]) -> Any:
     """Join ids, as strings if some are strings and others integers."""
     import pyarrow as pa
 
-    if len({array.type for array in arrays}) > 1:
+    if len(arrays) > 1 and len({array.type for array in arrays}) > 1:
         arrays = [_as_texts(array) for array in arrays]
     return pa.concat_arrays(arrays)
 
@@ -521,7 +514,8 @@ def read_header(folder: Path) -> TableHeader:
     path = folder / HEADER
     if not path.exists():
         raise InputError(f"{folder} has no {HEADER} and is not a table", code="file.missing")
-    _require_regular(path)
+    if not is_regular_file(path):
+        raise _irregular(path)
     remedy = "restore it, or overwrite the table"
     record = read_json(path, SCHEMA, remedy=remedy, is_sealed=False)
     with complete_record(path, "header"):
@@ -723,9 +717,9 @@ def _require_lists(schema: Any, header: TableHeader, shard: Path) -> None:
     """Raise InputError unless outputs are lists with one number per sample."""
     import pyarrow as pa
 
-    names = [name for _, name in header.columns]
-    _require_columns(schema, names, shard)
-    for name in names:
+    for _, name in header.columns:
+        if name not in schema.names:
+            raise InputError(f"shard {shard.name} has no column {name}", code="table.column")
         kind = schema.field(name).type
         is_list = pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type)
         if not is_list or kind.list_size != header.samples:
