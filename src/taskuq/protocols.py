@@ -59,10 +59,7 @@ class LineMeasure(Measure, Protocol):
 
 @runtime_checkable
 class AdaptiveMeasure(Measure, Protocol):
-    """Case-wise choice of lines from the measurements and samples of its case alone.
-
-    Called with an image, it measures the first round and R = 1 only.
-    """
+    """Choice of lines from each case alone; a call measures only the first round or R = 1."""
 
     def initial_lines(self) -> BoolArray:
         """Return the lines of the first round, booleans (line,), the same for every case."""

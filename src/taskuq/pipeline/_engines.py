@@ -232,7 +232,6 @@ class RayOptions:
                 )
 
     def _room(self, ray: Any) -> int:
-        """Return how many workers fit into the whole cluster."""
         found = ray.cluster_resources()
         room = found.get("CPU", 0.0) / max(self.cpus, 1e-9)
         if self.gpus > 0:
@@ -375,7 +374,6 @@ class SlurmOptions:
         return jobs
 
     def _executor(self, folder: Path) -> Any:
-        """Return submitit's executor, or raise the reason why nothing can be submitted here."""
         submitit = _extra("submitit", "slurm")
         if self.jobs < 1:
             raise InputError(f"jobs must be at least 1, got {self.jobs}", code="value.invalid")
@@ -431,7 +429,6 @@ class _JobShare:
 
 
 def _job_name(folder: Path) -> str:
-    """Return the name of a table's jobs, by which a later start finds them."""
     return f"taskuq-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]}"
 
 
@@ -474,7 +471,6 @@ def _wait(jobs: Sequence[Any]) -> Iterator[tuple[int, Exception | None]]:
 
 
 def _error(job: Any, state: str) -> Exception | None:
-    """Return why a job that has ended did not do its share; print its output if it died."""
     if job.paths.result_pickle.exists():
         kind, found = job._get_outcome_and_result()
         if kind == "success":

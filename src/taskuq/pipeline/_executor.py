@@ -334,7 +334,6 @@ class CaseExecutor:
     def _sample(
         self, images: Sequence[Any], names: Sequence[str], R: float, lines: list[BoolArray] | None
     ) -> RoundBatch:
-        """Measure and recover one round."""
         if isinstance(self.executor.recover, StoredRecover):
             return RoundBatch(R, [], self.executor.load(names[0], R, self.samples, images[0]))
         measurements = []

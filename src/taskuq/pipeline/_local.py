@@ -239,7 +239,6 @@ class BatchRunner:
         return image, _image_digest(image)
 
     def _run_batch(self, items: list[_Item]) -> Iterator[Ran]:
-        """Run images of one shape."""
         waiting = [items] if items else []
         before = self.executor.size
         while waiting:
@@ -511,7 +510,6 @@ def as_display_image(image: Any) -> FloatArray:
 
 
 def _display_arrays(executor: CaseExecutor, cases: RunCases, index: int) -> dict[str, Any]:
-    """Return the arrays that the explorer shows of one case."""
     name, arrays = cases.case[index], dict[str, list[Any]]()
     image = executor.place(cases.image(index))
     for batch in executor.rounds([image], [name]):

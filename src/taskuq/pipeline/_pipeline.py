@@ -83,7 +83,6 @@ def provenance(configuration: Mapping[str, Any], seed: int) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def _code_fingerprint() -> str:
-    """Return a fingerprint of the code that decides what is in a table."""
     root = Path(taskuq.__file__).parent
     files = [p for part in DECIDING for p in (root / part, *(root / part).rglob("*.py"))]
     sources = sorted({p for p in files if p.suffix == ".py"})
@@ -113,7 +112,6 @@ def _revision() -> str | None:
 
 
 def _remove_table(folder: Path) -> None:
-    """Delete the files of a table."""
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -378,7 +376,6 @@ class _TableRun:
 
 
 def _first_image(cases: RunCases) -> dict[int, Any]:
-    """Return the first image that can be read, by the index of its case."""
     for index in range(min(len(cases), HOPELESS)):
         try:
             return {index: cases.image(index)}
@@ -404,7 +401,6 @@ def _run_first(
 
 
 def _check_case_list(folder: Path, cases: RunCases) -> None:
-    """Write the list of cases, or refuse a table of other cases."""
     try:
         if (folder / CASE_LIST).exists():
             raise ExistingFileError

@@ -166,7 +166,6 @@ def open_scan(
 
 
 def _validate_monitor(monitor: Monitor, policy: Policy, scanners: Scanners) -> None:
-    """Raise InputError if a monitor does not fit the scan."""
     if not monitor._is_of(policy):
         text = "the monitor was built for a different policy; create Monitor(policy)"
         raise InputError(text, code="policy.mismatch")
@@ -317,7 +316,6 @@ class ScanLoop:
         return partial(self.state.store_measured, k, copies, dict(scans))
 
     def _log(self, records: list[RoundRecord], latency: float) -> None:
-        """Append the records of a round to the audit log."""
         if self.audit_log is None:
             return
         common = {"scan_id": self.options.scan_id or "", **self.decider.fingerprints}

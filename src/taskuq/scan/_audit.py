@@ -113,7 +113,6 @@ def _last_hash(path: Path) -> str:
 
 
 def _last_line(path: Path) -> tuple[bytes, int]:
-    """Return the last whole line and its end."""
     length = 2**16
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)

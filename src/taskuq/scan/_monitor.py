@@ -336,7 +336,6 @@ class Monitor:
         return write_json(path, self.to_dict())
 
     def _seen(self, outputs: Any, targets: Any) -> dict[str, tuple[float, ...]]:
-        """Return the statistics of units."""
         x, single = self.policy._check_outputs(outputs)
         if single and self._is_by_group:
             shape = np.shape(outputs)

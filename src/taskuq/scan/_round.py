@@ -167,7 +167,6 @@ class RoundDecider:
         return {name: faults.get(name, first) for name in cases}
 
     def _with_lines(self, record: RoundRecord, scan: Scan, chosen: BoolArray | None) -> RoundRecord:
-        """Return a record with the lines of the next round."""
         if self.selector is None or record.stop:
             return record
         return replace(record, next_lines=self.selector.added(record.round, scan, chosen))
@@ -193,7 +192,6 @@ class RoundDecider:
     def _show(
         self, monitor: Monitor, scans: dict[str, Scan], outputs: dict[str, FloatArray], unit: Any
     ) -> None:
-        """Update the monitor with one unit."""
         statistics: dict[str, float] = {}
         if monitor.compute_statistics is not None:
             each = [
@@ -249,7 +247,6 @@ class RoundDecider:
             raise InputError(text, code="resume.mismatch")
 
     def _require_sound(self, scan: Scan) -> None:
-        """Refuse to decide on faulty measurements."""
         if scan.faults:
             raise InputError(scan.faults[-1], code="component.invalid")
         undecided = [record for record in scan.rounds if record.fault is not None]
@@ -282,7 +279,6 @@ class RoundDecider:
             return outputs, selector.choose(k, measurement, recoveries, task, lines)
 
     def _final_value(self, k: int, case: str, scan: Scan) -> FloatArray:
-        """Return the value of a fully measured case, (1,) or (1, task)."""
         scanner, fault = self.scanners.of_case[case], "".join(scan.faults[:1])
         if isinstance(scanner, CompletableScanner):
             is_complete = scanner.is_complete(list(scan.measurements))
@@ -309,7 +305,6 @@ class RoundDecider:
         return [replace(together, interval=together.interval[i]) for i in range(len(scans))]
 
     def _undecided(self, k: int, case: str, fault: str, outputs: FloatArray | None) -> RoundRecord:
-        """Return the record of a round that cannot be decided: measure more."""
         tasks = len(self.policy.task_names)
         ends = np.array([range_ or (-np.inf, np.inf) for range_ in self.policy.task_ranges])
         decision = Decision(

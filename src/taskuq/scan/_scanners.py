@@ -54,7 +54,6 @@ class Scanners:
         return combined
 
     def _measure_group(self, round: int) -> list[Any]:
-        """Measure a round of all cases with their one scanner."""
         measured: Any = next(iter(self.of_case.values())).measure(round)
         is_array = is_tensor(measured) or isinstance(measured, np.ndarray)
         is_sequence = isinstance(measured, list | tuple) or (is_array and measured.ndim > 0)
@@ -96,7 +95,6 @@ def as_scanners(
 
 
 def _names(cases: Any) -> list[str]:
-    """Return the names of the cases of a group."""
     if isinstance(cases, str) or not isinstance(cases, Iterable) or not list(cases):
         text = f"cases must list the name of every case of the group, got {cases!r}"
         raise InputError(text, code="value.invalid")
@@ -161,7 +159,6 @@ class LineSelector:
             scanner.request(k, self._lines_of(k, scan))
 
     def _lines_of(self, k: int, scan: Scan) -> NDArray[np.int64]:
-        """Return the numbers of the lines that round k adds to a case."""
         if k == 0:
             return np.flatnonzero(self.rule.initial_lines())
         return np.array(scan.rounds[k - 1].next_lines, dtype=np.int64)

@@ -485,7 +485,6 @@ def _read_scans(
 def _read_measurements(
     path: Path, measured: Mapping[str, int], is_group: bool, scan_id: str
 ) -> dict[str, tuple[Any, ...]]:
-    """Return the stored measurements of each case, one for each round."""
     measurements: dict[str, list[Any]] = {name: [] for name in measured}
     for k in range(max(measured.values(), default=0)):
         try:
