@@ -236,8 +236,8 @@ class RoundDecider:
         same = outputs.shape == stored.shape
         if not same or np.abs(outputs - stored).max() > AGREES * (1 + np.abs(stored).max()):
             raise InputError(
-                f"round {k} of {path} has outputs {stored.flat[0]:.6g}, now {outputs.flat[0]:.6g}: "
-                "recovery, task or measurements have changed; start a new scan",
+                f"round {k} of {path} has other outputs now ({outputs.flat[0]:.6g}, stored "
+                f"{stored.flat[0]:.6g}): recovery, task or data have changed; start a new scan",
                 code="resume.mismatch",
             )
         if self.selector is None or record.stop:
@@ -251,8 +251,8 @@ class RoundDecider:
             raise InputError(scan.faults[-1], code="component.invalid")
         undecided = [record for record in scan.rounds if record.fault is not None]
         if undecided and not self._may_skip():
-            text = f"round {undecided[0].round} was not decided, which a guaranteed stop needs"
-            raise InputError(text, code="component.invalid")
+            text = f"round {undecided[0].round} could not be decided, and the guarantee of a stop "
+            raise InputError(f"{text}needs every round before it", code="component.invalid")
 
     def _may_skip(self) -> bool:
         """Return True if a stop keeps its guarantee after an undecided round."""

@@ -119,9 +119,9 @@ def measurement_fault(
 
 def output_fault(policy: Policy, outputs: FloatArray, *, round: int) -> str | None:
     """Return the fault of a round's outputs, or None."""
-    n = len(outputs)
-    if n != policy.samples:
-        return f"recovery and task returned {n} outputs in round {round}, not {policy.samples}"
+    if len(outputs) != policy.samples:
+        returned = f"recovery and task returned {len(outputs)} outputs in round {round}"
+        return f"{returned} instead of {policy.samples}"
     outside = _outside(policy, outputs)
     return outside and f"outputs of round {round} lie outside the {outside}"
 
