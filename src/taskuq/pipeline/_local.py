@@ -112,8 +112,8 @@ def as_cases(
     names = tuple(map(str, range(n) if case is None else as_ids(case, "case", n)))
     if len(set(names)) != n:
         raise InputError("two images have the same case; pass unique ids", code="table.duplicate")
-    group = None if group is None else as_ids(group, "group", n).astype(str)
-    return RunCases(images, names, group, None if label is None else as_ids(label, "label", n))
+    groups = None if group is None else as_ids(group, "group", n).astype(str)
+    return RunCases(images, names, groups, None if label is None else as_ids(label, "label", n))
 
 
 def _image_digest(image: Any) -> str:

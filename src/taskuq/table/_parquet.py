@@ -610,10 +610,12 @@ def read_shards(folder: Path) -> TaskOutputs:
         targets = targets[0]
     if tasks == 1:
         outputs, targets = outputs[..., 0], targets[..., 0]
+    known = _read_ids(shards, schemas, places, n)
     return TaskOutputs(
         outputs, None if unknown else targets, header.accelerations,
         case=to_numpy(ids.filter(complete), "case"),
-        **_read_ids(shards, schemas, places, n),
+        group=known.get("group"),
+        label=known.get("label"),
         task_names=header.task_names,
         task_range=header.task_ranges,
         round_names=header.round_names,
@@ -683,7 +685,9 @@ def _read_ids(
     read: dict[str, list[tuple[Any, np.ndarray]]] = {"group": [], "label": []}
     for shard, schema, (case, _) in zip(shards, schemas, places, strict=True):
         present = [name for name in read if name in schema.names]
-        rows = _read_columns(shard, present) if present else None
+        if not present:
+            continue
+        rows = _read_columns(shard, present)
         for name in present:
             ids = identities(rows[name], name, f"shard {shard.name}", floats=True)
             read[name].append((ids, case))
