@@ -34,7 +34,7 @@ def no_grad() -> AbstractContextManager[None]:
 def as_array(values: Any, name: str) -> np.ndarray:
     """Convert an array, a list or a torch tensor on any device to NumPy."""
     try:
-        if is_tensor(values):
+        if not isinstance(values, np.ndarray) and is_tensor(values):
             values = values.detach().cpu()
             # NumPy has no bfloat16, whose values float32 holds exactly.
             values = (values.float() if "bfloat16" in str(values.dtype) else values).numpy()
@@ -91,7 +91,8 @@ def require_finite(array: FloatArray, name: str) -> None:
 def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
     """Validate one integer or string per case."""
     try:
-        array = as_array(values, name) if is_tensor(values) else np.asarray(values)
+        is_array = isinstance(values, np.ndarray) or not is_tensor(values)
+        array = np.asarray(values) if is_array else as_array(values, name)
     except ValueError:
         raise InputError(
             f"{name} must be one integer or string per case, got a list of lists",
@@ -231,6 +232,8 @@ def per_task(
 
 def as_ranges(value: Any, names: Sequence[str]) -> tuple[TaskRange, ...]:
     """Return a range per task from one for all, a list or a mapping."""
+    if value is None:
+        return (None,) * len(names)
     if isinstance(value, Sequence | np.ndarray) and len(value) and all(map(_is_number, value)):
         return (as_task_range(value),) * len(names)
     return per_task(value, names, "task_range", as_task_range)
@@ -255,6 +258,8 @@ def require_in_ranges(
     values: Any, ranges: Sequence[TaskRange], what: str, names: Sequence[str] = ()
 ) -> None:
     """Raise InputError for values (..., task) outside their ranges."""
+    if set(ranges) == {None}:
+        return
     x: FloatArray = as_array(values, what)
     if len(set(ranges)) == 1:
         require_in_range(np.atleast_1d(x), ranges[0], what)

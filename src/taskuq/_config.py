@@ -5,7 +5,8 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -55,7 +56,9 @@ def from_registry(
     kinds: Registry[type[T]], table: Mapping[str, Any], where: str, *, over: T | None = None
 ) -> T:
     """Build the dataclass that the key `kind` names."""
-    kind = table.get("kind") if over is None else table.get("kind", kinds.name_of(type(over)))
+    kind = table.get("kind")
+    if kind is None and over is not None:
+        kind = kinds.name_of(type(over))
     if not isinstance(kind, str):
         raise InputError(
             f"{where}.kind must be one of {', '.join(kinds)}, got {kind!r}",
@@ -77,8 +80,9 @@ def to_toml_table(config: Any, *, complete: bool = False) -> dict[str, Any]:
     table: dict[str, Any] = {}
     hints = get_type_hints(type(config), include_extras=True)
     for field in fields(config):
-        value, kinds = getattr(config, field.name), _kinds(hints[field.name])
+        value = getattr(config, field.name)
         if is_dataclass(value):
+            kinds = _kinds(hints[field.name])
             kind = {} if kinds is None else {"kind": kinds.name_of(type(value))}
             table[field.name] = kind | to_toml_table(value, complete=complete)
         elif get_origin(hints[field.name]) is dict:
@@ -89,7 +93,8 @@ def to_toml_table(config: Any, *, complete: bool = False) -> dict[str, Any]:
                 for name, one in value.items()
             }
         elif value is not None or complete:
-            table[field.name] = _plain(value)
+            is_plain = value is None or isinstance(value, str | int | float)
+            table[field.name] = value if is_plain else _plain(value)
     return table
 
 
@@ -115,10 +120,6 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, tuple | list) else value
 
 
-def _is_required(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
-
-
 def _build(cls: type[T], table: Mapping[str, Any], where: str, over: T | None, what: str) -> T:
     try:
         hints = get_type_hints(cls, include_extras=True)
@@ -132,7 +133,11 @@ def _build(cls: type[T], table: Mapping[str, Any], where: str, over: T | None, w
             keys = f"the keys of {what} are {', '.join(known)}" if known else f"{what} has no keys"
             raise InputError(f"unknown key {name}; {keys}", code="config.key")
         values[key] = _convert(value, hints.get(key, Any), name, values.get(key))
-    missing = [name for name, field in known.items() if _is_required(field) and name not in values]
+    missing = [
+        name
+        for name, field in known.items()
+        if field.default is MISSING is field.default_factory and name not in values
+    ]
     if missing:
         raise InputError(
             f"{where or 'the file'} has no key {', '.join(missing)}; add it", code="config.missing"
@@ -140,6 +145,7 @@ def _build(cls: type[T], table: Mapping[str, Any], where: str, over: T | None, w
     return cls(**values)
 
 
+@cache
 def _kinds(hint: Any) -> Registry[Any] | None:
     """Return the registry that a field is annotated with, if any."""
     if get_origin(hint) in (Union, UnionType):

@@ -14,7 +14,7 @@ import uuid
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -221,7 +221,7 @@ def verify_checksum(
 ) -> None:
     """Raise InputError if a record was changed after writing."""
     if SEAL in record:
-        if record[SEAL] != with_checksum(record)[SEAL]:
+        if record[SEAL] != fingerprint({k: v for k, v in record.items() if k != SEAL}):
             raise InputError(
                 f"{path} is damaged or was edited: its SHA-256 does not match; {remedy}",
                 code="file.damaged",
@@ -404,6 +404,9 @@ def range_to_json(range_: tuple[float, float] | None) -> list[str] | None:
 
 def to_json_value(value: Any) -> Any:
     """Convert values to JSON types; infinity as a string, NaN as null."""
+    # Only values with infinity, NaN or other types need a look at each of them.
+    with suppress(TypeError, ValueError):
+        return json.loads(json.dumps(value, allow_nan=False))
     if isinstance(value, Mapping):
         return {str(k): to_json_value(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

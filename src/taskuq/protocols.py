@@ -1,14 +1,13 @@
 """Protocols of the objects that users bring.
 
-A capability is a method with the name and the arguments given here, or an attribute of the type
-given here. Tasks, recoveries and rules may declare attributes:
+A capability is a method with the arguments, or an attribute of the type, given here. Tasks,
+recoveries and rules may declare attributes:
 
 - ``names`` of a task: one string for each output;
 - ``range`` of a task: two numbers (low, high), or one pair for each output;
 - ``fingerprint`` of a recovery, task or rule: a string that differs between networks.
 
-``None`` and attributes of another kind, e.g. a method called ``range``, declare nothing; ``names``
-that are a dictionary, or no strings, are refused.
+``None`` and attributes of another kind declare nothing; ``names`` must be strings.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ from taskuq.interval import BoolArray, FloatArray, Interval, TaskRange
 class Measure(Protocol):
     """An imaging system :math:`y = h(x)` with several accelerations.
 
-    Rounds are nested: a measurement contains that of every higher acceleration. It may be any
-    object that the matching :class:`Recover` accepts; the explorer shows its attribute
-    ``preview``, an image (height, width), if it has one.
+    Rounds are nested: a measurement contains that of every higher acceleration. The explorer shows
+    the attribute ``preview`` of a measurement, an image (height, width), if it has one.
     """
 
     def __call__(self, image: Any, acceleration: float) -> Any:
@@ -56,19 +54,12 @@ class LineMeasure(Measure, Protocol):
         """Measure the given lines of an image, booleans (line,), at an acceleration."""
 
     def line_values(self, images: Any, measurement: Any) -> Any:
-        """Return the values of each line of images (sample, ...): a tensor (line, sample, value).
-
-        The images are samples recovered from the measurement.
-        """
+        """Return each line's values of samples (sample, ...), a tensor (line, sample, value)."""
 
 
 @runtime_checkable
 class AdaptiveMeasure(Measure, Protocol):
-    """Case-wise choice of lines, fixed before calibration.
-
-    The choice may depend on all measurements and samples of its case, and on no other case.
-    Called with an image, it measures the first round and R = 1 only.
-    """
+    """Choice of lines from each case alone; a call measures only the first round or R = 1."""
 
     def initial_lines(self) -> BoolArray:
         """Return the lines of the first round, booleans (line,), the same for every case."""
@@ -81,13 +72,8 @@ class AdaptiveMeasure(Measure, Protocol):
     ) -> BoolArray:
         """Return the lines of the next round, including those measured so far.
 
-        Args:
-            round: The current round, from 0.
-            measurement: Its measurement.
-            recoveries: Its samples (sample, ...).
-            task: Callable that returns the task outputs of images; outputs of these samples are
-                cached.
-            lines: The lines measured so far, booleans (line,).
+        ``recoveries`` are samples (sample, ...) of the current round, ``lines`` booleans (line,);
+        ``task`` returns the task outputs of images, those of the samples from a cache.
         """
 
     def fallback_lines(self, round: int, lines: BoolArray) -> BoolArray:
@@ -96,7 +82,7 @@ class AdaptiveMeasure(Measure, Protocol):
 
 @runtime_checkable
 class Scanner(Protocol):
-    """A device that measures a scan round by round."""
+    """A device that measures round by round."""
 
     def measure(self, round: int) -> Any:
         """Return what a round adds, for each case of a group; the last adds all the rest."""
@@ -181,11 +167,8 @@ def declared_names(task: Any) -> tuple[str, ...] | None:
         return None
     listed = list(names) if isinstance(names, Sequence | np.ndarray) else [None]
     if isinstance(names, str) or not all(isinstance(name, str) for name in listed):
-        raise InputError(
-            f"names of the task must be a sequence of strings, got {names!r:.80}; correct the "
-            "attribute, or pass task_names=",
-            code="component.invalid",
-        )
+        text = f"names of the task must be strings, got {names!r:.80}; pass task_names="
+        raise InputError(text, code="component.invalid")
     return tuple(map(str, listed))
 
 
@@ -208,19 +191,13 @@ class Score(Protocol):
     The two methods describe one family of sets, nested in the quantile :math:`q`:
 
     .. math:: \mathcal C_q(x) = \{ z : s(x, z) \le q \}
-
-    ``score`` says how badly a target fits; ``interval`` gives the set for a quantile. Any object
-    with these two methods can be calibrated, evaluated and used to decide.
     """
 
     def score(self, outputs: FloatArray, targets: FloatArray) -> FloatArray:
         """Score targets (case,) against outputs (case, sample); larger is worse."""
 
     def interval(self, outputs: FloatArray, quantile: ArrayLike) -> Interval:
-        """Return the set of targets that score at most ``quantile``, for each case.
-
-        ``quantile`` is one number, or one for each case.
-        """
+        """Return the targets that score at most ``quantile``, one number or one per case."""
 
 
 class IntervalFamily(Protocol):
@@ -238,7 +215,7 @@ class IntervalFamily(Protocol):
 
 @runtime_checkable
 class NestedScore(Score, Protocol):
-    """A score that gives the nested intervals of some cases once, to be read many times."""
+    """A score with a family of nested intervals of fixed cases."""
 
     def family(self, outputs: FloatArray) -> IntervalFamily:
         """Return the nested intervals of some cases."""
@@ -246,90 +223,78 @@ class NestedScore(Score, Protocol):
 
 @runtime_checkable
 class MultiRoundScore(Score, Protocol):
-    """A score that can read the earlier rounds of a scan too."""
+    """A score that can use the earlier rounds of a scan."""
 
     @property
     def uses_earlier_rounds(self) -> bool:
-        """Whether it takes outputs (round, case, sample), the current round last."""
+        """True if it takes outputs (round, case, sample), the current round last."""
 
 
 @runtime_checkable
 class NamedScore(Score, Protocol):
-    """A score that says what to call it in tables; without it that is the name of its class."""
+    """A score with a display name; the default is the name of its class."""
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Display name."""
 
 
 @runtime_checkable
 class TunableScore(Score, Protocol):
-    """A score that can learn from some cases before it is calibrated on others."""
+    """A score that is fitted to some cases before it is calibrated on others."""
 
     def fit(
-        self,
-        outputs: FloatArray,
-        targets: FloatArray | None = None,
-        *,
-        range_: TaskRange = None,
-        group: Any = None,
+        self, outputs: FloatArray, targets: Any = None, *, range_: Any = None, group: Any = None
     ) -> Score:
-        """Return the score that learnt from these cases."""
+        """Return the score fitted to these cases."""
 
 
 @runtime_checkable
 class FittedScore(TunableScore, Protocol):
-    """A score that learns, and says what it needs for that; whoever can be tuned has to."""
+    """A tunable score and its needs."""
 
     @property
     def needs_tuning(self) -> bool:
-        """Whether it has still to learn."""
+        """True if it is not fitted yet."""
 
     @property
     def tuning_fraction(self) -> float:
-        """The share of calibration units to set aside for it, roughly."""
+        """Approximate fraction of calibration units to set aside for it."""
 
     @property
     def tuning_needs_targets(self) -> bool:
-        """Whether it looks at targets, and not at outputs alone."""
+        """True if it is fitted to targets as well as outputs."""
 
 
 class SelfTuned(NamedTuple):
-    """A score that has learnt from calibration units, and what it could be for each of them.
+    """A score fitted to calibration units, and its bounds if one of them is replaced."""
 
-    Arguments:
-        score: What new cases are judged with.
-        narrow: What each calibration case is judged with: a scale as small as the other units
-            could give it, whatever the new unit is.
-        wide: The same with the largest scale.
-    """
-
-    score: SelfTunedScore
-    narrow: SelfTunedScore
-    wide: SelfTunedScore
+    score: SelfTunedScore  # for new cases
+    narrow: SelfTunedScore  # for calibration cases, with the smallest possible scale
+    wide: SelfTunedScore  # with the largest
 
 
 @runtime_checkable
 class SelfTunedScore(FittedScore, Protocol):
-    """A score that learns from the outputs of the calibration units themselves."""
+    """A score that is fitted to the outputs of the calibration units themselves."""
 
     def summarise(self, outputs: FloatArray) -> Any:
-        """Return all that it reads of outputs (case, sample); ``take`` selects some cases."""
+        """Return a summary of outputs (case, sample); its ``take`` selects some cases."""
 
     def summary_family(self, read: Any) -> IntervalFamily:
-        """Return the nested intervals of cases from what was read of their outputs."""
+        """Return the nested intervals of summarised cases."""
 
     def leave_one_out(self, read: Any, range_: TaskRange) -> LeaveOneOutFit:
-        """Return what learns from any calibration units among the cases that were read."""
+        """Return the fit to any calibration units among summarised cases."""
 
 
 class LeaveOneOutFit(Protocol):
-    """What a steady score learns with."""
+    """Fit of a regularised score to calibration units."""
 
     def fit(self, kept: BoolArray, index: NDArray[np.int64]) -> SelfTuned:
-        """Learn from some cases, the unit of each of them given."""
+        """Fit to some cases with the given units."""
 
     def between(
         self, kept: BoolArray, index: NDArray[np.int64], margin: float
     ) -> tuple[SelfTunedScore, SelfTunedScore]:
-        """Return the ends of what it is if quantiles over units are off by up to a margin."""
+        """Return the bounds of the score if quantiles over units are off by up to a margin."""

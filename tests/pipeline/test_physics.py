@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import taskuq as tq
+from raising import refused
 from taskuq.measure._adapters import DeepinvMeasure
 from taskuq.pipeline._adapters import DeepinvRecover
 from taskuq.task._methods import MeanIntensity
@@ -63,11 +64,11 @@ def test_real_and_imaginary_channels_become_a_magnitude():
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(tq.InputError, match="keeps no chain"):
+    with refused("component.invalid", "chain"):
         DeepinvRecover(torch_only, kind="chain")
-    with pytest.raises(tq.InputError, match="choose point, sampler"):
+    with refused("choice.unknown", "point, sampler"):
         DeepinvRecover(torch_only, kind="mean")
-    with pytest.raises(tq.InputError, match="gave shape"):
+    with refused("component.invalid", "shape"):
         DeepinvRecover(lambda y, physics: y[0])(SCAN, samples=1, seed=0)
 
 
@@ -114,5 +115,5 @@ def test_a_chain_too_short_says_so(deepinv):
     physics = deepinv.physics.Inpainting((1, 16, 16), mask=torch.ones(1, 16, 16))
     scan = SimpleNamespace(y=torch.rand(1, 1, 16, 16), physics=physics)
 
-    with pytest.raises(tq.InputError, match="keeps 8 states, but 9"):
+    with refused("samples.mismatch", "8 states", "9 samples"):
         recover(scan, samples=9, seed=0)

@@ -130,7 +130,9 @@ def open_run(config: RunConfig, device: str | None = None) -> _Run:
 def _refuse_own_order(run: _Run) -> None:
     """Refuse an order of lines that was learned on cases of this run."""
     path = getattr(run.config.measure, "file", None)
-    made = {} if path is None else mask_provenance(path)
+    if path is None:
+        return
+    made = mask_provenance(path)
     then = made.get("configuration", {})
     data, learned_on = to_toml_table(run.config, complete=True)["data"], then.get("data")
     if not isinstance(learned_on, dict) or learned_on.get("kind") != data["kind"]:

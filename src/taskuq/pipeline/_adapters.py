@@ -25,18 +25,16 @@ def _magnitude(images: Any) -> Any:
 class DeepinvRecover:
     """deepinv model as a Recover.
 
-    That comes from :class:`taskuq.measure._adapters.DeepinvMeasure`. Samples come from a seed of
-    their own, and the generators of torch and NumPy are left as they were: deepinv draws from the
-    global ones.
+    Measurements come from :class:`taskuq.measure._adapters.DeepinvMeasure`. The global generators
+    of torch and NumPy, from which deepinv draws, are seeded for each call and then restored.
 
     Args:
-        model: Called as ``model(y, physics)`` and, where it takes one, with ``seed``.
-        kind: 'point' for a reconstructor, which gives one image; 'sampler' for one that draws a
-            sample each time (DDRM, DiffPIR, PosteriorDiffusion); 'chain' for a Markov chain (ULA,
-            SKRock, sampling_builder) whose last states are the samples.
+        model: Called as ``model(y, physics)`` and, if it takes one, with ``seed``.
+        kind: 'point' for a reconstructor of one image; 'sampler' for one sample per call (DDRM,
+            DiffPIR, PosteriorDiffusion); 'chain' for a Markov chain (ULA, SKRock,
+            sampling_builder) whose last states are the samples.
         together: Samples that a sampler draws in one call; its numbers depend on that.
-        finish: Makes images (image, height, width) of what the model gave, (image, channel,
-            height, width).
+        finish: Converts (image, channel, height, width) to images (image, height, width).
 
     Example:
         >>> import torch
@@ -56,13 +54,13 @@ class DeepinvRecover:
     def __post_init__(self) -> None:
         if self.kind not in ("point", "sampler", "chain") or self.together < 1:
             raise InputError(
-                f"kind is {self.kind!r} and together {self.together}; choose point, sampler or "
-                "chain, and draw at least one sample in a call"
+                f"kind must be point, sampler or chain and together at least 1, got {self.kind!r} "
+                f"and {self.together}",
+                code="choice.unknown",
             )
         if self.kind == "chain" and not hasattr(self.model, "get_chain"):
-            raise InputError(
-                f"{type(self.model).__name__} keeps no chain; choose the kind sampler or point"
-            )
+            name = type(self.model).__name__
+            raise InputError(f"{name} keeps no chain; use another kind", code="component.invalid")
 
     def __call__(self, measurement: Any, *, samples: int, seed: int) -> Any:
         """Return recoveries, (sample, height, width)."""
@@ -83,8 +81,9 @@ class DeepinvRecover:
         wanted = 1 if self.kind == "point" else samples
         if images.ndim != 4 or len(images) != wanted:
             raise InputError(
-                f"the model gave shape {tuple(images.shape)}; {wanted} images (image, channel, "
-                "height, width) are needed"
+                f"the model must return {wanted} images (image, channel, height, width), got "
+                f"shape {tuple(images.shape)}",
+                code="component.invalid",
             )
         return self.finish(images.detach())
 
@@ -108,15 +107,16 @@ class DeepinvRecover:
         states = list(chain.get_chain())
         if min(kept, len(states)) < samples:
             raise InputError(
-                f"the chain keeps {min(kept, len(states))} states, but {samples} samples are "
-                "asked for; give it more iterations, less thinning, or history_size=True"
+                f"the chain keeps {min(kept, len(states))} states for {samples} samples; use more "
+                "iterations, less thinning, or history_size=True",
+                code="samples.mismatch",
             )
         return states[-samples:]
 
 
 @contextmanager
 def _own_generators(seed: int) -> Iterator[None]:
-    """Seed the global generators for a while, and give them back as they were."""
+    """Seed the global generators and restore them afterwards."""
     import torch
 
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
@@ -136,12 +136,11 @@ ENDINGS = (".npz", ".npy", ".nii.gz", ".nii")
 class RecoveryFolder:
     """Folder of precomputed reconstructions used as a Recover.
 
-    The recoveries of case ``a`` at R = 8 are either one file, ``a/R8.npz``, with all samples, or
-    a folder ``a/R8/`` with a file for each, in the order of their names. Files are .npz (one
-    array), .npy, .nii or .nii.gz. Arrays are (sample, height, width), or (height, width) for one
-    sample; NIfTI volumes are (x, y, sample) and are turned as slices of volumes are. Complex
-    numbers count by their magnitude. The names of cases are those of the run; what would lead out
-    of the folder is refused.
+    The recoveries of case ``a`` at R = 8 are one file ``a/R8.npz`` with all samples, or a folder
+    ``a/R8/`` with a file for each, ordered by name. Files are .npz (one array), .npy, .nii or
+    .nii.gz. Arrays are (sample, height, width), or (height, width) for one sample; NIfTI volumes
+    are (x, y, sample) and are rotated as slices of volumes are. Of complex numbers the magnitude
+    is used.
 
     Args:
         path: The folder.
@@ -160,48 +159,44 @@ class RecoveryFolder:
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path))
         if not self.path.is_dir():
-            raise InputError(f"there is no folder of recoveries at {self.path}; check the name")
+            raise InputError(f"there is no folder {self.path}; check it", code="file.missing")
 
     def load(self, case: str, acceleration: float, *, samples: int) -> np.ndarray:
         """Return the recoveries of a case in a round, (sample, height, width).
 
-        Args:
-            case: The identity of the case.
-            acceleration: The round's acceleration.
-            samples: How many are needed; more are left out, fewer are refused unless it is one,
-                a point estimate.
+        More than ``samples`` are left out; fewer are refused, except one, a point estimate.
         """
         stem = safe_join(self.path, f"{case}/R{acceleration:g}")
         if stem.is_dir():
             names = sorted(p.name for p in stem.iterdir() if p.name.endswith(ENDINGS))
             parts = [_read(safe_join(self.path, f"{stem}/{name}")) for name in names]
             if len({part.shape[1:] for part in parts}) > 1:
-                raise InputError(f"the recoveries in {stem} have different sizes; make them equal")
+                raise InputError(f"recoveries in {stem} differ in size", code="shape.mismatch")
             found = np.concatenate(parts) if parts else np.empty((0, 0, 0))
         else:
             files = [path for end in ENDINGS if (path := Path(f"{stem}{end}")).is_file()]
             if len(files) != 1:
                 raise InputError(
-                    f"{len(files)} files hold recoveries of {case} at R = {acceleration:g}; one of "
-                    f"{stem}.npz, .npy, .nii.gz or .nii, or a folder of that name, is needed"
+                    f"{len(files)} files hold recoveries of {case} at R = {acceleration:g}; store "
+                    f"one of {stem}.npz, .npy, .nii.gz or .nii",
+                    code="file.missing",
                 )
             found = _read(safe_join(self.path, str(files[0])))
         if len(found) != 1 and len(found) < samples:
             raise InputError(
-                f"{stem} holds {len(found)} samples, but {samples} are needed; draw more, or ask "
-                "for fewer"
+                f"{stem} has {len(found)} samples, {samples} are needed", code="samples.mismatch"
             )
         return found[:samples]
 
 
 def _read(path: Path) -> np.ndarray:
-    """Read recoveries, (sample, height, width), without ever running what a file holds."""
+    """Read recoveries (sample, height, width) without unpickling."""
     with reading(path, "recoveries", "make it again"):
         array = _nifti(path) if path.name.endswith((".nii", ".nii.gz")) else _numpy(path)
     if array.dtype.kind not in "fiubc" or array.ndim not in (2, 3):
         raise InputError(
-            f"{path} holds {array.dtype} of shape {array.shape}; give numbers (sample, height, "
-            "width)"
+            f"{path} must hold numbers (sample, height, width), got {array.dtype} {array.shape}",
+            code="shape.axes",
         )
     array = array if array.ndim == 3 else array[None]
     # In the order of memory: tensors cannot be made of a volume that was turned.
@@ -216,9 +211,8 @@ def _numpy(path: Path) -> np.ndarray:
         names = list(arrays)
         name = "recoveries" if "recoveries" in names else names[0] if len(names) == 1 else None
         if name is None:
-            raise InputError(
-                f"{path} holds the arrays {', '.join(names) or 'none'}; name one recoveries"
-            )
+            found = ", ".join(names) or "none"
+            raise InputError(f"{path} has no array recoveries, got {found}", code="file.format")
         return arrays[name]
 
 

@@ -29,7 +29,7 @@ from taskuq.pipeline._progress import Progress
 REACH, TRIES = 5.0, 3
 # SLURM: a job has a GPU and four hours unless parameters speak of GPUs or of time.
 GPUS, MINUTES = {"gpus_per_node": 1}, {"timeout_min": 240}
-# States of a SLURM job that has ended; in all others it runs, or may yet.
+# States of a SLURM job that has ended.
 ENDED = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "GONE", "NODE_FAIL",
     "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT",
@@ -54,9 +54,7 @@ class EngineOptions:
     def refuse_slurm(self) -> None:
         """Refuse parameters of SLURM jobs."""
         if self.slurm:
-            raise InputError(
-                "--slurm is for the slurm engine; choose --engine slurm, or leave it out"
-            )
+            raise InputError("--slurm needs --engine slurm", code="option.unused")
 
 
 class WorkItems(Protocol):
@@ -113,9 +111,8 @@ class LocalEngine:
         """Return the engine, which has no options."""
         options.refuse_slurm()
         if options.workers is not None or options.address is not None:
-            raise InputError(
-                "the local engine takes no workers or address; choose --engine ray or slurm"
-            )
+            text = "the local engine takes no workers or address; use --engine ray or slurm"
+            raise InputError(text, code="option.unused")
         return cls()
 
     def ready(self, scratch: Path) -> AbstractContextManager[None]:
@@ -169,16 +166,16 @@ class RayOptions:
         except (OSError, OverflowError, RuntimeError, ValueError) as error:
             raise InputError(
                 f"no Ray cluster answers at {self.address or 'this machine'} "
-                f"({first_line(error):.120}); check the address, or leave it out to start one here"
+                f"({first_line(error):.120}); check --address, or remove it",
+                code="dependency.missing",
             ) from None
         try:
             room, wanted = self._room(ray), 1 if self.workers is None else self.workers
             if not 1 <= wanted <= room:
-                fitting = f"1 to {room} workers" if room else "smaller ones"
                 raise InputError(
-                    f"{wanted} workers of {self.cpus:g} CPUs and {self.gpus:g} GPUs were "
-                    f"requested, but the cluster has {_resources(ray)}; ask for {fitting} or add "
-                    "nodes"
+                    f"{wanted} workers of {self.cpus:g} CPUs and {self.gpus:g} GPUs do not fit a "
+                    f"cluster with {_resources(ray)}; use 1 to {room} workers, or add nodes",
+                    code="value.invalid",
                 )
             yield
         finally:
@@ -186,11 +183,7 @@ class RayOptions:
                 ray.shutdown()
 
     def run(self, work: WorkItems, todo: list[int], progress: Progress) -> None:
-        """Run cases on the cluster that was joined.
-
-        A worker that dies is replaced and its chunk is done again, or skipped after a few deaths;
-        nodes may join and leave. A cluster that makes no progress ends in an error.
-        """
+        """Run cases on the cluster; replace workers that die, skip a chunk after a few deaths."""
         ray = _extra("ray", "ray")
         actor = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(_RayWorker)
         shared = ray.put(work)
@@ -219,8 +212,11 @@ class RayOptions:
                     idle.append(worker)
                 except ray.exceptions.RayTaskError as error:
                     # The worker lives and gives the reason, such as a full disk.
-                    kind = MachineError if isinstance(error.cause, MachineError) else InputError
-                    raise kind(" ".join(str(error.cause).split())[:400]) from None
+                    text = " ".join(str(error.cause).split())[:400]
+                    if isinstance(error.cause, MachineError):
+                        raise MachineError(text) from None
+                    code = getattr(error.cause, "code", "component.invalid")
+                    raise InputError(text, code=code) from None
                 except ray.exceptions.RayError as error:
                     if deaths + 1 < TRIES:
                         waiting.appendleft((chunk, deaths + 1))
@@ -231,11 +227,11 @@ class RayOptions:
             if time.monotonic() - moved > self.patience:
                 raise InputError(
                     f"no chunk was finished for {self.patience:.0f} s on a cluster with "
-                    f"{_resources(ray)}; check its nodes and start the same command again"
+                    f"{_resources(ray)}; check its nodes and rerun",
+                    code="dependency.missing",
                 )
 
     def _room(self, ray: Any) -> int:
-        """Return how many workers fit into the whole cluster."""
         found = ray.cluster_resources()
         room = found.get("CPU", 0.0) / max(self.cpus, 1e-9)
         if self.gpus > 0:
@@ -243,11 +239,11 @@ class RayOptions:
         return int(room + 1e-9)
 
 
+@dataclass
 class _RayWorker:
     """Actor on the cluster."""
 
-    def __init__(self, work: WorkItems) -> None:
-        self.work = work
+    work: WorkItems
 
     def run(self, todo: list[int]) -> int:
         return self.work.run(todo)
@@ -258,7 +254,8 @@ def _extra(module: str, engine: str) -> Any:
         return import_module(module)
     except ModuleNotFoundError:
         raise InputError(
-            f"the {engine} engine needs {module}; run pip install 'taskuq[{engine}]'"
+            f"{module} is not installed; run pip install 'taskuq[{engine}]'",
+            code="dependency.missing",
         ) from None
 
 
@@ -291,7 +288,9 @@ class SlurmOptions:
         for setting in options.slurm:
             name, equals, value = setting.partition("=")
             if not equals or not name:
-                raise InputError(f"--slurm got {setting!r}; give name=value, e.g. timeout_min=60")
+                raise InputError(
+                    f"--slurm must be name=value, got {setting!r}", code="value.invalid"
+                )
             parameters[name] = int(value) if value.isdigit() else value
         jobs = cls.jobs if options.workers is None else options.workers
         chosen = cls(jobs=jobs, cluster=options.address or "slurm", parameters=parameters)
@@ -299,9 +298,9 @@ class SlurmOptions:
         # Networks stay on the kind of device they are loaded to here.
         if needs_gpu and not pick_device(options.device).startswith("cuda"):
             raise InputError(
-                "no GPU was found here, and jobs compute on the kind of device that networks are "
-                "loaded to here; start the command on a node that has one, e.g. srun --gpus=1 "
-                "taskuq run ..., or give --device cpu"
+                "this node has no GPU, and jobs use the kind of device found here; start on a GPU "
+                "node, e.g. srun --gpus=1 taskuq run ..., or use --device cpu",
+                code="dependency.missing",
             )
         return chosen
 
@@ -319,12 +318,7 @@ class SlurmOptions:
         return nullcontext()
 
     def run(self, work: WorkItems, todo: list[int], progress: Progress) -> None:
-        """Submit an array of jobs and wait for them.
-
-        A job that dies leaves its finished shards; starting the same command again does the rest.
-        Jobs of an earlier start that are still at work are waited for first. Interrupting the run
-        cancels its jobs.
-        """
+        """Submit an array of jobs and wait for them, after jobs of an earlier start."""
         name, began = _job_name(work.folder), time.monotonic()
         states = _states(f"--name={name}", {}) if self.cluster == "slurm" else {}
         if not ENDED.issuperset(states.values()):
@@ -352,14 +346,13 @@ class SlurmOptions:
             raise
         if failed:
             job, first = failed[0]
-            kind = type(first) if isinstance(first, InputError) else MachineError
-            raise kind(
-                f"{len(failed)} of {len(jobs)} jobs failed, the first {job}: {first}; start the "
-                "same command again to do the rest"
-            )
+            text = f"{len(failed)} of {len(jobs)} jobs failed, the first {job}: {first}; rerun"
+            if isinstance(first, InputError):
+                raise type(first)(text, code=first.code)
+            raise MachineError(text)
 
     def _submit(self, work: WorkItems, shares: list[list[int]], progress: Progress) -> list[Any]:
-        """Submit an array, also from within another job, whose settings it must not inherit."""
+        """Submit an array, without the settings of a job that this runs in."""
         executor = self._executor(work.folder)
         from submitit.core.utils import FailedJobError, FailedSubmissionError
         from submitit.helpers import clean_env
@@ -373,7 +366,7 @@ class SlurmOptions:
         except (FailedJobError, FailedSubmissionError) as error:
             reason = " ".join(str(error).replace("sbatch: error: ", "").split())
             raise InputError(
-                f"SLURM refused the jobs ({reason}); change them with --slurm name=value"
+                f"SLURM refused the jobs ({reason}); use --slurm name=value", code="value.invalid"
             ) from None
         requested = ", ".join(f"{name}={value}" for name, value in self.requested.items())
         many, number = f"{len(jobs)} jobs", jobs[0].job_id.partition("_")[0]
@@ -381,10 +374,9 @@ class SlurmOptions:
         return jobs
 
     def _executor(self, folder: Path) -> Any:
-        """Return submitit's executor, or raise the reason why nothing can be submitted here."""
         submitit = _extra("submitit", "slurm")
         if self.jobs < 1:
-            raise InputError(f"{self.jobs} jobs were requested; at least 1 is needed")
+            raise InputError(f"jobs must be at least 1, got {self.jobs}", code="value.invalid")
         logs = folder.parent / f"{folder.name}-jobs"
         try:
             executor = submitit.AutoExecutor(folder=str(logs), cluster=self.cluster)
@@ -393,14 +385,14 @@ class SlurmOptions:
             executor.update_parameters(**asked)
         except (RuntimeError, ValueError, NameError, TypeError) as error:
             raise InputError(
-                f"jobs cannot be submitted here ({first_line(error):.160}); run on a SLURM login "
-                "node, or choose another engine"
+                f"jobs cannot be submitted here ({first_line(error):.160}); use a SLURM login node",
+                code="dependency.missing",
             ) from None
         return executor
 
 
 class _JobTimeout(BaseException):
-    """SLURM announced the end of a job; no case may take this for an error of its own."""
+    """Time limit of a job, which no case may catch as an error of its own."""
 
 
 @dataclass(frozen=True)
@@ -437,7 +429,6 @@ class _JobShare:
 
 
 def _job_name(folder: Path) -> str:
-    """Return the name of a table's jobs, by which a later start finds them."""
     return f"taskuq-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]}"
 
 
@@ -480,7 +471,6 @@ def _wait(jobs: Sequence[Any]) -> Iterator[tuple[int, Exception | None]]:
 
 
 def _error(job: Any, state: str) -> Exception | None:
-    """Return why a job that has ended did not do its share; print its output if it died."""
     if job.paths.result_pickle.exists():
         kind, found = job._get_outcome_and_result()
         if kind == "success":

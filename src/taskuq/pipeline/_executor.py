@@ -7,6 +7,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 
 from taskuq._arrays import as_array, as_real_array, is_tensor, no_grad, require_nested_lines
 from taskuq._seeds import case_seed
-from taskuq.errors import InputError
+from taskuq.errors import InputError, first_line
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.protocols import (
     AdaptiveMeasure,
@@ -48,14 +49,13 @@ class DeadlineWorker:
             self._late = None
         if self.deadline is None or not hurry:
             return compute()
-        results: list[T] = []
-        errors: list[BaseException] = []
+        result: Future[T] = Future()
 
         def work() -> None:
             try:
-                results.append(compute())
+                result.set_result(compute())
             except BaseException as error:
-                errors.append(error)
+                result.set_exception(error)
 
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
@@ -63,9 +63,7 @@ class DeadlineWorker:
         if thread.is_alive():
             self._late = thread
             raise TimeoutError(f"recovery and task took longer than {self.deadline:g} s")
-        if errors:
-            raise errors[0]
-        return results[0]
+        return result.result()
 
 
 def component_name(component: Any) -> str:
@@ -96,8 +94,7 @@ class Executor:
 
     def sample(self, measurement: Any, case: str, acceleration: float, samples: int) -> Any:
         """Return samples of a case in a round, (sample, height, width)."""
-        seed = case_seed(self.seed, case, acceleration)
-        return self.sample_with_seed(measurement, samples, seed)
+        return self.sample_with_seed(measurement, samples, case_seed(self.seed, case, acceleration))
 
     def sample_with_seed(self, measurement: Any, samples: int, seed: int) -> Any:
         """Return samples of a measurement, (sample, height, width)."""
@@ -111,10 +108,7 @@ class Executor:
     def sample_batch(
         self, measurements: list[Any], cases: Sequence[str], acceleration: float, samples: int
     ) -> Any:
-        """Return the samples of several cases, one case after the other, (sample, ...).
-
-        The last case fills up the measurements that have no case of their own.
-        """
+        """Return the samples of cases, (sample, ...); the last case fills up the batch."""
         if len(measurements) == 1:
             return self.sample(measurements[0], cases[0], acceleration, samples)
         assert isinstance(self.recover, BatchRecover), "cases run one by one without it"
@@ -125,8 +119,8 @@ class Executor:
             )
         if len(recoveries) != len(measurements):
             raise InputError(
-                f"recover.batch returned {len(recoveries)} cases for {len(measurements)} "
-                "measurements; return (case, sample, height, width)",
+                f"recover.batch returned {len(recoveries)} cases for {len(measurements)}; return "
+                "(case, sample, height, width)",
                 code="component.invalid",
             )
         return recoveries.reshape(-1, *recoveries.shape[2:])
@@ -148,19 +142,13 @@ class Executor:
 
     def outputs(self, images: Any) -> FloatArray:
         """Return the task outputs of images, (image,) or (image, task)."""
-        return self.checked(self.read(images))
-
-    def checked(self, outputs: Any) -> FloatArray:
-        """Return what the task returned as real, finite numbers."""
-        return as_real_array(outputs, "task outputs", ndim=(1, 2))
+        return as_real_array(self.read(images), "task outputs", ndim=(1, 2))
 
     def cached_task(self, images: Any = None) -> CachedTask:
         """Return the task as a callable; outputs of these images are computed once."""
-        if images is None:
-            return CachedTask(self)
         # Before the task, which may write into the images.
-        memory = _memory(images)
-        return CachedTask(self, _copied(self.read(images)), memory)
+        memory = None if images is None else _memory(images)
+        return CachedTask(self, None if images is None else _copied(self.read(images)), memory)
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,15 +232,15 @@ class CaseExecutor:
 
     def place(self, image: Any) -> Any:
         """Move a tensor to the device; an array stays as it is."""
-        is_elsewhere = self.device is not None and is_tensor(image)
-        return image.to(self.device, non_blocking=True) if is_elsewhere else image
+        moves = self.device is not None and is_tensor(image)
+        return image.to(self.device, non_blocking=True) if moves else image
 
     def run(self, images: Sequence[Any], names: Sequence[str]) -> list[CaseOutputs | InputError]:
         """Measure, recover and read images of one shape at every acceleration, all at once."""
         assert 1 <= len(images) <= self.size
         with no_grad():
             truth = [reference_image(image) for image in images]
-        with _blame("task", f"{_listed(names)}, the true image"):
+        with self._blame("task", names):
             targets = self._read(_stack(_filled(truth, self.size)), "on the true image")
         rounds, chosen = [], []
         for batch in self.rounds(images, names):
@@ -261,8 +249,7 @@ class CaseExecutor:
         counts = {read.shape[1] for read in rounds}
         if len(counts) > 1:
             raise InputError(
-                f"recover returned {sorted(counts)} samples in different rounds; return equally "
-                "many",
+                f"recover returned {sorted(counts)} samples in different rounds; return as many",
                 code="component.invalid",
             )
         outputs = np.stack(rounds, axis=1)
@@ -283,7 +270,7 @@ class CaseExecutor:
                 each = len(batch.images) // self.size
                 for i, name in enumerate(names):
                     own = batch.images[i * each : (i + 1) * each]
-                    with no_grad(), _blame("next_lines", f"case {name} {self._at(R)}"):
+                    with no_grad(), self._blame("next_lines", [name], R):
                         more = rule.next_lines(
                             k, batch.measurements[i], own, self.executor.cached_task(),
                             lines[i].copy(),
@@ -293,6 +280,25 @@ class CaseExecutor:
     def target(self, image: Any) -> FloatArray:
         """Return the task outputs of one true image, (task,)."""
         return np.asarray(self._read(_stack([image]), "on the true image")[0])
+
+    @contextmanager
+    def _blame(self, part: str, names: Sequence[str], R: float | None = None) -> Iterator[None]:
+        """Add component, case, round and the user's source line to an error."""
+        try:
+            yield
+        except InputError:
+            raise
+        except Exception as error:
+            ours = str(Path(__file__).resolve().parents[1])
+            users = [
+                frame
+                for frame in traceback.extract_tb(error.__traceback__)
+                if not frame.filename.startswith(ours) and "-packages" not in frame.filename
+            ]
+            line = f", {Path(users[-1].filename).name} line {users[-1].lineno}" if users else ""
+            where = ", the true image" if R is None else f" {self._at(R)}"
+            error.add_note(f"in {part}{line}, {_listed(names)}{where}")
+            raise
 
     def _at(self, R: float) -> str:
         k = list(self.accelerations).index(R)
@@ -306,11 +312,10 @@ class CaseExecutor:
         if tuple(truth.shape) != shape:
             raise InputError(
                 f"recover returned images of shape {shape} {self._at(R)}, the true image has "
-                f"{tuple(truth.shape)}; return (sample, height, width), or pass images of one "
-                "channel",
+                f"{tuple(truth.shape)}; return (sample, height, width)",
                 code="component.invalid",
             )
-        with _blame("task", f"{_listed(names)} {self._at(R)}"):
+        with self._blame("task", names, R):
             outputs = self._read(batch.images, self._at(R))
         if len(outputs) not in (self.size, self.size * self.samples):
             raise InputError(
@@ -320,32 +325,26 @@ class CaseExecutor:
             )
         if outputs.shape[1] != tasks:
             raise InputError(
-                f"the task returned {outputs.shape[1]} outputs {self._at(R)} and {tasks} on the "
-                f"true image of {_listed(names)}; return equally many",
+                f"the task returned {outputs.shape[1]} outputs {self._at(R)}, {tasks} on the true "
+                f"image of {_listed(names)}; return as many",
                 code="component.invalid",
             )
         return outputs.reshape(self.size, -1, tasks)
 
     def _sample(
-        self,
-        images: Sequence[Any],
-        names: Sequence[str],
-        R: float,
-        lines: list[BoolArray] | None,
+        self, images: Sequence[Any], names: Sequence[str], R: float, lines: list[BoolArray] | None
     ) -> RoundBatch:
-        """Measure and recover one round."""
         if isinstance(self.executor.recover, StoredRecover):
-            stored = self.executor.load(names[0], R, self.samples, images[0])
-            return RoundBatch(R, [], stored)
+            return RoundBatch(R, [], self.executor.load(names[0], R, self.samples, images[0]))
         measurements = []
         with no_grad():
             for i, (image, name) in enumerate(zip(images, names, strict=True)):
-                with _blame("measure", f"case {name} {self._at(R)}"):
+                with self._blame("measure", [name], R):
                     if lines is not None and isinstance(self.measure, AdaptiveMeasure):
                         measurements.append(self.measure.measure_lines(image, R, lines[i]))
                     else:
                         measurements.append(self.measure(image, R))
-        with _blame("recover", f"{_listed(names)} {self._at(R)}"):
+        with self._blame("recover", names, R):
             recoveries = self.executor.sample_batch(
                 _filled(measurements, self.size), names, R, self.samples
             )
@@ -368,9 +367,9 @@ class CaseExecutor:
     ) -> CaseOutputs | InputError:
         with np.errstate(over="ignore"):
             stored = outputs.astype(np.float32)
-        places = ["on the true image", *map(self._at, self.accelerations)]
-        for where, values in zip(places, [targets, *stored], strict=True):
+        for k, values in enumerate([targets, *stored]):
             if not np.isfinite(values).all():
+                where = self._at(self.accelerations[k - 1]) if k else "on the true image"
                 return InputError(
                     f"the task {where} of case {name} returned NaN or infinity; check the task",
                     code="value.nonfinite",
@@ -381,23 +380,6 @@ class CaseExecutor:
 def _filled(items: list[T], size: int) -> list[T]:
     """Repeat the last item, so that every batch has one size."""
     return items + items[-1:] * (size - len(items))
-
-
-@contextmanager
-def _blame(part: str, where: str) -> Iterator[None]:
-    """Add component, case and the user's source line to an error."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        ours = str(Path(__file__).resolve().parents[1])
-        users = [f for f in frames if not f.filename.startswith(ours)]
-        users = [f for f in users if "-packages" not in f.filename]
-        line = f", {Path(users[-1].filename).name} line {users[-1].lineno}" if users else ""
-        error.add_note(f"in {part}{line}, {where}")
-        raise
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -412,10 +394,6 @@ def _stack(images: list[Any]) -> Any:
     return np.stack(images)
 
 
-# Bytes for a batch on a CPU; on a GPU this share of its memory.
-MEMORY, SHARE = 2 * 2**30, 0.25
-
-
 def pick_device(device: str | None) -> str:
     """Return the device to use: what was asked for, or the best one there is."""
     import torch
@@ -427,20 +405,9 @@ def pick_device(device: str | None) -> str:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(
-            f"device {device!r} cannot be used here ({reason}); try cpu", code="dependency.missing"
-        ) from None
+        text = f"device {device!r} cannot be used here ({first_line(error)}); try cpu"
+        raise InputError(text, code="dependency.missing") from None
     return device
-
-
-def batch_memory(device: str | None) -> float:
-    """Return the bytes that the cases of a batch may take on a device."""
-    if device is not None and device.startswith("cuda"):
-        import torch
-
-        return SHARE * torch.cuda.get_device_properties(device).total_memory
-    return MEMORY
 
 
 def num_threads() -> int | None:
@@ -463,13 +430,6 @@ def pinned_threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def release_memory() -> None:
-    """Give back memory that torch holds for later."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def peak_host_bytes() -> int:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,8 @@ from taskuq.pipeline._executor import (
     CaseExecutor,
     CaseOutputs,
     RoundBatch,
-    batch_memory,
     pinned_threads,
     reference_image,
-    release_memory,
 )
 from taskuq.pipeline._progress import Progress
 from taskuq.protocols import BatchRecover
@@ -56,6 +55,8 @@ HOPELESS = 20
 NUMBERS = 64
 # On an H200 the sampler gains nothing beyond 16 cases at a time.
 MOST = 16
+# Bytes for a batch on a CPU; on a GPU this share of its memory.
+MEMORY, SHARE = 2 * 2**30, 0.25
 # Images read ahead of those that are being recovered, at least.
 AHEAD = 4
 # Finished cases that are computed again before a run is resumed.
@@ -99,11 +100,8 @@ def as_cases(
 ) -> RunCases:
     """Return the cases of a run from a data set, an array of images, or a list of them."""
     if not hasattr(images, "__len__") or not hasattr(images, "__getitem__"):
-        raise InputError(
-            f"images must have a length and items, got {type(images).__name__}; pass an array, a "
-            "list or a data set",
-            code="component.invalid",
-        )
+        text = f"images must be an array, a list or a data set, got {type(images).__name__}"
+        raise InputError(text, code="component.invalid")
     n = len(images)
     if n == 0:
         raise InputError("images are empty; check the data set", code="table.incomplete")
@@ -111,15 +109,11 @@ def as_cases(
     group = getattr(images, "groups", None) if group is None else group
     label = getattr(images, "labels", None) if label is None else label
     case = getattr(images, "cases", None) if case is None else case
-    names = tuple(str(c) for c in (range(n) if case is None else as_ids(case, "case", n)))
+    names = tuple(map(str, range(n) if case is None else as_ids(case, "case", n)))
     if len(set(names)) != n:
         raise InputError("two images have the same case; pass unique ids", code="table.duplicate")
-    return RunCases(
-        images,
-        names,
-        None if group is None else as_ids(group, "group", n).astype(str),
-        None if label is None else as_ids(label, "label", n),
-    )
+    groups = None if group is None else as_ids(group, "group", n).astype(str)
+    return RunCases(images, names, groups, None if label is None else as_ids(label, "label", n))
 
 
 def _image_digest(image: Any) -> str:
@@ -142,9 +136,8 @@ class RunLog:
 
     def write(self, event: str, **details: Any) -> None:
         """Append an event."""
-        append_jsonl(
-            self.folder / LOG, [{"event": event, "time": round(time.time(), 3), **details}]
-        )
+        record = {"event": event, "time": round(time.time(), 3), **details}
+        append_jsonl(self.folder / LOG, [record])
 
     def failed(self, case: str, error: BaseException) -> None:
         """Record why a case has no outputs."""
@@ -160,12 +153,13 @@ class RunLog:
                 errors.clear()
         return errors
 
-    def events(self) -> Iterator[Mapping[str, Any]]:
-        """Yield all events; a line torn by a power cut is skipped."""
+    def events(self) -> list[dict[str, Any]]:
+        """Return all events; a line torn by a power cut is skipped."""
         path = self.folder / LOG
-        if is_regular_file(path):
-            with reading(path, "a log", "remove it"):
-                yield from filter(None, read_jsonl(path))
+        if not is_regular_file(path):
+            return []
+        with reading(path, "a log", "remove it"):
+            return list(filter(None, read_jsonl(path)))
 
 
 def batch_size(
@@ -187,7 +181,10 @@ def batch_size(
         # Networks on coil images hold a real and an imaginary channel for each coil.
         copies = max(samples, 2 * math.prod(shape[:-2]))
         need = 4 * NUMBERS * copies * math.prod(shape[-2:])
-        batch = max(1, min(MOST, int(batch_memory(device) / need)))
+        memory: float = MEMORY
+        if device is not None and device.startswith("cuda"):
+            memory = SHARE * sys.modules["torch"].cuda.get_device_properties(device).total_memory
+        batch = max(1, min(MOST, int(memory / need)))
     # Equal batches, so that few cases are run for nothing in the last one.
     return math.ceil(cases / math.ceil(cases / batch))
 
@@ -242,7 +239,6 @@ class BatchRunner:
         return image, _image_digest(image)
 
     def _run_batch(self, items: list[_Item]) -> Iterator[Ran]:
-        """Run images of one shape."""
         waiting = [items] if items else []
         before = self.executor.size
         while waiting:
@@ -263,7 +259,9 @@ class BatchRunner:
                     yield index, replace(row, image=digest) if isinstance(row, CaseOutputs) else row
             elif is_out_of_memory(error) and size > 1:
                 self.executor = replace(self.executor, size=size // 2)
-                release_memory()
+                torch = sys.modules.get("torch")
+                if torch is not None and torch.cuda.is_available():
+                    torch.cuda.empty_cache()
                 waiting.append(part)
             elif len(part) > 1:
                 middle = len(part) // 2
@@ -324,7 +322,7 @@ class CaseWorker:
     writer: TableWriter
     threads: int | None = None
 
-    @property
+    @cached_property
     def log(self) -> RunLog:
         return RunLog(self.writer.folder)
 
@@ -371,11 +369,8 @@ class CaseWorker:
                 self.log.failed(self.cases.case[index], error)
                 failures += 1
                 if successes == 0 and failures >= HOPELESS:
-                    raise InputError(
-                        f"the first {failures} cases all failed, the last with "
-                        f"{describe_error(error, 200)}",
-                        code="component.invalid",
-                    ) from error
+                    text = f"the first {failures} cases all failed: {describe_error(error, 200)}"
+                    raise InputError(text, code="component.invalid") from error
         finally:
             buffer.flush()
 
@@ -386,10 +381,10 @@ def _row_error(row: CaseOutputs | Exception, header: TableHeader) -> Exception |
         return row
     shape = (len(header.accelerations), header.samples, len(header.task_names))
     if row.outputs.shape != shape or row.targets.shape != shape[2:]:
-        return InputError(
-            f"the case has outputs {row.outputs.shape}, the table has {shape}",
-            code="shape.mismatch",
-        )
+        text = f"the case has outputs {row.outputs.shape}, the table has {shape}"
+        return InputError(text, code="shape.mismatch")
+    if not any(header.task_ranges):
+        return None
     try:
         require_in_ranges(row.outputs, header.task_ranges, "outputs")
         require_in_ranges(row.targets, header.task_ranges, "targets")
@@ -423,30 +418,22 @@ def verify_resume(work: CaseWorker, done: np.ndarray, *, quiet: bool) -> None:
         outputs = stored.outputs[:, places[name]].reshape(row.outputs.shape)
         targets = stored.targets_at(0)[places[name]].reshape(row.targets.shape)
         if not _agree(row.outputs, outputs, targets) or not _agree(row.targets, targets, outputs):
-            reason = (
-                "has other outputs now: measurement, recovery or task have changed, or ignore "
-                "their seed"
-            )
-            raise TableMismatchError(_mismatch(folder, name, reason), code="resume.mismatch")
+            reason = "has other outputs now: measurement, recovery, task or seed have changed"
+            raise TableMismatchError(_mismatch(folder, name, reason))
     if done.all() and not quiet:
-        sys.stderr.write(
-            f"all {len(done)} cases of {folder} were finished before; {len(chosen)} of them were "
-            "computed again and agree\n"
-        )
+        text = f"all {len(done)} cases of {folder} were finished before"
+        sys.stderr.write(f"{text}; {len(chosen)} of them were computed again and agree\n")
 
 
 def _require_same_image(work: CaseWorker, index: int, digest: str, stored: dict[str, str]) -> None:
     name = work.cases.case[index]
     if digest and stored.get(name, digest) != digest:
-        text = _mismatch(work.folder, name, "has another image now")
-        raise TableMismatchError(text, code="resume.mismatch")
+        raise TableMismatchError(_mismatch(work.folder, name, "has another image now"))
 
 
 def _mismatch(folder: Path, name: str, reason: str) -> str:
-    return (
-        f"{folder} holds a table of a different run: case {name} {reason}; use another folder, or "
-        "overwrite=True"
-    )
+    text = f"{folder} holds a table of a different run: case {name} {reason}"
+    return f"{text}; use another folder, or overwrite=True"
 
 
 def _agree(now: FloatArray, then: FloatArray, others: FloatArray) -> bool:
@@ -496,11 +483,8 @@ def store_images(
             reason = error
             log.write("no picture", case=name, error=describe_error(error, 500))
     if reason is not None and not stored:
-        raise InputError(
-            f"none of the {len(chosen)} chosen cases has an image to display, though the table is "
-            f"finished: {describe_error(reason)}",
-            code="component.invalid",
-        ) from reason
+        text = f"no chosen case can be displayed, the table is finished: {describe_error(reason)}"
+        raise InputError(text, code="component.invalid") from reason
     keys = [key for key in (stored[0] if stored else {}) if all(key in one for one in stored)]
     arrays = {key: np.stack([one[key] for one in stored]) for key in keys}
     with atomic_write(path) as partial, partial.open("wb") as file:
@@ -519,15 +503,13 @@ def as_display_image(image: Any) -> FloatArray:
         array = np.moveaxis(array, 0, -1)
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[-1] != 3) or not array.size:
         raise InputError(
-            f"an image of shape {array.shape} cannot be displayed; pass keep_images=0, or images "
-            "(height, width), of three channels, or signals",
+            f"an image of shape {array.shape} cannot be displayed; pass keep_images=0",
             code="shape.axes",
         )
     return np.asarray(array, dtype=np.float32)
 
 
 def _display_arrays(executor: CaseExecutor, cases: RunCases, index: int) -> dict[str, Any]:
-    """Return the arrays that the explorer shows of one case."""
     name, arrays = cases.case[index], dict[str, list[Any]]()
     image = executor.place(cases.image(index))
     for batch in executor.rounds([image], [name]):

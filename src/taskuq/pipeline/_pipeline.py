@@ -8,8 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -46,14 +46,7 @@ from taskuq.pipeline._local import (
     verify_resume,
 )
 from taskuq.pipeline._progress import Progress
-from taskuq.protocols import (
-    Measure,
-    Recover,
-    StoredRecover,
-    Task,
-    declared_names,
-    declared_range,
-)
+from taskuq.protocols import Measure, Recover, StoredRecover, Task, declared_names, declared_range
 from taskuq.table._parquet import (
     CASE_LIST,
     HEADER,
@@ -83,25 +76,25 @@ def provenance(configuration: Mapping[str, Any], seed: int) -> dict[str, Any]:
             "taskuq": taskuq.__version__,
             "python": platform.python_version(),
             "revision": _revision(),
-            **{name: found for name in PACKAGES if (found := _version(name)) is not None},
+            **_versions(),
         },
     }
 
 
 @lru_cache(maxsize=1)
 def _code_fingerprint() -> str:
-    """Return a fingerprint of the code that decides what is in a table."""
     root = Path(taskuq.__file__).parent
     files = [p for part in DECIDING for p in (root / part, *(root / part).rglob("*.py"))]
     sources = sorted({p for p in files if p.suffix == ".py"})
     return fingerprint([(str(p.relative_to(root)), content_fingerprint(p)) for p in sources])[:16]
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def _revision() -> str | None:
@@ -119,30 +112,20 @@ def _revision() -> str | None:
 
 
 def _remove_table(folder: Path) -> None:
-    """Delete the files of a table."""
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise InputError(
-            f"{folder} is a file, not a table; choose another name", code="file.exists"
-        )
-    files = sorted(folder.iterdir())
-    strangers = [path.name for path in files if not _is_ours(path)]
-    if strangers:
-        raise InputError(
-            f"{folder} holds {strangers[0]}, which is not part of a table; choose another folder",
-            code="file.exists",
-        )
-    for path in files:
-        path.unlink()
-
-
-def _is_ours(path: Path) -> bool:
-    """Return True if a run has written this file, whole or in part."""
+        raise InputError(f"{folder} is a file, not a table; use another name", code="file.exists")
     plain = "|".join(map(re.escape, (HEADER, LOG, CASE_LIST, PICTURES)))
     known = rf"({plain}|part-\d+-\w+\.parquet)"
-    is_name = re.fullmatch(rf"{known}|\.{known}\.\w+\.partial", path.name)
-    return is_name is not None and path.is_file() and not path.is_symlink()
+    files = sorted(folder.iterdir())
+    for path in files:
+        is_ours = re.fullmatch(rf"{known}|\.{known}\.\w+\.partial", path.name)
+        if not is_ours or not path.is_file() or path.is_symlink():
+            text = f"{folder} holds {path.name}, which is not part of a table; use another folder"
+            raise InputError(text, code="file.exists")
+    for path in files:
+        path.unlink()
 
 
 @dataclass(frozen=True)
@@ -245,6 +228,8 @@ class Pipeline:
         """
         if samples < 1:
             raise InputError(f"samples must be at least 1, got {samples}", code="value.invalid")
+        if keep_images > 0 and store is None:
+            raise InputError("keep_images needs store=, the table's folder", code="option.missing")
         rates, names = as_rounds(accelerations, costs, full_cost, round_names)
         cases = as_cases(images, case, group, label)
         with tempfile.TemporaryDirectory() as scratch:
@@ -275,7 +260,12 @@ class Pipeline:
                     _remove_table(run.folder)
                 threads = run.threads(threads)
                 with pinned_threads(threads):
-                    shown = _displayed(executor, cases, first, keep_images, store)
+                    shown: list[int] = []
+                    if keep_images > 0:
+                        for image in first.values():
+                            # Refused before anything is computed.
+                            as_display_image(reference_image(image))
+                        shown = choose_cases(executor, cases, keep_images)
                     table = run.fill(executor, first, threads)
                     if not shown:
                         return table
@@ -319,26 +309,34 @@ class _TableRun:
             first, executor = _run_first(executor, self.cases, images)
         header = self._header(first, executor, threads)
         writer = TableWriter(self.folder, header)
-        work = CaseWorker(executor, self.cases, writer, threads=self.threads(None))
+        work = CaseWorker(executor, self.cases, writer, threads=threads)
         _check_case_list(self.folder, self.cases)
         done = finished_cases(self.folder, header, self.cases.case)
         verify_resume(work, done, quiet=self.quiet)
         work.log.write("retrying" if done.any() else "started", cases=int((~done).sum()))
         rest = [int(i) for i in np.nonzero(~done)[0] if int(i) not in first]
         progress = Progress(len(self.cases), int(done.sum()), quiet=self.quiet, since=since)
-        with sigterm_as_exit(), _note_finished(work), progress:
-            work.store(first.items(), progress)
-            start = time.monotonic()
-            self.engine.run(work, rest, progress)
-            # Without the first cases, which compile and load.
-            work.log.write("finished", cases=len(rest), seconds=round(time.monotonic() - start, 3))
+        try:
+            with sigterm_as_exit(), progress:
+                work.store(first.items(), progress)
+                start = time.monotonic()
+                if rest:
+                    self.engine.run(work, rest, progress)
+                # Without the first cases, which compile and load.
+                seconds = round(time.monotonic() - start, 3)
+                work.log.write("finished", cases=len(rest), seconds=seconds)
+        except (KeyboardInterrupt, SystemExit) as stopped:
+            n, names = int(finished_cases(self.folder, header, self.cases.case).sum()), self.cases
+            stopped.add_note(
+                f"stopped; {n} of {len(names)} cases are finished and kept in {self.folder}; the "
+                "same command resumes with the rest"
+            )
+            raise
         failures = work.log.failures()
         if failures and not self.quiet:
             case, reason = next(iter(failures.items()))
-            sys.stderr.write(
-                f"{len(failures)} cases failed and are missing from the table, e.g. {case}: "
-                f"{reason}\n"
-            )
+            text = f"{len(failures)} cases failed and are missing from the table"
+            sys.stderr.write(f"{text}, e.g. {case}: {reason}\n")
         return TaskOutputs.load(self.folder)
 
     def _header(
@@ -358,11 +356,8 @@ class _TableRun:
         default = ["task"] if tasks == 1 else [f"task{i}" for i in range(tasks)]
         names = tuple(map(str, self.task_names or default))
         if len(names) != tasks or len(set(names)) != tasks:
-            raise InputError(
-                f"the task has {tasks} outputs, got names {', '.join(names)}; pass as many "
-                "different names",
-                code="shape.mismatch",
-            )
+            text = f"the task has {tasks} outputs, got names {', '.join(names)}; pass unique names"
+            raise InputError(text, code="shape.mismatch")
         made = provenance(self.configuration, executor.executor.seed)
         made["threads"] = threads
         if self.terminology != Terminology():
@@ -380,21 +375,7 @@ class _TableRun:
         )
 
 
-def _displayed(
-    executor: CaseExecutor, cases: RunCases, images: Mapping[int, Any], n: int, store: Any
-) -> list[int]:
-    """Return the cases whose images are stored; refuse images that cannot be displayed."""
-    if n < 1:
-        return []
-    if store is None:
-        raise InputError("keep_images needs store=, the folder of the table", code="option.missing")
-    for image in images.values():
-        as_display_image(reference_image(image))
-    return choose_cases(executor, cases, n)
-
-
 def _first_image(cases: RunCases) -> dict[int, Any]:
-    """Return the first image that can be read, by the index of its case."""
     for index in range(min(len(cases), HOPELESS)):
         try:
             return {index: cases.image(index)}
@@ -415,28 +396,11 @@ def _run_first(
             return first, batches.executor
     reason = list(first.values())[-1]
     assert isinstance(reason, Exception)
-    raise InputError(
-        f"none of the first cases could be run: {describe_error(reason)}", code="component.invalid"
-    ) from reason
-
-
-@contextmanager
-def _note_finished(work: CaseWorker) -> Iterator[None]:
-    """Note on an interruption how many cases are finished."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit) as stopped:
-        names = work.cases.case
-        done = int(finished_cases(work.folder, work.writer.header, names).sum())
-        stopped.add_note(
-            f"stopped; {done} of {len(names)} cases are finished and kept in {work.folder}; the "
-            "same command resumes with the rest"
-        )
-        raise
+    text = f"none of the first cases could be run: {describe_error(reason)}"
+    raise InputError(text, code="component.invalid") from reason
 
 
 def _check_case_list(folder: Path, cases: RunCases) -> None:
-    """Write the list of cases, or refuse a table of other cases."""
     try:
         if (folder / CASE_LIST).exists():
             raise ExistingFileError
@@ -445,12 +409,10 @@ def _check_case_list(folder: Path, cases: RunCases) -> None:
     except ExistingFileError:
         stored = read_case_list(folder) or []
     if stored != list(cases.case):
-        other = next(
-            (a for a, b in zip(stored, cases.case, strict=False) if a != b), "their number"
-        )
+        differ = (a for a, b in zip(stored, cases.case, strict=False) if a != b)
         raise InputError(
-            f"{folder} holds a table of {len(stored)} other cases (first difference: {other}), now "
-            f"there are {len(cases)}; use another folder, or overwrite=True",
+            f"{folder} has {len(stored)} cases, got {len(cases)} (first difference: "
+            f"{next(differ, 'their number')}); use another folder, or overwrite=True",
             code="resume.mismatch",
         )
 

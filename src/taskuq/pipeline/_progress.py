@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import Progress as Drawing
@@ -14,7 +13,7 @@ PAUSE = 10.0
 
 
 class Progress:
-    """A line that says how many cases are done and how long the rest will take."""
+    """Progress line: cases done, rate and time left."""
 
     def __init__(
         self,
@@ -38,12 +37,7 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.fresh:
             self.drawing.stop()
 
@@ -52,7 +46,7 @@ class Progress:
             self.drawing.console.print(line, markup=False, soft_wrap=True)
 
     def step(self, *, failed: bool = False) -> None:
-        """Count one case, and speak up if it is time."""
+        """Count one case, and update the line."""
         self.done += 1
         self.fresh += 1
         self.failed += failed
@@ -66,7 +60,6 @@ class Progress:
             self.drawing.print(self.line(now))
 
     def line(self, now: float) -> str:
-        """Return the line for a moment."""
         rate = self.fresh / max(now - self.started, 1e-9)
         left = (self.total - self.done) / max(rate, 1e-9)
         lost = f", {self.failed} failed" if self.failed else ""

@@ -11,7 +11,7 @@ from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from time import perf_counter
-from typing import Any, cast
+from typing import cast
 
 from taskuq._arrays import require_methods
 from taskuq._io import file_lock
@@ -34,6 +34,7 @@ from taskuq.scan._state import (
 )
 
 PathLike = str | os.PathLike[str]
+Work = Callable[[], None]
 # A round, and the cases that are measured in it.
 Awaited = tuple[int, tuple[str, ...]]
 
@@ -72,9 +73,8 @@ def acquire(
     """Scan a case, or all cases of a group, round by round until the policy stops.
 
     Each round measures what it adds, recovers posterior samples from everything measured so far,
-    runs the task on them and applies the policy. After the last round everything is measured and
-    the target is known. Samples depend on the seed, the name of the case and the acceleration
-    alone, as in :class:`taskuq.Pipeline`: a scan of a case repeats its row of a table.
+    runs the task on them and applies the policy. After the last round the target is known. Samples
+    depend on seed, case and acceleration alone, as in :class:`taskuq.Pipeline`.
 
     The cases of a group are scanned together if there is a scanner for each, or if ``cases`` names
     them and ``measure`` of one scanner returns a measurement for each. A policy for whole groups
@@ -83,11 +83,9 @@ def acquire(
 
     With ``state`` every round is stored before the next one begins. Calling again with the same
     file and ``scan_id`` resumes after the last stored round, once every stored decision has been
-    reproduced; one process at a time. A scanner with a method ``remeasure`` repeats the stored
-    rounds, and ``on_round`` is called for them again. Arrays, or a dictionary of them, can be
-    stored; tensors become arrays from the first round on, so that a resumed scan gives the
-    recovery the same input. An audit log, ``log.jsonl`` next to the state, is checked and printed
-    by ``taskuq audit``.
+    reproduced. A scanner with a method ``remeasure`` repeats the stored rounds, and ``on_round``
+    is called for them again. Measurements are stored if they are arrays or dictionaries of arrays;
+    tensors become arrays. ``taskuq audit`` checks and prints the audit log.
 
     A fault is never a reason to stop: a measurement that is empty, zero, not finite, repeated, or
     of another round or scan; invalid outputs; a recovery or task that fails or misses the
@@ -97,8 +95,7 @@ def acquire(
     Args:
         policy: The policy of :func:`taskuq.plan`.
         scanner: A scanner; for a group a list of scanners, a dictionary by case, or one scanner of
-            all cases. The recovery receives the result of its method ``combine``, or the list of
-            measurements of all rounds so far.
+            all cases. The recovery receives what ``combine`` returns, or the list of measurements.
         recover: The recovery, called with the measurement, ``samples`` and ``seed``.
         task: The task, called with recoveries.
         samples: Posterior samples, as many as the policy was calibrated with.
@@ -111,50 +108,30 @@ def acquire(
         audit_log: The audit log; by default ``log.jsonl`` next to the state.
         deadline: Seconds that recovery and task may take together for a case in a round; not for
             the last round, nor for repeated ones.
-        monitor: Monitor of exchangeability, updated with the first round of every scan; after its
-            alarm no scan stops early.
+        monitor: Monitor of exchangeability; after its alarm no scan stops early.
         on_round: Called after each round with the record of each case.
         adaptive: The choice of lines that the policy's table was made with. Every scanner gets a
-            ``request`` before it measures a round; records name the next lines. If the choice
-            fails or is late, the round has a fault and the scan continues to its end.
+            ``request`` before it measures a round; records name the next lines.
 
     Returns:
         A :class:`taskuq.scan.Scan`; for a group a :class:`taskuq.scan.GroupScan`.
     """
     if not isinstance(policy, Policy):
-        raise InputError(
-            f"policy must be a Policy, got {type(policy).__name__}; use taskuq.plan or "
-            "taskuq.load_policy",
-            code="component.invalid",
-        )
+        text = f"policy must be a Policy, got {type(policy).__name__}; use taskuq.load_policy"
+        raise InputError(text, code="component.invalid")
     require_methods(recover, "recover", Recover)
     require_methods(task, "task", Task)
     if samples != policy.samples:
-        raise InputError(
-            f"the policy was calibrated with {policy.samples} samples, got samples={samples}",
-            code="samples.mismatch",
-        )
-    if deadline is not None and not _is_duration(deadline):
-        raise InputError(
-            f"deadline must be a positive number of seconds, got {deadline!r}",
-            code="value.invalid",
-        )
-    if not _is_integer(seed):
+        text = f"the policy was calibrated with {policy.samples} samples, got samples={samples}"
+        raise InputError(text, code="samples.mismatch")
+    if deadline is not None and not (isinstance(deadline, Real) and 0 < float(deadline) < 1e6):
+        text = f"deadline must be a positive number of seconds, got {deadline!r}"
+        raise InputError(text, code="value.invalid")
+    if not isinstance(seed, Integral):
         raise InputError(f"seed must be an integer, got {seed!r}", code="value.invalid")
-    loop = open_scan(
-        policy, as_scanners(scanner, case, cases),
-        Executor(recover, task, int(seed), worker=DeadlineWorker(deadline)),
-        ScanOptions(scan_id, state, audit_log, monitor, on_round, adaptive),
-    )  # fmt: skip
-    return loop.run()
-
-
-def _is_duration(value: Any) -> bool:
-    return isinstance(value, Real) and 0 < float(value) < 1e6
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, Integral)
+    executor = Executor(recover, task, int(seed), worker=DeadlineWorker(deadline))
+    options = ScanOptions(scan_id, state, audit_log, monitor, on_round, adaptive)
+    return open_scan(policy, as_scanners(scanner, case, cases), executor, options).run()
 
 
 def open_scan(
@@ -163,27 +140,19 @@ def open_scan(
     """Return a scan that is ready to start or resume."""
     monitor, flags = options.monitor, options.flags
     if policy.whole_group and not scanners.is_group:
-        raise InputError(
-            "the policy stops whole groups but got one scanner; pass one scanner per case, or "
-            "cases=[...]",
-            code="policy.mismatch",
-        )
+        text = "the policy stops whole groups; pass one scanner per case, or cases=[...]"
+        raise InputError(text, code="policy.mismatch")
     if options.state is not None and not options.scan_id:
-        raise InputError(
-            "state= needs scan_id=, which identifies the scan on resume; pass e.g. the accession "
-            "number",
-            code="option.missing",
-        )
+        text = "state= needs scan_id=, the identity of the scan, e.g. the accession number"
+        raise InputError(text, code="option.missing")
     if monitor is not None:
         _validate_monitor(monitor, policy, scanners)
     selector = None
     if options.adaptive is not None:
         selector = LineSelector.checked(options.adaptive, scanners, len(policy.accelerations))
-    if flags.void_reason is None:
-        mismatches = find_mismatches(policy, executor, options.adaptive)
-        flags = (
-            replace(flags, void_reason=void_reason(mismatches, depth=4)) if mismatches else flags
-        )
+    mismatches = find_mismatches(policy, executor, options.adaptive)
+    if mismatches and flags.void_reason is None:
+        flags = replace(flags, void_reason=void_reason(mismatches, depth=4))
     decider = RoundDecider(policy, scanners, executor, monitor, options.scan_id, selector)
     state, log = None, None if options.audit_log is None else Path(options.audit_log)
     if options.state is not None:
@@ -197,24 +166,16 @@ def open_scan(
 
 
 def _validate_monitor(monitor: Monitor, policy: Policy, scanners: Scanners) -> None:
-    """Raise InputError if a monitor does not fit the scan."""
     if not monitor._is_of(policy):
-        raise InputError(
-            "the monitor was built for a different policy; create Monitor(policy) for this one",
-            code="policy.mismatch",
-        )
+        text = "the monitor was built for a different policy; create Monitor(policy)"
+        raise InputError(text, code="policy.mismatch")
     if monitor._is_by_group and not scanners.is_group:
-        raise InputError(
-            "the units of the monitor are groups but got one scanner; pass one scanner per case of "
-            "the group",
-            code="policy.mismatch",
-        )
+        text = "the units of the monitor are groups; pass one scanner per case"
+        raise InputError(text, code="policy.mismatch")
     if monitor.calibration_statistics and monitor.compute_statistics is None:
-        raise InputError(
-            f"the monitor has statistics {', '.join(monitor.calibration_statistics)}; pass "
-            "compute_statistics= to Monitor, which computes them from a measurement",
-            code="option.missing",
-        )
+        names = ", ".join(monitor.calibration_statistics)
+        text = f"the monitor has statistics {names}; pass compute_statistics= to Monitor"
+        raise InputError(text, code="option.missing")
 
 
 @dataclass(frozen=True)
@@ -264,12 +225,7 @@ class ScanLoop:
         return GroupScan(scans) if scanners.is_group else scans[scanners.cases[0]]
 
     def _decide(
-        self,
-        k: int,
-        active: list[str],
-        scans: dict[str, Scan],
-        store: Callable[[], None] | None,
-        all_stored: bool,
+        self, k: int, active: list[str], scans: dict[str, Scan], store: Work | None, stored: bool
     ) -> None:
         """Compute, decide and store round k of the active cases."""
         measured, decider = {name: scans[name] for name in active}, self.decider
@@ -305,7 +261,7 @@ class ScanLoop:
         if self.state is None:
             log()
         else:
-            self.state.store(scans, pieces_stored=all_stored, first=log)
+            self.state.store(scans, pieces_stored=stored, first=log)
         if self.options.on_round is not None:
             for record in records:
                 self.options.on_round(record)
@@ -316,11 +272,8 @@ class ScanLoop:
         verifiable = {n: s for n, s in scanners.of_case.items() if isinstance(s, VerifiableScanner)}
         rounds = max((len(scans[name].measurements) for name in verifiable), default=0)
         if any(len(scans[name].rounds) > len(scans[name].measurements) for name in verifiable):
-            raise InputError(
-                "the measurements of the stored scan are not stored, so it cannot be verified; "
-                "start a new scan",
-                code="resume.mismatch",
-            )
+            text = "the stored scan has no measurements to verify; start a new scan"
+            raise InputError(text, code="resume.mismatch")
         for k in range(rounds):
             stored = {name: scans[name] for name in verifiable if len(scans[name].measurements) > k}
             if selector is not None:
@@ -338,7 +291,7 @@ class ScanLoop:
 
     def _measure(
         self, k: int, active: list[str], scans: dict[str, Scan], all_stored: bool
-    ) -> Callable[[], None] | None:
+    ) -> Work | None:
         """Measure a round of the active cases; return what stores it, if all was stored so far."""
         selector = self.decider.selector
         measurements, arrays = self.decider.scanners.measure(k, active), None
@@ -346,29 +299,23 @@ class ScanLoop:
             measurements, arrays = self.state.storable(active, measurements)
         for name, measurement in zip(active, measurements, strict=True):
             scan = scans[name]
-            fault = measurement_fault(
-                measurement, scan.measurements, round=k, scan_id=self.options.scan_id
-            )
+            earlier, scan_id = scan.measurements, self.options.scan_id
+            fault = measurement_fault(measurement, earlier, round=k, scan_id=scan_id)
             if fault is None and selector is not None:
                 fault = selector.fault(k, scan, measurement)
             faults = scan.faults if fault is None else (*scan.faults, fault)
             scans[name] = Scan(scan.rounds, (*scan.measurements, measurement), faults)
         if self.state is None or arrays is None or not all_stored:
             if self.state is not None and all_stored:
-                warnings.warn(
-                    f"the measurement of round {k} is no array and no dictionary of arrays: it is "
-                    f"not checked for faults, {self.state.path} holds decisions alone, and the "
-                    "scan cannot be resumed; return arrays from measure",
-                    UserWarning,
-                    stacklevel=5,
-                )
+                text = f"the measurement of round {k} is no array or dictionary of arrays: it is "
+                text += "not checked, and the scan cannot be resumed; return arrays from measure"
+                warnings.warn(text, UserWarning, stacklevel=5)
             return None
         # Copies: a recovery may write into its measurement while that is being stored.
         copies = {name: array.copy() for name, array in arrays.items()}
         return partial(self.state.store_measured, k, copies, dict(scans))
 
     def _log(self, records: list[RoundRecord], latency: float) -> None:
-        """Append the records of a round to the audit log."""
         if self.audit_log is None:
             return
         common = {"scan_id": self.options.scan_id or "", **self.decider.fingerprints}

@@ -24,7 +24,7 @@ from taskuq.errors import InputError
 from taskuq.scan._state import RoundRecord
 
 SCHEMA = "taskuq.audit/1"
-# What the first line follows.
+# Hash before the first line.
 BEGINNING = "0" * 64
 
 
@@ -67,10 +67,8 @@ def read_audit_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     for number, line in _lines(path):
         chained = {name: value for name, value in line.items() if name != "hash"}
         if line.get("previous") != previous or line.get("hash") != fingerprint(chained):
-            raise InputError(
-                f"{path}: line {number} is not as it was written, or does not follow from the line "
-                "before: the trail was damaged or edited there"
-            )
+            text = f"{path}: line {number} does not follow from the one before: damaged or edited"
+            raise InputError(text, code="file.damaged")
         previous = line["hash"]
         found.append(line)
     return found
@@ -88,20 +86,17 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]
     try:
         records = list(read_jsonl(Path(path)))
     except OSError as error:
-        raise InputError(
-            f"cannot read {path}: {error.strerror or error}", code="file.missing"
-        ) from None
+        text = f"cannot read {path}: {error.strerror or error}"
+        raise InputError(text, code="file.missing") from None
     for number, line in enumerate(records, start=1):
         if line is None or line.get("schema") != SCHEMA:
-            raise InputError(
-                f"{path}: line {number} is not a line of an audit trail ({SCHEMA})",
-                code="file.schema",
-            )
+            text = f"{path}: line {number} is not a line of an audit trail ({SCHEMA})"
+            raise InputError(text, code="file.schema")
         yield number, line
 
 
 def _last_hash(path: Path) -> str:
-    """The hash of the last line; a file that is no trail is not added to."""
+    """Return the hash of the last line; refuse a file that is no audit log."""
     if not path.exists() or path.stat().st_size == 0:
         return BEGINNING
     text, whole = _last_line(path)
@@ -110,16 +105,14 @@ def _last_hash(path: Path) -> str:
     except ValueError:
         line = None
     if not isinstance(line, dict) or line.get("schema") != SCHEMA:
-        raise InputError(
-            f"{path} does not end in a line of an audit trail; move it away, or name another log"
-        )
+        text = f"{path} does not end in a line of an audit trail; use another log"
+        raise InputError(text, code="file.schema")
     if whole < path.stat().st_size:
         os.truncate(path, whole)
     return str(line["hash"])
 
 
 def _last_line(path: Path) -> tuple[bytes, int]:
-    """The last whole line, and where it ends."""
     length = 2**16
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)

@@ -28,19 +28,21 @@ from taskuq.table._table import TaskOutputs
 POWERS = np.array([-0.75, -0.5, 1.0, 3.0])
 ENDS = 2
 BETS = 2 * len(POWERS) + ENDS
-# More is never said: beyond it floats would end before the evidence does.
+# Largest wealth of a bet, so that floats do not overflow.
 MOST = 1e100
-# Evidence has to pass what is needed by this share, which absorbs rounding.
+# Relative margin of the alarm level for rounding.
 SLACK = 1e-9
 
 
 def _betting_payoffs(low: Any, high: Any, units: int) -> FloatArray:
     """Return the payoff of each bet for the rank of a new unit."""
     first, last = np.asarray(low)[..., None], np.asarray(high)[..., None]
+    # The mean of each power over the ranks 1 to units.
+    means = _sums(1 << max(6, (units - 1).bit_length()))[units - 1] / units
 
     def paid(first: np.ndarray, last: np.ndarray) -> FloatArray:
         worst = np.where(POWERS < 0, last, first)
-        return np.asarray((worst - 0.5) ** POWERS / _means(units))
+        return np.asarray((worst - 0.5) ** POWERS / means)
 
     below, above = paid(first, last), paid(units + 1 - last, units + 1 - first)
     both = (below[..., :ENDS] + above[..., :ENDS]) / 2
@@ -48,12 +50,10 @@ def _betting_payoffs(low: Any, high: Any, units: int) -> FloatArray:
 
 
 def _unbet_wealth(bet_on: int) -> float:
-    """Return the fraction of wealth not yet bet."""
     return 1 / (1 + math.log2(bet_on + 1))
 
 
 def _update_wealth(capital: FloatArray, bet_on: int, low: Any, high: Any, units: int) -> FloatArray:
-    """Update the wealth after one unit."""
     woken = (_unbet_wealth(bet_on) - _unbet_wealth(bet_on + 1)) / BETS
     return np.asarray(np.minimum((capital + woken) * _betting_payoffs(low, high, units), MOST))
 
@@ -63,12 +63,6 @@ def _total_wealth(capital: FloatArray, bet_on: int) -> FloatArray:
     return np.asarray(capital.sum(axis=-1) + _unbet_wealth(bet_on))
 
 
-def _means(units: int) -> FloatArray:
-    """The mean of each power over the ranks 1 to so many."""
-    size = 1 << max(6, (units - 1).bit_length())
-    return np.asarray(_sums(size)[units - 1] / units)
-
-
 @lru_cache(maxsize=32)
 def _sums(size: int) -> FloatArray:
     return np.cumsum((np.arange(size)[:, None] + 0.5) ** POWERS, axis=0)
@@ -76,7 +70,7 @@ def _sums(size: int) -> FloatArray:
 
 SCHEMA = "taskuq.monitor/1"
 Names = str | Sequence[str] | None
-# How far a unit that is seen again may be off, relative to its size.
+# Relative difference allowed for a unit that is seen again.
 AGREES = 1e-4
 
 
@@ -97,18 +91,18 @@ class _MartingaleStream:
 
     @property
     def largest(self) -> float:
-        """The largest evidence so far; 1 before anything is seen."""
+        """Largest evidence so far; 1 at the start."""
         return max(self.evidence, default=1.0)
 
     @property
     def median_rank(self) -> float:
-        """The share of calibration units that lie below the median of the units since."""
+        """Fraction of calibration units below the median of new units."""
         middle = float(np.median(self.values))
         ends = bisect_left(self.calibration, middle), bisect_right(self.calibration, middle)
         return sum(ends) / 2 / len(self.calibration)
 
     def add(self, value: float, unit: str | None) -> None:
-        """Bet on a new unit, and let it join those that later ones are compared with."""
+        """Bet on a new unit and add it to the reference."""
         low, high = bisect_left(self._all, value), bisect_right(self._all, value)
         self._all.insert(high, value)
         bet_on, units = len(self.values), len(self._all)
@@ -120,15 +114,13 @@ class _MartingaleStream:
             self._value_of[unit] = value
 
     def has(self, unit: str | None, value: float) -> bool:
-        """Return True if a unit was seen already; with another number it is refused."""
+        """Return True if a unit was seen already; refuse another value of it."""
         before = None if unit is None else self._value_of.get(unit)
         if before is None:
             return False
         if abs(before - value) > AGREES * (1 + abs(before)):
-            raise InputError(
-                f"{unit} was seen with {before:g} and now comes with {value:g}; give every unit a "
-                "name of its own, and each unit once"
-            )
+            text = f"{unit} was seen with {before:g}, got {value:g}; pass unique names of units"
+            raise InputError(text, code="table.duplicate")
         return True
 
 
@@ -136,22 +128,21 @@ class _MartingaleStream:
 class Monitor:
     r"""Evidence that new units are not exchangeable with the calibration units of a policy.
 
-    What is seen of each new unit in the first round (the centre and the spread of its outputs, and
-    statistics of your own) is ranked among all units so far, calibration units first. Somebody with
-    a capital of 1 bets on these ranks. If the units are exchangeable no bet can be expected to
-    gain, and the capital reaches :math:`1/\delta` at any time with probability at most
-    :math:`\delta`. Where it does, the promise is withdrawn for good: plan again with new units.
+    Statistics of each new unit in the first round (the centre and the spread of its outputs, and
+    your own) are ranked among all units so far, calibration units first. A conformal test
+    martingale bets on these ranks. If the units are exchangeable, it reaches :math:`1/\delta` at
+    any time with probability at most :math:`\delta`; then the guarantee is withdrawn for good.
 
     No targets are needed. :meth:`audit` takes those of scans that were completed at random, and
-    bets on how far outputs are from them.
+    bets on the distance of outputs from them.
 
     Args:
-        policy: The policy, which knows what was seen of its calibration units.
+        policy: The policy, which holds the statistics of its calibration units.
         delta: The probability :math:`\delta` of a false alarm, over all time.
         calibration_statistics: Your own statistics of each calibration unit, by name.
         compute_statistics: Computes them from the measurement of a first round, by name, for
             :func:`taskuq.acquire`; of a group the mean over its cases is used.
-        state: Where to keep what was seen, as JSON; a monitor of the same file goes on with it.
+        state: JSON file of the monitor's state; a monitor with the same file resumes it.
 
     Example:
         >>> from taskuq.policy._plan import plan
@@ -159,7 +150,7 @@ class Monitor:
         >>> table = synthetic_outputs(SyntheticTable(volumes=30), seed=0)
         >>> monitor = Monitor(plan(table, alpha=0.1, max_width=0.2, unit="case"), delta=0.05)
         >>> for outputs in table.outputs[:1, :12].swapaxes(0, 1):
-        ...     monitor.update(outputs / 2)  # another contrast, and the task says half of it
+        ...     monitor.update(outputs / 2)  # another contrast halves the outputs
         >>> monitor.alarm
         True
     """
@@ -177,23 +168,18 @@ class Monitor:
     def __post_init__(self) -> None:
         self.delta = float(exact_alpha(self.delta, "delta"))
         if not self.policy.monitor_reference:
-            raise InputError(
-                "this policy does not hold what was seen of its calibration units, so nothing can "
-                "be compared with them; plan again"
-            )
+            text = "the policy has no statistics of its calibration units; plan again"
+            raise InputError(text, code="policy.mismatch")
         if twice := set(self.policy.monitor_reference) & set(self.calibration_statistics):
-            raise InputError(f"the policy has a statistic {min(twice)!r} already; rename yours")
+            text = f"the policy has a statistic {min(twice)!r} already; rename yours"
+            raise InputError(text, code="table.duplicate")
         known = {**self.policy.monitor_reference, **self.calibration_statistics}
         self._streams = {
             name: _MartingaleStream(_sorted(name, values)) for name, values in known.items()
         }
-        self._made_of = {
-            "policy": fingerprint(self.policy.to_dict()),
-            "reference": fingerprint(
-                {name: list(map(float, v)) for name, v in self.calibration_statistics.items()}
-            ),
-            "delta": self.delta,
-        }
+        own = {name: list(map(float, v)) for name, v in self.calibration_statistics.items()}
+        policy = fingerprint(self.policy.to_dict())
+        self._made_of = {"policy": policy, "reference": fingerprint(own), "delta": self.delta}
         with self._synchronised():
             pass
 
@@ -202,57 +188,51 @@ class Monitor:
 
     @property
     def _is_by_group(self) -> bool:
-        """Whether the units are groups."""
         return self.policy.guarantee._unit.is_group
 
     def _is_of(self, policy: Policy) -> bool:
-        """Whether this is the policy that is watched."""
         return policy is self.policy or fingerprint(policy.to_dict()) == self._made_of["policy"]
 
     @property
     def units(self) -> int:
-        """How many new units were seen; audits are counted by themselves."""
+        """Number of new units, without audits."""
         return max(len(s.values) for name, s in self._streams.items() if name not in self._audited)
 
     @property
     def _audited(self) -> list[str]:
-        """The statistics that need targets."""
-        return [
-            name for name in self.policy.monitor_reference if name.partition(" of ")[0] == ERROR
-        ]
+        """Statistics that need targets."""
+        return [n for n in self.policy.monitor_reference if n.partition(" of ")[0] == ERROR]
 
     @property
     def e_value(self) -> float:
-        """The largest evidence so far, shared fairly among the statistics."""
+        """Largest evidence so far, divided by the number of statistics."""
         return max(stream.largest for stream in self._streams.values()) / len(self._streams)
 
     @property
     def alarm_level(self) -> float:
-        """The evidence in one statistic that withdraws the promise: all share delta equally."""
+        """Evidence in one statistic that withdraws the guarantee; all share delta equally."""
         return len(self._streams) * (1 + SLACK) / self.delta
 
     @property
     def alarms(self) -> dict[str, _MartingaleStream]:
-        """The statistics whose evidence is enough by itself to withdraw the promise."""
+        """Statistics whose evidence reaches the alarm level."""
         return {name: s for name, s in self._streams.items() if s.largest >= self.alarm_level}
 
     @property
     def alarm_after(self) -> int | None:
-        """After how many units, or audits, the evidence was enough; None where it never was."""
-        changed = self.alarms.values()
-        first = [
-            next(k for k, e in enumerate(s.evidence) if e >= self.alarm_level) for s in changed
-        ]
+        """Number of units, or audits, until the alarm; None without one."""
+        level, changed = self.alarm_level, self.alarms.values()
+        first = [next(k for k, e in enumerate(s.evidence) if e >= level) for s in changed]
         return 1 + min(first) if first else None
 
     @property
     def alarm(self) -> bool:
-        """Whether the promise is withdrawn."""
+        """True if the guarantee is withdrawn."""
         return bool(self.alarms)
 
     @property
     def statement(self) -> str:
-        """The result of the test in a sentence."""
+        """Result of the test in a sentence."""
         unit = self.policy.guarantee.unit
         n = len(next(iter(self.policy.monitor_reference.values())))
         if not self.alarm:
@@ -275,49 +255,47 @@ class Monitor:
     def update(
         self, outputs: Any, *, unit: Names = None, statistics: Mapping[str, Any] | None = None
     ) -> None:
-        """Look at new units.
+        """Update the evidence with new units.
 
         Args:
-            outputs: As :meth:`Policy.decide` takes them; what is beyond the first round is not
-                looked at. Where groups are the units, those of all cases of one group.
-            unit: What the unit is called, or each of several: one that was seen before is not
-                counted again.
-            statistics: Your own statistics of the unit, or of each of several, by name.
+            outputs: As for :meth:`Policy.decide`; only the first round is used. If groups are the
+                units, those of all cases of one group.
+            unit: Name of the unit, or of each; one that was seen before is not counted again.
+            statistics: Your own statistics of the unit, or of each, by name.
         """
         found = self._seen(outputs, None)
         given = dict(statistics or {})
         if given.keys() != self.calibration_statistics.keys():
-            raise InputError(
-                f"the monitor has statistics {', '.join(self.calibration_statistics) or 'none'}, "
-                f"got {', '.join(given) or 'none'}; pass those that it was created with",
-                code="shape.mismatch",
-            )
+            own, got = (", ".join(s) or "none" for s in (self.calibration_statistics, given))
+            text = f"the monitor has statistics {own}, got {got}; pass those of its creation"
+            raise InputError(text, code="shape.mismatch")
         units = len(next(iter(found.values())))
         for mine, values in given.items():
             each = as_real_array(values, mine, ndim=(0, 1)).astype(float).reshape(-1)
             if len(each) != units:
-                raise InputError(f"{mine} has {len(each)} numbers for {units} units; give one each")
+                text = f"{mine} has {len(each)} numbers for {units} units; pass one each"
+                raise InputError(text, code="shape.mismatch")
             found[mine] = round_significant(each)
         self._add(found, unit)
 
     def audit(self, outputs: Any, targets: Any, *, unit: Names = None) -> None:
-        """Look at units whose scans were completed on purpose, so that their targets are known.
+        """Update the evidence with units whose targets are known.
 
-        They have to be chosen at random: scans that a policy measured in full are the hard ones.
+        Choose their scans at random: those that a policy measured in full are the hard ones.
 
         Args:
-            outputs: As for :meth:`update`, of the first round at least.
+            outputs: As for :meth:`update`.
             targets: One for each case, (case,) or (case, task); a number for one case.
-            unit: What the unit is called, or each of several.
+            unit: Name of the unit, or of each.
         """
         found = self._seen(outputs, targets)
         self._add({key: found[key] for key in self._audited}, unit)
 
     def review(self, decision: Decision) -> Decision:
-        """Return a decision as it stands: nothing stops early once the promise is withdrawn.
+        """Return a decision, without an early stop after an alarm.
 
         Args:
-            decision: What the policy said.
+            decision: The decision of the policy.
         """
         if not self.alarm or decision.round == len(self.policy.accelerations):
             return decision
@@ -329,7 +307,7 @@ class Monitor:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as values that JSON can hold: the state, and what a page shows."""
+        """Return state and results as JSON values."""
         return {
             "schema": SCHEMA,
             **self._made_of,
@@ -354,24 +332,22 @@ class Monitor:
         }
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write what was seen and what came of it as JSON, and return the path."""
+        """Write state and results as JSON, and return the path."""
         return write_json(path, self.to_dict())
 
     def _seen(self, outputs: Any, targets: Any) -> dict[str, tuple[float, ...]]:
-        """The statistics of the units that outputs, and perhaps targets, are of."""
         x, single = self.policy._check_outputs(outputs)
         if single and self._is_by_group:
-            raise InputError(
-                f"this policy is about groups, got outputs of shape {np.shape(outputs)}, which "
-                "have no case axis; pass those of all cases of the group, (round, case, sample)"
-            )
+            shape = np.shape(outputs)
+            text = f"outputs of a group need a case axis, (round, case, sample), got {shape}"
+            raise InputError(text, code="shape.axes")
         z = None
         if targets is not None:
             shape = (x.shape[1], x.shape[3])
             z = as_real_array(targets, "targets", ndim=(0, 1, 2)).astype(float)
             if z.size != shape[0] * shape[1]:
-                raise InputError(f"{shape[0]} cases of {shape[1]} tasks need as many targets, got "
-                                 f"{z.size}")  # fmt: skip
+                text = f"{shape[0]} cases of {shape[1]} tasks need as many targets, got {z.size}"
+                raise InputError(text, code="shape.mismatch")
             z = z.reshape(shape)
             require_in_ranges(z, self.policy.task_ranges, "targets")
         cases = np.arange(x.shape[1])
@@ -384,7 +360,8 @@ class Monitor:
         if name is not None:
             names = [name] if isinstance(name, str) else list(map(str, name))
         if len(names) != units:
-            raise InputError(f"{units} units need as many names, got {len(names)}")
+            text = f"{units} units need as many names, got {len(names)}"
+            raise InputError(text, code="shape.mismatch")
         with self._synchronised():
             for i, unit in enumerate(names):
                 known = [self._streams[key].has(unit, found[key][i]) for key in found]
@@ -394,7 +371,7 @@ class Monitor:
 
     @contextmanager
     def _synchronised(self) -> Iterator[None]:
-        """Work on what the state holds, by whomever, and keep what comes of it, once."""
+        """Load what other processes stored, and store what is added."""
         with self._lock:
             if self.state is None or self._is_open:
                 yield
@@ -413,20 +390,19 @@ class Monitor:
                     self.save(path)
 
     def _catch_up(self, path: Path) -> None:
-        """Add what others have seen since; a state of another monitor is refused."""
+        """Add units that others have stored; refuse the state of another monitor."""
         record = read_json(path, SCHEMA, remedy="begin a new one")
         for name, mine in self._made_of.items():
             if record.get(name) != mine:
                 was, is_ = (str(value)[:16] for value in (record.get(name), mine))
-                raise InputError(
-                    f"{path} is of another {name} ({was}, got {is_}); go on with the former, or "
-                    "begin a new one in another file"
-                )
+                text = f"{path} is of another {name} ({was}, got {is_}); use another file"
+                raise InputError(text, code="resume.mismatch")
         with complete_record(path, "monitor", "begin a new one"):
             for one in record["statistics"]:
                 stream, units = self._streams[one["name"]], one["units"]
                 if units[: len(stream.units)] != stream.units:
-                    raise InputError(f"{path} has lost units that were seen; begin a new one")
+                    text = f"{path} has lost units that were seen; begin a new one"
+                    raise InputError(text, code="file.damaged")
                 fresh = slice(len(stream.units), None)
                 for unit, value in zip(units[fresh], one["values"][fresh], strict=True):
                     stream.add(float(value), unit)
@@ -435,20 +411,24 @@ class Monitor:
 def _sorted(name: str, values: Sequence[float]) -> tuple[float, ...]:
     each = as_real_array(values, f"calibration {name}", ndim=(1,)).astype(float)
     if not len(each):
-        raise InputError(f"statistic {name!r} has no calibration unit; give one number for each")
+        text = f"statistic {name!r} has no calibration unit; pass one number for each"
+        raise InputError(text, code="units.few")
     return tuple(sorted(round_significant(each)))
 
 
 def monitor_table(monitor: Monitor, table: TaskOutputs, *, audited: bool = False) -> None:
     """Update a monitor with all units of a table."""
-    _require_first_round(monitor, table)
+    mine, theirs = float(monitor.policy.accelerations[0]), float(table.accelerations[0])
+    if not np.isnan(theirs) and mine != theirs:
+        text = f"the first round of the policy has R = {mine:g}, that of the table {theirs:g}"
+        raise InputError(text, code="policy.mismatch")
     if audited and not table.has_targets:
-        raise InputError("the table has no targets, so its cases were not audited; leave that out")
+        text = "the table has no targets, which an audit needs"
+        raise InputError(text, code="targets.missing")
     named = table.group if monitor._is_by_group else table.case
     if monitor._is_by_group and named is None:
-        raise InputError(
-            "the policy is about groups, and the table does not say which group its cases are of"
-        )
+        text = "the units of the policy are groups, but the table has none"
+        raise InputError(text, code="groups.missing")
     units = np.arange(table.cases) if named is None else named
     _, first, index = np.unique(units, return_index=True, return_inverse=True)
     cases = np.argsort(index, kind="stable")
@@ -461,14 +441,3 @@ def monitor_table(monitor: Monitor, table: TaskOutputs, *, audited: bool = False
             monitor.update(outputs, unit=name)
             if audited:
                 monitor.audit(outputs, table.targets_at(0)[members], unit=name)
-
-
-def _require_first_round(monitor: Monitor, table: TaskOutputs) -> None:
-    """Refuse a table whose first round is another, because its statistics differ."""
-    mine, theirs = (list(map(float, one.accelerations)) for one in (monitor.policy, table))
-    if not np.isnan(theirs[0]) and mine[0] != theirs[0]:
-        said = [", ".join(f"{R:g}" for R in rates) for rates in (mine, theirs)]
-        raise InputError(
-            f"the policy has rounds of acceleration {said[0]}, and the table has {said[1]}; give "
-            "outputs of new cases whose first round is the policy's"
-        )

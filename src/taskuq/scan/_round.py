@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from taskuq._arrays import no_grad
+from taskuq._arrays import as_real_array, no_grad
 from taskuq.errors import GuaranteeWarning, InputError, first_line
 from taskuq.interval import BoolArray, FloatArray, Interval
 from taskuq.pipeline._executor import Executor, component_name
@@ -128,7 +128,7 @@ class RoundDecider:
                 for name, x in outputs.items()
             ]
         if self.monitor is not None:
-            faults = faults | self._update_monitor(self.monitor, k, scans, outputs, faults)
+            faults = faults | self._update_monitor(self.monitor, k, scans, results)
         faults = self._for_group(faults, list(scans)) if faults else faults
         sound = {name: scan for name, scan in scans.items() if name not in faults}
         decisions = dict(zip(sound, self._decisions(k, sound, outputs), strict=True))
@@ -167,20 +167,15 @@ class RoundDecider:
         return {name: faults.get(name, first) for name in cases}
 
     def _with_lines(self, record: RoundRecord, scan: Scan, chosen: BoolArray | None) -> RoundRecord:
-        """Return a record with the lines of the next round."""
         if self.selector is None or record.stop:
             return record
         return replace(record, next_lines=self.selector.added(record.round, scan, chosen))
 
     def _update_monitor(
-        self,
-        monitor: Monitor,
-        k: int,
-        scans: dict[str, Scan],
-        outputs: dict[str, FloatArray],
-        faults: dict[str, str],
+        self, monitor: Monitor, k: int, scans: dict[str, Scan], results: RoundOutputs
     ) -> dict[str, str]:
         """Update the monitor with the first round; return the faults of an alarm."""
+        outputs, faults = results.outputs, results.faults
         sound = [name for name in scans if name not in faults]
         try:
             if k == 0 and monitor._is_by_group and not faults:
@@ -195,13 +190,8 @@ class RoundDecider:
         return {} if fault is None else dict.fromkeys(sound, fault)
 
     def _show(
-        self,
-        monitor: Monitor,
-        scans: Mapping[str, Scan],
-        outputs: Mapping[str, FloatArray],
-        unit: str | None,
+        self, monitor: Monitor, scans: dict[str, Scan], outputs: dict[str, FloatArray], unit: Any
     ) -> None:
-        """Update the monitor with one unit."""
         statistics: dict[str, float] = {}
         if monitor.compute_statistics is not None:
             each = [
@@ -234,11 +224,8 @@ class RoundDecider:
                 same_lower = np.array_equal(now.lower, record.lower)
                 same = same_lower and np.array_equal(now.upper, record.upper)
                 if decision.stop is not record.stop or not same:
-                    raise InputError(
-                        f"round {k} of {path} has a decision that the policy does not make: the "
-                        "file is damaged or edited; start a new scan",
-                        code="file.damaged",
-                    )
+                    text = f"round {k} of {path} has a decision that the policy does not make"
+                    raise InputError(f"{text}; start a new scan", code="file.damaged")
 
     def _require_same_outputs(self, k: int, name: str, scan: Scan, path: Path) -> None:
         """Refuse a stored round whose measurements now give other outputs or lines."""
@@ -250,24 +237,22 @@ class RoundDecider:
         if not same or np.abs(outputs - stored).max() > AGREES * (1 + np.abs(stored).max()):
             raise InputError(
                 f"round {k} of {path} has other outputs now ({outputs.flat[0]:.6g}, stored "
-                f"{stored.flat[0]:.6g}): recovery, task or measurements have changed; resume with "
-                "the former or start a new scan",
+                f"{stored.flat[0]:.6g}): recovery, task or data have changed; start a new scan",
                 code="resume.mismatch",
             )
-        if self.selector is not None and not record.stop:
-            self.selector.require_same(k, then, chosen, record.next_lines, path)
+        if self.selector is None or record.stop:
+            return
+        if self.selector.added(k, then, chosen) != record.next_lines:
+            text = f"adaptive= chooses other lines after round {k} than {path}; start a new scan"
+            raise InputError(text, code="resume.mismatch")
 
     def _require_sound(self, scan: Scan) -> None:
-        """Refuse to decide on faulty measurements."""
         if scan.faults:
             raise InputError(scan.faults[-1], code="component.invalid")
         undecided = [record for record in scan.rounds if record.fault is not None]
         if undecided and not self._may_skip():
-            raise InputError(
-                f"round {undecided[0].round} could not be decided, and the guarantee of a stop "
-                "needs every round before it",
-                code="component.invalid",
-            )
+            text = f"round {undecided[0].round} could not be decided, and the guarantee of a stop "
+            raise InputError(f"{text}needs every round before it", code="component.invalid")
 
     def _may_skip(self) -> bool:
         """Return True if a stop keeps its guarantee after an undecided round."""
@@ -290,11 +275,10 @@ class RoundDecider:
                 return executor.outputs(recoveries), None
             task = executor.cached_task(recoveries)
             lines = selector.measured(scan)
-            outputs = executor.checked(task.outputs)
+            outputs = as_real_array(task.outputs, "task outputs", ndim=(1, 2))
             return outputs, selector.choose(k, measurement, recoveries, task, lines)
 
     def _final_value(self, k: int, case: str, scan: Scan) -> FloatArray:
-        """Return the value of a fully measured case, (1,) or (1, task)."""
         scanner, fault = self.scanners.of_case[case], "".join(scan.faults[:1])
         if isinstance(scanner, CompletableScanner):
             is_complete = scanner.is_complete(list(scan.measurements))
@@ -321,7 +305,6 @@ class RoundDecider:
         return [replace(together, interval=together.interval[i]) for i in range(len(scans))]
 
     def _undecided(self, k: int, case: str, fault: str, outputs: FloatArray | None) -> RoundRecord:
-        """Return the record of a round that cannot be decided: measure more."""
         tasks = len(self.policy.task_names)
         ends = np.array([range_ or (-np.inf, np.inf) for range_ in self.policy.task_ranges])
         decision = Decision(

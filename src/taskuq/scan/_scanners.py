@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,7 +32,7 @@ class Scanners:
     is_shared: bool = False
     on_combined: Callable[[], None] | None = None
 
-    @property
+    @cached_property
     def cases(self) -> tuple[str, ...]:
         """Names of the cases, in order."""
         return tuple(self.of_case)
@@ -54,7 +54,6 @@ class Scanners:
         return combined
 
     def _measure_group(self, round: int) -> list[Any]:
-        """Measure a round of all cases with their one scanner."""
         measured: Any = next(iter(self.of_case.values())).measure(round)
         is_array = is_tensor(measured) or isinstance(measured, np.ndarray)
         is_sequence = isinstance(measured, list | tuple) or (is_array and measured.ndim > 0)
@@ -76,17 +75,13 @@ def as_scanners(
     if isinstance(scanner, Scanner) and cases is None:
         return Scanners({"0" if case is None else case: scanner}, is_group=False)
     if case is not None:
-        raise InputError(
-            f"case={case!r} names one case, but there are several; use cases=[...]",
-            code="option.conflict",
-        )
+        text = f"case={case!r} names one case, but there are several; pass cases=[...]"
+        raise InputError(text, code="option.conflict")
     if isinstance(scanner, Scanner):
         return Scanners(dict.fromkeys(_names(cases), scanner), is_shared=True)
     if isinstance(scanner, Mapping):
         if cases is not None:
-            raise InputError(
-                "the scanners are passed by case; remove cases=", code="option.conflict"
-            )
+            raise InputError("scanners by case and cases= conflict", code="option.conflict")
         cases, scanner = list(scanner), list(scanner.values())
     if not isinstance(scanner, list | tuple):
         require_methods(scanner, "scanner", Scanner, MEASURES)
@@ -94,25 +89,19 @@ def as_scanners(
         require_methods(one, "one of the scanners", Scanner, MEASURES.partition(", or")[0])
     names = _names(range(len(scanner)) if cases is None else cases)
     if len(scanner) != len(names):
-        raise InputError(
-            f"got {len(scanner)} scanners for {len(names)} cases; pass one for each",
-            code="shape.mismatch",
-        )
+        text = f"got {len(scanner)} scanners for {len(names)} cases; pass one for each"
+        raise InputError(text, code="shape.mismatch")
     return Scanners(dict(zip(names, scanner, strict=True)))
 
 
 def _names(cases: Any) -> list[str]:
-    """Return the names of the cases of a group."""
     if isinstance(cases, str) or not isinstance(cases, Iterable) or not list(cases):
-        raise InputError(
-            f"cases must list the name of every case of the group, got {cases!r}",
-            code="value.invalid",
-        )
+        text = f"cases must list the name of every case of the group, got {cases!r}"
+        raise InputError(text, code="value.invalid")
     names = [str(case) for case in cases]
     if len(set(names)) < len(names):
-        raise InputError(
-            f"cases must be unique, got {', '.join(names):.80}", code="table.duplicate"
-        )
+        text = f"cases must be unique, got {', '.join(names):.80}"
+        raise InputError(text, code="table.duplicate")
     return names
 
 
@@ -133,11 +122,8 @@ class LineSelector:
         if scanners.is_shared or not all(
             isinstance(scanner, AdaptiveScanner) for scanner in scanners.of_case.values()
         ):
-            raise InputError(
-                "adaptive= chooses lines for each case; pass one scanner per case, with a method "
-                "request(round, lines)",
-                code="component.invalid",
-            )
+            text = "adaptive= needs one scanner per case with a method request(round, lines)"
+            raise InputError(text, code="component.invalid")
         return cls(rule, rounds)
 
     def measured(self, scan: Scan) -> BoolArray:
@@ -165,22 +151,6 @@ class LineSelector:
             after = chosen
         return tuple(np.flatnonzero(after & ~lines).tolist())
 
-    def require_same(
-        self,
-        k: int,
-        scan: Scan,
-        chosen: BoolArray | None,
-        stored: tuple[int, ...],
-        path: Path,
-    ) -> None:
-        """Refuse a stored round whose lines are not chosen again."""
-        if self.added(k, scan, chosen) != stored:
-            raise InputError(
-                f"adaptive= chooses other lines after round {k} than {path} holds; resume with the "
-                "former choice or start a new scan",
-                code="resume.mismatch",
-            )
-
     def request(self, k: int, scanners: Scanners, active: Mapping[str, Scan]) -> None:
         """Request the lines of round k from each scanner."""
         for name, scan in active.items():
@@ -189,7 +159,6 @@ class LineSelector:
             scanner.request(k, self._lines_of(k, scan))
 
     def _lines_of(self, k: int, scan: Scan) -> NDArray[np.int64]:
-        """Return the numbers of the lines that round k adds to a case."""
         if k == 0:
             return np.flatnonzero(self.rule.initial_lines())
         return np.array(scan.rounds[k - 1].next_lines, dtype=np.int64)

@@ -120,10 +120,8 @@ def measurement_fault(
 def output_fault(policy: Policy, outputs: FloatArray, *, round: int) -> str | None:
     """Return the fault of a round's outputs, or None."""
     if len(outputs) != policy.samples:
-        return (
-            f"recovery and task returned {len(outputs)} outputs in round {round} instead of "
-            f"{policy.samples}"
-        )
+        returned = f"recovery and task returned {len(outputs)} outputs in round {round}"
+        return f"{returned} instead of {policy.samples}"
     outside = _outside(policy, outputs)
     return outside and f"outputs of round {round} lie outside the {outside}"
 
@@ -131,16 +129,11 @@ def output_fault(policy: Policy, outputs: FloatArray, *, round: int) -> str | No
 def require_value(policy: Policy, outputs: FloatArray) -> None:
     """Refuse what is not the one value of a fully measured scan."""
     if len(outputs) != 1:
-        raise InputError(
-            f"recovery and task returned {len(outputs)} values of a full measurement; return one",
-            code="component.invalid",
-        )
+        text = f"recovery and task returned {len(outputs)} values of a full measurement, not one"
+        raise InputError(text, code="component.invalid")
     if outside := _outside(policy, outputs):
-        raise InputError(
-            f"the value of the full measurement is {outputs[0]}, outside the {outside}; check "
-            "recovery and task",
-            code="range.outside",
-        )
+        text = f"the value of the full measurement is {outputs[0]}, outside the {outside}"
+        raise InputError(text, code="range.outside")
 
 
 def _outside(policy: Policy, outputs: FloatArray) -> str | None:
@@ -207,13 +200,10 @@ class RoundRecord:
 
     Args:
         round: The round, from 0.
-        acceleration: Its acceleration.
         outputs: Task outputs (sample,) or (sample, task); one value of a full measurement.
         stop: True if the policy stopped here.
         lower: Lower end of the interval, one per task.
         upper: Upper end.
-        reason: The reason of the decision.
-        case: Name of the case.
         fault: The fault that prevented a decision, or None.
         next_lines: Lines that the next round adds, if they are chosen for each case.
         void_reason: Why the guarantee does not apply, or None if it does.
@@ -249,15 +239,16 @@ class RoundRecord:
         for end in ("lower", "upper"):
             values = np.array([number_from_json(value) for value in record[end]])
             ends.append(values if len(values) > 1 else values.reshape(()))
+        outputs = np.asarray(record["outputs"], dtype=float)
         return cls(
-            round=int(record["round"]),
-            acceleration=np.nan if R is None else float(R),
-            outputs=np.asarray(record["outputs"], dtype=float),
-            stop=record["stop"] is True,
-            lower=ends[0],
-            upper=ends[1],
-            reason=str(record["reason"]),
-            case=case,
+            int(record["round"]),
+            np.nan if R is None else float(R),
+            outputs,
+            record["stop"] is True,
+            ends[0],
+            ends[1],
+            str(record["reason"]),
+            case,
             fault=record["fault"],
             next_lines=tuple(map(int, record.get("wanted", ()))),
             void_reason=None if void is None else str(void),
@@ -270,8 +261,7 @@ class RoundRecord:
         return Interval(self.lower, self.upper)
 
     def __str__(self) -> str:
-        interval = ", ".join(repr(self.interval).splitlines())
-        return f"{interval}, {self.reason}"
+        return ", ".join([*repr(self.interval).splitlines(), self.reason])
 
 
 @dataclass(frozen=True)
@@ -311,8 +301,8 @@ class Scan:
     @property
     def void_reason(self) -> str | None:
         """Why the guarantee does not apply, or None if it does."""
-        reasons = [record.void_reason for record in reversed(self.rounds)]
-        return next((reason for reason in reasons if reason is not None), None)
+        reasons = (record.void_reason for record in reversed(self.rounds))
+        return next(filter(None, reasons), None)
 
     def __repr__(self) -> str:
         lines = [f"round {one.round}: {one}" for one in self.rounds] or ["a scan without rounds"]
@@ -345,10 +335,8 @@ class GroupScan:
         return stack_intervals([scan.interval for scan in self.cases.values()], axis=0)
 
     def __repr__(self) -> str:
-        return "\n".join(
-            f"{name}: {scan.rounds[-1] if scan.rounds else '-'}"
-            for name, scan in self.cases.items()
-        )
+        last = {name: scan.rounds[-1] if scan.rounds else "-" for name, scan in self.cases.items()}
+        return "\n".join(f"{name}: {record}" for name, record in last.items())
 
 
 @dataclass(frozen=True)
@@ -386,19 +374,13 @@ class ScanState:
         record = _read_record(self.path, self.policy)
         for name, mine in (("scan_id", self.scan_id), ("seed", self.seed), ("rule", self.rule)):
             if record.get(name) != mine:
-                raise InputError(
-                    f"{self.path} belongs to {name} {record.get(name)!r}, got {mine!r}; resume "
-                    "with the former, or use a new state file",
-                    code="resume.mismatch",
-                )
+                text = f"{self.path} belongs to {name} {record.get(name)!r}, got {mine!r}"
+                raise InputError(f"{text}; use a new state file", code="resume.mismatch")
         scans, is_group = _read_scans(self.path, self.policy, record)
         if is_group != self.is_group or tuple(scans) != self.cases:
-            raise InputError(
-                f"{self.path} holds a scan of {_listed(scans, is_group)}, got "
-                f"{_listed(self.cases, self.is_group)}; resume with the former, or use a new state "
-                "file",
-                code="resume.mismatch",
-            )
+            stored, mine = _listed(scans, is_group), _listed(self.cases, self.is_group)
+            text = f"{self.path} holds a scan of {stored}, got {mine}; use a new state file"
+            raise InputError(text, code="resume.mismatch")
         return scans
 
     def storable(
@@ -425,13 +407,7 @@ class ScanState:
             np.savez(file, allow_pickle=False, **named)
         self.store(scans, pieces_stored=True)
 
-    def store(
-        self,
-        scans: Mapping[str, Scan],
-        *,
-        pieces_stored: bool,
-        first: Callable[[], None] | None = None,
-    ) -> None:
+    def store(self, scans: Mapping[str, Scan], *, pieces_stored: bool, first: Any = None) -> None:
         """Store the decisions so far; run ``first`` before they are visible."""
         each = [[record.to_dict() for record in scan.rounds] for scan in scans.values()]
         record = {
@@ -470,11 +446,8 @@ def load_scan(path: str | os.PathLike[str], policy: Policy) -> Scan | GroupScan:
 def _read_record(path: Path, policy: Policy) -> dict[str, Any]:
     record = read_json(path, SCHEMA, remedy="start a new scan")
     if record.get("policy") != policy.fingerprint:
-        raise InputError(
-            f"{path} belongs to a scan with a different policy; resume with that policy or use a "
-            "new state file",
-            code="resume.mismatch",
-        )
+        text = f"{path} belongs to a scan with a different policy; use a new state file"
+        raise InputError(text, code="resume.mismatch")
     return record
 
 
@@ -499,15 +472,11 @@ def _read_scans(
     # Whole groups stop at once: none of their cases can be ahead.
     is_torn = policy.whole_group and 0 < len(active) < len(rounds)
     if not in_order or is_torn or any(len(each) < longest for each in active):
-        raise InputError(
-            f"{path} is damaged: its rounds are out of order; start a new scan", code="file.damaged"
-        )
+        text = f"{path} is damaged: its rounds are out of order; start a new scan"
+        raise InputError(text, code="file.damaged")
     if active and longest and not is_stored:
-        raise InputError(
-            f"{path} cannot be resumed: its measurements were not arrays and were not stored; "
-            "start a new scan",
-            code="resume.mismatch",
-        )
+        text = f"{path} cannot be resumed: its measurements were no arrays; start a new scan"
+        raise InputError(text, code="resume.mismatch")
     measurements: dict[str, tuple[Any, ...]] = dict.fromkeys(rounds, ())
     if is_stored:
         measurements = _read_measurements(path, measured, is_group, scan_id)
@@ -517,7 +486,6 @@ def _read_scans(
 def _read_measurements(
     path: Path, measured: Mapping[str, int], is_group: bool, scan_id: str
 ) -> dict[str, tuple[Any, ...]]:
-    """Return the stored measurements of each case, one for each round."""
     measurements: dict[str, list[Any]] = {name: [] for name in measured}
     for k in range(max(measured.values(), default=0)):
         try:
@@ -534,11 +502,8 @@ def _read_measurements(
                     named = {n.removeprefix(prefix): array for n, array in own.items()}
                     measurements[name].append(_from_arrays(named))
         except InputError as error:
-            raise InputError(
-                f"the measurements of round {k} next to {path} cannot be read ({error}); start a "
-                "new scan",
-                code=error.code,
-            ) from None
+            text = f"the measurements of round {k} next to {path} cannot be read ({error})"
+            raise InputError(f"{text}; start a new scan", code=error.code) from None
     return {name: tuple(of_case) for name, of_case in measurements.items()}
 
 

@@ -6,8 +6,9 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import numpy as np
 from taskuq._arrays import ranges_from_json, ranges_to_json, require_finite
 from taskuq._config import flatten
 from taskuq._io import (
-    SEAL,
     ExistingFileError,
     atomic_write,
     complete_record,
@@ -43,16 +43,18 @@ def _write_parquet(
     table: Any, path: Path, note: Mapping[str, Any] | None = None, *, exclusive: bool = False
 ) -> Path:
     """Write an Arrow table whole, with checksums."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns = {}
-    for name in table.column_names:
-        digest = _ColumnHash()
-        for array in table[name].chunks:
-            digest.update(array)
-        columns[name] = digest.hexdigest()
-    sealed = with_checksum({**(note or {}), "columns": columns})
-    names = [n for n in table.column_names if not _is_number(table[n].type)]
+    hashes = _ColumnHashes(table.column_names)
+    for rows in table.to_batches():
+        hashes.update(rows)
+    sealed = with_checksum({**(note or {}), "columns": hashes.hexdigests()})
+    names = [
+        field.name
+        for field in table.schema
+        if not (pa.types.is_floating(field.type) or pa.types.is_fixed_size_list(field.type))
+    ]
     with atomic_write(path, exclusive=exclusive) as partial:
         # Numbers hardly repeat: a dictionary would not help them.
         pq.write_table(
@@ -62,33 +64,40 @@ def _write_parquet(
     return path
 
 
-def _read_batches(path: Path, columns: list[str]) -> Iterator[Any]:
-    """Yield batches of rows; raise InputError if the file is damaged."""
+def _read_batches(path: Path, columns: list[str], identity: str = "") -> Iterator[Any]:
+    """Yield batches of rows; raise InputError if the file is damaged or of another table."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema = _read_schema(path)
+    note = _read_note(path, schema)
+    if identity and note.get("table", identity) != identity:
+        raise InputError(
+            f"shard {path.name} belongs to another table than {HEADER}; remove the shard and "
+            f"rerun, or restore its {HEADER}",
+            code="resume.mismatch",
+        )
     for name in columns:
-        _require_column(schema.names, name, path)
-    written = _read_note(path, schema).get("columns", {})
-    hashes = {name: _ColumnHash() for name in columns if name in written}
+        if name not in schema.names:
+            raise InputError(f"shard {path.name} has no column {name}", code="table.column")
+    written = note.get("columns", {})
+    hashes = _ColumnHashes(written.keys() & columns)
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             for rows in file.iter_batches(batch_size=ROWS, columns=columns, use_threads=False):
-                for name, one in hashes.items():
-                    one.update(rows.column(name))
+                hashes.update(rows)
                 yield rows
     except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
         raise _damaged(path, first_line(error)) from None
-    for name, one in hashes.items():
-        if one.hexdigest() != written[name]:
+    for name, digest in hashes.hexdigests().items():
+        if digest != written[name]:
             raise _damaged(path, f"the checksum of column {name} differs")
 
 
-def _read_columns(path: Path, columns: list[str]) -> Any:
+def _read_columns(path: Path, columns: list[str], identity: str = "") -> Any:
     import pyarrow as pa
 
-    batches = list(_read_batches(path, columns))
+    batches = list(_read_batches(path, columns, identity))
     if not batches:
         return _read_schema(path).empty_table().select(columns)
     return pa.Table.from_batches(batches)
@@ -98,19 +107,16 @@ def _read_schema(path: Path) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    _require_regular(path)
+    if not is_regular_file(path):
+        raise _irregular(path)
     try:
         return pq.read_schema(path)
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         raise _damaged(path, first_line(error)) from None
 
 
-def _require_regular(path: Path) -> None:
-    if not is_regular_file(path):
-        raise InputError(
-            f"{path} is a link, a pipe or a folder instead of a file; remove it",
-            code="file.format",
-        )
+def _irregular(path: Path) -> InputError:
+    return InputError(f"{path} is a link, a pipe or a folder; remove it", code="file.format")
 
 
 def _read_note(path: Path, schema: Any) -> dict[str, Any]:
@@ -126,12 +132,7 @@ def _read_note(path: Path, schema: Any) -> dict[str, Any]:
         raise _damaged(path, "its checksums are") from None
     if absent:
         raise _damaged(path, f"no column {min(absent)}")
-    return {name: value for name, value in note.items() if name != SEAL}
-
-
-def _require_column(names: list[str], name: str, path: Path) -> None:
-    if name not in names:
-        raise InputError(f"shard {path.name} has no column {name}", code="table.column")
+    return note
 
 
 def _damaged(path: Path, reason: str) -> InputError:
@@ -140,44 +141,43 @@ def _damaged(path: Path, reason: str) -> InputError:
     )
 
 
-class _ColumnHash:
-    """Incremental SHA-256 of a column."""
+class _ColumnHashes:
+    """Incremental SHA-256 of columns: their types, content and lengths."""
 
-    def __init__(self) -> None:
-        self.kinds: set[str] = set()
-        self.content, self.lengths = hashlib.sha256(), hashlib.sha256()
+    def __init__(self, names: Iterable[str]) -> None:
+        self.parts: dict[str, tuple[set[str], Any, Any]] = {}
+        for name in names:
+            self.parts[name] = (set(), hashlib.sha256(), hashlib.sha256())
 
-    def update(self, array: Any) -> None:
+    def update(self, rows: Any) -> None:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        if pa.types.is_fixed_size_list(array.type):
-            self.kinds.add(f"lists of {array.type.list_size}")
-            self.lengths.update(np.asarray(array.is_valid()).tobytes())
-            array = array.flatten()
-        self.kinds.add(str(array.type))
-        if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
-            texts = array.cast(pa.large_string())
-            lengths = np.asarray(pc.fill_null(pc.binary_length(texts), -1), dtype=np.int64)
-            self.lengths.update(lengths.tobytes())
-            _, offsets, content = texts.buffers()
-            if content is not None:
-                ends = np.frombuffer(offsets, dtype=np.int64)[
-                    [texts.offset, texts.offset + len(texts)]
-                ]
-                self.content.update(memoryview(content)[ends[0] : ends[1]])
-        else:
-            self.content.update(np.ascontiguousarray(array.to_numpy(zero_copy_only=False)).data)
+        for name, (kinds, content, lengths) in self.parts.items():
+            array = rows.column(name)
+            if pa.types.is_fixed_size_list(array.type):
+                kinds.add(f"lists of {array.type.list_size}")
+                lengths.update(np.asarray(array.is_valid()).tobytes())
+                array = array.flatten()
+            kinds.add(str(array.type))
+            if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+                texts = array.cast(pa.large_string())
+                each = np.asarray(pc.fill_null(pc.binary_length(texts), -1), dtype=np.int64)
+                lengths.update(each.tobytes())
+                _, offsets, data = texts.buffers()
+                if data is not None:
+                    whole = np.frombuffer(offsets, dtype=np.int64)
+                    start, end = whole[[texts.offset, texts.offset + len(texts)]]
+                    content.update(memoryview(data)[start:end])
+            else:
+                content.update(np.ascontiguousarray(array.to_numpy(zero_copy_only=False)).data)
 
-    def hexdigest(self) -> str:
-        parts = (*sorted(self.kinds), self.content.hexdigest(), self.lengths.hexdigest())
-        return hashlib.sha256(" ".join(parts).encode()).hexdigest()
-
-
-def _is_number(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_floating(kind) or pa.types.is_fixed_size_list(kind))
+    def hexdigests(self) -> dict[str, str]:
+        found = {}
+        for name, (kinds, content, lengths) in self.parts.items():
+            parts = (*sorted(kinds), content.hexdigest(), lengths.hexdigest())
+            found[name] = hashlib.sha256(" ".join(parts).encode()).hexdigest()
+        return found
 
 
 # Characters of the longest id: a million longer ones would fill the memory.
@@ -222,7 +222,7 @@ def _concatenate(arrays: Sequence[Any]) -> Any:
     """Join ids, as strings if some are strings and others integers."""
     import pyarrow as pa
 
-    if len({array.type for array in arrays}) > 1:
+    if len(arrays) > 1 and len({array.type for array in arrays}) > 1:
         arrays = [_as_texts(array) for array in arrays]
     return pa.concat_arrays(arrays)
 
@@ -336,7 +336,7 @@ class TableHeader:
             "provenance": dict(self.provenance or {}),
         }
 
-    @property
+    @cached_property
     def inputs(self) -> dict[str, Any]:
         """Attributes that determine the numbers of the table."""
         # As in the file, so that a tuple equals the list it was written as.
@@ -345,12 +345,12 @@ class TableHeader:
         record["provenance"] = {k: v for k, v in record["provenance"].items() if k not in free}
         return record
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """Fingerprint of the inputs, stored in every shard."""
         return fingerprint(self.inputs)[:16]
 
-    @property
+    @cached_property
     def columns(self) -> list[tuple[str, str]]:
         """Names of the target and outputs columns of each task."""
         if len(self.task_names) == 1:
@@ -476,14 +476,7 @@ def _read_places(shards: Sequence[Path], header: TableHeader) -> list[tuple[Any,
     """Return case and round of each row, by shard."""
     places = []
     for shard in shards:
-        note = _read_note(shard, _read_schema(shard))
-        if note.get("table", header.identity) != header.identity:
-            raise InputError(
-                f"shard {shard.name} belongs to another table than {HEADER}; remove the shard and "
-                f"rerun, or restore its {HEADER}",
-                code="resume.mismatch",
-            )
-        rows = _read_columns(shard, ["case", "acceleration"])
+        rows = _read_columns(shard, ["case", "acceleration"], header.identity)
         case = identities(rows["case"], "case", f"shard {shard.name}")
         places.append((case, _rounds_of(rows, header, shard)))
     return places
@@ -521,7 +514,8 @@ def read_header(folder: Path) -> TableHeader:
     path = folder / HEADER
     if not path.exists():
         raise InputError(f"{folder} has no {HEADER} and is not a table", code="file.missing")
-    _require_regular(path)
+    if not is_regular_file(path):
+        raise _irregular(path)
     remedy = "restore it, or overwrite the table"
     record = read_json(path, SCHEMA, remedy=remedy, is_sealed=False)
     with complete_record(path, "header"):
@@ -597,9 +591,10 @@ def read_shards(folder: Path) -> TaskOutputs:
         raise InputError(
             f"no case of the table in {folder} has all {rounds} rounds yet", code="table.incomplete"
         )
-    for shard in shards:
+    schemas = [_read_schema(shard) for shard in shards]
+    for shard, schema in zip(shards, schemas, strict=True):
         # Before memory is allocated for the samples that the header claims.
-        _require_lists(_read_schema(shard), header, shard)
+        _require_lists(schema, header, shard)
     outputs = np.empty((rounds, n, header.samples, tasks), dtype=np.float32)
     targets = np.empty((rounds, n, tasks))
     for shard, place in zip(shards, places, strict=True):
@@ -615,11 +610,12 @@ def read_shards(folder: Path) -> TaskOutputs:
         targets = targets[0]
     if tasks == 1:
         outputs, targets = outputs[..., 0], targets[..., 0]
+    known = _read_ids(shards, schemas, places, n)
     return TaskOutputs(
         outputs, None if unknown else targets, header.accelerations,
         case=to_numpy(ids.filter(complete), "case"),
-        group=_read_ids("group", shards, places, n),
-        label=_read_ids("label", shards, places, n),
+        group=known.get("group"),
+        label=known.get("label"),
         task_names=header.task_names,
         task_range=header.task_ranges,
         round_names=header.round_names,
@@ -680,23 +676,30 @@ def _fill(
             targets[round[keep], case[keep], k] = _numeric_column(rows, target, shard)[keep]
 
 
-def _read_ids(name: str, shards: list[Path], places: list[Places], n: int) -> np.ndarray | None:
-    """Return group or label of all cases, or None if some are unknown."""
+def _read_ids(
+    shards: list[Path], schemas: list[Any], places: list[Places], n: int
+) -> dict[str, np.ndarray]:
+    """Return group and label if they are known of all cases."""
     import pyarrow as pa
 
-    ids, cases = [], []
-    for shard, (case, _) in zip(shards, places, strict=True):
-        if name in _read_schema(shard).names:
-            column = _read_columns(shard, [name])[name]
-            ids.append(identities(column, name, f"shard {shard.name}", floats=True))
-            cases.append(case)
-    row = np.full(n, -1, dtype=np.int64)
-    if ids:
-        case = np.concatenate(cases)
-        row[case[case >= 0]] = np.nonzero(case >= 0)[0]
-    if not ids or (row < 0).any():
-        return None
-    return to_numpy(_concatenate(ids).take(pa.array(row)), name)
+    read: dict[str, list[tuple[Any, np.ndarray]]] = {"group": [], "label": []}
+    for shard, schema, (case, _) in zip(shards, schemas, places, strict=True):
+        present = [name for name in read if name in schema.names]
+        if not present:
+            continue
+        rows = _read_columns(shard, present)
+        for name in present:
+            ids = identities(rows[name], name, f"shard {shard.name}", floats=True)
+            read[name].append((ids, case))
+    found = {}
+    for name, parts in read.items():
+        if parts:
+            ids, cases = zip(*parts, strict=True)
+            case, row = np.concatenate(cases), np.full(n, -1, dtype=np.int64)
+            row[case[case >= 0]] = np.nonzero(case >= 0)[0]
+            if (row >= 0).all():
+                found[name] = to_numpy(_concatenate(ids).take(pa.array(row)), name)
+    return found
 
 
 def _read_lines(
@@ -719,7 +722,8 @@ def _require_lists(schema: Any, header: TableHeader, shard: Path) -> None:
     import pyarrow as pa
 
     for _, name in header.columns:
-        _require_column(schema.names, name, shard)
+        if name not in schema.names:
+            raise InputError(f"shard {shard.name} has no column {name}", code="table.column")
         kind = schema.field(name).type
         is_list = pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type)
         if not is_list or kind.list_size != header.samples:
