@@ -57,15 +57,12 @@ class ArrayDataset:
         for name, column in columns.items():
             if column.shape != (len(images),):
                 raise InputError(
-                    f"{name} has shape {column.shape} for {len(images)} images; pass one entry for "
-                    "each image" + (" (or group='each')" if name == "group" else ""),
-                    code="shape.mismatch",
+                    f"{name} has shape {column.shape}; pass one per image", code="shape.mismatch"
                 )
         labels = columns["label"]
         if labels.dtype.kind not in "biuf" or not np.array_equal(labels, labels.astype(int)):
             raise InputError(
-                f"labels have type {labels.dtype}; pass integers such as 0 and 1",
-                code="dtype.invalid",
+                f"labels have type {labels.dtype}; pass integers, e.g. 0, 1", code="dtype.invalid"
             )
         if len(np.unique(names.astype(str))) != len(images):
             raise InputError(
@@ -124,9 +121,7 @@ def read_npz(
         missing |= {"group"}
     if missing:
         raise InputError(
-            f"{path} has no {', '.join(sorted(missing))}; save images, label and group (or set "
-            "group = 'each')",
-            code="table.column",
+            f"{path} has no {', '.join(sorted(missing))}; see read_npz", code="table.column"
         )
     return ArrayDataset(
         arrays["images"],
@@ -178,15 +173,12 @@ class NpzData(DataConfig):
         values = np.asarray(self._array(self.target), dtype=np.float64)
         if len(values) != len(whole):
             raise InputError(
-                f"{self.target} has {len(values)} entries for {len(whole)} images; save one for "
-                "each",
-                code="shape.mismatch",
+                f"{self.target} has {len(values)} values; save one per image", code="shape.mismatch"
             )
         targets = values.reshape(len(values), -1)[chosen]
         if not np.isfinite(targets).all():
             raise InputError(
-                f"{self.target} holds NaN or infinite values; remove those cases",
-                code="value.nonfinite",
+                f"{self.target} holds NaN or infinity; remove those cases", code="value.nonfinite"
             )
         return LabelledSubset(labelled.cases, targets)
 
@@ -221,9 +213,7 @@ class NpzData(DataConfig):
         chosen = self._array(self.keep)
         if chosen.dtype != bool or chosen.shape != (len(whole),):
             raise InputError(
-                f"{self.keep} has type {chosen.dtype} and shape {chosen.shape}; data.keep needs a "
-                "boolean for each image",
-                code="dtype.invalid",
+                f"data.keep is of {chosen.dtype}; save a boolean per image", code="dtype.invalid"
             )
         return chosen
 

@@ -33,13 +33,11 @@ def _read_frame(path: Path, index: int) -> FloatArray:
     image = np.asarray(_guarded(path, lambda p: _format(p)[1](p, index)), dtype=np.float32)
     if image.ndim != 2:
         raise InputError(
-            f"{path} has frames of shape {image.shape}; convert it to one grey value per pixel",
-            code="shape.axes",
+            f"{path} has frames of shape {image.shape}; convert it to grey", code="shape.axes"
         )
     if not np.isfinite(image).all():
         raise InputError(
-            f"{path} holds NaN or infinite values in frame {index}; replace them",
-            code="value.nonfinite",
+            f"{path} has NaN or infinity in frame {index}; replace it", code="value.nonfinite"
         )
     return image
 
@@ -55,9 +53,7 @@ def _format(path: Path) -> tuple[Callable[[Path], int], Callable[[Path, int], An
     if name.endswith((".dcm", ".dicom", ".ima")):
         return _dicom_frames, _dicom_frame
     raise InputError(
-        f"{path} has no readable format; use .png, .tif, .nii, .nii.gz, .dcm or a folder of "
-        "DICOM files",
-        code="file.format",
+        f"{path} is no .png, .tif, .nii, .nii.gz, .dcm or DICOM folder", code="file.format"
     )
 
 
@@ -81,8 +77,7 @@ def _pillow_frame(path: Path, index: int) -> Any:
     with Image.open(path) as image:
         if image.mode not in ("1", "L", "I", "F", "I;16", "I;16B", "I;16L"):
             raise InputError(
-                f"{path} is a colour image (mode {image.mode}); convert it to grey values",
-                code="file.format",
+                f"{path} is a colour image ({image.mode}); convert it to grey", code="file.format"
             )
         image.seek(index)
         return np.asarray(image)
@@ -108,8 +103,7 @@ def _nifti(path: Path) -> Any:
         import nibabel
     except ImportError as error:
         raise InputError(
-            f"{path} needs nibabel, which is not installed; pip install 'taskuq[nifti]'",
-            code="dependency.missing",
+            f"{path} needs nibabel; pip install 'taskuq[nifti]'", code="dependency.missing"
         ) from error
     volume: Any = nibabel.load(path)
     require_plausible_size(
@@ -123,8 +117,7 @@ def _dicom(path: Path, *, pixels: bool) -> Any:
         import pydicom
     except ImportError as error:
         raise InputError(
-            f"{path} needs pydicom, which is not installed; pip install 'taskuq[dicom]'",
-            code="dependency.missing",
+            f"{path} needs pydicom; pip install 'taskuq[dicom]'", code="dependency.missing"
         ) from error
     # From memory, so that a damaged length of gigabytes is not allocated before it is read.
     content = io.BytesIO(path.read_bytes())
@@ -143,8 +136,7 @@ def _frames_of(path: Path, file: Any) -> int:
     require_plausible_size(path, frames * math.prod(sizes) * 4)
     if not 1 <= frames <= path.stat().st_size:
         raise InputError(
-            f"{path} claims to hold {frames} frames, more than its bytes; check it",
-            code="file.damaged",
+            f"{path} claims {frames} frames, more than its bytes; check it", code="file.damaged"
         )
     return frames
 
@@ -169,8 +161,7 @@ def _series(folder: Path) -> tuple[Path, ...]:
     series = {str(header.get("SeriesInstanceUID", "")) for _, header in headers}
     if len(series) > 1:
         raise InputError(
-            f"{folder} holds {len(series)} DICOM series; put each series into its own folder",
-            code="file.format",
+            f"{folder} holds {len(series)} DICOM series; use a folder for each", code="file.format"
         )
     return tuple(f for f, h in sorted(headers, key=lambda p: int(p[1].get("InstanceNumber", 0))))
 
@@ -336,8 +327,7 @@ def _read_table(folder: Path, table: Path, group: Grouping | None) -> tuple[_Ima
         )
     if "group" in columns and group is not None:
         raise InputError(
-            f"{table} has a column group and data.group is {group!r}; remove one of the two",
-            code="option.conflict",
+            f"{table} has groups and data.group is {group!r}; remove one", code="option.conflict"
         )
     frames = [frame for line, row in rows for frame in _frames(folder, table, line, row, group)]
     names = [frame.case for frame in frames]

@@ -45,8 +45,7 @@ class _Annotation:
         """Return the box in the image as stored; annotators saw it upside down."""
         if self.box is None:
             raise InputError(
-                f"the row for {self.file}, slice {self.slice_index} has no box; use rows with one",
-                code="value.invalid",
+                f"{self.file}, slice {self.slice_index} has no box", code="value.invalid"
             )
         x, y, width, height = self.box
         bottom = min(image_height - y, image_height)
@@ -221,8 +220,7 @@ class Volume:
         kspace = np.asarray(self._read("kspace", index))
         if not np.isfinite(kspace).all():
             raise InputError(
-                f"{self.path} holds NaN or infinite values in slice {index}; fetch it again",
-                code="value.nonfinite",
+                f"{self.path} has NaN in slice {index}; fetch it again", code="value.nonfinite"
             )
         return kspace
 
@@ -436,8 +434,7 @@ def _prepare_volume(volume: Volume, preparation: FastMRIPreprocessing) -> Virtua
     scale = float(np.quantile(np.concatenate(magnitudes), 0.95))
     if not np.isfinite(scale) or scale <= 0:
         raise InputError(
-            f"{volume.path} has no signal in the lines of the first round; fetch the file again",
-            code="value.invalid",
+            f"{volume.path} has no signal in the first lines; fetch it again", code="value.invalid"
         )
     return VirtualCoils(np.stack(matrices), scale)
 

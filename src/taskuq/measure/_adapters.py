@@ -23,8 +23,7 @@ class CallableMeasure:
     def __post_init__(self) -> None:
         if not self.systems or list(self.systems) != sorted(self.systems, reverse=True):
             raise InputError(
-                f"accelerations are {list(self.systems)}; pass at least one, in decreasing order",
-                code="rounds.invalid",
+                f"accelerations: {list(self.systems)}; pass decreasing ones", code="rounds.invalid"
             )
 
     @property
@@ -72,9 +71,7 @@ class DeepinvMeasure:
 def _as_batch(image: Tensor) -> Tensor:
     if image.ndim not in (2, 3):
         raise InputError(
-            f"the image has shape {tuple(image.shape)}; pass one image (height, width) or "
-            "(channel, height, width)",
-            code="shape.axes",
+            f"the image has shape {tuple(image.shape)}; pass one of 2 or 3 axes", code="shape.axes"
         )
     channels = image if image.ndim == 3 else image[None]
     if torch.is_complex(channels):

@@ -75,8 +75,7 @@ class LineCovariance(ABC):
             line, gain = posterior.best(free)
             if not math.isfinite(gain):
                 raise InputError(
-                    "samples or task outputs are not finite; no line can be chosen",
-                    code="value.nonfinite",
+                    "samples or task outputs are not finite; check them", code="value.nonfinite"
                 )
             if gain <= least:
                 line = int(np.argmax(np.where(free, own, -np.inf)))
@@ -273,9 +272,7 @@ def _require_samples(samples: int, aim: Aim) -> None:
     # By outputs each sample is compared with the others.
     if samples < (needed := 3 if aim == "outputs" else 2):
         raise InputError(
-            f"samples is {samples}, and lines are chosen by how samples differ; use at least "
-            f"{needed}",
-            code="samples.mismatch",
+            f"samples is {samples}; choosing lines takes at least {needed}", code="samples.mismatch"
         )
 
 
@@ -300,9 +297,7 @@ def _mean_gradients(read: Callable[[Any], Any], images: Tensor) -> Tensor:
         outputs = read(leaf)
         if not isinstance(outputs, Tensor) or not outputs.requires_grad:
             raise InputError(
-                "the task has no gradient, so that lines cannot be chosen by it; choose the aim "
-                "'outputs'",
-                code="component.invalid",
+                "the task has no gradient; choose the aim 'outputs'", code="component.invalid"
             )
         outputs = outputs.reshape(len(leaf), -1)
         slopes = [
@@ -326,8 +321,7 @@ class AdaptiveConfig:
         """Raise InputError if there are fewer samples than lines are chosen by."""
         if self.looks is not None and self.looks > samples:
             raise InputError(
-                f"looks is {self.looks} of [choose], and samples is {samples}; set at most as many",
-                code="samples.mismatch",
+                f"looks is {self.looks} of {samples} samples; set fewer", code="samples.mismatch"
             )
         _require_samples(samples, self.aim)
 
@@ -345,8 +339,7 @@ def require_line_measure(system: Any) -> LineMeasure:
     """Raise InputError if an imaging system cannot measure any lines."""
     if not isinstance(system, LineMeasure):
         raise InputError(
-            "this imaging system cannot measure chosen lines; see taskuq.protocols.LineMeasure",
-            code="component.invalid",
+            "the system measures no chosen lines; see LineMeasure", code="component.invalid"
         )
     return system
 

@@ -35,8 +35,7 @@ def compression_matrix(coil_images: Tensor, coils: int) -> Tensor:
     """Return the orthonormal mixing (..., coil, virtual coil) that retains the most energy."""
     if coil_images.ndim < 3 or not 1 <= coils <= coil_images.shape[-3]:
         raise InputError(
-            f"coils is {coils} for images {tuple(coil_images.shape)}; pass 1 to their coils",
-            code="value.invalid",
+            f"coils is {coils}; pass 1 to the coils of the images", code="value.invalid"
         )
     # The Gram matrix has the same V and is as small as the number of coils. In double precision
     # squaring the singular values loses nothing that single precision had.

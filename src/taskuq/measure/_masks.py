@@ -72,13 +72,11 @@ def read_masks(path: Path, accelerations: Sequence[float], width: int | None = N
         rates = np.atleast_1d(arrays["accelerations"]).astype(float).tolist()
     if masks.dtype != bool or masks.ndim != 2 or len(masks) != len(rates):
         raise InputError(
-            f"{path} holds masks of shape {masks.shape} for {len(rates)} rounds; make them anew",
-            code="file.format",
+            f"{path} has masks {masks.shape} for {len(rates)} rounds; remake it", code="file.format"
         )
     if width not in (None, masks.shape[1]):
         raise InputError(
-            f"{path} has masks of {masks.shape[1]} lines, and {width} are needed",
-            code="shape.mismatch",
+            f"{path} has {masks.shape[1]} lines; {width} are needed", code="shape.mismatch"
         )
     if missing := [R for R in accelerations if float(R) not in rates]:
         raise InputError(
@@ -305,8 +303,7 @@ def line_counts(width: int, accelerations: Sequence[float]) -> list[int]:
     """Return the number of lines of each round."""
     if len(accelerations) == 0 or min(accelerations) < 1:
         raise InputError(
-            f"accelerations are {list(accelerations)}; pass numbers of at least 1",
-            code="rounds.invalid",
+            f"accelerations are {list(accelerations)}; pass at least 1", code="rounds.invalid"
         )
     lines = [round(width / R) for R in accelerations]
     if lines[0] < 1 or any(b <= a for a, b in pairwise(lines)):

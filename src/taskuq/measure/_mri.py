@@ -46,8 +46,7 @@ class MaskConfig:
     def __post_init__(self) -> None:
         if self.published and self.file is not None:
             raise InputError(
-                "measure.published and measure.file are both set; remove one",
-                code="option.conflict",
+                "set only one of measure.published and measure.file", code="option.conflict"
             )
 
     @property
@@ -66,8 +65,7 @@ class MaskConfig:
         if self.published:
             if width != 320:
                 raise InputError(
-                    f"images have {width} columns; the published masks have 320",
-                    code="shape.mismatch",
+                    f"images have {width} columns; published masks, 320", code="shape.mismatch"
                 )
             return published_masks(self.accelerations)
         rng = np.random.default_rng(self.seed)
@@ -212,8 +210,7 @@ class AdaptiveMRIScanner:
         """Measure the columns that a round adds, and their k-space (coil, height, column)."""
         if round not in self.columns:
             raise InputError(
-                f"no lines were requested for round {round}; request them first",
-                code="rounds.invalid",
+                f"round {round} has no lines; request them first", code="rounds.invalid"
             )
         return _measure_columns(self.image, self.columns[round])
 

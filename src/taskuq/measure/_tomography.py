@@ -237,10 +237,7 @@ def stack_sinograms(
             )
     sizes = {scan.size for scan in measurements}
     if len(sizes) != 1:
-        raise InputError(
-            f"images have sizes {sorted(sizes)}; pass measurements of one size",
-            code="shape.mismatch",
-        )
+        raise InputError(f"images have sizes {sorted(sizes)}; pass one size", code="shape.mismatch")
     angles = tuple(sorted({angle for scan in measurements for angle in scan.angles}))
     radon = Radon(sizes.pop(), angles)
     mask = np.stack([np.isin(angles, scan.angles) for scan in measurements])
@@ -542,8 +539,7 @@ class AdaptiveCTScanner(SimulatedCTScanner):
         """Measure the views that a round adds: their indices, and line integrals."""
         if round not in self.views:
             raise InputError(
-                f"no views were requested for round {round}; request them first",
-                code="rounds.invalid",
+                f"round {round} has no views; request them first", code="rounds.invalid"
             )
         views = np.sort(self.views[round])
         rate = [*self.scanner.accelerations, 1.0][round]
@@ -599,8 +595,7 @@ class TomographyConfig:
         """Return the scanner of images of a width."""
         if noise:
             raise InputError(
-                f"noise is {noise}; tomography has photon noise: set measure.photons instead",
-                code="option.conflict",
+                f"noise is {noise}; for tomography, set measure.photons", code="option.conflict"
             )
         chosen = None
         if self.file is not None:
