@@ -32,7 +32,7 @@ def test_kspace_reads_back_bit_for_bit(write_volume, size):
 
 def test_attributes_and_header_are_read(write_volume):
     volume = open_volume(write_volume("file1000052.h5", height=48, width=40, recon=32)[0])
-    assert (volume.name, volume.acquisition, volume.patient) == ("file1000052", "CORPD_FBK", "0a1b")
+    assert (volume.name, volume.acquisition) == ("file1000052", "CORPD_FBK")
     assert volume.encoded_lines == 40
 
 

@@ -159,8 +159,6 @@ _TYPICAL = {
 DETAIL = {"t1": 0.25, "t2": -0.2, "flair": -0.12}
 # Relative deviation of signals between scans; of other tissues 0.1.
 _SPREAD = {"grey": 0.03, "white": 0.03, "csf": 0.15, "fat": 0.15, "lesion": 0.08}
-# Relative deviation of signals between scans; of other tissues 0.1.
-_SPREAD = {"grey": 0.03, "white": 0.03, "csf": 0.15, "fat": 0.15, "lesion": 0.08}
 
 
 class _TissueMaps(NamedTuple):

@@ -90,12 +90,7 @@ def _make_volume(volume: _SyntheticVolume, layout: FastMRILayout) -> list[str]:
     from taskuq.measure._fourier import fft2c
 
     size, rng = layout.recon, np.random.default_rng([volume.number, 1])
-    # The same stretch of the head, whatever the number of slices.
-    plan = PatientDistribution(
-        size=size, slices=volume.slices, spacing=60 / volume.slices, noise=(0, 0),
-        lesions=LesionDistribution(patients=1.0),
-    )  # fmt: skip
-    patient = draw_patient(plan, load_anatomy(), rng=np.random.default_rng([volume.number, 0]))
+    patient = _patient(volume, size)
     maps = coil_sensitivities(layout.coils, size, size, rng=rng)
     top, left = (layout.height - size) // 2, (layout.width - size) // 2
     first, end = layout.acquired
@@ -162,6 +157,15 @@ def make_fastmri(
     for table, lines in (("knee", [",".join(COLUMNS), *rows]), ("knee_file_list", names)):
         with atomic_write(folder / f"{table}.csv") as partial:
             partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _patient(volume: _SyntheticVolume, size: int) -> Patient:
+    # The same stretch of the head, whatever the number of slices.
+    lesions = LesionDistribution(patients=1.0)
+    plan = PatientDistribution(
+        size=size, slices=volume.slices, spacing=60 / volume.slices, lesions=lesions, noise=(0, 0)
+    )
+    return draw_patient(plan, load_anatomy(), rng=np.random.default_rng([volume.number, 0]))
 
 
 def _rows(name: str, patient: Patient) -> list[str]:

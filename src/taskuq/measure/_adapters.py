@@ -62,18 +62,12 @@ class DeepinvMeasure:
 
     def __call__(self, image: Tensor, acceleration: float) -> DeepinvMeasurement:
         """Measure one image: (height, width), or (channel, height, width)."""
-        batch = _as_batch(image)
+        if image.ndim not in (2, 3):
+            raise InputError(
+                f"the image has shape {tuple(image.shape)}; pass 2 or 3 axes", code="shape.axes"
+            )
+        channels = image if image.ndim == 3 else image[None]
+        batch = (to_channels(channels) if torch.is_complex(channels) else channels)[None]
         keywords = {} if self.seed is None else {"seed": image_seed(image, self.seed)}
         physics = self.physics[self.accelerations[round_at(acceleration, self.accelerations)]]
         return DeepinvMeasurement(physics(batch, **keywords), physics, float(acceleration))
-
-
-def _as_batch(image: Tensor) -> Tensor:
-    if image.ndim not in (2, 3):
-        raise InputError(
-            f"the image has shape {tuple(image.shape)}; pass one of 2 or 3 axes", code="shape.axes"
-        )
-    channels = image if image.ndim == 3 else image[None]
-    if torch.is_complex(channels):
-        channels = to_channels(channels)
-    return channels[None]

@@ -44,8 +44,7 @@ def compression_matrix(coil_images: Tensor, coils: int) -> Tensor:
     V: Tensor = torch.linalg.eigh((X @ X.mH).conj()).eigenvectors.flip(-1)[..., :coils]
     # Eigenvectors have no phase of their own; a real, positive largest entry makes them repeat.
     pivot = torch.take_along_dim(V, V.abs().argmax(-2, keepdim=True), dim=-2)
-    V = V * (pivot.abs() / pivot)
-    return V.to(coil_images.dtype)
+    return (V * (pivot.abs() / pivot)).to(coil_images.dtype)
 
 
 def compress_coils(coil_images: Tensor, matrix: Tensor) -> Tensor:
@@ -67,11 +66,8 @@ def to_channels(images: Tensor) -> Tensor:
 def to_complex(channels: Tensor) -> Tensor:
     """Convert channels back to complex images: the inverse of :func:`to_channels`."""
     if channels.is_complex() or channels.ndim < 3 or channels.shape[-3] % 2:
-        raise InputError(
-            f"channels have shape {tuple(channels.shape)} and type {channels.dtype}; pass real "
-            "channels (..., 2 * coil, height, width), as to_channels returns them",
-            code="shape.axes",
-        )
+        given = f"channels have shape {tuple(channels.shape)} and type {channels.dtype}"
+        raise InputError(f"{given}; pass real (..., 2 * coil, height, width)", code="shape.axes")
     *batch, count, height, width = channels.shape
     pairs = channels.reshape(*batch, count // 2, 2, height, width).movedim(-3, -1)
     return torch.view_as_complex(pairs.contiguous())
@@ -171,14 +167,8 @@ def random_sensitivities(
     distance = between(1.5, 2.2, cases, 1) * (1 + 0.3 * stray())
     radius = between(0.4, 0.9, cases, 1) * (1 + stray()).clamp_min(0.5)
     phase = between(0.0, 2 * math.pi, cases, coils)
-    return _ring_sensitivities(
-        place * 2 * math.pi / coils,
-        distance.clamp_min(1.45),
-        radius,
-        torch.polar(torch.ones_like(phase), phase),
-        height,
-        width,
-    )
+    turn, factor = place * 2 * math.pi / coils, torch.polar(torch.ones_like(phase), phase)
+    return _ring_sensitivities(turn, distance.clamp_min(1.45), radius, factor, height, width)
 
 
 def smooth_phase(

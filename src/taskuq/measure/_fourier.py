@@ -117,9 +117,6 @@ def sensitivity_window(count: Tensor, width: int) -> Tensor:
 def central_lines(mask: Tensor) -> Tensor:
     """Count the measured lines around the zero frequency without a gap, integers (case,).
 
-    The largest centred window in which every column is measured, so that a sensitivity estimate
-    never uses a line that was not acquired; 0 without the zero frequency.
-
     Example:
         >>> mask = torch.zeros(1, 320, dtype=torch.bool)
         >>> mask[0, 156:165] = True  # the nine central lines of the published mask for R = 16
