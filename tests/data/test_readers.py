@@ -22,14 +22,12 @@ from taskuq.data._folder import FolderData
 from taskuq.data._readers import READERS, DataConfig, open_all, open_data, read_data
 from taskuq.table._table import TaskOutputs
 from taskuq.task._backbone import BackboneConfig
-from taskuq.task._cases import TaskDataset
 from taskuq.task._classifier import ClassifierConfig
 from taskuq.task._classifier_training import _ClassifierTraining
 from taskuq.training._config import TrainingConfig
 from taskuq.training._fit import TrainerOptions, train
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-LGG = Path(__file__).resolve().parents[2] / "../shared/data/lgg/lgg_flair_128_all_dev.npz"
 NOTES = "file,slice,study_level,x,y,width,height,label\n"
 GROUPS, SLICES, SIZE = 6, 2, 32
 CASES = GROUPS * SLICES
@@ -227,7 +225,7 @@ from taskuq.data._readers import READERS, DataConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ramp(Reader):
+class Ramp(DataConfig):
     cases: int
 
     def open(self):
@@ -332,25 +330,6 @@ def test_the_atlas_is_the_same_in_memory_and_case_by_case():
         assert np.array_equal(one.cases[k].image, other.cases[k].image)
 
 
-def test_fastmri_slices_come_as_magnitudes_with_their_labels(tmp_path):
-    h5py = pytest.importorskip("h5py")
-    rng = np.random.default_rng(0)
-    for name in ("file1", "file2"):
-        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
-            values = rng.normal(size=(5, 9, 320, 320, 2)).astype(np.float32)
-            file["kspace"] = values.view(np.complex64)[..., 0]
-            file.attrs["acquisition"] = "CORPD_FBK"
-    notes = "file,slice,study_level,x,y,width,height,label\nfile2,2,No,10,10,5,5,Meniscus Tear\n"
-    (tmp_path / "knee.csv").write_text(notes)
-    config = FastMRIData(path=tmp_path, labels=tmp_path / "knee.csv")
-    part = config.open_targets()
-    case = TaskDataset(part.cases, part.targets)[0, 1]
-
-    assert part.targets.sum() == 1
-    assert case["image"].shape == (320, 320)
-    assert not case["image"].is_complex()
-
-
 def test_a_folder_of_mixed_sizes_is_refused_and_can_be_cut(tmp_path):
     image = pytest.importorskip("PIL.Image")
     rows = ["file,label,group"]
@@ -371,15 +350,3 @@ def test_a_folder_of_mixed_sizes_is_refused_and_can_be_cut(tmp_path):
         train(settings, tmp_path / "run", machine=machine)
     cut = replace(data, cut=16)
     train(replace(settings, data=cut), tmp_path / "b", machine=machine)
-
-
-@pytest.mark.skipif(not LGG.exists(), reason="the real slices are not part of this project")
-def test_real_slices_are_split_by_patient():
-    data = NpzData(path=LGG, keep="central")
-    settings = _ClassifierTraining(data=data, split=SplitConfig(train=0.5, tune=0.1))
-    parts = settings.open_parts()
-    patients = [set(part.cases.groups) for part in parts]
-
-    assert sum(len(part.cases) for part in parts) == 1801
-    assert [len(p) for p in patients] == [44, 8, 36]
-    assert not patients[0] & patients[1] | patients[1] & patients[2] | patients[0] & patients[2]

@@ -30,12 +30,6 @@ def test_kspace_reads_back_bit_for_bit(write_volume, size):
         assert volume.kspace(index).tobytes() == kspace[index].tobytes()
 
 
-def test_attributes_and_header_are_read(write_volume):
-    volume = open_volume(write_volume("file1000052.h5", height=48, width=40, recon=32)[0])
-    assert (volume.name, volume.acquisition) == ("file1000052", "CORPD_FBK")
-    assert volume.encoded_lines == 40
-
-
 def test_missing_fields_are_missing_and_not_guessed(write_volume):
     volume = open_volume(write_volume(header=False, acquisition=None, rss=False)[0])
     assert volume.encoded_lines is None

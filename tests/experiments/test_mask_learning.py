@@ -194,15 +194,6 @@ def test_arrays_and_images_of_several_shapes_compete_as_well(tmp_path):
     learn_masks(several, tmp_path / "several.npz", progress=False)
 
 
-def test_no_round_ends_inside_a_block(tmp_path):
-    one = learner(Draws())
-    one = replace(one, config=replace(one.config, block=3, tries=2))
-    masks, order = learn_masks(one, tmp_path / "m.npz", progress=False)
-    # Rounds of 2, 4 and 8 lines, one at the beginning: blocks of 1, 2, 3 and 1 lines.
-    assert one.recover.calls == 4 * 3 * (1 + 1 + 2)
-    assert masks[1, order.all[:4]].all()
-
-
 def test_tries_need_a_task_and_a_number():
     for settings in ({"tries": -1}, {"tries": 2, "aim": "variance"}):
         with refused("value.invalid", "tries"):

@@ -63,12 +63,6 @@ def test_a_line_outside_the_centre_is_drawn_by_its_weight(rule):
     assert ((low <= times) & (times <= high))[others].all()
 
 
-def test_the_same_generator_gives_the_same_masks_and_another_does_not():
-    draw = _RandomMasks()
-    assert torch.equal(draw(8, 64, generator()), draw(8, 64, generator()))
-    assert not torch.equal(draw(8, 64, generator()), draw(8, 64, generator(1)))
-
-
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [

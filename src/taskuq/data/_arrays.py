@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -115,11 +114,9 @@ def read_npz(
     return ArrayDataset(arrays["images"], arrays["label"], groups, arrays.get("case"), normalise)
 
 
-def _save_npz(dataset: Dataset, path: Path | str, indices: Sequence[int] | None = None) -> Path:
-    """Write cases of any data set into one .npz file that :func:`read_npz` reads."""
-    items = [dataset[i] for i in (range(len(dataset)) if indices is None else indices)]
-    if not items:
-        raise InputError("no cases are chosen; pass at least one index", code="value.invalid")
+def _save_npz(dataset: Dataset, path: Path | str) -> Path:
+    """Write any data set into one .npz file that :func:`read_npz` reads."""
+    items = [dataset[i] for i in range(len(dataset))]
     with atomic_write(path) as partial, partial.open("wb") as file:
         images, *columns = zip(*items, strict=True)
         named = dict(zip(Case._fields[1:], map(np.array, columns), strict=True))
