@@ -97,9 +97,7 @@ def _stored_slices(volume: Volume, preparation: FastMRIPreprocessing, cache: Pat
     record = read_json(path, SCHEMA, remedy=REMEDY)
     with complete_record(path, "record of prepared slices", REMEDY):
         if not _is_of(volume, record["source"]):
-            raise InputError(
-                f"{path} was made from another file than {volume.path}", code="resume.mismatch"
-            )
+            raise InputError(f"{path} was made from another file", code="resume.mismatch")
         for name in ARRAYS:
             size, array = record["bytes"][name], _array(path, name)
             if not array.is_file() or array.stat().st_size != size:
@@ -254,17 +252,13 @@ def _survey(
     """Inspect every .h5 file of a folder, sorted by path: used, or skipped and why."""
     files = sorted(Path(folder).rglob("*.h5"))
     if not files:
-        raise InputError(
-            f"{folder} has no .h5 file; use the folder of fastMRI volumes", code="file.missing"
-        )
+        raise InputError(f"{folder} has no .h5 file; use one of volumes", code="file.missing")
     surveyed = []
     for file in files:
         row = _survey_file(file, preparation, labels, thorough)
         is_choice = row.reason.startswith(("acquisition is", "not annotated"))
         if strict and row.reason and not is_choice:
-            raise InputError(
-                f"{file}: {row.reason}; remove the file or --strict", code="file.format"
-            )
+            raise InputError(f"{file}: {row.reason}; remove it or --strict", code="file.format")
         surveyed.append(row)
     return surveyed
 
@@ -293,9 +287,7 @@ class FastMRIDataset:
             raise InputError(f"no file of {folder} can be used ({reasons})", code="file.format")
         names = [volume.name for volume in self.volumes]
         if len(set(names)) != len(names):
-            raise InputError(
-                f"file names repeat below {folder}; keep one of each", code="table.duplicate"
-            )
+            raise InputError(f"files repeat below {folder}; keep one each", code="table.duplicate")
         self._stored, self.raw_because = _find_prepared(
             self.volumes, self.preparation, self.cache, exact=exact
         )
@@ -382,9 +374,7 @@ class FastMRIData(DataConfig):
         notes = self._labels
         unreadable = () if notes is None else notes.annotations.unreadable
         if strict and unreadable:
-            raise InputError(
-                f"labels, {unreadable[0]}; correct it or remove --strict", code="file.format"
-            )
+            raise InputError(f"labels, {unreadable[0]}; or remove --strict", code="file.format")
         folders: list[tuple[Path, Slices]] = []
         if self.path is not None or self.validation_path is None:
             folders.append((self._training_folder, "all"))

@@ -32,13 +32,9 @@ def _read_frame(path: Path, index: int) -> FloatArray:
     """Read one frame as a magnitude image (height, width)."""
     image = np.asarray(_read(path, index), dtype=np.float32)
     if image.ndim != 2:
-        raise InputError(
-            f"{path} has frames of shape {image.shape}; convert it to grey", code="shape.axes"
-        )
+        raise InputError(f"{path} has shape {image.shape}; convert it to grey", code="shape.axes")
     if not np.isfinite(image).all():
-        raise InputError(
-            f"{path} has NaN or infinity in frame {index}; replace it", code="value.nonfinite"
-        )
+        raise InputError(f"{path} is not finite in frame {index}; fix it", code="value.nonfinite")
     return image
 
 
@@ -84,9 +80,7 @@ def _nifti(path: Path, index: int | None) -> Any:
     shape = tuple(map(int, volume.shape))
     require_plausible_size(path, math.prod(shape) * volume.get_data_dtype().itemsize)
     if len(shape) != 3:
-        raise InputError(
-            f"{path} has shape {shape}; use three-dimensional NIfTI volumes", code="shape.axes"
-        )
+        raise InputError(f"{path} has shape {shape}; use 3D NIfTI volumes", code="shape.axes")
     if index is None:
         return shape[2]
     return np.rot90(np.asarray(volume.dataobj[:, :, range(shape[2])[index]]))
@@ -277,18 +271,13 @@ def _center_fit(image: FloatArray, height: int, width: int) -> FloatArray:
 
 def _read_table(folder: Path, table: Path, group: Grouping | None) -> tuple[_ImageFrame, ...]:
     """Read the images of a table of labels, in its order."""
-    try:
-        with table.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            columns = set(reader.fieldnames or ())
-            rows = [(reader.line_num, row) for row in reader]
-    except (OSError, ValueError, csv.Error) as error:
-        raise InputError(
-            f"{table} cannot be read ({error}); use a CSV file", code="file.format"
-        ) from error
+    with reading(table, "a CSV file"), table.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        columns = set(reader.fieldnames or ())
+        rows = [(reader.line_num, row) for row in reader]
     if missing := {"file", "label"} - columns:
         raise InputError(
-            f"{table} has no column {', '.join(sorted(missing))}; add it", code="table.column"
+            f"{table} has no {', '.join(sorted(missing))}; add it", code="table.column"
         )
     if "group" not in columns and group is None:
         advice = "add it (patient or volume), or set data.group: file, folder or each"
@@ -325,9 +314,7 @@ def _frames(
         given = f"label is {row['label']!r} and slice {row.get('slice')!r}"
         raise InputError(f"{where}: {given}; use integers", code="dtype.invalid") from None
     if group is None and not (row["group"] or "").strip():
-        raise InputError(
-            f"{where}: group is empty; name the patient or volume", code="groups.missing"
-        )
+        raise InputError(f"{where}: group is empty; name the patient", code="groups.missing")
     count = _count_frames(path)
     if chosen is not None and not 0 <= chosen < count:
         raise InputError(

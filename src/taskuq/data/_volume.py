@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from taskuq._io import atomic_write, open_npz, require_plausible_size
+from taskuq._io import atomic_write, open_npz, reading, require_plausible_size
 from taskuq.errors import InputError, MachineError, first_line
 from taskuq.measure._coils import compress_coils, compression_matrix
 from taskuq.measure._fourier import fft2c, ifft2c
@@ -84,33 +84,23 @@ def read_annotations(path: Path | str) -> _Annotations:
     """Read a fastMRI+ file such as knee.csv or brain.csv; bad rows are listed, not raised."""
     path = Path(path)
     rows, unreadable = [], []
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            missing = set(COLUMNS) - set(reader.fieldnames or ())
-            if missing:
-                names = ", ".join(sorted(missing))
-                raise InputError(f"{path}, a fastMRI+ file, needs {names}", code="table.column")
-            for row in reader:
-                try:
-                    rows.append(_annotation(row))
-                except ValueError as error:
-                    unreadable.append(f"line {reader.line_num}: {error}")
-    except (OSError, UnicodeError, csv.Error) as error:
-        raise InputError(
-            f"{path} cannot be read ({error}); use a fastMRI+ CSV file", code="file.format"
-        ) from error
+    with reading(path, "a fastMRI+ CSV file"), path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        if missing := set(COLUMNS) - set(reader.fieldnames or ()):
+            names = ", ".join(sorted(missing))
+            raise InputError(f"{path}, a fastMRI+ file, needs {names}", code="table.column")
+        for row in reader:
+            try:
+                rows.append(_annotation(row))
+            except ValueError as error:
+                unreadable.append(f"line {reader.line_num}: {error}")
     return _Annotations(tuple(rows), tuple(unreadable))
 
 
 def read_file_list(path: Path | str) -> frozenset[str]:
     """Read the list of annotated volumes, one name in each line."""
-    try:
+    with reading(path, "a list of file names"):
         lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{path} cannot be read ({error}); use a list of file names", code="file.format"
-        ) from error
     return frozenset(line.strip().strip(",").removesuffix(".h5") for line in lines if line.strip())
 
 
@@ -167,9 +157,6 @@ def _whole(text: str, name: str) -> int:
         return int(text)
     except ValueError:
         raise ValueError(f"{name} is {text!r}, not a number") from None
-
-
-_NAMESPACE = "{http://www.ismrm.org/ISMRMRD}"
 
 
 @dataclass(frozen=True)
@@ -233,20 +220,14 @@ def open_volume(path: Path | str) -> Volume:
 def _encoded_lines(xml: bytes | str) -> int | None:
     """Return the number of encoded lines of an ISMRMRD header, or None."""
     try:
-        node: ElementTree.Element | None = ElementTree.fromstring(xml)
+        header = ElementTree.fromstring(xml)
     except ElementTree.ParseError as error:
         raise InputError(
             f"the ISMRMRD header is not XML ({error}); fetch the file again", code="file.format"
         ) from error
-    for step in ("encoding", "encodedSpace", "matrixSize", "y"):
-        if node is None:
-            return None
-        child = node.find(_NAMESPACE + step)
-        node = child if child is not None else node.find(step)
-    try:
-        return None if node is None or node.text is None else int(node.text)
-    except ValueError:
-        return None
+    # In any namespace, or in none.
+    lines = header.findtext("{*}encoding/{*}encodedSpace/{*}matrixSize/{*}y", "")
+    return int(lines) if lines.strip().isdecimal() else None
 
 
 @contextmanager

@@ -55,16 +55,14 @@ class LineCovariance(ABC):
         free = ~np.asarray(measured, dtype=bool)
         if not 0 <= count <= free.sum():
             raise InputError(
-                f"{count} lines are to be chosen, and {free.sum()} are left", code="value.invalid"
+                f"count is {count}, and {free.sum()} lines are left", code="value.invalid"
             )
         posterior, own = self._given(known), self._line_variance
         lines, gains, least = list[int](), list[float](), TIES * self.left(())
         while len(lines) < count:
             line, gain = posterior.best(free)
             if not math.isfinite(gain):
-                raise InputError(
-                    "samples or task outputs are not finite; check them", code="value.nonfinite"
-                )
+                raise InputError("samples or outputs are not finite", code="value.nonfinite")
             if gain <= least:  # no line reduces the variance: the one that varies most
                 line = int(np.argmax(np.where(free, own, -np.inf)))
             lines.append(line)
@@ -206,9 +204,7 @@ def line_covariance(
     """Compute line and objective covariance of one case."""
     images = torch.as_tensor(recoveries).detach()
     if aim not in AIMS:
-        raise InputError(
-            f"the aim is {aim!r}; choose from {', '.join(AIMS)}", code="choice.unknown"
-        )
+        raise InputError(f"aim is {aim!r}; choose from {', '.join(AIMS)}", code="choice.unknown")
     _require_samples(len(images), aim)
     slopes = _mean_gradients(read, images) if aim == "gradient" else None
     with torch.no_grad():
@@ -250,9 +246,7 @@ def _gram_covariance(
 def _noise_variance(total: FloatArray, ridge: float) -> FloatArray:
     """Return the noise variance that regularises few samples, relative to their variance."""
     if not 0 < ridge < math.inf:
-        raise InputError(
-            f"the ridge is {ridge}; set a positive number, e.g. 0.01", code="value.invalid"
-        )
+        raise InputError(f"ridge is {ridge}; set a number above 0", code="value.invalid")
     # Samples that agree everywhere carry no information, whatever the noise.
     return np.asarray(ridge * np.where(total > 0, total, 1.0))
 
@@ -280,7 +274,7 @@ def _mean_gradients(read: Callable[[Any], Any], images: Tensor) -> Tensor:
         outputs = read(leaf)
         if not isinstance(outputs, Tensor) or not outputs.requires_grad:
             raise InputError(
-                "the task has no gradient; choose the aim 'outputs'", code="component.invalid"
+                "the task has no gradient; use aim 'outputs'", code="component.invalid"
             )
         outputs = outputs.reshape(len(leaf), -1)
         slopes = [
@@ -319,9 +313,7 @@ class AdaptiveConfig:
 def require_line_measure(system: Any) -> LineMeasure:
     """Raise InputError if an imaging system cannot measure any lines."""
     if not isinstance(system, LineMeasure):
-        raise InputError(
-            "the system measures no chosen lines; see LineMeasure", code="component.invalid"
-        )
+        raise InputError("the system is no taskuq.protocols.LineMeasure", code="component.invalid")
     return system
 
 

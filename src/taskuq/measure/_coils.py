@@ -34,9 +34,7 @@ def magnitude(image: Tensor) -> Tensor:
 def compression_matrix(coil_images: Tensor, coils: int) -> Tensor:
     """Return the orthonormal mixing (..., coil, virtual coil) that retains the most energy."""
     if coil_images.ndim < 3 or not 1 <= coils <= coil_images.shape[-3]:
-        raise InputError(
-            f"coils is {coils}; pass 1 to the coils of the images", code="value.invalid"
-        )
+        raise InputError(f"coils is {coils}; pass 1 to those of the images", code="value.invalid")
     # The Gram matrix has the same V and is as small as the number of coils. In double precision
     # squaring the singular values loses nothing that single precision had.
     X = coil_images.flatten(-2).to(torch.complex128)
@@ -81,21 +79,6 @@ def _spline_basis(positions: ArrayLike, knots: int) -> NDArray[np.float64]:
     return np.where(t < 1, near, np.where(t < 2, far, 0.0))
 
 
-@lru_cache(maxsize=32)
-def _upsampling(coarse: int, fine: int) -> NDArray[np.float64]:
-    """Return the matrix (fine, coarse) of spline upsampling; it reproduces straight lines."""
-    # Splines with one phantom knot at each end, fitted so that they pass through the values;
-    # the phantom knots continue the curve straight.
-    knots = coarse + 2
-    collocation = np.zeros((knots, knots))
-    collocation[1:-1] = _spline_basis(np.arange(coarse), knots)
-    collocation[0, :3] = collocation[-1, -3:] = (1, -2, 1)
-    values = np.zeros((knots, coarse))
-    values[1:-1] = np.eye(coarse)
-    coefficients = np.linalg.solve(collocation, values)
-    return _spline_basis(np.linspace(0, coarse - 1, fine), knots) @ coefficients
-
-
 def smooth_field(
     axes: Sequence[ArrayLike | int], spacing: Sequence[float], *, rng: np.random.Generator
 ) -> NDArray[np.float64]:
@@ -120,12 +103,11 @@ _COARSE = 20
 _KNOTS = 5
 
 
-def coil_sensitivities(
-    coils: int, height: int, width: int, *, rng: np.random.Generator, jitter: float = 0.1
-) -> Tensor:
+def coil_sensitivities(coils: int, height: int, width: int, *, rng: np.random.Generator) -> Tensor:
     """Draw sensitivities (coil, height, width) of circular loops on a ring around the image."""
     if coils < 1:
         raise InputError(f"coils is {coils}; pass at least 1", code="value.invalid")
+    jitter = 0.1
     angle = (np.arange(coils) + jitter * rng.normal(size=coils)) * 2 * np.pi / coils
     angle = angle + rng.uniform(0, 2 * np.pi)
     # In units of half the field of view, whose corners are at 1.41: no wire crosses the image.
@@ -142,9 +124,7 @@ def _ring_sensitivities(
     """Return sensitivities (..., coil, height, width) of given loops."""
     field = phase[..., None, None] * _loop_field(angle, distance, radius, _COARSE)
     # The field varies over centimetres; a coarse grid and cubic splines carry it exactly enough.
-    rows, columns = (
-        _upsampling_tensor(size, field.dtype, field.device) for size in (height, width)
-    )
+    rows, columns = (_upsampling(size, field.dtype, field.device) for size in (height, width))
     fine = rows @ field @ columns.mT
     unit: Tensor = fine / torch.linalg.vector_norm(fine, dim=-3, keepdim=True)
     return unit
@@ -171,11 +151,9 @@ def random_sensitivities(
     return _ring_sensitivities(turn, distance.clamp_min(1.45), radius, factor, height, width)
 
 
-def smooth_phase(
-    height: int, width: int, *, rng: np.random.Generator, strength: float = 1.0
-) -> Tensor:
+def smooth_phase(height: int, width: int, *, rng: np.random.Generator) -> Tensor:
     """Draw a smooth complex phase factor (height, width) of magnitude 1."""
-    phase = strength * smooth_field((height, width), (height / 2, width / 2), rng=rng)
+    phase = smooth_field((height, width), (height / 2, width / 2), rng=rng)
     return torch.as_tensor(np.exp(1j * phase).astype(np.complex64))
 
 
@@ -215,8 +193,17 @@ def _loop_field(angle: Tensor, distance: Tensor, radius: Tensor, size: int) -> T
 
 
 @lru_cache(maxsize=32)
-def _upsampling_tensor(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.as_tensor(_upsampling(_COARSE, size)).to(device, dtype)
+def _upsampling(fine: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the matrix (fine, coarse) of spline upsampling; it reproduces straight lines."""
+    # Splines with one phantom knot at each end, fitted so that they pass through the values;
+    # the phantom knots continue the curve straight.
+    knots = _COARSE + 2
+    collocation = np.zeros((knots, knots))
+    collocation[1:-1] = _spline_basis(np.arange(_COARSE), knots)
+    collocation[0, :3] = collocation[-1, -3:] = (1, -2, 1)
+    coefficients = np.linalg.solve(collocation, np.eye(knots)[:, 1:-1])
+    matrix = _spline_basis(np.linspace(0, _COARSE - 1, fine), knots) @ coefficients
+    return torch.as_tensor(matrix).to(device, dtype)
 
 
 @lru_cache(maxsize=32)

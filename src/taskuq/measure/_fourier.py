@@ -61,17 +61,13 @@ def complex_noise(images: Tensor, generator: torch.Generator) -> Tensor:
 def broadcast_mask(mask: Any, like: Tensor) -> Tensor:
     """Return a column mask on the device of images, shaped to broadcast with them."""
     tensor = torch.as_tensor(mask, device=like.device).bool()
-    if tensor.ndim == 0 or tensor.shape[-1] not in (1, like.shape[-1]) or tensor.ndim > like.ndim:
-        raise InputError(
-            f"the mask is {tuple(tensor.shape)} for {like.shape[-1]} columns", code="shape.mismatch"
-        )
     if 1 < tensor.ndim < like.ndim:
         batch, width = tensor.shape[:-1], tensor.shape[-1]
         tensor = tensor.reshape(*batch, *(1,) * (like.ndim - tensor.ndim), width)
-    if any(m not in (1, x) for m, x in zip(tensor.shape[::-1], like.shape[::-1], strict=False)):
-        raise InputError(
-            f"mask {tuple(tensor.shape)} is not (width,) or (case, width)", code="shape.mismatch"
-        )
+    pairs = zip(tensor.shape[::-1], like.shape[::-1], strict=False)
+    if not 1 <= tensor.ndim <= like.ndim or any(m not in (1, x) for m, x in pairs):
+        given = f"the mask has shape {tuple(tensor.shape)}, the images {tuple(like.shape)}"
+        raise InputError(f"{given}; pass (width,) or (case, width)", code="shape.mismatch")
     return tensor
 
 

@@ -65,9 +65,7 @@ def read_masks(path: Path, accelerations: Sequence[float], width: int | None = N
     """Read the masks (round, line) of some accelerations; others in the file are left out."""
     with open_npz(path, "masks") as arrays:
         if not {"masks", "accelerations"} <= set(arrays):
-            raise InputError(
-                f"{path} holds no masks; make them with taskuq masks", code="file.format"
-            )
+            raise InputError(f"{path} holds no masks; run taskuq masks", code="file.format")
         masks = np.asarray(arrays["masks"])
         rates = np.atleast_1d(arrays["accelerations"]).astype(float).tolist()
     if masks.dtype != bool or masks.ndim != 2 or len(masks) != len(rates):
@@ -75,17 +73,13 @@ def read_masks(path: Path, accelerations: Sequence[float], width: int | None = N
             f"{path} has masks {masks.shape} for {len(rates)} rounds; remake it", code="file.format"
         )
     if width not in (None, masks.shape[1]):
-        raise InputError(
-            f"{path} has {masks.shape[1]} lines; {width} are needed", code="shape.mismatch"
-        )
+        raise InputError(f"{path} has {masks.shape[1]} lines, not {width}", code="shape.mismatch")
     if missing := [R for R in accelerations if float(R) not in rates]:
         known = ", ".join(f"{R:g}" for R in rates)
         raise InputError(f"{path} is for R = {known}, not {missing[0]:g}", code="rounds.invalid")
     chosen = masks[[rates.index(float(R)) for R in accelerations]]
     if (chosen[1:] < chosen[:-1]).any():
-        raise InputError(
-            f"{path} holds masks that are not nested; make them anew", code="rounds.invalid"
-        )
+        raise InputError(f"{path} holds masks that are not nested", code="rounds.invalid")
     return chosen
 
 
@@ -253,7 +247,16 @@ def nested_masks(
         raise InputError(
             f"the rule is {rule!r}; choose 'inverse-distance' or 'uniform'", code="choice.unknown"
         )
-    widths = _acs_widths(width, lines, acs)
+    if acs is None:
+        scaled = [round(_ACS_STEP * (k + 1) * width / _SIZE) for k in range(len(lines))]
+        widths = [0, *(min(w, n // 2) for w, n in zip(scaled[1:], lines[1:], strict=True))]
+    else:
+        widths = list(acs)
+    if len(widths) != len(lines) or any(
+        not 0 <= w <= n for w, n in zip(widths, lines, strict=True)
+    ):
+        given = f"acs is {widths} for rounds of {lines} lines"
+        raise InputError(f"{given}; pass as many or fewer for each", code="rounds.invalid")
     if density is None:
         density = max(1.0, 15 / 16 * accelerations[0])
 
@@ -306,13 +309,3 @@ def line_counts(width: int, accelerations: Sequence[float]) -> list[int]:
         given = f"accelerations {list(accelerations)} measure {lines} of {width} lines"
         raise InputError(f"{given}; each must add a line", code="rounds.invalid")
     return lines
-
-
-def _acs_widths(width: int, lines: list[int], acs: Sequence[int] | None) -> list[int]:
-    if acs is None:
-        scaled = [round(_ACS_STEP * (k + 1) * width / _SIZE) for k in range(len(lines))]
-        return [0, *(min(w, n // 2) for w, n in zip(scaled[1:], lines[1:], strict=True))]
-    if len(acs) != len(lines) or any(not 0 <= w <= n for w, n in zip(acs, lines, strict=False)):
-        given = f"acs is {list(acs)} for rounds of {lines} lines"
-        raise InputError(f"{given}; pass as many or fewer for each", code="rounds.invalid")
-    return list(acs)

@@ -44,9 +44,7 @@ class MaskConfig:
 
     def __post_init__(self) -> None:
         if self.published and self.file is not None:
-            raise InputError(
-                "set only one of measure.published and measure.file", code="option.conflict"
-            )
+            raise InputError("set only measure.published or measure.file", code="option.conflict")
 
     @property
     def round_names(self) -> None:
@@ -62,9 +60,7 @@ class MaskConfig:
             return read_masks(self.file, self.accelerations, width)
         if self.published:
             if width != 320:
-                raise InputError(
-                    f"images have {width} columns; published masks, 320", code="shape.mismatch"
-                )
+                raise InputError(f"images have {width} columns, not 320", code="shape.mismatch")
             return published_masks(self.accelerations)
         rng = np.random.default_rng(self.seed)
         return nested_masks(width, self.accelerations, rng=rng, rule=self.rule)
@@ -214,9 +210,7 @@ class AdaptiveMRIScanner(_ColumnScanner):
 
     def measure(self, round: int) -> Columns:
         if round not in self.columns:
-            raise InputError(
-                f"round {round} has no lines; request them first", code="rounds.invalid"
-            )
+            raise InputError(f"round {round} has no lines; request some", code="rounds.invalid")
         return self._measure_columns(self.columns[round])
 
 

@@ -43,18 +43,14 @@ class Radon:
     def __call__(self, images: Tensor) -> Tensor:
         """Project images (..., size, size) to (..., view, detector)."""
         flat = images.reshape(-1, self.size**2)
-        projections = _applied(flat, *self._matrices(flat))
+        projections = _applied(flat, *_matrices(self, flat.dtype, flat.device))
         return projections.reshape(*images.shape[:-2], len(self.angles), self.detectors)
 
     def adjoint(self, projections: Tensor) -> Tensor:
         """Back-project (..., view, detector) to images (..., size, size)."""
         flat = projections.reshape(-1, len(self.angles) * self.detectors)
-        images = _applied(flat, *reversed(self._matrices(flat)))
+        images = _applied(flat, *reversed(_matrices(self, flat.dtype, flat.device)))
         return images.reshape(*projections.shape[:-2], self.size, self.size)
-
-    def _matrices(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        precision = torch.float64 if like.dtype == torch.float64 else torch.float32
-        return _matrices(self, precision, like.device)
 
 
 class _SparseMatmul(torch.autograd.Function):
@@ -90,6 +86,7 @@ def _matrices(radon: Radon, dtype: torch.dtype, device: torch.device) -> tuple[T
     pixels = np.broadcast_to(np.arange(size**2)[:, None], rows.shape)
     hit = weights > 0
     matrix = csr_array((weights[hit], (rows[hit], pixels[hit])), shape=(views * detectors, size**2))
+    dtype = torch.float64 if dtype == torch.float64 else torch.float32
     return _as_tensor(matrix, dtype, device), _as_tensor(matrix.T.tocsr(), dtype, device)
 
 
@@ -117,7 +114,6 @@ def _footprints(radon: Radon) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     bins = np.rint(places)[..., None] + np.array([-1, 0, 1])
 
     def until(t: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the fraction of a shadow to the left of t."""
         ends = [(wide + narrow, 1), (wide - narrow, -1), (narrow - wide, -1), (-wide - narrow, 1)]
         total = sum(sign * np.maximum(t + end, 0) ** 2 for end, sign in ends)
         return np.asarray(total / (8 * wide * narrow))
@@ -138,7 +134,6 @@ class DeepinvRadon:
 
     @property
     def detectors(self) -> int:
-        """Number of detector bins, as of :class:`Radon`."""
         return Radon(self.size, self.angles).detectors
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -510,9 +505,7 @@ class AdaptiveCTScanner(SimulatedCTScanner):
 
     def measure(self, round: int) -> Views:
         if round not in self.views:
-            raise InputError(
-                f"round {round} has no views; request them first", code="rounds.invalid"
-            )
+            raise InputError(f"round {round} has no views; request some", code="rounds.invalid")
         views = np.sort(self.views[round])
         rate = [*self.scanner.accelerations, 1.0][round]
         chosen = np.isin(np.arange(self.scanner.views), views)
@@ -565,9 +558,7 @@ class TomographyConfig:
     def scanner(self, width: int, *, noise: float, seed: int) -> ParallelBeamCT:
         """Return the scanner of images of a width."""
         if noise:
-            raise InputError(
-                f"noise is {noise}; for tomography, set measure.photons", code="option.conflict"
-            )
+            raise InputError(f"noise is {noise}; set measure.photons", code="option.conflict")
         chosen = None
         if self.file is not None:
             chosen = tuple(tuple(np.flatnonzero(mask).tolist()) for mask in self.masks(width))
