@@ -20,7 +20,6 @@ from taskuq.data._atlas import (
     save_atlas,
 )
 from taskuq.data._dataset import Dataset
-from taskuq.data._readers import plot_contact_sheet
 from taskuq.measure._coils import rss
 
 PLAN = PatientDistribution(size=64, slices=4)
@@ -90,19 +89,6 @@ def test_about_a_third_of_slices_has_a_lesion():
     assert 0.2 < labels.mean() < 0.5
 
 
-def test_flair_shows_the_brain_of_t1_with_grey_and_white_exchanged():
-    plan = replace(
-        PLAN, size=128, noise=(0.0, 0.0), lesions=LesionDistribution(patients=0.0, dots=0.0)
-    )
-    t1, flair = (
-        draw_patient(replace(plan, contrast=name), load_anatomy(), rng=np.random.default_rng(2))
-        for name in ("t1", "flair")
-    )
-    middle = (slice(None), slice(44, 84), slice(44, 84))
-    tissue = t1.images[middle] > 0.5
-    assert np.corrcoef(t1.images[middle][tissue], flair.images[middle][tissue])[0, 1] < -0.5
-
-
 def test_mixed_patients_have_all_contrasts():
     plan = PatientDistribution(size=16, slices=1, contrast="mixed")
     seen = {Atlas(12, seed=0, plan=plan).patient(k).contrast for k in range(12)}
@@ -137,17 +123,6 @@ def test_a_saved_atlas_reads_as_arrays(atlas, tmp_path):
     assert [item.case for item in data] == [item.case for item in atlas]
     # Half precision keeps three digits.
     assert torch.allclose(data[9].image, rss(atlas[9].image), rtol=2e-3, atol=1e-3)
-
-
-def test_a_contact_sheet_is_a_picture(atlas, tmp_path):
-    from PIL import Image
-
-    path = plot_contact_sheet(
-        atlas, tmp_path / "sheet.png", indices=range(8), outline=atlas.lesion_mask
-    )
-    with Image.open(path) as picture:
-        pixels = np.asarray(picture.convert("L"), dtype=float)
-    assert pixels.std() > 10
 
 
 def test_nothing_cannot_be_drawn():

@@ -62,11 +62,7 @@ def test_a_round_may_add_a_single_line(width, first):
 
 
 @settings(max_examples=200, deadline=None)
-@given(
-    width=st.integers(2, 400),
-    share=st.floats(0.01, 1),
-    density=st.floats(1, 20),
-)
+@given(width=st.integers(2, 400), share=st.floats(0.01, 1), density=st.floats(1, 20))
 def test_gro_has_exactly_its_lines_and_the_central_one(width, share, density):
     lines = max(1, round(share * width))
     mask = gro_mask(width, lines, density=density)

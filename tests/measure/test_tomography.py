@@ -33,11 +33,7 @@ def disc(size):
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    size=st.integers(2, 12),
-    views=st.integers(1, 6),
-    seed=st.integers(0, 9999),
-)
+@given(size=st.integers(2, 12), views=st.integers(1, 6), seed=st.integers(0, 9999))
 def test_back_projection_is_the_adjoint_and_no_mass_is_lost(size, views, seed):
     rng = np.random.default_rng(seed)
     radon = Radon(size, tuple(rng.uniform(0, np.pi, views)))
