@@ -275,10 +275,6 @@ def test_training_reads_a_store_that_rounds_and_judgement_does_not(volumes, kept
     assert reader.open_test().raw_because == ""
 
 
-def _touch(path):
-    os.utime(path, ns=(1, 1))
-
-
 def _other_content(path):
     content = bytearray(path.read_bytes())
     content[-100] ^= 1
@@ -329,7 +325,7 @@ def test_a_store_of_other_settings_is_not_taken(volumes, small_preparation, kept
 def test_a_copy_of_the_file_is_the_same_file(volumes, small_preparation, kept, no_kspace):
     cache = kept()
     for path in volumes.glob("*.h5"):
-        _touch(path)
+        os.utime(path, ns=(1, 1))
     no_kspace()
     assert FastMRIDataset(volumes, small_preparation, cache=cache)[0].image.shape == (8, 32, 32)
 

@@ -378,15 +378,6 @@ def test_outputs_are_those_of_the_lines_that_are_stored(table):
             assert np.allclose(corner(drawn), table.outputs[k, i], atol=1e-6)
 
 
-def test_lines_are_chosen_by_what_the_case_itself_has_shown(table):
-    again = rule()
-    for i, image in enumerate(CASES):
-        scan = again.measure_lines(image, RATES[0], again.initial_lines())
-        drawn = Draws()(scan, samples=6, seed=case_seed(0, NAMES[i], RATES[0]))
-        lines = again.next_lines(0, scan, drawn, corner, again.initial_lines())
-        assert np.array_equal(lines, table.sampled_lines[1, i])
-
-
 def test_a_share_of_the_lines_is_chosen_and_the_others_are_the_masks(table):
     masks = scanner().masks
     none, half = (run(Draws(), measure=rule(share=share)) for share in (0.0, 0.5))
