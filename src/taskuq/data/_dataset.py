@@ -145,7 +145,7 @@ def split_by_group(
     """Split a data set by fractions of its groups; within each subset, cases stay in order."""
     if min(fractions, default=0) <= 0 or abs(sum(fractions) - 1) > 1e-9:
         raise InputError(
-            f"fractions {list(fractions)} are not positive of sum 1", code="value.invalid"
+            f"fractions are {list(fractions)}; pass some of sum 1", code="value.invalid"
         )
     groups = dataset.groups
     names = rng.permutation(np.unique(groups))

@@ -374,7 +374,9 @@ class FastMRIData(DataConfig):
         notes = self._labels
         unreadable = () if notes is None else notes.annotations.unreadable
         if strict and unreadable:
-            raise InputError(f"labels, {unreadable[0]}; or remove --strict", code="file.format")
+            raise InputError(
+                f"labels, {unreadable[0]}; fix it or drop --strict", code="file.format"
+            )
         folders: list[tuple[Path, Slices]] = []
         if self.path is not None or self.validation_path is None:
             folders.append((self._training_folder, "all"))

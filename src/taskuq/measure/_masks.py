@@ -79,7 +79,7 @@ def read_masks(path: Path, accelerations: Sequence[float], width: int | None = N
         raise InputError(f"{path} is for R = {known}, not {missing[0]:g}", code="rounds.invalid")
     chosen = masks[[rates.index(float(R)) for R in accelerations]]
     if (chosen[1:] < chosen[:-1]).any():
-        raise InputError(f"{path} holds masks that are not nested", code="rounds.invalid")
+        raise InputError(f"{path} has masks that do not nest; remake it", code="rounds.invalid")
     return chosen
 
 

@@ -60,7 +60,9 @@ class MaskConfig:
             return read_masks(self.file, self.accelerations, width)
         if self.published:
             if width != 320:
-                raise InputError(f"images have {width} columns, not 320", code="shape.mismatch")
+                raise InputError(
+                    f"published is for 320 columns, not {width}", code="shape.mismatch"
+                )
             return published_masks(self.accelerations)
         rng = np.random.default_rng(self.seed)
         return nested_masks(width, self.accelerations, rng=rng, rule=self.rule)
