@@ -358,7 +358,7 @@ def test_what_was_interrupted_leaves_nothing_and_is_gone_on_with(
     volumes, small_preparation, tmp_path, monkeypatch, capsys
 ):
     cache, wrote = tmp_path / "cache", []
-    small = {"size": 32, "minimum_width": 32, "cache": cache}
+    small = {"size": 32, "min_lines": 32, "cache": cache}
     read = fastmri.cropped_coils
 
     def power_cut(volume, index, *others):
@@ -458,7 +458,7 @@ def test_a_table_names_how_exact_its_images_were_and_is_not_gone_on_with_otherwi
     capsys.readouterr()
     with pytest.raises(SystemExit):
         main(run)
-    assert "fingerprints.images was single, but now it is half" in capsys.readouterr().err
+    assert "fingerprints.images was single, now half" in capsys.readouterr().err
 
 
 def test_a_training_resumes_with_images_of_the_same_precision(volumes, kept, tmp_path, capsys):
