@@ -119,7 +119,7 @@ def _save_npz(dataset: Dataset, path: Path | str) -> Path:
     items = [dataset[i] for i in range(len(dataset))]
     with atomic_write(path) as partial, partial.open("wb") as file:
         images, *columns = zip(*items, strict=True)
-        named = dict(zip(Case._fields[1:], map(np.array, columns), strict=True))
+        named: dict[str, Any] = dict(zip(Case._fields[1:], map(np.array, columns), strict=True))
         np.savez(file, images=np.stack([np.asarray(image) for image in images]), **named)
     return Path(path)
 

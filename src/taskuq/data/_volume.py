@@ -214,7 +214,8 @@ def open_volume(path: Path | str) -> Volume:
         acquisition = file.attrs.get("acquisition", "")
         if isinstance(acquisition, bytes):
             acquisition = acquisition.decode()
-        return Volume(path, *kspace.shape, str(acquisition), lines)
+        slices, coils, height, width = kspace.shape
+        return Volume(path, slices, coils, height, width, str(acquisition), lines)
 
 
 def _encoded_lines(xml: bytes | str) -> int | None:

@@ -355,9 +355,9 @@ class AdaptiveLines:
                     f"{name} is {getattr(self, name)}; set {need}", code="value.invalid"
                 )
         if np.shape(self.masks) != (len(self.accelerations), self.system.n_lines):
-            need = (len(self.accelerations), self.system.n_lines)
+            shape = (len(self.accelerations), self.system.n_lines)
             raise InputError(
-                f"masks have shape {np.shape(self.masks)}; pass {need}", code="shape.mismatch"
+                f"masks have shape {np.shape(self.masks)}; pass {shape}", code="shape.mismatch"
             )
 
     @property

@@ -175,14 +175,20 @@ class _ColumnScanner:
 
     def combine(self, pieces: Sequence[Columns]) -> MRIMeasurement:
         """Combine the columns of all rounds so far into one measurement."""
-        mask = torch.zeros(self.image.shape[-1], dtype=torch.bool)
-        kspace = torch.zeros(self.image.shape, dtype=torch.complex64)
-        for piece in pieces:
-            columns = torch.as_tensor(piece["columns"])
-            mask[columns] = True
-            kspace[..., columns] = torch.as_tensor(piece["kspace"]).to(torch.complex64)
-        R = [*map(float, self.accelerations), 1.0][len(pieces) - 1]
-        return MRIMeasurement(ifft2c(kspace), mask, R)
+        return _combine_columns(pieces, tuple(self.image.shape), self.accelerations)
+
+
+def _combine_columns(
+    pieces: Sequence[Columns], shape: tuple[int, ...], accelerations: Sequence[float]
+) -> MRIMeasurement:
+    mask = torch.zeros(shape[-1], dtype=torch.bool)
+    kspace = torch.zeros(shape, dtype=torch.complex64)
+    for piece in pieces:
+        columns = torch.as_tensor(piece["columns"])
+        mask[columns] = True
+        kspace[..., columns] = torch.as_tensor(piece["kspace"]).to(torch.complex64)
+    R = [*map(float, accelerations), 1.0][len(pieces) - 1]
+    return MRIMeasurement(ifft2c(kspace), mask, R)
 
 
 @dataclass(frozen=True, eq=False)
