@@ -1,7 +1,6 @@
 """Arrays and .npz files become data sets; groups are required, never guessed."""
 
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +11,6 @@ from taskuq.data._arrays import ArrayDataset, _save_npz, read_npz
 from taskuq.data._dataset import Dataset, Subset, split_by_group
 from taskuq.data._readers import simulate_coil_dataset
 from taskuq.measure._coils import rss
-from taskuq.measure._masks import nested_masks
-from taskuq.measure._mri import MultiCoilMRI
-
-LGG = Path(__file__).resolve().parents[2] / "../shared/data/lgg/lgg_flair_128_all_dev.npz"
 
 
 @pytest.fixture
@@ -39,12 +34,6 @@ def test_a_saved_data_set_reads_back_the_same_items(data, tmp_path):
     for one, other in zip(data, copy, strict=True):
         assert torch.equal(one.image, other.image)
         assert one[1:4] == other[1:4]
-
-
-def test_coil_images_stay_complex_through_a_file(data, tmp_path):
-    coils = simulate_coil_dataset(data, 3, seed=0)
-    copy = read_npz(_save_npz(coils, tmp_path / "coils.npz", indices=(1, 4)), normalise=False)
-    assert torch.equal(copy[1].image, coils[4].image)
 
 
 def test_groups_are_required_or_refused_explicitly(tmp_path):
@@ -91,11 +80,8 @@ def test_a_split_by_group_shares_all_groups_out(fractions):
     assert sum(len(part) for part in parts) == 30
     assert [len(names) for names in seen] == [round(10 * f) for f in fractions]
     assert len(set.union(*seen)) == sum(len(names) for names in seen)
-
-
-def test_a_split_with_an_empty_part_is_refused(data):
     with refused("units.few"):
-        split_by_group(data, (0.2, 0.8), rng=np.random.default_rng(0))
+        split_by_group(data, (0.05, 0.95), rng=np.random.default_rng(0))
 
 
 def test_simulated_coils_depend_on_group_and_seed_and_keep_the_magnitude(data):
@@ -114,20 +100,3 @@ def test_a_subset_is_a_data_set_that_can_be_sent_to_workers(data):
     assert isinstance(part, Dataset)
     assert [item.case for item in part] == ["3", "1"]
     assert part.labels.tolist() == [1, 1]
-
-
-@pytest.mark.skipif(not LGG.exists(), reason="the LGG slices are not here")
-def test_real_slices_read_as_they_are_and_get_worse_with_acceleration():
-    data = read_npz(LGG)
-    assert len(np.unique(data.groups)) == 88
-    rates = (16, 8, 4, 2)
-    scanner = MultiCoilMRI(nested_masks(128, rates, rng=np.random.default_rng(0)), rates)
-    coils = simulate_coil_dataset(data, 4, seed=0)
-    errors = {R: [] for R in rates}
-    for index in range(1000, 1400, 50):
-        item = coils[index]
-        for R in rates:
-            recovered = rss(scanner(item.image, R).zero_filled)
-            errors[R].append(torch.mean((recovered - rss(item.image)) ** 2).item())
-    means = [np.mean(errors[R]) for R in rates]
-    assert means == sorted(means, reverse=True)

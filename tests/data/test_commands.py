@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from raising import refused
 from taskuq.cli.data import atlas, atlas_base, check, masks, prepare, preview
 from taskuq.data._arrays import read_npz
 from taskuq.errors import InputError
@@ -26,16 +25,6 @@ def test_masks_are_written_with_a_picture(tmp_path, capsys):
         assert file["accelerations"].tolist() == [16, 8, 4, 2]
     with Image.open(path.with_suffix(".png")) as picture:
         assert picture.size[0] > 500
-
-
-def test_masks_repeat_under_their_seed(tmp_path):
-    made = []
-    for seed in (3, 3, 4):
-        masks(size=128, accelerations="8,4", seed=seed, output=tmp_path / "m.npz")
-        with np.load(tmp_path / "m.npz") as file:
-            made.append(file["masks"])
-    assert np.array_equal(made[0], made[1])
-    assert not np.array_equal(made[0], made[2])
 
 
 @pytest.mark.parametrize(
@@ -78,13 +67,6 @@ def test_check_prints_a_table_with_every_reason(write_volume, tmp_path, capsys, 
     assert "1 of 2 files used: 1 groups, 3 images, 0 positive" in shown
 
 
-def test_check_is_strict_when_asked(write_volume, tmp_path):
-    write_volume("good.h5")
-    write_volume("few.h5", coils=4)
-    with refused("file.format", "--strict"):
-        check(tmp_path / "volumes", strict=True, **SMALL)
-
-
 def test_check_reads_your_own_images_and_arrays(tmp_path, capsys):
     Image.fromarray(np.ones((8, 6), dtype=np.uint8)).save(tmp_path / "a.png")
     (tmp_path / "labels.csv").write_text("file,label,group\na.png,1,anna\n")
@@ -93,13 +75,6 @@ def test_check_reads_your_own_images_and_arrays(tmp_path, capsys):
     np.savez(tmp_path / "b.npz", images=np.ones((4, 8, 8)), label=[0, 1, 1, 0], group=[1, 1, 2, 2])
     check(tmp_path / "b.npz", json=str(tmp_path / "check.json"))
     assert json.loads((tmp_path / "check.json").read_text())["summary"]["positives"] == 2
-
-
-def test_check_says_what_is_missing(tmp_path):
-    with pytest.raises(InputError):
-        check(tmp_path / "nowhere")
-    with pytest.raises(InputError):
-        check(tmp_path)
 
 
 def test_prepare_fills_the_cache(write_volume, tmp_path, capsys):

@@ -118,10 +118,7 @@ def test_those_who_share_go_on_when_the_first_has_ended(elsewhere):
     assert not list(memory._folder().glob("*.images.*"))
 
 
-CHANGES = ["first image", "other cases", "another job", "a later one"]
-
-
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", ["first image", "other cases", "another job", "a later one"])
 def test_other_cases_are_not_taken_for_the_same(change, monkeypatch):
     kept = InMemoryDataset.of(Counted())
     source = Counted(seed=int(change == "first image"))

@@ -16,20 +16,13 @@ from taskuq._config import read_toml, toml_text
 from taskuq.cli.app import main
 from taskuq.data._arrays import ArrayDataset, NpzData
 from taskuq.data._atlas import AtlasData
-from taskuq.data._dataset import Dataset, SplitConfig
+from taskuq.data._dataset import Dataset
 from taskuq.data._fastmri import FastMRIData
 from taskuq.data._folder import FolderData
 from taskuq.data._readers import READERS, DataConfig, open_all, open_data, read_data
 from taskuq.table._table import TaskOutputs
-from taskuq.task._backbone import BackboneConfig
-from taskuq.task._cases import TaskDataset
-from taskuq.task._classifier import ClassifierConfig
-from taskuq.task._classifier_training import _ClassifierTraining
-from taskuq.training._config import TrainingConfig
-from taskuq.training._fit import TrainerOptions, train
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-LGG = Path(__file__).resolve().parents[2] / "../shared/data/lgg/lgg_flair_128_all_dev.npz"
 NOTES = "file,slice,study_level,x,y,width,height,label\n"
 GROUPS, SLICES, SIZE = 6, 2, 32
 CASES = GROUPS * SLICES
@@ -136,20 +129,20 @@ def test_every_reader_runs(tmp_path, start, data, part):
     assert table.provenance["configuration"]["data"]["kind"] == data["kind"]
 
 
-def test_every_reader_trains_a_recovery(tmp_path, start):
-    network = {"cascades": 1, "width": 1, "pools": 1, "sensitivity_width": 1,
-               "sensitivity_pools": 1}  # fmt: skip
-    settings = {"network": network, "training": {"epochs": 1, "batch": 4}, "measure": MEASURE}
-    start("train varnet", settings, "-o", tmp_path / "run", *CPU)
-
-    assert (tmp_path / "run" / "best.safetensors").exists()
+SMALL = {
+    "varnet": {"cascades": 1, "width": 1, "pools": 1, "sensitivity_width": 1,
+               "sensitivity_pools": 1},
+    "classifier": {"hidden": [4], "backbone": {"kind": "small", "width": 4, "blocks": [1]}},
+}  # fmt: skip
 
 
-def test_every_reader_trains_a_task(tmp_path, start):
-    network = {"hidden": [4], "backbone": {"kind": "small", "width": 4, "blocks": [1]}}
-    settings = {"network": network, "training": {"epochs": 1, "batch": 4},
-                "split": {"train": 0.5, "tune": 0.5}, "attack": {"radius": 0}}  # fmt: skip
-    start("train classifier", settings, "-o", tmp_path / "run", *CPU)
+@pytest.mark.parametrize("network", SMALL)
+def test_every_reader_trains_a_recovery_and_a_task(tmp_path, start, network):
+    own = {"measure": MEASURE}
+    if network == "classifier":
+        own = {"split": {"train": 0.5, "tune": 0.5}, "attack": {"radius": 0}}
+    settings = {"network": SMALL[network], "training": {"epochs": 1, "batch": 4}, **own}
+    start(f"train {network}", settings, "-o", tmp_path / "run", *CPU)
 
     assert (tmp_path / "run" / "best.safetensors").exists()
 
@@ -168,20 +161,6 @@ def test_every_reader_is_checked(start, data):
 
     assert record["summary"]["slices"] == folders * CASES
     assert record["summary"]["groups"] == folders * GROUPS
-
-
-@pytest.mark.parametrize(
-    "command", ["run", "train varnet", "train classifier", "quality", "data check"]
-)
-def test_every_command_refuses_what_is_not_the_readers_own(start, data, tmp_path, capsys, command):
-    data["colour"] = "red"
-    output = [] if command == "data check" else ["-o", tmp_path / "out"]
-    with pytest.raises(SystemExit) as stopped:
-        start(command, {}, *output)
-
-    assert stopped.value.code == 2
-    said = capsys.readouterr().err
-    assert f"data.colour is not a setting of the data reader '{data['kind']}'; choose" in said
 
 
 def test_coils_are_simulated_for_recoveries_and_not_for_tasks(start, data, tmp_path):
@@ -227,7 +206,7 @@ from taskuq.data._readers import READERS, DataConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ramp(Reader):
+class Ramp(DataConfig):
     cases: int
 
     def open(self):
@@ -330,56 +309,3 @@ def test_the_atlas_is_the_same_in_memory_and_case_by_case():
     assert np.array_equal(one.cases.labels, other.cases.labels)
     for k in range(6):
         assert np.array_equal(one.cases[k].image, other.cases[k].image)
-
-
-def test_fastmri_slices_come_as_magnitudes_with_their_labels(tmp_path):
-    h5py = pytest.importorskip("h5py")
-    rng = np.random.default_rng(0)
-    for name in ("file1", "file2"):
-        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
-            values = rng.normal(size=(5, 9, 320, 320, 2)).astype(np.float32)
-            file["kspace"] = values.view(np.complex64)[..., 0]
-            file.attrs["acquisition"] = "CORPD_FBK"
-    notes = "file,slice,study_level,x,y,width,height,label\nfile2,2,No,10,10,5,5,Meniscus Tear\n"
-    (tmp_path / "knee.csv").write_text(notes)
-    config = FastMRIData(path=tmp_path, labels=tmp_path / "knee.csv")
-    part = config.open_targets()
-    case = TaskDataset(part.cases, part.targets)[0, 1]
-
-    assert part.targets.sum() == 1
-    assert case["image"].shape == (320, 320)
-    assert not case["image"].is_complex()
-
-
-def test_a_folder_of_mixed_sizes_is_refused_and_can_be_cut(tmp_path):
-    image = pytest.importorskip("PIL.Image")
-    rows = ["file,label,group"]
-    for k in range(12):
-        pixels = np.random.default_rng(k).integers(0, 255, (16 + k % 2, 16), dtype=np.uint8)
-        image.fromarray(pixels).save(tmp_path / f"{k}.png")
-        rows.append(f"{k}.png,{k // 2 % 2},{k // 4}")
-    (tmp_path / "labels.csv").write_text("\n".join(rows))
-    data = FolderData(path=tmp_path, labels=tmp_path / "labels.csv")
-    settings = _ClassifierTraining(
-        network=ClassifierConfig(BackboneConfig("small", width=4, blocks=(1,)), hidden=(4,)),
-        training=TrainingConfig(epochs=1, batch=4),
-        data=data,
-        split=SplitConfig(train=0.4, tune=0.4),
-    )
-    machine = TrainerOptions("cpu", progress=False)
-    with refused("value.invalid"):
-        train(settings, tmp_path / "run", machine=machine)
-    cut = replace(data, cut=16)
-    train(replace(settings, data=cut), tmp_path / "b", machine=machine)
-
-
-@pytest.mark.skipif(not LGG.exists(), reason="the real slices are not part of this project")
-def test_real_slices_are_split_by_patient():
-    data = NpzData(path=LGG, keep="central")
-    settings = _ClassifierTraining(data=data, split=SplitConfig(train=0.5, tune=0.1))
-    parts = settings.open_parts()
-    patients = [set(part.cases.groups) for part in parts]
-
-    assert sum(len(part.cases) for part in parts) == 1801
-    assert [len(p) for p in patients] == [44, 8, 36]
-    assert not patients[0] & patients[1] | patients[1] & patients[2] | patients[0] & patients[2]

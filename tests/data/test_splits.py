@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 from raising import refused
 from taskuq._io import write_json
 from taskuq.data._arrays import ArrayDataset
-from taskuq.data._dataset import (
-    Split,
-    SplitConfig,
-    load_split,
-    save_split,
-    split_groups,
-)
+from taskuq.data._dataset import Split, SplitConfig, load_split, save_split, split_groups
 from taskuq.errors import InputError
 
 names = st.sets(st.text("abcdefg", min_size=1, max_size=4), min_size=10, max_size=40)

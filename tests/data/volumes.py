@@ -3,18 +3,7 @@
 import h5py
 import numpy as np
 
-HEADER = """<?xml version="1.0" encoding="utf-8"?>
-<ismrmrdHeader xmlns="http://www.ismrm.org/ISMRMRD">
-  <encoding>
-    <encodedSpace><matrixSize><x>{height}</x><y>{width}</y><z>1</z></matrixSize></encodedSpace>
-    <reconSpace><matrixSize><x>{recon}</x><y>{recon}</y><z>1</z></matrixSize></reconSpace>
-    <encodingLimits>
-      <kspace_encoding_step_1>
-        <minimum>0</minimum><maximum>{maximum}</maximum><center>{center}</center>
-      </kspace_encoding_step_1>
-    </encodingLimits>
-  </encoding>
-</ismrmrdHeader>"""
+from taskuq.data._synthetic_fastmri import FastMRILayout
 
 
 def write_volume(
@@ -27,7 +16,6 @@ def write_volume(
     recon=32,
     acquisition="CORPD_FBK",
     header=True,
-    rss=True,
     kspace=True,
     seed=0,
 ):
@@ -43,20 +31,9 @@ def write_volume(
     with h5py.File(path, "w") as file:
         if kspace:
             file["kspace"] = values
-        if rss:
-            file["reconstruction_rss"] = np.abs(values[:, 0, :recon, :recon])
         if header:
-            text = HEADER.format(
-                height=height,
-                width=width,
-                recon=recon,
-                center=width // 2 - 2,
-                maximum=width - 5,
-            )
-            file["ismrmrd_header"] = text.encode()
+            layout = FastMRILayout(height, width, coils, recon)
+            file["ismrmrd_header"] = layout.header.encode()
         if acquisition is not None:
             file.attrs["acquisition"] = acquisition
-        file.attrs["patient_id"] = "0a1b"
-        file.attrs["max"] = float(np.abs(values).max())
-        file.attrs["norm"] = 1.0
     return path, values

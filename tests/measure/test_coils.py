@@ -75,8 +75,3 @@ def test_a_matrix_from_measured_lines_does_not_see_the_others():
     one, other = (compression_matrix(project_measured(a, mask), 3) for a in (x, changed))
     assert torch.allclose(one, other)
     assert not torch.allclose(compression_matrix(x, 3), compression_matrix(changed, 3))
-
-
-def test_a_matrix_repeats_bit_for_bit():
-    x = coil_images(1, 6).to(torch.complex64)
-    assert torch.equal(compression_matrix(x, 4), compression_matrix(x.clone(), 4))

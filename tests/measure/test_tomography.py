@@ -33,11 +33,7 @@ def disc(size):
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    size=st.integers(2, 12),
-    views=st.integers(1, 6),
-    seed=st.integers(0, 9999),
-)
+@given(size=st.integers(2, 12), views=st.integers(1, 6), seed=st.integers(0, 9999))
 def test_back_projection_is_the_adjoint_and_no_mass_is_lost(size, views, seed):
     rng = np.random.default_rng(seed)
     radon = Radon(size, tuple(rng.uniform(0, np.pi, views)))
@@ -76,25 +72,6 @@ def test_views_are_nested_and_as_many_as_promised(views):
 @pytest.mark.parametrize("views", [64, 192])
 def test_views_of_halving_rounds_are_evenly_spread(views):
     assert all(len(set(np.diff(chosen))) == 1 for chosen in _nested_views(views, RATES))
-
-
-def test_projections_equal_scikit_image():
-    radon = pytest.importorskip("skimage.transform").radon
-    image = disc(64) * 2.0
-    theirs = radon(image.numpy(), theta=[0, 30, 90], circle=True)
-    ours = Radon(64, tuple(np.deg2rad([0.0, 30.0, 90.0])))(image)
-    start = (ours.shape[-1] - 64) // 2
-    difference = ours[:, start : start + 64].T.numpy() - theirs
-    # The two share pixels between bins differently; a disc is 128 high at its middle.
-    assert np.abs(difference).mean() < 1.5
-
-
-def test_a_disc_has_the_projections_of_a_disc():
-    # 2 sqrt(r^2 - s^2) at every angle; a pixelled edge is off by up to a pixel on either side.
-    ours = Radon(64, (0.0, 0.4, 1.1))(disc(64))
-    s = torch.arange(ours.shape[-1]) - (ours.shape[-1] - 1) / 2
-    chord = 2 * ((64 / 3) ** 2 - s.square()).clamp_min(0).sqrt()
-    assert (ours - chord).abs().mean() < 0.6
 
 
 def test_recovery_gets_better_with_every_round():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -57,25 +56,19 @@ class ArrayDataset:
         for name, column in columns.items():
             if column.shape != (len(images),):
                 raise InputError(
-                    f"{name} has shape {column.shape} for {len(images)} images; pass one entry for "
-                    "each image" + (" (or group='each')" if name == "group" else ""),
-                    code="shape.mismatch",
+                    f"{name} has shape {column.shape}; pass one per image", code="shape.mismatch"
                 )
         labels = columns["label"]
         if labels.dtype.kind not in "biuf" or not np.array_equal(labels, labels.astype(int)):
             raise InputError(
-                f"labels have type {labels.dtype}; pass integers such as 0 and 1",
-                code="dtype.invalid",
+                f"labels have type {labels.dtype}; pass integers, e.g. 0, 1", code="dtype.invalid"
             )
         if len(np.unique(names.astype(str))) != len(images):
-            raise InputError(
-                "case names repeat; pass a different name for each image", code="table.duplicate"
-            )
+            raise InputError("case names repeat; pass unique ones", code="table.duplicate")
         group_names = columns["group"].astype(str)
-        if normalise is True:
-            scales = _group_scales(images, group_names)
-        else:
-            scales = np.full(len(images), float(normalise) or 1.0)
+        scales = np.full(len(images), float(normalise) or 1.0)
+        for name in np.unique(group_names) if normalise is True else ():
+            scales[group_names == name] = group_scale(images[group_names == name])
         values = (images, labels.astype(np.int64), group_names, names.astype(str), scales)
         for attribute, value in zip(fields(self), values, strict=True):
             object.__setattr__(self, attribute.name, value)
@@ -100,13 +93,6 @@ def group_scale(values: NDArray[Any]) -> float:
     return quantile if quantile > 0 else 1.0
 
 
-def _group_scales(images: NDArray[Any], groups: NDArray[np.str_]) -> NDArray[np.float64]:
-    scales = np.ones(len(images))
-    for name in np.unique(groups):
-        scales[groups == name] = group_scale(images[groups == name])
-    return scales
-
-
 def read_npz(
     path: Path | str, *, group: str | None = None, normalise: bool | float = True
 ) -> ArrayDataset:
@@ -119,38 +105,22 @@ def read_npz(
     """
     with open_npz(path, "images") as file:
         arrays = {name: file[name] for name in ("images", "label", "group", "case") if name in file}
-    missing = {"images", "label"} - set(arrays)
-    if "group" not in arrays and group != "each":
-        missing |= {"group"}
-    if missing:
+    needed = {"images", "label"} if group == "each" else {"images", "label", "group"}
+    if missing := needed - set(arrays):
         raise InputError(
-            f"{path} has no {', '.join(sorted(missing))}; save images, label and group (or set "
-            "group = 'each')",
-            code="table.column",
+            f"{path} has no {', '.join(sorted(missing))}; see read_npz", code="table.column"
         )
-    return ArrayDataset(
-        arrays["images"],
-        label=arrays["label"],
-        group=arrays["group"] if group is None else group,
-        case=arrays.get("case"),
-        normalise=normalise,
-    )
+    groups = arrays["group"] if group is None else group
+    return ArrayDataset(arrays["images"], arrays["label"], groups, arrays.get("case"), normalise)
 
 
-def _save_npz(dataset: Dataset, path: Path | str, indices: Sequence[int] | None = None) -> Path:
-    """Write cases of any data set into one .npz file that :func:`read_npz` reads."""
-    items = [dataset[i] for i in (range(len(dataset)) if indices is None else indices)]
-    if not items:
-        raise InputError("no cases are chosen; pass at least one index", code="value.invalid")
+def _save_npz(dataset: Dataset, path: Path | str) -> Path:
+    """Write any data set into one .npz file that :func:`read_npz` reads."""
+    items = [dataset[i] for i in range(len(dataset))]
     with atomic_write(path) as partial, partial.open("wb") as file:
-        np.savez(
-            file,
-            images=np.stack([np.asarray(item.image) for item in items]),
-            label=np.array([item.label for item in items]),
-            group=np.array([item.group for item in items]),
-            case=np.array([item.case for item in items]),
-            scale=np.array([item.scale for item in items]),
-        )
+        images, *columns = zip(*items, strict=True)
+        named: dict[str, Any] = dict(zip(Case._fields[1:], map(np.array, columns), strict=True))
+        np.savez(file, images=np.stack([np.asarray(image) for image in images]), **named)
     return Path(path)
 
 
@@ -178,15 +148,12 @@ class NpzData(DataConfig):
         values = np.asarray(self._array(self.target), dtype=np.float64)
         if len(values) != len(whole):
             raise InputError(
-                f"{self.target} has {len(values)} entries for {len(whole)} images; save one for "
-                "each",
-                code="shape.mismatch",
+                f"{self.target} has {len(values)} values; save one per image", code="shape.mismatch"
             )
         targets = values.reshape(len(values), -1)[chosen]
         if not np.isfinite(targets).all():
             raise InputError(
-                f"{self.target} holds NaN or infinite values; remove those cases",
-                code="value.nonfinite",
+                f"{self.target} holds NaN or infinity; remove those cases", code="value.nonfinite"
             )
         return LabelledSubset(labelled.cases, targets)
 
@@ -194,13 +161,9 @@ class NpzData(DataConfig):
         """Describe the file."""
         data = read_npz(self._file, group=self.group, normalise=False)
         chosen = self._chosen(data)
-        row = FileCheck(
-            file=self._file.name,
-            kind=str(data.images.dtype),
-            size=as_size(data.images.shape[1:]),
-            slices=int(chosen.sum()),
-            positives=int((data.labels[chosen] > 0).sum()),
-        )
+        counts = int(chosen.sum()), int((data.labels[chosen] > 0).sum())
+        size = as_size(data.images.shape[1:])
+        row = FileCheck(self._file.name, str(data.images.dtype), size, *counts)
         return DataCheck((row,), groups=len(np.unique(data.groups[chosen])))
 
     @property
@@ -221,9 +184,7 @@ class NpzData(DataConfig):
         chosen = self._array(self.keep)
         if chosen.dtype != bool or chosen.shape != (len(whole),):
             raise InputError(
-                f"{self.keep} has type {chosen.dtype} and shape {chosen.shape}; data.keep needs a "
-                "boolean for each image",
-                code="dtype.invalid",
+                f"data.keep is of {chosen.dtype}; save a boolean per image", code="dtype.invalid"
             )
         return chosen
 
@@ -232,11 +193,8 @@ def _check_images(images: NDArray[Any]) -> None:
     is_magnitude = images.ndim == 3 and images.dtype.kind in "biuf"
     is_coils = images.ndim == 4 and images.dtype.kind == "c"
     if not (is_magnitude or is_coils):
-        raise InputError(
-            f"images have shape {images.shape} and type {images.dtype}; pass magnitudes "
-            "(case, height, width) or complex coil images (case, coil, height, width)",
-            code="shape.axes",
-        )
+        given = f"images have shape {images.shape} and type {images.dtype}"
+        raise InputError(f"{given}; pass magnitudes or complex coil images", code="shape.axes")
     if images.size == 0:
         raise InputError(
             f"images have shape {images.shape}; pass at least one image", code="table.incomplete"

@@ -28,7 +28,12 @@ from taskuq.data._dataset import (
 )
 from taskuq.data._readers import DataConfig
 from taskuq.errors import InputError, MachineError
-from taskuq.measure._coils import smooth_field
+from taskuq.measure._coils import (
+    coil_sensitivities,
+    simulate_coils,
+    smooth_field,
+    smooth_phase,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,11 +60,9 @@ class _Anatomy:
         """Interpolate linearly at points (3, ...) in voxels; distances in mm."""
         values = {}
         for name in _VOLUMES:
-            volume = getattr(self, name)
-            is_distance = name in ("depth", "outer")
-            unit, edge = (1 / _DEPTH_UNIT, 255) if is_distance else (255, 0)
+            unit, edge = (255, 0) if name in _TEMPLATES else (1 / _DEPTH_UNIT, 255)
             raw = ndimage.map_coordinates(
-                volume, points, output=np.float32, order=1, mode="constant", cval=edge
+                getattr(self, name), points, output=np.float32, order=1, cval=edge
             )
             values[name] = raw / np.float32(unit)
         return values
@@ -84,51 +87,32 @@ def _load(source: str | None) -> _Anatomy:
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     path = Path(cache) / "taskuq" / "atlas-base-1.npz" if source is None else Path(source)
     if source is not None or path.exists():
-        return _read(path)
-    anatomy = _build()
+        with open_npz(path, "a base file of 'taskuq data atlas-base'") as file:
+            return _Anatomy(**{name: file[name] for name in _VOLUMES})
+    volumes = {name: _nilearn_volume(short) for name, short in _TEMPLATES.items()}
+    brain = volumes["t1"] > 0
+    depth, outer = _distance(_closed(brain)), _distance(_convex_slices(brain))
+    anatomy = _Anatomy(**volumes, depth=depth, outer=outer)
     # A cache saves two seconds; continue if the home cannot be written.
     with suppress(MachineError):
         save_anatomy(path, anatomy)
     return anatomy
 
 
-def _read(path: Path) -> _Anatomy:
-    try:
-        with open_npz(path, "volumes") as file:
-            return _Anatomy(**{name: file[name] for name in _VOLUMES})
-    except InputError as error:
-        raise InputError(
-            f"{path} is not a base file of the atlas ({error}); write one with "
-            "'taskuq data atlas-base' on a machine with nilearn",
-            code="file.format",
-        ) from error
-
-
-def _build() -> _Anatomy:
-    volumes = {name: _nilearn_volume(short) for name, short in _TEMPLATES.items()}
-    brain = volumes["t1"] > 0
-    return _Anatomy(
-        **volumes, depth=_distance(_closed(brain)), outer=_distance(_convex_slices(brain))
-    )
-
-
 def _nilearn_volume(short: str) -> NDArray[np.uint8]:
     # Reading the files of the package avoids importing nilearn, which takes seconds.
     spec = find_spec("nilearn")
-    folders: Any = spec.submodule_search_locations if spec else []
-    for folder in folders:
-        name = f"mni_icbm152_{short}_tal_nlin_sym_09a_converted.nii.gz"
-        file = Path(folder) / "datasets" / "data" / name
-        if file.exists():
-            import nibabel
+    name = f"mni_icbm152_{short}_tal_nlin_sym_09a_converted.nii.gz"
+    file = Path(spec.origin if spec and spec.origin else "").parent / "datasets" / "data" / name
+    if not file.exists():
+        raise InputError(
+            f"the atlas needs nilearn; pip install 'taskuq[demo]', or set {BASE_VARIABLE}",
+            code="dependency.missing",
+        )
+    import nibabel
 
-            image: Any = nibabel.load(file)
-            return np.asarray(image.dataobj, dtype=np.uint8)
-    raise InputError(
-        "the atlas needs the MNI152 volumes of nilearn, which is not installed; pip install "
-        f"'taskuq[demo]', or name a base file in {BASE_VARIABLE}",
-        code="dependency.missing",
-    )
+    image: Any = nibabel.load(file)
+    return np.asarray(image.dataobj, dtype=np.uint8)
 
 
 def _closed(brain: NDArray[np.bool_], radius: float = 12.0) -> NDArray[np.bool_]:
@@ -163,12 +147,8 @@ Contrast = Literal["t1", "t2", "flair"]
 Contrasts = Literal["t1", "t2", "flair", "mixed"]
 FloatArray = NDArray[np.float32]
 
-
-# Signal of each tissue.
-_Signals = dict[str, float]
+# Typical signal of each tissue.
 _TISSUES = ("grey", "white", "csf", "fat", "muscle", "marrow", "bone", "lesion")
-
-
 _TYPICAL = {
     "t1": (0.68, 1.0, 0.16, 1.35, 0.55, 0.75, 0.07, 0.3),
     "t2": (1.0, 0.72, 1.9, 0.9, 0.35, 0.6, 0.06, 1.6),
@@ -177,15 +157,8 @@ _TYPICAL = {
 
 # Weight of the template's T1 signal beyond its tissue classes.
 DETAIL = {"t1": 0.25, "t2": -0.2, "flair": -0.12}
-
-
-def _draw_signals(contrast: Contrast, *, rng: np.random.Generator) -> _Signals:
-    """Draw the signals of one scan: those typical of its contrast, each a few percent off."""
-    spread = {"grey": 0.03, "white": 0.03, "csf": 0.15, "fat": 0.15, "lesion": 0.08}
-    typical = zip(_TISSUES, _TYPICAL[contrast], strict=True)
-    return {
-        name: value * float(np.exp(spread.get(name, 0.1) * rng.normal())) for name, value in typical
-    }
+# Relative deviation of signals between scans; of other tissues 0.1.
+_SPREAD = {"grey": 0.03, "white": 0.03, "csf": 0.15, "fat": 0.15, "lesion": 0.08}
 
 
 class _TissueMaps(NamedTuple):
@@ -199,19 +172,13 @@ class _TissueMaps(NamedTuple):
 
 
 def _split_tissue(
-    grey: FloatArray,
-    white: FloatArray,
-    depth: FloatArray,
-    outer: FloatArray,
-    *,
-    fields: tuple[FloatArray, FloatArray],
-    atrophy: float,
-    sharpness: float = 2.2,
+    average: dict[str, FloatArray], fields: tuple[FloatArray, FloatArray], atrophy: float
 ) -> _TissueMaps:
     """Make one brain out of the average one."""
+    grey, white, depth, outer = (average[name] for name in ("grey", "white", "depth", "outer"))
     inside = np.clip(1 - depth, 0, 1)
     fluid = np.clip(1 - grey - white, 0, 1)
-    floor = np.float32(0.02)
+    floor, sharpness = np.float32(0.02), 2.2
     g = sharpness * (np.log(grey + floor) + 0.45 * fields[0])
     w = sharpness * (np.log(white + floor) + 0.45 * fields[1])
     c = sharpness * (np.log(fluid + floor) + atrophy)
@@ -223,20 +190,15 @@ def _split_tissue(
 
 def _head_signal(
     tissue: _TissueMaps,
-    signals: _Signals,
+    signals: dict[str, float],
     detail: FloatArray,
-    *,
     fields: tuple[FloatArray, FloatArray, FloatArray],
     thickness: tuple[float, float, float],
 ) -> FloatArray:
     """Return the signal of brain, fluid, skull and scalp, (slice, height, width); 0 in air."""
-    brain = (
-        tissue.grey * signals["grey"]
-        + tissue.white * signals["white"]
-        + tissue.csf * signals["csf"]
-    )
-    brain = brain + detail * (tissue.grey + tissue.white)
-
+    grey, white, csf = tissue[:3]
+    brain = grey * signals["grey"] + white * signals["white"] + csf * signals["csf"]
+    brain = brain + detail * (grey + white)
     fluid = thickness[0] * np.exp(0.35 * fields[0])
     bone = thickness[1] * np.exp(0.18 * fields[1])
     scalp = thickness[2] * np.exp(0.25 * fields[2])
@@ -251,10 +213,8 @@ def _head_signal(
     # Fat is below the skin; far from it there is muscle, as at the temples.
     fatty = np.clip(0.75 + 0.3 * fields[1], 0, 1) * _soft_step(6 - skin, 1.0)
     scalp_signal = signals["muscle"] + (signals["fat"] - signals["muscle"]) * fatty
-    return np.asarray(
-        brain + in_fluid * signals["csf"] + in_bone * bone_signal + in_scalp * scalp_signal,
-        dtype=np.float32,
-    )
+    head = brain + in_fluid * signals["csf"] + in_bone * bone_signal + in_scalp * scalp_signal
+    return np.asarray(head, dtype=np.float32)
 
 
 def _soft_step(distance: FloatArray, softness: float = 0.5) -> FloatArray:
@@ -284,7 +244,6 @@ def _draw_lesions(
     axes: Axes,
     white: FloatArray,
     tissue: FloatArray,
-    *,
     rng: np.random.Generator,
 ) -> tuple[FloatArray, FloatArray]:
     """Return the fraction of the lesion signal, and of lesion tissue, of each pixel."""
@@ -317,7 +276,7 @@ def _draw_lesions(
 
 
 def _draw_dots(
-    plan: LesionDistribution, axes: Axes, white: FloatArray, *, rng: np.random.Generator
+    plan: LesionDistribution, axes: Axes, white: FloatArray, rng: np.random.Generator
 ) -> FloatArray:
     """Return the fraction of the lesion signal of each pixel from dots that are not lesions."""
     shown = np.zeros(white.shape, dtype=np.float32)
@@ -373,7 +332,6 @@ class Patient:
     lesion: NDArray[np.bool_]
     area: NDArray[np.float64]
     contrast: Contrast
-    noise: float
 
 
 def draw_patient(
@@ -390,50 +348,43 @@ def draw_patient(
 
     clean, tissue, signals = _healthy_head(anatomy, axes, pixel, contrast, rng)
     parenchyma = tissue.grey + tissue.white
-    shown, share = _draw_lesions(plan.lesions, axes, tissue.white, parenchyma, rng=rng)
-    shown = np.maximum(shown, _draw_dots(plan.lesions, axes, tissue.white, rng=rng))
+    shown, share = _draw_lesions(plan.lesions, axes, tissue.white, parenchyma, rng)
+    shown = np.maximum(shown, _draw_dots(plan.lesions, axes, tissue.white, rng))
     clean += shown * (signals["lesion"] - clean)
 
     bias = np.exp(rng.uniform(0.05, 0.18) * _field(axes, 90, rng))
-    texture = 1 + 0.03 * _texture(axes, pixel, rng)
+    # Fine grain of living tissue, at about two millimetres.
+    grain = rng.standard_normal(clean.shape, dtype=np.float32)
+    grain = ndimage.gaussian_filter(grain, (0, 1.2 / pixel, 1.2 / pixel))
+    texture = 1 + 0.03 * np.asarray(grain / grain.std(), dtype=np.float32)
     clean = ndimage.gaussian_filter(clean * texture, (0, 0.45, 0.45)) * bias
     noise = rng.uniform(*plan.noise)
     real, imaginary = noise * rng.standard_normal((2, *clean.shape), dtype=np.float32)
     lesion = share > 0.5
-    return Patient(
-        images=np.hypot(clean + real, imaginary).astype(np.float32),
-        lesion=lesion,
-        area=lesion.sum(axis=(1, 2)) * pixel**2,
-        contrast=contrast,
-        noise=float(noise),
-    )
+    images = np.hypot(clean + real, imaginary).astype(np.float32)
+    return Patient(images, lesion, lesion.sum(axis=(1, 2)) * pixel**2, contrast)
 
 
 def _healthy_head(
     anatomy: _Anatomy, axes: Axes, pixel: float, contrast: Contrast, rng: np.random.Generator
-) -> tuple[FloatArray, _TissueMaps, _Signals]:
+) -> tuple[FloatArray, _TissueMaps, dict[str, float]]:
     """Return the signal of a head without lesions, its tissues, and their signals."""
 
     def draw(scale: float) -> FloatArray:
         return _field(axes, scale, rng)
 
     values = anatomy.sample(_deformed_points(axes, rng))
-    tissue = _split_tissue(
-        *(values[name] for name in ("grey", "white", "depth", "outer")),
-        fields=(draw(7), draw(7)),
-        atrophy=rng.normal(-0.1, 0.3),
-    )
-    signals = _draw_signals(contrast, rng=rng)
+    tissue = _split_tissue(values, (draw(7), draw(7)), atrophy=rng.normal(-0.1, 0.3))
+    signals = {
+        name: value * float(np.exp(_SPREAD.get(name, 0.1) * rng.normal()))
+        for name, value in zip(_TISSUES, _TYPICAL[contrast], strict=True)
+    }
     # Beyond the tissue classes of the template: nuclei, tracts, cerebellar folds.
     smooth = ndimage.gaussian_filter(values["t1"], (0, 12 / pixel, 12 / pixel))
     detail = DETAIL[contrast] * (values["t1"] - smooth) + 0.025 * draw(5)
-    clean = _head_signal(
-        tissue,
-        signals,
-        detail,
-        fields=(draw(30), draw(60), draw(70)),
-        thickness=(rng.uniform(0.8, 2.5), rng.uniform(5, 8), rng.uniform(4, 8)),
-    )
+    fields = (draw(30), draw(60), draw(70))
+    thickness = (rng.uniform(0.8, 2.5), rng.uniform(5, 8), rng.uniform(4, 8))
+    clean = _head_signal(tissue, signals, detail, fields, thickness)
     # Fluid-near white matter is a little bright on FLAIR in healthy people: not a lesion.
     rim = rng.uniform(0.0, 0.5)
     if contrast == "flair":
@@ -451,36 +402,22 @@ def _deformed_points(axes: Axes, rng: np.random.Generator) -> NDArray[np.float32
     z, y, x = np.meshgrid(*axes, indexing="ij")
     # Rows run from front to back: the nose is at the top of the image.
     points = np.stack([x, -y, z])
-    turn = _rotation(np.deg2rad(rng.normal(0, (3.0, 3.0, 5.0))))
+    turns = []
+    for k, t in enumerate(np.deg2rad(rng.normal(0, (3.0, 3.0, 5.0)))):
+        i, j = [axis for axis in range(3) if axis != k]
+        turn = np.eye(3)
+        turn[i, i] = turn[j, j] = np.cos(t)
+        turn[i, j], turn[j, i] = -np.sin(t), np.sin(t)
+        turns.append(turn)
     # Cut at two deviations: a larger head would leave the image.
     scale = np.exp(0.04 * rng.normal(size=3).clip(-2, 2) + 0.02 * rng.normal())
     shift = np.array([4.0, 4.0, 0.0]) * rng.normal(size=3).clip(-2, 2)
-    matrix = turn / scale
+    matrix = turns[0] @ turns[1] @ turns[2] / scale
     points = np.tensordot(matrix, points - shift[:, None, None, None], axes=1)
     for spacing, size in ((90.0, 4.5), (32.0, 1.3)):
         bends = [smooth_field(axes, (spacing,) * 3, rng=rng) for _ in range(3)]
         points = points + size * np.stack(bends)
     return np.asarray(points + _CENTER[:, None, None, None], dtype=np.float32)
-
-
-def _rotation(angles: NDArray[np.float64]) -> NDArray[np.float64]:
-    (a, b, c), eye = angles, np.eye(3)
-    turns = []
-    for k, t in enumerate((a, b, c)):
-        i, j = [axis for axis in range(3) if axis != k]
-        turn = eye.copy()
-        turn[i, i] = turn[j, j] = np.cos(t)
-        turn[i, j], turn[j, i] = -np.sin(t), np.sin(t)
-        turns.append(turn)
-    return np.asarray(turns[0] @ turns[1] @ turns[2])
-
-
-def _texture(axes: Axes, pixel: float, rng: np.random.Generator) -> FloatArray:
-    """Fine grain of living tissue, at about two millimetres."""
-    grain = rng.standard_normal([len(axis) for axis in axes], dtype=np.float32)
-    sigma = 1.2 / pixel
-    grain = ndimage.gaussian_filter(grain, (0, sigma, sigma))
-    return np.asarray(grain / grain.std(), dtype=np.float32)
 
 
 # Independent streams of random numbers.
@@ -500,10 +437,8 @@ class Atlas(PatientDataset):
 
     def __post_init__(self) -> None:
         if self.patients < 1 or self.coils < 0:
-            raise InputError(
-                f"patients is {self.patients} and coils {self.coils}; pass at least 1 and 0",
-                code="value.invalid",
-            )
+            given = f"patients is {self.patients} and coils {self.coils}"
+            raise InputError(f"{given}; pass at least 1 and 0", code="value.invalid")
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
@@ -531,22 +466,15 @@ class Atlas(PatientDataset):
     def __getitem__(self, index: int) -> Case:
         import torch
 
-        index = range(len(self))[index]
-        number, slice_ = divmod(index, self.plan.slices)
-        patient = self.patient(number)
+        number, slice_ = divmod(range(len(self))[index], self.plan.slices)
+        patient, size = self.patient(number), self.plan.size
         image = torch.as_tensor(patient.images[slice_])
         if self.coils:
-            image = self._coil_images(image, self.first + number, slice_)
+            maps = _sensitivities(self.coils, size, self.seed, self.first + number)
+            rng = np.random.default_rng([self.seed, self.first + number, _PHASE, slice_])
+            image = simulate_coils(image, maps, smooth_phase(size, size, rng=rng))
         has_lesion = bool(patient.area[slice_] >= self.plan.minimum_area)
         return self._case(image, has_lesion, number, slice_)
-
-    def _coil_images(self, magnitude: Tensor, number: int, slice_: int) -> Tensor:
-        from taskuq.measure._coils import simulate_coils, smooth_phase
-
-        size = self.plan.size
-        maps = _sensitivities(self.coils, size, self.seed, number)
-        rng = np.random.default_rng([self.seed, number, _PHASE, slice_])
-        return simulate_coils(magnitude, maps, smooth_phase(size, size, rng=rng))
 
 
 def _draw_patients(atlas: Atlas, *, workers: int = 1) -> list[Patient]:
@@ -582,7 +510,6 @@ class AtlasData(DataConfig):
     slices: int = 8
     contrast: Contrasts = "flair"
     target: Literal["label", "lesion_area"] = "label"
-
     # A patient takes a processor to draw.
     processes: ClassVar[int] = 8
 
@@ -594,8 +521,7 @@ class AtlasData(DataConfig):
         atlas = self._atlas(coils=0)
         if self.target not in ("label", "lesion_area"):
             raise InputError(
-                f"the atlas has no {self.target}; choose label or lesion_area",
-                code="choice.unknown",
+                f"target is {self.target}; choose label or lesion_area", code="choice.unknown"
             )
         cases: Dataset = atlas
         if self.in_memory:
@@ -626,7 +552,5 @@ def _patient(plan: PatientDistribution, base: Path | None, seed: int, number: in
 
 @lru_cache(maxsize=160)
 def _sensitivities(coils: int, size: int, seed: int, number: int) -> Tensor:
-    from taskuq.measure._coils import coil_sensitivities
-
     rng = np.random.default_rng([seed, number, _COILS])
     return coil_sensitivities(coils, size, size, rng=rng)

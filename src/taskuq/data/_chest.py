@@ -23,11 +23,8 @@ def air_fraction(images: ArrayLike, threshold: float = THRESHOLD) -> NDArray[np.
 
     images = np.asarray(images)
     if images.ndim != 3 or images.dtype.kind not in "biuf" or 0 in images.shape:
-        raise InputError(
-            f"images have shape {images.shape} and type {images.dtype}; pass real images (image, "
-            "height, width)",
-            code="shape.axes",
-        )
+        given = f"images have shape {images.shape} and type {images.dtype}"
+        raise InputError(f"{given}; pass real (image, height, width)", code="shape.axes")
     # About the same in millimetres for every matrix.
     iterations = round(max(images.shape[1:]) / 128 - 0.1)
     fractions = np.zeros(len(images))
@@ -71,11 +68,8 @@ class ChestPhantom(PatientDataset):
 
     def __post_init__(self) -> None:
         if min(self.patients, self.slices) < 1 or self.size < 16:
-            raise InputError(
-                f"patients is {self.patients}, slices {self.slices} and size {self.size}; pass at "
-                "least 1 patient, 1 slice and 16 pixels",
-                code="value.invalid",
-            )
+            given = f"patients is {self.patients}, slices {self.slices} and size {self.size}"
+            raise InputError(f"{given}; pass at least 1, 1 and 16", code="value.invalid")
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
@@ -98,8 +92,7 @@ class ChestPhantom(PatientDataset):
     def __getitem__(self, index: int) -> Case:
         import torch
 
-        index = range(len(self))[index]
-        number, slice_ = divmod(index, self.slices)
+        number, slice_ = divmod(range(len(self))[index], self.slices)
         patient = self.patient(number)
         image = torch.as_tensor(patient.images[slice_])
         return self._case(image, bool(patient.nodules[slice_] > 0), number, slice_)
@@ -110,7 +103,6 @@ class ChestData(DataConfig):
     """Settings [data] of synthetic chests; targets are air fractions."""
 
     processes: ClassVar[int] = 8
-
     coils: int = 0
     patients: int = 100
     size: int = 128
@@ -140,10 +132,8 @@ def _patient(seed: int, number: int, size: int, slices: int) -> _ChestSlices:
     # Slices share the patient, and wobble independently.
     down = (np.arange(slices) + rng.uniform(0, 1, slices)) / slices
     drawn = [_slice(lean, float(t), size, rng) for t in down]
-    return _ChestSlices(
-        np.stack([image for image, _ in drawn]).astype(np.float32),
-        np.array([nodules for _, nodules in drawn]),
-    )
+    images, nodules = zip(*drawn, strict=True)
+    return _ChestSlices(np.stack(images).astype(np.float32), np.array(nodules))
 
 
 class _Lean(NamedTuple):
@@ -170,13 +160,9 @@ class _Canvas:
         """Return the points of an ellipse whose edge wobbles by a fraction of its radius."""
         # Only near it: most structures of a chest are small.
         reach, points = max(axes) * (1 + 4 * wobble), len(self.x)
+        ends = [np.array([at - reach, at + reach + 4 / points]) for at in centre]
         columns, rows = (
-            slice(
-                *(np.array([at - reach, at + reach + 4 / points]) * points / 2 + points / 2)
-                .clip(0, points)
-                .astype(int)
-            )
-            for at in centre
+            slice(*(end * points / 2 + points / 2).clip(0, points).astype(int)) for end in ends
         )
         x, y = self.x[rows, columns] - centre[0], self.y[rows, columns] - centre[1]
         u = (x * np.cos(turn) + y * np.sin(turn)) / axes[0]
@@ -192,13 +178,7 @@ class _Canvas:
         return inside
 
     def paint(self, where: NDArray[np.bool_], value: float) -> None:
-        """Fill points with a value."""
         self.image[where] = value
-
-    def pixels(self) -> Image:
-        """Return the mean of each pixel's points."""
-        size = len(self.x) // FINE
-        return np.asarray(self.image.reshape(size, FINE, size, FINE).mean((1, 3)))
 
 
 def _slice(lean: _Lean, down: float, size: int, rng: np.random.Generator) -> tuple[Image, int]:
@@ -213,17 +193,20 @@ def _slice(lean: _Lean, down: float, size: int, rng: np.random.Generator) -> tup
     room = (within[0] - lean.wall, within[1] - lean.wall)
     lungs = _lungs(c, lean, room, lift, down)
     c.paint(lungs, LUNG * rng.uniform(0.6, 1.6))
-    _vessels(c, lungs)
+    _discs(c, lungs, int(rng.integers(20, 60)), (0.006, 0.03), 0.6)  # vessels
     nodules = int(rng.random() < 0.5) * int(rng.integers(1, 4)) if lungs.any() else 0
     _discs(c, lungs, nodules, (0.015, 0.05), TISSUE)
-    _bones(c, within, room, lift, rng)
+    _bones(c, within, room, lift)
     if down > 0.75 and rng.random() < 0.6:
         # The stomach's air.
         at = (rng.uniform(0.1, 0.3) * room[0], lift - rng.uniform(0.1, 0.4) * room[1])
         c.paint(c.inside(at, (rng.uniform(0.04, 0.12), rng.uniform(0.03, 0.08)), wobble=0.2), 0.02)
     c.paint(~body, 0.0)
-    _table(c, lift + deep, rng)
-    image = c.pixels()
+    if rng.random() < 0.5:  # a table
+        height = lift + deep + rng.uniform(0.08, 0.2) + 0.1 * c.x**2 * rng.uniform(-1, 0)
+        c.paint(np.abs(c.y - height) < 0.008, rng.uniform(0.3, 0.8))
+    # The mean of each pixel's points.
+    image = c.image.reshape(size, FINE, size, FINE).mean((1, 3))
     rough = rng.normal(0, 0.012, image.shape)
     return np.clip(image + rough * (image > 0.02), 0, 1), nodules
 
@@ -264,17 +247,8 @@ def _discs(
         c.paint(disc & where, value * c.rng.uniform(0.8, 1.05))
 
 
-def _vessels(c: _Canvas, lungs: NDArray[np.bool_]) -> None:
-    _discs(c, lungs, int(c.rng.integers(20, 60)), (0.006, 0.03), 0.6)
-
-
-def _bones(
-    c: _Canvas,
-    within: tuple[float, float],
-    room: tuple[float, float],
-    lift: float,
-    rng: np.random.Generator,
-) -> None:
+def _bones(c: _Canvas, within: tuple[float, float], room: tuple[float, float], lift: float) -> None:
+    rng = c.rng
     ring = ((within[0] + room[0]) / 2, (within[1] + room[1]) / 2)
     start = rng.uniform(0, 1)
     for k in range(int(rng.integers(9, 14))):
@@ -287,9 +261,3 @@ def _bones(
     c.paint(c.inside((0, spine[1] + 0.14), (0.05, 0.05)), TISSUE)
     c.paint(c.inside((0, spine[1] + 0.22), (0.02, 0.06)), BONE)
     c.paint(c.inside((0, lift - ring[1]), (0.08, 0.02)), BONE)
-
-
-def _table(c: _Canvas, below: float, rng: np.random.Generator) -> None:
-    if rng.random() < 0.5:
-        height = below + rng.uniform(0.08, 0.2) + 0.1 * c.x**2 * rng.uniform(-1, 0)
-        c.paint(np.abs(c.y - height) < 0.008, rng.uniform(0.3, 0.8))

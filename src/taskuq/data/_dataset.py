@@ -68,7 +68,7 @@ class Subset:
     @classmethod
     def where(cls, source: Dataset, chosen: BoolArray) -> Subset:
         """Select the cases for which ``chosen`` (case,) is True."""
-        return cls(source, tuple(int(i) for i in np.flatnonzero(chosen)))
+        return cls(source, tuple(np.flatnonzero(chosen).tolist()))
 
     @property
     def labels(self) -> NDArray[np.int64]:
@@ -108,8 +108,7 @@ class PatientDataset(ABC):
 
     @property
     @abstractmethod
-    def _slices(self) -> int:
-        """Number of slices of a patient."""
+    def _slices(self) -> int: ...
 
     @property
     def groups(self) -> NDArray[np.str_]:
@@ -143,32 +142,19 @@ def precision_of(dataset: Dataset) -> str | None:
 def split_by_group(
     dataset: Dataset, fractions: Sequence[float], *, rng: np.random.Generator
 ) -> tuple[Subset, ...]:
-    """Split a data set into subsets that share no group; within each, cases stay in order.
-
-    Args:
-        dataset: The data set.
-        fractions: Fraction of groups in each subset; they sum to 1.
-        rng: Source of the random choice.
-
-    Raises:
-        InputError: If a subset would be empty.
-    """
+    """Split a data set by fractions of its groups; within each subset, cases stay in order."""
     if min(fractions, default=0) <= 0 or abs(sum(fractions) - 1) > 1e-9:
         raise InputError(
-            f"fractions are {list(fractions)}; pass positive numbers that sum to 1",
-            code="value.invalid",
+            f"fractions are {list(fractions)}; pass some of sum 1", code="value.invalid"
         )
     groups = dataset.groups
     names = rng.permutation(np.unique(groups))
     # Two thirds of three groups is 1.9999... in floats.
-    ends = np.floor(np.cumsum(fractions) * len(names) + 1e-9).astype(int)
-    ends[-1] = len(names)
-    subsets = np.split(names, ends[:-1])
+    ends = np.floor(np.cumsum(fractions)[:-1] * len(names) + 1e-9).astype(int)
+    subsets = np.split(names, ends)
     if any(len(subset) == 0 for subset in subsets):
         raise InputError(
-            f"{len(names)} groups cannot be split {list(fractions)} without an empty subset; pass "
-            "more groups or fewer fractions",
-            code="units.few",
+            f"{len(names)} groups are too few for {list(fractions)}; pass more", code="units.few"
         )
     return tuple(Subset.where(dataset, np.isin(groups, subset)) for subset in subsets)
 
@@ -222,11 +208,8 @@ class InMemoryDataset:
 
 
 def load_all_images(
-    cases: Dataset,
-    change: Callable[[torch.Tensor], torch.Tensor],
-    device: torch.device,
-    most: float,
-) -> torch.Tensor | None:
+    cases: Dataset, change: Callable[[Tensor], Tensor], device: torch.device, most: float
+) -> Tensor | None:
     """Load all images of a data set in memory as one tensor, or None."""
     import torch
 
@@ -234,9 +217,8 @@ def load_all_images(
     if not isinstance(source, InMemoryDataset):
         return None
     images = [cases[k].image for k in range(len(cases))]
-    first = change(images[0])
-    is_fit = len(images) * first.nbytes <= most
-    if not is_fit or len({(image.shape, image.dtype) for image in images}) > 1:
+    first, kinds = change(images[0]), {(image.shape, image.dtype) for image in images}
+    if len(images) * first.nbytes > most or len(kinds) > 1:
         return None
     whole = torch.empty((len(images), *first.shape), dtype=first.dtype, device=device)
     for place, image in zip(whole, images, strict=True):
@@ -359,16 +341,15 @@ class Split:
         for one, other in combinations(PARTS, 2):
             common = sorted(set(getattr(self, one)) & set(getattr(self, other)))
             if common:
-                raise InputError(
-                    f"{_groups(len(common))} both in {one} and in {other}, first {common[0]}; put "
-                    "each patient into one of them only",
-                    code="data.leak",
+                where = (
+                    f"{common[0]} is both in {one} and in {other}, with {len(common) - 1} others"
                 )
+                raise InputError(f"{where}; put each group into one part", code="data.leak")
         for part in PARTS:
             names = getattr(self, part)
             if len(set(names)) != len(names):
                 raise InputError(
-                    f"{part} names a group twice; name each group once", code="table.duplicate"
+                    f"{part} names a group twice; name it once", code="table.duplicate"
                 )
 
     def of(self, dataset: Dataset) -> tuple[Subset, Subset, Subset]:
@@ -380,11 +361,8 @@ class Split:
         groups = {*self.train, *self.tune, *self.judge}
         unknown = sorted(set(map(str, dataset.groups)) - groups)
         if unknown:
-            raise InputError(
-                f"{_groups(len(unknown))} not in the split, first {unknown[0]}; use the data "
-                "the split was made for, or make another split",
-                code="resume.mismatch",
-            )
+            which = f"{len(unknown)} groups are not in the split, first {unknown[0]}"
+            raise InputError(f"{which}; make another split", code="resume.mismatch")
         return _subset(dataset, self.judge)
 
 
@@ -402,7 +380,7 @@ class LabelledSubset:
         return cls(cases, np.asarray(cases.labels, dtype=np.float64)[:, None])
 
     def in_memory(self, processes: int = 1) -> LabelledSubset:
-        """Return the same with all magnitude images in memory: a task network uses no other."""
+        """Return the same with all magnitude images in memory."""
         if self.is_read:
             return self
         # For eight coils a sixteenth of the memory.
@@ -441,27 +419,23 @@ def split_groups(groups: Iterable[str], train: float, tune: float, *, seed: int)
     Args:
         groups: Names of groups; repetitions count once.
         train: Fraction for training.
-        tune: Fraction for tuning; the others are for calibration and testing.
-        seed: Decides the groups.
+        tune: Fraction for tuning; the others calibrate and test.
+        seed: Seed of the split.
 
     Example:
         >>> split_groups("abcdefghij", 0.6, 0.2, seed=0).judge
         ('i', 'b')
     """
     if min(train, tune) <= 0 or train + tune > 1 + 1e-9:
-        raise InputError(
-            f"train is {train} and tune {tune}; set positive fractions that sum to at most 1",
-            code="value.invalid",
-        )
+        given = f"train is {train} and tune {tune}"
+        raise InputError(f"{given}; set fractions of at most 1 in sum", code="value.invalid")
     names = np.random.default_rng(seed).permutation(sorted({str(group) for group in groups}))
     # Half of four groups must be two even if 0.5 came out of arithmetic.
     ends = np.floor(np.cumsum([train, tune]) * len(names) + 1e-9).astype(int)
     parts = [tuple(str(n) for n in part) for part in np.split(names, ends)]
     if not (parts[0] and parts[1]):
         raise InputError(
-            f"{_groups(len(names))} too few for fractions {train} and {tune}; use more groups or "
-            "larger fractions",
-            code="units.few",
+            f"{len(names)} groups are too few for {train} and {tune}; use more", code="units.few"
         )
     return Split(*parts)
 
@@ -470,16 +444,13 @@ def save_split(split: Split, path: Path | str) -> Path:
     """Store a split; a file that holds another one is not overwritten."""
     path = Path(path)
     if path.exists():
-        if _as_sets(load_split(path)) != _as_sets(split):
-            raise InputError(
-                f"{path} holds another split (other patients, fractions or seed); use another, "
-                "or delete it with everything that was trained or calibrated with it",
-                code="resume.mismatch",
-            )
+        stored = load_split(path)
+        if any(set(getattr(stored, part)) != set(getattr(split, part)) for part in PARTS):
+            advice = "use another path, or delete it with all that was trained with it"
+            raise InputError(f"{path} holds another split; {advice}", code="resume.mismatch")
         return path
-    record: dict[str, Any] = {"schema": SCHEMA}
-    record |= {part: list(getattr(split, part)) for part in PARTS}
-    return write_json(path, record)
+    parts = {part: list(getattr(split, part)) for part in PARTS}
+    return write_json(path, {"schema": SCHEMA, **parts})
 
 
 def load_split(path: Path | str) -> Split:
@@ -504,11 +475,3 @@ def _combined(item: Case) -> Case:
     from taskuq.measure._coils import magnitude
 
     return item._replace(image=magnitude(item.image))
-
-
-def _as_sets(split: Split) -> tuple[frozenset[str], ...]:
-    return tuple(frozenset(getattr(split, part)) for part in PARTS)
-
-
-def _groups(count: int) -> str:
-    return "1 group is" if count == 1 else f"{count} groups are"

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -67,11 +67,9 @@ class _StoredSlices:
     _verified: set[tuple[str, int]] = field(init=False, repr=False, default_factory=set)
 
     def coils(self, index: int) -> Tensor:
-        """Coil images of one slice, complex (coil, size, size), divided by the scale."""
         return torch.view_as_complex(self._slice("coils", index))
 
     def magnitude(self, index: int) -> Tensor:
-        """The RSS of the coil images of one slice, (size, size)."""
         return self._slice("magnitude", index)
 
     def _slice(self, name: str, index: int) -> Tensor:
@@ -84,8 +82,7 @@ class _StoredSlices:
                 is_typed = values.dtype == np.dtype(TYPES[self.precision][0])
                 if not is_typed or hashlib.sha256(values).hexdigest() != self.sums[name][index]:
                     raise InputError(
-                        f"{path} is damaged: slice {index} and its sha256 differ; {REMEDY}",
-                        code="file.damaged",
+                        f"{path} is damaged in slice {index}; {REMEDY}", code="file.damaged"
                     )
                 self._verified.add((name, index))
             # A copy, because a map holds a file open as long as it is used.
@@ -100,9 +97,7 @@ def _stored_slices(volume: Volume, preparation: FastMRIPreprocessing, cache: Pat
     record = read_json(path, SCHEMA, remedy=REMEDY)
     with complete_record(path, "record of prepared slices", REMEDY):
         if not _is_of(volume, record["source"]):
-            raise InputError(
-                f"{path} was made from another file than {volume.path}", code="resume.mismatch"
-            )
+            raise InputError(f"{path} was made from another file", code="resume.mismatch")
         for name in ARRAYS:
             size, array = record["bytes"][name], _array(path, name)
             if not array.is_file() or array.stat().st_size != size:
@@ -127,7 +122,8 @@ def prepare_slices(
             left.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         # Before it is read: a file that changes meanwhile is another one afterwards.
-        source = _source(volume)
+        stat, content = volume.path.stat(), content_fingerprint(volume.path)
+        source = {"bytes": stat.st_size, "modified": stat.st_mtime_ns, "content": content}
         virtual = cached_coils(volume, preparation, cache)
         sums = _write(path, volume, preparation.size, virtual, precision)
         sizes = {name: _array(path, name).stat().st_size for name in ARRAYS}
@@ -147,10 +143,8 @@ def require_disk_space(cache: Path, needed: int) -> int:
     place = next(folder for folder in (cache, *cache.absolute().parents) if folder.exists())
     free = shutil.disk_usage(place).free
     if needed > free:
-        raise MachineError(
-            f"the store needs {needed / 1e9:.4g} GB at {cache} and the disk has "
-            f"{free / 1e9:.4g} GB free; free some space, or choose another --cache"
-        )
+        sizes = f"{needed / 1e9:.4g} GB, and {free / 1e9:.4g} GB are free"
+        raise MachineError(f"{cache} needs {sizes}; free some, or choose another --cache")
     return free
 
 
@@ -176,17 +170,14 @@ def _find_prepared(
             slices = _stored_slices(volume, preparation, cache)
             if exact and slices.precision != "single":
                 raise InputError(
-                    f"{volume.name} is stored in half precision, and is a test case",
-                    code="option.conflict",
+                    f"{volume.name}, a test case, has half precision", code="option.conflict"
                 )
             prepared.append(slices)
         except InputError as error:
             missing.append(str(error).split(";")[0])
     if not missing:
         return prepared, ""
-    others = cache.is_dir() and any(
-        folder.is_dir() and folder.name != preparation.key for folder in cache.iterdir()
-    )
+    others = any(f.is_dir() and f.name != preparation.key for f in cache.glob("*"))
     settings = ", which has some prepared with other settings" if others else ""
     count = f"{len(missing)} of {len(volumes)} volumes are not available in {cache}{settings}"
     return [], f"{count}: {missing[0]}"
@@ -200,20 +191,13 @@ def _array(record: Path, name: str) -> Path:
     return record.with_name(f"{record.stem}.{name}.npy")
 
 
-def _source(volume: Volume) -> dict[str, Any]:
-    stat = volume.path.stat()
-    content = content_fingerprint(volume.path)
-    return {"bytes": stat.st_size, "modified": stat.st_mtime_ns, "content": content}
-
-
 def _is_of(volume: Volume, source: dict[str, Any]) -> bool:
     """Return True if slices came from this file, or a copy of it, which has another time."""
     stat = volume.path.stat()
-    if stat.st_size != source["bytes"]:
-        return False
-    if stat.st_mtime_ns == source["modified"]:
-        return True
-    return content_fingerprint(volume.path) == str(source["content"])
+    return bool(stat.st_size == source["bytes"]) and (
+        stat.st_mtime_ns == source["modified"]
+        or content_fingerprint(volume.path) == str(source["content"])
+    )
 
 
 def _write(
@@ -239,11 +223,8 @@ def _write(
             for name, array in arrays.items():
                 values: NDArray[Any] = array.to(dtype).contiguous().numpy()
                 if not np.isfinite(values).all():
-                    raise InputError(
-                        f"{volume.path} has values in slice {index} that {precision} precision "
-                        "cannot hold; prepare it with --precision single, or fetch it again",
-                        code="value.nonfinite",
-                    )
+                    where = f"{volume.path} overflows {precision} precision in slice {index}"
+                    raise InputError(f"{where}; use --precision single", code="value.nonfinite")
                 files[name].write(values.data)
                 sums[name].append(hashlib.sha256(values.data).hexdigest())
     return sums
@@ -271,17 +252,13 @@ def _survey(
     """Inspect every .h5 file of a folder, sorted by path: used, or skipped and why."""
     files = sorted(Path(folder).rglob("*.h5"))
     if not files:
-        raise InputError(
-            f"{folder} has no .h5 file; use the folder of fastMRI volumes", code="file.missing"
-        )
+        raise InputError(f"{folder} has no .h5 file; use one of volumes", code="file.missing")
     surveyed = []
     for file in files:
         row = _survey_file(file, preparation, labels, thorough)
         is_choice = row.reason.startswith(("acquisition is", "not annotated"))
         if strict and row.reason and not is_choice:
-            raise InputError(
-                f"{file}: {row.reason}; remove the file or --strict", code="file.format"
-            )
+            raise InputError(f"{file}: {row.reason}; remove it or --strict", code="file.format")
         surveyed.append(row)
     return surveyed
 
@@ -306,18 +283,11 @@ class FastMRIDataset:
         self.surveyed = _survey(folder, self.preparation, labels, strict=strict)
         self.volumes = [f.volume for f in self.surveyed if f.volume is not None and not f.reason]
         if not self.volumes:
-            reasons = sorted({f.reason for f in self.surveyed})
-            raise InputError(
-                f"none of the {len(self.surveyed)} files in {folder} can be used "
-                f"({'; '.join(reasons[:3])}); run 'taskuq data check {folder}'",
-                code="file.format",
-            )
+            reasons = "; ".join(sorted({f.reason for f in self.surveyed})[:3])
+            raise InputError(f"no file of {folder} can be used ({reasons})", code="file.format")
         names = [volume.name for volume in self.volumes]
         if len(set(names)) != len(names):
-            raise InputError(
-                f"file names repeat below {folder}; keep one copy of each volume",
-                code="table.duplicate",
-            )
+            raise InputError(f"files repeat below {folder}; keep one each", code="table.duplicate")
         self._stored, self.raw_because = _find_prepared(
             self.volumes, self.preparation, self.cache, exact=exact
         )
@@ -328,7 +298,10 @@ class FastMRIDataset:
             for number, volume in enumerate(self.volumes)
             for index in self.preparation.chosen_slices(volume.slices)
         ]
-        self.labels = np.concatenate(list(self._labels(labels)))
+        self.labels = np.zeros(len(self._cases), dtype=np.int64)
+        if labels is not None:
+            chosen = [(v.name, self.preparation.chosen_slices(v.slices)) for v in self.volumes]
+            self.labels = np.concatenate([labels.of(*each) for each in chosen])
         self.groups: NDArray[np.str_] = np.array([names[number] for number, _ in self._cases])
 
     @property
@@ -341,13 +314,8 @@ class FastMRIDataset:
     def __getitem__(self, index: int) -> Case:
         number, slice_ = self._cases[index]
         image, scale = self._read(number, slice_)
-        return Case(
-            image=image,
-            label=int(self.labels[index]),
-            group=self.volumes[number].name,
-            case=self._name(number, slice_),
-            scale=scale,
-        )
+        group, case = self.volumes[number].name, self._name(number, slice_)
+        return Case(image, int(self.labels[index]), group, case, scale)
 
     def _read(self, number: int, slice_: int) -> tuple[Tensor, float]:
         if self._stored:
@@ -360,12 +328,6 @@ class FastMRIDataset:
 
     def _name(self, number: int, slice_: int) -> str:
         return f"{self.volumes[number].name}-{slice_}"
-
-    def _labels(self, labels: AnnotationLabels | None) -> Iterator[NDArray[np.int64]]:
-        for volume in self.volumes:
-            slices = self.preparation.chosen_slices(volume.slices)
-            none = np.zeros(len(slices), dtype=np.int64)
-            yield none if labels is None else labels.of(volume.name, slices)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -384,7 +346,6 @@ class FastMRIData(DataConfig):
     size: int = 320
     compression: Literal["measured", "full"] = "measured"
     slices: Slices = "central-60"
-
     # A volume takes a processor to transform.
     processes: ClassVar[int] = 8
 
@@ -394,9 +355,7 @@ class FastMRIData(DataConfig):
         return self.validation_path is not None
 
     def open(self) -> FastMRIDataset:
-        return self._volumes(
-            require_path(self.path, "path", "the folder of training volumes"), "all"
-        )
+        return self._volumes(self._training_folder, "all")
 
     def open_test(self) -> FastMRIDataset:
         """Open the central slices of the validation volumes, never in half precision."""
@@ -408,8 +367,7 @@ class FastMRIData(DataConfig):
     def open_targets(self) -> LabelledSubset:
         """Open the training volumes as magnitude images; labels are needed."""
         require_path(self.labels, "labels", "the fastMRI+ annotations (knee.csv)")
-        folder = require_path(self.path, "path", "the folder of training volumes")
-        return LabelledSubset.of(self._volumes(folder, "all", combined=True))
+        return LabelledSubset.of(self._volumes(self._training_folder, "all", combined=True))
 
     def check(self, *, strict: bool = False, thorough: bool = False) -> DataCheck:
         """Describe each file of both folders."""
@@ -417,19 +375,30 @@ class FastMRIData(DataConfig):
         unreadable = () if notes is None else notes.annotations.unreadable
         if strict and unreadable:
             raise InputError(
-                f"labels, {unreadable[0]}; correct the row or remove --strict",
-                code="file.format",
+                f"labels, {unreadable[0]}; fix it or drop --strict", code="file.format"
             )
-        if not self.has_test_set:
-            require_path(self.path, "path", "the folder of training volumes")
+        folders: list[tuple[Path, Slices]] = []
+        if self.path is not None or self.validation_path is None:
+            folders.append((self._training_folder, "all"))
+        if self.validation_path is not None:
+            folders.append((self.validation_path, self.slices))
         rows: list[FileCheck] = []
-        for folder, slices in ((self.path, "all"), (self.validation_path, self.slices)):
-            if folder is not None:
-                plan = self._preparation(slices)  # type: ignore[arg-type]  # a Literal in a tuple
-                files = _survey(folder, plan, notes, strict=strict, thorough=thorough)
-                rows += [_row(folder, file) for file in files]
+        for folder, slices in folders:
+            plan = self._preparation(slices)
+            for found in _survey(folder, plan, notes, strict=strict, thorough=thorough):
+                kind, size = "", ""
+                if (volume := found.volume) is not None:
+                    kind = volume.acquisition
+                    size = as_size((volume.coils, volume.height, volume.width))
+                file = str(found.file.relative_to(folder))
+                counts = (found.slices, found.positives, found.reason)
+                rows.append(FileCheck(file, kind, size, *counts))
         skipped = tuple(f"label row skipped: {reason}" for reason in unreadable)
         return DataCheck(tuple(rows), groups=sum(row.used for row in rows), notes=skipped)
+
+    @property
+    def _training_folder(self) -> Path:
+        return require_path(self.path, "path", "the folder of training volumes")
 
     @property
     def _labels(self) -> AnnotationLabels | None:
@@ -452,18 +421,6 @@ class FastMRIData(DataConfig):
         if data.raw_because:
             _warn_raw(folder, data, "single" if exact else "half")
         return data
-
-
-def _row(folder: Path, survey: _VolumeSurvey) -> FileCheck:
-    volume = survey.volume
-    return FileCheck(
-        file=str(survey.file.relative_to(folder)),
-        kind="" if volume is None else volume.acquisition,
-        size="" if volume is None else as_size((volume.coils, volume.height, volume.width)),
-        slices=survey.slices,
-        positives=survey.positives,
-        reason=survey.reason,
-    )
 
 
 def _survey_file(
@@ -495,21 +452,17 @@ def _warn_raw(folder: Path, data: FastMRIDataset, precision: Precision) -> None:
         return
     _warned.add(folder)
     per_pass = sum(volume.bytes_of_slice * volume.slices for volume in data.volumes)
+    first, started = data.volumes[0], time.perf_counter()
+    matrix = np.eye(first.coils, data.preparation.coils, dtype=np.complex64)
+    with suppress(InputError):  # reading that slice will raise it
+        cropped_coils(first, first.slices // 2, data.preparation.size, matrix)
+    rate = 1 / (time.perf_counter() - started)
     sys.stderr.write(
-        f"{folder}: raw k-space is read, {per_pass / 1e9:.3g} GB for all slices and "
-        f"{_rate(data.volumes[0], data.preparation):.0f} slices a second in one process, because "
-        f"{data.raw_because}; to read prepared slices, run 'taskuq data prepare {folder} --cache "
+        f"{folder}: raw k-space is read, {per_pass / 1e9:.3g} GB for all slices and {rate:.0f} "
+        f"slices a second in one process, because {data.raw_because}; to read prepared slices, "
+        f"run 'taskuq data prepare {folder} --cache "
         f"{data.cache or 'FOLDER'} --precision {precision}'\n"
     )
-
-
-def _rate(volume: Volume, preparation: FastMRIPreprocessing) -> float:
-    """Estimate the slices read per second from one."""
-    matrix = np.eye(volume.coils, preparation.coils, dtype=np.complex64)
-    started = time.perf_counter()
-    with suppress(InputError):  # reading that slice will raise it
-        cropped_coils(volume, volume.slices // 2, preparation.size, matrix)
-    return 1 / (time.perf_counter() - started)
 
 
 # Process numbers set by launchers.

@@ -25,139 +25,104 @@ FloatArray = NDArray[np.float32]
 
 def _count_frames(path: Path) -> int:
     """Count the frames of a file, or of a folder with a DICOM series, without reading them."""
-    return int(_guarded(path, lambda p: _format(p)[0](p)))
+    return int(_read(path, None))
 
 
 def _read_frame(path: Path, index: int) -> FloatArray:
     """Read one frame as a magnitude image (height, width)."""
-    image = np.asarray(_guarded(path, lambda p: _format(p)[1](p, index)), dtype=np.float32)
+    image = np.asarray(_read(path, index), dtype=np.float32)
     if image.ndim != 2:
-        raise InputError(
-            f"{path} has frames of shape {image.shape}; convert it to one grey value per pixel",
-            code="shape.axes",
-        )
+        raise InputError(f"{path} has shape {image.shape}; convert it to grey", code="shape.axes")
     if not np.isfinite(image).all():
-        raise InputError(
-            f"{path} holds NaN or infinite values in frame {index}; replace them",
-            code="value.nonfinite",
-        )
+        raise InputError(f"{path} is not finite in frame {index}; fix it", code="value.nonfinite")
     return image
 
 
-def _format(path: Path) -> tuple[Callable[[Path], int], Callable[[Path, int], Any]]:
-    name = path.name.lower()
-    if path.is_dir():
-        return _series_frames, _series_frame
-    if name.endswith((".png", ".tif", ".tiff")):
-        return _pillow_frames, _pillow_frame
-    if name.endswith((".nii", ".nii.gz")):
-        return _nifti_frames, _nifti_frame
-    if name.endswith((".dcm", ".dicom", ".ima")):
-        return _dicom_frames, _dicom_frame
-    raise InputError(
-        f"{path} has no readable format; use .png, .tif, .nii, .nii.gz, .dcm or a folder of "
-        "DICOM files",
-        code="file.format",
-    )
-
-
-def _guarded(path: Path, read: Callable[[Path], Any]) -> Any:
+def _read(path: Path, index: int | None) -> Any:
+    """Read one frame, or count the frames if the index is None."""
     with reading(path, "an image", "check the file"):
         if not path.exists():
             raise InputError(f"{path} does not exist; correct the file name", code="file.missing")
-        return read(path)
+        if path.is_dir():
+            files = _series(path)
+            return len(files) if index is None else _dicom(files[index], 0)
+        name = path.name.lower()
+        for read, endings in _FORMATS.items():
+            if name.endswith(endings):
+                return read(path, index)
+    raise InputError(
+        f"{path} is no .png, .tif, .nii, .nii.gz, .dcm or DICOM folder", code="file.format"
+    )
 
 
-def _pillow_frames(path: Path) -> int:
+def _pillow(path: Path, index: int | None) -> Any:
     from PIL import Image
 
     with Image.open(path) as image:
-        return int(getattr(image, "n_frames", 1))
-
-
-def _pillow_frame(path: Path, index: int) -> Any:
-    from PIL import Image
-
-    with Image.open(path) as image:
+        if index is None:
+            return getattr(image, "n_frames", 1)
         if image.mode not in ("1", "L", "I", "F", "I;16", "I;16B", "I;16L"):
             raise InputError(
-                f"{path} is a colour image (mode {image.mode}); convert it to grey values",
-                code="file.format",
+                f"{path} is a colour image ({image.mode}); convert it to grey", code="file.format"
             )
         image.seek(index)
         return np.asarray(image)
 
 
-def _nifti_frames(path: Path) -> int:
-    shape = _nifti(path).shape
-    if len(shape) != 3:
-        raise InputError(
-            f"{path} has shape {shape}; use three-dimensional NIfTI volumes", code="shape.axes"
-        )
-    return int(shape[2])
-
-
-def _nifti_frame(path: Path, index: int) -> Any:
-    if not 0 <= index < _nifti_frames(path):
-        raise IndexError(f"slice {index} of {path}")
-    return np.rot90(np.asarray(_nifti(path).dataobj[:, :, index]))
-
-
-def _nifti(path: Path) -> Any:
+def _nifti(path: Path, index: int | None) -> Any:
     try:
         import nibabel
     except ImportError as error:
         raise InputError(
-            f"{path} needs nibabel, which is not installed; pip install 'taskuq[nifti]'",
-            code="dependency.missing",
+            f"{path} needs nibabel; pip install 'taskuq[nifti]'", code="dependency.missing"
         ) from error
     volume: Any = nibabel.load(path)
-    require_plausible_size(
-        path, math.prod(map(int, volume.shape)) * volume.get_data_dtype().itemsize
-    )
-    return volume
+    shape = tuple(map(int, volume.shape))
+    require_plausible_size(path, math.prod(shape) * volume.get_data_dtype().itemsize)
+    if len(shape) != 3:
+        raise InputError(f"{path} has shape {shape}; use 3D NIfTI volumes", code="shape.axes")
+    if index is None:
+        return shape[2]
+    return np.rot90(np.asarray(volume.dataobj[:, :, range(shape[2])[index]]))
 
 
-def _dicom(path: Path, *, pixels: bool) -> Any:
+def _dicom_file(path: Path, *, pixels: bool) -> Any:
     try:
         import pydicom
     except ImportError as error:
         raise InputError(
-            f"{path} needs pydicom, which is not installed; pip install 'taskuq[dicom]'",
-            code="dependency.missing",
+            f"{path} needs pydicom; pip install 'taskuq[dicom]'", code="dependency.missing"
         ) from error
     # From memory, so that a damaged length of gigabytes is not allocated before it is read.
     content = io.BytesIO(path.read_bytes())
     return pydicom.dcmread(content, stop_before_pixels=not pixels)
 
 
-def _dicom_frames(path: Path) -> int:
-    return _frames_of(path, _dicom(path, pixels=False))
-
-
-def _frames_of(path: Path, file: Any) -> int:
-    """Count the frames of a DICOM file; each takes a few bytes, whatever its header."""
+def _dicom(path: Path, index: int | None) -> Any:
+    file = _dicom_file(path, pixels=index is not None)
     frames = int(file.get("NumberOfFrames") or 1)
     sizes = (int(file.get(name) or 1) for name in ("Rows", "Columns", "SamplesPerPixel"))
     # Four bytes in memory, whatever the stored type.
     require_plausible_size(path, frames * math.prod(sizes) * 4)
+    # Each frame takes a few bytes, whatever the header.
     if not 1 <= frames <= path.stat().st_size:
         raise InputError(
-            f"{path} claims to hold {frames} frames, more than its bytes; check it",
-            code="file.damaged",
+            f"{path} claims {frames} frames, more than its bytes; check it", code="file.damaged"
         )
-    return frames
-
-
-def _dicom_frame(path: Path, index: int) -> Any:
-    file = _dicom(path, pixels=True)
-    frames = _frames_of(path, file)
-    if not 0 <= index < frames:
-        raise IndexError(f"frame {index} of {path}")
+    if index is None:
+        return frames
+    index = range(frames)[index]
     values = np.asarray(file.pixel_array, dtype=np.float32)
     values = values[index] if frames > 1 else values
     slope, intercept = file.get("RescaleSlope", 1), file.get("RescaleIntercept", 0)
     return values * np.float32(slope) + np.float32(intercept)
+
+
+_FORMATS: dict[Callable[[Path, int | None], Any], tuple[str, ...]] = {
+    _pillow: (".png", ".tif", ".tiff"),
+    _nifti: (".nii", ".nii.gz"),
+    _dicom: (".dcm", ".dicom", ".ima"),
+}
 
 
 @lru_cache(maxsize=256)
@@ -165,22 +130,16 @@ def _series(folder: Path) -> tuple[Path, ...]:
     files = [file for file in sorted(folder.iterdir()) if file.is_file()]
     if not files:
         raise InputError(f"{folder} is empty; use a folder of DICOM files", code="file.missing")
-    headers = [(file, _guarded(file, lambda p: _dicom(p, pixels=False))) for file in files]
+    headers = []
+    for file in files:
+        with reading(file, "an image", "check the file"):
+            headers.append((file, _dicom_file(file, pixels=False)))
     series = {str(header.get("SeriesInstanceUID", "")) for _, header in headers}
     if len(series) > 1:
         raise InputError(
-            f"{folder} holds {len(series)} DICOM series; put each series into its own folder",
-            code="file.format",
+            f"{folder} holds {len(series)} DICOM series; use a folder for each", code="file.format"
         )
     return tuple(f for f, h in sorted(headers, key=lambda p: int(p[1].get("InstanceNumber", 0))))
-
-
-def _series_frames(folder: Path) -> int:
-    return len(_series(folder))
-
-
-def _series_frame(folder: Path, index: int) -> Any:
-    return _dicom_frame(_series(folder)[index], 0)
 
 
 Grouping = Literal["file", "folder", "each"]
@@ -218,8 +177,7 @@ class ImageFolder:
         normalise: bool = True,
     ) -> None:
         self.frames = _read_table(Path(folder), Path(labels), group)
-        self.size = size
-        self.normalise = normalise
+        self.size, self.normalise = size, normalise
         self._scales: dict[str, float] = {}
 
     @property
@@ -279,15 +237,13 @@ class FolderData(DataConfig):
         rows = []
         for path, indices in files.items():
             shapes = {tuple(data[index].image.shape) for index in indices}
-            rows.append(
-                FileCheck(
-                    file=str(path.relative_to(self.path or "")),
-                    kind="DICOM series" if path.is_dir() else path.suffix.lstrip("."),
-                    size=" or ".join(map(as_size, sorted(shapes))),
-                    slices=len(indices),
-                    positives=int((data.labels[indices] > 0).sum()),
-                )
+            file, size = (
+                path.relative_to(self.path or ""),
+                " or ".join(map(as_size, sorted(shapes))),
             )
+            kind = "DICOM series" if path.is_dir() else path.suffix.lstrip(".")
+            positives = int((data.labels[indices] > 0).sum())
+            rows.append(FileCheck(str(file), kind, size, len(indices), positives))
         one_size = len({row.size for row in rows}) == 1
         notes = () if one_size else ("sizes differ: set a size in [data], e.g. cut = 128",)
         return DataCheck(tuple(rows), groups=len(np.unique(data.groups)), notes=notes)
@@ -315,38 +271,27 @@ def _center_fit(image: FloatArray, height: int, width: int) -> FloatArray:
 
 def _read_table(folder: Path, table: Path, group: Grouping | None) -> tuple[_ImageFrame, ...]:
     """Read the images of a table of labels, in its order."""
-    try:
-        with table.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            columns = set(reader.fieldnames or ())
-            rows = [(reader.line_num, row) for row in reader]
-    except (OSError, ValueError, csv.Error) as error:
-        raise InputError(
-            f"{table} cannot be read ({error}); use a CSV file", code="file.format"
-        ) from error
+    with reading(table, "a CSV file"), table.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        columns = set(reader.fieldnames or ())
+        rows = [(reader.line_num, row) for row in reader]
     if missing := {"file", "label"} - columns:
         raise InputError(
-            f"{table} has no column {', '.join(sorted(missing))}; add it", code="table.column"
+            f"{table} has no {', '.join(sorted(missing))}; add it", code="table.column"
         )
     if "group" not in columns and group is None:
-        raise InputError(
-            f"{table} has no column group; add one (patient or volume), or set data.group: "
-            "file, folder or each",
-            code="groups.missing",
-        )
+        advice = "add it (patient or volume), or set data.group: file, folder or each"
+        raise InputError(f"{table} has no column group; {advice}", code="groups.missing")
     if "group" in columns and group is not None:
         raise InputError(
-            f"{table} has a column group and data.group is {group!r}; remove one of the two",
-            code="option.conflict",
+            f"{table} has groups and data.group is {group!r}; remove one", code="option.conflict"
         )
     frames = [frame for line, row in rows for frame in _frames(folder, table, line, row, group)]
     names = [frame.case for frame in frames]
     if not frames or len(set(names)) != len(names):
-        again = sorted({name for name in names if names.count(name) > 1})[:1]
+        again = [f"{name} twice" for name in names if names.count(name) > 1]
         raise InputError(
-            f"{table} names {'no image' if not frames else f'{again[0]} twice'}; use one row for "
-            "each image",
-            code="table.duplicate",
+            f"{table} names {(*again, 'no image')[0]}; use one row each", code="table.duplicate"
         )
     return tuple(frames)
 
@@ -366,14 +311,10 @@ def _frames(
         label = int(row["label"])
         chosen = None if not (row.get("slice") or "").strip() else int(row["slice"])
     except (ValueError, TypeError):
-        raise InputError(
-            f"{where}: label is {row['label']!r} and slice {row.get('slice')!r}; use integers",
-            code="dtype.invalid",
-        ) from None
+        given = f"label is {row['label']!r} and slice {row.get('slice')!r}"
+        raise InputError(f"{where}: {given}; use integers", code="dtype.invalid") from None
     if group is None and not (row["group"] or "").strip():
-        raise InputError(
-            f"{where}: group is empty; name the patient or volume", code="groups.missing"
-        )
+        raise InputError(f"{where}: group is empty; name the patient", code="groups.missing")
     count = _count_frames(path)
     if chosen is not None and not 0 <= chosen < count:
         raise InputError(

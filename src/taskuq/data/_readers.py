@@ -51,14 +51,12 @@ class _CoilSimulation:
         if image.ndim == 3 and image.is_complex():
             return item
         if image.ndim != 2 or image.is_complex():
-            raise InputError(
-                f"case {item.case} has shape {tuple(image.shape)} and type {image.dtype}; coils "
-                "are simulated for magnitude images (height, width)",
-                code="shape.axes",
-            )
+            given = f"case {item.case} has shape {tuple(image.shape)} and type {image.dtype}"
+            raise InputError(f"{given}; coils need magnitude images", code="shape.axes")
         height, width = image.shape
         maps = _group_maps(self.coils, height, width, self.seed, item.group)
-        rng = np.random.default_rng([self.seed, 1, _number(item.case)])
+        # Python's hash of a string differs from run to run.
+        rng = np.random.default_rng([self.seed, 1, zlib.crc32(item.case.encode())])
         phase = smooth_phase(height, width, rng=rng)
         return item._replace(image=simulate_coils(image, maps, phase))
 
@@ -67,13 +65,8 @@ class _CoilSimulation:
 def _group_maps(coils: int, height: int, width: int, seed: int, group: str) -> Tensor:
     from taskuq.measure._coils import coil_sensitivities
 
-    rng = np.random.default_rng([seed, 0, _number(group)])
+    rng = np.random.default_rng([seed, 0, zlib.crc32(group.encode())])
     return coil_sensitivities(coils, height, width, rng=rng)
-
-
-def _number(name: str) -> int:
-    # Python's hash of a string differs from run to run.
-    return zlib.crc32(name.encode())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +84,7 @@ class DataConfig(ABC):
     validation: float = 0.1
     seed: int = 0
     in_memory: bool = False
-
-    # Processes that read cases into memory: more if a case takes a processor. At most 8: a
-    # container often sees all processors of its host and may use a few.
+    # That read cases into memory. At most 8: containers see all processors and may use few.
     processes: ClassVar[int] = 1
 
     @abstractmethod
@@ -264,19 +255,16 @@ def plot_contact_sheet(
     chosen = list(range(min(48, len(dataset))) if indices is None else indices)
     if not chosen:
         raise InputError("no cases are chosen; pass at least one", code="value.invalid")
-    rows = -(-len(chosen) // columns)
-    items = [dataset[index] for index in chosen]
+    rows, items = -(-len(chosen) // columns), [dataset[index] for index in chosen]
     images = [magnitude(item.image).numpy() for item in items]
     top = 1.25 * float(np.quantile(np.concatenate([image.ravel() for image in images]), 0.995))
     figure = Figure(figsize=(1.6 * columns, 1.78 * rows), facecolor="black", layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    for ax in axes:
-        ax.axis("off")
+    hidden = {"frame_on": False, "xticks": (), "yticks": ()}
+    axes = figure.subplots(rows, columns, squeeze=False, subplot_kw=hidden).ravel()
     for ax, index, item, image in zip(axes, chosen, items, images, strict=False):
         ax.imshow(image, cmap="gray", vmin=0, vmax=top or 1)
-        ax.set_title(
-            f"{item.case}: {item.label}", fontsize=5, pad=1, color="#ffd166" if item.label else "w"
-        )
+        colour = "#ffd166" if item.label else "w"
+        ax.set_title(f"{item.case}: {item.label}", fontsize=5, pad=1, color=colour)
         if outline is not None and (mask := outline(index)).any():
             ax.contour(mask, [0.5], colors="#ef476f", linewidths=0.6)
     with atomic_write(path) as partial:

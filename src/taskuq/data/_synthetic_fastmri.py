@@ -57,11 +57,6 @@ class FastMRILayout:
     recon: int = 320
 
     @property
-    def slice_bytes(self) -> int:
-        """Size of a slice of k-space on disk."""
-        return 8 * self.coils * self.height * self.width
-
-    @property
     def acquired(self) -> tuple[int, int]:
         """First and one past the last acquired phase-encode line; others are zero."""
         left = self.width // 20
@@ -69,7 +64,6 @@ class FastMRILayout:
 
     @property
     def header(self) -> str:
-        """ISMRMRD header."""
         left, end = self.acquired
         return HEADER.format(
             height=self.height, width=self.width, recon=self.recon,
@@ -135,25 +129,16 @@ def make_fastmri(
     layout: FastMRILayout | None = None,
     workers: int = 1,
 ) -> None:
-    """Make small synthetic folders and tables in the layout of docs/fastmri.md.
-
-    Args:
-        folder: Folder to write to.
-        training: Number of training volumes, and of slices of each.
-        validation: The same for validation.
-        layout: Array sizes; default: those of fastMRI knees.
-        workers: Number of processes.
-    """
+    """Make folders in the layout of docs/fastmri.md, of (volumes, slices of each)."""
     if min(*training, *validation) < 1:
         raise InputError(
-            f"training is {training} and validation {validation}; pass at least 1 volume and slice",
-            code="value.invalid",
+            f"there are {training} and {validation}; pass at least 1 of each", code="value.invalid"
         )
     layout = layout or FastMRILayout()
     val = folder / "knee_multicoil_val"
     used = [
         _SyntheticVolume(folder / f"knee_multicoil_{part}" / f"file100{kind}{k:03d}.h5", slices,
-                   number=1000 * kind + k)
+                         number=1000 * kind + k)
         for kind, (part, (count, slices)) in enumerate((("train", training), ("val", validation)))
         for k in range(count)
     ]  # fmt: skip
@@ -168,8 +153,10 @@ def make_fastmri(
     # Other findings, and one about a whole volume, which has no box.
     name = used[0].path.stem
     rows += [f"{name},0,No,1,2,3,4,Bone - Subchondral edema", f"{name},0,Yes,,,,,Joint Effusion"]
-    _write(folder / "knee.csv", [",".join(COLUMNS), *rows])
-    _write(folder / "knee_file_list.csv", [volume.path.stem for volume in used])
+    names = [volume.path.stem for volume in used]
+    for table, lines in (("knee", [",".join(COLUMNS), *rows]), ("knee_file_list", names)):
+        with atomic_write(folder / f"{table}.csv") as partial:
+            partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _patient(volume: _SyntheticVolume, size: int) -> Patient:
@@ -190,8 +177,3 @@ def _rows(name: str, patient: Patient) -> list[str]:
         box = (across[0], len(lesion) - 1 - down[-1], np.ptp(across) + 1, np.ptp(down) + 1)
         rows.append(",".join(map(str, (name, index, "No", *box, FINDING))))
     return rows
-
-
-def _write(path: Path, lines: list[str]) -> None:
-    with atomic_write(path) as partial:
-        partial.write_text("\n".join(lines) + "\n", encoding="utf-8")

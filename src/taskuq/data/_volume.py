@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from xml.etree import ElementTree
 
 import h5py
@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from taskuq._io import atomic_write, open_npz, require_plausible_size
+from taskuq._io import atomic_write, open_npz, reading, require_plausible_size
 from taskuq.errors import InputError, MachineError, first_line
 from taskuq.measure._coils import compress_coils, compression_matrix
 from taskuq.measure._fourier import fft2c, ifft2c
@@ -45,8 +45,7 @@ class _Annotation:
         """Return the box in the image as stored; annotators saw it upside down."""
         if self.box is None:
             raise InputError(
-                f"the row for {self.file}, slice {self.slice_index} has no box; use rows with one",
-                code="value.invalid",
+                f"{self.file}, slice {self.slice_index} has no box", code="value.invalid"
             )
         x, y, width, height = self.box
         bottom = min(image_height - y, image_height)
@@ -59,11 +58,6 @@ class _Annotations:
 
     rows: tuple[_Annotation, ...]
     unreadable: tuple[str, ...] = ()
-
-    @property
-    def pathologies(self) -> list[str]:
-        """Labels that occur, sorted."""
-        return sorted({row.label for row in self.rows})
 
     def positive_slices(self, pathology: str) -> dict[str, set[int]]:
         """Return the slices that show a pathology, by volume."""
@@ -81,52 +75,32 @@ class _Annotations:
         name = pathology.strip().lower()
         chosen = [row for row in self.rows if row.label.lower() == name]
         if not chosen:
-            raise InputError(
-                f"no row is labelled {pathology!r}; choose from {', '.join(self.pathologies)}",
-                code="choice.unknown",
-            )
+            known = ", ".join(sorted({row.label for row in self.rows}))
+            raise InputError(f"label is {pathology!r}; choose from {known}", code="choice.unknown")
         return chosen
 
 
 def read_annotations(path: Path | str) -> _Annotations:
-    """Read a fastMRI+ file such as knee.csv or brain.csv; bad rows are listed, not raised.
-
-    Example:
-        >>> notes = read_annotations("knee.csv")  # doctest: +SKIP
-        >>> notes.positive_slices("Meniscus Tear")  # doctest: +SKIP
-    """
+    """Read a fastMRI+ file such as knee.csv or brain.csv; bad rows are listed, not raised."""
     path = Path(path)
     rows, unreadable = [], []
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            missing = set(COLUMNS) - set(reader.fieldnames or ())
-            if missing:
-                raise InputError(
-                    f"{path} has no column {', '.join(sorted(missing))}; use a fastMRI+ file with "
-                    f"the columns {', '.join(COLUMNS)}",
-                    code="table.column",
-                )
-            for row in reader:
-                try:
-                    rows.append(_annotation(row))
-                except _RowError as error:
-                    unreadable.append(f"line {reader.line_num}: {error}")
-    except (OSError, UnicodeError, csv.Error) as error:
-        raise InputError(
-            f"{path} cannot be read ({error}); use a fastMRI+ CSV file", code="file.format"
-        ) from error
+    with reading(path, "a fastMRI+ CSV file"), path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        if missing := set(COLUMNS) - set(reader.fieldnames or ()):
+            names = ", ".join(sorted(missing))
+            raise InputError(f"{path}, a fastMRI+ file, needs {names}", code="table.column")
+        for row in reader:
+            try:
+                rows.append(_annotation(row))
+            except ValueError as error:
+                unreadable.append(f"line {reader.line_num}: {error}")
     return _Annotations(tuple(rows), tuple(unreadable))
 
 
 def read_file_list(path: Path | str) -> frozenset[str]:
     """Read the list of annotated volumes, one name in each line."""
-    try:
+    with reading(path, "a list of file names"):
         lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{path} cannot be read ({error}); use a list of file names", code="file.format"
-        ) from error
     return frozenset(line.strip().strip(",").removesuffix(".h5") for line in lines if line.strip())
 
 
@@ -162,23 +136,18 @@ def read_labels(
     return AnnotationLabels(read_annotations(annotations), pathology, listed)
 
 
-class _RowError(Exception):
-    """Fault of one row."""
-
-
 def _annotation(row: dict[str, str | None]) -> _Annotation:
     text = {name: (row.get(name) or "").strip() for name in COLUMNS}
     if not text["file"] or not text["label"]:
-        raise _RowError("file or label is empty")
+        raise ValueError("file or label is empty")
     if text["study_level"].lower() not in ("yes", "no"):
-        raise _RowError(f"study_level is {text['study_level']!r}, not Yes or No")
-    box = None
+        raise ValueError(f"study_level is {text['study_level']!r}, not Yes or No")
+    box: Any = None
     if any(text[name] for name in _BOX):
-        x, y, width, height = (_whole(text[name], name) for name in _BOX)
-        box = (x, y, width, height)
+        box = tuple(_whole(text[name], name) for name in _BOX)
     index = _whole(text["slice"], "slice")
     if index < 0:
-        raise _RowError(f"slice is {index}, below 0")
+        raise ValueError(f"slice is {index}, below 0")
     is_study_level = text["study_level"].lower() == "yes"
     return _Annotation(text["file"].removesuffix(".h5"), index, is_study_level, box, text["label"])
 
@@ -187,10 +156,7 @@ def _whole(text: str, name: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise _RowError(f"{name} is {text!r}, not a number") from None
-
-
-_NAMESPACE = "{http://www.ismrm.org/ISMRMRD}"
+        raise ValueError(f"{name} is {text!r}, not a number") from None
 
 
 @dataclass(frozen=True)
@@ -203,7 +169,6 @@ class Volume:
     height: int
     width: int
     acquisition: str
-    patient: str
     encoded_lines: int | None
 
     @property
@@ -218,46 +183,52 @@ class Volume:
 
     def kspace(self, index: int) -> NDArray[np.complex64]:
         """Read the k-space of one slice, (coil, height, width)."""
-        kspace = np.asarray(self._read("kspace", index))
-        if not np.isfinite(kspace).all():
-            raise InputError(
-                f"{self.path} holds NaN or infinite values in slice {index}; fetch it again",
-                code="value.nonfinite",
-            )
-        return kspace
-
-    def _read(self, dataset: str, index: int) -> Any:
         if not 0 <= index < self.slices:
             raise IndexError(f"slice {index} of {self.slices} in {self.path}")
         # A handle for each read keeps workers independent of each other.
         with _opened(self.path, f"breaks off in slice {index}") as file:
-            return file[dataset][index]
+            kspace = np.asarray(file["kspace"][index])
+        if not np.isfinite(kspace).all():
+            raise InputError(
+                f"{self.path} has NaN in slice {index}; fetch it again", code="value.nonfinite"
+            )
+        return kspace
 
 
 def open_volume(path: Path | str) -> Volume:
     """Open a fastMRI multi-coil file, knee or brain, without reading its k-space."""
     path = Path(path)
     with _opened(path, "cannot be opened as HDF5") as file:
-        return _volume(path, file)
+        kspace = file.get("kspace")
+        if not isinstance(kspace, h5py.Dataset):
+            raise InputError(
+                f"{path} has no dataset kspace; use fastMRI multi-coil files", code="file.format"
+            )
+        if kspace.ndim != 4 or kspace.dtype.kind != "c" or 0 in kspace.shape:
+            given = f"{path} has kspace of shape {kspace.shape} and type {kspace.dtype}"
+            raise InputError(f"{given}; use complex multi-coil files", code="file.format")
+        require_plausible_size(path, math.prod(kspace.shape) * kspace.dtype.itemsize)
+        lines = None
+        if "ismrmrd_header" in file:
+            lines = _encoded_lines(file["ismrmrd_header"][()])
+        acquisition = file.attrs.get("acquisition", "")
+        if isinstance(acquisition, bytes):
+            acquisition = acquisition.decode()
+        slices, coils, height, width = kspace.shape
+        return Volume(path, slices, coils, height, width, str(acquisition), lines)
 
 
 def _encoded_lines(xml: bytes | str) -> int | None:
     """Return the number of encoded lines of an ISMRMRD header, or None."""
     try:
-        node: ElementTree.Element | None = ElementTree.fromstring(xml)
+        header = ElementTree.fromstring(xml)
     except ElementTree.ParseError as error:
         raise InputError(
             f"the ISMRMRD header is not XML ({error}); fetch the file again", code="file.format"
         ) from error
-    for step in ("encoding", "encodedSpace", "matrixSize", "y"):
-        if node is None:
-            return None
-        child = node.find(_NAMESPACE + step)
-        node = child if child is not None else node.find(step)
-    try:
-        return None if node is None or node.text is None else int(node.text)
-    except ValueError:
-        return None
+    # In any namespace, or in none.
+    lines = header.findtext("{*}encoding/{*}encodedSpace/{*}matrixSize/{*}y", "")
+    return int(lines) if lines.strip().isdecimal() else None
 
 
 @contextmanager
@@ -275,39 +246,6 @@ def _opened(path: Path, trouble: str) -> Iterator[Any]:
         raise InputError(
             f"{path} {trouble} ({reason}); fetch the file again", code="file.format"
         ) from error
-
-
-def _volume(path: Path, file: Any) -> Volume:
-    kspace = file.get("kspace")
-    if not isinstance(kspace, h5py.Dataset):
-        raise InputError(
-            f"{path} has no dataset kspace; use fastMRI multi-coil files", code="file.format"
-        )
-    if kspace.ndim != 4 or kspace.dtype.kind != "c" or 0 in kspace.shape:
-        raise InputError(
-            f"{path} has kspace of shape {kspace.shape} and type {kspace.dtype}; use multi-coil "
-            "files, complex (slice, coil, height, width)",
-            code="file.format",
-        )
-    require_plausible_size(path, math.prod(kspace.shape) * kspace.dtype.itemsize)
-    slices, coils, height, width = kspace.shape
-    xml = file["ismrmrd_header"][()] if "ismrmrd_header" in file else None
-    return Volume(
-        path=path,
-        slices=slices,
-        coils=coils,
-        height=height,
-        width=width,
-        acquisition=_text(file.attrs.get("acquisition")),
-        patient=_text(file.attrs.get("patient_id")),
-        encoded_lines=None if xml is None else _encoded_lines(xml),
-    )
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 Slices = Literal["central-60", "central-80", "all"]
@@ -329,22 +267,14 @@ class FastMRIPreprocessing:
     slices: Slices = "central-60"
 
     def __post_init__(self) -> None:
-        if self.compression not in ("measured", "full"):
-            raise InputError(
-                f"compression is {self.compression!r}; choose 'measured' or 'full'",
-                code="choice.unknown",
-            )
-        if self.slices not in ("central-60", "central-80", "all"):
-            raise InputError(
-                f"slices is {self.slices!r}; choose 'central-60', 'central-80' or 'all'",
-                code="choice.unknown",
-            )
+        allowed = {"compression": ("measured", "full"), "slices": get_args(Slices)}
+        for name, choices in allowed.items():
+            if (value := getattr(self, name)) not in choices:
+                known = ", ".join(choices)
+                raise InputError(f"{name} is {value!r}; choose from {known}", code="choice.unknown")
         if self.minimum_coils < self.coils:
-            raise InputError(
-                f"minimum_coils is {self.minimum_coils} for {self.coils} virtual coils; it must be "
-                "at least as large",
-                code="value.invalid",
-            )
+            given = f"minimum_coils is {self.minimum_coils} for {self.coils} virtual coils"
+            raise InputError(f"{given}; use at least as many", code="value.invalid")
 
     @property
     def key(self) -> str:
@@ -436,8 +366,7 @@ def _prepare_volume(volume: Volume, preparation: FastMRIPreprocessing) -> Virtua
     scale = float(np.quantile(np.concatenate(magnitudes), 0.95))
     if not np.isfinite(scale) or scale <= 0:
         raise InputError(
-            f"{volume.path} has no signal in the lines of the first round; fetch the file again",
-            code="value.invalid",
+            f"{volume.path} has no signal in the first lines; fetch it again", code="value.invalid"
         )
     return VirtualCoils(np.stack(matrices), scale)
 

@@ -23,8 +23,7 @@ class CallableMeasure:
     def __post_init__(self) -> None:
         if not self.systems or list(self.systems) != sorted(self.systems, reverse=True):
             raise InputError(
-                f"accelerations are {list(self.systems)}; pass at least one, in decreasing order",
-                code="rounds.invalid",
+                f"accelerations: {list(self.systems)}; pass decreasing ones", code="rounds.invalid"
             )
 
     @property
@@ -63,20 +62,12 @@ class DeepinvMeasure:
 
     def __call__(self, image: Tensor, acceleration: float) -> DeepinvMeasurement:
         """Measure one image: (height, width), or (channel, height, width)."""
-        batch = _as_batch(image)
+        if image.ndim not in (2, 3):
+            raise InputError(
+                f"the image has shape {tuple(image.shape)}; pass 2 or 3 axes", code="shape.axes"
+            )
+        channels = image if image.ndim == 3 else image[None]
+        batch = (to_channels(channels) if torch.is_complex(channels) else channels)[None]
         keywords = {} if self.seed is None else {"seed": image_seed(image, self.seed)}
         physics = self.physics[self.accelerations[round_at(acceleration, self.accelerations)]]
         return DeepinvMeasurement(physics(batch, **keywords), physics, float(acceleration))
-
-
-def _as_batch(image: Tensor) -> Tensor:
-    if image.ndim not in (2, 3):
-        raise InputError(
-            f"the image has shape {tuple(image.shape)}; pass one image (height, width) or "
-            "(channel, height, width)",
-            code="shape.axes",
-        )
-    channels = image if image.ndim == 3 else image[None]
-    if torch.is_complex(channels):
-        channels = to_channels(channels)
-    return channels[None]

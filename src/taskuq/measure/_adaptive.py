@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from typing import Any, Literal, Protocol, get_args
 
@@ -28,27 +28,21 @@ TIES = 1e-9
 class _Posterior(Protocol):
     """Covariance of samples given some lines, updated line by line."""
 
-    def best(self, free: BoolArray) -> tuple[int, float]:
-        """Return the free line of the largest expected reduction, and that reduction."""
-
-    def measure(self, line: int) -> None:
-        """Condition on one more line."""
-
-    def variance(self) -> FloatArray:
-        """Return the variance of the objective, (case,)."""
+    # The free line of the largest expected reduction, and that reduction.
+    def best(self, free: BoolArray) -> tuple[int, float]: ...
+    def measure(self, line: int) -> None: ...
+    def variance(self) -> FloatArray: ...
 
 
 class LineCovariance(ABC):
     """Covariance of lines and objective over the posterior samples of cases."""
 
     @abstractmethod
-    def _given(self, lines: Sequence[int]) -> _Posterior:
-        """Return the posterior given some lines."""
+    def _given(self, lines: Sequence[int]) -> _Posterior: ...
 
     @property
     @abstractmethod
-    def _line_variance(self) -> FloatArray:
-        """Variance of each line itself, (line,)."""
+    def _line_variance(self) -> FloatArray: ...
 
     def left(self, lines: Sequence[int]) -> float:
         """Return the mean over cases of the variance that these lines leave, :math:`V(S)`."""
@@ -57,28 +51,19 @@ class LineCovariance(ABC):
     def greedy(
         self, count: int, measured: BoolArray, known: Sequence[int] = ()
     ) -> tuple[list[int], list[float]]:
-        """Choose lines one after the other, each by the largest expected reduction.
-
-        Lines that are ``measured`` are not chosen; the samples are conditioned on those in
-        ``known``. If no line reduces the variance, the line that varies most is next.
-        """
+        """Choose lines that are not measured, each by the largest reduction given ``known``."""
         free = ~np.asarray(measured, dtype=bool)
         if not 0 <= count <= free.sum():
             raise InputError(
-                f"{count} lines are to be chosen, and {free.sum()} are left", code="value.invalid"
+                f"count is {count}, and {free.sum()} lines are left", code="value.invalid"
             )
         posterior, own = self._given(known), self._line_variance
-        lines: list[int] = []
-        gains: list[float] = []
-        least = TIES * self.left(())
+        lines, gains, least = list[int](), list[float](), TIES * self.left(())
         while len(lines) < count:
             line, gain = posterior.best(free)
             if not math.isfinite(gain):
-                raise InputError(
-                    "samples or task outputs are not finite; no line can be chosen",
-                    code="value.nonfinite",
-                )
-            if gain <= least:
+                raise InputError("samples or outputs are not finite", code="value.nonfinite")
+            if gain <= least:  # no line reduces the variance: the one that varies most
                 line = int(np.argmax(np.where(free, own, -np.inf)))
             lines.append(line)
             gains.append(max(gain, 0.0))
@@ -219,16 +204,15 @@ def line_covariance(
     """Compute line and objective covariance of one case."""
     images = torch.as_tensor(recoveries).detach()
     if aim not in AIMS:
-        raise InputError(
-            f"the aim is {aim!r}; choose from {', '.join(AIMS)}", code="choice.unknown"
-        )
+        raise InputError(f"aim is {aim!r}; choose from {', '.join(AIMS)}", code="choice.unknown")
     _require_samples(len(images), aim)
     slopes = _mean_gradients(read, images) if aim == "gradient" else None
     with torch.no_grad():
         deviations = images - images.mean(0)
         held = torch.as_tensor(system.line_values(deviations, measurement))
         if aim == "variance":
-            grams = (_inner(held) / (len(images) - 1)).double().cpu().numpy()[None]
+            rows = torch.view_as_real(held).flatten(2) if held.is_complex() else held
+            grams = (rows @ rows.mT / (len(images) - 1)).double().cpu().numpy()[None]
             return _gram_covariance(grams, grams.sum(axis=1), measured, ridge)
         if slopes is not None:
             z = deviations.flatten(1) @ slopes.flatten(1).T
@@ -262,9 +246,7 @@ def _gram_covariance(
 def _noise_variance(total: FloatArray, ridge: float) -> FloatArray:
     """Return the noise variance that regularises few samples, relative to their variance."""
     if not 0 < ridge < math.inf:
-        raise InputError(
-            f"the ridge is {ridge}; set a positive number, e.g. 0.01", code="value.invalid"
-        )
+        raise InputError(f"ridge is {ridge}; set a number above 0", code="value.invalid")
     # Samples that agree everywhere carry no information, whatever the noise.
     return np.asarray(ridge * np.where(total > 0, total, 1.0))
 
@@ -273,9 +255,7 @@ def _require_samples(samples: int, aim: Aim) -> None:
     # By outputs each sample is compared with the others.
     if samples < (needed := 3 if aim == "outputs" else 2):
         raise InputError(
-            f"samples is {samples}, and lines are chosen by how samples differ; use at least "
-            f"{needed}",
-            code="samples.mismatch",
+            f"samples is {samples}; choosing lines takes at least {needed}", code="samples.mismatch"
         )
 
 
@@ -287,12 +267,6 @@ def _leave_one_out(values: Tensor, held: Tensor, z: Tensor) -> Tensor:
     return others * ((others * z).sum(1, keepdim=True) > 0)
 
 
-def _inner(values: Tensor) -> Tensor:
-    """Real inner products between samples of each line, (line, sample, sample)."""
-    rows = torch.view_as_real(values).flatten(2) if values.is_complex() else values
-    return rows @ rows.mT
-
-
 def _mean_gradients(read: Callable[[Any], Any], images: Tensor) -> Tensor:
     """Return the mean over samples of the gradient of each of the task's outputs, (task, ...)."""
     with torch.enable_grad():
@@ -300,9 +274,7 @@ def _mean_gradients(read: Callable[[Any], Any], images: Tensor) -> Tensor:
         outputs = read(leaf)
         if not isinstance(outputs, Tensor) or not outputs.requires_grad:
             raise InputError(
-                "the task has no gradient, so that lines cannot be chosen by it; choose the aim "
-                "'outputs'",
-                code="component.invalid",
+                "the task has no gradient; use aim 'outputs'", code="component.invalid"
             )
         outputs = outputs.reshape(len(leaf), -1)
         slopes = [
@@ -326,8 +298,7 @@ class AdaptiveConfig:
         """Raise InputError if there are fewer samples than lines are chosen by."""
         if self.looks is not None and self.looks > samples:
             raise InputError(
-                f"looks is {self.looks} of [choose], and samples is {samples}; set at most as many",
-                code="samples.mismatch",
+                f"looks is {self.looks} of {samples} samples; set fewer", code="samples.mismatch"
             )
         _require_samples(samples, self.aim)
 
@@ -335,19 +306,14 @@ class AdaptiveConfig:
         self, system: Any, masks: BoolArray, accelerations: tuple[float, ...]
     ) -> AdaptiveLines:
         """Return the rule for a system that measures any lines."""
-        return AdaptiveLines(
-            require_line_measure(system), masks, accelerations,
-            self.aim, self.ridge, self.looks, self.share, self.ahead,
-        )  # fmt: skip
+        chosen = require_line_measure(system)
+        return AdaptiveLines(chosen, masks, accelerations, **asdict(self))
 
 
 def require_line_measure(system: Any) -> LineMeasure:
     """Raise InputError if an imaging system cannot measure any lines."""
     if not isinstance(system, LineMeasure):
-        raise InputError(
-            "this imaging system cannot measure chosen lines; see taskuq.protocols.LineMeasure",
-            code="component.invalid",
-        )
+        raise InputError("the system is no taskuq.protocols.LineMeasure", code="component.invalid")
     return system
 
 
@@ -389,10 +355,9 @@ class AdaptiveLines:
                     f"{name} is {getattr(self, name)}; set {need}", code="value.invalid"
                 )
         if np.shape(self.masks) != (len(self.accelerations), self.system.n_lines):
+            shape = (len(self.accelerations), self.system.n_lines)
             raise InputError(
-                f"masks have shape {np.shape(self.masks)}; pass one of {self.system.n_lines} lines "
-                f"for each of the {len(self.accelerations)} rounds",
-                code="shape.mismatch",
+                f"masks have shape {np.shape(self.masks)}; pass {shape}", code="shape.mismatch"
             )
 
     @property
@@ -412,9 +377,7 @@ class AdaptiveLines:
             return self.measure_lines(image, acceleration, self.initial_lines())
         if k < len(self.accelerations):
             raise InputError(
-                f"the lines at R = {acceleration:g} depend on the samples of earlier rounds; use "
-                "Pipeline or acquire",
-                code="option.conflict",
+                f"lines at R = {acceleration:g} need samples; use acquire", code="option.conflict"
             )
         return self.measure_lines(image, acceleration, np.ones(self.system.n_lines, dtype=bool))
 
@@ -437,19 +400,16 @@ class AdaptiveLines:
         chosen, mask = np.array(lines, dtype=bool), self.masks[round + 1]
         count = int(mask.sum() - lines.sum())
         free = math.ceil(Fraction(str(self.share)) * count)
-        more, _ = covariance.greedy(free, chosen | ~self._candidates(round + 1))
+        candidates = np.ones_like(chosen)
+        if self.ahead is not None:
+            # Masks are nested: there are always as many that are free as the round has.
+            candidates = self.masks[min(round + 1 + self.ahead, len(self.masks) - 1)]
+        more, _ = covariance.greedy(free, chosen | ~candidates)
         chosen[more] = True
         if count > free:
             remainder, _ = covariance.greedy(count - free, chosen | ~mask, known=more)
             chosen[remainder] = True
         return chosen
-
-    def _candidates(self, round: int) -> BoolArray:
-        """Lines among which those of a round are chosen."""
-        if self.ahead is None:
-            return np.ones(self.system.n_lines, dtype=bool)
-        # Masks are nested: there are always as many that are free as the round has.
-        return np.array(self.masks[min(round + self.ahead, len(self.masks) - 1)], dtype=bool)
 
     def fallback_lines(self, round: int, lines: BoolArray) -> BoolArray:
         """Return lines of the next round by the masks: theirs that are free, then the lowest."""

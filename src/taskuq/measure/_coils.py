@@ -34,10 +34,7 @@ def magnitude(image: Tensor) -> Tensor:
 def compression_matrix(coil_images: Tensor, coils: int) -> Tensor:
     """Return the orthonormal mixing (..., coil, virtual coil) that retains the most energy."""
     if coil_images.ndim < 3 or not 1 <= coils <= coil_images.shape[-3]:
-        raise InputError(
-            f"coils is {coils} for images {tuple(coil_images.shape)}; pass 1 to their coils",
-            code="value.invalid",
-        )
+        raise InputError(f"coils is {coils}; pass 1 to those of the images", code="value.invalid")
     # The Gram matrix has the same V and is as small as the number of coils. In double precision
     # squaring the singular values loses nothing that single precision had.
     X = coil_images.flatten(-2).to(torch.complex128)
@@ -45,8 +42,7 @@ def compression_matrix(coil_images: Tensor, coils: int) -> Tensor:
     V: Tensor = torch.linalg.eigh((X @ X.mH).conj()).eigenvectors.flip(-1)[..., :coils]
     # Eigenvectors have no phase of their own; a real, positive largest entry makes them repeat.
     pivot = torch.take_along_dim(V, V.abs().argmax(-2, keepdim=True), dim=-2)
-    V = V * (pivot.abs() / pivot)
-    return V.to(coil_images.dtype)
+    return (V * (pivot.abs() / pivot)).to(coil_images.dtype)
 
 
 def compress_coils(coil_images: Tensor, matrix: Tensor) -> Tensor:
@@ -68,11 +64,8 @@ def to_channels(images: Tensor) -> Tensor:
 def to_complex(channels: Tensor) -> Tensor:
     """Convert channels back to complex images: the inverse of :func:`to_channels`."""
     if channels.is_complex() or channels.ndim < 3 or channels.shape[-3] % 2:
-        raise InputError(
-            f"channels have shape {tuple(channels.shape)} and type {channels.dtype}; pass real "
-            "channels (..., 2 * coil, height, width), as to_channels returns them",
-            code="shape.axes",
-        )
+        given = f"channels have shape {tuple(channels.shape)} and type {channels.dtype}"
+        raise InputError(f"{given}; pass real (..., 2 * coil, height, width)", code="shape.axes")
     *batch, count, height, width = channels.shape
     pairs = channels.reshape(*batch, count // 2, 2, height, width).movedim(-3, -1)
     return torch.view_as_complex(pairs.contiguous())
@@ -84,21 +77,6 @@ def _spline_basis(positions: ArrayLike, knots: int) -> NDArray[np.float64]:
     near = 2 / 3 - t**2 + t**3 / 2
     far = (2 - t) ** 3 / 6
     return np.where(t < 1, near, np.where(t < 2, far, 0.0))
-
-
-@lru_cache(maxsize=32)
-def _upsampling(coarse: int, fine: int) -> NDArray[np.float64]:
-    """Return the matrix (fine, coarse) of spline upsampling; it reproduces straight lines."""
-    # Splines with one phantom knot at each end, fitted so that they pass through the values;
-    # the phantom knots continue the curve straight.
-    knots = coarse + 2
-    collocation = np.zeros((knots, knots))
-    collocation[1:-1] = _spline_basis(np.arange(coarse), knots)
-    collocation[0, :3] = collocation[-1, -3:] = (1, -2, 1)
-    values = np.zeros((knots, coarse))
-    values[1:-1] = np.eye(coarse)
-    coefficients = np.linalg.solve(collocation, values)
-    return _spline_basis(np.linspace(0, coarse - 1, fine), knots) @ coefficients
 
 
 def smooth_field(
@@ -125,12 +103,11 @@ _COARSE = 20
 _KNOTS = 5
 
 
-def coil_sensitivities(
-    coils: int, height: int, width: int, *, rng: np.random.Generator, jitter: float = 0.1
-) -> Tensor:
+def coil_sensitivities(coils: int, height: int, width: int, *, rng: np.random.Generator) -> Tensor:
     """Draw sensitivities (coil, height, width) of circular loops on a ring around the image."""
     if coils < 1:
         raise InputError(f"coils is {coils}; pass at least 1", code="value.invalid")
+    jitter = 0.1
     angle = (np.arange(coils) + jitter * rng.normal(size=coils)) * 2 * np.pi / coils
     angle = angle + rng.uniform(0, 2 * np.pi)
     # In units of half the field of view, whose corners are at 1.41: no wire crosses the image.
@@ -147,9 +124,7 @@ def _ring_sensitivities(
     """Return sensitivities (..., coil, height, width) of given loops."""
     field = phase[..., None, None] * _loop_field(angle, distance, radius, _COARSE)
     # The field varies over centimetres; a coarse grid and cubic splines carry it exactly enough.
-    rows, columns = (
-        _upsampling_tensor(size, field.dtype, field.device) for size in (height, width)
-    )
+    rows, columns = (_upsampling(size, field.dtype, field.device) for size in (height, width))
     fine = rows @ field @ columns.mT
     unit: Tensor = fine / torch.linalg.vector_norm(fine, dim=-3, keepdim=True)
     return unit
@@ -172,21 +147,13 @@ def random_sensitivities(
     distance = between(1.5, 2.2, cases, 1) * (1 + 0.3 * stray())
     radius = between(0.4, 0.9, cases, 1) * (1 + stray()).clamp_min(0.5)
     phase = between(0.0, 2 * math.pi, cases, coils)
-    return _ring_sensitivities(
-        place * 2 * math.pi / coils,
-        distance.clamp_min(1.45),
-        radius,
-        torch.polar(torch.ones_like(phase), phase),
-        height,
-        width,
-    )
+    turn, factor = place * 2 * math.pi / coils, torch.polar(torch.ones_like(phase), phase)
+    return _ring_sensitivities(turn, distance.clamp_min(1.45), radius, factor, height, width)
 
 
-def smooth_phase(
-    height: int, width: int, *, rng: np.random.Generator, strength: float = 1.0
-) -> Tensor:
+def smooth_phase(height: int, width: int, *, rng: np.random.Generator) -> Tensor:
     """Draw a smooth complex phase factor (height, width) of magnitude 1."""
-    phase = strength * smooth_field((height, width), (height / 2, width / 2), rng=rng)
+    phase = smooth_field((height, width), (height / 2, width / 2), rng=rng)
     return torch.as_tensor(np.exp(1j * phase).astype(np.complex64))
 
 
@@ -226,8 +193,17 @@ def _loop_field(angle: Tensor, distance: Tensor, radius: Tensor, size: int) -> T
 
 
 @lru_cache(maxsize=32)
-def _upsampling_tensor(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.as_tensor(_upsampling(_COARSE, size)).to(device, dtype)
+def _upsampling(fine: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the matrix (fine, coarse) of spline upsampling; it reproduces straight lines."""
+    # Splines with one phantom knot at each end, fitted so that they pass through the values;
+    # the phantom knots continue the curve straight.
+    knots = _COARSE + 2
+    collocation = np.zeros((knots, knots))
+    collocation[1:-1] = _spline_basis(np.arange(_COARSE), knots)
+    collocation[0, :3] = collocation[-1, -3:] = (1, -2, 1)
+    coefficients = np.linalg.solve(collocation, np.eye(knots)[:, 1:-1])
+    matrix = _spline_basis(np.linspace(0, _COARSE - 1, fine), knots) @ coefficients
+    return torch.as_tensor(matrix).to(device, dtype)
 
 
 @lru_cache(maxsize=32)

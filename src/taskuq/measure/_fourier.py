@@ -34,8 +34,7 @@ def require_seed(noise: float, seed: int | None) -> None:
     """Raise InputError if the noise level is negative, or noise has no seed."""
     if noise < 0 or (noise > 0 and seed is None):
         raise InputError(
-            f"noise is {noise} and seed {seed}; pass a level of at least 0, and a seed with it",
-            code="value.invalid",
+            f"noise is {noise} and seed {seed}; pass both, of at least 0", code="value.invalid"
         )
 
 
@@ -62,21 +61,13 @@ def complex_noise(images: Tensor, generator: torch.Generator) -> Tensor:
 def broadcast_mask(mask: Any, like: Tensor) -> Tensor:
     """Return a column mask on the device of images, shaped to broadcast with them."""
     tensor = torch.as_tensor(mask, device=like.device).bool()
-    if tensor.ndim == 0 or tensor.shape[-1] not in (1, like.shape[-1]) or tensor.ndim > like.ndim:
-        raise InputError(
-            f"the mask has shape {tuple(tensor.shape)}, the images {tuple(like.shape)}; pass a "
-            f"mask whose last axis has length {like.shape[-1]}",
-            code="shape.mismatch",
-        )
     if 1 < tensor.ndim < like.ndim:
         batch, width = tensor.shape[:-1], tensor.shape[-1]
         tensor = tensor.reshape(*batch, *(1,) * (like.ndim - tensor.ndim), width)
-    if any(m not in (1, x) for m, x in zip(tensor.shape[::-1], like.shape[::-1], strict=False)):
-        raise InputError(
-            f"a mask of shape {tuple(tensor.shape)} does not fit images of shape "
-            f"{tuple(like.shape)}; pass one mask (width,) or one for each case (case, width)",
-            code="shape.mismatch",
-        )
+    pairs = zip(tensor.shape[::-1], like.shape[::-1], strict=False)
+    if not 1 <= tensor.ndim <= like.ndim or any(m not in (1, x) for m, x in pairs):
+        given = f"the mask has shape {tuple(tensor.shape)}, the images {tuple(like.shape)}"
+        raise InputError(f"{given}; pass (width,) or (case, width)", code="shape.mismatch")
     return tensor
 
 
@@ -102,8 +93,7 @@ def round_at(acceleration: float, accelerations: Sequence[float]) -> int:
     """Return the round of an acceleration, counted from 0."""
     if acceleration not in accelerations:
         raise InputError(
-            f"acceleration {acceleration} is not measured here; choose from {list(accelerations)}",
-            code="choice.unknown",
+            f"acceleration is {acceleration}; choose from {accelerations}", code="choice.unknown"
         )
     return list(accelerations).index(acceleration)
 
@@ -122,9 +112,6 @@ def sensitivity_window(count: Tensor, width: int) -> Tensor:
 
 def central_lines(mask: Tensor) -> Tensor:
     """Count the measured lines around the zero frequency without a gap, integers (case,).
-
-    The largest centred window in which every column is measured, so that a sensitivity estimate
-    never uses a line that was not acquired; 0 without the zero frequency.
 
     Example:
         >>> mask = torch.zeros(1, 320, dtype=torch.bool)

@@ -65,39 +65,27 @@ def read_masks(path: Path, accelerations: Sequence[float], width: int | None = N
     """Read the masks (round, line) of some accelerations; others in the file are left out."""
     with open_npz(path, "masks") as arrays:
         if not {"masks", "accelerations"} <= set(arrays):
-            raise InputError(
-                f"{path} holds no masks; make them with taskuq masks", code="file.format"
-            )
+            raise InputError(f"{path} holds no masks; run taskuq masks", code="file.format")
         masks = np.asarray(arrays["masks"])
         rates = np.atleast_1d(arrays["accelerations"]).astype(float).tolist()
     if masks.dtype != bool or masks.ndim != 2 or len(masks) != len(rates):
         raise InputError(
-            f"{path} holds masks of shape {masks.shape} for {len(rates)} rounds; make them anew",
-            code="file.format",
+            f"{path} has masks {masks.shape} for {len(rates)} rounds; remake it", code="file.format"
         )
     if width not in (None, masks.shape[1]):
-        raise InputError(
-            f"{path} has masks of {masks.shape[1]} lines, and {width} are needed",
-            code="shape.mismatch",
-        )
+        raise InputError(f"{path} has {masks.shape[1]} lines, not {width}", code="shape.mismatch")
     if missing := [R for R in accelerations if float(R) not in rates]:
-        raise InputError(
-            f"{path} is for R = {', '.join(f'{R:g}' for R in rates)}, and R = {missing[0]:g} is "
-            "requested; change the accelerations, or make masks for them",
-            code="rounds.invalid",
-        )
+        known = ", ".join(f"{R:g}" for R in rates)
+        raise InputError(f"{path} is for R = {known}, not {missing[0]:g}", code="rounds.invalid")
     chosen = masks[[rates.index(float(R)) for R in accelerations]]
     if (chosen[1:] < chosen[:-1]).any():
-        raise InputError(
-            f"{path} holds masks that are not nested; make them anew", code="rounds.invalid"
-        )
+        raise InputError(f"{path} has masks that do not nest; remake it", code="rounds.invalid")
     return chosen
 
 
 def mask_fingerprint(masks: BoolArray) -> str:
     """Return the fingerprint of masks."""
-    plain_masks = np.ascontiguousarray(np.asarray(masks, dtype=bool))
-    return hashlib.sha256(plain_masks.tobytes()).hexdigest()[:16]
+    return hashlib.sha256(np.asarray(masks, dtype=bool).tobytes()).hexdigest()[:16]
 
 
 def mask_provenance(path: Path) -> dict[str, Any]:
@@ -191,7 +179,7 @@ def gro_mask(width: int, lines: int, *, density: float = 15.0) -> BoolArray:
     Args:
         width: Number of columns of k-space.
         lines: Number of sampled columns.
-        density: Ratio of the densities at the centre and on average, at least 1.
+        density: Density at the centre over the average, at least 1.
 
     Example:
         >>> gro_mask(16, 4, density=2).nonzero()[0]
@@ -259,22 +247,34 @@ def nested_masks(
         raise InputError(
             f"the rule is {rule!r}; choose 'inverse-distance' or 'uniform'", code="choice.unknown"
         )
-    widths = _acs_widths(width, lines, acs)
+    if acs is None:
+        scaled = [round(_ACS_STEP * (k + 1) * width / _SIZE) for k in range(len(lines))]
+        widths = [0, *(min(w, n // 2) for w, n in zip(scaled[1:], lines[1:], strict=True))]
+    else:
+        widths = list(acs)
+    if len(widths) != len(lines) or any(
+        not 0 <= w <= n for w, n in zip(widths, lines, strict=True)
+    ):
+        given = f"acs is {widths} for rounds of {lines} lines"
+        raise InputError(f"{given}; pass as many or fewer for each", code="rounds.invalid")
     if density is None:
         density = max(1.0, 15 / 16 * accelerations[0])
 
-    mask = gro_mask(width, lines[0], density=density)
-    masks = [_with_center(mask, widths[0], lines[0])]
+    first, box = gro_mask(width, lines[0], density=density), center_lines(width, widths[0])
+    # Widening its centre removes its lines just outside the centre.
+    outside = np.flatnonzero(first & ~box)
+    inside_out = outside[np.argsort(np.abs(outside - width // 2), kind="stable")]
+    first |= box
+    first[inside_out[: first.sum() - lines[0]]] = False
+    masks = [first]
     for count, center in zip(lines[1:], widths[1:], strict=True):
-        if acs is None:
-            center = _widest_center(masks[-1], center, count)
         mask = masks[-1] | center_lines(width, center)
+        while acs is None and mask.sum() > count:
+            center -= 1
+            mask = masks[-1] | center_lines(width, center)
         if mask.sum() > count:
-            raise InputError(
-                f"{count} of {width} lines cannot hold earlier ones and a centre of {center} "
-                "lines; use a narrower acs or a lower acceleration",
-                code="rounds.invalid",
-            )
+            given = f"{count} lines cannot hold earlier ones and a centre of {center}"
+            raise InputError(f"{given}; use a narrower acs", code="rounds.invalid")
         masks.append(with_random_lines(mask, count, rule, rng))
     return np.stack(masks)
 
@@ -288,11 +288,8 @@ def published_masks(accelerations: Sequence[float] = (16, 8, 4, 2)) -> BoolArray
     """
     unknown = [R for R in accelerations if R not in (*_NEW_LINES, 1)]
     if unknown or list(accelerations) != sorted(set(accelerations), reverse=True):
-        raise InputError(
-            f"accelerations are {list(accelerations)}; the published masks are for 16, 8, 4, 2 "
-            "(and 1), in this order",
-            code="rounds.invalid",
-        )
+        given = f"accelerations are {list(accelerations)}"
+        raise InputError(f"{given}; choose of 16, 8, 4, 2, 1 in this order", code="rounds.invalid")
     masks = np.zeros((len(accelerations), _SIZE), dtype=bool)
     for mask, R in zip(masks, accelerations, strict=True):
         for rate, lines in _NEW_LINES.items():
@@ -305,43 +302,10 @@ def line_counts(width: int, accelerations: Sequence[float]) -> list[int]:
     """Return the number of lines of each round."""
     if len(accelerations) == 0 or min(accelerations) < 1:
         raise InputError(
-            f"accelerations are {list(accelerations)}; pass numbers of at least 1",
-            code="rounds.invalid",
+            f"accelerations are {list(accelerations)}; pass at least 1", code="rounds.invalid"
         )
     lines = [round(width / R) for R in accelerations]
     if lines[0] < 1 or any(b <= a for a, b in pairwise(lines)):
-        raise InputError(
-            f"accelerations {list(accelerations)} of {width} lines measure {lines} lines; pass "
-            "decreasing accelerations that each add a line",
-            code="rounds.invalid",
-        )
+        given = f"accelerations {list(accelerations)} measure {lines} of {width} lines"
+        raise InputError(f"{given}; each must add a line", code="rounds.invalid")
     return lines
-
-
-def _acs_widths(width: int, lines: list[int], acs: Sequence[int] | None) -> list[int]:
-    if acs is None:
-        scaled = [round(_ACS_STEP * (k + 1) * width / _SIZE) for k in range(len(lines))]
-        return [0, *(min(w, n // 2) for w, n in zip(scaled[1:], lines[1:], strict=True))]
-    if len(acs) != len(lines) or any(not 0 <= w <= n for w, n in zip(acs, lines, strict=False)):
-        raise InputError(
-            f"acs is {list(acs)} for rounds of {lines} lines; pass one width for each round, no "
-            "larger than its number of lines",
-            code="rounds.invalid",
-        )
-    return list(acs)
-
-
-def _widest_center(mask: BoolArray, center: int, count: int) -> int:
-    while (mask | center_lines(len(mask), center)).sum() > count:
-        center -= 1
-    return center
-
-
-def _with_center(mask: BoolArray, center: int, count: int) -> BoolArray:
-    """Widen the centre of the first mask; remove its lines just outside the centre."""
-    box = center_lines(len(mask), center)
-    outside = np.flatnonzero(mask & ~box)
-    inside_out = outside[np.argsort(np.abs(outside - len(mask) // 2), kind="stable")]
-    mask = mask | box
-    mask[inside_out[: mask.sum() - count]] = False
-    return mask

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -45,14 +44,10 @@ class MaskConfig:
 
     def __post_init__(self) -> None:
         if self.published and self.file is not None:
-            raise InputError(
-                "measure.published and measure.file are both set; remove one",
-                code="option.conflict",
-            )
+            raise InputError("set only measure.published or measure.file", code="option.conflict")
 
     @property
     def round_names(self) -> None:
-        """None: R is enough."""
         return None
 
     @property
@@ -66,8 +61,7 @@ class MaskConfig:
         if self.published:
             if width != 320:
                 raise InputError(
-                    f"images have {width} columns; the published masks have 320",
-                    code="shape.mismatch",
+                    f"published is for 320 columns, not {width}", code="shape.mismatch"
                 )
             return published_masks(self.accelerations)
         rng = np.random.default_rng(self.seed)
@@ -110,17 +104,10 @@ class MultiCoilMRI:
     def __post_init__(self) -> None:
         masks = np.asarray(self.masks, dtype=bool)
         if masks.ndim != 2 or len(masks) != len(self.accelerations):
-            raise InputError(
-                f"masks have shape {masks.shape} for {len(self.accelerations)} accelerations; "
-                "pass one mask (width,) for each acceleration",
-                code="shape.mismatch",
-            )
+            given = f"masks have shape {masks.shape} for {len(self.accelerations)} accelerations"
+            raise InputError(f"{given}; pass one mask for each", code="shape.mismatch")
         if (masks[1:] < masks[:-1]).any():
-            raise InputError(
-                "masks are not nested: each round must contain the lines of the previous one; make "
-                "them with nested_masks",
-                code="rounds.invalid",
-            )
+            raise InputError("masks are not nested; use nested_masks", code="rounds.invalid")
         require_seed(self.noise, self.seed)
         object.__setattr__(self, "masks", masks)
 
@@ -153,15 +140,15 @@ class MultiCoilMRI:
     def measure_lines(self, image: Tensor, acceleration: float, lines: BoolArray) -> MRIMeasurement:
         """Measure the given columns, booleans (width,), of coil images."""
         if image.ndim < 3 or image.shape[-1] != self.masks.shape[1]:
-            raise InputError(
-                f"the image has shape {tuple(image.shape)}; pass coil images (coil, height, "
-                f"{self.masks.shape[1]}), for instance one coil as image[None]",
-                code="shape.mismatch",
-            )
+            given, need = tuple(image.shape), f"(coil, height, {self.n_lines})"
+            raise InputError(f"the image is {given}; pass {need}", code="shape.mismatch")
         mask = torch.as_tensor(np.asarray(lines, dtype=bool), device=image.device)
         kspace = fft2c(image)
         if self.noise > 0:
-            kspace = kspace + self.noise * _line_noise(image, self.seed)
+            flat = image.reshape(-1, *image.shape[-3:])
+            parts = torch.stack([noise_for(one, (2, *one.shape), self.seed) for one in flat])
+            noise = torch.complex(parts[:, 0], parts[:, 1]).reshape(image.shape)
+            kspace = kspace + self.noise * noise.to(image.device)
         zero_filled = ifft2c(torch.where(mask, kspace, 0))
         return MRIMeasurement(zero_filled, mask, float(acceleration))
 
@@ -177,59 +164,23 @@ class MultiCoilMRI:
         return columns.permute(3, 0, 1, 2).flatten(2)
 
 
-@dataclass(frozen=True, eq=False)
-class SimulatedMRIScanner:
-    """Simulated scanner of a known image."""
+class _ColumnScanner:
+    """Simulated scanner that measures new columns and their k-space (coil, height, column)."""
 
     image: Tensor
-    masks: BoolArray
     accelerations: Sequence[float]
 
-    def measure(self, round: int) -> Columns:
-        """Measure the columns that a round adds, and their k-space (coil, height, column)."""
-        if not 0 <= round <= len(self.masks):
-            raise InputError(f"round is {round}; pass 0 to {len(self.masks)}", code="value.invalid")
-        return _measure_columns(self.image, added_columns(self.masks)[round])
+    def _measure_columns(self, columns: NDArray[np.int64]) -> Columns:
+        return {"columns": columns, "kspace": fft2c(self.image)[..., columns].numpy()}
 
     def combine(self, pieces: Sequence[Columns]) -> MRIMeasurement:
         """Combine the columns of all rounds so far into one measurement."""
         return _combine_columns(pieces, tuple(self.image.shape), self.accelerations)
-
-
-@dataclass(eq=False)
-class AdaptiveMRIScanner:
-    """Simulated scanner that measures requested columns."""
-
-    image: Tensor
-    accelerations: Sequence[float]
-    columns: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
-
-    def request(self, round: int, lines: NDArray[np.int64]) -> None:
-        """Request the columns that a round adds."""
-        self.columns[round] = np.asarray(lines)
-
-    def measure(self, round: int) -> Columns:
-        """Measure the columns that a round adds, and their k-space (coil, height, column)."""
-        if round not in self.columns:
-            raise InputError(
-                f"no lines were requested for round {round}; request them first",
-                code="rounds.invalid",
-            )
-        return _measure_columns(self.image, self.columns[round])
-
-    def combine(self, pieces: Sequence[Columns]) -> MRIMeasurement:
-        """Combine the columns of all rounds so far into one measurement."""
-        return _combine_columns(pieces, tuple(self.image.shape), self.accelerations)
-
-
-def _measure_columns(image: Tensor, columns: NDArray[Any]) -> Columns:
-    return {"columns": columns, "kspace": fft2c(image)[..., columns].numpy()}
 
 
 def _combine_columns(
     pieces: Sequence[Columns], shape: tuple[int, ...], accelerations: Sequence[float]
 ) -> MRIMeasurement:
-    """Combine the columns of all rounds."""
     mask = torch.zeros(shape[-1], dtype=torch.bool)
     kspace = torch.zeros(shape, dtype=torch.complex64)
     for piece in pieces:
@@ -240,15 +191,39 @@ def _combine_columns(
     return MRIMeasurement(ifft2c(kspace), mask, R)
 
 
+@dataclass(frozen=True, eq=False)
+class SimulatedMRIScanner(_ColumnScanner):
+    """Simulated scanner of a known image."""
+
+    image: Tensor
+    masks: BoolArray
+    accelerations: Sequence[float]
+
+    def measure(self, round: int) -> Columns:
+        if not 0 <= round <= len(self.masks):
+            raise InputError(f"round is {round}; pass 0 to {len(self.masks)}", code="value.invalid")
+        return self._measure_columns(added_columns(self.masks)[round])
+
+
+@dataclass(eq=False)
+class AdaptiveMRIScanner(_ColumnScanner):
+    """Simulated scanner that measures requested columns."""
+
+    image: Tensor
+    accelerations: Sequence[float]
+    columns: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
+
+    def request(self, round: int, lines: NDArray[np.int64]) -> None:
+        self.columns[round] = np.asarray(lines)
+
+    def measure(self, round: int) -> Columns:
+        if round not in self.columns:
+            raise InputError(f"round {round} has no lines; request some", code="rounds.invalid")
+        return self._measure_columns(self.columns[round])
+
+
 def added_columns(masks: BoolArray) -> list[NDArray[np.intp]]:
     """Return the columns that each round adds, and finally the remaining ones."""
     everything = np.ones((1, masks.shape[1]), dtype=bool)
     until = np.concatenate([~everything, masks, everything])
     return [np.flatnonzero(now & ~before) for before, now in pairwise(until)]
-
-
-def _line_noise(images: Tensor, seed: int | None) -> Tensor:
-    """Complex white noise on the k-space of coil images (..., coil, height, width)."""
-    flat = images.reshape(-1, *images.shape[-3:])
-    noise = torch.stack([noise_for(image, (2, *image.shape), seed) for image in flat])
-    return torch.complex(noise[:, 0], noise[:, 1]).reshape(images.shape).to(images.device)

@@ -32,11 +32,8 @@ class Radon:
 
     def __post_init__(self) -> None:
         if self.size < 1 or not self.angles or not np.isfinite(self.angles).all():
-            raise InputError(
-                f"the size is {self.size} and there are {len(self.angles)} angles; pass a size of "
-                "at least 1 and at least one finite angle",
-                code="value.invalid",
-            )
+            given = f"size is {self.size} with {len(self.angles)} angles"
+            raise InputError(f"{given}; pass at least 1 finite angle", code="value.invalid")
 
     @property
     def detectors(self) -> int:
@@ -46,18 +43,14 @@ class Radon:
     def __call__(self, images: Tensor) -> Tensor:
         """Project images (..., size, size) to (..., view, detector)."""
         flat = images.reshape(-1, self.size**2)
-        projections = _applied(flat, *self._matrices(flat))
+        projections = _applied(flat, *_matrices(self, flat.dtype, flat.device))
         return projections.reshape(*images.shape[:-2], len(self.angles), self.detectors)
 
     def adjoint(self, projections: Tensor) -> Tensor:
         """Back-project (..., view, detector) to images (..., size, size)."""
         flat = projections.reshape(-1, len(self.angles) * self.detectors)
-        images = _applied(flat, *reversed(self._matrices(flat)))
+        images = _applied(flat, *reversed(_matrices(self, flat.dtype, flat.device)))
         return images.reshape(*projections.shape[:-2], self.size, self.size)
-
-    def _matrices(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        precision = torch.float64 if like.dtype == torch.float64 else torch.float32
-        return _matrices(self, precision, like.device)
 
 
 class _SparseMatmul(torch.autograd.Function):
@@ -93,6 +86,7 @@ def _matrices(radon: Radon, dtype: torch.dtype, device: torch.device) -> tuple[T
     pixels = np.broadcast_to(np.arange(size**2)[:, None], rows.shape)
     hit = weights > 0
     matrix = csr_array((weights[hit], (rows[hit], pixels[hit])), shape=(views * detectors, size**2))
+    dtype = torch.float64 if dtype == torch.float64 else torch.float32
     return _as_tensor(matrix, dtype, device), _as_tensor(matrix.T.tocsr(), dtype, device)
 
 
@@ -120,7 +114,6 @@ def _footprints(radon: Radon) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     bins = np.rint(places)[..., None] + np.array([-1, 0, 1])
 
     def until(t: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the fraction of a shadow to the left of t."""
         ends = [(wide + narrow, 1), (wide - narrow, -1), (narrow - wide, -1), (-wide - narrow, 1)]
         total = sum(sign * np.maximum(t + end, 0) ** 2 for end, sign in ends)
         return np.asarray(total / (8 * wide * narrow))
@@ -141,7 +134,6 @@ class DeepinvRadon:
 
     @property
     def detectors(self) -> int:
-        """Number of detector bins, that of :class:`Radon`."""
         return Radon(self.size, self.angles).detectors
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -169,9 +161,7 @@ def _physics(radon: DeepinvRadon, device: torch.device) -> Any:
         from deepinv.physics import Tomography
     except ImportError as error:
         raise InputError(
-            f"deepinv cannot be imported ({error}); install taskuq[deepinv], or remove "
-            "measure.operator",
-            code="dependency.missing",
+            f"deepinv is missing ({error}); install taskuq[deepinv]", code="dependency.missing"
         ) from None
     degrees = torch.tensor(np.rad2deg(radon.angles), dtype=torch.float32, device=device)
     return Tomography(degrees, radon.size, circle=False, normalize=False, device=device)
@@ -230,17 +220,11 @@ def stack_sinograms(
     """Stack measurements of one size over the union of their views."""
     for scan in measurements:
         if not isinstance(scan, Sinogram) or scan.projections.ndim != 2:
-            raise InputError(
-                f"the measurement is a {type(scan).__name__}; pass sinograms (view, detector) of "
-                "ParallelBeamCT",
-                code="component.invalid",
-            )
+            kind = type(scan).__name__
+            raise InputError(f"{kind} is no sinogram of one image", code="component.invalid")
     sizes = {scan.size for scan in measurements}
     if len(sizes) != 1:
-        raise InputError(
-            f"images have sizes {sorted(sizes)}; pass measurements of one size",
-            code="shape.mismatch",
-        )
+        raise InputError(f"images have sizes {sorted(sizes)}; pass one size", code="shape.mismatch")
     angles = tuple(sorted({angle for scan in measurements for angle in scan.angles}))
     radon = Radon(sizes.pop(), angles)
     mask = np.stack([np.isin(angles, scan.angles) for scan in measurements])
@@ -249,13 +233,10 @@ def stack_sinograms(
     for row, scan in enumerate(measurements):
         here = torch.as_tensor(np.searchsorted(angles, scan.angles), device=device)
         projections[row, here] = scan.projections.to(device, torch.float32)
-    return SinogramBatch(
-        projections,
-        torch.as_tensor(mask, device=device),
-        radon,
-        torch.tensor([1 / scan.acceleration for scan in measurements], device=device),
-        torch.tensor([scan.variance for scan in measurements], device=device),
-    )
+    share = torch.tensor([1 / scan.acceleration for scan in measurements], device=device)
+    variance = torch.tensor([scan.variance for scan in measurements], device=device)
+    measured = torch.as_tensor(mask, device=device)
+    return SinogramBatch(projections, measured, radon, share, variance)
 
 
 def filtered_back_projection(
@@ -264,9 +245,8 @@ def filtered_back_projection(
     """Reconstruct images (..., size, size): a ramp filter, then back-projection."""
     if isinstance(sinograms, Sinogram):
         radon = Radon(sinograms.size, sinograms.angles)
-        weights = _view_weights(
-            torch.ones(1, len(sinograms.angles), dtype=torch.bool), radon.angles
-        )[0]
+        every = torch.ones(1, len(radon.angles), dtype=torch.bool)
+        weights = _view_weights(every, radon.angles)[0]
     else:
         radon, weights = sinograms.radon, sinograms.arcs
     p = sinograms.projections
@@ -364,15 +344,11 @@ def _nested_views(views: int, accelerations: Sequence[float]) -> list[NDArray[np
     """Return nested sorted sets of views, each spread evenly over the half turn."""
     counts = [round(views / R) for R in accelerations]
     if not counts or counts[0] < 1 or counts[-1] > views or counts != sorted(set(counts)):
-        raise InputError(
-            f"accelerations {list(accelerations)} of {views} views take {counts} views; pass "
-            "decreasing accelerations that each add a view",
-            code="rounds.invalid",
-        )
+        given = f"accelerations {list(accelerations)} take {counts} of {views} views"
+        raise InputError(f"{given}; each must add a view", code="rounds.invalid")
     steps = [views // count for count in counts]
-    if all(s * c == views for s, c in zip(steps, counts, strict=True)) and all(
-        early % late == 0 for early, late in pairwise(steps)
-    ):
+    whole = all(s * c == views for s, c in zip(steps, counts, strict=True))
+    if whole and all(early % late == 0 for early, late in pairwise(steps)):
         return [np.arange(0, views, step) for step in steps]
     bits = max(1, (views - 1).bit_length())
     order = [int(f"{k:0{bits}b}"[::-1], 2) for k in range(2**bits)]
@@ -389,18 +365,13 @@ class PhotonNoise:
 
     def __post_init__(self) -> None:
         if self.photons < 0 or self.attenuation <= 0:
-            raise InputError(
-                f"photons are {self.photons} and attenuation is {self.attenuation}; pass at least "
-                "0 photons, and an attenuation above 0",
-                code="value.invalid",
-            )
+            given = f"photons is {self.photons} and attenuation {self.attenuation}"
+            raise InputError(f"{given}; pass positive numbers", code="value.invalid")
 
     def rate(self, projections: Tensor, size: int) -> Tensor:
-        """Return the expected counts."""
         return self.photons * torch.exp(-self.attenuation / size * projections)
 
     def read(self, counts: Tensor, size: int) -> Tensor:
-        """Return the line integrals of counts."""
         return -size / self.attenuation * torch.log(counts.clamp_min(1) / self.photons)
 
     def variance(self, projections: Tensor, size: int) -> Tensor:
@@ -429,9 +400,8 @@ class ParallelBeamCT:
 
     def __call__(self, image: Tensor, acceleration: float) -> Sinogram:
         """Measure images (..., size, size)."""
-        return self.measure_lines(
-            image, acceleration, np.isin(np.arange(self.views), self.views_at(acceleration))
-        )
+        lines = np.isin(np.arange(self.views), self.views_at(acceleration))
+        return self.measure_lines(image, acceleration, lines)
 
     @property
     def n_lines(self) -> int:
@@ -459,16 +429,25 @@ class ParallelBeamCT:
     def measure_lines(self, image: Tensor, acceleration: float, lines: BoolArray) -> Sinogram:
         """Measure the given views, booleans (view,), of images (..., size, size)."""
         if image.ndim < 2 or image.shape[-2:] != (self.size, self.size) or image.is_complex():
+            given = f"the image has shape {tuple(image.shape)} and type {image.dtype}"
             raise InputError(
-                f"the image has shape {tuple(image.shape)} and type {image.dtype}; pass real "
-                f"images (..., {self.size}, {self.size})",
-                code="shape.mismatch",
+                f"{given}; pass real (..., {self.size}, {self.size})", code="shape.mismatch"
             )
         views = np.flatnonzero(lines)
         angles = view_angles(views, self.views)
         projections, variance = OPERATORS[self.operator](self.size, angles)(image), 0.0
         if self.counts.photons:
-            counted = self._counted(image, projections, views)
+            assert self.seed is not None, "checked when the scanner is made"
+            rates = self.counts.rate(projections, self.size).double().cpu().numpy()
+            flat = image.reshape(-1, self.size, self.size)
+            drawn = np.empty((len(flat), *rates.shape[-2:]))
+            for row, one in enumerate(flat):
+                # Counts depend on image and view, not on the other views.
+                name = image_seed(one, self.seed)
+                for k, view in enumerate(views):
+                    rng = np.random.default_rng([name, int(view)])
+                    drawn[row, k] = rng.poisson(rates.reshape(drawn.shape)[row, k])
+            counted = torch.as_tensor(drawn).reshape(projections.shape).to(projections)
             projections = self.counts.read(counted, self.size)
             variance = float(self.counts.variance(projections, self.size).mean())
         return Sinogram(projections, angles, self.size, float(acceleration), variance)
@@ -484,19 +463,6 @@ class ParallelBeamCT:
         angles = view_angles(np.arange(self.views), self.views)
         projections: Tensor = OPERATORS[self.operator](self.size, angles)(images)
         return projections.transpose(0, 1)
-
-    def _counted(self, images: Tensor, projections: Tensor, views: NDArray[np.int64]) -> Tensor:
-        """Draw the photon counts of views, each from a seed of its image and view."""
-        assert self.seed is not None, "checked when the scanner is made"
-        rates = self.counts.rate(projections, self.size).double().cpu().numpy()
-        flat = images.reshape(-1, self.size, self.size)
-        drawn = np.empty((len(flat), *rates.shape[-2:]))
-        for row, image in enumerate(flat):
-            name = image_seed(image, self.seed)
-            for k, view in enumerate(views):
-                rng = np.random.default_rng([name, int(view)])
-                drawn[row, k] = rng.poisson(rates.reshape(drawn.shape)[row, k])
-        return torch.as_tensor(drawn).reshape(projections.shape).to(projections)
 
 
 @dataclass(frozen=True, eq=False)
@@ -535,16 +501,11 @@ class AdaptiveCTScanner(SimulatedCTScanner):
     views: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
     def request(self, round: int, lines: NDArray[np.int64]) -> None:
-        """Request the views that a round adds."""
         self.views[round] = np.asarray(lines)
 
     def measure(self, round: int) -> Views:
-        """Measure the views that a round adds: their indices, and line integrals."""
         if round not in self.views:
-            raise InputError(
-                f"no views were requested for round {round}; request them first",
-                code="rounds.invalid",
-            )
+            raise InputError(f"round {round} has no views; request some", code="rounds.invalid")
         views = np.sort(self.views[round])
         rate = [*self.scanner.accelerations, 1.0][round]
         chosen = np.isin(np.arange(self.scanner.views), views)
@@ -559,7 +520,7 @@ def view_angles(views: NDArray[np.int64], total: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class TomographyConfig:
-    """Settings [measure] of computed tomography: views of the rounds and photon noise."""
+    """Settings [measure] of tomography: views of the rounds and photon noise."""
 
     accelerations: tuple[float, ...] = (16.0, 8.0, 4.0, 2.0)
     views: int = 192
@@ -585,7 +546,6 @@ class TomographyConfig:
 
     @property
     def counts(self) -> PhotonNoise:
-        """Photon noise."""
         return PhotonNoise(self.photons, self.attenuation)
 
     def masks(self, width: int) -> BoolArray:
@@ -598,10 +558,7 @@ class TomographyConfig:
     def scanner(self, width: int, *, noise: float, seed: int) -> ParallelBeamCT:
         """Return the scanner of images of a width."""
         if noise:
-            raise InputError(
-                f"noise is {noise}; tomography has photon noise: set measure.photons instead",
-                code="option.conflict",
-            )
+            raise InputError(f"noise is {noise}; set measure.photons", code="option.conflict")
         chosen = None
         if self.file is not None:
             chosen = tuple(tuple(np.flatnonzero(mask).tolist()) for mask in self.masks(width))
