@@ -43,8 +43,7 @@ def as_array(values: Any, name: str) -> np.ndarray:
         raise InputError(f"{name} must be an array ({error})", code="dtype.invalid") from None
     if array.dtype == object:
         raise InputError(
-            f"{name} must be an array of numbers, got mixed or ragged entries",
-            code="dtype.invalid",
+            f"{name} must be an array of numbers, got mixed or ragged entries", code="dtype.invalid"
         )
     return array
 
@@ -94,8 +93,7 @@ def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
         array = as_array(values, name) if is_tensor(values) else np.asarray(values)
     except ValueError:
         raise InputError(
-            f"{name} must be one integer or string per case, got a list of lists",
-            code="shape.axes",
+            f"{name} must be one integer or string per case, got a list of lists", code="shape.axes"
         ) from None
     if array.dtype == object:
         nameless = [v is None or v != v or str(v) == "" for v in array.ravel()]

@@ -269,9 +269,7 @@ def image_format(path: str | os.PathLike[str]) -> str:
     """Return the image format of a file name."""
     ending = Path(path).suffix.lower().removeprefix(".") or "png"
     if ending not in ("png", "svg", "pdf"):
-        raise InputError(
-            f"the name of an image must end in .png, .svg or .pdf, got {path}", code="value.invalid"
-        )
+        raise InputError(f"the name of an image must end in .png, .svg or .pdf, got {path}")
     return ending
 
 
@@ -285,10 +283,7 @@ def safe_join(folder: str | os.PathLike[str], name: str) -> Path:
     except (ValueError, OSError, RuntimeError):  # a zero byte, a name too long, a loop of links
         leads_out = True
     if leads_out:
-        raise InputError(
-            f"{name!r:.80} is not a file name inside {folder}; rename that case",
-            code="value.invalid",
-        )
+        raise InputError(f"{name!r:.80} is not a file name inside {folder}; rename that case")
     return path
 
 
@@ -467,8 +462,7 @@ def file_lock(path: Path, *, wait: bool = False, what: str = "this file") -> Ite
             lock.acquire(blocking=wait)
         except Timeout:
             raise InputError(
-                f"another process is working on {what}; wait until it ends",
-                code="file.exists",
+                f"another process is working on {what}; wait until it ends", code="file.exists"
             ) from None
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):

@@ -47,8 +47,7 @@ class Registry(Generic[T]):
         """Add one by a new name, and return it."""
         if self._known.get(name, thing) is not thing:
             raise InputError(
-                f"{self.what} {name!r} exists already; use another name",
-                code="choice.unknown",
+                f"{self.what} {name!r} exists already; use another name", code="choice.unknown"
             )
         self._known[name] = thing
         return thing
@@ -75,8 +74,7 @@ class Registry(Generic[T]):
         name = self.find(thing)
         if name is None:
             raise InputError(
-                f"{thing} is not a registered {self.what}; register it",
-                code="choice.unknown",
+                f"{thing} is not a registered {self.what}; register it", code="choice.unknown"
             )
         return name
 

@@ -381,6 +381,5 @@ def _refuse_formulas(columns: dict[str, np.ndarray]) -> None:
         if bad:
             raise InputError(
                 f"{name} {bad[0]!r:.40} would run as a formula in a spreadsheet; save the table as "
-                ".parquet",
-                code="value.invalid",
+                ".parquet"
             )

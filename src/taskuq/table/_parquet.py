@@ -108,8 +108,7 @@ def _read_schema(path: Path) -> Any:
 def _require_regular(path: Path) -> None:
     if not is_regular_file(path):
         raise InputError(
-            f"{path} is a link, a pipe or a folder instead of a file; remove it",
-            code="file.format",
+            f"{path} is a link, a pipe or a folder instead of a file; remove it", code="file.format"
         )
 
 
@@ -245,10 +244,7 @@ def to_numpy(array: Any, name: str) -> np.ndarray:
         return np.asarray(array)
     longest = pc.max(pc.utf8_length(array)).as_py() or 1
     if longest > LONGEST:
-        raise InputError(
-            f"{name} has an entry of {longest} characters, the limit is {LONGEST}",
-            code="value.invalid",
-        )
+        raise InputError(f"{name} has an entry of {longest} characters, the limit is {LONGEST}")
     texts = np.empty(len(array), dtype=f"<U{longest}")
     for start in range(0, len(array), ROWS):
         texts[start : start + ROWS] = array.slice(start, ROWS).to_pylist()
@@ -500,8 +496,7 @@ def _rounds_of(rows: Any, header: TableHeader, shard: Path) -> np.ndarray:
         round[np.isnan(rate) if np.isnan(R) else rate == R] = k
     if (round < 0).any():
         raise InputError(
-            f"shard {shard.name} has an acceleration that is not in {HEADER}",
-            code="rounds.invalid",
+            f"shard {shard.name} has an acceleration that is not in {HEADER}", code="rounds.invalid"
         )
     return round
 

@@ -47,8 +47,7 @@ class Terminology:
             if not isinstance(term, str) or not term.strip() or len(term) > LONGEST:
                 raise InputError(
                     f"terminology.{field.name} must be a string of at most {LONGEST} characters, "
-                    f"got {term!r:.80}",
-                    code="value.invalid",
+                    f"got {term!r:.80}"
                 )
 
     def many(self, name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -43,21 +42,12 @@ from taskuq.training._weights import load_weights, read_card
 
 
 def _classifier_metrics(
-    network: Classifier,
-    part: LabelledSubset,
-    attack: AttackConfig | None = None,
-    *,
-    batch: int = 256,
+    network: Classifier, part: LabelledSubset, attack: AttackConfig | None = None
 ) -> list[dict[str, Any]]:
     """Return accuracy, AUROC, reliability and robustness per task."""
-    if network.config.output != "probability":
-        raise InputError(
-            "the outputs are numbers; classification metrics need probabilities",
-            code="option.conflict",
-        )
-    clean, attacked = _task_outputs(network, part, batch=batch), None
+    clean, attacked = _task_outputs(network, part), None
     if attack is not None and attack.radius > 0:
-        attacked = _task_outputs(network, part, attack, batch=batch)
+        attacked = _task_outputs(network, part, attack)
     tasks = []
     for k, name in enumerate(network.config.tasks):
         z, y = clean[:, k], part.targets[:, k]
@@ -67,7 +57,7 @@ def _classifier_metrics(
             "cases": len(y),
             "groups": len(np.unique(part.cases.groups)),
             "positive": int(y.sum()),
-            **{key: _plain(value) for key, value in classification_rates(z, y).items()},
+            **{k: None if v != v else v for k, v in classification_rates(z, y).items()},
             "auroc": auroc(z, y),
             "reliability": reliability(z, y),
             "roc": {"false": false.tolist(), "true": true.tolist()},
@@ -79,11 +69,9 @@ def _classifier_metrics(
     return tasks
 
 
-def _regression_metrics(
-    network: Classifier, part: LabelledSubset, *, batch: int = 256
-) -> list[dict[str, Any]]:
+def _regression_metrics(network: Classifier, part: LabelledSubset) -> list[dict[str, Any]]:
     """Return mean absolute error and R2 per task."""
-    z = _task_outputs(network, part, batch=batch)
+    z = _task_outputs(network, part)
     rows = []
     for k, name in enumerate(network.config.tasks):
         error, y = z[:, k] - part.targets[:, k], part.targets[:, k]
@@ -101,17 +89,13 @@ def _regression_metrics(
 
 
 def _task_outputs(
-    network: Classifier,
-    part: LabelledSubset,
-    attack: AttackConfig | None = None,
-    *,
-    batch: int = 256,
+    network: Classifier, part: LabelledSubset, attack: AttackConfig | None = None
 ) -> FloatArray:
     """Return the outputs (case, task), under attack if given."""
     device, cases, outputs = network.shift.device, TaskDataset(part.cases, part.targets), []
     with eval_mode(network):
-        for first in range(0, len(cases), batch):
-            chosen = range(first, min(first + batch, len(cases)))
+        for first in range(0, len(cases), 256):
+            chosen = range(first, min(first + 256, len(cases)))
             together = collate([cases[0, index] for index in chosen])
             images = unit_scale(together["image"].to(device))
             if attack is not None:
@@ -119,10 +103,6 @@ def _task_outputs(
             with torch.no_grad():
                 outputs.append(network.outputs(network.raw(images)).double().cpu().numpy())
     return np.concatenate(outputs)
-
-
-def _plain(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 SCHEMA = "taskuq.task/1"
@@ -137,14 +117,11 @@ def _table(record: dict[str, Any]) -> list[str]:
         names, heads = ["error", "explained"], ["mean error", "explained"]
     lines = [f"{'part':6s} {'task':12s} cases groups  " + " ".join(heads)]
     for part, row in rows:
-        values = [_number(row.get(n), len(h)) for n, h in zip(names, heads, strict=True)]
+        numbers = ("-" if row.get(n) is None else f"{row[n]:.3f}" for n in names)
+        values = [number.rjust(len(h)) for number, h in zip(numbers, heads, strict=True)]
         counts = f"{row['cases']:5d} {row['groups']:6d}"
         lines.append(f"{part:6s} {row['task']:12s} {counts}  " + " ".join(values))
     return lines
-
-
-def _number(value: float | None, width: int) -> str:
-    return f"{'-':>{width}s}" if value is None else f"{value:{width}.3f}"
 
 
 PRESETS = {
@@ -164,7 +141,6 @@ class ClassifierMethod:
     weights: Path | None = None
 
     def open(self, device: torch.device | str) -> Classifier:
-        """Load the classifier on a device."""
         network: Classifier = TASKS.trained("classifier", self.weights)[1]
         return network.to(device)
 
@@ -188,15 +164,17 @@ class _ClassifierTraining(TaskTraining):
         tasks, targets = len(self.network.tasks), cases[0].targets
         if targets.shape[1] != tasks:
             raise InputError(
-                f"the data have {targets.shape[1]} targets and the network has {tasks} outputs; "
-                "set network.tasks to one name per target",
+                f"the data have {targets.shape[1]} targets; name as many network.tasks",
                 code="shape.mismatch",
             )
         weights = torch.ones(tasks, 2)
         if self.network.output == "probability":
             require_classes(targets, "training patients")
             require_classes(cases[1].targets, "tuning patients")
-            weights = _class_weights(targets, self.balance)
+            if self.balance:
+                positives = targets.mean(axis=0)
+                balanced = np.stack([0.5 / (1 - positives), 0.5 / positives], axis=1)
+                weights = torch.as_tensor(balanced, dtype=torch.float32)
         else:
             _standardise(network, targets)
         return _classifier_recipe(network, self.views, self.attack, weights)
@@ -249,26 +227,15 @@ def _evaluate_classifier(
         if len(part) == 0:
             continue
         subset = LabelledSubset(part.source, part.targets)
-        if network.config.output != "probability":
-            record["parts"][name] = _regression_metrics(network, subset)
-        else:
+        if network.config.output == "probability":
+            record["attack"] = asdict(attack)
             record["parts"][name] = _classifier_metrics(network, subset, attack)
-    if network.config.output == "probability":
-        record["attack"] = asdict(attack)
+        else:
+            record["parts"][name] = _regression_metrics(network, subset)
     return record
 
 
-def _class_weights(targets: NDArray[np.floating], balance: bool) -> Tensor:
-    """Return the weight of each class in the loss, (task, 2)."""
-    if not balance:
-        return torch.ones(targets.shape[1], 2)
-    positives = targets.mean(axis=0)
-    weights = np.stack([0.5 / (1 - positives), 0.5 / positives], axis=1)
-    return torch.as_tensor(weights, dtype=torch.float32)
-
-
 def _losses(net: Classifier, raw: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    """Return the loss of each case, the mean over its tasks."""
     if net.config.output != "probability":
         return functional.smooth_l1_loss(raw.float(), targets, reduction="none").mean(1)
     losses = functional.binary_cross_entropy_with_logits(raw.float(), targets, reduction="none")
@@ -297,12 +264,9 @@ def _regression_summary(values: Mapping[str, Tensor]) -> dict[str, float]:
 def _standardise(network: Classifier, targets: NDArray[np.floating]) -> None:
     spread = targets.std(axis=0)
     if (spread == 0).any():
-        raise InputError("all training targets of a task are equal", code="value.invalid")
+        raise InputError("all training targets of a task are equal")
     if network.config.output == "positive" and targets.min() < 0:
-        raise InputError(
-            f"training targets of output = 'positive' must not be negative, got {targets.min():g}",
-            code="value.invalid",
-        )
+        raise InputError(f"targets of output = 'positive' must be >= 0, got {targets.min():g}")
     network.shift.copy_(torch.as_tensor(targets.mean(axis=0)))
     network.spread.copy_(torch.as_tensor(spread))
 

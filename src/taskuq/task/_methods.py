@@ -51,11 +51,7 @@ class Area:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.threshold) and 0 <= self.pixel < math.inf):
-            raise InputError(
-                f"threshold must be finite and pixel, its area, not negative (0: fraction of the "
-                f"image), got {self.threshold} and {self.pixel}",
-                code="value.invalid",
-            )
+            raise InputError(f"threshold must be finite and pixel >= 0, got {self}")
 
     @property
     def names(self) -> tuple[str]:
@@ -110,7 +106,7 @@ class TorchTask:
 
     def __post_init__(self) -> None:
         if self.batch < 1:
-            raise InputError(f"batch must be at least 1, got {self.batch}", code="value.invalid")
+            raise InputError(f"batch must be at least 1, got {self.batch}")
 
     @torch.no_grad()
     def __call__(self, images: Any) -> Tensor:
@@ -130,8 +126,7 @@ class TorchTask:
             outputs = outputs[:, 0]
         if outputs.ndim not in (1, 2) or len(outputs) != len(images):
             raise InputError(
-                f"the task returned shape {tuple(outputs.shape)} for {len(images)} images; return "
-                "(image,) or (image, task)",
+                f"the task returned {tuple(outputs.shape)}; return (image,) or (image, task)",
                 code="component.invalid",
             )
         return outputs.float()
@@ -158,10 +153,7 @@ class MeanIntensity:
         for name in ("rows", "columns"):
             first, last = getattr(self, name)
             if not 0 <= first < last <= 1:
-                raise InputError(
-                    f"{name} must be two increasing fractions, got {first} and {last}",
-                    code="value.invalid",
-                )
+                raise InputError(f"{name} must be two increasing fractions, got {first} and {last}")
 
     def __call__(self, images: Any) -> Tensor:
         """Map images (image, height, width) to means (image,)."""
@@ -202,7 +194,6 @@ class _MultiTask:
 
     @property
     def range(self) -> list[TaskRange]:
-        """The range of each task, None where it has none."""
         return [declared_range(t) for t in self.tasks.values()]
 
     def __call__(self, images: Any) -> Tensor:
@@ -214,8 +205,7 @@ class _MultiTask:
                 column = column[:, 0]
             if column.ndim != 1:
                 raise InputError(
-                    f"task {name} returned shape {tuple(column.shape)}; each of several tasks must "
-                    "return (image,)",
+                    f"task {name} returned {tuple(column.shape)}; return (image,)",
                     code="component.invalid",
                 )
             columns.append(column.cpu())

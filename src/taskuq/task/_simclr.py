@@ -36,11 +36,7 @@ class _SimCLRConfig:
 
     def __post_init__(self) -> None:
         if self.temperature <= 0 or self.hidden < 1 or self.embedding < 1:
-            raise InputError(
-                f"network.temperature, hidden and embedding must be positive, got "
-                f"{self.temperature}, {self.hidden}, {self.embedding}",
-                code="value.invalid",
-            )
+            raise InputError(f"network.temperature and widths must be positive, got {self}")
 
 
 class _SimCLRNet(nn.Module):
@@ -78,11 +74,9 @@ def _nt_xent(first: Tensor, second: Tensor, temperature: float, *, counts: bool 
         similarity = own @ everyone.T / temperature
     if not counts:
         return 0 * similarity.sum(1)
-    count, images = len(own), len(first)
-    here = torch.arange(count, device=own.device)
-    itself = here + before
-    similarity = similarity.index_put((here, itself), own.new_tensor(-torch.inf))
-    partner = (here + images) % count + before
+    here = torch.arange(len(own), device=own.device)
+    similarity = similarity.index_put((here, here + before), own.new_tensor(-torch.inf))
+    partner = (here + len(first)) % len(own) + before
     return functional.cross_entropy(similarity, partner, reduction="none")
 
 
@@ -133,16 +127,10 @@ class _SimCLRTraining(TaskTraining):
     def recipe(self, cases: tuple[TaskDataset, ...], machine: TrainerOptions) -> Recipe:
         """Return the recipe of contrastive training."""
         if self.training.batch < 2:
-            raise InputError(
-                "training.batch is 1; a contrastive loss compares images: give more",
-                code="value.invalid",
-            )
+            raise InputError("training.batch is 1; a contrastive loss compares images: give more")
         recipe = _simclr_recipe(self.network, self.views)
         if self.start.classifier is not None:
-            raise InputError(
-                "start.classifier is for a classifier; name simclr or imagenet",
-                code="option.conflict",
-            )
+            raise InputError("start.classifier is for classifiers", code="option.conflict")
         self.start.fill(cast(_SimCLRNet, recipe.network).backbone)
         return recipe
 
