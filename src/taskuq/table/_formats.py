@@ -31,12 +31,19 @@ def _join_tasks(tables: Mapping[str, TaskOutputs]) -> TaskOutputs:
     """Join tables of single tasks into one table."""
     names, first = list(tables), next(iter(tables.values()))
     for name, table in tables.items():
-        _require_alike(first, table, names[0], name)
+        shapes = [(t.rounds, t.samples, t.round_labels) for t in (first, table)]
+        if table.tasks > 1 or shapes[0] != shapes[1]:
+            raise InputError(
+                f"tasks {names[0]} and {name} have other rounds or samples, or several tasks",
+                code="samples.mismatch",
+            )
+        if first.has_targets != table.has_targets:
+            raise InputError(f"only {names[0]} or {name} has targets", code="targets.missing")
     places = [{case: k for k, case in enumerate(_ids(table).tolist())} for table in tables.values()]
     shared = [case for case in places[0] if all(case in place for place in places)]
     if not shared:
         raise InputError(
-            f"no case has all of the tasks {', '.join(names)}; check the column case",
+            f"no case has all tasks {', '.join(names)}; check the column case",
             code="table.incomplete",
         )
     parts = [
@@ -72,24 +79,7 @@ def _ids(table: TaskOutputs) -> np.ndarray:
     return np.arange(table.cases) if table.case is None else table.case
 
 
-def _require_alike(first: TaskOutputs, other: TaskOutputs, one: str, two: str) -> None:
-    """Raise InputError unless two tables can be tasks of one table."""
-    shapes = [(t.rounds, t.samples, t.round_labels) for t in (first, other)]
-    if other.tasks > 1 or shapes[0] != shapes[1]:
-        shown = [f"{rounds} rounds ({', '.join(of)}), {p} samples" for rounds, p, of in shapes]
-        raise InputError(
-            f"task {one} has {shown[0]} and task {two} has {shown[1]} and {other.tasks} tasks; "
-            "join single tasks with the same rounds and samples",
-            code="samples.mismatch",
-        )
-    if first.has_targets != other.has_targets:
-        raise InputError(
-            f"only one of the tasks {one} and {two} has targets", code="targets.missing"
-        )
-
-
 def read_rows_file(path: Path) -> TaskOutputs:
-    """Read a CSV or Parquet file."""
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet as pq
@@ -103,9 +93,8 @@ def read_rows_file(path: Path) -> TaskOutputs:
         else:
             rows = pq.read_table(path, partitioning=None)
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
-        raise InputError(
-            f"{path} cannot be read as a table ({first_line(error):.120})", code="file.format"
-        ) from None
+        message = f"{path} cannot be read as a table ({first_line(error):.120})"
+        raise InputError(message, code="file.format") from None
     return _read_rows(rows, path.name)
 
 
@@ -116,16 +105,12 @@ def read_frame(frame: Any) -> TaskOutputs:
     try:
         rows = pa.table(frame)
     except (pa.ArrowException, ValueError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"a table is read from a path or a data frame, got {type(frame).__name__} "
-            f"({first_line(error):.80})",
-            code="dtype.invalid",
-        ) from None
+        message = f"a table is a path or a data frame, got {type(frame).__name__}: {error!s:.80}"
+        raise InputError(message, code="dtype.invalid") from None
     return _read_rows(rows, "the data frame")
 
 
 def _read_rows(rows: Any, source: str) -> TaskOutputs:
-    """Read a table from Arrow rows, of one task or of several."""
     import pyarrow.compute as pc
 
     columns = rows.column_names
@@ -135,8 +120,7 @@ def _read_rows(rows: Any, source: str) -> TaskOutputs:
         raise InputError(f"{source} has two columns of one name", code="table.duplicate")
     if "case" not in columns:
         raise InputError(
-            f"{source} has no column 'case' (columns: {', '.join(columns)[:120]}); rename or add "
-            "it",
+            f"{source} has no column case but {', '.join(columns)[:120]}; rename or add it",
             code="table.column",
         )
     if "task" not in columns:
@@ -186,9 +170,7 @@ class _Rows:
         there[place] = True
         complete = there.reshape(n, rounds).all(axis=1)
         if not complete.any():
-            raise InputError(
-                f"no case of {self.source} has all {rounds} rounds", code="table.incomplete"
-            )
+            raise InputError(f"{self.source} has no complete case", code="table.incomplete")
         targets = self._entries("target", round * n + case, rounds * n)
         if targets is not None:
             targets = targets.reshape(rounds, n)[:, complete]
@@ -213,8 +195,7 @@ class _Rows:
         if (entries[index] != values).any():
             of = "acceleration" if name == "round" else "case"
             raise InputError(
-                f"{self.source} has two different entries of one {of} in {name}; keep one",
-                code="table.duplicate",
+                f"{self.source} has two entries of one {of} in {name}", code="table.duplicate"
             )
         return entries
 
@@ -225,13 +206,11 @@ class _Rows:
         if len(np.unique(place)) != len(place):
             if "round" in self and "acceleration" not in self:
                 raise InputError(
-                    f"{self.source} names rounds without accelerations; add a column acceleration, "
-                    "full cost over the round's cost",
+                    f"{self.source} has rounds without accelerations; add a column acceleration",
                     code="rounds.invalid",
                 )
-            tasks = "" if "task" in self else ", or add a column task"
             raise InputError(
-                f"{self.source} has two rows for one case and round; keep one{tasks}",
+                f"{self.source} has two rows for a case and round; keep one, or add a column task",
                 code="table.duplicate",
             )
         if "outputs" in self:
@@ -242,33 +221,24 @@ class _Rows:
             return place, self.numbers("output")[:, None]
         if not numbered or "output" in self:
             raise InputError(
-                f"{self.source} has no outputs; name the columns output_0, output_1 and so on, or "
-                "output with a column sample",
+                f"{self.source} has no outputs; name them output_0, output_1, ..., or add sample",
                 code="table.column",
             )
         return place, np.stack([self.numbers(numbered[k]) for k in sorted(numbered)], axis=1)
 
     def _sampled_outputs(self, place: np.ndarray) -> tuple[np.ndarray, FloatArray]:
-        """Return the same from rows of single samples."""
         if "output" not in self:
-            raise InputError(
-                f"{self.source} has a column sample but no column output; add it",
-                code="table.column",
-            )
+            raise InputError(f"{self.source} has no column output; add it", code="table.column")
         sample, outputs = self.numbers("sample"), self.numbers("output")
         order = np.lexsort((sample, place))
         places, count = np.unique(place, return_counts=True)
         if len(np.unique(count)) != 1:
             raise InputError(
-                f"{self.source} has {count.min()} to {count.max()} samples of a case in a round; "
-                "every case and round needs the same number",
+                f"{self.source} has {count.min()} to {count.max()} samples of a case in a round",
                 code="samples.mismatch",
             )
         if (np.diff(sample[order].reshape(len(places), -1), axis=1) == 0).any():
-            raise InputError(
-                f"{self.source} has a sample of a case and round twice; keep one",
-                code="table.duplicate",
-            )
+            raise InputError(f"{self.source} has a sample twice; keep one", code="table.duplicate")
         return places, outputs[order].reshape(len(places), -1)
 
     def _lists(self) -> FloatArray:
@@ -282,8 +252,7 @@ class _Rows:
         lengths = np.unique(np.asarray(lists.value_lengths()))
         if len(lengths) != 1:
             raise InputError(
-                f"{self.source} has lists of {lengths.min()} to {lengths.max()} outputs; every row "
-                "needs the same number",
+                f"{self.source} has lists of {lengths.min()} to {lengths.max()} outputs",
                 code="samples.mismatch",
             )
         return _numbers(lists.flatten(), "outputs", self.source).reshape(len(lists), -1)
@@ -295,10 +264,7 @@ def _numbers(column: Any, name: str, source: str) -> FloatArray:
     is_number = pa.types.is_floating(column.type) or pa.types.is_integer(column.type)
     values = np.asarray(column.to_numpy(zero_copy_only=False)) if is_number else None
     if values is None or column.null_count or not np.isfinite(values).all():
-        raise InputError(
-            f"{source} has a {name} that is not a number; fill it or drop its rows",
-            code="table.column",
-        )
+        raise InputError(f"{source} has a {name} that is not a number", code="table.column")
     return values.astype(float)
 
 
@@ -327,8 +293,7 @@ def read_npz(path: Path) -> TaskOutputs:
     with open_npz(path, "a table") as archive:
         if "outputs" not in archive:
             raise InputError(
-                f"{path} has no array outputs; it holds {', '.join(sorted(archive)) or 'nothing'}",
-                code="table.column",
+                f"{path} has no array outputs but {', '.join(sorted(archive))}", code="table.column"
             )
         arrays: dict[str, Any] = {ARRAYS[name]: archive[name] for name in ARRAYS if name in archive}
         attributes = json.loads(str(archive[ATTRIBUTES]) if ATTRIBUTES in archive else "{}")
@@ -365,21 +330,14 @@ def write_rows(table: TaskOutputs, path: Path) -> Path:
         columns["target"] = np.stack([table.targets_at(k) for k in range(rounds)]).ravel()
     for p in range(table.samples):
         columns[f"output_{p}"] = x[:, :, p].ravel()
-    if path.suffix == ".csv":
-        _refuse_formulas(columns)
+    for name, values in columns.items() if path.suffix == ".csv" else ():
+        texts = np.unique(values).tolist() if values.dtype.kind in "US" else ()
+        bad = [text for text in map(str, texts) if text.startswith(("=", "+", "-", "@", "\t"))]
+        if bad:
+            raise InputError(
+                f"{name} {bad[0]!r:.40} is a formula in a spreadsheet; save the table as .parquet"
+            )
     rows = pa.table({name: pa.array(values) for name, values in columns.items()})
     with atomic_write(path) as partial:
         (pa.csv.write_csv if path.suffix == ".csv" else pq.write_table)(rows, partial)
     return path
-
-
-def _refuse_formulas(columns: dict[str, np.ndarray]) -> None:
-    """Raise InputError for names that a spreadsheet would run as a formula."""
-    for name, values in columns.items():
-        texts = np.unique(values) if values.dtype.kind in "US" else ()
-        bad = [str(text) for text in texts if str(text).startswith(("=", "+", "-", "@", "\t"))]
-        if bad:
-            raise InputError(
-                f"{name} {bad[0]!r:.40} would run as a formula in a spreadsheet; save the table as "
-                ".parquet"
-            )

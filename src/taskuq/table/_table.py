@@ -17,7 +17,6 @@ from taskuq._arrays import (
     as_ids,
     as_ranges,
     as_real_array,
-    common_range,
     require_in_ranges,
 )
 from taskuq._io import reading
@@ -32,7 +31,7 @@ SIZES = ("round", "case", "sample", "task")
 def as_rounds(
     accelerations: Any, costs: Any, full_cost: float | None, names: Any
 ) -> tuple[FloatArray, tuple[str, ...] | None]:
-    """Validate rounds given by accelerations or costs; return accelerations and names."""
+    """Return accelerations and names of rounds, given by accelerations or costs."""
     given = accelerations if costs is None else costs
     if given is None or (accelerations is not None and costs is not None):
         raise InputError("pass accelerations, or costs and full_cost", code="option.conflict")
@@ -42,7 +41,16 @@ def as_rounds(
         names, given = list(given), list(given.values())
     values = np.atleast_1d(as_array(given, "accelerations" if costs is None else "costs"))
     if costs is not None:
-        values = _full_cost_over(values, full_cost)
+        if full_cost is None:
+            raise InputError("costs need full_cost, the cost at R = 1", code="option.missing")
+        is_rising = values.dtype.kind in "fiu" and values[0] > 0 and (np.diff(values) > 0).all()
+        if not is_rising or not values[-1] < full_cost < np.inf:
+            raise InputError(
+                f"costs must be positive, increasing and below full_cost = {full_cost}, got "
+                f"{', '.join(map(str, values.tolist()))[:80]}",
+                code="rounds.invalid",
+            )
+        values = np.asarray(full_cost / values.astype(float))
     return _as_accelerations(values, len(values)), _as_round_names(names, len(values))
 
 
@@ -51,40 +59,23 @@ def called_rounds(accelerations: FloatArray, names: tuple[str, ...] | None) -> d
     return {f"{R:g}": name for R, name in zip(accelerations, names or (), strict=False)}
 
 
-def _full_cost_over(costs: np.ndarray, full_cost: float | None) -> FloatArray:
-    if full_cost is None:
-        raise InputError("costs need full_cost, the cost at R = 1; pass it", code="option.missing")
-    is_rising = costs.dtype.kind in "fiu" and (costs > 0).all() and (np.diff(costs) > 0).all()
-    if not is_rising or not costs[-1] < full_cost < np.inf:
-        raise InputError(
-            f"costs must be positive, increasing and below full_cost, got "
-            f"{', '.join(map(str, costs.tolist()))[:80]} and {full_cost}",
-            code="rounds.invalid",
-        )
-    return np.asarray(full_cost / costs.astype(float))
-
-
 def _as_accelerations(values: Any, rounds: int) -> FloatArray:
     if values is None and rounds == 1:
         return np.full(1, np.nan)  # unknown: nothing compares it with another
     numbers = np.atleast_1d(as_array(() if values is None else values, "accelerations"))
     if numbers.dtype.kind not in "fiu":
-        raise InputError(
-            f"accelerations must be numbers, got an array of {numbers.dtype}", code="dtype.invalid"
-        )
+        raise InputError(f"accelerations must be numbers, got {numbers}", code="dtype.invalid")
     rates = numbers.astype(float)
     if rates.shape != (rounds,):
         raise InputError(
-            f"{rounds} rounds need {rounds} accelerations, got {rates.size}; pass accelerations=, "
-            "fewest measurements first",
+            f"{rounds} rounds need as many accelerations, got {rates.size}; pass accelerations",
             code="rounds.invalid",
         )
     if rounds == 1 and np.isnan(rates).all():
         return rates
     if not (np.isfinite(rates).all() and (rates > 1).all() and (np.diff(rates) < 0).all()):
         raise InputError(
-            f"accelerations must decrease and exceed 1, got {', '.join(f'{R:g}' for R in rates)}; "
-            "R = 1 is implied at the end",
+            f"accelerations must decrease and exceed 1, which is implied, got {rates.tolist()}",
             code="rounds.invalid",
         )
     return rates
@@ -103,9 +94,7 @@ def _as_round_names(values: Any, rounds: int) -> tuple[str, ...] | None:
 
 def _as_texts(values: Any, name: str) -> tuple[str, ...]:
     if isinstance(values, str) or not isinstance(values, Iterable):
-        raise InputError(
-            f"{name} must be a list of names, got {values!r:.80}", code="dtype.invalid"
-        )
+        raise InputError(f"{name} must be a list, got {values!r:.80}", code="dtype.invalid")
     return tuple(map(str, values))
 
 
@@ -191,9 +180,9 @@ class TaskOutputs:
         if z.shape not in (per_case, (rounds, *per_case)):
             # (round, case) without samples was read as (case, sample).
             is_points = x.ndim == 3 and x.shape[0] == 1 and z.shape == x.shape[2:]
+            advice = "; point estimates of several rounds are outputs[..., None]" * is_points
             raise InputError(
-                f"outputs {x.shape} need targets {per_case} or {(rounds, *per_case)}, got {z.shape}"
-                + "; point estimates of several rounds are outputs[..., None]" * is_points,
+                f"outputs {x.shape} need targets {per_case}, got {z.shape}{advice}",
                 code="shape.mismatch",
             )
         default = ("task",) if tasks == 1 else tuple(f"task{i}" for i in range(tasks))
@@ -205,6 +194,10 @@ class TaskOutputs:
         ranges = as_ranges(task_ranges if task_range is None else task_range, names)
         require_in_ranges(z, ranges, "targets", names)
         require_in_ranges(x, ranges, "outputs", names)
+        if not isinstance(provenance or {}, Mapping):
+            raise InputError(
+                f"provenance must be a mapping, got {provenance}", code="dtype.invalid"
+            )
         values = {
             "outputs": x,
             "targets": z,
@@ -215,7 +208,7 @@ class TaskOutputs:
             "task_names": names,
             "task_ranges": ranges,
             "round_names": _as_round_names(round_names, rounds),
-            "provenance": _as_provenance(provenance),
+            "provenance": dict(provenance or {}),
             "missing_cases": _as_texts(missing_cases, "missing_cases"),
             "images_path": images_path,
             "sampled_lines": None if sampled_lines is None else _as_lines(sampled_lines, rounds, n),
@@ -256,7 +249,9 @@ class TaskOutputs:
     @property
     def task_range(self) -> TaskRange:
         """Range of all tasks; raises InputError if they differ."""
-        return common_range(self.task_ranges, self.task_names)
+        if len(set(self.task_ranges)) > 1:
+            raise InputError("tasks differ in range; use task_ranges", code="range.invalid")
+        return self.task_ranges[0]
 
     @property
     def round_labels(self) -> tuple[str, ...]:
@@ -287,8 +282,7 @@ class TaskOutputs:
             matches = np.flatnonzero(close).tolist()
         if not matches:
             raise InputError(
-                f"the table has no round {acceleration!r:.60}; its rounds are "
-                f"{', '.join(self.round_labels)}",
+                f"no round {acceleration!r:.60}; the table has {', '.join(self.round_labels)}",
                 code="choice.unknown",
             )
         return int(matches[0])
@@ -335,7 +329,13 @@ class TaskOutputs:
                 )
             outputs = outputs[:, :, :samples]
         if cases is not None or group is not None:
-            kept = self._case_indices(cases, group)
+            kept = np.arange(self.cases) if cases is None else _positions(cases, self.cases)
+            if group is not None:
+                if self.group is None:
+                    raise InputError("the table has no groups to select by", code="groups.missing")
+                kept = kept[np.isin(self.group[kept].astype(str), np.atleast_1d(group).astype(str))]
+                if not len(kept):
+                    raise InputError(f"no case belongs to group {group!r}", code="choice.unknown")
             outputs = outputs[:, kept]
             lines = None if lines is None else lines[:, kept]
             targets = np.take(targets, kept, axis=1 if self.has_round_targets else 0)
@@ -346,8 +346,7 @@ class TaskOutputs:
             unknown = [name for name in chosen if name not in self.task_names]
             if unknown:
                 raise InputError(
-                    f"the table has no task {unknown[0]!r:.60}; its tasks are "
-                    f"{', '.join(self.task_names)}",
+                    f"no task {unknown[0]!r:.60}; the table has {', '.join(self.task_names)}",
                     code="choice.unknown",
                 )
             index = [self.task_names.index(name) for name in chosen]
@@ -358,17 +357,6 @@ class TaskOutputs:
             changes["task_ranges"] = tuple(self.task_ranges[k] for k in index)
         changes["sampled_lines"] = lines
         return replace_arrays(self, outputs=outputs, targets=targets, **changes)
-
-    def _case_indices(self, cases: Any, group: Any) -> np.ndarray:
-        kept = np.arange(self.cases) if cases is None else _positions(cases, self.cases)
-        if group is None:
-            return kept
-        if self.group is None:
-            raise InputError("the table has no groups to select by", code="groups.missing")
-        members = np.isin(self.group[kept].astype(str), np.atleast_1d(group).astype(str))
-        if not members.any():
-            raise InputError(f"no case belongs to group {group!r}", code="choice.unknown")
-        return kept[members]
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the table and return its path.
@@ -447,24 +435,14 @@ def _as_lines(values: Any, rounds: int, n: int) -> BoolArray:
     lines = as_array(values, "sampled_lines")
     if lines.dtype != bool or lines.ndim != 3 or lines.shape[:2] != (rounds, n):
         raise InputError(
-            f"sampled_lines must be booleans ({rounds}, {n}, line), got {lines.dtype} of shape "
-            f"{lines.shape}",
+            f"sampled_lines must be booleans ({rounds}, {n}, line), got {lines.dtype}{lines.shape}",
             code="shape.mismatch",
         )
     if (lines[1:] < lines[:-1]).any():
         raise InputError(
-            "sampled_lines are not nested: each round must contain the lines of the previous one",
-            code="rounds.invalid",
+            "sampled_lines must contain the lines of the round before", code="rounds.invalid"
         )
     return lines
-
-
-def _as_provenance(values: Any) -> dict[str, Any]:
-    if not isinstance(values or {}, Mapping):
-        raise InputError(
-            f"provenance must be a mapping, got {type(values).__name__}", code="dtype.invalid"
-        )
-    return dict(values or {})
 
 
 def _positions(cases: Any, n: int) -> np.ndarray:
@@ -473,9 +451,7 @@ def _positions(cases: Any, n: int) -> np.ndarray:
         index = np.nonzero(index)[0]
     is_valid = index.ndim == 1 and index.size > 0 and index.dtype.kind in "iu"
     if not is_valid or index.min() < -n or index.max() >= n:
-        raise InputError(
-            f"cases must select at least one case; pass indices below {n} or one boolean per case"
-        )
+        raise InputError(f"cases must be indices below {n} or one boolean per case")
     return index
 
 
@@ -493,10 +469,6 @@ def as_table(given: Any, described: Mapping[str, Any], what: str) -> TaskOutputs
     Example:
         >>> as_table((rng.random((2, 5, 3)), rng.random(5)), {"accelerations": (8, 4)}, "plan")
         TaskOutputs(2 rounds (R = 8, 4), 5 cases, 3 samples, 1 task)
-        >>> as_table(rng.random((5, 3)), {}, "plan")
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: plan needs a table or a pair (outputs, targets), got ndarray
     """
     unknown = [name for name in described if name not in DESCRIBED]
     if unknown:
@@ -510,9 +482,7 @@ def as_table(given: Any, described: Mapping[str, Any], what: str) -> TaskOutputs
     if isinstance(given, TaskOutputs):
         if described:
             raise InputError(
-                f"{', '.join(described)} was passed together with a table, which has its own; "
-                "remove it",
-                code="option.unused",
+                f"a table has its own {', '.join(described)}; remove it", code="option.unused"
             )
         return given
     if not isinstance(given, tuple) or len(given) != 2:
@@ -536,7 +506,7 @@ def is_stored(given: Any) -> bool:
 
 
 def suggest_range(table: TaskOutputs) -> str | None:
-    """Suggest task_range=(0, 1) if all outputs and targets are in [0, 1]."""
+    """Suggest the range (0, 1) if all outputs and targets are in it."""
     x = table.outputs.reshape(*table.outputs.shape[:3], -1)
     z = table.targets.reshape(-1, table.tasks) if table.has_targets else np.zeros((1, table.tasks))
     names = [
@@ -571,16 +541,15 @@ def sum_groups(table: TaskOutputs, weight: float = 1.0) -> TaskOutputs:
         raise InputError("the table has no groups to sum over", code="groups.missing")
     if table.missing_cases:
         raise InputError(
-            f"{len(table.missing_cases)} cases are missing (first: {table.missing_cases[0]}), so "
-            "sums would be too small; finish the run",
+            f"{len(table.missing_cases)} cases are missing (first: {table.missing_cases[0]})",
             code="table.incomplete",
         )
     names, of_case = np.unique(np.asarray(table.group), return_inverse=True)
     members = (of_case == np.arange(len(names))[:, None]).astype(float)
 
     def summed(values: FloatArray, axis: int) -> FloatArray:
-        moved = np.moveaxis(np.tensordot(members, values, axes=(1, axis)), 0, axis)
-        return np.asarray(weight * moved)
+        sums = np.tensordot(members, values, axes=(1, axis))
+        return np.asarray(weight * np.moveaxis(sums, 0, axis))
 
     provenance = dict(table.provenance)
     words = provenance.get("words")

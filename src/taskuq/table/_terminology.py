@@ -10,8 +10,7 @@ from typing import Any
 from taskuq.errors import InputError
 
 _CASES_AND_GROUPS = re.compile(r"\b(?:case|group)s?\b")
-# Terms are used in menus and table heads.
-LONGEST = 60
+LONGEST = 60  # for menus and table heads
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,7 @@ class Terminology:
         for field in fields(self):
             term = getattr(self, field.name)
             if not isinstance(term, str) or not term.strip() or len(term) > LONGEST:
-                raise InputError(
-                    f"terminology.{field.name} must be a string of at most {LONGEST} characters, "
-                    f"got {term!r:.80}"
-                )
+                raise InputError(f"terminology.{field.name} must be a short text, got {term!r:.80}")
 
     def many(self, name: str) -> str:
         """Return the plural of a term."""
@@ -98,9 +94,7 @@ def as_terminology(given: Any) -> Terminology:
     if given is None or isinstance(given, Terminology):
         return given or Terminology()
     if not isinstance(given, Mapping):
-        raise InputError(
-            f"terminology must be a mapping, got {type(given).__name__}", code="config.type"
-        )
+        raise InputError(f"terminology must be a mapping, got {given!r:.80}", code="config.type")
     names = [field.name for field in fields(Terminology)]
     unknown = [name for name in given if name not in names]
     if unknown:

@@ -109,13 +109,15 @@ def unit_scale(images: Tensor) -> Tensor:
     return ((images - low) / span.clamp_min(torch.finfo(span.dtype).tiny)).clamp(0, 1)
 
 
-def require_images(images: Tensor) -> None:
-    """Raise InputError unless images are real, (image, height, width)."""
+def require_images(given: Any) -> Tensor:
+    """Return images as a tensor if they are real, (image, height, width)."""
+    images = torch.as_tensor(given)
     if images.ndim != 3 or images.is_complex() or 0 in images.shape:
         raise InputError(
             f"images must be real (image, height, width), got {images.dtype} {tuple(images.shape)}",
             code="shape.axes",
         )
+    return images
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,36 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from taskuq.data._dataset import LabelledSubset
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
+from taskuq.task import _metrics
 from taskuq.task._attack import AttackConfig, adversarial_images
 from taskuq.task._backbone import BackboneConfig
-from taskuq.task._cases import (
-    AugmentConfig,
-    TaskDataset,
-    TaskTraining,
-    augment,
-    collate,
-    unit_scale,
-)
+from taskuq.task._cases import TaskDataset, TaskTraining, augment, collate, unit_scale
 from taskuq.task._classifier import Classifier, ClassifierConfig, eval_mode
 from taskuq.task._methods import TASKS
-from taskuq.task._metrics import (
-    auroc,
-    classification_rates,
-    reliability,
-    require_classes,
-    roc_curve,
-)
 from taskuq.training._config import Batch, Recipe, TrainingConfig, mean_summary
 from taskuq.training._fit import TrainerOptions
 from taskuq.training._networks import NetworkKind
@@ -51,20 +38,21 @@ def _classifier_metrics(
     tasks = []
     for k, name in enumerate(network.config.tasks):
         z, y = clean[:, k], part.targets[:, k]
-        false, true = roc_curve(z, y)
+        false, true = _metrics.roc_curve(z, y)
         row: dict[str, Any] = {
             "task": name,
             "cases": len(y),
             "groups": len(np.unique(part.cases.groups)),
             "positive": int(y.sum()),
-            **{k: None if v != v else v for k, v in classification_rates(z, y).items()},
-            "auroc": auroc(z, y),
-            "reliability": reliability(z, y),
+            **{k: None if v != v else v for k, v in _metrics.classification_rates(z, y).items()},
+            "auroc": _metrics.auroc(z, y),
+            "reliability": _metrics.reliability(z, y),
             "roc": {"false": false.tolist(), "true": true.tolist()},
         }
         if attacked is not None:
-            row["robust_accuracy"] = classification_rates(attacked[:, k], y)["accuracy"]
-            row["robust_auroc"] = auroc(attacked[:, k], y)
+            rates = _metrics.classification_rates(attacked[:, k], y)
+            row["robust_accuracy"] = rates["accuracy"]
+            row["robust_auroc"] = _metrics.auroc(attacked[:, k], y)
         tasks.append(row)
     return tasks
 
@@ -169,50 +157,41 @@ class _ClassifierTraining(TaskTraining):
             )
         weights = torch.ones(tasks, 2)
         if self.network.output == "probability":
-            require_classes(targets, "training patients")
-            require_classes(cases[1].targets, "tuning patients")
+            _metrics.require_classes(targets, "training patients")
+            _metrics.require_classes(cases[1].targets, "tuning patients")
             if self.balance:
                 positives = targets.mean(axis=0)
                 balanced = np.stack([0.5 / (1 - positives), 0.5 / positives], axis=1)
                 weights = torch.as_tensor(balanced, dtype=torch.float32)
         else:
             _standardise(network, targets)
-        return _classifier_recipe(network, self.views, self.attack, weights)
 
+        def loss(net: Any, batch: Batch, generator: torch.Generator) -> Tensor:
+            targets = net.standardised(batch["target"])
+            images = unit_scale(augment(unit_scale(batch["image"]), self.views, generator))
+            images = adversarial_images(net, images, targets, self.attack)
+            return _losses(net, net.raw(images), targets, weights).mean()
 
-def _classifier_recipe(
-    network: Classifier, views: AugmentConfig, attack: AttackConfig, weights: Tensor
-) -> Recipe:
-    """Return the recipe; probabilities are validated by AUROC, numbers by their loss."""
+        def validate(net: Any, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
+            raw = net.raw(unit_scale(batch["image"]))
+            values = {"loss": _losses(net, raw, net.standardised(batch["target"]), weights)}
+            # Processes gather one number per case and name.
+            for k, (z, y) in enumerate(zip(net.outputs(raw).T, batch["target"].T, strict=True)):
+                values |= {f"output_{k}": z.contiguous(), f"target_{k}": y.contiguous()}
+            return values
 
-    def loss(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
-        net = cast("Classifier", net)
-        targets = net.standardised(batch["target"])
-        images = unit_scale(augment(unit_scale(batch["image"]), views, generator))
-        images = adversarial_images(net, images, targets, attack)
-        return _losses(net, net.raw(images), targets, weights).mean()
-
-    def validate(net: nn.Module, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
-        net = cast("Classifier", net)
-        raw = net.raw(unit_scale(batch["image"]))
-        values = {"loss": _losses(net, raw, net.standardised(batch["target"]), weights)}
-        # Processes gather one number per case and name.
-        for k, (z, y) in enumerate(zip(net.outputs(raw).T, batch["target"].T, strict=True)):
-            values |= {f"output_{k}": z.contiguous(), f"target_{k}": y.contiguous()}
-        return values
-
-    is_probability = network.config.output == "probability"
-    return Recipe(
-        kind="classifier",
-        network=network,
-        config=network.config,
-        loss=loss,
-        validate=validate,
-        summary=_classifier_summary if is_probability else _regression_summary,
-        collate=collate,
-        monitor="auroc" if is_probability else "loss",
-        mode="max" if is_probability else "min",
-    )
+        is_probability = self.network.output == "probability"
+        return Recipe(
+            kind="classifier",
+            network=network,
+            config=self.network,
+            loss=loss,
+            validate=validate,
+            summary=_classifier_summary if is_probability else _regression_summary,
+            collate=collate,
+            monitor="auroc" if is_probability else "loss",
+            mode="max" if is_probability else "min",
+        )
 
 
 def _evaluate_classifier(
@@ -251,7 +230,10 @@ def _classifier_summary(values: Mapping[str, Tensor]) -> dict[str, float]:
         for name in ("output", "target")
     )
     # The cases of a trial may have one class only.
-    areas = [auroc(*pair) if 0 < pair[1].mean() < 1 else np.nan for pair in zip(z, y, strict=True)]
+    areas = [
+        _metrics.auroc(*pair) if 0 < pair[1].mean() < 1 else np.nan
+        for pair in zip(z, y, strict=True)
+    ]
     return {"loss": float(values["loss"].double().mean()), "auroc": float(np.mean(areas))}
 
 

@@ -31,8 +31,7 @@ class AirFraction:
 
     def __call__(self, images: Any) -> Tensor:
         """Map images (image, height, width) to air fractions (image,)."""
-        images = torch.as_tensor(images)
-        require_images(images)
+        images = require_images(images)
         shares = air_fraction(images.detach().float().cpu().numpy(), self.threshold)
         return torch.as_tensor(shares, dtype=torch.float32, device=images.device)
 
@@ -63,8 +62,7 @@ class Area:
 
     def __call__(self, images: Any) -> Tensor:
         """Map images (image, height, width) to areas (image,)."""
-        images = torch.as_tensor(images)
-        require_images(images)
+        images = require_images(images)
         inside = images < self.threshold if self.below else images > self.threshold
         fraction: Tensor = inside.float().mean((-2, -1))
         return fraction * (self.pixel * inside[0].numel() if self.pixel else 1.0)
@@ -111,8 +109,7 @@ class TorchTask:
     @torch.no_grad()
     def __call__(self, images: Any) -> Tensor:
         """Map images (image, height, width) to outputs (image,) or (image, task)."""
-        images = torch.as_tensor(images)
-        require_images(images)
+        images = require_images(images)
         module = self.function if isinstance(self.function, nn.Module) else None
         device = (next(module.parameters(), images) if module is not None else images).device
         with nullcontext() if module is None else eval_mode(module):
@@ -157,8 +154,7 @@ class MeanIntensity:
 
     def __call__(self, images: Any) -> Tensor:
         """Map images (image, height, width) to means (image,)."""
-        images = torch.as_tensor(images)
-        require_images(images)
+        images = require_images(images)
         rows, columns = (
             slice(int(first * size), max(round(last * size), int(first * size) + 1))
             for (first, last), size in zip((self.rows, self.columns), images.shape[1:], strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -12,14 +12,7 @@ from torch.nn import functional
 from taskuq._seeds import ShardedGenerator
 from taskuq.errors import InputError
 from taskuq.task._backbone import Backbone, BackboneConfig
-from taskuq.task._cases import (
-    AugmentConfig,
-    TaskDataset,
-    TaskTraining,
-    augment,
-    collate,
-    unit_scale,
-)
+from taskuq.task._cases import AugmentConfig, TaskTraining, augment, collate, unit_scale
 from taskuq.training._config import Batch, Recipe, TrainingConfig
 from taskuq.training._fit import TrainerOptions
 from taskuq.training._networks import NetworkKind
@@ -124,39 +117,31 @@ class _SimCLRTraining(TaskTraining):
     training: TrainingConfig = PAPER
     views: AugmentConfig = VIEWS
 
-    def recipe(self, cases: tuple[TaskDataset, ...], machine: TrainerOptions) -> Recipe:
-        """Return the recipe of contrastive training."""
+    def recipe(self, cases: tuple[Any, ...], machine: TrainerOptions) -> Recipe:
+        """Return the recipe: two augmentations of each image attract each other."""
         if self.training.batch < 2:
             raise InputError("training.batch is 1; a contrastive loss compares images: give more")
-        recipe = _simclr_recipe(self.network, self.views)
         if self.start.classifier is not None:
             raise InputError("start.classifier is for classifiers", code="option.conflict")
-        self.start.fill(cast(_SimCLRNet, recipe.network).backbone)
-        return recipe
+        network = _SimCLRNet(self.network)
+        self.start.fill(network.backbone)
 
+        def losses(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
+            scaled = unit_scale(batch["image"])
+            both = [unit_scale(augment(scaled, self.views, generator)) for _ in range(2)]
+            # One pass for both: batch statistics must not distinguish them.
+            first, second = net(torch.cat(both)).chunk(2)
+            counts = not isinstance(generator, ShardedGenerator) or generator.share.counts
+            return _nt_xent(first, second, self.network.temperature, counts=counts)
 
-def _simclr_recipe(config: _SimCLRConfig, views: AugmentConfig) -> Recipe:
-    """Return the recipe: two augmentations of each image attract each other."""
-
-    def losses(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
-        scaled = unit_scale(batch["image"])
-        both = [unit_scale(augment(scaled, views, generator)) for _ in range(2)]
-        # One pass for both: batch statistics must not distinguish them.
-        first, second = net(torch.cat(both)).chunk(2)
-        counts = not isinstance(generator, ShardedGenerator) or generator.share.counts
-        return _nt_xent(first, second, config.temperature, counts=counts)
-
-    def validate(net: nn.Module, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
-        return {"loss": losses(net, batch, generator).reshape(2, -1).mean(0)}
-
-    return Recipe(
-        kind="simclr",
-        network=_SimCLRNet(config),
-        config=config,
-        loss=lambda net, batch, generator: losses(net, batch, generator).mean(),
-        validate=validate,
-        collate=collate,
-    )
+        return Recipe(
+            kind="simclr",
+            network=network,
+            config=self.network,
+            loss=lambda *given: losses(*given).mean(),
+            validate=lambda *given: {"loss": losses(*given).reshape(2, -1).mean(0)},
+            collate=collate,
+        )
 
 
 NETWORK = NetworkKind(_SimCLRConfig, _SimCLRNet, _SimCLRTraining)

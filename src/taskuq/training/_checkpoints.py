@@ -89,8 +89,6 @@ class _TensorBoardLog:
             self._write(step=epoch, session_log=start)
 
     def add(self, row: Mapping[str, float]) -> None:
-        if self.records is None:
-            return
         values = [{"tag": k, "simple_value": v} for k, v in row.items() if k != "epoch"]
         self._write(step=int(row["epoch"]), summary={"value": values})
 
@@ -100,8 +98,9 @@ class _TensorBoardLog:
 
     def _write(self, **content: Any) -> None:
         # tensorboardX's writer is a thread that loses entries when killed.
-        self.records.write(self.event(wall_time=time.time(), **content).SerializeToString())
-        self.records.flush()
+        if self.records is not None:
+            self.records.write(self.event(wall_time=time.time(), **content).SerializeToString())
+            self.records.flush()
 
 
 STATE_SCHEMA = "taskuq.state/2"
@@ -112,10 +111,9 @@ def _save_state(state: Any, path: Path | str) -> Path:
     from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {}
-    skeleton = _to_json(state, tensors, "state")
-    header = {"schema": STATE_SCHEMA, "skeleton": json.dumps(skeleton)}
+    skeleton = json.dumps(_to_json(state, tensors, "state"))
     with atomic_write(path) as partial:
-        save_file(tensors, partial, metadata=header)
+        save_file(tensors, partial, metadata={"schema": STATE_SCHEMA, "skeleton": skeleton})
     return Path(path)
 
 

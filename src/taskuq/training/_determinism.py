@@ -31,8 +31,7 @@ class EpochSampler(Sampler[Place]):
         self.cases = np.arange(length)
         if most is not None and most < length:
             self.cases = np.linspace(0, length - 1, most).astype(int)
-        self.seed, self.batch = seed, batch
-        self.epoch = 0
+        self.seed, self.batch, self.epoch = seed, batch, 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch  # Lightning calls this before each epoch
@@ -124,12 +123,11 @@ def preload(
     cases: Any, feed: Literal["auto", "device", "loader"], *, on_gpu: bool, is_alone: bool
 ) -> DeviceDataset | None:
     """Preload all cases onto the training device if configured."""
-    is_asked = feed == "device"
+    is_asked, found = feed == "device", None
     if feed == "loader" or not (is_asked or on_gpu):
         return None
-    most = math.inf if is_asked else min(SMALL, SHARE * torch.cuda.mem_get_info()[0])
-    found = None
     if is_alone and isinstance(cases, _Preloadable):
+        most = math.inf if is_asked else min(SMALL, SHARE * torch.cuda.mem_get_info()[0])
         found = cases.stock(torch.device("cuda" if on_gpu else "cpu"), most)
     if is_asked and found is None:
         raise InputError(

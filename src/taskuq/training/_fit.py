@@ -269,15 +269,11 @@ def _loop(
     resume: Path | None = None,
 ) -> dict[str, Any]:
     """Run the training loop, saved or only timed, and return its timing."""
-    most = None if steps is None else steps * config.batch
     batch = _batch_per_process(config, machine, len(training))  # type: ignore[arg-type]
 
     def loader(cases: Any, seed: int | None, most: int | None) -> DataLoader[Any] | DeviceLoader:
         if len(cases) == 0:
-            raise InputError(
-                "a subset of the data has no cases; use more data or another split",
-                code="units.few",
-            )
+            raise InputError("a subset has no cases; use more data", code="units.few")
         order = EpochSampler(len(cases), seed, batch=config.batch, most=most)
         on_gpu = machine.may_be_one_gpu and torch.cuda.is_available()
         stock = preload(cases, config.feed, on_gpu=on_gpu, is_alone=machine.processes == 1)
@@ -294,6 +290,7 @@ def _loop(
             collate_fn=recipe.collate,
         )
 
+    most = None if steps is None else steps * config.batch
     loaders = loader(training, config.seed, None), loader(validation, None, most)
     folder = None if keep is None else keep.folder
     validation_steps = -(-len(validation) // config.batch)  # type: ignore[arg-type]
@@ -301,8 +298,7 @@ def _loop(
     module = TrainingModule(recipe, config)
     shared = module.layers.of(recipe.network) if machine.processes > 1 else nullcontext()
     with _silence_lightning(), seeded(config.seed), shared:
-        callbacks = [timing] if keep is None else [keep, timing]
-        trainer = _make_trainer(config, machine, callbacks)
+        trainer = _make_trainer(config, machine, [timing] if keep is None else [keep, timing])
         if trainer.world_size != machine.processes:
             # Lightning starts as many processes as a SLURM step has tasks.
             raise InputError(
@@ -324,9 +320,8 @@ def _loop(
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            raise MachineError(
-                f"out of memory ({first_line(error):.120}); reduce training.batch from {batch}"
-            ) from error
+            message = f"out of memory ({first_line(error):.120}); reduce training.batch"
+            raise MachineError(message) from error
     return timing.record
 
 
@@ -390,18 +385,7 @@ def train_config(
     log: Callable[[str], None] = lambda line: None,
     on_record: Callable[[dict[str, Any], Path], None] | None = None,
 ) -> Path:
-    """Train the network of a TOML file and return its best weights.
-
-    Args:
-        kind: Name of the network, e.g. ``"varnet"``.
-        config: The TOML file.
-        folder: Folder of weights, logs and the resume state.
-        machine: Accelerator, devices and nodes.
-        fresh: If True, overwrite a training in the folder instead of resuming it.
-        steps: Number of steps of a trial; None trains all epochs.
-        log: Called with lines of results.
-        on_record: Called with the evaluation of the network and its folder, e.g. to draw it.
-    """
+    """Train and evaluate the network of a TOML file; return its best weights."""
     network, machine = NETWORKS[kind], machine or TrainerOptions()
     settings = read_config(network.training, config)
     cases = settings.prepare(machine)

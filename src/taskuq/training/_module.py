@@ -19,7 +19,7 @@ from taskuq._io import read_json, write_json
 from taskuq._seeds import BatchShard, mix_seeds
 from taskuq.pipeline._executor import peak_host_bytes
 from taskuq.training._config import Batch, Recipe, TrainingConfig
-from taskuq.training._determinism import CaseGenerator, EpochSampler, SyncLayers
+from taskuq.training._determinism import CaseGenerator, SyncLayers
 
 TRAINING, VALIDATION = 0, 1
 # Steps between two losses that are shown: each of them waits for the GPU.
@@ -45,7 +45,7 @@ class TrainingModule(LightningModule):
         self._losses: list[Tensor] = []
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
-        share = _share(self.trainer.train_dataloader, index)
+        share: BatchShard = self.trainer.train_dataloader.sampler.share(index)
         generator = self._draws(TRAINING, self.current_epoch, index, share)
         self.layers.begin(share, generator)
         # Dropout takes no generator: only the global one can make a restart exact for it.
@@ -101,7 +101,7 @@ class TrainingModule(LightningModule):
 
     def validation_step(self, batch: Batch, index: int) -> None:
         """Collect the metrics of each case, with the same seeds in every epoch."""
-        share = _share(self.trainer.val_dataloaders, index)
+        share: BatchShard = self.trainer.val_dataloaders.sampler.share(index)
         generator = self._draws(VALIDATION, 0, index, share)
         with self.averaged():
             metrics = self.recipe.validate(self.network, batch, generator)
@@ -177,11 +177,6 @@ def _network_weights(network: nn.Module) -> list[nn.Parameter]:
     return [weight for weight in network.parameters() if weight.requires_grad]
 
 
-def _share(loader: Any, index: int) -> BatchShard:
-    order: EpochSampler = loader.sampler
-    return order.share(index)
-
-
 def _gather(values: Tensor) -> Tensor:
     """Return the values of all processes, whose numbers of cases may differ."""
     parts: list[Any] = [None] * distributed.get_world_size()
@@ -210,8 +205,7 @@ class StepTimer(Callback):
         self.kind, self.config, self.validation_steps = kind, config, validation_steps
         self.folder, self.most, self.before = folder, steps, before
         self.record: dict[str, Any] = {}
-        self._steps: deque[float] = deque(maxlen=1000)
-        self._validation: deque[float] = deque(maxlen=1000)
+        self._steps, self._validation = deque[float](maxlen=1000), deque[float](maxlen=1000)
         self._epochs: list[float] = []
         self._first: float | None = None
         self._waited = self._trained = self._wait = 0.0
@@ -271,16 +265,10 @@ class StepTimer(Callback):
         now = _now(pl_module)
         if self.most is None:
             self._epochs.append(now - self._epoch_began)
-        self.record = self._sum_up(trainer, pl_module, kept=now - self._batch_ended)
-        if self.folder is not None and trainer.is_global_zero:
-            write_json(self.folder / FILE, self.record)
-
-    def _sum_up(self, trainer: Trainer, module: LightningModule, *, kept: float) -> dict[str, Any]:
-        network = module.network
+        network, validation = pl_module.network, list(self._validation)
         assert isinstance(network, nn.Module)
         config, first = self.config, self._first or 0.0
-        device, is_gpu = module.device, module.device.type == "cuda"
-        validation = list(self._validation)
+        device, is_gpu = pl_module.device, pl_module.device.type == "cuda"
         steps = -(-int(trainer.num_training_batches) // config.accumulate)
         record = {
             "schema": SCHEMA,
@@ -297,7 +285,7 @@ class StepTimer(Callback):
             "wait_share": self._waited / self._trained if self._trained else 0.0,
             # The first batch of all may compile.
             "validation_step_s": statistics.median(validation[1:] or validation),
-            "keep_s": kept if self.folder is not None else 0.0,
+            "keep_s": now - self._batch_ended if self.folder is not None else 0.0,
             "epoch_s": statistics.median(self._epochs) if self._epochs else None,
             "peak_gpu_bytes": torch.cuda.max_memory_allocated(device) if is_gpu else 0,
             "reserved_gpu_bytes": torch.cuda.max_memory_reserved(device) if is_gpu else 0,
@@ -308,7 +296,9 @@ class StepTimer(Callback):
             "keep_every": config.keep_every,
             "before": self.before,
         }
-        return {**record, "projected_hours": projected_hours(record)}
+        self.record = {**record, "projected_hours": projected_hours(record)}
+        if self.folder is not None and trainer.is_global_zero:
+            write_json(self.folder / FILE, self.record)
 
 
 def read_timing(folder: Path) -> dict[str, Any]:
@@ -324,8 +314,7 @@ def projected_hours(record: Mapping[str, Any]) -> float:
         epoch += record["validation_steps"] * record["validation_step_s"]
         epoch += record["keep_s"] / record["keep_every"]
     compiling = max(0.0, record["first_step_s"] - record["step_s"])
-    before = record["before"]
-    earlier = 0.0 if before is None else float(before["projected_hours"])
+    earlier = (record["before"] or {}).get("projected_hours", 0.0)
     return float(compiling + record["epochs"] * epoch) / 3600 + earlier
 
 

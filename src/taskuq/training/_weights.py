@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,11 @@ def referenced_files(settings: Any) -> Iterator[Path]:
 
 
 def weights_fingerprint(weights: Path | str) -> str:
-    return fingerprint([content_fingerprint(p) for p in _files_behind(Path(weights))])[:16]
+    return _mark(_files_behind(Path(weights)))
+
+
+def _mark(files: Iterable[Path]) -> str:
+    return fingerprint([content_fingerprint(path) for path in files])[:16]
 
 
 def _files_behind(named: Path) -> Iterator[Path]:
