@@ -73,10 +73,8 @@ def require_finite(array: FloatArray, name: str) -> None:
     count = int(bad.sum())
     if count:
         first = tuple(int(i[0]) for i in np.nonzero(np.atleast_1d(bad)))
-        raise InputError(
-            f"{name} has {count} non-finite values of {array.size}, first at index {first}",
-            code="value.nonfinite",
-        )
+        message = f"{name} has {count} non-finite values of {array.size}, first at index {first}"
+        raise InputError(message, code="value.nonfinite")
 
 
 def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
@@ -91,10 +89,8 @@ def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
     else:
         nameless = (array == "").ravel().tolist() if array.dtype.kind in "US" else []
     if array.shape != (cases,):
-        raise InputError(
-            f"{name} must have one entry per case ({cases}), got {array.shape}",
-            code="shape.mismatch",
-        )
+        message = f"{name} must have one entry per case ({cases}), got {array.shape}"
+        raise InputError(message, code="shape.mismatch")
     if any(nameless):
         # They would all be one group.
         raise InputError(f"{name} is missing for {sum(nameless)} cases", code="groups.missing")
@@ -114,9 +110,8 @@ def as_task_range(value: Any) -> tuple[float, float] | None:
     except (TypeError, ValueError, OverflowError):
         low, high = np.nan, np.nan
     if not low < high or any(LARGEST < abs(end) < np.inf for end in (low, high)):
-        raise InputError(
-            f"task_range must be (low, high), inf if open, got {value}", code="range.invalid"
-        )
+        message = f"task_range must be (low, high), inf if open, got {value}"
+        raise InputError(message, code="range.invalid")
     return low, high
 
 
@@ -129,9 +124,8 @@ def as_outputs_and_targets(
     z = as_real_array(targets, "targets", ndim=(1,)).astype(float)
     n = int(x.shape[-2])
     if z.shape != (n,):
-        raise InputError(
-            f"outputs {x.shape} need {n} targets, got shape {z.shape}", code="shape.mismatch"
-        )
+        message = f"outputs {x.shape} need {n} targets, got shape {z.shape}"
+        raise InputError(message, code="shape.mismatch")
     if x.shape[-1] < 1:
         raise InputError("outputs have no samples; pass at least one", code="samples.mismatch")
     if range_ is not None:
@@ -142,9 +136,8 @@ def as_outputs_and_targets(
 def require_methods(part: Any, name: str, kinds: Any, lacks: str = "cannot be called") -> None:
     """Raise InputError if a component lacks a required method."""
     if not isinstance(part, kinds):
-        raise InputError(
-            f"{name} is a {type(part).__name__}, which {lacks}", code="component.invalid"
-        )
+        message = f"{name} is a {type(part).__name__}, which {lacks}"
+        raise InputError(message, code="component.invalid")
 
 
 def require_in_range(values: FloatArray, range_: TaskRange, name: str) -> None:
@@ -187,9 +180,8 @@ def per_task(
     if isinstance(value, Mapping):
         unknown = [name for name in value if name not in names]
         if unknown:
-            raise InputError(
-                f"{what}: no task {unknown[0]!r:.60} in {', '.join(names)}", code="choice.unknown"
-            )
+            message = f"{what}: no task {unknown[0]!r:.60} in {', '.join(names)}"
+            raise InputError(message, code="choice.unknown")
         return tuple(read(value.get(name)) for name in names)
     if value is None or isinstance(value, str) or not hasattr(value, "__len__"):
         return tuple(read(value) for _ in names)

@@ -81,10 +81,8 @@ def require_plausible_size(path: str | os.PathLike[str], claimed: int) -> None:
     """Raise InputError for a decompression bomb."""
     size = Path(path).stat().st_size
     if claimed > max(ROOM, MOST_PACKED * size):
-        raise InputError(
-            f"{path} would unpack to {claimed / 1e9:.4g} GB; store it uncompressed",
-            code="file.damaged",
-        )
+        message = f"{path} would unpack to {claimed / 1e9:.4g} GB; store it uncompressed"
+        raise InputError(message, code="file.damaged")
 
 
 def fsync(path: Path) -> None:
@@ -410,10 +408,8 @@ def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]
             claimed = math.prod(shape) * dtype.itemsize
             held = member.file_size - file.tell()
         if claimed != held and not dtype.hasobject:
-            raise InputError(
-                f"{path}: array {member.filename[:-4]} claims {claimed} bytes but has {held}",
-                code="file.damaged",
-            )
+            message = f"{path}: array {member.filename[:-4]} claims {claimed} bytes but has {held}"
+            raise InputError(message, code="file.damaged")
 
 
 @contextmanager

@@ -56,10 +56,8 @@ class Registry(Generic[T]):
         if is_name and name not in self._known:
             _load_extensions()
         if not is_name or name not in self._known:
-            raise InputError(
-                f"unknown {self.what} {name!r}; choose one of {', '.join(self)}",
-                code="choice.unknown",
-            )
+            message = f"unknown {self.what} {name!r}; choose one of {', '.join(self)}"
+            raise InputError(message, code="choice.unknown")
         thing = self._known[name]
         if isinstance(thing, str):
             module, _, attribute = thing.partition(":")

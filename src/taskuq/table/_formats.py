@@ -33,19 +33,15 @@ def _join_tasks(tables: Mapping[str, TaskOutputs]) -> TaskOutputs:
     for name, table in tables.items():
         shapes = [(t.rounds, t.samples, t.round_labels) for t in (first, table)]
         if table.tasks > 1 or shapes[0] != shapes[1]:
-            raise InputError(
-                f"tasks {names[0]} and {name} have other rounds or samples, or several tasks",
-                code="samples.mismatch",
-            )
+            message = f"tasks {names[0]} and {name} have other rounds or samples, or several tasks"
+            raise InputError(message, code="samples.mismatch")
         if first.has_targets != table.has_targets:
             raise InputError(f"only {names[0]} or {name} has targets", code="targets.missing")
     places = [{case: k for k, case in enumerate(_ids(table).tolist())} for table in tables.values()]
     shared = [case for case in places[0] if all(case in place for place in places)]
     if not shared:
-        raise InputError(
-            f"no case has all tasks {', '.join(names)}; check the column case",
-            code="table.incomplete",
-        )
+        message = f"no case has all tasks {', '.join(names)}; check the column case"
+        raise InputError(message, code="table.incomplete")
     parts = [
         table.select(cases=[place[case] for case in shared])
         for table, place in zip(tables.values(), places, strict=True)
@@ -54,10 +50,8 @@ def _join_tasks(tables: Mapping[str, TaskOutputs]) -> TaskOutputs:
         for part, name in zip(parts, names, strict=True):
             # array_equal(None, None) is True.
             if not np.array_equal(getattr(parts[0], kind), getattr(part, kind)):
-                raise InputError(
-                    f"tasks {names[0]} and {name} have different entries of a case in {kind}",
-                    code="table.duplicate",
-                )
+                message = f"tasks {names[0]} and {name} have different entries of a case in {kind}"
+                raise InputError(message, code="table.duplicate")
     by_round = any(part.has_round_targets for part in parts)
     targets = [
         np.stack([part.targets_at(k) for k in range(part.rounds)]) if by_round else part.targets
@@ -99,7 +93,6 @@ def read_rows_file(path: Path) -> TaskOutputs:
 
 
 def read_frame(frame: Any) -> TaskOutputs:
-    """Read a table from a data frame with the columns of :func:`read_rows_file`."""
     import pyarrow as pa
 
     try:
@@ -119,10 +112,8 @@ def _read_rows(rows: Any, source: str) -> TaskOutputs:
     if len(set(columns)) != len(columns):
         raise InputError(f"{source} has two columns of one name", code="table.duplicate")
     if "case" not in columns:
-        raise InputError(
-            f"{source} has no column case but {', '.join(columns)[:120]}; rename or add it",
-            code="table.column",
-        )
+        message = f"{source} has no column case but {', '.join(columns)[:120]}; rename or add it"
+        raise InputError(message, code="table.column")
     if "task" not in columns:
         return _Rows(rows, source).table(source)
     task = identities(rows["task"], "task", source)
@@ -146,15 +137,12 @@ class _Rows:
         return name in self.rows.column_names
 
     def numbers(self, name: str) -> FloatArray:
-        """Return a column of finite numbers."""
         return _numbers(self.rows[name].combine_chunks(), name, self.source)
 
     def ids(self, name: str) -> np.ndarray:
-        """Return a column of integers or strings."""
         return to_numpy(identities(self.rows[name], name, self.source, floats=True), name)
 
     def table(self, source: str) -> TaskOutputs:
-        """Pivot the rows into arrays."""
         ids = identities(self.rows["case"], "case", self.source)
         unique = ids.unique()
         case, names = index_of(ids, unique).astype(np.int64), to_numpy(unique, "case")
@@ -194,9 +182,8 @@ class _Rows:
         entries[index] = values
         if (entries[index] != values).any():
             of = "acceleration" if name == "round" else "case"
-            raise InputError(
-                f"{self.source} has two entries of one {of} in {name}", code="table.duplicate"
-            )
+            message = f"{self.source} has two entries of one {of} in {name}"
+            raise InputError(message, code="table.duplicate")
         return entries
 
     def _outputs(self, place: np.ndarray) -> tuple[np.ndarray, FloatArray]:
@@ -205,14 +192,10 @@ class _Rows:
             return self._sampled_outputs(place)
         if len(np.unique(place)) != len(place):
             if "round" in self and "acceleration" not in self:
-                raise InputError(
-                    f"{self.source} has rounds without accelerations; add a column acceleration",
-                    code="rounds.invalid",
-                )
-            raise InputError(
-                f"{self.source} has two rows for a case and round; keep one, or add a column task",
-                code="table.duplicate",
-            )
+                message = f"{self.source} has rounds without a column acceleration; add it"
+                raise InputError(message, code="rounds.invalid")
+            message = f"{self.source} has two rows for a case and round; keep one, or add task"
+            raise InputError(message, code="table.duplicate")
         if "outputs" in self:
             return place, self._lists()
         matches = (re.fullmatch(r"output_(\d{1,9})", name) for name in self.rows.column_names)
@@ -242,7 +225,6 @@ class _Rows:
         return places, outputs[order].reshape(len(places), -1)
 
     def _lists(self) -> FloatArray:
-        """Return a column of lists of equal length."""
         import pyarrow as pa
 
         lists = self.rows["outputs"].combine_chunks()
@@ -251,10 +233,8 @@ class _Rows:
             raise InputError(f"{self.source} has outputs that are not lists", code="table.column")
         lengths = np.unique(np.asarray(lists.value_lengths()))
         if len(lengths) != 1:
-            raise InputError(
-                f"{self.source} has lists of {lengths.min()} to {lengths.max()} outputs",
-                code="samples.mismatch",
-            )
+            message = f"{self.source} has lists of {lengths.min()} to {lengths.max()} outputs"
+            raise InputError(message, code="samples.mismatch")
         return _numbers(lists.flatten(), "outputs", self.source).reshape(len(lists), -1)
 
 
@@ -292,9 +272,8 @@ def read_npz(path: Path) -> TaskOutputs:
     """Read a table from an ``.npz`` file; only ``outputs`` is required."""
     with open_npz(path, "a table") as archive:
         if "outputs" not in archive:
-            raise InputError(
-                f"{path} has no array outputs but {', '.join(sorted(archive))}", code="table.column"
-            )
+            message = f"{path} has no array outputs but {', '.join(sorted(archive))}"
+            raise InputError(message, code="table.column")
         arrays: dict[str, Any] = {ARRAYS[name]: archive[name] for name in ARRAYS if name in archive}
         attributes = json.loads(str(archive[ATTRIBUTES]) if ATTRIBUTES in archive else "{}")
     if not isinstance(attributes, dict):

@@ -298,12 +298,10 @@ class TableHeader:
 
     @property
     def identity(self) -> str:
-        """Fingerprint of the inputs, stored in every shard."""
         return fingerprint(self.inputs)[:16]
 
     @property
     def columns(self) -> list[tuple[str, str]]:
-        """Names of the target and outputs columns of each task."""
         if len(self.task_names) == 1:
             return [("target", "outputs")]
         return [(f"target_{name}", f"outputs_{name}") for name in self.task_names]
@@ -379,10 +377,8 @@ class TableWriter:
         z = z[..., None] if z.ndim == 1 else z
         rows, tasks = len(case), len(self.header.task_names)
         if x.shape != (rows, self.header.samples, tasks) or z.shape != (rows, tasks):
-            raise InputError(
-                f"outputs {x.shape} and targets {z.shape} do not fit {rows} rows of the table",
-                code="shape.mismatch",
-            )
+            message = f"outputs {x.shape} and targets {z.shape} do not fit the table"
+            raise InputError(message, code="shape.mismatch")
         require_finite(x, "outputs")
         if (lines is None) != (self.header.lines is None):
             raise InputError("pass lines for every row of a table, or none", code="option.missing")
@@ -393,11 +389,8 @@ class TableWriter:
         if lines is not None:
             mask = np.asarray(lines)
             if mask.dtype != bool or mask.shape != (rows, self.header.lines):
-                raise InputError(
-                    f"lines must be booleans {(rows, self.header.lines)}, got {mask.dtype} "
-                    f"{mask.shape}",
-                    code="shape.mismatch",
-                )
+                message = f"lines must be booleans {(rows, self.header.lines)}, got {mask.shape}"
+                raise InputError(message, code="shape.mismatch")
             # Indices of the sampled lines of each row, separated by spaces.
             columns["lines"] = pa.array([" ".join(map(str, np.flatnonzero(row))) for row in mask])
         columns["acceleration"] = pa.array(np.broadcast_to(np.asarray(acceleration, float), rows))
@@ -442,10 +435,8 @@ def _read_places(shards: Sequence[Path], header: TableHeader) -> list[tuple[Any,
     for shard in shards:
         note = _read_note(shard, _read_schema(shard))
         if note.get("table", header.identity) != header.identity:
-            raise InputError(
-                f"shard {shard.name} belongs to another table; remove it, or restore {HEADER}",
-                code="resume.mismatch",
-            )
+            message = f"shard {shard.name} belongs to another table; remove it, or restore {HEADER}"
+            raise InputError(message, code="resume.mismatch")
         rows = _read_columns(shard, ["case", "acceleration"])
         case = identities(rows["case"], "case", f"shard {shard.name}")
         rate = _numeric_column(rows, "acceleration", shard)
@@ -453,9 +444,8 @@ def _read_places(shards: Sequence[Path], header: TableHeader) -> list[tuple[Any,
         for k, R in enumerate(header.accelerations):
             round[np.isnan(rate) if np.isnan(R) else rate == R] = k
         if (round < 0).any():
-            raise InputError(
-                f"shard {shard.name} has a round that is not in {HEADER}", code="rounds.invalid"
-            )
+            message = f"shard {shard.name} has a round that is not in {HEADER}"
+            raise InputError(message, code="rounds.invalid")
         places.append((case, round))
     return places
 
@@ -544,10 +534,8 @@ def read_shards(folder: Path) -> TaskOutputs:
         kind = schema.field(name).type
         is_list = pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type)
         if not is_list or kind.list_size != header.samples:
-            raise InputError(
-                f"shard {shard.name} has {kind} in {name}, the table has {header.samples} samples",
-                code="samples.mismatch",
-            )
+            message = f"shard {shard.name} has {kind} in {name} for {header.samples} samples"
+            raise InputError(message, code="samples.mismatch")
     outputs = np.empty((rounds, n, header.samples, tasks), dtype=np.float32)
     targets = np.empty((rounds, n, tasks))
     for shard, place in zip(shards, places, strict=True):

@@ -25,8 +25,6 @@ from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray, TaskRange
 from taskuq.table._terminology import count_noun, round_label
 
-SIZES = ("round", "case", "sample", "task")
-
 
 def as_rounds(
     accelerations: Any, costs: Any, full_cost: float | None, names: Any
@@ -45,17 +43,13 @@ def as_rounds(
             raise InputError("costs need full_cost, the cost at R = 1", code="option.missing")
         is_rising = values.dtype.kind in "fiu" and values[0] > 0 and (np.diff(values) > 0).all()
         if not is_rising or not values[-1] < full_cost < np.inf:
-            raise InputError(
-                f"costs must be positive, increasing and below full_cost = {full_cost}, got "
-                f"{', '.join(map(str, values.tolist()))[:80]}",
-                code="rounds.invalid",
-            )
+            message = f"costs must rise from above 0 to below {full_cost}, got {values}"
+            raise InputError(message, code="rounds.invalid")
         values = np.asarray(full_cost / values.astype(float))
     return _as_accelerations(values, len(values)), _as_round_names(names, len(values))
 
 
 def called_rounds(accelerations: FloatArray, names: tuple[str, ...] | None) -> dict[str, str]:
-    """Return the names of rounds by their accelerations."""
     return {f"{R:g}": name for R, name in zip(accelerations, names or (), strict=False)}
 
 
@@ -74,10 +68,8 @@ def _as_accelerations(values: Any, rounds: int) -> FloatArray:
     if rounds == 1 and np.isnan(rates).all():
         return rates
     if not (np.isfinite(rates).all() and (rates > 1).all() and (np.diff(rates) < 0).all()):
-        raise InputError(
-            f"accelerations must decrease and exceed 1, which is implied, got {rates.tolist()}",
-            code="rounds.invalid",
-        )
+        message = f"accelerations must decrease and exceed 1, got {rates.tolist()}"
+        raise InputError(message, code="rounds.invalid")
     return rates
 
 
@@ -86,9 +78,8 @@ def _as_round_names(values: Any, rounds: int) -> tuple[str, ...] | None:
         return None
     names = _as_texts(values, "round_names")
     if len(names) != rounds or len(set(names)) != rounds or not all(map(str.strip, names)):
-        raise InputError(
-            f"round_names must be {rounds} different names, got {names}", code="rounds.invalid"
-        )
+        message = f"round_names must be {rounds} different names, got {names}"
+        raise InputError(message, code="rounds.invalid")
     return names
 
 
@@ -181,23 +172,19 @@ class TaskOutputs:
             # (round, case) without samples was read as (case, sample).
             is_points = x.ndim == 3 and x.shape[0] == 1 and z.shape == x.shape[2:]
             advice = "; point estimates of several rounds are outputs[..., None]" * is_points
-            raise InputError(
-                f"outputs {x.shape} need targets {per_case}, got {z.shape}{advice}",
-                code="shape.mismatch",
-            )
+            message = f"outputs {x.shape} need targets {per_case}, got {z.shape}{advice}"
+            raise InputError(message, code="shape.mismatch")
         default = ("task",) if tasks == 1 else tuple(f"task{i}" for i in range(tasks))
         names = default if task_names is None else _as_texts(task_names, "task_names")
         if len(names) != tasks or len(set(names)) != tasks:
-            raise InputError(
-                f"task_names must be {tasks} different names, got {names}", code="table.duplicate"
-            )
+            message = f"task_names must be {tasks} different names, got {names}"
+            raise InputError(message, code="table.duplicate")
         ranges = as_ranges(task_ranges if task_range is None else task_range, names)
         require_in_ranges(z, ranges, "targets", names)
         require_in_ranges(x, ranges, "outputs", names)
         if not isinstance(provenance or {}, Mapping):
-            raise InputError(
-                f"provenance must be a mapping, got {provenance}", code="dtype.invalid"
-            )
+            message = f"provenance must be a mapping, got {provenance}"
+            raise InputError(message, code="dtype.invalid")
         values = {
             "outputs": x,
             "targets": z,
@@ -222,7 +209,8 @@ class TaskOutputs:
         rates = "R = " + ", ".join(f"{R:g}" for R in self.accelerations)
         named = rates if self.round_names is None else ", ".join(self.round_names)
         is_known = self.round_names is not None or not np.isnan(self.accelerations).any()
-        counts = [count_noun(getattr(self, f"{noun}s"), noun) for noun in SIZES]
+        nouns = ("round", "case", "sample", "task")
+        counts = [count_noun(getattr(self, f"{noun}s"), noun) for noun in nouns]
         counts[0] += f" ({named})" if is_known else ""
         return f"TaskOutputs({', '.join(counts)})"
 
@@ -278,13 +266,12 @@ class TaskOutputs:
         if isinstance(acceleration, str):
             matches = [k for k, label in enumerate(self.round_labels) if label == acceleration]
         else:
-            close = np.isclose(self.accelerations, acceleration, rtol=1e-9)
-            matches = np.flatnonzero(close).tolist()
+            matches = np.flatnonzero(
+                np.isclose(self.accelerations, acceleration, rtol=1e-9)
+            ).tolist()
         if not matches:
-            raise InputError(
-                f"no round {acceleration!r:.60}; the table has {', '.join(self.round_labels)}",
-                code="choice.unknown",
-            )
+            message = f"no round {acceleration!r:.60}; the table has {', '.join(self.round_labels)}"
+            raise InputError(message, code="choice.unknown")
         return int(matches[0])
 
     def rounds_up_to(self, round: int) -> FloatArray:
@@ -324,9 +311,8 @@ class TaskOutputs:
                 changes["round_names"] = [self.round_names[k] for k in rounds]
         if samples is not None:
             if not 1 <= samples <= self.samples:
-                raise InputError(
-                    f"samples must be 1 to {self.samples}, got {samples}", code="samples.mismatch"
-                )
+                message = f"samples must be 1 to {self.samples}, got {samples}"
+                raise InputError(message, code="samples.mismatch")
             outputs = outputs[:, :, :samples]
         if cases is not None or group is not None:
             kept = np.arange(self.cases) if cases is None else _positions(cases, self.cases)
@@ -345,10 +331,8 @@ class TaskOutputs:
             chosen = [task] if isinstance(task, str | int) else list(task)
             unknown = [name for name in chosen if name not in self.task_names]
             if unknown:
-                raise InputError(
-                    f"no task {unknown[0]!r:.60}; the table has {', '.join(self.task_names)}",
-                    code="choice.unknown",
-                )
+                message = f"no task {unknown[0]!r:.60}; the table has {', '.join(self.task_names)}"
+                raise InputError(message, code="choice.unknown")
             index = [self.task_names.index(name) for name in chosen]
             if outputs.ndim == 4:
                 at: Any = index[0] if isinstance(task, str) else index
@@ -378,14 +362,20 @@ class TaskOutputs:
             task_range: Task range, if the file has none.
         """
         if not isinstance(path, str | os.PathLike):
-            return _with_range(READERS[FRAME](path), task_range)
-        source = Path(path)
-        if not source.exists():
+            table = READERS[FRAME](path)
+        elif not Path(path).exists():
             raise InputError(f"there is no table {path}; check the path", code="file.missing")
-        kind = FOLDER if source.is_dir() else source.suffix
-        with reading(source, "a table"):
-            table = READERS[kind if kind in READERS else ".npz"](source)
-        return _with_range(table, task_range)
+        else:
+            kind = FOLDER if Path(path).is_dir() else Path(path).suffix
+            with reading(path, "a table"):
+                table = READERS[kind if kind in READERS else ".npz"](Path(path))
+        if task_range is None:
+            return table
+        ranges = as_ranges(task_range, table.task_names)
+        if isinstance(task_range, Mapping):
+            named = zip(table.task_names, ranges, table.task_ranges, strict=True)
+            ranges = tuple(new if name in task_range else old for name, new, old in named)
+        return replace_arrays(table, task_ranges=ranges)
 
 
 # Readers and writers: of a folder of shards, of files by their suffix, of data frames.
@@ -416,32 +406,17 @@ def replace_arrays(table: TaskOutputs, **changes: Any) -> TaskOutputs:
     parts = {name: getattr(table, name) for name in table.__dataclass_fields__} | changes
     if np.isnan(parts["targets"]).all():
         parts["targets"] = None
-    return TaskOutputs(
-        parts.pop("outputs"), parts.pop("targets"), parts.pop("accelerations"), **parts
-    )
-
-
-def _with_range(table: TaskOutputs, task_range: Any) -> TaskOutputs:
-    if task_range is None:
-        return table
-    ranges = as_ranges(task_range, table.task_names)
-    if isinstance(task_range, Mapping):
-        named = zip(table.task_names, ranges, table.task_ranges, strict=True)
-        ranges = tuple(new if name in task_range else old for name, new, old in named)
-    return replace_arrays(table, task_ranges=ranges)
+    return TaskOutputs(**parts)
 
 
 def _as_lines(values: Any, rounds: int, n: int) -> BoolArray:
     lines = as_array(values, "sampled_lines")
     if lines.dtype != bool or lines.ndim != 3 or lines.shape[:2] != (rounds, n):
-        raise InputError(
-            f"sampled_lines must be booleans ({rounds}, {n}, line), got {lines.dtype}{lines.shape}",
-            code="shape.mismatch",
-        )
+        message = f"sampled_lines must be booleans ({rounds}, {n}, line), got {lines.shape}"
+        raise InputError(message, code="shape.mismatch")
     if (lines[1:] < lines[:-1]).any():
-        raise InputError(
-            "sampled_lines must contain the lines of the round before", code="rounds.invalid"
-        )
+        message = "sampled_lines must contain the lines of the round before"
+        raise InputError(message, code="rounds.invalid")
     return lines
 
 
@@ -472,24 +447,19 @@ def as_table(given: Any, described: Mapping[str, Any], what: str) -> TaskOutputs
     """
     unknown = [name for name in described if name not in DESCRIBED]
     if unknown:
-        raise InputError(
-            f"{what} has no argument {unknown[0]!r}; a table takes {', '.join(DESCRIBED)}",
-            code="choice.unknown",
-        )
+        message = f"{what} has no argument {unknown[0]!r}; a table takes {', '.join(DESCRIBED)}"
+        raise InputError(message, code="choice.unknown")
     if is_stored(given):
         given = TaskOutputs.load(given, task_range=described.get("task_range"))
         described = {name: value for name, value in described.items() if name != "task_range"}
     if isinstance(given, TaskOutputs):
         if described:
-            raise InputError(
-                f"a table has its own {', '.join(described)}; remove it", code="option.unused"
-            )
+            message = f"a table has its own {', '.join(described)}; remove it"
+            raise InputError(message, code="option.unused")
         return given
     if not isinstance(given, tuple) or len(given) != 2:
-        raise InputError(
-            f"{what} needs a table or a pair (outputs, targets), got {type(given).__name__}",
-            code="dtype.invalid",
-        )
+        message = f"{what} needs a table or a pair (outputs, targets), got {type(given).__name__}"
+        raise InputError(message, code="dtype.invalid")
     return TaskOutputs(*given, **described)
 
 
@@ -540,10 +510,8 @@ def sum_groups(table: TaskOutputs, weight: float = 1.0) -> TaskOutputs:
     if table.group is None:
         raise InputError("the table has no groups to sum over", code="groups.missing")
     if table.missing_cases:
-        raise InputError(
-            f"{len(table.missing_cases)} cases are missing (first: {table.missing_cases[0]})",
-            code="table.incomplete",
-        )
+        message = f"{len(table.missing_cases)} cases are missing (first: {table.missing_cases[0]})"
+        raise InputError(message, code="table.incomplete")
     names, of_case = np.unique(np.asarray(table.group), return_inverse=True)
     members = (of_case == np.arange(len(names))[:, None]).astype(float)
 

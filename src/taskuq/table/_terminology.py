@@ -68,7 +68,6 @@ class Terminology:
         return _CASES_AND_GROUPS.sub(lambda match: terms[match[0]], sentence)
 
     def to_dict(self) -> dict[str, str]:
-        """Return the terms by name."""
         return asdict(self)
 
 
@@ -90,7 +89,6 @@ MRI = Terminology(
 
 
 def as_terminology(given: Any) -> Terminology:
-    """Validate display names."""
     if given is None or isinstance(given, Terminology):
         return given or Terminology()
     if not isinstance(given, Mapping):
@@ -98,9 +96,8 @@ def as_terminology(given: Any) -> Terminology:
     names = [field.name for field in fields(Terminology)]
     unknown = [name for name in given if name not in names]
     if unknown:
-        raise InputError(
-            f"unknown term {unknown[0]!r:.40}; the terms are {', '.join(names)}", code="config.key"
-        )
+        message = f"unknown term {unknown[0]!r:.40}; the terms are {', '.join(names)}"
+        raise InputError(message, code="config.key")
     return Terminology(**given)
 
 

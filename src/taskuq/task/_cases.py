@@ -113,10 +113,8 @@ def require_images(given: Any) -> Tensor:
     """Return images as a tensor if they are real, (image, height, width)."""
     images = torch.as_tensor(given)
     if images.ndim != 3 or images.is_complex() or 0 in images.shape:
-        raise InputError(
-            f"images must be real (image, height, width), got {images.dtype} {tuple(images.shape)}",
-            code="shape.axes",
-        )
+        message = f"images must be real (image, height, width), got {tuple(images.shape)}"
+        raise InputError(message, code="shape.axes")
     return images
 
 
@@ -157,10 +155,8 @@ def collate(cases: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Stack images (case, height, width) and targets (case, task)."""
     sizes = sorted({tuple(case["image"].shape) for case in cases})
     if len(sizes) > 1:
-        raise InputError(
-            f"images have sizes {sizes[0]} and {sizes[1]}; crop them (data.cut for a folder)",
-            code="shape.mismatch",
-        )
+        message = f"images have sizes {sizes[0]} and {sizes[1]}; crop them (data.cut for a folder)"
+        raise InputError(message, code="shape.mismatch")
     return {name: torch.stack([case[name] for case in cases]) for name in ("image", "target")}
 
 

@@ -97,7 +97,6 @@ SCHEMA = "taskuq.task/1"
 
 
 def _table(record: dict[str, Any]) -> list[str]:
-    """Return a record as lines of text."""
     rows = [(part, row) for part, tasks in record["parts"].items() for row in tasks]
     names = ["auroc", "accuracy", "precision", "recall", "robust_accuracy"]
     heads = [" AUROC", "accuracy", "precision", " recall", " attacked"]
@@ -151,10 +150,8 @@ class _ClassifierTraining(TaskTraining):
             load_weights(network, self.start.classifier)
         tasks, targets = len(self.network.tasks), cases[0].targets
         if targets.shape[1] != tasks:
-            raise InputError(
-                f"the data have {targets.shape[1]} targets; name as many network.tasks",
-                code="shape.mismatch",
-            )
+            message = f"the data have {targets.shape[1]} targets; name as many network.tasks"
+            raise InputError(message, code="shape.mismatch")
         weights = torch.ones(tasks, 2)
         if self.network.output == "probability":
             _metrics.require_classes(targets, "training patients")

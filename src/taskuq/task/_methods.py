@@ -122,10 +122,8 @@ class TorchTask:
         if outputs.ndim == 2 and outputs.shape[1] == 1:
             outputs = outputs[:, 0]
         if outputs.ndim not in (1, 2) or len(outputs) != len(images):
-            raise InputError(
-                f"the task returned {tuple(outputs.shape)}; return (image,) or (image, task)",
-                code="component.invalid",
-            )
+            message = f"the task returned {tuple(outputs.shape)}; return (image,) or (image, task)"
+            raise InputError(message, code="component.invalid")
         return outputs.float()
 
 
@@ -200,10 +198,8 @@ class _MultiTask:
             if column.ndim == 2 and column.shape[1] == 1:
                 column = column[:, 0]
             if column.ndim != 1:
-                raise InputError(
-                    f"task {name} returned {tuple(column.shape)}; return (image,)",
-                    code="component.invalid",
-                )
+                message = f"task {name} returned {tuple(column.shape)}; return (image,)"
+                raise InputError(message, code="component.invalid")
             columns.append(column.cpu())
         return torch.stack(columns, dim=1)
 

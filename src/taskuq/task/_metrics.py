@@ -66,19 +66,15 @@ def require_classes(labels: Any, what: str) -> None:
         raise InputError(f"labels of the {what} are {found[:4]}; give 0 (absent) and 1 (present)")
     for column in columns.T:
         if len(np.unique(column)) < 2:
-            raise InputError(
-                f"all labels of the {what} are {column[0]:g}; add others or use another split",
-                code="units.few",
-            )
+            message = f"all labels of the {what} are {column[0]:g}; add others or use another split"
+            raise InputError(message, code="units.few")
 
 
 def _checked(outputs: Any, labels: Any) -> tuple[FloatArray, np.ndarray]:
     z, y = np.asarray(outputs, dtype=float), np.asarray(labels)
     if z.ndim != 1 or z.shape != y.shape:
-        raise InputError(
-            f"outputs {z.shape} and labels {y.shape} must have one entry per case",
-            code="shape.mismatch",
-        )
+        message = f"outputs {z.shape} and labels {y.shape} must have one entry per case"
+        raise InputError(message, code="shape.mismatch")
     if not np.isfinite(z).all():
         raise InputError("outputs are not finite; repair the network", code="value.nonfinite")
     require_classes(y, "judged cases")

@@ -32,9 +32,8 @@ def prepare_folder(folder: Path, settings: dict[str, Any], *, fresh: bool) -> Pa
     if stored is not None and ("trial" in stored) != ("trial" in settings):
         steps = stored.get("trial", {}).get("steps")
         what = "training" if steps is None else f"trial of {steps} steps"
-        raise InputError(
-            f"{folder} holds a {what}; use another folder, or --overwrite", code="file.exists"
-        )
+        message = f"{folder} holds a {what}; use another folder, or --overwrite"
+        raise InputError(message, code="file.exists")
     if fresh or "trial" in settings:
         for old in (state, path, folder / FINISHED):
             old.unlink(missing_ok=True)

@@ -130,10 +130,8 @@ def preload(
         most = math.inf if is_asked else min(SMALL, SHARE * torch.cuda.mem_get_info()[0])
         found = cases.stock(torch.device("cuda" if on_gpu else "cpu"), most)
     if is_asked and found is None:
-        raise InputError(
-            "training.feed = 'device' needs one process and data.in_memory with images of one size",
-            code="option.conflict",
-        )
+        message = "training.feed = 'device' needs one process and data.in_memory of one size"
+        raise InputError(message, code="option.conflict")
     return found
 
 
@@ -174,7 +172,6 @@ class SyncLayers:
 
     @contextmanager
     def of(self, network: nn.Module) -> Iterator[None]:
-        """Apply the layers of a network to the whole batch for a while."""
         found = [m for m in network.modules() if isinstance(m, _BatchNorm | nn.Dropout)]
         for layer in found:
             shared: Any = self.normalised if isinstance(layer, _BatchNorm) else self.dropped

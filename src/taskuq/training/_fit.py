@@ -69,11 +69,8 @@ def _make_trainer(config: TrainingConfig, machine: TrainerOptions, callbacks: li
             num_sanity_val_steps=0,
         )
     except MisconfigurationException as error:
-        raise InputError(
-            f"{machine.devices} × {machine.accelerator} cannot be used here ({error!s:.160}); use "
-            "another --accelerator or fewer --devices",
-            code="dependency.missing",
-        ) from None
+        message = f"no {machine.devices} × {machine.accelerator} here ({error!s:.160}); use others"
+        raise InputError(message, code="dependency.missing") from None
 
 
 @contextmanager
@@ -127,7 +124,6 @@ class TrainerOptions:
 
     @property
     def may_be_one_gpu(self) -> bool:
-        """True if one GPU may train in a single process."""
         return self.accelerator in ("auto", "gpu", "cuda") and self.processes == 1
 
 
@@ -331,13 +327,11 @@ def _print(message: str, machine: TrainerOptions) -> None:
 
 
 def is_first_process() -> bool:
-    """Return True in the first process of a distributed training."""
     return int(getattr(rank_zero_only, "rank", 0)) == 0
 
 
 @contextmanager
 def _unfrozen(network: nn.Module) -> Iterator[None]:
-    """Train frozen weights in a context, too."""
     frozen = [weight for weight in network.parameters() if not weight.requires_grad]
     network.requires_grad_(True)
     try:
@@ -362,10 +356,8 @@ def _refuse_impossible(
 def _batch_per_process(config: TrainingConfig, machine: TrainerOptions, cases: int) -> int:
     processes = machine.processes
     if config.batch % processes:
-        raise InputError(
-            f"training.batch must be a multiple of the {processes} processes, got {config.batch}",
-            code="option.conflict",
-        )
+        message = f"training.batch must be a multiple of {processes}, got {config.batch}"
+        raise InputError(message, code="option.conflict")
     if processes > 1 and cases < config.batch:
         raise InputError(
             f"{cases} training cases are fewer than training.batch = {config.batch}; reduce it",

@@ -67,7 +67,6 @@ class TrainingModule(LightningModule):
         return loss
 
     def mean_loss(self) -> float:
-        """Return the mean loss of all processes since the last call."""
         mean = torch.stack(self._losses).double().mean()
         self._losses.clear()
         return float(self.trainer.strategy.reduce(mean, reduce_op="mean"))
@@ -100,7 +99,6 @@ class TrainingModule(LightningModule):
             mean.copy_(before)
 
     def validation_step(self, batch: Batch, index: int) -> None:
-        """Collect the metrics of each case, with the same seeds in every epoch."""
         share: BatchShard = self.trainer.val_dataloaders.sampler.share(index)
         generator = self._draws(VALIDATION, 0, index, share)
         with self.averaged():
@@ -109,7 +107,6 @@ class TrainingModule(LightningModule):
         self._values.append({name: value[own] for name, value in metrics.items()})
 
     def on_validation_epoch_end(self) -> None:
-        """Summarise the metrics of all cases of all processes."""
         names = self._values[0]
         values = {name: torch.cat([part[name] for part in self._values]) for name in names}
         self._values.clear()
@@ -302,8 +299,7 @@ class StepTimer(Callback):
 
 
 def read_timing(folder: Path) -> dict[str, Any]:
-    record: dict[str, Any] = read_json(folder / FILE, SCHEMA)
-    return record
+    return read_json(folder / FILE, SCHEMA)
 
 
 def projected_hours(record: Mapping[str, Any]) -> float:

@@ -139,9 +139,8 @@ class MethodRegistry(Registry[type[Any]]):
         """Make a network with random weights."""
         if name not in self or name not in NETWORKS or preset not in NETWORKS[name].presets:
             known = (f"{kind} ({', '.join(NETWORKS[kind].presets)})" for kind in self.networks())
-            raise InputError(
-                f"there is no {name} {preset}; choose {' or '.join(known)}", code="choice.unknown"
-            )
+            message = f"there is no {name} {preset}; choose {' or '.join(known)}"
+            raise InputError(message, code="choice.unknown")
         return NETWORKS[name].build(NETWORKS[name].presets[preset])
 
     def load(self, path: Path | str) -> Any:

@@ -27,10 +27,8 @@ def locate(weights: Path | str) -> Path:
     if path.suffix:
         return path
     if path.name not in shipped() or path.name != str(weights):
-        raise InputError(
-            f"no weights {str(weights)!r}; name a file or one of {', '.join(shipped())}",
-            code="choice.unknown",
-        )
+        message = f"no weights {str(weights)!r}; name a file or one of {', '.join(shipped())}"
+        raise InputError(message, code="choice.unknown")
     return FOLDER / f"{path.name}.safetensors"
 
 
@@ -108,18 +106,14 @@ def read_card(path: Path | str, kinds: Collection[str]) -> dict[str, Any]:
     """Read the card of a weights file and check its kind."""
     path = Path(path)
     if path.suffix != ".safetensors":
-        raise InputError(
-            f"weights are {path}; give a .safetensors file, which cannot run code",
-            code="file.format",
-        )
+        message = f"weights are {path}; give a .safetensors file, which cannot run code"
+        raise InputError(message, code="file.format")
     if not path.exists():
         raise InputError(f"there are no weights {path}; train them", code="file.missing")
     card = read_toml(path.with_suffix(".toml"))
     if card.get("kind") not in kinds or not isinstance(card.get("network"), dict):
-        raise InputError(
-            f"{path} is of kind {card.get('kind')!r}, needed is {' or '.join(kinds)}",
-            code="weights.mismatch",
-        )
+        message = f"{path} is of kind {card.get('kind')!r}, needed is {' or '.join(kinds)}"
+        raise InputError(message, code="weights.mismatch")
     return card
 
 
