@@ -89,7 +89,7 @@ def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
     else:
         nameless = (array == "").ravel().tolist() if array.dtype.kind in "US" else []
     if array.shape != (cases,):
-        message = f"{name} must have one entry per case ({cases}), got {array.shape}"
+        message = f"{name} must have one entry for each of {cases} cases, got {array.shape}"
         raise InputError(message, code="shape.mismatch")
     if any(nameless):
         # They would all be one group.
@@ -97,7 +97,9 @@ def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
     if array.dtype.kind == "f" and (np.abs(array) < 2**53).all() and (array % 1 == 0).all():
         return array.astype(np.int64)
     if array.dtype.kind not in "iubUS":
-        raise InputError(f"{name} must be integers or strings, got {array}", code="dtype.invalid")
+        raise InputError(
+            f"{name} must be integers or strings, got {array.dtype}", code="dtype.invalid"
+        )
     return array
 
 

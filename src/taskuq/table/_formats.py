@@ -98,7 +98,7 @@ def read_frame(frame: Any) -> TaskOutputs:
     try:
         rows = pa.table(frame)
     except (pa.ArrowException, ValueError, TypeError, AttributeError) as error:
-        message = f"a table is a path or a data frame, got {type(frame).__name__}: {error!s:.80}"
+        message = f"{type(frame).__name__} is no data frame ({first_line(error):.80})"
         raise InputError(message, code="dtype.invalid") from None
     return _read_rows(rows, "the data frame")
 

@@ -43,7 +43,9 @@ def as_rounds(
             raise InputError("costs need full_cost, the cost at R = 1", code="option.missing")
         is_rising = values.dtype.kind in "fiu" and values[0] > 0 and (np.diff(values) > 0).all()
         if not is_rising or not values[-1] < full_cost < np.inf:
-            message = f"costs must rise from above 0 to below {full_cost}, got {values}"
+            message = (
+                f"costs must rise from above 0 to below {full_cost}, got {values.tolist()!s:.80}"
+            )
             raise InputError(message, code="rounds.invalid")
         values = np.asarray(full_cost / values.astype(float))
     return _as_accelerations(values, len(values)), _as_round_names(names, len(values))
@@ -58,7 +60,9 @@ def _as_accelerations(values: Any, rounds: int) -> FloatArray:
         return np.full(1, np.nan)  # unknown: nothing compares it with another
     numbers = np.atleast_1d(as_array(() if values is None else values, "accelerations"))
     if numbers.dtype.kind not in "fiu":
-        raise InputError(f"accelerations must be numbers, got {numbers}", code="dtype.invalid")
+        raise InputError(
+            f"accelerations must be numbers, got {numbers.dtype}", code="dtype.invalid"
+        )
     rates = numbers.astype(float)
     if rates.shape != (rounds,):
         raise InputError(
@@ -68,7 +72,7 @@ def _as_accelerations(values: Any, rounds: int) -> FloatArray:
     if rounds == 1 and np.isnan(rates).all():
         return rates
     if not (np.isfinite(rates).all() and (rates > 1).all() and (np.diff(rates) < 0).all()):
-        message = f"accelerations must decrease and exceed 1, got {rates.tolist()}"
+        message = f"accelerations must decrease and exceed 1, got {rates.tolist()!s:.80}"
         raise InputError(message, code="rounds.invalid")
     return rates
 
@@ -183,7 +187,7 @@ class TaskOutputs:
         require_in_ranges(z, ranges, "targets", names)
         require_in_ranges(x, ranges, "outputs", names)
         if not isinstance(provenance or {}, Mapping):
-            message = f"provenance must be a mapping, got {provenance}"
+            message = f"provenance must be a mapping, got {provenance!r:.80}"
             raise InputError(message, code="dtype.invalid")
         values = {
             "outputs": x,

@@ -136,7 +136,7 @@ class TaskDataset:
         item = self.source[place[1]]
         image = magnitude(item.image)
         if not bool(torch.isfinite(image).all()):
-            raise InputError(f"case {item.case} is not finite; remove it", code="value.nonfinite")
+            raise InputError(f"case {item.case} has NaN or inf; remove it", code="value.nonfinite")
         target = torch.as_tensor(self.targets[place[1]], dtype=torch.float32)
         return {"image": image, "target": target}
 
@@ -155,7 +155,8 @@ def collate(cases: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Stack images (case, height, width) and targets (case, task)."""
     sizes = sorted({tuple(case["image"].shape) for case in cases})
     if len(sizes) > 1:
-        message = f"images have sizes {sizes[0]} and {sizes[1]}; crop them (data.cut for a folder)"
+        shown = " and ".join("×".join(map(str, size)) for size in sizes[:2])
+        message = f"images have sizes {shown}; crop them (data.cut for a folder)"
         raise InputError(message, code="shape.mismatch")
     return {name: torch.stack([case[name] for case in cases]) for name in ("image", "target")}
 

@@ -69,7 +69,7 @@ def _make_trainer(config: TrainingConfig, machine: TrainerOptions, callbacks: li
             num_sanity_val_steps=0,
         )
     except MisconfigurationException as error:
-        message = f"no {machine.devices} × {machine.accelerator} here ({error!s:.160}); use others"
+        message = f"no {machine.devices} × {machine.accelerator} here ({first_line(error):.160})"
         raise InputError(message, code="dependency.missing") from None
 
 
