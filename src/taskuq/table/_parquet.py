@@ -405,7 +405,6 @@ class TableWriter:
 
 
 def finished_cases(folder: Path, header: TableHeader, names: Sequence[str]) -> np.ndarray:
-    """Return True per case whose rounds are all stored."""
     import pyarrow as pa
 
     there = np.zeros((len(header.accelerations), len(names)), dtype=bool)
@@ -624,18 +623,15 @@ def _read_ids(name: str, shards: list[Path], places: list[Places], n: int) -> np
 def _read_lines(
     header: TableHeader, shards: list[Path], places: list[Places], n: int
 ) -> np.ndarray | None:
-    """Return the sampled lines (round, case, line) of adaptive sampling."""
     if header.lines is None:
         return None
     lines = np.zeros((len(header.accelerations), n, header.lines), dtype=bool)
     for shard, (case, round) in zip(shards, places, strict=True):
         column = identities(_read_columns(shard, ["lines"])["lines"], "lines", shard.name)
-        for place, text in zip(
-            zip(round, case, strict=True), column.cast(TEXT).to_pylist(), strict=True
-        ):
+        for at, k, text in zip(case, round, column.cast(TEXT).to_pylist(), strict=True):
             parts = text.split()
             if not all(p.isdecimal() and len(p) < 10 and int(p) < header.lines for p in parts):
                 raise _damaged(shard, f"lines not below {header.lines}: {text[:40]!r}")
-            if place[1] >= 0:
-                lines[place][[int(part) for part in parts]] = True
+            if at >= 0:
+                lines[k, at][[int(part) for part in parts]] = True
     return lines

@@ -46,8 +46,6 @@ def _stage(before: int, width: int, blocks: int, stride: int) -> nn.Sequential:
 
 
 class _ResNet50(nn.Module):
-    """Three channels to 2048 features."""
-
     def __init__(self) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)

@@ -191,7 +191,6 @@ class _MultiTask:
         return [declared_range(t) for t in self.tasks.values()]
 
     def __call__(self, images: Any) -> Tensor:
-        """Map images (image, height, width) to outputs (image, task)."""
         columns = []
         for name, task in self.tasks.items():
             column = torch.as_tensor(task(images)).float()
