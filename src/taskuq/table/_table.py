@@ -186,7 +186,8 @@ class TaskOutputs:
         ranges = as_ranges(task_ranges if task_range is None else task_range, names)
         require_in_ranges(z, ranges, "targets", names)
         require_in_ranges(x, ranges, "outputs", names)
-        if not isinstance(provenance or {}, Mapping):
+        origin: Any = provenance or {}
+        if not isinstance(origin, Mapping):
             message = f"provenance must be a mapping, got {provenance!r:.80}"
             raise InputError(message, code="dtype.invalid")
         values = {
@@ -199,7 +200,7 @@ class TaskOutputs:
             "task_names": names,
             "task_ranges": ranges,
             "round_names": _as_round_names(round_names, rounds),
-            "provenance": dict(provenance or {}),
+            "provenance": dict(origin),
             "missing_cases": _as_texts(missing_cases, "missing_cases"),
             "images_path": images_path,
             "sampled_lines": None if sampled_lines is None else _as_lines(sampled_lines, rounds, n),
@@ -480,7 +481,6 @@ def is_stored(given: Any) -> bool:
 
 
 def suggest_range(table: TaskOutputs) -> str | None:
-    """Suggest the range (0, 1) if all outputs and targets are in it."""
     x = table.outputs.reshape(*table.outputs.shape[:3], -1)
     z = table.targets.reshape(-1, table.tasks) if table.has_targets else np.zeros((1, table.tasks))
     names = [

@@ -172,7 +172,8 @@ class SyncLayers:
 
     @contextmanager
     def of(self, network: nn.Module) -> Iterator[None]:
-        found = [m for m in network.modules() if isinstance(m, _BatchNorm | nn.Dropout)]
+        kinds = (_BatchNorm, nn.Dropout)
+        found: list[nn.Module] = [m for m in network.modules() if isinstance(m, kinds)]
         for layer in found:
             shared: Any = self.normalised if isinstance(layer, _BatchNorm) else self.dropped
             # Nothing compiles talk between processes.

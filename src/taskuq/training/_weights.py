@@ -63,13 +63,13 @@ def _files_behind(named: Path) -> Iterator[Path]:
         return
     card = path.with_suffix(".toml")
     yield from (path, card)
-    named = read_toml(card).get("estimate")
-    if isinstance(named, dict):
+    estimate = read_toml(card).get("estimate")
+    if isinstance(estimate, dict):
         # A sampler's table names it, or it lies where it was trained.
-        named = named.get("weights", "estimate/best.safetensors")
-    if isinstance(named, str):
-        beside = path.parent / named
-        other = beside if beside.exists() else locate(named)
+        estimate = estimate.get("weights", "estimate/best.safetensors")
+    if isinstance(estimate, str):
+        beside = path.parent / estimate
+        other = beside if beside.exists() else locate(estimate)
         if other.exists() and other != path:
             yield from (other, other.with_suffix(".toml"))
 
