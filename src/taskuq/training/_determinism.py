@@ -103,8 +103,6 @@ class _Preloadable(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class DeviceLoader:
-    """Batches of a preloaded data set in epoch order."""
-
     stock: DeviceDataset
     sampler: EpochSampler
     batch: int

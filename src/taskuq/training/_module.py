@@ -45,7 +45,8 @@ class TrainingModule(LightningModule):
         self._losses: list[Tensor] = []
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
-        share: BatchShard = self.trainer.train_dataloader.sampler.share(index)
+        loader: Any = self.trainer.train_dataloader
+        share: BatchShard = loader.sampler.share(index)
         generator = self._draws(TRAINING, self.current_epoch, index, share)
         self.layers.begin(share, generator)
         # Dropout takes no generator: only the global one can make a restart exact for it.
@@ -99,7 +100,8 @@ class TrainingModule(LightningModule):
             mean.copy_(before)
 
     def validation_step(self, batch: Batch, index: int) -> None:
-        share: BatchShard = self.trainer.val_dataloaders.sampler.share(index)
+        loader: Any = self.trainer.val_dataloaders
+        share: BatchShard = loader.sampler.share(index)
         generator = self._draws(VALIDATION, 0, index, share)
         with self.averaged():
             metrics = self.recipe.validate(self.network, batch, generator)
@@ -310,7 +312,7 @@ def projected_hours(record: Mapping[str, Any]) -> float:
         epoch += record["validation_steps"] * record["validation_step_s"]
         epoch += record["keep_s"] / record["keep_every"]
     compiling = max(0.0, record["first_step_s"] - record["step_s"])
-    earlier = (record["before"] or {}).get("projected_hours", 0.0)
+    earlier = float((record["before"] or {}).get("projected_hours", 0.0))
     return float(compiling + record["epochs"] * epoch) / 3600 + earlier
 
 
