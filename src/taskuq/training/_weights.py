@@ -55,7 +55,7 @@ def _mark(files: Iterable[Path]) -> str:
 
 
 def _files_behind(named: Path) -> Iterator[Path]:
-    """Yield the file or folder that a path names, or all files of a network."""
+    """Yield the file or folder of a path, or all files of a network."""
     path = named if named.exists() or named.suffix else locate(named)
     if path.suffix != ".safetensors":
         if path.exists():
