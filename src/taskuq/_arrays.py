@@ -16,8 +16,6 @@ from taskuq.interval import BoolArray, FloatArray, TaskRange
 # Fourth powers of larger numbers leave the range of floats.
 LARGEST = 1e60
 
-CALLED = "cannot be called; pass a function"
-
 
 def is_tensor(values: Any) -> bool:
     """Return True for a torch tensor, without importing torch."""
@@ -42,10 +40,7 @@ def as_array(values: Any, name: str) -> np.ndarray:
     except (ValueError, TypeError, OverflowError) as error:
         raise InputError(f"{name} must be an array ({error})", code="dtype.invalid") from None
     if array.dtype == object:
-        raise InputError(
-            f"{name} must be an array of numbers, got mixed or ragged entries",
-            code="dtype.invalid",
-        )
+        raise InputError(f"{name} has mixed or ragged entries, not numbers", code="dtype.invalid")
     return array
 
 
@@ -55,10 +50,7 @@ def as_real_array(values: Any, name: str, *, ndim: tuple[int, ...]) -> FloatArra
     if array.dtype.kind not in "fiub":
         raise InputError(f"{name} must be real numbers, got {array.dtype}", code="dtype.invalid")
     if array.ndim not in ndim:
-        wanted = " or ".join(map(str, ndim))
-        raise InputError(
-            f"{name} must have {wanted} axes, got shape {array.shape}", code="shape.axes"
-        )
+        raise InputError(f"{name} must have {ndim} axes, got {array.shape}", code="shape.axes")
     if array.dtype not in (np.float32, np.float64):
         array = array.astype(float)
     require_finite(array, name)
@@ -66,7 +58,7 @@ def as_real_array(values: Any, name: str, *, ndim: tuple[int, ...]) -> FloatArra
 
 
 def require_finite(array: FloatArray, name: str) -> None:
-    """Raise InputError for NaN, infinity and absurdly large values."""
+    """Raise InputError for NaN, infinity and too large values."""
     if array.size == 0:
         return
     if array.flags.c_contiguous:
@@ -81,11 +73,8 @@ def require_finite(array: FloatArray, name: str) -> None:
     count = int(bad.sum())
     if count:
         first = tuple(int(i[0]) for i in np.nonzero(np.atleast_1d(bad)))
-        raise InputError(
-            f"{name} contain {count} non-finite values of {array.size}, first at index {first}; "
-            "remove those cases",
-            code="value.nonfinite",
-        )
+        message = f"{name} has {count} non-finite values of {array.size}, first at index {first}"
+        raise InputError(message, code="value.nonfinite")
 
 
 def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
@@ -94,34 +83,20 @@ def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
         is_array = isinstance(values, np.ndarray) or not is_tensor(values)
         array = np.asarray(values) if is_array else as_array(values, name)
     except ValueError:
-        raise InputError(
-            f"{name} must be one integer or string per case, got a list of lists",
-            code="shape.axes",
-        ) from None
+        raise InputError(f"{name} must not be lists of lists", code="shape.axes") from None
     if array.dtype == object:
         nameless = [v is None or v != v or str(v) == "" for v in array.ravel()]
         array = np.asarray([str(v) for v in array.ravel()]).reshape(array.shape)
     else:
         nameless = (array == "").ravel().tolist() if array.dtype.kind in "US" else []
     if array.shape != (cases,):
-        raise InputError(
-            f"{name} must have one entry for each of {cases} cases, got shape {array.shape}",
-            code="shape.mismatch",
-        )
+        message = f"{name} must have one entry for each of {cases} cases, got {array.shape}"
+        raise InputError(message, code="shape.mismatch")
     if any(nameless):
         # They would all be one group.
-        raise InputError(
-            f"{name} is missing for {sum(nameless)} of {cases} cases; add it or remove them",
-            code="groups.missing",
-        )
-    if array.dtype.kind == "f":
-        exact = (np.abs(array) < 2**53).all()
-        whole = array.astype(np.int64) if exact else None
-        if whole is None or (whole != array).any():
-            raise InputError(
-                f"{name} must be integers or strings, got fractions or NaN", code="dtype.invalid"
-            )
-        return whole
+        raise InputError(f"{name} is missing for {sum(nameless)} cases", code="groups.missing")
+    if array.dtype.kind == "f" and (np.abs(array) < 2**53).all() and (array % 1 == 0).all():
+        return array.astype(np.int64)
     if array.dtype.kind not in "iubUS":
         raise InputError(
             f"{name} must be integers or strings, got {array.dtype}", code="dtype.invalid"
@@ -137,12 +112,9 @@ def as_task_range(value: Any) -> tuple[float, float] | None:
         low, high = (float(v) for v in value)
     except (TypeError, ValueError, OverflowError):
         low, high = np.nan, np.nan
-    is_too_large = any(LARGEST < abs(end) < np.inf for end in (low, high))
-    if not low < high or is_too_large:
-        raise InputError(
-            f"task_range must be (low, high), low < high, got {value}; use inf for an open end",
-            code="range.invalid",
-        )
+    if not low < high or any(LARGEST < abs(end) < np.inf for end in (low, high)):
+        message = f"task_range must be (low, high), inf if open, got {value}"
+        raise InputError(message, code="range.invalid")
     return low, high
 
 
@@ -155,10 +127,8 @@ def as_outputs_and_targets(
     z = as_real_array(targets, "targets", ndim=(1,)).astype(float)
     n = int(x.shape[-2])
     if z.shape != (n,):
-        raise InputError(
-            f"outputs {x.shape} have {n} cases but targets have shape {z.shape}; pass one per case",
-            code="shape.mismatch",
-        )
+        message = f"outputs {x.shape} need {n} targets, got shape {z.shape}"
+        raise InputError(message, code="shape.mismatch")
     if x.shape[-1] < 1:
         raise InputError("outputs have no samples; pass at least one", code="samples.mismatch")
     if range_ is not None:
@@ -166,12 +136,11 @@ def as_outputs_and_targets(
     return x, z
 
 
-def require_methods(part: Any, name: str, kinds: Any, lacks: str = CALLED) -> None:
+def require_methods(part: Any, name: str, kinds: Any, lacks: str = "cannot be called") -> None:
     """Raise InputError if a component lacks a required method."""
     if not isinstance(part, kinds):
-        raise InputError(
-            f"{name} is a {type(part).__name__}, which {lacks}", code="component.invalid"
-        )
+        message = f"{name} is a {type(part).__name__}, which {lacks}"
+        raise InputError(message, code="component.invalid")
 
 
 def require_in_range(values: FloatArray, range_: TaskRange, name: str) -> None:
@@ -197,8 +166,8 @@ def require_nested_lines(values: Any, lines: BoolArray, round: int) -> BoolArray
     chosen = np.asarray(values)
     if chosen.dtype != bool or chosen.shape != lines.shape or (chosen < lines).any():
         raise InputError(
-            f"the adaptive rule returned {chosen.dtype} {chosen.shape} after round {round}; return "
-            f"booleans {lines.shape} that contain all lines sampled so far",
+            f"the adaptive rule must return all lines sampled so far, booleans {lines.shape}, and "
+            f"more, got {chosen.dtype} {chosen.shape} after round {round}",
             code="component.invalid",
         )
     return chosen
@@ -214,17 +183,14 @@ def per_task(
     if isinstance(value, Mapping):
         unknown = [name for name in value if name not in names]
         if unknown:
-            raise InputError(
-                f"{what} has an unknown task {unknown[0]!r:.60}; the tasks are {', '.join(names)}",
-                code="choice.unknown",
-            )
+            message = f"{what}: no task {unknown[0]!r:.60} in {', '.join(names)}"
+            raise InputError(message, code="choice.unknown")
         return tuple(read(value.get(name)) for name in names)
     if value is None or isinstance(value, str) or not hasattr(value, "__len__"):
         return tuple(read(value) for _ in names)
     if len(value) != len(names):
         raise InputError(
-            f"{what} has {len(value)} entries for the {len(names)} tasks {', '.join(names)}; pass "
-            "one for all, one per task, or a mapping",
+            f"{what} has {len(value)} entries; pass one for all, or for each of {', '.join(names)}",
             code="shape.mismatch",
         )
     return tuple(read(one) for one in value)
@@ -232,26 +198,11 @@ def per_task(
 
 def as_ranges(value: Any, names: Sequence[str]) -> tuple[TaskRange, ...]:
     """Return a range per task from one for all, a list or a mapping."""
-    if value is None:
-        return (None,) * len(names)
-    if isinstance(value, Sequence | np.ndarray) and len(value) and all(map(_is_number, value)):
+    ends = str | int | float | np.number  # files store ends as strings
+    is_list = isinstance(value, Sequence | np.ndarray) and len(value) > 0
+    if is_list and all(isinstance(end, ends) for end in value):
         return (as_task_range(value),) * len(names)
     return per_task(value, names, "task_range", as_task_range)
-
-
-def _is_number(value: Any) -> bool:
-    """Return True for an end of a range; files store ends as strings."""
-    return isinstance(value, str | int | float | np.number)
-
-
-def common_range(ranges: Sequence[TaskRange], names: Sequence[str]) -> TaskRange:
-    """Return the range that all tasks share."""
-    if len(set(ranges)) > 1:
-        raise InputError(
-            f"the tasks {', '.join(names)} have different ranges; select one or use task_ranges",
-            code="range.invalid",
-        )
-    return ranges[0]
 
 
 def require_in_ranges(

@@ -22,13 +22,11 @@ def read_toml(path: Path | str) -> dict[str, Any]:
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(
-            f"cannot read {path}: {error.strerror or error}", code="file.missing"
-        ) from None
+        message = f"cannot read {path}: {error.strerror or error}"
+        raise InputError(message, code="file.missing") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"{path} is not TOML ({first_line(error)}); correct that line", code="file.format"
-        ) from None
+        message = f"{path} is not TOML ({first_line(error)}); correct that line"
+        raise InputError(message, code="file.format") from None
 
 
 def from_toml_table(
@@ -99,7 +97,6 @@ def to_toml_table(config: Any, *, complete: bool = False) -> dict[str, Any]:
 
 
 def toml_text(table: Mapping[str, Any]) -> str:
-    """Return tables as TOML."""
     import tomli_w  # here, because most commands write no TOML
 
     return tomli_w.dumps(table)

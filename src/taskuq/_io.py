@@ -67,9 +67,7 @@ def reading(path: str | os.PathLike[str], what: str, advice: str = "") -> Iterat
     except (InputError, MachineError):
         raise
     except MemoryError:
-        raise MachineError(
-            f"out of memory while reading {path}; free memory, or use a smaller file"
-        ) from None
+        raise MachineError(f"out of memory while reading {path}; use a smaller file") from None
     except Exception as error:
         reason = (getattr(error, "strerror", None) or first_line(error)).strip()
         sentence = f"{path} cannot be read as {what} ({' '.join(reason.split()):.120}){tail}"
@@ -83,11 +81,8 @@ def require_plausible_size(path: str | os.PathLike[str], claimed: int) -> None:
     """Raise InputError for a decompression bomb."""
     size = Path(path).stat().st_size
     if claimed > max(ROOM, MOST_PACKED * size):
-        raise InputError(
-            f"{path} would unpack to {claimed / 1e9:.4g} GB from {size / 1e3:.4g} kB and may be "
-            "forged; store it uncompressed",
-            code="file.damaged",
-        )
+        message = f"{path} would unpack to {claimed / 1e9:.4g} GB; store it uncompressed"
+        raise InputError(message, code="file.damaged")
 
 
 def fsync(path: Path) -> None:
@@ -116,30 +111,18 @@ def make_folder(folder: Path) -> None:
             fsync(place.parent)
 
 
-def _replace_file(partial: Path, target: Path, *, exclusive: bool) -> None:
-    """Rename a finished temporary file, optionally without overwriting."""
-    fsync(partial)
-    if not exclusive:
-        os.replace(partial, target)
-    else:
+def _create_file(partial: Path, target: Path) -> None:
+    """Link a finished temporary file to a new name, or copy it without links."""
+    try:
         try:
             os.link(partial, target)
-        except FileExistsError:
-            raise ExistingFileError(str(target)) from None
         except OSError as error:
             if error.errno not in NO_LINKS:
                 raise
-            _copy_in(partial, target)
-    fsync(target.parent)
-
-
-def _copy_in(partial: Path, target: Path) -> None:
-    """Create a new file without links; a kill may leave half of it."""
-    try:
-        with target.open("xb") as file:
-            file.write(partial.read_bytes())
-            file.flush()
-            os.fsync(file.fileno())
+            # A kill may leave half of it.
+            with target.open("xb") as file:
+                file.write(partial.read_bytes())
+            fsync(target)
     except FileExistsError:
         raise ExistingFileError(str(target)) from None
 
@@ -150,29 +133,6 @@ def is_regular_file(path: Path) -> bool:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
         return False
-
-
-def _append_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Append in one write, never through a link or into a pipe."""
-    with writing(path):
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        # Do not wait for the reader of a pipe, nor follow a link.
-        flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-        try:
-            file = os.open(path, flags, 0o666)
-        except OSError as error:
-            if error.errno not in (errno.ELOOP, errno.ENXIO):
-                raise
-            raise MachineError(f"cannot write {path}: it is a link or a pipe; remove it") from None
-        try:
-            if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise MachineError(f"cannot write {path}: it is no file; remove it")
-            while data:
-                data = data[os.write(file, data) :]
-            if durable:
-                os.fsync(file)
-        finally:
-            os.close(file)
 
 
 @contextmanager
@@ -221,16 +181,13 @@ def verify_checksum(
 ) -> None:
     """Raise InputError if a record was changed after writing."""
     if SEAL in record:
-        if record[SEAL] != fingerprint({k: v for k, v in record.items() if k != SEAL}):
-            raise InputError(
-                f"{path} is damaged or was edited: its SHA-256 does not match; {remedy}",
-                code="file.damaged",
-            )
-        return
-    if always:
+        if record[SEAL] != with_checksum(record)[SEAL]:
+            raise InputError(f"{path} does not match its SHA-256; {remedy}", code="file.damaged")
+    elif always:
         raise InputError(f"{path} has no SHA-256; {remedy}", code="file.damaged")
-    message = f"{path} has no SHA-256, so damage cannot be detected"
-    warnings.warn(message, ChecksumWarning, stacklevel=3)
+    else:
+        message = f"{path} has no SHA-256, so damage cannot be detected"
+        warnings.warn(message, ChecksumWarning, stacklevel=3)
 
 
 def content_fingerprint(path: Path) -> str:
@@ -260,7 +217,9 @@ def atomic_write(path: str | os.PathLike[str], *, exclusive: bool = False) -> It
         partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.partial")
         try:
             yield partial
-            _replace_file(partial, target, exclusive=exclusive)
+            fsync(partial)
+            (_create_file if exclusive else os.replace)(partial, target)
+            fsync(target.parent)
         finally:
             partial.unlink(missing_ok=True)
 
@@ -269,9 +228,7 @@ def image_format(path: str | os.PathLike[str]) -> str:
     """Return the image format of a file name."""
     ending = Path(path).suffix.lower().removeprefix(".") or "png"
     if ending not in ("png", "svg", "pdf"):
-        raise InputError(
-            f"the name of an image must end in .png, .svg or .pdf, got {path}", code="value.invalid"
-        )
+        raise InputError(f"the name of an image must end in .png, .svg or .pdf, got {path}")
     return ending
 
 
@@ -285,10 +242,7 @@ def safe_join(folder: str | os.PathLike[str], name: str) -> Path:
     except (ValueError, OSError, RuntimeError):  # a zero byte, a name too long, a loop of links
         leads_out = True
     if leads_out:
-        raise InputError(
-            f"{name!r:.80} is not a file name inside {folder}; rename that case",
-            code="value.invalid",
-        )
+        raise InputError(f"{name!r:.80} is not a file name inside {folder}; rename that case")
     return path
 
 
@@ -307,7 +261,7 @@ def write_json(
 
 
 def _refuse_constant(name: str) -> None:
-    """Raise ValueError for NaN and Infinity, which are not JSON."""
+    """Refuse NaN and Infinity, which are not JSON."""
     raise ValueError(name)
 
 
@@ -327,26 +281,17 @@ def read_json(
     try:
         record = load_json(path)
     except OSError as error:
-        raise InputError(
-            f"cannot read {path}: {error.strerror or error}", code="file.missing"
-        ) from None
+        message = f"cannot read {path}: {error.strerror or error}"
+        raise InputError(message, code="file.missing") from None
     except (ValueError, RecursionError):
-        raise InputError(
-            f"{path} is not a JSON file, or it is truncated; {remedy}", code="file.format"
-        ) from None
+        raise InputError(f"{path} is not JSON, or cut off; {remedy}", code="file.format") from None
     found = record.get("schema") if isinstance(record, dict) else None
     known = {schema.split("/")[0]: schema for schema in schemas}
     kind, slash, _ = found.partition("/") if isinstance(found, str) else ("", "", "")
     schema = known.get(kind) if slash else None
-    if schema is None:
-        raise InputError(
-            f"{path} has schema {found or 'none'}, {schemas[0]} is needed", code="file.schema"
-        )
-    if found != schema:
-        raise InputError(
-            f"{path} has schema {found}, this version reads {schema}; update taskuq",
-            code="file.schema",
-        )
+    if schema is None or found != schema:
+        needed = f"{schemas[0]} is needed" if schema is None else f"update taskuq ({schema})"
+        raise InputError(f"{path} has schema {found}, {needed}", code="file.schema")
     verify_checksum(record, path, remedy, always=is_sealed)
     return {name: value for name, value in record.items() if name != SEAL}
 
@@ -359,19 +304,35 @@ def complete_record(path: str | os.PathLike[str], what: str, remedy: str = "") -
     except InputError:
         raise
     except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        advice = f"; {remedy}" if remedy else ""
-        raise InputError(
-            f"{path} is not a complete {what} ({error!r:.80}){advice}", code="file.format"
-        ) from None
+        message = f"{path} is not a complete {what} ({error!r:.80})"
+        raise InputError(f"{message}; {remedy}".rstrip("; "), code="file.format") from None
 
 
 def append_jsonl(
     path: Path, records: Iterable[Mapping[str, Any]], *, durable: bool = False
 ) -> None:
-    """Append records to a file of JSON lines in one write."""
+    """Append records to a file of JSON lines in one write, never through a link or a pipe."""
     text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     # A lone surrogate, from a file name, is escaped.
-    _append_bytes(path, text.encode("utf-8", "backslashreplace"), durable=durable)
+    data = text.encode("utf-8", "backslashreplace")
+    # Do not wait for the reader of a pipe, nor follow a link.
+    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    with writing(path):
+        try:
+            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | flags, 0o666)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENXIO):
+                raise
+            raise MachineError(f"cannot write {path}: it is a link or a pipe; remove it") from None
+        try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise MachineError(f"cannot write {path}: it is no file; remove it")
+            while data:
+                data = data[os.write(file, data) :]
+            if durable:
+                os.fsync(file)
+        finally:
+            os.close(file)
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any] | None]:
@@ -450,11 +411,8 @@ def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]
             claimed = math.prod(shape) * dtype.itemsize
             held = member.file_size - file.tell()
         if claimed != held and not dtype.hasobject:
-            raise InputError(
-                f"{path}: array {member.filename[:-4]} claims {claimed} bytes but has {held}; the "
-                "file is damaged or forged",
-                code="file.damaged",
-            )
+            message = f"{path}: array {member.filename[:-4]} claims {claimed} bytes but has {held}"
+            raise InputError(message, code="file.damaged")
 
 
 @contextmanager
@@ -469,18 +427,12 @@ def file_lock(path: Path, *, wait: bool = False, what: str = "this file") -> Ite
         try:
             lock.acquire(blocking=wait)
         except Timeout:
-            raise InputError(
-                f"another process is working on {what}; wait until it ends",
-                code="file.exists",
-            ) from None
+            message = f"another process is working on {what}; wait until it ends"
+            raise InputError(message, code="file.exists") from None
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):
                 raise
-            warnings.warn(
-                f"the file system of {path.parent} has no locks ({error.strerror}); start only one "
-                f"process that works on {what}",
-                stacklevel=3,
-            )
+            warnings.warn(f"{path.parent} has no locks; start only one process", stacklevel=3)
     try:
         yield
     finally:

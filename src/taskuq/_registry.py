@@ -46,10 +46,7 @@ class Registry(Generic[T]):
     def register(self, name: str, thing: T) -> T:
         """Add one by a new name, and return it."""
         if self._known.get(name, thing) is not thing:
-            raise InputError(
-                f"{self.what} {name!r} exists already; use another name",
-                code="choice.unknown",
-            )
+            raise InputError(f"{self.what} {name!r} exists already", code="choice.unknown")
         self._known[name] = thing
         return thing
 
@@ -59,10 +56,8 @@ class Registry(Generic[T]):
         if is_name and name not in self._known:
             _load_extensions()
         if not is_name or name not in self._known:
-            raise InputError(
-                f"unknown {self.what} {name!r}; choose one of {', '.join(self)}",
-                code="choice.unknown",
-            )
+            message = f"unknown {self.what} {name!r}; choose one of {', '.join(self)}"
+            raise InputError(message, code="choice.unknown")
         thing = self._known[name]
         if isinstance(thing, str):
             module, _, attribute = thing.partition(":")
@@ -74,10 +69,7 @@ class Registry(Generic[T]):
         """Return the name of a registered thing."""
         name = self.find(thing)
         if name is None:
-            raise InputError(
-                f"{thing} is not a registered {self.what}; register it",
-                code="choice.unknown",
-            )
+            raise InputError(f"{thing} is no {self.what}; register it", code="choice.unknown")
         return name
 
     def find(self, thing: T) -> str | None:
@@ -110,8 +102,7 @@ def _load_extensions() -> None:
 
 @cache
 def _installed() -> EntryPoints:
-    """Return the entry points of installed packages, which are slow to look up."""
-    return entry_points(group=GROUP)
+    return entry_points(group=GROUP)  # slow
 
 
 _loaded: set[str] = set()
@@ -126,10 +117,8 @@ def _load_once(name: str, load: Callable[[], object]) -> None:
     except Exception as error:  # whatever the extension raises
         _loaded.discard(name)
         reason = f"{type(error).__name__}: {first_line(error)}"
-        raise InputError(
-            f"extension {name} cannot be loaded ({reason}); fix or remove it from {VARIABLE}",
-            code="component.invalid",
-        ) from error
+        message = f"extension {name} cannot be loaded ({reason}); fix or remove it"
+        raise InputError(message, code="component.invalid") from error
 
 
 def _run_file(path: Path) -> None:
@@ -138,9 +127,7 @@ def _run_file(path: Path) -> None:
     if known is not None:
         if Path(getattr(known, "__file__", None) or "").resolve() == path.resolve():
             return  # imported already
-        raise InputError(
-            f"a module {path.stem!r} exists already; rename the file", code="component.invalid"
-        )
+        raise InputError(f"module {path.stem} exists; rename {path}", code="component.invalid")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

@@ -40,14 +40,12 @@ class BatchShard:
 
     @classmethod
     def of(cls, total: int, rank: int, world: int) -> BatchShard:
-        """Return the shard of a process."""
         each, more = divmod(total, world)
         start = each * rank + min(rank, more)
         return cls(start, start + each + (rank < more), total, world)
 
     @property
     def counts(self) -> bool:
-        """True if the shard has a case."""
         return self.stop > self.start
 
     @property

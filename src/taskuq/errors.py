@@ -60,14 +60,7 @@ class ChecksumWarning(UserWarning):
 
 
 def describe_error(error: BaseException, most: int = 300) -> str:
-    r"""Return an error on one line: its name, message (at most ``most`` characters) and notes.
-
-    Example:
-        >>> error = ZeroDivisionError("division\nby zero")
-        >>> error.add_note("in recover, mine.py line 3, case a at R = 8")
-        >>> describe_error(error)
-        'ZeroDivisionError: division by zero (in recover, mine.py line 3, case a at R = 8)'
-    """
+    """Return an error on one line: its name, message (at most ``most`` characters) and notes."""
     message = " ".join(str(error).split())[:most]
     notes = "; ".join(getattr(error, "__notes__", ()))
     # The name of our own error adds nothing to its sentence.
@@ -76,22 +69,12 @@ def describe_error(error: BaseException, most: int = 300) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    r"""Return the first line of an error's message, or its name where the message is empty.
-
-    Example:
-        >>> first_line(OSError("no such file\nor directory")), first_line(KeyError())
-        ('no such file', 'KeyError')
-    """
+    """Return the first line of an error's message, or its name where the message is empty."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if memory ran out, on a GPU or on the host.
-
-    Example:
-        >>> is_out_of_memory(MemoryError()), is_out_of_memory(ValueError("memory"))
-        (True, False)
-    """
+    """Return True if memory ran out, on a GPU or on the host."""
     torch = sys.modules.get("torch")
     kinds = (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
     # On a CPU torch raises a bare RuntimeError.

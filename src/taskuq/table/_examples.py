@@ -57,15 +57,13 @@ def synthetic_outputs(scanner: SyntheticTable, *, seed: int) -> TaskOutputs:
     truth = np.where(label == 1, 1.2, -1.6) + 1.1 * rng.standard_normal(n)
     truth += 0.5 * rng.standard_normal(scanner.volumes)[group]
     # Uncertainty differs a lot between cases and a little between volumes.
-    difficulty = np.exp(
-        0.75 * rng.standard_normal(n) + 0.25 * rng.standard_normal(scanner.volumes)[group]
-    )
+    by_case, by_volume = rng.standard_normal(n), rng.standard_normal(scanner.volumes)
+    difficulty = np.exp(0.75 * by_case + 0.25 * by_volume[group])
     offset = scanner.volume_bias * rng.standard_normal(scanner.volumes)[group]
 
     variance = np.square(np.r_[scanner.error, 0.0])
-    steps = np.sqrt(variance[:-1] - variance[1:])[:, None] * _heavy_tails(
-        (len(scanner.error), n), rng
-    )
+    heavy_tails = rng.standard_t(5, (len(scanner.error), n)) * np.sqrt((5 - 2) / 5)
+    steps = np.sqrt(variance[:-1] - variance[1:])[:, None] * heavy_tails
     error = np.cumsum(steps[::-1], axis=0)[::-1] * difficulty
     outputs = np.empty((len(scanner.error), n, scanner.samples), dtype=np.float32)
     for k, sigma in enumerate(scanner.error):
@@ -94,11 +92,6 @@ def _runs_of_positives(group: np.ndarray, positives: float, rng: np.random.Gener
     return label
 
 
-def _heavy_tails(shape: tuple[int, int], rng: np.random.Generator) -> FloatArray:
-    degrees = 5
-    return np.asarray(rng.standard_t(degrees, shape) * np.sqrt((degrees - 2) / degrees))
-
-
 def _sigmoid(logit: FloatArray) -> FloatArray:
     return np.asarray(1 / (1 + np.exp(-logit)))
 
@@ -107,7 +100,6 @@ FOLDER = Path(__file__).parent / "bundled"
 
 
 def stored() -> list[str]:
-    """Return the names of the bundled tables."""
     return sorted(path.stem for path in FOLDER.glob("*.npz"))
 
 
@@ -122,9 +114,7 @@ def stored_table(name: str) -> TaskOutputs:
         1
     """
     if name not in stored():
-        raise InputError(
-            f"unknown table {name!r}; choose one of {', '.join(stored())}", code="choice.unknown"
-        )
+        raise InputError(f"no table {name!r} in {', '.join(stored())}", code="choice.unknown")
     return TaskOutputs.load(FOLDER / f"{name}.npz")
 
 

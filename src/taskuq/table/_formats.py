@@ -31,14 +31,17 @@ def _join_tasks(tables: Mapping[str, TaskOutputs]) -> TaskOutputs:
     """Join tables of single tasks into one table."""
     names, first = list(tables), next(iter(tables.values()))
     for name, table in tables.items():
-        _require_alike(first, table, names[0], name)
+        shapes = [(t.rounds, t.samples, t.round_labels) for t in (first, table)]
+        if table.tasks > 1 or shapes[0] != shapes[1]:
+            message = f"tasks {names[0]} and {name} have other rounds or samples, or several tasks"
+            raise InputError(message, code="samples.mismatch")
+        if first.has_targets != table.has_targets:
+            raise InputError(f"only {names[0]} or {name} has targets", code="targets.missing")
     places = [{case: k for k, case in enumerate(_ids(table).tolist())} for table in tables.values()]
     shared = [case for case in places[0] if all(case in place for place in places)]
     if not shared:
-        raise InputError(
-            f"no case has all of the tasks {', '.join(names)}; check the column case",
-            code="table.incomplete",
-        )
+        message = f"no case has all tasks {', '.join(names)}; check the column case"
+        raise InputError(message, code="table.incomplete")
     parts = [
         table.select(cases=[place[case] for case in shared])
         for table, place in zip(tables.values(), places, strict=True)
@@ -47,10 +50,8 @@ def _join_tasks(tables: Mapping[str, TaskOutputs]) -> TaskOutputs:
         for part, name in zip(parts, names, strict=True):
             # array_equal(None, None) is True.
             if not np.array_equal(getattr(parts[0], kind), getattr(part, kind)):
-                raise InputError(
-                    f"tasks {names[0]} and {name} have different entries of a case in {kind}",
-                    code="table.duplicate",
-                )
+                message = f"tasks {names[0]} and {name} have different entries of a case in {kind}"
+                raise InputError(message, code="table.duplicate")
     by_round = any(part.has_round_targets for part in parts)
     targets = [
         np.stack([part.targets_at(k) for k in range(part.rounds)]) if by_round else part.targets
@@ -72,24 +73,7 @@ def _ids(table: TaskOutputs) -> np.ndarray:
     return np.arange(table.cases) if table.case is None else table.case
 
 
-def _require_alike(first: TaskOutputs, other: TaskOutputs, one: str, two: str) -> None:
-    """Raise InputError unless two tables can be tasks of one table."""
-    shapes = [(t.rounds, t.samples, t.round_labels) for t in (first, other)]
-    if other.tasks > 1 or shapes[0] != shapes[1]:
-        shown = [f"{rounds} rounds ({', '.join(of)}), {p} samples" for rounds, p, of in shapes]
-        raise InputError(
-            f"task {one} has {shown[0]} and task {two} has {shown[1]} and {other.tasks} tasks; "
-            "join single tasks with the same rounds and samples",
-            code="samples.mismatch",
-        )
-    if first.has_targets != other.has_targets:
-        raise InputError(
-            f"only one of the tasks {one} and {two} has targets", code="targets.missing"
-        )
-
-
 def read_rows_file(path: Path) -> TaskOutputs:
-    """Read a CSV or Parquet file."""
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet as pq
@@ -103,29 +87,23 @@ def read_rows_file(path: Path) -> TaskOutputs:
         else:
             rows = pq.read_table(path, partitioning=None)
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
-        raise InputError(
-            f"{path} cannot be read as a table ({first_line(error):.120})", code="file.format"
-        ) from None
+        message = f"{path} cannot be read as a table ({first_line(error):.120})"
+        raise InputError(message, code="file.format") from None
     return _read_rows(rows, path.name)
 
 
 def read_frame(frame: Any) -> TaskOutputs:
-    """Read a table from a data frame with the columns of :func:`read_rows_file`."""
     import pyarrow as pa
 
     try:
         rows = pa.table(frame)
     except (pa.ArrowException, ValueError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"a table is read from a path or a data frame, got {type(frame).__name__} "
-            f"({first_line(error):.80})",
-            code="dtype.invalid",
-        ) from None
+        message = f"{type(frame).__name__} is no data frame ({first_line(error):.80})"
+        raise InputError(message, code="dtype.invalid") from None
     return _read_rows(rows, "the data frame")
 
 
 def _read_rows(rows: Any, source: str) -> TaskOutputs:
-    """Read a table from Arrow rows, of one task or of several."""
     import pyarrow.compute as pc
 
     columns = rows.column_names
@@ -134,11 +112,8 @@ def _read_rows(rows: Any, source: str) -> TaskOutputs:
     if len(set(columns)) != len(columns):
         raise InputError(f"{source} has two columns of one name", code="table.duplicate")
     if "case" not in columns:
-        raise InputError(
-            f"{source} has no column 'case' (columns: {', '.join(columns)[:120]}); rename or add "
-            "it",
-            code="table.column",
-        )
+        message = f"{source} has no column case but {', '.join(columns)[:120]}; rename or add it"
+        raise InputError(message, code="table.column")
     if "task" not in columns:
         return _Rows(rows, source).table(source)
     task = identities(rows["task"], "task", source)
@@ -162,15 +137,12 @@ class _Rows:
         return name in self.rows.column_names
 
     def numbers(self, name: str) -> FloatArray:
-        """Return a column of finite numbers."""
         return _numbers(self.rows[name].combine_chunks(), name, self.source)
 
     def ids(self, name: str) -> np.ndarray:
-        """Return a column of integers or strings."""
         return to_numpy(identities(self.rows[name], name, self.source, floats=True), name)
 
     def table(self, source: str) -> TaskOutputs:
-        """Pivot the rows into arrays."""
         ids = identities(self.rows["case"], "case", self.source)
         unique = ids.unique()
         case, names = index_of(ids, unique).astype(np.int64), to_numpy(unique, "case")
@@ -186,9 +158,7 @@ class _Rows:
         there[place] = True
         complete = there.reshape(n, rounds).all(axis=1)
         if not complete.any():
-            raise InputError(
-                f"no case of {self.source} has all {rounds} rounds", code="table.incomplete"
-            )
+            raise InputError(f"{self.source} has no complete case", code="table.incomplete")
         targets = self._entries("target", round * n + case, rounds * n)
         if targets is not None:
             targets = targets.reshape(rounds, n)[:, complete]
@@ -212,10 +182,8 @@ class _Rows:
         entries[index] = values
         if (entries[index] != values).any():
             of = "acceleration" if name == "round" else "case"
-            raise InputError(
-                f"{self.source} has two different entries of one {of} in {name}; keep one",
-                code="table.duplicate",
-            )
+            message = f"{self.source} has two entries of one {of} in {name}"
+            raise InputError(message, code="table.duplicate")
         return entries
 
     def _outputs(self, place: np.ndarray) -> tuple[np.ndarray, FloatArray]:
@@ -224,16 +192,10 @@ class _Rows:
             return self._sampled_outputs(place)
         if len(np.unique(place)) != len(place):
             if "round" in self and "acceleration" not in self:
-                raise InputError(
-                    f"{self.source} names rounds without accelerations; add a column acceleration, "
-                    "full cost over the round's cost",
-                    code="rounds.invalid",
-                )
-            tasks = "" if "task" in self else ", or add a column task"
-            raise InputError(
-                f"{self.source} has two rows for one case and round; keep one{tasks}",
-                code="table.duplicate",
-            )
+                message = f"{self.source} has rounds without a column acceleration; add it"
+                raise InputError(message, code="rounds.invalid")
+            message = f"{self.source} has two rows for a case and round; keep one, or add task"
+            raise InputError(message, code="table.duplicate")
         if "outputs" in self:
             return place, self._lists()
         matches = (re.fullmatch(r"output_(\d{1,9})", name) for name in self.rows.column_names)
@@ -242,37 +204,27 @@ class _Rows:
             return place, self.numbers("output")[:, None]
         if not numbered or "output" in self:
             raise InputError(
-                f"{self.source} has no outputs; name the columns output_0, output_1 and so on, or "
-                "output with a column sample",
+                f"{self.source} has no outputs; name them output_0, output_1, ..., or add sample",
                 code="table.column",
             )
         return place, np.stack([self.numbers(numbered[k]) for k in sorted(numbered)], axis=1)
 
     def _sampled_outputs(self, place: np.ndarray) -> tuple[np.ndarray, FloatArray]:
-        """Return the same from rows of single samples."""
         if "output" not in self:
-            raise InputError(
-                f"{self.source} has a column sample but no column output; add it",
-                code="table.column",
-            )
+            raise InputError(f"{self.source} has no column output; add it", code="table.column")
         sample, outputs = self.numbers("sample"), self.numbers("output")
         order = np.lexsort((sample, place))
         places, count = np.unique(place, return_counts=True)
         if len(np.unique(count)) != 1:
             raise InputError(
-                f"{self.source} has {count.min()} to {count.max()} samples of a case in a round; "
-                "every case and round needs the same number",
+                f"{self.source} has {count.min()} to {count.max()} samples of a case in a round",
                 code="samples.mismatch",
             )
         if (np.diff(sample[order].reshape(len(places), -1), axis=1) == 0).any():
-            raise InputError(
-                f"{self.source} has a sample of a case and round twice; keep one",
-                code="table.duplicate",
-            )
+            raise InputError(f"{self.source} has a sample twice; keep one", code="table.duplicate")
         return places, outputs[order].reshape(len(places), -1)
 
     def _lists(self) -> FloatArray:
-        """Return a column of lists of equal length."""
         import pyarrow as pa
 
         lists = self.rows["outputs"].combine_chunks()
@@ -281,11 +233,8 @@ class _Rows:
             raise InputError(f"{self.source} has outputs that are not lists", code="table.column")
         lengths = np.unique(np.asarray(lists.value_lengths()))
         if len(lengths) != 1:
-            raise InputError(
-                f"{self.source} has lists of {lengths.min()} to {lengths.max()} outputs; every row "
-                "needs the same number",
-                code="samples.mismatch",
-            )
+            message = f"{self.source} has lists of {lengths.min()} to {lengths.max()} outputs"
+            raise InputError(message, code="samples.mismatch")
         return _numbers(lists.flatten(), "outputs", self.source).reshape(len(lists), -1)
 
 
@@ -295,10 +244,7 @@ def _numbers(column: Any, name: str, source: str) -> FloatArray:
     is_number = pa.types.is_floating(column.type) or pa.types.is_integer(column.type)
     values = np.asarray(column.to_numpy(zero_copy_only=False)) if is_number else None
     if values is None or column.null_count or not np.isfinite(values).all():
-        raise InputError(
-            f"{source} has a {name} that is not a number; fill it or drop its rows",
-            code="table.column",
-        )
+        raise InputError(f"{source} has a {name} that is not a number", code="table.column")
     return values.astype(float)
 
 
@@ -326,10 +272,8 @@ def read_npz(path: Path) -> TaskOutputs:
     """Read a table from an ``.npz`` file; only ``outputs`` is required."""
     with open_npz(path, "a table") as archive:
         if "outputs" not in archive:
-            raise InputError(
-                f"{path} has no array outputs; it holds {', '.join(sorted(archive)) or 'nothing'}",
-                code="table.column",
-            )
+            message = f"{path} has no array outputs but {', '.join(sorted(archive))}"
+            raise InputError(message, code="table.column")
         arrays: dict[str, Any] = {ARRAYS[name]: archive[name] for name in ARRAYS if name in archive}
         attributes = json.loads(str(archive[ATTRIBUTES]) if ATTRIBUTES in archive else "{}")
     if not isinstance(attributes, dict):
@@ -365,22 +309,14 @@ def write_rows(table: TaskOutputs, path: Path) -> Path:
         columns["target"] = np.stack([table.targets_at(k) for k in range(rounds)]).ravel()
     for p in range(table.samples):
         columns[f"output_{p}"] = x[:, :, p].ravel()
-    if path.suffix == ".csv":
-        _refuse_formulas(columns)
+    for name, values in columns.items() if path.suffix == ".csv" else ():
+        texts = np.unique(values).tolist() if values.dtype.kind in "US" else ()
+        bad = [text for text in map(str, texts) if text.startswith(("=", "+", "-", "@", "\t"))]
+        if bad:
+            raise InputError(
+                f"{name} {bad[0]!r:.40} is a formula in a spreadsheet; save the table as .parquet"
+            )
     rows = pa.table({name: pa.array(values) for name, values in columns.items()})
     with atomic_write(path) as partial:
         (pa.csv.write_csv if path.suffix == ".csv" else pq.write_table)(rows, partial)
     return path
-
-
-def _refuse_formulas(columns: dict[str, np.ndarray]) -> None:
-    """Raise InputError for names that a spreadsheet would run as a formula."""
-    for name, values in columns.items():
-        texts = np.unique(values) if values.dtype.kind in "US" else ()
-        bad = [str(text) for text in texts if str(text).startswith(("=", "+", "-", "@", "\t"))]
-        if bad:
-            raise InputError(
-                f"{name} {bad[0]!r:.40} would run as a formula in a spreadsheet; save the table as "
-                ".parquet",
-                code="value.invalid",
-            )

@@ -17,7 +17,6 @@ from taskuq._arrays import (
     as_ids,
     as_ranges,
     as_real_array,
-    common_range,
     require_in_ranges,
 )
 from taskuq._io import reading
@@ -26,13 +25,11 @@ from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray, TaskRange
 from taskuq.table._terminology import count_noun, round_label
 
-SIZES = ("round", "case", "sample", "task")
-
 
 def as_rounds(
     accelerations: Any, costs: Any, full_cost: float | None, names: Any
 ) -> tuple[FloatArray, tuple[str, ...] | None]:
-    """Validate rounds given by accelerations or costs; return accelerations and names."""
+    """Return accelerations and names of rounds, given by accelerations or costs."""
     given = accelerations if costs is None else costs
     if given is None or (accelerations is not None and costs is not None):
         raise InputError("pass accelerations, or costs and full_cost", code="option.conflict")
@@ -42,26 +39,20 @@ def as_rounds(
         names, given = list(given), list(given.values())
     values = np.atleast_1d(as_array(given, "accelerations" if costs is None else "costs"))
     if costs is not None:
-        values = _full_cost_over(values, full_cost)
+        if full_cost is None:
+            raise InputError("costs need full_cost, the cost at R = 1", code="option.missing")
+        is_rising = values.dtype.kind in "fiu" and values[0] > 0 and (np.diff(values) > 0).all()
+        if not is_rising or not values[-1] < full_cost < np.inf:
+            message = (
+                f"costs must rise from above 0 to below {full_cost}, got {values.tolist()!s:.80}"
+            )
+            raise InputError(message, code="rounds.invalid")
+        values = np.asarray(full_cost / values.astype(float))
     return _as_accelerations(values, len(values)), _as_round_names(names, len(values))
 
 
 def called_rounds(accelerations: FloatArray, names: tuple[str, ...] | None) -> dict[str, str]:
-    """Return the names of rounds by their accelerations."""
     return {f"{R:g}": name for R, name in zip(accelerations, names or (), strict=False)}
-
-
-def _full_cost_over(costs: np.ndarray, full_cost: float | None) -> FloatArray:
-    if full_cost is None:
-        raise InputError("costs need full_cost, the cost at R = 1; pass it", code="option.missing")
-    is_rising = costs.dtype.kind in "fiu" and (costs > 0).all() and (np.diff(costs) > 0).all()
-    if not is_rising or not costs[-1] < full_cost < np.inf:
-        raise InputError(
-            f"costs must be positive, increasing and below full_cost, got "
-            f"{', '.join(map(str, costs.tolist()))[:80]} and {full_cost}",
-            code="rounds.invalid",
-        )
-    return np.asarray(full_cost / costs.astype(float))
 
 
 def _as_accelerations(values: Any, rounds: int) -> FloatArray:
@@ -70,23 +61,19 @@ def _as_accelerations(values: Any, rounds: int) -> FloatArray:
     numbers = np.atleast_1d(as_array(() if values is None else values, "accelerations"))
     if numbers.dtype.kind not in "fiu":
         raise InputError(
-            f"accelerations must be numbers, got an array of {numbers.dtype}", code="dtype.invalid"
+            f"accelerations must be numbers, got {numbers.dtype}", code="dtype.invalid"
         )
     rates = numbers.astype(float)
     if rates.shape != (rounds,):
         raise InputError(
-            f"{rounds} rounds need {rounds} accelerations, got {rates.size}; pass accelerations=, "
-            "fewest measurements first",
+            f"{rounds} rounds need as many accelerations, got {rates.size}; pass accelerations",
             code="rounds.invalid",
         )
     if rounds == 1 and np.isnan(rates).all():
         return rates
     if not (np.isfinite(rates).all() and (rates > 1).all() and (np.diff(rates) < 0).all()):
-        raise InputError(
-            f"accelerations must decrease and exceed 1, got {', '.join(f'{R:g}' for R in rates)}; "
-            "R = 1 is implied at the end",
-            code="rounds.invalid",
-        )
+        message = f"accelerations must decrease and exceed 1, got {rates.tolist()!s:.80}"
+        raise InputError(message, code="rounds.invalid")
     return rates
 
 
@@ -95,17 +82,14 @@ def _as_round_names(values: Any, rounds: int) -> tuple[str, ...] | None:
         return None
     names = _as_texts(values, "round_names")
     if len(names) != rounds or len(set(names)) != rounds or not all(map(str.strip, names)):
-        raise InputError(
-            f"round_names must be {rounds} different names, got {names}", code="rounds.invalid"
-        )
+        message = f"round_names must be {rounds} different names, got {names}"
+        raise InputError(message, code="rounds.invalid")
     return names
 
 
 def _as_texts(values: Any, name: str) -> tuple[str, ...]:
     if isinstance(values, str) or not isinstance(values, Iterable):
-        raise InputError(
-            f"{name} must be a list of names, got {values!r:.80}", code="dtype.invalid"
-        )
+        raise InputError(f"{name} must be a list, got {values!r:.80}", code="dtype.invalid")
     return tuple(map(str, values))
 
 
@@ -191,20 +175,21 @@ class TaskOutputs:
         if z.shape not in (per_case, (rounds, *per_case)):
             # (round, case) without samples was read as (case, sample).
             is_points = x.ndim == 3 and x.shape[0] == 1 and z.shape == x.shape[2:]
-            raise InputError(
-                f"outputs {x.shape} need targets {per_case} or {(rounds, *per_case)}, got {z.shape}"
-                + "; point estimates of several rounds are outputs[..., None]" * is_points,
-                code="shape.mismatch",
-            )
+            advice = "; point estimates of several rounds are outputs[..., None]" * is_points
+            message = f"outputs {x.shape} need targets {per_case}, got {z.shape}{advice}"
+            raise InputError(message, code="shape.mismatch")
         default = ("task",) if tasks == 1 else tuple(f"task{i}" for i in range(tasks))
         names = default if task_names is None else _as_texts(task_names, "task_names")
         if len(names) != tasks or len(set(names)) != tasks:
-            raise InputError(
-                f"task_names must be {tasks} different names, got {names}", code="table.duplicate"
-            )
+            message = f"task_names must be {tasks} different names, got {names}"
+            raise InputError(message, code="table.duplicate")
         ranges = as_ranges(task_ranges if task_range is None else task_range, names)
         require_in_ranges(z, ranges, "targets", names)
         require_in_ranges(x, ranges, "outputs", names)
+        origin: Any = provenance or {}
+        if not isinstance(origin, Mapping):
+            message = f"provenance must be a mapping, got {provenance!r:.80}"
+            raise InputError(message, code="dtype.invalid")
         values = {
             "outputs": x,
             "targets": z,
@@ -215,7 +200,7 @@ class TaskOutputs:
             "task_names": names,
             "task_ranges": ranges,
             "round_names": _as_round_names(round_names, rounds),
-            "provenance": _as_provenance(provenance),
+            "provenance": dict(origin),
             "missing_cases": _as_texts(missing_cases, "missing_cases"),
             "images_path": images_path,
             "sampled_lines": None if sampled_lines is None else _as_lines(sampled_lines, rounds, n),
@@ -229,7 +214,8 @@ class TaskOutputs:
         rates = "R = " + ", ".join(f"{R:g}" for R in self.accelerations)
         named = rates if self.round_names is None else ", ".join(self.round_names)
         is_known = self.round_names is not None or not np.isnan(self.accelerations).any()
-        counts = [count_noun(getattr(self, f"{noun}s"), noun) for noun in SIZES]
+        nouns = ("round", "case", "sample", "task")
+        counts = [count_noun(getattr(self, f"{noun}s"), noun) for noun in nouns]
         counts[0] += f" ({named})" if is_known else ""
         return f"TaskOutputs({', '.join(counts)})"
 
@@ -256,7 +242,9 @@ class TaskOutputs:
     @property
     def task_range(self) -> TaskRange:
         """Range of all tasks; raises InputError if they differ."""
-        return common_range(self.task_ranges, self.task_names)
+        if len(set(self.task_ranges)) > 1:
+            raise InputError("tasks differ in range; use task_ranges", code="range.invalid")
+        return self.task_ranges[0]
 
     @property
     def round_labels(self) -> tuple[str, ...]:
@@ -283,14 +271,12 @@ class TaskOutputs:
         if isinstance(acceleration, str):
             matches = [k for k, label in enumerate(self.round_labels) if label == acceleration]
         else:
-            close = np.isclose(self.accelerations, acceleration, rtol=1e-9)
-            matches = np.flatnonzero(close).tolist()
+            matches = np.flatnonzero(
+                np.isclose(self.accelerations, acceleration, rtol=1e-9)
+            ).tolist()
         if not matches:
-            raise InputError(
-                f"the table has no round {acceleration!r:.60}; its rounds are "
-                f"{', '.join(self.round_labels)}",
-                code="choice.unknown",
-            )
+            message = f"no round {acceleration!r:.60}; the table has {', '.join(self.round_labels)}"
+            raise InputError(message, code="choice.unknown")
         return int(matches[0])
 
     def rounds_up_to(self, round: int) -> FloatArray:
@@ -330,12 +316,17 @@ class TaskOutputs:
                 changes["round_names"] = [self.round_names[k] for k in rounds]
         if samples is not None:
             if not 1 <= samples <= self.samples:
-                raise InputError(
-                    f"samples must be 1 to {self.samples}, got {samples}", code="samples.mismatch"
-                )
+                message = f"samples must be 1 to {self.samples}, got {samples}"
+                raise InputError(message, code="samples.mismatch")
             outputs = outputs[:, :, :samples]
         if cases is not None or group is not None:
-            kept = self._case_indices(cases, group)
+            kept = np.arange(self.cases) if cases is None else _positions(cases, self.cases)
+            if group is not None:
+                if self.group is None:
+                    raise InputError("the table has no groups to select by", code="groups.missing")
+                kept = kept[np.isin(self.group[kept].astype(str), np.atleast_1d(group).astype(str))]
+                if not len(kept):
+                    raise InputError(f"no case belongs to group {group!r}", code="choice.unknown")
             outputs = outputs[:, kept]
             lines = None if lines is None else lines[:, kept]
             targets = np.take(targets, kept, axis=1 if self.has_round_targets else 0)
@@ -345,11 +336,8 @@ class TaskOutputs:
             chosen = [task] if isinstance(task, str | int) else list(task)
             unknown = [name for name in chosen if name not in self.task_names]
             if unknown:
-                raise InputError(
-                    f"the table has no task {unknown[0]!r:.60}; its tasks are "
-                    f"{', '.join(self.task_names)}",
-                    code="choice.unknown",
-                )
+                message = f"no task {unknown[0]!r:.60}; the table has {', '.join(self.task_names)}"
+                raise InputError(message, code="choice.unknown")
             index = [self.task_names.index(name) for name in chosen]
             if outputs.ndim == 4:
                 at: Any = index[0] if isinstance(task, str) else index
@@ -358,17 +346,6 @@ class TaskOutputs:
             changes["task_ranges"] = tuple(self.task_ranges[k] for k in index)
         changes["sampled_lines"] = lines
         return replace_arrays(self, outputs=outputs, targets=targets, **changes)
-
-    def _case_indices(self, cases: Any, group: Any) -> np.ndarray:
-        kept = np.arange(self.cases) if cases is None else _positions(cases, self.cases)
-        if group is None:
-            return kept
-        if self.group is None:
-            raise InputError("the table has no groups to select by", code="groups.missing")
-        members = np.isin(self.group[kept].astype(str), np.atleast_1d(group).astype(str))
-        if not members.any():
-            raise InputError(f"no case belongs to group {group!r}", code="choice.unknown")
-        return kept[members]
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the table and return its path.
@@ -390,14 +367,20 @@ class TaskOutputs:
             task_range: Task range, if the file has none.
         """
         if not isinstance(path, str | os.PathLike):
-            return _with_range(READERS[FRAME](path), task_range)
-        source = Path(path)
-        if not source.exists():
+            table = READERS[FRAME](path)
+        elif not Path(path).exists():
             raise InputError(f"there is no table {path}; check the path", code="file.missing")
-        kind = FOLDER if source.is_dir() else source.suffix
-        with reading(source, "a table"):
-            table = READERS[kind if kind in READERS else ".npz"](source)
-        return _with_range(table, task_range)
+        else:
+            kind = FOLDER if Path(path).is_dir() else Path(path).suffix
+            with reading(path, "a table"):
+                table = READERS[kind if kind in READERS else ".npz"](Path(path))
+        if task_range is None:
+            return table
+        ranges = as_ranges(task_range, table.task_names)
+        if isinstance(task_range, Mapping):
+            named = zip(table.task_names, ranges, table.task_ranges, strict=True)
+            ranges = tuple(new if name in task_range else old for name, new, old in named)
+        return replace_arrays(table, task_ranges=ranges)
 
 
 # Readers and writers: of a folder of shards, of files by their suffix, of data frames.
@@ -428,43 +411,18 @@ def replace_arrays(table: TaskOutputs, **changes: Any) -> TaskOutputs:
     parts = {name: getattr(table, name) for name in table.__dataclass_fields__} | changes
     if np.isnan(parts["targets"]).all():
         parts["targets"] = None
-    return TaskOutputs(
-        parts.pop("outputs"), parts.pop("targets"), parts.pop("accelerations"), **parts
-    )
-
-
-def _with_range(table: TaskOutputs, task_range: Any) -> TaskOutputs:
-    if task_range is None:
-        return table
-    ranges = as_ranges(task_range, table.task_names)
-    if isinstance(task_range, Mapping):
-        named = zip(table.task_names, ranges, table.task_ranges, strict=True)
-        ranges = tuple(new if name in task_range else old for name, new, old in named)
-    return replace_arrays(table, task_ranges=ranges)
+    return TaskOutputs(**parts)
 
 
 def _as_lines(values: Any, rounds: int, n: int) -> BoolArray:
     lines = as_array(values, "sampled_lines")
     if lines.dtype != bool or lines.ndim != 3 or lines.shape[:2] != (rounds, n):
-        raise InputError(
-            f"sampled_lines must be booleans ({rounds}, {n}, line), got {lines.dtype} of shape "
-            f"{lines.shape}",
-            code="shape.mismatch",
-        )
+        message = f"sampled_lines must be booleans ({rounds}, {n}, line), got {lines.shape}"
+        raise InputError(message, code="shape.mismatch")
     if (lines[1:] < lines[:-1]).any():
-        raise InputError(
-            "sampled_lines are not nested: each round must contain the lines of the previous one",
-            code="rounds.invalid",
-        )
+        message = "sampled_lines must contain the lines of the round before"
+        raise InputError(message, code="rounds.invalid")
     return lines
-
-
-def _as_provenance(values: Any) -> dict[str, Any]:
-    if not isinstance(values or {}, Mapping):
-        raise InputError(
-            f"provenance must be a mapping, got {type(values).__name__}", code="dtype.invalid"
-        )
-    return dict(values or {})
 
 
 def _positions(cases: Any, n: int) -> np.ndarray:
@@ -473,10 +431,7 @@ def _positions(cases: Any, n: int) -> np.ndarray:
         index = np.nonzero(index)[0]
     is_valid = index.ndim == 1 and index.size > 0 and index.dtype.kind in "iu"
     if not is_valid or index.min() < -n or index.max() >= n:
-        raise InputError(
-            f"cases must select at least one case; pass indices below {n} or one boolean per case",
-            code="value.invalid",
-        )
+        raise InputError(f"cases must be indices below {n} or one boolean per case")
     return index
 
 
@@ -494,33 +449,22 @@ def as_table(given: Any, described: Mapping[str, Any], what: str) -> TaskOutputs
     Example:
         >>> as_table((rng.random((2, 5, 3)), rng.random(5)), {"accelerations": (8, 4)}, "plan")
         TaskOutputs(2 rounds (R = 8, 4), 5 cases, 3 samples, 1 task)
-        >>> as_table(rng.random((5, 3)), {}, "plan")
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: plan needs a table or a pair (outputs, targets), got ndarray
     """
     unknown = [name for name in described if name not in DESCRIBED]
     if unknown:
-        raise InputError(
-            f"{what} has no argument {unknown[0]!r}; a table takes {', '.join(DESCRIBED)}",
-            code="choice.unknown",
-        )
+        message = f"{what} has no argument {unknown[0]!r}; a table takes {', '.join(DESCRIBED)}"
+        raise InputError(message, code="choice.unknown")
     if is_stored(given):
         given = TaskOutputs.load(given, task_range=described.get("task_range"))
         described = {name: value for name, value in described.items() if name != "task_range"}
     if isinstance(given, TaskOutputs):
         if described:
-            raise InputError(
-                f"{', '.join(described)} was passed together with a table, which has its own; "
-                "remove it",
-                code="option.unused",
-            )
+            message = f"a table has its own {', '.join(described)}; remove it"
+            raise InputError(message, code="option.unused")
         return given
     if not isinstance(given, tuple) or len(given) != 2:
-        raise InputError(
-            f"{what} needs a table or a pair (outputs, targets), got {type(given).__name__}",
-            code="dtype.invalid",
-        )
+        message = f"{what} needs a table or a pair (outputs, targets), got {type(given).__name__}"
+        raise InputError(message, code="dtype.invalid")
     return TaskOutputs(*given, **described)
 
 
@@ -537,7 +481,6 @@ def is_stored(given: Any) -> bool:
 
 
 def suggest_range(table: TaskOutputs) -> str | None:
-    """Suggest task_range=(0, 1) if all outputs and targets are in [0, 1]."""
     x = table.outputs.reshape(*table.outputs.shape[:3], -1)
     z = table.targets.reshape(-1, table.tasks) if table.has_targets else np.zeros((1, table.tasks))
     names = [
@@ -567,21 +510,18 @@ def sum_groups(table: TaskOutputs, weight: float = 1.0) -> TaskOutputs:
         InputError: If the table has no groups, or cases are missing.
     """
     if not 0 < weight < math.inf:
-        raise InputError(f"weight must be positive, got {weight}", code="value.invalid")
+        raise InputError(f"weight must be positive, got {weight}")
     if table.group is None:
         raise InputError("the table has no groups to sum over", code="groups.missing")
     if table.missing_cases:
-        raise InputError(
-            f"{len(table.missing_cases)} cases are missing (first: {table.missing_cases[0]}), so "
-            "sums would be too small; finish the run",
-            code="table.incomplete",
-        )
+        message = f"{len(table.missing_cases)} cases are missing (first: {table.missing_cases[0]})"
+        raise InputError(message, code="table.incomplete")
     names, of_case = np.unique(np.asarray(table.group), return_inverse=True)
     members = (of_case == np.arange(len(names))[:, None]).astype(float)
 
     def summed(values: FloatArray, axis: int) -> FloatArray:
-        moved = np.moveaxis(np.tensordot(members, values, axes=(1, axis)), 0, axis)
-        return np.asarray(weight * moved)
+        sums = np.tensordot(members, values, axes=(1, axis))
+        return np.asarray(weight * np.moveaxis(sums, 0, axis))
 
     provenance = dict(table.provenance)
     words = provenance.get("words")

@@ -10,8 +10,7 @@ from typing import Any
 from taskuq.errors import InputError
 
 _CASES_AND_GROUPS = re.compile(r"\b(?:case|group)s?\b")
-# Terms are used in menus and table heads.
-LONGEST = 60
+LONGEST = 60  # for menus and table heads
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,7 @@ class Terminology:
         for field in fields(self):
             term = getattr(self, field.name)
             if not isinstance(term, str) or not term.strip() or len(term) > LONGEST:
-                raise InputError(
-                    f"terminology.{field.name} must be a string of at most {LONGEST} characters, "
-                    f"got {term!r:.80}",
-                    code="value.invalid",
-                )
+                raise InputError(f"terminology.{field.name} must be a short text, got {term!r:.80}")
 
     def many(self, name: str) -> str:
         """Return the plural of a term."""
@@ -73,7 +68,6 @@ class Terminology:
         return _CASES_AND_GROUPS.sub(lambda match: terms[match[0]], sentence)
 
     def to_dict(self) -> dict[str, str]:
-        """Return the terms by name."""
         return asdict(self)
 
 
@@ -95,19 +89,15 @@ MRI = Terminology(
 
 
 def as_terminology(given: Any) -> Terminology:
-    """Validate display names."""
     if given is None or isinstance(given, Terminology):
         return given or Terminology()
     if not isinstance(given, Mapping):
-        raise InputError(
-            f"terminology must be a mapping, got {type(given).__name__}", code="config.type"
-        )
+        raise InputError(f"terminology must be a mapping, got {given!r:.80}", code="config.type")
     names = [field.name for field in fields(Terminology)]
     unknown = [name for name in given if name not in names]
     if unknown:
-        raise InputError(
-            f"unknown term {unknown[0]!r:.40}; the terms are {', '.join(names)}", code="config.key"
-        )
+        message = f"unknown term {unknown[0]!r:.40}; the terms are {', '.join(names)}"
+        raise InputError(message, code="config.key")
     return Terminology(**given)
 
 

@@ -38,17 +38,9 @@ class AttackConfig:
 
     def __post_init__(self) -> None:
         if self.radius < 0 or self.size < 1 or self.steps < 1 or self.step <= 0:
-            raise InputError(
-                f"attack.radius must not be negative and size, steps and step must be positive, "
-                f"got {self.radius}, {self.size}, {self.steps}, {self.step}",
-                code="value.invalid",
-            )
+            raise InputError(f"attack must have a radius >= 0 and the rest positive, got {self}")
         if self.steps * self.step < 1:
-            raise InputError(
-                f"attack.steps * step must be at least 1 to reach the radius, got "
-                f"{self.steps * self.step:.3g}",
-                code="value.invalid",
-            )
+            raise InputError(f"attack.steps * step must be at least 1 (the radius), got {self}")
 
     def radius_for(self, height: int, width: int) -> float:
         """Return the radius for images of a size."""

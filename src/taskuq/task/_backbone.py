@@ -14,12 +14,8 @@ from torch.nn import functional
 from taskuq.errors import InputError
 from taskuq.training._weights import load_tensors, read_card, read_pickled, read_tensors
 
-FEATURES = 2048
-
 
 class _Bottleneck(nn.Module):
-    """Residual block of three convolutions."""
-
     def __init__(self, before: int, width: int, stride: int, shortcut: nn.Module | None) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(before, width, 1, bias=False)
@@ -50,8 +46,6 @@ def _stage(before: int, width: int, blocks: int, stride: int) -> nn.Sequential:
 
 
 class _ResNet50(nn.Module):
-    """Three channels to 2048 features."""
-
     def __init__(self) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
@@ -82,9 +76,7 @@ def _read_imagenet(network: nn.Module, path: Path | str) -> None:
     else:
         state = read_pickled(path, "torchvision's file")
         if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-            raise InputError(
-                f"{path} is not a state dict; use torchvision's file", code="file.format"
-            )
+            raise InputError(f"{path} is not a state dict of torchvision", code="file.format")
     load_tensors(network, {k: v for k, v in state.items() if not k.startswith("fc.")}, path)
 
 
@@ -117,9 +109,8 @@ class _Block(nn.Module):
         self.first_norm = nn.BatchNorm2d(after)
         self.second = nn.Conv2d(after, after, 3, padding=1, bias=False)
         self.second_norm = nn.BatchNorm2d(after)
-        same = before == after and stride == 1
         self.shortcut: nn.Module = nn.Identity()
-        if not same:
+        if before != after or stride != 1:
             self.shortcut = nn.Sequential(
                 nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
             )
@@ -154,11 +145,7 @@ class BackboneConfig:
 
     def __post_init__(self) -> None:
         if self.width < 1 or not self.blocks or min(self.blocks) < 1:
-            raise InputError(
-                f"backbone.width and blocks must be positive, got {self.width} and "
-                f"{list(self.blocks)}",
-                code="value.invalid",
-            )
+            raise InputError(f"backbone.width and blocks must be positive, got {self}")
 
 
 class Backbone(nn.Module):
@@ -173,7 +160,7 @@ class Backbone(nn.Module):
         self.is_imagenet = config.kind == "resnet50"
         self.body: nn.Module
         if self.is_imagenet:
-            self.body, self.features = _ResNet50(), FEATURES
+            self.body, self.features = _ResNet50(), 2048
         else:
             self.body = small = _SmallResNet(1, config.width, config.blocks)
             self.features = small.features
@@ -182,7 +169,6 @@ class Backbone(nn.Module):
             self.register_buffer(name, torch.tensor(values)[:, None, None], persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (image, height, width) in [0, 1] to features (image, feature)."""
         x = images[:, None]
         if self.is_imagenet:
             x = (x - self.mean) / self.std
@@ -203,18 +189,12 @@ class InitConfig:
             raise InputError("start has several files; name one", code="option.conflict")
 
     def fill(self, backbone: Backbone) -> None:
-        """Load pre-trained weights into a backbone."""
         if self.imagenet is not None:
             if not backbone.is_imagenet:
-                raise InputError(
-                    f"start.imagenet needs a resnet50, the backbone is {backbone.config.kind}; "
-                    "remove it",
-                    code="option.unused",
-                )
+                raise InputError("start.imagenet needs a resnet50; remove it", code="option.unused")
             _read_imagenet(backbone.body, self.imagenet)
         if self.simclr is not None:
             read_card(self.simclr, ("simclr",))
-            prefix = "backbone."
-            state = read_tensors(self.simclr)
-            shared = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+            state = {k.partition("."): v for k, v in read_tensors(self.simclr).items()}
+            shared = {k[2]: v for k, v in state.items() if k[0] == "backbone"}
             load_tensors(backbone, shared, self.simclr)

@@ -40,15 +40,10 @@ class AugmentConfig:
         for name in ("flip", "shift", "share", "crop"):
             value = getattr(self, name)
             if not 0 <= value <= 1 or (name == "crop" and value == 0):
-                raise InputError(
-                    f"views.{name} must be in [0, 1], got {value}", code="value.invalid"
-                )
+                raise InputError(f"views.{name} must be in [0, 1], got {value}")
         for name in ("rotation", "contrast", "blur"):
             if getattr(self, name) < 0:
-                raise InputError(
-                    f"views.{name} must not be negative, got {getattr(self, name)}",
-                    code="value.invalid",
-                )
+                raise InputError(f"views.{name} must not be negative, got {getattr(self, name)}")
 
 
 def augment(images: Tensor, config: AugmentConfig, generator: torch.Generator) -> Tensor:
@@ -78,7 +73,6 @@ def augment(images: Tensor, config: AugmentConfig, generator: torch.Generator) -
 
 
 def _blur(images: Tensor, sigma: Tensor, *, widest: float | None = None) -> Tensor:
-    """Blur each image by a Gaussian of its own width."""
     # Passing it avoids a GPU synchronisation and a dependence on the other images.
     widest = float(sigma.max()) if widest is None else widest
     reach = min(max(math.ceil(3 * widest), 1), min(images.shape[-2:]) - 1)
@@ -95,18 +89,12 @@ def _blur(images: Tensor, sigma: Tensor, *, widest: float | None = None) -> Tens
 def _resample(
     images: Tensor, flips: Tensor, angles: Tensor, side: Tensor, right: Tensor, down: Tensor
 ) -> Tensor:
-    """Flip, rotate, zoom and shift in one interpolation."""
     height, width = images.shape[-2:]
     cos, sin, ratio = angles.cos() * side, angles.sin() * side, width / height
     mirror = 1 - 2 * flips.to(images.dtype)
     # Angles are in pixels, the grid in fractions of each axis.
-    matrix = torch.stack(
-        [
-            torch.stack([cos * mirror, -sin / ratio, right], -1),
-            torch.stack([sin * ratio * mirror, cos, down], -1),
-        ],
-        dim=1,
-    )
+    across = torch.stack([cos * mirror, -sin / ratio, right], -1)
+    matrix = torch.stack([across, torch.stack([sin * ratio * mirror, cos, down], -1)], dim=1)
     grid = functional.affine_grid(matrix, [len(images), 1, height, width], align_corners=False)
     return functional.grid_sample(images[:, None], grid, align_corners=False)[:, 0]
 
@@ -121,14 +109,13 @@ def unit_scale(images: Tensor) -> Tensor:
     return ((images - low) / span.clamp_min(torch.finfo(span.dtype).tiny)).clamp(0, 1)
 
 
-def require_images(images: Tensor) -> None:
-    """Raise InputError unless images are real, (image, height, width)."""
+def require_images(given: Any) -> Tensor:
+    """Return images as a tensor if they are real, (image, height, width)."""
+    images = torch.as_tensor(given)
     if images.ndim != 3 or images.is_complex() or 0 in images.shape:
-        raise InputError(
-            f"images must be real magnitudes (image, height, width), got {images.dtype} of shape "
-            f"{tuple(images.shape)}",
-            code="shape.axes",
-        )
+        message = f"images must be real (image, height, width), got {tuple(images.shape)}"
+        raise InputError(message, code="shape.axes")
+    return images
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,15 +136,11 @@ class TaskDataset:
         item = self.source[place[1]]
         image = magnitude(item.image)
         if not bool(torch.isfinite(image).all()):
-            raise InputError(
-                f"case {item.case} has non-finite values; remove it",
-                code="value.nonfinite",
-            )
+            raise InputError(f"case {item.case} has NaN or inf; remove it", code="value.nonfinite")
         target = torch.as_tensor(self.targets[place[1]], dtype=torch.float32)
         return {"image": image, "target": target}
 
     def stock(self, device: torch.device, most: float) -> DeviceDataset | None:
-        """Return all magnitude images and targets on a device."""
         images = load_all_images(self.source, magnitude, device, most)
         if images is None:
             return None
@@ -172,11 +155,9 @@ def collate(cases: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Stack images (case, height, width) and targets (case, task)."""
     sizes = sorted({tuple(case["image"].shape) for case in cases})
     if len(sizes) > 1:
-        raise InputError(
-            f"images have sizes {' and '.join('×'.join(map(str, s)) for s in sizes[:2])}; crop "
-            "them (data.cut for a folder of images)",
-            code="shape.mismatch",
-        )
+        shown = " and ".join("×".join(map(str, size)) for size in sizes[:2])
+        message = f"images have sizes {shown}; crop them (data.cut for a folder)"
+        raise InputError(message, code="shape.mismatch")
     return {name: torch.stack([case[name] for case in cases]) for name in ("image", "target")}
 
 
@@ -191,21 +172,14 @@ class TaskTraining:
     views: AugmentConfig = field(default_factory=AugmentConfig)
     start: InitConfig = field(default_factory=InitConfig)
 
-    def open_parts(
-        self, *, is_stored: bool = True
-    ) -> tuple[LabelledSubset, LabelledSubset, LabelledSubset]:
+    def open_parts(self, *, is_stored: bool = True) -> tuple[LabelledSubset, ...]:
         """Open training, tuning and test data; no patient is in two of them."""
         whole = self.data.open_targets()
         split = self.split.split(whole.cases.groups, is_stored=is_stored)
         train, tune, test = whole.split(split)
         if self.data.in_memory:
-            processes = self.data.processes
-            return train.in_memory(processes), tune.in_memory(processes), test
+            train, tune = (part.in_memory(self.data.processes) for part in (train, tune))
         return train, tune, test
-
-    def open_unstored(self) -> tuple[LabelledSubset, LabelledSubset, LabelledSubset]:
-        """Open the same data without writing a new split."""
-        return self.open_parts(is_stored=False)
 
     def prepare(
         self, machine: TrainerOptions, data: Sequence[LabelledSubset] | None = None

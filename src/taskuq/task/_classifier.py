@@ -46,22 +46,12 @@ class ClassifierConfig:
 
     def __post_init__(self) -> None:
         if not self.tasks or len(set(self.tasks)) != len(self.tasks):
-            raise InputError(
-                f"network.tasks must be different names, got {list(self.tasks)}",
-                code="value.invalid",
-            )
+            raise InputError(f"network.tasks must be different names, got {list(self.tasks)}")
         if self.units and (len(self.units) != len(self.tasks) or self.output == "probability"):
-            raise InputError(
-                f"network.units must have one unit per number and none for probabilities, got "
-                f"{list(self.units)} for {self.output} {list(self.tasks)}",
-                code="option.conflict",
-            )
+            message = f"network.units must be one per number and output, got {self.units}"
+            raise InputError(message, code="option.conflict")
         if not 0 <= self.dropout < 1 or any(width < 1 for width in self.hidden):
-            raise InputError(
-                f"network.dropout must be in [0, 1) and hidden positive, got {self.dropout} and "
-                f"{list(self.hidden)}",
-                code="value.invalid",
-            )
+            raise InputError(f"network.dropout must be in [0, 1), hidden positive, got {self}")
 
 
 class Classifier(nn.Module):

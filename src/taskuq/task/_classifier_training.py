@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from taskuq.data._dataset import LabelledSubset
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
+from taskuq.task import _metrics
 from taskuq.task._attack import AttackConfig, adversarial_images
 from taskuq.task._backbone import BackboneConfig
-from taskuq.task._cases import (
-    AugmentConfig,
-    TaskDataset,
-    TaskTraining,
-    augment,
-    collate,
-    unit_scale,
-)
+from taskuq.task._cases import TaskDataset, TaskTraining, augment, collate, unit_scale
 from taskuq.task._classifier import Classifier, ClassifierConfig, eval_mode
 from taskuq.task._methods import TASKS
-from taskuq.task._metrics import (
-    auroc,
-    classification_rates,
-    reliability,
-    require_classes,
-    roc_curve,
-)
 from taskuq.training._config import Batch, Recipe, TrainingConfig, mean_summary
 from taskuq.training._fit import TrainerOptions
 from taskuq.training._networks import NetworkKind
@@ -43,47 +29,37 @@ from taskuq.training._weights import load_weights, read_card
 
 
 def _classifier_metrics(
-    network: Classifier,
-    part: LabelledSubset,
-    attack: AttackConfig | None = None,
-    *,
-    batch: int = 256,
+    network: Classifier, part: LabelledSubset, attack: AttackConfig | None = None
 ) -> list[dict[str, Any]]:
     """Return accuracy, AUROC, reliability and robustness per task."""
-    if network.config.output != "probability":
-        raise InputError(
-            "the outputs are numbers; classification metrics need probabilities",
-            code="option.conflict",
-        )
-    clean, attacked = _task_outputs(network, part, batch=batch), None
+    clean, attacked = _task_outputs(network, part), None
     if attack is not None and attack.radius > 0:
-        attacked = _task_outputs(network, part, attack, batch=batch)
+        attacked = _task_outputs(network, part, attack)
     tasks = []
     for k, name in enumerate(network.config.tasks):
         z, y = clean[:, k], part.targets[:, k]
-        false, true = roc_curve(z, y)
+        false, true = _metrics.roc_curve(z, y)
         row: dict[str, Any] = {
             "task": name,
             "cases": len(y),
             "groups": len(np.unique(part.cases.groups)),
             "positive": int(y.sum()),
-            **{key: _plain(value) for key, value in classification_rates(z, y).items()},
-            "auroc": auroc(z, y),
-            "reliability": reliability(z, y),
+            **{k: None if v != v else v for k, v in _metrics.classification_rates(z, y).items()},
+            "auroc": _metrics.auroc(z, y),
+            "reliability": _metrics.reliability(z, y),
             "roc": {"false": false.tolist(), "true": true.tolist()},
         }
         if attacked is not None:
-            row["robust_accuracy"] = classification_rates(attacked[:, k], y)["accuracy"]
-            row["robust_auroc"] = auroc(attacked[:, k], y)
+            rates = _metrics.classification_rates(attacked[:, k], y)
+            row["robust_accuracy"] = rates["accuracy"]
+            row["robust_auroc"] = _metrics.auroc(attacked[:, k], y)
         tasks.append(row)
     return tasks
 
 
-def _regression_metrics(
-    network: Classifier, part: LabelledSubset, *, batch: int = 256
-) -> list[dict[str, Any]]:
+def _regression_metrics(network: Classifier, part: LabelledSubset) -> list[dict[str, Any]]:
     """Return mean absolute error and R2 per task."""
-    z = _task_outputs(network, part, batch=batch)
+    z = _task_outputs(network, part)
     rows = []
     for k, name in enumerate(network.config.tasks):
         error, y = z[:, k] - part.targets[:, k], part.targets[:, k]
@@ -101,17 +77,13 @@ def _regression_metrics(
 
 
 def _task_outputs(
-    network: Classifier,
-    part: LabelledSubset,
-    attack: AttackConfig | None = None,
-    *,
-    batch: int = 256,
+    network: Classifier, part: LabelledSubset, attack: AttackConfig | None = None
 ) -> FloatArray:
     """Return the outputs (case, task), under attack if given."""
     device, cases, outputs = network.shift.device, TaskDataset(part.cases, part.targets), []
     with eval_mode(network):
-        for first in range(0, len(cases), batch):
-            chosen = range(first, min(first + batch, len(cases)))
+        for first in range(0, len(cases), 256):
+            chosen = range(first, min(first + 256, len(cases)))
             together = collate([cases[0, index] for index in chosen])
             images = unit_scale(together["image"].to(device))
             if attack is not None:
@@ -121,15 +93,10 @@ def _task_outputs(
     return np.concatenate(outputs)
 
 
-def _plain(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
 SCHEMA = "taskuq.task/1"
 
 
 def _table(record: dict[str, Any]) -> list[str]:
-    """Return a record as lines of text."""
     rows = [(part, row) for part, tasks in record["parts"].items() for row in tasks]
     names = ["auroc", "accuracy", "precision", "recall", "robust_accuracy"]
     heads = [" AUROC", "accuracy", "precision", " recall", " attacked"]
@@ -137,14 +104,11 @@ def _table(record: dict[str, Any]) -> list[str]:
         names, heads = ["error", "explained"], ["mean error", "explained"]
     lines = [f"{'part':6s} {'task':12s} cases groups  " + " ".join(heads)]
     for part, row in rows:
-        values = [_number(row.get(n), len(h)) for n, h in zip(names, heads, strict=True)]
+        numbers = ("-" if row.get(n) is None else f"{row[n]:.3f}" for n in names)
+        values = [number.rjust(len(h)) for number, h in zip(numbers, heads, strict=True)]
         counts = f"{row['cases']:5d} {row['groups']:6d}"
         lines.append(f"{part:6s} {row['task']:12s} {counts}  " + " ".join(values))
     return lines
-
-
-def _number(value: float | None, width: int) -> str:
-    return f"{'-':>{width}s}" if value is None else f"{value:{width}.3f}"
 
 
 PRESETS = {
@@ -164,7 +128,6 @@ class ClassifierMethod:
     weights: Path | None = None
 
     def open(self, device: torch.device | str) -> Classifier:
-        """Load the classifier on a device."""
         network: Classifier = TASKS.trained("classifier", self.weights)[1]
         return network.to(device)
 
@@ -187,54 +150,45 @@ class _ClassifierTraining(TaskTraining):
             load_weights(network, self.start.classifier)
         tasks, targets = len(self.network.tasks), cases[0].targets
         if targets.shape[1] != tasks:
-            raise InputError(
-                f"the data have {targets.shape[1]} targets and the network has {tasks} outputs; "
-                "set network.tasks to one name per target",
-                code="shape.mismatch",
-            )
+            message = f"the data have {targets.shape[1]} targets; name as many network.tasks"
+            raise InputError(message, code="shape.mismatch")
         weights = torch.ones(tasks, 2)
         if self.network.output == "probability":
-            require_classes(targets, "training patients")
-            require_classes(cases[1].targets, "tuning patients")
-            weights = _class_weights(targets, self.balance)
+            _metrics.require_classes(targets, "training patients")
+            _metrics.require_classes(cases[1].targets, "tuning patients")
+            if self.balance:
+                positives = targets.mean(axis=0)
+                balanced = np.stack([0.5 / (1 - positives), 0.5 / positives], axis=1)
+                weights = torch.as_tensor(balanced, dtype=torch.float32)
         else:
             _standardise(network, targets)
-        return _classifier_recipe(network, self.views, self.attack, weights)
 
+        def loss(net: Any, batch: Batch, generator: torch.Generator) -> Tensor:
+            targets = net.standardised(batch["target"])
+            images = unit_scale(augment(unit_scale(batch["image"]), self.views, generator))
+            images = adversarial_images(net, images, targets, self.attack)
+            return _losses(net, net.raw(images), targets, weights).mean()
 
-def _classifier_recipe(
-    network: Classifier, views: AugmentConfig, attack: AttackConfig, weights: Tensor
-) -> Recipe:
-    """Return the recipe; probabilities are validated by AUROC, numbers by their loss."""
+        def validate(net: Any, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
+            raw = net.raw(unit_scale(batch["image"]))
+            values = {"loss": _losses(net, raw, net.standardised(batch["target"]), weights)}
+            # Processes gather one number per case and name.
+            for k, (z, y) in enumerate(zip(net.outputs(raw).T, batch["target"].T, strict=True)):
+                values |= {f"output_{k}": z.contiguous(), f"target_{k}": y.contiguous()}
+            return values
 
-    def loss(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
-        net = cast("Classifier", net)
-        targets = net.standardised(batch["target"])
-        images = unit_scale(augment(unit_scale(batch["image"]), views, generator))
-        images = adversarial_images(net, images, targets, attack)
-        return _losses(net, net.raw(images), targets, weights).mean()
-
-    def validate(net: nn.Module, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
-        net = cast("Classifier", net)
-        raw = net.raw(unit_scale(batch["image"]))
-        values = {"loss": _losses(net, raw, net.standardised(batch["target"]), weights)}
-        # Processes gather one number per case and name.
-        for k, (z, y) in enumerate(zip(net.outputs(raw).T, batch["target"].T, strict=True)):
-            values |= {f"output_{k}": z.contiguous(), f"target_{k}": y.contiguous()}
-        return values
-
-    is_probability = network.config.output == "probability"
-    return Recipe(
-        kind="classifier",
-        network=network,
-        config=network.config,
-        loss=loss,
-        validate=validate,
-        summary=_classifier_summary if is_probability else _regression_summary,
-        collate=collate,
-        monitor="auroc" if is_probability else "loss",
-        mode="max" if is_probability else "min",
-    )
+        is_probability = self.network.output == "probability"
+        return Recipe(
+            kind="classifier",
+            network=network,
+            config=self.network,
+            loss=loss,
+            validate=validate,
+            summary=_classifier_summary if is_probability else _regression_summary,
+            collate=collate,
+            monitor="auroc" if is_probability else "loss",
+            mode="max" if is_probability else "min",
+        )
 
 
 def _evaluate_classifier(
@@ -249,26 +203,15 @@ def _evaluate_classifier(
         if len(part) == 0:
             continue
         subset = LabelledSubset(part.source, part.targets)
-        if network.config.output != "probability":
-            record["parts"][name] = _regression_metrics(network, subset)
-        else:
+        if network.config.output == "probability":
+            record["attack"] = asdict(attack)
             record["parts"][name] = _classifier_metrics(network, subset, attack)
-    if network.config.output == "probability":
-        record["attack"] = asdict(attack)
+        else:
+            record["parts"][name] = _regression_metrics(network, subset)
     return record
 
 
-def _class_weights(targets: NDArray[np.floating], balance: bool) -> Tensor:
-    """Return the weight of each class in the loss, (task, 2)."""
-    if not balance:
-        return torch.ones(targets.shape[1], 2)
-    positives = targets.mean(axis=0)
-    weights = np.stack([0.5 / (1 - positives), 0.5 / positives], axis=1)
-    return torch.as_tensor(weights, dtype=torch.float32)
-
-
 def _losses(net: Classifier, raw: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    """Return the loss of each case, the mean over its tasks."""
     if net.config.output != "probability":
         return functional.smooth_l1_loss(raw.float(), targets, reduction="none").mean(1)
     losses = functional.binary_cross_entropy_with_logits(raw.float(), targets, reduction="none")
@@ -284,7 +227,10 @@ def _classifier_summary(values: Mapping[str, Tensor]) -> dict[str, float]:
         for name in ("output", "target")
     )
     # The cases of a trial may have one class only.
-    areas = [auroc(*pair) if 0 < pair[1].mean() < 1 else np.nan for pair in zip(z, y, strict=True)]
+    areas = [
+        _metrics.auroc(*pair) if 0 < pair[1].mean() < 1 else np.nan
+        for pair in zip(z, y, strict=True)
+    ]
     return {"loss": float(values["loss"].double().mean()), "auroc": float(np.mean(areas))}
 
 
@@ -297,12 +243,9 @@ def _regression_summary(values: Mapping[str, Tensor]) -> dict[str, float]:
 def _standardise(network: Classifier, targets: NDArray[np.floating]) -> None:
     spread = targets.std(axis=0)
     if (spread == 0).any():
-        raise InputError("all training targets of a task are equal", code="value.invalid")
+        raise InputError("all training targets of a task are equal")
     if network.config.output == "positive" and targets.min() < 0:
-        raise InputError(
-            f"training targets of output = 'positive' must not be negative, got {targets.min():g}",
-            code="value.invalid",
-        )
+        raise InputError(f"targets of output = 'positive' must be >= 0, got {targets.min():g}")
     network.shift.copy_(torch.as_tensor(targets.mean(axis=0)))
     network.spread.copy_(torch.as_tensor(spread))
 

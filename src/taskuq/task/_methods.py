@@ -31,8 +31,7 @@ class AirFraction:
 
     def __call__(self, images: Any) -> Tensor:
         """Map images (image, height, width) to air fractions (image,)."""
-        images = torch.as_tensor(images)
-        require_images(images)
+        images = require_images(images)
         shares = air_fraction(images.detach().float().cpu().numpy(), self.threshold)
         return torch.as_tensor(shares, dtype=torch.float32, device=images.device)
 
@@ -51,11 +50,7 @@ class Area:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.threshold) and 0 <= self.pixel < math.inf):
-            raise InputError(
-                f"threshold must be finite and pixel, its area, not negative (0: fraction of the "
-                f"image), got {self.threshold} and {self.pixel}",
-                code="value.invalid",
-            )
+            raise InputError(f"threshold must be finite and pixel >= 0, got {self}")
 
     @property
     def names(self) -> tuple[str]:
@@ -67,8 +62,7 @@ class Area:
 
     def __call__(self, images: Any) -> Tensor:
         """Map images (image, height, width) to areas (image,)."""
-        images = torch.as_tensor(images)
-        require_images(images)
+        images = require_images(images)
         inside = images < self.threshold if self.below else images > self.threshold
         fraction: Tensor = inside.float().mean((-2, -1))
         return fraction * (self.pixel * inside[0].numel() if self.pixel else 1.0)
@@ -110,13 +104,12 @@ class TorchTask:
 
     def __post_init__(self) -> None:
         if self.batch < 1:
-            raise InputError(f"batch must be at least 1, got {self.batch}", code="value.invalid")
+            raise InputError(f"batch must be at least 1, got {self.batch}")
 
     @torch.no_grad()
     def __call__(self, images: Any) -> Tensor:
         """Map images (image, height, width) to outputs (image,) or (image, task)."""
-        images = torch.as_tensor(images)
-        require_images(images)
+        images = require_images(images)
         module = self.function if isinstance(self.function, nn.Module) else None
         device = (next(module.parameters(), images) if module is not None else images).device
         with nullcontext() if module is None else eval_mode(module):
@@ -129,11 +122,8 @@ class TorchTask:
         if outputs.ndim == 2 and outputs.shape[1] == 1:
             outputs = outputs[:, 0]
         if outputs.ndim not in (1, 2) or len(outputs) != len(images):
-            raise InputError(
-                f"the task returned shape {tuple(outputs.shape)} for {len(images)} images; return "
-                "(image,) or (image, task)",
-                code="component.invalid",
-            )
+            message = f"the task returned {tuple(outputs.shape)}; return (image,) or (image, task)"
+            raise InputError(message, code="component.invalid")
         return outputs.float()
 
 
@@ -158,15 +148,11 @@ class MeanIntensity:
         for name in ("rows", "columns"):
             first, last = getattr(self, name)
             if not 0 <= first < last <= 1:
-                raise InputError(
-                    f"{name} must be two increasing fractions, got {first} and {last}",
-                    code="value.invalid",
-                )
+                raise InputError(f"{name} must be two increasing fractions, got {first} and {last}")
 
     def __call__(self, images: Any) -> Tensor:
         """Map images (image, height, width) to means (image,)."""
-        images = torch.as_tensor(images)
-        require_images(images)
+        images = require_images(images)
         rows, columns = (
             slice(int(first * size), max(round(last * size), int(first * size) + 1))
             for (first, last), size in zip((self.rows, self.columns), images.shape[1:], strict=True)
@@ -202,22 +188,17 @@ class _MultiTask:
 
     @property
     def range(self) -> list[TaskRange]:
-        """The range of each task, None where it has none."""
         return [declared_range(t) for t in self.tasks.values()]
 
     def __call__(self, images: Any) -> Tensor:
-        """Map images (image, height, width) to outputs (image, task)."""
         columns = []
         for name, task in self.tasks.items():
             column = torch.as_tensor(task(images)).float()
             if column.ndim == 2 and column.shape[1] == 1:
                 column = column[:, 0]
             if column.ndim != 1:
-                raise InputError(
-                    f"task {name} returned shape {tuple(column.shape)}; each of several tasks must "
-                    "return (image,)",
-                    code="component.invalid",
-                )
+                message = f"task {name} returned {tuple(column.shape)}; return (image,)"
+                raise InputError(message, code="component.invalid")
             columns.append(column.cpu())
         return torch.stack(columns, dim=1)
 

@@ -63,30 +63,21 @@ def require_classes(labels: Any, what: str) -> None:
     columns = np.asarray(labels).reshape(len(labels), -1)
     found = np.unique(columns)
     if not np.isin(found, (0, 1)).all():
-        odd = [f"{value:g}" for value in found if value not in (0, 1)]
         raise InputError(
-            f"labels of the {what} hold {', '.join(odd[:3])}; give 0 (absent) and 1 (present)",
-            code="value.invalid",
+            f"labels of the {what} are {found[:4].tolist()}; give 0 (absent) and 1 (present)"
         )
     for column in columns.T:
         if len(np.unique(column)) < 2:
-            raise InputError(
-                f"all {len(column)} labels of the {what} are {column[0]:g}; give patients with and "
-                "without the finding, or another split",
-                code="units.few",
-            )
+            message = f"all labels of the {what} are {column[0]:g}; add others or use another split"
+            raise InputError(message, code="units.few")
 
 
 def _checked(outputs: Any, labels: Any) -> tuple[FloatArray, np.ndarray]:
     z, y = np.asarray(outputs, dtype=float), np.asarray(labels)
     if z.ndim != 1 or z.shape != y.shape:
-        raise InputError(
-            f"{z.shape} outputs for {y.shape} labels; give one of each for each case",
-            code="shape.mismatch",
-        )
+        message = f"outputs {z.shape} and labels {y.shape} must have one entry per case"
+        raise InputError(message, code="shape.mismatch")
     if not np.isfinite(z).all():
-        raise InputError(
-            "outputs hold NaN or infinite values; repair the network first", code="value.nonfinite"
-        )
+        raise InputError("outputs are not finite; repair the network", code="value.nonfinite")
     require_classes(y, "judged cases")
     return z, y.astype(bool)

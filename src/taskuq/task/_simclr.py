@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -12,14 +12,7 @@ from torch.nn import functional
 from taskuq._seeds import ShardedGenerator
 from taskuq.errors import InputError
 from taskuq.task._backbone import Backbone, BackboneConfig
-from taskuq.task._cases import (
-    AugmentConfig,
-    TaskDataset,
-    TaskTraining,
-    augment,
-    collate,
-    unit_scale,
-)
+from taskuq.task._cases import AugmentConfig, TaskTraining, augment, collate, unit_scale
 from taskuq.training._config import Batch, Recipe, TrainingConfig
 from taskuq.training._fit import TrainerOptions
 from taskuq.training._networks import NetworkKind
@@ -36,11 +29,7 @@ class _SimCLRConfig:
 
     def __post_init__(self) -> None:
         if self.temperature <= 0 or self.hidden < 1 or self.embedding < 1:
-            raise InputError(
-                f"network.temperature, hidden and embedding must be positive, got "
-                f"{self.temperature}, {self.hidden}, {self.embedding}",
-                code="value.invalid",
-            )
+            raise InputError(f"network.temperature and widths must be positive, got {self}")
 
 
 class _SimCLRNet(nn.Module):
@@ -78,11 +67,9 @@ def _nt_xent(first: Tensor, second: Tensor, temperature: float, *, counts: bool 
         similarity = own @ everyone.T / temperature
     if not counts:
         return 0 * similarity.sum(1)
-    count, images = len(own), len(first)
-    here = torch.arange(count, device=own.device)
-    itself = here + before
-    similarity = similarity.index_put((here, itself), own.new_tensor(-torch.inf))
-    partner = (here + images) % count + before
+    here = torch.arange(len(own), device=own.device)
+    similarity = similarity.index_put((here, here + before), own.new_tensor(-torch.inf))
+    partner = (here + len(first)) % len(own) + before
     return functional.cross_entropy(similarity, partner, reduction="none")
 
 
@@ -130,45 +117,31 @@ class _SimCLRTraining(TaskTraining):
     training: TrainingConfig = PAPER
     views: AugmentConfig = VIEWS
 
-    def recipe(self, cases: tuple[TaskDataset, ...], machine: TrainerOptions) -> Recipe:
-        """Return the recipe of contrastive training."""
+    def recipe(self, cases: tuple[Any, ...], machine: TrainerOptions) -> Recipe:
+        """Return the recipe: two augmentations of each image attract each other."""
         if self.training.batch < 2:
-            raise InputError(
-                "training.batch is 1; a contrastive loss compares images: give more",
-                code="value.invalid",
-            )
-        recipe = _simclr_recipe(self.network, self.views)
+            raise InputError("training.batch is 1; a contrastive loss compares images: give more")
         if self.start.classifier is not None:
-            raise InputError(
-                "start.classifier is for a classifier; name simclr or imagenet",
-                code="option.conflict",
-            )
-        self.start.fill(cast(_SimCLRNet, recipe.network).backbone)
-        return recipe
+            raise InputError("start.classifier is for classifiers", code="option.conflict")
+        network = _SimCLRNet(self.network)
+        self.start.fill(network.backbone)
 
+        def losses(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
+            scaled = unit_scale(batch["image"])
+            both = [unit_scale(augment(scaled, self.views, generator)) for _ in range(2)]
+            # One pass for both: batch statistics must not distinguish them.
+            first, second = net(torch.cat(both)).chunk(2)
+            counts = not isinstance(generator, ShardedGenerator) or generator.share.counts
+            return _nt_xent(first, second, self.network.temperature, counts=counts)
 
-def _simclr_recipe(config: _SimCLRConfig, views: AugmentConfig) -> Recipe:
-    """Return the recipe: two augmentations of each image attract each other."""
-
-    def losses(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
-        scaled = unit_scale(batch["image"])
-        both = [unit_scale(augment(scaled, views, generator)) for _ in range(2)]
-        # One pass for both: batch statistics must not distinguish them.
-        first, second = net(torch.cat(both)).chunk(2)
-        counts = not isinstance(generator, ShardedGenerator) or generator.share.counts
-        return _nt_xent(first, second, config.temperature, counts=counts)
-
-    def validate(net: nn.Module, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
-        return {"loss": losses(net, batch, generator).reshape(2, -1).mean(0)}
-
-    return Recipe(
-        kind="simclr",
-        network=_SimCLRNet(config),
-        config=config,
-        loss=lambda net, batch, generator: losses(net, batch, generator).mean(),
-        validate=validate,
-        collate=collate,
-    )
+        return Recipe(
+            kind="simclr",
+            network=network,
+            config=self.network,
+            loss=lambda *given: losses(*given).mean(),
+            validate=lambda *given: {"loss": losses(*given).reshape(2, -1).mean(0)},
+            collate=collate,
+        )
 
 
 NETWORK = NetworkKind(_SimCLRConfig, _SimCLRNet, _SimCLRTraining)

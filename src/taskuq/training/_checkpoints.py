@@ -15,7 +15,7 @@ from pytorch_lightning.plugins.io import CheckpointIO
 from torch import Tensor
 
 from taskuq._config import flatten, read_toml, toml_text
-from taskuq._io import atomic_write, make_folder, read_json, reading, write_json
+from taskuq._io import atomic_write, make_folder, reading
 from taskuq.errors import InputError
 from taskuq.training._config import Recipe
 from taskuq.training._module import TrainingModule
@@ -32,10 +32,8 @@ def prepare_folder(folder: Path, settings: dict[str, Any], *, fresh: bool) -> Pa
     if stored is not None and ("trial" in stored) != ("trial" in settings):
         steps = stored.get("trial", {}).get("steps")
         what = "training" if steps is None else f"trial of {steps} steps"
-        raise InputError(
-            f"{folder} holds a {what}; use another folder, or --overwrite to overwrite it",
-            code="file.exists",
-        )
+        message = f"{folder} holds a {what}; use another folder, or --overwrite"
+        raise InputError(message, code="file.exists")
     if fresh or "trial" in settings:
         for old in (state, path, folder / FINISHED):
             old.unlink(missing_ok=True)
@@ -44,8 +42,7 @@ def prepare_folder(folder: Path, settings: dict[str, Any], *, fresh: bool) -> Pa
         changed = sorted(k for k in before.keys() | after.keys() if before.get(k) != after.get(k))
         shown = ", ".join(f"{k}: {before.get(k)} there, {after.get(k)} here" for k in changed[:3])
         raise InputError(
-            f"{folder} holds a training of another configuration ({shown}); use another folder, or "
-            "--overwrite to overwrite it",
+            f"{folder} has another configuration ({shown}); use another folder, or --overwrite",
             code="resume.mismatch",
         )
     with atomic_write(path) as partial:
@@ -53,19 +50,7 @@ def prepare_folder(folder: Path, settings: dict[str, Any], *, fresh: bool) -> Pa
     return state if state.exists() else None
 
 
-def mark_finished(folder: Path, epochs: int) -> None:
-    """Record that a training has finished."""
-    write_json(folder / FINISHED, {"schema": FOLDER_SCHEMA, "epochs": epochs})
-
-
-def is_finished(folder: Path, epochs: int) -> bool:
-    """Return True if a training of this number of epochs has finished."""
-    path = folder / FINISHED
-    return path.exists() and bool(read_json(path, FOLDER_SCHEMA)["epochs"] == epochs)
-
-
 def _read_log(path: Path) -> list[dict[str, float]]:
-    """Read the metrics of each epoch."""
     if not path.exists():
         return []
     with reading(path, "a learning curve", "remove it"), path.open(newline="") as file:
@@ -103,8 +88,6 @@ class _TensorBoardLog:
             self._write(step=epoch, session_log=start)
 
     def add(self, row: Mapping[str, float]) -> None:
-        if self.records is None:
-            return
         values = [{"tag": k, "simple_value": v} for k, v in row.items() if k != "epoch"]
         self._write(step=int(row["epoch"]), summary={"value": values})
 
@@ -114,8 +97,9 @@ class _TensorBoardLog:
 
     def _write(self, **content: Any) -> None:
         # tensorboardX's writer is a thread that loses entries when killed.
-        self.records.write(self.event(wall_time=time.time(), **content).SerializeToString())
-        self.records.flush()
+        if self.records is not None:
+            self.records.write(self.event(wall_time=time.time(), **content).SerializeToString())
+            self.records.flush()
 
 
 STATE_SCHEMA = "taskuq.state/2"
@@ -126,15 +110,13 @@ def _save_state(state: Any, path: Path | str) -> Path:
     from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {}
-    skeleton = _to_json(state, tensors, "state")
-    header = {"schema": STATE_SCHEMA, "skeleton": json.dumps(skeleton)}
+    skeleton = json.dumps(_to_json(state, tensors, "state"))
     with atomic_write(path) as partial:
-        save_file(tensors, partial, metadata=header)
+        save_file(tensors, partial, metadata={"schema": STATE_SCHEMA, "skeleton": skeleton})
     return Path(path)
 
 
 def _load_state(path: Path | str) -> Any:
-    """Read a state on the CPU."""
     from safetensors import safe_open
 
     with reading(path, "a training state", "train with --overwrite"):
@@ -142,10 +124,7 @@ def _load_state(path: Path | str) -> Any:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if header.get("schema") != STATE_SCHEMA:
-            raise InputError(
-                f"{path} has another schema; train with --overwrite",
-                code="file.schema",
-            )
+            raise InputError(f"{path} is not {STATE_SCHEMA}; train again", code="file.schema")
         return _from_json(json.loads(header["skeleton"]), tensors)
 
 
@@ -156,11 +135,9 @@ def _to_json(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
         tensors[name] = value.detach().cpu().clone().contiguous()
         return {"tensor": name}
     if isinstance(value, dict):
-        pairs = [
-            [_to_json(k, tensors, f"{name}.key"), _to_json(v, tensors, f"{name}.{k}")]
-            for k, v in value.items()
-        ]
-        return {"dict": pairs}
+        keys = [_to_json(k, tensors, f"{name}.key") for k in value]
+        values = [_to_json(v, tensors, f"{name}.{k}") for k, v in value.items()]
+        return {"dict": [list(pair) for pair in zip(keys, values, strict=True)]}
     if isinstance(value, list | tuple):
         parts = [_to_json(v, tensors, f"{name}.{i}") for i, v in enumerate(value)]
         return {"list" if isinstance(value, list) else "tuple": parts}
@@ -212,17 +189,13 @@ class Checkpoint(Callback):
         self, recipe: Recipe, folder: Path, every: int, notes: dict[str, Any], patience: int = 0
     ) -> None:
         self.recipe, self.folder, self.every, self.notes = recipe, folder, every, notes
-        self.patience = patience
+        self.patience, self.since_best, self.saved_epochs = patience, 0, 0
         self.best: float | None = None
-        self.since_best = 0
-        self.saved_epochs = 0
-        self.epoch_start = 0.0
         self.events: _TensorBoardLog | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.saved_epochs = trainer.current_epoch
-        if self._is_exhausted():
-            trainer.should_stop = True
+        trainer.should_stop |= 0 < self.patience <= self.since_best
         if not trainer.is_global_zero:
             return
         if self.saved_epochs and trainer.progress_bar_callback is not None:
@@ -242,7 +215,6 @@ class Checkpoint(Callback):
         self.epoch_start = time.monotonic()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Compare, log and save after the validation of an epoch."""
         if trainer.sanity_checking:
             return
         epoch = trainer.current_epoch
@@ -251,14 +223,22 @@ class Checkpoint(Callback):
         if is_best:
             self.best = value
         self.since_best = 0 if is_best else self.since_best + 1
-        if self._is_exhausted():
-            trainer.should_stop = True
+        trainer.should_stop |= 0 < self.patience <= self.since_best
         assert isinstance(pl_module, TrainingModule)
         is_last = epoch + 1 == trainer.max_epochs or trainer.should_stop
         is_due = is_last or (epoch + 1) % self.every == 0
         mean_loss = pl_module.mean_loss()
         if trainer.is_global_zero:
-            row = self._row(trainer, pl_module, mean_loss)
+            metrics = trainer.callback_metrics.items()
+            rate = trainer.optimizers[0].param_groups[0]["lr"]
+            row = {
+                "epoch": epoch,
+                "step": trainer.global_step,
+                "training_loss": mean_loss,
+                **{k: float(v) for k, v in metrics if k.startswith("valid")},
+                "learning_rate": rate * pl_module.warmup_factor(trainer.global_step),
+                "seconds": round(time.monotonic() - self.epoch_start, 3),
+            }
             _log_epoch(self.folder / "metrics.csv", row)
             if self.events is not None:
                 self.events.add(row)
@@ -275,37 +255,16 @@ class Checkpoint(Callback):
             self.saved_epochs = epoch + 1
 
     def interrupted(self) -> str:
-        """Return the message of an interruption."""
         if self.saved_epochs:
-            return (
-                f"interrupted; {self.folder} holds the state after {self.saved_epochs} epochs; "
-                "rerun the same command to resume"
-            )
-        return (
-            f"interrupted before the first state, which is written every {self.every} epochs "
-            f"(training.keep_every); the same command starts {self.folder} again"
-        )
-
-    def _row(self, trainer: Trainer, module: TrainingModule, mean_loss: float) -> dict[str, float]:
-        metrics = trainer.callback_metrics.items()
-        rate = trainer.optimizers[0].param_groups[0]["lr"]
-        return {
-            "epoch": trainer.current_epoch,
-            "step": trainer.global_step,
-            "training_loss": mean_loss,
-            **{k: float(v) for k, v in metrics if k.startswith("valid")},
-            "learning_rate": rate * module.warmup_factor(trainer.global_step),
-            "seconds": round(time.monotonic() - self.epoch_start, 3),
-        }
+            state = f"{self.folder} holds the state after {self.saved_epochs} epochs"
+            return f"interrupted; {state}; rerun the same command to resume"
+        state = f"which is written every {self.every} epochs (training.keep_every)"
+        return f"interrupted before the first state, {state}; the same command starts again"
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "since_best": self.since_best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the best value, unless its weights are missing."""
         has_best = (self.folder / "best.safetensors").exists()
         self.best = state_dict["best"] if has_best else None
         self.since_best = state_dict["since_best"]
-
-    def _is_exhausted(self) -> bool:
-        return 0 < self.patience <= self.since_best

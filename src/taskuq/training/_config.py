@@ -40,34 +40,24 @@ class TrainingConfig:
     patience: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "accumulate", "decay_epochs", "keep_every"):
-            if getattr(self, name) < 1:
-                raise InputError(
-                    f"training.{name} must be a positive integer, got {getattr(self, name)}",
-                    code="value.invalid",
-                )
+        for name in (
+            "epochs",
+            "batch",
+            "accumulate",
+            "decay_epochs",
+            "keep_every",
+            "learning_rate",
+        ):
+            if getattr(self, name) <= 0:
+                raise InputError(f"training.{name} must be positive, got {getattr(self, name)}")
         for name in ("warmup", "clip", "weight_decay", "workers", "patience"):
             if getattr(self, name) < 0:
-                raise InputError(
-                    f"training.{name} must not be negative, got {getattr(self, name)}",
-                    code="value.invalid",
-                )
-        if self.learning_rate <= 0:
-            raise InputError(
-                f"training.learning_rate must be positive, got {self.learning_rate}",
-                code="value.invalid",
-            )
+                raise InputError(f"training.{name} must not be negative, got {getattr(self, name)}")
         if not 0 <= self.average < 1:
-            raise InputError(
-                f"training.average must be in [0, 1), got {self.average}; 0 turns it off",
-                code="value.invalid",
-            )
+            raise InputError(f"training.average must be in [0, 1), got {self.average}")
         if self.replay and self.accumulate > 1:
             # A CUDA graph overwrites the gradients of the last batch.
-            raise InputError(
-                f"training.replay needs accumulate = 1, got {self.accumulate}; remove one of them",
-                code="option.conflict",
-            )
+            raise InputError("training.replay needs accumulate = 1", code="option.conflict")
 
 
 Batch = Mapping[str, Any]
@@ -76,7 +66,6 @@ Validate = Callable[[nn.Module, Batch, torch.Generator], dict[str, Tensor]]
 
 
 def mean_summary(values: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the mean of each quantity over all validation cases."""
     return {name: float(value.double().mean()) for name, value in values.items()}
 
 
@@ -98,7 +87,4 @@ class Recipe:
     on_end: Callable[[], Mapping[str, Any] | None] | None = None
 
     def is_better(self, new: float, old: float | None) -> bool:
-        """Return True if a new value of the monitored summary beats the best one so far."""
-        if old is None:
-            return True
-        return new < old if self.mode == "min" else new > old
+        return old is None or (new < old if self.mode == "min" else new > old)

@@ -31,15 +31,13 @@ class EpochSampler(Sampler[Place]):
         self.cases = np.arange(length)
         if most is not None and most < length:
             self.cases = np.linspace(0, length - 1, most).astype(int)
-        self.seed, self.batch = seed, batch
-        self.epoch = 0
+        self.seed, self.batch, self.epoch = seed, batch, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by the trainer before each epoch."""
-        self.epoch = epoch
+        self.epoch = epoch  # Lightning calls this before each epoch
 
     def share(self, index: int) -> BatchShard:
-        """The share of this process in a batch, which is counted from 0."""
+        """Return the share of this process in a batch."""
         total = min(self.batch, len(self.cases) - index * self.batch)
         return BatchShard.of(total, *_process())
 
@@ -54,7 +52,6 @@ class EpochSampler(Sampler[Place]):
 
     @property
     def batches(self) -> int:
-        """Number of batches."""
         return -(-len(self.cases) // self.batch)
 
     def __len__(self) -> int:
@@ -82,7 +79,6 @@ class DeviceDataset:
     known: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     def batches(self, places: Sequence[Place], size: int) -> Iterator[dict[str, Any]]:
-        """Batches of the cases at these places, in their order."""
         cases = [case for _, case in places]
         draws = cases if self.drawn is None else [self.drawn(*place) for place in places]
         whole = next(iter([*self.by_case.values(), *self.by_draw.values()]))
@@ -102,13 +98,11 @@ class _Preloadable(Protocol):
     """Data set that can be preloaded on a device."""
 
     def stock(self, device: torch.device, most: float) -> DeviceDataset | None:
-        """All of them, where they are in memory, of one size and take ``most`` bytes at most."""
+        """Return all cases, or None unless they are of one size and at most ``most`` bytes."""
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceLoader:
-    """Batches of a preloaded data set in epoch order."""
-
     stock: DeviceDataset
     sampler: EpochSampler
     batch: int
@@ -127,19 +121,15 @@ def preload(
     cases: Any, feed: Literal["auto", "device", "loader"], *, on_gpu: bool, is_alone: bool
 ) -> DeviceDataset | None:
     """Preload all cases onto the training device if configured."""
-    is_asked = feed == "device"
+    is_asked, found = feed == "device", None
     if feed == "loader" or not (is_asked or on_gpu):
         return None
-    most = math.inf if is_asked else min(SMALL, SHARE * torch.cuda.mem_get_info()[0])
-    found = None
     if is_alone and isinstance(cases, _Preloadable):
+        most = math.inf if is_asked else min(SMALL, SHARE * torch.cuda.mem_get_info()[0])
         found = cases.stock(torch.device("cuda" if on_gpu else "cpu"), most)
     if is_asked and found is None:
-        raise InputError(
-            "training.feed is 'device', which is for one process and cases of one size that are in "
-            "memory; set in_memory = true in the table data, or leave feed out",
-            code="option.conflict",
-        )
+        message = "training.feed = 'device' needs one process and data.in_memory of one size"
+        raise InputError(message, code="option.conflict")
     return found
 
 
@@ -172,7 +162,6 @@ class SyncLayers:
         self.generator: torch.Generator | None = None
 
     def begin(self, share: BatchShard, draws: CaseGenerator) -> None:
-        """Take the batch at hand."""
         self.share = share
         if draws.whole is not None:
             # One process drops by torch's own generator, which has this seed then.
@@ -181,19 +170,12 @@ class SyncLayers:
 
     @contextmanager
     def of(self, network: nn.Module) -> Iterator[None]:
-        """Apply the layers of a network to the whole batch for a while."""
-        found: list[nn.Module] = []
-        kinds: tuple[tuple[type[nn.Module], Callable[..., Tensor]], ...] = (
-            (_BatchNorm, self.normalised),
-            (nn.Dropout, self.dropped),
-        )
-        for layer in network.modules():
-            for kind, shared in kinds:
-                if isinstance(layer, kind):
-                    # Nothing compiles talk between processes.
-                    whole = torch.compiler.disable(partial(shared, layer))  # type: ignore[no-untyped-call]
-                    layer.forward = whole
-                    found.append(layer)
+        kinds = (_BatchNorm, nn.Dropout)
+        found: list[nn.Module] = [m for m in network.modules() if isinstance(m, kinds)]
+        for layer in found:
+            shared: Any = self.normalised if isinstance(layer, _BatchNorm) else self.dropped
+            # Nothing compiles talk between processes.
+            layer.forward = torch.compiler.disable(partial(shared, layer))  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
@@ -201,7 +183,6 @@ class SyncLayers:
                 del layer.forward
 
     def normalised(self, norm: _BatchNorm, x: Tensor) -> Tensor:
-        """Standardise channels by mean and variance of all cases, as torch's batch norm does."""
         if not norm.training:
             return type(norm).forward(norm, x)
         axes = [0, *range(2, x.ndim)]
@@ -220,7 +201,6 @@ class SyncLayers:
         return y.to(x.dtype)
 
     def dropped(self, dropout: nn.Dropout, x: Tensor) -> Tensor:
-        """Drop features of each case, drawn for all cases."""
         rows = self.share.rows
         if not dropout.training or len(x) != rows.stop - rows.start:
             return type(dropout).forward(dropout, x)
@@ -245,15 +225,13 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, own: Tensor) -> Tensor:
-        total = own.clone()
+        total = own.contiguous().clone()
         distributed.all_reduce(total)
         return total
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        total = gradient.contiguous().clone()
-        distributed.all_reduce(total)
-        return total
+        return _Sum.forward(ctx, gradient)
 
 
 def _summed(own: Tensor) -> Tensor:

@@ -13,33 +13,41 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+import pytorch_lightning as pl
 import torch
-from torch import nn
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.utilities import rank_zero_only
+from torch import distributed, nn
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from taskuq._config import read_config, read_toml, to_toml_table
-from taskuq._io import write_json
+from taskuq._io import read_json, write_json
 from taskuq.errors import InputError, MachineError, first_line, is_out_of_memory
-from taskuq.training._checkpoints import RESUME, is_finished, mark_finished, prepare_folder
+from taskuq.training._checkpoints import (
+    FINISHED,
+    FOLDER_SCHEMA,
+    RESUME,
+    Checkpoint,
+    SafetensorsIO,
+    prepare_folder,
+)
 from taskuq.training._config import Recipe, TrainingConfig
 from taskuq.training._determinism import DeviceLoader, EpochSampler, preload, seeded
+from taskuq.training._module import (
+    StepTimer,
+    TrainingModule,
+    format_timing,
+    projected_hours,
+    read_timing,
+)
 from taskuq.training._networks import NETWORKS
 from taskuq.training._weights import load_weights, save_weights
 
-if TYPE_CHECKING:
-    from taskuq.training._checkpoints import Checkpoint
-
 
 def _make_trainer(config: TrainingConfig, machine: TrainerOptions, callbacks: list[Any]) -> Any:
-    """Build the Lightning Trainer."""
-    import pytorch_lightning as pl
-    from lightning_fabric.utilities.exceptions import MisconfigurationException
-
-    from taskuq.training._checkpoints import SafetensorsIO
-
     try:
         return pl.Trainer(
             accelerator=machine.accelerator,
@@ -61,16 +69,12 @@ def _make_trainer(config: TrainingConfig, machine: TrainerOptions, callbacks: li
             num_sanity_val_steps=0,
         )
     except MisconfigurationException as error:
-        raise InputError(
-            f"{machine.devices} × {machine.accelerator} cannot be used here "
-            f"({' '.join(str(error).split()):.160}); use another --accelerator or fewer --devices",
-            code="dependency.missing",
-        ) from None
+        message = f"no {machine.devices} × {machine.accelerator} here ({first_line(error):.160})"
+        raise InputError(message, code="dependency.missing") from None
 
 
 @contextmanager
 def _silence_lightning() -> Iterator[None]:
-    """Silence irrelevant Lightning messages."""
     log = logging.getLogger("pytorch_lightning")
     level = log.level
     with warnings.catch_warnings():
@@ -89,15 +93,7 @@ def _silence_lightning() -> Iterator[None]:
 class _MultiStage(Protocol):
     """Settings of a training that needs other networks first."""
 
-    def stages(
-        self,
-        cases: tuple[Any, ...],
-        folder: Path,
-        *,
-        machine: TrainerOptions,
-        fresh: bool,
-        steps: int | None,
-    ) -> tuple[Any, ...]:
+    def stages(self, cases: tuple[Any, ...], folder: Path, **options: Any) -> tuple[Any, ...]:
         """Train them in subfolders and return the cases of the last stage."""
 
 
@@ -105,25 +101,8 @@ class _MultiStage(Protocol):
 class _SplitWriter(Protocol):
     """Settings whose data leave a shared split file."""
 
-    def open_unstored(self) -> Any:
-        """Open the data for ``prepare`` without writing the split."""
-
-
-@contextmanager
-def _explain_interrupt(keep: Checkpoint | None) -> Iterator[None]:
-    """Add the resume command to an interruption."""
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit) as stopped:
-        # Lightning turns Ctrl-C into an exit and ignores a second one.
-        is_pressed = isinstance(stopped.__context__, KeyboardInterrupt)
-        if is_pressed and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, before)
-        ended = KeyboardInterrupt() if is_pressed else stopped
-        if keep is not None:
-            ended.add_note(keep.interrupted())
-        raise ended from None
+    def open_parts(self, *, is_stored: bool) -> Any:
+        """Open the data for ``prepare``, optionally without writing the split."""
 
 
 # Steps of a dry run.
@@ -141,14 +120,11 @@ class TrainerOptions:
 
     @property
     def processes(self) -> int:
-        """Number of processes, which share every batch."""
         return self.devices * self.nodes
 
     @property
     def may_be_one_gpu(self) -> bool:
-        """True if one GPU may train in a single process."""
-        may_be_gpu = self.accelerator in ("auto", "gpu", "cuda")
-        return may_be_gpu and self.processes == 1
+        return self.accelerator in ("auto", "gpu", "cuda") and self.processes == 1
 
 
 class _TrainingSettings(Protocol):
@@ -214,9 +190,6 @@ def _fit(
     steps: int | None = None,
 ) -> Path:
     """Train a recipe, leave its weights in a folder and return the best."""
-    from taskuq.training._checkpoints import Checkpoint
-    from taskuq.training._module import read_timing
-
     machine, folder = machine or TrainerOptions(), Path(folder)
     _refuse_impossible(config, machine, training, steps)
     settings, earlier = settings or {}, None
@@ -232,17 +205,14 @@ def _fit(
         earlier = read_timing(best.parent) if is_first_process() else None
     settings = settings if steps is None else {**settings, "trial": {"steps": steps}}
     resume = prepare_folder(folder, settings, fresh=fresh)
-    best = folder / "best.safetensors"
-    if best.exists() and is_finished(folder, config.epochs):
+    best, finished = folder / "best.safetensors", folder / FINISHED
+    is_finished = best.exists() and finished.exists()
+    if is_finished and read_json(finished, FOLDER_SCHEMA)["epochs"] == config.epochs:
         _print(f"{folder} is trained already; --overwrite trains it again", machine)
         return best
     planned = config.epochs * max(1, len(training) // config.batch // config.accumulate)  # type: ignore[arg-type]
     if steps is None and config.warmup > planned:
-        _print(
-            f"training.warmup is {config.warmup} steps, and the training has {planned}: it hardly "
-            "learns; lower warmup, or train longer",
-            machine,
-        )
+        _print(f"training.warmup is {config.warmup} of {planned} steps; lower it", machine)
     notes = {key: settings[key] for key in settings if key != "network"}
     keep = Checkpoint(recipe, folder, config.keep_every, notes, config.patience)
     _loop(
@@ -256,7 +226,7 @@ def _fit(
         card = {**read_toml(best.with_suffix(".toml")), **(recipe.on_end() or {})}
         notes = {key: card[key] for key in card if key not in ("kind", "network")}
         save_weights(recipe.network, best, kind=recipe.kind, config=recipe.config, notes=notes)
-    mark_finished(folder, config.epochs)
+    write_json(finished, {"schema": FOLDER_SCHEMA, "epochs": config.epochs})
     return best
 
 
@@ -295,46 +265,59 @@ def _loop(
     resume: Path | None = None,
 ) -> dict[str, Any]:
     """Run the training loop, saved or only timed, and return its timing."""
-    # Lightning takes seconds to import.
-    from taskuq.training._module import StepTimer, TrainingModule
+    batch = _batch_per_process(config, machine, len(training))  # type: ignore[arg-type]
+
+    def loader(cases: Any, seed: int | None, most: int | None) -> DataLoader[Any] | DeviceLoader:
+        if len(cases) == 0:
+            raise InputError("a subset has no cases; use more data", code="units.few")
+        order = EpochSampler(len(cases), seed, batch=config.batch, most=most)
+        on_gpu = machine.may_be_one_gpu and torch.cuda.is_available()
+        stock = preload(cases, config.feed, on_gpu=on_gpu, is_alone=machine.processes == 1)
+        if stock is not None:
+            return DeviceLoader(stock, order, batch)
+        return DataLoader(
+            cases,
+            batch_size=batch,
+            sampler=order,
+            num_workers=config.workers,
+            persistent_workers=config.workers > 0,
+            # Copies to the GPU overlap with its computation; 10 to 20 ms a batch otherwise.
+            pin_memory=config.workers > 0 and torch.cuda.is_available(),
+            collate_fn=recipe.collate,
+        )
 
     most = None if steps is None else steps * config.batch
-    batch = _batch_per_process(config, machine, len(training))  # type: ignore[arg-type]
-    loaders = (
-        _loader(training, config, machine, recipe, batch, seed=config.seed),
-        _loader(validation, config, machine, recipe, batch, seed=None, most=most),
-    )
-    timing = StepTimer(
-        recipe.kind,
-        config,
-        validation_steps=-(-len(validation) // config.batch),  # type: ignore[arg-type]
-        folder=None if keep is None else keep.folder,
-        steps=steps,
-        before=before,
-    )
+    loaders = loader(training, config.seed, None), loader(validation, None, most)
+    folder = None if keep is None else keep.folder
+    validation_steps = -(-len(validation) // config.batch)  # type: ignore[arg-type]
+    timing = StepTimer(recipe.kind, config, validation_steps, folder, steps, before)
     module = TrainingModule(recipe, config)
-    is_shared = machine.processes > 1
-    shared = module.layers.of(recipe.network) if is_shared else nullcontext()
+    shared = module.layers.of(recipe.network) if machine.processes > 1 else nullcontext()
     with _silence_lightning(), seeded(config.seed), shared:
-        callbacks = [timing] if keep is None else [keep, timing]
-        trainer = _make_trainer(config, machine, callbacks)
+        trainer = _make_trainer(config, machine, [timing] if keep is None else [keep, timing])
         if trainer.world_size != machine.processes:
             # Lightning starts as many processes as a SLURM step has tasks.
             raise InputError(
-                f"the launcher started {trainer.world_size} processes, not {machine.processes}; "
-                "use one task of srun for each process",
+                f"{trainer.world_size} processes were launched, not {machine.processes}; use srun",
                 code="option.conflict",
             )
+        on_interrupt = signal.getsignal(signal.SIGINT)
         try:
-            with _explain_interrupt(keep):
-                trainer.fit(module, *loaders, ckpt_path=None if resume is None else str(resume))
+            trainer.fit(module, *loaders, ckpt_path=None if resume is None else str(resume))
+        except (KeyboardInterrupt, SystemExit) as stopped:
+            # Lightning turns Ctrl-C into an exit and ignores a second one.
+            is_pressed = isinstance(stopped.__context__, KeyboardInterrupt)
+            if is_pressed and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, on_interrupt)
+            ended = KeyboardInterrupt() if is_pressed else stopped
+            if keep is not None:
+                ended.add_note(keep.interrupted())
+            raise ended from None
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            raise MachineError(
-                f"out of memory with batches of {batch} ({first_line(error):.120}); reduce "
-                "training.batch, or use more devices"
-            ) from error
+            message = f"out of memory ({first_line(error):.120}); reduce training.batch"
+            raise MachineError(message) from error
     return timing.record
 
 
@@ -344,15 +327,11 @@ def _print(message: str, machine: TrainerOptions) -> None:
 
 
 def is_first_process() -> bool:
-    """Return True in the first process of a distributed training."""
-    from pytorch_lightning.utilities import rank_zero_only
-
     return int(getattr(rank_zero_only, "rank", 0)) == 0
 
 
 @contextmanager
 def _unfrozen(network: nn.Module) -> Iterator[None]:
-    """Train frozen weights in a context, too."""
     frozen = [weight for weight in network.parameters() if not weight.requires_grad]
     network.requires_grad_(True)
     try:
@@ -362,44 +341,12 @@ def _unfrozen(network: nn.Module) -> Iterator[None]:
             weight.requires_grad_(False)
 
 
-def _loader(
-    cases: TorchDataset[Any],
-    config: TrainingConfig,
-    machine: TrainerOptions,
-    recipe: Recipe,
-    batch: int,
-    *,
-    seed: int | None,
-    most: int | None = None,
-) -> DataLoader[Any] | DeviceLoader:
-    length = len(cases)  # type: ignore[arg-type]
-    if length == 0:
-        raise InputError(
-            "a subset of the data has no cases; use more data or another split", code="units.few"
-        )
-    order = EpochSampler(length, seed, batch=config.batch, most=most)
-    on_gpu = machine.may_be_one_gpu and torch.cuda.is_available()
-    stock = preload(cases, config.feed, on_gpu=on_gpu, is_alone=machine.processes == 1)
-    if stock is not None:
-        return DeviceLoader(stock, order, batch)
-    return DataLoader(
-        cases,
-        batch_size=batch,
-        sampler=order,
-        num_workers=config.workers,
-        persistent_workers=config.workers > 0,
-        # Copies to the GPU overlap with its computation; 10 to 20 ms a batch otherwise.
-        pin_memory=config.workers > 0 and torch.cuda.is_available(),
-        collate_fn=recipe.collate,
-    )
-
-
 def _refuse_impossible(
     config: TrainingConfig, machine: TrainerOptions, cases: TorchDataset[Any], steps: int | None
 ) -> None:
     """Raise InputError for an impossible training, before anything is written."""
     if steps is not None and steps < 1:
-        raise InputError(f"steps must be at least 1, got {steps}", code="value.invalid")
+        raise InputError(f"steps must be at least 1, got {steps}")
     _batch_per_process(config, machine, len(cases))  # type: ignore[arg-type]
     if machine.accelerator != "cpu":
         with _silence_lightning():
@@ -407,17 +354,13 @@ def _refuse_impossible(
 
 
 def _batch_per_process(config: TrainingConfig, machine: TrainerOptions, cases: int) -> int:
-    """Return the batch size of each process."""
     processes = machine.processes
     if config.batch % processes:
-        raise InputError(
-            f"training.batch must be a multiple of the {processes} processes, got {config.batch}",
-            code="option.conflict",
-        )
+        message = f"training.batch must be a multiple of {processes}, got {config.batch}"
+        raise InputError(message, code="option.conflict")
     if processes > 1 and cases < config.batch:
         raise InputError(
-            f"{cases} training cases are fewer than training.batch = {config.batch}; reduce it, or "
-            "use one device",
+            f"{cases} training cases are fewer than training.batch = {config.batch}; reduce it",
             code="units.few",
         )
     return config.batch // processes
@@ -434,25 +377,12 @@ def train_config(
     log: Callable[[str], None] = lambda line: None,
     on_record: Callable[[dict[str, Any], Path], None] | None = None,
 ) -> Path:
-    """Train the network of a TOML file and return its best weights.
-
-    Args:
-        kind: Name of the network, e.g. ``"varnet"``.
-        config: The TOML file.
-        folder: Folder of weights, logs and the resume state.
-        machine: Accelerator, devices and nodes.
-        fresh: If True, overwrite a training in the folder instead of resuming it.
-        steps: Number of steps of a trial; None trains all epochs.
-        log: Called with lines of results.
-        on_record: Called with the evaluation of the network and its folder, e.g. to draw it.
-    """
+    """Train and evaluate the network of a TOML file; return its best weights."""
     network, machine = NETWORKS[kind], machine or TrainerOptions()
     settings = read_config(network.training, config)
     cases = settings.prepare(machine)
     path = train(settings, folder, machine=machine, fresh=fresh, cases=cases, steps=steps)
     if steps is not None and is_first_process():
-        from taskuq.training._module import format_timing, read_timing
-
         log(format_timing(read_timing(path.parent)))
     if network.evaluate is not None and is_first_process():
         record = network.evaluate(settings, path, cases)
@@ -471,7 +401,7 @@ def estimate_training(
     machine = machine or TrainerOptions()
     settings = read_config(NETWORKS[kind].training, config)
     start = time.perf_counter()
-    data = settings.open_unstored() if isinstance(settings, _SplitWriter) else None
+    data = settings.open_parts(is_stored=False) if isinstance(settings, _SplitWriter) else None
     cases = settings.prepare(machine, data)
     prepared = time.perf_counter() - start
     with TemporaryDirectory() as name:
@@ -479,7 +409,10 @@ def estimate_training(
         if isinstance(settings, _MultiStage):
             cases = settings.stages(cases, folder, machine=machine, fresh=False, steps=steps)
             _broadcast_files(folder)
-        earlier = _stage_timings(folder)
+        earlier: dict[str, Any] | None = None
+        for part in sorted(path for path in folder.iterdir() if path.is_dir()):
+            record = {**read_timing(part), "before": earlier}
+            earlier = {**record, "projected_hours": projected_hours(record)}
         with seeded(settings.training.seed):
             recipe = settings.recipe(cases, machine)
     record = _estimate_training_cost(
@@ -490,8 +423,6 @@ def estimate_training(
 
 def _broadcast_files(folder: Path) -> None:
     """Copy the files of the first process to the folders of all."""
-    from torch import distributed
-
     if not (distributed.is_available() and distributed.is_initialized()):
         return
     files = {}
@@ -504,13 +435,3 @@ def _broadcast_files(folder: Path) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-
-
-def _stage_timings(folder: Path) -> dict[str, Any] | None:
-    from taskuq.training._module import projected_hours, read_timing
-
-    earlier: dict[str, Any] | None = None
-    for part in sorted(path for path in folder.iterdir() if path.is_dir()):
-        record = {**read_timing(part), "before": earlier}
-        earlier = {**record, "projected_hours": projected_hours(record)}
-    return earlier

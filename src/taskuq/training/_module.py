@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from taskuq._io import read_json, write_json
 from taskuq._seeds import BatchShard, mix_seeds
 from taskuq.pipeline._executor import peak_host_bytes
 from taskuq.training._config import Batch, Recipe, TrainingConfig
-from taskuq.training._determinism import CaseGenerator, EpochSampler, SyncLayers
+from taskuq.training._determinism import CaseGenerator, SyncLayers
 
 TRAINING, VALIDATION = 0, 1
 # Steps between two losses that are shown: each of them waits for the GPU.
@@ -45,13 +45,16 @@ class TrainingModule(LightningModule):
         self._losses: list[Tensor] = []
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
-        """One step's loss."""
-        share = _share(self.trainer.train_dataloader, index)
+        loader: Any = self.trainer.train_dataloader
+        share: BatchShard = loader.sampler.share(index)
         generator = self._draws(TRAINING, self.current_epoch, index, share)
         self.layers.begin(share, generator)
         # Dropout takes no generator: only the global one can make a restart exact for it.
         torch.manual_seed(generator.initial_seed())
-        if self.recipe.example_batch is not None and not self._begun():
+        if self._has_begun is None:
+            # Read back from the device once, not in every step.
+            self._has_begun = self.recipe.example_batch is None or bool(self.begun)
+        if self.recipe.example_batch is not None and not self._has_begun:
             self.recipe.example_batch(self.network, batch, generator)
             self.begun.fill_(True)  # type: ignore[operator]
             self._has_begun = True
@@ -65,13 +68,11 @@ class TrainingModule(LightningModule):
         return loss
 
     def mean_loss(self) -> float:
-        """Return the mean loss of all processes since the last call."""
         mean = torch.stack(self._losses).double().mean()
         self._losses.clear()
         return float(self.trainer.strategy.reduce(mean, reduce_op="mean"))
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Update the EMA of the weights."""
         if not self.settings.average:
             return
         step = self.global_step
@@ -83,25 +84,24 @@ class TrainingModule(LightningModule):
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Use the EMA as weights in a context."""
-        if self.settings.average:
-            self._exchange()
+        self._exchange()
         try:
             yield
         finally:
-            if self.settings.average:
-                self._exchange()
+            self._exchange()
 
     @torch.no_grad()
     def _exchange(self) -> None:
         # In place: CUDA graphs hold the addresses.
-        for weight, mean in zip(_network_weights(self.network), self.mean, strict=True):
+        weights = _network_weights(self.network) if self.settings.average else []
+        for weight, mean in zip(weights, self.mean, strict=True):
             before = weight.clone()
             weight.copy_(mean)
             mean.copy_(before)
 
     def validation_step(self, batch: Batch, index: int) -> None:
-        """Collect the metrics of each case, with the same seeds in every epoch."""
-        share = _share(self.trainer.val_dataloaders, index)
+        loader: Any = self.trainer.val_dataloaders
+        share: BatchShard = loader.sampler.share(index)
         generator = self._draws(VALIDATION, 0, index, share)
         with self.averaged():
             metrics = self.recipe.validate(self.network, batch, generator)
@@ -109,7 +109,6 @@ class TrainingModule(LightningModule):
         self._values.append({name: value[own] for name, value in metrics.items()})
 
     def on_validation_epoch_end(self) -> None:
-        """Summarise the metrics of all cases of all processes."""
         names = self._values[0]
         values = {name: torch.cat([part[name] for part in self._values]) for name in names}
         self._values.clear()
@@ -121,7 +120,6 @@ class TrainingModule(LightningModule):
             self.log(f"validation_{name}", value, prog_bar=True)
 
     def configure_optimizers(self) -> Any:
-        """Return the optimiser and its schedule."""
         c = self.settings
         weights = _network_weights(self.network)
         optimiser = (torch.optim.AdamW if c.decoupled else torch.optim.Adam)(
@@ -144,7 +142,6 @@ class TrainingModule(LightningModule):
         return self.settings.decay + (1 - self.settings.decay) * wave
 
     def warmup_factor(self, step: int) -> float:
-        """Return the factor of the learning rate in a step, counted from 1."""
         return min(1.0, step / max(1, self.settings.warmup))
 
     def optimizer_step(
@@ -162,44 +159,25 @@ class TrainingModule(LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
     ) -> None:
-        """Clip the norm of the gradient as configured."""
         if self.settings.clip:
             weights = [p for group in optimizer.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(weights, self.settings.clip)
 
     def _draws(self, phase: int, epoch: int, index: int, share: BatchShard) -> CaseGenerator:
-        own, whole = (
-            mix_seeds(self.settings.seed, phase, epoch, index, rank)
-            for rank in (self.global_rank, 0)
-        )
-        draws = CaseGenerator(self.device)
-        draws.manual_seed(own)
+        draws, place = CaseGenerator(self.device), (self.settings.seed, phase, epoch, index)
+        draws.manual_seed(mix_seeds(*place, self.global_rank))
         draws.share = share
         if share.world > 1:
-            draws.whole = torch.Generator(self.device).manual_seed(whole)
+            draws.whole = torch.Generator(self.device).manual_seed(mix_seeds(*place, 0))
         return draws
-
-    def _begun(self) -> bool:
-        # Read back from the device once, not in every step.
-        if self._has_begun is None:
-            self._has_begun = bool(self.begun)
-        return self._has_begun
 
 
 def _network_weights(network: nn.Module) -> list[nn.Parameter]:
-    """Return the trained weights of a network, in its own order."""
     return [weight for weight in network.parameters() if weight.requires_grad]
-
-
-def _share(loader: Any, index: int) -> BatchShard:
-    order: EpochSampler = loader.sampler
-    return order.share(index)
 
 
 def _gather(values: Tensor) -> Tensor:
     """Return the values of all processes, whose numbers of cases may differ."""
-    from torch import distributed
-
     parts: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(parts, values.cpu().tolist())
     return torch.tensor([value for part in parts for value in part], dtype=values.dtype)
@@ -218,7 +196,6 @@ class StepTimer(Callback):
         self,
         kind: str,
         config: TrainingConfig,
-        *,
         validation_steps: int,
         folder: Path | None = None,
         steps: int | None = None,
@@ -227,8 +204,7 @@ class StepTimer(Callback):
         self.kind, self.config, self.validation_steps = kind, config, validation_steps
         self.folder, self.most, self.before = folder, steps, before
         self.record: dict[str, Any] = {}
-        self._steps: deque[float] = deque(maxlen=1000)
-        self._validation: deque[float] = deque(maxlen=1000)
+        self._steps, self._validation = deque[float](maxlen=1000), deque[float](maxlen=1000)
         self._epochs: list[float] = []
         self._first: float | None = None
         self._waited = self._trained = self._wait = 0.0
@@ -244,19 +220,14 @@ class StepTimer(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Measure the wait for a batch."""
         self._wait = time.perf_counter() - self._batch_ended
 
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Time a step; end a trial after its steps."""
-        is_timed = batch_idx < SYNCHRONISED * self.config.accumulate and self._is_clocked()
+        is_timed = batch_idx < SYNCHRONISED * self.config.accumulate
+        is_timed &= len(self._epochs) < CLOCKED
         now = _now(pl_module if is_timed else None)
         was_idle, self._is_idle = self._is_idle, is_timed or pl_module.device.type != "cuda"
         # A batch that arrives while the GPU computes costs no time.
@@ -283,31 +254,20 @@ class StepTimer(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Time a batch of validation."""
-        is_timed = batch_idx < SYNCHRONISED and self._is_clocked()
+        is_timed = batch_idx < SYNCHRONISED and len(self._epochs) < CLOCKED
         now = _now(pl_module if is_timed else None)
         if is_timed:
             self._validation.append(now - self._batch_ended)
         self._batch_ended = now
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the timing after validation and saving."""
         now = _now(pl_module)
         if self.most is None:
             self._epochs.append(now - self._epoch_began)
-        self.record = self._sum_up(trainer, pl_module, kept=now - self._batch_ended)
-        if self.folder is not None and trainer.is_global_zero:
-            write_json(self.folder / FILE, self.record)
-
-    def _is_clocked(self) -> bool:
-        return len(self._epochs) < CLOCKED
-
-    def _sum_up(self, trainer: Trainer, module: LightningModule, *, kept: float) -> dict[str, Any]:
-        network = module.network
+        network, validation = pl_module.network, list(self._validation)
         assert isinstance(network, nn.Module)
         config, first = self.config, self._first or 0.0
-        device, is_gpu = module.device, module.device.type == "cuda"
-        validation = list(self._validation)
+        device, is_gpu = pl_module.device, pl_module.device.type == "cuda"
         steps = -(-int(trainer.num_training_batches) // config.accumulate)
         record = {
             "schema": SCHEMA,
@@ -324,7 +284,7 @@ class StepTimer(Callback):
             "wait_share": self._waited / self._trained if self._trained else 0.0,
             # The first batch of all may compile.
             "validation_step_s": statistics.median(validation[1:] or validation),
-            "keep_s": kept if self.folder is not None else 0.0,
+            "keep_s": now - self._batch_ended if self.folder is not None else 0.0,
             "epoch_s": statistics.median(self._epochs) if self._epochs else None,
             "peak_gpu_bytes": torch.cuda.max_memory_allocated(device) if is_gpu else 0,
             "reserved_gpu_bytes": torch.cuda.max_memory_reserved(device) if is_gpu else 0,
@@ -335,13 +295,13 @@ class StepTimer(Callback):
             "keep_every": config.keep_every,
             "before": self.before,
         }
-        return {**record, "projected_hours": projected_hours(record)}
+        self.record = {**record, "projected_hours": projected_hours(record)}
+        if self.folder is not None and trainer.is_global_zero:
+            write_json(self.folder / FILE, self.record)
 
 
 def read_timing(folder: Path) -> dict[str, Any]:
-    """Read the timing of a folder's training."""
-    record: dict[str, Any] = read_json(folder / FILE, SCHEMA)
-    return record
+    return read_json(folder / FILE, SCHEMA)
 
 
 def projected_hours(record: Mapping[str, Any]) -> float:
@@ -352,13 +312,11 @@ def projected_hours(record: Mapping[str, Any]) -> float:
         epoch += record["validation_steps"] * record["validation_step_s"]
         epoch += record["keep_s"] / record["keep_every"]
     compiling = max(0.0, record["first_step_s"] - record["step_s"])
-    before = record["before"]
-    earlier = 0.0 if before is None else float(before["projected_hours"])
+    earlier = float((record["before"] or {}).get("projected_hours", 0.0))
     return float(compiling + record["epochs"] * epoch) / 3600 + earlier
 
 
 def format_timing(record: Mapping[str, Any]) -> str:
-    """Format the time and memory of a training."""
     lines = [] if record["before"] is None else [format_timing(record["before"])]
     gpu = f"{record['peak_gpu_bytes'] / 2**30:.2f} GiB of GPU memory and "
     hours = record["projected_hours"]

@@ -83,7 +83,7 @@ class NetworkKind:
     flexible_input: bool = False
 
     def load(self, path: Path, table: Mapping[str, Any]) -> nn.Module:
-        """Make the network that a file's table describes, and fill it with the file's weights."""
+        """Build the network of a card and load its weights."""
         import torch
 
         from taskuq.training._weights import load_weights
@@ -103,13 +103,9 @@ class NetworkKind:
         return net.eval()
 
 
+_ENTRIES = {name: entry for entries in LISTED.values() for name, entry in entries.items()}
 NETWORKS: Registry[NetworkKind] = Registry(
-    "network",
-    {
-        name: f"{line.module}:{line.network}"
-        for lines in LISTED.values()
-        for name, line in lines.items()
-    },
+    "network", {name: f"{entry.module}:{entry.network}" for name, entry in _ENTRIES.items()}
 )
 
 
@@ -137,37 +133,29 @@ class MethodRegistry(Registry[type[Any]]):
         return network
 
     def networks(self) -> list[str]:
-        """The names of those that are networks."""
         return [name for name in self if name in NETWORKS]
 
     def build(self, name: str, preset: str = "paper") -> Any:
         """Make a network with random weights."""
         if name not in self or name not in NETWORKS or preset not in NETWORKS[name].presets:
             known = (f"{kind} ({', '.join(NETWORKS[kind].presets)})" for kind in self.networks())
-            raise InputError(
-                f"there is no {name} {preset}; choose {' or '.join(known)}", code="choice.unknown"
-            )
+            message = f"there is no {name} {preset}; choose {' or '.join(known)}"
+            raise InputError(message, code="choice.unknown")
         return NETWORKS[name].build(NETWORKS[name].presets[preset])
 
     def load(self, path: Path | str) -> Any:
-        """Read a trained network on the CPU: safetensors, with a TOML file of its configuration."""
+        """Read a trained network on the CPU."""
         from taskuq.training._weights import read_card
 
         card = read_card(path, self.networks())
         return NETWORKS[card["kind"]].load(Path(path), card["network"])
 
     def trained(self, kind: str, weights: Path | str | None) -> tuple[Path, Any]:
-        """The file of a table's weights, and the network of a kind that it must hold."""
+        """Return the file of a table's weights and its network."""
         from taskuq.training._weights import locate, read_card
 
         if weights is None:
-            raise InputError(
-                f"{self.table}.weights is missing; name the trained {kind}", code="config.missing"
-            )
+            raise InputError(f"{self.table}.weights is missing; name them", code="config.missing")
         path = locate(weights)
-        card = read_card(path, self.networks())
-        if card["kind"] != kind:
-            raise InputError(
-                f"{weights} does not hold a {kind}; name another file", code="weights.mismatch"
-            )
+        card = read_card(path, (kind,))
         return path, NETWORKS[kind].load(path, card["network"])

@@ -18,21 +18,17 @@ FOLDER = Path(__file__).parent / "bundled"
 
 
 def shipped() -> list[str]:
-    """Return the names of the networks in the package."""
     return sorted(path.stem for path in FOLDER.glob("*.safetensors"))
 
 
 def locate(weights: Path | str) -> Path:
-    """Return the file of a network: a path as it is, or a name of the package's own."""
+    """Return the path of weights, given by path or by the name of bundled ones."""
     path = Path(weights)
     if path.suffix:
         return path
     if path.name not in shipped() or path.name != str(weights):
-        raise InputError(
-            f"the package has no weights {str(weights)!r}; name a .safetensors file or one of "
-            f"{', '.join(shipped())}",
-            code="choice.unknown",
-        )
+        message = f"no weights {str(weights)!r}; name a file or one of {', '.join(shipped())}"
+        raise InputError(message, code="choice.unknown")
     return FOLDER / f"{path.name}.safetensors"
 
 
@@ -51,7 +47,6 @@ def referenced_files(settings: Any) -> Iterator[Path]:
 
 
 def weights_fingerprint(weights: Path | str) -> str:
-    """Return the fingerprint of a weights file."""
     return _mark(_files_behind(Path(weights)))
 
 
@@ -60,25 +55,21 @@ def _mark(files: Iterable[Path]) -> str:
 
 
 def _files_behind(named: Path) -> Iterator[Path]:
-    """The file or folder that a path names, or those of a network."""
+    """Yield the file or folder of a path, or all files of a network."""
     path = named if named.exists() or named.suffix else locate(named)
-    if path.suffix == ".safetensors":
-        yield from _network_files(path)
-    elif path.exists():
-        yield path
-
-
-def _network_files(path: Path) -> Iterator[Path]:
-    """Weights and the card beside them; and the network around whose estimates they draw."""
+    if path.suffix != ".safetensors":
+        if path.exists():
+            yield path
+        return
     card = path.with_suffix(".toml")
     yield from (path, card)
-    named = read_toml(card).get("estimate")
-    if isinstance(named, dict):
+    estimate = read_toml(card).get("estimate")
+    if isinstance(estimate, dict):
         # A sampler's table names it, or it lies where it was trained.
-        named = named.get("weights", "estimate/best.safetensors")
-    if isinstance(named, str):
-        beside = path.parent / named
-        other = beside if beside.exists() else locate(named)
+        estimate = estimate.get("weights", "estimate/best.safetensors")
+    if isinstance(estimate, str):
+        beside = path.parent / estimate
+        other = beside if beside.exists() else locate(estimate)
         if other.exists() and other != path:
             yield from (other, other.with_suffix(".toml"))
 
@@ -92,14 +83,12 @@ def save_weights(
     notes: Mapping[str, Any] | None = None,
     half: bool = False,
 ) -> Path:
-    """Write a network's weights and, beside them, what it is."""
+    """Write a network's weights, and its card next to them."""
     from safetensors.torch import save_file
 
     path = Path(path)
     if path.suffix != ".safetensors":
-        raise InputError(
-            f"the weights' name is {path.name}; let it end in .safetensors", code="value.invalid"
-        )
+        raise InputError(f"the weights' name is {path.name}; let it end in .safetensors")
     trained = {name for name, _ in network.named_parameters()}
     state = {
         name: _stored(value, half and name in trained)
@@ -114,24 +103,17 @@ def save_weights(
 
 
 def read_card(path: Path | str, kinds: Collection[str]) -> dict[str, Any]:
-    """Return the TOML beside a weights file after checking what kind of network it is."""
+    """Read the card of a weights file and check its kind."""
     path = Path(path)
     if path.suffix != ".safetensors":
-        raise InputError(
-            f"weights are {path}; give a .safetensors file, which cannot run code when it is read",
-            code="file.format",
-        )
+        message = f"weights are {path}; give a .safetensors file, which cannot run code"
+        raise InputError(message, code="file.format")
     if not path.exists():
-        raise InputError(
-            f"there are no weights {path}; train them, or name others", code="file.missing"
-        )
+        raise InputError(f"there are no weights {path}; train them", code="file.missing")
     card = read_toml(path.with_suffix(".toml"))
     if card.get("kind") not in kinds or not isinstance(card.get("network"), dict):
-        raise InputError(
-            f"{path.with_suffix('.toml')} describes kind {card.get('kind')!r}; "
-            f"give weights of kind {' or '.join(kinds)}",
-            code="weights.mismatch",
-        )
+        message = f"{path} is of kind {card.get('kind')!r}, needed is {' or '.join(kinds)}"
+        raise InputError(message, code="weights.mismatch")
     return card
 
 
@@ -148,8 +130,8 @@ def load_tensors(network: nn.Module, found: Mapping[str, Tensor], path: Path | s
     if missing or extra or wrong:
         name = (missing + extra + wrong)[0]
         raise InputError(
-            f"{path} is of another configuration ({len(missing)} weights missing, {len(extra)} "
-            f"unknown, {len(wrong)} of another shape, first {name}); use the TOML beside it",
+            f"{path} has {len(missing)} weights missing, {len(extra)} unknown and {len(wrong)} of "
+            f"another shape (first {name}); use the TOML next to it",
             code="weights.mismatch",
         )
     with torch.no_grad():
@@ -158,7 +140,6 @@ def load_tensors(network: nn.Module, found: Mapping[str, Tensor], path: Path | s
 
 
 def read_tensors(path: Path | str) -> dict[str, Tensor]:
-    """Return all tensors of a safetensors file by name, or say why that is impossible."""
     from safetensors.torch import load_file
 
     with reading(path, "safetensors", "give a weights file of this package"):
@@ -166,7 +147,7 @@ def read_tensors(path: Path | str) -> dict[str, Tensor]:
 
 
 def read_pickled(path: Path | str, give: str) -> Any:
-    """Return what a .pt or .pth file holds; a hostile one is refused, as no object is unpickled."""
+    """Read a .pt or .pth file without unpickling objects."""
     with reading(path, "a plain state dict", f"give {give}"):
         return torch.load(path, map_location="cpu", weights_only=True)
 
