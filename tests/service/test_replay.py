@@ -9,6 +9,7 @@ import pytest
 from raising import refused
 from taskuq.cli.app import main
 from taskuq.service import _replay as replay
+from taskuq.service._mrd import header_xml
 from taskuq.service._replay import _ReplayResult, format_summary, read_mrd, replay_scan, summarise
 
 ismrmrd = pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
@@ -20,7 +21,7 @@ def written(small, path, change=lambda line: None, repetitions=1):
     """An MRD file of one slice whose lines were changed, once or more often."""
     scan = small.scan_of(1, slices=1)
     with ismrmrd.Dataset(str(path), "dataset", create_if_needed=True) as file:
-        file.write_xml_header(replay.header_xml(scan.header).encode())
+        file.write_xml_header(header_xml(scan.header).encode())
         for repetition in range(repetitions):
             for column in range(small.SIZE):
                 line = scan.line(0, column)
@@ -126,11 +127,11 @@ def test_a_missing_service_is_bad_input_and_said_at_once(small, monkeypatch):
 def test_lines_that_are_sent_again_count_once(small, serving, monkeypatch):
     service, wait, waited = serving(), replay._wait, []
 
-    def lose(wire, kind, played):
+    def lose(wire, kind):
         waited.append(kind)
         if len(waited) == 3:
             raise OSError
-        return wait(wire, kind, played)
+        return wait(wire, kind)
 
     monkeypatch.setattr(replay, "_wait", lose)
     scan, said = small.scan_of(5, slices=2), []

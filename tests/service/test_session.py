@@ -99,12 +99,12 @@ def test_a_service_that_is_killed_in_the_middle_of_a_scan_goes_on(
     running = [subprocess.Popen(serve)]
     answers, wait = [], replay._wait
 
-    def wait_and_kill(wire, kind, played):
+    def wait_and_kill(wire, kind):
         answers.append(kind)
         if len(answers) in (3, 6):  # a round has just been sent
             killed(running.pop())
             running.append(subprocess.Popen(serve))
-        return wait(wire, kind, played)
+        return wait(wire, kind)
 
     monkeypatch.setattr(replay, "_wait", wait_and_kill)
     for name in ("PATIENCE", "PATIENCE_FOR_RETURN"):

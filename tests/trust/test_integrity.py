@@ -146,8 +146,7 @@ def test_without_checksums_turned_bits_would_change_numbers(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("edit", "word"),
-    [({"thresholds": [5.0] * 4}, "plan again"), ({"alpha": 0.001}, "plan again")],
+    ("edit", "word"), [({"thresholds": [5.0] * 4}, "plan again"), ({"alpha": 0.001}, "plan again")]
 )
 def test_an_edited_policy_is_refused(tmp_path, edit, word):
     path = tq.plan(TABLE, alpha=0.2, max_width=0.3).save(tmp_path / "policy.json")

@@ -185,11 +185,7 @@ def _plans(
 
 
 def _print(
-    results: list[tuple[int, Simulation]],
-    goal: str,
-    table: TaskOutputs,
-    *,
-    to_stderr: bool,
+    results: list[tuple[int, Simulation]], goal: str, table: TaskOutputs, *, to_stderr: bool
 ) -> None:
     first = results[0][1]
     title = (

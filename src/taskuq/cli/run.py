@@ -135,12 +135,7 @@ def run(
 
 
 @app.command("status")
-def status(
-    table: Path,
-    /,
-    *,
-    json: app.Json = None,
-) -> None:
+def status(table: Path, /, *, json: app.Json = None) -> None:
     from taskuq.pipeline._pipeline import status as look
 
     found = look(table)
