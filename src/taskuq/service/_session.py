@@ -111,11 +111,9 @@ class _StreamedSlice:
             )
 
     def combine(self, measurements: Sequence[dict[str, Any]]) -> MRIMeasurement:
-
         return _combine_columns(measurements, self.shape, self.accelerations)
 
     def is_complete(self, measurements: Sequence[dict[str, Any]]) -> bool:
-
         return sum(len(one["columns"]) for one in measurements) == self.shape[-1]
 
 
