@@ -90,7 +90,9 @@ def _masks(path: Path) -> tuple[Any, tuple[float, ...]]:
         with open_npz(path, "masks") as file:
             masks, rates = file["masks"].astype(bool), file["accelerations"].astype(float)
     except InputError as error:
-        raise InputError(f"{path} holds no masks ({error!s:.60})", code="file.format") from None
+        raise InputError(
+            f"{path} does not hold masks ({error!s:.60})", code="file.format"
+        ) from None
     is_cost = rates.ndim == 1 and bool(np.isfinite(rates).all() and (rates >= 1).all())
     if masks.ndim != 2 or rates.shape != masks.shape[:1] or not is_cost:
         raise InputError(

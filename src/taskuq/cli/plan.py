@@ -216,7 +216,7 @@ def _print(
     ]
     app.show_table(title, columns, rows, to_stderr=to_stderr)
     app.print_message(
-        f"Coverage is for {first.coverage_of}; the other means are for {first.mean_over}"
+        f"Coverage is for {first.coverage_of}; mean R and other means are for {first.mean_over}"
         + ("; 'R by case' weights every case equally" if unequal else "")
         + ". ± is the standard error, as a sample of groups (or cases), calibration included."
         + ("" if widths else " Widths by task: taskuq evaluate and taskuq report.")
