@@ -199,7 +199,6 @@ def train_command(kind: str) -> Callable[..., None]:
                     app.print_result(format_timing(record))
                 app.print_json(record, json)
             return
-        log = app.print_message
         path = _fit.train_config(
             kind,
             config,
@@ -207,7 +206,7 @@ def train_command(kind: str) -> Callable[..., None]:
             machine=machine,
             fresh=overwrite,
             steps=steps,
-            log=log,
+            log=app.print_message,
             on_record=_draw,
         )
         if _fit.is_first_process():
