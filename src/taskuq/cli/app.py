@@ -23,6 +23,7 @@ from cyclopts import Parameter, validators
 from taskuq._io import json_text, sigterm_as_exit, write_json
 from taskuq.errors import (
     ChecksumWarning,
+    Code,
     GuaranteeWarning,
     InputError,
     MachineError,
@@ -207,7 +208,7 @@ def parse_floats(text: str | None, name: str) -> tuple[float, ...] | None:
         raise _invalid(name, "comma-separated numbers", text) from None
 
 
-def _invalid(name: str, needed: str, text: str | None, code: str = "value.invalid") -> InputError:
+def _invalid(name: str, needed: str, text: str | None, code: Code = "value.invalid") -> InputError:
     return InputError(f"--{name} must be {needed}, got {text!r}", code=code)
 
 
