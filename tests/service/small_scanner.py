@@ -1,5 +1,6 @@
 """Images of 16 x 16 seen by two coils, a recovery that fills in noise, and a task."""
 
+import struct
 import sys
 import time
 from functools import cache
@@ -12,8 +13,8 @@ import taskuq as tq
 from taskuq.measure._fourier import fft2c
 from taskuq.measure._masks import nested_masks
 from taskuq.measure._mri import MultiCoilMRI, SimulatedMRIScanner, added_columns
-from taskuq.service._mrd import ScanHeader
-from taskuq.service._replay import _StoredScan
+from taskuq.service._mrd import ACQUISITION, CLOSE, HEADER, IMAGE, ScanHeader, header_xml
+from taskuq.service._replay import _decision, _StoredScan
 
 SIZE, COILS, RATES, SAMPLES = 16, 2, (8.0, 4.0, 2.0), 4
 MASKS = nested_masks(SIZE, RATES, rng=np.random.default_rng(0))
@@ -59,6 +60,30 @@ def scan_of(number, slices=3):
     kspace = {k: fft2c(image(1000 + 10 * number + k)).numpy() for k in range(slices)}
     name = f"patient-{number}"
     return _StoredScan(ScanHeader(f"MR-{number}", name, (COILS, SIZE, SIZE), slices), kspace)
+
+
+def begin(wire, scan, columns=(), slices=None):
+    """Send the header, and lines of some slices."""
+    wire.send(HEADER, header_xml(scan.header))
+    for slice_ in scan.kspace if slices is None else slices:
+        for column in columns:
+            wire.send(ACQUISITION, scan.line(slice_, int(column)))
+
+
+def heard(wire):
+    """Close a connection; return the decisions and the texts until its end."""
+    wire.send(CLOSE)
+    found = []
+    while (message := wire.read()) is not None:
+        found.append(_decision(message) if message.kind == IMAGE else message.content)
+    return [f for f in found if isinstance(f, dict)], [f for f in found if isinstance(f, str)]
+
+
+def raw(kind, content):
+    """The bytes of a message."""
+    parts = [struct.pack("<H", kind)]
+    content.serialize_into(lambda part: parts.append(bytes(part)))
+    return b"".join(parts)
 
 
 def serve(folder, port):

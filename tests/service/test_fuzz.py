@@ -1,23 +1,17 @@
 """Malformed, truncated and repeated messages never stop a scan and never end the service."""
 
 import socket
-import struct
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
 from taskuq.service import _replay as replay
-from taskuq.service._mrd import ACQUISITION, HEADER, IMAGE, Connection, StreamLimits, header_xml
+from taskuq.service._mrd import ACQUISITION, HEADER, IMAGE, StreamLimits, header_xml
 from taskuq.service._replay import _StoredScan, replay_scan
 
 pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 MESSAGES = 2400
-
-
-def raw(kind, content):
-    parts = [struct.pack("<H", kind)]
-    content.serialize_into(lambda part: parts.append(bytes(part)))
-    return b"".join(parts)
 
 
 def changed(rng, scan, small):
@@ -33,41 +27,43 @@ def changed(rng, scan, small):
         case 3:
             line.resize(int(rng.integers(0, 40)), int(rng.integers(1, 5)))
         case 4:
-            whole = bytearray(raw(ACQUISITION, line))
+            whole = bytearray(small.raw(ACQUISITION, line))
             whole[int(rng.integers(2, 340))] ^= int(rng.integers(1, 256))
             return bytes(whole)
         case 5:
-            whole = raw(ACQUISITION, line)
+            whole = small.raw(ACQUISITION, line)
             return whole[: int(rng.integers(1, len(whole)))]
         case _:
             return rng.bytes(int(rng.integers(1, 60)))
-    return raw(ACQUISITION, line)
+    return small.raw(ACQUISITION, line)
 
 
-def test_2400_spoilt_messages_stop_no_scan_and_end_no_service(small, small_policy, serving):
+def images(wire, header, messages):
+    """Send messages, of which none may be valid, and return the images that come back."""
+    found = []
+    with suppress(OSError):
+        wire.send(HEADER, header_xml(header))
+        for message in messages:
+            wire.connection.sendall(message)
+        wire.connection.shutdown(socket.SHUT_WR)
+        while (message := wire.read()) is not None:
+            found += [message] if message.kind == IMAGE else []
+    wire.close()
+    return found
+
+
+def test_2400_spoilt_messages_stop_no_scan_and_end_no_service(
+    small, small_policy, serving, connect
+):
     service = serving(limits=StreamLimits(message=2**20, idle=2.0))
-    rng, sent, early = np.random.default_rng(8), 0, []
-    while sent < MESSAGES:
-        # Of these scans nothing whole is sent beside the first round, so that none may stop.
+    rng, early = np.random.default_rng(8), []
+    for sent in range(0, MESSAGES, 40):
+        # Of these scans nothing whole is sent in addition to the first round: none may stop.
         scan = small.scan_of(500 + sent)
-        wire = Connection(
-            socket.create_connection(("127.0.0.1", service.port)), StreamLimits(idle=20)
-        )
-        try:
-            wire.send(HEADER, header_xml(scan.header))
-            for _ in range(40):
-                wire.connection.sendall(changed(rng, scan, small))
-                sent += 1
-            wire.connection.shutdown(socket.SHUT_WR)
-            while (message := wire.read()) is not None:
-                if message.kind == IMAGE:
-                    early.append(replay._decision(message))
-        except OSError:
-            pass
-        finally:
-            wire.close()
+        spoilt = [changed(rng, scan, small) for _ in range(40)]
+        early += images(connect(service), scan.header, spoilt)
 
-    assert not any(one["would_stop"] == "true" for one in early)
+    assert not any(replay._decision(one)["would_stop"] == "true" for one in early)
     assert service.health()["status"] == "ready"
     assert "failed connections" not in service.health()["counts"]
     played = replay_scan(small.scan_of(2), "127.0.0.1", service.port)
@@ -77,7 +73,7 @@ def test_2400_spoilt_messages_stop_no_scan_and_end_no_service(small, small_polic
         ]
 
 
-def test_nothing_is_told_about_finished_scans_to_whoever_knows_their_names(small, serving):
+def test_nothing_is_told_about_finished_scans_to_whoever_knows_their_names(small, serving, connect):
     service = serving(policy=small.policy(width=0.1), limits=StreamLimits(message=2**20, idle=2.0))
     known = small.scan_of(1)
     played = replay_scan(known, "127.0.0.1", service.port)
@@ -86,22 +82,12 @@ def test_nothing_is_told_about_finished_scans_to_whoever_knows_their_names(small
     for number in range(20):
         # Whole lines too, of another patient: none of them was stored.
         scan = _StoredScan(known.header, small.scan_of(500 + number).kspace)
-        wire = Connection(
-            socket.create_connection(("127.0.0.1", service.port)), StreamLimits(idle=20)
-        )
-        try:
-            wire.send(HEADER, header_xml(scan.header))
-            for _ in range(40):
-                whole = raw(ACQUISITION, scan.line(int(rng.integers(3)), int(rng.integers(16))))
-                spoilt = changed(rng, scan, small)
-                wire.connection.sendall(spoilt if rng.random() < 0.1 else whole)
-            wire.connection.shutdown(socket.SHUT_WR)
-            while (message := wire.read()) is not None:
-                told += [message] if message.kind == IMAGE else []
-        except OSError:
-            pass
-        finally:
-            wire.close()
+        messages = []
+        for _ in range(40):
+            line = scan.line(int(rng.integers(3)), int(rng.integers(16)))
+            whole, spoilt = small.raw(ACQUISITION, line), changed(rng, scan, small)
+            messages.append(spoilt if rng.random() < 0.1 else whole)
+        told += images(connect(service), scan.header, messages)
 
     assert told == []
     again = replay_scan(known, "127.0.0.1", service.port)

@@ -157,7 +157,6 @@ def of_a_group(tmp_path):
     """The folder of a service's scan of one slice, which belongs to a patient."""
 
     def scanned(small, serving, slices, number=5):
-        from taskuq.service._replay import replay_scan
 
         policy = small.policy("group", width=0.4)
         policy.save(tmp_path / "policy.json")
@@ -239,12 +238,8 @@ def test_a_scan_that_is_served_without_a_promise_is_exported_without_one(
     assert not any(d["promised"] for d in played.decisions.values())
 
 
-def test_a_dicom_report_says_that_nothing_is_promised(scanned_terms, tmp_path):
-    pytest.importorskip("highdicom", reason="the extra dicom is not installed")
-    from pydicom.data import get_testdata_file
-
+def test_a_dicom_report_says_that_nothing_is_promised(scanned_terms, image, tmp_path):
     _, states, policy = scanned_terms(void=VOID)
-    image = Path(get_testdata_file("MR_small.dcm"))
     record = stored_interval(states[0], policy)
     report = write_interval(record, tmp_path / "report.dcm", image).read_bytes()
     assert VOID.encode() in report

@@ -11,18 +11,8 @@ import taskuq as tq
 from raising import refused
 from taskuq.scan._round import coil_mismatch
 from taskuq.service import _mrd as lines
-from taskuq.service import _replay as replay
 from taskuq.service._interval import stored_interval
-from taskuq.service._mrd import (
-    ACQUISITION,
-    CLOSE,
-    HEADER,
-    IMAGE,
-    Connection,
-    StreamLimits,
-    header_xml,
-    read_header,
-)
+from taskuq.service._mrd import ACQUISITION, HEADER, Connection, StreamLimits, header_xml
 from taskuq.service._replay import read_mrd, replay_scan
 from taskuq.service._server import LOOPBACK
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
@@ -52,13 +42,6 @@ def marked(line, mark):
     return line
 
 
-def heard(wire):
-    found = []
-    while (message := wire.read()) is not None:
-        found.append(replay._decision(message) if message.kind == IMAGE else message.content)
-    return [f for f in found if isinstance(f, dict)], [f for f in found if isinstance(f, str)]
-
-
 @pytest.mark.parametrize("mark", BESIDE + UNFIT)
 def test_lines_that_are_not_of_the_image_are_not_decided_on(small, serving, connect, mark):
     service, scan = serving(), small.scan_of(3, slices=1)
@@ -66,8 +49,7 @@ def test_lines_that_are_not_of_the_image_are_not_decided_on(small, serving, conn
     wire.send(HEADER, header_xml(scan.header))
     for column in small.COLUMNS[0]:
         wire.send(ACQUISITION, marked(scan.line(0, int(column)), mark))
-    wire.send(CLOSE)
-    decisions, said = heard(wire)
+    decisions, said = small.heard(wire)
 
     assert decisions == []
     refused = len(small.COLUMNS[0]) if mark in UNFIT else 0
@@ -85,8 +67,7 @@ def test_a_scan_among_noise_is_decided_as_without_it(small, small_policy, servin
             wire.send(ACQUISITION, noise)
         mark = FINE[column % len(FINE)]
         wire.send(ACQUISITION, marked(scan.line(0, column), mark))
-    wire.send(CLOSE)
-    decisions, _ = heard(wire)
+    decisions, _ = small.heard(wire)
 
     alone = small.acquired(small_policy, 3, 0).rounds
     assert [d["upper"] for d in decisions] == [r.to_dict()["upper"] for r in alone]
@@ -158,11 +139,6 @@ def test_a_replay_refuses_readouts_with_oversampling(small, tmp_path):
     replace(small.scan_of(1), xml=oversampled(small)).save(tmp_path / "a.h5")
     with refused("shape.mismatch", "16", "8"):
         read_mrd(tmp_path / "a.h5")
-
-
-def test_a_header_whose_spaces_agree_is_read(small):
-    header = small.scan_of(1).header
-    assert read_header(header_xml(header)) == header
 
 
 @pytest.fixture

@@ -126,10 +126,8 @@ def copied(written, folder):
 @pytest.mark.parametrize("spoil", ["bit", "swap", "missing", "manifest", "shape", "leads out"])
 def test_what_is_not_as_it_was_written_is_refused(written, tmp_path, spoil):
     folder = copied(written, tmp_path)
-    programs, manifest = (
-        [folder / f"{n}.pt2" for n in ("recover", "task")],
-        folder / "manifest.json",
-    )
+    programs = [folder / f"{n}.pt2" for n in ("recover", "task")]
+    manifest = folder / "manifest.json"
     record = read_json(manifest, "taskuq.runtime/1")
     if spoil == "bit":
         whole = bytearray(programs[0].read_bytes())

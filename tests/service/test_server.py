@@ -74,10 +74,8 @@ def test_a_scan_may_take_longer_than_its_header(small, serving, connect):
 def test_after_half_a_message_nothing_more_is_sent():
     ours, theirs = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    sender, reader = (
-        Connection(ours, StreamLimits(idle=0.2)),
-        Connection(theirs, StreamLimits(idle=20)),
-    )
+    sender = Connection(ours, StreamLimits(idle=0.2))
+    reader = Connection(theirs, StreamLimits(idle=20))
     with pytest.raises(TimeoutError):
         sender.send(TEXT, "a" * 2**24)
     with pytest.raises(OSError):
@@ -87,8 +85,8 @@ def test_after_half_a_message_nothing_more_is_sent():
     reader.close()
 
 
-def test_states_are_for_their_owner_alone(serving, tmp_path):
-    serving(folder=tmp_path / "new" / "states")
+def test_states_are_for_their_owner_and_the_service_for_this_machine_alone(serving, tmp_path):
+    assert serving(folder=tmp_path / "new" / "states").host == "127.0.0.1"
     assert stat.S_IMODE((tmp_path / "new" / "states").stat().st_mode) == 0o700
 
 
@@ -133,17 +131,14 @@ def test_a_connection_that_cannot_be_taken_keeps_nobody_else_out(serving, connec
     monkeypatch.setattr(socket.socket, "accept", accept_later)
     # Who waits already takes the first; whoever waits for the second fails once.
     connect(service)
-    second = Connection(
-        socket.create_connection(("127.0.0.1", service.port)), StreamLimits(idle=20)
-    )
+    second = connect(service)
     second.send(HEADER, "no header")
 
     assert "cannot be read" in second.read().content
     assert len(failed) == 1
-    second.close()
 
 
-def test_a_thread_that_cannot_be_started_keeps_nobody_else_out(serving, monkeypatch):
+def test_a_thread_that_cannot_be_started_keeps_nobody_else_out(serving, connect, monkeypatch):
     service, start, failed = serving(), threading.Thread.start, []
 
     def start_later(thread):
@@ -154,13 +149,10 @@ def test_a_thread_that_cannot_be_started_keeps_nobody_else_out(serving, monkeypa
 
     monkeypatch.setattr(threading.Thread, "start", start_later)
     for said in (None, "cannot be read"):
-        wire = Connection(
-            socket.create_connection(("127.0.0.1", service.port)), StreamLimits(idle=20)
-        )
+        wire = connect(service)
         if said is not None:
             wire.send(HEADER, "no header")
         answer = wire.read()
-        wire.close()
         assert answer is None if said is None else said in answer.content
 
 
@@ -177,22 +169,25 @@ def test_those_who_ask_for_health_take_no_more_threads_than_scanners(serving):
     assert len(let_go) == 17
 
 
-def test_a_failure_of_ours_is_said_before_the_connection_is_closed(small, serving, monkeypatch):
+def test_a_failure_of_ours_is_said_before_the_connection_is_closed(
+    small, serving, connect, monkeypatch
+):
     def fail(session, xml):
         raise ZeroDivisionError
 
     service = serving()
     monkeypatch.setattr(Session, "_begin", fail)
-    wire = Connection(socket.create_connection(("127.0.0.1", service.port)), StreamLimits(idle=20))
+    wire = connect(service)
     wire.send(HEADER, header_xml(small.scan_of(1).header))
 
     assert "the service failed (ZeroDivisionError)" in wire.read().content
     assert wire.read() is None
     assert service.counts["failed connections"] == 1
-    wire.close()
 
 
-def test_two_connections_of_one_scan_at_once_leave_one_that_scans(small, serving, monkeypatch):
+def test_two_connections_of_one_scan_at_once_leave_one_that_scans(
+    small, serving, connect, monkeypatch
+):
     service, scan, both = serving(), small.scan_of(1), threading.Barrier(2)
     take_over = service._take_over
 
@@ -203,23 +198,15 @@ def test_two_connections_of_one_scan_at_once_leave_one_that_scans(small, serving
             both.wait(1)
 
     monkeypatch.setattr(service, "_take_over", at_once)
-    wires = [
-        Connection(socket.create_connection(("127.0.0.1", service.port)), StreamLimits(idle=20))
-        for _ in range(2)
-    ]
-    for wire in wires:
+    for wire in [connect(service) for _ in range(2)]:
         wire.send(HEADER, header_xml(scan.header))
     until = time.monotonic() + 20
     while time.monotonic() < until and [s.header for s in service.sessions] != [scan.header]:
         time.sleep(0.02)
-    left = [session.header for session in service.sessions]
-    for wire in wires:
-        wire.close()
 
-    assert left == [scan.header]
+    assert [session.header for session in service.sessions] == [scan.header]
 
 
-pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 HOST, MANY = "127.0.0.1", 100
 
 
@@ -286,12 +273,7 @@ def test_slices_in_any_order_are_all_decided(small, small_policy, serving, conne
     for column in range(small.SIZE):
         for slice_ in scan.kspace:
             wire.send(ACQUISITION, scan.line(slice_, column))
-    wire.send(CLOSE)
-    last = {}
-    while (message := wire.read()) is not None:
-        if message.kind == IMAGE:
-            decision = replay._decision(message)
-            last[decision["slice"]] = decision
+    last = {decision["slice"]: decision for decision in small.heard(wire)[0]}
 
     assert sorted(last) == [*range(9)]
     for slice_, decision in last.items():
@@ -353,11 +335,9 @@ def test_who_waits_for_an_answer_is_not_idle(small, serving, connect):
         assert go_on.wait(20)
         return small.recover(measurement, **options)
 
-    scan, wire = (
-        small.scan_of(1, slices=1),
-        connect(serving(recover=slow, limits=StreamLimits(idle=0.2))),
-    )
-    lines = [raw(ACQUISITION, scan.line(0, int(column))) for column in small.COLUMNS[0]]
+    scan = small.scan_of(1, slices=1)
+    wire = connect(serving(recover=slow, limits=StreamLimits(idle=0.2)))
+    lines = [small.raw(ACQUISITION, scan.line(0, int(column))) for column in small.COLUMNS[0]]
     text = header_xml(scan.header).encode()
     # All at once: nothing but the computation takes time.
     wire.connection.sendall(struct.pack("<HI", HEADER, len(text)) + text + b"".join(lines))
@@ -368,13 +348,6 @@ def test_who_waits_for_an_answer_is_not_idle(small, serving, connect):
     assert wire.read().kind == IMAGE
 
 
-def raw(kind, content):
-    parts = [struct.pack("<H", kind)]
-    content.serialize_into(lambda part: parts.append(bytes(part)))
-    return b"".join(parts)
-
-
-pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 POSITIVE = {
     "--deadline": ["-1", "0", "nan", "inf"],
     "--connections": ["0", "-3"],
@@ -415,25 +388,12 @@ def test_a_port_that_is_taken_is_named_alone(serving, small):
             serving(port=port)
 
 
-def test_a_cut_monitor_is_begun_anew_and_a_cut_scan_too(small, small_policy, tmp_path):
-    (tmp_path / "monitor.json").write_text('{"schema": "taskuq.mon')
+def test_a_cut_monitor_and_a_cut_scan_are_refused(small, small_policy, tmp_path):
+    (tmp_path / "a.json").write_text('{"schema": "taskuq.')
     with pytest.raises(tq.InputError):
-        tq.Monitor(small_policy, state=tmp_path / "monitor.json")
-    (tmp_path / "a.json").write_text('{"schema": "taskuq.acq')
+        tq.Monitor(small_policy, state=tmp_path / "a.json")
     with pytest.raises(tq.InputError):
         small.acquired(small_policy, 1, 0, scan_id="A", state=tmp_path / "a.json")
-
-
-def test_the_start_says_shadow_and_which_coils_nobody_knows(small, small_policy, capsys):
-    from taskuq.cli.service import _print_terms
-    from taskuq.service._session import ServiceModel
-
-    model = ServiceModel(small_policy, small.recover, small.task, small.COLUMNS, None, shadow=True)
-    _print_terms(model)
-    said = capsys.readouterr().err
-    assert said.startswith(str(small_policy))
-    assert "Shadow mode" in said
-    assert "number of coils" in said
 
 
 def test_no_search_for_garbage_looks_at_networks_once_a_service_listens(tmp_path, monkeypatch):
@@ -467,7 +427,6 @@ def test_no_search_for_garbage_looks_at_networks_once_a_service_listens(tmp_path
     assert any(one is loaded[0] for one in gc.get_objects())
 
 
-pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 RATES = (8.0, 4.0)
 RUN = """
 part = "all"
@@ -532,16 +491,13 @@ def test_other_masks_and_networks_are_refused_unless_asked_for(planned, tmp_path
     lines = {"published masks": None, "recover": masks}.get(other, tmp_path / "other.npz")
     masks_file(tmp_path / "other.npz", 1)
     what = "recover" if other == "recover" else "masks"
+    given = (policy, recover, OWN["task"], lines, tmp_path)
     with pytest.raises(InputError, match=f"calibrated with {what} .*--allow-mismatch"):
-        open_service_model(policy, recover, OWN["task"], lines, tmp_path)
+        open_service_model(*given)
     with pytest.raises(InputError, match=f"calibrated with {what} .*--allow-mismatch"):
-        export_service(
-            policy, recover, OWN["task"], lines, tmp_path / "runtime", coils=2, height=None
-        )
+        export_service(*given, coils=2, height=None)
     with pytest.warns(UserWarning, match=what):
-        model = open_service_model(
-            policy, recover, OWN["task"], lines, tmp_path, allow_mismatch=True
-        )
+        model = open_service_model(*given, allow_mismatch=True)
     assert f"calibrated with {what}" in model.void
 
 

@@ -23,6 +23,7 @@ from cyclopts import Parameter, validators
 from taskuq._io import json_text, sigterm_as_exit, write_json
 from taskuq.errors import (
     ChecksumWarning,
+    Code,
     GuaranteeWarning,
     InputError,
     MachineError,
@@ -32,7 +33,6 @@ from taskuq.errors import (
 
 if TYPE_CHECKING:
     from taskuq.table._table import TaskOutputs
-
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -50,8 +50,6 @@ EXTRAS = dict.fromkeys(("torch", "pytorch_lightning", "h5py", "safetensors"), "m
     "ismrmrd": "mrd",
 }
 TRACEBACK = "--traceback"
-# Exit status after SIGTERM.
-TERMINATED = 143
 
 
 def command(name: str) -> Callable[[T], T]:
@@ -108,9 +106,10 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(0)
     except (KeyboardInterrupt, SystemExit) as stopped:
         code = stopped.code if isinstance(stopped, SystemExit) else 130
-        if code in (130, TERMINATED):
+        # After Ctrl-C and SIGTERM.
+        if code in (130, 143):
             notes = "; ".join(getattr(stopped, "__notes__", ()))
-            _print_error(notes or "interrupted; no partial output was written")
+            print_message(f"taskuq: {notes or 'interrupted; no partial output was written'}")
         sys.exit(code)
     except Exception as error:
         if is_traced:
@@ -118,7 +117,7 @@ def main(arguments: list[str] | None = None) -> None:
         if isinstance(error, OSError):
             _release_stdout()
         status, sentence = _describe(error, words)
-        _print_error(" ".join(sentence.split()))
+        print_message(f"taskuq: {' '.join(sentence.split())}")
         sys.exit(status)
 
 
@@ -154,10 +153,8 @@ def _describe(error: Exception, words: Sequence[str]) -> tuple[int, str]:
             return 1, f"I/O error{place} ({error.strerror or error}); rerun the command"
         case zipfile.BadZipFile() | zlib.error() | UnicodeError() | EOFError():
             return 2, f"a file is damaged ({first_line(error)}); restore or rebuild it"
-    return 1, (
-        f"internal error ({type(error).__name__}: {first_line(error):.160}); rerun with "
-        f"{TRACEBACK} and report the output"
-    )
+    what = f"{type(error).__name__}: {first_line(error):.160}"
+    return 1, f"internal error ({what}); rerun with {TRACEBACK} and report the output"
 
 
 def _own_message(error: Exception) -> str:
@@ -184,15 +181,11 @@ def _print_warnings() -> None:
 
     def print_warning(message: Any, category: Any, *where: Any, **more: Any) -> None:
         if issubclass(category, ChecksumWarning | GuaranteeWarning):
-            _print_error(str(message))
+            print_message(f"taskuq: {message}")
         else:
             show(message, category, *where, **more)
 
     warnings.showwarning = print_warning
-
-
-def _print_error(sentence: str) -> None:
-    sys.stderr.write(f"taskuq: {sentence}\n")
 
 
 TableFile = Annotated[Path, Parameter(name="TABLE")]
@@ -209,26 +202,22 @@ Seed = Annotated[int, Parameter(validator=validators.Number(gte=0))]
 
 def parse_floats(text: str | None, name: str) -> tuple[float, ...] | None:
     """Parse comma-separated numbers."""
-    if text is None:
-        return None
     try:
-        return tuple(float(part) for part in text.split(","))
+        return None if text is None else tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise InputError(
-            f"--{name} must be comma-separated numbers, got {text!r}", code="value.invalid"
-        ) from None
+        raise _invalid(name, "comma-separated numbers", text) from None
+
+
+def _invalid(name: str, needed: str, text: str | None, code: Code = "value.invalid") -> InputError:
+    return InputError(f"--{name} must be {needed}, got {text!r}", code=code)
 
 
 def parse_ints(text: str | None, name: str) -> tuple[int, ...] | None:
     """Parse comma-separated positive integers."""
     values = parse_floats(text, name)
-    if values is None:
-        return None
-    if not all(1 <= v < 1e15 and v == int(v) for v in values):
-        raise InputError(
-            f"--{name} must be positive whole numbers, got {text!r}", code="value.invalid"
-        )
-    return tuple(int(v) for v in values)
+    if not all(1 <= v < 1e15 and v == int(v) for v in values or ()):
+        raise _invalid(name, "positive whole numbers", text)
+    return None if values is None else tuple(int(v) for v in values)
 
 
 def parse_per_task(text: str | None, name: str) -> float | dict[str, float] | None:
@@ -241,10 +230,8 @@ def parse_per_task(text: str | None, name: str) -> float | dict[str, float] | No
         pairs = [part.rpartition("=") for part in text.split(",")]
         return {task.strip(): float(value) for task, _, value in pairs}
     except ValueError:
-        raise InputError(
-            f"--{name} must be a number, or one per task as in lesion=0.1,area=20, got {text!r}",
-            code="value.invalid",
-        ) from None
+        needed = "a number, or one per task as in lesion=0.1,area=20"
+        raise _invalid(name, needed, text) from None
 
 
 def parse_range(text: str | None) -> tuple[float, ...] | dict[str, tuple[float, ...]] | None:
@@ -252,7 +239,7 @@ def parse_range(text: str | None) -> tuple[float, ...] | dict[str, tuple[float, 
     if text is None or "=" not in text:
         declared = parse_floats(text, "range")
         if declared is not None and len(declared) != 2:
-            raise InputError(f"--range must be low,high, got {text!r}", code="range.invalid")
+            raise _invalid("range", "low,high", text, "range.invalid")
         return declared
     found: dict[str, tuple[float, ...]] = {}
     for part in text.split(","):
@@ -260,10 +247,8 @@ def parse_range(text: str | None) -> tuple[float, ...] | dict[str, tuple[float, 
         try:
             low, high = (float(end) for end in ends.split(":"))
         except ValueError:
-            raise InputError(
-                f"--range must be low,high, or as in lesion=0:1,area=0:inf, got {text!r}",
-                code="range.invalid",
-            ) from None
+            needed = "low,high, or as in lesion=0:1,area=0:inf"
+            raise _invalid("range", needed, text, "range.invalid") from None
         found[task.strip()] = (low, high)
     return found
 
@@ -287,10 +272,7 @@ def parse_mapping(text: str | None, name: str) -> dict[str, str] | None:
         return None
     pairs = [part.partition("=") for part in parse_list(text)]
     if not all(key and is_given and word for key, is_given, word in pairs):
-        raise InputError(
-            f"--{name} must be NAME=VALUE pairs, as in case=slice, got {text!r}",
-            code="value.invalid",
-        )
+        raise _invalid(name, "NAME=VALUE pairs, as in case=slice", text)
     return {key.strip(): word.strip() for key, _, word in pairs}
 
 
@@ -319,10 +301,8 @@ def print_message(sentence: str) -> None:
 
 def print_wrapped(lines: Sequence[str]) -> None:
     """Print wrapped messages to stderr."""
-    if not sys.stderr.isatty():
-        columns = sys.maxsize
-    else:
-        columns = min(shutil.get_terminal_size().columns, WIDEST)
+    terminal = min(shutil.get_terminal_size().columns, WIDEST)
+    columns = terminal if sys.stderr.isatty() else sys.maxsize
     for line in lines:
         indent = "    " if line.startswith(" ") else ""
         print_message(textwrap.fill(line, columns, subsequent_indent=indent))
@@ -337,6 +317,10 @@ def print_table_notes(table: TaskOutputs) -> None:
         print_message(f"taskuq: {cases} incomplete and skipped")
     if undeclared := suggest_range(table):
         print_message(f"taskuq: {undeclared}")
+
+
+def format_number(value: float, digits: int) -> str:
+    return "-" if value != value else f"{value:.{digits}f}"
 
 
 def print_result(text: str) -> None:
@@ -358,8 +342,7 @@ def show_table(
     for row in rows:
         table.add_row(*row)
     width = max(100, sum(max(len(r[k]) for r in [columns, *rows]) + 4 for k in range(len(columns))))
-    console = Console(stderr=to_stderr, width=width, highlight=False)
-    console.print(table)
+    Console(stderr=to_stderr, width=width, highlight=False).print(table)
 
 
 def print_json(record: Mapping[str, Any], path: str | None) -> None:

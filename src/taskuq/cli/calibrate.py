@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import cycle, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from taskuq.conformal._joint import JointBound
     from taskuq.interval import FloatArray, Interval
     from taskuq.table._table import TaskOutputs
-
 
 # Cases written at a time.
 CASES = 65536
@@ -49,20 +49,15 @@ def calibrate(
 
     loaded = app.load_table(table, range, task)
     if not loaded.has_targets:
-        raise InputError(
-            f"{table} has no targets; calibration needs targets f(x) of the true images",
-            code="targets.missing",
-        )
-    k, R = _round(loaded, None if acceleration is None else app.parse_number_or_name(acceleration))
+        raise InputError(f"{table} has no targets f(x) of true images", code="targets.missing")
+    k, R = _round(loaded, acceleration)
     group = as_unit(unit, has_groups=loaded.group is not None).groups(loaded.group)
     bound: Bound | JointBound
     if joint is not None:
         if loaded.outputs.ndim != 4:
             raise InputError("--joint needs a table of several tasks", code="option.unused")
         if side == "each":
-            raise InputError(
-                "--joint excludes --side each; use another --side", code="option.conflict"
-            )
+            raise InputError("--joint excludes --side each", code="option.conflict")
         bound = calibrate_joint(
             loaded.outputs[k], loaded.targets_at(k), alpha=alpha, score=score, method=joint,
             group=group, unit=unit, cases=app.parse_number_or_name(cases), delta=delta, side=side,
@@ -70,10 +65,8 @@ def calibrate(
         )  # fmt: skip
     else:
         if loaded.tasks > 1:
-            raise InputError(
-                f"the table has tasks {', '.join(loaded.task_names)}; use --task or --joint",
-                code="option.missing",
-            )
+            names = ", ".join(loaded.task_names)
+            raise InputError(f"the tasks are {names}; use --task or --joint", code="option.missing")
         if by_label and loaded.label is None:
             raise InputError("--by-label needs a table with labels", code="groups.missing")
         bound = calibrate_arrays(
@@ -101,25 +94,28 @@ def predict(
 ) -> None:
     from taskuq._io import atomic_write
     from taskuq.conformal._bound import Bound
+    from taskuq.conformal.scores import score_name
 
     calibrated = _load(bound)
-    _require_match(calibrated, bound, alpha, score)
     loaded = app.load_table(table, None, task)
     if loaded.tasks > 1 and isinstance(calibrated, Bound):
+        names = ", ".join(loaded.task_names)
         raise InputError(
-            f"{bound} is for one task, the table has {', '.join(loaded.task_names)}; use --task",
-            code="option.missing",
+            f"{bound} is for one of the tasks {names}; use --task", code="option.missing"
         )
     stored = calibrated.acceleration
-    k, R = _round(
-        loaded, stored if acceleration is None else app.parse_number_or_name(acceleration)
-    )
-    if acceleration is not None and stored not in (None, R):
-        raise InputError(
-            f"{bound} was calibrated at acceleration {stored:g}, got "
-            f"--acceleration {acceleration}; use the bound of that acceleration",
-            code="policy.mismatch",
-        )
+    k, R = _round(loaded, acceleration, stored)
+    own = {
+        "alpha": (alpha, calibrated.guarantee.alpha),
+        "score": (score, score_name(calibrated._parts[0][0])),
+        "acceleration": (None if acceleration is None or stored is None else R, stored),
+    }
+    for option, (given, known) in own.items():
+        if given is not None and given != known:
+            raise InputError(
+                f"{bound} was calibrated with {option} {known}, got --{option} {given}",
+                code="policy.mismatch",
+            )
     outputs = loaded.outputs[k] if loaded.outputs.ndim == 4 else loaded.rounds_up_to(k)
     if calibrated.rounds == 1 and outputs.ndim == 3 and loaded.outputs.ndim == 3:
         outputs = outputs[-1]
@@ -196,16 +192,19 @@ def _texts(values: FloatArray) -> list[str]:
     return list(map(repr, values.ravel().tolist()))
 
 
-def _round(table: TaskOutputs, choice: float | str | None) -> tuple[int, float | None]:
+def _round(
+    table: TaskOutputs, given: str | None, default: float | None = None
+) -> tuple[int, float | None]:
     """Return the index and the acceleration of a round."""
     import numpy as np
+
+    choice = default if given is None else app.parse_number_or_name(given)
 
     if choice is None and table.rounds > 1:
         rates = ", ".join(f"{R:g}" for R in table.accelerations)
         names = "" if table.round_names is None else f" ({', '.join(table.round_names)})"
-        raise InputError(
-            f"the table has accelerations {rates}{names}; use --acceleration", code="option.missing"
-        )
+        message = f"the table has accelerations {rates}{names}; use --acceleration"
+        raise InputError(message, code="option.missing")
     if not isinstance(choice, str) and np.isnan(table.accelerations).all():
         return 0, choice
     k = 0 if choice is None else table.round_index(choice)
@@ -221,25 +220,6 @@ def _load(path: Path) -> Bound | JointBound:
         joint.SCHEMA: joint.JointBound.from_dict,
     }
     return bound.read_bound(path, readers)
-
-
-def _require_match(
-    bound: Bound | JointBound, path: Path, alpha: float | None, score: str | None
-) -> None:
-    from taskuq.conformal.scores import score_name
-
-    if alpha is not None and alpha != bound.guarantee.alpha:
-        raise InputError(
-            f"{path} was calibrated at alpha {bound.guarantee.alpha:g}, got --alpha {alpha:g}; "
-            "recalibrate",
-            code="policy.mismatch",
-        )
-    name = score_name(bound._parts[0][0])
-    if score is not None and score != name:
-        raise InputError(
-            f"{path} was calibrated with score {name}, got --score {score}; recalibrate",
-            code="policy.mismatch",
-        )
 
 
 @app.command("evaluate")
@@ -300,25 +280,25 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
     by_one = first.width_single_quantile is not None
     differs = any(not math.isclose(r.coverage.mean, r.case_coverage.mean) for r in record.results)
     named = any(r.round_name for r in record.results)
-    columns = (["task"] if several else []) + [
-        "round" if named else "R", "score", "samples", "coverage", "sd",
-        *(["case coverage"] if differs else []), "width", "sd", "centre error", "infinite",
-    ] + (["by one"] if by_one else [])  # fmt: skip
+    columns = [
+        *(["task"] if several else []), "round" if named else "R", "score", "samples", "coverage",
+        "sd", *(["case coverage"] if differs else []), "width", "sd", "centre error", "infinite",
+        *(["by one"] if by_one else []),
+    ]  # fmt: skip
+    number = partial(app.format_number, digits=5)
     rows: list[Sequence[str]] = [
-        ([str(r.task)] if several else [])
-        + [
+        [
+            *([str(r.task)] if several else []),
             r.round_name or ("-" if r.acceleration is None else f"{r.acceleration:g}"),
             r.score,
             str(r.samples),
             f"{r.coverage.mean:.5f}",
-            _number(r.coverage.sd),
-            *([_number(r.case_coverage.mean)] if differs else []),
-            _number(r.width.mean),
-            _number(r.width.sd),
-            _number(r.center_error.mean),
+            number(r.coverage.sd),
+            *([number(r.case_coverage.mean)] if differs else []),
+            *map(number, (r.width.mean, r.width.sd, r.center_error.mean)),
             f"{r.infinite:.3g}",
+            *([_ratio(r.width.mean, one.mean)] if (one := r.width_single_quantile) else []),
         ]
-        + ([_ratio(r.width.mean, r.width_single_quantile.mean)] if r.width_single_quantile else [])
         for r in record.results
     ]
     app.show_table(title, columns, rows, to_stderr=to_stderr)
@@ -328,22 +308,15 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
         )
     if by_one:
         app.print_message(
-            "Each end has its own quantile; 'by one' is the width relative to one quantile for "
-            "both, on the same splits. Choose on other cases than the calibration cases, or the "
-            "guarantee is void."
+            "'by one' is the width relative to one quantile for both ends, on the same splits. "
+            "Choose on other cases than the calibration cases, or the guarantee is void."
         )
-    fits = [r.histogram for r in record.results if r.histogram is not None]
-    if fits:
-        worst = min(fit.p_value for fit in fits)
+    if fits := [r.histogram for r in record.results if r.histogram is not None]:
+        worst = f"p-value {min(fit.p_value for fit in fits):.2g} of {len(fits)}"
         app.print_message(
-            f"Coverage and its exact law: smallest goodness-of-fit p-value {worst:.2g} of "
-            f"{len(fits)}. {fits[0].reading}"
+            f"Coverage and its exact law: smallest goodness-of-fit {worst}. {fits[0].reading}"
         )
 
 
 def _ratio(width: float, by_one: float) -> str:
     return f"{width / by_one:.3f}" if math.isfinite(width) and 0 < by_one < math.inf else "-"
-
-
-def _number(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.5f}"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from taskuq.data._volume import FastMRIPreprocessing, Volume
 
 
-Slices = Literal["central-60", "central-80", "all"]
+Group = Literal["file", "folder", "each"] | None
 
 
 @app.command("data check")
@@ -35,8 +35,8 @@ def check(
     min_coils: int = 9,
     min_lines: int = 320,
     size: int = 320,
-    slices: Slices = "central-60",
-    group: Literal["file", "folder", "each"] | None = None,
+    slices: Literal["central-60", "central-80", "all"] = "central-60",
+    group: Group = None,
     strict: bool = False,
     thorough: bool = False,
     json: app.Json = None,
@@ -49,18 +49,11 @@ def check(
 
 
 def _reader(
-    source: Path,
-    *,
-    labels: Path | None,
-    pathology: str,
-    group: Literal["file", "folder", "each"] | None,
-    **volumes: Any,
+    source: Path, *, labels: Path | None, pathology: str, group: Group, **volumes: Any
 ) -> DataConfig:
     """Return the reader of a folder or file."""
     if not source.exists():
-        raise InputError(
-            f"{source} does not exist; use a folder, an .npz or a .toml file", code="file.missing"
-        )
+        raise InputError(f"{source} does not exist", code="file.missing")
     if source.suffix == ".toml":
         from taskuq.data._readers import read_data
 
@@ -68,17 +61,13 @@ def _reader(
         defaults = signature(check).parameters
         if given := [name for name, value in flags.items() if value != defaults[name].default]:
             names = " and ".join(f"--{name.replace('_', '-')}" for name in given)
-            raise InputError(
-                f"{source} has these settings in [data]; remove {names}", code="option.unused"
-            )
+            raise InputError(f"{source} sets this in [data]; remove {names}", code="option.unused")
         return read_data(source)
     if source.suffix == ".npz":
         from taskuq.data._arrays import NpzData
 
         if group not in (None, "each"):
-            raise InputError(
-                f"--group must be each for an .npz file, got {group}", code="option.conflict"
-            )
+            raise InputError("--group must be each for an .npz file", code="option.conflict")
         return NpzData(path=source, group=group)
     if any(source.rglob("*.h5")):
         from taskuq.data._fastmri import FastMRIData
@@ -91,11 +80,8 @@ def _reader(
     from taskuq.data._folder import FolderData
 
     if labels is None:
-        raise InputError(
-            f"{source} holds no .h5 file; for images use --labels with a CSV of the columns file, "
-            "label, group",
-            code="option.missing",
-        )
+        needed = "for images use --labels with a CSV of the columns file, label, group"
+        raise InputError(f"{source} holds no .h5 file; {needed}", code="option.missing")
     return FolderData(path=source, labels=labels, group=group)
 
 
@@ -140,12 +126,9 @@ def prepare(
         left = (time.monotonic() - started) / done * (len(todo) - done)
         app.print_message(f"{done}/{len(todo)} {outcome}; {duration(left)} left")
         failed += not is_ready
-    if failed:
-        app.print_message(
-            f"{failed} volumes could not be prepared; download them again or remove them"
-        )
     app.print_result(str(cache / preparation.key))
     if failed:
+        app.print_message(f"{failed} volumes could not be prepared; download or remove them")
         sys.exit(1)
 
 
@@ -218,15 +201,11 @@ def _show(checked: DataCheck, json: str | None) -> None:
     for row in checked.rows:
         counts = (str(row.slices), str(row.positives)) if row.used else ("", "")
         table.add_row(row.file, row.kind, row.size, *counts, row.reason)
-    console = Console()
+    console, total = Console(), checked.summary
     console.print(table)
-    total = checked.summary
-    console.print(
-        f"{total['used']} of {total['files']} files used: {total['groups']} groups, "
-        f"{total['slices']} images, {total['positives']} positive",
-        highlight=False,
-    )
-    for note in checked.notes:
+    used = f"{total['used']} of {total['files']} files used: {total['groups']} groups"
+    found = f"{used}, {total['slices']} images, {total['positives']} positive"
+    for note in (found, *checked.notes):
         console.print(note, highlight=False)
     app.print_json(checked.as_record(), json)
 
@@ -267,9 +246,7 @@ def masks(
     rates = list(app.parse_floats(accelerations, "accelerations") or ())
     if published:
         if size != 320:
-            raise InputError(
-                f"--published masks have size 320, got --size {size}", code="option.conflict"
-            )
+            raise InputError("--published masks have --size 320", code="option.conflict")
         made = published_masks(rates)
     else:
         widths = None if acs is None else list(app.parse_ints(acs, "acs") or ())
@@ -277,9 +254,8 @@ def masks(
     save_masks(output, made, rates)
     plot_masks(made, rates, figure)
     for mask, R in zip(made, rates, strict=True):
-        app.print_message(
-            f"R = {R:g}: {mask.sum()} of {len(mask)} lines, centre of {acs_width(mask)}"
-        )
+        centre = acs_width(mask)
+        app.print_message(f"R = {R:g}: {mask.sum()} of {len(mask)} lines, centre of {centre}")
     app.print_message(f"figure: {figure}")
     app.print_result(str(output))
 

@@ -14,8 +14,6 @@ from taskuq.errors import InputError
 from taskuq.experiments._claims import EXPERIMENTS, SubsetMembers, run_all, run_one
 
 if TYPE_CHECKING:
-    from taskuq.experiments._claims import SubsetMembers
-
     Name = str
 else:
     Name = Literal[("all", *EXPERIMENTS)]
@@ -44,14 +42,12 @@ def experiment(
 ) -> None:
     from taskuq._io import read_json, write_json
     from taskuq.experiments._claims import ClaimSettings, make_inputs
+    from taskuq.report._records import shown
 
-    widths, bins = (
-        app.parse_floats(max_width, "max-width"),
-        app.parse_floats(size_bins, "size-bins"),
-    )
+    widths = app.parse_floats(max_width, "max-width")
     scores = None if score is None else app.parse_list(score)
     changed: dict[str, Any] = {
-        "alpha": alpha, "trials": splits, "size_bins": bins,
+        "alpha": alpha, "trials": splits, "size_bins": app.parse_floats(size_bins, "size-bins"),
         "goals": widths and tuple((alpha or ClaimSettings.alpha, width) for width in widths),
         "widths": widths,
         "scores": scores and tuple(s for s in scores if s in ClaimSettings.scores),
@@ -62,37 +58,27 @@ def experiment(
     sampled, estimated = (
         None if t is None else app.load_table(t, range, task) for t in (table, point)
     )
-    others: dict[str, Any] = {
-        "masks": mask_array,
-        "mask_accelerations": rates,
-        "quality": None
-        if quality is None
-        else read_json(quality, "taskuq.quality/1", is_sealed=False),
-        "task": None
-        if classifier is None
-        else read_json(classifier, "taskuq.task/1", is_sealed=False),
-        "parts": () if data is None else _parts(data),
-    }
+    others: dict[str, Any] = {"masks": mask_array, "mask_accelerations": rates, "parts": ()}
+    for kind, path in (("quality", quality), ("task", classifier)):
+        others[kind] = path and read_json(path, f"taskuq.{kind}/1", is_sealed=False)
+    if data is not None:
+        from taskuq.data._readers import open_data, read_data
+
+        opened = zip(("train", "tune"), open_data(read_data(data)), strict=True)
+        others["parts"] = [SubsetMembers(name, part.groups, part.labels) for name, part in opened]
     if name == "all":
         records = run_all(sampled, estimated, settings, log=app.print_message, **others)
     else:
         app.print_message(f"{name}: {EXPERIMENTS[name].shows}")
         records = [run_one(name, make_inputs(sampled, estimated, **others), settings)]
     for record in records:
-        print_experiment(record)
+        for printed in record["tables"]:
+            rows = [[shown(value) for value in row] for row in printed["rows"]]
+            app.show_table(f"{record['title']}: {printed['name']}", printed["columns"], rows)
+        app.print_message(f"Claim: {record['claim']}")
+        app.print_message(f"Finding: {record['finding']}\n")
     for record in records:
         app.print_result(str(write_json(output / "records" / f"{record['name']}.json", record)))
-
-
-def print_experiment(record: dict[str, Any]) -> None:
-    """Print the claim, the finding and the tables of an experiment."""
-    from taskuq.report._records import shown
-
-    for table in record["tables"]:
-        rows = [[shown(value) for value in row] for row in table["rows"]]
-        app.show_table(f"{record['title']}: {table['name']}", table["columns"], rows)
-    app.print_message(f"Claim: {record['claim']}")
-    app.print_message(f"Finding: {record['finding']}\n")
 
 
 def _masks(path: Path) -> tuple[Any, tuple[float, ...]]:
@@ -105,25 +91,15 @@ def _masks(path: Path) -> tuple[Any, tuple[float, ...]]:
             masks, rates = file["masks"].astype(bool), file["accelerations"].astype(float)
     except InputError as error:
         raise InputError(
-            f"{path} holds no masks ({error!s:.60}); rebuild it with taskuq masks",
-            code="file.format",
+            f"{path} does not hold masks ({error!s:.60})", code="file.format"
         ) from None
     is_cost = rates.ndim == 1 and bool(np.isfinite(rates).all() and (rates >= 1).all())
     if masks.ndim != 2 or rates.shape != masks.shape[:1] or not is_cost:
         raise InputError(
-            f"{path} holds masks {masks.shape} and accelerations {rates.shape}; each round needs "
-            "one acceleration of at least 1",
+            f"{path} needs one acceleration of at least 1 for each of its {len(masks)} masks",
             code="rounds.invalid",
         )
     return masks, tuple(rates.tolist())
-
-
-def _parts(config: Path) -> list[SubsetMembers]:
-    from taskuq.data._readers import open_data, read_data
-    from taskuq.experiments._claims import SubsetMembers
-
-    opened = zip(("train", "tune"), open_data(read_data(config)), strict=True)
-    return [SubsetMembers(name, part.groups, part.labels) for name, part in opened]
 
 
 @app.command("quality")
@@ -145,9 +121,8 @@ def quality(
     from taskuq.pipeline._engines import ENGINES, EngineOptions
 
     settings = read_config(QualityConfig, config)
-    chosen = ENGINES[engine].from_options(
-        EngineOptions(address, workers, tuple(slurm or ()), device)
-    )
+    options = EngineOptions(address, workers, tuple(slurm or ()), device)
+    chosen = ENGINES[engine].from_options(options)
     store = output.with_name(f"{output.stem}-pieces")
     record = evaluate_quality(settings, store=store, engine=chosen, device=device, threads=threads)
     app.print_message("\n".join(quality_lines(record)))

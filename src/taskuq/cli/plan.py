@@ -38,9 +38,9 @@ class _Goal:
     @property
     def levels(self) -> dict[str, Any]:
         """Widths and levels of all tasks or of each."""
-        names = ("max_width", "at_least", "at_most")
         return {
-            name: app.parse_per_task(getattr(self, name), name.replace("_", "-")) for name in names
+            name: app.parse_per_task(getattr(self, name), name.replace("_", "-"))
+            for name in ("max_width", "at_least", "at_most")
         }
 
 
@@ -88,10 +88,8 @@ def plan(
 
 
 def _acceleration(certificate: Mapping[str, Any]) -> str:
-    mean, of_cases = (
-        f"{certificate[name]:.2f}" for name in ("mean_acceleration", "mean_acceleration_of_cases")
-    )
-    whom = certificate["mean_over"]
+    name, whom = "mean_acceleration", certificate["mean_over"]
+    mean, of_cases = (f"{certificate[key]:.2f}" for key in (name, f"{name}_of_cases"))
     plain = "" if mean == of_cases else f" ({of_cases} if every case counts the same)"
     sentence = f"Mean acceleration for {whom}: {mean} on the calibration set{plain}"
     if "certified" in certificate:
@@ -161,35 +159,24 @@ def _plans(
     from taskuq.policy._kinds import POLICIES, PolicySpec
 
     def values(option: str) -> tuple[Any, ...]:
-        text = options[option]
-        return (
-            (app.parse_floats(text, option) or (1.0,))
-            if option == "budget"
-            else app.parse_list(text)
-        )
+        if option == "budget":
+            return app.parse_floats(options[option], option) or (1.0,)
+        return app.parse_list(options[option])
 
-    def given(kind: str) -> Literal["early"] | None:
-        return goal.given if POLICIES[kind].supports_early else None
-
-    plans = [
-        PolicySpec(
-            kind, goal.alpha, stop, given=given(kind), **dict(zip(names, chosen, strict=True))
-        )
-        for kind in policies
-        for names in [[option for option in POLICIES[kind].options if option in options]]
-        for chosen in product(*map(values, names))
-    ]
+    plans = []
+    for kind in policies:
+        names = [option for option in POLICIES[kind].options if option in options]
+        given = goal.given if POLICIES[kind].supports_early else None
+        for chosen in product(*map(values, names)):
+            more = dict(zip(names, chosen, strict=True))
+            plans.append(PolicySpec(kind, goal.alpha, stop, given=given, **more))
     if not plans:
         raise InputError("--policy is empty; use e.g. --policy fixed-width", code="option.missing")
     return plans
 
 
 def _print(
-    results: list[tuple[int, Simulation]],
-    goal: str,
-    table: TaskOutputs,
-    *,
-    to_stderr: bool,
+    results: list[tuple[int, Simulation]], goal: str, table: TaskOutputs, *, to_stderr: bool
 ) -> None:
     first = results[0][1]
     title = (
@@ -198,7 +185,10 @@ def _print(
     )
     early = table.round_names or [f"R={s.acceleration:g}" for s in first.stops[:-1]]
     rates = [*early, f"R={first.stops[-1].acceleration:g}"]
-    differs, unequal = _differing(results)
+    differs = any(not math.isclose(r.coverage, r.case_coverage) for _, r in results)
+    means = [(r.mean_acceleration, r.case_mean_acceleration) for _, r in results]
+    unequal = any(not math.isclose(*both) for both in means)
+    number = app.format_number
     # A mean over tasks, or the widest of them, would mix their units.
     widths = ["width", "centre error"] if table.tasks == 1 else []
     columns = [
@@ -207,48 +197,30 @@ def _print(
     ]  # fmt: skip
     rows = [
         [
-            _policy(r),
+            f"{r.policy}{'' if r.budget == 1 else f' {r.budget:g}'}"
+            f"{' given early' if r.given else ''}",
             r.statistic or r.score,
             str(p),
             "yes" if r.guaranteed else "no",
             f"{r.mean_acceleration:.3f}",
-            _number(r.standard_errors["mean_acceleration"], 3),
+            number(r.standard_errors["mean_acceleration"], 3),
             *([f"{r.case_mean_acceleration:.3f}"] if unequal else []),
             f"{r.coverage:.4f}",
-            _number(r.standard_errors["coverage"]),
+            number(r.standard_errors["coverage"], 4),
             *([f"{r.case_coverage:.4f}"] if differs else []),
-            _number(r.coverage_early),
-            *([_number(r.width), _number(r.center_error)] if widths else []),
+            number(r.coverage_early, 4),
+            *([number(r.width, 4), number(r.center_error, 4)] if widths else []),
             *(f"{s.fraction:.3f}" for s in r.stops),
         ]
         for p, r in results
     ]
     app.show_table(title, columns, rows, to_stderr=to_stderr)
     app.print_message(
-        f"Coverage is for {first.coverage_of}; mean R and the other means are for "
-        f"{first.mean_over}"
+        f"Coverage is for {first.coverage_of}; mean R and other means are for {first.mean_over}"
         + ("; 'R by case' weights every case equally" if unequal else "")
         + ". ± is the standard error, as a sample of groups (or cases), calibration included."
         + ("" if widths else " Widths by task: taskuq evaluate and taskuq report.")
     )
-
-
-def _policy(result: Simulation) -> str:
-    """Return the name of a policy in the table."""
-    budget = "" if result.budget == 1 else f" {result.budget:g}"
-    return f"{result.policy}{budget}{' given early' if result.given else ''}"
-
-
-def _differing(results: list[tuple[int, Simulation]]) -> tuple[bool, bool]:
-    """Return whether coverage, and mean R, differ from their means over cases."""
-    return (
-        any(not math.isclose(r.coverage, r.case_coverage) for _, r in results),
-        any(not math.isclose(r.mean_acceleration, r.case_mean_acceleration) for _, r in results),
-    )
-
-
-def _number(value: float, digits: int = 4) -> str:
-    return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
 
 @app.command("export-policy")
@@ -270,6 +242,5 @@ def export_policy(
     loaded = load_policy(policy)
     app.print_result(str(write_json(output, export_policy(loaded))))
     if vectors is not None:
-        app.print_result(
-            str(write_json(vectors, export_test_vectors(loaded, cases=cases, seed=seed)))
-        )
+        made = export_test_vectors(loaded, cases=cases, seed=seed)
+        app.print_result(str(write_json(vectors, made)))

@@ -26,13 +26,8 @@ def demo(
     from taskuq.report._report import answer_lines
 
     settings = DemoSettings.fast(seed) if fast else DemoSettings(seed=seed)
-    page = run_demo(
-        settings,
-        output,
-        stage=app.print_message,
-        log=app.print_message if verbose else lambda line: None,
-        quiet=verbose,
-    )
+    log = app.print_message if verbose else lambda line: None
+    page = run_demo(settings, output, stage=app.print_message, log=log, quiet=verbose)
     app.print_message("")
     app.print_wrapped(answer_lines(output))
     app.print_message(
@@ -57,37 +52,27 @@ def report(
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     export: bool = False,
 ) -> None:
-    from taskuq.report._report import answer_lines, write_report
+    from taskuq.report import _report as writing
 
-    is_table = source.is_file() or (source / "table.json").is_file()
-    if is_table and alpha is None:
-        raise InputError(
-            f"{source} is a table, which needs an error rate; use --alpha 0.1",
-            code="option.missing",
-        )
-    if not is_table and alpha is not None:
-        raise InputError(
-            f"{source} is a run folder, which has its own alpha; remove --alpha",
-            code="option.unused",
-        )
     run_dir = source
-    if is_table:
-        assert alpha is not None
-        from taskuq.report._report import make_report
-
+    if source.is_file() or (source / "table.json").is_file():
+        if alpha is None:
+            raise InputError(f"{source} is a table; use --alpha 0.1", code="option.missing")
         run_dir = output or source.with_name(f"{source.stem}-report")
-        page = make_report(
+        page = writing.make_report(
             source, run_dir, alpha=alpha, max_width=app.parse_per_task(max_width, "max-width"),
             unit=unit, splits=splits, seed=seed, title=title, task_range=app.parse_range(range),
             log=app.print_message, terminology=app.parse_mapping(terminology, "terminology"),
         )  # fmt: skip
+    elif alpha is not None:
+        raise InputError(
+            f"{source} is a run folder with its own alpha; remove --alpha", code="option.unused"
+        )
     else:
-        page = write_report(run_dir)
-    app.print_wrapped(answer_lines(run_dir))
+        page = writing.write_report(run_dir)
+    app.print_wrapped(writing.answer_lines(run_dir))
     if export:
-        from taskuq.report._report import export as write_exports
-
-        folder = write_exports(run_dir)
+        folder = writing.export(run_dir)
         app.print_message(f"{folder}: tables and records; {folder.parent / 'figures'}: figures")
     app.print_result(str(page))
 
@@ -113,9 +98,8 @@ def run(
     from taskuq.pipeline._engines import ENGINES, EngineOptions
 
     settings = read_run(config)
-    chosen = ENGINES[engine].from_options(
-        EngineOptions(address, workers, tuple(slurm or ()), device)
-    )
+    options = EngineOptions(address, workers, tuple(slurm or ()), device)
+    chosen = ENGINES[engine].from_options(options)
     opened = open_run(settings, device)
     if dry_run:
         app.print_result(estimate_run_cost(opened).sentence)
@@ -127,20 +111,13 @@ def run(
         configuration=opened.configuration, engine=chosen, batch=batch, threads=threads,
         overwrite=overwrite, keep_images=keep_images, terminology=opened.words,
     )  # fmt: skip
-    app.print_message(
-        f"{filled}"
-        + (f", {len(filled.missing_cases)} cases missing" if filled.missing_cases else "")
-    )
+    missing = len(filled.missing_cases)
+    app.print_message(f"{filled}" + (f", {missing} cases missing" if missing else ""))
     app.print_result(str(output))
 
 
 @app.command("status")
-def status(
-    table: Path,
-    /,
-    *,
-    json: app.Json = None,
-) -> None:
+def status(table: Path, /, *, json: app.Json = None) -> None:
     from taskuq.pipeline._pipeline import status as look
 
     found = look(table)
@@ -169,14 +146,12 @@ def table(
     if (fraction is None) != (remainder is None):
         raise InputError("--fraction and --remainder need each other", code="option.missing")
     if remainder is not None and len({p.resolve() for p in (source, output, remainder)}) < 3:
-        raise InputError(
-            "the table, -o and --remainder must be three different files", code="option.conflict"
-        )
+        raise InputError("the table, -o and --remainder must differ", code="option.conflict")
     loaded = app.load_table(source, range)
     if sum_groups is not None:
-        from taskuq.table import _table as whole_groups
+        from taskuq.table._table import sum_groups as sum_outputs
 
-        loaded = whole_groups.sum_groups(loaded, sum_groups)
+        loaded = sum_outputs(loaded, sum_groups)
     missing = f", {len(loaded.missing_cases)} cases lack a round" if loaded.missing_cases else ""
     app.print_message(f"{loaded}{missing}")
     if fraction is None or remainder is None:
@@ -208,28 +183,23 @@ def train_command(kind: str) -> Callable[..., None]:
         json: app.Json = None,
         progress: bool = True,
     ) -> None:
-        from taskuq.training._fit import (
-            PROBES,
-            TrainerOptions,
-            estimate_training,
-            is_first_process,
-            train_config,
-        )
+        from taskuq.training import _fit
+        from taskuq.training._module import format_timing
 
-        machine = TrainerOptions(accelerator, devices, nodes, progress)
+        machine = _fit.TrainerOptions(accelerator, devices, nodes, progress)
         folder = output or Path("runs") / f"{config.parent.name}-{config.stem}".lstrip("-.")
         if json is not None and not dry_run:
-            raise InputError(
-                "--json needs --dry-run; a training writes timing.json to its folder",
-                code="option.unused",
-            )
+            raise InputError("--json needs --dry-run", code="option.unused")
         if dry_run:
-            taken = PROBES if steps is None else steps
-            record = estimate_training(kind, config, machine=machine, steps=taken)
-            if is_first_process():
-                _show_cost(record, json)
+            taken = _fit.PROBES if steps is None else steps
+            record = _fit.estimate_training(kind, config, machine=machine, steps=taken)
+            if _fit.is_first_process():
+                if json != "-":
+                    app.print_result(f"Data loading took {record['prepare_s']:.3g} s.")
+                    app.print_result(format_timing(record))
+                app.print_json(record, json)
             return
-        path = train_config(
+        path = _fit.train_config(
             kind,
             config,
             folder,
@@ -239,7 +209,7 @@ def train_command(kind: str) -> Callable[..., None]:
             log=app.print_message,
             on_record=_draw,
         )
-        if is_first_process():
+        if _fit.is_first_process():
             app.print_result(str(path))
 
     return start
@@ -249,15 +219,6 @@ def _draw(record: dict[str, Any], folder: Path) -> None:
     from taskuq.report.figures import save_figures
 
     save_figures(record, folder, endings=(".svg",))
-
-
-def _show_cost(record: dict[str, Any], json: str | None) -> None:
-    from taskuq.training._module import format_timing
-
-    if json != "-":
-        app.print_result(f"Data loading took {record['prepare_s']:.3g} s.")
-        app.print_result(format_timing(record))
-    app.print_json(record, json)
 
 
 # Extensions may register more networks.

@@ -28,15 +28,13 @@ def audit(log: Path, *, scan: str | None = None) -> None:
         app.print_result(f"scan {name or '(unnamed)'}")
         for line in entries:
             both = zip(line["lower"], line["upper"], strict=True)
+            ends = ", ".join(f"[{low}, {high}]" for low, high in both)
             # A round that continues reports no interval.
-            ends = ", ".join(f"[{low}, {high}]" for low, high in both) if line["stop"] else ""
-            interval = f"; interval {ends}" if ends else ""
-            latency = f"{1000 * line['latency']:.0f} ms"
-            reason = format_reason(line["reason"], shadow=line.get("shadow", False))
+            interval = f"; interval {ends}" if line["stop"] and ends else ""
             state = f"; state {line['state']}" if line["stop"] and "state" in line else ""
-            app.print_result(
-                f"  {line['time']}  {line['case']}  {reason}{interval}; {latency}{state}"
-            )
+            reason = format_reason(line["reason"], shadow=line.get("shadow", False))
+            told = f"{reason}{interval}; {1000 * line['latency']:.0f} ms{state}"
+            app.print_result(f"  {line['time']}  {line['case']}  {told}")
         if any(line.get("shadow") for line in entries):
             app.print_result("  Shadow mode: decisions were logged, and all lines were measured.")
         for void in dict.fromkeys(line["void"] for line in entries if line.get("void")):
@@ -103,10 +101,6 @@ def monitor(
     app.print_result(str(test.save(output)))
 
 
-# Upper limit of seconds, connections and MiB.
-MOST = 1e6
-
-
 @app.command("serve")
 def serve(
     policy: Path,
@@ -142,7 +136,9 @@ def serve(
         deadline=deadline, connections=connections, max_message=max_message,
         max_scan=max_scan, max_buffer=max_buffer, idle_timeout=idle_timeout,
     )  # fmt: skip
-    _require_ports(port=port, health_port=health_port)
+    for name, value in (("port", port), ("health-port", health_port)):
+        if value is not None and not 0 <= value < 2**16:
+            raise InputError(f"--{name} must be a port, got {value}", code="value.invalid")
     # States hold data of patients: other users of this computer must not read them.
     os.umask(0o077)
     model = open_service_model(
@@ -159,24 +155,16 @@ def serve(
     service.start()
     _print_terms(model)
     if host != LOOPBACK:
-        app.print_message(
-            f"Every client that can reach {host} is accepted; use an authenticating proxy."
-        )
+        app.print_message(f"Every client that reaches {host} is accepted; use a proxy with login.")
     health = "" if health_port is None else f", health at http://{host}:{service.health_port}/"
-    app.print_message(
-        f"Listening on {host}, port {service.port}{health}; Ctrl-C or SIGTERM ends it."
-    )
-    _wait_for_signal()
-    app.print_message("Stopping after the decisions in progress.")
-    service.stop()
-
-
-def _wait_for_signal() -> None:
-    """Wait for SIGTERM or Ctrl-C."""
+    place = f"{host}, port {service.port}{health}"
+    app.print_message(f"Listening on {place}; Ctrl-C or SIGTERM ends it.")
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *signal: ended.set())
     with suppress(KeyboardInterrupt):
         ended.wait()
+    app.print_message("Stopping after the decisions in progress.")
+    service.stop()
 
 
 def _print_terms(model: ServiceModel) -> None:
@@ -185,9 +173,7 @@ def _print_terms(model: ServiceModel) -> None:
     if model.shadow:
         app.print_message("Shadow mode: decisions are logged, and all lines are requested.")
     if "fingerprints" not in model.policy.provenance:
-        app.print_message(
-            "The policy does not record its networks and masks: check that these match."
-        )
+        app.print_message("The policy does not record its networks and masks: check them.")
     if "coils" not in model.policy.provenance:
         app.print_message("The policy does not record its number of coils: check that scans match.")
 
@@ -195,20 +181,9 @@ def _print_terms(model: ServiceModel) -> None:
 def _require_positive(**options: float | None) -> None:
     """Refuse limits that no scan could meet, before networks are loaded."""
     for name, value in options.items():
-        if value is not None and not 0 < value < MOST:
-            flag = name.replace("_", "-")
-            raise InputError(
-                f"--{flag} must be in (0, {MOST:g}), got {value}", code="value.invalid"
-            )
-
-
-def _require_ports(**options: int | None) -> None:
-    for name, value in options.items():
-        if value is not None and not 0 <= value < 2**16:
-            flag = name.replace("_", "-")
-            raise InputError(
-                f"--{flag} must be a port, 0 (any) to 65535, got {value}", code="value.invalid"
-            )
+        if value is not None and not 0 < value < 1e6:
+            flag = f"--{name.replace('_', '-')}"
+            raise InputError(f"{flag} must be in (0, 1e+06), got {value}", code="value.invalid")
 
 
 @app.command("export")
@@ -247,38 +222,30 @@ def replay(
     json: app.Json = None,
 ) -> None:
     from taskuq.interval import Interval
-    from taskuq.service._replay import (
-        format_summary,
-        read_mrd,
-        replay_scan,
-        simulate_atlas_scans,
-        summarise,
-    )
+    from taskuq.service import _replay
     from taskuq.service._server import parse_address
 
     _require_positive(patients=patients, coils=coils)
     if not 0 <= tr_ms < math.inf:
         raise InputError(f"--tr-ms must be at least 0, got {tr_ms:g}", code="value.invalid")
     host, port = parse_address(address)
-    if source != "atlas" and not Path(source).is_file():
+    if source == "atlas":
+        scans = _replay.simulate_atlas_scans(patients, seed, first_patient, coils)
+    elif Path(source).is_file():
+        scans = iter([_replay.read_mrd(Path(source))])
+    else:
         raise InputError(f"{source} does not exist; use an MRD file, or atlas", code="file.missing")
-    scans = (
-        simulate_atlas_scans(patients, seed, first_patient, coils)
-        if source == "atlas"
-        else iter([read_mrd(Path(source))])
-    )
-    results, width = [], 0
+    results, width, log = [], 0, app.print_message
     for scan in scans:
         width = scan.header.shape[2]
         for sentence in scan.skipped:
-            app.print_message(f"{source}: {sentence}")
-        results.append(replay_scan(scan, host, port, tr=tr_ms / 1000, log=app.print_message))
+            log(f"{source}: {sentence}")
+        results.append(_replay.replay_scan(scan, host, port, tr=tr_ms / 1000, log=log))
         for slice_, decision in results[-1].decisions.items():
             ends = Interval(decision["lower"], decision["upper"])
             intervals = ", ".join(str(ends[task]) for task in range(len(ends)))
             reason = format_reason(decision["reason"], shadow=decision["shadow"])
-            app.print_message(f"{scan.header.case(slice_)}: {reason}; {intervals}")
-    record = summarise(results, width)
-    for sentence in format_summary(record):
-        app.print_message(sentence)
+            log(f"{scan.header.case(slice_)}: {reason}; {intervals}")
+    record = _replay.summarise(results, width)
+    log("\n".join(_replay.format_summary(record)))
     app.print_json(record, json)

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,21 +29,15 @@ from taskuq.recover.sampler._sample import SamplerRecovery, TensorEstimator
 from taskuq.service._runtime import MANIFEST, SCHEMA, checksum
 
 
-class _ExportSpec(NamedTuple):
-    """Exportable recovery and its sampling parameters."""
+class _Export(nn.Module):
+    """Exportable recovery, in a list so that folded weights are exported as constants."""
 
-    module: nn.Module
-    draws: dict[str, Any]
-
-
-class _FlowExport(nn.Module):
-    """Exportable residual flow."""
-
-    def __init__(self, recover: ResidualFlowSampler) -> None:
+    def __init__(self, recover: Any) -> None:
         super().__init__()
-        # In a list, so that folded weights are exported as constants.
-        self.parts = [recover]
+        self.parts: list[Any] = [recover]
 
+
+class _FlowExport(_Export):
     def forward(self, zero_filled: Tensor, mask: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
         recover = self.parts[0]
         estimate = varnet_estimate(recover.net, zero_filled[None], mask[None])
@@ -58,25 +52,13 @@ class _FlowExport(nn.Module):
         return rss(estimate.coil_images(0, errors)), errors.abs().amax((1, 2, 3))
 
 
-class _SamplerExport(nn.Module):
-    """Exportable one-step sampler."""
-
-    def __init__(self, recover: SamplerRecovery) -> None:
-        super().__init__()
-        self.parts: list[Any] = [recover]
-
+class _SamplerExport(_Export):
     def forward(self, zero_filled: Tensor, mask: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
         recover = self.parts[0]
         return recover.from_seeds(zero_filled[None], mask[None], draws), torch.zeros(len(draws))
 
 
-class _VarNetExport(nn.Module):
-    """Exportable VarNet."""
-
-    def __init__(self, recover: VarNetRecovery) -> None:
-        super().__init__()
-        self.parts = [recover]
-
+class _VarNetExport(_Export):
     def forward(self, zero_filled: Tensor, mask: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
         images, size = rescale_pow2(zero_filled[None])
         kspace = fft2c(images)
@@ -85,37 +67,35 @@ class _VarNetExport(nn.Module):
         return recovered * size.view(-1, 1, 1), torch.zeros(1)
 
 
-def _export_spec(recover: Any, masks: Tensor, height: int) -> _ExportSpec:
-    """Return the exportable module of a recovery."""
+def _exportable(recover: Any, masks: Tensor, height: int) -> tuple[nn.Module, dict[str, Any]]:
+    """Return the exportable module of a recovery and its sampling parameters."""
     match recover:
         case ResidualFlowSampler():
             shapes = recover.flow.latent_shapes(height, masks.shape[1])
-            return _ExportSpec(_FlowExport(recover), {
+            return _FlowExport(recover), {
                 "kind": "gaussian",
                 "numbers": sum(math.prod(shape) for shape in shapes),
                 "limit": float(recover.flow.config.limit),
                 "attempts": ATTEMPTS,
                 "cooler": COOLER,
                 # The scale of draws depends on the sampled fraction.
-                "deviations": [[int(mask.sum()), _deviation(recover, mask)] for mask in masks],
-            })  # fmt: skip
+                "deviations": [
+                    [int(m.sum()), temperature_at(recover.temperature, m) * noise_scale_of(m)]
+                    for m in masks
+                ],
+            }
         case SamplerRecovery(estimator=TensorEstimator()):
-            return _ExportSpec(_SamplerExport(recover), {"kind": "seeds"})
+            return _SamplerExport(recover), {"kind": "seeds"}
         case VarNetRecovery():
-            return _ExportSpec(_VarNetExport(recover), {"kind": "none"})
+            return _VarNetExport(recover), {"kind": "none"}
     raise InputError(
-        f"a recovery {type(recover).__name__} cannot be exported; use a flow or sampler around an "
-        "estimate, or a variational network",
+        f"a recovery {type(recover).__name__} cannot be exported; use a flow, sampler or VarNet",
         code="component.invalid",
     )
 
 
-def _deviation(recover: ResidualFlowSampler, mask: Tensor) -> float:
-    return temperature_at(recover.temperature, mask) * noise_scale_of(mask)
-
-
 def _export_module(module: nn.Module, example: tuple[Tensor, ...], what: str) -> ExportedProgram:
-    """Export a module with torch.export."""
+    """Export a module with torch.export, without assumptions about strides."""
     try:
         with torch.no_grad():
             program = torch.export.export(module.eval(), example)
@@ -124,11 +104,7 @@ def _export_module(module: nn.Module, example: tuple[Tensor, ...], what: str) ->
             f"torch.export fails for the {what} ({first_line(error):.160})",
             code="component.invalid",
         ) from None
-    return _allow_any_strides(program)
 
-
-def _allow_any_strides(program: ExportedProgram) -> ExportedProgram:
-    """Remove stride assumptions from an exported program."""
     ops, graph = torch.ops.aten, program.graph_module.graph
     for node in list(graph.nodes):
         if node.target is ops.view.default:
@@ -164,14 +140,14 @@ def write_runtime(
     masks = torch.zeros(len(columns), width, dtype=torch.bool)
     for k, added in enumerate(columns):
         masks[k:, torch.as_tensor(np.asarray(added))] = True
-    spec = _export_spec(recover, masks, height)
+    module, draws = _exportable(recover, masks, height)
     # The round before the last: networks are more stable with more lines.
     mask = masks[max(0, len(masks) - 2)]
     zero_filled = ifft2c(torch.where(mask, fft2c(_example_slice(*shape)), 0))
-    example = (zero_filled, mask, _example_draws(spec.draws, policy.samples))
-    recovery = _export_module(spec.module, example, "recovery")
+    example = (zero_filled, mask, _example_draws(draws, policy.samples))
+    recovery = _export_module(module, example, "recovery")
     with torch.no_grad():
-        images = spec.module(*example)[0]
+        images = module(*example)[0]
         executor = Executor(recover, task, fingerprints=fingerprints or {})
         exported_task = _export_module(task, (images,), "task")
         _require_agreeing(recovery.module()(*example)[0], images, "recovery")
@@ -183,7 +159,7 @@ def write_runtime(
         "samples": policy.samples,
         "images": len(images),
         "columns": [np.asarray(added).tolist() for added in columns],
-        "recover": {**_saved(recovery, folder / "recover.pt2"), "draws": spec.draws,
+        "recover": {**_saved(recovery, folder / "recover.pt2"), "draws": draws,
                     "made_of": executor.name("recover"), "mark": executor.fingerprint("recover")},
         "task": {**_saved(exported_task, folder / "task.pt2"),
                  "made_of": executor.name("task"), "mark": executor.fingerprint("task")},
@@ -192,7 +168,7 @@ def write_runtime(
 
 
 def _example_draws(draws: dict[str, Any], samples: int) -> Tensor:
-    """Return fixed draws of the right size."""
+
     if draws["kind"] == "gaussian":
         generator = torch.Generator().manual_seed(0)
         return torch.randn(samples, draws["numbers"], generator=generator) / 2
@@ -217,8 +193,7 @@ def _require_agreeing(found: Tensor, expected: Tensor, what: str) -> None:
     apart = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
     if not apart <= TOLERANCE:
         raise InputError(
-            f"the exported {what} differs from the original by {apart:.2g}, allowed is "
-            f"{TOLERANCE:g}; nothing is written",
+            f"the exported {what} differs by {apart:.2g}, more than {TOLERANCE:g}",
             code="component.invalid",
         )
 

@@ -18,6 +18,7 @@ from taskuq._io import (
 )
 from taskuq.errors import InputError, first_line
 from taskuq.policy._policy import Policy
+from taskuq.scan._state import SCHEMA as STATE
 from taskuq.scan._state import GroupScan, Scan, format_reason, load_scan
 
 SCHEMA = "taskuq.interval/1"
@@ -38,10 +39,8 @@ def _interval_record(scan: Scan, policy: Policy, *, scan_id: str | None = None) 
         "scan_id": scan_id,
         "case": last.case,
         "tasks": [
-            to_json_value(
-                {"name": name, "value": float(v), "lower": float(low), "upper": float(high)}
-            )
-            for name, v, low, high in zip(policy.task_names, values, *ends, strict=True)
+            to_json_value({"name": name, "value": float(v), "lower": float(a), "upper": float(b)})
+            for name, v, a, b in zip(policy.task_names, values, *ends, strict=True)
         ],
         "known": last.acceleration == 1,
         "alpha": policy.alpha,
@@ -57,26 +56,21 @@ def _interval_record(scan: Scan, policy: Policy, *, scan_id: str | None = None) 
 
 def stored_interval(state: Path, policy: Policy, case: str | None = None) -> dict[str, Any]:
     """Return the interval of a stored scan as JSON values."""
-    scan, record = load_scan(state, policy), _read_state(state)
+    scan, record = load_scan(state, policy), read_json(state, STATE)
     cases = scan.cases if isinstance(scan, GroupScan) else {str(record["cases"][0]): scan}
     chosen = next(iter(cases)) if case is None and len(cases) == 1 else case
     if chosen is None or chosen not in cases:
-        got = "" if case is None else f", got {case:.60}"
+        names = ", ".join(cases)
         raise InputError(
-            f"{state} has the cases {', '.join(cases):.300}; choose one with --case{got}",
-            code="option.missing",
+            f"{state} has the cases {names:.300}; choose one with --case", code="option.missing"
         )
     return _interval_record(cases[chosen], policy, scan_id=record.get("scan_id"))
 
 
 def scan_patient(state: Path) -> str | None:
     """Return the patient of a stored scan, or None."""
-    patient = _read_state(state).get("patient")
+    patient = read_json(state, STATE).get("patient")
     return None if patient is None else str(patient)
-
-
-def _read_state(state: Path) -> dict[str, Any]:
-    return read_json(state, "taskuq.acquisition/1", remedy="start a new scan")
 
 
 def write_interval(
@@ -86,16 +80,21 @@ def write_interval(
     if path.suffix != ".dcm":
         if image is not None:
             raise InputError(
-                f"{path} is JSON, which refers to no image; remove --image or use a .dcm name",
-                code="option.unused",
+                f"{path} is JSON; remove --image or use a .dcm name", code="option.unused"
             )
         return write_json(path, record)
     if image is None:
         raise InputError(
-            f"{path} is a DICOM report, which refers to an image; use --image",
-            code="option.missing",
+            f"{path} is DICOM and refers to an image; use --image", code="option.missing"
         )
-    dataset = _read_dicom(image)
+    import pydicom
+
+    try:
+        dataset = pydicom.dcmread(image)
+    except Exception as error:
+        raise InputError(
+            f"{image} cannot be read as DICOM ({first_line(error):.120})", code="file.format"
+        ) from None
     other = str(dataset.get("PatientID", ""))
     if patient is not None and other != patient:
         raise InputError(
@@ -123,28 +122,17 @@ def _dicom_report(record: dict[str, Any], image: Any) -> Any:
             upper_measurement_uncertainty=above if np.isfinite(above) else None,
             lower_measurement_uncertainty=below if np.isfinite(below) else None,
         )
+        text = str(task["name"])
+        name = sr.CodedConcept(fingerprint(text)[:16], SCHEME, text[:64])
         measurements.append(
-            sr.Measurement(
-                name=sr.CodedConcept(
-                    fingerprint(str(task["name"]))[:16], SCHEME, str(task["name"])[:64]
-                ),
-                value=value,
-                unit=codes.UCUM.NoUnits,
-                properties=properties,
-            )
+            sr.Measurement(name, value=value, unit=codes.UCUM.NoUnits, properties=properties)
         )
     group = sr.MeasurementsAndQualitativeEvaluations(
-        tracking_identifier=sr.TrackingIdentifier(
-            uid=hd.UID(), identifier=str(record["case"])[:64]
-        ),
+        tracking_identifier=sr.TrackingIdentifier(hd.UID(), str(record["case"])[:64]),
         algorithm_id=sr.AlgorithmIdentification(
             name="taskuq",
             version=record["version"],
-            parameters=[
-                f"promise: {record['promise']}",
-                f"reason: {record['reason']}",
-                f"policy: {record['policy']}",
-            ],
+            parameters=[f"{name}: {record[name]}" for name in ("promise", "reason", "policy")],
         ),
         measurements=measurements,
         source_images=[sr.SourceImageForMeasurementGroup(image.SOPClassUID, image.SOPInstanceUID)],
@@ -168,14 +156,3 @@ def _dicom_report(record: dict[str, Any], image: Any) -> Any:
         manufacturer="taskuq",
         is_complete=True,
     )
-
-
-def _read_dicom(image: Path) -> Any:
-    import pydicom
-
-    try:
-        return pydicom.dcmread(image)
-    except Exception as error:
-        raise InputError(
-            f"{image} cannot be read as DICOM ({first_line(error):.120})", code="file.format"
-        ) from None

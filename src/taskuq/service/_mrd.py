@@ -32,14 +32,6 @@ class ScanHeader:
     def case(self, slice_: int) -> str:
         return f"{self.patient}-slice-{slice_}"
 
-    @property
-    def known_patient(self) -> str | None:
-        return None if self.patient == self.scan_id else self.patient
-
-    def is_scan_of(self, other: ScanHeader) -> bool:
-        """Return True if both name the same scan of the same patient."""
-        return (self.scan_id, self.patient) == (other.scan_id, other.patient)
-
 
 def read_header(xml: str) -> ScanHeader:
     """Parse the MRD header of a scan."""
@@ -69,21 +61,19 @@ def read_header(xml: str) -> ScanHeader:
         ) from None
     if not scan_id:
         raise InputError(
-            "the MRD header names no scan; set measurementInformation/measurementID or "
-            "seriesInstanceUIDRoot",
+            "the MRD header names no scan; set measurementID or seriesInstanceUIDRoot",
             code="option.missing",
         )
     if min(shape) < 1:
         raise InputError(
-            f"the MRD header has {shape[0]} receiver channels and an encoded matrix of "
-            f"{shape[1]} x {shape[2]}; all must be positive",
+            f"the MRD header has the size {shape} (coil, x, y); all must be positive",
             code="value.invalid",
         )
     if readout not in (0, shape[1]):
         # Networks were calibrated on images of the field of view, not on wider ones.
         raise InputError(
             f"the MRD header has readouts of {shape[1]} samples for images of {readout}; remove "
-            "readout oversampling, so that encodedSpace and reconSpace agree",
+            "readout oversampling",
             code="shape.mismatch",
         )
     return ScanHeader(str(scan_id), str(patient or scan_id), shape, slices)
@@ -102,6 +92,10 @@ def header_xml(header: ScanHeader) -> str:
     def limit(last: int) -> Any:
         return xsd.limitType(minimum=0, maximum=last, center=last // 2)
 
+    limits = xsd.encodingLimitsType(
+        kspace_encoding_step_1=limit(width - 1), slice=limit(header.slices - 1)
+    )
+
     document = xsd.ismrmrdHeader(
         subjectInformation=xsd.subjectInformationType(patientID=header.patient),
         measurementInformation=xsd.measurementInformationType(
@@ -113,9 +107,7 @@ def header_xml(header: ScanHeader) -> str:
             xsd.encodingType(
                 encodedSpace=space,
                 reconSpace=space,
-                encodingLimits=xsd.encodingLimitsType(
-                    kspace_encoding_step_1=limit(width - 1), slice=limit(header.slices - 1)
-                ),
+                encodingLimits=limits,
                 trajectory=xsd.trajectoryType.CARTESIAN,
             )
         ],
@@ -168,7 +160,6 @@ def line_problem(acquisition: Any) -> str | None:
 
 CONFIG_FILE, CONFIG_TEXT, HEADER, CLOSE, TEXT = 1, 2, 3, 4, 5
 ACQUISITION, IMAGE, WAVEFORM = 1008, 1022, 1026
-CONFIG_FILE_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -216,32 +207,27 @@ class Connection:
         self.connection.settimeout(self.limits.idle)
 
     def read(self) -> Message | None:
-        """Return the next message, or None at the end of the stream."""
-        while (message := self._next()) is not None and message.kind == WAVEFORM:
-            pass
-        return message
-
-    def _next(self) -> Message | None:
-        start = self._some(2)
-        if not start:
-            return None
-        kind = struct.unpack("<H", start + self._exactly(2 - len(start)))[0]
-        match kind:
-            case 1008:
-                return Message(kind, self._acquisition())
-            case 1022:
-                return Message(kind, self._image())
-            case 1026:
-                return Message(kind, self._waveform())
-            case 1:
-                raw = self._exactly(CONFIG_FILE_BYTES)
-                return Message(kind, raw.rstrip(b"\0").decode("utf-8", "replace"))
-            case 2 | 3 | 5:
-                size = struct.unpack("<I", self._exactly(4))[0]
-                return Message(kind, self._exactly(size).decode("utf-8", "replace"))
-            case 4:
-                return None
-        raise StreamError(f"message {kind} is not an MRD message", code="file.format")
+        """Return the next message that is not a waveform, or None at the end of the stream."""
+        while start := self._some(2):
+            kind = struct.unpack("<H", start + self._exactly(2 - len(start)))[0]
+            match kind:
+                case 1008:
+                    return Message(kind, self._acquisition())
+                case 1022:
+                    return Message(kind, self._image())
+                case 1026:
+                    self._skip_waveform()
+                case 1:
+                    raw = self._exactly(1024)
+                    return Message(kind, raw.rstrip(b"\0").decode("utf-8", "replace"))
+                case 2 | 3 | 5:
+                    size = struct.unpack("<I", self._exactly(4))[0]
+                    return Message(kind, self._exactly(size).decode("utf-8", "replace"))
+                case 4:
+                    return None
+                case _:
+                    raise StreamError(f"message {kind} is not an MRD message", code="file.format")
+        return None
 
     def send(self, kind: int, content: Any = None) -> None:
         """Send a text, or an acquisition or image of the ismrmrd package."""
@@ -262,13 +248,6 @@ class Connection:
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
         self.connection.close()
-
-    def _timeout_message(self) -> str:
-        is_late = self._until is not None and time.monotonic() >= self._until
-        self.wait_until(None)
-        if is_late:
-            return f"no header arrived within {self.limits.header:g} s"
-        return f"no message arrived within {self.limits.idle:g} s"
 
     def _acquisition(self) -> Any:
         import ismrmrd
@@ -292,23 +271,20 @@ class Connection:
             raise StreamError(
                 f"an image has the unknown data type {head.data_type}", code="file.format"
             ) from None
-        size = each * int(head.channels)
-        for extent in head.matrix_size:
-            size *= int(extent)
+        size = each * int(head.channels) * math.prod(map(int, head.matrix_size))
         return ismrmrd.Image.from_bytes(raw + length + text + self._exactly(size))
 
-    def _waveform(self) -> bytes:
+    def _skip_waveform(self) -> None:
         import ismrmrd
 
         raw = self._exactly(ctypes.sizeof(ismrmrd.WaveformHeader))
         head = ismrmrd.WaveformHeader.from_buffer_copy(raw)
-        return self._exactly(4 * int(head.channels) * int(head.number_of_samples))
+        self._exactly(4 * int(head.channels) * int(head.number_of_samples))
 
     def _exactly(self, size: int) -> bytes:
         if size > self.limits.message:
             raise StreamError(
-                f"a message of {size} bytes exceeds the limit of {self.limits.message}; raise "
-                "--max-message",
+                f"a message of {size} bytes exceeds the limit; raise --max-message",
                 code="value.invalid",
             )
         data = bytearray()
@@ -334,6 +310,12 @@ class Connection:
             except TimeoutError:
                 if self._until is None and self.is_awaited():
                     continue
-                raise StreamError(self._timeout_message(), code="value.invalid") from None
+                is_late = self._until is not None and time.monotonic() >= self._until
+                self.wait_until(None)
+                what, limit = ("header", "header") if is_late else ("message", "idle")
+                raise StreamError(
+                    f"no {what} arrived within {getattr(self.limits, limit):g} s",
+                    code="value.invalid",
+                ) from None
             except OSError:
                 return b""

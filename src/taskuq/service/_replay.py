@@ -15,22 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taskuq.errors import InputError, MachineError
-from taskuq.service._mrd import (
-    ACQUISITION,
-    CLOSE,
-    HEADER,
-    IMAGE,
-    TEXT,
-    Connection,
-    Message,
-    ScanHeader,
-    StreamError,
-    StreamLimits,
-    header_xml,
-    line_problem,
-    non_imaging_kind,
-    read_header,
-)
+from taskuq.service import _mrd as mrd
 from taskuq.table._terminology import count_noun
 
 
@@ -38,7 +23,7 @@ from taskuq.table._terminology import count_noun
 class _StoredScan:
     """Fully sampled scan."""
 
-    header: ScanHeader
+    header: mrd.ScanHeader
     kspace: Mapping[int, NDArray[np.complex64]]
     xml: str | None = None
     skipped: tuple[str, ...] = ()
@@ -57,7 +42,7 @@ class _StoredScan:
         import ismrmrd
 
         with ismrmrd.Dataset(str(path), "dataset", create_if_needed=True) as file:
-            file.write_xml_header((self.xml or header_xml(self.header)).encode())
+            file.write_xml_header((self.xml or mrd.header_xml(self.header)).encode())
             for slice_ in self.kspace:
                 for column in range(self.header.shape[2]):
                     file.append_acquisition(self.line(slice_, column))
@@ -66,63 +51,48 @@ class _StoredScan:
 
 def read_mrd(path: Path) -> _StoredScan:
     """Read a Cartesian scan from an MRD file."""
-    xml, acquisitions = _read_acquisitions(path)
-    header = read_header(xml)
+    import ismrmrd
+
+    try:
+        with ismrmrd.File(str(path), mode="r") as file:
+            dataset = file["dataset"]
+            xml, acquisitions = dataset.header.toXML(), list(dataset.acquisitions)
+    except Exception:
+        raise InputError(
+            f"{path} is not an MRD file with a group 'dataset', or it is damaged",
+            code="file.format",
+        ) from None
+    header = mrd.read_header(xml)
     coils, height, width = header.shape
     kspace: dict[int, NDArray[np.complex64]] = {}
     stored: set[tuple[int, int]] = set()
     reasons: Counter[str] = Counter()
     for one in acquisitions:
         place = int(one.idx.slice), int(one.idx.kspace_encode_step_1)
-        if reason := _skip_reason(one, place, stored, width):
+        reason = mrd.line_problem(one)
+        if kind := mrd.non_imaging_kind(one):
+            reason = f"outside the image ({kind})"
+        elif reason is None and place[1] >= width:
+            reason = f"beyond the {width} lines of the header"
+        elif reason is None and place in stored:
+            reason = "measured twice; the first is used"
+        if reason is not None:
             reasons[reason] += 1
             continue
         if one.data.shape != (coils, height):
             raise InputError(
-                f"{path}: a line has {one.data.shape[0]} channels of {one.data.shape[1]} samples, "
-                f"the header {coils} and {height}; remove oversampling",
+                f"{path}: a line has shape {one.data.shape}, the header {(coils, height)}",
                 code="shape.mismatch",
             )
         stored.add(place)
         kspace.setdefault(place[0], np.zeros(header.shape, np.complex64))[..., place[1]] = one.data
     skipped = tuple(f"{count_noun(n, 'line')} skipped: {reason}" for reason, n in reasons.items())
     if not kspace or (missing := len(kspace) * width - len(stored)):
-        lacks = f"{count_noun(missing, 'line')}" if kspace else "all lines"
+        lacks = "; ".join([count_noun(missing, "line") if kspace else "all lines", *skipped])
         raise InputError(
-            f"{path} lacks {lacks}; a replay needs a fully sampled scan"
-            + (f" ({'; '.join(skipped):.300})" if skipped else ""),
-            code="table.incomplete",
+            f"{path} is not a fully sampled scan: it lacks {lacks:.300}", code="table.incomplete"
         )
     return _StoredScan(header, kspace, xml, skipped)
-
-
-def _read_acquisitions(path: Path) -> tuple[str, list[Any]]:
-    """Return the header and all acquisitions of an MRD file."""
-    import ismrmrd
-
-    try:
-        with ismrmrd.File(str(path), mode="r") as file:
-            dataset = file["dataset"]
-            return dataset.header.toXML(), list(dataset.acquisitions)
-    except Exception:
-        raise InputError(
-            f"{path} cannot be read as MRD, an HDF5 file with a group 'dataset' that holds 'xml' "
-            "and 'data': it is truncated, damaged or of another kind",
-            code="file.format",
-        ) from None
-
-
-def _skip_reason(
-    acquisition: Any, place: tuple[int, int], stored: set[tuple[int, int]], width: int
-) -> str | None:
-    """Return why an acquisition is not replayed, or None."""
-    if kind := non_imaging_kind(acquisition):
-        return f"outside the image ({kind})"
-    if problem := line_problem(acquisition):
-        return problem
-    if place[1] >= width:
-        return f"beyond the {width} lines of the header"
-    return "measured twice; the first is used" if place in stored else None
 
 
 def simulate_atlas_scans(patients: int, seed: int, first: int, coils: int) -> Iterator[_StoredScan]:
@@ -136,7 +106,7 @@ def simulate_atlas_scans(patients: int, seed: int, first: int, coils: int) -> It
         kspace = {s: fft2c(atlas[k * per + s].image).numpy() for s in range(per)}
         name = f"patient-{first + k}"
         scan_id = f"{name}-seed-{seed}-coils-{coils}"
-        yield _StoredScan(ScanHeader(scan_id, name, kspace[0].shape, per), kspace)
+        yield _StoredScan(mrd.ScanHeader(scan_id, name, kspace[0].shape, per), kspace)
 
 
 # Seconds that a service may take to be there, to come back (networks are loaded), between tries.
@@ -150,7 +120,7 @@ class _ReplayResult:
     decisions: dict[int, dict[str, Any]] = field(default_factory=dict)
     latencies: list[float] = field(default_factory=list)
     sent: set[tuple[int, int]] = field(default_factory=set, repr=False)
-    messages: list[str] = field(default_factory=list)
+
     reconnections: int = 0
     restored: int = 0
 
@@ -164,19 +134,17 @@ def replay_scan(
     host: str,
     port: int,
     *,
-    limits: StreamLimits | None = None,
+    limits: mrd.StreamLimits | None = None,
     tr: float = 0.0,
     log: Callable[[str], None] = lambda sentence: None,
 ) -> _ReplayResult:
     """Send a scan to a service and follow its decisions."""
-    result, connections = _ReplayResult(), 0
-    remaining, limits = list(scan.kspace), limits or StreamLimits()
+    result, connections, remaining = _ReplayResult(), 0, list(scan.kspace)
     until, is_logged = time.monotonic() + PATIENCE, False
     while time.monotonic() < until:
         try:
-            connection = Connection(
-                socket.create_connection((host, port), timeout=PATIENCE), limits
-            )
+            client = socket.create_connection((host, port), timeout=PATIENCE)
+            connection = mrd.Connection(client, limits or mrd.StreamLimits())
         except OSError:
             if not is_logged:
                 wait = until - time.monotonic()
@@ -189,7 +157,7 @@ def replay_scan(
         try:
             _replay(_LineSender(connection, scan, result, tr), remaining)
             return result
-        except (StreamError, OSError):
+        except (mrd.StreamError, OSError):
             until, is_logged = time.monotonic() + PATIENCE_FOR_RETURN, False
             log("The connection was lost; resuming the scan from its stored state.")
             time.sleep(PAUSE)
@@ -197,16 +165,15 @@ def replay_scan(
             connection.close()
     if connections:
         raise MachineError(f"the service at {host}:{port} does not answer any more")
-    raise InputError(
-        f"no service answers at {host}:{port}; start taskuq serve", code="dependency.missing"
-    )
+    message = f"no service answers at {host}:{port}; start taskuq serve"
+    raise InputError(message, code="dependency.missing")
 
 
 class _LineSender:
     """Send acquisitions at a fixed interval."""
 
     def __init__(
-        self, connection: Connection, scan: _StoredScan, result: _ReplayResult, tr: float
+        self, connection: mrd.Connection, scan: _StoredScan, result: _ReplayResult, tr: float
     ) -> None:
         self.connection, self.scan, self.result, self.tr = connection, scan, result, tr
         self.next, self.last_sent = time.monotonic(), time.perf_counter()
@@ -217,14 +184,14 @@ class _LineSender:
             line = self.scan.line(slice_, column)
             time.sleep(max(0.0, self.next - time.monotonic()))
             self.next, self.last_sent = time.monotonic() + self.tr, time.perf_counter()
-            self.connection.send(ACQUISITION, line)
+            self.connection.send(mrd.ACQUISITION, line)
             self.result.sent.add((slice_, column))
 
 
 def _replay(sender: _LineSender, remaining: list[int]) -> None:
     connection, scan = sender.connection, sender.scan
-    connection.send(HEADER, scan.xml or header_xml(scan.header))
-    first = _wait(connection, TEXT, sender.result)
+    connection.send(mrd.HEADER, scan.xml or mrd.header_xml(scan.header))
+    first = _wait(connection, mrd.TEXT)
     if "lines" not in first:
         raise InputError(f"the service refuses the scan: {first['said']}", code="policy.mismatch")
     # Slices that are decided together need all their lines before the first decision.
@@ -232,7 +199,7 @@ def _replay(sender: _LineSender, remaining: list[int]) -> None:
     for slices in parts:
         _rounds(sender, dict.fromkeys(slices, first["lines"]))
         remaining[:] = [slice_ for slice_ in remaining if slice_ not in slices]
-    connection.send(CLOSE)
+    connection.send(mrd.CLOSE)
     while connection.read() is not None:
         pass
 
@@ -245,7 +212,7 @@ def _rounds(sender: _LineSender, lines: dict[int, list[int]]) -> None:
             sender.send(slice_, columns)
         begin, decisions = sender.last_sent, dict[int, dict[str, Any]]()
         while not lines.keys() <= decisions.keys():
-            decision = _wait(sender.connection, IMAGE, result)
+            decision = _wait(sender.connection, mrd.IMAGE)
             if decision.get("stored", False):
                 result.restored += 1
             else:
@@ -261,22 +228,21 @@ def _rounds(sender: _LineSender, lines: dict[int, list[int]]) -> None:
                 lines[slice_] = decision["lines"]
 
 
-def _wait(connection: Connection, kind: int, result: _ReplayResult) -> dict[str, Any]:
-    """Return the next reply of a kind, and store texts that arrive before it."""
+def _wait(connection: mrd.Connection, kind: int) -> dict[str, Any]:
+    """Return the next reply of a kind."""
     while (message := connection.read()) is not None:
-        if message.kind == kind == IMAGE:
+        if message.kind == kind == mrd.IMAGE:
             return _decision(message)
-        if message.kind == TEXT:
-            text = json.loads(message.content)
-            result.messages.append(str(text.get("said")))
-            if kind == TEXT:
-                return dict(text)
-            if "cannot be decided" in result.messages[-1]:
-                raise InputError(result.messages[-1], code="component.invalid")
-    raise StreamError("the service has closed the connection", code="file.damaged")
+        if message.kind == mrd.TEXT:
+            text = dict(json.loads(message.content))
+            if kind == mrd.TEXT:
+                return text
+            if "cannot be decided" in str(text.get("said")):
+                raise InputError(text["said"], code="component.invalid")
+    raise mrd.StreamError("the service has closed the connection", code="file.damaged")
 
 
-def _decision(message: Message) -> dict[str, Any]:
+def _decision(message: mrd.Message) -> dict[str, Any]:
     meta = {name.removeprefix("taskuq_"): v for name, v in message.content.meta.items()}
     plain = ("decision", "would_stop", "promise", "scan_id")
     return {name: v if name in plain else json.loads(v) for name, v in meta.items()} | {
@@ -286,10 +252,10 @@ def _decision(message: Message) -> dict[str, Any]:
 
 def summarise(results: Sequence[_ReplayResult], width: int) -> dict[str, Any]:
     """Return savings and latencies as JSON values."""
-    slices = sum(len(one.decisions) for one in results)
     lines = sum(one.lines for one in results)
     latencies = np.concatenate([one.latencies for one in results])
     decisions = [d for one in results for d in one.decisions.values()]
+    slices = len(decisions)
     early = sum(d["acceleration"] != 1 for d in decisions)
     shadow = any(d["shadow"] for d in decisions)
     return {
@@ -320,26 +286,18 @@ def format_summary(record: dict[str, Any]) -> list[str]:
     latency, slices = record["latency"], count_noun(record["slices"], "slice")
     early, lines = record["would_stop_early"], record["lines_sent"]
     if record["shadow"]:
-        sentences = [f"{slices}, shadow mode: {early} would have stopped early, and all {lines} "
-                     "lines were sent."]  # fmt: skip
+        outcome = f"{early} would have stopped early in shadow mode, {lines} lines sent"
     else:
-        sentences = [f"{slices}, {early} stopped early: {lines} lines instead of "
-                     f"{record['lines_of_full_scans']} (mean acceleration "
-                     f"{record['acceleration']:.2f})."]  # fmt: skip
+        outcome = f"{early} stopped early: {lines} lines instead of {record['lines_of_full_scans']}"
+    sentences = [f"{slices}, {outcome} (mean acceleration {record['acceleration']:.2f})."]
     if latency["rounds"]:
+        median, worst = (f"{1000 * latency[name]:.0f} ms" for name in ("median", "worst"))
         sentences.append(
-            "From the last line of a round to its decision: median "
-            f"{1000 * latency['median']:.0f} ms, worst {1000 * latency['worst']:.0f} ms of "
-            f"{latency['rounds']}."
+            f"Latency of {latency['rounds']} decisions: median {median}, worst {worst}."
         )
     if restored := record["answered_again"]:
-        sentences.append(
-            f"{count_noun(restored, 'round')} were stored decisions and are not in the latency."
-        )
+        sentences.append(f"{count_noun(restored, 'round')} were stored decisions, without latency.")
     if reconnections := record["reconnections"]:
-        sentences.append(
-            f"The connection was lost and resumed {count_noun(reconnections, 'time')}; repeated "
-            "lines count once."
-        )
+        sentences.append(f"The connection was resumed {count_noun(reconnections, 'time')}.")
     void = dict.fromkeys(d["promise"] for d in record["decisions"] if not d["promised"])
     return [" ".join(sentences), *void]

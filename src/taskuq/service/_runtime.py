@@ -44,15 +44,12 @@ class _ExportedRecover:
         zero_filled = torch.as_tensor(measurement.zero_filled).to(torch.complex64)
         if tuple(zero_filled.shape) != self.shape or samples > self.samples:
             raise InputError(
-                f"the runtime has {self.samples} samples of slices {self.shape} (coil, height, "
-                f"width), got {samples} of {tuple(zero_filled.shape)}; export another",
+                f"the runtime has {self.samples} samples of {self.shape}, got {samples} of "
+                f"{tuple(zero_filled.shape)}; export another",
                 code="samples.mismatch",
             )
         if not bool(torch.isfinite(torch.view_as_real(zero_filled)).all()):
-            raise InputError(
-                "the measurement contains NaN or infinity; measure the case again",
-                code="value.nonfinite",
-            )
+            raise InputError("the measurement contains NaN or infinity", code="value.nonfinite")
         mask = torch.as_tensor(measurement.mask).bool()
         if self.draws["kind"] == "gaussian":
             return self._sample_within_limit(zero_filled, mask, seed)[:samples]
@@ -82,8 +79,7 @@ class _ExportedRecover:
                 return torch.as_tensor(images)
             attempt += beyond
         raise InputError(
-            f"a sample is not finite or beyond {self.draws['limit']} after "
-            f"{most + int(self.draws['cooler'])} draws at decreasing temperatures",
+            f"a sample is not finite or beyond {self.draws['limit']} after all attempts",
             code="value.nonfinite",
         )
 
@@ -102,8 +98,7 @@ class _ExportedTask:
         given = torch.as_tensor(images).float()
         if not 1 <= len(given) <= self.images:
             raise InputError(
-                f"the exported task takes 1 to {self.images} images, got {len(given)}",
-                code="samples.mismatch",
+                f"images must be 1 to {self.images}, got {len(given)}", code="samples.mismatch"
             )
         filled = torch.cat([given, given[:1].expand(self.images - len(given), *given.shape[1:])])
         outputs: Tensor = self.program(filled)
@@ -130,40 +125,29 @@ def open_runtime(folder: Path, policy: Policy) -> _ExportedModel:
         )
     with complete_record(path, "runtime", "export again"):
         coils, height, width = map(int, record["shape"])
-        parts = {name: record[name] for name in ("recover", "task")}
-        programs = {name: _load_program(folder, part) for name, part in parts.items()}
+        shape, draws = (coils, height, width), record["recover"]["draws"]
+        recover, mark = _load_program(folder, record["recover"])
+        task, task_mark = _load_program(folder, record["task"])
         return _ExportedModel(
-            recover=_ExportedRecover(
-                programs["recover"], (coils, height, width), int(record["samples"]),
-                parts["recover"]["draws"], _fingerprint(parts["recover"]),
-            ),
-            task=_ExportedTask(
-                programs["task"], int(record["images"]), _fingerprint(parts["task"])
-            ),
-            columns=[np.asarray(added, dtype=np.intp) for added in record["columns"]],
-            shape=(coils, height, width),
-        )  # fmt: skip
+            _ExportedRecover(recover, shape, int(record["samples"]), draws, mark),
+            _ExportedTask(task, int(record["images"]), task_mark),
+            [np.asarray(added, dtype=np.intp) for added in record["columns"]],
+            shape,
+        )
 
 
-def _fingerprint(part: Mapping[str, Any]) -> str:
-    return str(part["mark"] or part["sha256"])
-
-
-def _load_program(folder: Path, part: Mapping[str, Any]) -> Any:
+def _load_program(folder: Path, part: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return an exported program and its fingerprint."""
     path = safe_join(folder, str(part["file"]))
     if not path.is_file():
         raise InputError(f"{path} does not exist; export again", code="file.missing")
     # Checked before unpickling.
     if checksum(path) != part["sha256"]:
-        raise InputError(
-            f"{path} is damaged or was edited: its SHA-256 does not match; export again",
-            code="file.damaged",
-        )
+        raise InputError(f"{path} does not match its SHA-256; export again", code="file.damaged")
     try:
-        return torch.export.load(path).module()
+        return torch.export.load(path).module(), str(part["mark"] or part["sha256"])
     except Exception as error:
         raise InputError(
-            f"{path} cannot be opened with torch {torch.__version__} ({first_line(error):.120}); "
-            "export again with this version",
+            f"{path} cannot be opened ({first_line(error):.120}); export again",
             code="file.schema",
         ) from None

@@ -73,8 +73,7 @@ class Service:
         except OSError as error:
             self.stop()
             raise MachineError(
-                f"cannot listen on {self.host}, port {port} ({error.strerror or error}); stop the "
-                "other service or use another port"
+                f"port {port} of {self.host} is unusable ({error.strerror or error}); use another"
             ) from None
         self._start_thread(self._accept)
 
@@ -180,7 +179,8 @@ class Service:
                 for session, thread in self.sessions.items()
                 if session is not newcomer
                 and session.header is not None
-                and session.header.is_scan_of(header)
+                and (session.header.scan_id, session.header.patient)
+                == (header.scan_id, header.patient)
             }
         _close(earlier)
 
@@ -191,7 +191,7 @@ class Service:
 
 def _close(sessions: dict[Session, threading.Thread]) -> None:
     for session, thread in sessions.items():
-        session.leave()
+        session.queue.close()
         session.connection.close()
         thread.join()
 
@@ -239,10 +239,6 @@ def parse_address(text: str) -> tuple[str, int]:
     return host.strip("[]") or LOOPBACK, int(port)
 
 
-# Lines of a slice without masks: those of the bundled networks.
-SIZE = 128
-
-
 def open_service_model(
     policy: Path,
     recover: str | None,
@@ -263,27 +259,21 @@ def open_service_model(
     loaded = load_policy(policy)
     if runtime is not None:
         if any(option is not None for option in (recover, task, masks, device, adaptive)):
-            raise InputError(
-                "--runtime has its own recovery, task and masks, and runs on the CPU; remove "
-                "--recover, --task, --masks, --adaptive and --device",
-                code="option.conflict",
-            )
+            message = "--runtime excludes --recover, --task, --masks, --adaptive and --device"
+            raise InputError(message, code="option.conflict")
         from taskuq.service._runtime import open_runtime
 
         parts = vars(open_runtime(runtime, loaded))
     elif recover is None or task is None:
-        raise InputError(
-            "the networks are missing; use --recover and --task, or --runtime",
-            code="option.missing",
-        )
+        raise InputError("use --recover and --task, or --runtime", code="option.missing")
     else:
         parts = _load_networks(loaded, recover, task, masks, device)
         if adaptive is not None:
             parts["adaptive"] = _adaptive_lines(adaptive, loaded, masks)
+    state = folder / "monitor.json"
     return ServiceModel(
         policy=loaded, **parts, folder=folder, seed=seed, deadline=deadline, shadow=shadow,
-        monitor=None if monitor is None
-        else Monitor(loaded, delta=monitor, state=folder / "monitor.json"),
+        monitor=None if monitor is None else Monitor(loaded, delta=monitor, state=state),
         void=_mismatch(loaded, allow_mismatch, **parts), allow_mismatch=allow_mismatch,
     )  # fmt: skip
 
@@ -310,10 +300,7 @@ def _adaptive_lines(path: Path, policy: Policy, masks: Path | None) -> AdaptiveL
     """Return the rule of the table [choose] of a run."""
     table = read_toml(path).get("choose")
     if table is None:
-        raise InputError(
-            f"{path} has no table [choose]; use the TOML file of the policy's run",
-            code="config.missing",
-        )
+        raise InputError(f"{path} has no table [choose]", code="config.missing")
     config = from_toml_table(AdaptiveConfig, table, "choose")
     lines, rates = _masks_of_rounds(policy, masks), tuple(map(float, policy.accelerations))
     return config.rule(MultiCoilMRI(lines, rates), lines, rates)
@@ -326,24 +313,20 @@ def _load_networks(
     from taskuq.task import load
     from taskuq.training._weights import weights_fingerprint
 
-    chosen = pick_device(device)
-    parts: dict[str, Any] = {
+    chosen, names = pick_device(device), {"recover": recover, "task": task}
+    return {
         "recover": open_recovery(recover, device=chosen),
         "task": load(locate(task)).to(chosen),
+        # As in the configuration of a run, which its policy stores.
+        "fingerprints": {part: weights_fingerprint(name) for part, name in names.items()},
+        "columns": added_columns(_masks_of_rounds(policy, masks)),
     }
-    # As in the configuration of a run, which its policy stores.
-    parts["fingerprints"] = {
-        "recover": weights_fingerprint(recover), "task": weights_fingerprint(task)
-    }  # fmt: skip
-    return {**parts, "columns": added_columns(_masks_of_rounds(policy, masks))}
 
 
 def _masks_of_rounds(policy: Policy, masks: Path | None) -> BoolArray:
-    """Return the masks (round, width) of a policy."""
+    """Return the masks (round, width) of a policy; without a file, those of bundled networks."""
     rates = tuple(map(float, policy.accelerations))
-    if masks is None:
-        return MaskConfig(accelerations=rates).masks(SIZE)
-    return read_masks(masks, rates)
+    return MaskConfig(accelerations=rates).masks(128) if masks is None else read_masks(masks, rates)
 
 
 def export_service(
@@ -354,9 +337,7 @@ def export_service(
     from taskuq.service._export import write_runtime
 
     if coils < 1 or (height is not None and height < 1):
-        raise InputError(
-            f"--coils and --height must be positive, got {coils} and {height}", code="value.invalid"
-        )
+        raise InputError("--coils and --height must be positive", code="value.invalid")
     loaded = load_policy(policy)
     parts = _load_networks(loaded, recover, task, masks, "cpu")
     _mismatch(loaded, allow_mismatch, **parts)

@@ -30,18 +30,7 @@ from taskuq.scan._monitor import Monitor
 from taskuq.scan._round import coil_mismatch
 from taskuq.scan._scanners import as_scanners
 from taskuq.scan._state import RoundRecord, ScanFlags
-from taskuq.service._mrd import (
-    ACQUISITION,
-    CLOSE,
-    HEADER,
-    IMAGE,
-    TEXT,
-    Connection,
-    ScanHeader,
-    line_problem,
-    non_imaging_kind,
-    read_header,
-)
+from taskuq.service import _mrd as mrd
 
 
 @dataclass
@@ -64,8 +53,7 @@ class _StreamedSlice:
 
     def add(self, column: int, data: Any) -> str | None:
         """Add a line of k-space (coil, height); return why it is rejected, or None."""
-        coils, height, width = self.shape
-        line = np.asarray(data)
+        (coils, height, width), line = self.shape, np.asarray(data)
         if not 0 <= column < width:
             return f"line {column} of {width} lines"
         if line.shape != (coils, height):
@@ -114,23 +102,18 @@ class _StreamedSlice:
 
     def remeasure(self, round: int, measurement: dict[str, Any]) -> None:
         """Refuse lines of a stored round that differ from the stored ones."""
-        arrived = self.measure(round)
-        is_same = all(
-            np.array_equal(arrived[name], measurement[name]) for name in ("columns", "kspace")
-        )
+        arrived, names = self.measure(round), ("columns", "kspace")
+        is_same = all(np.array_equal(arrived[name], measurement[name]) for name in names)
         if self.faults or not is_same:
             raise InputError(
-                f"scan {self.scan_id} is stored with different lines of round {round}; give every "
-                "scan its own measurementID",
+                f"scan {self.scan_id} is stored with different lines of round {round}",
                 code="resume.mismatch",
             )
 
     def combine(self, measurements: Sequence[dict[str, Any]]) -> MRIMeasurement:
-        """Join the lines of all rounds so far."""
         return _combine_columns(measurements, self.shape, self.accelerations)
 
     def is_complete(self, measurements: Sequence[dict[str, Any]]) -> bool:
-        """Return True if every line is there."""
         return sum(len(one["columns"]) for one in measurements) == self.shape[-1]
 
 
@@ -146,7 +129,6 @@ class _ActiveScan:
 
     @property
     def is_ready(self) -> bool:
-        """Return True if all lines of the next round have arrived."""
         round_, cases = self.awaited
         return all(self.slices[self.slice_of[case]].has(round_) for case in cases)
 
@@ -199,7 +181,13 @@ class _DecisionQueue:
         return len(self._ready) + self._is_deciding
 
     def _run(self) -> None:
-        while (scan := self._next()) is not None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._ready or self._is_closing)
+                if not self._ready:
+                    return
+                self._is_deciding = True
+                scan = self._ready.popleft()
             self._decide(scan)
             # Hold no lines of this scan while waiting for the next.
             del scan
@@ -221,14 +209,6 @@ class _DecisionQueue:
             if scan.is_queued and not is_over:
                 self._ready.append(scan)
             self._changed.notify_all()
-
-    def _next(self) -> _ActiveScan | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._ready or self._is_closing)
-            if not self._ready:
-                return None
-            self._is_deciding = True
-            return self._ready.popleft()
 
 
 SCHEMA = "taskuq.mrd/1"
@@ -265,11 +245,11 @@ class ServiceModel:
 class Session:
     """State of one client connection."""
 
-    connection: Connection
+    connection: mrd.Connection
     model: ServiceModel
     count: Callable[[str], None]
-    take_over: Callable[[ScanHeader, Session], None]
-    header: ScanHeader | None = None
+    take_over: Callable[[mrd.ScanHeader, Session], None]
+    header: mrd.ScanHeader | None = None
     void: str | None = None
     slices: dict[int, _StreamedSlice] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
@@ -292,9 +272,9 @@ class Session:
         self.connection.wait_until(time.monotonic() + self.connection.limits.header)
         try:
             while (message := self.connection.read()) is not None:
-                if message.kind == HEADER:
+                if message.kind == mrd.HEADER:
                     self._begin(message.content)
-                elif message.kind == ACQUISITION:
+                elif message.kind == mrd.ACQUISITION:
                     self._line(message.content)
                 self.queue.wait()
         except InputError as error:
@@ -303,56 +283,52 @@ class Session:
             self.count("failed connections")
             self.send_text(f"the service failed ({type(error).__name__})")
         finally:
-            self.leave()
+            self.queue.close()
             # A reference to this session must not keep the lines in memory.
             self.slices.clear()
             self._active.clear()
             self._held.close()
             with suppress(OSError):
-                self.connection.send(CLOSE)
+                self.connection.send(mrd.CLOSE)
             self.connection.close()
-
-    def leave(self) -> None:
-        """Wait for no more lines, and decide the rounds that are ready."""
-        self.queue.close()
 
     def send_text(self, sentence: str, **more: Any) -> None:
         self.count("sentences")
         text = json.dumps({"schema": SCHEMA, "said": sentence, **more})
         with suppress(OSError):
-            self.connection.send(TEXT, text)
+            self.connection.send(mrd.TEXT, text)
+
+    def _reject(self, problem: str, **more: Any) -> None:
+        self.count("refused lines")
+        self.send_text(f"{problem}; it is skipped", **more)
 
     def _begin(self, xml: str) -> None:
         if self.header is not None:
             self.send_text("this connection has a header already; the second one is skipped")
             return
-        header, model = read_header(xml), self.model
+        header, model = mrd.read_header(xml), self.model
         self._require_supported(header)
         self.connection.wait_until(None)
         self.take_over(header, self)
         lock = model.folder / f".scan-{self._key()}.lock"
         self._held.enter_context(file_lock(lock, what=f"scan {header.scan_id}"))
         rates = [R for R in model.policy.accelerations if np.isfinite(R)]
-        together = model.is_joint
-        slices = "all slices, which are decided together," if together else "each slice"
+        slices = "all slices, which are decided together," if model.is_joint else "each slice"
         self.send_text(
             f"send these lines of {slices} first", lines=model.columns[0].tolist(),
-            accelerations=rates, slices=header.slices, together=together,
+            accelerations=rates, slices=header.slices, together=model.is_joint,
         )  # fmt: skip
         self.queue.start()
-        if together:
+        if model.is_joint:
             self._open(range(header.slices))
 
-    def _require_supported(self, header: ScanHeader) -> None:
+    def _require_supported(self, header: mrd.ScanHeader) -> None:
         """Refuse a scan that the model does not fit, or that is too large."""
         limits, width = self.connection.limits, sum(map(len, self.model.columns))
         self.void = self.model.void
         if mismatch := coil_mismatch(self.model.policy, header.shape[0]):
             if not self.model.allow_mismatch:
-                raise InputError(
-                    f"{mismatch}; use serve --allow-mismatch to serve without a guarantee",
-                    code="policy.mismatch",
-                )
+                raise InputError(f"{mismatch}; use serve --allow-mismatch", code="policy.mismatch")
             self.void = self.void or f"No guarantee: {mismatch}."
         if header.shape[2] != width:
             raise InputError(
@@ -361,28 +337,19 @@ class Session:
             )
         if self.model.shape not in (None, header.shape):
             raise InputError(
-                f"the scan has slices {header.shape} (coil, height, width), the runtime "
-                f"{self.model.shape}; export another runtime",
+                f"the scan has slices {header.shape}, the runtime {self.model.shape}; export again",
                 code="policy.mismatch",
             )
-        if header.slices > limits.slices:
-            raise InputError(
-                f"the scan has {header.slices} slices, the limit is {limits.slices}",
-                code="value.invalid",
-            )
-        if header.nbytes > limits.scan:
-            raise InputError(
-                f"the scan has {_mib(header.nbytes)} of k-space, the limit is "
-                f"{_mib(limits.scan)}; raise --max-scan",
-                code="value.invalid",
-            )
         at_once = header.nbytes if self.model.is_joint else header.nbytes // header.slices
-        if at_once > limits.buffer:
-            raise InputError(
-                f"slices that are decided together have {_mib(at_once)} of k-space, the limit is "
-                f"{_mib(limits.buffer)}; raise --max-buffer",
-                code="value.invalid",
-            )
+        problem = None
+        if header.slices > limits.slices:
+            problem = f"the scan has {header.slices} slices, the limit is {limits.slices}"
+        elif header.nbytes > limits.scan:
+            problem = f"the scan has {_of_limit(header.nbytes, limits.scan)}; raise --max-scan"
+        elif at_once > limits.buffer:
+            problem = f"a decision needs {_of_limit(at_once, limits.buffer)}; raise --max-buffer"
+        if problem:
+            raise InputError(problem, code="value.invalid")
 
     def _key(self, *more: int | str) -> str:
         assert self.header is not None, "slices come after the header"
@@ -393,10 +360,8 @@ class Session:
         """Open a slice, or all slices that are decided together."""
         assert self.header is not None, "slices come after the header"
         rates, columns = self.model.policy.accelerations, self.model.columns
-        shape, scan_id = self.header.shape, self.header.scan_id
-        slices = {
-            k: _StreamedSlice(columns, shape, rates, scan_id, lock=self._lock) for k in numbers
-        }
+        same = (columns, self.header.shape, rates, self.header.scan_id)
+        slices = {k: _StreamedSlice(*same, lock=self._lock) for k in numbers}
         cases = {self.header.case(k): k for k in slices}
         scan = _ActiveScan(slices, cases, self._rounds(slices, cases), (0, tuple(cases)))
         self.slices |= slices
@@ -408,10 +373,9 @@ class Session:
         self.count("lines")
         number, column = int(acquisition.idx.slice), int(acquisition.idx.kspace_encode_step_1)
         if self.header is None:
-            self.count("refused lines")
-            self.send_text("a line before the header is skipped")
+            self._reject("a line before the header")
             return
-        if kind := non_imaging_kind(acquisition):
+        if kind := mrd.non_imaging_kind(acquisition):
             self.count("other lines")
             if kind not in self.skipped_kinds:
                 self.skipped_kinds.add(kind)
@@ -420,12 +384,10 @@ class Session:
         if number in self.done:
             return
         if number >= self.header.slices:
-            self.count("refused lines")
-            self.send_text(f"slice {number} of {self.header.slices} is skipped")
+            self._reject(f"slice {number} of {self.header.slices}")
             return
-        if problem := line_problem(acquisition):
-            self.count("refused lines")
-            self.send_text(f"{problem}; it is skipped", slice=number)
+        if problem := mrd.line_problem(acquisition):
+            self._reject(problem, slice=number)
             return
         with self._lock:
             # It may have been decided in the meantime.
@@ -437,13 +399,11 @@ class Session:
             problem = slice_.add(column, acquisition.data)
             self._buffered += slice_.nbytes - before
         if problem:
-            self.count("refused lines")
-            self.send_text(f"{problem}; it is skipped", slice=number)
+            self._reject(problem, slice=number)
         if self._buffered > self.connection.limits.buffer:
+            used = _of_limit(self._buffered, self.connection.limits.buffer)
             raise InputError(
-                f"{len(self.slices)} undecided slices have {_mib(self._buffered)} of lines, the "
-                f"limit is {_mib(self.connection.limits.buffer)}; send slices one after another, "
-                "or raise --max-buffer",
+                f"undecided slices have {used}; send them in turn, or raise --max-buffer",
                 code="value.invalid",
             )
         self.queue.offer(scan)
@@ -460,7 +420,11 @@ class Session:
         rates = [*map(float, model.policy.accelerations), 1.0]
 
         def keep(recoveries: Any, seed: int) -> None:
-            images[seed] = _mean(recoveries)
+            is_on_gpu = is_tensor(recoveries) and recoveries.is_cuda
+            if is_on_gpu and recoveries.dtype == torch.float32:
+                images[seed] = recoveries.mean(0)
+            else:
+                images[seed] = as_array(recoveries, "recoveries").mean(axis=0)
 
         def reply(record: RoundRecord) -> None:
             seed = case_seed(model.seed, record.case, rates[record.round])
@@ -475,10 +439,11 @@ class Session:
             model.lock,
             keep,
         )
+        patient = None if header.patient == header.scan_id else header.patient
         options = ScanOptions(
             header.scan_id, model.folder / f"scan-{key}.json", model.folder / "log.jsonl",
             model.monitor, reply, model.adaptive,
-            ScanFlags(self.void, model.shadow, header.known_patient),
+            ScanFlags(self.void, model.shadow, patient),
         )  # fmt: skip
         if model.is_joint:
             scanners = as_scanners({name: slices[k] for name, k in slice_of.items()}, None, None)
@@ -508,6 +473,7 @@ class Session:
         stops = "would stop" if shadow else "stops"
         self.count("told again" if record.restored else stops if record.stop else "continues")
         fields = to_json_value(record.to_dict())
+        replied = ("case", "round", "acceleration", "lower", "upper", "reason", "fault")
         meta = {
             "decision": "stop" if record.stop and not shadow else "continue",
             "would_stop": str(record.stop).lower(),
@@ -517,7 +483,7 @@ class Session:
             "promised": str(record.void_reason is None and self.model.policy.is_guaranteed).lower(),
             "shadow": str(shadow).lower(),
             "stored": str(record.restored).lower(),
-            **{name: json.dumps(fields[name]) for name in REPLIED},
+            **{name: json.dumps(fields[name]) for name in replied},
         }
         shape = self.header.shape[1:]
         pixels = np.zeros(shape, dtype=np.float32) if image is None else as_array(image, "image")
@@ -526,7 +492,7 @@ class Session:
         reply.meta = ismrmrd.Meta({f"taskuq_{name}": value for name, value in meta.items()})
         # A client that has gone gets the stored decision when it reconnects.
         with suppress(OSError):
-            self.connection.send(IMAGE, reply)
+            self.connection.send(mrd.IMAGE, reply)
 
     def _next_lines(self, record: RoundRecord, slice_: int) -> list[int]:
         """Return the lines of the next round, or all others of a scan that would stop."""
@@ -540,16 +506,5 @@ class Session:
         return [c for c in range(sum(map(len, columns))) if c not in measured]
 
 
-# Fields of a round in a reply, as JSON.
-REPLIED = ("case", "round", "acceleration", "lower", "upper", "reason", "fault")
-
-
-def _mean(recoveries: Any) -> Any:
-    """Return the mean image, computed on the GPU where the samples are there."""
-    if is_tensor(recoveries) and recoveries.is_cuda and recoveries.dtype == torch.float32:
-        return recoveries.mean(0)
-    return as_array(recoveries, "recoveries").mean(axis=0)
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:.0f} MiB"
+def _of_limit(size: int, limit: int) -> str:
+    return f"{size / 2**20:.0f} MiB of k-space, the limit is {limit / 2**20:.0f} MiB"
