@@ -6,8 +6,9 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 from taskuq._arrays import ranges_from_json, ranges_to_json, require_finite
 from taskuq._config import flatten
 from taskuq._io import (
+    SEAL,
     ExistingFileError,
     atomic_write,
     complete_record,
@@ -65,40 +67,33 @@ def _write_parquet(
     return path
 
 
-def _read_batches(path: Path, columns: list[str], identity: str = "") -> Iterator[Any]:
-    """Yield batches of rows; raise InputError if the file is damaged or of another table."""
+def _read_batches(path: Path, columns: list[str]) -> Iterator[Any]:
+    """Yield batches of rows; raise InputError if the file is damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema = _read_schema(path)
-    note = _read_note(path, schema)
-    if identity and note.get("table", identity) != identity:
-        raise InputError(
-            f"shard {path.name} belongs to another table than {HEADER}; remove the shard and "
-            f"rerun, or restore its {HEADER}",
-            code="resume.mismatch",
-        )
     for name in columns:
-        if name not in schema.names:
-            raise InputError(f"shard {path.name} has no column {name}", code="table.column")
-    written = note.get("columns", {})
-    hashes = _ColumnHashes(written.keys() & columns)
+        _require_column(schema.names, name, path)
+    written = _read_note(path, schema).get("columns", {})
+    hashes = {name: _ColumnHash() for name in columns if name in written}
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             for rows in file.iter_batches(batch_size=ROWS, columns=columns, use_threads=False):
-                hashes.update(rows)
+                for name, one in hashes.items():
+                    one.update(rows.column(name))
                 yield rows
     except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
         raise _damaged(path, first_line(error)) from None
-    for name, digest in hashes.hexdigests().items():
-        if digest != written[name]:
+    for name, one in hashes.items():
+        if one.hexdigest() != written[name]:
             raise _damaged(path, f"the checksum of column {name} differs")
 
 
-def _read_columns(path: Path, columns: list[str], identity: str = "") -> Any:
+def _read_columns(path: Path, columns: list[str]) -> Any:
     import pyarrow as pa
 
-    batches = list(_read_batches(path, columns, identity))
+    batches = list(_read_batches(path, columns))
     if not batches:
         return _read_schema(path).empty_table().select(columns)
     return pa.Table.from_batches(batches)
@@ -108,8 +103,7 @@ def _read_schema(path: Path) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if not is_regular_file(path):
-        raise _irregular(path)
+    _require_regular(path)
     try:
         return pq.read_schema(path)
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
@@ -133,7 +127,12 @@ def _read_note(path: Path, schema: Any) -> dict[str, Any]:
         raise _damaged(path, "its checksums are") from None
     if absent:
         raise _damaged(path, f"no column {min(absent)}")
-    return note
+    return {name: value for name, value in note.items() if name != SEAL}
+
+
+def _require_column(names: list[str], name: str, path: Path) -> None:
+    if name not in names:
+        raise InputError(f"shard {path.name} has no column {name}", code="table.column")
 
 
 def _damaged(path: Path, reason: str) -> InputError:
@@ -142,15 +141,14 @@ def _damaged(path: Path, reason: str) -> InputError:
     )
 
 
-class _ColumnHashes:
-    """Incremental SHA-256 of columns: their types, content and lengths."""
+class _ColumnHash:
+    """Incremental SHA-256 of a column."""
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self.parts: dict[str, tuple[set[str], Any, Any]] = {}
-        for name in names:
-            self.parts[name] = (set(), hashlib.sha256(), hashlib.sha256())
+    def __init__(self) -> None:
+        self.kinds: set[str] = set()
+        self.content, self.lengths = hashlib.sha256(), hashlib.sha256()
 
-    def update(self, rows: Any) -> None:
+    def update(self, array: Any) -> None:
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -559,12 +557,11 @@ def read_shards(folder: Path) -> TaskOutputs:
         targets = targets[0]
     if tasks == 1:
         outputs, targets = outputs[..., 0], targets[..., 0]
-    known = _read_ids(shards, schemas, places, n)
     return TaskOutputs(
         outputs, None if unknown else targets, header.accelerations,
         case=to_numpy(ids.filter(complete), "case"),
-        group=known.get("group"),
-        label=known.get("label"),
+        group=_read_ids("group", shards, places, n),
+        label=_read_ids("label", shards, places, n),
         task_names=header.task_names,
         task_range=header.task_ranges,
         round_names=header.round_names,
