@@ -32,10 +32,10 @@ UNITS = (CaseUnit(), RandomCaseUnit(), _GroupFractionUnit("all"), _GroupFraction
 @pytest.mark.parametrize("delta", [None, 0.3])
 @pytest.mark.parametrize("alpha", [0.1, 0.3, 0.02])
 def test_the_quantile_is_the_least_entry_with_no_more_above_than_allowed(unit, alpha, delta):
-    entries = unit.entries(SCORES, unit.index(60, GROUP))
-    allowed = unit.allowed(int(entries.unit.max()) + 1, alpha, delta)
-    above = [entries.weight[entries.scores > q].sum() for q in np.sort(entries.scores)]
-    good = np.sort(entries.scores)[np.array(above) <= allowed + 1e-9]
+    scores, units, weight = unit.entries(SCORES, unit.index(60, GROUP))
+    allowed = unit.allowed(int(units.max()) + 1, alpha, delta)
+    above = [weight[scores > q].sum() for q in np.sort(scores)]
+    good = np.sort(scores)[np.array(above) <= allowed + 1e-9]
     if unit.bets(alpha, delta) is not None and allowed >= 0:
         # Here the allowance is a limit, and bets decide.
         assert unit.quantile(SCORES, GROUP, alpha, delta) >= good[0]
@@ -54,11 +54,11 @@ def test_as_many_units_as_needed_and_no_fewer_allow_a_finite_quantile(unit, delt
 
 @pytest.mark.parametrize("unit", UNITS[1:], ids=lambda u: u.covered)
 def test_losses_at_a_threshold_are_the_weight_of_entries_above_it(unit):
-    entries = unit.entries(SCORES, GROUP)
+    scores, _, weight = unit.entries(SCORES, GROUP)
     for q in range(30):
         missed = np.array([(SCORES[v == GROUP] > q).sum() for v in range(20)])
         assert unit.loss(missed, np.full(20, 3)).sum() == pytest.approx(
-            entries.weight[entries.scores > q].sum(), abs=1e-9
+            weight[scores > q].sum(), abs=1e-9
         )
 
 

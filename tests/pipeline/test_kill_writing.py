@@ -22,6 +22,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import toy
 import taskuq as tq
+import os
 from taskuq import _io
 from taskuq.pipeline import _local as local
 
@@ -44,18 +45,17 @@ def half(table, path, **settings):
         Path(path).write_bytes(whole[: len(whole) // 2])
         wait_for_the_kill("half of", path)
 
-def before(source, target, **settings):
+def after(move, source, target):
     if {where!r} == "before" and is_mine():
         wait_for_the_kill("before", target)
-    move(source, target, **settings)
-
-def after(source, target, **settings):
-    before(source, target, **settings)
+    move(source, target)
     if {where!r} == "after" and is_mine():
         wait_for_the_kill("after", target)
 
 write, pq.write_table = pq.write_table, half
-move, _io._replace_file = _io._replace_file, after
+create, replace = _io._create_file, os.replace
+_io._create_file = lambda *paths: after(create, *paths)
+os.replace = lambda *paths: after(replace, *paths)
 pipeline = tq.Pipeline(toy.measure, toy.recover, toy.task)
 pipeline.run(toy.images(5), accelerations=toy.ACCELERATIONS, samples=4, seed=3, progress=False,
              store={store!r})

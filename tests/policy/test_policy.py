@@ -310,7 +310,7 @@ def test_tasks_are_planned_for_by_name():
     [
         ({"max_width": {"lesion": 0.5}}, "area"),
         ({"max_width": {"lesoin": 0.5}}, "lesoin"),
-        ({"max_width": (0.1, 0.2)}, "3 tasks"),
+        ({"max_width": (0.1, 0.2)}, "volume"),
         ({"max_width": "wide"}, "max_width"),
         ({"max_width": WIDTHS, "side": {"area": "left"}}, "area"),
         ({"max_width": 1, "task": "volum"}, "volum"),

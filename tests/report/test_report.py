@@ -142,7 +142,7 @@ def test_the_command_line_makes_a_page_of_a_table(tmp_path, capsys):
     assert "--alpha" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         main(["report", str(tmp_path / "mine-report"), "--alpha", "0.1"])
-    assert "leave --alpha out" in capsys.readouterr().err
+    assert "--alpha" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         main(["report", str(path), *asked, "--terminology", "scene"])
     assert "takes words by name, as in case=slice" in capsys.readouterr().err

@@ -215,7 +215,7 @@ def test_nothing_is_added_to_a_file_that_is_no_trail(tmp_path, content):
     path = tmp_path / "log.jsonl"
     path.write_text(content)
 
-    with refused("value.invalid"):
+    with refused("file.schema"):
         append_entries(path, [{"schema": "taskuq.audit/1"}])
     assert path.read_text() == content
 

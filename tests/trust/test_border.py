@@ -130,7 +130,7 @@ def test_an_archive_that_unpacks_to_gigabytes_is_refused_unopened(tmp_path):
         with open_npz(path) as arrays:
             arrays["images"]
 
-    refused(read, "claims to unpack to 0.734 GB")
+    refused(read, "would unpack to 0.734 GB")
 
 
 def test_a_dicom_file_with_a_billion_frames_is_refused(tmp_path):
@@ -160,7 +160,7 @@ def test_a_volume_of_a_billion_slices_is_refused(tmp_path, ending):
         gzip.compress(content) if ending.endswith("gz") else content
     )
 
-    refused(lambda: _count_frames(tmp_path / f"a{ending}"), "claims to unpack to 1000 GB")
+    refused(lambda: _count_frames(tmp_path / f"a{ending}"), "would unpack to 1000 GB")
 
 
 def test_k_space_that_is_a_folder_or_claims_gigabytes_is_refused(tmp_path):
@@ -170,7 +170,7 @@ def test_k_space_that_is_a_folder_or_claims_gigabytes_is_refused(tmp_path):
         file.create_dataset("kspace", (1000, 100, 640, 640), np.complex64, chunks=(1, 1, 64, 64))
 
     refused(lambda: open_volume(tmp_path / "group.h5"), "no dataset kspace")
-    refused(lambda: open_volume(tmp_path / "large.h5"), "claims to unpack to 327.7 GB")
+    refused(lambda: open_volume(tmp_path / "large.h5"), "would unpack to 327.7 GB")
 
 
 def test_k_space_with_a_hole_is_not_counted_as_used(tmp_path, capsys):
@@ -206,9 +206,9 @@ def test_recoveries_in_nifti_files_can_become_tensors(tmp_path):
 
 
 LABELS = {
-    "a short row": ("file,label,group\na.png\n", "short of file or label"),
-    "an empty row": ("file,label,group\n,,\n", "short of file or label"),
-    "a path from the root": ("file,label,group\n/etc/passwd,1,a\n", "give its name from"),
+    "a short row": ("file,label,group\na.png\n", "file or label"),
+    "an empty row": ("file,label,group\n,,\n", "file or label"),
+    "a path from the root": ("file,label,group\n/etc/passwd,1,a\n", "relative to"),
     "a zero byte": ("file,label,group\na\0b.png,1,a\n", "does not exist"),
     "a long name": ("file,label,group\n" + "a" * 5000 + ".png,1,a\n", "cannot be read"),
 }
@@ -229,7 +229,7 @@ FLAGS = {
     "masks --seed -1": "--seed",
     "evaluate t.npz --seed -1": "--seed",
     "simulate t.npz --seed -1": "--seed",
-    "evaluate t.npz --range 0,1e308": "1e+60 or infinite",
+    "evaluate t.npz --range 0,1e308": "range",
 }
 
 
@@ -288,4 +288,4 @@ def test_a_pipe_among_the_shards_of_a_table_is_refused(tmp_path):
     tq.TaskOutputs(np.zeros((1, 2, 3)), np.zeros(2), (4.0,)).save(tmp_path / "t")
     os.mkfifo(tmp_path / "t" / "part-000009-pipe.parquet")
 
-    refused(lambda: tq.TaskOutputs.load(tmp_path / "t"), "is a link, a pipe or a folder")
+    refused(lambda: tq.TaskOutputs.load(tmp_path / "t"), "is a link, pipe or folder")

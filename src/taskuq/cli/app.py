@@ -171,6 +171,7 @@ def _name_options(sentence: str, words: Sequence[str]) -> str:
     for option in OPTIONS | goal | COMMANDS[name]:
         flag = f"--{option.replace('_', '-')}"
         sentence = re.sub(rf"(?<![\w.-]){option}=(?=[\w'(.-])", f"{flag} ", sentence)
+        sentence = re.sub(rf"(?<![\w.-]){option}=(?=[,; ]|$)", flag, sentence)
         sentence = re.sub(rf"^{option}(?= (?:must|is|needs)\b)", flag, sentence)
     return sentence
 

@@ -339,7 +339,7 @@ def _of_pool(
         width = np.where(infinite, np.inf, (base + slope * finite) / m)
         center_error = np.where(infinite, np.inf, center / m)
     if outcomes is not None:
-        coverage = 1 - outcomes.test_above / m
+        coverage: FloatArray = 1 - outcomes.test_above / m
         case_coverage = coverage if is_linear and unit.fraction is None else case_coverage
     else:
         share = unit.fraction

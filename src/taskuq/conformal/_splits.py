@@ -460,7 +460,7 @@ def sums_at_quantiles(
             sums[:, numbers] = some
             continue
         for t in numbers:
-            sums[:, t] = block[:, row[t] - start] @ splitting.fold(t).astype(float)
+            sums[:, t] = block[:, row[t] - start] @ splitting.fold(int(t)).astype(float)
     assert sums is not None
     return sums
 

@@ -215,7 +215,7 @@ class RayOptions:
                     text = " ".join(str(error.cause).split())[:400]
                     if isinstance(error.cause, MachineError):
                         raise MachineError(text) from None
-                    code = getattr(error.cause, "code", "component.invalid")
+                    code: Any = getattr(error.cause, "code", "component.invalid")
                     raise InputError(text, code=code) from None
                 except ray.exceptions.RayError as error:
                     if deaths + 1 < TRIES:

@@ -11,7 +11,7 @@ from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from time import perf_counter
-from typing import cast
+from typing import Any, cast
 
 from taskuq._arrays import require_methods
 from taskuq._io import file_lock
@@ -116,7 +116,7 @@ def acquire(
     Returns:
         A :class:`taskuq.scan.Scan`; for a group a :class:`taskuq.scan.GroupScan`.
     """
-    if not isinstance(policy, Policy):
+    if not isinstance(cast(Any, policy), Policy):
         text = f"policy must be a Policy, got {type(policy).__name__}; use taskuq.load_policy"
         raise InputError(text, code="component.invalid")
     require_methods(recover, "recover", Recover)
@@ -124,10 +124,12 @@ def acquire(
     if samples != policy.samples:
         text = f"the policy was calibrated with {policy.samples} samples, got samples={samples}"
         raise InputError(text, code="samples.mismatch")
-    if deadline is not None and not (isinstance(deadline, Real) and 0 < float(deadline) < 1e6):
+    if deadline is not None and not (
+        isinstance(cast(Any, deadline), Real) and 0 < float(deadline) < 1e6
+    ):
         text = f"deadline must be a positive number of seconds, got {deadline!r}"
         raise InputError(text, code="value.invalid")
-    if not isinstance(seed, Integral):
+    if not isinstance(cast(Any, seed), Integral):
         raise InputError(f"seed must be an integer, got {seed!r}", code="value.invalid")
     executor = Executor(recover, task, int(seed), worker=DeadlineWorker(deadline))
     options = ScanOptions(scan_id, state, audit_log, monitor, on_round, adaptive)

@@ -105,8 +105,9 @@ def _last_hash(path: Path) -> str:
     except ValueError:
         line = None
     if not isinstance(line, dict) or line.get("schema") != SCHEMA:
-        text = f"{path} does not end in a line of an audit trail; use another log"
-        raise InputError(text, code="file.schema")
+        raise InputError(
+            f"{path} does not end in a line of an audit trail; use another log", code="file.schema"
+        )
     if whole < path.stat().st_size:
         os.truncate(path, whole)
     return str(line["hash"])

@@ -6,10 +6,9 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import numpy as np
 from taskuq._arrays import ranges_from_json, ranges_to_json, require_finite
 from taskuq._config import flatten
 from taskuq._io import (
-    SEAL,
     ExistingFileError,
     atomic_write,
     complete_record,
@@ -31,14 +29,13 @@ from taskuq._io import (
     write_json,
 )
 from taskuq.errors import InputError, TableMismatchError, first_line
-from taskuq.interval import TaskRange
+from taskuq.interval import BoolArray, TaskRange
 from taskuq.table._table import TaskOutputs
 
 # Rows of a row group, which a reader holds in memory.
 ROWS = 65536
 # Key of the file metadata that holds checksums and the table's identity.
 NOTE = b"taskuq"
-TEXT = "large_string"
 REMEDY = "delete it and rerun to recompute its cases"
 
 
@@ -49,15 +46,15 @@ def _write_parquet(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns = {}
-    for name in table.column_names:
-        digest = _ColumnHash()
-        for array in table[name].chunks:
-            digest.update(array)
-        columns[name] = digest.hexdigest()
-    sealed = with_checksum({**(note or {}), "columns": columns})
-    numbers = (pa.types.is_floating, pa.types.is_fixed_size_list)
-    names = [n for n in columns if not any(is_kind(table[n].type) for is_kind in numbers)]
+    hashes = _ColumnHashes(table.column_names)
+    for rows in table.to_batches():
+        hashes.update(rows)
+    sealed = with_checksum({**(note or {}), "columns": hashes.hexdigests()})
+    names = [
+        field.name
+        for field in table.schema
+        if not (pa.types.is_floating(field.type) or pa.types.is_fixed_size_list(field.type))
+    ]
     with atomic_write(path, exclusive=exclusive) as partial:
         # Numbers hardly repeat: a dictionary would not help them.
         pq.write_table(
@@ -67,33 +64,40 @@ def _write_parquet(
     return path
 
 
-def _read_batches(path: Path, columns: list[str]) -> Iterator[Any]:
-    """Yield batches of rows; raise InputError if the file is damaged."""
+def _read_batches(path: Path, columns: list[str], identity: str = "") -> Iterator[Any]:
+    """Yield batches of rows; raise InputError if the file is damaged or of another table."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema = _read_schema(path)
+    note = _read_note(path, schema)
+    if identity and note.get("table", identity) != identity:
+        raise InputError(
+            f"shard {path.name} belongs to another table than {HEADER}; remove the shard and "
+            f"rerun, or restore its {HEADER}",
+            code="resume.mismatch",
+        )
     for name in columns:
-        _require_column(schema.names, name, path)
-    written = _read_note(path, schema).get("columns", {})
-    hashes = {name: _ColumnHash() for name in columns if name in written}
+        if name not in schema.names:
+            raise InputError(f"shard {path.name} has no column {name}", code="table.column")
+    written = note.get("columns", {})
+    hashes = _ColumnHashes(written.keys() & columns)
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             for rows in file.iter_batches(batch_size=ROWS, columns=columns, use_threads=False):
-                for name, one in hashes.items():
-                    one.update(rows.column(name))
+                hashes.update(rows)
                 yield rows
     except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
         raise _damaged(path, first_line(error)) from None
-    for name, one in hashes.items():
-        if one.hexdigest() != written[name]:
+    for name, digest in hashes.hexdigests().items():
+        if digest != written[name]:
             raise _damaged(path, f"the checksum of column {name} differs")
 
 
-def _read_columns(path: Path, columns: list[str]) -> Any:
+def _read_columns(path: Path, columns: list[str], identity: str = "") -> Any:
     import pyarrow as pa
 
-    batches = list(_read_batches(path, columns))
+    batches = list(_read_batches(path, columns, identity))
     if not batches:
         return _read_schema(path).empty_table().select(columns)
     return pa.Table.from_batches(batches)
@@ -103,19 +107,20 @@ def _read_schema(path: Path) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    _require_regular(path)
+    if not is_regular_file(path):
+        raise _irregular(path)
     try:
         return pq.read_schema(path)
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         raise _damaged(path, first_line(error)) from None
 
 
-def _require_regular(path: Path) -> None:
-    if not is_regular_file(path):
-        raise InputError(f"{path} is a link, pipe or folder; remove it", code="file.format")
+def _irregular(path: Path) -> InputError:
+    return InputError(f"{path} is a link, a pipe or a folder; remove it", code="file.format")
 
 
 def _read_note(path: Path, schema: Any) -> dict[str, Any]:
+    """Return the note of a file's metadata, empty for files of other programs."""
     text = (schema.metadata or {}).get(NOTE)
     if text is None:
         return {}
@@ -127,12 +132,7 @@ def _read_note(path: Path, schema: Any) -> dict[str, Any]:
         raise _damaged(path, "its checksums are") from None
     if absent:
         raise _damaged(path, f"no column {min(absent)}")
-    return {name: value for name, value in note.items() if name != SEAL}
-
-
-def _require_column(names: list[str], name: str, path: Path) -> None:
-    if name not in names:
-        raise InputError(f"shard {path.name} has no column {name}", code="table.column")
+    return note
 
 
 def _damaged(path: Path, reason: str) -> InputError:
@@ -141,36 +141,43 @@ def _damaged(path: Path, reason: str) -> InputError:
     )
 
 
-class _ColumnHash:
-    """Incremental SHA-256 of a column."""
+class _ColumnHashes:
+    """Incremental SHA-256 of columns: their types, content and lengths."""
 
-    def __init__(self) -> None:
-        self.kinds: set[str] = set()
-        self.content, self.lengths = hashlib.sha256(), hashlib.sha256()
+    def __init__(self, names: Iterable[str]) -> None:
+        self.parts: dict[str, tuple[set[str], Any, Any]] = {}
+        for name in names:
+            self.parts[name] = (set(), hashlib.sha256(), hashlib.sha256())
 
-    def update(self, array: Any) -> None:
+    def update(self, rows: Any) -> None:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        if pa.types.is_fixed_size_list(array.type):
-            self.kinds.add(f"lists of {array.type.list_size}")
-            self.lengths.update(np.asarray(array.is_valid()).tobytes())
-            array = array.flatten()
-        self.kinds.add(str(array.type))
-        if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
-            texts = array.cast(TEXT)
-            lengths = np.asarray(pc.fill_null(pc.binary_length(texts), -1), dtype=np.int64)
-            self.lengths.update(lengths.tobytes())
-            _, offsets, content = texts.buffers()
-            if content is not None:
-                ends = np.frombuffer(offsets, dtype=np.int64)[texts.offset :]
-                self.content.update(memoryview(content)[ends[0] : ends[len(texts)]])
-        else:
-            self.content.update(np.ascontiguousarray(array.to_numpy(zero_copy_only=False)).data)
+        for name, (kinds, content, lengths) in self.parts.items():
+            array = rows.column(name)
+            if pa.types.is_fixed_size_list(array.type):
+                kinds.add(f"lists of {array.type.list_size}")
+                lengths.update(np.asarray(array.is_valid()).tobytes())
+                array = array.flatten()
+            kinds.add(str(array.type))
+            if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+                texts = array.cast(pa.large_string())
+                each = np.asarray(pc.fill_null(pc.binary_length(texts), -1), dtype=np.int64)
+                lengths.update(each.tobytes())
+                _, offsets, data = texts.buffers()
+                if data is not None:
+                    whole = np.frombuffer(offsets, dtype=np.int64)
+                    start, end = whole[[texts.offset, texts.offset + len(texts)]]
+                    content.update(memoryview(data)[start:end])
+            else:
+                content.update(np.ascontiguousarray(array.to_numpy(zero_copy_only=False)).data)
 
-    def hexdigest(self) -> str:
-        parts = (*sorted(self.kinds), self.content.hexdigest(), self.lengths.hexdigest())
-        return hashlib.sha256(" ".join(parts).encode()).hexdigest()
+    def hexdigests(self) -> dict[str, str]:
+        found = {}
+        for name, (kinds, content, lengths) in self.parts.items():
+            parts = (*sorted(kinds), content.hexdigest(), lengths.hexdigest())
+            found[name] = hashlib.sha256(" ".join(parts).encode()).hexdigest()
+        return found
 
 
 # Characters of the longest id: a million longer ones would fill the memory.
@@ -190,24 +197,33 @@ def identities(column: Any, name: str, source: str, *, floats: bool = False) -> 
         if column.null_count or not (texts or whole or (floats and pa.types.is_floating(kind))):
             raise pa.ArrowInvalid(kind)
         # A cast that would round raises.
-        ids = column.cast(TEXT if texts else "int64")
+        ids = column.cast(pa.large_string() if texts else pa.int64())
     except pa.ArrowException:
-        message = f"{source} has a {name} that is neither an integer nor a string"
-        raise InputError(message, code="table.column") from None
+        raise InputError(
+            f"{source} has a {name} that is neither an integer nor a string", code="table.column"
+        ) from None
     ids = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
     try:
         ids.validate(full=True)
     except pa.ArrowException:  # bytes that are not UTF-8
-        raise InputError(f"{source} has a damaged {name}; {REMEDY}", code="file.damaged") from None
+        raise InputError(
+            f"{source} is damaged in column {name}; {REMEDY}", code="file.damaged"
+        ) from None
     return ids
+
+
+def _as_texts(array: Any) -> Any:
+    import pyarrow as pa
+
+    return array.cast(pa.large_string())
 
 
 def _concatenate(arrays: Sequence[Any]) -> Any:
     """Join ids, as strings if some are strings and others integers."""
     import pyarrow as pa
 
-    if len({array.type for array in arrays}) > 1:
-        arrays = [array.cast(TEXT) for array in arrays]
+    if len(arrays) > 1 and len({array.type for array in arrays}) > 1:
+        arrays = [_as_texts(array) for array in arrays]
     return pa.concat_arrays(arrays)
 
 
@@ -216,19 +232,23 @@ def index_of(array: Any, among: Any) -> np.ndarray:
     import pyarrow.compute as pc
 
     if array.type != among.type:
-        array, among = array.cast(TEXT), among.cast(TEXT)
+        array, among = _as_texts(array), _as_texts(among)
     return np.asarray(pc.fill_null(pc.index_in(array, value_set=among), -1))
 
 
 def to_numpy(array: Any, name: str) -> np.ndarray:
     """Return ids as NumPy integers or strings."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
-    if array.type == "int64":
+    if pa.types.is_integer(array.type):
         return np.asarray(array)
     longest = pc.max(pc.utf8_length(array)).as_py() or 1
     if longest > LONGEST:
-        raise InputError(f"{name} has an entry of {longest} characters, the limit is {LONGEST}")
+        raise InputError(
+            f"{name} has an entry of {longest} characters, the limit is {LONGEST}",
+            code="value.invalid",
+        )
     texts = np.empty(len(array), dtype=f"<U{longest}")
     for start in range(0, len(array), ROWS):
         texts[start : start + ROWS] = array.slice(start, ROWS).to_pylist()
@@ -236,6 +256,7 @@ def to_numpy(array: Any, name: str) -> np.ndarray:
 
 
 def write_case_list(folder: Path, case: list[str], group: Any = None, label: Any = None) -> Path:
+    """Write case, group and label of all planned cases."""
     import pyarrow as pa
 
     columns = {"case": case, "group": group, "label": label}
@@ -255,7 +276,32 @@ def read_case_list(folder: Path) -> list[str] | None:
     return [str(case) for case in cases]
 
 
-SCHEMA = "taskuq.table/1"
+def _lines_as_texts(lines: Any, rows: int, count: int | None) -> list[str]:
+    """Return the indices of sampled lines of each row, separated by spaces."""
+    mask = np.asarray(lines)
+    if mask.dtype != bool or mask.shape != (rows, count):
+        raise InputError(
+            f"lines must be booleans {(rows, count)}, got {mask.dtype} of shape {mask.shape}",
+            code="shape.mismatch",
+        )
+    return [" ".join(map(str, np.flatnonzero(row))) for row in mask]
+
+
+def _lines_from_texts(texts: list[str], count: int, source: str) -> BoolArray:
+    """Read the texts of :func:`_lines_as_texts`, booleans (row, line)."""
+    mask = np.zeros((len(texts), count), dtype=bool)
+    for row, text in zip(mask, texts, strict=True):
+        parts = str(text).split()
+        if not all(part.isdecimal() and len(part) < 10 and int(part) < count for part in parts):
+            raise InputError(
+                f"{source} names lines that are not below {count}: {str(text)[:40]!r}",
+                code="file.damaged",
+            )
+        row[[int(part) for part in parts]] = True
+    return mask
+
+
+SCHEMA = "taskuq.outputs/1"
 HEADER = "table.json"
 # Images of some cases, for the report.
 PICTURES = "pictures.npz"
@@ -276,6 +322,7 @@ class TableHeader:
     provenance: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
+        """Return all attributes as JSON values."""
         return {
             "schema": SCHEMA,
             "accelerations": [None if np.isnan(R) else R for R in self.accelerations],
@@ -291,7 +338,8 @@ class TableHeader:
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
-        """Attributes that determine the numbers of the table, as in the file."""
+        """Attributes that determine the numbers of the table."""
+        # As in the file, so that a tuple equals the list it was written as.
         record = dict(to_json_value(self.to_dict()))
         free = ("made_by", "words")
         record["provenance"] = {k: v for k, v in record["provenance"].items() if k not in free}
@@ -299,10 +347,12 @@ class TableHeader:
 
     @cached_property
     def identity(self) -> str:
+        """Fingerprint of the inputs, stored in every shard."""
         return fingerprint(self.inputs)[:16]
 
     @cached_property
     def columns(self) -> list[tuple[str, str]]:
+        """Names of the target and outputs columns of each task."""
         if len(self.task_names) == 1:
             return [("target", "outputs")]
         return [(f"target_{name}", f"outputs_{name}") for name in self.task_names]
@@ -328,13 +378,7 @@ class TableWriter:
             # Of several writers that start at once, one creates the header.
             write_json(self.folder / HEADER, header.to_dict(), exclusive=True)
         except ExistingFileError:
-            before, now = flatten(read_header(self.folder).inputs), flatten(header.inputs)
-            changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-            if changed:
-                shown = "; ".join(f"{n} was {before.get(n)}, now {now.get(n)}" for n in changed[:3])
-                raise TableMismatchError(
-                    f"{folder} holds a different run ({shown}); use another folder, or overwrite it"
-                ) from None
+            _refuse_other_header(read_header(self.folder), header, self.folder)
         self._number = len(_shard_paths(self.folder))
 
     def finished(self) -> set[tuple[str, float]]:
@@ -343,7 +387,7 @@ class TableWriter:
         return {
             pair
             for case, round in _read_places(_shard_paths(self.folder), self.header)
-            for pair in zip(case.cast(TEXT).to_pylist(), rates[round].tolist(), strict=True)
+            for pair in zip(_as_texts(case).to_pylist(), rates[round].tolist(), strict=True)
         }
 
     def write(
@@ -378,8 +422,11 @@ class TableWriter:
         z = z[..., None] if z.ndim == 1 else z
         rows, tasks = len(case), len(self.header.task_names)
         if x.shape != (rows, self.header.samples, tasks) or z.shape != (rows, tasks):
-            message = f"outputs {x.shape} and targets {z.shape} do not fit the table"
-            raise InputError(message, code="shape.mismatch")
+            raise InputError(
+                f"outputs {x.shape} and targets {z.shape} of {rows} cases do not fit a table of "
+                f"{self.header.samples} samples and {tasks} tasks",
+                code="shape.mismatch",
+            )
         require_finite(x, "outputs")
         if (lines is None) != (self.header.lines is None):
             raise InputError("pass lines for every row of a table, or none", code="option.missing")
@@ -388,12 +435,7 @@ class TableWriter:
             if values is not None:
                 columns[name] = pa.array(np.asarray(values))
         if lines is not None:
-            mask = np.asarray(lines)
-            if mask.dtype != bool or mask.shape != (rows, self.header.lines):
-                message = f"lines must be booleans {(rows, self.header.lines)}, got {mask.shape}"
-                raise InputError(message, code="shape.mismatch")
-            # Indices of the sampled lines of each row, separated by spaces.
-            columns["lines"] = pa.array([" ".join(map(str, np.flatnonzero(row))) for row in mask])
+            columns["lines"] = pa.array(_lines_as_texts(lines, rows, self.header.lines))
         columns["acceleration"] = pa.array(np.broadcast_to(np.asarray(acceleration, float), rows))
         for k, (target, output) in enumerate(self.header.columns):
             flat = pa.array(np.ascontiguousarray(x[:, :, k]).ravel())
@@ -406,13 +448,14 @@ class TableWriter:
 
 
 def finished_cases(folder: Path, header: TableHeader, names: Sequence[str]) -> np.ndarray:
+    """Return True per case whose rounds are all stored."""
     import pyarrow as pa
 
     there = np.zeros((len(header.accelerations), len(names)), dtype=bool)
     places = _read_places(_shard_paths(folder), header)
     if places:
         cases, rounds = zip(*places, strict=True)
-        index = index_of(_concatenate(cases), pa.array(names, TEXT))
+        index = index_of(_concatenate(cases), pa.array(names, pa.large_string()))
         there[np.concatenate(rounds)[index >= 0], index[index >= 0]] = True
     return np.asarray(there.all(axis=0))
 
@@ -423,7 +466,7 @@ def image_marks(folder: Path) -> dict[str, str]:
     for shard in _shard_paths(folder):
         if "image" in _read_schema(shard).names:
             rows = _read_columns(shard, ["case", "image"])
-            names = identities(rows["case"], "case", shard.name).cast(TEXT).to_pylist()
+            names = _as_texts(identities(rows["case"], "case", shard.name)).to_pylist()
             pairs = zip(names, rows["image"].to_pylist(), strict=True)
             marks |= {name: str(mark) for name, mark in pairs if mark}
     return marks
@@ -433,20 +476,9 @@ def _read_places(shards: Sequence[Path], header: TableHeader) -> list[tuple[Any,
     """Return case and round of each row, by shard."""
     places = []
     for shard in shards:
-        note = _read_note(shard, _read_schema(shard))
-        if note.get("table", header.identity) != header.identity:
-            message = f"shard {shard.name} belongs to another table; remove it, or restore {HEADER}"
-            raise InputError(message, code="resume.mismatch")
-        rows = _read_columns(shard, ["case", "acceleration"])
+        rows = _read_columns(shard, ["case", "acceleration"], header.identity)
         case = identities(rows["case"], "case", f"shard {shard.name}")
-        rate = _numeric_column(rows, "acceleration", shard)
-        round: np.ndarray = np.full(len(rate), -1, dtype=np.int16)
-        for k, R in enumerate(header.accelerations):
-            round[np.isnan(rate) if np.isnan(R) else rate == R] = k
-        if (round < 0).any():
-            message = f"shard {shard.name} has a round that is not in {HEADER}"
-            raise InputError(message, code="rounds.invalid")
-        places.append((case, round))
+        places.append((case, _rounds_of(rows, header, shard)))
     return places
 
 
@@ -454,19 +486,38 @@ def _shard_paths(folder: Path) -> list[Path]:
     return sorted(folder.glob("part-*.parquet"))
 
 
+def _rounds_of(rows: Any, header: TableHeader, shard: Path) -> np.ndarray:
+    rate, rates = _numeric_column(rows, "acceleration", shard), np.asarray(header.accelerations)
+    round: np.ndarray = np.full(len(rate), -1, dtype=np.int16)
+    for k, R in enumerate(rates):
+        round[np.isnan(rate) if np.isnan(R) else rate == R] = k
+    if (round < 0).any():
+        raise InputError(
+            f"shard {shard.name} has an acceleration that is not in {HEADER}",
+            code="rounds.invalid",
+        )
+    return round
+
+
 def _numeric_column(rows: Any, name: str, shard: Path) -> np.ndarray:
     values = np.asarray(rows[name].to_numpy(zero_copy_only=False))
     if values.dtype.kind not in "fiu":
-        raise InputError(f"shard {shard.name} has no numbers in {name}", code="table.column")
+        raise InputError(
+            f"shard {shard.name} has {rows[name].type} in {name} instead of numbers",
+            code="table.column",
+        )
     return values.astype(float)
 
 
 def read_header(folder: Path) -> TableHeader:
+    """Read the attributes of a table."""
     path = folder / HEADER
     if not path.exists():
         raise InputError(f"{folder} has no {HEADER} and is not a table", code="file.missing")
-    _require_regular(path)
-    record = read_json(path, SCHEMA, remedy="restore or overwrite it", is_sealed=False)
+    if not is_regular_file(path):
+        raise _irregular(path)
+    remedy = "restore it, or overwrite the table"
+    record = read_json(path, SCHEMA, remedy=remedy, is_sealed=False)
     with complete_record(path, "header"):
         names, round_names = tuple(map(str, record["task_names"])), record.get("round_names")
         return TableHeader(
@@ -511,14 +562,25 @@ def write_shards(table: TaskOutputs, folder: Path) -> Path:
     return folder
 
 
+def _refuse_other_header(stored: TableHeader, new: TableHeader, folder: Path) -> None:
+    before, now = flatten(stored.inputs), flatten(new.inputs)
+    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if changed:
+        shown = "; ".join(f"{n} was {before.get(n)}, now {now.get(n)}" for n in changed[:3])
+        more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
+        raise TableMismatchError(
+            f"{folder} holds a table of a different run ({shown}{more}); use another folder, or "
+            "overwrite it",
+            code="resume.mismatch",
+        )
+
+
 # For each row of a shard: the case and the round of the arrays that it fills; -1 for none.
 Places = tuple[np.ndarray, np.ndarray]
 
 
 def read_shards(folder: Path) -> TaskOutputs:
     """Read a table, some rows at a time into arrays of the final size."""
-    import pyarrow as pa
-
     header = read_header(folder)
     shards = _shard_paths(folder)
     if not shards:
@@ -526,47 +588,39 @@ def read_shards(folder: Path) -> TaskOutputs:
     ids, places, complete = _place_rows(header, shards)
     rounds, n, tasks = len(header.accelerations), int(complete.sum()), len(header.task_names)
     if n == 0:
-        raise InputError(f"{folder} has no case with all rounds yet", code="table.incomplete")
-    # Before memory is allocated for the samples that the header claims.
-    for shard, (_, name) in product(shards, header.columns):
-        schema = _read_schema(shard)
-        _require_column(schema.names, name, shard)
-        kind = schema.field(name).type
-        is_list = pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type)
-        if not is_list or kind.list_size != header.samples:
-            message = f"shard {shard.name} has {kind} in {name} for {header.samples} samples"
-            raise InputError(message, code="samples.mismatch")
+        raise InputError(
+            f"no case of the table in {folder} has all {rounds} rounds yet", code="table.incomplete"
+        )
+    schemas = [_read_schema(shard) for shard in shards]
+    for shard, schema in zip(shards, schemas, strict=True):
+        # Before memory is allocated for the samples that the header claims.
+        _require_lists(schema, header, shard)
     outputs = np.empty((rounds, n, header.samples, tasks), dtype=np.float32)
     targets = np.empty((rounds, n, tasks))
     for shard, place in zip(shards, places, strict=True):
-        start = 0
-        for rows in _read_batches(shard, [name for pair in header.columns for name in pair]):
-            case, round = (part[start : start + len(rows)] for part in place)
-            start, keep = start + len(rows), case >= 0
-            for k, (target, output) in enumerate(header.columns):
-                if rows[output].null_count:
-                    raise _damaged(shard, f"rows without {output}")
-                x = np.asarray(rows[output].flatten().to_numpy(zero_copy_only=False))
-                outputs[round[keep], case[keep], :, k] = x.reshape(-1, header.samples)[keep]
-                targets[round[keep], case[keep], k] = _numeric_column(rows, target, shard)[keep]
+        _fill(outputs, targets, header, shard, place)
     unknown = bool(np.isnan(targets).all())
     if not header.round_targets and not unknown:
         # NaN differs from itself; TaskOutputs refuses it.
         if ((targets != targets[:1]) & ~np.isnan(targets)).any():
-            raise InputError(f"{folder} has targets that differ by round", code="table.duplicate")
+            raise InputError(
+                f"the table in {folder} has targets that differ between rounds",
+                code="table.duplicate",
+            )
         targets = targets[0]
     if tasks == 1:
         outputs, targets = outputs[..., 0], targets[..., 0]
+    known = _read_ids(shards, schemas, places, n)
     return TaskOutputs(
         outputs, None if unknown else targets, header.accelerations,
         case=to_numpy(ids.filter(complete), "case"),
-        group=_read_ids("group", shards, places, n),
-        label=_read_ids("label", shards, places, n),
+        group=known.get("group"),
+        label=known.get("label"),
         task_names=header.task_names,
         task_range=header.task_ranges,
         round_names=header.round_names,
         provenance=header.provenance,
-        missing_cases=ids.filter(~complete).cast(TEXT).to_pylist(),
+        missing_cases=_as_texts(ids.filter(~complete)).to_pylist(),
         sampled_lines=_read_lines(header, shards, places, n),
         images_path=folder / PICTURES if (folder / PICTURES).exists() else None,
     )  # fmt: skip
@@ -583,7 +637,7 @@ def _place_rows(header: TableHeader, shards: list[Path]) -> tuple[Any, list[Plac
     planned = read_case_list(shards[0].parent) if header.order == "roster" else None
     if planned is not None:
         # Planned cases without rows count as missing.
-        ids = pc.unique(pa.concat_arrays([pa.array(planned, TEXT), ids.cast(TEXT)]))
+        ids = pc.unique(pa.concat_arrays([pa.array(planned, pa.large_string()), _as_texts(ids)]))
     elif header.order != "written":
         ids = ids.take(pc.sort_indices(ids))
     there = np.zeros((len(header.accelerations), len(ids)), dtype=bool)
@@ -604,35 +658,76 @@ def _place_rows(header: TableHeader, shards: list[Path]) -> tuple[Any, list[Plac
     return ids, list(zip(places, rounds, strict=True)), complete
 
 
-def _read_ids(name: str, shards: list[Path], places: list[Places], n: int) -> np.ndarray | None:
-    """Return group or label of all cases, or None if some are unknown."""
-    ids, cases = [], []
-    for shard, (case, _) in zip(shards, places, strict=True):
-        if name in _read_schema(shard).names:
-            column = _read_columns(shard, [name])[name]
-            ids.append(identities(column, name, f"shard {shard.name}", floats=True))
-            cases.append(case)
-    row = np.full(n, -1, dtype=np.int64)
-    if ids:
-        case = np.concatenate(cases)
-        row[case[case >= 0]] = np.nonzero(case >= 0)[0]
-    if not ids or (row < 0).any():
-        return None
-    return to_numpy(_concatenate(ids).take(row), name)
+def _fill(
+    outputs: np.ndarray, targets: np.ndarray, header: TableHeader, shard: Path, place: Places
+) -> None:
+    """Fill the arrays from the rows of a shard."""
+    start = 0
+    for rows in _read_batches(shard, [name for pair in header.columns for name in pair]):
+        here = slice(start, start + len(rows))
+        start += len(rows)
+        case, round = place[0][here], place[1][here]
+        keep = case >= 0
+        for k, (target, output) in enumerate(header.columns):
+            if rows[output].null_count:
+                raise _damaged(shard, f"rows without {output}")
+            x = np.asarray(rows[output].flatten().to_numpy(zero_copy_only=False))
+            outputs[round[keep], case[keep], :, k] = x.reshape(-1, header.samples)[keep]
+            targets[round[keep], case[keep], k] = _numeric_column(rows, target, shard)[keep]
+
+
+def _read_ids(
+    shards: list[Path], schemas: list[Any], places: list[Places], n: int
+) -> dict[str, np.ndarray]:
+    """Return group and label if they are known of all cases."""
+    import pyarrow as pa
+
+    read: dict[str, list[tuple[Any, np.ndarray]]] = {"group": [], "label": []}
+    for shard, schema, (case, _) in zip(shards, schemas, places, strict=True):
+        present = [name for name in read if name in schema.names]
+        if not present:
+            continue
+        rows = _read_columns(shard, present)
+        for name in present:
+            ids = identities(rows[name], name, f"shard {shard.name}", floats=True)
+            read[name].append((ids, case))
+    found = {}
+    for name, parts in read.items():
+        if parts:
+            ids, cases = zip(*parts, strict=True)
+            case, row = np.concatenate(cases), np.full(n, -1, dtype=np.int64)
+            row[case[case >= 0]] = np.nonzero(case >= 0)[0]
+            if (row >= 0).all():
+                found[name] = to_numpy(_concatenate(ids).take(pa.array(row)), name)
+    return found
 
 
 def _read_lines(
     header: TableHeader, shards: list[Path], places: list[Places], n: int
 ) -> np.ndarray | None:
+    """Return the sampled lines (round, case, line) of adaptive sampling."""
     if header.lines is None:
         return None
     lines = np.zeros((len(header.accelerations), n, header.lines), dtype=bool)
     for shard, (case, round) in zip(shards, places, strict=True):
         column = identities(_read_columns(shard, ["lines"])["lines"], "lines", shard.name)
-        for at, k, text in zip(case, round, column.cast(TEXT).to_pylist(), strict=True):
-            parts = text.split()
-            if not all(p.isdecimal() and len(p) < 10 and int(p) < header.lines for p in parts):
-                raise _damaged(shard, f"lines not below {header.lines}: {text[:40]!r}")
-            if at >= 0:
-                lines[k, at][[int(part) for part in parts]] = True
+        texts, keep = _as_texts(column).to_pylist(), case >= 0
+        rows = _lines_from_texts(texts, header.lines, f"shard {shard.name}")
+        lines[round[keep], case[keep]] = rows[keep]
     return lines
+
+
+def _require_lists(schema: Any, header: TableHeader, shard: Path) -> None:
+    """Raise InputError unless outputs are lists with one number per sample."""
+    import pyarrow as pa
+
+    for _, name in header.columns:
+        if name not in schema.names:
+            raise InputError(f"shard {shard.name} has no column {name}", code="table.column")
+        kind = schema.field(name).type
+        is_list = pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type)
+        if not is_list or kind.list_size != header.samples:
+            raise InputError(
+                f"shard {shard.name} has {kind} in {name}, the table has {header.samples} samples",
+                code="samples.mismatch",
+            )

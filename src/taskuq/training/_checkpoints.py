@@ -259,7 +259,7 @@ class Checkpoint(Callback):
             state = f"{self.folder} holds the state after {self.saved_epochs} epochs"
             return f"interrupted; {state}; rerun the same command to resume"
         state = f"which is written every {self.every} epochs (training.keep_every)"
-        return f"interrupted before the first state, {state}; the same command starts again"
+        return f"interrupted; {self.folder} has no state yet, {state}; rerun to start again"
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "since_best": self.since_best}
