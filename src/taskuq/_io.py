@@ -181,7 +181,7 @@ def verify_checksum(
 ) -> None:
     """Raise InputError if a record was changed after writing."""
     if SEAL in record:
-        if record[SEAL] != with_checksum(record)[SEAL]:
+        if record[SEAL] != fingerprint({k: v for k, v in record.items() if k != SEAL}):
             raise InputError(f"{path} does not match its SHA-256; {remedy}", code="file.damaged")
     elif always:
         raise InputError(f"{path} has no SHA-256; {remedy}", code="file.damaged")
