@@ -96,7 +96,7 @@ def watch(
             [item.image for item in items], case=[item.case for item in items],
             accelerations=rates[:1], samples=monitor.policy.samples, seed=0, progress=False,
         )  # fmt: skip
-        monitor.update(table.outputs, name=items[0].group)
+        monitor.update(table.outputs, unit=items[0].group)
         if monitor.alarm:
             return
 

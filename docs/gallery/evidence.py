@@ -15,6 +15,6 @@ new = synthetic_outputs(SyntheticTable(), seed=1)
 for k in range(150):
     outputs = new.outputs[:, k]
     drifted = 0.3 + 0.5 * outputs  # everybody looks moderately ill
-    monitor.update(outputs if k < 60 else drifted, name=f"scan {k}")
+    monitor.update(outputs if k < 60 else drifted, unit=f"scan {k}")
 [(_, figure)] = figures_from_record(monitor.to_dict())
 save_figure(figure, "evidence.svg")
