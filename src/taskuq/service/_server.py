@@ -138,7 +138,7 @@ class Service:
                 connection.close()
 
     def _open_session(self, client: socket.socket) -> None:
-        """Start the session of a client, or refuse it if there are too many."""
+        """Serve a client, or refuse it if there are too many."""
         connection = Connection(client, self.limits)
         with self._lock:
             is_full = len(self.sessions) >= self.limits.connections
@@ -170,7 +170,7 @@ class Service:
                 self.sessions.pop(session, None)
 
     def _take_over(self, header: ScanHeader, newcomer: Session) -> None:
-        """Close earlier sessions of the same scan."""
+        """Close earlier connections of the same scan."""
         with self._lock:
             # Of two simultaneous sessions the later one sees the other.
             newcomer.header = header
