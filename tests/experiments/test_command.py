@@ -71,7 +71,7 @@ def test_masks_need_no_table(tmp_path):
     [
         (("multi-round",), "it needs a table of posterior samples"),
         (("recovery-quality",), "it needs a quality record"),
-        (("masks", "--masks", "absent.npz"), "masks"),
+        (("masks", "--masks", "absent.npz"), "absent.npz"),
         (("interval-length", "--table", "absent.npz"), "there is no table"),
         (("masks", "--splits", "0"), "must be at least 1"),
         (("telepathy",), "telepathy"),

@@ -229,7 +229,7 @@ FLAGS = {
     "masks --seed -1": "--seed",
     "evaluate t.npz --seed -1": "--seed",
     "simulate t.npz --seed -1": "--seed",
-    "evaluate t.npz --range 0,1e308": "range",
+    "evaluate t.npz --range 0,1e308": "1e+308",
 }
 
 
