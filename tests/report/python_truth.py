@@ -110,7 +110,7 @@ class Truth:
         thresholds = spec.thresholds(seen, SetCalibrator(promise, promise._unit, index))
         return replace(
             self.planned(setting | {"policy": "paper"}, "paper"), kind=entry["kind"],
-            rules=rules, thresholds=tuple(map(float, thresholds)), guarantee=promise,
+            _rules=rules, thresholds=tuple(map(float, thresholds)), guarantee=promise,
         )  # fmt: skip
 
     def planned(self, setting, kind):
