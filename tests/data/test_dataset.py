@@ -165,7 +165,7 @@ def test_who_changes_an_image_changes_it_for_himself(elsewhere):
 
 
 def test_images_of_several_sizes_and_types_are_kept_as_they_are():
-    data = ArrayDataset(np.ones((3, 9, 7)), label=[0, 1, 0], group="each", normalise=False)
+    data = ArrayDataset(np.ones((3, 9, 7)), label=[0, 1, 0], group="image", normalise=False)
     kinds = [torch.float32, torch.complex64, torch.float16]
     mixed = transform_dataset(data, lambda item: item._replace(
         image=item.image[: 3 + int(item.case)].to(kinds[int(item.case)])))  # fmt: skip

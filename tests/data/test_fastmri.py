@@ -257,8 +257,8 @@ def test_half_precision_rounds_each_number_and_nothing_else(volumes, small_prepa
 
 
 def test_training_reads_a_store_that_rounds_and_judgement_does_not(volumes, kept, capsys):
-    reader = FastMRIData(path=volumes, validation_path=volumes, size=32, minimum_width=32)
-    at_16 = FastMRIPreprocessing(size=32, minimum_width=32, slices="all")
+    reader = FastMRIData(path=volumes, validation_path=volumes, size=32, min_lines=32)
+    at_16 = FastMRIPreprocessing(size=32, min_lines=32, slices="all")
     reader = replace(reader, cache=kept("half", at_16))
     fastmri._warned.clear()
 
@@ -440,12 +440,12 @@ def test_a_table_names_how_exact_its_images_were_and_is_not_gone_on_with_otherwi
     from taskuq.cli.app import main
     from taskuq.table._table import TaskOutputs
 
-    at_16 = FastMRIPreprocessing(size=32, minimum_width=32, slices="all")
+    at_16 = FastMRIPreprocessing(size=32, min_lines=32, slices="all")
     config, table = tmp_path / "run.toml", tmp_path / "table"
     config.write_text(
-        f'part = "training"\nsamples = 1\n[measure]\naccelerations = [4, 2]\n[data]\n'
-        f'kind = "fastmri"\npath = "{volumes}"\nsize = 32\nminimum_width = 32\nvalidation = 0.5\n'
-        f'cache = "{tmp_path / "cache"}"\n'
+        f'subset = "training"\nsamples = 1\n[measure]\naccelerations = [4, 2]\n[data]\n'
+        f'kind = "fastmri"\npath = "{volumes}"\nsize = 32\nmin_lines = 32\n'
+        f'validation_fraction = 0.5\ncache = "{tmp_path / "cache"}"\n'
     )
     run = ["run", str(config), "-o", str(table), "--device", "cpu"]
     main(run)
@@ -464,13 +464,13 @@ def test_a_table_names_how_exact_its_images_were_and_is_not_gone_on_with_otherwi
 def test_a_training_resumes_with_images_of_the_same_precision(volumes, kept, tmp_path, capsys):
     from taskuq.cli.app import main
 
-    at_16 = FastMRIPreprocessing(size=32, minimum_width=32, slices="all")
+    at_16 = FastMRIPreprocessing(size=32, min_lines=32, slices="all")
     config, folder = tmp_path / "config.toml", tmp_path / "run"
     config.write_text(
         "[network]\ncascades = 1\nwidth = 1\npools = 1\nsensitivity_width = 1\n"
         "sensitivity_pools = 1\n[measure]\naccelerations = [4, 2]\npublished = false\n"
-        "[training]\nepochs = 1\nbatch = 2\n[data]\nkind = 'fastmri'\nvalidation = 0.5\n"
-        f"path = '{volumes}'\nsize = 32\nminimum_width = 32\ncache = '{tmp_path}/cache'\n"
+        "[training]\nepochs = 1\nbatch = 2\n[data]\nkind = 'fastmri'\nvalidation_fraction = 0.5\n"
+        f"path = '{volumes}'\nsize = 32\nmin_lines = 32\ncache = '{tmp_path}/cache'\n"
     )
     options = ["-o", str(folder), "--accelerator", "cpu", "--no-progress"]
     train = ["train", "varnet", str(config), *options]

@@ -30,7 +30,7 @@ from taskuq.report._report import write_report
 from taskuq.training._weights import save_weights
 
 SMALL_FLOW = FlowConfig(
-    coils=2, unet_width=4, unet_pools=2, condition_channels=6, steps=3, limit=1e12
+    coils=2, unet_width=4, unet_pools=2, condition_channels=6, steps_per_layer=3, max_value=1e12
 )
 
 
@@ -69,9 +69,9 @@ def judge_twice(folder, name):
         save_weights(net, path, kind="varnet", config=net.config)
     settings = {
         "varnet": paths[0],
-        "recoveries": paths[1:],
+        "networks": paths[1:],
         "data": {"kind": "npz", "path": str(_save_npz(data, folder / "images.npz")), "coils": 2,
-                 "validation": 0.5},
+                 "validation_fraction": 0.5},
         "measure": {"accelerations": [4], "published": False},
     }  # fmt: skip
     (folder / "q.toml").write_text(toml_text(settings))
@@ -106,7 +106,7 @@ def test_the_table_of_image_quality(tmp_path, capsys):
         "varnet": str(tmp_path / "v.safetensors"),
         "flow": str(tmp_path / "f.safetensors"),
         "samples": 2,
-        "data": {"kind": "npz", "path": str(path), "coils": 2, "validation": 0.5},
+        "data": {"kind": "npz", "path": str(path), "coils": 2, "validation_fraction": 0.5},
         "measure": {"accelerations": [4, 2], "published": False},
     }
     (tmp_path / "q.toml").write_text(toml_text(settings))
@@ -127,7 +127,7 @@ def test_all_cases_are_judged_where_nobody_was_trained_on(tmp_path, capsys):
     data = ArrayDataset(images, label=[0] * 4, group=np.arange(4) // 2)
     path = str(_save_npz(data, tmp_path / "images.npz"))
     settings = {
-        "part": "all",
+        "subset": "all",
         "data": {"kind": "npz", "path": path, "coils": 2},
         "measure": {"accelerations": [4], "published": False},
     }
@@ -136,7 +136,7 @@ def test_all_cases_are_judged_where_nobody_was_trained_on(tmp_path, capsys):
     (row,) = read_json(tmp_path / "q.json", "taskuq.quality/1")["results"]
     assert row["volumes"] == 2
     with refused("option.conflict"):
-        QualityConfig(part="all", features=Path("vgg.safetensors"))
+        QualityConfig(subset="all", vgg_weights=Path("vgg.safetensors"))
 
 
 def test_an_exact_recovery_has_no_psnr_in_its_record(tmp_path, capsys):
@@ -144,7 +144,7 @@ def test_an_exact_recovery_has_no_psnr_in_its_record(tmp_path, capsys):
     data = ArrayDataset(np.ones((4, 32, 32)), label=[0] * 4, group=[0, 1, 2, 3], normalise=False)
     settings = {
         "data": {"kind": "npz", "path": str(_save_npz(data, tmp_path / "a.npz")), "coils": 0,
-                 "validation": 0.5},
+                 "validation_fraction": 0.5},
         "measure": {"accelerations": [4], "published": False},
     }  # fmt: skip
     (tmp_path / "q.toml").write_text(toml_text(settings))

@@ -202,7 +202,7 @@ def test_a_linear_task_has_one_variance_by_gradient_and_by_outputs():
         return torch.stack([x[:, 3].mean(1), 2 * x[:, :, 4].sum(1)], dim=1)
 
     by = {
-        a: line_covariance(system, scan, drawn, linear, first, aim=a)
+        a: line_covariance(system, scan, drawn, linear, first, objective=a)
         for a in ("gradient", "outputs")
     }
     assert np.isclose(by["gradient"].left([]), by["outputs"].left([]), rtol=1e-4)
@@ -230,7 +230,7 @@ def test_where_lines_are_independent_what_matters_for_the_task_tells_all(lines):
     weights = torch.as_tensor(a.reshape(8, 8))
     spread = line_covariance(
         system, scan, torch.as_tensor(samples), lambda x: (x * weights).sum((1, 2)), first,
-        ridge=1e-9,
+        regularisation=1e-9,
     )  # fmt: skip
     columns = np.fft.fftshift(np.fft.fft(np.eye(64).reshape(64, 8, 8), norm="ortho"), axes=-1)
     told = columns[:, :, lines].reshape(64, -1).T
@@ -258,7 +258,7 @@ def test_the_plain_aim_is_the_variance_of_the_image():
     first = center_lines(SIZE, 2)
     drawn = torch.rand(5, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
     scan = system.measure_lines(image, 8.0, first)
-    spread = line_covariance(system, scan, drawn, corner, first, aim="variance")
+    spread = line_covariance(system, scan, drawn, corner, first, objective="variance")
     assert np.isclose(spread.left([]), drawn.var(0).sum(), rtol=1e-4)
 
 
@@ -271,9 +271,9 @@ def test_a_task_without_a_gradient_is_refused_and_too_few_samples():
     with refused("samples.mismatch", "at least 2"):
         line_covariance(system, scan, drawn[:1], corner, first)
     with refused("samples.mismatch", "at least 3"):
-        line_covariance(system, scan, drawn[:2], corner, first, aim="outputs")
+        line_covariance(system, scan, drawn[:2], corner, first, objective="outputs")
     with refused("choice.unknown"):
-        line_covariance(system, scan, drawn, corner, first, aim="colour")
+        line_covariance(system, scan, drawn, corner, first, objective="colour")
 
 
 STRIPES = torch.cos(2 * torch.pi * 5 * torch.arange(SIZE) / SIZE)
@@ -318,7 +318,7 @@ def test_by_outputs_every_sample_is_looked_at_in_the_direction_that_the_others_g
     def task(x):
         return x[:, :, 3].mean(1) ** 2
 
-    found = line_covariance(system, scan, drawn, task, first, aim="outputs")
+    found = line_covariance(system, scan, drawn, task, first, objective="outputs")
     held, z = system.line_values(drawn, scan), task(drawn)
     told = []
     for j in range(40):
@@ -380,24 +380,24 @@ def test_outputs_are_those_of_the_lines_that_are_stored(table):
 
 def test_a_share_of_the_lines_is_chosen_and_the_others_are_the_masks(table):
     masks = scanner().masks
-    none, half = (run(Draws(), measure=rule(share=share)) for share in (0.0, 0.5))
+    none, half = (run(Draws(), measure=rule(adaptive_fraction=share)) for share in (0.0, 0.5))
     assert (none.sampled_lines == masks[:, None]).all()
     outside = [(t.sampled_lines & ~masks[:, None]).sum(axis=2) for t in (none, half, table)]
     added = np.diff(masks.sum(axis=1))
     assert (np.diff(outside[1], axis=0) <= np.ceil(added / 2)[:, None]).all()
     assert 0 < outside[1].sum() < outside[2].sum()
     assert (half.sampled_lines.sum(axis=2) == masks.sum(axis=1)[:, None]).all()
-    assert len({rule(share=share).fingerprint for share in (0.0, 0.5, 1.0)}) == 3
-    assert rule(share=1.0).fingerprint == rule().fingerprint
-    with refused("value.invalid", "share"):
-        rule(share=1.5)
+    assert len({rule(adaptive_fraction=share).fingerprint for share in (0.0, 0.5, 1.0)}) == 3
+    assert rule(adaptive_fraction=1.0).fingerprint == rule().fingerprint
+    with refused("value.invalid", "adaptive_fraction"):
+        rule(adaptive_fraction=1.5)
 
 
 def test_lines_are_chosen_among_those_that_the_masks_have_some_rounds_later(table):
     masks = scanner().masks.copy()
     masks[1] = masks[0]
     masks[1, np.flatnonzero(masks[2] & ~scanner().masks[1])[:2]] = True  # not the best of them
-    rules = [AdaptiveLines(scanner(), masks, RATES, ahead=ahead) for ahead in (0, 1)]
+    rules = [AdaptiveLines(scanner(), masks, RATES, lookahead=ahead) for ahead in (0, 1)]
     now, later = (run(Draws(), measure=rule) for rule in rules)
     assert (now.sampled_lines == masks[:, None]).all()
     assert (later.sampled_lines[1] <= masks[2]).all()
@@ -406,10 +406,14 @@ def test_lines_are_chosen_among_those_that_the_masks_have_some_rounds_later(tabl
         later.sampled_lines[2] == masks[2]
     ).all()  # in the last round the masks' lines are measured
     assert (later.sampled_lines.sum(axis=2) == masks.sum(axis=1)[:, None]).all()
-    every = [rule(ahead=ahead, share=share) for ahead in (None, 0, 1) for share in (0.5, 1)]
+    every = [
+        rule(lookahead=ahead, adaptive_fraction=share)
+        for ahead in (None, 0, 1)
+        for share in (0.5, 1)
+    ]
     assert len({one.fingerprint for one in every}) == 6
     with refused("value.invalid", "ahead"):
-        rule(ahead=-1)
+        rule(lookahead=-1)
 
 
 @pytest.mark.parametrize("options", [{}, {"batch": 2}, {"batch": 3}])
@@ -459,8 +463,8 @@ class Forgetful(AdaptiveLines):
 @pytest.mark.parametrize("ridge", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_ridge_that_is_none_is_refused_before_anything_is_drawn(ridge):
     system = scanner()
-    with refused("value.invalid", "ridge"):
-        AdaptiveLines(system, system.masks, RATES, ridge=ridge)
+    with refused("value.invalid", "regularisation"):
+        AdaptiveLines(system, system.masks, RATES, regularisation=ridge)
 
 
 @pytest.mark.parametrize(("aim", "needed"), [("gradient", 2), ("variance", 2), ("outputs", 3)])
@@ -471,9 +475,9 @@ def test_fewer_samples_than_lines_are_chosen_by_are_refused_by_their_number(aim,
 
 
 def test_no_rule_uses_more_samples_than_are_drawn():
-    AdaptiveConfig(looks=4).require_samples(4)
-    with refused("samples.mismatch", "looks"):
-        AdaptiveConfig(looks=5).require_samples(4)
+    AdaptiveConfig(selection_samples=4).require_samples(4)
+    with refused("samples.mismatch", "selection_samples"):
+        AdaptiveConfig(selection_samples=5).require_samples(4)
 
 
 def test_a_rule_that_forgets_a_line_is_refused():
@@ -504,7 +508,7 @@ def test_where_a_scan_cannot_choose_the_masks_are_next():
 def test_looking_at_fewer_samples_chooses_by_the_first_of_them():
     scan = scanner().measure_lines(CASES[0], 8.0, rule().initial_lines())
     drawn = Draws()(scan, samples=6, seed=1)
-    few = rule(looks=3).next_lines(0, scan, drawn, corner, rule().initial_lines())
+    few = rule(selection_samples=3).next_lines(0, scan, drawn, corner, rule().initial_lines())
     assert np.array_equal(
         few, rule().next_lines(0, scan, drawn[:3], corner, rule().initial_lines())
     )

@@ -10,7 +10,7 @@ import pytest
 from taskuq._config import from_toml_table
 from taskuq.experiments._run import RunConfig, open_run
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "ct"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "chest"
 
 
 def table_of(name, operator):
@@ -23,7 +23,7 @@ def table_of(name, operator):
     return run.pipeline.run(run.images, accelerations=rates, samples=4, seed=0, progress=False)
 
 
-@pytest.mark.parametrize("name", ["run-back-projection", "run"])
+@pytest.mark.parametrize("name", ["run-filtered-back-projection", "run-sampler"])
 @pytest.mark.filterwarnings("ignore")  # deepinv's own
 def test_both_operators_lead_to_the_same_table(deepinv, name):
     ours, theirs = (table_of(name, operator) for operator in ("taskuq", "deepinv"))

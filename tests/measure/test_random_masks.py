@@ -18,7 +18,9 @@ def generator(seed=0):
 
 @pytest.mark.parametrize("width", [16, 63, 128])
 def test_lines_lie_between_the_accelerations_and_the_centre_is_whole(width):
-    masks = _RandomMasks(accelerations=(2, 16), centre=(0.3, 0.6))(400, width, generator())[:, 0]
+    masks = _RandomMasks(acceleration_range=(2, 16), acs_fraction=(0.3, 0.6))(
+        400, width, generator()
+    )[:, 0]
     lines = masks.sum(1)
     assert lines.min() == round(width / 16)
     assert lines.max() <= round(width / 2)
@@ -34,14 +36,16 @@ def test_rounds_are_nested_and_none_has_fewer_lines():
 
 def test_the_numbers_of_lines_are_log_uniform():
     """Between R = 2 and 8 half of the cases are below R = 4."""
-    lines = _RandomMasks(accelerations=(2, 8))(4000, 512, generator())[:, 0].sum(1)
+    lines = _RandomMasks(acceleration_range=(2, 8))(4000, 512, generator())[:, 0].sum(1)
     few = int((lines < 128).sum())
     low, high = binom.ppf([1e-9, 1 - 1e-9], 4000, 0.5)
     assert low <= few <= high
 
 
 def test_equidistant_lines_differ_by_one_step_at_most():
-    draw = _RandomMasks(accelerations=(3, 9), centre=(0.3, 0.3), rules=("equidistant",))
+    draw = _RandomMasks(
+        acceleration_range=(3, 9), acs_fraction=(0.3, 0.3), patterns=("equidistant",)
+    )
     for mask in draw(100, 90, generator())[:, 0]:
         centre = max(1, round(0.3 * int(mask.sum())))
         others = mask.numpy()[~center_lines(90, centre)]
@@ -52,7 +56,7 @@ def test_equidistant_lines_differ_by_one_step_at_most():
 @pytest.mark.parametrize("rule", ["uniform", "inverse-distance"])
 def test_a_line_outside_the_centre_is_drawn_by_its_weight(rule):
     """Two lines of 16, one of them the centre: the other is line l with its weight's share."""
-    draw = _RandomMasks(accelerations=(8, 8), centre=(0.5, 0.5), rules=(rule,))
+    draw = _RandomMasks(acceleration_range=(8, 8), acs_fraction=(0.5, 0.5), patterns=(rule,))
     times = draw(20_000, 16, generator())[:, 0].sum(0).numpy()
     distance = np.abs(np.arange(16) - 8.0)
     weight = np.where(distance > 0, 1.0 if rule == "uniform" else 1 / distance.clip(1), 0)
@@ -66,9 +70,9 @@ def test_a_line_outside_the_centre_is_drawn_by_its_weight(rule):
 @pytest.mark.parametrize(
     ("settings", "code"),
     [
-        ({"accelerations": (16, 2)}, "value.invalid"),
-        ({"centre": (0.2, 1.2)}, "value.invalid"),
-        ({"rules": ("spiral",)}, "choice.unknown"),
+        ({"acceleration_range": (16, 2)}, "value.invalid"),
+        ({"acs_fraction": (0.2, 1.2)}, "value.invalid"),
+        ({"patterns": ("spiral",)}, "choice.unknown"),
     ],
 )
 def test_bad_settings_are_refused(settings, code):

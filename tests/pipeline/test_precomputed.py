@@ -151,7 +151,7 @@ def test_a_configuration_file_can_name_the_folder(tmp_path):
     config = tmp_path / "run.toml"
     config.write_text(
         f"""
-        part = "all"
+        subset = "all"
         samples = 3
         data = {{ kind = "atlas", patients = 1, slices = 2, size = 64, coils = 1 }}
         measure = {{ accelerations = [4] }}

@@ -66,7 +66,7 @@ def test_flags_that_do_not_go_together_are_refused(flags, code):
 
 def test_a_command_refuses_with_status_2_and_one_sentence(tmp_path):
     config = tmp_path / "run.toml"
-    config.write_text('part = "all"\n[data]\nkind = "atlas"\npatients = 1\nslices = 1\n')
+    config.write_text('subset = "all"\n[data]\nkind = "atlas"\npatients = 1\nslices = 1\n')
     command = [
         sys.executable,
         "-m",

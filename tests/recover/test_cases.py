@@ -19,7 +19,7 @@ from taskuq.recover._cases import (
     simulate_scan,
 )
 
-PLAIN = ScanRandomisation(rounds=1.0, noisy=0.0, contrast=0.0)
+PLAIN = ScanRandomisation(fixed_mask_fraction=1.0, noise_fraction=0.0, contrast=0.0)
 
 
 def generator(seed=0):
@@ -52,7 +52,7 @@ def test_every_number_of_coils_comes_up(batch):
 
 
 def test_noise_has_the_size_it_was_asked_for_and_the_truth_has_none(batch):
-    noisy = replace(PLAIN, noisy=1.0, snr=(26.0, 26.0))(batch, generator())
+    noisy = replace(PLAIN, noise_fraction=1.0, snr_db=(26.0, 26.0))(batch, generator())
     clean = fft2c(batch["image"])
     assert torch.equal(noisy["image"], batch["image"])
     noise = (noisy["kspace"] - clean)[broadcast_mask(batch["mask"], clean).expand(clean.shape)]
@@ -66,7 +66,7 @@ def test_noise_has_the_size_it_was_asked_for_and_the_truth_has_none(batch):
 
 
 def test_masks_of_their_own_are_never_a_round(batch):
-    scans = replace(PLAIN, rounds=0.0, masks=_RandomMasks(accelerations=(6, 6)))
+    scans = replace(PLAIN, fixed_mask_fraction=0.0, masks=_RandomMasks(acceleration_range=(6, 6)))
     mask = scans(batch, generator())["mask"]
     assert mask.sum(1).tolist() == [4] * 5
     assert mask[:, 12].all()
@@ -88,12 +88,14 @@ def test_a_map_of_magnitudes_is_increasing_and_keeps_zero_and_the_largest(batch,
 
 def test_an_empty_image_stays_empty(batch):
     empty = {**batch, "image": torch.zeros_like(batch["image"])}
-    seen = ScanRandomisation(coils=(4,), noisy=1.0)(empty, generator())
+    seen = ScanRandomisation(coils=(4,), noise_fraction=1.0)(empty, generator())
     assert float(seen["kspace"].abs().max()) == 0
     assert torch.isfinite(rss(seen["image"])).all()
 
 
-@pytest.mark.parametrize("settings", [{"rounds": 1.5}, {"coils": (0,)}, {"snr": (60.0, 20.0)}])
+@pytest.mark.parametrize(
+    "settings", [{"fixed_mask_fraction": 1.5}, {"coils": (0,)}, {"snr_db": (60.0, 20.0)}]
+)
 def test_bad_settings_are_refused(settings):
     with refused("value.invalid"):
         ScanRandomisation(**settings)

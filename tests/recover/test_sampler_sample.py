@@ -36,7 +36,7 @@ from taskuq.training._fit import TrainerOptions, _fit
 
 SIZE = 16
 MASKS = abs(np.arange(SIZE) - 7.5) < [[2], [4]]
-SMALL = SamplerConfig(width=4, drawn=(4, 6, 8))
+SMALL = SamplerConfig(width=4, decoder_channels=(4, 6, 8))
 
 
 def loud(config: SamplerConfig) -> SamplerNet:
@@ -66,7 +66,9 @@ def recover(net, varnet) -> SamplerRecovery:
 
 def scans(acceleration: float, count: int = 3) -> list[MRIMeasurement]:
     pictures = np.random.default_rng(0).random((count, SIZE, SIZE)) + 0.5
-    data = simulate_coil_dataset(ArrayDataset(pictures, label=[0] * count, group="each"), 4, seed=0)
+    data = simulate_coil_dataset(
+        ArrayDataset(pictures, label=[0] * count, group="image"), 4, seed=0
+    )
     scanner = MultiCoilMRI(MASKS, (4, 2))
     return [scanner(data[k].image, acceleration) for k in range(count)]
 
@@ -157,7 +159,7 @@ def slab(batch, generator):
 
 
 def test_samples_of_another_operator_agree_with_what_it_saw():
-    net = loud(SamplerConfig(inputs=1, outputs=1, width=4, drawn=(4, 6)))
+    net = loud(SamplerConfig(in_channels=1, out_channels=1, width=4, decoder_channels=(4, 6)))
     truth = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(1))
     found, _ = slab({"image": truth}, torch.Generator())
     images = _sample_images(net, found, samples=6, seeds=[0, 1, 2])
@@ -178,15 +180,19 @@ class Waves:
 
 
 CPU = TrainerOptions(accelerator="cpu", progress=False)
-HOW = TrainingConfig(epochs=5, batch=8, learning_rate=1e-2, average=0.5, clip=1.0)
+HOW = TrainingConfig(epochs=5, batch=8, learning_rate=1e-2, ema=0.5, clip_norm=1.0)
 
 
-SLAB = SamplerConfig(inputs=1, outputs=1, width=8, drawn=(8, 8), numbers=4)
+SLAB = SamplerConfig(
+    in_channels=1, out_channels=1, width=8, decoder_channels=(8, 8), global_noise=4
+)
 
 
 def slab_recipe(**options):
     with seeded(0):
-        return sampler_recipe(SLAB, SamplerLoss(ImageLossConfig(pools=(2, 4)), **options), slab)
+        return sampler_recipe(
+            SLAB, SamplerLoss(ImageLossConfig(pool_sizes=(2, 4)), **options), slab
+        )
 
 
 def test_a_sampler_of_another_operator_learns(tmp_path):
@@ -206,7 +212,9 @@ def test_quick_steps_are_steps(monkeypatch, quick):
     found = []
     for make in (None, partial(accelerate, **quick)):
         with seeded(0):
-            recipe = sampler_recipe(SLAB, SamplerLoss(ImageLossConfig(pools=(2, 4))), slab, make)
+            recipe = sampler_recipe(
+                SLAB, SamplerLoss(ImageLossConfig(pool_sizes=(2, 4))), slab, make
+            )
         recipe.loss(recipe.network, batch, torch.Generator().manual_seed(0)).backward()
         recipe.validate(recipe.network, batch, torch.Generator().manual_seed(0))
         grads = [p.grad for p in recipe.network.parameters() if p.grad is not None]
@@ -240,7 +248,7 @@ class Loud(SamplerNet):
     """Residuals that are the first noise map: it is known how far they spread."""
 
     def decode(self, condition, noise):
-        maps = noise[:, :, self.config.numbers :][..., : 8 * 8]
+        maps = noise[:, :, self.config.global_noise :][..., : 8 * 8]
         return 0.5 * maps.reshape(*noise.shape[:2], 1, 8, 8)
 
 
@@ -255,7 +263,7 @@ def test_noise_becomes_as_loud_as_held_out_cases_ask_for():
             images=lambda residuals: residuals[:, :, 0] * scale.view(-1, 1, 1, 1),
         )
 
-    net = Loud(SamplerConfig(inputs=1, outputs=1, width=4, drawn=(4, 4)))
+    net = Loud(SamplerConfig(in_channels=1, out_channels=1, width=4, decoder_channels=(4, 4)))
     generator = torch.Generator().manual_seed(0)
     scale = torch.rand(400, generator=generator) + 0.5
     white = torch.randn(400, 8, 8, generator=generator) * scale.view(-1, 1, 1)

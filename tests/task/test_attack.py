@@ -45,7 +45,7 @@ def test_the_attack_equals_foolbox(network, radius):
     theirs = foolbox.attacks.L2ProjectedGradientDescentAttack(
         abs_stepsize=radius / 4, steps=10, random_start=False
     ).run(model, x[:, None], foolbox.criteria.Misclassification(labels), epsilon=radius)
-    config = AttackConfig(radius=radius, size=24)
+    config = AttackConfig(radius=radius, reference_size=24)
 
     ours = adversarial_images(network, x, labels[:, None].float(), config)
 
@@ -76,7 +76,7 @@ def test_against_a_linear_score_the_attack_is_the_known_best_one():
 
 def test_the_default_steps_use_up_the_radius(network):
     x = 0.25 + 0.5 * images()
-    config = AttackConfig(radius=0.2, size=24)
+    config = AttackConfig(radius=0.2, reference_size=24)
     change = adversarial_images(network, x, torch.zeros(6, 1), config) - x
 
     assert torch.allclose(change.flatten(1).norm(dim=1), torch.full((6,), 0.2), rtol=1e-3)
@@ -84,7 +84,7 @@ def test_the_default_steps_use_up_the_radius(network):
 
 def test_a_network_that_is_sure_of_itself_is_attacked_all_the_same(network):
     """The gradient of its cross entropy is 0 in float32; that of the margin is not."""
-    x, config = 0.25 + 0.5 * images(), AttackConfig(radius=0.2, size=24)
+    x, config = 0.25 + 0.5 * images(), AttackConfig(radius=0.2, reference_size=24)
     weak = adversarial_images(network, x, torch.ones(6, 1), config)
     with torch.random.fork_rng():
         sure = build("classifier", preset="tiny").eval()

@@ -55,8 +55,8 @@ def settings(spots):
         training=TrainingConfig(epochs=6, batch=16, learning_rate=1e-2),
         data=NpzData(path=spots, in_memory=True),
         split=SPLIT,
-        views=AugmentConfig(rotation=5.0, shift=0.05, crop=0.9),
-        attack=AttackConfig(radius=2.0, steps=3, step=0.5),
+        augment=AugmentConfig(rotation=5.0, shift=0.05, crop=0.9),
+        attack=AttackConfig(radius=2.0, steps=3, step_size=0.5),
     )
 
 
@@ -102,7 +102,7 @@ def test_another_seed_ends_elsewhere(settings, tmp_path):
 
 
 def test_training_stops_when_tuning_patients_see_no_progress(settings, tmp_path):
-    training = replace(settings.training, epochs=40, patience=2, keep_every=7)
+    training = replace(settings.training, epochs=40, patience=2, checkpoint_every=7)
     patient = replace(settings, training=training)
     train(patient, tmp_path, machine=CPU)
     stopped = final(tmp_path)
@@ -121,7 +121,7 @@ def test_pre_training_tells_images_apart_and_the_classifier_starts_from_it(setti
         training=replace(settings.training, epochs=4),
         data=settings.data,
         split=SPLIT,
-        views=AugmentConfig(rotation=5.0, contrast=0.5, blur=1.0),
+        augment=AugmentConfig(rotation=5.0, contrast=0.5, blur=1.0),
     )
     best = train(contrastive, tmp_path / "simclr", machine=CPU)
     losses = [row["validation_loss"] for row in _read_log(tmp_path / "simclr" / "metrics.csv")]
@@ -211,7 +211,7 @@ def test_several_findings_are_learnt_at_once(settings, tmp_path):
 
 
 def test_only_the_cases_that_are_kept_are_used(settings):
-    some = replace(settings, data=replace(settings.data, keep="first_half"))
+    some = replace(settings, data=replace(settings.data, select="first_half"))
 
     assert sum(len(part.cases) for part in some.open_parts()) == 48
 
@@ -262,7 +262,7 @@ def test_broken_images_are_named(settings, tmp_path):
     ("change", "code"),
     [
         ({"data": {"target": "volume"}}, "table.column"),
-        ({"data": {"keep": "area"}}, "dtype.invalid"),
+        ({"data": {"select": "area"}}, "dtype.invalid"),
         ({"data": {"path": None}}, "config.missing"),
         ({"data": {"target": "both"}}, "shape.mismatch"),
         ({"start": {"imagenet": Path("a.pth")}}, "option.unused"),
@@ -319,7 +319,7 @@ def test_the_commands_leave_weights_a_table_and_curves(spots, tmp_path, capsys):
     (tmp_path / "a.toml").write_text(text)
     options = {"accelerator": "cpu", "progress": False}
     train_command("simclr")(tmp_path / "a.toml", output=tmp_path / "s", **options)
-    start = f'[start]\nsimclr = "{tmp_path}/s/best.safetensors"\n[attack]\nradius = 0\n'
+    start = f'[init_from]\nsimclr = "{tmp_path}/s/best.safetensors"\n[attack]\nradius = 0\n'
     (tmp_path / "b.toml").write_text(text + start)
     train_command("classifier")(tmp_path / "b.toml", output=tmp_path / "c", **options)
     said = capsys.readouterr()

@@ -139,14 +139,17 @@ def test_a_sampler_goes_on_from_another_with_its_networks_and_trains_none(tmp_pa
     config = Path(configure("sampler", epochs=1, cases=12))
     first = train_config("sampler", config, tmp_path / "first", machine=CPU)
     again = tmp_path / "again.toml"
-    taken = f'[estimate]\nfolder = "{first.parent}"'
-    again.write_text(f'start = "{first}"\n' + config.read_text().replace("[estimate]", taken))
+    taken = f'[estimate]\nreuse_from = "{first.parent}"'
+    again.write_text(f'init_from = "{first}"\n' + config.read_text().replace("[estimate]", taken))
     best = train_config("sampler", again, tmp_path / "second", machine=CPU)
     assert [path.parent for path in best.parent.rglob("best.safetensors")] == [best.parent]
     assert not same_weights(first, best)
     ours, theirs = (open_recovery(path).estimator.net.state_dict() for path in (best, first))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    for old, new in (("folds = 2", "folds = 3"), ("validation = 0.25", "validation = 0.4")):
+    for old, new in (
+        ("folds = 2", "folds = 3"),
+        ("validation_fraction = 0.25", "validation_fraction = 0.4"),
+    ):
         again.write_text(again.read_text().replace(old, new))
         with pytest.raises(InputError, match=r"holds another training.* there, .* here"):
             train_config("sampler", again, tmp_path / "third", machine=CPU)
@@ -154,7 +157,7 @@ def test_a_sampler_goes_on_from_another_with_its_networks_and_trains_none(tmp_pa
 
 def test_networks_of_a_training_that_never_came_to_its_sampler_are_not_taken(tmp_path, configure):
     config = Path(configure("sampler", epochs=1, cases=12))
-    taken = f'[estimate]\nfolder = "{tmp_path / "absent"}"'
+    taken = f'[estimate]\nreuse_from = "{tmp_path / "absent"}"'
     config.write_text(config.read_text().replace("[estimate]", taken))
     with refused("file.missing"):
         train_config("sampler", config, tmp_path / "run", machine=CPU)
@@ -356,7 +359,7 @@ def test_an_interrupted_training_names_its_state(tmp_path, configure, keep_every
     found = re.search(r"state after (\d+) epochs", last)
     if keep_every > 1:
         assert found is None, last
-        assert "training.keep_every" in last
+        assert "training.checkpoint_every" in last
         return
     assert found is not None, last
     # The line of an epoch is written before its state.
@@ -378,9 +381,9 @@ def test_a_training_that_goes_on_says_so_where_it_is_looked_at(tmp_path, configu
 
 
 def test_a_warm_up_that_is_longer_than_the_training_is_told(tmp_path, configure, capsys):
-    config = configure("varnet", epochs=1, warmup=1000)
+    config = configure("varnet", epochs=1, warmup_steps=1000)
     train_config("varnet", config, tmp_path / "run", machine=TrainerOptions(accelerator="cpu"))
-    assert "training.warmup is 1000" in capsys.readouterr().err
+    assert "training.warmup_steps is 1000" in capsys.readouterr().err
     (row,) = _read_log(tmp_path / "run" / "metrics.csv")
     assert 0 < row["learning_rate"] <= 0.01 * row["step"] / 1000 < 1e-4  # what the steps had
 
@@ -666,7 +669,7 @@ def test_gradients_are_clipped_in_every_precision_and_by_every_optimiser(
         return optimiser
 
     monkeypatch.setattr(torch.optim, "Adam", watched)
-    config = TrainingConfig(epochs=2, batch=4, clip=1e-3, precision=precision)
+    config = TrainingConfig(epochs=2, batch=4, clip_norm=1e-3, precision=precision)
     _fit(growing(), Points(10), Points(5), config, tmp_path, machine=CPU)
     assert norms == pytest.approx(6 * [1e-3], rel=1e-2)
 
@@ -681,7 +684,7 @@ def test_schedules_end_where_they_say(tmp_path, schedule):
     from taskuq.training._checkpoints import _read_log
 
     config = TrainingConfig(
-        epochs=4, batch=4, learning_rate=0.1, schedule=schedule, decay=0.5, decay_epochs=2
+        epochs=4, batch=4, learning_rate=0.1, schedule=schedule, lr_decay=0.5, lr_decay_epochs=2
     )
     _fit(growing(), Points(8), Points(4), config, tmp_path, machine=CPU)
     rates = [row["learning_rate"] for row in _read_log(tmp_path / "metrics.csv")]

@@ -17,7 +17,7 @@ from taskuq.training._module import TrainingModule
 from taskuq.training._weights import read_tensors
 
 CPU = TrainerOptions(accelerator="cpu", progress=False)
-CONFIG = TrainingConfig(epochs=4, batch=4, learning_rate=0.1, average=0.6)
+CONFIG = TrainingConfig(epochs=4, batch=4, learning_rate=0.1, ema=0.6)
 
 
 class Points:
@@ -95,7 +95,7 @@ def test_a_restart_goes_on_with_the_mean(tmp_path, monkeypatch):
 
 def test_the_rate_rises_in_the_first_steps(tmp_path):
     told = []
-    config = replace(CONFIG, average=0.0, warmup=4)
+    config = replace(CONFIG, ema=0.0, warmup_steps=4)
     _fit(falling(told), Points(), Points(), config, tmp_path, machine=CPU)
     weights = torch.tensor([value for value, _ in seen(told, "step")])
     # Adam's step is as large as the rate while the gradient stays what it is.

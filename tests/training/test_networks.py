@@ -246,7 +246,7 @@ def test_a_network_of_ones_own_is_trained_and_recovers_by_its_name(tmp_path, con
         "--no-progress", folder=tmp_path, extension=tmp_path / "mine.py",
     )  # fmt: skip
     (tmp_path / "run.toml").write_text(
-        'part = "all"\nsamples = 1\n'
+        'subset = "all"\nsamples = 1\n'
         f'[data]\nkind = "npz"\npath = "{tmp_path / "images.npz"}"\ncoils = 2\n'
         "[measure]\naccelerations = [4, 2]\n"
         f'[recover]\nkind = "factor"\nweights = "{trained.strip()}"\n'

@@ -156,7 +156,7 @@ def scan_picture(scan: OneScan, explorer: Explorer | None, words: Terminology) -
         "rows": rows,
         "target": x(scan.target),
         "truth": {
-            "label": words.title("truth"),
+            "label": words.title("reference"),
             "image": _picture(explorer, scan.shown, None),
             "text": shown(scan.target),
         },
