@@ -59,8 +59,8 @@ def test_frechet_distance_of_gaussians_is_the_closed_form():
     assert _frechet_distance(first, first) == pytest.approx(0, abs=1e-9)
 
 
-def judge_twice(folder, name):
-    """Judge the same weights as the variational network, and as another network of some name."""
+def evaluate_twice(folder, name):
+    """Evaluate the same weights under two names."""
     images = np.kron(np.random.default_rng(1).random((4, 8, 8)), np.ones((4, 4)))
     data = ArrayDataset(images, label=[0] * 4, group=np.arange(4) // 2)
     net = build("varnet", preset="tiny")
@@ -79,8 +79,8 @@ def judge_twice(folder, name):
     return read_json(folder / "q.json", "taskuq.quality/1")["results"]
 
 
-def test_image_quality_of_other_networks_goes_by_the_stems_of_their_files(tmp_path):
-    rows = judge_twice(tmp_path, "net-of-mine")
+def test_networks_are_named_by_their_files(tmp_path):
+    rows = evaluate_twice(tmp_path, "net-of-mine")
 
     # The name is all the difference.
     assert [row.pop("method") for row in rows] == ["zero-filled", "varnet", "net-of-mine"]
@@ -88,12 +88,12 @@ def test_image_quality_of_other_networks_goes_by_the_stems_of_their_files(tmp_pa
     assert "net-of-mine" in write_report(tmp_path).read_text()
 
 
-def test_image_quality_of_two_networks_of_one_name_is_refused(tmp_path):
+def test_two_networks_of_one_name_are_refused(tmp_path):
     with refused("table.duplicate", "varnet"):
-        judge_twice(tmp_path, "varnet")
+        evaluate_twice(tmp_path, "varnet")
 
 
-def test_the_table_of_image_quality(tmp_path, capsys):
+def test_table_of_image_quality(tmp_path, capsys):
     flow = ConditionalFlow(SMALL_FLOW)
     rng = np.random.default_rng(1)
     images = np.kron(rng.random((8, 8, 8)), np.ones((4, 4)))
@@ -122,7 +122,7 @@ def test_the_table_of_image_quality(tmp_path, capsys):
     assert {method for (_, method), row in rows.items() if "spread_error_ratio" in row} == {"flow"}
 
 
-def test_all_cases_are_judged_where_nobody_was_trained_on(tmp_path, capsys):
+def test_part_all_evaluates_all_cases(tmp_path, capsys):
     images = np.kron(np.random.default_rng(1).random((4, 8, 8)), np.ones((4, 4)))
     data = ArrayDataset(images, label=[0] * 4, group=np.arange(4) // 2)
     path = str(_save_npz(data, tmp_path / "images.npz"))
@@ -139,7 +139,7 @@ def test_all_cases_are_judged_where_nobody_was_trained_on(tmp_path, capsys):
         QualityConfig(part="all", features=Path("vgg.safetensors"))
 
 
-def test_an_exact_recovery_has_no_psnr_in_its_record(tmp_path, capsys):
+def test_exact_recovery_has_no_psnr(tmp_path, capsys):
     # All energy of a constant image lies in the central line, which every round measures.
     data = ArrayDataset(np.ones((4, 32, 32)), label=[0] * 4, group=[0, 1, 2, 3], normalise=False)
     settings = {
@@ -174,7 +174,7 @@ def test_pooled_pixels_rank_slices_against_each_other():
 
 @pytest.mark.parametrize("samples", [2, 64])
 @pytest.mark.parametrize("size", [0.5, 1, 2])
-def test_sizes_of_spread_and_error_are_compared(size, samples):
+def test_ratio_of_spread_and_error(size, samples):
     """Samples of the posterior that the truth is drawn from have ratio 1, however many."""
     pixels = []
     for level in (0.01, 0.1):
@@ -188,6 +188,6 @@ def test_sizes_of_spread_and_error_are_compared(size, samples):
     assert _size_ratio(np.zeros((2, 5)), samples) is None
 
 
-def test_nothing_is_ranked_where_samples_do_not_differ():
+def test_equal_samples_have_no_rank_correlation():
     truth = torch.linspace(1, 2, 16).reshape(4, 4)
     assert math.isnan(_spread_error_correlation(torch.stack([truth, truth]), truth))
