@@ -103,7 +103,7 @@ def test_input_has_three_equal_channels_normalised_as_imagenet():
 
 @pytest.mark.parametrize(
     ("fault", "code"),
-    [("missing", "weights.mismatch"), ("hostile", "file.format"), ("other", "weights.mismatch")],
+    [("missing", "weights.mismatch"), ("hostile", "file.format"), ("other", "file.format")],
 )
 def test_other_weights_are_refused(tmp_path, fault, code):
     path = tmp_path / "weights.pth"
