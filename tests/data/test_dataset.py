@@ -90,7 +90,6 @@ def test_second_process_shares_the_images(elsewhere):
     total = sum(float(item.image.double().sum()) for item in kept)
     kept[0].image.zero_()  # changes are private
     asked, found, item, pss = start()
-
     assert sorted(set(source.asked)) == list(range(COUNT))
     assert asked == [0, (COUNT - 1) // 2, COUNT - 1]  # compared with those in memory
     assert found == total
@@ -105,7 +104,6 @@ def test_cases_of_a_killed_process_are_read_again(elsewhere):
     let_go()
     source = Counted()
     InMemoryDataset.of(source)
-
     assert len(set(source.asked)) == COUNT
 
 
@@ -114,7 +112,6 @@ def test_shared_cases_stay_when_the_first_process_ends(elsewhere):
     start()
     kept = InMemoryDataset.of(Counted())
     let_go()
-
     assert torch.equal(kept[7].image, Counted().data[7].image)
     assert not list(memory._folder().glob("*.images.*"))
 
@@ -131,7 +128,6 @@ def test_other_cases_are_not_shared(change, monkeypatch):
         monkeypatch.setenv("SLURM_JOB_ID", "17")
         monkeypatch.setenv("SLURM_STEP_ID", "0")
     other = InMemoryDataset.of(Subset(source, range(30)) if change == "other cases" else source)
-
     assert len(set(source.asked)) == len(other)
     assert torch.equal(kept[0].image, other[0].image) == (change != "first image")
     assert torch.equal(other[7].image, source.data[7].image)
@@ -141,7 +137,6 @@ def test_other_labels_are_not_shared():
     images, group = np.random.default_rng(0).random((4, 8, 8)), [0, 0, 1, 1]
     sources = [ArrayDataset(images, label, group) for label in ([0, 1, 0, 1], [0, 1, 1, 1])]
     kept = [InMemoryDataset.of(source) for source in sources]
-
     assert [one.labels.tolist() for one in kept] == [[0, 1, 0, 1], [0, 1, 1, 1]]
     assert [item.label for item in kept[1]] == [0, 1, 1, 1]
 
@@ -152,7 +147,6 @@ def test_labels_are_read_with_the_images(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Atlas, "labels", property(lambda self: pytest.fail("labels were read")))
         kept = InMemoryDataset.of(atlas)
-
     assert kept.labels.tolist() == expected.tolist()
 
 

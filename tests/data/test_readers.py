@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +14,10 @@ from volumes import write_volume
 from raising import refused
 from taskuq._config import read_toml, toml_text
 from taskuq.cli.app import main
-from taskuq.data._arrays import ArrayDataset, NpzData
-from taskuq.data._dataset import Dataset
+from taskuq.data._arrays import NpzData
 from taskuq.data._fastmri import FastMRIData
 from taskuq.data._folder import FolderData
-from taskuq.data._readers import READERS, DataConfig, open_all, open_data, read_data
+from taskuq.data._readers import READERS, open_all, open_data, read_data
 from taskuq.table._table import TaskOutputs
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -34,16 +33,6 @@ def pictures():
 
 LABEL = np.tile([0, 1], GROUPS)
 GROUP = np.repeat([f"patient-{k}" for k in range(GROUPS)], SLICES)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mine(DataConfig):
-    """An own reader: settings and a data set."""
-
-    brightness: float = 1.0
-
-    def open(self) -> Dataset:
-        return ArrayDataset(self.brightness * pictures(), LABEL, GROUP, normalise=False)
 
 
 def fastmri(folder):
@@ -84,17 +73,12 @@ def atlas(folder):
     return {"patients": GROUPS, "slices": SLICES, "size": SIZE, "seed": 6}
 
 
-def mine(folder):
-    return {"brightness": 2.0}
-
-
-MAKE = {"fastmri": fastmri, "npz": npz, "folder": folder, "atlas": atlas, "mine": mine}
+MAKE = {"fastmri": fastmri, "npz": npz, "folder": folder, "atlas": atlas}
 
 
 @pytest.fixture(params=[*MAKE])
-def data(request, tmp_path, monkeypatch):
+def data(request, tmp_path):
     """The table [data] of one reader, with files for it."""
-    monkeypatch.setitem(READERS._known, "mine", Mine)
     (tmp_path / "data").mkdir()
     own = MAKE[request.param](tmp_path / "data")
     return {"kind": request.param, "coils": 2, "validation": 0.5, **own}
@@ -120,7 +104,6 @@ def test_every_reader_runs(tmp_path, start, data):
     start("run", {"samples": 1, "measure": MEASURE}, "-o", tmp_path / "table")
     table = TaskOutputs.load(tmp_path / "table")
     whole = "validation_path" in data
-
     assert len(table.case) == (CASES if whole else CASES // 2)
     assert len(set(table.group)) == (GROUPS if whole else GROUPS // 2)
     assert np.isfinite(table.outputs).all()
@@ -142,14 +125,12 @@ def test_readers_train_a_recovery_and_a_task(tmp_path, start, network):
         own = {"split": {"train": 0.5, "tune": 0.5}, "attack": {"radius": 0}}
     settings = {"network": SMALL[network], "training": {"epochs": 1, "batch": 4}, **own}
     start(f"train {network}", settings, "-o", tmp_path / "run", *CPU)
-
     assert (tmp_path / "run" / "best.safetensors").exists()
 
 
 def test_data_check_counts_cases(start, data):
     record = json.loads(start("data check", {}, "--json", "-"))
     folders = 2 if data["kind"] == "fastmri" else 1
-
     assert record["summary"]["slices"] == folders * CASES
     assert record["summary"]["groups"] == folders * GROUPS
 
@@ -158,7 +139,6 @@ def test_coils_are_simulated_for_recoveries_and_not_for_tasks(start, data, tmp_p
     start("data check", {})
     reader = read_data(tmp_path / "config.toml")
     plain = reader.open_targets().cases[0].image
-
     assert open_all(reader)[0].image.shape == (2, SIZE, SIZE)
     assert open_data(reader)[0][0].image.is_complex()
     assert not plain.is_complex()
@@ -214,7 +194,6 @@ def test_own_reader_is_found_by_its_name(tmp_path, monkeypatch):
     monkeypatch.setenv("TASKUQ_EXTENSIONS", str(tmp_path / "ramp_reader.py"))
     monkeypatch.setattr(READERS, "_known", dict(READERS._known))
     main(["run", str(tmp_path / "run.toml"), "-o", str(tmp_path / "table"), "--device", "cpu"])
-
     configuration = TaskOutputs.load(tmp_path / "table").provenance["configuration"]
     assert configuration["data"]["kind"] == "ramp"
     assert configuration["data"]["cases"] == 3
@@ -262,7 +241,6 @@ def test_missing_key_is_named(reader, opening, key):
 def test_targets_follow_the_selected_cases(tmp_path):
     reader = NpzData(**npz(tmp_path) | {"path": tmp_path / "mine.npz"}, target="area")
     part = reader.open_targets()
-
     assert part.targets.tolist() == [[float(k)] for k in range(CASES)]
     assert part.cases.cases.tolist() == [f"case-{k}" for k in range(CASES)]
 

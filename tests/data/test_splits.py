@@ -18,7 +18,6 @@ names = st.sets(st.text("abcdefg", min_size=1, max_size=4), min_size=10, max_siz
 @given(names, st.integers(0, 9))
 def test_each_patient_is_in_one_part(groups, seed):
     split = split_groups(groups, 0.6, 0.1, seed=seed)
-
     assert sorted(split.train + split.tune + split.judge) == sorted(groups)
     assert len(split.train) == int(0.6 * len(groups) + 1e-9)
 
@@ -27,7 +26,6 @@ def test_each_patient_is_in_one_part(groups, seed):
 def test_split_does_not_depend_on_order(groups, seed, shuffler):
     some = list(groups) * 2
     shuffler.shuffle(some)
-
     assert split_groups(some, 0.5, 0.2, seed=seed) == split_groups(groups, 0.5, 0.2, seed=seed)
 
 
@@ -36,7 +34,6 @@ def test_unstored_split_agrees_with_the_stored_one(tmp_path):
     config = SplitConfig(path=tmp_path / "split.json", seed=1)
     new = config.split(groups, is_stored=False)
     assert not config.path.exists()
-
     assert config.split(groups) == new
     with refused("resume.mismatch"):
         SplitConfig(config.path, seed=2).split(groups, is_stored=False)
@@ -46,7 +43,6 @@ def test_parts_hold_whole_patients():
     groups = np.repeat(["a", "b", "c", "d"], 3)
     data = ArrayDataset(np.ones((12, 4, 4)), label=[0, 1, 0] * 4, group=groups)
     parts = Split(("c", "a"), ("d",), ("b",)).of(data)
-
     assert [sorted(set(part.groups)) for part in parts] == [["a", "c"], ["d"], ["b"]]
     assert [len(part) for part in parts] == [6, 3, 3]
 
@@ -74,7 +70,6 @@ def test_stored_split_stays(tmp_path):
     groups = np.array([f"p{k}" for k in range(20)])
     config = SplitConfig(path=tmp_path / "split.json", seed=1)
     first = config.split(groups)
-
     assert config.split(groups[::-1]) == first
     assert load_split(tmp_path / "split.json") == first
     for other in (SplitConfig(tmp_path / "split.json", seed=2), SplitConfig(config.path, 0.5)):

@@ -28,7 +28,6 @@ def made(tmp_path_factory):
 def test_default_layout_is_the_published_one(tmp_path):
     _make_volume(_SyntheticVolume(tmp_path / "file1000000.h5", slices=1, number=0), FastMRILayout())
     volume = open_volume(tmp_path / "file1000000.h5")
-
     assert (volume.coils, volume.height, volume.width) == (15, 640, 368)
     assert volume.encoded_lines == 368
     assert volume.acquisition == "CORPD_FBK"
@@ -45,7 +44,6 @@ def test_reference_is_the_rss_of_the_coils(made):
     seen = np.sqrt((np.abs(images) ** 2).sum(0))[8:72, 4:68]
     with h5py.File(volume.path) as file:
         reference = file["reconstruction_rss"][2]
-
     error = np.linalg.norm(seen - reference) / np.linalg.norm(reference)
     assert error < 0.15
     assert 0.1 * UNIT < reference.max() < 10 * UNIT
@@ -55,7 +53,6 @@ def test_only_lines_not_acquired_are_zero(made):
     volume = open_volume(made / "knee_multicoil_train/file1000000.h5")
     first, end = SMALL.acquired
     is_zero = (volume.kspace(0) == 0).all(axis=(0, 1))
-
     assert is_zero.tolist() == [k < first or k >= end for k in range(72)]
 
 
@@ -63,7 +60,6 @@ def test_boxes_enclose_the_lesions(made):
     notes = read_annotations(made / "knee.csv")
     lesions = _patient(_SyntheticVolume(made, slices=6, number=1), 64).lesion
     rows = [row for row in notes.rows if row.file == "file1000001" and row.label == FINDING]
-
     assert rows
     for row in rows:
         inside = np.zeros((64, 64), dtype=bool)
@@ -80,7 +76,6 @@ def _box(lesion):
 def test_file_list_names_annotated_files(made):
     files = {path.stem for path in made.rglob("*.h5")}
     listed = read_file_list(made / "knee_file_list.csv")
-
     assert files - listed == {"file1002000", "file1002001"}
     assert listed <= files
 
@@ -89,5 +84,4 @@ def test_volume_is_reproducible(tmp_path):
     for name in ("a", "b"):
         _make_volume(_SyntheticVolume(tmp_path / f"{name}.h5", slices=1, number=7), SMALL)
     first, second = (open_volume(tmp_path / f"{name}.h5").kspace(0) for name in ("a", "b"))
-
     assert np.array_equal(first, second)

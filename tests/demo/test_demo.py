@@ -132,7 +132,6 @@ def test_errors_and_spreads_fall_with_more_lines(folder):
 def test_report_leads_with_the_answer(folder, open_page, keep, screen, size):
     page = open_page(folder / "report.html", width=size[0], height=size[1])
     keep(page, f"demo-first-{screen}")
-
     assert page.locator("[data-part=tiles] li").count() == 3
     assert "Guaranteed" in page.locator(".first .promise").inner_text()
     for part in ("[data-part=sentence]", "[data-part=tiles]", ".first .promise"):
@@ -155,7 +154,6 @@ def test_report_of_a_full_demo_is_at_most_8_megabytes(folder, tmp_path):
     arrays |= {name: getattr(few, name) for name in others}
     shutil.copytree(folder, tmp_path / "demo")
     save_explorer(tmp_path / "demo/explorer.npz", case=np.arange(len(again)), **arrays)
-
     assert 5_000_000 < write_report(tmp_path / "demo").stat().st_size <= 8_000_000
 
 

@@ -62,7 +62,6 @@ def test_report_shows_every_record(records, tmp_path):
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(record, allow_nan=False))
     contents = build_contents(read_folder(tmp_path))
-
     assert {e.name for e in contents.experiments} == set(EXPERIMENTS)
     assert not [note for note in contents.notes if "not complete" in note]
 
@@ -71,7 +70,6 @@ def test_only_ar_depends_on_point_estimates(table, point, few):
     with_point = rows(_interval_length(make_inputs(table, point), few), "by-case")
     without = rows(_interval_length(make_inputs(table), few), "by-case")
     changed = {a["score"] for a, b in zip(with_point, without, strict=True) if a != b}
-
     assert changed == {"ar"}
 
 
@@ -83,14 +81,12 @@ def test_lengths_by_case_are_exact(table, few, score):
         alpha=few.alpha, score=score, task_range=(0, 1),
     )  # fmt: skip
     (row,) = [r for r in found if (r["R"], r["score"]) == (8.0, score)]
-
     assert row["length"] == pytest.approx(exact.width.mean, rel=1e-12)
 
 
 def test_shuffled_point_estimates_find_their_cases(table, point, few):
     order = np.random.default_rng(0).permutation(table.cases)
     shuffled = make_inputs(table, point.select(cases=order))
-
     assert np.array_equal(shuffled.point.targets, table.targets)
     assert _interval_length(shuffled, few) == _interval_length(make_inputs(table, point), few)
 
@@ -99,7 +95,6 @@ def test_tables_of_other_cases_are_refused(table, point):
     other = replace_arrays(point, targets=1 - point.targets)
     stranger = replace_arrays(point, case=[f"x{k}" for k in range(point.cases)])
     nameless = replace_arrays(point, case=None).select(cases=np.arange(5))
-
     for wrong, code in (
         (other, "resume.mismatch"), (stranger, "resume.mismatch"), (nameless, "shape.mismatch"),
     ):  # fmt: skip
@@ -111,7 +106,6 @@ def test_experiments_without_inputs_are_left_out(table, few):
     bare = replace_arrays(table, group=None, label=None)
     said = []
     found = [r["name"] for r in run_all(bare, None, few, log=said.append)]
-
     assert set(EXPERIMENTS) - set(found) == {
         "paper-protocol", "recovery-quality", "classifier-quality", "masks",
     }  # fmt: skip
@@ -123,7 +117,6 @@ def test_experiments_without_inputs_are_left_out(table, few):
 def test_one_round_and_few_groups_are_enough(table, few):
     one = table.select(accelerations=[8], group=[0, 1, 2, 3])
     names = [r["name"] for r in run_all(one, None, few)]
-
     assert "coverage-law" in names
     assert "multi-round" not in names
 
@@ -137,6 +130,5 @@ def test_lengths_on_fastmri_are_the_published_reference():
         for r in rows(record, "by-case")
         if r["score"] != "mlwr"
     }
-
     assert found == REFERENCE
     assert record["finding"].startswith("Held:")

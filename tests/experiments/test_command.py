@@ -26,7 +26,6 @@ def test_widths_bins_and_scores_are_options(tmp_path, capsys):
                "--score", "lwr,mlwr", "--splits", "40", "-o", tmp_path)  # fmt: skip
     assert run("all", "--table", path, *options) == 0
     found = {p.stem: json.loads(p.read_text()) for p in (tmp_path / "records").glob("*.json")}
-
     assert "masks" not in found
     assert "masks is left out" in capsys.readouterr().err
     assert found["multi-round"]["settings"]["goals"] == [[0.2, 40], [0.2, 80]]
@@ -40,7 +39,6 @@ def test_masks_need_no_table(tmp_path):
     np.savez(tmp_path / "masks.npz", masks=masks, accelerations=[8.0, 4.0])
     assert run("masks", "--masks", tmp_path / "masks.npz", "-o", tmp_path) == 0
     record = json.loads((tmp_path / "records/masks.json").read_text())
-
     assert record["settings"]["width"] == 8
 
 

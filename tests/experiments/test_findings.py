@@ -37,7 +37,6 @@ def tables(record):
 def test_reversed_rounds_do_not_get_shorter(table, few):
     backwards = replace_arrays(table, outputs=table.outputs[::-1])
     record = run_one("interval-length", make_inputs(backwards), few)
-
     assert record["verdict"] != "held"
     assert "Not so by case: AR's length falls with R" in record["finding"]
 
@@ -47,7 +46,6 @@ def test_perfect_point_estimate_refutes_shorter_adaptive_intervals(table, few):
     truth = np.clip(table.targets + noise, 0, 1)[None, :, None].repeat(4, axis=0)
     oracle = replace_arrays(table, outputs=truth)
     record = run_one("interval-length", make_inputs(table, oracle), few)
-
     assert "LWR is shorter than AR at R = 16, 8, 4 and 2" in record["finding"]
     assert record["verdict"] == "held in part"
 
@@ -57,7 +55,6 @@ def test_coverage_off_its_law_is_found(table, few, unit, planted):
     found = evaluate_scores(make_inputs(table), few, unit, accelerations=[8.0])
     law = law_module._law(found[0])
     lower = [replace(r, coverage=replace(r.coverage, mean=planted)) for r in found]
-
     assert all(law_module._parts(found, unit, law).values())
     assert not all(law_module._parts(lower, unit, law).values())
 
@@ -79,14 +76,12 @@ def test_stops_sum_to_one_and_ratios_are_to_the_better_baseline(scans):
 
 def test_policies_of_the_paper_have_no_guarantee(scans):
     found = scans["by-group"]["rows"]
-
     assert {r[3] for r in found if r[2].startswith("paper")} == {"none"}
     assert {r[3] for r in found if not r[2].startswith("paper")} == {"guaranteed"}
 
 
 def test_too_few_groups_for_an_error_rate_are_named(table, few):
     record = run_one("multi-round", make_inputs(table), replace(few, goals=((0.01, 0.1),)))
-
     assert "0.01 cannot be guaranteed from 16 groups" in record["finding"]
 
 
@@ -106,7 +101,6 @@ def test_protocol_of_the_paper_is_calibrate_then_scan(table, score):
         stops = scanning & (interval.width < 0.2) & ~interval.is_empty
         cost[stops] = 1 / R
         scanning &= ~stops
-
     assert drawn.acceleration == pytest.approx(1 / cost.mean())
     assert drawn.stopped.sum() == pytest.approx(1)
 
@@ -115,7 +109,6 @@ def test_half_of_the_test_groups_have_the_finding(table):
     ill = set(table.group[table.label == 1])
     for is_test in _draws(table, 8, ClaimSettings(protocol_trials=5)):
         chosen = set(table.group[is_test])
-
         assert len(chosen) == 8
         assert len(chosen & ill) == 4
 
@@ -127,7 +120,6 @@ def test_masks_that_are_not_nested_are_found():
     record = run_one(
         "masks", ClaimInputs(masks=masks, mask_accelerations=(8.0, 4.0)), ClaimSettings()
     )
-
     assert "are not nested" in record["finding"]
     assert record["verdict"] == "held in part"
 
@@ -136,21 +128,18 @@ def test_masks_that_are_not_nested_are_found():
 def test_groups_in_both_folds_are_counted_as_enumeration_does(size, n, total):
     folds = list(combinations(range(total), n))
     both = sum(0 < len(set(fold) & set(range(size))) < size for fold in folds)
-
     assert _shared(size, n, total) == pytest.approx(both / len(folds))
 
 
 def test_parts_of_the_data_are_counted(table):
     part = SubsetMembers("train", np.array(["a", "a", "b"]), np.array([0, 1, 0]))
     found = tables(run_one("data-splits", make_inputs(table, parts=(part,)), ClaimSettings()))
-
     assert found["parts"]["rows"][0] == ["train", 3, 2, 1, pytest.approx(1 / 3)]
     assert found["parts"]["rows"][1][1:4] == [table.cases, 24, int((table.label == 1).sum())]
 
 
 def test_quality_matches_the_paper(quality):
     record = run_one("recovery-quality", ClaimInputs(quality=quality), ClaimSettings())
-
     assert record["finding"].startswith("Held:")
     assert "6.0 to 7.0 dB above zero-filling" in record["finding"]
 
@@ -158,7 +147,6 @@ def test_quality_matches_the_paper(quality):
 def test_quality_that_falls_with_more_lines_is_found(quality):
     swapped = [{**r, "acceleration": 64 / r["acceleration"]} for r in quality["results"]]
     record = run_one("recovery-quality", ClaimInputs(quality={"results": swapped}), ClaimSettings())
-
     assert record["finding"].startswith("Held in part:")
     assert "Not so: varnet gets worse as R grows" in record["finding"]
 
@@ -166,7 +154,6 @@ def test_quality_that_falls_with_more_lines_is_found(quality):
 def test_classifier_is_evaluated_on_true_images(table):
     perfect = replace_arrays(table, targets=table.label.astype(float))
     record = run_one("classifier-quality", make_inputs(perfect), ClaimSettings())
-
     assert tables(record)["classifier"]["rows"][0][3:7] == [1.0, 1.0, 1.0, 1.0]
 
 
@@ -175,7 +162,6 @@ def test_too_few_groups_have_no_verdict(table, few, name):
     # 24 groups leave 16 to calibrate on; an error rate of 0.05 takes 19.
     record = run_one(name, make_inputs(table), replace(few, alpha=0.05))
     finding = record["finding"]
-
     assert "y group, an error rate of 0.05 cannot be guaranteed from 16 groups" in finding
     assert tables(record)["summary"]["columns"] == ["what", "by case"]
     assert "nan" not in finding
@@ -187,7 +173,6 @@ def test_infinite_scores_are_not_called_too_few_cases(table, few):
     flat = replace_arrays(table, outputs=np.repeat(table.outputs[..., :1], table.samples, axis=-1))
     found = evaluate_scores(make_inputs(flat), few, CaseUnit(), accelerations=[8.0])
     lwr = [r for r in found if r.score == "lwr"]
-
     assert no_finite_interval(lwr).startswith("too many scores are infinite for an error rate of")
 
 
@@ -196,7 +181,6 @@ def test_events_that_never_happen_are_missing(table):
     often = _ProtocolDraw(2.0, 0.95, 0.05, np.array([0.6, 0.4]))
     found = {"ar": [never, never], "lwr": [often, often]}
     rows = {row[0]: row for row in _table(found, 0.1, 0.2, 5, make_inputs(table))["rows"]}
-
     assert "nan" not in _found(found, 0.1)["finding"]
     assert np.isnan(rows["ar"][5:]).all()
     assert rows["lwr"][5] == 0.05

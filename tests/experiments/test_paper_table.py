@@ -35,7 +35,6 @@ def test_only_the_named_block_is_replaced(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("a\n<!-- x -->\nold\n<!-- end of x -->\nb\n")
     put("new", page, "x")
-
     assert page.read_text() == "a\n<!-- x -->\n\nnew\n\n<!-- end of x -->\nb\n"
     with pytest.raises(SystemExit):
         put("new", page, "y")
@@ -45,7 +44,6 @@ def test_tables_of_real_data_come_from_two_runs(folder, table, few, tmp_path, ca
     for network in NETWORKS:
         shutil.copytree(folder, tmp_path / f"lgg-{network}" / "records")
     collect([str(tmp_path)])
-
     printed = capsys.readouterr().out.strip().split("\n\n")
     rounds = len(table.accelerations)
     assert [len(one.splitlines()) - 2 for one in printed] == [

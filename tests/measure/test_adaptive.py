@@ -13,7 +13,6 @@ from orders.toy import RATES, SIZE, Draws, corner, patients, scanner
 from raising import refused
 from taskuq._seeds import case_seed
 from taskuq.measure._adaptive import (
-    AdaptiveConfig,
     AdaptiveLines,
     _GramCovariance,
     _mean_gradients,
@@ -269,21 +268,6 @@ def test_random_lines_are_new_and_counted(seed):
         assert system.add_random_lines(more, system.n_lines - 9, rng).all()
 
 
-def test_views_are_drawn_by_the_width_of_their_gap(monkeypatch):
-    monkeypatch.setattr(np.random, "default_rng", lambda seed: seed)
-
-    class Recorded:
-        def choice(self, count, p):
-            self.p = p
-            return int(np.argmax(p))
-
-    rng, lines = Recorded(), np.isin(np.arange(12), [1, 3, 10])  # gaps of 2, 7, and 3 at the end
-    more = ParallelBeamCT(8, 12, RATES).add_random_lines(lines, 1, rng)
-    expected = np.array([3, 0, 2, 0, 7, 7, 7, 7, 7, 7, 0, 3]) / (2 + 6 * 7 + 2 * 3)
-    assert rng.p == pytest.approx(expected)
-    assert np.flatnonzero(more & ~lines).tolist() == [4]
-
-
 def test_outputs_aim_is_leave_one_out():
     system, first = scanner(), center_lines(SIZE, 2)
     scan = system.measure_lines(
@@ -426,13 +410,6 @@ class Forgetful(AdaptiveLines):
     def next_lines(self, round, measurement, recoveries, task, lines):
         lines[np.flatnonzero(lines)[0]] = False
         return lines
-
-
-@pytest.mark.parametrize(("aim", "needed"), [("gradient", 2), ("variance", 2), ("outputs", 3)])
-def test_required_number_of_samples(aim, needed):
-    AdaptiveConfig(aim).require_samples(needed)
-    with refused("samples.mismatch", str(needed)):
-        AdaptiveConfig(aim).require_samples(needed - 1)
 
 
 def test_rule_that_drops_a_line_is_refused():

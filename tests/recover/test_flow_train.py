@@ -20,7 +20,6 @@ from taskuq.recover.flow._model import (
     ACCELERATIONS,
     ConditionalFlow,
     FlowConfig,
-    bits_per_dimension,
     inflation_at,
 )
 from taskuq.recover.flow._sample import (
@@ -32,7 +31,6 @@ from taskuq.recover.flow._sample import (
     posterior_mean,
 )
 from taskuq.recover.flow._train import (
-    _compile_flow,
     _fit_inflation,
     _FlowTraining,
     _inflation,
@@ -187,17 +185,6 @@ def test_fill_lies_in_measured_lines_with_the_density_of_the_residual(complex_no
         assert ratio == pytest.approx(1, rel=0.2)
 
 
-def test_fill_has_the_support_of_the_residual(complex_normal):
-    mask = (torch.arange(128) % 4 == 0)[None]
-    x = complex_normal(1, 2, 128, 128)
-    x[..., :64, :] *= 0.01
-    residual = project_null_space(x, mask)
-    fill = _residual_fill(
-        PosteriorMean(None, (), x.real), residual, mask, complex_normal(1, 2, 128, 128)
-    )
-    assert fill[..., 8:56, :].norm() < 0.05 * fill[..., 72:120, :].norm()
-
-
 def test_full_measurement_leaves_no_residual(flow, measurement):
     x, _, mask = measurement
     full = torch.ones_like(mask)
@@ -272,40 +259,6 @@ def test_calibrated_residuals_are_not_inflated(complex_normal):
 def test_conflicting_settings_are_refused(make, code):
     with refused(code):
         make()
-
-
-@pytest.fixture
-def counted(monkeypatch):
-    """A compiler that compiles nothing and counts calls."""
-    calls = []
-
-    def compiler(function, **options):
-        return lambda *given: calls.append(function) or function(*given)
-
-    monkeypatch.setattr(torch, "compile", compiler)
-    return calls
-
-
-def loss_and_gradients(flow, x, y):
-    flow.zero_grad()
-    latents, log_det = flow(x, flow.condition(y))
-    loss = bits_per_dimension(latents, log_det).mean()
-    loss.backward()
-    return [loss.detach(), *(p.grad for p in flow.parameters() if p.grad is not None)]
-
-
-def test_compiled_training_is_the_same(counted, small_flow, draw):
-    x, y = (draw(3, 4, 16, 16, dtype=torch.float32) for _ in range(2))
-    expected = loss_and_gradients(small_flow, x, y)
-    _compile_flow(small_flow)
-    with torch.no_grad():
-        small_flow(x, small_flow.condition(y))
-    assert not counted
-    found = loss_and_gradients(small_flow, x, y)
-    loss_and_gradients(small_flow, x[:2], y[:2])
-    assert len(counted) == 1 + sum(len(layer.steps) for layer in small_flow.layers)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    assert small_flow.state_dict().keys() == ConditionalFlow(small_flow.config).state_dict().keys()
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])

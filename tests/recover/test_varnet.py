@@ -55,7 +55,7 @@ def test_batch_equals_single_cases(net, scan):
 
 @pytest.mark.parametrize("factor", [1e-3, 1e3])
 def test_varnet_is_equivariant_to_scale(net, scan, factor):
-    kspace, mask = (scan[0].to(torch.complex128), scan[1])
+    kspace, mask = scan[0].to(torch.complex128), scan[1]
     with torch.no_grad():
         once, scaled = (
             net.double()(k, mask, central_lines(mask)) for k in (kspace, factor * kspace)

@@ -84,7 +84,6 @@ def test_torchvision_weights_give_torchvision_outputs(imagenet, tmp_path):
     _read_imagenet(network, tmp_path / "resnet50.pth")
     with torch.no_grad():
         features = network(numbered_images())
-
     assert features[:, :4].flatten().tolist() == pytest.approx(TORCHVISION, rel=1e-9)
     assert float(features.sum()) == pytest.approx(TORCHVISION_SUM, rel=1e-9)
     assert float(features.norm()) == pytest.approx(TORCHVISION_NORM, rel=1e-9)
@@ -96,7 +95,6 @@ def test_input_has_three_equal_channels_normalised_as_imagenet():
     backbone.body = nn.Sequential()
     backbone.body.register_forward_hook(lambda module, given, result: seen.append(given[0]))
     backbone(torch.full((1, 2, 2), 0.5))
-
     wanted = [(0.5 - 0.485) / 0.229, (0.5 - 0.456) / 0.224, (0.5 - 0.406) / 0.225]
     assert seen[0][0, :, 0, 0].tolist() == pytest.approx(wanted, rel=1e-5)
 
@@ -119,7 +117,6 @@ def test_other_weights_are_refused(tmp_path, fault, code):
 def test_unit_scale_removes_scale_and_offset(x, scale, offset):
     # In float64: an offset far above the image's span costs float32 its digits.
     changed = unit_scale(x.double() * scale + offset)
-
     assert torch.allclose(changed, unit_scale(x.double()), atol=1e-9)
     assert float(changed.amin()) == 0
     assert float(changed.amax()) == 1
@@ -131,7 +128,6 @@ def test_constant_image_has_finite_output_and_gradient(value):
     x.requires_grad_()
     outputs = net(x)
     outputs.sum().backward()
-
     assert torch.isfinite(outputs).all()
     assert torch.isfinite(x.grad).all()
 
@@ -139,7 +135,6 @@ def test_constant_image_has_finite_output_and_gradient(value):
 def test_outputs_are_probabilities_of_single_images():
     net, x = build("classifier", preset="tiny").eval(), torch.rand(5, 24, 24)
     together = net(x)
-
     assert together.shape == (5,)
     assert ((together > 0) & (together < 1)).all()
     assert torch.allclose(together[2:3], net(x[2:3]), atol=1e-6)
@@ -153,7 +148,6 @@ def test_several_tasks_have_an_axis_and_numbers_a_unit():
     net.shift.copy_(torch.tensor([100.0, 5.0]))
     net.spread.copy_(torch.tensor([20.0, 0.0]))
     outputs = net(torch.rand(3, 16, 16))
-
     assert outputs.shape == (3, 2)
     assert (outputs[:, 1] == 5).all()
     assert net.range is None
@@ -169,7 +163,6 @@ def test_other_shapes_are_refused(shape):
 def test_torch_task_keeps_the_mode_of_its_module():
     net = nn.Sequential(nn.Flatten(), nn.Dropout(0.9), nn.Linear(64, 3)).train()
     task, x = TorchTask(net, batch=2), np.random.default_rng(0).random((5, 8, 8))
-
     assert isinstance(task, Task)
     assert torch.equal(task(x), task(x))  # dropout would differ
     assert task(x).shape == (5, 3)
@@ -186,7 +179,6 @@ def test_torch_task_takes_functions():
 def test_mean_intensity_is_additive():
     x = torch.rand(2, 8, 8)
     upper, lower = MeanIntensity(rows=(0, 0.5))(x), MeanIntensity(rows=(0.5, 1))(x)
-
     assert torch.allclose((upper + lower) / 2, x.mean((1, 2)))
     assert torch.allclose(MeanIntensity((0.25, 0.5), (0, 0.25))(x), x[:, 2:4, :2].mean((1, 2)))
 
@@ -197,7 +189,6 @@ def test_residual_block_without_convolutions_is_the_identity():
     block, x = net.blocks[0], torch.rand(1, 8, 6, 6)
     with torch.no_grad():
         block.second_norm.weight.zero_()
-
     assert torch.equal(block(x), functional.relu(x))
 
 
@@ -208,7 +199,6 @@ def test_positive_outputs():
     net = Classifier(config).eval()
     net.shift.fill_(250.0)
     targets = torch.tensor([[0.0], [3.0], [1e4]])
-
     assert torch.allclose(net.outputs(net.standardised(targets)), targets, rtol=1e-4)
     assert (net.outputs(torch.randn(50, 1)) >= 0).all()
     assert net.range == (0, float("inf"))

@@ -81,7 +81,6 @@ def test_classifier_learns_and_resumes_with_the_same_bits(settings, tmp_path):
     config = tmp_path / "parts" / "config.toml"
     config.write_text(config.read_text().replace("epochs = 3", "epochs = 6"))
     train(settings, tmp_path / "parts", machine=CPU)
-
     assert same(final(tmp_path / "parts"), final(tmp_path / "whole"))
 
 
@@ -92,7 +91,6 @@ def test_training_stops_without_progress(settings, tmp_path):
     stopped = final(tmp_path)
     rows = _read_log(tmp_path / "metrics.csv")
     best = max(range(len(rows)), key=lambda k: rows[k]["validation_auroc"])
-
     assert len(rows) == best + 3 < 40
     train(patient, tmp_path, machine=CPU)  # nothing is left to do
     assert len(_read_log(tmp_path / "metrics.csv")) == len(rows)
@@ -114,7 +112,6 @@ def test_classifier_starts_from_simclr(settings, tmp_path):
     begun = replace(settings, training=still, start=InitConfig(simclr=best))
     train(begun, tmp_path / "classifier", machine=CPU)
     before, after = read_tensors(best), final(tmp_path / "classifier")
-
     assert min(losses) < losses[0]
     shared = [k for k in before if k.startswith("backbone.") and k.endswith("weight")]
     assert len(shared) > 5
@@ -129,7 +126,6 @@ def test_simclr_skips_a_batch_of_one(settings, tmp_path):
         split=SPLIT,
     )
     train(contrastive, tmp_path / "a", machine=CPU)
-
     assert all(torch.isfinite(v.float()).all() for v in final(tmp_path / "a").values())
     alone = replace(contrastive, training=replace(contrastive.training, batch=1))
     with refused("value.invalid"):
@@ -146,28 +142,8 @@ def test_lesion_area_is_learned_in_its_unit(settings, tmp_path):
     )
     network = load(train(numbers, tmp_path, machine=CPU))
     (row,) = _regression_metrics(network, numbers.open_parts()[2])
-
     assert row["explained"] > 0.5
     assert network.names == ("area (mm²)",)
-
-
-def test_two_tasks_are_learned_at_once(settings, tmp_path):
-    both = replace(
-        settings,
-        network=replace(settings.network, tasks=("spot", "none")),
-        data=replace(settings.data, target="both"),
-        attack=AttackConfig(radius=0),
-    )
-    rows = _classifier_metrics(load(train(both, tmp_path, machine=CPU)), both.open_parts()[2])
-
-    assert [row["task"] for row in rows] == ["spot", "none"]
-    assert min(row["auroc"] for row in rows) > 0.9
-
-
-def test_keep_selects_cases(settings):
-    some = replace(settings, data=replace(settings.data, keep="first_half"))
-
-    assert sum(len(part.cases) for part in some.open_parts()) == 48
 
 
 def labelled(label, path):
@@ -268,7 +244,6 @@ def test_commands_write_weights_record_and_curves(spots, tmp_path, capsys):
     (tmp_path / "b.toml").write_text(text + start)
     train_command("classifier")(tmp_path / "b.toml", output=tmp_path / "c", **options)
     printed = capsys.readouterr()
-
     assert printed.out.split() == [str(tmp_path / f / "best.safetensors") for f in "sc"]
     assert "AUROC" in printed.err
     record = json.loads((tmp_path / "c" / "quality.json").read_text())
@@ -289,14 +264,12 @@ def test_auroc_is_the_fraction_of_ordered_pairs(found):
     positive = [z for z, y in found if y]
     negative = [z for z, y in found if not y]
     pairs = [(p > n) + 0.5 * (p == n) for p in positive for n in negative]
-
     assert auroc(*zip(*found, strict=True)) == pytest.approx(np.mean(pairs))
 
 
 @given(cases)
 def test_auroc_is_the_area_under_the_curve(found):
     false, true = roc_curve(*zip(*found, strict=True))
-
     assert np.trapezoid(true, false) == pytest.approx(auroc(*zip(*found, strict=True)))
     assert (false[0], true[0], false[-1], true[-1]) == (0, 0, 1, 1)
 
@@ -305,7 +278,6 @@ def test_auroc_is_the_area_under_the_curve(found):
 def test_reliability_bins_hold_every_case_once(found):
     z, y = zip(*found, strict=True)
     bins = reliability(z, y)
-
     assert sum(b["cases"] for b in bins) == len(z)
     assert sum(b["cases"] * b["positive"] for b in bins) == pytest.approx(sum(y))
     assert sum(b["cases"] * b["mean"] for b in bins) == pytest.approx(sum(z))
@@ -313,7 +285,6 @@ def test_reliability_bins_hold_every_case_once(found):
 
 def test_classification_rates():
     found = classification_rates([0.9, 0.8, 0.6, 0.4, 0.2, 0.1], [1, 0, 1, 1, 0, 0])
-
     assert found == pytest.approx({"accuracy": 4 / 6, "precision": 2 / 3, "recall": 2 / 3})
 
 

@@ -21,7 +21,6 @@ LGG = Path(__file__).resolve().parents[2] / "../shared/data/lgg/lgg_flair_128_al
 def test_areas_are_additive():
     images = torch.rand(5, 12, 10, generator=torch.Generator().manual_seed(0))
     above, below = Area(0.4, pixel=2.5), Area(0.4, pixel=2.5, below=True)
-
     assert torch.allclose(above(images) + below(images), torch.full((5,), 2.5 * 120))
     parts = Area(0.4)(images[:, :6]) + Area(0.4)(images[:, 6:])
     assert torch.allclose(parts, above(images) / 2.5)
@@ -51,7 +50,6 @@ def test_volumes_of_real_tumours_are_covered():
     assert (read.outputs == of_masks.outputs).all()
     errors = np.abs(read.outputs[:, :, 0] - read.targets).mean(1)
     assert (np.diff(errors) < 0).all(), "more lines bring what is read closer to the truth"
-
     # Each patient in turn is new to a bound of the others: it covers as many as its rank says.
     for table in tables:
         x, z, n = table.outputs[-1], table.targets, table.cases
@@ -98,7 +96,6 @@ def test_table_of_several_tasks(config):
     run = open_run(config, "cpu")
     table = run.pipeline.run(run.images, accelerations=(8, 4), samples=1, seed=0, progress=False)
     images = np.stack([run.images[k].image for k in range(4)])
-
     assert table.task_names == ("air share", "mean", "finding")
     assert table.task_ranges == ((0.0, 1.0), None, (0.0, 1.0))
     assert np.allclose(table.targets[:, 0], AirFraction()(images))

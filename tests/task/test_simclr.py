@@ -32,14 +32,12 @@ def by_definition(first, second, temperature):
 def test_loss_is_its_formula(temperature, count):
     first, second = embeddings(count)
     wanted = by_definition(first.numpy(), second.numpy(), temperature)
-
     assert _nt_xent(first, second, temperature).numpy() == pytest.approx(wanted, abs=2e-6)
 
 
 def test_loss_depends_on_directions_only():
     first, second = embeddings()
     scaled = _nt_xent(first * 1000, second * 0.01, 0.1)
-
     assert torch.allclose(scaled, _nt_xent(first, second, 0.1), atol=1e-5)
 
 
@@ -49,7 +47,6 @@ def test_nothing_overflows_in_half_precision(size, temperature):
     first, second = ((v.sign() * size).half().requires_grad_() for v in embeddings())
     loss = _nt_xent(first, second, temperature)
     loss.mean().backward()
-
     assert loss.dtype == torch.float32
     for value in (loss, first.grad, second.grad):
         assert torch.isfinite(value).all()

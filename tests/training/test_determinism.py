@@ -141,22 +141,6 @@ def test_preload_refuses_unsuitable_data():
             preload(cases, "device", on_gpu=False, is_alone=is_alone)
 
 
-def test_auto_preloads_small_data_on_a_gpu(monkeypatch):
-    size = COUNT * 2 * 16 * 16 * 8
-    asked = []
-    monkeypatch.setattr(MaskedDataset, "stock", lambda *given: asked.append(given[1:]))
-    for free in (8 * size, 100 * 2**30):
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free, free))
-        preload(measured(), "auto", on_gpu=True, is_alone=True)
-    assert asked == [(torch.device("cuda"), 2 * size), (torch.device("cuda"), 8 * 2**30)]
-    for feed, on_gpu in (("auto", False), ("loader", True)):
-        assert preload(measured(), feed, on_gpu=on_gpu, is_alone=True) is None
-    assert len(asked) == 2
-    monkeypatch.undo()
-    assert measured().stock(torch.device("cpu"), size) is not None
-    assert measured().stock(torch.device("cpu"), size - 1) is None
-
-
 def task_of(source):
     return task_cases.TaskDataset(source, np.zeros((len(source), 1)))
 
@@ -266,12 +250,8 @@ def test_gradients_of_two_processes_are_those_of_the_batch(trained, name):
             for each in (one, two)
         )
         assert (a - b).norm() < 1e-4 * a.norm()
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_learning_curves_are_those_of_one_process(trained, name):
-    one, two = (_read_log(trained / who / name / "metrics.csv") for who in ("one", "two"))
-    for a, b in zip(one, two, strict=True):
+    curves = [_read_log(trained / run / name / "metrics.csv") for run in ("one", "two")]
+    for a, b in zip(*curves, strict=True):
         assert {**a, "seconds": 0} == pytest.approx({**b, "seconds": 0}, rel=1e-5, abs=1e-5)
 
 

@@ -13,7 +13,6 @@ import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,7 +25,6 @@ from taskuq._config import read_toml
 from taskuq.cli.app import main
 from taskuq.errors import MachineError
 from taskuq.recover._methods import RECOVERIES, open_recovery
-from taskuq.training import _module as timing_module
 from taskuq.training._checkpoints import SafetensorsIO, _load_state, _read_log
 from taskuq.training._config import Recipe, TrainingConfig
 from taskuq.training._determinism import EpochSampler, seeded
@@ -37,7 +35,7 @@ from taskuq.training._fit import (
     estimate_training,
     train_config,
 )
-from taskuq.training._module import StepTimer, TrainingModule, read_timing
+from taskuq.training._module import TrainingModule, read_timing
 from taskuq.training._weights import read_tensors
 
 CPU = TrainerOptions(accelerator="cpu", progress=False)
@@ -202,13 +200,6 @@ def test_killed_training_resumes_bit_for_bit(tmp_path, configure):
         assert same_runs(tmp_path, "best", "last")
     finally:
         torch.set_num_threads(threads)
-
-
-def test_sampler_on_given_weights_trains_no_other_network(tmp_path, configure):
-    best = train_config(
-        "sampler", configure("sampler-any", epochs=1), tmp_path / "run", machine=CPU
-    )
-    assert [path.name for path in best.parent.rglob("best.safetensors")] == ["best.safetensors"]
 
 
 def test_sampler_starts_from_another_with_its_networks(tmp_path, configure):
@@ -427,36 +418,6 @@ def test_timing_has_steps_waits_and_hours():
     assert record["peak_host_bytes"] > 1e7
 
 
-def test_batch_loaded_while_the_gpu_computes_is_no_wait(monkeypatch):
-    """A step takes a host 1 s and the GPU 10; the loader takes 3 s, then holds until the GPU is."""
-    clock, gpu = [0.0], [0.0]
-    monkeypatch.setattr(timing_module.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(
-        timing_module.torch.cuda, "synchronize", lambda device: clock.append(clock.pop() + gpu[0])
-        or gpu.__setitem__(0, 0.0),
-    )  # fmt: skip
-    timing = StepTimer("line", TrainingConfig(batch=1), validation_steps=1)
-    module = SimpleNamespace(device=torch.device("cuda"))
-    timing.on_train_epoch_start(SimpleNamespace(global_step=0), module)
-    for step in range(60):
-        clock[0] += 3.0 + gpu[0]
-        gpu[0] = 0.0
-        timing.on_train_batch_start(None, module, None, step)
-        clock[0] += 1.0
-        gpu[0] = 10.0
-        timing.on_train_batch_end(SimpleNamespace(global_step=step + 1), module, None, None, step)
-    assert timing._waited / timing._trained == pytest.approx(3 / 14)
-
-
-def test_timing_of_a_training_has_epochs(tmp_path):
-    config = TrainingConfig(epochs=3, batch=2)
-    _fit(slow_recipe(0.01, 0.01), Slow(8, 0.0), Slow(4, 0.0), config, tmp_path, machine=CPU)
-    record = read_timing(tmp_path)
-    assert not record["trial"]
-    assert record["epoch_s"] > 4 * 0.01 + 2 * 0.01
-    assert 3600 * record["projected_hours"] >= 3 * record["epoch_s"] - 1e-9
-
-
 def test_trial_validates_on_cases_of_all_data():
     places = [index for _, index in EpochSampler(100, None, most=5)]
     assert places == [0, 24, 49, 74, 99]
@@ -493,20 +454,6 @@ def test_dry_run_writes_no_split(tmp_path):
 def test_trial_without_steps_is_refused(tmp_path, configure, steps):
     with refused("value.invalid"):
         train_config("varnet", configure("varnet"), tmp_path / "run", machine=CPU, steps=steps)
-
-
-def test_trial_of_a_classifier_with_one_class(tmp_path):
-    rng = np.random.default_rng(0)
-    labels = np.array([1, 0] * 16)
-    np.savez(tmp_path / "a.npz", images=rng.random((32, 32, 32)), label=labels, group=range(32))
-    config = tmp_path / "classifier.toml"
-    config.write_text(
-        f"[network]\nhidden = [4]\n[network.backbone]\nkind = 'small'\nwidth = 4\n"
-        f"blocks = [1]\n[training]\nbatch = 1\n[attack]\nradius = 0.0\n[split]\ntune = 0.25\n"
-        f"[data]\nkind = 'npz'\npath = '{tmp_path}/a.npz'"
-    )
-    train_config("classifier", config, tmp_path / "run", machine=CPU, steps=1)
-    assert np.isnan(_read_log(tmp_path / "run" / "metrics.csv")[0]["validation_auroc"])
 
 
 CONFIG = TrainingConfig(epochs=4, batch=4, learning_rate=0.1)
@@ -600,17 +547,6 @@ def test_schedules_end_at_their_rates(tmp_path, schedule):
     last = {"constant": 0.1, "step": 0.025, "cosine": 0.05}
     assert rates[0] == pytest.approx(first[schedule])
     assert rates[-1] == pytest.approx(last[schedule])
-
-
-def test_order_is_a_permutation_that_changes_with_the_epoch():
-    order = EpochSampler(50, seed=3)
-    orders = []
-    for epoch in (0, 1, 0):
-        order.set_epoch(epoch)
-        orders.append([index for _, index in order])
-    assert sorted(orders[0]) == list(range(50))
-    assert orders[0] == orders[2]
-    assert orders[0] != orders[1]
 
 
 def out_of_memory(net, batch, generator):

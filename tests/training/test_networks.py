@@ -24,70 +24,49 @@ from taskuq.training._networks import LISTED, NETWORKS
 from taskuq.training._weights import read_tensors, save_weights
 
 OPENED = [(RECOVERIES, "flow"), (RECOVERIES, "varnet"), (TASKS, "classifier")]
-MINE = '''
-"""A network of one number: the zero-filled image, times a factor that is learned."""
-
+# A learned factor of the zero-filled image.
+MINE = """
 from dataclasses import dataclass
 from pathlib import Path
-
 import torch
 from torch import nn
-
 from taskuq.measure._coils import rss
 from taskuq.measure._fourier import project_measured
-from taskuq._io import read_json
 from taskuq.recover._methods import RECOVERIES
 from taskuq.recover._cases import RecoveryTraining
-from taskuq.training._config import TrainingConfig
+from taskuq.training._config import Recipe, TrainingConfig
 from taskuq.training._networks import NetworkKind
-from taskuq.training._config import Recipe
-
-
 @dataclass(frozen=True)
 class FactorConfig:
     start: float = 1.0
-
-
 class Factor(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
         self.factor = nn.Parameter(torch.tensor(config.start))
-
     def forward(self, zero_filled):
         return self.factor * rss(zero_filled)
-
-
 class FactorRecovery:
     def __init__(self, net):
         self.net = net
-
     @torch.no_grad()
     def __call__(self, measurement, *, samples, seed):
         return self.net(measurement.zero_filled)[None]
-
-
 @dataclass(frozen=True)
 class FactorMethod:
     weights: Path | None = None
-
     def open(self, device):
         return FactorRecovery(RECOVERIES.trained("factor", self.weights)[1].to(device))
-
-
 @dataclass(frozen=True)
 class FactorTraining(RecoveryTraining):
     network: FactorConfig = FactorConfig()
     training: TrainingConfig = TrainingConfig(epochs=2, learning_rate=0.1)
-
     def prepare(self, machine, data=None):
         return self.measured(machine, data)
-
     def recipe(self, cases, machine):
         def errors(net, batch, generator):
             x = batch["image"]
             return (net(project_measured(x, batch["mask"])) - rss(x)).square().mean((1, 2))
-
         return Recipe(
             kind="factor",
             network=Factor(self.network),
@@ -95,13 +74,11 @@ class FactorTraining(RecoveryTraining):
             loss=lambda *given: errors(*given).mean(),
             validate=lambda *given: {"loss": errors(*given)},
         )
-
-
 RECOVERIES.add(
     "factor",
     NetworkKind(FactorConfig, Factor, FactorTraining, FactorMethod, {"plain": FactorConfig()}),
 )
-'''
+"""
 
 
 @pytest.mark.parametrize(("methods", "name"), OPENED)
@@ -110,7 +87,6 @@ def test_network_is_loaded_from_its_file(methods, name, tmp_path):
     before = torch.random.get_rng_state()
     path = save_weights(net, tmp_path / "a.safetensors", kind=name, config=net.config)
     again = methods.load(path)
-
     assert again.config == net.config
     assert not again.training
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -123,7 +99,6 @@ def test_network_is_loaded_from_its_file(methods, name, tmp_path):
 def test_network_has_its_configuration_and_presets(name):
     network = NETWORKS[name]
     settings = network.training()
-
     assert isinstance(settings.network, network.config)
     assert from_toml_table(network.training, to_toml_table(settings)) == settings
     assert all(isinstance(preset, network.config) for preset in network.presets.values())
@@ -166,7 +141,6 @@ def test_help_lists_all_networks_without_torch(tmp_path):
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
     for lines in LISTED.values():
         assert all(line.about in done.stdout for line in lines.values())
     assert done.stdout.endswith("False\n")
@@ -182,7 +156,6 @@ def test_evaluation_writes_a_record_and_a_table(tmp_path, configure, monkeypatch
     machine, config = TrainerOptions("cpu", progress=False), configure("varnet", epochs=1)
     path = train_config("varnet", config, tmp_path / "run", machine=machine, log=lines.append)
     record = read_json(path.parent / "quality.json", "mine/1")
-
     assert record == {"schema": "mine/1", "weights": path.name, "cases": 4}
     assert lines == ["4 cases"]
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from bits import same_bits
 from raising import refused
-from taskuq._config import from_toml_table, read_config, read_toml, to_toml_table, toml_text
+from taskuq._config import read_config, to_toml_table, toml_text
 from taskuq.data._atlas import Atlas
 from taskuq.recover import build, load
 from taskuq.recover._varnet_training import VarNetTraining, load_public_varnet
@@ -158,13 +158,6 @@ def test_weights_do_not_fill_another_network(saved):
         load_weights(nn.Linear(2, 2), path)
 
 
-@pytest.mark.parametrize("layout", [_FlowTraining, VarNetTraining])
-def test_configurations_survive_toml(tmp_path, layout):
-    path = tmp_path / "a.toml"
-    path.write_text(toml_text(to_toml_table(layout())))
-    assert from_toml_table(layout, read_toml(path)) == layout()
-
-
 @pytest.mark.parametrize(
     ("file", "layout", "preset"),
     [
@@ -232,5 +225,4 @@ def test_shipped_classifier_finds_lesions_in_new_patients():
     images = torch.stack([atlas[k].image for k in range(len(atlas))])
     with torch.no_grad():
         outputs = load_task(WEIGHTS)(images)
-
     assert auroc(outputs.numpy(), atlas.labels) > 0.85
