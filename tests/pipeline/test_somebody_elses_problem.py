@@ -151,7 +151,7 @@ def test_records_in_a_folder_make_a_page_as_the_report_page_says(run, tmp_path):
     main(["report", str(tmp_path / "mine")])
 
     assert "of the time" in (tmp_path / "mine" / "report.html").read_text()
-    told = (Path(__file__).resolve().parents[2] / "docs" / "report.md").read_text()
+    told = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "report.md").read_text()
     assert "--json runs/mine/simulate.json" in told
     assert "--json runs/mine/evaluate.json" in told
 
