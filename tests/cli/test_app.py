@@ -17,7 +17,6 @@ from taskuq.cli import calibrate as bounds
 from taskuq.cli.app import WIDEST, main, print_wrapped
 from taskuq.cli.calibrate import calibrate, evaluate
 from taskuq.cli.plan import plan, simulate
-from taskuq.errors import InputError
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
 
@@ -227,21 +226,6 @@ def test_a_table_is_cut_into_two_by_its_groups(tmp_path):
     assert not set(part.group) & set(rest.group)
     assert part.cases + rest.cases == whole.cases
     assert sorted([*part.targets, *rest.targets]) == sorted(whole.targets)
-
-
-def test_an_error_of_a_process_that_reads_data_is_its_sentence_alone(monkeypatch, capsys):
-    from torch._utils import ExceptionWrapper
-
-    try:
-        raise InputError("a slice is damaged; prepare it again")
-    except InputError:
-        caught = ExceptionWrapper(where="in DataLoader worker process 0")
-    monkeypatch.setattr(app, "app", lambda words: caught.reraise())
-
-    with pytest.raises(SystemExit) as ended:
-        app.main([])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == "taskuq: a slice is damaged; prepare it again\n"
 
 
 def test_what_is_compared_by_default_holds_what_is_calibrated_by_default():

@@ -44,12 +44,12 @@ def test_a_scanner_that_can_shows_first_that_a_stored_scan_is_its_own(
     toy, toy_policy, half_done, longest
 ):
     def not_mine(round, piece):
-        raise InputError("not mine")
+        raise InputError("not mine", code="data.leak")
 
     other, scanner, shown, heard = toy.scanner_of(1001), toy.scanner_of(longest), [], []
     other.remeasure = not_mine
     scanner.remeasure = lambda round, piece: shown.append(round)
-    with refused("value.invalid"):
+    with refused("data.leak"):
         toy.scan(other, policy=toy_policy, state=half_done, on_round=heard.append)
     assert other.measured == heard == []
 

@@ -82,7 +82,7 @@ ERRORS = {
     MemoryError(): (1, "out of memory"),
     torch.OutOfMemoryError("CUDA out of memory. Tried\nmore"): (1, "(CUDA out of memory. Tried)"),
     MachineError("the disk is full"): (1, "the disk is full"),
-    InputError("alpha is 2"): (2, "alpha is 2"),
+    InputError("alpha is 2", code="alpha.invalid"): (2, "alpha is 2"),
     UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"): (2, "invalid start byte"),
     zipfile.BadZipFile("no zip"): (2, "no zip"),
     KeyError("schema"): (1, "--traceback"),
