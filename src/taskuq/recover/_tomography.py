@@ -56,7 +56,9 @@ class _UnrolledConfig:
 
     def __post_init__(self) -> None:
         if min(self.cascades, self.width, self.pools) < 1:
-            raise InputError(f"cascades, width and pools must be positive, got {self}")
+            raise InputError(
+                f"cascades, width and pools must be positive, got {self}", code="value.invalid"
+            )
 
 
 class _UnrolledNet(nn.Module):
@@ -149,7 +151,8 @@ class _SinogramSimulator:
     ) -> None:
         if not 0 <= random_views_fraction <= 1:
             raise InputError(
-                f"random_views_fraction must be in [0, 1], got {random_views_fraction}"
+                f"random_views_fraction must be in [0, 1], got {random_views_fraction}",
+                code="value.invalid",
             )
         self.measure, self.augment, self.random_views_fraction = (
             measure,

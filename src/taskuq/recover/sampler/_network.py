@@ -54,10 +54,14 @@ class SamplerConfig:
             or self.global_noise < 0
             or self.residual_scale <= 0
         ):
-            raise InputError(f"the numbers of a sampler's network must be positive, got {self}")
+            raise InputError(
+                f"the numbers of a sampler's network must be positive, got {self}",
+                code="value.invalid",
+            )
         if self.in_channels % self.out_channels:
             raise InputError(
-                f"in_channels must be a multiple of {self.out_channels}, got {self.in_channels}"
+                f"in_channels must be a multiple of {self.out_channels}, got {self.in_channels}",
+                code="value.invalid",
             )
 
     @property

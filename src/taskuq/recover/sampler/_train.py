@@ -96,7 +96,8 @@ class ImageLossConfig:
         weights = (self.crps, self.energy, self.pooled_crps)
         if min(weights) < 0 or not max(weights) > 0 or min(self.pool_sizes, default=1) < 1:
             raise InputError(
-                f"weights must be 0 or more, one above 0, pool_sizes positive, got {self}"
+                f"weights must be 0 or more, one above 0, pool_sizes positive, got {self}",
+                code="value.invalid",
             )
 
     def __call__(self, samples: Tensor, truth: Tensor) -> Tensor:
@@ -141,7 +142,8 @@ class TaskLossConfig:
         smallest = min(self.logits, self.outputs, self.features, self.gradient_limit)
         if smallest < 0 or not 0 <= self.ramp_start <= self.ramp_end <= 1:
             raise InputError(
-                f"weights must be >= 0 and 0 <= ramp_start <= ramp_end <= 1, got {self}"
+                f"weights must be >= 0 and 0 <= ramp_start <= ramp_end <= 1, got {self}",
+                code="value.invalid",
             )
 
     def fade(self, progress: float) -> float:
@@ -428,9 +430,14 @@ class SamplerTrainingMixin:
 
     def check(self, channels: tuple[int, int]) -> None:
         if self.samples < 2:
-            raise InputError(f"samples must be at least 2, got {self.samples}")
+            raise InputError(
+                f"samples must be at least 2, got {self.samples}", code="value.invalid"
+            )
         if (self.network.in_channels, self.network.out_channels) != channels:
-            raise InputError(f"network.in_channels and network.out_channels must be {channels}")
+            raise InputError(
+                f"network.in_channels and network.out_channels must be {channels}",
+                code="option.conflict",
+            )
         if self.task_loss is not None and self.task_loss.weights is None:
             raise InputError("task_loss.weights is missing; name a network", code="config.missing")
 

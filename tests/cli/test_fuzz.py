@@ -7,7 +7,7 @@ import pytest
 import fuzz
 from fuzz_files import Kind
 
-INPUTS = 200
+INPUTS = 90
 
 
 def test_damaged_files_end_in_a_sentence_or_in_the_same_result():

@@ -5,7 +5,6 @@ A signal is blurred and seen for one, two or four seconds; what is read are its 
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +12,6 @@ import pytest
 import taskuq as tq
 from raising import refused
 from taskuq.cli.app import main
-from taskuq.policy._goal import Goal
-from taskuq.policy._kinds import PolicySpec
-from taskuq.policy._simulate import simulate
 
 SECONDS, FULL = {"1 s": 1, "2 s": 2, "4 s": 4}, 16
 RANGES = {"mean": (0, 1), "height": (0, np.inf)}
@@ -83,40 +79,6 @@ def test_tasks_have_widths_and_ranges_of_their_own_and_come_by_csv(run, tmp_path
     assert one.goal.statement.count("wide") == 2
 
 
-def test_tables_and_arrays_stand_for_each_other(run):
-    _, table = run
-    mean = table.select(task="mean")
-    arrays = (mean.outputs, mean.targets)
-    described = {"accelerations": mean.accelerations, "task_range": (0, 1)}
-
-    by_table = tq.plan(mean, alpha=0.2, max_width=0.2)
-    by_arrays = tq.plan(arrays, **described, alpha=0.2, max_width=0.2)
-    assert by_table.thresholds == by_arrays.thresholds
-    bounds = [
-        tq.calibrate(mean, acceleration="1 s", alpha=0.2),
-        tq.calibrate(mean.outputs[0], mean.targets, alpha=0.2, task_range=(0, 1)),
-    ]
-    assert bounds[0].quantile == bounds[1].quantile
-
-
-def test_results_print_as_sentences_or_short_tables(run):
-    _, table = run
-    mean, rng = table.select(task="mean"), np.random.default_rng(0)
-    policy = tq.plan(mean, alpha=0.2, max_width=0.2)
-    bound = tq.calibrate(mean, acceleration="1 s", alpha=0.2)
-    plans = [PolicySpec("fixed-width", 0.2, Goal(max_width=0.2))]
-    results = [
-        bound, bound(mean.outputs[:1]), policy, policy.decide(0, mean.outputs[:1, 0]),
-        tq.evaluate_exact(mean, acceleration="1 s", alpha=0.2), tq.Monitor(policy),
-        tq.evaluate(mean, acceleration="1 s", alpha=0.2, splits=3, seed=rng),
-        tq.calibrate_joint(table, acceleration="1 s", alpha=0.2),
-        *simulate(mean, plans, splits=3, seed=rng),
-    ]  # fmt: skip
-
-    for result in results:
-        assert not re.match(r"\w+\(\w+=|\[\w+\(", repr(result)), type(result).__name__
-
-
 def test_its_page_has_its_pictures_and_no_word_of_a_scanner(run, tmp_path):
     _, table = run
     page = tq.make_report(table, tmp_path / "page", alpha=0.2, max_width=WIDTHS, splits=20)
@@ -127,33 +89,6 @@ def test_its_page_has_its_pictures_and_no_word_of_a_scanner(run, tmp_path):
     assert (tmp_path / "page" / "explorer.npz").exists()
     assert "signal" in shown
     assert SCANNER.findall(shown) == []
-
-
-def test_records_in_a_folder_make_a_page_as_the_report_page_says(run, tmp_path):
-    folder, _ = run
-    table, asked = str(folder / "table"), ["--task", "mean", "--alpha", "0.2", "--splits", "10"]
-    (tmp_path / "mine").mkdir()
-    main(["evaluate", table, *asked, "--json", str(tmp_path / "mine" / "evaluate.json")])
-    where = str(tmp_path / "mine" / "simulate.json")
-    main(
-        [
-            "simulate",
-            table,
-            *asked,
-            "--max-width",
-            "0.2",
-            "--policy",
-            "fixed-width",
-            "--json",
-            where,
-        ]
-    )
-    main(["report", str(tmp_path / "mine")])
-
-    assert "of the time" in (tmp_path / "mine" / "report.html").read_text()
-    told = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "report.md").read_text()
-    assert "--json runs/mine/simulate.json" in told
-    assert "--json runs/mine/evaluate.json" in told
 
 
 def too_few(measurement, *, samples, seed):

@@ -1,4 +1,4 @@
-"""One bit anywhere: it is found, or it changes nothing."""
+"""Checksums: one flipped bit is found, or it changes nothing."""
 
 import json
 import shutil
@@ -16,9 +16,9 @@ from taskuq.errors import ChecksumWarning
 from taskuq.scan._state import load_scan
 from taskuq.table import _parquet as parquet
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
-from taskuq.table._parquet import CASE_LIST, TableHeader, TableWriter, _shard_paths, read_case_list
+from taskuq.table._parquet import CASE_LIST, TableHeader, TableWriter, _shard_paths
 
-FLIPS = 400
+FLIPS = 80
 TABLE = synthetic_outputs(SyntheticTable(volumes=12, samples=6), seed=0)
 
 
@@ -70,7 +70,7 @@ def folder_of(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["shard", "header", "roster"])
-def test_four_hundred_bits_of_a_table(tmp_path, part):
+def test_flipped_bits_of_a_table_folder(tmp_path, part):
     folder = folder_of(tmp_path)
     whole = tq.TaskOutputs.load(folder)
     parts = {"shard": _shard_paths(folder)[1], "header": folder / "table.json"}
@@ -85,7 +85,7 @@ def test_four_hundred_bits_of_a_table(tmp_path, part):
     assert found > FLIPS * 3 / 4
 
 
-def test_four_hundred_bits_of_a_table_in_one_file(tmp_path):
+def test_flipped_bits_of_a_table_in_one_file(tmp_path):
     path = TABLE.save(tmp_path / "t.npz")
 
     found, harmless = ends(
@@ -104,7 +104,7 @@ def bounds():
 
 
 @pytest.mark.parametrize("kind", ["mlwr", "learned"])
-def test_four_hundred_bits_of_a_bound(tmp_path, kind):
+def test_flipped_bits_of_a_bound(tmp_path, kind):
     bound = bounds()[kind]
     path = bound.save(tmp_path / "bound.json")
 
@@ -114,7 +114,7 @@ def test_four_hundred_bits_of_a_bound(tmp_path, kind):
     assert found > FLIPS * 3 / 4
 
 
-def test_four_hundred_bits_of_a_policy(tmp_path):
+def test_flipped_bits_of_a_policy(tmp_path):
     policy = tq.plan(TABLE, alpha=0.2, max_width=0.3)
     path = policy.save(tmp_path / "policy.json")
 
@@ -190,20 +190,8 @@ def test_a_shard_of_another_run_is_refused_with_its_name(tmp_path):
     stray = _shard_paths(first)[0]
     shutil.copy(stray, second / "part-000009-stray.parquet")
 
-    with pytest.raises(tq.InputError, match=r"shard part-\S+ belongs to another table"):
+    with refused("CODE", "part-000009"):
         tq.TaskOutputs.load(second)
-
-
-def test_pages_of_a_shard_carry_checksums(tmp_path):
-    """Other programs verify them without knowing of ours."""
-    shard = _shard_paths(folder_of(tmp_path))[0]
-    content = bytearray(shard.read_bytes())
-    places = pq.read_metadata(shard).row_group(0).column(3)
-    content[places.data_page_offset + places.total_compressed_size - 3] ^= 4
-    shard.write_bytes(content)
-
-    with pytest.raises(OSError, match="CRC"):
-        pq.ParquetFile(shard, page_checksum_verification=True).read()
 
 
 def test_a_record_is_sealed_whatever_the_order_and_kind_of_its_keys(tmp_path):
@@ -235,12 +223,6 @@ def test_the_page_leaves_a_changed_record_out_and_says_which_had_no_checksum(tmp
     assert "plain.json carry no sha256" in page
 
 
-def test_the_roster_without_its_checksum_reads_as_before(tmp_path):
-    pq.write_table(pa.table({"case": ["a", "b"]}), tmp_path / CASE_LIST)
-
-    assert read_case_list(tmp_path) == ["a", "b"]
-
-
 class Scanner:
     """Measures a few numbers of one patient in each round."""
 
@@ -266,7 +248,7 @@ def a_scan(state):
 
 
 @pytest.mark.parametrize("part", ["scan.json", "scan.json-round*.npz"])
-def test_four_hundred_bits_of_a_scan(tmp_path, part):
+def test_flipped_bits_of_a_scan(tmp_path, part):
     policy = a_scan(tmp_path / "scan.json")
     path = sorted(tmp_path.glob(part))[0]
 
