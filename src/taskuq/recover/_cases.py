@@ -41,7 +41,7 @@ class _RandomMasks:
         (low, high), (narrow, wide) = self.acceleration_range, self.acs_fraction
         if not 1 <= low <= high or not 0 <= narrow <= wide <= 1:
             raise InputError(
-                f"acceleration_range must be rising, at least 1, acs_fraction in [0, 1]: got {self}",
+                f"acceleration_range must rise from 1 or more, acs_fraction in [0, 1], got {self}",
                 code="value.invalid",
             )
         if not self.patterns or set(self.patterns) - set(PATTERNS):
