@@ -126,7 +126,15 @@ def _save_npz(dataset: Dataset, path: Path | str) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class NpzData(DataConfig):
-    """Settings [data] of one .npz file, read by :func:`read_npz`."""
+    """Settings [data] of one .npz file, read by :func:`read_npz`.
+
+    Args:
+        path: The .npz file with images, label and group.
+        group: ``"image"`` if the file has no groups: each image is its own.
+        select: Name of a boolean array; only cases marked True are used.
+        target: Array of training targets, (case,) or (case, task).
+        scale: Divide all images by this value; 0 divides each group by its 99.5 % quantile.
+    """
 
     path: Path | None = None
     group: Literal["image"] | None = None

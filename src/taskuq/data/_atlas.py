@@ -503,7 +503,15 @@ def save_atlas(atlas: Atlas, path: Path | str, *, workers: int = 1) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class AtlasData(DataConfig):
-    """Settings [data] of the embedded atlas; ``seed`` decides its patients and coils too."""
+    """Settings [data] of the synthetic brain atlas; ``seed`` chooses its patients too.
+
+    Args:
+        patients: Number of synthetic patients.
+        size: Rows and columns of a slice.
+        slices: Slices per patient.
+        contrast: Image contrast; ``"mixed"`` varies by patient.
+        target: Training target of a task network.
+    """
 
     patients: int = 200
     size: int = 128

@@ -100,7 +100,15 @@ class ChestPhantom(PatientDataset):
 
 @dataclass(frozen=True, kw_only=True)
 class ChestData(DataConfig):
-    """Settings [data] of synthetic chests; targets are air fractions."""
+    """Settings [data] of synthetic chest CT; targets are air fractions.
+
+    Args:
+        coils: Always 0.
+        patients: Number of synthetic patients.
+        size: Rows and columns of a slice.
+        slices: Slices per patient.
+        first_patient: Index of the first patient.
+    """
 
     processes: ClassVar[int] = 8
     coils: int = 0

@@ -398,7 +398,14 @@ class LabelledSubset:
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """Fractions of groups for training and tuning; the others calibrate and test."""
+    """Settings [split]: groups for training and tuning; the others calibrate and test.
+
+    Args:
+        path: JSON file of the split, written once and then reused.
+        train: Fraction of groups for training.
+        tune: Fraction of groups for early stopping.
+        seed: Seed of the split.
+    """
 
     path: Path | None = None
     train: float = 0.6

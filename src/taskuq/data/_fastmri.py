@@ -332,7 +332,22 @@ class FastMRIDataset:
 
 @dataclass(frozen=True, kw_only=True)
 class FastMRIData(DataConfig):
-    """Folders of fastMRI volumes; ``coils`` are virtual ones."""
+    """Settings [data] of fastMRI volumes; the coils are virtual.
+
+    Args:
+        path: Folder of training volumes (.h5); all slices are used.
+        validation_path: Folder of validation volumes; default: a fraction of the training volumes.
+        labels: fastMRI+ annotation file; without it every label is 0.
+        file_list: List of annotated volumes; others are skipped.
+        pathology: fastMRI+ annotation that counts as label 1.
+        cache: Folder of prepared slices (taskuq data prepare).
+        acquisition: Acquisition to use; ``""`` uses all.
+        min_coils: Skip volumes with fewer receive coils.
+        min_lines: Skip volumes with fewer phase-encoding lines.
+        size: Rows and columns of the central crop.
+        compression: Lines that virtual coils are computed from: of the first round, or all.
+        slices: Slices of validation volumes to use, in percent.
+    """
 
     path: Path | None = None
     validation_path: Path | None = None

@@ -218,7 +218,14 @@ class ImageFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class FolderData(DataConfig):
-    """Settings [data] of image files and a CSV, read by :class:`ImageFolder`."""
+    """Settings [data] of image files and a CSV, read by :class:`ImageFolder`.
+
+    Args:
+        path: Folder of PNG, TIFF, NIfTI or DICOM images.
+        labels: CSV with the columns file, label, group and optionally slice.
+        group: Definition of a group, if the CSV has no column group.
+        size: Crop or pad images to this many rows and columns.
+    """
 
     path: Path | None = None
     labels: Path | None = None

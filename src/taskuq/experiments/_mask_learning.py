@@ -39,7 +39,16 @@ SCHEMA = "taskuq.order/1"
 
 @dataclass(frozen=True)
 class MaskLearningConfig(ImagingConfig):
-    """Settings of taskuq masks --learn."""
+    """Settings of taskuq masks --learn.
+
+    Args:
+        cases: Number of training cases, evenly spaced.
+        initial_lines: Lines measured before any is chosen; default: half of the first round.
+        lines_per_step: Lines chosen before new samples are drawn.
+        random_candidates: Random alternatives compared by the task's CRPS in each step.
+        objective: Reduce the variance of the task, by its gradient or its outputs, or of the image.
+        regularisation: Noise variance relative to the variance of samples.
+    """
 
     cases: int = 200
     initial_lines: int | None = None

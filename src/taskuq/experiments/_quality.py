@@ -309,6 +309,23 @@ HEADER = "judging.json"
 
 @dataclass(frozen=True)
 class QualityConfig:
+    """Settings of an evaluation of image quality.
+
+    Args:
+        data: Images; validation cases are evaluated, training cases are the reference of FID.
+        subset: Subset of the data; ``"all"`` excludes FID.
+        measure: Masks.
+        varnet: VarNet weights.
+        flow: Flow weights.
+        networks: Weights of other recovery networks.
+        estimate: VarNet weights of a residual flow; default: those it was trained with.
+        vgg_weights: VGG-16 weights (safetensors); without them there is no FID.
+        samples: Posterior samples averaged per reconstruction.
+        seed: Seed of the samples.
+        max_volumes: Evaluate only the first volumes; default: all.
+        fid_images: Training images used for FID; default: all.
+    """
+
     data: Data = field(default_factory=paper_data)
     subset: Literal["validation", "all"] = "validation"
     measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))

@@ -37,7 +37,17 @@ from taskuq.training._weights import _mark, referenced_files
 
 @dataclass(frozen=True)
 class ImagingConfig:
-    """Settings shared by run, mask learning and comparisons."""
+    """Settings shared by runs and mask learning.
+
+    Args:
+        data: Images.
+        measure: Rounds of measurements.
+        noise: Standard deviation of the measurement noise of MRI.
+        recover: Recovery method g.
+        task: Task f.
+        samples: Posterior samples per case and round.
+        seed: Seed of noise and samples.
+    """
 
     data: Data = field(default_factory=paper_data)
     measure: AnySystem = field(default_factory=MaskConfig)
@@ -50,7 +60,13 @@ class ImagingConfig:
 
 @dataclass(frozen=True)
 class RunConfig(ImagingConfig):
-    """Settings of a run that makes a table."""
+    """Settings of a run that makes a table.
+
+    Args:
+        subset: Subset of the data.
+        terminology: Display names of the report; default: those of the imaging system.
+        adaptive: Lines chosen for each case in later rounds.
+    """
 
     subset: Literal["all", "training", "validation"] = "validation"
     terminology: Terminology = field(default_factory=Terminology)

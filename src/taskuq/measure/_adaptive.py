@@ -290,7 +290,15 @@ def _mean_gradients(read: Callable[[Any], Any], images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class AdaptiveConfig:
-    """Settings [adaptive] of per-case line selection."""
+    """Settings [adaptive]: lines chosen for each case by its posterior samples.
+
+    Args:
+        objective: Reduce the variance of the task, by its gradient or its outputs, or of the image.
+        regularisation: Noise variance relative to the variance of samples.
+        selection_samples: Number of samples used to choose lines; default: all.
+        adaptive_fraction: Fraction of a round's lines that is chosen; the others follow the masks.
+        lookahead: Choose among lines of the masks this many rounds later; default: all lines.
+    """
 
     objective: Aim = "gradient"
     regularisation: float = RIDGE

@@ -34,7 +34,15 @@ Columns = dict[str, NDArray[np.generic]]
 
 @dataclass(frozen=True)
 class MaskConfig:
-    """Masks of the rounds; training samples one of them for each case and epoch."""
+    """Settings [measure] of MRI: masks of the rounds; training draws one per case and epoch.
+
+    Args:
+        accelerations: Acceleration R of each round.
+        published: Use the paper's masks (320 columns; R = 16, 8, 4, 2).
+        pattern: Density of random lines.
+        seed: Seed of random lines.
+        path: Mask file written by taskuq masks.
+    """
 
     accelerations: tuple[float, ...] = (16.0, 8.0, 4.0, 2.0)
     published: bool = False

@@ -520,7 +520,16 @@ def view_angles(views: NDArray[np.int64], total: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class TomographyConfig:
-    """Settings [measure] of tomography: views of the rounds and photon noise."""
+    """Settings [measure] of tomography: views of the rounds and photon noise.
+
+    Args:
+        accelerations: Acceleration R of each round, of views / R views.
+        views: Views of a full scan, evenly spaced over 180 degrees.
+        photons: Photons per detector bin without an object; 0 for no noise.
+        attenuation: Line integral through a full row of ones.
+        operator: Projector of a run: taskuq, hat or deepinv.
+        path: Order of views written by taskuq masks.
+    """
 
     accelerations: tuple[float, ...] = (16.0, 8.0, 4.0, 2.0)
     views: int = 192

@@ -31,7 +31,13 @@ _FIRST = 1e6
 
 @dataclass(frozen=True)
 class _RandomMasks:
-    """Random masks with a fully sampled centre and other lines in one of three patterns."""
+    """Settings [randomise.masks]: a sampled centre, and other lines in one of three patterns.
+
+    Args:
+        acceleration_range: Lowest and highest acceleration; the number of lines is log-uniform.
+        acs_fraction: Range of the fraction of lines in the fully sampled centre.
+        patterns: Patterns of the other lines, chosen at random.
+    """
 
     acceleration_range: tuple[float, float] = (2.0, 16.0)
     acs_fraction: tuple[float, float] = (0.2, 0.7)
@@ -170,6 +176,15 @@ def _volume_maxima(source: Dataset) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class RecoveryTraining:
+    """Settings shared by trainings of recovery networks.
+
+    Args:
+        network: Size of the network.
+        training: Optimiser and schedule.
+        data: Training data.
+        measure: Masks; one is drawn per case and epoch.
+    """
+
     network: Any = None
     training: TrainingConfig = field(default_factory=TrainingConfig)
     data: Data = field(default_factory=paper_data)
@@ -189,7 +204,14 @@ class RecoveryTraining:
 
 @dataclass(frozen=True)
 class CoilAugmentation:
-    """Settings [augment]: random rotation, shift, stretch and flip of coil images."""
+    """Settings [augment]: random rotation, shift, stretch and flip of coil images.
+
+    Args:
+        rotation: Maximum rotation in degrees.
+        shift: Maximum shift, as a fraction of the side.
+        stretch: Maximum relative change of each side.
+        flip: Probability of a left-right flip.
+    """
 
     rotation: float = 10.0
     shift: float = 0.1
@@ -258,7 +280,16 @@ def _resample(images: Tensor, axis: int, scale: Tensor, shift: Tensor) -> Tensor
 
 @dataclass(frozen=True)
 class ScanRandomisation:
-    """Settings [randomise]: random masks, coils, noise and contrast."""
+    """Settings [randomise]: random masks, coils, noise and contrast.
+
+    Args:
+        fixed_mask_fraction: Fraction of cases that use a mask of [measure].
+        masks: Distribution of the random masks of the others.
+        coils: Numbers of coils, one drawn per batch; needs data.coils = 0.
+        noise_fraction: Fraction of cases with noise added to k-space.
+        snr_db: Range of the signal-to-noise ratio, in decibels.
+        contrast: Strength of a random monotone map of intensities.
+    """
 
     fixed_mask_fraction: float = 0.25
     masks: _RandomMasks = field(default_factory=_RandomMasks)

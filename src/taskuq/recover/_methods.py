@@ -137,7 +137,11 @@ class ZeroFilled(BatchRecovery):
 
 @dataclass(frozen=True)
 class FolderMethod:
-    """Settings [recover] of recoveries that were made elsewhere."""
+    """Settings [recover] of reconstructions made elsewhere.
+
+    Args:
+        path: Folder of reconstructions.
+    """
 
     path: Path | None = None
 
@@ -208,7 +212,11 @@ class Ensemble(BatchRecovery):
 
 @dataclass(frozen=True)
 class EnsembleMethod:
-    """Settings [recover] of an ensemble."""
+    """Settings [recover] of an ensemble.
+
+    Args:
+        members: Weights of the member networks, files or bundled names.
+    """
 
     members: tuple[Path, ...] = ()
 

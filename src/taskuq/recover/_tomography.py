@@ -48,7 +48,13 @@ from taskuq.training._networks import NetworkKind
 
 @dataclass(frozen=True)
 class _UnrolledConfig:
-    """Size of an unrolled network; the default is for 256×256."""
+    """Size of an unrolled network; the default is for 256×256.
+
+    Args:
+        cascades: Number of refinements.
+        width: Channels of the first level of each U-Net.
+        pools: Number of times a U-Net halves the image.
+    """
 
     cascades: int = 6
     width: int = 32
@@ -119,7 +125,16 @@ class _SinogramDataset:
 
 @dataclass(frozen=True)
 class _CTTraining:
-    """Settings shared by CT trainings."""
+    """Settings shared by CT trainings.
+
+    Args:
+        network: Size of the network.
+        training: Optimiser and schedule.
+        data: Training data.
+        measure: Views; one round is drawn per case and epoch.
+        augment: Augmentation of images.
+        random_views_fraction: Fraction of training cases measured at random views.
+    """
 
     network: Any = None
     training: TrainingConfig = field(default_factory=TrainingConfig)
@@ -207,7 +222,11 @@ class _SinogramSimulator:
 
 @dataclass(frozen=True)
 class FilteredBackProjection(BatchRecovery):
-    """Filtered back-projection baseline."""
+    """Filtered back-projection baseline.
+
+    Args:
+        window: Window of the ramp filter.
+    """
 
     window: Window = "ram-lak"
 
@@ -284,7 +303,11 @@ class _UnrolledRecovery(BatchRecovery):
 
 @dataclass(frozen=True)
 class UnrolledMethod:
-    """Settings [recover] of an unrolled network."""
+    """Settings [recover] of an unrolled network.
+
+    Args:
+        weights: Trained unrolled network, a file or a bundled name.
+    """
 
     weights: Path | None = None
 
@@ -295,7 +318,11 @@ class UnrolledMethod:
 
 @dataclass(frozen=True)
 class _UnrolledTraining(_CTTraining):
-    """Settings of an unrolled-network training."""
+    """Settings of an unrolled-network training.
+
+    Args:
+        init_from: Initial weights, a file or a bundled name.
+    """
 
     network: _UnrolledConfig = field(default_factory=_UnrolledConfig)
     training: TrainingConfig = UNROLLED_TRAINING
@@ -357,7 +384,13 @@ class _UnrolledEstimator:
 
 @dataclass(frozen=True)
 class CTSamplerMethod:
-    """Settings [recover] of the CT sampler."""
+    """Settings [recover] of the CT sampler.
+
+    Args:
+        weights: Trained CT sampler, a file or a bundled name.
+        estimate: Unrolled-network weights; default: those it was trained with.
+        precision: ``"auto"`` samples in bfloat16 on a GPU.
+    """
 
     weights: Path | None = None
     estimate: Path | None = None
@@ -372,7 +405,15 @@ class CTSamplerMethod:
 
 @dataclass(frozen=True)
 class _CTEstimateConfig:
-    """Settings [estimate] of the CT sampler."""
+    """Settings [estimate] of the CT sampler.
+
+    Args:
+        weights: Trained unrolled network; default: one is trained first.
+        folds: Folds of cross-fitting; 0 if the weights were trained on other patients.
+        network: Size of the networks that are trained first.
+        training: Their optimiser and schedule.
+        init_from: Their initial weights.
+    """
 
     weights: Path | None = None
     folds: int = 0
@@ -386,7 +427,11 @@ class _CTEstimateConfig:
 
 @dataclass(frozen=True)
 class _CTSamplerTraining(SamplerTrainingMixin, _CTTraining):
-    """Settings of a CT sampler training."""
+    """Settings of a CT sampler training.
+
+    Args:
+        estimate: Point-estimate network and its cross-fitting.
+    """
 
     network: SamplerConfig = field(default_factory=lambda: SAMPLER_PRESETS["paper"])
     training: TrainingConfig = PAPER

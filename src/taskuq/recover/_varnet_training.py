@@ -102,7 +102,12 @@ class VarNetRecovery(BatchRecovery):
 
 @dataclass(frozen=True)
 class VarNetMethod:
-    """Settings [recover] of a variational network."""
+    """Settings [recover] of a variational network.
+
+    Args:
+        weights: Trained VarNet, a file or a bundled name.
+        precision: ``"auto"`` uses float16 convolutions on a GPU.
+    """
 
     weights: Path | None = None
     precision: Literal["auto", "float32"] = "auto"
@@ -115,7 +120,14 @@ class VarNetMethod:
 
 @dataclass(frozen=True)
 class VarNetTraining(RecoveryTraining):
-    """Settings of a VarNet training; the defaults are the paper's."""
+    """Settings of a VarNet training; the defaults are the paper's.
+
+    Args:
+        data_range: Maximum in SSIM: of the volume or of the slice.
+        augment: Augmentation of coil images.
+        randomise: Random masks, coils, noise and contrast.
+        init_from: Initial weights, a file or a bundled name.
+    """
 
     network: VarNetConfig = field(default_factory=VarNetConfig)
     training: TrainingConfig = PAPER

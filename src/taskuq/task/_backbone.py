@@ -180,7 +180,13 @@ class Backbone(nn.Module):
 
 @dataclass(frozen=True)
 class InitConfig:
-    """Initial weights: SimCLR, ImageNet, classifier or random."""
+    """Settings [init_from]: initial weights, at most one; default: random.
+
+    Args:
+        simclr: Weights of a SimCLR pre-training.
+        imagenet: torchvision weights of a ResNet-50.
+        classifier: Weights of a classifier, the head included.
+    """
 
     simclr: Path | None = None
     imagenet: Path | None = None

@@ -26,7 +26,17 @@ from taskuq.training._fit import TrainerOptions
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """Augmentation strength; shares and lengths are fractions of the image."""
+    """Settings [augment] of task networks: random changes of an image.
+
+    Args:
+        flip: Probability of a left-right flip.
+        rotation: Maximum rotation in degrees.
+        shift: Maximum shift, as a fraction of the image.
+        crop: Smallest fraction of the area that a random crop keeps.
+        contrast: Maximum exponent of the intensities, minus 1.
+        blur: Maximum standard deviation of a Gaussian blur, in pixels.
+        contrast_probability: Probability of the change of contrast.
+    """
 
     flip: float = 0.5
     rotation: float = 15.0
@@ -168,7 +178,16 @@ def collate(cases: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class TaskTraining:
-    """Settings of the training of a task network."""
+    """Settings shared by trainings of task networks.
+
+    Args:
+        network: Size of the network.
+        training: Optimiser and schedule.
+        data: Images with labels.
+        split: Groups for training, tuning and testing.
+        augment: Augmentation of images.
+        init_from: Initial weights; default: random.
+    """
 
     network: Any = None
     training: TrainingConfig = field(default_factory=TrainingConfig)

@@ -123,7 +123,11 @@ PAPER = TrainingConfig(
 
 @dataclass(frozen=True)
 class ClassifierMethod:
-    """Settings [task] of a classifier."""
+    """Settings [task] of a classifier.
+
+    Args:
+        weights: Trained classifier, a file or a bundled name.
+    """
 
     weights: Path | None = None
 
@@ -134,7 +138,12 @@ class ClassifierMethod:
 
 @dataclass(frozen=True)
 class _ClassifierTraining(TaskTraining):
-    """Settings of the training of a task network; the defaults are the paper's."""
+    """Settings of a classifier training; the defaults are the paper's.
+
+    Args:
+        attack: Adversarial training.
+        balance_classes: Give both classes equal weight.
+    """
 
     network: ClassifierConfig = field(default_factory=ClassifierConfig)
     training: TrainingConfig = PAPER

@@ -22,7 +22,11 @@ from taskuq.training._networks import MethodConfig, MethodRegistry
 
 @dataclass(frozen=True)
 class AirFraction:
-    """Air fraction of the body, in [0, 1]."""
+    """Air fraction of the body, in [0, 1].
+
+    Args:
+        threshold: Intensity below which a pixel is air.
+    """
 
     threshold: float = THRESHOLD
 
@@ -41,7 +45,14 @@ class AirFraction:
 
 @dataclass(frozen=True)
 class Area:
-    """Area of an image above (or below) a threshold, in a given unit."""
+    """Area of an image above (or below) a threshold, in a given unit.
+
+    Args:
+        threshold: Intensity threshold.
+        pixel_area: Area of a pixel; 0 returns the fraction of the image.
+        unit: Unit of the area, for the task's name.
+        below: Count pixels below the threshold.
+    """
 
     threshold: float
     pixel_area: float = 1.0
@@ -168,7 +179,12 @@ class MeanIntensity:
 
 @dataclass(frozen=True)
 class MeanIntensityMethod:
-    """Settings [task] of the mean intensity of a rectangle."""
+    """Settings [task] of the mean intensity of a rectangle.
+
+    Args:
+        rows: Upper and lower edge, as fractions of the height.
+        columns: Left and right edge, as fractions of the width.
+    """
 
     rows: tuple[float, float] = (0.25, 0.75)
     columns: tuple[float, float] = (0.25, 0.75)
@@ -210,7 +226,11 @@ class _MultiTask:
 
 @dataclass(frozen=True)
 class MultiTaskMethod:
-    """Settings [task] of several tasks."""
+    """Settings [task] of several tasks.
+
+    Args:
+        tasks: One table [task.tasks.NAME] per task.
+    """
 
     tasks: dict[str, Annotated[MethodConfig, TASKS]] = field(default_factory=dict)
 

@@ -20,7 +20,14 @@ from taskuq.training._networks import NetworkKind
 
 @dataclass(frozen=True)
 class _SimCLRConfig:
-    """Backbone, projection head and temperature of SimCLR."""
+    """Backbone, projection head and temperature of SimCLR.
+
+    Args:
+        backbone: Convolutional layers.
+        hidden: Hidden width of the projection head.
+        embedding: Dimension of the embedding.
+        temperature: Temperature of the NT-Xent loss.
+    """
 
     backbone: BackboneConfig = field(default_factory=BackboneConfig)
     hidden: int = 512

@@ -14,7 +14,33 @@ from taskuq.errors import InputError
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Settings [training]: optimiser, schedule, batch, precision."""
+    """Settings [training]: optimiser, schedule, batches and precision.
+
+    Args:
+        epochs: Passes over the training cases.
+        batch: Cases per step, over all processes.
+        learning_rate: Peak learning rate of Adam.
+        betas: Decay rates of Adam.
+        weight_decay: Weight decay.
+        adamw: Use AdamW (decoupled weight decay) instead of Adam.
+        warmup_steps: Steps of linear learning-rate warm-up.
+        ema: Decay of the moving average of the weights, which is validated and saved; 0 for none.
+        schedule: Learning-rate schedule.
+        lr_decay: Factor per step (``"step"``) or final factor (``"cosine"``) of the learning rate.
+        lr_decay_epochs: Epochs between steps of the schedule ``"step"``.
+        clip_norm: Maximum gradient norm; 0 for no limit.
+        precision: Precision of Lightning.
+        accumulate: Batches per optimiser step.
+        workers: Data-loading processes per training process.
+        dataloader: Keep all cases on the device, or load them one by one; ``"auto"`` keeps small
+            in-memory data on a GPU.
+        seed: Seed of all random numbers of the training.
+        compile: Compile the network with torch.compile.
+        cuda_graphs: Run training steps as CUDA graphs, on one GPU.
+        deterministic: Use deterministic kernels only.
+        checkpoint_every: Epochs between checkpoints.
+        patience: Epochs without improvement before training stops; 0 to train all epochs.
+    """
 
     epochs: int = 150
     batch: int = 8

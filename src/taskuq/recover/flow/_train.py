@@ -228,7 +228,14 @@ class FlowRecovery(BatchRecovery):
 
 @dataclass(frozen=True)
 class FlowMethod:
-    """Settings [recover] of a flow."""
+    """Settings [recover] of a flow.
+
+    Args:
+        weights: Trained flow, a file or a bundled name.
+        estimate: VarNet weights of a residual flow; default: those it was trained with.
+        temperature: Standard deviation of the latents; default: that of the weights, or 1.
+        precision: ``"auto"`` samples in bfloat16 on a GPU, with the estimate in float16.
+    """
 
     weights: Path | None = None
     estimate: Path | None = None
@@ -258,7 +265,14 @@ class FlowMethod:
 
 @dataclass(frozen=True)
 class _FlowTraining(RecoveryTraining):
-    """Settings of a flow training; the defaults are the paper's."""
+    """Settings of a flow training; the defaults are the paper's.
+
+    Args:
+        estimate: VarNet weights of a residual flow; default: a flow of whole images.
+        temperatures: Pairs of acceleration and temperature of a residual flow.
+        pretrain: Settings [training] of the conditioning U-Net before the flow.
+        augment: Augmentation of coil images.
+    """
 
     network: FlowConfig = field(default_factory=FlowConfig)
     training: TrainingConfig = PAPER

@@ -85,7 +85,14 @@ def _check(samples: Tensor, truth: Tensor) -> None:
 
 @dataclass(frozen=True)
 class ImageLossConfig:
-    """Settings [loss]: weights of pixel CRPS, energy score, pooled CRPS."""
+    """Settings [loss]: weights of the proper scores of images.
+
+    Args:
+        crps: Weight of the fair CRPS of pixels.
+        energy: Weight of the energy score.
+        pooled_crps: Weight of the fair CRPS of average-pooled images.
+        pool_sizes: Sizes of the pooling windows, in pixels.
+    """
 
     crps: float = 1.0
     energy: float = 0.5
@@ -128,7 +135,17 @@ class _FeatureTask(Protocol):
 
 @dataclass(frozen=True)
 class TaskLossConfig:
-    """Settings [task_loss] of a sampler: weights of the task loss."""
+    """Settings [task_loss]: weights of the proper scores of a task network.
+
+    Args:
+        weights: The task network, which is not changed.
+        logits: Weight of the fair CRPS of logits.
+        outputs: Weight of the fair CRPS of outputs.
+        features: Weight of the energy score of hidden features.
+        gradient_limit: Largest ratio of the gradients of task loss and image loss.
+        ramp_start: Fraction of the training at which the task loss begins.
+        ramp_end: Fraction of the training at which it has its full weight.
+    """
 
     weights: Path | None = None
     logits: float = 0.1
@@ -393,7 +410,14 @@ def find_estimate(weights: Path, named: Path | None) -> Path | str:
 
 @dataclass(frozen=True)
 class SamplerMethod:
-    """Settings [recover] of a sampler."""
+    """Settings [recover] of a sampler.
+
+    Args:
+        weights: Trained sampler, a file or a bundled name.
+        estimate: VarNet weights; default: those it was trained with.
+        precision: ``"auto"`` samples in bfloat16 on a GPU.
+        inflate: Scale the noise by the factor fitted on validation patients.
+    """
 
     weights: Path | None = None
     estimate: Path | None = None
@@ -419,7 +443,14 @@ class SamplerMethod:
 
 
 class SamplerTrainingMixin:
-    """Checks and recipe of sampler trainings."""
+    """Checks and recipe of sampler trainings.
+
+    Args:
+        loss: Proper scoring loss of images.
+        task_loss: Proper scoring loss of the outputs of a task network.
+        samples: Samples per case in a step.
+        init_from: Initial weights of the sampler.
+    """
 
     network: SamplerConfig
     training: TrainingConfig
@@ -454,7 +485,13 @@ class SamplerTrainingMixin:
 
 @dataclass(frozen=True)
 class _SamplerTraining(SamplerTrainingMixin, RecoveryTraining):
-    """Settings of a sampler training and of its point-estimate networks."""
+    """Settings of a sampler training and of its point-estimate networks.
+
+    Args:
+        estimate: Point-estimate network and its cross-fitting.
+        augment: Augmentation of coil images.
+        randomise: Random masks, coils, noise and contrast.
+    """
 
     network: SamplerConfig = field(default_factory=SamplerConfig)
     training: TrainingConfig = PAPER
