@@ -119,7 +119,7 @@ def test_half_precision_rounds_weights_and_leaves_rotations_alone(tmp_path):
     [
         ("cascades", "weights.mismatch"),
         ("width", "weights.mismatch"),
-        ("kind", "choice.unknown"),
+        ("kind", "weights.mismatch"),
         ("truncated", "file.format"),
         ("absent", "file.missing"),
     ],
