@@ -26,17 +26,24 @@ def files() -> dict[str, type]:
     return commands | {f"train {name}": NETWORKS[name].training for name in NETWORKS}
 
 
+ARGUMENT = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+# A comment after a field, or above it.
+COMMENT = re.compile(
+    r"^ +#: (?P<above>.*)\n +(?P<below>\w+):|^ +(?P<name>\w+): .*  #: (?P<text>.*)", re.M
+)
+
+
 def meanings(cls: type) -> dict[str, str]:
-    """Return the sentence for each field in the docstrings of a class and its bases."""
+    """Return the sentence for each field: in the docstring's Args, or a comment ``#:``."""
     found: dict[str, str] = {}
-    for one in reversed(cls.__mro__):
-        doc = inspect.cleandoc(one.__doc__ or "")
-        block = re.search(r"^Args:\n((?:    .*\n?|\n)*)", doc, re.MULTILINE)
-        for name, text in re.findall(
-            r"^    (\w+): (.*(?:\n {8}.*)*)", block[1] if block else "", re.M
-        ):
-            plain = re.sub(r":\w+:`([^`]*)`", r"`\1`", re.sub(r"\s+", " ", text)).replace("``", "`")
+    for one in reversed(cls.__mro__[:-1]):
+        block = inspect.cleandoc(one.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
+        for name, text in ARGUMENT.findall(block):
+            plain = re.sub(r":\w+:`([^`]*)`", r"`\1`", " ".join(text.split())).replace("``", "`")
             found[name] = plain.replace(r"\ell_2", "L2")
+        if is_dataclass(one) or one.__module__.startswith("taskuq"):
+            for match in COMMENT.finditer(inspect.getsource(one)):
+                found[match["name"] or match["below"]] = match["text"] or match["above"]
     return found
 
 

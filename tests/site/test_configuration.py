@@ -39,9 +39,13 @@ def test_missing_meaning_is_found():
         """
 
         first: int = 0
-        second: int = 0
+        second: int = 0  #: Number of the second.
+        #: Number of the third.
+        third: int = 0
+        fourth: int = 0  # a comment about the code
 
-    assert configuration.meanings(Bare) == {"first": "Number of the first."}
+    numbers = ("first", "second", "third")
+    assert configuration.meanings(Bare) == {name: f"Number of the {name}." for name in numbers}
 
 
 def test_reference_has_each_table_and_key_once():

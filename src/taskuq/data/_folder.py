@@ -218,19 +218,12 @@ class ImageFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class FolderData(DataConfig):
-    """Settings [data] of image files and a CSV, read by :class:`ImageFolder`.
+    """Settings [data] of image files and a CSV, read by :class:`ImageFolder`."""
 
-    Args:
-        path: Folder of PNG, TIFF, NIfTI or DICOM images.
-        labels: CSV with the columns file, label, group and optionally slice.
-        group: Definition of a group, if the CSV has no column group.
-        size: Crop or pad images to this many rows and columns.
-    """
-
-    path: Path | None = None
-    labels: Path | None = None
-    group: Grouping | None = None
-    size: int | None = None
+    path: Path | None = None  #: Folder of PNG, TIFF, NIfTI or DICOM images.
+    labels: Path | None = None  #: CSV with the columns file, label, group and optionally slice.
+    group: Grouping | None = None  #: Definition of a group, if the CSV has no column group.
+    size: int | None = None  #: Crop or pad images to this many rows and columns.
 
     def open(self) -> Dataset:
         return self._images(normalise=True)

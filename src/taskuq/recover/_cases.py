@@ -31,17 +31,13 @@ _FIRST = 1e6
 
 @dataclass(frozen=True)
 class _RandomMasks:
-    """Settings [randomise.masks]: a sampled centre, and other lines in one of three patterns.
+    """Settings [randomise.masks]: a sampled centre, and other lines in one of three patterns."""
 
-    Args:
-        acceleration_range: Lowest and highest acceleration; the number of lines is log-uniform.
-        acs_fraction: Range of the fraction of lines in the fully sampled centre.
-        patterns: Patterns of the other lines, chosen at random.
-    """
-
+    #: Lowest and highest acceleration; the number of lines is log-uniform.
     acceleration_range: tuple[float, float] = (2.0, 16.0)
+    #: Range of the fraction of lines in the fully sampled centre.
     acs_fraction: tuple[float, float] = (0.2, 0.7)
-    patterns: tuple[str, ...] = PATTERNS
+    patterns: tuple[str, ...] = PATTERNS  #: Patterns of the other lines, chosen at random.
 
     def __post_init__(self) -> None:
         (low, high), (narrow, wide) = self.acceleration_range, self.acs_fraction
@@ -176,18 +172,12 @@ def _volume_maxima(source: Dataset) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class RecoveryTraining:
-    """Settings shared by trainings of recovery networks.
+    """Settings shared by trainings of recovery networks."""
 
-    Args:
-        network: Size of the network.
-        training: Optimiser and schedule.
-        data: Training data.
-        measure: Masks; one is drawn per case and epoch.
-    """
-
-    network: Any = None
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    data: Data = field(default_factory=paper_data)
+    network: Any = None  #: Size of the network.
+    training: TrainingConfig = field(default_factory=TrainingConfig)  #: Optimiser and schedule.
+    data: Data = field(default_factory=paper_data)  #: Training data.
+    #: Masks; one is drawn per case and epoch.
     measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
 
     def measured(
@@ -204,19 +194,12 @@ class RecoveryTraining:
 
 @dataclass(frozen=True)
 class CoilAugmentation:
-    """Settings [augment]: random rotation, shift, stretch and flip of coil images.
+    """Settings [augment]: random rotation, shift, stretch and flip of coil images."""
 
-    Args:
-        rotation: Maximum rotation in degrees.
-        shift: Maximum shift, as a fraction of the side.
-        stretch: Maximum relative change of each side.
-        flip: Probability of a left-right flip.
-    """
-
-    rotation: float = 10.0
-    shift: float = 0.1
-    stretch: float = 0.1
-    flip: float = 0.5
+    rotation: float = 10.0  #: Maximum rotation in degrees.
+    shift: float = 0.1  #: Maximum shift, as a fraction of the side.
+    stretch: float = 0.1  #: Maximum relative change of each side.
+    flip: float = 0.5  #: Probability of a left-right flip.
 
     def __post_init__(self) -> None:
         values = (self.rotation, self.shift, self.stretch, self.flip)
@@ -280,23 +263,15 @@ def _resample(images: Tensor, axis: int, scale: Tensor, shift: Tensor) -> Tensor
 
 @dataclass(frozen=True)
 class ScanRandomisation:
-    """Settings [randomise]: random masks, coils, noise and contrast.
+    """Settings [randomise]: random masks, coils, noise and contrast."""
 
-    Args:
-        fixed_mask_fraction: Fraction of cases that use a mask of [measure].
-        masks: Distribution of the random masks of the others.
-        coils: Numbers of coils, one drawn per batch; needs data.coils = 0.
-        noise_fraction: Fraction of cases with noise added to k-space.
-        snr_db: Range of the signal-to-noise ratio, in decibels.
-        contrast: Strength of a random monotone map of intensities.
-    """
-
-    fixed_mask_fraction: float = 0.25
+    fixed_mask_fraction: float = 0.25  #: Fraction of cases that use a mask of [measure].
+    #: Distribution of the random masks of the others.
     masks: _RandomMasks = field(default_factory=_RandomMasks)
-    coils: tuple[int, ...] = ()
-    noise_fraction: float = 0.5
-    snr_db: tuple[float, float] = (20.0, 60.0)
-    contrast: float = 0.5
+    coils: tuple[int, ...] = ()  #: Numbers of coils, one drawn per batch; needs data.coils = 0.
+    noise_fraction: float = 0.5  #: Fraction of cases with noise added to k-space.
+    snr_db: tuple[float, float] = (20.0, 60.0)  #: Range of the signal-to-noise ratio, in decibels.
+    contrast: float = 0.5  #: Strength of a random monotone map of intensities.
 
     def __post_init__(self) -> None:
         fractions = (self.fixed_mask_fraction, self.noise_fraction, self.contrast)

@@ -248,24 +248,17 @@ def cross_fit_datasets(
 
 @dataclass(frozen=True)
 class EstimateConfig:
-    """Settings [estimate]: point-estimate network and its cross-fitting.
+    """Settings [estimate]: point-estimate network and its cross-fitting."""
 
-    Args:
-        weights: Trained VarNet; default: one is trained first.
-        folds: Folds of cross-fitting; 0 if the weights were trained on other patients.
-        reuse_from: Folder of an earlier training whose point-estimate networks are reused.
-        network: Size of the networks that are trained first.
-        training: Their optimiser and schedule.
-        init_from: Their initial weights.
-        data_range: Maximum in SSIM: of the volume or of the slice.
-    """
-
-    weights: Path | None = None
-    folds: int = 0
+    weights: Path | None = None  #: Trained VarNet; default: one is trained first.
+    folds: int = 0  #: Folds of cross-fitting; 0 if the weights were trained on other patients.
+    #: Folder of an earlier training whose point-estimate networks are reused.
     reuse_from: Path | None = None
+    #: Size of the networks that are trained first.
     network: VarNetConfig = field(default_factory=VarNetConfig)
-    training: TrainingConfig = PAPER
-    init_from: Path | None = None
+    training: TrainingConfig = PAPER  #: Their optimiser and schedule.
+    init_from: Path | None = None  #: Their initial weights.
+    #: Maximum in SSIM: of the volume or of the slice.
     data_range: Literal["volume", "slice"] = "volume"
 
     def __post_init__(self) -> None:

@@ -137,13 +137,9 @@ class ZeroFilled(BatchRecovery):
 
 @dataclass(frozen=True)
 class FolderMethod:
-    """Settings [recover] of reconstructions made elsewhere.
+    """Settings [recover] of reconstructions made elsewhere."""
 
-    Args:
-        path: Folder of reconstructions.
-    """
-
-    path: Path | None = None
+    path: Path | None = None  #: Folder of reconstructions.
 
     def open(self, device: torch.device | str) -> RecoveryFolder:
         if self.path is None:
@@ -212,13 +208,9 @@ class Ensemble(BatchRecovery):
 
 @dataclass(frozen=True)
 class EnsembleMethod:
-    """Settings [recover] of an ensemble.
+    """Settings [recover] of an ensemble."""
 
-    Args:
-        members: Weights of the member networks, files or bundled names.
-    """
-
-    members: tuple[Path, ...] = ()
+    members: tuple[Path, ...] = ()  #: Weights of the member networks, files or bundled names.
 
     def open(self, device: torch.device | str) -> Ensemble:
         return Ensemble(tuple(open_recovery(member, device=device) for member in self.members))

@@ -48,17 +48,11 @@ from taskuq.training._networks import NetworkKind
 
 @dataclass(frozen=True)
 class _UnrolledConfig:
-    """Size of an unrolled network; the default is for 256×256.
+    """Size of an unrolled network; the default is for 256×256."""
 
-    Args:
-        cascades: Number of refinements.
-        width: Channels of the first level of each U-Net.
-        pools: Number of times a U-Net halves the image.
-    """
-
-    cascades: int = 6
-    width: int = 32
-    pools: int = 4
+    cascades: int = 6  #: Number of refinements.
+    width: int = 32  #: Channels of the first level of each U-Net.
+    pools: int = 4  #: Number of times a U-Net halves the image.
 
     def __post_init__(self) -> None:
         if min(self.cascades, self.width, self.pools) < 1:
@@ -125,23 +119,15 @@ class _SinogramDataset:
 
 @dataclass(frozen=True)
 class _CTTraining:
-    """Settings shared by CT trainings.
+    """Settings shared by CT trainings."""
 
-    Args:
-        network: Size of the network.
-        training: Optimiser and schedule.
-        data: Training data.
-        measure: Views; one round is drawn per case and epoch.
-        augment: Augmentation of images.
-        random_views_fraction: Fraction of training cases measured at random views.
-    """
-
-    network: Any = None
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    data: Data = field(default_factory=lambda: READERS["chest"]())
+    network: Any = None  #: Size of the network.
+    training: TrainingConfig = field(default_factory=TrainingConfig)  #: Optimiser and schedule.
+    data: Data = field(default_factory=lambda: READERS["chest"]())  #: Training data.
+    #: Views; one round is drawn per case and epoch.
     measure: TomographyConfig = field(default_factory=TomographyConfig)
-    augment: CoilAugmentation | None = None
-    random_views_fraction: float = 0.0
+    augment: CoilAugmentation | None = None  #: Augmentation of images.
+    random_views_fraction: float = 0.0  #: Fraction of training cases measured at random views.
 
     def simulator(self) -> _SinogramSimulator:
         return _SinogramSimulator(self.measure, self.augment, self.random_views_fraction)
@@ -222,13 +208,9 @@ class _SinogramSimulator:
 
 @dataclass(frozen=True)
 class FilteredBackProjection(BatchRecovery):
-    """Filtered back-projection baseline.
+    """Filtered back-projection baseline."""
 
-    Args:
-        window: Window of the ramp filter.
-    """
-
-    window: Window = "ram-lak"
+    window: Window = "ram-lak"  #: Window of the ramp filter.
 
     def batch(
         self, measurements: Sequence[Sinogram], *, samples: int, seeds: Sequence[int]
@@ -303,13 +285,9 @@ class _UnrolledRecovery(BatchRecovery):
 
 @dataclass(frozen=True)
 class UnrolledMethod:
-    """Settings [recover] of an unrolled network.
+    """Settings [recover] of an unrolled network."""
 
-    Args:
-        weights: Trained unrolled network, a file or a bundled name.
-    """
-
-    weights: Path | None = None
+    weights: Path | None = None  #: Trained unrolled network, a file or a bundled name.
 
     def open(self, device: torch.device | str) -> _UnrolledRecovery:
         net = RECOVERIES.trained("ct-unrolled", self.weights)[1]
@@ -318,15 +296,11 @@ class UnrolledMethod:
 
 @dataclass(frozen=True)
 class _UnrolledTraining(_CTTraining):
-    """Settings of an unrolled-network training.
-
-    Args:
-        init_from: Initial weights, a file or a bundled name.
-    """
+    """Settings of an unrolled-network training."""
 
     network: _UnrolledConfig = field(default_factory=_UnrolledConfig)
     training: TrainingConfig = UNROLLED_TRAINING
-    init_from: Path | None = None
+    init_from: Path | None = None  #: Initial weights, a file or a bundled name.
 
     def recipe(self, cases: Any, machine: TrainerOptions) -> Recipe:
         validate = partial(_validate, simulator=self.simulator())
@@ -384,17 +358,11 @@ class _UnrolledEstimator:
 
 @dataclass(frozen=True)
 class CTSamplerMethod:
-    """Settings [recover] of the CT sampler.
+    """Settings [recover] of the CT sampler."""
 
-    Args:
-        weights: Trained CT sampler, a file or a bundled name.
-        estimate: Unrolled-network weights; default: those it was trained with.
-        precision: ``"auto"`` samples in bfloat16 on a GPU.
-    """
-
-    weights: Path | None = None
-    estimate: Path | None = None
-    precision: Literal["auto", "float32"] = "auto"
+    weights: Path | None = None  #: Trained CT sampler, a file or a bundled name.
+    estimate: Path | None = None  #: Unrolled-network weights; default: those it was trained with.
+    precision: Literal["auto", "float32"] = "auto"  #: "auto" samples in bfloat16 on a GPU.
 
     def open(self, device: torch.device | str) -> SamplerRecovery:
         path, net = RECOVERIES.trained("ct-sampler", self.weights)
@@ -405,21 +373,14 @@ class CTSamplerMethod:
 
 @dataclass(frozen=True)
 class _CTEstimateConfig:
-    """Settings [estimate] of the CT sampler.
+    """Settings [estimate] of the CT sampler."""
 
-    Args:
-        weights: Trained unrolled network; default: one is trained first.
-        folds: Folds of cross-fitting; 0 if the weights were trained on other patients.
-        network: Size of the networks that are trained first.
-        training: Their optimiser and schedule.
-        init_from: Their initial weights.
-    """
-
-    weights: Path | None = None
-    folds: int = 0
+    weights: Path | None = None  #: Trained unrolled network; default: one is trained first.
+    folds: int = 0  #: Folds of cross-fitting; 0 if the weights were trained on other patients.
+    #: Size of the networks that are trained first.
     network: _UnrolledConfig = field(default_factory=_UnrolledConfig)
-    training: TrainingConfig = UNROLLED_TRAINING
-    init_from: Path | None = None
+    training: TrainingConfig = UNROLLED_TRAINING  #: Their optimiser and schedule.
+    init_from: Path | None = None  #: Their initial weights.
 
     def __post_init__(self) -> None:
         check_folds(self.folds)
@@ -427,14 +388,11 @@ class _CTEstimateConfig:
 
 @dataclass(frozen=True)
 class _CTSamplerTraining(SamplerTrainingMixin, _CTTraining):
-    """Settings of a CT sampler training.
-
-    Args:
-        estimate: Point-estimate network and its cross-fitting.
-    """
+    """Settings of a CT sampler training."""
 
     network: SamplerConfig = field(default_factory=lambda: SAMPLER_PRESETS["paper"])
     training: TrainingConfig = PAPER
+    #: Point-estimate network and its cross-fitting.
     estimate: _CTEstimateConfig = field(default_factory=_CTEstimateConfig)
     loss: ImageLossConfig = field(default_factory=ImageLossConfig)
     task_loss: TaskLossConfig | None = None

@@ -102,15 +102,10 @@ class VarNetRecovery(BatchRecovery):
 
 @dataclass(frozen=True)
 class VarNetMethod:
-    """Settings [recover] of a variational network.
+    """Settings [recover] of a variational network."""
 
-    Args:
-        weights: Trained VarNet, a file or a bundled name.
-        precision: ``"auto"`` uses float16 convolutions on a GPU.
-    """
-
-    weights: Path | None = None
-    precision: Literal["auto", "float32"] = "auto"
+    weights: Path | None = None  #: Trained VarNet, a file or a bundled name.
+    precision: Literal["auto", "float32"] = "auto"  #: "auto" uses float16 convolutions on a GPU.
 
     def open(self, device: torch.device | str) -> VarNetRecovery:
         dtype = torch.float32 if self.precision == "float32" else torch.float16
@@ -120,21 +115,15 @@ class VarNetMethod:
 
 @dataclass(frozen=True)
 class VarNetTraining(RecoveryTraining):
-    """Settings of a VarNet training; the defaults are the paper's.
-
-    Args:
-        data_range: Maximum in SSIM: of the volume or of the slice.
-        augment: Augmentation of coil images.
-        randomise: Random masks, coils, noise and contrast.
-        init_from: Initial weights, a file or a bundled name.
-    """
+    """Settings of a VarNet training; the defaults are the paper's."""
 
     network: VarNetConfig = field(default_factory=VarNetConfig)
     training: TrainingConfig = PAPER
+    #: Maximum in SSIM: of the volume or of the slice.
     data_range: Literal["volume", "slice"] = "volume"
-    augment: CoilAugmentation | None = None
-    randomise: ScanRandomisation | None = None
-    init_from: Path | None = None
+    augment: CoilAugmentation | None = None  #: Augmentation of coil images.
+    randomise: ScanRandomisation | None = None  #: Random masks, coils, noise and contrast.
+    init_from: Path | None = None  #: Initial weights, a file or a bundled name.
 
     def prepare(
         self, machine: TrainerOptions, data: Any = None

@@ -26,25 +26,15 @@ from taskuq.training._fit import TrainerOptions
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """Settings [augment] of task networks: random changes of an image.
+    """Settings [augment] of task networks: random changes of an image."""
 
-    Args:
-        flip: Probability of a left-right flip.
-        rotation: Maximum rotation in degrees.
-        shift: Maximum shift, as a fraction of the image.
-        crop: Smallest fraction of the area that a random crop keeps.
-        contrast: Maximum exponent of the intensities, minus 1.
-        blur: Maximum standard deviation of a Gaussian blur, in pixels.
-        contrast_probability: Probability of the change of contrast.
-    """
-
-    flip: float = 0.5
-    rotation: float = 15.0
-    shift: float = 0.1
-    crop: float = 0.8
-    contrast: float = 0.0
-    blur: float = 0.0
-    contrast_probability: float = 0.8
+    flip: float = 0.5  #: Probability of a left-right flip.
+    rotation: float = 15.0  #: Maximum rotation in degrees.
+    shift: float = 0.1  #: Maximum shift, as a fraction of the image.
+    crop: float = 0.8  #: Smallest fraction of the area that a random crop keeps.
+    contrast: float = 0.0  #: Maximum exponent of the intensities, minus 1.
+    blur: float = 0.0  #: Maximum standard deviation of a Gaussian blur, in pixels.
+    contrast_probability: float = 0.8  #: Probability of the change of contrast.
 
     def __post_init__(self) -> None:
         for name in ("flip", "shift", "contrast_probability", "crop"):
@@ -178,23 +168,15 @@ def collate(cases: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class TaskTraining:
-    """Settings shared by trainings of task networks.
+    """Settings shared by trainings of task networks."""
 
-    Args:
-        network: Size of the network.
-        training: Optimiser and schedule.
-        data: Images with labels.
-        split: Groups for training, tuning and testing.
-        augment: Augmentation of images.
-        init_from: Initial weights; default: random.
-    """
-
-    network: Any = None
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    data: Data = field(default_factory=paper_data)
+    network: Any = None  #: Size of the network.
+    training: TrainingConfig = field(default_factory=TrainingConfig)  #: Optimiser and schedule.
+    data: Data = field(default_factory=paper_data)  #: Images with labels.
+    #: Groups for training, tuning and testing.
     split: SplitConfig = field(default_factory=SplitConfig)
-    augment: AugmentConfig = field(default_factory=AugmentConfig)
-    init_from: InitConfig = field(default_factory=InitConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)  #: Augmentation of images.
+    init_from: InitConfig = field(default_factory=InitConfig)  #: Initial weights; default: random.
 
     def open_parts(self, *, is_stored: bool = True) -> tuple[LabelledSubset, ...]:
         """Open training, tuning and test data; no patient is in two of them."""

@@ -20,19 +20,12 @@ from taskuq.training._networks import NetworkKind
 
 @dataclass(frozen=True)
 class _SimCLRConfig:
-    """Backbone, projection head and temperature of SimCLR.
+    """Backbone, projection head and temperature of SimCLR."""
 
-    Args:
-        backbone: Convolutional layers.
-        hidden: Hidden width of the projection head.
-        embedding: Dimension of the embedding.
-        temperature: Temperature of the NT-Xent loss.
-    """
-
-    backbone: BackboneConfig = field(default_factory=BackboneConfig)
-    hidden: int = 512
-    embedding: int = 128
-    temperature: float = 0.07
+    backbone: BackboneConfig = field(default_factory=BackboneConfig)  #: Convolutional layers.
+    hidden: int = 512  #: Hidden width of the projection head.
+    embedding: int = 128  #: Dimension of the embedding.
+    temperature: float = 0.07  #: Temperature of the NT-Xent loss.
 
     def __post_init__(self) -> None:
         if self.temperature <= 0 or self.hidden < 1 or self.embedding < 1:

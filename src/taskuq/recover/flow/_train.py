@@ -228,18 +228,14 @@ class FlowRecovery(BatchRecovery):
 
 @dataclass(frozen=True)
 class FlowMethod:
-    """Settings [recover] of a flow.
+    """Settings [recover] of a flow."""
 
-    Args:
-        weights: Trained flow, a file or a bundled name.
-        estimate: VarNet weights of a residual flow; default: those it was trained with.
-        temperature: Standard deviation of the latents; default: that of the weights, or 1.
-        precision: ``"auto"`` samples in bfloat16 on a GPU, with the estimate in float16.
-    """
-
-    weights: Path | None = None
+    weights: Path | None = None  #: Trained flow, a file or a bundled name.
+    #: VarNet weights of a residual flow; default: those it was trained with.
     estimate: Path | None = None
+    #: Standard deviation of the latents; default: that of the weights, or 1.
     temperature: float | None = None
+    #: "auto" samples in bfloat16 on a GPU, with the estimate in float16.
     precision: Literal["auto", "float32"] = "auto"
 
     def open(self, device: torch.device | str) -> Recover:
@@ -265,21 +261,17 @@ class FlowMethod:
 
 @dataclass(frozen=True)
 class _FlowTraining(RecoveryTraining):
-    """Settings of a flow training; the defaults are the paper's.
-
-    Args:
-        estimate: VarNet weights of a residual flow; default: a flow of whole images.
-        temperatures: Pairs of acceleration and temperature of a residual flow.
-        pretrain: Settings [training] of the conditioning U-Net before the flow.
-        augment: Augmentation of coil images.
-    """
+    """Settings of a flow training; the defaults are the paper's."""
 
     network: FlowConfig = field(default_factory=FlowConfig)
     training: TrainingConfig = PAPER
+    #: VarNet weights of a residual flow; default: a flow of whole images.
     estimate: Path | None = None
+    #: Pairs of acceleration and temperature of a residual flow.
     temperatures: tuple[tuple[float, float], ...] = ()
+    #: Settings [training] of the conditioning U-Net before the flow.
     pretrain: TrainingConfig | None = None
-    augment: CoilAugmentation | None = None
+    augment: CoilAugmentation | None = None  #: Augmentation of coil images.
 
     def __post_init__(self) -> None:
         if self.estimate is not None and (self.pretrain or self.augment):
