@@ -1,9 +1,10 @@
 """The code in the README and the docs runs as it is printed.
 
-Blocks of a file run in order in an empty folder: ``python`` blocks as one program, ``console`` blocks
-line by line if a line starts with ``$ taskuq``, optionally after environment variables. A block whose
-first line is a comment with a file name becomes that file; later ``python`` blocks are then separate
-programs, which may import it. Blocks in other languages, or marked ``no-run``, do not run.
+Blocks of a file run in order in an empty folder: ``python`` blocks as one program, ``console``
+blocks line by line if a line starts with ``$ taskuq``, optionally after environment variables. A
+block whose first line is a comment with a file name becomes that file; later ``python`` blocks are
+then separate programs, which may import it. Blocks in other languages, or marked ``no-run``, do not
+run.
 """
 
 import os
