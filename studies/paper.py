@@ -18,7 +18,7 @@ from typing import Any
 
 NOT_TESTED = "not tested"
 CLAIMS_FILE = "claims.csv"
-# Words of records, and the words of the page.
+# Words of earlier records.
 WORDS = {
     "held": "supported",
     "held in part": "partly supported",

@@ -1,6 +1,7 @@
 """Tables of the results pages, from records."""
 
 import json
+import shutil
 
 import pytest
 from studies.paper import CLAIMS, TABLES, put, read_records, tables, write_csv
@@ -15,15 +16,22 @@ def test_every_claim_names_an_experiment():
     assert {experiment for *_, experiment in CLAIMS} == set(EXPERIMENTS)
 
 
-def test_records_and_their_csv_files_give_the_same_tables(table, few, quality, tmp_path):
+@pytest.fixture(scope="module")
+def folder(table, few, quality, tmp_path_factory):
+    """Records of every experiment."""
+    folder = tmp_path_factory.mktemp("records")
     for record in run_all(table, None, few, published=True, quality=quality):
-        (tmp_path / f"{record['name']}.json").write_text(json.dumps(record))
-    records = read_records(tmp_path)
-    write_csv(records, tmp_path / "csv")
+        (folder / f"{record['name']}.json").write_text(json.dumps(record))
+    return folder
+
+
+def test_records_and_their_csv_files_give_the_same_tables(folder, tmp_path):
+    records = read_records(folder)
+    write_csv(records, tmp_path)
 
     assert set(records) == set(EXPERIMENTS)
     assert set(tables(records)) == set(TABLES)
-    assert tables(read_records(tmp_path / "csv")) == tables(records)
+    assert tables(read_records(tmp_path)) == tables(records)
 
 
 def test_without_records_nothing_is_tested(tmp_path):
@@ -34,20 +42,15 @@ def test_only_the_named_block_is_replaced(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("a\n<!-- x -->\nold\n<!-- end of x -->\nb\n")
     put("new", page, "x")
-
     assert page.read_text() == "a\n<!-- x -->\n\nnew\n\n<!-- end of x -->\nb\n"
     with pytest.raises(SystemExit):
         put("new", page, "y")
 
 
-def test_the_tables_of_real_data_come_from_two_runs(table, few, tmp_path, capsys):
+def test_tables_of_real_data_come_from_two_runs(folder, table, few, tmp_path, capsys):
     for network in NETWORKS:
-        (tmp_path / network / "records").mkdir(parents=True)
-        for record in run_all(table, None, few):
-            path = tmp_path / network / "records" / f"{record['name']}.json"
-            path.write_text(json.dumps(record))
+        shutil.copytree(folder, tmp_path / network / "records")
     collect([str(tmp_path)])
-
     printed = capsys.readouterr().out.strip().split("\n\n")
     rounds = len(table.accelerations)
     assert [len(one.splitlines()) - 2 for one in printed] == [

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from studies import paper, pictures, real_data, samplers
+from studies import paper, pictures, samplers
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs/results"
