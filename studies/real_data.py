@@ -13,25 +13,24 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from studies.paper import Records, markdown, put, read_records, rows, stopped, write_csv
+from studies.paper import Records, block, markdown, put, read_records, rows, stopped, write_csv
 
 NETWORKS = ("lgg-adversarial", "lgg-plain")
 UNITS = {"slice": "by-case", "patient": "by-group"}
-SCORES = ("ar", "lwr", "cqr", "mlwr", "learned")
+SCORES = {"AR": "ar", "LWR": "lwr", "CQR": "cqr", "MLWR": "mlwr", "learned": "learned"}
 RATIO = "ratio to the paper's better"
 POLICIES = ("paper lwr", "paper cqr", "fixed-width spread")
 
 
 def lengths(runs: dict[str, Records]) -> str:
-    """Return the mean length of intervals, clipped to the range."""
+    """Return the mean length of intervals of the first network, clipped to the range."""
     lines = []
-    for network, records in runs.items():
-        for unit, table in UNITS.items():
-            found = {(r["R"], r["score"]): r for r in rows(records["interval-length"], table)}
-            for R in sorted({R for R, _ in found}, reverse=True):
-                values = [f"{found[R, score]['length']:.3f}" for score in SCORES]
-                lines.append([network.removeprefix("lgg-"), unit, f"{R:g}", *values])
-    return markdown(["task network", "unit", "R", *map(str.upper, SCORES)], lines)
+    for unit, table in UNITS.items():
+        found = {(r["R"], r["score"]): r for r in rows(runs[NETWORKS[0]]["interval-length"], table)}
+        for R in sorted({R for R, _ in found}, reverse=True):
+            values = [f"{found[R, score]['length']:.3f}" for score in SCORES.values()]
+            lines.append([unit, f"{R:g}", *values])
+    return markdown(["unit", "R", *SCORES], lines)
 
 
 def samples(runs: dict[str, Records]) -> str:
@@ -76,10 +75,10 @@ def main(arguments: list[str] | None = None) -> None:
         return
     runs = {network: read_records(Path(given[0]) / network) for network in NETWORKS}
     for name, write in TABLES.items():
-        if len(given) == 3:
-            put(write(runs), Path(given[2]), name)
-        else:
+        if len(given) == 1:
             print(f"{write(runs)}\n")
+        elif block(Path(given[2]).read_text(), name) is not None:
+            put(write(runs), Path(given[2]), name)
     for network, records in runs.items() if len(given) == 3 else ():
         write_csv(records, Path(given[2]).parent / network)
 

@@ -54,7 +54,7 @@ def test_tables_of_real_data_come_from_two_runs(folder, table, few, tmp_path, ca
     printed = capsys.readouterr().out.strip().split("\n\n")
     rounds = len(table.accelerations)
     assert [len(one.splitlines()) - 2 for one in printed] == [
-        2 * 2 * rounds,
+        2 * rounds,
         2,
         2 * 2 * len(few.goals),
     ]

@@ -1,5 +1,6 @@
 """Tables of the README and of the results pages, compared with their records."""
 
+import csv
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from studies import paper, pictures, samplers
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs/results"
+LGG = ROOT / "../shared/data/lgg/lgg_flair_128_all_dev.npz"
 
 
 def blocks(document):
@@ -36,6 +38,22 @@ def test_tables_of_samplers_are_those_of_the_bundled_record_and_table():
 
 def test_the_headline_of_the_readme_is_that_of_its_record():
     assert blocks(ROOT / "README.md")["headline"] == pictures.headline(RESULTS / "atlas")
+
+
+def test_lengths_on_real_data_are_those_of_the_csv_file():
+    with (RESULTS / "lgg-lengths.csv").open(newline="") as file:
+        columns, *rows = csv.reader(file)
+    adversarial = [row[1:] for row in rows if row[0] == "adversarial"]
+
+    assert blocks(RESULTS / "real-data.md")["lengths"] == paper.markdown(columns[1:], adversarial)
+
+
+@pytest.mark.skipif(not LGG.exists(), reason="the slices of low-grade glioma are not here")
+def test_volumes_on_real_data_are_those_of_their_study():
+    from studies.tumour_volumes import lines, volumes
+
+    found = blocks(RESULTS / "real-data.md")["volumes"]
+    assert found == "\n".join(lines(volumes(LGG), 0.2))
 
 
 def test_a_changed_number_is_detected(tmp_path):
