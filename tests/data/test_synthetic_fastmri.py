@@ -78,10 +78,3 @@ def test_file_list_names_annotated_files(made):
     listed = read_file_list(made / "knee_file_list.csv")
     assert files - listed == {"file1002000", "file1002001"}
     assert listed <= files
-
-
-def test_volume_is_reproducible(tmp_path):
-    for name in ("a", "b"):
-        _make_volume(_SyntheticVolume(tmp_path / f"{name}.h5", slices=1, number=7), SMALL)
-    first, second = (open_volume(tmp_path / f"{name}.h5").kspace(0) for name in ("a", "b"))
-    assert np.array_equal(first, second)

