@@ -94,6 +94,6 @@ def test_training_and_tables_measure_alike_on_their_own_scans():
 
 
 def test_the_document_has_a_place_for_the_figures():
-    text = (CONFIGS.parents[1] / "docs" / "tomography.md").read_text()
+    text = (CONFIGS.parents[1] / "docs" / "how-to" / "tomography.md").read_text()
 
     assert text.count("<!-- luna -->\n") == text.count("<!-- end of luna -->\n") == 1

@@ -1,10 +1,13 @@
 """Pictures, NIfTI volumes and DICOM series are read with a table of labels."""
 
+import gzip
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from raising import refused
+from taskuq.cli import app
 from taskuq.data._dataset import Dataset
 from taskuq.data._folder import ImageFolder, _center_fit, _count_frames, _read_frame
 
@@ -132,3 +135,61 @@ def test_fitting_keeps_the_centre(size):
     fitted = _center_fit(image, *size)
     assert fitted.shape == size
     assert np.argwhere(fitted).tolist() == [[size[0] // 2, size[1] // 2]]
+
+
+def status_of(words):
+    with pytest.raises(SystemExit) as ended:
+        app.main([str(word) for word in words])
+    return ended.value.code
+
+
+def test_a_dicom_file_with_a_billion_frames_is_refused(tmp_path):
+    from fuzz_files import write_dicom
+
+    write_dicom(np.zeros((16, 16), np.uint8), tmp_path / "a.dcm")
+    content = (tmp_path / "a.dcm").read_bytes()
+    assert _count_frames(tmp_path / "a.dcm") == 1
+    place = content.index(b"\x28\x00\x08\x00IS") + 8
+    forged = (
+        content[: place - 2] + (10).to_bytes(2, "little") + b"999999999 " + content[place + 2 :]
+    )
+    (tmp_path / "a.dcm").write_bytes(forged)
+
+    with refused("CODE", "a.dcm"):
+        _count_frames(tmp_path / "a.dcm")
+
+
+@pytest.mark.parametrize("ending", [".nii", ".nii.gz"])
+def test_a_volume_of_a_billion_slices_is_refused(tmp_path, ending):
+    import nibabel
+
+    header = nibabel.Nifti2Header()
+    header.set_data_dtype(np.uint8)
+    content = bytearray(header.binaryblock + bytes(4 + 64))
+    content[16:80] = np.array([3, 10**6, 10**6, 1, 1, 1, 1, 1], "<i8").tobytes()
+    (tmp_path / f"a{ending}").write_bytes(
+        gzip.compress(content) if ending.endswith("gz") else content
+    )
+
+    with refused("CODE", "would unpack to 1000 GB"):
+        _count_frames(tmp_path / f"a{ending}")
+
+
+LABELS = {
+    "a short row": ("file,label,group\na.png\n", "file or label"),
+    "an empty row": ("file,label,group\n,,\n", "file or label"),
+    "a path from the root": ("file,label,group\n/etc/passwd,1,a\n", "relative to"),
+    "a zero byte": ("file,label,group\na\0b.png,1,a\n", "does not exist"),
+    "a long name": ("file,label,group\n" + "a" * 5000 + ".png,1,a\n", "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_an_odd_row_of_labels_is_one_sentence(tmp_path, capsys, kind):
+    text, word = LABELS[kind]
+    (tmp_path / "labels.csv").write_text(text)
+
+    assert status_of(["data", "check", tmp_path, "--labels", tmp_path / "labels.csv"]) in (1, 2)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert word in said

@@ -1,10 +1,14 @@
 """fastMRI volumes and annotations."""
 
+import json
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 
 from raising import refused
+from taskuq.cli import app
 from taskuq.data._volume import _Annotation, _encoded_lines, open_volume, read_annotations
 
 
@@ -107,3 +111,26 @@ def test_boxes_are_flipped():
     assert (rows, columns) == (slice(5, 6), slice(2, 5))
     outside = _Annotation("a", 0, False, (2, -1, 3, 4), "Mass").rows_and_columns(10)
     assert outside[0] == slice(7, 10)
+
+
+def test_k_space_that_is_a_folder_or_claims_gigabytes_is_refused(tmp_path):
+    with h5py.File(tmp_path / "group.h5", "w") as file:
+        file.create_group("kspace")
+    with h5py.File(tmp_path / "large.h5", "w") as file:
+        file.create_dataset("kspace", (1000, 100, 640, 640), np.complex64, chunks=(1, 1, 64, 64))
+
+    with refused("CODE", "no dataset kspace"):
+        open_volume(tmp_path / "group.h5")
+    with refused("CODE", "would unpack to 327.7 GB"):
+        open_volume(tmp_path / "large.h5")
+
+
+def test_k_space_with_a_hole_is_not_counted_as_used(tmp_path, capsys):
+    with h5py.File(tmp_path / "file1.h5", "w") as file:
+        values = np.ones((2, 9, 8, 8), np.complex64)
+        values[1, 0, 0, 0] = np.nan
+        file["kspace"] = values
+    words = ["--acquisition", "", "--min-lines", "8", "--size", "8", "--slices", "all"]
+    app.main(["data", "check", str(tmp_path), *words, "--thorough", "--json", "-"])
+
+    assert json.loads(capsys.readouterr().out)["summary"]["used"] == 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from orders.toy import RATES, SIZE, Draws, learner
+from measure.adaptive_toy import RATES, SIZE, Draws, learner
 from raising import refused
 from taskuq._io import open_npz
 from taskuq.cli.app import main

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import taskuq as tq
-from orders.toy import RATES, SIZE, Draws, corner, patients, scanner
+from measure.adaptive_toy import RATES, SIZE, Draws, corner, patients, scanner
 from raising import refused
 from taskuq._seeds import case_seed
 from taskuq.measure._adaptive import (

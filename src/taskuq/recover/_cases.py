@@ -41,7 +41,8 @@ class _RandomMasks:
         (low, high), (narrow, wide) = self.accelerations, self.centre
         if not 1 <= low <= high or not 0 <= narrow <= wide <= 1:
             raise InputError(
-                f"accelerations must be rising, at least 1, centre in [0, 1]: got {self}"
+                f"accelerations must be rising, at least 1, centre in [0, 1]: got {self}",
+                code="value.invalid",
             )
         if not self.rules or set(self.rules) - set(PATTERNS):
             raise InputError(
@@ -198,7 +199,10 @@ class CoilAugmentation:
     def __post_init__(self) -> None:
         values = (self.rotation, self.shift, self.stretch, self.flip)
         if min(values) < 0 or self.rotation > 45 or max(values[1:]) > 0.5:
-            raise InputError(f"rotation must be in [0, 45], the others in [0, 0.5], got {self}")
+            raise InputError(
+                f"rotation must be in [0, 45], the others in [0, 0.5], got {self}",
+                code="value.invalid",
+            )
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Return transformed coil images, complex (case, coil, height, width)."""
@@ -266,9 +270,14 @@ class ScanRandomisation:
     def __post_init__(self) -> None:
         fractions = (self.rounds, self.noisy, self.contrast)
         if min(fractions) < 0 or max(fractions) > 1:
-            raise InputError(f"rounds, noisy and contrast must be in [0, 1], got {fractions}")
+            raise InputError(
+                f"rounds, noisy and contrast must be in [0, 1], got {fractions}",
+                code="value.invalid",
+            )
         if min(self.coils, default=1) < 1 or self.snr[0] > self.snr[1]:
-            raise InputError(f"coils must be at least 1 and snr be rising, got {self}")
+            raise InputError(
+                f"coils must be at least 1 and snr be rising, got {self}", code="value.invalid"
+            )
 
     def __call__(self, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the batch with coil images, ``kspace``, mask and its central lines."""

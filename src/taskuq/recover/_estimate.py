@@ -204,7 +204,9 @@ class EstimateDataset:
 
 def check_folds(folds: int) -> None:
     if folds < 0 or folds == 1:
-        raise InputError(f"estimate.folds must be 0 or at least 2, got {folds}")
+        raise InputError(
+            f"estimate.folds must be 0 or at least 2, got {folds}", code="value.invalid"
+        )
 
 
 def train_estimators(

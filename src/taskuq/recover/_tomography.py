@@ -56,7 +56,9 @@ class _UnrolledConfig:
 
     def __post_init__(self) -> None:
         if min(self.cascades, self.width, self.pools) < 1:
-            raise InputError(f"cascades, width and pools must be positive, got {self}")
+            raise InputError(
+                f"cascades, width and pools must be positive, got {self}", code="value.invalid"
+            )
 
 
 class _UnrolledNet(nn.Module):
@@ -148,7 +150,7 @@ class _SinogramSimulator:
         anywhere: float = 0,
     ) -> None:
         if not 0 <= anywhere <= 1:
-            raise InputError(f"anywhere must be in [0, 1], got {anywhere}")
+            raise InputError(f"anywhere must be in [0, 1], got {anywhere}", code="value.invalid")
         self.measure, self.augment, self.anywhere = measure, augment, anywhere
         masks = measure.masks(0)
         # Rounds are nested: without random views no others are used.

@@ -451,20 +451,21 @@ def _json_files(path: Path) -> list[Path]:
 
 
 def _read(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise InputError("is a folder or a pipe and not a file; remove it", code="file.format")
     try:
-        if not file.is_file():
-            raise InputError("is a folder or a pipe and not a file; remove it", code="file.format")
-        if file.stat().st_size > LARGEST_RECORD:
-            raise InputError(
-                "is too large for a record; leave it out of the run's folder", code="file.format"
-            )
-        record = load_json(file)
+        is_large = file.stat().st_size > LARGEST_RECORD
+        record = None if is_large else load_json(file)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", code="file.format") from None
     except (ValueError, RecursionError):
         raise InputError(
             "is not JSON, or it is truncated; write it again", code="file.format"
         ) from None
+    if is_large:
+        raise InputError(
+            "is too large for a record; leave it out of the run's folder", code="file.format"
+        )
     if not isinstance(record, dict):
         raise InputError("holds no record; write it again", code="file.format")
     if SEAL in record:

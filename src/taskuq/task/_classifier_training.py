@@ -243,9 +243,12 @@ def _regression_summary(values: Mapping[str, Tensor]) -> dict[str, float]:
 def _standardise(network: Classifier, targets: NDArray[np.floating]) -> None:
     spread = targets.std(axis=0)
     if (spread == 0).any():
-        raise InputError("all training targets of a task are equal")
+        raise InputError("all training targets of a task are equal", code="value.invalid")
     if network.config.output == "positive" and targets.min() < 0:
-        raise InputError(f"targets of output = 'positive' must be >= 0, got {targets.min():g}")
+        raise InputError(
+            f"targets of output = 'positive' must be >= 0, got {targets.min():g}",
+            code="value.invalid",
+        )
     network.shift.copy_(torch.as_tensor(targets.mean(axis=0)))
     network.spread.copy_(torch.as_tensor(spread))
 

@@ -50,7 +50,9 @@ class Area:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.threshold) and 0 <= self.pixel < math.inf):
-            raise InputError(f"threshold must be finite and pixel >= 0, got {self}")
+            raise InputError(
+                f"threshold must be finite and pixel >= 0, got {self}", code="value.invalid"
+            )
 
     @property
     def names(self) -> tuple[str]:
@@ -104,7 +106,7 @@ class TorchTask:
 
     def __post_init__(self) -> None:
         if self.batch < 1:
-            raise InputError(f"batch must be at least 1, got {self.batch}")
+            raise InputError(f"batch must be at least 1, got {self.batch}", code="value.invalid")
 
     @torch.no_grad()
     def __call__(self, images: Any) -> Tensor:
@@ -148,7 +150,10 @@ class MeanIntensity:
         for name in ("rows", "columns"):
             first, last = getattr(self, name)
             if not 0 <= first < last <= 1:
-                raise InputError(f"{name} must be two increasing fractions, got {first} and {last}")
+                raise InputError(
+                    f"{name} must be two increasing fractions, got {first} and {last}",
+                    code="value.invalid",
+                )
 
     def __call__(self, images: Any) -> Tensor:
         """Map images (image, height, width) to means (image,)."""

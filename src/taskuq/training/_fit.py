@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import sys
 import threading
@@ -315,10 +316,20 @@ def _loop(
             raise ended from None
         except Exception as error:
             if not is_out_of_memory(error):
-                raise
+                raise _worker_error(error) from error.__cause__
             message = f"out of memory ({first_line(error):.120}); reduce training.batch"
             raise MachineError(message) from error
     return timing.record
+
+
+def _worker_error(error: Exception) -> Exception:
+    """Return the error of a data loader's process, of which torch sends the text only."""
+    found = re.match("Caught (InputError|MachineError) ", str(error))
+    if found is None:
+        return error
+    message = str(error).rpartition(f"{found[1]}: ")[2].strip()
+    is_input = found[1] == "InputError"
+    return InputError(message, code="file.damaged") if is_input else MachineError(message)
 
 
 def _print(message: str, machine: TrainerOptions) -> None:
@@ -346,7 +357,7 @@ def _refuse_impossible(
 ) -> None:
     """Raise InputError for an impossible training, before anything is written."""
     if steps is not None and steps < 1:
-        raise InputError(f"steps must be at least 1, got {steps}")
+        raise InputError(f"steps must be at least 1, got {steps}", code="value.invalid")
     _batch_per_process(config, machine, len(cases))  # type: ignore[arg-type]
     if machine.accelerator != "cpu":
         with _silence_lightning():

@@ -172,9 +172,12 @@ class FlowConfig:
         positive = ("coils", "unet_width", "unet_pools", "condition_channels", "layers", "steps")
         for name in (*positive, "noise", "null_noise", "inputs", "passes"):
             if getattr(self, name) < (least := int(name in positive)):
-                raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}")
+                raise InputError(
+                    f"{name} must be at least {least}, got {getattr(self, name)}",
+                    code="value.invalid",
+                )
         if self.limit <= 0:
-            raise InputError(f"limit must be positive, got {self.limit}")
+            raise InputError(f"limit must be positive, got {self.limit}", code="value.invalid")
         if self.inputs and (self.passes or self.turned or self.fill != "noise"):
             raise InputError(
                 f"inputs = {self.inputs}, of a residual flow, excludes fill, turned and passes",

@@ -394,7 +394,8 @@ def check_temperature(temperature: float | Temperatures) -> None:
         len(pair) == 2 and pair[0] >= 1 and 0 <= pair[1] < math.inf for pair in pairs
     ):
         raise InputError(
-            f"temperature must be at least 0, or (acceleration, temperature) pairs, got {pairs}"
+            f"temperature must be at least 0, or (acceleration, temperature) pairs, got {pairs}",
+            code="value.invalid",
         )
 
 

@@ -46,9 +46,15 @@ class SamplerConfig:
     def __post_init__(self) -> None:
         sizes = (self.inputs, self.outputs, self.width, self.widest, *self.drawn, self.noise)
         if not self.drawn or min(sizes) < 1 or self.numbers < 0 or self.scale <= 0:
-            raise InputError(f"the numbers of a sampler's network must be positive, got {self}")
+            raise InputError(
+                f"the numbers of a sampler's network must be positive, got {self}",
+                code="value.invalid",
+            )
         if self.inputs % self.outputs:
-            raise InputError(f"inputs must be a multiple of {self.outputs}, got {self.inputs}")
+            raise InputError(
+                f"inputs must be a multiple of {self.outputs}, got {self.inputs}",
+                code="value.invalid",
+            )
 
     @property
     def levels(self) -> int:

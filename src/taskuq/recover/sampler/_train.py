@@ -95,7 +95,10 @@ class ImageLossConfig:
     def __post_init__(self) -> None:
         weights = (self.pixels, self.energy, self.pooled)
         if min(weights) < 0 or not max(weights) > 0 or min(self.pools, default=1) < 1:
-            raise InputError(f"weights must be 0 or more, one above 0, pools positive, got {self}")
+            raise InputError(
+                f"weights must be 0 or more, one above 0, pools positive, got {self}",
+                code="value.invalid",
+            )
 
     def __call__(self, samples: Tensor, truth: Tensor) -> Tensor:
         score = self.pixels * _fair_crps(samples, truth)
@@ -138,7 +141,10 @@ class TaskLossConfig:
     def __post_init__(self) -> None:
         smallest = min(self.raw, self.output, self.features, self.limit)
         if smallest < 0 or not 0 <= self.begin <= self.full <= 1:
-            raise InputError(f"weights must be >= 0 and 0 <= begin <= full <= 1, got {self}")
+            raise InputError(
+                f"weights must be >= 0 and 0 <= begin <= full <= 1, got {self}",
+                code="value.invalid",
+            )
 
     def fade(self, progress: float) -> float:
         if progress >= self.full:
@@ -420,9 +426,11 @@ class SamplerTrainingMixin:
 
     def check(self, channels: tuple[int, int]) -> None:
         if self.draws < 2:
-            raise InputError(f"draws must be at least 2, got {self.draws}")
+            raise InputError(f"draws must be at least 2, got {self.draws}", code="value.invalid")
         if (self.network.inputs, self.network.outputs) != channels:
-            raise InputError(f"network.inputs and network.outputs must be {channels}")
+            raise InputError(
+                f"network.inputs and network.outputs must be {channels}", code="option.conflict"
+            )
         if self.task is not None and self.task.weights is None:
             raise InputError("task.weights is missing; name a network", code="config.missing")
 
