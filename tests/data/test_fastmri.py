@@ -167,7 +167,6 @@ def test_truncated_volume_leaves_no_cache(write_volume, small_preparation, tmp_p
 
 @pytest.fixture
 def volumes(write_volume, tmp_path):
-    """The folder of two volumes, of three and two slices."""
     write_volume("file1.h5", seed=1)
     write_volume("file2.h5", slices=2, seed=2)
     return tmp_path / "volumes"
@@ -187,8 +186,6 @@ def kept(volumes, small_preparation, tmp_path):
 
 @pytest.fixture
 def no_kspace(monkeypatch):
-    """Fail where raw k-space is read."""
-
     def refuse(volume, index):
         raise AssertionError(f"raw k-space of {volume.name} was read")
 
@@ -366,28 +363,3 @@ def test_half_precision_overflow_is_refused(volumes, small_preparation, tmp_path
     assert isinstance(
         prepare_slices(volume, small_preparation, tmp_path / "cache", "single"), _StoredSlices
     )
-
-
-def test_run_resumes_with_the_same_precision(volumes, kept, tmp_path, capsys):
-    from taskuq.cli.app import main
-    from taskuq.table._table import TaskOutputs
-
-    at_16 = FastMRIPreprocessing(size=32, minimum_width=32, slices="all")
-    config, table = tmp_path / "run.toml", tmp_path / "table"
-    config.write_text(
-        f'part = "training"\nsamples = 1\n[measure]\naccelerations = [4, 2]\n[data]\n'
-        f'kind = "fastmri"\npath = "{volumes}"\nsize = 32\nminimum_width = 32\nvalidation = 0.5\n'
-        f'cache = "{tmp_path / "cache"}"\n'
-    )
-    run = ["run", str(config), "-o", str(table), "--device", "cpu"]
-    main(run)
-    made = TaskOutputs.load(table).provenance["configuration"]
-    assert made["fingerprints"]["images"] == "single"
-    kept("single", at_16)
-    main(run)  # the same bits from the store
-    shutil.rmtree(tmp_path / "cache")
-    kept("half", at_16)
-    capsys.readouterr()
-    with pytest.raises(SystemExit):
-        main(run)
-    assert "fingerprints.images was single, now half" in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """Readers of the table [data] in the commands, with extensions."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -86,8 +84,6 @@ def data(request, tmp_path):
 
 @pytest.fixture
 def start(tmp_path, data, capsys):
-    """Write a configuration and start a command with it."""
-
     def start_with(command, settings, *options):
         (tmp_path / "config.toml").write_text(toml_text({**settings, "data": data}))
         main([*command.split(), str(tmp_path / "config.toml"), *map(str, options)])

@@ -1,7 +1,5 @@
 """The embedded demo: its stored tables, its scans and its report."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

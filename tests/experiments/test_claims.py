@@ -106,13 +106,6 @@ def test_experiments_without_inputs_are_left_out(table, few):
         run_one("paper-protocol", make_inputs(bare), few)
 
 
-def test_one_round_and_few_groups_are_enough(table, few):
-    one = table.select(accelerations=[8], group=[0, 1, 2, 3])
-    names = [r["name"] for r in run_all(one, None, few)]
-    assert "coverage-law" in names
-    assert "multi-round" not in names
-
-
 @pytest.mark.skipif(not FASTMRI.exists(), reason="the fastMRI outputs are not here")
 def test_lengths_on_fastmri_are_the_published_reference():
     real = make_inputs(tq.TaskOutputs.load(FASTMRI, task_range=(0, 1)))

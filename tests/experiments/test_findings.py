@@ -62,7 +62,6 @@ def test_coverage_off_its_law_is_found(table, few, unit, planted):
 
 @pytest.fixture(scope="module")
 def scans(records):
-    """The tables of multi-round scans."""
     return tables(records[list(EXPERIMENTS).index("multi-round")])
 
 

@@ -18,7 +18,6 @@ def test_every_entry_names_an_experiment():
 
 @pytest.fixture(scope="module")
 def folder(records, tmp_path_factory):
-    """Records of every experiment."""
     folder = tmp_path_factory.mktemp("records")
     for record in records:
         (folder / f"{record['name']}.json").write_text(json.dumps(record))

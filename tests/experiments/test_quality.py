@@ -1,7 +1,5 @@
 """Image quality of reconstructions."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

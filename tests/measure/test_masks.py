@@ -53,15 +53,6 @@ def test_every_round_has_its_center(width, seed, data):
 
 
 @settings(max_examples=60, deadline=None)
-@given(width=st.integers(16, 400), first=st.floats(1.5, 16))
-def test_round_may_add_one_line(width, first):
-    lines = max(1, round(width / first))
-    rates = (width / lines, width / (lines + 1))
-    masks = nested_masks(width, rates, rng=np.random.default_rng(0))
-    assert masks.sum(axis=1).tolist() == [lines, lines + 1]
-
-
-@settings(max_examples=60, deadline=None)
 @given(width=st.integers(2, 400), share=st.floats(0.01, 1), density=st.floats(1, 20))
 def test_gro_has_its_lines_and_the_central_one(width, share, density):
     lines = max(1, round(share * width))

@@ -1,7 +1,5 @@
 """Randomised scans, augmentation and random masks."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -110,7 +108,6 @@ STILL = {"rotation": 0.0, "shift": 0.0, "stretch": 0.0, "flip": 0.0}
 
 
 def blob(x, y, side=48, width=3.0):
-    """A Gaussian at a place, from the centre of the image, as one coil."""
     axis = torch.arange(side) - (side - 1) / 2
     image = torch.exp(-((axis - x) ** 2 + (axis[:, None] - y) ** 2) / (2 * width**2))
     return (image + 0j)[None, None]

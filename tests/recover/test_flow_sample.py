@@ -79,21 +79,6 @@ def test_flow_samples_do_not_depend_on_the_batch(small_flow, measurement):
     assert (both[0, 0] - both[0, 1]).abs().max() > 1e-2 * both.abs().max()
 
 
-@pytest.mark.parametrize(("cases", "each"), [(5, 2), (4, 9)])
-def test_batches_of_cases_are_equal_and_complete(small_flow, draw, cases, each):
-    y = torch.complex(draw(cases, 2, 16, 16), draw(cases, 2, 16, 16)).to(torch.complex64)
-    mask = torch.arange(16).expand(cases, -1) % 3 == 0
-    y, seeds = project_measured(y, mask), list(range(cases))
-    sampler = FlowSampler(small_flow)
-    sampler.memory *= 2 * each / sampler.chunk_limit(16, 16) * (1 + 1e-9)
-    assert len({len(batch) for batch in sampler._batches(cases, 2, 16, 16)}) == 1
-    found = sampler(y, mask, samples=2, seeds=seeds)
-    one = partial(FlowSampler(small_flow), samples=2)
-    expected = torch.cat([one(y[i, None], mask[i, None], seeds=[i]).images for i in seeds])
-    assert found.images.shape == expected.shape
-    assert (found.images - expected).abs().max() < 1e-4 * expected.abs().max()
-
-
 def test_samples_beyond_the_limit_are_rejected(small_flow, measurement):
     y, mask = measurement
     free = FlowSampler(small_flow)(y, mask, samples=20, seeds=[1, 2])
@@ -110,7 +95,6 @@ def test_samples_beyond_the_limit_are_rejected(small_flow, measurement):
 
 
 def _largest(flow, y, mask, seed):
-    """The largest value of each of 20 unconstrained draws, read through a full set of nulls."""
     case = seed - 1
     recording = _FlowGraph(FlowSampler(flow), 1, 20, *y.shape[-2:])
     recording.encode(y[case : case + 1], torch.ones(1), mask[case : case + 1])
@@ -232,7 +216,6 @@ def test_estimate_and_error_give_the_truth(net, images):
 
 
 def test_flow_inputs_are_invariant_to_phase(net, images):
-    """Errors and inputs are turned to the estimate's phase; only magnitudes are left to learn."""
     truth, mask = images[0].image[None], torch.as_tensor(MASKS[:1])
     turn = torch.polar(torch.tensor(1.0), torch.tensor(2.1))
     plain, turned = (
@@ -246,26 +229,7 @@ def test_flow_inputs_are_invariant_to_phase(net, images):
     assert torch.allclose(exact.error(turn * truth), plain.error(truth), atol=1e-5)
 
 
-def test_direct_conditions_depend_on_scale():
-    """Twice the signal: the U-Net's features are the same, the flow's conditions are not."""
-    inputs = torch.rand(1, 6, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
-    for direct in (False, True):
-        with seeded(4):
-            flow = ConditionalFlow(replace(SMALL, direct=direct)).eval()
-        with torch.no_grad():
-            plain, louder = flow.condition(inputs), flow.condition(2 * inputs)
-        change = max(float((a - b).abs().max()) for a, b in zip(plain, louder, strict=True))
-        assert (change > 1e-2) == direct
-        folded = fuse_flow(flow, device="cpu", dtype=torch.float32)
-        latents = [torch.randn(2, *shape) for shape in flow.latent_shapes(SIZE, SIZE)]
-        with torch.no_grad():
-            slow = flow.inverse(latents, [c.expand(2, -1, -1, -1) for c in plain])
-            quick = folded.inverse([z.movedim(1, -1) for z in latents], folded.encode(inputs))
-        assert torch.allclose(to_complex(slow), quick, atol=1e-5)
-
-
 def test_spread_does_not_depend_on_the_number_of_lines(net, images, keep_coils):
-    """Errors in all lines alike spread as far as they were drawn, however much is measured."""
     with seeded(2):
         flow = ConditionalFlow(SMALL).eval()  # a new flow has no preference for any line
     coil = simulate_coil_dataset(images.source, 1, seed=0)
@@ -283,7 +247,6 @@ def test_noise_scale_is_limited_at_half_the_lines(unmeasured, widening):
 
 
 def test_unmeasured_lines_are_not_used(net, flow, images, keep_coils):
-    """A zero-filled image that still holds other lines gives the samples of its measured ones."""
     scan = scans(images, 4)[0]
     whole = replace(scan, zero_filled=images[0].image)
     recover = ResidualFlowSampler(flow, net)

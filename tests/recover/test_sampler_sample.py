@@ -266,7 +266,6 @@ def test_folds_are_even_and_keep_patients_whole():
 
 
 def test_replayed_samples_are_the_samples(recover):
-    """The steps that a GPU replays: neither chunks nor the number of samples matter."""
     cases = scans(4, 2)
     expected = recover.batch(cases, samples=5, seeds=[3, 4])
     for samples in (2, 5, 1):

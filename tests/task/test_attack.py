@@ -1,7 +1,5 @@
 """The attack: equal to an independent one, inside its ball, and never blind."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

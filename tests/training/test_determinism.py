@@ -1,7 +1,5 @@
 """Batches from the device, and trainings of two processes, equal those of one loader."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import subprocess
@@ -92,13 +90,11 @@ def test_batches_are_those_of_the_loader(kind):
 
 
 class StopError(Exception):
-    """A training is killed."""
+    pass
 
 
 @pytest.fixture
 def fed(tmp_path, configure):
-    """Train from the device or by the loader; returns the folder."""
-
     def train(kind, feed):
         text = Path(configure(kind)).read_text()
         text = text.replace("[data]", "[data]\nin_memory = true")
@@ -127,7 +123,6 @@ def test_training_from_the_device_is_the_same_and_resumes_to_the_bit(fed, monkey
 
 
 def _stopped(batches, stock, places, size):
-    """The batches up to the middle of an epoch after the first."""
     yield next(batches)
     if places[0][0] > 0:
         raise StopError
@@ -197,7 +192,6 @@ CONFIGS = {
 
 
 def configured(folder, name):
-    """A configuration with its data."""
     rng, text, path = np.random.default_rng(0), CONFIGS[name], folder / f"{name}.npz"
     count = 24 if "[split]" in text else 18
     images = np.kron(rng.random((count, 8, 8)), np.ones((4, 4)))

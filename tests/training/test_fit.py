@@ -1,7 +1,5 @@
 """Trainings: restarts to the bit, trials, dry runs, timing, schedules."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -91,7 +89,6 @@ class StopError(Exception):
 
 @contextmanager
 def stopped_in(epoch):
-    """Stop in the middle of an epoch by a fault."""
     whole = TrainingModule.training_step
 
     def broken(self, batch, index):
@@ -225,30 +222,6 @@ def test_sampler_starts_from_another_with_its_networks(tmp_path, configure):
         train_config("sampler", again, tmp_path / "third", machine=CPU)
 
 
-def test_dry_run_of_a_sampler_includes_every_stage(configure):
-    record = estimate_training("sampler", configure("sampler", cases=12), machine=CPU, steps=1)
-    kinds, hours = [], []
-    while record is not None:
-        kinds.append(record["kind"])
-        hours.append(record["projected_hours"])
-        record = record["before"]
-    assert kinds == ["sampler", "varnet", "varnet", "varnet"]
-    assert sorted(hours, reverse=True) == hours
-
-
-def test_pretrained_network_continues_to_learn_without_a_mean(tmp_path, configure):
-    best = train_config("flow", configure("flow-before", epochs=2), tmp_path / "run", machine=CPU)
-    before, after = (
-        read_tensors(tmp_path / "run" / name) for name in ("pretrain/best.safetensors", best.name)
-    )
-    kept = [name for name in before if same_bits(before[name], after[f"unet.{name}"])]
-    # The last layer of the U-Net is used in the pretraining only.
-    assert kept == [name for name in before if name.startswith("up_conv.1.1.")] != []
-    assert "widening" not in after
-    losses = [row["training_loss"] for row in _read_log(tmp_path / "run/pretrain/metrics.csv")]
-    assert losses[1] < losses[0]
-
-
 def test_devices_share_a_dry_run_of_a_sampler(tmp_path, configure):
     """Each process has its own folder for the networks of the folds; the first one writes."""
     done = command(tmp_path, "sampler", configure("sampler", cases=12, batch=4), devices=2)
@@ -299,7 +272,6 @@ def test_interrupted_training_names_its_state(
 
 @pytest.fixture
 def steps_taken(monkeypatch):
-    """Weights after each training step."""
     taken, whole = [], TrainingModule.on_before_zero_grad
 
     def watched(self, optimiser):
@@ -445,7 +417,7 @@ def test_trial_without_steps_is_refused(tmp_path, configure, steps):
         train_config("varnet", configure("varnet"), tmp_path / "run", machine=CPU, steps=steps)
 
 
-CONFIG = TrainingConfig(epochs=4, batch=4, learning_rate=0.1)
+CONFIG = TrainingConfig(epochs=4, batch=4, learning_rate=0.1, average=0.6)
 
 
 class Points:
