@@ -369,11 +369,3 @@ def test_rule_that_drops_a_line_is_refused():
     )
     with refused("component.invalid"):
         executor.run(CASES[:1], ["a"])
-
-
-def test_single_later_round_is_refused():
-    one = rule()
-    assert torch.equal(one(CASES[0], 8.0).mask, torch.as_tensor(one.initial_lines()))
-    assert one(CASES[0], 1.0).mask.all()
-    with refused("option.conflict"):
-        one(CASES[0], 4.0)

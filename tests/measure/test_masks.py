@@ -76,18 +76,6 @@ def test_published_masks_have_their_documented_shape():
     assert [acs_width(mask) for mask in masks[:4]] == list(ACS.values())
 
 
-def test_inverse_distance_draws_nearer_lines_than_uniform():
-    def mean_distance(rule):
-        masks = [
-            nested_masks(320, (16, 2), rng=np.random.default_rng(seed), rule=rule)[1]
-            for seed in range(40)
-        ]
-        return np.mean([np.abs(np.flatnonzero(mask) - 160).mean() for mask in masks])
-
-    # Means of 40 draws of 160 lines; their standard deviations are near 0.5, the gap near 14.
-    assert mean_distance("inverse-distance") + 5 < mean_distance("uniform")
-
-
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [

@@ -15,12 +15,7 @@ from taskuq.measure._coils import rss, to_complex
 from taskuq.measure._fourier import project_measured, project_null_space
 from taskuq.recover._cases import MaskedDataset
 from taskuq.recover._varnet import _InstanceNorm
-from taskuq.recover.flow._model import (
-    ACCELERATIONS,
-    ConditionalFlow,
-    FlowConfig,
-    inflation_at,
-)
+from taskuq.recover.flow._model import ACCELERATIONS, ConditionalFlow, FlowConfig, inflation_at
 from taskuq.recover.flow._sample import (
     FlowSampler,
     PosteriorMean,

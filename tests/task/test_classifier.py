@@ -183,10 +183,3 @@ def test_positive_outputs():
     assert net.range == (0, float("inf"))
     assert net.names == ("area (mm²)",)
     assert build("classifier", preset="tiny").names is None
-
-
-def test_units_belong_to_numbers():
-    with refused("option.conflict"):
-        ClassifierConfig(units=("mm²",))
-    with refused("option.conflict"):
-        ClassifierConfig(tasks=("area", "count"), output="number", units=("mm²",))

@@ -335,50 +335,6 @@ def test_trial_and_training_do_not_share_a_folder(tmp_path, configure):
         train_config("varnet", config, folder, machine=CPU, steps=1)
 
 
-class Slow:
-    """Cases that take a while to read."""
-
-    def __init__(self, count, seconds):
-        self.count, self.seconds = count, seconds
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, place):
-        time.sleep(self.seconds)
-        return {"x": torch.ones(1)}
-
-
-def slow_recipe(step, validation):
-    net = torch.nn.Linear(1, 1)
-
-    def loss(net, batch, generator):
-        time.sleep(step)
-        return net(batch["x"]).square().mean()
-
-    def validate(net, batch, generator):
-        time.sleep(validation)
-        return {"loss": net(batch["x"])[:, 0]}
-
-    return Recipe("line", net, TrainingConfig(), loss, validate)
-
-
-def test_timing_has_steps_waits_and_hours():
-    """Sleeping sets the least that each may take; a busy machine only adds to that."""
-    config = TrainingConfig(epochs=10, batch=2, accumulate=3)
-    recipe = slow_recipe(0.02, 0.05)
-    record = _estimate_training_cost(
-        recipe, Slow(60, 0.01), Slow(10, 0.0), config, machine=CPU, steps=4
-    )
-    assert (record["steps"], record["steps_per_epoch"], record["validation_steps"]) == (4, 10, 5)
-    assert record["step_s"] > 3 * (0.02 + 2 * 0.01)
-    assert record["validation_step_s"] > 0.05
-    assert 0 < record["wait_share"] < 1
-    least = 10 * (10 * record["step_s"] + 5 * record["validation_step_s"])
-    assert least - 1e-9 <= 3600 * record["projected_hours"] < least + record["first_step_s"] + 1e-9
-    assert record["peak_host_bytes"] > 1e7
-
-
 def test_trial_validates_on_cases_of_all_data():
     places = [index for _, index in EpochSampler(100, None, most=5)]
     assert places == [0, 24, 49, 74, 99]
@@ -449,6 +405,29 @@ def growing(seen=None):
         return {"value": net(batch["x"] / 10)[:, 0]}
 
     return Recipe("line", net, CONFIG, loss, validate, monitor="value")
+
+
+def slowed(function, seconds):
+    def run(*given):
+        time.sleep(seconds)
+        return function(*given)
+
+    return run
+
+
+def test_timing_has_steps_waits_and_hours(monkeypatch):
+    """Sleeping sets the least that each may take; a busy machine only adds to that."""
+    config, recipe = TrainingConfig(epochs=10, batch=2, accumulate=3), growing()
+    recipe = replace(recipe, loss=slowed(recipe.loss, 0.02), validate=slowed(recipe.validate, 0.05))
+    monkeypatch.setattr(Points, "__getitem__", slowed(Points.__getitem__, 0.01))
+    record = _estimate_training_cost(recipe, Points(60), Points(10), config, machine=CPU, steps=4)
+    assert (record["steps"], record["steps_per_epoch"], record["validation_steps"]) == (4, 10, 5)
+    assert record["step_s"] > 3 * (0.02 + 2 * 0.01)
+    assert record["validation_step_s"] > 0.05
+    assert 0 < record["wait_share"] < 1
+    least = 10 * (10 * record["step_s"] + 5 * record["validation_step_s"])
+    assert least - 1e-9 <= 3600 * record["projected_hours"] < least + record["first_step_s"] + 1e-9
+    assert record["peak_host_bytes"] > 1e7
 
 
 def test_restart_keeps_the_best_weights_and_the_bits_of_dropout(tmp_path):
