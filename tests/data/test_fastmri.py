@@ -216,8 +216,8 @@ def test_half_precision_store_rounds(volumes, small_preparation, kept):
 
 
 def test_test_cases_are_never_rounded(volumes, kept, capsys):
-    reader = FastMRIData(path=volumes, validation_path=volumes, size=32, minimum_width=32)
-    at_16 = FastMRIPreprocessing(size=32, minimum_width=32, slices="all")
+    reader = FastMRIData(path=volumes, validation_path=volumes, size=32, min_lines=32)
+    at_16 = FastMRIPreprocessing(size=32, min_lines=32, slices="all")
     reader = replace(reader, cache=kept("half", at_16))
     fastmri._warned.clear()
     assert reader.open().precision == "half"

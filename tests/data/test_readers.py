@@ -42,7 +42,7 @@ def fastmri(folder):
     (folder / "knee.csv").write_text(NOTES + "\n".join(torn))
     return {
         "path": str(folder / "train"), "validation_path": str(folder / "val"),
-        "labels": str(folder / "knee.csv"), "size": SIZE, "minimum_width": SIZE, "slices": "all",
+        "labels": str(folder / "knee.csv"), "size": SIZE, "min_lines": SIZE, "slices": "all",
     }  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def npz(folder):
         folder / "mine.npz", images=images, label=[*LABEL, 0], group=[*GROUP, "other"], keep=keep,
         case=[*(f"case-{k}" for k in range(CASES)), "other"], area=np.arange(CASES + 1.0),
     )  # fmt: skip
-    return {"path": str(folder / "mine.npz"), "keep": "keep"}
+    return {"path": str(folder / "mine.npz"), "select": "keep"}
 
 
 def folder(folder):
@@ -63,7 +63,7 @@ def folder(folder):
         image.fromarray(picture).save(folder / f"{k}.png")
         rows.append(f"{k}.png,{LABEL[k]},{GROUP[k]}")
     (folder / "labels.csv").write_text("\n".join(rows))
-    return {"path": str(folder), "labels": str(folder / "labels.csv"), "cut": SIZE}
+    return {"path": str(folder), "labels": str(folder / "labels.csv"), "size": SIZE}
 
 
 def atlas(folder):
@@ -79,7 +79,7 @@ def data(request, tmp_path):
     """The table [data] of one reader, with files for it."""
     (tmp_path / "data").mkdir()
     own = MAKE[request.param](tmp_path / "data")
-    return {"kind": request.param, "coils": 2, "validation": 0.5, **own}
+    return {"kind": request.param, "coils": 2, "validation_fraction": 0.5, **own}
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ class Ramp(DataConfig):
 
     def open(self):
         images = np.ones((self.cases, 16, 16)) * np.linspace(0.1, 1, 16)
-        return ArrayDataset(images, label=np.arange(self.cases) % 2, group="each")
+        return ArrayDataset(images, label=np.arange(self.cases) % 2, group="image")
 
 
 READERS.register("ramp", Ramp)
@@ -184,7 +184,7 @@ READERS.register("ramp", Ramp)
 def test_own_reader_is_found_by_its_name(tmp_path, monkeypatch):
     (tmp_path / "ramp_reader.py").write_text(OWN)
     (tmp_path / "run.toml").write_text(
-        toml_text({"part": "all", "samples": 1, "measure": {"accelerations": [4, 2]},
+        toml_text({"subset": "all", "samples": 1, "measure": {"accelerations": [4, 2]},
                    "data": {"kind": "ramp", "cases": 3, "coils": 2}})
     )  # fmt: skip
     monkeypatch.setenv("TASKUQ_EXTENSIONS", str(tmp_path / "ramp_reader.py"))
@@ -240,7 +240,7 @@ def test_targets_follow_the_selected_cases(tmp_path):
         ({"target": "volume"}, "table.column", "images, label, group, keep, case, area"),
         ({"target": "short"}, "shape.mismatch", "short"),
         ({"target": "broken"}, "value.nonfinite", "broken"),
-        ({"keep": "area"}, "dtype.invalid", "data.keep"),
+        ({"select": "area"}, "dtype.invalid", "data.select"),
     ],
 )
 def test_wrong_arrays_are_refused(tmp_path, change, code, names):

@@ -43,7 +43,7 @@ def test_the_attack_equals_foolbox(network, radius):
     theirs = foolbox.attacks.L2ProjectedGradientDescentAttack(
         abs_stepsize=radius / 4, steps=10, random_start=False
     ).run(model, x[:, None], foolbox.criteria.Misclassification(labels), epsilon=radius)
-    config = AttackConfig(radius=radius, size=24)
+    config = AttackConfig(radius=radius, reference_size=24)
     ours = adversarial_images(network, x, labels[:, None].float(), config)
     assert (ours - theirs[:, 0]).abs().max() < 1e-6
     assert (ours - x).abs().max() > 0.01
@@ -70,7 +70,7 @@ def test_attack_of_a_linear_score_is_exact():
 
 def test_confident_network_is_attacked(network):
     """The gradient of its cross entropy is 0 in float32; that of the margin is not."""
-    x, config = 0.25 + 0.5 * images(), AttackConfig(radius=0.2, size=24)
+    x, config = 0.25 + 0.5 * images(), AttackConfig(radius=0.2, reference_size=24)
     weak = adversarial_images(network, x, torch.ones(6, 1), config)
     with torch.random.fork_rng():
         sure = build("classifier", preset="tiny").eval()

@@ -13,7 +13,7 @@ from taskuq.training._fit import TrainerOptions, _fit
 from taskuq.training._weights import read_tensors
 
 CPU = TrainerOptions(accelerator="cpu", progress=False)
-CONFIG = TrainingConfig(epochs=4, batch=4, learning_rate=0.1, average=0.6)
+CONFIG = TrainingConfig(epochs=4, batch=4, learning_rate=0.1, ema=0.6)
 
 
 class Points:
@@ -65,7 +65,7 @@ def test_ema_of_weights_is_validated_and_saved(tmp_path):
 
 def test_warmup_raises_the_rate(tmp_path):
     log = []
-    config = replace(CONFIG, average=0.0, warmup=4)
+    config = replace(CONFIG, ema=0.0, warmup_steps=4)
     _fit(falling(log), Points(), Points(), config, tmp_path, machine=CPU)
     weights = torch.tensor([value for value, _ in seen(log, "step")])
     # Adam's step is as large as the rate while the gradient stays what it is.
