@@ -86,14 +86,6 @@ def test_unusable_files_are_listed(write_volume, small_preparation, tmp_path):
     assert all("cannot be opened as HDF5" in reasons[name] for name in ("broken", "text"))
 
 
-@pytest.mark.parametrize("fault", [{"coils": 4}, {"kspace": False}])
-def test_strict_refuses_a_fault(write_volume, small_preparation, tmp_path, fault):
-    write_volume("a.h5")
-    write_volume("b.h5", **fault)
-    with refused("file.format", "b.h5", "--strict"):
-        _survey(tmp_path, small_preparation, strict=True)
-
-
 def test_labels_come_from_the_annotations(write_volume, small_preparation, tmp_path):
     write_volume("file1000001.h5")
     write_volume("file1000002.h5")

@@ -232,21 +232,3 @@ def test_targets_follow_the_selected_cases(tmp_path):
     part = reader.open_targets()
     assert part.targets.tolist() == [[float(k)] for k in range(CASES)]
     assert part.cases.cases.tolist() == [f"case-{k}" for k in range(CASES)]
-
-
-@pytest.mark.parametrize(
-    ("change", "code", "names"),
-    [
-        ({"target": "volume"}, "table.column", "images, label, group, keep, case, area"),
-        ({"target": "short"}, "shape.mismatch", "short"),
-        ({"target": "broken"}, "value.nonfinite", "broken"),
-        ({"select": "area"}, "dtype.invalid", "data.select"),
-    ],
-)
-def test_wrong_arrays_are_refused(tmp_path, change, code, names):
-    npz(tmp_path)
-    with np.load(tmp_path / "mine.npz") as file:
-        extra = {"short": np.ones(3), "broken": np.full(CASES + 1, np.nan)}
-        np.savez(tmp_path / "more.npz", **file, **extra)
-    with refused(code, names):
-        NpzData(path=tmp_path / "more.npz", **change).open_targets()

@@ -34,14 +34,6 @@ def test_widths_bins_and_scores_are_options(tmp_path, capsys):
     assert '"cqr"' not in json.dumps(found["interval-length"]["tables"])
 
 
-def test_masks_need_no_table(tmp_path):
-    masks = np.eye(2, 8, dtype=bool).cumsum(axis=0).astype(bool)
-    np.savez(tmp_path / "masks.npz", masks=masks, accelerations=[8.0, 4.0])
-    assert run("masks", "--masks", tmp_path / "masks.npz", "-o", tmp_path) == 0
-    record = json.loads((tmp_path / "records/masks.json").read_text())
-    assert record["settings"]["width"] == 8
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

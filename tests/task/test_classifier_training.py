@@ -157,18 +157,6 @@ def test_images_of_mixed_sizes_are_refused(settings, tmp_path):
         train(settings, tmp_path, machine=CPU, data=(part, part))
 
 
-def test_nonfinite_images_are_refused(settings, tmp_path):
-    class Broken(ArrayDataset):
-        def __getitem__(self, index):
-            item = super().__getitem__(index)
-            return item._replace(image=item.image * float("nan"))
-
-    broken = Broken(np.ones((2, 8, 8)), [0, 1], "each", case=["a", "b"])
-    part = LabelledSubset(broken, np.array([[0.0], [1.0]]))
-    with refused("value.nonfinite"):
-        train(settings, tmp_path, machine=CPU, data=(part, part))
-
-
 @pytest.mark.parametrize(
     ("change", "code"),
     [
