@@ -165,7 +165,7 @@ path = "{path}"
 """
 RECOVER = """
 coils = 2
-validation = 0.26
+validation_fraction = 0.26
 [measure]
 accelerations = [4, 2]
 published = false
@@ -222,14 +222,18 @@ def trained(tmp_path_factory):
             )
         )
     threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainingModule, "optimizer_step", TrainingModule.optimizer_step)
-        patch.setattr(sys, "argv", [str(SCRIPT), str(folder / "one"), *configs])
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    torch.set_num_threads(threads)
-    for process in processes:
-        _, stderr = process.communicate()
-        assert process.returncode == 0, stderr
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(TrainingModule, "optimizer_step", TrainingModule.optimizer_step)
+            patch.setattr(sys, "argv", [str(SCRIPT), str(folder / "one"), *configs])
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        for process in processes:
+            _, stderr = process.communicate()
+            assert process.returncode == 0, stderr
+    finally:
+        torch.set_num_threads(threads)
+        for process in processes:
+            process.kill()
     return folder
 
 
