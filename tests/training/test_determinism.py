@@ -234,6 +234,8 @@ def trained(tmp_path_factory):
         torch.set_num_threads(threads)
         for process in processes:
             process.kill()
+            process.wait()
+            process.stderr.close()
     return folder
 
 

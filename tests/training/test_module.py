@@ -72,7 +72,7 @@ def test_warmup_raises_the_rate(tmp_path):
     assert torch.allclose(-weights.diff()[:6], 0.1 * torch.tensor([0.25, 0.5, 0.75, 1, 1, 1]))
 
 
-@pytest.mark.parametrize("wrong", [{"average": 1.0}, {"warmup": -1}])
+@pytest.mark.parametrize("wrong", [{"ema": 1.0}, {"warmup_steps": -1}])
 def test_wrong_settings_are_refused(wrong):
     with refused("value.invalid", next(iter(wrong))):
         TrainingConfig(**wrong)
