@@ -205,11 +205,11 @@ def test_lines_are_drawn_by_weight(rule):
 @pytest.mark.parametrize(
     ("settings", "code"),
     [
-        ({"accelerations": (16, 2)}, "value.invalid"),
-        ({"centre": (0.2, 1.2)}, "value.invalid"),
-        ({"rules": ("spiral",)}, "choice.unknown"),
+        ({"acceleration_range": (16, 2)}, "value.invalid"),
+        ({"acs_fraction": (0.2, 1.2)}, "value.invalid"),
+        ({"patterns": ("spiral",)}, "choice.unknown"),
     ],
 )
-def test_bad_settings_are_refused_random_masks(settings, code):
+def test_wrong_random_masks_are_refused(settings, code):
     with refused(code):
         _RandomMasks(**settings)

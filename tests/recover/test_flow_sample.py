@@ -84,7 +84,7 @@ def test_samples_beyond_the_limit_are_rejected(small_flow, measurement):
     free = FlowSampler(small_flow)(y, mask, samples=20, seeds=[1, 2])
     largest = [_largest(small_flow, y, mask, seed) for seed in (1, 2)]
     limit = torch.cat(largest).sort().values[19:21].mean().item()
-    small_flow.config = replace(small_flow.config, limit=limit)
+    small_flow.config = replace(small_flow.config, max_value=limit)
     kept = FlowSampler(small_flow)(y, mask, samples=20, seeds=[1, 2])
     assert free.rejected.tolist() == [0, 0]
     over = [int((sizes > limit).sum()) for sizes in largest]
