@@ -1,6 +1,4 @@
-"""Audits keep the long-run miss rate near alpha, whatever an adversary does."""
-
-from itertools import product
+"""Online bounds: the miss rate stays near alpha for every sequence of audits."""
 
 import numpy as np
 import pytest
@@ -30,7 +28,7 @@ def target_for(bound, miss):
 def test_every_sequence_of_audits_stays_within_the_deviation(alpha, step):
     first = online(alpha, step)
     states = {(): first}
-    for _ in range(12):
+    for _ in range(9):
         states = {
             (*past, miss): bound.update(OUTPUT, target_for(bound, miss))
             for past, bound in states.items()
@@ -91,21 +89,9 @@ def test_an_audited_target_outside_the_range_is_refused():
         bound.update(OUTPUT, 21.0)
 
 
-def test_an_online_bound_goes_on_from_its_file(tmp_path):
+def test_online_bound_continues_from_its_file(tmp_path):
     bound = online().update(OUTPUT, 3.0).update(OUTPUT, 99.0)
     again = load_online_bound(bound.save(tmp_path / "online.json"))
 
     assert again == bound
     assert again.update(OUTPUT, 5.0) == bound.update(OUTPUT, 5.0)
-
-
-def test_the_adversary_reaches_every_number_of_misses_it_can():
-    # After three misses the level is low enough for an interval of everything.
-    misses = set()
-    for sequence in product((False, True), repeat=5):
-        bound = online()
-        for miss in sequence:
-            bound = bound.update(OUTPUT, target_for(bound, miss))
-        misses.add(bound.miscovered)
-
-    assert misses == {0, 1, 2, 3}

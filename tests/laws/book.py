@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from laws.enumeration import (
     GivenLaw,
     Law,
@@ -20,6 +22,7 @@ from laws.enumeration import (
 )
 from laws.populations import Population, draw
 from laws.trials import bound, given, in_all_rounds, joint_bound, stopped
+from taskuq.conformal._units import choose_units
 
 cases = partial(draw, units=(4, 10))
 groups = partial(draw, units=(4, 8), largest=5)
@@ -119,7 +122,7 @@ STRATA = [
     ),
     *(
         Law(
-            f"a random case of a new group, given its {kind}, each end", 12,
+            f"a random case of a new group, given its {kind}, each end", 20,
             partial(draw, units=(6, 10), largest=6, strata=2),
             partial(bound, score="ar", by_group=True, side="each", **how), given_its_stratum,
             fewest=1 if kind == "stratum" else 2,
@@ -196,11 +199,11 @@ SET_ASIDE = [
 CHOICES = ("fixed-width:spread", "adaptive:lwr", "adaptive:mlwr")
 CHOSEN = [
     Law(
-        f"the report at the stop of the best of three policies, by {by}", 1,
+        "the report at the stop of the best of three policies, by group", 1,
         partial(draw, units=(8, 9), largest=4, rounds=2),
-        partial(stopped, by=by, choose=CHOICES, max_width=0.3), enumerate=given_those_set_aside,
+        partial(stopped, by="group", choose=CHOICES, max_width=0.3),
+        enumerate=given_those_set_aside,
     )
-    for by in ("group", "whole-group")
 ]  # fmt: skip
 
 STOPPED = [
@@ -283,17 +286,16 @@ GIVEN = [
             given(partial(stopped, by=by, max_width=0.1)), levels=((0.3, 0.5), (0.5, 0.3)),
             by_place=by != "case",
         )
-        for by in ("case", "group", "whole-group")
+        for by in ("case", "group")
     ),
-    # Ten units are the fewest of which one is set aside for the thresholds to test.
-    *(
-        GivenLaw(
-            f"an early stop by {by}, given the calibration set", 1,
-            partial(later, first=3, units=(2, 2), rounds=2, largest=1 if by == "case" else 3),
-            given(partial(stopped, by=by, given="early", max_width=width)),
-            an_early_stop, size=10, levels=((0.4, 0.3),),
-        )
-        for by, width in (("case", 0.2), ("group", 0.3))
+    # Ten units are the fewest of which one is set aside for the thresholds to test. Groups:
+    # tests/policy/test_stopping.py.
+    GivenLaw(
+        "an early stop by case, given the calibration set", 1,
+        partial(later, first=3, units=(2, 2), rounds=2),
+        given(partial(stopped, by="case", given="early", max_width=0.2)),
+        an_early_stop, size=10, levels=((0.4, 0.3),),
+        aside=int(np.flatnonzero(choose_units(np.arange(10), 1, None))[0]),
     ),
 ]  # fmt: skip
 

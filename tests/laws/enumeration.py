@@ -173,13 +173,22 @@ def given_those_set_aside(population: Population, trial: Trial, losses: Losses) 
     return tally
 
 
-def every_sample(kinds: Population, size: int, *, by_place: bool) -> list[tuple[Cases, int]]:
+def every_sample(
+    kinds: Population, size: int, *, by_place: bool, aside: int | None
+) -> list[tuple[Cases, int]]:
     """Return what can be drawn of independent units of the kinds, and how many sequences it is.
 
-    All sequences are equally likely; where places mean nothing, those of the same units are one.
+    All sequences are equally likely; where only the place set aside matters, or none, those that
+    differ in the order of the others are one.
     """
-    sequences = product(range(len(kinds.units)), repeat=size)
-    counts = Counter(drawn if by_place else tuple(sorted(drawn)) for drawn in sequences)
+
+    def ordered(drawn: tuple[int, ...]) -> tuple[int, ...]:
+        if aside is None:
+            return drawn if by_place else tuple(sorted(drawn))
+        rest = sorted(drawn[:aside] + drawn[aside + 1 :])
+        return (*rest[:aside], drawn[aside], *rest[aside:])
+
+    counts = Counter(map(ordered, product(range(len(kinds.units)), repeat=size)))
     return [(Cases.of(tuple(kinds.units[k] for k in drawn)), n) for drawn, n in counts.items()]
 
 
@@ -259,6 +268,7 @@ class GivenLaw:
         seen: True if the law is about strata of the calibration set only.
         by_place: True if the order of a sample matters: units are set aside by their place, or
             groups are bet on one after another.
+        aside: The only place that matters: the one set aside.
     """
 
     name: str
@@ -271,6 +281,7 @@ class GivenLaw:
     together: bool = False
     seen: bool = False
     by_place: bool = True
+    aside: int | None = None
 
     def judged(self, seed: int) -> Outcome:
         """Enumerate a population."""
@@ -278,7 +289,9 @@ class GivenLaw:
         unlucky: dict[object, int] = defaultdict(int)
         informed = cases = 0
         trial = self.trial(kinds, alpha, delta)
-        for drawn, times in every_sample(kinds, self.size, by_place=self.by_place):
+        for drawn, times in every_sample(
+            kinds, self.size, by_place=self.by_place, aside=self.aside
+        ):
             examine, tally = trial(drawn), Tally()
             for kind in kinds.units:
                 tally.add(self.losses, kind, *examine(kind))

@@ -193,7 +193,7 @@ def test_coverage_of_all_scans_is_not_coverage_of_early_stops():
     law = replace(
         BOOK["an early stop by case, given the calibration set"], populations=1, size=5,
         draw=certain_and_wrong, levels=((0.5, 0.3),), trial=given(partial(stopped, by="case")),
-        by_place=False,
+        by_place=False, aside=None,
     )  # fmt: skip
 
     assert is_broken(law)
