@@ -234,13 +234,10 @@ def test_at_most_delta_of_sets_are_unlucky(condition_on, delta_scope):
     ]:
         each, some = unlucky_sets(mixture, groups, 0.5, condition_on, delta_scope)
 
+        # Unlucky sets exist, so that a lax bound would be found.
+        assert delta_scope == "all" or groups == 5 or max(each.values()) > 0.1
         assert max(each.values()) <= Fraction(3, 10)
         assert delta_scope == "each" or some <= Fraction(3, 10)
-
-
-@pytest.mark.parametrize("condition_on", ["case", "group"])
-def test_unlucky_sets_exist(condition_on):
-    assert max(unlucky_sets(MIXTURES[condition_on], 9, 0.5, condition_on, "each")[0].values()) > 0.1
 
 
 @pytest.mark.parametrize("condition_on", ["case", "group"])
