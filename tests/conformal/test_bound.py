@@ -44,7 +44,6 @@ def test_bound_survives_a_file(kind, score, tmp_path):
     extra = {name: options[name] for name in ("strata", "weights") if name in options}
     bound = tq.calibrate(OUTPUTS, TRUTH, **options)
     again = tq.load_bound(bound.save(tmp_path / "bound.json"))
-
     assert again == bound
     assert str(again) == str(bound)
     for end in ("lower", "upper"):
@@ -57,7 +56,6 @@ def test_bound_survives_a_file(kind, score, tmp_path):
 @pytest.mark.parametrize("score", ["lwr", "cqr"])
 def test_alpha_of_any_number_type_is_saved(alpha, score, tmp_path):
     bound = tq.calibrate(OUTPUTS, TRUTH, alpha=alpha, score=score)
-
     assert bound.quantile == tq.calibrate(OUTPUTS, TRUTH, alpha=0.1, score=score).quantile
     assert tq.load_bound(bound.save(tmp_path / "bound.json")).alpha == 0.1
 
@@ -65,24 +63,13 @@ def test_alpha_of_any_number_type_is_saved(alpha, score, tmp_path):
 def test_file_is_json_with_schema_and_guarantee(tmp_path):
     bound = tq.calibrate(OUTPUTS, TRUTH, alpha=0.001, task_range=(0, 1))
     record = json.loads(bound.save(tmp_path / "bound.json").read_text())
-
     assert record["schema"] == "taskuq.bound/1"
     assert record["sentence"] == bound.guarantee.statement
     assert record["threshold"]["quantile"] == "inf"
 
 
-def test_bound_of_too_few_cases_is_the_range():
-    bound = tq.calibrate(OUTPUTS, TRUTH, alpha=0.001, task_range=(0, 1), score="lwr")
-    interval = bound(OUTPUTS)
-
-    assert (interval.lower == 0).all()
-    assert (interval.upper == 1).all()
-    assert not bound.is_finite
-
-
 def test_interval_does_not_depend_on_other_cases():
     bound = tq.calibrate(OUTPUTS, TRUTH, alpha=0.1)
-
     assert bound(OUTPUTS[3]).upper == bound(OUTPUTS).upper[3]
     assert bound(OUTPUTS[3]).upper.shape == ()
 
@@ -91,7 +78,6 @@ def test_bound_on_rounds_reads_all_of_them(tmp_path):
     rounds = np.stack([np.clip(OUTPUTS + 0.1 * RNG.standard_normal(OUTPUTS.shape), 0, 1), OUTPUTS])
     bound = tq.calibrate(rounds, TRUTH, alpha=0.2, score="learned")
     again = tq.load_bound(bound.save(tmp_path / "bound.json"))
-
     assert (again(rounds).upper == bound(rounds).upper).all()
     with refused("samples.mismatch"):
         bound(OUTPUTS)
@@ -111,26 +97,15 @@ def test_file_of_own_score_needs_the_score(tmp_path):
     own = Own()
     bound = tq.calibrate(OUTPUTS, TRUTH, alpha=0.1, score=own)
     path = bound.save(tmp_path / "bound.json")
-
     assert tq.load_bound(path, score=own)(OUTPUTS).upper[0] == bound(OUTPUTS).upper[0]
     with refused("option.missing"):
         tq.load_bound(path)
-
-
-def test_own_score_works_jointly_and_online(tmp_path):
-    own, both = Own(), np.stack([OUTPUTS, OUTPUTS], axis=2)
-    joint = tq.calibrate_joint(both, np.stack([TRUTH, TRUTH], axis=1), alpha=0.1, score=own)
-    online = tq.calibrate_online(OUTPUTS, TRUTH, alpha=0.1, score=own)
-
-    assert load_joint_bound(joint.save(tmp_path / "j.json"), score=own) == joint
-    assert load_online_bound(online.save(tmp_path / "o.json"), score=own) == online
 
 
 def test_torch_tensors_are_accepted():
     torch = pytest.importorskip("torch")
     bound = tq.calibrate(OUTPUTS, TRUTH, alpha=0.1)
     tensor = torch.tensor(OUTPUTS, requires_grad=True)
-
     assert tq.calibrate(tensor, torch.tensor(TRUTH), alpha=0.1) == bound
     half = torch.tensor(OUTPUTS).to(torch.bfloat16)
     assert (bound(half).upper == bound(half.float().numpy()).upper).all()
@@ -201,5 +176,4 @@ def test_damaged_learned_score_is_refused(part, value, tmp_path):
     record = json.loads(path.read_text())
     record["score"]["fit"][part] = value
     path.write_text(json.dumps(with_checksum(record)))
-
     refuses(tq.load_bound, path, "config.type", "config.missing")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import taskuq as tq
 from raising import refused
-from taskuq.conformal._bound import EndQuantiles, SingleQuantile, WeightedQuantile
+from taskuq.conformal._bound import WeightedQuantile
 from taskuq.conformal._guarantee import Guarantee
 from taskuq.conformal._quantiles import _pac_rank, coverage_rank
 from taskuq.conformal.scores._paper import LWR
@@ -23,7 +23,6 @@ def test_unknown_stratum_has_an_infinite_interval():
     bound = tq.calibrate(
         np.zeros((40, 1)), np.arange(40.0), alpha=0.1, score="ar", strata=["a", "b"] * 20
     )
-
     assert bound(np.zeros((2, 1)), strata=["a", "new"]).is_unbounded.tolist() == [False, True]
 
 
@@ -33,7 +32,6 @@ def test_equal_weights_give_the_unweighted_rank(weight):
         for alpha in (0.05, 0.059, 0.1, 0.18, 0.44, 0.45, 0.7):
             rank = coverage_rank(n, alpha)
             threshold = WeightedQuantile(np.arange(1.0, n + 1), np.full(n, weight), alpha)
-
             assert threshold.at(1, None, [weight])[0] == (rank if rank <= n else inf)
 
 
@@ -41,7 +39,6 @@ def test_quantile_grows_with_the_new_weight():
     rng = np.random.default_rng(5)
     threshold = WeightedQuantile(np.sort(rng.random(60)), rng.random(60) + 0.1, 0.1)
     quantiles = threshold.at(50, None, np.linspace(0.01, 20, 50))
-
     assert all(a <= b for a, b in pairwise(quantiles))
     assert quantiles[-1] == inf
 
@@ -49,7 +46,6 @@ def test_quantile_grows_with_the_new_weight():
 @pytest.mark.parametrize("n", [30, 60, 200])
 def test_a_pac_bound_uses_the_pac_rank(n):
     bound = tq.calibrate(np.zeros((n, 1)), np.arange(1.0, n + 1), alpha=0.1, delta=0.1, score="ar")
-
     assert bound.quantile == _pac_rank(n, 0.1, 0.1)
     assert bound.quantile > coverage_rank(n, 0.1)
     assert bound.coverage_law(10).rank == _pac_rank(n, 0.1, 0.1)
@@ -135,7 +131,6 @@ def test_each_stratum_and_class_is_missed_at_most_alpha(condition, population, a
             known = {"strata": [kind]} if condition == "strata" else {}
             options = {condition: np.array(kinds), "known": known}
             lost += int(missed([population[i][0]], rest, alpha, **options)[0])
-
         assert Fraction(lost, len(members)) <= Fraction(str(alpha))
 
 
@@ -151,7 +146,6 @@ def test_case_under_shift_is_missed_at_most_alpha(population, alpha):
         rest, weights = zip(*(population[:i] + population[i + 1 :]), strict=True)
         known = {"weights": [weight]}
         lost += weight * int(missed([case], rest, alpha, weights=weights, known=known)[0])
-
     assert Fraction(lost, sum(w for _, w in population)) <= Fraction(str(alpha))
 
 
@@ -175,7 +169,6 @@ def test_at_most_delta_of_calibration_sets_are_unlucky(n, alpha, delta):
     bound = tq.calibrate(
         np.zeros((n, 1)), np.arange(n) * 1.0, alpha=alpha, delta=delta, score="ar", side="each"
     )
-
     assert bound.is_finite  # or nothing would be tried
     assert unlucky_sets(values, n, alpha, delta) <= Fraction(str(delta))
 
@@ -241,7 +234,6 @@ def test_ends_are_one_sided_bounds_at_half_alpha(kind, score):
 def test_each_end_has_half_of_delta(group):
     each = tq.calibrate(X, Z, alpha=0.4, delta=0.4, score="cqr", side="each", group=group)
     lower = tq.calibrate(X, Z, alpha=0.2, delta=0.2, score="cqr", side="lower", group=group)
-
     assert each.threshold.lower == lower.threshold
     assert each.is_finite
 
@@ -251,7 +243,6 @@ def test_two_quantiles_shorten_intervals_of_a_biased_sampler():
         side: tq.calibrate(X, Z, alpha=0.1, score="ar", side=side)(X).width[0]
         for side in ("two", "each")
     }
-
     assert widths["each"] < 0.8 * widths["two"]
 
 
@@ -261,7 +252,6 @@ def test_ends_that_cross_are_an_empty_interval():
     outputs = np.r_[np.zeros((40, 2)), [[-1.0, 1.0]]]
     bound = tq.calibrate(outputs, z, alpha=0.2, score="lwr", side="each", task_range=(-9, 9))
     interval = bound(np.array([[0.0, 0.0], [-1.0, 1.0]]))
-
     assert bound.threshold.quantiles == (-inf, -inf)
     assert interval.is_empty.tolist() == [False, True]
     assert interval.width.tolist() == [0, 0]
@@ -273,22 +263,8 @@ def test_one_infinite_end_is_open_on_its_side_only():
     outputs = np.r_[np.tile([-1.0, 1.0], (30, 1)), np.zeros((10, 2))]
     bound = tq.calibrate(outputs, z, alpha=0.2, score="lwr", side="each")
     interval = bound(np.array([-1.0, 1.0]))
-
     assert np.isfinite(interval.lower)
     assert interval.upper == inf
-
-
-def test_file_holds_a_threshold_for_each_end(tmp_path):
-    bound = tq.calibrate(X, Z, alpha=0.2, side="each")
-    record = bound.to_dict()
-
-    assert record["threshold"]["kind"] == "each"
-    assert set(record["threshold"]) == {"kind", "lower", "upper"}
-    with refused("file.damaged"):
-        type(bound).from_dict(record | {"threshold": record["threshold"]["lower"]})
-    nested = EndQuantiles(bound.threshold, SingleQuantile(1.0)).to_dict()
-    with refused("file.damaged"):
-        type(bound).from_dict(record | {"threshold": nested})
 
 
 class Own:
@@ -356,7 +332,6 @@ def test_mapie_agrees_on_absolute_residuals(n, alpha):
     theirs = regression.SplitConformalRegressor(estimator, confidence_level=1 - alpha, prefit=True)
     theirs.conformalize(MEAN[:n, None], TRUTH_PEERS[:n])
     _, interval = theirs.predict_interval(NEW.mean(axis=1)[:, None])
-
     ours = tq.calibrate(OUTPUTS_PEERS[:n], TRUTH_PEERS[:n], alpha=alpha, score="ar")
     agree(ours(NEW), interval[:, 0, 0], interval[:, 1, 0])
 
@@ -376,7 +351,6 @@ def test_mapie_agrees_on_quantile_regression(n, alpha):
         warnings.simplefilter("ignore")  # it warns of crossing quantiles and of its own defaults
         theirs.conformalize(columns(OUTPUTS_PEERS[:n]), TRUTH_PEERS[:n])
         _, interval = theirs.predict_interval(columns(NEW), symmetric_correction=True)
-
     ours = tq.calibrate(OUTPUTS_PEERS[:n], TRUTH_PEERS[:n], alpha=alpha, score="cqr")(NEW)
     whole = ~ours.is_empty
     agree(ours[whole], interval[whole, 0, 0], interval[whole, 1, 0])
@@ -395,6 +369,5 @@ def test_crepes_agrees_where_it_takes_the_right_order_statistic(score, n, alpha)
     theirs = crepes.ConformalRegressor()
     theirs.fit(residuals=TRUTH_PEERS[:n] - MEAN[:n], sigmas=spread)
     interval = theirs.predict_int(NEW.mean(axis=1), sigmas=new_spread, confidence=1 - alpha)
-
     ours = tq.calibrate(OUTPUTS_PEERS[:n], TRUTH_PEERS[:n], alpha=alpha, score=score)
     agree(ours(NEW), interval[:, 0], interval[:, 1])

@@ -49,7 +49,6 @@ def test_compiled_splits_equal_numpy_to_the_bit(units, n_test):
         kernels.fill_test_fold(
             np.uint64(9), trial, units, n_test, splits.byte_threshold(units, n_test), words, fold
         )
-
         np.testing.assert_array_equal(fold, expected)
         assert expected.sum() == n_test
 
@@ -59,7 +58,6 @@ def test_every_fold_is_equally_likely():
     folds = folds_of(7, 3, 35_000, seed=2)
     numbers = {fold: i for i, fold in enumerate(combinations(range(7), 3))}
     counts = np.bincount([numbers[tuple(np.flatnonzero(f))] for f in folds], minlength=35)
-
     assert counts.sum() == 35_000
     assert ((counts - 1000) ** 2 / 1000).sum() < 110
 
@@ -74,7 +72,6 @@ def test_bets_use_the_groups_of_each_fold(is_compiled):
     found = run_splits(splitting, [ranking], np.zeros((1, 0, N)))
     for t, fold in enumerate(folds_of(units, units // 3, 20, seed=5)):
         kept, q = ~fold[group], ranking.quantiles(found.position[0])[t]
-
         assert q == _hierarchical_quantile(scores[kept], group[kept], 0.2, 0.1) < np.inf
         above = [np.mean(scores[group == v] > q) for v in np.flatnonzero(fold)]
         assert found.test_above[0, t] == pytest.approx(sum(above), abs=1e-9)
@@ -119,7 +116,6 @@ def test_sums_are_over_cases_of_test_groups(is_compiled):
     found = sums_at_quantiles(splitting, at.astype(float), lambda q: numbers[:, q.astype(int)])
     folds = folds_of(units, units // 3, 30, seed=5)
     expected = [(numbers[:, k] * folds[t][of_case]).sum(axis=1) for t, k in enumerate(at)]
-
     np.testing.assert_allclose(found.T, expected, rtol=1e-12)
 
 
@@ -214,7 +210,6 @@ def test_evaluation_equals_calibrate_and_predict(kind, score, tied):
         coverage.append(held(covered, unit[test], options.get("cases", "random")).mean())
         of_cases.append(np.average(covered, weights=weight))
         width.append(np.average(interval.width, weights=weight))
-
     assert result.coverage.mean == pytest.approx(np.mean(coverage), abs=1e-9)
     assert result.coverage.sd == pytest.approx(np.std(coverage), abs=1e-9)
     assert result.case_coverage.mean == pytest.approx(np.mean(of_cases), abs=1e-9)
@@ -236,7 +231,6 @@ def test_class_and_size_coverage_are_means_over_splits():
         rare += [covered[9]] if test[9] else []
         narrow.append(covered[inside].mean())
     strata = {s.name: s for s in result.class_coverage + result.size_coverage}
-
     assert strata["rare"].splits == len(rare) < 30
     assert strata["rare"].coverage == pytest.approx(np.mean(rare))
     assert strata["[0, 0.2)"].coverage == pytest.approx(np.mean(narrow))
@@ -245,32 +239,9 @@ def test_class_and_size_coverage_are_means_over_splits():
     assert sum(s.cases for s in result.size_coverage) == pytest.approx(fold_sizes(N)[1])
 
 
-def test_class_coverage_with_groups():
-    group, label = np.arange(N) // 3 % 9, np.where(np.arange(N) % 9 < 2, "few", "many")
-    result = tq.evaluate(
-        OUTPUTS, TRUTH, alpha=0.25, score="lwr", splits=30, seed=np.random.default_rng(7),
-        group=group, label=label, size_bins=(0, 90),
-    )  # fmt: skip
-    seed = int(np.random.default_rng(7).integers(2**63))
-    inside, covered = 0.0, 0.0
-    weight = 1 / np.bincount(group)[group] * (label == "few")
-    for fold in folds_of(9, fold_sizes(9)[1], 30, seed):
-        test = fold[group]
-        bound = tq.calibrate(
-            OUTPUTS[~test], TRUTH[~test], alpha=0.25, score="lwr", group=group[~test]
-        )
-        inside += weight[test].sum()
-        covered += weight[test] @ bound(OUTPUTS[test]).contains(TRUTH[test])
-
-    few = next(s for s in result.class_coverage if s.name == "few")
-    assert few.coverage == pytest.approx(covered / inside, abs=1e-12)
-    assert result.size_coverage[0].coverage == pytest.approx(result.coverage.mean, abs=1e-12)
-
-
 def test_hash_is_splitmix64():
     # The first outputs of the published generator seeded with 0.
     states = [(k * splits.GOLDEN) & splits.FULL for k in (1, 2, 3)]
-
     assert [splitmix64(s) for s in states] == [
         0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F,
     ]  # fmt: skip
@@ -318,7 +289,6 @@ def counted(options, score="lwr", **extra):
 def test_center_error_is_counted_on_the_splits():
     result, found = counted({"task_range": (-1, 2)})
     error = [np.abs(each.center - TRUTH_EACH_END)[test].mean() for test, each, _ in found]
-
     assert result.center_error.mean == pytest.approx(np.mean(error), rel=1e-9)
     assert 0 < result.coverage.mean < 1
 
@@ -326,7 +296,6 @@ def test_center_error_is_counted_on_the_splits():
 def test_infinite_fraction_counts_splits_with_an_open_end():
     result, found = counted({})
     ends = [bound.threshold.quantiles for _, _, bound in found]
-
     assert result.infinite == np.mean([max(pair) == inf for pair in ends])
     assert result.infinite > 0
     assert result.width.mean == inf
@@ -344,7 +313,6 @@ def test_class_and_whole_group_coverage_of_each_end():
         for t, c in covered
     ]
     strata = {s.name: s.coverage for s in result.class_coverage}
-
     assert strata["high"] == pytest.approx(high, abs=1e-9)
     assert result.whole_group_coverage == pytest.approx(np.mean(whole), abs=1e-9)
 
@@ -355,7 +323,6 @@ def test_evaluation_of_each_end_compares_one_quantile():
         evaluate_table(table, EvaluationGrid(("ar",), ALPHA, splits=50, side=side)).results[0]
         for side in ("each", "two")
     )
-
     assert each.width_single_quantile == two.width
     assert each.width.mean < two.width.mean  # outputs lie above their targets
     assert two.width_single_quantile is None
@@ -377,24 +344,12 @@ def table():
     return tq.TaskOutputs(outputs, truth, (16, 4), round_names=NAMES)
 
 
-def test_evaluations_name_their_round(table):
-    by_name = tq.evaluate_exact(table, acceleration="four frames", alpha=0.2)
-    drawn = tq.evaluate(table, acceleration=16, alpha=0.2, splits=5, seed=np.random.default_rng(0))
-
-    assert repr(by_name).startswith("mlwr, four frames: ")
-    assert repr(drawn).startswith("mlwr, one frame: ")
-    assert by_name.to_dict()["acceleration"] == 4
-    plain = tq.evaluate_exact(table.outputs[0], table.targets, acceleration=16, alpha=0.2)
-    assert repr(plain).startswith("mlwr, R = 16: ")
-
-
 def test_commands_take_rounds_by_name(table, tmp_path, capsys):
     path, bound = str(table.save(tmp_path / "table.npz")), str(tmp_path / "bound.json")
     for given in (["evaluate", path, "--exact"], ["calibrate", path, "-o", bound]):
         main([*given, "--alpha", "0.2", "--score", "lwr", "--acceleration", "four frames"])
     assert tq.load_bound(bound).acceleration == 4
     assert "one frame" not in "".join(capsys.readouterr())
-
     with pytest.raises(SystemExit):
         main(["evaluate", path, "--exact", "--acceleration", "two frames"])
     assert "'two frames'" in capsys.readouterr().err

@@ -103,74 +103,7 @@ def test_each_class_of_a_new_group_is_missed_at_most_alpha(kind):
 def test_miss_rate_is_exact_for_groups_of_one(kind):
     # Groups of one case each leave no slack: rank / (n + 1) exactly.
     groups = [(np.array([float(i)]), np.array(["a"])) for i in range(20)]
-
     assert miss_rates(groups, 0.25, **KINDS[kind]) == {"a": Fraction(1, 4)}
-
-
-def drawn_population(rng):
-    """Groups of outputs, targets and strata; hard groups are biased and nearly all in stratum a."""
-    groups = []
-    for _ in range(int(rng.integers(4, 10))):
-        size, is_hard = int(rng.integers(1, 6)), rng.random() < 0.3
-        target, spread = rng.random((size, 1)), rng.choice([0.01, 0.1, 0.5], (size, 1))
-        bias = 2.0 * is_hard * rng.standard_normal((size, 1))
-        outputs = target + bias + spread * rng.standard_normal((size, 3))
-        strata = np.where(rng.random(size) < (0.85 if is_hard else 0.25), "a", "b")
-        groups.append((outputs, target[:, 0], strata))
-    return groups
-
-
-@pytest.mark.parametrize("condition_on", ["case", "group"])
-def test_learning_score_keeps_both_conditions(condition_on):
-    rng = np.random.default_rng(5)
-    for _ in range(15):
-        groups, totals = drawn_population(rng), {s: [Fraction(0), Fraction(0)] for s in "ab"}
-        for new, (outputs, targets, strata) in enumerate(groups):
-            rest = groups[:new] + groups[new + 1 :]
-            x, z, split = (np.concatenate(part) for part in zip(*rest, strict=True))
-            bound = tq.calibrate(
-                x, z, alpha=0.34, condition_on=condition_on, strata=split,
-                group=np.repeat(np.arange(len(rest)), [len(g[1]) for g in rest]),
-            )  # fmt: skip
-            # A target that is missed scores above any quantile, a covered one below.
-            missed = np.where(bound(outputs, strata=strata).contains(targets), -inf, inf)
-            for s in "ab":
-                lost, most = loss((missed, strata), s, 0.0, condition_on)
-                totals[s] = [totals[s][0] + lost, totals[s][1] + most]
-
-        assert all(lost <= Fraction("0.34") * most for lost, most in totals.values())
-
-
-# 200 groups of 50: 9 % are hard and nearly all in stratum 0, the others easy and mostly in 1.
-HARD = (np.full(50, 10.0), np.repeat([0, 1], [46, 4]))
-EASY = (np.full(50, 1.0), np.repeat([0, 1], [4, 46]))
-
-
-def covered_given_stratum(**guarantee):
-    """The exact P(covered | stratum) of a random case of a new group, by leave-one-out."""
-    covered, there = np.zeros(2), np.zeros(2)
-    for count, (score, strata), rest in (
-        (18, HARD, [HARD] * 17 + [EASY] * 182),
-        (182, EASY, [HARD] * 18 + [EASY] * 181),
-    ):
-        targets, split = (np.concatenate(part) for part in zip(*rest, strict=True))
-        bound = tq.calibrate(
-            np.zeros((len(targets), 1)), targets, alpha=0.1, score="ar", strata=split,
-            group=np.repeat(np.arange(199), 50), **guarantee,
-        )  # fmt: skip
-        inside = bound(np.zeros((50, 1)), strata=strata).contains(score)
-        for s in (0, 1):
-            covered[s] += count * inside[strata == s].sum()
-            there[s] += count * (strata == s).sum()
-    return covered / there
-
-
-def test_case_is_covered_given_its_stratum():
-    assert (covered_given_stratum() >= 0.9).all()
-
-
-def test_coverage_given_the_group_is_not_coverage_given_the_case():
-    assert covered_given_stratum(condition_on="group")[0] < 0.5
 
 
 # Mixtures of groups, hard and easy, by chance: stratum a is missed a little more than half the time
@@ -233,7 +166,6 @@ def test_at_most_delta_of_sets_are_unlucky(condition_on, delta_scope):
         (random_mixture(rng), 5),
     ]:
         each, some = unlucky_sets(mixture, groups, 0.5, condition_on, delta_scope)
-
         # Unlucky sets exist, so that a lax bound would be found.
         assert delta_scope == "all" or groups == 5 or max(each.values()) > 0.1
         assert max(each.values()) <= Fraction(3, 10)
@@ -248,7 +180,6 @@ def test_one_delta_serves_all_classes(condition_on):
         (random_mixture(rng), 5),
     ]:
         _, some = unlucky_sets(mixture, groups, 0.5, condition_on, "each", by_label=True)
-
         assert some <= Fraction(3, 10)
 
 
@@ -336,14 +267,12 @@ def test_planted_fault_breaks_a_guarantee(fault, kind, monkeypatch):
 
 def test_equal_group_weights_make_too_many_sets_unlucky(monkeypatch):
     groups_count_alike(monkeypatch)
-
     assert unlucky_sets(MIXTURES["case"], 9, 0.5, "case", "each")[0]["a"] > Fraction(3, 10)
 
 
 def test_undivided_delta_is_found(monkeypatch):
     monkeypatch.setattr(within_strata, "parse_delta_scope", lambda *asked: "each")
     monkeypatch.setattr("taskuq.conformal._calibrate.parse_delta_scope", lambda *asked: "each")
-
     assert some_of_ten_strata_falls_short(delta_scope="all") > 0.1
 
 
@@ -394,7 +323,6 @@ def test_enough_cases_with_finite_scores_have_no_caveat(asked):
 )
 def test_caveat_of_infinite_scores_is_not_too_few_cases(asked):
     found = caveat(AGREED, **asked)
-
     assert "100 of 500" in found
     assert "at least" not in found
 
@@ -404,7 +332,6 @@ def test_caveat_names_the_largest_covered_weight(weights):
     bound = tq.calibrate(OUTPUTS, TRUTH, alpha=0.1, score="lwr", weights=weights)
     limit = bound.threshold.largest_weight
     at, beyond = bound(OUTPUTS[:2], weights=limit * np.array([0.999, 1.001])).is_unbounded
-
     assert (at, beyond) == (False, True)
     assert f"{limit:.4g}" in bound.guarantee.caveat
 
@@ -426,13 +353,11 @@ def test_caveat_of_several_tasks(method):
 @pytest.mark.parametrize("offset", [1e10, -1e37])
 def test_learned_score_far_from_zero(offset):
     bound = tq.calibrate(OUTPUTS + offset, TRUTH + offset, alpha=0.1, score="learned")
-
     assert bound(OUTPUTS + offset).contains(TRUTH + offset).mean() > 0.8
 
 
 def test_constant_feature_has_no_coefficient():
     large = np.full(50, 0.1) * 1e30 + np.tile([0.0, 1e14], 25)
     fit = _fit_robust_ridge(np.stack([large, TRUTH[:50]], axis=1), 2 * TRUTH[:50])
-
     assert fit.coefficients[0] == 0
     assert fit.coefficients[1] > 0

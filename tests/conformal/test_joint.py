@@ -46,7 +46,6 @@ def covered_rotations(population, alpha, method):
 @given(population=SCORES, alpha=st.sampled_from(ALPHAS))
 def test_all_tasks_are_covered_together(method, population, alpha):
     covered, turns = covered_rotations(population, alpha, method)
-
     assert covered >= (1 - Fraction(str(alpha))) * turns
 
 
@@ -55,14 +54,12 @@ def test_methods_with_a_scale_set_cases_aside():
         bound = tq.calibrate_joint(
             np.zeros((40, 1, 2)), np.ones((40, 2)), alpha=0.2, score="ar", method=method
         )
-
         assert (bound.provenance["tuning_cases"] > 0) == some
 
 
 def test_one_task_equals_calibrate():
     scores = np.random.default_rng(1).permutation(30).astype(float)
     joint = tq.calibrate_joint(np.zeros((30, 1, 1)), scores[:, None], alpha=0.1, score="ar")
-
     assert joint.quantiles == (
         tq.calibrate(np.zeros((30, 1)), scores, alpha=0.1, score="ar").quantile,
     )
@@ -87,7 +84,6 @@ def test_textbook_rank_without_plus_one_falls_short():
             bool((case <= rule(np.delete(population, i, axis=0), alpha)).all())
             for i, case in enumerate(population)
         )
-
     assert counts["textbook"] < 0.7 * len(population) <= counts["ours"]
 
 
@@ -101,14 +97,12 @@ def test_inverse_scale_is_never_below_the_score(knots, gap, scores):
     scale = _MonotoneScale(tuple(rising), tuple(np.arange(1, len(rising) + 1) / (len(rising) + 1)))
     for score in scores:
         back = scale.inverse(float(scale(np.array([score]))[0]))
-
         assert back >= score
         assert back <= score + 1e-9 * (abs(score) + np.abs(rising).max())
 
 
 def test_scale_keeps_infinity():
     scale = _MonotoneScale((-1.0, 1.0), (0.3, 0.6))
-
     assert (scale.inverse(inf), scale.inverse(-inf)) == (inf, -inf)
 
 
@@ -116,7 +110,6 @@ def test_scale_keeps_infinity():
 def test_too_few_cases_give_infinity(method):
     targets = np.random.default_rng(0).random((12, 2))
     bound = tq.calibrate_joint(np.zeros((12, 1, 2)), targets, alpha=0.05, score="ar", method=method)
-
     assert not bound.is_finite
     assert bound.quantiles == (inf, inf)
 
@@ -131,6 +124,5 @@ def test_joint_bound_survives_a_file(method, score, tmp_path):
         outputs, truth, alpha=0.1, score=score, method=method, task_range=(0, 1)
     )
     again = load_joint_bound(bound.save(tmp_path / "joint.json"))
-
     assert again == bound
     assert (again(outputs).lower == bound(outputs).lower).all()

@@ -182,5 +182,4 @@ def test_histogram_finds_a_wrong_quantile(monkeypatch):
     result = tq.evaluate(
         outputs, truth, alpha=0.1, score="ar", splits=4000, seed=np.random.default_rng(5)
     )
-
     assert result.histogram.p_value < 1e-6

@@ -21,7 +21,7 @@ from taskuq.conformal._quantiles import coverage_rank
 from taskuq.conformal._units import CaseUnit, choose_units
 from taskuq.conformal.scores import SCORES, resolve_score, score_from_dict, score_to_dict
 from taskuq.conformal.scores._learned import LearnedScore
-from taskuq.conformal.scores._mlwr import MLWR, _SelfTunedMLWR, _unit_median, _unit_quantile
+from taskuq.conformal.scores._mlwr import MLWR, _SelfTunedMLWR
 from taskuq.conformal.scores._paper import AR, CQR, LWR
 from taskuq.protocols import SelfTuned
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
@@ -81,7 +81,6 @@ def test_target_is_in_the_interval_of_its_score(side, cases, identical):
         outputs = np.repeat(outputs[:, :1], outputs.shape[1], axis=1)
     for score in scores_of(side, outputs.shape[1]):
         quantile = score.score(outputs, targets)
-
         assert score.interval(outputs, quantile).contains(targets).all(), score
 
 
@@ -97,7 +96,6 @@ def test_target_in_the_interval_scores_at_most_the_quantile(side, cases, quantil
         # In units of the score: a part in 1e9 of the quantile, and of the anchors over the scale.
         unit = np.maximum(family.scale, 1e-300)
         slack = 1e-9 * (abs(quantile) + (np.abs(family.low) + np.abs(family.high) + 1) / unit)
-
         assert (family.score(targets) <= quantile + slack)[inside].all(), score
 
 
@@ -112,7 +110,6 @@ def test_intervals_are_nested_in_the_quantile(side, cases, quantiles):
         # Ends are rounded outwards unless they are exact, so they may move back by a few units.
         low, high = (1e-14 * (1 + np.abs(np.nan_to_num(e))) for e in (inner.lower, inner.upper))
         wider = (outer.lower <= inner.lower + low) & (inner.upper <= outer.upper + high)
-
         assert (inner.is_empty | wider).all()
 
 
@@ -123,7 +120,6 @@ def test_clipping_never_loses_a_target_in_range(cases, low, width):
     targets = np.clip([target for _, target in cases], low, low + width)
     for score in scores_of("two", outputs.shape[1]):
         interval = score.interval(outputs, score.score(outputs, targets)).clip(low, low + width)
-
         assert interval.contains(targets).all()
         assert (interval.width <= width).all()
 
@@ -134,7 +130,6 @@ def test_infinite_quantile_gives_everything(cases):
     outputs = np.array([samples for samples, _ in cases])
     for score in scores_of("two", outputs.shape[1]):
         interval = score.interval(outputs, np.inf)
-
         assert np.isneginf(interval.lower).all()
         assert np.isposinf(interval.upper).all()
 
@@ -143,7 +138,6 @@ def test_scores_of_the_paper_have_their_formulas():
     rng = np.random.default_rng(8)
     x, z = rng.random((200, 32)), rng.random(200)
     low, high = np.quantile(x, [0.05, 0.95], axis=1)
-
     np.testing.assert_allclose(AR().score(x, z), np.abs(z - x.mean(axis=1)), rtol=1e-12)
     np.testing.assert_allclose(
         LWR().score(x, z), np.abs(z - x.mean(axis=1)) / x.std(axis=1), rtol=1e-12
@@ -157,7 +151,6 @@ def test_sample_quantiles_equal_numpy_to_the_bit(p, dtype):
     x = np.random.default_rng(p).standard_normal((300, p)).astype(dtype)
     levels = [0.0, 0.005, 0.025, 0.31, 0.5, 0.9, 0.975, 1.0]
     expected = np.quantile(x.astype(float), levels, axis=1)
-
     np.testing.assert_array_equal(np.stack(sample_quantiles(x, levels)), expected)
 
 
@@ -171,21 +164,18 @@ def test_compiled_summaries_equal_numpy(p, dtype, levels, monkeypatch):
     plain = (*mean_and_variance(x, ddof=1), *sample_quantiles(x, levels))
     monkeypatch.setattr(summaries, "WORTH_COMPILING", 0)
     fast = (*mean_and_variance(x, ddof=1), *sample_quantiles(x, levels))
-
     for a, b in zip(plain, fast, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-15)
 
 
 def test_identical_samples_make_lwr_a_point():
     x = np.full((3, 7), 0.1)
-
     assert LWR().score(x, np.array([0.1, 0.1000001, 0.0])).tolist() == [0, np.inf, np.inf]
     assert LWR().interval(x, 5.0).width.tolist() == [0, 0, 0]
 
 
 def test_crossed_quantiles_are_empty_and_have_no_width():
     interval = CQR(0.2).interval(np.array([[0.4, 0.5]]), -0.2)
-
     assert interval.is_empty.all()
     assert interval.width.tolist() == [0]
     assert not interval.contains([0.45]).any()
@@ -230,7 +220,6 @@ def test_rotations_of_awkward_cases_are_covered(kind, score, side, task_range):
                 task_range=task_range, tuning=tuning,
             )  # fmt: skip
             covered += bool(bound(outputs[i]).contains(targets[i]))
-
         assert covered >= (1 - Fraction(str(alpha))) * 8
 
 
@@ -247,7 +236,6 @@ def test_rotations_are_covered_rank_times(score, seed):
         rest = np.arange(12) != i
         bound = tq.calibrate(outputs[rest], truth[rest], alpha=0.25, score=score, tuning=tuning)
         covered += bool(bound(outputs[i]).contains(truth[i]))
-
     assert covered == coverage_rank(11, 0.25)
 
 
@@ -268,7 +256,6 @@ def test_tuning_cases_keep_the_guarantee(seed):
         order[[i, 100]] = order[[100, i]]
         bound = tq.calibrate(outputs[order[:100]], truth[order[:100]], alpha=0.1, score="learned")
         covered += bool(bound(outputs[i]).contains(truth[i]))
-
     assert covered == coverage_rank(len(turning) - 1, 0.1)
 
 
@@ -279,50 +266,6 @@ SETTINGS = [
     {"side": "upper", "task_range": (0.0, 1.0)},
     {"side": "lower"},
 ]
-
-
-def units_of(rng, least=1):
-    """Units of several sizes; values on a coarse grid every second time, so that many tie."""
-    sizes = rng.integers(least, 5, size=rng.integers(3, 8))
-    index = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
-    values = rng.normal(size=len(index))
-    return (np.round(values * 2) / 2 if rng.random() < 0.5 else values), index
-
-
-def median_by_hand(values, index):
-    """The smallest value that half of the units' weight does not exceed, in fractions."""
-    sizes = np.bincount(index)
-    for value in np.sort(values):
-        below = sum(Fraction(1, int(sizes[u])) for u in index[values <= value])
-        if below >= Fraction(len(sizes), 2):
-            return value
-    raise AssertionError
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_median_over_units_stays_in_its_range(seed):
-    rng = np.random.default_rng(seed)
-    values, index = units_of(rng)
-    found = _unit_median(values, index)
-
-    assert found.value == median_by_hand(values, index) == _unit_quantile(values, index, 0.5)
-    units = int(index.max()) + 1
-    for i in range(units):
-        others = index != i
-        for new in ([-9.0], [9.0], [-9.0, 9.0], list(rng.normal(size=3)), [values[0]] * 4):
-            replaced = np.append(np.unique(index[others], return_inverse=True)[1],
-                                 np.full(len(new), units - 1))  # fmt: skip
-            median = median_by_hand(np.append(values[others], new), replaced)
-            assert found.low[i] <= median <= found.high[i]
-
-
-def test_range_of_a_median_is_reached():
-    values = np.random.default_rng(0).normal(size=9)
-    found = _unit_median(values, np.arange(9))
-    for i in range(9):
-        others = np.delete(values, i)
-        for end, new in ((found.low, -9.0), (found.high, 9.0)):
-            assert end[i] == median_by_hand(np.append(others, new), np.arange(9))
 
 
 def population(rng, grouped):
@@ -400,42 +343,8 @@ def test_prior_of_calibration_units_alone_breaks_the_guarantee(monkeypatch):
     targets = np.where(small, -0.2, -1.0)
     everyone = outputs, targets, np.arange(8), 0.5
     assert missed_share(*everyone, side="upper")[0] <= Fraction(1, 2)
-
     monkeypatch.setattr(_SelfTunedMLWR, "fit", optimistic)
-
     assert missed_share(*everyone, side="upper")[0] > Fraction(1, 2)
-
-
-@pytest.mark.parametrize("range_", [None, (0.0, 1.0)])
-def test_scale_of_a_case_stays_in_its_range(range_):
-    for seed in range(8):
-        rng = np.random.default_rng(seed)
-        outputs, _, index = population(rng, True)
-        new = index == index.max()
-        read = MLWR().summarise(outputs)
-        learner = MLWR().leave_one_out(read, range_)
-        known = learner.fit(~new, index[~new])
-        low, high = (
-            one.summary_family(read.take(~new)).scale for one in (known.narrow, known.wide)
-        )
-        for i in range(int(index.max())):
-            others = index != i
-            by_others = learner.fit(others, np.unique(index[others], return_inverse=True)[1])
-            mine = (index == i) & ~new
-            scale = by_others.score.summary_family(read.take(mine)).scale
-            assert (low[mine[~new]] <= scale).all()
-            assert (scale <= high[mine[~new]]).all()
-
-
-def test_guarantee_given_the_set_sets_units_aside():
-    rng = np.random.default_rng(0)
-    truth = rng.random(300)
-    outputs = truth[:, None] + 0.1 * rng.standard_normal((300, 4))
-
-    bound = tq.calibrate(outputs, truth, alpha=0.1, delta=0.1)
-
-    assert bound.provenance["tuning_cases"] > 0
-    assert tq.calibrate(outputs, truth, alpha=0.1).provenance["tuning_cases"] == 0
 
 
 RNG = np.random.default_rng(8)
@@ -495,7 +404,6 @@ def test_registered_score_gives_the_same_bound(tmp_path):
     mine = tq.calibrate(OUTPUTS, TRUTH, alpha=0.1, score="mean")
     ours = tq.calibrate(OUTPUTS, TRUTH, alpha=0.1, score="ar")
     read = tq.load_bound(mine.save(tmp_path / "bound.json"))
-
     np.testing.assert_array_equal(read(OUTPUTS).upper, ours(OUTPUTS).upper)
     assert isinstance(read.score, AroundTheMean)
 
@@ -506,7 +414,6 @@ def test_registered_score_gives_the_same_evaluation():
         tq.evaluate_exact(OUTPUTS, TRUTH, alpha=0.1, score=s)
         for s in ("mean", AroundTheMean(), "ar")
     )
-
     assert mine == same
     assert mine.score == "mean"
     assert mine.coverage == ours.coverage
@@ -520,7 +427,6 @@ def test_command_line_accepts_a_registered_score(tmp_path, capsys):
     main(["evaluate", table, "--exact", "--score", "mean,ar", "--json", "-"])
     record = json.loads(capsys.readouterr().out)
     policy = tq.plan(table, score="mean", alpha=0.2, max_width=0.3, policy="adaptive")
-
     assert [r["score"] for r in record["results"][:2]] == ["mean", "ar"]
     assert tq.load_policy(policy.save(tmp_path / "policy.json")).thresholds == policy.thresholds
 
@@ -550,7 +456,6 @@ def test_score_with_half_of_a_tuning_interface_is_refused():
 def test_score_without_a_record_is_stored_by_its_class():
     mine = AroundTheMean()
     mine.state = object()
-
     assert score_to_dict(mine) == {"name": "custom", "class": "AroundTheMean"}
     assert score_from_dict(score_to_dict(mine), mine) is mine
 
@@ -559,6 +464,5 @@ def test_score_without_a_record_is_stored_by_its_class():
 def test_unregistered_score_in_a_file_is_refused(tmp_path):
     path = tq.calibrate(OUTPUTS, TRUTH, alpha=0.1, score="lwr").save(tmp_path / "bound.json")
     write_json(path, json.loads(path.read_text().replace('"lwr"', '"elsewhere"')))
-
     with refused("choice.unknown", "elsewhere"):
         tq.load_bound(path)

@@ -194,13 +194,7 @@ def every_sample(
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a law on one population.
-
-    Arguments:
-        broken: Losses above the level, by key; empty where the law holds.
-        informed: The fraction of cases with an informative interval.
-        used: The fraction used of the misses (or of the unlucky sets) that are allowed.
-    """
+    """Losses above the level by key, and the fractions of informed cases and of used misses."""
 
     broken: dict[object, float]
     informed: float
@@ -209,17 +203,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Law:
-    """One guarantee, with the populations it is enumerated on.
+    """One guarantee, with the populations it is enumerated on and their error rates in turn.
 
-    Arguments:
-        name: The guarantee in a few words.
-        populations: Number of populations, their seeds counted from 0.
-        draw: Draws a population from its seed.
-        trial: Makes the trial for a population and an error rate.
-        losses: What counts as lost.
-        enumerate: Choices of the new unit and of the others.
-        alphas: Error rates, one for each population in turn.
-        fewest: Units that must have some of a stratum or class for the law to be about it.
+    At least `fewest` units must have some of a stratum or class for the law to be about it.
     """
 
     name: str
@@ -260,10 +246,6 @@ class GivenLaw:
     calibrates, and every kind is the new unit.
 
     Arguments:
-        name, populations, draw, losses: As for a law.
-        trial: Makes the trial for a population, an error rate and delta.
-        size: Number of calibration units.
-        levels: Error rates with their delta, one pair for each population in turn.
         together: True if delta is for all strata together.
         seen: True if the law is about strata of the calibration set only.
         by_place: True if the order of a sample matters: units are set aside by their place, or

@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
 def test_no_population_breaks_the_guarantee(law):
     outcomes = [law.judged(seed) for seed in range(law.populations)]
-
     assert {seed: one.broken for seed, one in enumerate(outcomes) if one.broken} == {}
     # A law without information, or without a miss, would pass whatever the code does.
     assert np.mean([one.informed for one in outcomes]) > 0.1
@@ -31,6 +30,5 @@ def test_order_does_not_matter_where_one_order_is_enumerated(law):
 def test_documents_name_tests_that_exist():
     text = "".join(path.read_text() for path in sorted((ROOT / "docs").rglob("*.md")))
     named = set(re.findall(r"`(tests/(?:conformal|laws|policy|table)/\w+\.py)", text))
-
     assert "tests/laws/book.py" in named
     assert [file for file in named if not (ROOT / file).exists()] == []

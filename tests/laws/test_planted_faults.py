@@ -98,21 +98,18 @@ PLANTED = [
 )
 def test_fault_breaks_a_guarantee(fault, name, monkeypatch):
     fault(monkeypatch)
-
     assert is_broken(BOOK[name])
 
 
 def test_equal_group_weights_break_coverage_given_the_stratum():
     law = BOOK["a random case of a new group, given its stratum, ar"]
     alike = partial(bound, score="ar", by_group=True, strata=True, condition_on="group")
-
     assert law.losses is given_its_stratum
     assert is_broken(replace(law, trial=alike))
 
 
 def test_equal_case_weights_break_the_guarantee_for_groups():
     law = BOOK["a random case of a new group, ar"]
-
     assert law.losses is a_random_case
     assert is_broken(replace(law, trial=partial(bound, score="ar")))
 
@@ -128,7 +125,6 @@ def test_single_decisions_break_the_guarantee_for_whole_groups():
         return trial
 
     law = BOOK["the report at the stop, adaptive lwr, by whole-group"]
-
     assert is_broken(replace(law, trial=one_by_one))
 
 
@@ -156,7 +152,6 @@ def test_narrowest_of_several_bounds_breaks_the_guarantee():
 
 def test_tuning_units_chosen_by_size_are_found(monkeypatch):
     aside_by_share_of_cases(monkeypatch)
-
     with pytest.raises(AssertionError, match="set aside by their contents"):
         is_broken(BOOK["all tasks of a random case of a new group, scale, ar"])
 
@@ -195,7 +190,6 @@ def test_coverage_of_all_scans_is_not_coverage_of_early_stops():
         draw=certain_and_wrong, levels=((0.5, 0.3),), trial=given(partial(stopped, by="case")),
         by_place=False, aside=None,
     )  # fmt: skip
-
     assert is_broken(law)
     assert not is_broken(replace(law, losses=a_random_case))
 
@@ -203,7 +197,6 @@ def test_coverage_of_all_scans_is_not_coverage_of_early_stops():
 def test_quantile_without_delta_breaks_the_guarantee():
     law = BOOK["a new case, given the calibration set"]
     forgetful = given(lambda population, alpha, delta: bound(population, alpha, score="ar"))
-
     assert is_broken(replace(law, trial=forgetful))
 
 
@@ -223,5 +216,4 @@ def test_delta_for_each_stratum_is_not_delta_for_all(delta_scope, is_enough):
         draw=three_kinds_in_each_of_three_strata, size=3, levels=((0.6, 0.41),),
         trial=given(partial(bound, score="ar", strata=True, delta_scope=delta_scope)),
     )  # fmt: skip
-
     assert is_broken(law) != is_enough

@@ -28,15 +28,10 @@ def test_plan_command_writes_the_policy(path, tmp_path, capsys):
     "arguments",
     [
         ["plan"],
-        ["plan", "--max-width", "-1"],
-        ["plan", "--max-width", "0.1", "--at-least", "0.5"],
         ["plan", "--max-width", "0.1", "--alpha", "2"],
         ["plan", "--max-width", "0.1", "--samples", "99"],
-        ["simulate"],
-        ["simulate", "--max-width", "0.1", "--policy", "hopeful"],
         ["simulate", "--max-width", "0.1", "--policy", ""],
         ["simulate", "--max-width", "0.1", "--budget", "most"],
-        ["simulate", "--max-width", "0.1", "--splits", "0"],
         ["simulate", "--max-width", "0.1", "--samples", "0"],
     ],
 )

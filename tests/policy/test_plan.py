@@ -90,13 +90,11 @@ def test_policy_chosen_on_other_cases_keeps_its_guarantee(seed):
         assert miss_of_chosen(table, every[number]) <= Fraction(1, 4)
 
 
-def test_policy_chosen_on_its_calibration_set_breaks_it():
-    broken = 0
-    for seed in range(6):
-        table = population(seed)
-        chosen = [best_on_the_calibration_set(without(table, i)) for i in range(16)]
-        broken += sum(missed(p, table, i) for i, p in enumerate(chosen)) > 4
-    assert broken >= 2
+@pytest.mark.parametrize("seed", [0, 3])
+def test_policy_chosen_on_its_calibration_set_breaks_it(seed):
+    table = population(seed)
+    chosen = [best_on_the_calibration_set(without(table, i)) for i in range(16)]
+    assert sum(missed(p, table, i) for i, p in enumerate(chosen)) > 4
 
 
 @pytest.mark.usefixtures("remember_costs")
@@ -112,7 +110,7 @@ def test_choice_by_calibration_cases_is_found(monkeypatch):
 
     monkeypatch.setattr(planning, "_choose_policy", peeking)
     aside = (0, 4, 8, 10)
-    assert max(miss_of_chosen(population(seed), aside) for seed in range(8)) > Fraction(1, 4)
+    assert miss_of_chosen(population(1), aside) > Fraction(1, 4)
 
 
 TABLE = synthetic_outputs(SyntheticTable(volumes=40, samples=8), seed=0)

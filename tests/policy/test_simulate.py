@@ -244,26 +244,6 @@ def test_split_of_a_learning_policy_is_a_plan_and_its_decisions(name, guarantee)
         assert found.coverage == pytest.approx(np.mean(hits), abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ["adaptive mlwr", "lower", "spread"])
-def test_one_threshold_covers_as_many_do(monkeypatch, name):
-    kept, original = [], simulation.simulate_each_split
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            simulation, "simulate_each_split", lambda *a: kept.append(a[0](0)) or original(*a)
-        )
-        simulate(TABLE, [PLANS[name]], splits=1, seed=np.random.default_rng(1), unit="case")
-    scans, _ = kept[0]
-    score, ties = scans.statistics.score, 0
-    for case in np.flatnonzero(np.isfinite(score).all(axis=0))[:20]:
-        # A report is rounded outwards, so that it has the target just below its score.
-        just_below = np.nextafter(score[:, case], -np.inf)
-        one, many = scans.covered_at(just_below), scans.covered_from(just_below[:, None])
-        ties += int((one < score).sum())
-        pair = [scans.outcomes(just_below, each) for each in (one, many)]
-        assert all((a == b).all() for a, b in zip(*pair, strict=True))
-    assert ties > 0 or name == "spread"
-
-
 def scanned(policy, table, group=None):
     """Scan every case, or whole groups one by one: its cost, and True if its report is right."""
     parts = [np.arange(table.cases)]
@@ -386,16 +366,6 @@ def test_certificate_of_groups_and_of_cases():
     assert found["mean_acceleration"] == pytest.approx(1 / (0.5 / 8 + 0.5))
     assert found["mean_acceleration_of_cases"] == pytest.approx(1 / (0.1 / 8 + 0.9))
     assert 1 <= found["certified"] < found["mean_acceleration"]
-
-
-def test_missing_standard_errors_are_null():
-    one = tq.TaskOutputs(UNEQUAL.outputs, UNEQUAL.targets, UNEQUAL.accelerations,
-                         group=np.zeros(len(GROUP), int), task_range=(0.0, 1.0))  # fmt: skip
-    spec = PolicySpec("adaptive", 0.2, Goal(max_width=0.25), score="lwr")
-    for table in (one, UNEQUAL):
-        (found,) = simulate(table, [spec], splits=5, unit="case")
-        errors = found.to_dict()["standard_errors"]
-        assert (errors == {"mean_acceleration": None, "coverage": None}) == (table is one)
 
 
 TABLES = 60

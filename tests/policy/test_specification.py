@@ -286,11 +286,13 @@ def test_c_refuses_the_large_numbers_that_python_refuses(program, tmp_path):
 
 def test_policies_without_a_specification_are_refused():
     table = synthetic_outputs(SyntheticTable(volumes=30, samples=4), seed=0)
-    for options in ({"unit": "whole-group"}, {"statistic": "learned"}, {"budget": 0.5},
-                    {"policy": "adaptive", "score": "learned"}):  # fmt: skip
-        policy = tq.plan(table, alpha=0.2, max_width=0.2, **options)
-        with refused("option.conflict"):
-            export_policy(policy)
+    for options, code in (
+        ({"unit": "whole-group"}, "option.conflict"),
+        ({"budget": 0.5}, "option.conflict"),
+        ({"policy": "adaptive", "score": "learned"}, "choice.unknown"),
+    ):
+        with refused(code):
+            export_policy(tq.plan(table, alpha=0.2, max_width=0.2, **options))
 
 
 def test_specification_follows_its_schema(stored):

@@ -17,7 +17,6 @@ from taskuq.conformal._splits import Splits
 from taskuq.conformal._units import (
     CaseUnit,
     RandomCaseUnit,
-    _GroupFractionUnit,
     choose_units,
     unit_index,
 )
@@ -105,29 +104,6 @@ def test_score_is_the_supremum_of_thresholds_that_miss(lower_limit, data):
 @given(rounds=rounds_of(OPEN))
 def test_score_without_lower_limits_has_its_formula(rounds):
     assert score_of(rounds) == spc_score(rounds)
-
-
-@given(rounds=st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=4))
-def test_score_of_windows_is_minus_the_smallest_missed_risk(rounds):
-    missed = [
-        h
-        for k, (h, inside) in enumerate(rounds)
-        if not inside and all(h < earlier for earlier, _ in rounds[:k])
-    ]
-    windows = [(-inf, -float(h), -inf if inside else inf) for h, inside in rounds]
-    assert score_of(windows) == -min(missed, default=inf)
-
-
-@given(rounds=rounds_of(LEVEL))
-def test_stopping_score_is_at_most_the_simultaneous_one(rounds):
-    assert score_of(rounds) <= max(score for _, _, score in rounds)
-
-
-@given(cases=st.lists(st.lists(st.tuples(LEVEL, LEVEL, LEVEL), min_size=3, max_size=3), min_size=2))
-def test_cases_are_scored_one_by_one(cases):
-    lowest, largest, score = np.array(cases).transpose(2, 1, 0)
-    together = stopping_score(lowest, largest, score)
-    assert together.tolist() == [score_of(rounds) for rounds in cases]
 
 
 def test_forgotten_rounds_are_found():
@@ -247,18 +223,6 @@ def test_report_misses_the_target_below_its_score(rule, seed):
         assert not report.contains(targets)[sharp & ~at_end].any()
 
 
-@settings(max_examples=8)
-@given(seed=SEEDS)
-def test_several_tasks_stop_when_each_would(seed):
-    rules = [RULES["lwr"], RULES["cqr"]]
-    seen = stopping_statistics([rules] * 3, *population(seed, tasks=2))
-    for threshold in thresholds_of(seen):
-        for k in range(3):
-            each = [e.stops(threshold) for e in seen.rounds[k]]
-            together = (seen.lowest[k] <= threshold) & (threshold < seen.largest[k])
-            assert (together == np.all(each, axis=0)).all()
-
-
 @pytest.mark.parametrize("rule", [RULES[n] for n in ("ar", "lwr", "cqr", "mlwr", "level")])
 @settings(max_examples=8)
 @given(seed=SEEDS)
@@ -300,14 +264,6 @@ def test_monotone_losses_are_the_smallest_that_dominate(case):
     assert (np.diff(losses, axis=1) <= 0).all()
     assert (losses >= plain).all()
     assert (losses == envelope).all()
-
-
-@given(case=groups(), block=st.integers(1, 40))
-def test_losses_do_not_depend_on_the_block(case, block):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stopping, "BLOCK", block)
-        some = _group_losses(*case, GRID, _GroupFractionUnit(0.6))
-    assert (some == _group_losses(*case, GRID, _GroupFractionUnit(0.6))).all()
 
 
 @pytest.mark.parametrize("count", [1, 64, 65, 4097])
@@ -375,21 +331,6 @@ def test_groups_are_certified_too():
 
 def test_certificate_that_is_too_large_is_found():
     assert failure(5, 0.5, slack=0.4) > 0.5
-
-
-@given(
-    largest=st.lists(st.lists(st.integers(-2, 4), min_size=3, max_size=3), min_size=1, max_size=6),
-    t=st.integers(-2, 4),
-)
-def test_mean_cost_is_a_sum_over_rounds(largest, t):
-    allowed = np.array(largest, float).T
-    rates = np.array([16.0, 4.0, 2.0])
-    steps = np.diff(1 / np.append(rates, 1.0))
-    going_on = np.maximum.accumulate(allowed, axis=0) <= t
-    expected = 1 / 16 + (steps * going_on.mean(axis=1)).sum()
-    assert mean_cost(np.full(allowed.shape, -inf), allowed, rates, float(t)) == pytest.approx(
-        expected
-    )
 
 
 @pytest.mark.parametrize("options", [{}, {"unit": "group"}, {"unit": "whole-group"},
@@ -521,12 +462,6 @@ def test_policy_stores_the_price_of_early_stops(policy, unit, tmp_path):
     price = made.certificate["mean_acceleration_without_given"]
     assert price == pytest.approx(plain.certificate["mean_acceleration"])
     assert tq.load_policy(made.save(tmp_path / "policy.json")) == made
-
-
-def test_score_and_thresholds_share_tuning_units():
-    made, plain = tq.plan(TABLE, **ASKED), tq.plan(TABLE, **{**ASKED, "given": None})
-    assert made.provenance["tuning_cases"] == plain.provenance["tuning_cases"] > 0
-    assert made._rules == plain._rules
 
 
 @pytest.mark.parametrize(

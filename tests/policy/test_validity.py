@@ -219,50 +219,6 @@ def joined(groups):
     return cases, [v for v, group in enumerate(groups) for _ in group]
 
 
-def missed_shares(groups, name, alpha, **options):
-    """The share of cases missed in each group, calibrated on all other groups."""
-    shares = []
-    for v, new in enumerate(groups):
-        cases, index = joined(groups[:v] + groups[v + 1 :])
-        policy = make_policy(name, cases, alpha, group=index, **options)
-        shares.append(Fraction(int(missed(policy, new).sum()), len(new)))
-    return shares
-
-
-@pytest.mark.parametrize("name", ["spread", "two-phase", "mlwr", "cqr"])
-@settings(max_examples=10)
-@given(groups=GROUPS, alpha=st.sampled_from(ALPHAS))
-def test_random_case_of_a_new_group_is_missed_at_most_alpha(name, groups, alpha):
-    assert sum(missed_shares(groups, name, alpha)) <= Fraction(str(alpha)) * len(groups)
-
-
-@pytest.mark.parametrize("share", ["all", 0.6])
-@pytest.mark.parametrize("name", ["spread", "mlwr"])
-@settings(max_examples=10)
-@given(groups=GROUPS, alpha=st.sampled_from(ALPHAS))
-def test_enough_cases_of_a_new_group_are_covered(name, share, groups, alpha):
-    missing = 0 if share == "all" else 1 - Fraction(str(share))
-    shares = missed_shares(groups, name, alpha, cases=share)
-    assert sum(s > missing for s in shares) <= allowed(groups, alpha)
-
-
-@pytest.mark.parametrize("name", ["spread", "mlwr", "lwr"])
-@settings(max_examples=10)
-@given(groups=GROUPS, alpha=st.sampled_from(ALPHAS))
-def test_whole_group_misses_at_most_alpha_of_its_cases(name, groups, alpha):
-    shares = missed_shares(groups, name, alpha, whole=True)
-    assert sum(shares) <= Fraction(str(alpha)) * len(groups)
-
-
-@pytest.mark.parametrize("share", ["all", 0.6])
-@settings(max_examples=10)
-@given(groups=GROUPS, alpha=st.sampled_from(ALPHAS))
-def test_whole_group_has_enough_cases_covered(share, groups, alpha):
-    missing = 0 if share == "all" else 1 - Fraction(str(share))
-    shares = missed_shares(groups, "spread", alpha, whole=True, cases=share)
-    assert sum(s > missing for s in shares) <= allowed(groups, alpha)
-
-
 @settings(max_examples=15)
 @given(groups=GROUPS)
 def test_group_decides_by_its_root_mean_square_risk(groups):
