@@ -138,16 +138,16 @@ def test_selection_by_group_mask_and_task():
 @pytest.mark.parametrize(
     ("selection", "code"),
     [
-        ({"accelerations": [3]}, "CODE"),
-        ({"samples": 4}, "CODE"),
-        ({"samples": 0}, "CODE"),
-        ({"group": "nobody"}, "CODE"),
-        ({"task": "nothing"}, "CODE"),
-        ({"cases": [99]}, "CODE"),
-        ({"cases": []}, "CODE"),
-        ({"cases": [True, False]}, "CODE"),
-        ({"cases": [0, 0]}, "CODE"),
-        ({"cases": ["a"]}, "CODE"),
+        ({"accelerations": [3]}, "choice.unknown"),
+        ({"samples": 4}, "samples.mismatch"),
+        ({"samples": 0}, "samples.mismatch"),
+        ({"group": "nobody"}, "choice.unknown"),
+        ({"task": "nothing"}, "choice.unknown"),
+        ({"cases": [99]}, "value.invalid"),
+        ({"cases": []}, "value.invalid"),
+        ({"cases": [True, False]}, "value.invalid"),
+        ({"cases": [0, 0]}, "table.duplicate"),
+        ({"cases": ["a"]}, "value.invalid"),
     ],
 )
 def test_unknown_selection_is_refused(selection, code):
