@@ -56,12 +56,3 @@ def test_simulate_command_prints_json_and_draws(path, tmp_path, capsys):
         "paper": False, "fixed-width": True, "adaptive": True, "anytime": True,
     }  # fmt: skip
     assert len(list(figures.glob("*.svg"))) == len(list(figures.glob("*.png"))) == 3
-
-
-def test_simulate_command_prints_both_coverages(path, tmp_path, capsys):
-    out = tmp_path / "out.json"
-    main(["simulate", path, "--max-width", "0.3", "--splits", "20", "--alpha", "0.3", "--policy",
-          "adaptive", "--score", "lwr", "--cases", "all", "--json", str(out)])  # fmt: skip
-    (result,) = json.loads(out.read_text())["results"]
-    assert result["coverage"] < result["case_coverage"]
-    assert f"{result['case_coverage']:.4f}" in capsys.readouterr().out
