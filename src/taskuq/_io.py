@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import signal
 import stat
 import threading
@@ -228,7 +229,9 @@ def image_format(path: str | os.PathLike[str]) -> str:
     """Return the image format of a file name."""
     ending = Path(path).suffix.lower().removeprefix(".") or "png"
     if ending not in ("png", "svg", "pdf"):
-        raise InputError(f"the name of an image must end in .png, .svg or .pdf, got {path}")
+        raise InputError(
+            f"the name of an image must end in .png, .svg or .pdf, got {path}", code="value.invalid"
+        )
     return ending
 
 
@@ -242,7 +245,10 @@ def safe_join(folder: str | os.PathLike[str], name: str) -> Path:
     except (ValueError, OSError, RuntimeError):  # a zero byte, a name too long, a loop of links
         leads_out = True
     if leads_out:
-        raise InputError(f"{name!r:.80} is not a file name inside {folder}; rename that case")
+        raise InputError(
+            f"{name!r:.80} is not a file name inside {folder}; rename that case",
+            code="value.invalid",
+        )
     return path
 
 
@@ -365,10 +371,15 @@ def range_to_json(range_: tuple[float, float] | None) -> list[str] | None:
 
 def to_json_value(value: Any) -> Any:
     """Convert values to JSON types; infinity as a string, NaN as null."""
-    # Only values with infinity, NaN or other types need a look at each of them.
+    # Only values with infinity, NaN, odd keys or other types need a look at each of them.
     with suppress(TypeError, ValueError):
-        return json.loads(json.dumps(value, allow_nan=False))
+        text = json.dumps(value, allow_nan=False)
+        if not re.search('"(true|false|null)":', text):
+            return json.loads(text)
     if isinstance(value, Mapping):
+        # JSON has no such keys: they would come back as the texts "true" and "null".
+        if odd := [k for k in value if isinstance(k, bool) or k is None]:
+            raise InputError(f"a key must be text or a number, got {odd[0]}", code="dtype.invalid")
         return {str(k): to_json_value(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [to_json_value(v) for v in value]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 # Stable names of mistakes: tests and callers match these, never the wording.
 Code = Literal[
@@ -32,9 +33,13 @@ class InputError(ValueError):
         ('alpha must be in (0, 1), got 2', 'alpha.invalid')
     """
 
-    def __init__(self, message: str = "", *, code: Code = "value.invalid") -> None:
+    def __init__(self, message: str = "", *, code: Code) -> None:
         super().__init__(message)
         self.code = code
+
+    def __reduce__(self) -> Any:
+        # Workers and processes send errors by pickle, which passes no keyword.
+        return partial(type(self), code=self.code), self.args, self.__dict__
 
 
 class TableMismatchError(InputError):

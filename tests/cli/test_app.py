@@ -3,13 +3,16 @@
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
+import zipfile
 from importlib import import_module
 from inspect import signature
 
 import numpy as np
 import pytest
+import torch
 
 import taskuq as tq
 from taskuq.cli import app
@@ -17,7 +20,7 @@ from taskuq.cli import calibrate as bounds
 from taskuq.cli.app import WIDEST, main, print_wrapped
 from taskuq.cli.calibrate import calibrate, evaluate
 from taskuq.cli.plan import plan, simulate
-from taskuq.errors import InputError
+from taskuq.errors import InputError, MachineError
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
 
@@ -229,21 +232,6 @@ def test_a_table_is_cut_into_two_by_its_groups(tmp_path):
     assert sorted([*part.targets, *rest.targets]) == sorted(whole.targets)
 
 
-def test_an_error_of_a_process_that_reads_data_is_its_sentence_alone(monkeypatch, capsys):
-    from torch._utils import ExceptionWrapper
-
-    try:
-        raise InputError("a slice is damaged; prepare it again")
-    except InputError:
-        caught = ExceptionWrapper(where="in DataLoader worker process 0")
-    monkeypatch.setattr(app, "app", lambda words: caught.reraise())
-
-    with pytest.raises(SystemExit) as ended:
-        app.main([])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == "taskuq: a slice is damaged; prepare it again\n"
-
-
 def test_what_is_compared_by_default_holds_what_is_calibrated_by_default():
     defaults = {
         command.__name__: signature(command).parameters["score"].default
@@ -373,3 +361,117 @@ def test_an_unknown_command_gets_the_whole_list(words, last, capsys):
     commands = [name.split() for name in app.COMMANDS if name.startswith("data " * depth)]
     assert error.rstrip().endswith(last)
     assert all(name[depth] in error for name in commands)
+
+
+def test_a_spreadsheet_runs_nothing_that_predict_writes(tmp_path):
+    rng = np.random.default_rng(0)
+    names = ['=HYPERLINK("x")', "+1", "-1", "@a", "\tb", "plain", *map(str, range(14))]
+    table = tq.TaskOutputs(rng.random((1, 20, 3)), rng.random(20), (8.0,), case=names,
+                           group=["=1+1"] * 20, task_names=["-t"])  # fmt: skip
+    table.save(tmp_path / "t.npz")
+    tq.calibrate(table.outputs[0], table.targets_at(0), alpha=0.2).save(tmp_path / "b.json")
+    main(["predict", str(tmp_path / "b.json"), str(tmp_path / "t.npz"), "-o",
+          str(tmp_path / "i.csv")])  # fmt: skip
+    with open(tmp_path / "i.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+
+    texts = [row[name] for row in rows for name in ("case", "group", "task")]
+    assert not [text for text in texts if text.startswith(("=", "+", "-", "@", "\t"))]
+    assert rows[0]["case"] == '\'=HYPERLINK("x")'
+    assert rows[5]["case"] == "plain"
+
+
+def test_the_command_line_lets_threads_sleep_before_torch_is_loaded():
+    script = (
+        "import os, sys\nfrom taskuq.cli import app\n"
+        "def look(words):\n"
+        "    print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)\n"
+        "app.app = look\napp.main([])\n"
+    )
+    for said, expected in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
+        environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+        environment |= {} if said is None else {"OMP_WAIT_POLICY": said}
+        ran = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True
+        )
+        assert ran.stdout == f"{expected} False\n", ran.stderr
+
+
+@pytest.mark.parametrize(("kind", "code"), [(KeyboardInterrupt, 130), (SystemExit, 143)])
+def test_the_command_line_says_what_a_stop_keeps(monkeypatch, capsys, kind, code):
+    from taskuq.cli import app
+
+    def stop(arguments):
+        stopped = kind(143)
+        stopped.add_note("stopped; 3 of 9 cases are finished")
+        raise stopped
+
+    monkeypatch.setattr(app, "app", stop)
+    with pytest.raises(SystemExit) as ended:
+        app.main(["run"])
+
+    assert ended.value.code == code
+    assert capsys.readouterr().err == "taskuq: stopped; 3 of 9 cases are finished\n"
+
+
+def status_of(words):
+    with pytest.raises(SystemExit) as ended:
+        app.main([str(word) for word in words])
+    return ended.value.code
+
+
+def test_a_full_pipe_is_one_sentence(tmp_path):
+    command = [sys.executable, "-m", "taskuq.cli.app", "sample-size", "--json", "-"]
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(command, stdout=full, stderr=-1, text=True)
+
+    assert ran.returncode == 1
+    assert ran.stderr == "taskuq: I/O error (No space left on device); rerun the command\n"
+
+
+ERRORS = {
+    OSError(28, "No space left on device", "a.json"): (1, "a.json"),
+    MemoryError(): (1, "out of memory"),
+    torch.OutOfMemoryError("CUDA out of memory. Tried\nmore"): (1, "(CUDA out of memory. Tried)"),
+    MachineError("the disk is full"): (1, "the disk is full"),
+    InputError("alpha is 2", code="alpha.invalid"): (2, "alpha is 2"),
+    UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"): (2, "invalid start byte"),
+    zipfile.BadZipFile("no zip"): (2, "no zip"),
+    KeyError("schema"): (1, "--traceback"),
+}
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("flags", [(), ("--traceback",)])
+def test_every_error_is_one_sentence_and_a_traceback_for_whoever_asks(
+    monkeypatch, capsys, error, flags
+):
+    def fail(arguments):
+        assert arguments == ["run"]
+        raise error
+
+    monkeypatch.setattr(app, "app", fail)
+    status, word = ERRORS[error]
+
+    assert status_of(["run", *flags]) == status
+    said = capsys.readouterr().err.splitlines()
+    assert word in said[-1]
+    assert said[-1].startswith("taskuq: ")
+    assert (len(said) > 1) == bool(flags)
+
+
+FLAGS = {
+    "masks --seed -1": "--seed",
+    "evaluate t.npz --seed -1": "--seed",
+    "simulate t.npz --seed -1": "--seed",
+    "evaluate t.npz --range 0,1e308": "1e+308",
+}
+
+
+@pytest.mark.parametrize("words", FLAGS)
+def test_odd_flags_are_bad_input(tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    tq.TaskOutputs(np.zeros((1, 20, 2)), np.zeros(20)).save("t.npz")
+
+    assert status_of(words.split()) == 2
+    assert FLAGS[words] in capsys.readouterr().err

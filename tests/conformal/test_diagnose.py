@@ -146,7 +146,7 @@ def test_a_table_is_diagnosed_by_round_task_and_class():
     assert len(str(result).splitlines()) == 20
 
 
-def test_what_cannot_be_diagnosed_is_refused():
+def test_invalid_samples_are_refused():
     with refused("samples.mismatch"):
         tq.diagnose([[0.5]], [0.5])
     with refused("targets.missing"):

@@ -219,7 +219,7 @@ def sums_with(pool, table):
 def test_both_ways_of_summing_agree(seed, cases, task_range, side, kind):
     pool = drawn_pool(seed, cases, task_range, side, kind)
     lines, tables = sums_with(pool, 0), sums_with(pool, 10**9)
-    # Before and after the position are what matters; where something is infinite both say so.
+    # Before and after the position are what matters; where something is infinite both are.
     known = np.isfinite(tables)
     scale = np.abs(tables[known]).max(initial=1.0)
     assert np.isfinite(lines[known]).all()

@@ -387,7 +387,7 @@ class Shifted(AroundTheMean):
 
 
 class Half(AroundTheMean):
-    """A score that can be tuned and does not say how."""
+    """A score that can be tuned and does not declare how."""
 
     def fit(self, outputs, targets=None, *, range_=None, group=None):
         return self

@@ -33,15 +33,14 @@ def test_presence_and_area_of_lesions_end_in_one_page(tmp_path, monkeypatch):
         "classifier-area.toml", tmp_path, data={"patients": 12, **small},
         training={"epochs": 1, "batch": 8},
     )  # fmt: skip
-    main(["train", "classifier", area, "-o", "runs/atlas-area", "--accelerator", "cpu"])
+    main(["train", "classifier", area, "-o", "runs/atlas-classifier-area", "--accelerator", "cpu"])
     run = smaller(
-        "two-tasks.toml", tmp_path, samples=2, data={"patients": 12, "coils": 2, **small},
+        "run-two-tasks.toml", tmp_path, samples=2, data={"patients": 12, "coils": 2, **small},
         recover={"kind": "zero-filled"},
     )  # fmt: skip
     main(["run", run, "-o", "both", "--keep-images", "2", "--device", "cpu"])
     widths = f"{LESION}=0.9,{AREA}=400"
     main(["report", "both", "--alpha", "0.3", "--max-width", widths, "--splits", "20"])
-
     table = tq.TaskOutputs.load("both")
     assert table.task_names == (LESION, AREA)
     assert table.task_ranges == ((0.0, 1.0), (0.0, np.inf))

@@ -1,7 +1,4 @@
-"""A hundred thousand malformed calls: each ends in our own error or in a result, nothing else.
-
-Warnings are errors here, as in all tests, so a result comes without one.
-"""
+"""Malformed calls by the thousand: each ends in our own error or in a result without warning."""
 
 import json
 from collections import Counter
@@ -19,38 +16,11 @@ from taskuq.table._parquet import _shard_paths
 VALUES = (0.0, 1.0, -1.0, 0.5, 0.1, 1e-300, 5e-324, 1e99, -1e99, 1e300, np.nan, np.inf, -np.inf)
 DTYPES = (float, np.float32, np.float16, int, np.uint8, bool, complex, "U4", "S3", object, "M8[s]")
 SHAPES = (
-    (),
-    (0,),
-    (1,),
-    (6,),
-    (6, 0),
-    (0, 3),
-    (1, 3),
-    (6, 1),
-    (6, 3),
-    (2, 6, 3),
-    (1, 6, 3),
-    (6, 3, 2),
-)
+    (), (0,), (1,), (6,), (6, 0), (0, 3), (1, 3), (6, 1), (6, 3), (2, 6, 3), (1, 6, 3), (6, 3, 2),
+)  # fmt: skip
 ALPHAS = (
-    0.1,
-    0.3,
-    0.5,
-    0.9,
-    1e-9,
-    0.999999,
-    0,
-    1,
-    -1,
-    2,
-    np.nan,
-    np.inf,
-    None,
-    "0.1",
-    [],
-    True,
-    1 / 3,
-)
+    0.1, 0.3, 0.5, 0.9, 1e-9, 0.999999, 0, 1, -1, 2, np.nan, np.inf, None, "0.1", [], True, 1 / 3,
+)  # fmt: skip
 SCORES = ("ar", "lwr", "cqr", "mlwr", "learned", "LWR", "", None, 3, object(), print)
 RANGES = (
     None, None, (0, 1), (-1e99, 1e99), (0, np.inf), (-np.inf, np.inf), (1, 0), (0, 0), 5, "ab",
@@ -132,9 +102,9 @@ def shapes(calls):
     return cases, calls.array(outputs), calls.array((cases,))
 
 
-def test_sixty_five_thousand_calibrations():
+def test_malformed_calibrations():
     calls = Calls(1)
-    for _ in range(65_000):
+    for _ in range(6_000):
         cases, outputs, targets = shapes(calls)
         options = calls.options(cases)
         for name, chance in (("group", 0.15), ("label", 0.05), ("strata", 0.05), ("weights", 0.05)):
@@ -146,10 +116,10 @@ def test_sixty_five_thousand_calibrations():
             options["cases"] = calls.pick(("all", "random", 0.5, 1, 0, 2, "most", None))
         calls.run(tq.calibrate, outputs, targets, **options)
 
-    assert_tried(calls, 5000)
+    assert_tried(calls, 500)
 
 
-def test_fifteen_thousand_predictions():
+def test_malformed_predictions():
     calls = Calls(2)
     x, z = np.random.default_rng(0).random((60, 3)), np.random.default_rng(1).random(60)
     bounds = [
@@ -163,7 +133,7 @@ def test_fifteen_thousand_predictions():
             {"weights": z + 0.1},
         )
     ]
-    for _ in range(15_000):
+    for _ in range(2_000):
         cases = calls.pick((0, 1, 6))
         options = {}
         if calls.rng.random() < 0.4:
@@ -174,15 +144,15 @@ def test_fifteen_thousand_predictions():
         interval = calls.run(calls.pick(bounds), outputs, **options)
 
         assert interval is None or not np.isnan([interval.lower, interval.upper]).any()
-    assert_tried(calls, 500)
+    assert_tried(calls, 60)
 
 
-def test_twelve_thousand_evaluations():
+def test_malformed_evaluations():
     calls = Calls(3)
-    for _ in range(10_000):
+    for _ in range(1_000):
         cases, outputs, targets = shapes(calls)
         calls.run(tq.evaluate_exact, outputs, targets, tuning_repeats=2, **calls.options(cases))
-    for _ in range(2_000):
+    for _ in range(200):
         cases, outputs, targets = shapes(calls)
         options = calls.options(cases)
         for name in ("group", "label"):
@@ -193,12 +163,12 @@ def test_twelve_thousand_evaluations():
             size_bins=calls.pick((None, (0, 0.1, np.inf))), **options,
         )  # fmt: skip
 
-    assert_tried(calls, 500)
+    assert_tried(calls, 40)
 
 
-def test_four_thousand_joint_and_online_calibrations():
+def test_malformed_joint_and_online_calibrations():
     calls = Calls(4)
-    for _ in range(2_000):
+    for _ in range(250):
         cases = calls.pick((2, 6, 24))
         options = calls.options(cases) | {
             "method": calls.pick(("max", "scale", "minimax", "rank", "x"))
@@ -215,11 +185,11 @@ def test_four_thousand_joint_and_online_calibrations():
         if bound is not None:
             calls.run(bound.update, calls.array((3,)), calls.pick((*VALUES, None, "a", [1])))
 
-    assert_tried(calls, 300)
+    assert_tried(calls, 30)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # forged coefficients may overflow
-def test_three_thousand_damaged_bounds(tmp_path):
+def test_damaged_bounds(tmp_path):
     calls = Calls(5)
     rng = np.random.default_rng(2)
     x, z = rng.random((40, 3)), rng.random(40)
@@ -238,7 +208,7 @@ def test_three_thousand_damaged_bounds(tmp_path):
     made.append((tq.calibrate_online(x, z, alpha=0.2), load_online_bound, x[:2]))
     path = tmp_path / "bound.json"
     contents = [bound.save(path).read_text() for bound, _, _ in made]
-    for i in range(3_000):
+    for i in range(500):
         k = i % len(made)
         if calls.rng.random() < 0.7:
             path.write_text(json.dumps(forged(exchanged(calls, json.loads(contents[k])))))
@@ -250,10 +220,10 @@ def test_three_thousand_damaged_bounds(tmp_path):
             calls.run(bound, made[k][2], **weights)
             calls.run(str, bound)
 
-    assert_tried(calls, 500)
+    assert_tried(calls, 70)
 
 
-def test_two_thousand_damaged_tables(tmp_path):
+def test_damaged_tables(tmp_path):
     calls = Calls(6)
     rng = np.random.default_rng(3)
     table = tq.TaskOutputs(
@@ -263,10 +233,10 @@ def test_two_thousand_damaged_tables(tmp_path):
     whole = file.read_bytes()
     header, shards = folder / "table.json", _shard_paths(folder)
     text, kept = header.read_text(), [shard.read_bytes() for shard in shards]
-    for _ in range(1_000):
+    for _ in range(150):
         file.write_bytes(mutated(calls, whole))
         calls.run(tq.TaskOutputs.load, file)
-    for i in range(1_000):
+    for i in range(150):
         if i % 2:
             header.write_text(json.dumps(forged(exchanged(calls, json.loads(text)))))
         else:
@@ -275,11 +245,11 @@ def test_two_thousand_damaged_tables(tmp_path):
         header.write_text(text)
         shards[0].write_bytes(kept[0])
 
-    assert_tried(calls, 50)
+    assert_tried(calls, 6)
 
 
 @pytest.mark.parametrize("wrong", [KeyError, RuntimeWarning, MemoryError])
-def test_the_fuzzer_would_see_another_error(wrong):
+def test_another_error_is_seen(wrong):
     def broken():
         raise wrong("not ours")
 

@@ -1,4 +1,4 @@
-"""Trials by the public functions alone: calibrate on some cases, and examine at a new unit."""
+"""Trials by the public functions alone: calibrate on some cases, and examine a new unit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def bound(
     weights: bool = False,
     **options: Any,
 ) -> Trial:
-    """Calibrate a bound, and ask it about all cases of the new unit."""
+    """Calibrate a bound, and predict all cases of the new unit."""
 
     def trial(cases: Cases) -> Calibrated:
         given = {
@@ -73,7 +73,7 @@ def joint_bound(
 
 
 def informed(interval: tq.Interval, population: Population) -> np.ndarray:
-    """Whether an interval says anything: that it is not the whole range, or line."""
+    """Return True where an interval is not the whole range, or line."""
     low, high = population.task_range or (-np.inf, np.inf)
     return np.asarray((interval.lower > low) | (interval.upper < high))
 
@@ -128,12 +128,12 @@ def in_all_rounds(population: Population, alpha: float, *, by: str, **options: A
         policy = planned(population, cases, alpha, by, policy="anytime", **options)
 
         def examine(new: Unit) -> tuple[np.ndarray, np.ndarray]:
-            missed, said = np.zeros(len(new), dtype=bool), np.zeros(len(new), dtype=bool)
+            missed, known = np.zeros(len(new), dtype=bool), np.zeros(len(new), dtype=bool)
             for k in range(len(new.outputs)):
                 interval = policy.decide(k, new.outputs[: k + 1, ..., 0]).interval
                 missed |= ~interval.contains(new.targets[:, 0])
-                said |= informed(interval, population)
-            return missed, said
+                known |= informed(interval, population)
+            return missed, known
 
         return Calibrated(examine, policy.provenance["tuning_cases"])
 

@@ -1,8 +1,6 @@
-"""What the kill tests kill: a run on a cluster, or a scan with a state."""
+"""A run on a cluster, which tests kill."""
 
 import sys
-import time
-from pathlib import Path
 
 import taskuq as tq
 
@@ -27,24 +25,6 @@ def run(engine, store):
     )  # fmt: skip
 
 
-def scan(_, store):
-    sys.path.insert(0, str(Path(__file__).parents[1] / "scan"))
-    import toy_scanner
-
-    def slow(measurement, *, samples, seed):
-        time.sleep(0.1)
-        return toy_scanner.recover(measurement, samples=samples, seed=seed)
-
-    folder = Path(store)
-    folder.mkdir(exist_ok=True)
-    # No width is small enough to stop before everything is measured.
-    policy = toy_scanner.policy(max_width=1e-6)
-    found = toy_scanner.scan(
-        toy_scanner.scanner_of(1000), policy=policy, recover=slow, state=folder / "scan.json"
-    )
-    (folder / "record.txt").write_text("\n".join(repr(r.to_dict()) for r in found.rounds))
-
-
 if __name__ == "__main__":
-    (scan if sys.argv[1] == "scan" else run)(*sys.argv[1:3])
+    run(*sys.argv[1:3])
     sys.stdout.write("done")

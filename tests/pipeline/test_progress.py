@@ -3,7 +3,6 @@
 import re
 
 import numpy as np
-import pytest
 import toy
 
 import taskuq as tq
@@ -50,16 +49,3 @@ def test_a_log_is_given_a_line_now_and_then(capsys, monkeypatch):
 
     counts = [line.split(" ")[0] for line in capsys.readouterr().err.splitlines()]
     assert counts == ["2/3", "3/3"]
-
-
-def interrupted():
-    with Progress(3) as seen:
-        seen.step()
-        raise KeyboardInterrupt
-
-
-def test_an_error_leaves_the_last_line_behind(capsys):
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-
-    assert capsys.readouterr().err.startswith("1/3 cases, ")

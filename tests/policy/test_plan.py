@@ -24,7 +24,7 @@ POLICIES = [
 
 
 def population(seed, cases=16):
-    """Cases whose outputs say little, so that a choice among policies finds chance."""
+    """Uninformative outputs: a choice among policies finds chance."""
     rng = np.random.default_rng(seed)
     truth = rng.normal(size=cases)
     outputs = truth[:, None] + rng.normal(0, 1, (3, cases, 1)) * rng.exponential(size=(3, cases, 1))

@@ -338,16 +338,16 @@ def test_coverage_and_means_of_groups(monkeypatch, unit, cases, is_compiled):
     kept, alike, plain, by_case = [], [], [], []
     for test in folds:
         policy = tq.plan(UNEQUAL.select(cases=~test), unit=unit, cases=cases, **options)
-        shares, costs, everybody = [], [], []
+        shares, costs, every_cost = [], [], []
         for v in np.unique(GROUP[test]):
             cost, hit = scanned(policy, UNEQUAL.select(cases=v == GROUP))
             shares.append(Fraction(int(hit.sum()), len(hit)))
             costs.append(cost.mean())
-            everybody += list(cost)
+            every_cost += list(cost)
         kept.append(np.mean([s if cases == "random" else s >= LEAST[cases] for s in shares]))
         by_case.append(np.mean([float(s) for s in shares]))
         alike.append(1 / np.mean(costs))
-        plain.append(1 / np.mean(everybody))
+        plain.append(1 / np.mean(every_cost))
     assert found.coverage == pytest.approx(float(np.mean(kept)))
     assert found.case_coverage == pytest.approx(np.mean(by_case))
     assert found.mean_acceleration == pytest.approx(np.mean(alike))

@@ -75,8 +75,8 @@ def ends(vector):
 
 def test_stored_cases_stop_continue_and_tie(stored):
     for policy in stored:
-        said = [one["stop"] for one in policy["vectors"] if "stop" in one]
-        assert {True, False} == set(said), policy["name"]
+        expected = [one["stop"] for one in policy["vectors"] if "stop" in one]
+        assert {True, False} == set(expected), policy["name"]
     tie = stored[0]
     assert tie["name"] == "adaptive ar"
     assert tie["specification"]["thresholds"] == [0.1, 0.1]  # half the width: strictly below
@@ -278,10 +278,10 @@ def test_c_refuses_the_large_numbers_that_python_refuses(program, tmp_path):
         _, found = asked(program, export_policy(policy), lines, tmp_path)
         for x, answer in zip(shapes, found, strict=True):
             try:
-                said = policy.decide(0, x[None]).stop
+                expected = policy.decide(0, x[None]).stop
             except tq.InputError:
-                said = None
-            assert answer.get("stop") == said, (name, x)
+                expected = None
+            assert answer.get("stop") == expected, (name, x)
 
 
 def test_policies_without_a_specification_are_refused():

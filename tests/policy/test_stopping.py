@@ -354,7 +354,7 @@ def examination(largest, score):
 
 
 class Law:
-    """Units of a few types, each as likely as said; a group has two cases."""
+    """Units of a few types, each with its weight; a group has two cases."""
 
     def __init__(self, seed, types=4, size=1):
         rng = np.random.default_rng(seed)

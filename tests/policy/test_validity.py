@@ -255,7 +255,7 @@ def population(number):
     """A finite population of groups whose sizes are tied to their scores.
 
     A case is a centre and half a spread for each of three rounds, and a target. Groups from one
-    kind are large and hard: beside cases with wide spreads and true centres lie some with narrow
+    kind are large and hard: next to cases with wide spreads and true centres lie some with narrow
     spreads that miss. The others are small and easy. A few whole numbers bring ties.
     """
     rng = np.random.default_rng(number)

@@ -1,5 +1,7 @@
 """Tables as CSV without formulas and as LaTeX."""
 
+import json
+import os
 import shutil
 import subprocess
 
@@ -9,7 +11,10 @@ import run_folder
 from hypothesis import given
 from hypothesis import strategies as st
 
+import taskuq as tq
+from taskuq._io import with_checksum, write_json
 from taskuq.report._records import Table, _escaped, cell, latex_table, write_csv
+from taskuq.report._report import write_report
 
 
 @given(st.text(max_size=20))
@@ -60,3 +65,47 @@ def test_latex_tables_compile_where_latex_is(tmp_path):
                           cwd=tmp_path, capture_output=True, text=True)  # fmt: skip
 
     assert done.returncode == 0, done.stdout[-800:]
+
+
+RECORDS = {
+    "evaluate.json": {"schema": "taskuq.evaluate/1", "unit": 3, "results": [{"alpha": []}]},
+    "simulate.json": {"schema": "taskuq.simulate/1", "results": [{"alpha": "x", "stops": 7}]},
+    "status.json": {"schema": "taskuq.status/1", "failed": [1], "cases": {}, "finished": None},
+    "run.json": {"schema": "taskuq.run/1", "title": [1], "unit": [], "alpha": "x"},
+    "check.json": {"schema": "taskuq.data-check/1", "files": 3, "summary": None},
+}
+
+
+@pytest.mark.parametrize("odd", RECORDS)
+def test_one_odd_record_makes_a_shorter_page(tmp_path, odd):
+    write_json(tmp_path / odd, RECORDS[odd])
+    write_json(tmp_path / "size.json", {"schema": "taskuq.plan-size/1", "alpha": 0.1})
+
+    assert "</html>" in write_report(tmp_path).read_text()
+
+
+@pytest.mark.parametrize("field", ["alpha", "score", "coverage", "width", "acceleration"])
+def test_an_odd_field_of_an_evaluation_leaves_the_other_evaluation(tmp_path, field):
+    from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
+
+    rng = np.random.default_rng(0)
+    table = tq.TaskOutputs(rng.random((1, 60, 4)), rng.random(60), (8.0,))
+    record = evaluate_table(table, EvaluationGrid(scores=("ar",), splits=5, seed=0)).to_dict()
+    write_json(tmp_path / "good.json", record)
+    bad = json.loads(json.dumps(record))
+    bad["results"][0][field] = {"a": [None]}
+    write_json(tmp_path / "odd.json", with_checksum(bad))
+    page = write_report(tmp_path).read_text()
+
+    assert "odd.json" in page
+    assert 'id="fig-good' in page
+
+
+def test_a_pipe_in_a_run_folder_is_passed_over(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "table").mkdir()
+    os.mkfifo(tmp_path / "table" / "table.json")
+
+    page = write_report(tmp_path).read_text()
+    assert "pipe.json" in page
+    assert "not a file" in page

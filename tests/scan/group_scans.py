@@ -1,5 +1,7 @@
 """Groups of cases to scan: a table of them, and slices of the toy scanner."""
 
+from dataclasses import dataclass, field
+
 import numpy as np
 import toy_scanner as toy
 
@@ -7,7 +9,7 @@ import taskuq as tq
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
 TABLE = synthetic_outputs(SyntheticTable(volumes=40, samples=8), seed=3)
-NEW = synthetic_outputs(SyntheticTable(volumes=30, samples=8), seed=4)
+NEW = synthetic_outputs(SyntheticTable(volumes=12, samples=8), seed=4)
 
 
 def planned(unit, **options):
@@ -29,3 +31,49 @@ def toy_scan(policy, seeds, **options):
 
 def toy_scanners(seeds):
     return {f"slice-{s}": toy.scanner_of(s) for s in seeds}
+
+
+@dataclass
+class StoredScanner:
+    """Measures the outputs of a round; everything measured is the target.
+
+    Arguments:
+        outputs: Of all cases (round, case, sample), or of one (round, sample).
+        targets: The targets (case,), or one.
+        measured: The rounds that were measured so far.
+    """
+
+    outputs: np.ndarray
+    targets: np.ndarray
+    measured: list = field(default_factory=list)
+
+    def measure(self, round):
+        self.measured.append(round)
+        # One for all: an array with a leading case axis. The mark tells rounds of the same outputs
+        # apart, and none is zero everywhere.
+        last = np.asarray(self.targets)[..., None]
+        read = self.outputs[round] if round < len(self.outputs) else last
+        return np.concatenate([read, np.full_like(read[..., :1], round + 1)], axis=-1)
+
+    def combine(self, pieces):
+        return pieces[-1][..., :-1]
+
+
+def recover(measurement, *, samples, seed):
+    return np.atleast_1d(measurement)
+
+
+def scan_stored(policy, outputs, targets, **options):
+    """Scan stored cases (round, case, sample) as one group, with one scanner for all of them."""
+    names = [f"slice-{i}" for i in range(len(targets))]
+    return tq.acquire(
+        policy, StoredScanner(outputs, targets), recover=recover, task=lambda images: images,
+        samples=policy.samples, **{"cases": names, **options},
+    )  # fmt: skip
+
+
+def scanners_of(outputs, targets):
+    """A scanner for each case, by name."""
+    return {
+        f"slice-{i}": StoredScanner(outputs[:, i], targets[i]) for i in range(len(targets))
+    }  # fmt: skip

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 import taskuq as tq
-from orders.toy import RATES, SIZE, Draws, corner, patients, scanner
+from measure.adaptive_toy import RATES, SIZE, Draws, corner, patients, scanner
 from raising import refused
 from taskuq.measure._adaptive import AdaptiveLines
 from taskuq.measure._mri import AdaptiveMRIScanner, SimulatedMRIScanner
 from taskuq.measure._tomography import AdaptiveCTScanner, ParallelBeamCT, PhotonNoise
-from taskuq.scan._audit import read_audit_log
 
 CASES = patients(12, seed=5)
 NAMES = [f"patient-{k}" for k in range(12)]
@@ -59,12 +58,6 @@ def test_a_scan_measures_the_lines_and_gives_the_outputs_of_its_row(policy, tabl
     assert sum(len(piece["columns"]) for piece in scan.measurements) == SIZE
     assert scan.rounds[-1].acceleration == 1
     assert scan.rounds[-1].next_lines == ()
-
-
-def test_lines_wanted_next_are_those_that_come_next(policy):
-    scan = acquired(policy, 3)
-    for record, piece in zip(scan.rounds, scan.measurements[1:], strict=False):
-        assert record.next_lines == tuple(piece["columns"].tolist())
 
 
 def test_a_scan_that_is_cut_off_goes_on_with_the_same_lines(policy, tmp_path):
@@ -153,12 +146,6 @@ def test_lines_are_chosen_again_on_resuming_and_have_to_agree(policy, tmp_path):
     with refused("resume.mismatch"):
         acquired(policy, 2, other, **options)
     assert acquired(policy, 2, own, **options).is_finished
-
-
-def test_the_audit_trail_names_the_rule(policy, tmp_path):
-    acquired(policy, 2, audit_log=tmp_path / "log.jsonl")
-    lines = read_audit_log(tmp_path / "log.jsonl")
-    assert {line["rule"] for line in lines} == {RULE.fingerprint}
 
 
 class Stubborn(AdaptiveMRIScanner):

@@ -1,7 +1,6 @@
 """Bad data never stops a scan: it goes on measuring, says why, and ends in a value or an error."""
 
 import threading
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 
 import taskuq as tq
 from raising import refused
-from taskuq.errors import InputError
 from taskuq.policy._kinds import POLICIES
 from taskuq.scan._state import measurement_fault
 
@@ -80,15 +78,6 @@ def test_the_largest_arrays_of_a_piece_are_what_was_measured(reason):
     sound = {"columns": np.arange(4, 8), "lines": 2 * ONES, "scan_id": "a", "tr": 0.0}
     assert measurement_fault(sound, earlier, round=1, scan_id="a") is None
     assert measurement_fault(sound, earlier, round=1, scan_id=None) is None
-
-
-def test_a_piece_may_name_its_round_and_scan(toy, toy_policy, easy):
-    def name(piece, before):
-        return {**piece, "round": np.array(0), "scan_id": "toy"}
-
-    scan = toy.scan(spoiled(toy.scanner_of(easy), 0, name), policy=toy_policy)
-
-    assert len(scan.rounds) == 1
 
 
 BAD_OUTPUTS = {
@@ -176,21 +165,16 @@ def test_a_last_round_that_is_not_complete_is_no_value(toy, toy_policy, is_compl
 
 
 @pytest.mark.parametrize(
-    ("values", "reason"), [([7.0], "outside the task's range"), ([0.4, 0.5], "2 values")]
+    ("values", "code"), [([7.0], "range.outside"), ([0.4, 0.5], "component.invalid")]
 )
-def test_the_last_round_has_one_value_in_the_range(toy, toy_policy, values, reason):
+def test_the_last_round_has_one_value_in_the_range(toy, toy_policy, values, code):
     patient = replace(toy_policy, thresholds=(np.inf,) * 3)
 
     def task(images):
         return toy.task(images) if len(images) > 1 else np.array(values)
 
-    with pytest.raises(InputError):
+    with refused(code):
         toy.scan(toy.scanner_of(1000), policy=patient, task=task)
-
-
-def test_a_value_outside_the_range_is_not_known(toy_policy):
-    with refused("range.outside"):
-        toy_policy.decide(3, None, value=7.0)
 
 
 @pytest.mark.parametrize("late_round", [0, 1])
@@ -200,10 +184,8 @@ def test_a_recovery_past_its_deadline_means_measure_more(toy, toy_policy, later,
     def slow(measurement, **options):
         calls.append(None)
         if len(calls) == late_round + 1:
-            wait.wait(20)
+            assert wait.wait(300)
         return toy.recover(measurement, **options)
-
-    begun = time.perf_counter()
 
     def shown(record):
         if record.round == 2:
@@ -212,7 +194,6 @@ def test_a_recovery_past_its_deadline_means_measure_more(toy, toy_policy, later,
     scan = toy.scan(toy.scanner_of(later), policy=toy_policy, recover=slow, deadline=0.2,
                     on_round=shown)  # fmt: skip
 
-    assert time.perf_counter() - begun < 10
     assert "longer than 0.2 s" in scan.rounds[late_round].reason
     assert [r.stop for r in scan.rounds] == [False, False, False, True]
 

@@ -1,14 +1,32 @@
 """What a round measured is stored while networks compute, and before anybody hears of the round."""
 
+import json
+import subprocess
+import sys
 import threading
 import time
+import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from group_scans import (
+    NEW,
+    groups_of,
+    planned,
+    record,
+    recover,
+    scan_stored,
+    scanners_of,
+    toy_scan,
+    toy_scanners,
+)
+from toy_scanner import PowerCutError, failing
 
 import taskuq as tq
-from taskuq._io import fingerprint
-from taskuq.errors import MachineError
+from raising import refused
+from taskuq._io import file_lock, write_json
+from taskuq.errors import InputError, MachineError
 from taskuq.scan import _acquire as acquisition
 from taskuq.scan._audit import append_entries, read_audit_log
 from taskuq.scan._state import ScanState, background, load_scan
@@ -123,21 +141,6 @@ def test_work_that_waits_begins_when_it_is_told_to_or_is_done_in_the_end():
     assert done[1:] == ["late"]
 
 
-def test_a_measurement_is_put_together_before_the_disk_is_asked_for_anything(
-    toy, toy_policy, tmp_path, storing, monkeypatch
-):
-    happened, combine = [], toy.ToyScanner.combine
-
-    def combined(self, pieces):
-        happened.append("combined")
-        return combine(self, pieces)
-
-    monkeypatch.setattr(toy.ToyScanner, "combine", combined)
-    storing(lambda: happened.append("stored"))
-    scan = toy.scan(toy.scanner_of(5), policy=toy_policy, state=tmp_path / "scan.json")
-    assert happened == ["combined", "stored"] * len(scan.rounds)
-
-
 def test_a_state_has_no_round_before_the_trail_tells_of_it(toy, toy_policy, tmp_path, monkeypatch):
     state, seen = tmp_path / "scan.json", []
 
@@ -167,5 +170,314 @@ def test_a_round_that_the_trail_cannot_tell_is_not_in_the_state(
     assert load_scan(state, toy_policy).rounds == ()
 
 
-def test_a_policy_names_what_it_holds(toy_policy):
-    assert toy_policy.fingerprint == fingerprint(toy_policy.to_dict())
+@pytest.fixture
+def half_done(toy, toy_policy, longest, tmp_path):
+    """The state of a scan whose power was cut in its third round."""
+    scanner = failing(toy.scanner_of(longest), 2)
+    with pytest.raises(PowerCutError):
+        toy.scan(scanner, policy=toy_policy, state=tmp_path / "scan.json")
+    return tmp_path / "scan.json"
+
+
+def state_is_refused(toy, toy_policy, state, code, **options):
+    scanner = toy.scanner_of(1001)
+    with refused(code):
+        toy.scan(scanner, policy=toy_policy, state=state, **options)
+    assert scanner.measured == []
+
+
+def test_another_patients_scan_is_refused_finished_or_not(toy, toy_policy, half_done, longest):
+    state_is_refused(toy, toy_policy, half_done, "resume.mismatch", scan_id="other")
+    toy.scan(toy.scanner_of(longest), policy=toy_policy, state=half_done)
+    state_is_refused(toy, toy_policy, half_done, "resume.mismatch", scan_id="other")
+
+
+def test_a_scanner_that_can_shows_first_that_a_stored_scan_is_its_own(
+    toy, toy_policy, half_done, longest
+):
+    def not_mine(round, piece):
+        raise InputError("not mine", code="data.leak")
+
+    other, scanner, shown, heard = toy.scanner_of(1001), toy.scanner_of(longest), [], []
+    other.remeasure = not_mine
+    scanner.remeasure = lambda round, piece: shown.append(round)
+    with refused("data.leak"):
+        toy.scan(other, policy=toy_policy, state=half_done, on_round=heard.append)
+    assert other.measured == heard == []
+
+    scan = toy.scan(scanner, policy=toy_policy, state=half_done, on_round=heard.append)
+    assert shown == [0, 1]
+    assert [record.round for record in heard] == [*range(len(scan.rounds))]
+
+
+def test_a_state_needs_a_name(toy, toy_policy, tmp_path):
+    state_is_refused(toy, toy_policy, tmp_path / "s.json", "option.missing", scan_id=None)
+
+
+def test_another_recovery_or_task_is_refused(toy, toy_policy, half_done, longest):
+    def duller(images):
+        return 0.99 * toy.task(images)
+
+    def noisier(measurement, *, samples, seed):
+        return toy.recover(measurement, samples=samples, seed=seed + 1)
+
+    state_is_refused(toy, toy_policy, half_done, "resume.mismatch", task=duller)
+    state_is_refused(toy, toy_policy, half_done, "resume.mismatch", recover=noisier)
+    scan = toy.scan(toy.scanner_of(longest), policy=toy_policy, state=half_done)
+    assert scan.is_finished
+    state_is_refused(toy, toy_policy, half_done, "resume.mismatch", task=duller)
+
+
+EDITS = {
+    "stop": lambda r: r["rounds"][0].update(stop=True),
+    "stop as text": lambda r: r["rounds"][1].update(stop="false"),
+    "interval": lambda r: r["rounds"][0].update(lower=[0.0]),
+    "outputs": lambda r: r["rounds"][0].update(outputs=[0.5] * 6),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+def test_an_edited_decision_is_refused_even_with_a_new_seal(toy, toy_policy, half_done, edit):
+    record = json.loads(half_done.read_text())
+    edit(record)
+    write_json(half_done, record)
+
+    if edit is EDITS["stop as text"]:
+        # Only the word true stops a scan.
+        assert toy.scan(toy.scanner_of(1001), policy=toy_policy, state=half_done)
+    else:
+        is_output = edit is EDITS["outputs"]
+        code = "resume.mismatch" if is_output else "file.damaged"
+        state_is_refused(toy, toy_policy, half_done, code)
+
+
+def test_an_edit_without_a_new_seal_is_refused(toy, toy_policy, half_done):
+    half_done.write_text(half_done.read_text().replace('"seed": 0', '"seed": 1'))
+
+    state_is_refused(toy, toy_policy, half_done, "file.damaged")
+
+
+def test_pieces_of_another_scan_are_refused(toy, toy_policy, half_done, tmp_path, longest):
+    other = tmp_path / "other"
+    toy.scan(toy.scanner_of(longest), policy=toy_policy, state=other / "scan.json", scan_id="b")
+    (other / "scan.json-round1.npz").replace(tmp_path / "scan.json-round1.npz")
+
+    state_is_refused(toy, toy_policy, half_done, "file.damaged")
+
+
+def test_what_was_measured_is_not_measured_again_when_the_recovery_dies(
+    toy, toy_policy, longest, tmp_path
+):
+    class DeadError(BaseException):
+        """Nothing that a program survives."""
+
+    def dying(measurement, *, samples, seed):
+        if measurement[1].sum() == 8:
+            raise DeadError
+        return toy.recover(measurement, samples=samples, seed=seed)
+
+    state, scanner = tmp_path / "scan.json", toy.scanner_of(longest)
+    with pytest.raises(DeadError):
+        toy.scan(scanner, policy=toy_policy, state=state, recover=dying)
+    scan = toy.scan(scanner, policy=toy_policy, state=state)
+
+    assert len(scanner.measured) == len(set(scanner.measured)) == toy.SIZE
+    whole = toy.scan(toy.scanner_of(longest), policy=toy_policy)
+    assert [r.to_dict() for r in scan.rounds] == [r.to_dict() for r in whole.rounds]
+
+
+LOCKER = """
+import sys, time
+from pathlib import Path
+from taskuq._io import file_lock
+with file_lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_one_process_at_a_time(toy, toy_policy, half_done):
+    lock = half_done.with_name(f".{half_done.name}.lock")
+    command = [sys.executable, "-c", LOCKER, str(lock)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        try:
+            state_is_refused(toy, toy_policy, half_done, "file.exists")
+        finally:
+            other.kill()
+    # The lock ends with the process that held it.
+    with file_lock(lock):
+        pass
+
+
+def test_a_log_of_something_else_is_refused_before_anything_is_measured(toy, toy_policy, tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"loss": 1.0}\n')
+
+    state_is_refused(toy, toy_policy, tmp_path / "scan.json", "file.schema")
+
+
+def test_a_cut_between_trail_and_state_loses_no_line(
+    toy, toy_policy, longest, tmp_path, monkeypatch
+):
+    state = tmp_path / "scan.json"
+    keep = ScanState.store
+
+    def cut(self, scans, *, pieces_stored, first=None):
+        if first is not None and len(next(iter(scans.values())).rounds) == 2:
+            first()
+            raise PowerCutError
+        keep(self, scans, pieces_stored=pieces_stored, first=first)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ScanState, "store", cut)
+        with pytest.raises(PowerCutError):
+            toy.scan(toy.scanner_of(longest), policy=toy_policy, state=state)
+    toy.scan(toy.scanner_of(longest), policy=toy_policy, state=state)
+
+    told = [line["round"] for line in read_audit_log(tmp_path / "log.jsonl")]
+    assert told == [0, 1, 1, 2, 3]
+
+
+class Marked:
+    """A part that says which one it is."""
+
+    def __init__(self, part, fingerprint):
+        self.part, self.fingerprint = part, fingerprint
+
+    def __call__(self, *arguments, **options):
+        return self.part(*arguments, **options)
+
+
+@pytest.mark.parametrize(("now", "warns"), [("abc", False), ("xyz", True)])
+def test_other_networks_than_those_of_the_calibration_are_warned_of(toy, toy_policy, now, warns):
+    made = {**toy_policy.provenance, "fingerprints": {"recover": "abc", "task": "def"}}
+    policy = replace(toy_policy, provenance=made)
+    parts = {"recover": Marked(toy.recover, now), "task": Marked(toy.task, "def")}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        scan = toy.scan(toy.scanner_of(1000), policy=policy, **parts)
+
+    assert scan.is_finished
+    assert [str(w.message)[:71] for w in said] == (
+        ["no guarantee: the policy was calibrated with recover abc, this is xyz: "] if warns else []
+    )
+
+
+def cut_off(scanners, at_round, at_case):
+    """Let the power fail before a case is measured in a round."""
+    failing(list(scanners.values())[at_case], at_round)
+    return scanners
+
+
+@pytest.mark.parametrize("at_case", [0, 2])
+@pytest.mark.parametrize("at_round", range(4))
+def test_a_power_cut_in_any_round_loses_nothing(toy, whole, tmp_path, at_round, at_case):
+    (policy, seeds), state = whole, tmp_path / "scan.json"
+    scanners = cut_off(toy_scanners(seeds), at_round, at_case)
+    with pytest.raises(PowerCutError):
+        toy_scan(policy, seeds, scanners=scanners, state=state)
+    scanners = toy_scanners(seeds)
+    resumed = toy_scan(policy, seeds, scanners=scanners, state=state)
+
+    assert record(resumed) == record(toy_scan(policy, seeds))
+    rest = np.concatenate(toy.ADDED[at_round:]).tolist()
+    assert [s.measured for s in scanners.values()] == [rest] * 3
+    assert record(load_scan(state, policy)) == record(resumed)
+
+
+@pytest.mark.parametrize("unit", ["case", "group", "whole-group"])
+def test_a_cut_after_every_round_gives_the_same_record(tmp_path, unit):
+    policy, cases = planned(unit), groups_of(NEW)[0]
+    outputs, targets = NEW.outputs[:, cases], NEW.targets[cases]
+    steps = {"recover": recover, "task": lambda images: images, "samples": 8, "scan_id": "7"}
+    whole, k, scan = scan_stored(policy, outputs, targets), 0, None
+    while scan is None:
+        scanners = scanners_of(outputs, targets)
+        try:
+            for i in range(len(cases)):
+                cut_off(scanners, k + 1, i)
+            scan = tq.acquire(policy, scanners, **steps, state=tmp_path / "scan.json")
+        except PowerCutError:
+            k += 1
+        assert max(len(s.measured) for s in scanners.values()) <= 1
+
+    assert k == max(len(case.rounds) for case in whole.cases.values()) - 1
+    assert record(scan) == record(whole)
+
+
+def half_done_group_states(whole, state, **options):
+    policy, seeds = whole
+    with pytest.raises(PowerCutError):
+        toy_scan(policy, seeds, scanners=cut_off(toy_scanners(seeds), 2, 0),
+                 state=state, **options)  # fmt: skip
+    return policy, seeds
+
+
+def test_the_state_of_other_cases_is_refused(whole, tmp_path):
+    state = tmp_path / "scan.json"
+    policy, seeds = half_done_group_states(whole, state)
+
+    for other in (range(seeds[0] + 3, seeds[0] + 6), seeds[::-1], seeds[:2]):
+        with refused("resume.mismatch"):
+            toy_scan(policy, other, state=state)
+
+
+def test_a_group_and_a_case_do_not_share_a_state(toy, toy_policy, tmp_path):
+    scanners = {"a": toy.scanner_of(1000)}
+    toy.scan(scanners, policy=toy_policy, state=tmp_path / "group.json")
+    toy.scan(scanners["a"], policy=toy_policy, case="a", state=tmp_path / "case.json")
+
+    with refused("resume.mismatch"):
+        toy.scan(scanners["a"], policy=toy_policy, case="a", state=tmp_path / "group.json")
+    with refused("resume.mismatch"):
+        toy.scan(scanners, policy=toy_policy, state=tmp_path / "case.json")
+    with refused("resume.mismatch"):
+        toy.scan(scanners["a"], policy=toy_policy, case="b", state=tmp_path / "case.json")
+
+
+DAMAGES = {
+    "one case ahead": (lambda s: s["scans"][1].pop(), "file.damaged"),
+    "one case stopped": (lambda s: s["scans"][1][-1].update(stop=True), "file.damaged"),
+    "out of order": (lambda s: s["scans"][2].reverse(), "file.damaged"),
+    "a case lost": (lambda s: s["scans"].pop(), "file.format"),
+    "a name lost": (lambda s: s["cases"].pop(), "file.format"),
+    "no names": (lambda s: s.pop("cases"), "file.format"),
+}
+
+
+@pytest.mark.parametrize(("change", "code"), DAMAGES.values(), ids=DAMAGES)
+def test_damaged_record_of_a_group_is_refused(whole, tmp_path, change, code):
+    state = tmp_path / "scan.json"
+    policy, seeds = half_done_group_states(whole, state)
+    stored = json.loads(state.read_text())
+    change(stored)
+    write_json(state, stored)
+    with refused(code):
+        toy_scan(policy, seeds, state=state)
+
+
+def test_pieces_of_fewer_cases_than_the_record_says_are_refused(whole, tmp_path):
+    state = tmp_path / "scan.json"
+    policy, seeds = half_done_group_states(whole, state)
+    path = tmp_path / "scan.json-round1.npz"
+    with np.load(path) as stored:
+        arrays = {name: stored[name] for name in stored if not name.startswith("case 1 ")}
+    np.savez(path, **arrays)
+
+    with refused("file.damaged"):
+        toy_scan(policy, seeds, state=state)
+
+
+def test_a_group_with_a_piece_that_cannot_be_stored_is_not_taken_up(whole, tmp_path):
+    (policy, seeds), state = whole, tmp_path / "scan.json"
+    scanners = cut_off(toy_scanners(seeds), 2, 0)
+    last = scanners[f"slice-{seeds[-1]}"]
+    measure, combine = last.measure, last.combine
+    last.measure = lambda round: lambda: measure(round)  # a function is no array
+    last.combine = lambda pieces: combine([piece() for piece in pieces])
+
+    told = pytest.warns(UserWarning, match="measurement of round 0 is no array")
+    with told, pytest.raises(PowerCutError):
+        toy_scan(policy, seeds, scanners=scanners, state=state)
+    with refused("resume.mismatch"):
+        toy_scan(policy, seeds, state=state)

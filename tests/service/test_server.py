@@ -96,7 +96,7 @@ def test_what_the_command_writes_is_for_its_owner_alone(tmp_path, monkeypatch):
 
     def write(*given, **options):
         (tmp_path / "state").write_text("k-space")
-        raise InputError("enough")
+        raise InputError("enough", code="value.invalid")
 
     monkeypatch.setattr(opening, "open_service_model", write)
     before = os.umask(0o022)
@@ -411,7 +411,7 @@ def test_no_search_for_garbage_looks_at_networks_once_a_service_listens(tmp_path
 
     def listen(service):
         looked_at.extend(one for one in gc.get_objects() if one is loaded[0])
-        raise tq.InputError("enough")
+        raise tq.InputError("enough", code="value.invalid")
 
     monkeypatch.setattr(opening, "open_service_model", load)
     monkeypatch.setattr(Service, "start", listen)
@@ -429,7 +429,7 @@ def test_no_search_for_garbage_looks_at_networks_once_a_service_listens(tmp_path
 
 RATES = (8.0, 4.0)
 RUN = """
-part = "all"
+subset = "all"
 samples = 1
 [data]
 kind = "atlas"
@@ -439,7 +439,7 @@ coils = 2
 seed = {seed}
 [measure]
 accelerations = [8, 4]
-file = "{masks}"
+path = "{masks}"
 [recover]
 kind = "varnet"
 weights = "varnet-atlas"

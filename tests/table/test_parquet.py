@@ -25,7 +25,7 @@ HEADER = TableHeader(accelerations=(4.0, 2.0), samples=3, provenance={"sizes": (
 
 
 def rows(cases, acceleration):
-    """Outputs and targets that say which case and round they belong to."""
+    """Outputs and targets that identify their case and round."""
     numbers = np.array([int(c.split()[1]) for c in cases], dtype=float)
     outputs = numbers[:, None] + np.array([0, 0.25, 0.5]) + 100 * (acceleration == 2.0)
     return outputs, numbers
@@ -76,7 +76,7 @@ def test_half_written_files_are_not_part_of_the_table(tmp_path):
     writer = TableWriter(tmp_path, HEADER)
     paths = [write(writer, ["case 1"], R) for R in (4.0, 2.0)]
     (tmp_path / f".{paths[0].name}.abc.partial").write_bytes(paths[0].read_bytes()[:50])
-    (tmp_path / "notes.txt").write_text("beside the table")
+    (tmp_path / "notes.txt").write_text("not a shard")
     assert_holds(tq.TaskOutputs.load(tmp_path), ["case 1"])
     assert _shard_paths(tmp_path) == sorted(paths)
 
@@ -161,7 +161,7 @@ def folder(tmp_path):
 
 
 def header(folder, **changes):
-    """A header that somebody changed, and its checksum with it."""
+    """Change the header, and its checksum with it."""
     path = folder / "table.json"
     path.write_text(json.dumps(with_checksum(json.loads(path.read_text()) | changes)))
 

@@ -141,7 +141,7 @@ def test_selection_by_group_mask_and_task():
         ({"accelerations": [3]}, "choice.unknown"),
         ({"samples": 4}, "samples.mismatch"),
         ({"samples": 0}, "samples.mismatch"),
-        ({"group": "nobody"}, "choice.unknown"),
+        ({"group": "nothing"}, "choice.unknown"),
         ({"task": "nothing"}, "choice.unknown"),
         ({"cases": [99]}, "value.invalid"),
         ({"cases": []}, "value.invalid"),

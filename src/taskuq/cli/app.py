@@ -133,9 +133,9 @@ def _describe(error: Exception, words: Sequence[str]) -> tuple[int, str]:
     """Return the exit status and the sentence of an error."""
     match error:
         case InputError():
-            return 2, _name_options(_own_message(error), words)
+            return 2, _name_options(str(error), words)
         case MachineError():
-            return 1, _own_message(error)
+            return 1, str(error)
         case cyclopts.UnknownCommandError():
             depth = int(words[0] == "data")
             names = [name.split() for name in COMMANDS if name.startswith("data " * depth)]
@@ -155,11 +155,6 @@ def _describe(error: Exception, words: Sequence[str]) -> tuple[int, str]:
             return 2, f"a file is damaged ({first_line(error)}); restore or rebuild it"
     what = f"{type(error).__name__}: {first_line(error):.160}"
     return 1, f"internal error ({what}); rerun with {TRACEBACK} and report the output"
-
-
-def _own_message(error: Exception) -> str:
-    text = str(error)
-    return text.rpartition(f"{type(error).__name__}: ")[2] if text.startswith("Caught ") else text
 
 
 def _name_options(sentence: str, words: Sequence[str]) -> str:

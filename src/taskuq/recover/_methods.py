@@ -44,7 +44,7 @@ class BatchRecovery:
 
 def check_samples(samples: int) -> None:
     if samples < 1:
-        raise InputError(f"samples must be at least 1, got {samples}")
+        raise InputError(f"samples must be at least 1, got {samples}", code="value.invalid")
 
 
 def init_weights(network: nn.Module, weights: Path | None, kind: str) -> None:
@@ -109,7 +109,7 @@ RECOVERIES = MethodRegistry(
     {
         "zero-filled": "taskuq.recover._methods:ZeroFilled",
         "folder": "taskuq.recover._methods:FolderMethod",
-        "back-projection": "taskuq.recover._tomography:FilteredBackProjection",
+        "filtered-back-projection": "taskuq.recover._tomography:FilteredBackProjection",
         "ensemble": "taskuq.recover._methods:EnsembleMethod",
     },
 )

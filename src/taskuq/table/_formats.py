@@ -314,7 +314,8 @@ def write_rows(table: TaskOutputs, path: Path) -> Path:
         bad = [text for text in map(str, texts) if text.startswith(("=", "+", "-", "@", "\t"))]
         if bad:
             raise InputError(
-                f"{name} {bad[0]!r:.40} is a formula in a spreadsheet; save the table as .parquet"
+                f"{name} {bad[0]!r:.40} is a formula in a spreadsheet; save the table as .parquet",
+                code="value.invalid",
             )
     rows = pa.table({name: pa.array(values) for name, values in columns.items()})
     with atomic_write(path) as partial:

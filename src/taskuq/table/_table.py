@@ -431,7 +431,9 @@ def _positions(cases: Any, n: int) -> np.ndarray:
         index = np.nonzero(index)[0]
     is_valid = index.ndim == 1 and index.size > 0 and index.dtype.kind in "iu"
     if not is_valid or index.min() < -n or index.max() >= n:
-        raise InputError(f"cases must be indices below {n} or one boolean per case")
+        raise InputError(
+            f"cases must be indices below {n} or one boolean per case", code="value.invalid"
+        )
     return index
 
 
@@ -510,7 +512,7 @@ def sum_groups(table: TaskOutputs, weight: float = 1.0) -> TaskOutputs:
         InputError: If the table has no groups, or cases are missing.
     """
     if not 0 < weight < math.inf:
-        raise InputError(f"weight must be positive, got {weight}")
+        raise InputError(f"weight must be positive, got {weight}", code="value.invalid")
     if table.group is None:
         raise InputError("the table has no groups to sum over", code="groups.missing")
     if table.missing_cases:

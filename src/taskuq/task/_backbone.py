@@ -145,7 +145,9 @@ class BackboneConfig:
 
     def __post_init__(self) -> None:
         if self.width < 1 or not self.blocks or min(self.blocks) < 1:
-            raise InputError(f"backbone.width and blocks must be positive, got {self}")
+            raise InputError(
+                f"backbone.width and blocks must be positive, got {self}", code="value.invalid"
+            )
 
 
 class Backbone(nn.Module):
@@ -186,12 +188,14 @@ class InitConfig:
 
     def __post_init__(self) -> None:
         if sum(path is not None for path in (self.simclr, self.imagenet, self.classifier)) > 1:
-            raise InputError("start has several files; name one", code="option.conflict")
+            raise InputError("init_from has several files; name one", code="option.conflict")
 
     def fill(self, backbone: Backbone) -> None:
         if self.imagenet is not None:
             if not backbone.is_imagenet:
-                raise InputError("start.imagenet needs a resnet50; remove it", code="option.unused")
+                raise InputError(
+                    "init_from.imagenet needs a resnet50; remove it", code="option.unused"
+                )
             _read_imagenet(backbone.body, self.imagenet)
         if self.simclr is not None:
             read_card(self.simclr, ("simclr",))

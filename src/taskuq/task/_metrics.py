@@ -64,7 +64,8 @@ def require_classes(labels: Any, what: str) -> None:
     found = np.unique(columns)
     if not np.isin(found, (0, 1)).all():
         raise InputError(
-            f"labels of the {what} are {found[:4].tolist()}; give 0 (absent) and 1 (present)"
+            f"labels of the {what} are {found[:4].tolist()}; give 0 (absent) and 1 (present)",
+            code="value.invalid",
         )
     for column in columns.T:
         if len(np.unique(column)) < 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import sys
 import threading
@@ -211,10 +212,12 @@ def _fit(
         _print(f"{folder} is trained already; --overwrite trains it again", machine)
         return best
     planned = config.epochs * max(1, len(training) // config.batch // config.accumulate)  # type: ignore[arg-type]
-    if steps is None and config.warmup > planned:
-        _print(f"training.warmup is {config.warmup} of {planned} steps; lower it", machine)
+    if steps is None and config.warmup_steps > planned:
+        _print(
+            f"training.warmup_steps is {config.warmup_steps} of {planned} steps; lower it", machine
+        )
     notes = {key: settings[key] for key in settings if key != "network"}
-    keep = Checkpoint(recipe, folder, config.keep_every, notes, config.patience)
+    keep = Checkpoint(recipe, folder, config.checkpoint_every, notes, config.patience)
     _loop(
         recipe, training, validation, config, machine,
         steps=steps, before=earlier, keep=keep, resume=resume,
@@ -272,7 +275,7 @@ def _loop(
             raise InputError("a subset has no cases; use more data", code="units.few")
         order = EpochSampler(len(cases), seed, batch=config.batch, most=most)
         on_gpu = machine.may_be_one_gpu and torch.cuda.is_available()
-        stock = preload(cases, config.feed, on_gpu=on_gpu, is_alone=machine.processes == 1)
+        stock = preload(cases, config.dataloader, on_gpu=on_gpu, is_alone=machine.processes == 1)
         if stock is not None:
             return DeviceLoader(stock, order, batch)
         return DataLoader(
@@ -307,18 +310,28 @@ def _loop(
         except (KeyboardInterrupt, SystemExit) as stopped:
             # Lightning turns Ctrl-C into an exit and ignores a second one.
             is_pressed = isinstance(stopped.__context__, KeyboardInterrupt)
-            if is_pressed and threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGINT, on_interrupt)
             ended = KeyboardInterrupt() if is_pressed else stopped
             if keep is not None:
                 ended.add_note(keep.interrupted())
+            if is_pressed and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, on_interrupt)
             raise ended from None
         except Exception as error:
             if not is_out_of_memory(error):
-                raise
+                raise _worker_error(error) from error.__cause__
             message = f"out of memory ({first_line(error):.120}); reduce training.batch"
             raise MachineError(message) from error
     return timing.record
+
+
+def _worker_error(error: Exception) -> Exception:
+    """Return the error of a data loader's process, of which torch sends the text only."""
+    found = re.match("Caught (InputError|MachineError) ", str(error))
+    if found is None:
+        return error
+    message = str(error).rpartition(f"{found[1]}: ")[2].strip()
+    is_input = found[1] == "InputError"
+    return InputError(message, code="file.damaged") if is_input else MachineError(message)
 
 
 def _print(message: str, machine: TrainerOptions) -> None:
@@ -346,7 +359,7 @@ def _refuse_impossible(
 ) -> None:
     """Raise InputError for an impossible training, before anything is written."""
     if steps is not None and steps < 1:
-        raise InputError(f"steps must be at least 1, got {steps}")
+        raise InputError(f"steps must be at least 1, got {steps}", code="value.invalid")
     _batch_per_process(config, machine, len(cases))  # type: ignore[arg-type]
     if machine.accelerator != "cpu":
         with _silence_lightning():

@@ -1,0 +1,49 @@
+"""A short run of the fuzzer, and that it would see what it looks for."""
+
+import tempfile
+
+import pytest
+
+import fuzz
+from fuzz_files import Kind
+
+INPUTS = 90
+
+
+def test_damaged_files_end_in_a_sentence_or_in_the_same_result():
+    ends, faults = fuzz.fuzz(INPUTS, seed=1)
+
+    assert faults == []
+    assert ends["refused"] + ends["read"] == INPUTS
+    assert min(ends["refused"], ends["read"]) > INPUTS / 10
+
+
+@pytest.mark.parametrize(
+    ("end", "fault"),
+    [
+        (fuzz.End("a traceback: KeyError", "", ""), "a traceback: KeyError"),
+        (fuzz.End("more than 10 s", "", ""), "more than 10 s"),
+        (fuzz.End(1, "taskuq: internal error (KeyError)", ""), "internal error"),
+        (fuzz.End(1, "taskuq: out of memory; free some", ""), "too much memory"),
+        (fuzz.End(2, "", ""), "no sentence"),
+        (fuzz.End(2, "taskuq: a.json is not JSON", ""), ""),
+        (fuzz.End(0, "", "0.5"), ""),
+    ],
+)
+def test_the_fuzzer_sees_each_kind_of_fault(end, fault):
+    assert end.fault == fault
+
+
+def test_the_fuzzer_sees_a_number_that_changed_silently(monkeypatch):
+    def changed(dice, content):
+        return content.replace(b"a,1", b"a,2"), True
+
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        with open("t.csv", "w") as file:
+            file.write("case,target,output\n" + "".join(f"{c},1,1\n" for c in "abcdefghij"))
+        command = ("evaluate", "t.csv", "--exact", "--score", "ar", "--alpha", "0.3", "--json", "-")
+        kind = Kind("t.csv", command, None, changed, is_checked=True)
+        fault, _ = fuzz.tried([kind], {kind: fuzz.ended(kind)}, 0, 0)
+
+    assert fault == "another result, silently"

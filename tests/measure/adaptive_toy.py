@@ -1,0 +1,65 @@
+"""A small scanner with patients whose columns vary, and samples that need no network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from taskuq.experiments._mask_learning import MaskLearningConfig, _MaskLearner
+from taskuq.measure._masks import nested_masks
+from taskuq.measure._mri import MultiCoilMRI
+from taskuq.pipeline._local import as_cases
+
+SIZE, RATES = 16, (8.0, 4.0, 2.0)
+
+
+def patients(count: int = 3, seed: int = 0) -> list[torch.Tensor]:
+    """Complex images of two coils."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (count, 2, SIZE, SIZE)
+    return list(1 + 0.2 * torch.randn(shape, dtype=torch.complex64, generator=generator))
+
+
+def scanner() -> MultiCoilMRI:
+    """Two coils, three rounds of random masks."""
+    return MultiCoilMRI(nested_masks(SIZE, RATES, rng=np.random.default_rng(0)), RATES)
+
+
+class Draws:
+    """Zero-filled images with noise in the lines that were not measured; fails when told to.
+
+    Arguments:
+        fails_at: The number of the call that fails; none does where None.
+    """
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.calls, self.fails_at = 0, fails_at
+
+    def __call__(self, measurement: Any, *, samples: int, seed: int) -> torch.Tensor:
+        """Draw (sample, height, width)."""
+        self.calls += 1
+        if self.calls == self.fails_at:
+            raise KeyboardInterrupt
+        generator = torch.Generator().manual_seed(seed % 2**31)
+        noise = torch.randn(samples, SIZE, SIZE, dtype=torch.complex64, generator=generator)
+        noise = torch.fft.fftshift(torch.fft.fft2(noise, norm="ortho"), dim=(-2, -1))
+        falling = 1 / (1 + (torch.arange(SIZE) - SIZE // 2).abs())
+        free = torch.fft.ifft2(
+            torch.fft.ifftshift(noise * falling * ~measurement.mask, dim=(-2, -1)), norm="ortho"
+        )
+        return (measurement.preview + free.real).float()
+
+
+def corner(images: Any) -> torch.Tensor:
+    """A task with a gradient: how bright a corner is, bent a little."""
+    seen = torch.as_tensor(images)[:, :5, :5].mean((1, 2))
+    return torch.sigmoid(seen)
+
+
+def learner(recover: Any, **settings: Any) -> _MaskLearner:
+    """What learns an order from the toy's patients."""
+    config = MaskLearningConfig(samples=6, cases=3, lines_per_step=2, **settings)
+    object.__setattr__(config.measure, "accelerations", RATES)
+    return _MaskLearner(config, scanner(), recover, corner, as_cases(patients()), "cpu")
