@@ -148,8 +148,8 @@ def _coverage_law(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any
     law = _law(next(iter(by_unit.values()))[0])
     account = FindingWriter(
         "coverage-law", "Empirical coverage and its exact law", LAW_CLAIM,
-        f"By case, every histogram fits the law (p > {SMALLEST_P:g}) and every mean agrees within 5 "
-        "standard errors; by group, mean coverage reaches 1 − α.",
+        f"By case, every histogram fits the law (p > {SMALLEST_P:g}) and every mean agrees within "
+        "5 standard errors; by group, mean coverage reaches 1 − α.",
     )  # fmt: skip
     for unit, found in by_unit.items():
         account.figures += [_histogram(r, R) for r in found if r.histogram is not None]
