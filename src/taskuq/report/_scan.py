@@ -159,7 +159,7 @@ def scan_picture(scan: OneScan, explorer: Explorer | None, words: Terminology) -
         "ticks": [(x(tick), shown(tick)) for tick in ticks],
         "target": x(scan.target),
         "truth": {
-            "label": words.title("truth"),
+            "label": words.title("reference"),
             "image": _picture(explorer, scan.shown, None),
             "text": shown(scan.target),
         },

@@ -21,7 +21,7 @@
   const titled = (word) => word.slice(0, 1).toUpperCase() + word.slice(1);
   const NAMES = {
     estimate: titled(words.estimate), mean: "Posterior mean", sd: "Standard deviation",
-    error: "Error of the mean", point: "Point estimate", truth: titled(words.truth),
+    error: "Error of the mean", point: "Point estimate", truth: titled(words.reference),
   };
   const { paint, blank, isHeat, samples } = pictures(stored);
   const views = [...stored.tiles.filter((t) => !t.startsWith("sample-")), ...samples,
