@@ -59,18 +59,18 @@ def series(found: Iterable[Row], by: str, along: str, value: str, digits: int = 
 
 
 def lengths(record: dict[str, Any]) -> str:
-    return f"{verdict(record)}. By case, not cut, " + series(
-        rows(record, "by-case"), "score", "R", "length not cut"
+    return f"{verdict(record)}. By case, unclipped, " + series(
+        rows(record, "by-case"), "score", "R", "unclipped length"
     )
 
 
 def lengths_by_group(record: dict[str, Any]) -> str:
-    return "Cut to the range, " + series(rows(record, "by-group"), "score", "R", "length")
+    return "Clipped to the range, " + series(rows(record, "by-group"), "score", "R", "length")
 
 
 def sample_lengths(record: dict[str, Any]) -> str:
-    return f"{verdict(record)}. Not cut, " + series(
-        rows(record, "by-case"), "score", "p", "length not cut"
+    return f"{verdict(record)}. Unclipped, " + series(
+        rows(record, "by-case"), "score", "p", "unclipped length"
     )
 
 

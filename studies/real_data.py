@@ -39,7 +39,7 @@ def samples(records: dict[str, Any]) -> str:
     """Mean length before it is cut, with many samples and with few."""
     lines = ["| task network | LWR | CQR | mLWR |", "|---" * 4 + "|"]
     for network, record in records.items():
-        found = {(r["p"], r["score"]): r["length not cut"] for r in rows(record, UNITS["slice"])}
+        found = {(r["p"], r["score"]): r["unclipped length"] for r in rows(record, UNITS["slice"])}
         most, least = max(p for p, _ in found), min(p for p, _ in found)
         values = " | ".join(
             f"{found[most, score]:.2f} → {found[least, score]:.2f}"
