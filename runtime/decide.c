@@ -1,4 +1,4 @@
-/* The decisions of taskuq in C: docs/decide.md says the same in words. */
+/* The decisions of taskuq in C: docs/how-to/c-runtime.md says the same in words. */
 #include "policy.h"
 
 #include <float.h>

@@ -1,7 +1,7 @@
 """The paper's figures, tables and numbers beside ours, from the records of a run, as Markdown.
 
     python -m studies.paper RUN_DIR                         # prints the table
-    python -m studies.paper RUN_DIR --into docs/paper.md --as atlas
+    python -m studies.paper RUN_DIR --into docs/results/paper.md --as atlas
 
 The second form replaces what stands between ``<!-- atlas -->`` and ``<!-- end of atlas -->``. What
 no record of the run tells is "not measured yet".
@@ -231,7 +231,7 @@ def main(arguments: list[str] | None = None) -> None:
     elif len(given) == 1:
         print(table(Path(given[0])))
     else:
-        print("python -m studies.paper RUN_DIR [--into docs/paper.md --as NAME]")
+        print("python -m studies.paper RUN_DIR [--into docs/results/paper.md --as NAME]")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The tables of docs/real-data.md, from the records of its runs.
+"""The tables of docs/results/real-data.md, from the records of its runs.
 
     python -m studies.real_data RUNS                         # prints them
-    python -m studies.real_data RUNS --into docs/real-data.md
+    python -m studies.real_data RUNS --into docs/results/real-data.md
 
 RUNS has one folder of ``taskuq experiment all`` for each task network: lgg-adversarial and
 lgg-plain. The second form replaces what stands between ``<!-- lengths -->`` and
@@ -87,7 +87,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Print the tables of two runs, or put them into a document."""
     given = arguments or []
     if len(given) not in (1, 3) or given[1:2] not in ([], ["--into"]):
-        print("python -m studies.real_data RUNS [--into docs/real-data.md]")
+        print("python -m studies.real_data RUNS [--into docs/results/real-data.md]")
         return
     for name, (experiment, write) in TABLES.items():
         records = {

@@ -2,7 +2,7 @@ r"""What filtered back-projection, an unrolled network and a sampler make of few
 
     python -m studies.tomography FILE.npz [--unrolled BEST] [--sampler BEST] [--cases 60]
     python -m studies.tomography FILE.npz --sampler BEST --tables BACK-PROJECTION SAMPLER \
-        [--splits 500] [--into docs/tomography.md --as luna]
+        [--splits 500] [--into docs/how-to/tomography.md --as luna]
 
 FILE holds images (uint8, 0 air to 255 bone), as studies/luna.py writes them. For each number of
 views: the PSNR in dB (peak 1) and the mean error of the share of air; of a sampler those of the

@@ -149,7 +149,8 @@ def work(folder, seed, numbers, answers):
     """Go through some of the inputs, and say of each before and after it what happened."""
     try:
         kinds = make(folder)
-        whole = {kind: ended(kind) for kind in kinds}
+        ends = {kind.command: ended(kind) for kind in {k.command: k for k in kinds}.values()}
+        whole = {kind: ends[kind.command] for kind in kinds}
         broken = {kind.file: end.said for kind, end in whole.items() if end.status != 0}
         if broken:
             answers.put(("broken", None, json.dumps(broken)))

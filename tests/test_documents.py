@@ -9,6 +9,7 @@ shows something says so by another language, or by ``no-run`` after it.
 
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -130,6 +131,25 @@ def test_the_readme_shows_code_and_commands():
     languages = {block.language for block in blocks_of((ROOT / "README.md").read_text())}
 
     assert languages == {"python", "console"}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (None, "a guide, [home](https://x.org)"),
+        (
+            "https://x.org/raw/",
+            "![p](https://x.org/raw/p.png)\n\n*Caption*\n\n[a guide](https://x.org/raw/docs/a.md), [home](https://x.org)",
+        ),
+    ],
+)
+def test_links_of_the_wheels_description_lead_outside_the_repository(source, expected):
+    describe = runpy.run_path(str(ROOT / "setup.py"))["describe"]
+    text = "![p](p.png)\n\n*Caption*\n\n[a guide](docs/a.md), [home](https://x.org)"
+
+    assert describe(text, source) == expected
+    readme = describe((ROOT / "README.md").read_text(), source)
+    assert not re.search(r"\]\((?!https?:)", readme)
 
 
 def test_blocks_share_their_names_and_run_in_the_folder(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src/taskuq"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-ARCHITECTURE = PACKAGE.parents[1] / "docs/architecture.md"
+ARCHITECTURE = PACKAGE.parents[1] / "docs/explanation/architecture.md"
 
 # What each part may import of the others. A part may always import itself and the ground.
 GROUND = {

@@ -1,4 +1,4 @@
-"""Rehearsal of docs/fastmri.md: every command at toy size, and resumption after failures."""
+"""Rehearsal of docs/how-to/fastmri.md: every command at toy size, and resumption after failures."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from taskuq.experiments._rehearse import Rehearsal, _Ended
 from taskuq.table._table import TaskOutputs
 
 ROOT = Path(__file__).parents[1]
-CONFIGS, DOCUMENT = ROOT / "configs/fastmri-knee", (ROOT / "docs/fastmri.md").read_text()
+CONFIGS, DOCUMENT = ROOT / "configs/fastmri-knee", (ROOT / "docs/how-to/fastmri.md").read_text()
 SMALL = """# 1. Try
 taskuq calibrate data/a.npz -o runs/a.json
 taskuq predict runs/a.json data/a.npz -o runs/a.csv

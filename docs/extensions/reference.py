@@ -1,8 +1,8 @@
-"""The reference, from the docstrings: what is public, and a page for each room of the house.
+"""Reference of the Python API, from the docstrings: a page for each subpackage.
 
-Public is what the menu offers (``import taskuq as tq``), what a room lists in its ``__all__``, every
-protocol, and whatever else a page of these docs imports. The menu has a page of its own, written by
-hand in the order of use; the pages of rooms are written here before Sphinx reads.
+Public are the names of ``import taskuq as tq``, the names that a subpackage lists in its
+``__all__``, every protocol, and the names that a page of these docs imports. The page of the first
+is written by hand in the order of use; the others are written here before Sphinx reads.
 """
 
 import ast
@@ -16,8 +16,8 @@ PACKAGE = DOCS.parent / "src/taskuq"
 PYTHON = re.compile(r"^( *)```python[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 
 
-def menu() -> dict[str, str]:
-    """Each name of the menu and the room it comes from."""
+def top_level() -> dict[str, str]:
+    """Return each name of the package itself and the subpackage it comes from."""
     tree = ast.parse((PACKAGE / "__init__.pyi").read_text())
     return {
         name.name: f"taskuq.{node.module}"
@@ -28,7 +28,7 @@ def menu() -> dict[str, str]:
 
 
 def imported(text: str) -> list[tuple[str, str]]:
-    """What the Python code of a page imports from our modules: module and name."""
+    """Return the imports of taskuq in the Python code of a page, as (module, name)."""
     found = []
     for match in PYTHON.finditer(text):
         code = "\n".join(line.removeprefix(match[1]) for line in match[2].splitlines())
@@ -43,12 +43,12 @@ def imported(text: str) -> list[tuple[str, str]]:
 
 
 def public() -> list[tuple[str, str]]:
-    """Every public name beside the menu, with the module it is imported from; each object once."""
-    rooms = sorted(f"taskuq.{path.parent.name}" for path in PACKAGE.glob("*/__init__.py"))
+    """Return the other public names with their modules, each object once."""
+    subpackages = sorted(f"taskuq.{path.parent.name}" for path in PACKAGE.glob("*/__init__.py"))
     listed = [
-        (room, name)
-        for room in rooms
-        for name in getattr(importlib.import_module(room), "__all__", ())
+        (subpackage, name)
+        for subpackage in subpackages
+        for name in getattr(importlib.import_module(subpackage), "__all__", ())
     ]
     protocols = ast.parse((PACKAGE / "protocols.py").read_text()).body
     listed += [
@@ -57,7 +57,7 @@ def public() -> list[tuple[str, str]]:
     pages = [page.read_text() for page in sorted(DOCS.rglob("*.md")) if "_made" not in page.parts]
     listed += sorted({pair for text in pages for pair in imported(text)})
     taskuq = importlib.import_module("taskuq")
-    seen = [getattr(taskuq, name) for name in menu()]
+    seen = [getattr(taskuq, name) for name in top_level()]
     found = []
     for module, name in listed:
         thing = getattr(importlib.import_module(module), name)
@@ -68,7 +68,7 @@ def public() -> list[tuple[str, str]]:
 
 
 def directive(module: str, name: str) -> list[str]:
-    """The lines that ask autodoc for one name."""
+    """Return the autodoc directive of a name."""
     thing = getattr(importlib.import_module(module), name)
     if inspect.isclass(thing):
         return [f".. autoclass:: {module}.{name}", "   :members:"]
@@ -77,20 +77,22 @@ def directive(module: str, name: str) -> list[str]:
     return [f".. autodata:: {module}.{name}", "   :no-value:"]
 
 
-def page(room: str, names: list[tuple[str, str]]) -> str:
-    """The page of a room, in MyST: a section for each module that names are imported from."""
-    about = inspect.getdoc(importlib.import_module(room)) or ""
-    lines = [f"# `{room}`", "", about.split("\n\n")[0].replace("\n", " "), ""]
-    told = [
-        name for name, source in menu().items() if source == room or source.startswith(room + ".")
+def page(subpackage: str, names: list[tuple[str, str]]) -> str:
+    """Return the page of a subpackage, with a section for each module that names come from."""
+    about = inspect.getdoc(importlib.import_module(subpackage)) or ""
+    lines = [f"# `{subpackage}`", "", about.split("\n\n")[0].replace("\n", " "), ""]
+    listed = [
+        name
+        for name, source in top_level().items()
+        if source == subpackage or source.startswith(subpackage + ".")
     ]
-    if told:
+    if listed:
         lines += [
-            "On the menu: " + ", ".join(f"{{py:obj}}`taskuq.{one}`" for one in told) + ".",
+            "At the top level: " + ", ".join(f"{{py:obj}}`taskuq.{one}`" for one in listed) + ".",
             "",
         ]
     for module in dict.fromkeys(module for module, _ in names):
-        if module != room:
+        if module != subpackage:
             lines += [f"## `{module}`", ""]
         for where, name in names:
             if where == module:
@@ -99,23 +101,24 @@ def page(room: str, names: list[tuple[str, str]]) -> str:
 
 
 def write_pages(app):
-    rooms: dict[str, list[tuple[str, str]]] = {}
+    subpackages: dict[str, list[tuple[str, str]]] = {}
     for module, name in public():
-        rooms.setdefault(".".join(module.split(".")[:2]), []).append((module, name))
-    folder = Path(app.srcdir) / "_made/reference"
+        subpackages.setdefault(".".join(module.split(".")[:2]), []).append((module, name))
+    pages = {
+        f"{name.removeprefix('taskuq.')}.md": page(name, of) for name, of in subpackages.items()
+    }
+    write_changed(Path(app.srcdir) / "_made/reference", pages)
+
+
+def write_changed(folder: Path, texts: dict[str, str]) -> None:
+    """Write the files of a folder that changed, so that Sphinx reads no other, and remove the rest."""
     folder.mkdir(parents=True, exist_ok=True)
-    for room, names in rooms.items():
-        path, text = folder / f"{_called(room)}.md", page(room, names)
-        # A page that has not changed is left alone, so that Sphinx need not read it again.
+    for name, text in texts.items():
+        path = folder / name
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
-    # Nothing leads to the page of a room that is gone, and Sphinx would end on it.
-    for path in set(folder.glob("*.md")) - {folder / f"{_called(room)}.md" for room in rooms}:
+    for path in set(folder.iterdir()) - {folder / name for name in texts}:
         path.unlink()
-
-
-def _called(room: str) -> str:
-    return room.removeprefix("taskuq.")
 
 
 def setup(app):

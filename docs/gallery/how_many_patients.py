@@ -1,7 +1,7 @@
-"""How many patients?
+"""Calibration units for a tolerance of coverage
 
-How many exchangeable calibration units keep the coverage of *one* calibration set near its target.
-The promise on average over calibration sets holds for any number; this is what one set may be off by.
+Number of exchangeable calibration units that keep the coverage of *one* calibration set near its
+target. The guarantee, an average over calibration sets, holds for any number.
 """
 
 import taskuq as tq

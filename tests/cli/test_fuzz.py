@@ -7,7 +7,7 @@ import pytest
 import fuzz
 from fuzz_files import Kind
 
-INPUTS = 90
+INPUTS = 50
 
 
 def test_damaged_files_are_refused_or_read_as_whole():

@@ -29,7 +29,7 @@ def test_groups_are_normalised_together(data):
         assert np.quantile(values, 0.995) == pytest.approx(1, rel=1e-5)
 
 
-def test_a_saved_data_set_reads_back_the_same_items(data, tmp_path):
+def test_saved_data_round_trip(data, tmp_path):
     copy = read_npz(_save_npz(data, tmp_path / "copy.npz"), normalise=False)
     for one, other in zip(data, copy, strict=True):
         assert torch.equal(one.image, other.image)
@@ -58,13 +58,13 @@ def test_groups_are_required_or_refused_explicitly(tmp_path):
         ({"case": ["a", "a", "b"]}, "table.duplicate"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(change, code):
+def test_wrong_arrays_are_refused(change, code):
     arguments = {"images": np.ones((3, 8, 8)), "label": [0, 1, 0], "group": [0, 0, 1]} | change
     with refused(code):
         ArrayDataset(**arguments)
 
 
-def test_a_file_that_is_no_npz_is_refused(tmp_path):
+def test_broken_npz_is_refused(tmp_path):
     path = tmp_path / "text.npz"
     path.write_text("not an archive")
     with refused("file.format", str(path)):
@@ -72,7 +72,7 @@ def test_a_file_that_is_no_npz_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("fractions", [(0.5, 0.5), (0.6, 0.2, 0.2), (1.0,)])
-def test_a_split_by_group_shares_all_groups_out(fractions):
+def test_split_by_group_is_a_partition(fractions):
     groups = np.repeat(np.arange(10), 3)
     data = ArrayDataset(np.ones((30, 4, 4)), label=np.zeros(30), group=groups)
     parts = split_by_group(data, fractions, rng=np.random.default_rng(0))
@@ -95,7 +95,7 @@ def test_simulated_coils_depend_on_group_and_seed_and_keep_the_magnitude(data):
     assert not torch.allclose(share[0], share[2], atol=1e-2)
 
 
-def test_a_subset_is_a_data_set_that_can_be_sent_to_workers(data):
+def test_subset_can_be_pickled(data):
     part = pickle.loads(pickle.dumps(Subset(data, (3, 1))))
     assert isinstance(part, Dataset)
     assert [item.case for item in part] == ["3", "1"]

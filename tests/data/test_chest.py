@@ -1,4 +1,4 @@
-"""The embedded chest: the same for whoever asks, and its share of air is the share of air."""
+"""The embedded chest phantom and its air fraction."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from taskuq.data._chest import ChestData, ChestPhantom, air_fraction
 from taskuq.task._methods import AirFraction
 
 
-def test_a_patient_is_the_same_in_any_company():
+def test_patient_does_not_depend_on_the_others():
     many, one = (
         ChestPhantom(4, seed=7, size=32, slices=2),
         ChestPhantom(1, seed=7, size=32, slices=2, first=3),
@@ -19,7 +19,7 @@ def test_a_patient_is_the_same_in_any_company():
     assert not np.array_equal(many[0].image, ChestPhantom(1, seed=8, size=32, slices=2)[0].image)
 
 
-def test_chests_differ_in_air_and_have_values_of_a_chest():
+def test_chests_differ_in_air():
     chest = ChestPhantom(12, seed=0, size=64)
     images = np.stack([chest[k].image for k in range(len(chest))])
     assert images.min() == 0
@@ -30,7 +30,7 @@ def test_chests_differ_in_air_and_have_values_of_a_chest():
 
 
 @pytest.mark.parametrize("size", [64, 128])
-def test_air_is_counted_inside_the_body_alone(size):
+def test_air_is_counted_inside_the_body(size):
     axis = np.linspace(-1, 1, size)
     radius = np.hypot(axis[:, None], axis)
     body, lung = radius < 0.8, radius < 0.4
@@ -40,7 +40,7 @@ def test_air_is_counted_inside_the_body_alone(size):
     assert air_fraction(np.zeros((1, size, size)))[0] == 0
 
 
-def test_what_a_network_should_say_is_what_is_computed():
+def test_targets_are_the_air_fraction():
     part = ChestData(patients=2, size=32, slices=2).open_targets()
     images = np.stack([part.cases[k].image for k in range(4)])
     assert np.allclose(part.targets[:, 0], AirFraction()(images))

@@ -1,9 +1,9 @@
-"""One table [data]: every reader in every command, your own among them."""
+"""Readers of the table [data] in the commands, with extensions."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +14,10 @@ from volumes import write_volume
 from raising import refused
 from taskuq._config import read_toml, toml_text
 from taskuq.cli.app import main
-from taskuq.data._arrays import ArrayDataset, NpzData
-from taskuq.data._atlas import AtlasData
-from taskuq.data._dataset import Dataset
+from taskuq.data._arrays import NpzData
 from taskuq.data._fastmri import FastMRIData
 from taskuq.data._folder import FolderData
-from taskuq.data._readers import READERS, DataConfig, open_all, open_data, read_data
+from taskuq.data._readers import READERS, open_all, open_data, read_data
 from taskuq.table._table import TaskOutputs
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -35,16 +33,6 @@ def pictures():
 
 LABEL = np.tile([0, 1], GROUPS)
 GROUP = np.repeat([f"patient-{k}" for k in range(GROUPS)], SLICES)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mine(DataConfig):
-    """A reader of one's own: nothing but settings and a data set."""
-
-    brightness: float = 1.0
-
-    def open(self) -> Dataset:
-        return ArrayDataset(self.brightness * pictures(), LABEL, GROUP, normalise=False)
 
 
 def fastmri(folder):
@@ -85,17 +73,12 @@ def atlas(folder):
     return {"patients": GROUPS, "slices": SLICES, "size": SIZE, "seed": 6}
 
 
-def mine(folder):
-    return {"brightness": 2.0}
-
-
-MAKE = {"fastmri": fastmri, "npz": npz, "folder": folder, "atlas": atlas, "mine": mine}
+MAKE = {"fastmri": fastmri, "npz": npz, "folder": folder, "atlas": atlas}
 
 
 @pytest.fixture(params=[*MAKE])
-def data(request, tmp_path, monkeypatch):
+def data(request, tmp_path):
     """The table [data] of one reader, with files for it."""
-    monkeypatch.setitem(READERS._known, "mine", Mine)
     (tmp_path / "data").mkdir()
     own = MAKE[request.param](tmp_path / "data")
     return {"kind": request.param, "coils": 2, "validation": 0.5, **own}
@@ -117,12 +100,10 @@ MEASURE = {"accelerations": [4, 2], "published": False}
 CPU = ("--accelerator", "cpu", "--no-progress")
 
 
-@pytest.mark.parametrize("part", ["all", "validation"])
-def test_every_reader_runs(tmp_path, start, data, part):
-    start("run", {"part": part, "samples": 1, "measure": MEASURE}, "-o", tmp_path / "table")
+def test_every_reader_runs(tmp_path, start, data):
+    start("run", {"samples": 1, "measure": MEASURE}, "-o", tmp_path / "table")
     table = TaskOutputs.load(tmp_path / "table")
-    whole = part == "all" or "validation_path" in data
-
+    whole = "validation_path" in data
     assert len(table.case) == (CASES if whole else CASES // 2)
     assert len(set(table.group)) == (GROUPS if whole else GROUPS // 2)
     assert np.isfinite(table.outputs).all()
@@ -136,29 +117,20 @@ SMALL = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("data", ["fastmri", "npz"], indirect=True)
 @pytest.mark.parametrize("network", SMALL)
-def test_every_reader_trains_a_recovery_and_a_task(tmp_path, start, network):
+def test_readers_train_a_recovery_and_a_task(tmp_path, start, network):
     own = {"measure": MEASURE}
     if network == "classifier":
         own = {"split": {"train": 0.5, "tune": 0.5}, "attack": {"radius": 0}}
     settings = {"network": SMALL[network], "training": {"epochs": 1, "batch": 4}, **own}
     start(f"train {network}", settings, "-o", tmp_path / "run", *CPU)
-
     assert (tmp_path / "run" / "best.safetensors").exists()
 
 
-def test_every_reader_is_judged(tmp_path, start):
-    start("quality", {"measure": MEASURE}, "-o", tmp_path / "quality.json")
-    rows = json.loads((tmp_path / "quality.json").read_text())["results"]
-
-    assert [row["acceleration"] for row in rows] == [4, 2]
-    assert rows[1]["psnr"]["mean"] > rows[0]["psnr"]["mean"]
-
-
-def test_every_reader_is_checked(start, data):
+def test_data_check_counts_cases(start, data):
     record = json.loads(start("data check", {}, "--json", "-"))
     folders = 2 if data["kind"] == "fastmri" else 1
-
     assert record["summary"]["slices"] == folders * CASES
     assert record["summary"]["groups"] == folders * GROUPS
 
@@ -167,13 +139,12 @@ def test_coils_are_simulated_for_recoveries_and_not_for_tasks(start, data, tmp_p
     start("data check", {})
     reader = read_data(tmp_path / "config.toml")
     plain = reader.open_targets().cases[0].image
-
     assert open_all(reader)[0].image.shape == (2, SIZE, SIZE)
     assert open_data(reader)[0][0].image.is_complex()
     assert not plain.is_complex()
 
 
-def test_memory_changes_nothing(start, data, tmp_path):
+def test_in_memory_cases_are_the_same(start, data, tmp_path):
     start("data check", {})
     reader = read_data(tmp_path / "config.toml")
     for one, other in zip(
@@ -185,15 +156,11 @@ def test_memory_changes_nothing(start, data, tmp_path):
             assert first[1:] == second[1:]
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.toml")), ids=lambda path: path.stem)
-def test_the_data_of_every_shipped_configuration_are_read(path):
-    table = read_toml(path)["data"]
-    reader = read_data(path)
-
-    assert READERS.name_of(type(reader)) == table.pop("kind")
-    assert {key: str(getattr(reader, key)) for key in table} == {
-        key: str(value) for key, value in table.items()
-    }
+def test_data_of_shipped_configurations_are_read():
+    for path in CONFIGS.rglob("*.toml"):
+        table, reader = read_toml(path)["data"], read_data(path)
+        assert READERS.name_of(type(reader)) == table.pop("kind")
+        assert all(str(getattr(reader, key)) == str(value) for key, value in table.items())
 
 
 OWN = """
@@ -218,7 +185,7 @@ READERS.register("ramp", Ramp)
 """
 
 
-def test_a_reader_in_a_file_of_ones_own_is_found_by_its_name(tmp_path, monkeypatch):
+def test_own_reader_is_found_by_its_name(tmp_path, monkeypatch):
     (tmp_path / "ramp_reader.py").write_text(OWN)
     (tmp_path / "run.toml").write_text(
         toml_text({"part": "all", "samples": 1, "measure": {"accelerations": [4, 2]},
@@ -227,7 +194,6 @@ def test_a_reader_in_a_file_of_ones_own_is_found_by_its_name(tmp_path, monkeypat
     monkeypatch.setenv("TASKUQ_EXTENSIONS", str(tmp_path / "ramp_reader.py"))
     monkeypatch.setattr(READERS, "_known", dict(READERS._known))
     main(["run", str(tmp_path / "run.toml"), "-o", str(tmp_path / "table"), "--device", "cpu"])
-
     configuration = TaskOutputs.load(tmp_path / "table").provenance["configuration"]
     assert configuration["data"]["kind"] == "ramp"
     assert configuration["data"]["cases"] == 3
@@ -250,7 +216,7 @@ def test_a_reader_in_a_file_of_ones_own_is_found_by_its_name(tmp_path, monkeypat
         ({"kind": "nii"}, "choice.unknown", ["'nii'", "fastmri, npz, folder, atlas, chest"]),
     ],
 )  # fmt: skip
-def test_a_key_of_another_kind_is_refused_by_name(tmp_path, table, code, names):
+def test_key_of_another_kind_is_refused(tmp_path, table, code, names):
     (tmp_path / "a.toml").write_text(toml_text({"data": table}))
     with refused(code, *names):
         read_data(tmp_path / "a.toml")
@@ -267,15 +233,14 @@ def test_a_key_of_another_kind_is_refused_by_name(tmp_path, table, code, names):
         (FolderData(path=Path("a")), lambda data: data.open_targets(), "data.labels"),
     ],
 )
-def test_a_reader_names_the_key_it_needs(reader, opening, key):
+def test_missing_key_is_named(reader, opening, key):
     with refused("config.missing", key):
         opening(reader)
 
 
-def test_targets_follow_the_cases_that_are_kept(tmp_path):
+def test_targets_follow_the_selected_cases(tmp_path):
     reader = NpzData(**npz(tmp_path) | {"path": tmp_path / "mine.npz"}, target="area")
     part = reader.open_targets()
-
     assert part.targets.tolist() == [[float(k)] for k in range(CASES)]
     assert part.cases.cases.tolist() == [f"case-{k}" for k in range(CASES)]
 
@@ -289,23 +254,10 @@ def test_targets_follow_the_cases_that_are_kept(tmp_path):
         ({"keep": "area"}, "dtype.invalid", "data.keep"),
     ],
 )
-def test_arrays_that_do_not_fit_the_images_are_refused(tmp_path, change, code, names):
+def test_wrong_arrays_are_refused(tmp_path, change, code, names):
     npz(tmp_path)
     with np.load(tmp_path / "mine.npz") as file:
         extra = {"short": np.ones(3), "broken": np.full(CASES + 1, np.nan)}
         np.savez(tmp_path / "more.npz", **file, **extra)
     with refused(code, names):
         NpzData(path=tmp_path / "more.npz", **change).open_targets()
-
-
-def test_the_atlas_is_the_same_in_memory_and_case_by_case():
-    pytest.importorskip("nilearn")
-    lazy = AtlasData(patients=3, size=32, slices=2, target="lesion_area")
-    one = lazy.open_targets()
-    other = replace(lazy, in_memory=True).open_targets()
-
-    assert np.array_equal(one.targets, other.targets)
-    assert np.array_equal(one.cases.groups, other.cases.groups)
-    assert np.array_equal(one.cases.labels, other.cases.labels)
-    for k in range(6):
-        assert np.array_equal(one.cases[k].image, other.cases[k].image)

@@ -1,4 +1,4 @@
-"""Volumes made from the atlas are fastMRI's in every respect that a reader can see."""
+"""Synthetic volumes in the format of fastMRI."""
 
 import h5py
 import numpy as np
@@ -25,10 +25,9 @@ def made(tmp_path_factory):
     return folder
 
 
-def test_the_layout_is_the_published_one_by_default(tmp_path):
+def test_default_layout_is_the_published_one(tmp_path):
     _make_volume(_SyntheticVolume(tmp_path / "file1000000.h5", slices=1, number=0), FastMRILayout())
     volume = open_volume(tmp_path / "file1000000.h5")
-
     assert (volume.coils, volume.height, volume.width) == (15, 640, 368)
     assert volume.encoded_lines == 368
     assert volume.acquisition == "CORPD_FBK"
@@ -38,32 +37,29 @@ def test_the_layout_is_the_published_one_by_default(tmp_path):
         assert (file["kspace"].dtype, file["reconstruction_rss"].dtype) == ("c8", "f4")
 
 
-def test_the_reference_is_the_rss_of_the_coil_images_but_for_noise_and_lost_lines(made):
+def test_reference_is_the_rss_of_the_coils(made):
     volume = open_volume(made / "knee_multicoil_train/file1000001.h5")
     shifted = np.fft.ifftshift(volume.kspace(2), axes=(-2, -1))
     images = np.fft.fftshift(np.fft.ifft2(shifted, norm="ortho"), axes=(-2, -1))
     seen = np.sqrt((np.abs(images) ** 2).sum(0))[8:72, 4:68]
     with h5py.File(volume.path) as file:
         reference = file["reconstruction_rss"][2]
-
     error = np.linalg.norm(seen - reference) / np.linalg.norm(reference)
     assert error < 0.15
     assert 0.1 * UNIT < reference.max() < 10 * UNIT
 
 
-def test_lines_that_are_not_acquired_are_zero_and_no_others(made):
+def test_only_lines_not_acquired_are_zero(made):
     volume = open_volume(made / "knee_multicoil_train/file1000000.h5")
     first, end = SMALL.acquired
     is_zero = (volume.kspace(0) == 0).all(axis=(0, 1))
-
     assert is_zero.tolist() == [k < first or k >= end for k in range(72)]
 
 
-def test_boxes_are_where_the_lesions_are(made):
+def test_boxes_enclose_the_lesions(made):
     notes = read_annotations(made / "knee.csv")
     lesions = _patient(_SyntheticVolume(made, slices=6, number=1), 64).lesion
     rows = [row for row in notes.rows if row.file == "file1000001" and row.label == FINDING]
-
     assert rows
     for row in rows:
         inside = np.zeros((64, 64), dtype=bool)
@@ -77,17 +73,15 @@ def _box(lesion):
     return (np.ptp(np.flatnonzero(lesion.any(1))) + 1) * (np.ptp(np.flatnonzero(lesion.any(0))) + 1)
 
 
-def test_the_list_names_what_annotators_saw(made):
+def test_file_list_names_annotated_files(made):
     files = {path.stem for path in made.rglob("*.h5")}
     listed = read_file_list(made / "knee_file_list.csv")
-
     assert files - listed == {"file1002000", "file1002001"}
     assert listed <= files
 
 
-def test_the_same_volume_is_made_every_time(tmp_path):
+def test_volume_is_reproducible(tmp_path):
     for name in ("a", "b"):
         _make_volume(_SyntheticVolume(tmp_path / f"{name}.h5", slices=1, number=7), SMALL)
     first, second = (open_volume(tmp_path / f"{name}.h5").kspace(0) for name in ("a", "b"))
-
     assert np.array_equal(first, second)

@@ -41,7 +41,6 @@ def test_presence_and_area_of_lesions_end_in_one_page(tmp_path, monkeypatch):
     main(["run", run, "-o", "both", "--keep-images", "2", "--device", "cpu"])
     widths = f"{LESION}=0.9,{AREA}=400"
     main(["report", "both", "--alpha", "0.3", "--max-width", widths, "--splits", "20"])
-
     table = tq.TaskOutputs.load("both")
     assert table.task_names == (LESION, AREA)
     assert table.task_ranges == ((0.0, 1.0), (0.0, np.inf))

@@ -1,4 +1,4 @@
-"""Orders that are learned: nested, repeatable, taken up after a kill, usable wherever masks are."""
+"""Learned masks: nested, reproducible, resumable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from taskuq.measure._tomography import TomographyConfig
 from taskuq.pipeline._local import as_cases
 
 
-def test_masks_are_nested_hold_the_centre_and_follow_the_order(tmp_path):
+def test_learned_masks_are_nested_and_follow_the_order(tmp_path):
     masks, order = learn_masks(learner(Draws()), tmp_path / "masks.npz", progress=False)
     assert masks.sum(axis=1).tolist() == [2, 4, 8]
     assert (masks[1:] >= masks[:-1]).all()
@@ -28,7 +28,7 @@ def test_masks_are_nested_hold_the_centre_and_follow_the_order(tmp_path):
     assert all(masks[k, order.all[: 2 ** (k + 1)]].all() for k in range(3))
 
 
-def test_an_interrupted_learning_ends_with_the_same_order(tmp_path):
+def test_interrupted_learning_ends_with_the_same_order(tmp_path):
     _, whole = learn_masks(learner(Draws()), tmp_path / "whole.npz", progress=False)
     path, recover = tmp_path / "masks.npz", Draws(fails_at=8)
     with pytest.raises(KeyboardInterrupt) as stopped:
@@ -44,7 +44,7 @@ def test_an_interrupted_learning_ends_with_the_same_order(tmp_path):
     assert [p.name for p in tmp_path.glob("masks*")] == ["masks.npz"]
 
 
-def test_what_was_kept_of_another_learning_is_refused(tmp_path):
+def test_state_of_another_learning_is_refused(tmp_path):
     path = tmp_path / "masks.npz"
     with pytest.raises(KeyboardInterrupt):
         learn_masks(learner(Draws(fails_at=8)), path, progress=False)
@@ -53,7 +53,7 @@ def test_what_was_kept_of_another_learning_is_refused(tmp_path):
     learn_masks(learner(Draws(), aim="variance"), path, overwrite=True, progress=False)
 
 
-def test_a_learned_file_is_what_rounds_measure(tmp_path):
+def test_rounds_measure_the_learned_masks(tmp_path):
     path = tmp_path / "masks.npz"
     masks, _ = learn_masks(learner(Draws()), path, progress=False)
     config = MaskConfig(accelerations=RATES, file=path)
@@ -69,7 +69,7 @@ def test_a_learned_file_is_what_rounds_measure(tmp_path):
     assert made["configuration"]["aim"] == "gradient"
 
 
-def test_views_of_a_file_are_what_a_scan_takes(tmp_path):
+def test_scan_takes_the_views_of_a_file(tmp_path):
     masks = np.zeros((2, 8), dtype=bool)
     masks[0, [1, 2]] = masks[1, [1, 2, 3, 7]] = True
     np.savez(tmp_path / "views.npz", masks=masks, accelerations=[4.0, 2.0])
@@ -82,7 +82,7 @@ def test_views_of_a_file_are_what_a_scan_takes(tmp_path):
     assert len(full) == 8
 
 
-def test_the_command_learns_views_of_chests(tmp_path, capsys):
+def test_command_learns_views_of_chests(tmp_path, capsys):
     config = tmp_path / "order.toml"
     config.write_text(
         'samples = 3\ncases = 2\nblock = 3\naim = "outputs"\n'
@@ -92,9 +92,9 @@ def test_the_command_learns_views_of_chests(tmp_path, capsys):
         '[task]\nkind = "air-share"\n'
     )
     main(["masks", "--learn", str(config), "-o", str(tmp_path / "views.npz")])
-    said = capsys.readouterr()
-    assert "R = 3: 4 of 12 views" in said.err
-    assert "calibrate on other cases" in said.err
+    stderr = capsys.readouterr().err
+    assert "R = 3: 4 of 12 views" in stderr
+    assert "calibrate on other cases" in stderr
     assert (tmp_path / "views.png").stat().st_size > 1000
 
 
@@ -108,7 +108,7 @@ def striped(count=6):
     return [(1 + s * STRIPES).expand(1, SIZE, SIZE) + 0j for s in strength]
 
 
-# Coarse ones, in the columns beside the centre.
+# Coarse ones, in the columns next to the centre.
 COARSE = torch.stack([torch.cos(2 * torch.pi * k * torch.arange(SIZE) / SIZE) for k in (1, 2, 3)])
 
 
@@ -118,7 +118,7 @@ def stripes(images):
 
 
 class Blind(Draws):
-    """Samples that doubt what is coarse, and nothing else."""
+    """Samples that differ in coarse stripes only."""
 
     def __call__(self, measurement, *, samples, seed):
         self.calls += 1
@@ -134,7 +134,7 @@ def seeing(recover, **settings):
 
 
 @pytest.mark.parametrize("tries", [0, 12])
-def test_lines_that_samples_do_not_doubt_are_found_by_trying(tries, tmp_path):
+def test_random_candidates_find_lines_without_variance(tries, tmp_path):
     masks, order = learn_masks(seeing(Blind(), tries=tries), tmp_path / "m.npz", progress=False)
     assert bool(masks[1, [3, 13]].any()) == bool(tries)
     assert masks.sum(axis=1).tolist() == [2, 4, 8]
@@ -143,19 +143,7 @@ def test_lines_that_samples_do_not_doubt_are_found_by_trying(tries, tmp_path):
     assert len(order.gains) == len(order.lines)
 
 
-def test_an_interrupted_trial_ends_with_the_same_order(tmp_path):
-    whole = seeing(Blind(), tries=5)
-    _, order = learn_masks(whole, tmp_path / "whole.npz", progress=False)
-    path = tmp_path / "masks.npz"
-    with pytest.raises(KeyboardInterrupt):
-        learn_masks(seeing(Blind(fails_at=60), tries=5), path, progress=False)
-    again = seeing(Blind(), tries=5)
-    _, found = learn_masks(again, path, progress=False)
-    assert (found.lines, found.gains) == (order.lines, order.gains)
-    assert again.recover.calls < whole.recover.calls == 4 * 6 * (1 + 1 + 5)
-
-
-def test_cases_that_are_drawn_together_give_the_same_order(tmp_path):
+def test_batched_cases_give_the_same_order(tmp_path):
     class Together(Draws):
         def batch(self, measurements, *, samples, seeds):
             pairs = zip(measurements, seeds, strict=True)
@@ -164,23 +152,6 @@ def test_cases_that_are_drawn_together_give_the_same_order(tmp_path):
     orders = [
         learn_masks(learner(kind(), tries=3), tmp_path / f"{k}.npz", progress=False)[1]
         for k, kind in enumerate((Draws, Together))
-    ]
-    assert orders[0].lines == orders[1].lines
-
-
-class Plain(Draws):
-    """What draws arrays, not tensors."""
-
-    def __call__(self, measurement, *, samples, seed):
-        return super().__call__(measurement, samples=samples, seed=seed).numpy()
-
-
-def test_arrays_give_the_same_order_as_tensors(tmp_path):
-    arrays = replace(learner(Plain(), tries=2, aim="outputs"), task=lambda x: stripes(x).numpy())
-    tensors = replace(learner(Draws(), tries=2, aim="outputs"), task=stripes)
-    orders = [
-        learn_masks(one, tmp_path / f"{k}.npz", progress=False)[1]
-        for k, one in enumerate((arrays, tensors))
     ]
     assert orders[0].lines == orders[1].lines
 

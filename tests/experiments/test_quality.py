@@ -59,60 +59,48 @@ def test_frechet_distance_of_gaussians_is_the_closed_form():
     assert _frechet_distance(first, first) == pytest.approx(0, abs=1e-9)
 
 
-def judge_twice(folder, name):
-    """Judge the same weights as the variational network, and as another network of some name."""
-    images = np.kron(np.random.default_rng(1).random((4, 8, 8)), np.ones((4, 4)))
-    data = ArrayDataset(images, label=[0] * 4, group=np.arange(4) // 2)
-    net = build("varnet", preset="tiny")
-    paths = [str(folder / f"{stem}.safetensors") for stem in ("first", name)]
-    for path in paths:
-        save_weights(net, path, kind="varnet", config=net.config)
-    settings = {
-        "varnet": paths[0],
-        "recoveries": paths[1:],
-        "data": {"kind": "npz", "path": str(_save_npz(data, folder / "images.npz")), "coils": 2,
-                 "validation": 0.5},
-        "measure": {"accelerations": [4], "published": False},
-    }  # fmt: skip
-    (folder / "q.toml").write_text(toml_text(settings))
+def evaluate(folder, images, *, coils=2, normalise=True, **settings):
+    """Return the record of a configuration for images of two in each group."""
+    groups = np.arange(len(images)) // 2
+    data = ArrayDataset(images, label=[0] * len(images), group=groups, normalise=normalise)
+    table = {"kind": "npz", "path": str(_save_npz(data, folder / "images.npz")), "coils": coils}
+    if "part" not in settings:
+        table["validation"] = 0.5
+    measure = {"accelerations": settings.pop("accelerations", [4]), "published": False}
+    (folder / "q.toml").write_text(toml_text({**settings, "data": table, "measure": measure}))
     quality(folder / "q.toml", output=folder / "q.json")
-    return read_json(folder / "q.json", "taskuq.quality/1")["results"]
+    return read_json(folder / "q.json", "taskuq.quality/1")
 
 
-def test_image_quality_of_other_networks_goes_by_the_stems_of_their_files(tmp_path):
-    rows = judge_twice(tmp_path, "net-of-mine")
+def blocks(count):
+    return np.kron(np.random.default_rng(1).random((count, 8, 8)), np.ones((4, 4)))
 
-    # The name is all the difference.
+
+def saved(net, path, kind):
+    return str(save_weights(net, path, kind=kind, config=net.config))
+
+
+def test_networks_are_named_by_their_files(tmp_path):
+    net = build("varnet", preset="tiny")
+    first, mine, same = (
+        saved(net, tmp_path / f"{name}.safetensors", "varnet")
+        for name in ("first", "net-of-mine", "varnet")
+    )
+    rows = evaluate(tmp_path, blocks(4), varnet=first, recoveries=[mine])["results"]
     assert [row.pop("method") for row in rows] == ["zero-filled", "varnet", "net-of-mine"]
     assert rows[1] == rows[2] != rows[0]
     assert "net-of-mine" in write_report(tmp_path).read_text()
-
-
-def test_image_quality_of_two_networks_of_one_name_is_refused(tmp_path):
     with refused("table.duplicate", "varnet"):
-        judge_twice(tmp_path, "varnet")
+        evaluate(tmp_path, blocks(4), varnet=first, recoveries=[same])
 
 
-def test_the_table_of_image_quality(tmp_path, capsys):
-    flow = ConditionalFlow(SMALL_FLOW)
-    rng = np.random.default_rng(1)
-    images = np.kron(rng.random((8, 8, 8)), np.ones((4, 4)))
-    data = ArrayDataset(images, label=[0] * 8, group=np.arange(8) // 2)
-    path = _save_npz(data, tmp_path / "images.npz")
-    net = build("varnet", preset="tiny")
-    save_weights(net, tmp_path / "v.safetensors", kind="varnet", config=net.config)
-    save_weights(flow, tmp_path / "f.safetensors", kind="flow", config=flow.config)
-    settings = {
-        "varnet": str(tmp_path / "v.safetensors"),
-        "flow": str(tmp_path / "f.safetensors"),
-        "samples": 2,
-        "data": {"kind": "npz", "path": str(path), "coils": 2, "validation": 0.5},
-        "measure": {"accelerations": [4, 2], "published": False},
-    }
-    (tmp_path / "q.toml").write_text(toml_text(settings))
-    quality(tmp_path / "q.toml", output=tmp_path / "q.json")
+def test_table_of_image_quality(tmp_path, capsys):
+    varnet = saved(build("varnet", preset="tiny"), tmp_path / "v.safetensors", "varnet")
+    flow = saved(ConditionalFlow(SMALL_FLOW), tmp_path / "f.safetensors", "flow")
+    record = evaluate(
+        tmp_path, blocks(8), varnet=varnet, flow=flow, samples=2, accelerations=[4, 2]
+    )
     assert capsys.readouterr().out.strip() == str(tmp_path / "q.json")
-    record = read_json(tmp_path / "q.json", "taskuq.quality/1")
     rows = {(row["acceleration"], row["method"]): row for row in record["results"]}
     assert len(rows) == 2 * 3
     assert rows[2, "zero-filled"]["psnr"]["mean"] > rows[4, "zero-filled"]["psnr"]["mean"]
@@ -122,34 +110,16 @@ def test_the_table_of_image_quality(tmp_path, capsys):
     assert {method for (_, method), row in rows.items() if "spread_error_ratio" in row} == {"flow"}
 
 
-def test_all_cases_are_judged_where_nobody_was_trained_on(tmp_path, capsys):
-    images = np.kron(np.random.default_rng(1).random((4, 8, 8)), np.ones((4, 4)))
-    data = ArrayDataset(images, label=[0] * 4, group=np.arange(4) // 2)
-    path = str(_save_npz(data, tmp_path / "images.npz"))
-    settings = {
-        "part": "all",
-        "data": {"kind": "npz", "path": path, "coils": 2},
-        "measure": {"accelerations": [4], "published": False},
-    }
-    (tmp_path / "q.toml").write_text(toml_text(settings))
-    quality(tmp_path / "q.toml", output=tmp_path / "q.json")
-    (row,) = read_json(tmp_path / "q.json", "taskuq.quality/1")["results"]
+def test_part_all_evaluates_all_cases(tmp_path):
+    (row,) = evaluate(tmp_path, blocks(4), part="all")["results"]
     assert row["volumes"] == 2
     with refused("option.conflict"):
         QualityConfig(part="all", features=Path("vgg.safetensors"))
 
 
-def test_an_exact_recovery_has_no_psnr_in_its_record(tmp_path, capsys):
+def test_exact_recovery_has_no_psnr(tmp_path):
     # All energy of a constant image lies in the central line, which every round measures.
-    data = ArrayDataset(np.ones((4, 32, 32)), label=[0] * 4, group=[0, 1, 2, 3], normalise=False)
-    settings = {
-        "data": {"kind": "npz", "path": str(_save_npz(data, tmp_path / "a.npz")), "coils": 0,
-                 "validation": 0.5},
-        "measure": {"accelerations": [4], "published": False},
-    }  # fmt: skip
-    (tmp_path / "q.toml").write_text(toml_text(settings))
-    quality(tmp_path / "q.toml", output=tmp_path / "q.json")
-    record = read_json(tmp_path / "q.json", "taskuq.quality/1")
+    record = evaluate(tmp_path, np.ones((8, 32, 32)), coils=0, normalise=False)
     (row,) = record["results"]
     assert row["psnr"] == {"mean": None, "standard_error": None}
     assert (row["exact"], row["volumes"], row["ssim"]["mean"]) == (2, 2, 1.0)
@@ -174,7 +144,7 @@ def test_pooled_pixels_rank_slices_against_each_other():
 
 @pytest.mark.parametrize("samples", [2, 64])
 @pytest.mark.parametrize("size", [0.5, 1, 2])
-def test_sizes_of_spread_and_error_are_compared(size, samples):
+def test_ratio_of_spread_and_error(size, samples):
     """Samples of the posterior that the truth is drawn from have ratio 1, however many."""
     pixels = []
     for level in (0.01, 0.1):
@@ -188,6 +158,6 @@ def test_sizes_of_spread_and_error_are_compared(size, samples):
     assert _size_ratio(np.zeros((2, 5)), samples) is None
 
 
-def test_nothing_is_ranked_where_samples_do_not_differ():
+def test_equal_samples_have_no_rank_correlation():
     truth = torch.linspace(1, 2, 16).reshape(4, 4)
     assert math.isnan(_spread_error_correlation(torch.stack([truth, truth]), truth))

@@ -1,4 +1,4 @@
-"""The book of promises: what docs/guarantees.md says, one entry each, with its populations."""
+"""The book of promises: what docs/explanation/guarantees.md says, one entry each, with its populations."""
 
 from __future__ import annotations
 

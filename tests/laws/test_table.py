@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "docs/guarantees.md").read_text()
-TABLE = TEXT.split("## Every promise at a glance")[1].split("\n## ")[0]
+TEXT = (ROOT / "docs/explanation/guarantees.md").read_text()
+TABLE = TEXT.split("## Every guarantee at a glance")[1].split("\n## ")[0]
 NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", TABLE)))
 
 

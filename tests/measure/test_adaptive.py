@@ -1,11 +1,11 @@
-"""Adaptive lines: exact variance reduction of normal samples, rules, and what tables store."""
+"""Adaptive lines: exact variance reduction of normal samples, rules, stored lines."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import taskuq as tq
@@ -13,8 +13,6 @@ from measure.adaptive_toy import RATES, SIZE, Draws, corner, patients, scanner
 from raising import refused
 from taskuq._seeds import case_seed
 from taskuq.measure._adaptive import (
-    TOGETHER,
-    AdaptiveConfig,
     AdaptiveLines,
     _GramCovariance,
     _mean_gradients,
@@ -27,7 +25,6 @@ from taskuq.measure._masks import center_lines
 from taskuq.measure._mri import MultiCoilMRI
 from taskuq.measure._tomography import ParallelBeamCT
 from taskuq.pipeline._executor import CaseExecutor, Executor
-from taskuq.table._formats import _join_tasks
 from taskuq.table._table import TaskOutputs
 
 LINES, NUMBERS = 24, 3
@@ -41,7 +38,7 @@ def normal_model(seed, size=6):
 
 
 def spread_of(root, operators, task, noise):
-    """What a symmetric set of samples with exactly this covariance says."""
+    """Return the covariance of a symmetric set of samples."""
     deviations = np.concatenate([root, -root], axis=1).T
     deviations *= np.sqrt((len(deviations) - 1) / 2)
     contents = np.einsum("lni,ji->ljn", operators, deviations)
@@ -54,15 +51,15 @@ def spread_of(root, operators, task, noise):
 def posterior_variance(root, operators, task, noise, lines):
     """The closed form: the variance of aᵀx given the lines, by precisions."""
     covariance = root @ root.T
-    told = operators[lines].reshape(-1, len(root))
-    total = told @ covariance @ told.T + noise * np.eye(len(told))
-    gained = covariance @ told.T @ np.linalg.solve(total, told @ covariance)
+    seen = operators[lines].reshape(-1, len(root))
+    total = seen @ covariance @ seen.T + noise * np.eye(len(seen))
+    gained = covariance @ seen.T @ np.linalg.solve(total, seen @ covariance)
     return task @ (covariance - gained) @ task
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("noise", [0.05, 2.0])
-def test_what_lines_leave_is_the_exact_posterior_variance(seed, noise):
+def test_remaining_variance_is_the_exact_posterior_variance(seed, noise):
     model = normal_model(seed)
     lines = [3, 0, 17, 8][: seed % 5]
 
@@ -70,8 +67,8 @@ def test_what_lines_leave_is_the_exact_posterior_variance(seed, noise):
     assert np.isclose(spread_of(*model, noise).left(lines), exact, rtol=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_every_choice_is_the_line_of_the_largest_exact_reduction(seed):
+@pytest.mark.parametrize("seed", range(3))
+def test_each_line_has_the_largest_exact_reduction(seed):
     model, noise = normal_model(seed), 3.0
     lines, gains = spread_of(*model, noise).greedy(5, np.zeros(LINES, dtype=bool))
     for k, (line, gain) in enumerate(zip(lines, gains, strict=True)):
@@ -83,7 +80,7 @@ def test_every_choice_is_the_line_of_the_largest_exact_reduction(seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_one_value_of_each_line_gives_what_its_gram_matrices_give(seed):
+def test_scalar_and_gram_covariance_agree(seed):
     rng = np.random.default_rng([24, seed])
     values, z = rng.normal(size=(3, LINES, 9)), rng.normal(size=(3, 9, 2))
     noise = rng.uniform(0.1, 2, 3)
@@ -96,20 +93,9 @@ def test_one_value_of_each_line_gives_what_its_gram_matrices_give(seed):
     assert np.allclose(gains, expected)
 
 
-def test_bounds_are_cut_off_without_missing_the_best():
-    # One line tells much of one direction and little of the task: its bound is large and its
-    # reduction small, so that the first lines by bounds are not the best.
-    loud, plain = np.diag([400.0, 0.0]), np.diag([0.0, 30.0])
-    grams = np.stack([loud] * (TOGETHER + 1) + [plain])[None]
-    aims = np.array([[[1.0, 0.0], [0.0, 12.0]]])
-    spread = _GramCovariance(grams, aims, np.ones(1))
-
-    assert spread.greedy(1, np.zeros(TOGETHER + 2, dtype=bool))[0] == [TOGETHER + 1]
-    assert np.isclose(spread.left([TOGETHER + 1]), 1 + 12 / 31)
-
-
+@settings(max_examples=20)
 @given(st.integers(0, 40), st.integers(1, 4))
-def test_cases_count_alike_and_their_order_does_not_matter(seed, cases):
+def test_cases_have_equal_weights_in_any_order(seed, cases):
     each = [spread_of(*normal_model(seed + k), 1.0 + k) for k in range(cases)]
     both = [stack_cases(order) for order in (each, each[::-1])]
     assert np.isclose(both[0].left([1, 2]), np.mean([one.left([1, 2]) for one in each]))
@@ -118,7 +104,7 @@ def test_cases_count_alike_and_their_order_does_not_matter(seed, cases):
     )
 
 
-def test_where_nothing_is_left_to_gain_the_line_that_varies_most_is_next():
+def test_without_gain_the_line_of_largest_variance_is_next():
     values = np.random.default_rng(0).normal(size=(1, LINES, 5))
     gram = _GramCovariance(
         values[..., None] * values[..., None, :], np.zeros((1, 5, 5)), np.ones(1)
@@ -131,18 +117,18 @@ def test_where_nothing_is_left_to_gain_the_line_that_varies_most_is_next():
 
 
 @pytest.mark.parametrize("count", [-1, LINES + 1])
-def test_more_lines_than_there_are_is_refused(count):
+def test_too_many_lines_are_refused(count):
     with refused("value.invalid", str(count)):
         spread_of(*normal_model(0), 1.0).greedy(count, np.zeros(LINES, bool))
 
 
-def test_samples_that_agree_everywhere_have_the_noise_of_the_ridge():
+def test_equal_samples_have_the_noise_of_the_ridge():
     assert _noise_variance(np.array([0.0, 2.0]), 0.1) == pytest.approx([0.1, 0.2])
     with refused("value.invalid"):
         _noise_variance(np.ones(1), 0.0)
 
 
-def test_samples_that_are_not_finite_choose_no_line():
+def test_nonfinite_samples_are_refused():
     values = np.full((1, LINES, 4), np.nan)
     with refused("value.nonfinite"):
         _ScalarCovariance(values, np.ones((1, 4, 1)), np.ones(1)).greedy(1, np.zeros(LINES, bool))
@@ -170,7 +156,7 @@ def test_lines_are_chosen_given_those_chosen_before():
         assert gain == pytest.approx(expected.left([0]) - both)
 
 
-def test_lines_hold_what_the_scanner_would_measure_of_the_coils():
+def test_line_values_are_those_of_the_scanner():
     system, generator = scanner(), torch.Generator().manual_seed(1)
     # A phase that turns once along the columns: the measured centre shows it.
     turning = torch.exp(2j * torch.pi * torch.arange(SIZE) / SIZE)
@@ -185,14 +171,14 @@ def test_lines_hold_what_the_scanner_would_measure_of_the_coils():
     assert torch.allclose(held @ held.mH, columns @ columns.mH, atol=1e-4)
 
 
-def test_views_hold_what_the_scanner_would_measure():
+def test_view_values_are_those_of_the_scanner():
     ct, images = ParallelBeamCT(8, 12, (4.0, 2.0)), torch.rand(3, 8, 8)
     held = ct.line_values(images, ct(images[0], 4.0))
     assert torch.equal(held.transpose(0, 1), ct(images, 1.0).projections)
     assert ct.initial_lines(3).nonzero()[0].tolist() == [0, 4, 8]
 
 
-def test_a_linear_task_has_one_variance_by_gradient_and_by_outputs():
+def test_linear_task_has_one_variance_by_gradient_and_by_outputs():
     system, image = scanner(), patients(1)[0]
     first = center_lines(SIZE, 2)
     scan = system.measure_lines(image, 8.0, first)
@@ -222,7 +208,7 @@ def stationary(size=8):
 
 
 @pytest.mark.parametrize("lines", [[], [2], [2, 6], [0, 3, 7], [1, 2, 3, 5]])
-def test_where_lines_are_independent_what_matters_for_the_task_tells_all(lines):
+def test_independent_lines_have_the_exact_posterior_variance(lines):
     samples, covariance, a = stationary()
     system = MultiCoilMRI(np.ones((1, 8), bool), (1.0,))
     first = center_lines(8, 1)
@@ -233,36 +219,27 @@ def test_where_lines_are_independent_what_matters_for_the_task_tells_all(lines):
         ridge=1e-9,
     )  # fmt: skip
     columns = np.fft.fftshift(np.fft.fft(np.eye(64).reshape(64, 8, 8), norm="ortho"), axes=-1)
-    told = columns[:, :, lines].reshape(64, -1).T
-    told = np.concatenate([told.real, told.imag])
-    gained = told @ covariance
+    seen = columns[:, :, lines].reshape(64, -1).T
+    seen = np.concatenate([seen.real, seen.imag])
+    gained = seen @ covariance
     exact = a @ covariance @ a
     if lines:
-        exact -= a @ gained.T @ np.linalg.pinv(told @ covariance @ told.T, 1e-9) @ gained @ a
+        exact -= a @ gained.T @ np.linalg.pinv(seen @ covariance @ seen.T, 1e-9) @ gained @ a
     assert np.isclose(spread.left(lines), exact, rtol=1e-5, atol=1e-6 * (a @ covariance @ a))
 
 
-def test_what_lines_hold_of_the_task_adds_up_to_it():
+def test_line_contributions_sum_to_the_task():
     system, first = scanner(), center_lines(SIZE, 2)
     scan = system.measure_lines(patients(1)[0], 8.0, first)
     drawn = Draws()(scan, samples=5, seed=0)
     deviations = drawn - drawn.mean(0)
     slope = _mean_gradients(corner, drawn)
     held, direction = system.line_values(deviations, scan), system.line_values(slope, scan)
-    told = (held @ direction.mH).real.sum(0)[:, 0]
-    assert torch.allclose(told, deviations.flatten(1) @ slope[0].flatten(), atol=1e-5)
+    seen = (held @ direction.mH).real.sum(0)[:, 0]
+    assert torch.allclose(seen, deviations.flatten(1) @ slope[0].flatten(), atol=1e-5)
 
 
-def test_the_plain_aim_is_the_variance_of_the_image():
-    system, image = scanner(), torch.ones(1, SIZE, SIZE) + 0j
-    first = center_lines(SIZE, 2)
-    drawn = torch.rand(5, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
-    scan = system.measure_lines(image, 8.0, first)
-    spread = line_covariance(system, scan, drawn, corner, first, aim="variance")
-    assert np.isclose(spread.left([]), drawn.var(0).sum(), rtol=1e-4)
-
-
-def test_a_task_without_a_gradient_is_refused_and_too_few_samples():
+def test_tasks_without_gradient_and_too_few_samples_are_refused():
     system, first = scanner(), center_lines(SIZE, 2)
     scan = system.measure_lines(patients(1)[0], 8.0, first)
     drawn = Draws()(scan, samples=3, seed=0)
@@ -280,7 +257,7 @@ STRIPES = torch.cos(2 * torch.pi * 5 * torch.arange(SIZE) / SIZE)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_more_lines_are_as_many_as_asked_for_and_none_twice(seed):
+def test_random_lines_are_new_and_counted(seed):
     rng = np.random.default_rng(seed)
     for system in (scanner(), ParallelBeamCT(8, 12, RATES)):
         lines = system.initial_lines(3)
@@ -291,22 +268,7 @@ def test_more_lines_are_as_many_as_asked_for_and_none_twice(seed):
         assert system.add_random_lines(more, system.n_lines - 9, rng).all()
 
 
-def test_views_are_as_likely_as_the_gap_that_they_are_in_is_wide(monkeypatch):
-    monkeypatch.setattr(np.random, "default_rng", lambda seed: seed)
-
-    class Recorded:
-        def choice(self, count, p):
-            self.p = p
-            return int(np.argmax(p))
-
-    rng, lines = Recorded(), np.isin(np.arange(12), [1, 3, 10])  # gaps of 2, 7, and 3 at the end
-    more = ParallelBeamCT(8, 12, RATES).add_random_lines(lines, 1, rng)
-    expected = np.array([3, 0, 2, 0, 7, 7, 7, 7, 7, 7, 0, 3]) / (2 + 6 * 7 + 2 * 3)
-    assert rng.p == pytest.approx(expected)
-    assert np.flatnonzero(more & ~lines).tolist() == [4]
-
-
-def test_by_outputs_every_sample_is_looked_at_in_the_direction_that_the_others_give():
+def test_outputs_aim_is_leave_one_out():
     system, first = scanner(), center_lines(SIZE, 2)
     scan = system.measure_lines(
         (1 - 0.5 * STRIPES).expand(1, SIZE, SIZE).to(torch.complex64).expand(2, SIZE, SIZE),
@@ -320,15 +282,15 @@ def test_by_outputs_every_sample_is_looked_at_in_the_direction_that_the_others_g
 
     found = line_covariance(system, scan, drawn, task, first, aim="outputs")
     held, z = system.line_values(drawn, scan), task(drawn)
-    told = []
+    seen = []
     for j in range(40):
         rest = [k for k in range(40) if k != j]
         others, own = held[:, rest], held[:, j] - held.mean(1)
         around = (z[rest] - z[rest].mean()).to(held.dtype)
         direction = torch.einsum("lkn,k->ln", others - others.mean(1, keepdim=True), around)
-        told.append((own * direction.conj()).sum(1).real)
-    expected = torch.stack(told, dim=1) / 39**0.5
-    # What falls where outputs rise tells nothing.
+        seen.append((own * direction.conj()).sum(1).real)
+    expected = torch.stack(seen, dim=1) / 39**0.5
+    # Lines that fall where outputs rise have no value.
     rises = (expected @ (z - z.mean())) > 0
     assert 0 < rises.sum() < SIZE
     values = torch.as_tensor(found.values[0])
@@ -339,8 +301,8 @@ CASES = patients(5, seed=3)
 NAMES = list("abcde")
 
 
-def rule(**settings) -> AdaptiveLines:
-    return AdaptiveLines(scanner(), scanner().masks, RATES, **settings)
+def rule(**options) -> AdaptiveLines:
+    return AdaptiveLines(scanner(), scanner().masks, RATES, **options)
 
 
 class Together(Draws):
@@ -364,13 +326,13 @@ def table():
     return run(Draws())
 
 
-def test_rounds_nest_have_their_number_of_lines_and_begin_alike(table):
+def test_rounds_are_nested_with_the_same_start(table):
     assert (table.sampled_lines[1:] >= table.sampled_lines[:-1]).all()
     assert np.array_equal(table.sampled_lines.sum(axis=2), np.tile([[2], [4], [8]], 5))
     assert (table.sampled_lines[0] == scanner().masks[0]).all()
 
 
-def test_outputs_are_those_of_the_lines_that_are_stored(table):
+def test_outputs_belong_to_the_stored_lines(table):
     for k, R in enumerate(RATES):
         for i, image in enumerate(CASES):
             scan = scanner().measure_lines(image, R, table.sampled_lines[k, i])
@@ -378,7 +340,7 @@ def test_outputs_are_those_of_the_lines_that_are_stored(table):
             assert np.allclose(corner(drawn), table.outputs[k, i], atol=1e-6)
 
 
-def test_a_share_of_the_lines_is_chosen_and_the_others_are_the_masks(table):
+def test_share_of_adaptive_lines(table):
     masks = scanner().masks
     none, half = (run(Draws(), measure=rule(share=share)) for share in (0.0, 0.5))
     assert (none.sampled_lines == masks[:, None]).all()
@@ -393,7 +355,7 @@ def test_a_share_of_the_lines_is_chosen_and_the_others_are_the_masks(table):
         rule(share=1.5)
 
 
-def test_lines_are_chosen_among_those_that_the_masks_have_some_rounds_later(table):
+def test_lookahead_limits_the_lines(table):
     masks = scanner().masks.copy()
     masks[1] = masks[0]
     masks[1, np.flatnonzero(masks[2] & ~scanner().masks[1])[:2]] = True  # not the best of them
@@ -412,27 +374,21 @@ def test_lines_are_chosen_among_those_that_the_masks_have_some_rounds_later(tabl
         rule(ahead=-1)
 
 
-@pytest.mark.parametrize("options", [{}, {"batch": 2}, {"batch": 3}])
-def test_a_case_has_the_same_lines_whatever_is_in_its_batch(table, options):
+@pytest.mark.parametrize("options", [{}, {"batch": 3}])
+def test_lines_do_not_depend_on_the_batch(table, options):
     assert np.array_equal(run(Together(), **options).sampled_lines, table.sampled_lines)
 
 
-def test_a_killed_run_resumes_with_the_same_lines(table, tmp_path):
+def test_killed_run_resumes_with_the_same_lines(table, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(Draws(fails_at=8), tmp_path / "t")
     assert np.array_equal(run(Draws(), tmp_path / "t").sampled_lines, table.sampled_lines)
 
 
 @pytest.mark.parametrize("name", ["folder", "table.npz"])
-def test_a_table_keeps_its_lines(table, tmp_path, name):
+def test_table_keeps_its_lines(table, tmp_path, name):
     table.save(tmp_path / name)
     assert np.array_equal(TaskOutputs.load(tmp_path / name).sampled_lines, table.sampled_lines)
-
-
-def test_smaller_tables_keep_theirs(table):
-    small = table.select(accelerations=[4, 2], cases=[3, 1])
-    assert np.array_equal(small.sampled_lines, table.sampled_lines[1:][:, [3, 1]])
-    assert np.array_equal(_join_tasks({"a": table, "b": table}).sampled_lines, table.sampled_lines)
 
 
 @pytest.mark.parametrize(
@@ -443,7 +399,7 @@ def test_smaller_tables_keep_theirs(table):
         (np.ones((3, 5, SIZE), bool) & (np.arange(3) < 2)[:, None, None], "rounds.invalid"),
     ],
 )
-def test_lines_that_cannot_be_are_refused(table, lines, code):
+def test_impossible_lines_are_refused(table, lines, code):
     with refused(code):
         TaskOutputs(table.outputs, table.targets, RATES, sampled_lines=lines)
 
@@ -456,27 +412,7 @@ class Forgetful(AdaptiveLines):
         return lines
 
 
-@pytest.mark.parametrize("ridge", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_ridge_that_is_none_is_refused_before_anything_is_drawn(ridge):
-    system = scanner()
-    with refused("value.invalid", "ridge"):
-        AdaptiveLines(system, system.masks, RATES, ridge=ridge)
-
-
-@pytest.mark.parametrize(("aim", "needed"), [("gradient", 2), ("variance", 2), ("outputs", 3)])
-def test_fewer_samples_than_lines_are_chosen_by_are_refused_by_their_number(aim, needed):
-    AdaptiveConfig(aim).require_samples(needed)
-    with refused("samples.mismatch", str(needed)):
-        AdaptiveConfig(aim).require_samples(needed - 1)
-
-
-def test_no_rule_uses_more_samples_than_are_drawn():
-    AdaptiveConfig(looks=4).require_samples(4)
-    with refused("samples.mismatch", "looks"):
-        AdaptiveConfig(looks=5).require_samples(4)
-
-
-def test_a_rule_that_forgets_a_line_is_refused():
+def test_rule_that_drops_a_line_is_refused():
     executor = CaseExecutor(
         Forgetful(scanner(), scanner().masks, RATES), Executor(Draws(), corner, 0), RATES, 3
     )
@@ -484,27 +420,9 @@ def test_a_rule_that_forgets_a_line_is_refused():
         executor.run(CASES[:1], ["a"])
 
 
-def test_a_round_by_itself_is_refused_unless_it_is_the_first_or_all():
+def test_single_later_round_is_refused():
     one = rule()
     assert torch.equal(one(CASES[0], 8.0).mask, torch.as_tensor(one.initial_lines()))
     assert one(CASES[0], 1.0).mask.all()
     with refused("option.conflict"):
         one(CASES[0], 4.0)
-
-
-def test_where_a_scan_cannot_choose_the_masks_are_next():
-    one = rule()
-    assert np.array_equal(one.fallback_lines(0, one.initial_lines()), one.masks[1])
-    other = np.arange(SIZE) % 8 == 3
-    lines = one.fallback_lines(0, other)
-    assert lines.sum() == 4
-    assert (lines >= other).all()
-
-
-def test_looking_at_fewer_samples_chooses_by_the_first_of_them():
-    scan = scanner().measure_lines(CASES[0], 8.0, rule().initial_lines())
-    drawn = Draws()(scan, samples=6, seed=1)
-    few = rule(looks=3).next_lines(0, scan, drawn, corner, rule().initial_lines())
-    assert np.array_equal(
-        few, rule().next_lines(0, scan, drawn[:3], corner, rule().initial_lines())
-    )

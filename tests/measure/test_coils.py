@@ -14,14 +14,14 @@ from taskuq.measure._fourier import project_measured
 
 @pytest.mark.parametrize("axis", [-3, 1, 0])
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-def test_the_quick_way_equals_the_norm(axis, dtype):
+def test_rss_is_the_norm(axis, dtype):
     images = torch.randn(2, 3, 4, 5, 6, dtype=dtype, generator=torch.Generator().manual_seed(0))
     norm = torch.linalg.vector_norm(images, dim=axis)
     assert rss(images, axis).dtype == norm.dtype
     assert torch.allclose(rss(images, axis), norm, rtol=1e-6)
 
 
-def test_the_gradient_is_finite_where_an_image_is_black():
+def test_gradient_of_rss_is_finite_at_zero():
     images = torch.zeros(2, 3, 3, dtype=torch.complex64, requires_grad=True)
     rss(images).sum().backward()
     assert torch.isfinite(torch.view_as_real(images.grad)).all()
@@ -40,7 +40,7 @@ drawn = {"coils": st.integers(2, 9), "seed": st.integers(0, 9999)}
 
 @settings(max_examples=40, deadline=None)
 @given(**drawn)
-def test_virtual_coils_hold_exactly_the_largest_singular_values(coils, seed):
+def test_virtual_coils_hold_the_largest_singular_values(coils, seed):
     x = coil_images(seed, coils)
     singular = torch.linalg.svdvals(x.flatten(1))
     for kept in range(1, coils + 1):
@@ -68,7 +68,7 @@ def test_masking_lines_and_mixing_coils_commute(coils, seed):
     )
 
 
-def test_a_matrix_from_measured_lines_does_not_see_the_others():
+def test_compression_depends_on_measured_lines_only():
     x, mask = coil_images(0, 5), np.array([0, 1, 1, 0, 1, 0, 1], dtype=bool)
     unseen = x - project_measured(x, mask)
     changed = x + 3 * unseen

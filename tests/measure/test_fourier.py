@@ -38,7 +38,7 @@ def test_the_inverse_is_the_adjoint(size, seed):
 
 @settings(max_examples=30, deadline=None)
 @given(size=sizes, seed=st.integers(0, 2**31))
-def test_the_transform_is_the_written_out_sum(size, seed):
+def test_transform_is_its_sum(size, seed):
     x = complex_images(seed, *size)
     row, column = (_centred_dft(n) for n in size)
     assert torch.allclose(fft2c(x), row @ x @ column.T)
@@ -51,7 +51,7 @@ def _centred_dft(n):
 
 @settings(max_examples=30, deadline=None)
 @given(coils=st.integers(1, 5), seed=st.integers(0, 2**31))
-def test_layouts_are_each_others_inverse(coils, seed):
+def test_layouts_are_inverse(coils, seed):
     x = complex_images(seed, 2, coils, 3, 4)
     channels = to_channels(x)
     assert torch.equal(to_complex(channels), x)
@@ -59,7 +59,7 @@ def test_layouts_are_each_others_inverse(coils, seed):
     assert torch.equal(channels[:, 1::2], x.imag)
 
 
-def test_layouts_refuse_what_they_cannot_read():
+def test_wrong_layouts_are_refused():
     with refused("dtype.invalid"):
         to_channels(torch.ones(2, 4, 4))
     with refused("shape.axes"):
@@ -103,7 +103,7 @@ def test_range_and_null_space_split_an_image(drawn):
 
 @settings(max_examples=60, deadline=None)
 @given(images_and_mask())
-def test_consistent_recoveries_agree_with_the_measurement_and_else_with_the_recovery(drawn):
+def test_data_consistency(drawn):
     truth, recovery, mask = drawn
     repaired = data_consistency(recovery, project_measured(truth, mask), mask)
     assert torch.allclose(project_measured(repaired, mask), project_measured(truth, mask))
@@ -126,14 +126,14 @@ def test_the_last_axis_of_a_mask_is_the_column():
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (2, 6), (3, 2, 5, 6, 6)])
-def test_a_mask_that_does_not_fit_is_refused(shape):
+def test_wrong_mask_is_refused(shape):
     with refused("shape.mismatch"):
         broadcast_mask(np.ones(shape, dtype=bool), like=torch.ones(3, 2, 5, 6))
 
 
 @settings(max_examples=30, deadline=None)
 @given(coils=st.integers(1, 6), seed=st.integers(0, 9999))
-def test_rss_does_not_see_a_unitary_mixing_of_coils(coils, seed):
+def test_rss_is_invariant_to_unitary_mixing(coils, seed):
     x = complex_images(seed, coils, 3, 4)
     Q = torch.linalg.qr(complex_images(seed + 1, coils, coils)).Q
     assert torch.allclose(rss(torch.einsum("ab,bhw->ahw", Q, x)), rss(x))

@@ -1,4 +1,4 @@
-"""CT: projection and back-projection are adjoint, mass is kept, views are nested."""
+"""CT: projection and its adjoint, nested views, photon noise, Landweber updates."""
 
 from itertools import pairwise
 
@@ -34,7 +34,7 @@ def disc(size):
 
 @settings(max_examples=40, deadline=None)
 @given(size=st.integers(2, 12), views=st.integers(1, 6), seed=st.integers(0, 9999))
-def test_back_projection_is_the_adjoint_and_no_mass_is_lost(size, views, seed):
+def test_back_projection_is_the_adjoint_and_mass_is_kept(size, views, seed):
     rng = np.random.default_rng(seed)
     radon = Radon(size, tuple(rng.uniform(0, np.pi, views)))
     x = torch.as_tensor(rng.normal(size=(2, size, size)))
@@ -45,7 +45,7 @@ def test_back_projection_is_the_adjoint_and_no_mass_is_lost(size, views, seed):
 
 
 @pytest.mark.parametrize("angle", [0.0, 0.3, np.pi / 4, np.pi / 2])
-def test_an_even_square_has_an_even_shadow(angle):
+def test_projection_of_a_square_is_exact(angle):
     ours = Radon(32, (angle,))(torch.ones(32, 32, dtype=torch.float64))[0]
     # The chords of a square: a trapezoid. Each bin holds the mean of its chords.
     fine = (np.arange(ours.numel() * 500) + 0.5) / 500 - ours.numel() / 2
@@ -55,26 +55,31 @@ def test_an_even_square_has_an_even_shadow(angle):
     assert np.allclose(ours, chord.reshape(-1, 500).mean(1), atol=0.01)
 
 
-def test_gradients_flow_through_projection_and_back():
+def test_projection_equals_scikit_image():
+    transform = pytest.importorskip("skimage.transform")
+    axis, angles = np.arange(65) - 32, (0.0, 0.3, 1.0, np.pi / 2, 2.5)
+    x = np.exp(-((axis - 9) ** 2 + (axis[:, None] + 5) ** 2) / 18)
+    ours = Radon(65, angles)(torch.as_tensor(x)).numpy()
+    theirs = transform.radon(x, np.degrees(angles), circle=False).T
+    # A shift by one bin would change the norm by 0.2, a mirrored view by more.
+    assert np.linalg.norm(ours[:, :92] - theirs) < 0.002 * np.linalg.norm(theirs)
+
+
+def test_gradients_of_projection_and_back_projection():
     radon = Radon(5, (0.1, 1.2))
     x = torch.randn(2, 5, 5, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: radon.adjoint(radon(x).square()), x)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(views=st.integers(16, 400))
-def test_views_are_nested_and_as_many_as_promised(views):
+def test_views_are_nested_and_counted(views):
     rounds = _nested_views(views, RATES)
     assert [len(chosen) for chosen in rounds] == [round(views / R) for R in RATES]
     assert all(set(a) < set(b) for a, b in pairwise(rounds))
 
 
-@pytest.mark.parametrize("views", [64, 192])
-def test_views_of_halving_rounds_are_evenly_spread(views):
-    assert all(len(set(np.diff(chosen))) == 1 for chosen in _nested_views(views, RATES))
-
-
-def test_recovery_gets_better_with_every_round():
+def test_error_of_back_projection_falls_with_every_round():
     image = disc(64)
     scanner = ParallelBeamCT(size=64, views=128, accelerations=RATES)
     assert isinstance(scanner, Measure)
@@ -86,8 +91,8 @@ def test_recovery_gets_better_with_every_round():
     assert errors[-1] < 0.2 * image.norm().item()
 
 
-@pytest.mark.parametrize("views", [8, 16, 64])
-def test_restoring_closes_the_gap_and_leaves_what_views_cannot_see(views):
+@pytest.mark.parametrize("views", [8, 64])
+def test_landweber_closes_the_gap_and_keeps_the_null_space(views):
     scan = ParallelBeamCT(32, views, accelerations=(1.5,))(disc(32).float(), 1)
     sinograms = stack_sinograms([scan])
     start = torch.randn(1, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -99,7 +104,7 @@ def test_restoring_closes_the_gap_and_leaves_what_views_cannot_see(views):
     ]
     assert gaps == sorted(gaps, reverse=True)
     assert gaps[3] < 0.2 * gaps[0]
-    # A change lies in the range of the adjoint: orthogonal to whatever has no projections.
+    # A change lies in the range of the adjoint: orthogonal to images without projections.
     change = (landweber_update(start, sinograms) - start)[0].double()
     matrix = sinograms.radon(torch.eye(1024).reshape(-1, 32, 32).double()).flatten(1).T
     unseen = torch.eye(1024) - torch.linalg.pinv(matrix, rtol=1e-6) @ matrix
@@ -107,7 +112,7 @@ def test_restoring_closes_the_gap_and_leaves_what_views_cannot_see(views):
 
 
 def chosen_views(kind, cases=12, views=48):
-    """Which views cases have, booleans (case, view): even ones, crowds, or whatever comes."""
+    """Return booleans (case, view): even, crowded or random views."""
     rng, masks = np.random.default_rng(0), np.zeros((cases, views), dtype=bool)
     for row, mask in enumerate(masks):
         count = 2 + row
@@ -121,7 +126,7 @@ def chosen_views(kind, cases=12, views=48):
 
 
 @pytest.mark.parametrize("kind", ["even", "crowds", "any"])
-def test_views_share_half_a_turn(kind):
+def test_view_weights_sum_to_half_a_turn(kind):
     masks = chosen_views(kind)
     found = _view_weights(masks, np.arange(48) * np.pi / 48)
     assert torch.allclose(found.sum(1), torch.tensor(np.pi, dtype=torch.float32))
@@ -133,7 +138,7 @@ def test_views_share_half_a_turn(kind):
 
 
 @pytest.mark.parametrize("kind", ["even", "crowds", "any"])
-def test_restoring_never_moves_away_whatever_views_were_measured(kind):
+def test_landweber_never_diverges(kind):
     size, masks = 24, chosen_views(kind)
     radon = Radon(size, tuple((np.arange(48) * np.pi / 48).tolist()))
     nothing = torch.zeros(len(masks), 48, radon.detectors)
@@ -149,7 +154,7 @@ def test_restoring_never_moves_away_whatever_views_were_measured(kind):
     assert (seen[-1] < 0.2 * seen[0]).all()
 
 
-def test_restoring_goes_as_far_as_the_noise():
+def test_landweber_stops_at_the_noise():
     truth = disc(32).float()
     scan = ParallelBeamCT(32, 48, (2,), PhotonNoise(photons=1e3), seed=0)(truth, 2)
     sinograms = stack_sinograms([scan])
@@ -164,7 +169,7 @@ def test_restoring_goes_as_far_as_the_noise():
     assert 0.5 < (gap.square().mean() / scan.variance).item() < 2
 
 
-def test_cases_of_other_rounds_are_stacked_and_restored_as_alone():
+def test_stacked_cases_equal_single_cases():
     scanner = ParallelBeamCT(32, 32, accelerations=(8, 4))
     scans = [scanner(disc(32).float() * (1 + R), R) for R in (8, 4)]
     both = landweber_update(torch.zeros(2, 32, 32), stack_sinograms(scans))
@@ -179,7 +184,7 @@ def test_cases_of_other_rounds_are_stacked_and_restored_as_alone():
     )
 
 
-def test_a_view_keeps_its_counts_in_later_rounds():
+def test_view_keeps_its_counts_in_later_rounds():
     scanner = ParallelBeamCT(16, 32, (8, 4), PhotonNoise(photons=100.0), seed=0)
     early, late = scanner(disc(16), 8), scanner(disc(16), 4)
     shared = [i for i, angle in enumerate(late.angles) if angle in early.angles]
@@ -188,7 +193,7 @@ def test_a_view_keeps_its_counts_in_later_rounds():
 
 
 @pytest.mark.parametrize("photons", [0.0, 100.0])
-def test_a_scan_round_by_round_is_the_scan_at_once(photons):
+def test_scan_by_rounds_is_the_scan_at_once(photons):
     scanner = ParallelBeamCT(16, 32, (8, 4, 2), PhotonNoise(photons), seed=0)
     patient = SimulatedCTScanner(disc(16), scanner)
     pieces = [patient.measure(k) for k in range(4)]
@@ -201,15 +206,15 @@ def test_a_scan_round_by_round_is_the_scan_at_once(photons):
         assert joined.variance == pytest.approx(whole.variance)
 
 
-def test_counts_have_the_variance_that_is_told():
+def test_counts_have_the_stated_variance():
     counts = PhotonNoise(photons=1e5)
     scanner = ParallelBeamCT(64, 64, (2,), counts, seed=1)
     scan, exact = scanner(disc(64), 2), ParallelBeamCT(64, 64, (2,))(disc(64), 2)
     off = (scan.projections - exact.projections).square()
-    told = counts.variance(exact.projections, 64)
+    variance = counts.variance(exact.projections, 64)
     # 32 × 92 independent squares: their mean has a standard error of 2.6 %.
-    assert abs((off / told).mean().item() - 1) < 0.15
-    assert scan.variance == pytest.approx(told.mean().item(), rel=0.05)
+    assert abs((off / variance).mean().item() - 1) < 0.15
+    assert scan.variance == pytest.approx(variance.mean().item(), rel=0.05)
 
 
 def test_impossible_scanners_and_images_are_refused():
@@ -225,8 +230,8 @@ def test_impossible_scanners_and_images_are_refused():
         PhotonNoise(photons=-1)
 
 
-@pytest.mark.parametrize("size", [64, 65, 128])
-def test_deepinv_projects_as_we_do(deepinv, size):
+@pytest.mark.parametrize("size", [64, 65])
+def test_projection_equals_deepinv(deepinv, size):
     from taskuq.data._chest import ChestPhantom
     from taskuq.measure._tomography import DeepinvRadon
 
@@ -237,7 +242,7 @@ def test_deepinv_projects_as_we_do(deepinv, size):
     assert (ours - theirs).norm() < 0.02 * ours.norm()
 
 
-def test_an_operator_without_its_package_is_refused_in_a_sentence(monkeypatch):
+def test_operator_without_its_package_is_refused(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "deepinv.physics", None)
     scanner = ParallelBeamCT(16, 32, (8,), operator="deepinv")
     with refused("dependency.missing"):

@@ -554,6 +554,7 @@ def test_other_code_is_refused(tmp_path, monkeypatch):
 
 def _files(scale=1.0, seed=0):
     import torch
+
     from taskuq.recover._varnet import VarNet, VarNetConfig
     from taskuq.training._weights import save_weights
 

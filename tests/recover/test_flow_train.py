@@ -1,4 +1,4 @@
-"""A flow with turned coils, a mean and sizes: still invertible, still true to what was measured."""
+"""Flows with rotated coils, a mean and inflation, and their training targets."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,7 +20,6 @@ from taskuq.recover.flow._model import (
     ACCELERATIONS,
     ConditionalFlow,
     FlowConfig,
-    bits_per_dimension,
     inflation_at,
 )
 from taskuq.recover.flow._sample import (
@@ -32,7 +31,6 @@ from taskuq.recover.flow._sample import (
     posterior_mean,
 )
 from taskuq.recover.flow._train import (
-    _compile_flow,
     _fit_inflation,
     _FlowTraining,
     _inflation,
@@ -73,7 +71,7 @@ def measurement(complex_normal):
     return x, project_measured(x, mask), mask
 
 
-def test_a_turn_is_unitary_at_every_pixel(complex_normal):
+def test_coil_rotation_is_unitary(complex_normal):
     x, y = complex_normal(2, 4, 8, 12), complex_normal(2, 4, 8, 12)
     turn = _CoilRotation.from_measurement(y)
     assert (rss(turn(x)) - rss(x)).abs().max() < 1e-12
@@ -82,7 +80,7 @@ def test_a_turn_is_unitary_at_every_pixel(complex_normal):
     assert inner.abs().max() < 1e-12
 
 
-def test_the_first_turned_coil_is_the_combined_image(complex_normal):
+def test_first_rotated_coil_is_the_combined_image(complex_normal):
     y = complex_normal(1, 3, 16, 16)
     low = gaussian_blur(y, 2.5 / 128 * 16)
     turned = _CoilRotation.from_measurement(y)(low)
@@ -90,14 +88,8 @@ def test_the_first_turned_coil_is_the_combined_image(complex_normal):
     assert turned[:, 1:].abs().max() < 1e-9
 
 
-def test_a_pixel_without_signal_is_turned_too():
-    turn = _CoilRotation.from_measurement(torch.zeros(1, 2, 4, 4) + 0j)
-    x = torch.ones(1, 2, 4, 4) + 0j
-    assert torch.allclose(turn.inverse(turn(x)), x)
-
-
 @pytest.mark.parametrize("turned", [False, True])
-def test_what_is_expected_agrees_with_the_measurement_after_every_pass(flow, measurement, turned):
+def test_posterior_mean_is_data_consistent(flow, measurement, turned):
     _, y, mask = measurement
     with torch.no_grad():
         found = posterior_mean(replace(WHOLE, turned=turned), y, mask, flow.predict)
@@ -108,11 +100,11 @@ def test_what_is_expected_agrees_with_the_measurement_after_every_pass(flow, mea
     assert (found.images[0] - found.images[1]).abs().max() > 1e-2
 
 
-def test_it_inverts_and_its_log_determinant_is_that_of_the_jacobian(randomise, draw):
+def test_flow_with_a_mean_inverts_with_the_log_determinant_of_the_jacobian(randomise, draw):
     config = replace(WHOLE, coils=1, unet_pools=1, condition_channels=2, steps=2)
     flow = randomise(made(config).double()).eval()
-    x, told = draw(1, 2, 8, 8), draw(1, config.condition_inputs, 8, 8)
-    conditions = flow.condition(told)
+    x, inputs = draw(1, 2, 8, 8), draw(1, config.condition_inputs, 8, 8)
+    conditions = flow.condition(inputs)
     assert conditions[-1].abs().max() > 0.05, "sizes must matter"
     latents, log_det = flow(x, conditions)
     assert (flow.inverse(latents, conditions) - x).abs().max() < 1e-9
@@ -133,7 +125,7 @@ def test_samples_are_data_consistent(randomise, measurement, change):
     assert (again.transpose(0, 1) - y[:, None]).abs().max() < 1e-5 * samples.abs().max()
 
 
-def test_a_sample_is_what_is_expected_and_a_widened_residual(flow, measurement):
+def test_sample_is_the_mean_and_an_inflated_residual(flow, measurement):
     _, y, mask = measurement
     flow.config = replace(flow.config, normalise=False)
     sampler = FlowSampler(flow)
@@ -154,21 +146,21 @@ def test_a_sample_is_what_is_expected_and_a_widened_residual(flow, measurement):
         assert (samples[case] - plain).abs().max() < 1e-4 * plain.abs().max()
 
 
-def test_the_target_is_what_the_expected_image_lacks(flow, measurement):
+def test_target_is_the_residual_of_the_mean(flow, measurement):
     x, y, mask = measurement
     flow.config = replace(flow.config, normalise=False, null_noise=0.0)
     batch = {"image": x, "mask": mask}
-    told, target = _null_space_target(flow, batch, torch.Generator().manual_seed(0))
+    inputs, target = _null_space_target(flow, batch, torch.Generator().manual_seed(0))
     with torch.no_grad():
         found = posterior_mean(flow.config, y, mask, flow.predict)
     missing = project_null_space(found.unrotate(to_complex(target)), mask) + found.images[-1]
     assert (missing - x).abs().max() < 1e-4
-    assert torch.allclose(told, found.condition)
+    assert torch.allclose(inputs, found.condition)
     assert not target.requires_grad
 
 
 @pytest.mark.parametrize("every", [2, 4])
-def test_the_fill_lies_in_measured_lines_and_is_as_dense_as_the_residual(complex_normal, every):
+def test_fill_lies_in_measured_lines_with_the_density_of_the_residual(complex_normal, every):
     """A residual whose lines shrink away from the centre: the fill's lines shrink with them."""
     mask = (torch.arange(128) % every == 0)[None]
     window = 1 / (1 + ((torch.arange(128) - 64) / 16) ** 2)
@@ -193,18 +185,7 @@ def test_the_fill_lies_in_measured_lines_and_is_as_dense_as_the_residual(complex
         assert ratio == pytest.approx(1, rel=0.2)
 
 
-def test_the_fill_is_where_the_residual_is(complex_normal):
-    mask = (torch.arange(128) % 4 == 0)[None]
-    x = complex_normal(1, 2, 128, 128)
-    x[..., :64, :] *= 0.01
-    residual = project_null_space(x, mask)
-    fill = _residual_fill(
-        PosteriorMean(None, (), x.real), residual, mask, complex_normal(1, 2, 128, 128)
-    )
-    assert fill[..., 8:56, :].norm() < 0.05 * fill[..., 72:120, :].norm()
-
-
-def test_nothing_is_filled_and_nothing_unexplained_where_everything_is_measured(flow, measurement):
+def test_full_measurement_leaves_no_residual(flow, measurement):
     x, _, mask = measurement
     full = torch.ones_like(mask)
     flow.config = replace(flow.config, null_noise=0.0)
@@ -213,7 +194,7 @@ def test_nothing_is_filled_and_nothing_unexplained_where_everything_is_measured(
     assert max(share.max() for share in _residual_fraction(flow, x, full)) < 1e38
 
 
-def test_what_a_perfect_network_leaves_unexplained_is_nothing(flow, measurement, monkeypatch):
+def test_perfect_mean_leaves_no_residual(flow, measurement, monkeypatch):
     x, _, mask = measurement
     flow.config = replace(flow.config, normalise=False, turned=False)
     missing = to_channels(project_null_space(x, mask))
@@ -225,14 +206,14 @@ def test_what_a_perfect_network_leaves_unexplained_is_nothing(flow, measurement,
         )
 
 
-def test_widening_is_interpolated_and_stays_beyond_the_ends():
+def test_inflation_is_interpolated():
     factors = torch.arange(7.0)[:, None]
     mask = torch.arange(256)[None] % torch.tensor([[1], [4], [128]]) == 0
     assert inflation_at(factors, mask)[:, 0].tolist() == [0, 2, 6]
     assert len(ACCELERATIONS) == 7
 
 
-def test_widened_residuals_are_as_large_as_errors(randomise):
+def test_inflated_residuals_have_the_size_of_errors(randomise):
     flow = randomise(made(WHOLE), scale=0.05).eval()
     images = np.random.default_rng(0).random((6, 16, 16)) + np.eye(16)
     data = simulate_coil_dataset(ArrayDataset(images, label=6 * [0], group="each"), 2, seed=0)
@@ -247,7 +228,7 @@ def test_widened_residuals_are_as_large_as_errors(randomise):
         assert _inflation(sampler, cases, mask, place) == pytest.approx(np.ones(4), abs=0.1)
 
 
-def test_residuals_that_are_as_large_as_errors_are_left_alone(complex_normal):
+def test_calibrated_residuals_are_not_inflated(complex_normal):
     """Truth and samples of one distribution; the mean of few samples has an error of its own."""
     config = replace(WHOLE, passes=0, turned=False, normalise=False)
 
@@ -275,47 +256,13 @@ def test_residuals_that_are_as_large_as_errors_are_left_alone(complex_normal):
         (lambda: FlowConfig(passes=-1), "value.invalid"),
     ],
 )
-def test_what_does_not_go_together_is_refused(make, code):
+def test_conflicting_settings_are_refused(make, code):
     with refused(code):
         make()
 
 
-@pytest.fixture
-def counted(monkeypatch):
-    """A compiler that compiles nothing and counts calls."""
-    calls = []
-
-    def compiler(function, **options):
-        return lambda *given: calls.append(function) or function(*given)
-
-    monkeypatch.setattr(torch, "compile", compiler)
-    return calls
-
-
-def loss_and_gradients(flow, x, y):
-    flow.zero_grad()
-    latents, log_det = flow(x, flow.condition(y))
-    loss = bits_per_dimension(latents, log_det).mean()
-    loss.backward()
-    return [loss.detach(), *(p.grad for p in flow.parameters() if p.grad is not None)]
-
-
-def test_training_is_compiled_and_the_same_and_other_batches_are_not(counted, small_flow, draw):
-    x, y = (draw(3, 4, 16, 16, dtype=torch.float32) for _ in range(2))
-    expected = loss_and_gradients(small_flow, x, y)
-    _compile_flow(small_flow)
-    with torch.no_grad():
-        small_flow(x, small_flow.condition(y))
-    assert not counted
-    found = loss_and_gradients(small_flow, x, y)
-    loss_and_gradients(small_flow, x[:2], y[:2])
-    assert len(counted) == 1 + sum(len(layer.steps) for layer in small_flow.layers)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    assert small_flow.state_dict().keys() == ConditionalFlow(small_flow.config).state_dict().keys()
-
-
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
-def test_normalisation_is_the_same_where_it_is_compiled(monkeypatch, draw, dtype, tolerance):
+def test_compiled_instance_norm_is_the_same(monkeypatch, draw, dtype, tolerance):
     x = (3 + 2 * draw(2, 5, 7, 9)).to(dtype).contiguous(memory_format=torch.channels_last)
     expected = _InstanceNorm()(x)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)

@@ -17,7 +17,6 @@ from taskuq.measure._mri import MRIMeasurement, MultiCoilMRI
 from taskuq.protocols import Recover
 from taskuq.recover import build
 from taskuq.recover._cases import _RandomMasks
-from taskuq.recover._estimate import varnet_estimate
 from taskuq.recover._methods import (
     RECOVERIES,
     Ensemble,
@@ -26,7 +25,6 @@ from taskuq.recover._methods import (
     open_recovery,
     rescale_pow2,
 )
-from taskuq.recover._varnet import VarNet, VarNetConfig
 from taskuq.recover._varnet_training import VarNetRecovery
 from taskuq.recover.flow._train import FlowRecovery
 from taskuq.training._determinism import gaussian_rows, seeded
@@ -52,7 +50,7 @@ def image(draw):
     return torch.complex(draw(2, 32, 32), draw(2, 32, 32)).to(torch.complex64)
 
 
-def test_every_method_is_a_recover_and_repeats_itself(methods, scanner, image):
+def test_methods_are_reproducible(methods, scanner, image):
     scan = scanner(image, 4)
     for recover in methods:
         assert isinstance(recover, Recover)
@@ -62,14 +60,14 @@ def test_every_method_is_a_recover_and_repeats_itself(methods, scanner, image):
         assert not first.is_complex()
 
 
-def test_everything_measured_is_returned(methods, scanner, image):
+def test_full_measurement_is_returned(methods, scanner, image):
     scan = scanner(image, 1)
     for recover in methods:
         found = recover(scan, samples=2, seed=0)
         assert (found - rss(image)).abs().max() < 1e-4 * rss(image).max()
 
 
-def test_unusable_measurements_are_refused(methods, scanner, image):
+def test_wrong_measurements_are_refused(methods, scanner, image):
     scan = scanner(image, 4)
     bad = {
         "component.invalid": SimpleNamespace(zero_filled=scan.zero_filled),
@@ -87,7 +85,7 @@ SIDE = 16
 
 @dataclass
 class Member:
-    """Draws numbers that tell who drew them, from which seed and as which of its samples."""
+    """Samples that depend on the member, the seed and their number."""
 
     number: int
     rejected: int = 1
@@ -122,18 +120,13 @@ def samplers(tmp_path):
     return paths
 
 
-def test_members_draw_in_turn(scans):
+def test_members_alternate(scans):
     together = Ensemble((Batched(0), Member(1), Batched(2)))(scans[0], samples=8, seed=3)
     assert together[:, 0, 0].round().tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
     assert len(together[:, 0, 0].unique()) == 8
 
 
-def test_members_have_seeds_of_their_own(scans):
-    first, second = Ensemble((Member(0), Member(0)))(scans[0], samples=2, seed=3)
-    assert not torch.equal(first, second)
-
-
-def test_a_sample_depends_on_its_case_seed_and_number_alone(scans):
+def test_sample_depends_on_case_seed_and_number_only(scans):
     recover = Ensemble((Batched(0), Member(1), Batched(2)))
     together = recover.batch(scans, samples=7, seeds=[5, 6, 7])
     for k, scan in enumerate(scans):
@@ -142,11 +135,7 @@ def test_a_sample_depends_on_its_case_seed_and_number_alone(scans):
             assert torch.equal(alone, together[k, :samples])
 
 
-def test_rejected_draws_are_those_of_all_members():
-    assert Ensemble((Member(0), Member(1, rejected=4))).rejected == 5
-
-
-def test_point_estimates_have_one_turn_each(scans):
+def test_point_estimates_have_one_sample(scans):
     recover = Ensemble((ZeroFilled(), ZeroFilled()))
     assert recover(scans[0], samples=2, seed=0).shape == (2, SIDE, SIDE)
     with refused("component.invalid"):
@@ -166,13 +155,13 @@ def test_invalid_ensembles_are_refused(make, code, scans):
         make(scans[0])
 
 
-def test_a_table_opens_its_members(scans, samplers):
+def test_configuration_opens_its_members(scans, samplers):
     recover = RECOVERIES["ensemble"](members=tuple(samplers[1:])).open("cpu")
     assert recover(scans[0], samples=4, seed=0).shape == (4, SIDE, SIDE)
     assert recover.rejected == 0
 
 
-def test_provenance_names_all_members_and_whatever_they_draw_around(tmp_path, samplers):
+def test_provenance_names_all_weights(tmp_path, samplers):
     names = ", ".join(f"'{path}'" for path in samplers[1:])
     config = tmp_path / "run.toml"
     config.write_text(f"[recover]\nkind = 'ensemble'\nmembers = [{names}]\n")
@@ -193,7 +182,7 @@ def noise(seed, *shape):
 
 
 def head(seed, coils, height, width):
-    """A disc with a hole, seen by a ring of coils: sharp edges and a scale of its own."""
+    """A disc with a hole and sharp edges, seen by a ring of coils."""
     y, x = np.mgrid[-1 : 1 : height * 1j, -1 : 1 : width * 1j]
     radius = np.hypot(x / 0.8, y / 0.7)
     image = torch.as_tensor((radius < 1) * (1 - 0.5 * (radius < 0.3)), dtype=torch.float32)
@@ -221,9 +210,9 @@ IMAGES = {
 
 
 def masks(width):
-    drawn = list(_RandomMasks()(3, width, torch.Generator().manual_seed(width))[:, 0])
+    drawn = _RandomMasks()(1, width, torch.Generator().manual_seed(width))[0, 0]
     column, centre = torch.arange(width), width // 2
-    return [*drawn, column == centre, column == 3, column < 0, column >= 0, column != centre]
+    return [drawn, column == centre, column == 3, column < 0, column >= 0, column != centre]
 
 
 @cache
@@ -264,22 +253,23 @@ def hold(recover, images, mask, seed=0):
 @pytest.mark.parametrize("what", IMAGES)
 def test_any_measurement_is_recovered(kind, what, folder):
     images = IMAGES[what]()
-    for seed, mask in enumerate(masks(images.shape[-1])):
-        hold(opened(kind, folder), images, mask, seed)
+    first, every = list(IMAGES).index(what), masks(images.shape[-1])
+    for seed in (first, first + 3):  # each image has two kinds of masks, each kind several images
+        hold(opened(kind, folder), images, every[seed % 6], seed)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-@pytest.mark.parametrize("what", ["a head", "a long one", "noise alone", "nothing", "one coil"])
-def test_shipped_networks_take_any_measurement(name, what):
+@pytest.mark.parametrize("what", ["a head", "a long one", "nothing"])
+def test_shipped_networks_recover_any_measurement(name, what):
     images = IMAGES[what]()
     recover = open_recovery(name)
-    for mask in masks(images.shape[-1])[1:6:2]:
+    for mask in masks(images.shape[-1])[:2]:
         hold(recover, images, mask)
 
 
 @pytest.mark.parametrize("kind", CLAIMS)
 @pytest.mark.parametrize("power", [-90, 90])
-def test_the_size_of_numbers_changes_no_digit(kind, power, folder):
+def test_scaling_by_powers_of_two_is_exact(kind, power, folder):
     images, recover = head(3, 4, 32, 32), opened(kind, folder)
     mask = masks(32)[0]
     measured = project_measured(images, mask)
@@ -290,15 +280,7 @@ def test_the_size_of_numbers_changes_no_digit(kind, power, folder):
     assert torch.equal(changed, plain * 2.0**power)
 
 
-def test_a_network_of_many_halvings_takes_a_small_image():
-    net = VarNet(VarNetConfig(cascades=1, width=2, pools=4, sensitivity_width=2)).eval()
-    images, mask = head(2, 3, 16, 16), masks(16)[0]
-    found = varnet_estimate(net, project_measured(images, mask)[None], mask[None])
-    assert torch.isfinite(found.inputs()).all()
-    assert found.inputs().shape == (1, 6, 16, 16)
-
-
-def test_a_recovery_that_is_not_finite_is_noticed():
+def test_nonfinite_recovery_is_found():
     images, mask = IMAGES["a head"](), masks(64)[0]
     with pytest.raises(AssertionError):
         hold(lambda scan, samples, seed: torch.full((1, 48, 64), torch.nan), images, mask)

@@ -1,7 +1,6 @@
-"""The sampler: consistent, finite, the same in any company, and blind to what measures."""
+"""Samplers: data consistency, reproducibility, other operators, noise scale."""
 
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +12,6 @@ from taskuq.data._arrays import ArrayDataset
 from taskuq.data._readers import simulate_coil_dataset
 from taskuq.measure._fourier import project_measured
 from taskuq.measure._mri import MRIMeasurement, MultiCoilMRI
-from taskuq.recover._compiled import accelerate
 from taskuq.recover._estimate import CrossFitEstimates, assign_folds, varnet_estimate
 from taskuq.recover._varnet import VarNet, VarNetConfig
 from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
@@ -40,7 +38,7 @@ SMALL = SamplerConfig(width=4, drawn=(4, 6, 8))
 
 
 def loud(config: SamplerConfig) -> SamplerNet:
-    """A network with something to say: the last convolutions of a new one are nearly 0."""
+    """Return a network with random last convolutions, which are nearly 0 in a new one."""
     with seeded(2):
         net = SamplerNet(config).eval()
         for last in (net.mean, net.out):
@@ -89,7 +87,7 @@ def test_samples_agree_with_the_measurement(net, varnet, acceleration):
     assert torch.allclose(found.images(residuals), magnitudes, atol=1e-5)
 
 
-def test_a_sample_depends_on_its_case_seed_and_number_alone(recover):
+def test_sample_depends_on_case_seed_and_number_only(recover):
     cases = scans(4)
     alone = [recover(scan, samples=2, seed=7 + k) for k, scan in enumerate(cases)]
     together = recover.batch(cases, samples=300, seeds=[7, 8, 9])  # in chunks
@@ -99,14 +97,14 @@ def test_a_sample_depends_on_its_case_seed_and_number_alone(recover):
     assert not torch.allclose(recover(cases[0], samples=2, seed=8), alone[0], atol=1e-3)
 
 
-def test_everything_measured_leaves_nothing_to_draw(recover):
+def test_full_measurement_leaves_no_spread(recover):
     scan = scans(4)[0]
     full = replace(scan, mask=torch.ones(SIZE, dtype=torch.bool))
     samples = recover(full, samples=3, seed=0)
     assert torch.allclose(samples, full.zero_filled.abs().square().sum(0).sqrt(), atol=1e-5)
 
 
-def test_bfloat16_draws_nearly_the_same(net, varnet):
+def test_bfloat16_is_close(net, varnet):
     found = VarNetEstimator(varnet)(scans(4))
     exact, short = (
         _sample_images(net, found, samples=3, seeds=[1, 2, 3], dtype=dtype)
@@ -116,7 +114,7 @@ def test_bfloat16_draws_nearly_the_same(net, varnet):
     assert not torch.equal(exact, short)
 
 
-def test_normal_numbers_are_normal_and_their_rows_unrelated():
+def test_normal_numbers_are_normal_and_independent():
     """Moments of two million numbers, each within six of its standard errors."""
     numbers = counter_normal(torch.arange(200), 10_001).double()
     count = numbers.numel()
@@ -134,7 +132,7 @@ INVERSE = torch.linalg.pinv(MATRIX)
 
 
 class Slab:
-    """An operator that is no MRI: a dense matrix sees a few numbers of an image."""
+    """A dense matrix as the operator."""
 
     def __init__(self, seen):
         self.seen, self.scale = seen, seen.abs().amax(1).clamp_min(1e-6)
@@ -156,7 +154,7 @@ def slab(batch, generator):
     return Slab(batch["image"].flatten(1) @ MATRIX.T), batch["image"]
 
 
-def test_samples_of_another_operator_agree_with_what_it_saw():
+def test_samples_of_another_operator_are_consistent():
     net = loud(SamplerConfig(inputs=1, outputs=1, width=4, drawn=(4, 6)))
     truth = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(1))
     found, _ = slab({"image": truth}, torch.Generator())
@@ -166,7 +164,7 @@ def test_samples_of_another_operator_agree_with_what_it_saw():
 
 
 class Waves:
-    """Images of another operator's world: smooth, so that what is unseen can be learned."""
+    """Smooth images, so that the null space can be learned."""
 
     def __len__(self):
         return 32
@@ -189,41 +187,22 @@ def slab_recipe(**options):
         return sampler_recipe(SLAB, SamplerLoss(ImageLossConfig(pools=(2, 4)), **options), slab)
 
 
-def test_a_sampler_of_another_operator_learns(tmp_path):
+def test_sampler_of_another_operator_learns(tmp_path):
     _fit(slab_recipe(), Waves(), Waves(), HOW, tmp_path, machine=CPU)
     first, *_, last = _read_log(tmp_path / "metrics.csv")
     assert last["validation_loss"] < 0.6 * first["validation_loss"]
     assert 0.5 < last["validation_spread_2"] < 2
 
 
-@pytest.mark.parametrize("quick", [{"cuda_graphs": True}, {"compiled": True}])
-def test_quick_steps_are_steps(monkeypatch, quick):
-    asked = []
-    monkeypatch.setattr(
-        torch, "compile", lambda function, **options: lambda *x: asked.append(1) or function(*x)
-    )
-    batch = {"image": torch.stack([Waves()[0, k]["image"] for k in range(4)]), "progress": 1.0}
-    found = []
-    for make in (None, partial(accelerate, **quick)):
-        with seeded(0):
-            recipe = sampler_recipe(SLAB, SamplerLoss(ImageLossConfig(pools=(2, 4))), slab, make)
-        recipe.loss(recipe.network, batch, torch.Generator().manual_seed(0)).backward()
-        recipe.validate(recipe.network, batch, torch.Generator().manual_seed(0))
-        grads = [p.grad for p in recipe.network.parameters() if p.grad is not None]
-        found.append(torch.cat([grad.flatten() for grad in grads]))
-    assert torch.equal(*found)
-    assert len(asked) == quick.get("compiled", False)
-
-
-def test_a_network_is_compiled_in_one_piece(net):
-    told, share = torch.randn(2, 6, SIZE, SIZE), torch.tensor([0.1, 0.5])
+def test_network_is_one_graph(net):
+    inputs, share = torch.randn(2, 6, SIZE, SIZE), torch.tensor([0.1, 0.5])
     noise = torch.randn(2, 3, net.noise_size(SIZE, SIZE))
     whole = torch.compile(net.forward, backend="eager", fullgraph=True, dynamic=False)
-    assert torch.allclose(whole(told, share, noise), net(told, share, noise), atol=1e-6)
+    assert torch.allclose(whole(inputs, share, noise), net(inputs, share, noise), atol=1e-6)
 
 
-def test_gradients_flow_through_consistency(net, varnet):
-    """What data consistency takes out of a residual has no gradient."""
+def test_gradient_through_data_consistency(net, varnet):
+    """The measured part of a residual has no gradient."""
     found = VarNetEstimator(varnet)(scans(2)).estimate
     residuals = torch.zeros(3, 2, 2, SIZE, SIZE, requires_grad=True)
     found.images(residuals).square().sum().backward()
@@ -237,14 +216,14 @@ def test_gradients_flow_through_consistency(net, varnet):
 
 
 class Loud(SamplerNet):
-    """Residuals that are the first noise map: it is known how far they spread."""
+    """Residuals with a known spread: half of the first noise map."""
 
     def decode(self, condition, noise):
         maps = noise[:, :, self.config.numbers :][..., : 8 * 8]
         return 0.5 * maps.reshape(*noise.shape[:2], 1, 8, 8)
 
 
-def test_noise_becomes_as_loud_as_held_out_cases_ask_for():
+def test_noise_scale_fits_held_out_errors():
     """Everything is unseen, residuals have half of the size that errors have at one share."""
 
     def blind(part):
@@ -269,7 +248,7 @@ def test_noise_becomes_as_loud_as_held_out_cases_ask_for():
     assert torch.allclose(widened, loudness[2] * plain, atol=1e-5)
 
 
-def test_each_case_is_estimated_by_its_own_network(varnet):
+def test_each_case_has_the_network_of_its_fold(varnet):
     with seeded(5):
         other = VarNet(varnet.config).eval()
     numbers = (1, 1, 0, 1, 1, 1)  # five are more than are filled up to
@@ -285,7 +264,7 @@ def test_each_case_is_estimated_by_its_own_network(varnet):
         assert torch.allclose(truth[k], images[k].abs().square().sum(0).sqrt(), atol=1e-5)
 
 
-def test_folds_split_patients_evenly_and_keep_them_whole():
+def test_folds_are_even_and_keep_patients_whole():
     groups = np.repeat([f"p{k}" for k in range(11)], 3)
     parts = assign_folds(groups, 4, seed=0)
     assert all(len(set(parts[groups == name])) == 1 for name in set(groups))
@@ -296,7 +275,7 @@ def test_folds_split_patients_evenly_and_keep_them_whole():
         assign_folds(groups, 12, seed=0)
 
 
-def test_samples_of_cuda_graphs_are_samples(recover):
+def test_replayed_samples_are_the_samples(recover):
     """The steps that a GPU replays: neither chunks nor the number of samples matter."""
     cases = scans(4, 2)
     expected = recover.batch(cases, samples=5, seeds=[3, 4])

@@ -1,4 +1,4 @@
-"""Recoveries from views: restored, reproducible, honest, and trained from one file."""
+"""CT recoveries: samples, training and shipped networks."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -62,7 +62,7 @@ def sampler():
     return SamplerRecovery(net, _UnrolledEstimator(_UnrolledNet(SMALL)))
 
 
-def test_samples_differ_where_views_do_not_see_and_agree_where_they_do():
+def test_samples_differ_in_the_null_space():
     recover = sampler()
     found = recover.estimator([scan(0)])
 
@@ -78,7 +78,7 @@ def test_samples_differ_where_views_do_not_see_and_agree_where_they_do():
     assert gap(found.images) < 0.25 * loose
 
 
-def test_a_sample_depends_on_its_seed_and_not_on_its_company():
+def test_sample_depends_on_case_and_seed_only():
     recover = sampler()
     alone = recover(scan(1), samples=3, seed=5)
     together = recover.batch([scan(0, 8.0), scan(1)], samples=3, seeds=[4, 5])
@@ -87,7 +87,7 @@ def test_a_sample_depends_on_its_seed_and_not_on_its_company():
     assert not torch.allclose(recover(scan(1), samples=3, seed=6), alone, atol=1e-3)
 
 
-def test_each_case_is_estimated_by_its_own_network():
+def test_each_case_has_the_network_of_its_fold():
     networks = [_UnrolledNet(SMALL).eval() for _ in range(2)]
     torch.nn.init.normal_(networks[1].refinements[0].output.weight)
     images = torch.stack([CHEST[k].image for k in range(3)])
@@ -100,7 +100,7 @@ def test_each_case_is_estimated_by_its_own_network():
     assert torch.equal(truth, images)
 
 
-def test_training_measures_what_the_scanner_measures():
+def test_training_simulates_the_scanner():
     batch = {"image": CHEST[0].image[None], "round": torch.tensor([0])}
     views, _ = _SinogramSimulator(MEASURE)(batch, torch.Generator())
     kept = views.projections[views.mask]
@@ -134,17 +134,17 @@ def test_validation_sees_the_views_of_its_rounds_alone():
         _SinogramSimulator(MEASURE, anywhere=1.5)
 
 
-def test_counts_in_training_have_the_scanner_s_variance():
+def test_counts_in_training_have_the_variance_of_the_scanner():
     noisy = TomographyConfig((8.0, 4.0), views=32, photons=1e3)
     images = CHEST[0].image.expand(200, 32, 32)
     batch = {"image": images, "round": torch.ones(200, dtype=torch.long)}
     views, _ = _SinogramSimulator(noisy)(batch, torch.Generator().manual_seed(0))
     exact = scan(0).projections
-    told = noisy.counts.variance(exact, 32)
+    variance = noisy.counts.variance(exact, 32)
     # 200 squares in each of 376 bins: the mean ratio has a standard error below 1 %.
-    ratio = (views.projections - exact).square().mean(0) / told
+    ratio = (views.projections - exact).square().mean(0) / variance
     assert abs(ratio.mean().item() - 1) < 0.1
-    assert views.variance.mean().item() == pytest.approx(told.mean().item(), rel=0.1)
+    assert views.variance.mean().item() == pytest.approx(variance.mean().item(), rel=0.1)
 
 
 def test_coil_images_are_refused():
@@ -153,7 +153,7 @@ def test_coil_images_are_refused():
         _SinogramDataset(data, 2, seed=None)[0, 0]
 
 
-def test_a_network_learns_to_do_better_than_least_squares(tmp_path):
+def test_network_learns_to_beat_least_squares(tmp_path):
     how = TrainingConfig(epochs=8, batch=4, learning_rate=5e-3, schedule="cosine")
     settings = _UnrolledTraining(_UnrolledConfig(1, 8, 2), how, measure=MEASURE)
     path = train(settings, tmp_path, machine=CPU, data=(CHEST, CHEST))
@@ -166,7 +166,7 @@ def test_a_network_learns_to_do_better_than_least_squares(tmp_path):
     assert after < 0.8 * before
 
 
-def test_a_sampler_is_trained_with_its_folds_which_start_where_they_are_told(tmp_path):
+def test_sampler_is_trained_with_its_folds(tmp_path):
     still = TrainingConfig(epochs=1, batch=4, learning_rate=1e-9)
     data = Subset(CHEST, range(10)), Subset(CHEST, (10, 11))
     settings = _UnrolledTraining(SMALL, replace(still, seed=1), measure=MEASURE)
@@ -184,12 +184,12 @@ def test_a_sampler_is_trained_with_its_folds_which_start_where_they_are_told(tmp
             assert torch.allclose(mine, theirs, atol=1e-6)
 
 
-def test_a_sampler_of_other_channels_is_refused():
+def test_other_channels_are_refused():
     with refused("value.invalid"):
         _CTSamplerTraining(network=build("sampler", preset="tiny").config)
 
 
-def test_the_shipped_sampler_does_better_than_back_projection_and_knows_how_far_off_it_is():
+def test_shipped_sampler_beats_back_projection_with_a_calibrated_spread():
     images = torch.stack([ChestPhantom(6, seed=11, size=64, slices=1)[k].image for k in range(6)])
     scanner = TomographyConfig((8.0,), views=96, photons=1e5).scanner(64, noise=0.0, seed=0)
     scans = [scanner(image, 8.0) for image in images]
@@ -201,7 +201,7 @@ def test_the_shipped_sampler_does_better_than_back_projection_and_knows_how_far_
     assert 2 / 3 < (samples.var(1).mean() * (1 + 1 / 16) / error).sqrt() < 3 / 2
 
 
-def test_the_shipped_network_reads_the_share_of_air():
+def test_shipped_network_predicts_the_air_fraction():
     chest = ChestPhantom(10, seed=12, size=64, slices=2)
     images = torch.stack([chest[k].image for k in range(20)])
     read = task_load(locate("air-chest"))(images).detach().numpy()

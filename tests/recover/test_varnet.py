@@ -1,4 +1,4 @@
-"""The variational network: sizes, masks for each case, and full measurements."""
+"""The variational network: parameters, batches, sensitivities, SSIM."""
 
 from functools import partial
 
@@ -44,7 +44,7 @@ def test_published_parameter_count_and_names():
         assert tuple(state[name].shape) == shape
 
 
-def test_masks_of_a_batch_give_the_results_of_one_by_one(net, scan):
+def test_batch_equals_single_cases(net, scan):
     kspace, mask = scan
     lines = central_lines(mask)
     with torch.no_grad():
@@ -53,7 +53,17 @@ def test_masks_of_a_batch_give_the_results_of_one_by_one(net, scan):
     assert (together - alone).abs().max() < 1e-4 * alone.abs().max()
 
 
-def test_sensitivities_see_only_the_given_lines(net, scan):
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+def test_varnet_is_equivariant_to_scale(net, scan, factor):
+    kspace, mask = scan[0].to(torch.complex128), scan[1]
+    with torch.no_grad():
+        once, scaled = (
+            net.double()(k, mask, central_lines(mask)) for k in (kspace, factor * kspace)
+        )
+    assert (scaled / factor - once).abs().max() < 1e-3 * once.abs().max()
+
+
+def test_sensitivities_depend_on_central_lines_only(net, scan):
     kspace, _ = scan
     count = torch.tensor([4, 4, 4])
     outside = ~_central_window(count, 24)[:, None, None]
@@ -72,7 +82,7 @@ def test_central_lines_is_the_largest_measured_window(width):
     assert torch.equal(central_lines(masks), torch.where(fits, counts, 0).amax(1))
 
 
-def test_without_central_lines_sensitivities_see_all_that_was_measured(net, scan):
+def test_sensitivities_without_central_lines_use_all_lines(net, scan):
     kspace, _ = scan
     with torch.no_grad():
         none, every = (net.sens_net(kspace, torch.full((3,), n)) for n in (0, 24))
@@ -93,14 +103,14 @@ def test_bad_input_is_refused(net, scan, change, code):
         net(*change(kspace, mask, central_lines(mask)))
 
 
-def test_a_unet_keeps_odd_sizes_and_refuses_tiny_ones():
+def test_unet_keeps_odd_sizes_and_refuses_tiny_ones():
     unet = UNet(2, 3, width=4, pools=3)
     assert unet(torch.zeros(1, 2, 37, 50)).shape == (1, 3, 37, 50)
     with refused("shape.mismatch"):
         unet(torch.zeros(1, 2, 8, 8))
 
 
-def test_parity_with_scikit_image_and_a_range_of_its_own_for_each_case():
+def test_ssim_equals_scikit_image():
     metrics = pytest.importorskip("skimage.metrics")
     rng = np.random.default_rng(0)
     x = rng.random((3, 40, 36))

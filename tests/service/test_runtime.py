@@ -107,8 +107,14 @@ def copied(written, folder):
     return folder
 
 
-@pytest.mark.parametrize("spoil", ["bit", "swap", "missing", "manifest", "shape", "leads out"])
-def test_damaged_runtime_is_refused(written, tmp_path, spoil):
+SPOILT = {
+    "bit": "file.damaged", "swap": "file.damaged", "missing": "file.missing",
+    "manifest": "file.damaged", "shape": "file.format", "leads out": "value.invalid",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("spoil", "code"), SPOILT.items())
+def test_damaged_runtime_is_refused(written, tmp_path, spoil, code):
     folder = copied(written, tmp_path)
     programs = [folder / f"{n}.pt2" for n in ("recover", "task")]
     manifest = folder / "manifest.json"
@@ -129,7 +135,7 @@ def test_damaged_runtime_is_refused(written, tmp_path, spoil):
         write_json(manifest, {**record, "shape": "wide"})
     else:
         write_json(manifest, {**record, "task": {**record["task"], "file": "../task.pt2"}})
-    with refused("CODE"):
+    with refused(code):
         open_runtime(folder, written[1])
 
 

@@ -425,9 +425,9 @@ def test_other_components_are_refused(planned, tmp_path, other):
     masks_file(tmp_path / "other.npz", 1)
     what = "recover" if other == "recover" else "masks"
     given = (policy, recover, OWN["task"], lines, tmp_path)
-    with refused("CODE", f"calibrated with {what} ", "--allow-mismatch"):
+    with refused("policy.mismatch", f"calibrated with {what} ", "--allow-mismatch"):
         open_service_model(*given)
-    with refused("CODE", f"calibrated with {what} ", "--allow-mismatch"):
+    with refused("policy.mismatch", f"calibrated with {what} ", "--allow-mismatch"):
         export_service(*given, coils=2, height=None)
     with pytest.warns(UserWarning, match=what):
         model = open_service_model(*given, allow_mismatch=True)

@@ -1,4 +1,4 @@
-"""The documentation site: complete, without broken links, readable offline and by everyone."""
+"""Documentation site: completeness, links, search, offline reading and accessibility."""
 
 import importlib
 import os
@@ -23,8 +23,10 @@ reference = importlib.import_module("extensions.reference")
 formulas = importlib.import_module("extensions.formulas")
 gallery = importlib.import_module("extensions.gallery")
 links = importlib.import_module("extensions.links")
-PAGES = ["index.html", "choosing.html", "guarantees.html", "commands.html", "_made/gallery.html",
-         "reference/index.html", "reference/menu.html"]  # fmt: skip
+PARTS = ["tutorials", "how-to", "explanation", "reference", "results"]
+PAGES = ["index.html", "how-to/choose.html", "explanation/guarantees.html", "results/paper.html",
+         "reference/commands.html", "reference/glossary.html", "reference/api.html",
+         "_made/commands/plan.html", "_made/gallery.html"]  # fmt: skip
 
 
 def build(source, out):
@@ -64,10 +66,8 @@ def test_every_public_name_is_in_the_reference(site):
             if kind.startswith("py:")
             for name in names
         }
-    menu = {f"taskuq.{name}" for name in set(taskuq.__all__) - {"__version__"}}
-    assert menu <= known
+    assert {f"taskuq.{name}" for name in set(taskuq.__all__) - {"__version__"}} <= known
     assert {f"{module}.{name}" for module, name in reference.public()} <= known
-    # What DESIGN promises by name, beside the menu.
     assert {
         "taskuq.recover.build", "taskuq.recover.load", "taskuq.task.build", "taskuq.task.load",
         "taskuq.protocols.Measure", "taskuq.protocols.Recover", "taskuq.protocols.Task",
@@ -75,13 +75,13 @@ def test_every_public_name_is_in_the_reference(site):
     } <= known  # fmt: skip
 
 
-def test_what_a_page_imports_is_public():
+def test_imports_of_a_page_are_public():
     text = "```python\nfrom taskuq.data._atlas import Atlas\nimport numpy\n```\n```text\nx\n```\n"
 
     assert reference.imported(text) == [("taskuq.data._atlas", "Atlas")]
 
 
-def test_the_page_of_a_room_that_is_gone_is_removed(tmp_path):
+def test_the_page_of_a_removed_subpackage_is_removed(tmp_path):
     gone = tmp_path / "_made/reference/gone.md"
     gone.parent.mkdir(parents=True)
     gone.write_text("# Gone")
@@ -91,33 +91,36 @@ def test_the_page_of_a_room_that_is_gone_is_removed(tmp_path):
     assert (gone.parent / "report.md").exists()
 
 
-def test_tutorials_stand_in_the_menu_as_in_their_own_list():
-    listed = re.findall(r"^- \[.*?\]\((.*?)\.md\)", (DOCS / "tutorials/index.md").read_text(), re.M)
-    menu = re.findall(r"^tutorials/(.*)$", (DOCS / "index.md").read_text(), re.M)
+@pytest.mark.parametrize("part", PARTS)
+def test_every_page_of_a_part_is_listed_and_in_the_navigation(part):
+    text = (DOCS / part / "index.md").read_text()
+    listed = re.findall(r"^- \[.*?\]\((.*?)\.md\)", text, re.MULTILINE)
+    navigation = re.findall(r"^([\w-]+)$", text.partition("{toctree}")[2], re.MULTILINE)
 
-    assert menu == ["index", *listed]
-    assert {f"{name}.md" for name in menu} == {p.name for p in (DOCS / "tutorials").glob("*.md")}
+    assert navigation == listed
+    assert {*navigation, "index"} == {path.stem for path in (DOCS / part).glob("*.md")}
 
 
-def test_every_command_and_option_is_in_the_reference_of_commands(site):
+def test_the_sidebar_has_five_parts(site):
+    tree = (site / "index.html").read_text().split('class="sidebar-tree"')[1].split("</aside>")[0]
+
+    assert [part for part in PARTS if f'href="{part}/index.html"' not in tree] == []
+
+
+def test_every_command_and_option_has_its_page(site):
     from taskuq.cli.app import COMMANDS
 
-    # What stands between the headline of a command and the next headline, without tags.
-    found = re.findall(
-        r"<h\d>taskuq ([a-z -]+)<(.*?)(?=<h\d|\Z)", (site / "commands.html").read_text(), re.DOTALL
-    )
-    sections = {words: unescape(re.sub("<[^>]+>", " ", text)) for words, text in found}
-    names = list(COMMANDS)
-
-    assert len(names) > 20
-    for name in names:
+    assert len(COMMANDS) > 20
+    for name in COMMANDS:
         for words, options in options_of(name.split()):
-            missing = [one for one in options if not re.search(rf"{one}(?![\w-])", sections[words])]
+            page = site / "_made/commands" / f"{name.replace(' ', '-')}.html"
+            text = unescape(re.sub("<[^>]+>", " ", page.read_text()))
+            missing = [one for one in options if not re.search(rf"{one}(?![\w-])", text)]
             assert missing == [], words
 
 
 def options_of(words):
-    """The names of a command's options, and of those of the commands inside it."""
+    """Return the option names of a command and of its subcommands."""
     from taskuq.cli.app import app
 
     command = app
@@ -131,7 +134,7 @@ def options_of(words):
     return [(" ".join(words), sorted(name for name in names if name.startswith("--")))]
 
 
-def test_every_picture_of_the_gallery_is_drawn_by_the_code_beside_it(site):
+def test_every_picture_of_the_gallery_is_drawn_by_its_code(site):
     page = (site / "_made/gallery.html").read_text()
 
     assert len(gallery.scripts()) >= 8
@@ -144,18 +147,18 @@ def test_nothing_is_loaded_from_elsewhere_and_formulas_are_mathml(site):
     for path in site.rglob("*.html"):
         loads = [load for load in links.Anchors(path.read_text()).loads if urlparse(load).netloc]
         assert loads == [], path
-    assert (site / "guarantees.html").read_text().count("<math") > 300
+    assert (site / "explanation/proofs.html").read_text().count("<math") > 250
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("$\\nosuchthing{x}$", "nosuchthing"),
         ("<a href='nowhere.html'>there</a>", "nowhere.html"),
         ("[there](nowhere.md)", "nowhere.md"),
     ],
 )
-def test_what_cannot_be_drawn_or_found_ends_the_build(tmp_path, text, said):
+def test_an_invalid_formula_or_link_fails_the_build(tmp_path, text, message):
     (tmp_path / "conf.py").write_text(
         f"import sys\nsys.path.insert(0, {str(DOCS)!r})\n"
         "extensions = ['myst_parser', 'extensions.formulas', 'extensions.links']\n"
@@ -165,7 +168,7 @@ def test_what_cannot_be_drawn_or_found_ends_the_build(tmp_path, text, said):
     done = build(tmp_path, tmp_path / "out")
 
     assert done.returncode != 0
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -177,7 +180,7 @@ def test_what_cannot_be_drawn_or_found_ends_the_build(tmp_path, text, said):
         (r"a + \textstyle\sum_i s_i", "∑"),
     ],
 )
-def test_what_docutils_calls_otherwise_is_understood(tex, part):
+def test_formulas_that_docutils_lacks_are_translated(tex, part):
     found = formulas.mathml(nodes.math(tex, tex), as_block=False)
 
     assert part in found
@@ -185,11 +188,19 @@ def test_what_docutils_calls_otherwise_is_understood(tex, part):
     assert "<code>" not in found
 
 
-def test_search_finds_a_page(site, open_page):
-    page = open_page(site / "search.html", fragment="?q=exchangeability")
-    page.wait_for_selector("#search-results li")
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [
+        ("install", "get-started/install.html"),
+        ("how many patients", "how-to/sample-size.html"),
+        ("exchangeability", "explanation/"),
+    ],
+)
+def test_search_finds_the_page_first(site, open_page, query, first):
+    page = open_page(site / "search.html", fragment=f"?q={query.replace(' ', '+')}")
+    page.wait_for_selector("#search-results li a")
 
-    assert "uarantees" in page.inner_text("#search-results")
+    assert first in page.get_attribute("#search-results li a", "href")
     assert page.heard.outside == []
 
 

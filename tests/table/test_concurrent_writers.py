@@ -11,7 +11,7 @@ import taskuq as tq
 from raising import refused
 from taskuq.table._parquet import TableHeader, TableWriter
 
-PAIRS = 60
+PAIRS = 15
 
 
 def begin(folder, seed, together, answers, pairs):
@@ -36,20 +36,20 @@ def begun_by_two(folder, seeds):
     ]
     for writer in writers:
         writer.start()
-    found = [answers.get(timeout=120) for _ in writers]
+    found = [answers.get(timeout=300) for _ in writers]
     for writer in writers:
         writer.join()
     return found
 
 
-def test_of_sixty_pairs_of_writers_with_other_seeds_one_each_is_accepted(tmp_path):
+def test_one_of_two_writers_with_other_seeds_is_accepted(tmp_path):
     first, second = begun_by_two(tmp_path, (1, 2))
 
     assert not set(first) & set(second)
     assert set(first) | set(second) == set(range(PAIRS))
 
 
-def test_of_sixty_pairs_of_writers_with_one_seed_both_are_accepted(tmp_path):
+def test_two_writers_with_one_seed_are_accepted(tmp_path):
     assert begun_by_two(tmp_path, (1, 1)) == [list(range(PAIRS))] * 2
 
 
@@ -67,5 +67,5 @@ def test_a_pipe_among_the_shards_of_a_table_is_refused(tmp_path):
     tq.TaskOutputs(np.zeros((1, 2, 3)), np.zeros(2), (4.0,)).save(tmp_path / "t")
     os.mkfifo(tmp_path / "t" / "part-000009-pipe.parquet")
 
-    with refused("CODE"):
+    with refused("file.format"):
         tq.TaskOutputs.load(tmp_path / "t")

@@ -1,18 +1,9 @@
-"""Small images in which the finding is a bright spot, and free ports."""
+"""Small images in which the finding is a bright spot."""
 
 from __future__ import annotations
 
-import socket
-
 import numpy as np
 import pytest
-
-
-@pytest.fixture
-def unused_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 @pytest.fixture(scope="session")

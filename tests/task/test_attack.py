@@ -46,43 +46,38 @@ def test_the_attack_equals_foolbox(network, radius):
         abs_stepsize=radius / 4, steps=10, random_start=False
     ).run(model, x[:, None], foolbox.criteria.Misclassification(labels), epsilon=radius)
     config = AttackConfig(radius=radius, size=24)
-
     ours = adversarial_images(network, x, labels[:, None].float(), config)
-
     assert (ours - theirs[:, 0]).abs().max() < 1e-6
     assert (ours - x).abs().max() > 0.01
 
 
 @given(seed=st.integers(0, 50), radius=st.floats(0.01, 20), share=st.floats(0.1, 2))
-def test_a_change_stays_in_its_ball_and_between_0_and_1(seed, radius, share):
+def test_change_stays_in_its_ball(seed, radius, share):
     x = images(3, 8, seed)
     weight = torch.randn(8, 8, generator=torch.Generator().manual_seed(seed))
     found = l2_pgd(
         lambda v: (weight * v).sin().sum((-2, -1)), x, radius=radius, steps=5, step=share * radius
     )
-
     assert float((found - x).flatten(1).norm(dim=1).max()) <= radius * (1 + 1e-5)
     assert float(found.min()) >= 0
     assert float(found.max()) <= 1
 
 
-def test_against_a_linear_score_the_attack_is_the_known_best_one():
+def test_attack_of_a_linear_score_is_exact():
     x = torch.full((1, 8, 8), 0.5)
     weight = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
     found = l2_pgd(lambda v: (weight * v).sum((-2, -1)), x, radius=0.3, steps=10, step=0.075)
-
     assert torch.allclose(found, x + 0.3 * weight / weight.norm(), atol=1e-6)
 
 
-def test_the_default_steps_use_up_the_radius(network):
+def test_default_steps_reach_the_radius(network):
     x = 0.25 + 0.5 * images()
     config = AttackConfig(radius=0.2, size=24)
     change = adversarial_images(network, x, torch.zeros(6, 1), config) - x
-
     assert torch.allclose(change.flatten(1).norm(dim=1), torch.full((6,), 0.2), rtol=1e-3)
 
 
-def test_a_network_that_is_sure_of_itself_is_attacked_all_the_same(network):
+def test_confident_network_is_attacked(network):
     """The gradient of its cross entropy is 0 in float32; that of the margin is not."""
     x, config = 0.25 + 0.5 * images(), AttackConfig(radius=0.2, size=24)
     weak = adversarial_images(network, x, torch.ones(6, 1), config)
@@ -92,24 +87,21 @@ def test_a_network_that_is_sure_of_itself_is_attacked_all_the_same(network):
     with torch.no_grad():
         sure.head[-1].weight.mul_(1e4)
         sure.head[-1].bias.mul_(1e4).add_(1e6)
-
     assert torch.allclose(adversarial_images(sure, x, torch.ones(6, 1), config), weak, atol=1e-5)
 
 
-def test_an_attack_leaves_the_network_as_it_was():
+def test_attack_does_not_change_the_network():
     network = build("classifier", preset="tiny").train()
     before = {k: v.clone() for k, v in network.state_dict().items()}
     adversarial_images(network, images(), torch.zeros(6, 1), AttackConfig())
-
     assert network.training
     assert all(p.grad is None for p in network.parameters())
     assert all(torch.equal(before[k], v) for k, v in network.state_dict().items())
 
 
-def test_one_radius_means_the_same_change_of_a_pixel_at_every_size():
+def test_radius_scales_with_the_image():
     config = AttackConfig(radius=1.5)
     rms = [config.radius_for(n, m) / (n * m) ** 0.5 for n, m in ((320, 320), (128, 128), (64, 96))]
-
     assert config.radius_for(320, 320) == 1.5
     assert rms == pytest.approx([1.5 / 320] * 3)
 

@@ -1,4 +1,4 @@
-"""Training task networks: they learn, go on, stop, and refuse what they cannot learn from."""
+"""Training of task networks, and their metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from taskuq.data._dataset import LabelledSubset, SplitConfig
 from taskuq.task import load
 from taskuq.task._attack import AttackConfig
 from taskuq.task._backbone import BackboneConfig, InitConfig
-from taskuq.task._cases import AugmentConfig, collate
+from taskuq.task._cases import AugmentConfig
 from taskuq.task._classifier import ClassifierConfig
 from taskuq.task._classifier_training import (
     _classifier_metrics,
@@ -68,54 +68,36 @@ def same(first, second):
     return first.keys() == second.keys() and all(same_bits(v, second[k]) for k, v in first.items())
 
 
-def test_a_classifier_learns_what_it_is_shown(settings, tmp_path):
-    best = train(settings, tmp_path, machine=CPU)
-    judged = settings.open_parts()[2]
-    (row,) = _classifier_metrics(load(best), judged, AttackConfig(radius=0.5))
-
+def test_classifier_learns_and_resumes_with_the_same_bits(settings, tmp_path):
+    """Views, attacks and dropout depend on the epoch and the step alone."""
+    best = train(settings, tmp_path / "whole", machine=CPU)
+    (row,) = _classifier_metrics(load(best), settings.open_parts()[2], AttackConfig(radius=0.5))
     assert row["cases"] == 24
     assert row["auroc"] > 0.95
     assert row["robust_accuracy"] <= row["accuracy"]
-    assert max(r["validation_auroc"] for r in _read_log(tmp_path / "metrics.csv")) > 0.95
-
-
-def test_a_stopped_training_ends_with_the_same_bits(settings, tmp_path):
-    """Views, attacks and dropout are drawn for the epoch and the step, not one after the other."""
-    train(settings, tmp_path / "whole", machine=CPU)
-    # The constant schedule lets the same training be cut short by asking for fewer epochs.
+    # The constant schedule lets the same training be cut short by fewer epochs.
     half = replace(settings, training=replace(settings.training, epochs=3))
     train(half, tmp_path / "parts", machine=CPU)
     config = tmp_path / "parts" / "config.toml"
     config.write_text(config.read_text().replace("epochs = 3", "epochs = 6"))
     train(settings, tmp_path / "parts", machine=CPU)
-
     assert same(final(tmp_path / "parts"), final(tmp_path / "whole"))
 
 
-def test_another_seed_ends_elsewhere(settings, tmp_path):
-    one_epoch = replace(settings.training, epochs=1)
-    for seed in (0, 1):
-        changed = replace(settings, training=replace(one_epoch, seed=seed))
-        train(changed, tmp_path / str(seed), machine=CPU)
-
-    assert not same(final(tmp_path / "0"), final(tmp_path / "1"))
-
-
-def test_training_stops_when_tuning_patients_see_no_progress(settings, tmp_path):
+def test_training_stops_without_progress(settings, tmp_path):
     training = replace(settings.training, epochs=40, patience=2, keep_every=7)
     patient = replace(settings, training=training)
     train(patient, tmp_path, machine=CPU)
     stopped = final(tmp_path)
     rows = _read_log(tmp_path / "metrics.csv")
     best = max(range(len(rows)), key=lambda k: rows[k]["validation_auroc"])
-
     assert len(rows) == best + 3 < 40
-    train(patient, tmp_path, machine=CPU)  # started again, it has nothing left to do
+    train(patient, tmp_path, machine=CPU)  # nothing is left to do
     assert len(_read_log(tmp_path / "metrics.csv")) == len(rows)
     assert same(final(tmp_path), stopped)
 
 
-def test_pre_training_tells_images_apart_and_the_classifier_starts_from_it(settings, tmp_path):
+def test_classifier_starts_from_simclr(settings, tmp_path):
     contrastive = _SimCLRTraining(
         network=_SimCLRConfig(TINY, hidden=8, embedding=8, temperature=0.2),
         training=replace(settings.training, epochs=4),
@@ -130,28 +112,13 @@ def test_pre_training_tells_images_apart_and_the_classifier_starts_from_it(setti
     begun = replace(settings, training=still, start=InitConfig(simclr=best))
     train(begun, tmp_path / "classifier", machine=CPU)
     before, after = read_tensors(best), final(tmp_path / "classifier")
-
     assert min(losses) < losses[0]
     shared = [k for k in before if k.startswith("backbone.") and k.endswith("weight")]
     assert len(shared) > 5
     assert all(same_bits(before[name], after[name]) for name in shared)
 
 
-def test_the_least_contrastive_loss_is_kept(settings, tmp_path):
-    contrastive = _SimCLRTraining(
-        network=_SimCLRConfig(TINY, hidden=8, embedding=8),
-        training=replace(settings.training, epochs=3),
-        data=settings.data,
-        split=SPLIT,
-    )
-    best = train(contrastive, tmp_path, machine=CPU)
-    losses = [row["validation_loss"] for row in _read_log(tmp_path / "metrics.csv")]
-    from taskuq._config import read_toml
-
-    assert read_toml(best.with_suffix(".toml"))["reached"]["loss"] == pytest.approx(min(losses))
-
-
-def test_an_image_that_is_left_alone_in_its_batch_does_no_harm(settings, tmp_path):
+def test_simclr_skips_a_batch_of_one(settings, tmp_path):
     contrastive = _SimCLRTraining(
         network=_SimCLRConfig(TINY, hidden=8, embedding=8),
         training=replace(settings.training, epochs=1, batch=47),  # 48 cases: one is left over
@@ -159,61 +126,24 @@ def test_an_image_that_is_left_alone_in_its_batch_does_no_harm(settings, tmp_pat
         split=SPLIT,
     )
     train(contrastive, tmp_path / "a", machine=CPU)
-
     assert all(torch.isfinite(v.float()).all() for v in final(tmp_path / "a").values())
     alone = replace(contrastive, training=replace(contrastive.training, batch=1))
     with refused("value.invalid"):
         train(alone, tmp_path / "b", machine=CPU)
 
 
-def test_half_precision_trains_both_networks(settings, tmp_path):
-    half = replace(settings.training, precision="bf16-mixed", epochs=2)
-    contrastive = _SimCLRTraining(
-        network=_SimCLRConfig(TINY, hidden=8, embedding=8),
-        training=half,
-        data=settings.data,
-        split=SPLIT,
-    )
-    for name, chosen in (("c", replace(settings, training=half)), ("s", contrastive)):
-        train(chosen, tmp_path / name, machine=CPU)
-        rows = _read_log(tmp_path / name / "metrics.csv")
-        assert np.isfinite([row["validation_loss"] for row in rows]).all()
-        assert all(v.dtype != torch.bfloat16 for v in final(tmp_path / name).values())
-
-
-@pytest.mark.parametrize("output", ["number", "positive"])
-def test_a_lesion_area_is_learnt_in_its_own_unit(settings, tmp_path, output):
+def test_lesion_area_is_learned_in_its_unit(settings, tmp_path):
     numbers = replace(
         settings,
-        network=replace(settings.network, tasks=("area",), output=output, units=("mm²",)),
+        network=replace(settings.network, tasks=("area",), output="positive", units=("mm²",)),
         data=replace(settings.data, target="area"),
         attack=AttackConfig(radius=0),
         training=replace(settings.training, epochs=12),
     )
     network = load(train(numbers, tmp_path, machine=CPU))
     (row,) = _regression_metrics(network, numbers.open_parts()[2])
-
     assert row["explained"] > 0.5
     assert network.names == ("area (mm²)",)
-
-
-def test_several_findings_are_learnt_at_once(settings, tmp_path):
-    both = replace(
-        settings,
-        network=replace(settings.network, tasks=("spot", "none")),
-        data=replace(settings.data, target="both"),
-        attack=AttackConfig(radius=0),
-    )
-    rows = _classifier_metrics(load(train(both, tmp_path, machine=CPU)), both.open_parts()[2])
-
-    assert [row["task"] for row in rows] == ["spot", "none"]
-    assert min(row["auroc"] for row in rows) > 0.9
-
-
-def test_only_the_cases_that_are_kept_are_used(settings):
-    some = replace(settings, data=replace(settings.data, keep="first_half"))
-
-    assert sum(len(part.cases) for part in some.open_parts()) == 48
 
 
 def labelled(label, path):
@@ -228,7 +158,7 @@ def labelled(label, path):
         ([0, 1, 2, 1] * 5, "value.invalid"),
     ],
 )
-def test_labels_that_teach_nothing_are_refused(settings, tmp_path, label, code):
+def test_useless_labels_are_refused(settings, tmp_path, label, code):
     data = replace(settings.data, path=labelled(label, tmp_path / "a.npz"))
     with refused(code):
         train(replace(settings, data=data), tmp_path / "run", machine=CPU)
@@ -246,7 +176,7 @@ def test_images_of_mixed_sizes_are_refused(settings, tmp_path):
         train(settings, tmp_path, machine=CPU, data=(part, part))
 
 
-def test_broken_images_are_named(settings, tmp_path):
+def test_nonfinite_images_are_refused(settings, tmp_path):
     class Broken(ArrayDataset):
         def __getitem__(self, index):
             item = super().__getitem__(index)
@@ -269,31 +199,22 @@ def test_broken_images_are_named(settings, tmp_path):
         ({"start": {"simclr": Path("a.safetensors")}}, "file.missing"),
     ],
 )
-def test_settings_that_do_not_fit_the_data_are_refused(settings, tmp_path, change, code):
+def test_wrong_settings_are_refused(settings, tmp_path, change, code):
     ((table, changes),) = change.items()
     wrong = replace(settings, **{table: replace(getattr(settings, table), **changes)})
     with refused(code):
         train(wrong, tmp_path, machine=CPU)
 
 
-def test_a_batch_of_cases_is_a_batch_of_images():
-    cases = [{"image": torch.full((2, 3), float(k)), "target": torch.ones(1)} for k in range(3)]
-
-    assert collate(cases)["image"][:, 0, 0].tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.toml")), ids=str)
-def test_every_configuration_of_a_task_network_is_read(path):
-    kind = next((k for k in ("simclr", "classifier") if path.stem.startswith(k)), None)
-    if kind is None:
-        return
-    settings = read_config(NETWORKS[kind].training, path)
-    if "fastmri" in str(path):
-        layout = _ClassifierTraining if kind == "classifier" else _SimCLRTraining
-        paper = layout()
-        assert settings.network.backbone == paper.network.backbone
-        assert settings.training.epochs == paper.training.epochs
-        assert settings.training.batch == 128
+@pytest.mark.parametrize("kind", ["simclr", "classifier"])
+def test_configurations_are_read(kind):
+    for path in (ROOT / "configs").rglob(f"{kind}*.toml"):
+        settings = read_config(NETWORKS[kind].training, path)
+        if "fastmri" in str(path):
+            paper = (_ClassifierTraining if kind == "classifier" else _SimCLRTraining)()
+            assert settings.network.backbone == paper.network.backbone
+            assert settings.training.epochs == paper.training.epochs
+            assert settings.training.batch == 128
 
 
 COMMAND = """
@@ -314,7 +235,7 @@ tune = 0.25
 """
 
 
-def test_the_commands_leave_weights_a_table_and_curves(spots, tmp_path, capsys):
+def test_commands_write_weights_record_and_curves(spots, tmp_path, capsys):
     text = COMMAND.format(path=spots, split=tmp_path / "split.json")
     (tmp_path / "a.toml").write_text(text)
     options = {"accelerator": "cpu", "progress": False}
@@ -322,10 +243,9 @@ def test_the_commands_leave_weights_a_table_and_curves(spots, tmp_path, capsys):
     start = f'[start]\nsimclr = "{tmp_path}/s/best.safetensors"\n[attack]\nradius = 0\n'
     (tmp_path / "b.toml").write_text(text + start)
     train_command("classifier")(tmp_path / "b.toml", output=tmp_path / "c", **options)
-    said = capsys.readouterr()
-
-    assert said.out.split() == [str(tmp_path / f / "best.safetensors") for f in "sc"]
-    assert "AUROC" in said.err
+    printed = capsys.readouterr()
+    assert printed.out.split() == [str(tmp_path / f / "best.safetensors") for f in "sc"]
+    assert "AUROC" in printed.err
     record = json.loads((tmp_path / "c" / "quality.json").read_text())
     assert [record["parts"][p][0]["groups"] for p in ("tune", "judge")] == [6, 6]
     for name in ("roc-finding.svg", "reliability-finding.svg"):
@@ -340,39 +260,35 @@ cases = st.lists(
 
 
 @given(cases)
-def test_auroc_counts_pairs(found):
+def test_auroc_is_the_fraction_of_ordered_pairs(found):
     positive = [z for z, y in found if y]
     negative = [z for z, y in found if not y]
     pairs = [(p > n) + 0.5 * (p == n) for p in positive for n in negative]
-
     assert auroc(*zip(*found, strict=True)) == pytest.approx(np.mean(pairs))
 
 
 @given(cases)
 def test_auroc_is_the_area_under_the_curve(found):
     false, true = roc_curve(*zip(*found, strict=True))
-
     assert np.trapezoid(true, false) == pytest.approx(auroc(*zip(*found, strict=True)))
     assert (false[0], true[0], false[-1], true[-1]) == (0, 0, 1, 1)
 
 
 @given(cases)
-def test_bins_of_the_reliability_curve_hold_every_case_once(found):
+def test_reliability_bins_hold_every_case_once(found):
     z, y = zip(*found, strict=True)
     bins = reliability(z, y)
-
     assert sum(b["cases"] for b in bins) == len(z)
     assert sum(b["cases"] * b["positive"] for b in bins) == pytest.approx(sum(y))
     assert sum(b["cases"] * b["mean"] for b in bins) == pytest.approx(sum(z))
 
 
-def test_rates_by_hand():
+def test_classification_rates():
     found = classification_rates([0.9, 0.8, 0.6, 0.4, 0.2, 0.1], [1, 0, 1, 1, 0, 0])
-
     assert found == pytest.approx({"accuracy": 4 / 6, "precision": 2 / 3, "recall": 2 / 3})
 
 
-def test_precision_of_nothing_is_missing():
+def test_precision_without_positives_is_nan():
     assert np.isnan(classification_rates([0.1, 0.2], [0, 1])["precision"])
 
 
@@ -385,11 +301,11 @@ def test_precision_of_nothing_is_missing():
         ([[0, 1], [1, 1]], "units.few", "1"),
     ],
 )
-def test_labels_no_classifier_can_learn_from_are_refused(labels, code, value):
+def test_labels_of_one_class_are_refused(labels, code, value):
     with refused(code, "tuning patients", value):
         require_classes(labels, "tuning patients")
 
 
-def test_outputs_that_are_no_numbers_are_refused():
+def test_nonfinite_outputs_are_refused():
     with refused("value.nonfinite"):
         auroc([0.1, float("nan")], [0, 1])

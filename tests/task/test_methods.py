@@ -18,17 +18,16 @@ from taskuq.training._weights import referenced_files
 LGG = Path(__file__).resolve().parents[2] / "../shared/data/lgg/lgg_flair_128_all_dev.npz"
 
 
-def test_areas_add_up_and_scale_with_the_pixel():
+def test_areas_are_additive():
     images = torch.rand(5, 12, 10, generator=torch.Generator().manual_seed(0))
     above, below = Area(0.4, pixel=2.5), Area(0.4, pixel=2.5, below=True)
-
     assert torch.allclose(above(images) + below(images), torch.full((5,), 2.5 * 120))
     parts = Area(0.4)(images[:, :6]) + Area(0.4)(images[:, 6:])
     assert torch.allclose(parts, above(images) / 2.5)
     assert torch.allclose(Area(0.4, pixel=0)(images) * 120 * 2.5, above(images))
 
 
-def test_ranges_and_names_go_with_the_unit():
+def test_ranges_and_names():
     assert (Area(1.0).range, Area(1.0, pixel=0).range) == ((0, math.inf), (0, 1))
     assert Area(1.0, pixel=0).names == ("share of the image",)
     assert TASKS["area"] is Area
@@ -38,7 +37,7 @@ def test_ranges_and_names_go_with_the_unit():
 
 
 @pytest.mark.skipif(not LGG.exists(), reason="the slices of low-grade glioma are not here")
-def test_volumes_of_real_tumours_are_covered_patient_by_patient():
+def test_volumes_of_real_tumours_are_covered():
     from studies.tumour_volumes import lines, volumes
 
     read, of_masks = tables = volumes(LGG)
@@ -51,7 +50,6 @@ def test_volumes_of_real_tumours_are_covered_patient_by_patient():
     assert (read.outputs == of_masks.outputs).all()
     errors = np.abs(read.outputs[:, :, 0] - read.targets).mean(1)
     assert (np.diff(errors) < 0).all(), "more lines bring what is read closer to the truth"
-
     # Each patient in turn is new to a bound of the others: it covers as many as its rank says.
     for table in tables:
         x, z, n = table.outputs[-1], table.targets, table.cases
@@ -94,23 +92,22 @@ def config(tmp_path):
     return read_run(tmp_path / "run.toml")
 
 
-def test_a_table_has_the_numbers_names_and_ranges_of_all_tasks(config):
+def test_table_of_several_tasks(config):
     run = open_run(config, "cpu")
     table = run.pipeline.run(run.images, accelerations=(8, 4), samples=1, seed=0, progress=False)
     images = np.stack([run.images[k].image for k in range(4)])
-
     assert table.task_names == ("air share", "mean", "finding")
     assert table.task_ranges == ((0.0, 1.0), None, (0.0, 1.0))
     assert np.allclose(table.targets[:, 0], AirFraction()(images))
     assert np.allclose(table.targets[:, 1], MeanIntensity((0.25, 0.75), (0.25, 0.75))(images))
 
 
-def test_a_configuration_comes_back_and_names_all_files(config):
+def test_configuration_round_trip(config):
     assert from_toml_table(RunConfig, to_toml_table(config)) == config
     assert {path.suffix for path in referenced_files(config.task)} == {".safetensors", ".toml"}
 
 
-def test_a_task_of_several_numbers_is_refused():
+def test_task_with_two_outputs_is_refused():
     tasks = _MultiTask({"one": MeanIntensity(), "two": lambda images: torch.ones(len(images), 2)})
     with refused("component.invalid"):
         tasks(torch.ones(3, 8, 8))

@@ -1,4 +1,4 @@
-"""Batches from tensors on the device are those of the loader, to the bit, and so is a training."""
+"""Batches from the device, and trainings of two processes, equal those of one loader."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from bits import same_bits
 from raising import refused
 from taskuq._seeds import BatchShard
 from taskuq.data._arrays import ArrayDataset
-from taskuq.data._atlas import AtlasData
-from taskuq.data._dataset import InMemoryDataset, Split, Subset
-from taskuq.errors import InputError
+from taskuq.data._dataset import InMemoryDataset, Subset
 from taskuq.recover import _estimate as folds
 from taskuq.recover import build
 from taskuq.recover._cases import MaskedDataset, _volume_maxima
@@ -76,11 +74,10 @@ CASES = {
 
 
 @pytest.mark.parametrize("kind", CASES)
-@pytest.mark.parametrize("seed", [5, None])
-def test_batches_are_those_of_the_loader(kind, seed):
+def test_batches_are_those_of_the_loader(kind):
     make, collate = CASES[kind]
     cases = make()
-    order = EpochSampler(len(cases), seed, batch=4)
+    order = EpochSampler(len(cases), seed=5, batch=4)
     fed = DeviceLoader(preload(cases, "device", on_gpu=False, is_alone=True), order, 4)
     loaded = DataLoader(cases, batch_size=4, sampler=order, collate_fn=collate)
     assert len(fed) == len(loaded)
@@ -112,14 +109,13 @@ def fed(tmp_path, configure):
     return train
 
 
-@pytest.mark.parametrize("kind", ["varnet", "sampler", "flow-mean"])
-def test_a_training_is_the_same_from_the_device_and_goes_on_to_the_bit(fed, kind, monkeypatch):
+def test_training_from_the_device_is_the_same_and_resumes_to_the_bit(fed, monkeypatch):
     whole = DeviceDataset.batches
     monkeypatch.setattr(DeviceDataset, "batches", lambda *given: _stopped(whole(*given), *given))
     with pytest.raises(StopError):
-        fed(kind, "device")
+        fed("varnet", "device")
     monkeypatch.undo()
-    folders = [fed(kind, "device"), fed(kind, "loader")]
+    folders = [fed("varnet", "device"), fed("varnet", "loader")]
     for name in ("best.safetensors", "last.safetensors"):
         ours, theirs = (read_tensors(folder / name) for folder in folders)
         assert all(same_bits(ours[key], theirs[key]) for key in theirs)
@@ -137,7 +133,7 @@ def _stopped(batches, stock, places, size):
     yield from batches
 
 
-def test_what_is_not_for_a_device_is_refused():
+def test_preload_refuses_unsuitable_data():
     on_disk = measured(source=ArrayDataset(np.ones((2, 16, 16)), label=[0, 1], group="each"))
     mixed = InMemoryDataset((*images().items, *images(size=8).items), np.zeros(22), np.zeros(22))
     for cases, is_alone in ((on_disk, True), (task_of(mixed), True), (measured(), False)):
@@ -145,41 +141,16 @@ def test_what_is_not_for_a_device_is_refused():
             preload(cases, "device", on_gpu=False, is_alone=is_alone)
 
 
-def test_nobody_is_put_on_a_device_unasked_but_few_on_a_gpu(monkeypatch):
-    size = COUNT * 2 * 16 * 16 * 8
-    asked = []
-    monkeypatch.setattr(MaskedDataset, "stock", lambda *given: asked.append(given[1:]))
-    for free in (8 * size, 100 * 2**30):
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free, free))
-        preload(measured(), "auto", on_gpu=True, is_alone=True)
-    assert asked == [(torch.device("cuda"), 2 * size), (torch.device("cuda"), 8 * 2**30)]
-    for feed, on_gpu in (("auto", False), ("loader", True)):
-        assert preload(measured(), feed, on_gpu=on_gpu, is_alone=True) is None
-    assert len(asked) == 2
-    monkeypatch.undo()
-    assert measured().stock(torch.device("cpu"), size) is not None
-    assert measured().stock(torch.device("cpu"), size - 1) is None
-
-
 def task_of(source):
     return task_cases.TaskDataset(source, np.zeros((len(source), 1)))
 
 
-def test_a_case_that_is_not_finite_is_named():
+def test_nonfinite_case_is_named():
     source = images()
     source.items[4].image[3, 3] = torch.nan
     for cases in (task_of(source), measured(source=source)):
-        with pytest.raises(InputError, match=f"case {source.items[4].case} "):
+        with refused("value.nonfinite", f"case {source.items[4].case} "):
             cases.stock(torch.device("cpu"), 1e9)
-
-
-def test_the_atlas_as_a_task_is_for_a_device():
-    data = AtlasData(patients=3, size=32, slices=2, in_memory=True)
-    whole = data.open_targets()
-    split = Split(*((group,) for group in np.unique(whole.cases.groups)))
-    for part in whole.split(split):
-        cases = task_cases.TaskDataset(part.cases, part.targets)
-        assert cases.stock(torch.device("cpu"), np.inf) is not None
 
 
 SCRIPT = Path(__file__).parent / "two_processes.py"
@@ -217,8 +188,6 @@ width = 4
 blocks = [1, 1]
 """
 CONFIGS = {
-    "varnet": f"{RECOVER}cascades = 2\nwidth = 4\npools = 2\nsensitivity_pools = 2",
-    "flow": f"{RECOVER}{FLOW}normalise = true",
     "flow-mean": f"{RECOVER}{FLOW}turned = true\npasses = 2\nfill = 'residual'\n"
     "[pretrain]\nepochs = 1\nbatch = 4\n[views]\nrotation = 5",
     "simclr": TASK.format(hidden=8),
@@ -244,11 +213,11 @@ def start(folder, configs, *more):
 
 
 def launched(rank, port):
-    """What a launcher tells each of two processes."""
+    """Return the environment of one of two processes."""
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": 2}
     own = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "LOCAL_WORLD_SIZE": 2}
-    known = {**common, **own, "TORCHELASTIC_RUN_ID": "both"}
-    return [(name, str(value)) for name, value in known.items()]
+    every = {**common, **own, "TORCHELASTIC_RUN_ID": "both"}
+    return [(name, str(value)) for name, value in every.items()]
 
 
 @pytest.fixture(scope="module")
@@ -261,13 +230,13 @@ def trained(tmp_path_factory):
     processes = [start(folder / "two", configs, *launched(rank, port)) for rank in range(2)]
     processes.append(start(folder / "one", configs))
     for process in processes:
-        _, said = process.communicate(timeout=300)
-        assert process.returncode == 0, said
+        _, stderr = process.communicate(timeout=600)
+        assert process.returncode == 0, stderr
     return folder
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_gradients_are_those_of_the_whole_batch(trained, name):
+def test_gradients_of_two_processes_are_those_of_the_batch(trained, name):
     one, two, other = (
         read_tensors(trained / f"{who}.safetensors")
         for who in (f"one/{name}-0", f"two/{name}-0", f"two/{name}-1")
@@ -281,12 +250,8 @@ def test_gradients_are_those_of_the_whole_batch(trained, name):
             for each in (one, two)
         )
         assert (a - b).norm() < 1e-4 * a.norm()
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_learning_curves_are_those_of_one_process(trained, name):
-    one, two = (_read_log(trained / who / name / "metrics.csv") for who in ("one", "two"))
-    for a, b in zip(one, two, strict=True):
+    curves = [_read_log(trained / run / name / "metrics.csv") for run in ("one", "two")]
+    for a, b in zip(*curves, strict=True):
         assert {**a, "seconds": 0} == pytest.approx({**b, "seconds": 0}, rel=1e-5, abs=1e-5)
 
 
@@ -304,7 +269,7 @@ class Points:
 @pytest.mark.parametrize(
     ("batch", "cases", "code"), [(6, 20, "option.conflict"), (8, 7, "units.few")]
 )
-def test_a_batch_that_cannot_be_shared_is_refused(tmp_path, batch, cases, code):
+def test_batch_that_cannot_be_shared_is_refused(tmp_path, batch, cases, code):
     config = TrainingConfig(batch=batch)
     net = torch.nn.Linear(1, 1)
     recipe = Recipe("line", net, config, lambda *_: None, lambda *_: {})
@@ -318,7 +283,7 @@ def test_a_batch_that_cannot_be_shared_is_refused(tmp_path, batch, cases, code):
     ("length", "batch", "world"), [(10, 6, 3), (7, 7, 7), (9, 8, 8), (64, 8, 2)]
 )
 def test_processes_share_every_batch_of_one(monkeypatch, length, batch, world):
-    """Together they see it once, in its order; who has nothing left takes one case all the same."""
+    """Each case is seen once, in order; a process without cases repeats one."""
     alone = [index for _, index in EpochSampler(length, seed=0, batch=batch)]
     assert sorted(alone) == list(range(length))
     found = [[] for _ in range(-(-length // batch))]
@@ -343,32 +308,3 @@ def test_weighted_means_of_processes_are_the_mean_of_all(total, world):
     shares = [BatchShard.of(total, rank, world) for rank in range(world)]
     means = [share.weight * values[share.rows].mean() for share in shares]
     assert np.mean(means) == pytest.approx(values.mean())
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_every_network_trains_in_mixed_precision_with_clipping_as_a_gpu_does(
-    tmp_path, monkeypatch, name
-):
-    """A GPU has the fused optimiser, whose gradients Lightning does not clip in bfloat16."""
-    adam, norms = torch.optim.Adam, []
-
-    def fused(*weights, **named):
-        optimiser = adam(*weights, **(named | {"fused": True}))
-        grouped = [p for group in optimiser.param_groups for p in group["params"]]
-        optimiser.register_step_post_hook(
-            lambda *_: norms.append(
-                torch.cat([p.grad.flatten() for p in grouped if p.grad is not None]).norm()
-            )
-        )
-        return optimiser
-
-    monkeypatch.setattr(torch.optim, "Adam", fused)
-    config = configured(tmp_path, name)
-    text = config.read_text().replace("clip = 1.0", "clip = 1e-3\nprecision = 'bf16-mixed'")
-    config.write_text(
-        text.replace("[pretrain]\n", "[pretrain]\nclip = 1e-3\nprecision = 'bf16-mixed'\n")
-    )
-    machine = TrainerOptions("cpu", progress=False)
-    train_config(name.partition("-")[0], config, tmp_path / "run", machine=machine, steps=2)
-    assert len(norms) == (4 if "[pretrain]" in text else 2)
-    assert [float(norm) for norm in norms] == pytest.approx(len(norms) * [1e-3], rel=1e-2)

@@ -1,4 +1,4 @@
-"""The running mean of weights, the rise of the rate, and the number of epochs that fits."""
+"""EMA of weights, warm-up and progress."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class Points:
         return {"x": torch.tensor([float(place[1])])}
 
 
-def falling(told=None):
-    """A weight that falls for ever; ``told`` collects what the loss and the judge see."""
-    told = [] if told is None else told
+def falling(log=None):
+    """A weight that falls in every step; ``log`` collects its values."""
+    log = [] if log is None else log
 
     def loss(net, batch, generator):
-        told.append(("step", net.weight.item(), batch["progress"]))
+        log.append(("step", net.weight.item(), batch["progress"]))
         return net.weight.mean()
 
     def validate(net, batch, generator):
-        told.append(("judge", net.weight.item(), None))
+        log.append(("validate", net.weight.item(), None))
         return {"loss": net(batch["x"])[:, 0]}
 
     net = nn.Linear(1, 1, bias=False)
@@ -45,35 +45,29 @@ def falling(told=None):
     return Recipe("line", net, CONFIG, loss, validate)
 
 
-def seen(told, what):
-    return [(value, progress) for name, value, progress in told if name == what]
+def seen(log, what):
+    return [(value, progress) for name, value, progress in log if name == what]
 
 
-def test_the_mean_of_the_weights_is_judged_and_kept(tmp_path):
-    told = []
-    _fit(falling(told), Points(), Points(), CONFIG, tmp_path, machine=CPU)
-    weights = [value for value, _ in seen(told, "step")]
+def test_ema_of_weights_is_validated_and_saved(tmp_path):
+    log = []
+    _fit(falling(log), Points(), Points(), CONFIG, tmp_path, machine=CPU)
+    weights = [value for value, _ in seen(log, "step")]
     weights.append(weights[-1] + (weights[-1] - weights[-2]))  # Adam's steps are alike here
     mean = weights[0]
     for step, weight in enumerate(weights[1:], start=1):
         decay = min(0.6, (1 + step) / (10 + step))
         mean = decay * mean + (1 - decay) * weight
+    assert [done for _, done in seen(log, "step")] == pytest.approx([k / 12 for k in range(12)])
     last = read_tensors(tmp_path / "last.safetensors")["weight"].item()
     assert last == pytest.approx(mean, rel=1e-4)
-    assert last == pytest.approx(seen(told, "judge")[-1][0], rel=1e-6)
+    assert last == pytest.approx(seen(log, "validate")[-1][0], rel=1e-6)
     assert _load_state(tmp_path / "resume.safetensors")["state_dict"][
         "network.weight"
     ].item() == pytest.approx(weights[-1], rel=1e-4)
 
 
-def test_progress_goes_from_nothing_to_nearly_one(tmp_path):
-    told = []
-    _fit(falling(told), Points(), Points(), CONFIG, tmp_path, machine=CPU)
-    progress = [done for _, done in seen(told, "step")]
-    assert progress == pytest.approx([k / 12 for k in range(12)])
-
-
-def test_a_restart_goes_on_with_the_mean(tmp_path, monkeypatch):
+def test_restart_continues_the_ema(tmp_path, monkeypatch):
     _fit(falling(), Points(), Points(), CONFIG, tmp_path / "whole", machine=CPU)
     step = TrainingModule.training_step
 
@@ -93,16 +87,16 @@ def test_a_restart_goes_on_with_the_mean(tmp_path, monkeypatch):
         assert same_bits(one, two)
 
 
-def test_the_rate_rises_in_the_first_steps(tmp_path):
-    told = []
+def test_warmup_raises_the_rate(tmp_path):
+    log = []
     config = replace(CONFIG, average=0.0, warmup=4)
-    _fit(falling(told), Points(), Points(), config, tmp_path, machine=CPU)
-    weights = torch.tensor([value for value, _ in seen(told, "step")])
+    _fit(falling(log), Points(), Points(), config, tmp_path, machine=CPU)
+    weights = torch.tensor([value for value, _ in seen(log, "step")])
     # Adam's step is as large as the rate while the gradient stays what it is.
     assert torch.allclose(-weights.diff()[:6], 0.1 * torch.tensor([0.25, 0.5, 0.75, 1, 1, 1]))
 
 
 @pytest.mark.parametrize("wrong", [{"average": 1.0}, {"warmup": -1}])
-def test_what_is_no_setting_is_refused(wrong):
+def test_wrong_settings_are_refused(wrong):
     with refused("value.invalid", next(iter(wrong))):
         TrainingConfig(**wrong)

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from bits import same_bits
 from raising import refused
-from taskuq._config import from_toml_table, read_config, read_toml, to_toml_table, toml_text
+from taskuq._config import read_config, to_toml_table, toml_text
 from taskuq.data._atlas import Atlas
-from taskuq.errors import InputError
 from taskuq.recover import build, load
 from taskuq.recover._varnet_training import VarNetTraining, load_public_varnet
 from taskuq.recover.flow._model import ConditionalFlow
@@ -40,8 +39,9 @@ states = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(state=states)
-def test_plain_state_is_read_back_as_it_was(tmp_path_factory, state):
+def test_plain_state_round_trip(tmp_path_factory, state):
     path = _save_state(state, tmp_path_factory.mktemp("state") / "a.safetensors")
     found = _load_state(path)
     assert found == state
@@ -74,7 +74,7 @@ class Hostile:
         return (Path.touch, (self.path,))
 
 
-def test_a_hostile_checkpoint_cannot_run_code(tmp_path):
+def test_hostile_checkpoint_cannot_run_code(tmp_path):
     mark = tmp_path / "ran"
     for name in ("best.safetensors", "weights.pt"):
         (tmp_path / name).write_bytes(pickle.dumps(Hostile(mark), protocol=2))
@@ -114,16 +114,17 @@ def test_half_precision_rounds_weights_and_leaves_rotations_alone(tmp_path):
         torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-6)
 
 
-def test_the_shipped_size_fits_in_8_megabytes(tmp_path):
-    for name in ("flow", "varnet"):
-        net = build(name, preset="demo")
-        path = tmp_path / f"{name}.safetensors"
-        save_weights(net, path, kind=name, config=net.config, half=True)
-        assert path.stat().st_size <= 8_000_000
-
-
-@pytest.mark.parametrize("change", ["cascades", "width", "kind", "truncated", "absent"])
-def test_a_file_that_does_not_fit_is_one_sentence(saved, change):
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ("cascades", "weights.mismatch"),
+        ("width", "weights.mismatch"),
+        ("kind", "choice.unknown"),
+        ("truncated", "file.format"),
+        ("absent", "file.missing"),
+    ],
+)
+def test_file_that_does_not_fit_is_refused(saved, change, code):
     net, path = saved
     card = path.with_suffix(".toml")
     if change in ("cascades", "width"):
@@ -135,9 +136,8 @@ def test_a_file_that_does_not_fit_is_one_sentence(saved, change):
         path.write_bytes(path.read_bytes()[:-50])
     else:
         card.unlink()
-    with pytest.raises(InputError) as error:
+    with refused(code):
         load(path)
-    assert "\n" not in str(error.value)
 
 
 def test_public_weights_load_with_and_without_their_prefix(tmp_path):
@@ -148,7 +148,7 @@ def test_public_weights_load_with_and_without_their_prefix(tmp_path):
         found = load_public_varnet(tmp_path / "public.pt").state_dict()
         assert torch.equal(found["cascades.3.dc_weight"], net.state_dict()["cascades.3.dc_weight"])
     torch.save({"a": torch.ones(1)}, tmp_path / "public.pt")
-    with pytest.raises(InputError):
+    with refused("weights.mismatch"):
         load_public_varnet(tmp_path / "public.pt")
 
 
@@ -156,13 +156,6 @@ def test_weights_do_not_fill_another_network(saved):
     _, path = saved
     with refused("weights.mismatch"):
         load_weights(nn.Linear(2, 2), path)
-
-
-@pytest.mark.parametrize("layout", [_FlowTraining, VarNetTraining])
-def test_configurations_survive_toml(tmp_path, layout):
-    path = tmp_path / "a.toml"
-    path.write_text(toml_text(to_toml_table(layout())))
-    assert from_toml_table(layout, read_toml(path)) == layout()
 
 
 @pytest.mark.parametrize(
@@ -176,25 +169,24 @@ def test_configurations_survive_toml(tmp_path, layout):
     ],
 )
 def test_shipped_configurations_are_valid(file, layout, preset):
-    settings = read_config(layout, CONFIGS / file)
+    found = read_config(layout, CONFIGS / file)
     if file.startswith("fastmri"):
         # The paper's values are also the defaults in code.
-        assert settings.network == layout().network
+        assert found.network == layout().network
         for name in ("epochs", "batch", "learning_rate", "weight_decay", "clip", "schedule"):
-            assert getattr(settings.training, name) == getattr(layout().training, name)
-        assert settings.measure == layout().measure
+            assert getattr(found.training, name) == getattr(layout().training, name)
+        assert found.measure == layout().measure
     else:
         name = "flow" if layout is _FlowTraining else "varnet"
-        assert settings.network == build(name, preset=preset).config
+        assert found.network == build(name, preset=preset).config
 
 
-def test_the_shipped_flow_of_whole_images_has_at_most_40_million_parameters():
-    settings = read_config(_FlowTraining, CONFIGS / "lgg/flow-whole.toml")
+def test_shipped_flow_has_36_million_parameters():
+    found = read_config(_FlowTraining, CONFIGS / "lgg/flow-whole.toml")
     with torch.device("meta"):
-        flow = ConditionalFlow(settings.network)
+        flow = ConditionalFlow(found.network)
     assert sum(p.numel() for p in flow.parameters()) == 36_131_680
-    assert settings.pretrain is not None
-    assert settings.views is not None
+    assert found.pretrain is not None
 
 
 @pytest.mark.parametrize(
@@ -215,7 +207,7 @@ def test_the_shipped_flow_of_whole_images_has_at_most_40_million_parameters():
         ("[network", "file.format", "a.toml"),
     ],
 )
-def test_a_wrong_setting_is_one_sentence(tmp_path, text, code, name):
+def test_wrong_setting_is_refused(tmp_path, text, code, name):
     path = tmp_path / "a.toml"
     path.write_text(text)
     with refused(code, name):
@@ -227,16 +219,10 @@ WEIGHTS = (
 )
 
 
-def test_the_weights_are_small_and_have_a_card():
-    assert WEIGHTS.stat().st_size < 8e6
-    assert "AUROC" in WEIGHTS.with_suffix(".md").read_text()
-
-
-def test_the_classifier_finds_lesions_in_patients_it_has_not_seen():
+def test_shipped_classifier_finds_lesions_in_new_patients():
     pytest.importorskip("nilearn")
-    atlas = Atlas(patients=12, seed=0, coils=0, first=1000)  # beyond all patients it was made with
+    atlas = Atlas(patients=6, seed=0, coils=0, first=1000)  # beyond all patients it was made with
     images = torch.stack([atlas[k].image for k in range(len(atlas))])
     with torch.no_grad():
         outputs = load_task(WEIGHTS)(images)
-
     assert auroc(outputs.numpy(), atlas.labels) > 0.85

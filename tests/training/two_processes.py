@@ -1,7 +1,7 @@
 """One of the processes of a training: python two_processes.py FOLDER CONFIG ...
 
 Started with RANK and WORLD_SIZE as a launcher sets them, or without for a process alone. Keeps the
-gradients of every step, as the optimiser sees them, beside what the training leaves.
+gradients of every step, as the optimiser sees them, next to the files of the training.
 """
 
 import os

@@ -129,7 +129,7 @@ def make_fastmri(
     layout: FastMRILayout | None = None,
     workers: int = 1,
 ) -> None:
-    """Make folders in the layout of docs/fastmri.md, of (volumes, slices of each)."""
+    """Make folders in the layout of docs/how-to/fastmri.md, of (volumes, slices of each)."""
     if min(*training, *validation) < 1:
         raise InputError(
             f"there are {training} and {validation}; pass at least 1 of each", code="value.invalid"

@@ -189,17 +189,16 @@ class Checkpoint(Callback):
         self, recipe: Recipe, folder: Path, every: int, notes: dict[str, Any], patience: int = 0
     ) -> None:
         self.recipe, self.folder, self.every, self.notes = recipe, folder, every, notes
-        self.patience, self.since_best, self.saved_epochs = patience, 0, 0
+        self.patience, self.since_best = patience, 0
         self.best: float | None = None
         self.events: _TensorBoardLog | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.saved_epochs = trainer.current_epoch
         trainer.should_stop |= 0 < self.patience <= self.since_best
         if not trainer.is_global_zero:
             return
-        if self.saved_epochs and trainer.progress_bar_callback is not None:
-            sys.stderr.write(f"{self.folder}: resuming after {self.saved_epochs} epochs\n")
+        if trainer.current_epoch and trainer.progress_bar_callback is not None:
+            sys.stderr.write(f"{self.folder}: resuming after {trainer.current_epoch} epochs\n")
         self.events = _TensorBoardLog(self.folder / "tensorboard", trainer.current_epoch)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -252,11 +251,12 @@ class Checkpoint(Callback):
                     )  # fmt: skip
         if is_due:
             trainer.save_checkpoint(self.folder / RESUME)
-            self.saved_epochs = epoch + 1
 
     def interrupted(self) -> str:
-        if self.saved_epochs:
-            state = f"{self.folder} holds the state after {self.saved_epochs} epochs"
+        # Ctrl-C may come between the state's file and the next statement: only the file counts.
+        if (self.folder / RESUME).exists():
+            epochs = _load_state(self.folder / RESUME)["epoch"] + 1
+            state = f"{self.folder} holds the state after {epochs} epochs"
             return f"interrupted; {state}; rerun the same command to resume"
         state = f"which is written every {self.every} epochs (training.keep_every)"
         return f"interrupted; {self.folder} has no state yet, {state}; rerun to start again"

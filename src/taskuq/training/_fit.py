@@ -308,11 +308,11 @@ def _loop(
         except (KeyboardInterrupt, SystemExit) as stopped:
             # Lightning turns Ctrl-C into an exit and ignores a second one.
             is_pressed = isinstance(stopped.__context__, KeyboardInterrupt)
-            if is_pressed and threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGINT, on_interrupt)
             ended = KeyboardInterrupt() if is_pressed else stopped
             if keep is not None:
                 ended.add_note(keep.interrupted())
+            if is_pressed and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, on_interrupt)
             raise ended from None
         except Exception as error:
             if not is_out_of_memory(error):
