@@ -1,4 +1,4 @@
-"""Benchmarks that run without a name given need nothing else either."""
+"""Benchmarks: default arguments, and intervals of other libraries."""
 
 import importlib
 import inspect

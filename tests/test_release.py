@@ -1,4 +1,4 @@
-"""What a release is checked for: one version, light archives, a citation, links to files."""
+"""Checks of a release: version, archives, citation, links."""
 
 import re
 import tarfile

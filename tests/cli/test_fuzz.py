@@ -1,4 +1,4 @@
-"""A short run of the fuzzer, and that it would see what it looks for."""
+"""Short run of the fuzzer, with planted faults."""
 
 import tempfile
 

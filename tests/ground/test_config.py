@@ -1,4 +1,4 @@
-"""Settings whose table is one of several kinds."""
+"""Configurations with tables of several kinds."""
 
 import json
 from dataclasses import dataclass, field

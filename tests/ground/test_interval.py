@@ -1,4 +1,4 @@
-"""Intervals: closed, empty where they cross, and cut without loss."""
+"""Intervals: closed, empty where they cross, exact when clipped."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Things by name: loaded once, from wherever somebody registers them."""
+"""Registries and their extensions."""
 
 import sys
 

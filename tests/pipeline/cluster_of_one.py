@@ -1,7 +1,4 @@
-"""A real SLURM on this machine alone: its daemons in a folder of their own, ended with the tests.
-
-Programs from Debian's slurm-wlm and munge; no accounting, as on many small clusters.
-"""
+"""SLURM on this machine (slurm-wlm and munge of Debian), without accounting."""
 
 import os
 import pwd

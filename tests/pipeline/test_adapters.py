@@ -1,4 +1,4 @@
-"""Recoveries made elsewhere are judged as our own are, and no file leads out of their folder."""
+"""Recoveries from folders and from deepinv."""
 
 import os
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The same table comes out of every engine, also when workers are killed."""
+"""Engines: the same table from each, also if workers, nodes, jobs or drivers die."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Cases that run together give what they give alone, and bad ones harm only themselves."""
+"""Local runs: batches, stored images, failures, kills, identity of a resumed run."""
 
 import os
 import pickle

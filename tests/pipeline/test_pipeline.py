@@ -1,4 +1,4 @@
-"""From images to the table: seeds, resuming, failures, refusals."""
+"""Pipeline: seeds, resuming, failures, refusals."""
 
 import numpy as np
 import pytest

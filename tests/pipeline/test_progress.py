@@ -1,4 +1,4 @@
-"""How far a run is stands on stderr: in a log as lines, and not at all where quiet is asked for."""
+"""Progress lines on stderr."""
 
 import re
 

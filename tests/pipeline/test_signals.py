@@ -1,7 +1,4 @@
-"""Somebody else's problem, from signals to the page, without a word of MRI.
-
-A signal is blurred and seen for one, two or four seconds; what is read are its mean and its height.
-"""
+"""Signals instead of images, from pipeline to report: no term of MRI appears."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The acquisition loop: only new lines, the same record after a power cut, errors not decisions."""
+"""Acquisition loop: new lines only, resuming after power cuts, draws of a pipeline."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""Scans whose lines a rule chooses: they repeat their rows, ask, resume and fall back."""
+"""Scans with adaptive lines: rows of the table, resuming, fallback."""
 
 from __future__ import annotations
 

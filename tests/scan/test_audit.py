@@ -1,4 +1,4 @@
-"""Adding to an audit trail asks for its end alone, however long it is."""
+"""Audit log: appending, chain of hashes, tampering."""
 
 import subprocess
 import sys

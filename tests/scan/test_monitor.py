@@ -1,4 +1,4 @@
-"""A monitor watches whether new units are like the calibration units, and withdraws the promise."""
+"""Monitor of exchangeability: exact law of its e-process, alarms, resuming."""
 
 import re
 from dataclasses import replace

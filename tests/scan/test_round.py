@@ -1,4 +1,4 @@
-"""Bad data never stops a scan: it goes on measuring, says why, and ends in a value or an error."""
+"""Rounds with bad data, bad outputs or a late recovery stop no scan."""
 
 import threading
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Scans of a group: decided as tables are, and drawn as pipelines draw."""
+"""Scans of groups: decisions equal to tables, draws equal to pipelines."""
 
 from dataclasses import replace
 from math import inf

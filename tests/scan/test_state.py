@@ -1,4 +1,4 @@
-"""What a round measured is stored while networks compute, and before anybody hears of the round."""
+"""State of a scan: identity, order of writes, resuming, damage."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Malformed, truncated and repeated messages never stop a scan and never end the service."""
+"""Malformed messages stop no scan and end no service."""
 
 import socket
 from contextlib import suppress

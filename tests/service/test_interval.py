@@ -1,4 +1,4 @@
-"""The interval of a scan goes to other systems and comes back as it was."""
+"""Exported intervals: JSON, DICOM, and their guarantee."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A replay says what it plays, what it leaves out and what it waits for."""
+"""Replay of MRD files: what is read, sent and counted."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Who is slow, silent or curious keeps nobody from scanning and reads nothing."""
+"""Server: deadlines, limits, privacy, options, components of the policy."""
 
 from __future__ import annotations
 
@@ -62,20 +62,19 @@ def test_connection_without_header_is_closed(serving, connect, drips):
 
 
 def test_header_deadline_ends_with_the_header(small, serving, connect):
-    service = serving(limits=StreamLimits(idle=600, header=1))
+    service = serving()
     wire = connect(service)
     wire.send(HEADER, header_xml(small.scan_of(1).header))
     assert "send these lines" in wire.read().content
-    time.sleep(1.2)
-    wire.send(HEADER, "again")
-    assert "a header already" in wire.read().content
+    (session,) = service.sessions
+    assert session.connection._until is None
 
 
 def test_half_a_message_closes_the_connection():
     ours, theirs = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     sender = Connection(ours, StreamLimits(idle=0.2))
-    reader = Connection(theirs, StreamLimits(idle=20))
+    reader = Connection(theirs, StreamLimits(idle=300))
     with pytest.raises(TimeoutError):
         sender.send(TEXT, "a" * 2**24)
     with pytest.raises(OSError):

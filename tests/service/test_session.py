@@ -1,4 +1,4 @@
-"""A service decides about scans that come over the network as acquire decides about its own."""
+"""Sessions: decisions equal to acquire, changed lines, identity of scans, memory."""
 
 import gc
 import json
@@ -96,7 +96,7 @@ def test_killed_service_is_resumed(small, small_policy, tmp_path, monkeypatch):
 
     def wait_and_kill(wire, kind):
         answers.append(kind)
-        if len(answers) in (3, 6):  # a round has just been sent
+        if len(answers) == 3:  # a round has just been sent
             killed(running.pop())
             running.append(subprocess.Popen(serve))
         return wait(wire, kind)
@@ -109,7 +109,7 @@ def test_killed_service_is_resumed(small, small_policy, tmp_path, monkeypatch):
     finally:
         killed(running.pop())
 
-    assert played.reconnections == 2
+    assert played.reconnections == 1
     require_same(small, small_policy, 3, played)
 
 
@@ -416,11 +416,11 @@ def test_slices_connections_and_threads_are_freed(tmp_path):
     service.start()
     listening = threading.active_count() - before[1]
     try:
-        for number in range(3):
+        for number in range(2):
             replay_scan(small_scan(number, slices=4), LOOPBACK, service.port)
             # One thread computes for all connections.
-            wait_for(lambda: kept()[0] == 0 and kept()[1] - before[1] <= listening + 1)
-        assert service.counts["stops"] == 12
+            wait_for(lambda: kept() <= (0, before[1] + listening + 1))
+        assert service.counts["stops"] == 8
     finally:
         service.stop()
 
