@@ -296,7 +296,6 @@ def test_predict_writes_no_formulas(tmp_path):
           str(tmp_path / "i.csv")])  # fmt: skip
     with open(tmp_path / "i.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-
     texts = [row[name] for row in rows for name in ("case", "group", "task")]
     assert not [text for text in texts if text.startswith(("=", "+", "-", "@", "\t"))]
     assert rows[0]["case"] == '\'=HYPERLINK("x")'

@@ -112,9 +112,9 @@ def test_pieces_of_another_evaluation_are_refused(config, tmp_path, monkeypatch)
     monkeypatch.setattr(_QualityWork, "evaluate", stopping)
     with pytest.raises(KeyboardInterrupt):
         evaluate_quality(settings, store=store, quiet=True)
-    with refused("CODE"):
+    with refused("resume.mismatch"):
         evaluate_quality(settings, store=store, quiet=True, threads=7)
     net = build("varnet", preset="tiny")
     save_weights(net, tmp_path / "v.safetensors", kind="varnet", config=net.config)
-    with refused("CODE"):
+    with refused("resume.mismatch"):
         evaluate_quality(read_config(QualityConfig, config), store=store, quiet=True)

@@ -86,12 +86,6 @@ def test_complete_table_is_json():
     }  # fmt: skip
 
 
-def test_unlisted_class_has_no_kind():
-    other: Registry[type] = Registry("shape", {"disc": "elsewhere:Disc"})
-    with refused("choice.unknown", "shape"):
-        other.name_of(Disc)
-
-
 def test_kind_of_unloaded_module_is_found():
     listed: Registry[type] = Registry("fraction", {"exact": "fractions:Fraction"})
     assert listed.name_of(Fraction) == "exact"

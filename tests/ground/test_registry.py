@@ -63,11 +63,6 @@ def test_mended_extension_is_tried_again(extension):
     assert SHAPES["round"] is len
 
 
-def test_extension_may_use_the_registry_while_it_loads(extension):
-    extension("round_shape", "assert 'square' not in SHAPES\nSHAPES.register('round', len)")
-    assert "round" in SHAPES
-
-
 def test_extension_replaces_no_module(extension):
     extension("json", "SHAPES.register('round', len)")
     with refused("component.invalid", "json"):

@@ -126,7 +126,7 @@ HOSTILE = {
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_malformed_recoveries_are_refused(folder, kind):
     HOSTILE[kind](folder / "a/R8")
-    with refused("CODE"):
+    with refused("shape.axes" if kind in ("no numbers", "one axis") else "file.format"):
         RecoveryFolder(folder).load("a", 8.0, samples=4)
 
 
@@ -239,5 +239,5 @@ def test_recoveries_larger_than_their_file_are_refused(tmp_path):
         np.lib.format.write_array_header_1_0(
             file, {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6, 4)}
         )
-    with refused("CODE", "R8.npy"):
+    with refused("file.format", "R8.npy"):
         RecoveryFolder(tmp_path).load("a", 8.0, samples=1)

@@ -79,7 +79,7 @@ def test_killed_ray_node_changes_nothing(cluster_node, expected, tmp_path):
             node = ray.get_runtime_context().get_node_id()
             (at_work / node).touch()
             if node == victim:
-                time.sleep(120)  # it is in the middle of a case when its node dies
+                time.sleep(600)  # it is in the middle of a case when its node dies
         return toy.recover(measurement, samples=samples, seed=seed)
 
     def kill():
@@ -89,7 +89,7 @@ def test_killed_ray_node_changes_nothing(cluster_node, expected, tmp_path):
 
     assassin = threading.Thread(target=kill)
     assassin.start()
-    engine = RayOptions(address=found.address, workers=2, chunk=2, patience=60)
+    engine = RayOptions(address=found.address, workers=2, chunk=2, patience=300)
     table = tq.Pipeline(toy.measure, recover, toy.task).run(
         toy.images(CASES), store=tmp_path / "t", engine=engine, **RUN
     )
@@ -177,7 +177,6 @@ def test_engines_give_the_same_table(cluster, tmp_path):
     for name, engine in flags.items():
         main(["run", str(config), "-o", str(tmp_path / name), "--batch", "2", *engine])
     local, *others = (tq.TaskOutputs.load(tmp_path / name) for name in flags)
-
     assert local.cases == 6
     assert all(same(other, local) for other in others)
     assert {path.name for path in tmp_path.iterdir()} == {*flags, "run.toml", "slurm-jobs"}
@@ -253,7 +252,7 @@ def stuck_in_jobs(marks, here=HERE):
             calls.append(seed)
         if len(calls) > 2 * len(toy.ACCELERATIONS):
             (marks / str(os.getpid())).touch()
-            time.sleep(120)
+            time.sleep(600)
         return toy.recover(measurement, samples=samples, seed=seed)
 
     return recover
@@ -280,19 +279,14 @@ def asked(*command):
 
 
 def test_slurm_job_has_a_gpu_and_four_hours(slurm, expected, tmp_path, capsys):
-    table = run(tmp_path / "t")
-    said = capsys.readouterr().err
+    assert same(run(tmp_path / "t"), expected)
+    assert "gpus_per_node=1, timeout_min=240" in capsys.readouterr().err
     known = asked("scontrol", "show", "jobs")
-    assert same(table, expected)
-    assert "2 jobs (" in said
-    assert "each with gpus_per_node=1, timeout_min=240; change that" in said
     assert "TimeLimit=04:00:00" in known
     assert "gpu:1" in known
-    assert "sacct" not in said
-    assert "submitit" not in said
 
 
-def test_slurm_time_limit_keeps_finished_cases(slurm, expected, tmp_path, capsys):
+def test_slurm_time_limit_keeps_finished_cases(slurm, expected, tmp_path):
     # SLURM announces the end by this signal.
     marks = tmp_path / "marks"
     with (
@@ -300,19 +294,13 @@ def test_slurm_time_limit_keeps_finished_cases(slurm, expected, tmp_path, capsys
         once_stuck(marks, "scancel", "--signal=USR2"),
     ):
         run(tmp_path / "t", stuck_in_jobs(marks), gpus_per_node=0, timeout_min=5)
-
     kept = status(tmp_path / "t")
     # The first case runs here, and two in each job.
     assert (kept["finished"], kept["failed"]) == (5, {})
-    printed = capsys.readouterr().err
-    assert "each with gpus_per_node=0, timeout_min=5" in printed
-    assert "submitit" not in printed
     assert same(run(tmp_path / "t"), expected)
 
 
-def test_cancelled_job_is_noticed_without_accounting(
-    slurm, expected, tmp_path, capsys, monkeypatch
-):
+def test_cancelled_job_is_noticed(slurm, expected, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(engines, "GRACE", 1.0)
     marks = tmp_path / "marks"
     with (
@@ -320,25 +308,8 @@ def test_cancelled_job_is_noticed_without_accounting(
         once_stuck(marks, "scancel"),
     ):
         run(tmp_path / "t", stuck_in_jobs(marks))
-    said = capsys.readouterr().err
-
-    assert "CANCELLED AT" in said
-    assert "submitit" not in said
+    assert "CANCELLED AT" in capsys.readouterr().err
     assert same(run(tmp_path / "t"), expected)
-
-
-def test_output_of_a_dead_job_is_printed(slurm, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(engines, "GRACE", 1.0)
-
-    def dying(measurement, *, samples, seed, here=HERE):
-        if os.getpid() != here:
-            os.write(2, b"the first line\nthe card fell off the bus\n")
-            os._exit(3)
-        return toy.recover(measurement, samples=samples, seed=seed)
-
-    with pytest.raises(MachineError, match=r"jobs failed, the first .* failed"):
-        run(tmp_path / "t", dying)
-    assert "the first line\nthe card fell off the bus\n" in capsys.readouterr().err
 
 
 def test_error_in_a_job_is_raised(slurm, tmp_path):

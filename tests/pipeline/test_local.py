@@ -593,7 +593,7 @@ def test_recoveries_of_another_shape_are_refused(truth, found):
         lambda y, *, samples, seed: np.ones((samples, *found)),
         lambda images: images.reshape(len(images), -1).mean(axis=1),
     )
-    with refused("CODE", "shape"):
+    with refused("component.invalid", "shape"):
         pipeline.run(np.full((2, *truth), 0.5), **RUN_IDENTITY)
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import toy
 
 import taskuq as tq
-from taskuq.pipeline import _progress as progress
 
 RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3}
 PIPELINE = tq.Pipeline(toy.measure, toy.recover, toy.task)
@@ -19,12 +18,6 @@ def test_last_line_counts_cases_and_failures(capsys):
     lines = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"5/5 cases, 1 failed, \S+ cases/s, 0 s left", lines[0])
     assert lines[1].startswith("1 cases failed and are missing from the table, e.g. 2: ")
-
-
-def test_quiet_run_prints_nothing(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "PAUSE", -1.0)
-    PIPELINE.run(toy.images(3), progress=False, **RUN)
-    assert capsys.readouterr().err == ""
 
 
 def test_finished_run_prints_one_line(capsys, tmp_path):

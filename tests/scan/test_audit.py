@@ -81,7 +81,6 @@ def test_tampering_is_found(toy, toy_policy, tmp_path, at, edit, capsys):
     lines = path.read_text().splitlines()
     edit(lines, at)
     path.write_text("\n".join(lines) + "\n")
-
     with pytest.raises(SystemExit) as ended:
         main(["audit", str(path)])
     assert ended.value.code == 2

@@ -62,15 +62,6 @@ def test_alarm_is_permanent(toy, toy_policy, strange):
     assert monitor.alarm
 
 
-def test_similar_cases_raise_no_alarm(toy, toy_policy):
-    table = toy.table(cases=120)
-    monitor = tq.Monitor(toy_policy)
-    monitor_table(monitor, table.select(cases=np.arange(60, 120)))
-    assert monitor.units == 60
-    assert not monitor.alarm
-    assert monitor.statement.startswith("No evidence")
-
-
 def test_audited_errors_raise_an_alarm(toy, toy_policy):
     table = toy.table(cases=120).select(cases=np.arange(60, 120))
     monitor = tq.Monitor(toy_policy)
@@ -170,7 +161,6 @@ def test_monitor_command_resumes_and_report_shows_the_alarm(
         found, enough = re.search(r"evidence (\S+) where (\S+) is enough", sentence).groups()
         assert found in re.split(r"[ │|]+", table)
         assert f"{enough} in one withdraws" in table
-
     page = write_report(tmp_path).read_text()
     assert "withdrawn" in page
 

@@ -113,20 +113,6 @@ def test_background_raises_its_error():
     assert threading.active_count() == before
 
 
-def test_background_waits_until_started():
-    done = []
-    with background(lambda: done.append(threading.current_thread()), waits=True) as begin:
-        assert done == []
-        begin()
-        begin()
-    assert len(done) == 1
-    assert done[0] is not threading.main_thread()
-    with background(lambda: done.append("late"), waits=True) as begin:
-        pass
-    begin()
-    assert done[1:] == ["late"]
-
-
 def test_state_follows_the_audit_log(toy, toy_policy, tmp_path, monkeypatch):
     state, seen = tmp_path / "scan.json", []
 
@@ -367,7 +353,6 @@ def test_cut_after_every_round_gives_the_same_record(tmp_path, unit):
         except PowerCutError:
             k += 1
         assert max(len(s.measured) for s in scanners.values()) <= 1
-
     assert k == max(len(case.rounds) for case in whole.cases.values()) - 1
     assert record(scan) == record(whole)
 

@@ -60,7 +60,6 @@ def test_2400_malformed_messages_stop_nothing(small, small_policy, serving, conn
         scan = small.scan_of(500 + sent)
         spoilt = [changed(rng, scan, small) for _ in range(40)]
         early += images(connect(service), scan.header, spoilt)
-
     assert not any(replay._decision(one)["would_stop"] == "true" for one in early)
     assert service.health()["status"] == "ready"
     assert "failed connections" not in service.health()["counts"]

@@ -8,7 +8,7 @@ import pytest
 
 import taskuq as tq
 from raising import refused
-from taskuq._io import read_json, with_checksum
+from taskuq._io import read_json
 from taskuq.cli.app import main
 from taskuq.scan._audit import read_audit_log
 from taskuq.scan._state import Scan, load_scan
@@ -119,7 +119,6 @@ def test_dicom_report_round_trip(record, scanned, image, tmp_path, monkeypatch):
     (task,) = record["tasks"]
     found = read_report(tmp_path / "report.dcm")[task["name"]]
     assert np.allclose(found, (task["value"], task["lower"], task["upper"]), atol=1e-12)
-
     report, shown = pydicom.dcmread(tmp_path / "report.dcm"), pydicom.dcmread(image)
     monkeypatch.setattr(pydicom.config.settings, "reading_validation_mode", pydicom.config.RAISE)
     assert "taskuq" in str(report)  # every element is read, and what is against the rules raises
@@ -234,17 +233,6 @@ def test_withdrawn_guarantee_is_exported(small, serving, tmp_path):
     assert record["promise"].startswith("The promise is withdrawn")
     assert played.decisions[0]["promise"] == record["promise"]
     assert "The promise is withdrawn" in format_summary(summarise([played], 16))[1]
-
-
-def test_old_state_has_no_guarantee(scanned_terms):
-    _, states, policy = scanned_terms()
-    record = json.loads(states[0].read_text())
-    for one in record["rounds"]:
-        del one["void"], one["shadow"]
-    states[0].write_text(json.dumps(with_checksum(record)))
-    found = stored_interval(states[0], policy)
-    assert not found["guaranteed"]
-    assert found["promise"].startswith("No guarantee")
 
 
 def test_shadow_scan_reports_no_stop(scanned_terms, tmp_path, capsys):

@@ -65,7 +65,6 @@ def test_noise_changes_no_decision(small, small_policy, serving, connect):
         mark = FINE[column % len(FINE)]
         wire.send(ACQUISITION, marked(scan.line(0, column), mark))
     decisions, _ = small.heard(wire)
-
     alone = small.acquired(small_policy, 3, 0).rounds
     assert [d["upper"] for d in decisions] == [r.to_dict()["upper"] for r in alone]
     assert [d["fault"] for d in decisions] == [None] * len(alone)

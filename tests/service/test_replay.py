@@ -81,7 +81,6 @@ def test_repetition_time_changes_no_decision(small, serving, tmp_path):
 def test_stored_decisions_are_counted_apart(small, serving, tmp_path):
     service, scan = serving(), small.scan_of(1, slices=2)
     first, again = (replay_scan(scan, HOST, service.port) for _ in range(2))
-
     rounds = len(first.latencies)
     assert (first.restored, again.restored, again.latencies) == (0, rounds, [])
     assert rounds == service.counts["stops"] + service.counts["continues"]

@@ -15,11 +15,11 @@ from raising import refused
 from taskuq._io import read_json, write_json
 from taskuq.measure._masks import mask_fingerprint, nested_masks
 from taskuq.measure._mri import MultiCoilMRI, added_columns
-from taskuq.recover import build
 from taskuq.recover._varnet import VarNet, VarNetConfig
 from taskuq.recover._varnet_training import VarNetRecovery
 from taskuq.recover.flow._model import ConditionalFlow, FlowConfig
 from taskuq.recover.flow._sample import ResidualFlowSampler
+from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
 from taskuq.recover.sampler._sample import SamplerRecovery
 from taskuq.recover.sampler._train import VarNetEstimator
 from taskuq.service._export import write_runtime
@@ -38,11 +38,12 @@ def image(seed):
 
 def recovery(kind):
     torch.manual_seed(0)
-    net = VarNet(VarNetConfig(cascades=1, width=4, pools=2, sensitivity_pools=2))
+    net = VarNet(VarNetConfig(1, width=2, pools=1, sensitivity_width=2, sensitivity_pools=1))
     if kind == "varnet":
         return VarNetRecovery(net)
     if kind == "sampler":
-        return SamplerRecovery(build("sampler", preset="tiny"), VarNetEstimator(net))
+        small = SamplerConfig(width=4, drawn=(2, 2), noise=1, numbers=2)
+        return SamplerRecovery(SamplerNet(small), VarNetEstimator(net))
     # A limit that many draws exceed, so that they are drawn again, some at lower temperatures.
     config = FlowConfig(
         coils=1, inputs=6, unet_width=4, unet_pools=2, condition_channels=4, steps=2, limit=4.5

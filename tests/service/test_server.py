@@ -208,17 +208,6 @@ def all_read(wire):
         pass
 
 
-def test_many_slices_take_two_threads(small, serving, connect):
-    service, scan = serving(), many_slices(small, 1)
-    before = set(threading.enumerate())
-    wire = begun(connect, service, scan)
-    for slice_ in scan.kspace:
-        wire.send(ACQUISITION, scan.line(slice_, 0))
-    all_read(wire)
-    assert len(service.sessions) == 1
-    assert len(set(threading.enumerate()) - before) <= 2
-
-
 def test_late_rounds_wait_in_one_thread(small, serving, connect):
     go_on = threading.Event()
 

@@ -55,7 +55,6 @@ def test_decisions_equal_acquire(small, serving):
         require_same(small, policy, number, played)
         ends |= {d["acceleration"] for d in played.decisions.values()}
     assert ends == {8, 4, 2}
-
     scanner = small.SimulatedMRIScanner(small.image(1050), small.MASKS, small.RATES)
     rounds = [scanner.measure(k) for k in range(played.decisions[0]["round"] + 1)]
     R = played.decisions[0]["acceleration"]
@@ -140,7 +139,6 @@ def test_changed_line_stops_no_scan(small, small_policy, serving, connect):
     for column in range(small.SIZE):
         wire.send(ACQUISITION, scan.line(slice_, column))
     decisions, said = small.heard(wire)
-
     assert decisions
     assert not any(one["would_stop"] == "true" for one in decisions)
     assert any("came twice" in one for one in said)
@@ -205,7 +203,6 @@ def test_invalid_header_is_refused(small, serving, connect, spoil):
     wire = connect(serving())
     wire.send(HEADER, xml)
     answer = wire.read()
-
     assert "lines" not in json.loads(answer.content)
     assert wire.read() is None
 
@@ -321,18 +318,6 @@ def test_line_changed_during_computation_stops_no_scan(small, serving, connect, 
     assert len(again) > len(first) == len(scan.kspace)
     told = read_audit_log(tmp_path / "states" / "log.jsonl")
     assert not any(line["stop"] for line in told)
-
-
-def test_line_changed_after_a_stop_is_ignored(small, stopping):
-    policy, scan = stopping
-    slice_ = _StreamedSlice(small.COLUMNS, scan.header.shape, policy.accelerations, "MR")
-    line = scan.kspace[0][..., 3]
-    assert slice_.add(3, line) is None
-    assert slice_.finalize() is None
-    assert slice_.add(3, line + 1) is None
-    assert slice_.finalize() is None
-    assert slice_.add(4, line) is None
-    assert sorted(slice_.lines) == [3, 4]
 
 
 WIDTH, NUMBER, OTHER = 0.1, 1, 7
