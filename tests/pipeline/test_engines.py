@@ -154,7 +154,7 @@ def test_too_many_workers_are_refused_at_once(cluster, tmp_path):
 
 
 CONFIG = """
-part = "all"
+subset = "all"
 [data]
 kind = "atlas"
 patients = 2

@@ -350,7 +350,7 @@ def test_taken_port_is_named(serving, small):
 
 RATES = (8.0, 4.0)
 RUN = """
-part = "all"
+subset = "all"
 samples = 1
 [data]
 kind = "atlas"
@@ -360,7 +360,7 @@ coils = 2
 seed = {seed}
 [measure]
 accelerations = [8, 4]
-file = "{masks}"
+path = "{masks}"
 [recover]
 kind = "varnet"
 weights = "varnet-atlas"

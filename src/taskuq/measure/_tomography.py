@@ -527,7 +527,7 @@ class TomographyConfig:
     photons: float = 0.0
     attenuation: float = 6.0
     operator: str = "taskuq"
-    file: Path | None = None
+    path: Path | None = None
 
     def __post_init__(self) -> None:
         _nested_views(self.views, self.accelerations)
@@ -536,7 +536,7 @@ class TomographyConfig:
     def terminology(self) -> Terminology:
         return Terminology(
             case="slice", group="scan", estimate="back-projected", measurement="view",
-            truth="all views",
+            reference="all views",
         )  # fmt: skip
 
     @property
@@ -550,8 +550,8 @@ class TomographyConfig:
 
     def masks(self, width: int) -> BoolArray:
         """Return the views of each round, booleans (round, view), for any width of images."""
-        if self.file is not None:
-            return read_masks(self.file, self.accelerations, self.views)
+        if self.path is not None:
+            return read_masks(self.path, self.accelerations, self.views)
         chosen = _nested_views(self.views, self.accelerations)
         return np.stack([np.isin(np.arange(self.views), views) for views in chosen])
 
@@ -560,7 +560,7 @@ class TomographyConfig:
         if noise:
             raise InputError(f"noise is {noise}; set measure.photons", code="option.conflict")
         chosen = None
-        if self.file is not None:
+        if self.path is not None:
             chosen = tuple(tuple(np.flatnonzero(mask).tolist()) for mask in self.masks(width))
         return ParallelBeamCT(
             width, self.views, self.accelerations, self.counts, seed, self.operator, chosen
