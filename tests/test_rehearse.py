@@ -34,9 +34,11 @@ def test_document_has_the_same_commands():
 def in_this_process(words, folder, log):
     """A command without the start of a process."""
     before, status = Path.cwd(), 0
+    # Workers would import everything again.
+    words = [w if words[k - 1] != "--workers" else "1" for k, w in enumerate(words)]
     os.chdir(folder)
     try:
-        main(list(words))
+        main(words)
     except SystemExit as stopped:
         status = stopped.code or 0
     finally:
