@@ -18,7 +18,7 @@ MADE = ("__pycache__", ".nbi", ".nbc", ".pyc")
 def packed(tmp_path_factory):
     """The names in a wheel that is built from a copy of the sources, without a network."""
     folder = tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
     shutil.copytree(ROOT / "src", folder / "src", ignore=ignore)

@@ -55,7 +55,7 @@ def test_round_is_stored_while_it_is_recovered(toy, toy_policy, tmp_path, storin
         return toy.recover(measurement, **options)
 
     def stored():
-        assert recovering.wait(20)
+        assert recovering.wait(300)
         recovering.clear()
         told.append("stored")
 
@@ -92,7 +92,7 @@ def test_stored_pieces_are_copies(toy, toy_policy, tmp_path, storing):
         written.set()
         return np.random.default_rng(seed).random((samples, toy.SIZE, toy.SIZE))
 
-    storing(lambda: written.wait(20))
+    storing(lambda: written.wait(300))
     state = tmp_path / "scan.json"
     scan = toy.scan(Bare(), policy=toy_policy, recover=recover, state=state)
     found = load_scan(state, toy_policy)
