@@ -98,10 +98,65 @@ def test_killed_ray_node_changes_nothing(cluster_node, expected, tmp_path):
     assert same(table, expected)
 
 
-RUN_SLURM = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3}
-
-
 def never(measurement, *, samples, seed):
+    raise AssertionError("something was computed")
+
+
+def run_is_refused(code, *names, **settings):
+    with refused(code, *names):
+        tq.Pipeline(toy.measure, never, toy.task).run(toy.images(3), **{**RUN, **settings})
+
+
+def test_unreachable_ray_address_is_refused():
+    pytest.importorskip("ray")
+    run_is_refused("dependency.missing", "127.0.0.1:9", engine=RayOptions(address="127.0.0.1:9"))
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray = pytest.importorskip("ray")
+    ray.init(
+        num_cpus=2, include_dashboard=False, log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": toy.PATH}},
+    )  # fmt: skip
+    yield ray
+    ray.shutdown()
+
+
+def test_killed_ray_workers_are_replaced(cluster, expected, tmp_path):
+    marks = tmp_path / "marks"
+    marks.mkdir()
+
+    driver, killed = os.getpid(), []
+
+    def recover(measurement, *, samples, seed):
+        if os.getpid() != driver:
+            (marks / str(os.getpid())).touch()
+        return toy.slow_recover(measurement, samples=samples, seed=seed)
+
+    def kill_two():
+        for _ in range(2):
+            while not list(marks.iterdir()):
+                time.sleep(0.05)
+            mark = next(marks.iterdir())
+            mark.unlink()
+            # A worker that is gone already needs no killing; the first one is at work for certain.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(mark.name), signal.SIGKILL)
+                killed.append(mark.name)
+
+    assassin = threading.Thread(target=kill_two)
+    assassin.start()
+    table = tq.Pipeline(toy.measure, recover, toy.task).run(
+        toy.images(CASES), store=tmp_path / "t", engine=RayOptions(chunk=2, workers=2), **RUN
+    )
+    assassin.join()
+    assert killed
+    assert same(table, expected)
+
+
+def test_too_many_workers_are_refused_at_once(cluster, tmp_path):
+    def never(measurement, *, samples, seed):
         raise AssertionError("something was computed")
 
     pipeline = tq.Pipeline(toy.measure, never, toy.task)
@@ -190,6 +245,9 @@ def test_registered_engine_is_used(tmp_path, monkeypatch):
 
 
 HERE = os.getpid()
+
+
+RUN_SLURM = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3}
 
 
 def run(store, recover=toy.recover, **parameters):
@@ -326,65 +384,7 @@ def test_killed_driver_on_slurm_is_resumed(slurm, expected, tmp_path):
     assert same(tq.TaskOutputs.load(tmp_path / "t"), expected)
 
 
-def never(measurement, *, samples, seed):
-    raise AssertionError("something was computed")
-
-
-def run_is_refused(code, *names, **settings):
-    with refused(code, *names):
-        tq.Pipeline(toy.measure, never, toy.task).run(toy.images(3), **{**RUN, **settings})
-
-
-def test_unreachable_ray_address_is_refused():
-    pytest.importorskip("ray")
-    run_is_refused("dependency.missing", "127.0.0.1:9", engine=RayOptions(address="127.0.0.1:9"))
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    ray = pytest.importorskip("ray")
-    ray.init(
-        num_cpus=2, include_dashboard=False, log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": toy.PATH}},
-    )  # fmt: skip
-    yield ray
-    ray.shutdown()
-
-
-def test_killed_ray_workers_are_replaced(cluster, expected, tmp_path):
-    marks = tmp_path / "marks"
-    marks.mkdir()
-
-    driver, killed = os.getpid(), []
-
-    def recover(measurement, *, samples, seed):
-        if os.getpid() != driver:
-            (marks / str(os.getpid())).touch()
-        return toy.slow_recover(measurement, samples=samples, seed=seed)
-
-    def kill_two():
-        for _ in range(2):
-            while not list(marks.iterdir()):
-                time.sleep(0.05)
-            mark = next(marks.iterdir())
-            mark.unlink()
-            # A worker that is gone already needs no killing; the first one is at work for certain.
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(mark.name), signal.SIGKILL)
-                killed.append(mark.name)
-
-    assassin = threading.Thread(target=kill_two)
-    assassin.start()
-    table = tq.Pipeline(toy.measure, recover, toy.task).run(
-        toy.images(CASES), store=tmp_path / "t", engine=RayOptions(chunk=2, workers=2), **RUN
-    )
-    assassin.join()
-    assert killed
-    assert same(table, expected)
-
-
-def test_too_many_workers_are_refused_at_once(cluster, tmp_path):
-    def test_missing_slurm_is_refused(monkeypatch, tmp_path):
+def test_missing_slurm_is_refused(monkeypatch, tmp_path):
     pytest.importorskip("submitit")
     # Where SLURM is installed, nobody finds it.
     monkeypatch.setenv("PATH", str(tmp_path))
