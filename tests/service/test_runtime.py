@@ -42,18 +42,13 @@ def recovery(kind):
     if kind == "varnet":
         return VarNetRecovery(net)
     if kind == "sampler":
-        small = SamplerConfig(width=4, drawn=(2, 2), noise=1, numbers=2)
+        small = SamplerConfig(width=4, decoder_channels=(2, 2), noise_channels=1, global_noise=2)
         return SamplerRecovery(SamplerNet(small), VarNetEstimator(net))
     # A limit that many draws exceed, so that they are drawn again, some at lower temperatures.
     config = FlowConfig(
-        coils=1,
-        in_channels=6,
-        unet_width=4,
-        unet_pools=2,
-        condition_channels=4,
-        steps_per_layer=2,
-        max_value=4.5,
-    )
+        coils=1, in_channels=6, unet_width=2, unet_pools=1, condition_channels=2, layers=1,
+        steps_per_layer=1, max_value=4.5,
+    )  # fmt: skip
     return ResidualFlowSampler(ConditionalFlow(config), net)
 
 
