@@ -84,7 +84,7 @@ def scan(run: Path, path: Path) -> Path:
             xlim=(-0.6, 0.6), ylim=(-0.02, 1.02), xticks=[], yticks=[0, 0.5, 1] if k == 0 else []
         )
         below.set_xlabel("stop" if one.stops else "not certain enough", fontsize=10)
-    axes[1, 0].set_ylabel("task output")
+    axes[1, 0].set_ylabel("lesion probability")
     drawn = BytesIO()
     canvas.savefig(drawn, format="png")
     return save_small(Image.open(drawn), path)
