@@ -187,7 +187,7 @@ def test_batch_size_follows_memory():
         batch_size(recover, image, samples=1, cases=5, batch=0)
 
 
-RATES_PICTURES = (8, 2)
+TWO_RATES = (8, 2)
 
 
 def measure(image, acceleration):
@@ -205,7 +205,7 @@ def task(images):
 
 PIPELINE = tq.Pipeline(measure, recover, task)
 IMAGES = np.random.default_rng(0).random((40, 12, 10)) * np.linspace(0, 1, 40)[:, None, None]
-ASKED = {"accelerations": RATES_PICTURES, "samples": 3, "seed": 5, "progress": False}
+ASKED = {"accelerations": TWO_RATES, "samples": 3, "seed": 5, "progress": False}
 
 
 def pictures(path):
@@ -281,7 +281,7 @@ def test_failed_images_are_logged(tmp_path):
 
     def forgetful(measurement, *, samples, seed):
         calls.append(seed)
-        if len(calls) > len(IMAGES) * len(RATES_PICTURES):
+        if len(calls) > len(IMAGES) * len(TWO_RATES):
             raise RuntimeError("no film is left")
         return recover(measurement, samples=samples, seed=seed)
 
@@ -333,7 +333,7 @@ def test_error_names_case_round_and_line(tmp_path, part, when, where):
     }
 
 
-SCRIPT = """
+FULL_DISK = """
 import sys, resource, signal
 resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -350,7 +350,7 @@ pipeline.run(toy.images(30), accelerations=toy.ACCELERATIONS, samples=4, seed=3,
 
 def test_full_disk_loses_nothing(tmp_path):
     store = tmp_path / "t"
-    script = SCRIPT.format(here=str(Path(__file__).parent), store=str(store))
+    script = FULL_DISK.format(here=str(Path(__file__).parent), store=str(store))
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert "the disk is full" in ended.stderr
     assert "finished cases are kept" in ended.stderr
@@ -364,7 +364,7 @@ def test_full_disk_loses_nothing(tmp_path):
 
 # In the child the n-th write stops half way: the moment of the kill is certain, not a matter of
 # luck.
-SCRIPT_KILL_WRITING = """
+KILLED_WRITE = """
 import sys, time
 sys.path.insert(0, {here!r})
 from pathlib import Path
@@ -415,7 +415,7 @@ print("done", flush=True)
 def killed_at(store, where, nth):
     """Run until a write has come to a certain point, kill, and say where it was."""
     here = str(Path(__file__).parent)
-    script = SCRIPT_KILL_WRITING.format(here=here, store=str(store), where=where, nth=nth)
+    script = KILLED_WRITE.format(here=here, store=str(store), where=where, nth=nth)
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as run:
         said = run.stdout.readline()
         run.kill()
@@ -447,15 +447,15 @@ def test_killed_write_is_resumed(tmp_path, where, nth):
     assert status(store)["finished"] == 5
 
 
-IMAGES_IDENTITY = np.random.default_rng(0).random((9, 4, 6))
-RUN_IDENTITY = {"accelerations": (4, 2), "samples": 3, "seed": 0, "progress": False}
+NINE = np.random.default_rng(0).random((9, 4, 6))
+RUN_NINE = {"accelerations": (4, 2), "samples": 3, "seed": 0, "progress": False}
 
 
-def measure_identity(image, acceleration):
+def unchanged(image, acceleration):
     return image
 
 
-def task_identity(images):
+def mean_of(images):
     return images.mean(axis=(1, 2))
 
 
@@ -473,28 +473,26 @@ class Lazy:
         return self.images[index]
 
 
-def run_identity(
+def run_nine(
     folder,
-    images=IMAGES_IDENTITY,
-    measure=measure_identity,
+    images=NINE,
+    measure=unchanged,
     recover=recover,
-    task=task_identity,
+    task=mean_of,
     **changes,
 ):
-    return tq.Pipeline(measure, recover, task).run(
-        images, store=folder, **{**RUN_IDENTITY, **changes}
-    )
+    return tq.Pipeline(measure, recover, task).run(images, store=folder, **{**RUN_NINE, **changes})
 
 
 def other_image(which):
-    changed = IMAGES_IDENTITY.copy()
+    changed = NINE.copy()
     changed[which, 0, 0] += 1e-6
     return changed
 
 
 CHANGES = {
-    "f times 100": {"task": lambda x: 100 * task_identity(x)},
-    "f a little larger": {"task": lambda x: 1.01 * task_identity(x)},
+    "f times 100": {"task": lambda x: 100 * mean_of(x)},
+    "f a little larger": {"task": lambda x: 1.01 * mean_of(x)},
     "another g": {
         "recover": lambda y, *, samples, seed: recover(0.9 * y, samples=samples, seed=seed)
     },
@@ -502,7 +500,7 @@ CHANGES = {
         "recover": lambda y, *, samples, seed: recover(y, samples=samples, seed=seed + 1)
     },
     "another h": {"measure": lambda x, acceleration: x / acceleration},
-    "other images": {"images": IMAGES_IDENTITY + 5},
+    "other images": {"images": NINE + 5},
     "one other image": {"images": other_image(0)},
     "an f that fails": {"task": lambda x: 1 / 0},
 }
@@ -511,12 +509,12 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("is_whole", [True, False], ids=["finished", "unfinished"])
 def test_changed_run_is_refused(tmp_path, change, is_whole):
-    run_identity(tmp_path / "t")
+    run_nine(tmp_path / "t")
     if not is_whole:
         _forget_some(tmp_path / "t")
     before = sorted(p.name for p in (tmp_path / "t").iterdir())
     with refused("resume.mismatch"):
-        run_identity(tmp_path / "t", **CHANGES[change])
+        run_nine(tmp_path / "t", **CHANGES[change])
     assert sorted(p.name for p in (tmp_path / "t").iterdir()) == before
 
 
@@ -530,29 +528,29 @@ def _forget_some(folder):
 
 
 def test_images_on_disk_are_compared(tmp_path):
-    run_identity(tmp_path / "t")
-    again = Lazy(IMAGES_IDENTITY)
-    run_identity(tmp_path / "t", again)
+    run_nine(tmp_path / "t")
+    again = Lazy(NINE)
+    run_nine(tmp_path / "t", again)
     # One to see the size of images, three to compare.
     assert again.asked == 1 + identity.PROBES
     with refused("resume.mismatch", "case 8"):
-        run_identity(tmp_path / "t", Lazy(other_image(8)))
+        run_nine(tmp_path / "t", Lazy(other_image(8)))
     # Those in memory are all compared.
     with refused("resume.mismatch", "case 5"):
-        run_identity(tmp_path / "t", other_image(5))
+        run_nine(tmp_path / "t", other_image(5))
 
 
 def test_rounding_is_no_change(tmp_path):
-    first = run_identity(tmp_path / "t")
-    again = run_identity(tmp_path / "t", task=lambda x: task_identity(x) * (1 + 1e-7))
+    first = run_nine(tmp_path / "t")
+    again = run_nine(tmp_path / "t", task=lambda x: mean_of(x) * (1 + 1e-7))
     np.testing.assert_array_equal(first.outputs, again.outputs)
 
 
 def test_other_code_is_refused(tmp_path, monkeypatch):
-    run_identity(tmp_path / "t")
+    run_nine(tmp_path / "t")
     monkeypatch.setattr(provenance, "_code_fingerprint", lambda: "another")
     with refused("resume.mismatch", "provenance.code"):
-        run_identity(tmp_path / "t")
+        run_nine(tmp_path / "t")
 
 
 def _files(scale=1.0, seed=0):
@@ -561,7 +559,7 @@ def _files(scale=1.0, seed=0):
     from taskuq.recover._varnet import VarNet, VarNetConfig
     from taskuq.training._weights import save_weights
 
-    images = scale * IMAGES_IDENTITY.repeat(4, 1).repeat(4, 2)
+    images = scale * NINE.repeat(4, 1).repeat(4, 2)
     np.savez("images.npz", images=images, label=np.zeros(9, int), group=np.arange(9))
     config = VarNetConfig(cascades=1, width=2, pools=1, sensitivity_width=2, sensitivity_pools=1)
     with torch.random.fork_rng():
@@ -597,7 +595,7 @@ def test_recoveries_of_another_shape_are_refused(truth, found):
         lambda images: images.reshape(len(images), -1).mean(axis=1),
     )
     with refused("component.invalid", "shape"):
-        pipeline.run(np.full((2, *truth), 0.5), **RUN_IDENTITY)
+        pipeline.run(np.full((2, *truth), 0.5), **RUN_NINE)
 
 
 def threads_of(folder, threads=None):
@@ -607,9 +605,9 @@ def threads_of(folder, threads=None):
 
     def counting(images):
         seen.add(torch.get_num_threads())
-        return task_identity(images)
+        return mean_of(images)
 
-    run_identity(folder, task=counting, threads=threads)
+    run_nine(folder, task=counting, threads=threads)
     return seen, read_header(folder).provenance["threads"]
 
 
@@ -627,7 +625,7 @@ def test_threads_are_pinned_and_recorded(tmp_path, threads):
         threads_of(tmp_path / "t", 7)
 
 
-SCRIPT_DURABILITY = """
+STOPPED_RUN = """
 import signal, sys, time
 import numpy as np
 import taskuq as tq
@@ -649,7 +647,7 @@ pipeline.run(images, accelerations=(4, 2), samples=2, seed=0, progress=False, st
 
 def stopped_in_the_seventh_case(folder, number):
     with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT_DURABILITY, str(folder)], stdout=-1, stderr=-1, text=True
+        [sys.executable, "-c", STOPPED_RUN, str(folder)], stdout=-1, stderr=-1, text=True
     ) as run:
         assert run.stdout.readline() == "six\n"
         run.send_signal(number)

@@ -357,7 +357,7 @@ def test_cut_after_every_round_gives_the_same_record(tmp_path, unit):
     assert record(scan) == record(whole)
 
 
-def half_done_group_states(whole, state, **options):
+def half_done_group(whole, state, **options):
     policy, seeds = whole
     with pytest.raises(PowerCutError):
         toy_scan(policy, seeds, scanners=cut_off(toy_scanners(seeds), 2, 0),
@@ -367,7 +367,7 @@ def half_done_group_states(whole, state, **options):
 
 def test_state_of_other_cases_is_refused(whole, tmp_path):
     state = tmp_path / "scan.json"
-    policy, seeds = half_done_group_states(whole, state)
+    policy, seeds = half_done_group(whole, state)
     for other in (range(seeds[0] + 3, seeds[0] + 6), seeds[::-1], seeds[:2]):
         with refused("resume.mismatch"):
             toy_scan(policy, other, state=state)
@@ -398,7 +398,7 @@ DAMAGES = {
 @pytest.mark.parametrize(("change", "code"), DAMAGES.values(), ids=DAMAGES)
 def test_damaged_record_of_a_group_is_refused(whole, tmp_path, change, code):
     state = tmp_path / "scan.json"
-    policy, seeds = half_done_group_states(whole, state)
+    policy, seeds = half_done_group(whole, state)
     stored = json.loads(state.read_text())
     change(stored)
     write_json(state, stored)
@@ -408,7 +408,7 @@ def test_damaged_record_of_a_group_is_refused(whole, tmp_path, change, code):
 
 def test_pieces_of_fewer_cases_are_refused(whole, tmp_path):
     state = tmp_path / "scan.json"
-    policy, seeds = half_done_group_states(whole, state)
+    policy, seeds = half_done_group(whole, state)
     path = tmp_path / "scan.json-round1.npz"
     with np.load(path) as stored:
         arrays = {name: stored[name] for name in stored if not name.startswith("case 1 ")}

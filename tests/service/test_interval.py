@@ -180,7 +180,7 @@ VOID = "Nothing is promised: the policy was calibrated with other networks."
 
 
 @pytest.fixture
-def scanned_terms(small, serving, tmp_path):
+def served(small, serving, tmp_path):
     """Play a scan against a service, and return what came of it with its folder and policy."""
 
     def scan(**options):
@@ -198,8 +198,8 @@ def audited(tmp_path, capsys):
     return capsys.readouterr().out
 
 
-def test_void_scan_is_exported_without_guarantee(scanned_terms, tmp_path, capsys):
-    played, states, _ = scanned_terms(void=VOID)
+def test_void_scan_is_exported_without_guarantee(served, tmp_path, capsys):
+    played, states, _ = served(void=VOID)
     out = tmp_path / "i.json"
     main(["interval", str(states[0]), str(tmp_path / "policy.json"), "-o", str(out)])
     record = json.loads(out.read_text())
@@ -210,8 +210,8 @@ def test_void_scan_is_exported_without_guarantee(scanned_terms, tmp_path, capsys
     assert not any(d["promised"] for d in played.decisions.values())
 
 
-def test_kept_guarantee_is_exported(scanned_terms, tmp_path, capsys):
-    played, states, policy = scanned_terms()
+def test_kept_guarantee_is_exported(served, tmp_path, capsys):
+    played, states, policy = served()
     record = stored_interval(states[0], policy)
     assert (record["guaranteed"], record["promise"]) == (True, policy.statement)
     assert all(d["promised"] for d in played.decisions.values())
@@ -235,8 +235,8 @@ def test_withdrawn_guarantee_is_exported(small, serving, tmp_path):
     assert "The promise is withdrawn" in format_summary(summarise([played], 16))[1]
 
 
-def test_shadow_scan_reports_no_stop(scanned_terms, tmp_path, capsys):
-    played, states, policy = scanned_terms(shadow=True)
+def test_shadow_scan_reports_no_stop(served, tmp_path, capsys):
+    played, states, policy = served(shadow=True)
     found = summarise([played], 16)
     assert found["shadow"]
     assert (found["stopped_early"], found["would_stop_early"]) == (0, 2)
