@@ -1,7 +1,5 @@
 """The embedded demo: its stored tables, its scans and its report."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -119,22 +117,13 @@ def test_demo_stops_where_the_policy_stops(folder):
         assert held == ("yes" if low <= truth <= high else "no")
 
 
-def test_errors_and_spreads_fall_with_more_lines(folder):
-    explorer = load_explorer(folder / "explorer.npz")
-    error = np.abs(explorer.mean - explorer.truth[:, None]).mean((0, 2, 3))
-    blind = np.abs(explorer.estimate - explorer.truth[:, None]).mean((0, 2, 3))
-    assert (error < blind).all()
-    assert (np.diff(error) < 0).all()  # more lines, smaller errors
-    assert (np.diff(explorer.sd.mean((0, 2, 3))) < 0).all()
-
-
 @pytest.mark.parametrize(("screen", "size"), [("desktop", (1280, 800)), ("phone", (390, 844))])
 def test_report_leads_with_the_answer(folder, open_page, keep, screen, size):
     page = open_page(folder / "report.html", width=size[0], height=size[1])
     keep(page, f"demo-first-{screen}")
     assert page.locator("[data-part=tiles] li").count() == 3
-    assert "Guaranteed" in page.locator(".first .promise").inner_text()
-    for part in ("[data-part=sentence]", "[data-part=tiles]", ".first .promise"):
+    assert "Guaranteed" in page.locator(".first .guarantee").inner_text()
+    for part in ("[data-part=sentence]", "[data-part=tiles]", ".first .guarantee"):
         assert on_screen(page, part)
     # One scan that stops, and the verdicts, where there is room.
     for part in ("[data-part=scan]", "[data-part=verdicts]"):
@@ -159,7 +148,7 @@ def test_report_of_a_full_demo_is_at_most_8_megabytes(folder, tmp_path):
 
 def test_appendices_are_folded_and_nothing_is_nan(folder, open_page):
     page = open_page(folder / "report.html")
-    for title in ("Sampling masks", "Data splits", "Figures", "What was run", "Glossary"):
+    for title in ("Sampling masks", "Data splits", "Figures", "Settings", "Glossary"):
         assert page.locator("details.fold:not([open]) > summary", has_text=title).count() == 1
     for hidden in ("figure.plate table", ".experiment dl.facts"):  # numbers, settings
         parts = page.locator(hidden).all()

@@ -1,6 +1,7 @@
 """Tables on disk: resumed and killed writers, damaged and hostile files."""
 
 import json
+import multiprocessing
 import os
 import pickle
 import signal
@@ -481,3 +482,61 @@ def test_a_large_table_is_written_and_read_within_its_share_of_memory():
     assert writing < 0.1 * ALLOWED
     # The outputs themselves are 51 MB: without them in the count it would measure nothing.
     assert 4 * CASES * 32 * 4 < reading < ALLOWED
+
+
+PAIRS = 15
+
+
+def begin(folder, seed, together, answers, pairs):
+    """Begin tables at the same moment as another process, and say which were ours to begin."""
+    accepted = []
+    for pair in range(pairs):
+        together.wait()
+        try:
+            TableWriter(Path(folder) / f"{pair}", TableHeader((4.0,), 3, provenance={"seed": seed}))
+            accepted.append(pair)
+        except tq.InputError:
+            pass
+    answers.put(accepted)
+
+
+def begun_by_two(folder, seeds):
+    context = multiprocessing.get_context("spawn")
+    together, answers = context.Barrier(2), context.Queue()
+    writers = [
+        context.Process(target=begin, args=(str(folder), seed, together, answers, PAIRS))
+        for seed in seeds
+    ]
+    for writer in writers:
+        writer.start()
+    found = [answers.get(timeout=300) for _ in writers]
+    for writer in writers:
+        writer.join()
+    return found
+
+
+def test_one_of_two_writers_with_other_seeds_is_accepted(tmp_path):
+    first, second = begun_by_two(tmp_path, (1, 2))
+
+    assert not set(first) & set(second)
+    assert set(first) | set(second) == set(range(PAIRS))
+
+
+def test_two_writers_with_one_seed_are_accepted(tmp_path):
+    assert begun_by_two(tmp_path, (1, 1)) == [list(range(PAIRS))] * 2
+
+
+def test_header_is_not_written_through_a_link(tmp_path):
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "table.json").symlink_to(tmp_path / "elsewhere.json")
+    with refused("file.missing"):
+        TableWriter(tmp_path / "t", TableHeader((4.0,), 3))
+    assert not (tmp_path / "elsewhere.json").exists()
+
+
+def test_pipe_among_shards_is_refused(tmp_path):
+    tq.TaskOutputs(np.zeros((1, 2, 3)), np.zeros(2), (4.0,)).save(tmp_path / "t")
+    os.mkfifo(tmp_path / "t" / "part-000009-pipe.parquet")
+
+    with refused("file.format"):
+        tq.TaskOutputs.load(tmp_path / "t")

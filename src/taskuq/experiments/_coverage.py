@@ -30,10 +30,10 @@ CONDITIONAL_CLAIM = (
     "Coverage within each class is close to 1 - alpha for every score, with AR the furthest below "
     "it; coverage by interval width is much more even with LWR than with CQR."
 )
-# Coverage of a handful of test cases says little; such ranges are shown, not judged.
+# Strata with fewer test cases are shown but not compared.
 ENOUGH_CASES = 5.0
 CLOSE = 0.03
-# What strata are called in names, and in words.
+# Names of strata in files and in sentences.
 STRATA = {"class": ("class", "class"), "size": ("width", "interval width")}
 
 
@@ -41,8 +41,10 @@ def _conditional_coverage(inputs: ClaimInputs, settings: ClaimSettings) -> dict[
     """Measure coverage within each class and within each range of interval width."""
     R = nearest_acceleration(inputs.table, settings.coverage_acceleration)
     account = FindingWriter(
-        "conditional-coverage", "Coverage within classes and widths", CONDITIONAL_CLAIM
-    )
+        "conditional-coverage", "Coverage within classes and widths", CONDITIONAL_CLAIM,
+        f"No class is more than {CLOSE:g} below 1 − α, AR has the lowest class, and coverage over "
+        "widths varies less for LWR than for CQR.",
+    )  # fmt: skip
     lowest: list[tuple[float, str]] = []
     for unit in units(inputs):
         found = evaluate_scores(inputs, settings, unit, accelerations=[R])
@@ -53,8 +55,7 @@ def _conditional_coverage(inputs: ClaimInputs, settings: ClaimSettings) -> dict[
                         coverage_within([r.to_dict() for r in found], strata),
                         name=f"{name}-coverage-by-{unit.counted}",
                         caption=f"Coverage within each {label} at R = {R:g}, splits by "
-                        f"{unit.counted}; measured, not guaranteed. What is always empty is left "
-                        "out.",
+                        f"{unit.counted}; measured, not guaranteed. Empty bins are omitted.",
                     )
                 )
                 account.tables.append(_conditional_table(found, strata, unit))
@@ -75,7 +76,7 @@ def _conditional_coverage(inputs: ClaimInputs, settings: ClaimSettings) -> dict[
            "table": repr(inputs.table), "point": repr(inputs.point)},
         compared,
         number,
-        note=f"Measured, not guaranteed. AR takes {point_source(inputs)}.",
+        note=f"Measured, not guaranteed. AR uses {point_source(inputs)}.",
     )  # fmt: skip
 
 
@@ -95,7 +96,7 @@ def _conditional_table(found: Sequence[Evaluation], strata: str, unit: Unit) -> 
 
 
 def _compared(found: Sequence[Evaluation]) -> tuple[dict[str, float], dict[str, bool]]:
-    """The lowest coverage of a class and how uneven widths are, and what held of the claim."""
+    """Return the lowest coverage of a class, its unevenness over widths, and the claim's parts."""
     target = 1 - found[0].alpha
     classes = {r.score: _judged(r.class_coverage) for r in found if _judged(r.class_coverage)}
     lowest = {name: min(s.coverage for s in of) for name, of in classes.items()}
@@ -145,7 +146,11 @@ def _coverage_law(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any
         unit: evaluate_scores(inputs, settings, unit, accelerations=[R]) for unit in units(inputs)
     }
     law = _law(next(iter(by_unit.values()))[0])
-    account = FindingWriter("coverage-law", "Empirical coverage and its exact law", LAW_CLAIM)
+    account = FindingWriter(
+        "coverage-law", "Empirical coverage and its exact law", LAW_CLAIM,
+        f"By case, every histogram fits the law (p > {SMALLEST_P:g}) and every mean agrees within "
+        "5 standard errors; by group, mean coverage reaches 1 − α.",
+    )  # fmt: skip
     for unit, found in by_unit.items():
         account.figures += [_histogram(r, R) for r in found if r.histogram is not None]
         account.tables.append(_law_table(found, unit, law))
@@ -154,13 +159,13 @@ def _coverage_law(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any
         else:
             account.find(unit, _law_rows(found, unit, law), _parts(found, unit, law))
     by_case = account.parts.get("by case") and [r.coverage.mean for r in by_unit[CaseUnit()]]
-    near = format_range(by_case, 4) if by_case else None
+    near = format_range(by_case, 3) if by_case else None
     return account.record(
         settings.used("alpha", "scores", "ours", "coverage_acceleration", "trials", "seed")
         | {"acceleration": R, "table": repr(table), "point": repr(inputs.point)},
-        near and f"mean coverage by case is {near} where the exact law says {law.mean:.4f}",
-        near and f"{near}, by the law {law.mean:.4f}",
-        note=f"{HONESTLY} AR takes {point_source(inputs)}.",
+        near and f"mean coverage by case is {near}; the exact law gives {law.mean:.3f}",
+        near and f"{near}; law {law.mean:.3f}",
+        note=f"{HONESTLY} AR uses {point_source(inputs)}.",
     )
 
 
@@ -177,7 +182,7 @@ def _histogram(result: Evaluation, R: float) -> Figure:
         coverage_histogram(result.to_dict()),
         name=f"coverage-{result.score}",
         caption=f"Coverage of {title(result.score)}{at} in {result.splits} random splits, mean "
-        f"{result.coverage.mean:.4f}, against its exact law (goodness of fit "
+        f"{result.coverage.mean:.3f}, against its exact law (goodness of fit "
         f"p = {histogram.p_value:.2g}).",
     )
 
@@ -185,7 +190,7 @@ def _histogram(result: Evaluation, R: float) -> Figure:
 def _law_table(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[str, Any]:
     first = found[0]
     theory = (
-        f" The exact law has mean {law.mean:.5f} and standard deviation {law.sd:.5f}."
+        f" The exact law has mean {law.mean:.3g} and standard deviation {law.sd:.3g}."
         if not unit.is_group
         else " No exact law is known for these; whole groups are those with every case covered."
     )
@@ -206,16 +211,16 @@ def _law_table(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dic
 
 def _law_rows(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[str, Any]:
     compared: dict[str, Any] = {f"mean coverage, {title(r.score)}": r.coverage.mean for r in found}
-    compared["what is guaranteed"] = 1 - found[0].alpha
+    compared["guaranteed coverage"] = 1 - found[0].alpha
     fits = [r.histogram.p_value for r in found if r.histogram is not None]
     if not unit.is_group:
-        compared["what the exact law gives"] = law.mean
+        compared["mean of the exact law"] = law.mean
         compared[f"smallest goodness-of-fit p-value of {len(fits)}"] = min(fits, default=None)
     return compared
 
 
 def _parts(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[str, bool]:
-    """Which parts of the claim held: the law by case, at least the guarantee by group."""
+    """Return the parts of the claim: the law by case, at least the guarantee by group."""
     if unit.is_group:
         target = 1 - found[0].alpha
         return {
@@ -224,7 +229,7 @@ def _parts(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[st
             >= target
             for r in found
         }
-    # A score that learns calibrates on fewer cases and has a law of its own.
+    # A score that learns calibrates on fewer cases and follows another law.
     parts = {}
     for r in found:
         if r.histogram is None:

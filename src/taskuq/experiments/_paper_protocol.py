@@ -26,7 +26,7 @@ from taskuq.experiments._claims import (
 )
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.protocols import IntervalFamily
-from taskuq.report._records import HELD, experiment_record
+from taskuq.report._records import SUPPORTED, experiment_record
 from taskuq.report.figures import Figure
 from taskuq.report.figures._policy import accepted
 from taskuq.table._table import TaskOutputs
@@ -125,7 +125,7 @@ def _scan(
     for k, (family, scores) in enumerate(families):
         quantile = conformal_quantile(scores[~is_test], alpha)
         interval = clipped(family.select(test).interval(quantile), table.task_range)
-        # A crossed interval is empty and says nothing.
+        # A crossed interval is empty.
         stops = scanning & (interval.width < max_width) & ~interval.is_empty
         targets = table.targets_at(k)[test]
         covered[stops] = interval.contains(targets)[stops]
@@ -163,7 +163,7 @@ def _table(
         "name": "protocol",
         "caption": f"Error rate {alpha:g}, stop below width {width:g}: {groups - count} groups to "
         f"calibrate, {count} to test, mean over {draws} draws; sd is that of a single draw such as "
-        f"the paper's. AR takes {point_source(inputs)}. No guarantee.",
+        f"the paper's. AR uses {point_source(inputs)}. No guarantee.",
         "columns": [
             "score", "average R", "sd R", "coverage", "sd coverage", "max centre error",
             "sd max centre error",
@@ -194,7 +194,7 @@ def _accepted(found: Draws, table: TaskOutputs, alpha: float, width: float) -> F
 
 
 def _found(found: Draws, alpha: float) -> dict[str, str | None]:
-    """The verdict, what was found, and the number to remember."""
+    """Return the verdict, the finding, and the number to remember."""
     mean = {
         what: {name: _summary(drawn, what) for name, drawn in found.items()}
         for what in ("acceleration", "coverage", "center_error")
@@ -202,7 +202,7 @@ def _found(found: Draws, alpha: float) -> dict[str, str | None]:
     if all(drawn.acceleration == 1 for of in found.values() for drawn in of):
         never = (
             f"no interval is ever narrow enough at an error rate of {alpha:g}, or there are too "
-            "few cases to calibrate it, so every scan continues to the end"
+            "few cases to calibrate it, so every scan is measured in full"
         )
         return {"verdict": verdict([]), "finding": finding(verdict([]), None, never)}
     # Close: within two standard deviations of a single draw, as the paper's single draw could be.
@@ -215,20 +215,22 @@ def _found(found: Draws, alpha: float) -> dict[str, str | None]:
             parts[f"{title(name)} is faster than AR"] = R[name][0] > R["ar"][0]
     if {"ar", "lwr"} <= {name for name in found if not np.isnan(error[name][0])}:
         parts["LWR's maximum centre error is below AR's"] = error["lwr"][0] < error["ar"][0]
+    side = "above" if all(m > 1 - alpha for m, _ in coverage) else "not close to"
+    measured = f"coverage was {format_range((m for m, _ in coverage), 3)}, {side} {1 - alpha:g}"
     wrong = listing(
-        f"{part} (it is {format_range((m for m, _ in coverage), 3)})" if part == close else part
-        for part, held in parts.items()
-        if not held
+        measured if part == close else f"that {part}" for part, right in parts.items() if not right
     )
-    judged = verdict(parts.values())
+    outcome = verdict(parts.values())
     each = listing(f"{R[n][0]:.2f} with {title(n)}" for n in found)
     return {
-        "verdict": judged,
+        "verdict": outcome,
+        "criterion": "Coverage is within two standard deviations of 1 − α, LWR and CQR are faster "
+        "than AR, and LWR has a smaller maximum centre error.",
         "finding": finding(
-            judged, f"the average acceleration is {each}",
-            "" if judged == HELD else f"not so: {wrong}",
+            outcome, f"the average acceleration is {each}",
+            "" if outcome == SUPPORTED else f"not confirmed: {wrong}",
         ),
-        "number": "average R " + listing(f"{title(n)} {R[n][0]:.2f}" for n in found),
+        "number": "R̄ " + ", ".join(f"{title(n)} {R[n][0]:.2f}" for n in found),
     }  # fmt: skip
 
 

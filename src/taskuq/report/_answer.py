@@ -241,11 +241,11 @@ def _of_simulation(contents: Contents, best: Record) -> tuple[str, tuple[_Number
     measurements = contents.words.many("measurement")
     paper = _baseline(contents, best)
     rate = math.nan if paper is None else number(paper["mean_acceleration"])
-    against = "" if paper is None else f"; baseline {_percent(1 / rate)}, R̄ = {rate:.3g}"
+    against = "" if paper is None else f" (baseline {_percent(1 / rate)}, R̄ = {rate:.3g})"
     numbers = (
         _Number(
             _percent(1 / R), _error(R_error, _percent(R_error / R**2)),
-            f"of the {measurements} measured on average, R̄ = {R:.3g}{against}",
+            f"of the {measurements} measured, R̄ = {R:.3g}{against}",
         ),
         _Number(
             _percent(coverage), _error(error, _percent(error)),
