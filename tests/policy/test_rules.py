@@ -144,13 +144,6 @@ def test_residual_law_is_equivariant(residuals, shift, factor):
     assert turned == pytest.approx(-np.array(law)[::-1], abs=off)
 
 
-def test_law_of_logistic_residuals_is_logistic():
-    share = (np.arange(20_000) + 0.5) / 20_000
-    law = _fit_residual_law(np.log(share / (1 - share)))
-    # The kernel adds its own spread, which shrinks with the fifth root of their number.
-    assert law.quantiles == pytest.approx(LOGISTIC.quantiles, rel=0.02, abs=1e-6)
-
-
 @pytest.mark.parametrize(("link", "place"), PLACES.values(), ids=PLACES)
 @given(law=LAWS, centers=CENTERS, tau=WIDTHS)
 def test_window_misses_no_more_than_the_centred_one(link, place, law, centers, tau):
