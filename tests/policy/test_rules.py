@@ -185,10 +185,6 @@ def test_window_does_not_depend_on_other_cases(law, centers, tau):
 LEARNED = {"alpha": 0.1, "max_width": 0.2, "unit": "case", "statistic": "learned"}
 
 
-def rules_of(policy):
-    return [rule for of_round in policy._rules for rule in of_round]
-
-
 def written(path, policy, change):
     record = policy.to_dict()
     rules = [[change(dict(rule)) for rule in of_round] for of_round in record["rules"]]
