@@ -40,8 +40,8 @@ SEVERAL = (
 )
 # Standard errors by which a measured mean may fall below its target by chance.
 CHANCE = 2.0
-DESCRIPTIVE = "No criterion: the results are descriptive."
-MISSING = "No record of this experiment is stored with the run."
+DESCRIPTIVE = "none; the results are descriptive."
+MISSING = "none; no record of this experiment is stored with the run."
 
 
 class _Number(NamedTuple):
