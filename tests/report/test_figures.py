@@ -32,11 +32,7 @@ from taskuq.report.figures._imaging import (
 )
 
 texts = st.text(max_size=12)
-
-
 numbers = st.none() | st.floats(-1e6, 1e6)
-
-
 styles = st.sampled_from(["line", "bars", "points", "step"])
 
 
