@@ -74,7 +74,7 @@ def write_explorer(folder, table, slices=6, size=64, samples=4, **changes):
     return save_explorer(folder / "explorer.npz", **(arrays | changes))
 
 
-def write_run(folder, *, volumes=30, samples=16, trials=200, slices=6, size=64, shown=4):
+def write_run(folder, *, volumes=30, samples=16, trials=60, slices=6, size=64, shown=4):
     """Write all that the report knows to show."""
     folder = Path(folder)
     table = table_of(volumes, samples)
