@@ -56,7 +56,7 @@ def test_an_odd_field_of_an_evaluation_leaves_the_other_evaluation(tmp_path, fie
     assert 'id="fig-good' in page
 
 
-def test_a_pipe_in_a_run_folder_is_passed_over(tmp_path):
+def test_pipe_in_a_run_folder_is_listed(tmp_path):
     os.mkfifo(tmp_path / "pipe.json")
     (tmp_path / "table").mkdir()
     os.mkfifo(tmp_path / "table" / "table.json")

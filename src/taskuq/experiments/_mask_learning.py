@@ -41,12 +41,14 @@ SCHEMA = "taskuq.order/1"
 class MaskLearningConfig(ImagingConfig):
     """Settings of taskuq masks --learn."""
 
-    cases: int = 200
+    cases: int = 200  #: Number of training cases, evenly spaced.
+    #: Lines measured before any is chosen; default: half of the first round.
     initial_lines: int | None = None
-    lines_per_step: int = 4
-    random_candidates: int = 0
+    lines_per_step: int = 4  #: Lines chosen before new samples are drawn.
+    random_candidates: int = 0  #: Random alternatives compared by the task's CRPS in each step.
+    #: Reduce the variance of the task, by its gradient or its outputs, or of the image.
     objective: Aim = "gradient"
-    regularisation: float = RIDGE
+    regularisation: float = RIDGE  #: Noise variance relative to the variance of samples.
 
     def __post_init__(self) -> None:
         if self.samples < 2 or self.cases < 1 or self.lines_per_step < 1:

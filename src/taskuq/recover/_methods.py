@@ -137,9 +137,9 @@ class ZeroFilled(BatchRecovery):
 
 @dataclass(frozen=True)
 class FolderMethod:
-    """Settings [recover] of recoveries that were made elsewhere."""
+    """Settings [recover] of reconstructions made elsewhere."""
 
-    path: Path | None = None
+    path: Path | None = None  #: Folder of reconstructions.
 
     def open(self, device: torch.device | str) -> RecoveryFolder:
         if self.path is None:
@@ -210,7 +210,7 @@ class Ensemble(BatchRecovery):
 class EnsembleMethod:
     """Settings [recover] of an ensemble."""
 
-    members: tuple[Path, ...] = ()
+    members: tuple[Path, ...] = ()  #: Weights of the member networks, files or bundled names.
 
     def open(self, device: torch.device | str) -> Ensemble:
         return Ensemble(tuple(open_recovery(member, device=device) for member in self.members))

@@ -205,7 +205,7 @@ class SamplerNet(nn.Module):
         config: Size of the network.
 
     Example:
-        >>> net = SamplerNet(SamplerConfig(inputs=3, outputs=1, width=4, drawn=(4, 4)))
+        >>> net = SamplerNet(SamplerConfig(3, 1, width=4, decoder_channels=(4, 4)))
         >>> noise = torch.randn(2, 5, net.noise_size(10, 12))
         >>> net(torch.randn(2, 3, 10, 12), torch.tensor([0.1, 0.2]), noise).shape
         torch.Size([2, 5, 1, 10, 12])
