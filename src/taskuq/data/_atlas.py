@@ -105,10 +105,8 @@ def _nilearn_volume(short: str) -> NDArray[np.uint8]:
     name = f"mni_icbm152_{short}_tal_nlin_sym_09a_converted.nii.gz"
     file = Path(spec.origin if spec and spec.origin else "").parent / "datasets" / "data" / name
     if not file.exists():
-        raise InputError(
-            f"the atlas needs nilearn; pip install 'taskuq[demo]', or set {BASE_VARIABLE}",
-            code="dependency.missing",
-        )
+        text = f"the atlas needs nilearn; pip install 'taskuq[demo]', or set {BASE_VARIABLE}"
+        raise InputError(text, code="dependency.missing")
     import nibabel
 
     image: Any = nibabel.load(file)
@@ -520,9 +518,8 @@ class AtlasData(DataConfig):
         """Open magnitude images with labels or lesion areas."""
         atlas = self._atlas(coils=0)
         if self.target not in ("label", "lesion_area"):
-            raise InputError(
-                f"target is {self.target}; choose label or lesion_area", code="choice.unknown"
-            )
+            text = f"target is {self.target}; choose label or lesion_area"
+            raise InputError(text, code="choice.unknown")
         cases: Dataset = atlas
         if self.in_memory:
             # Once for images and areas; case by case every patient would be drawn many times.

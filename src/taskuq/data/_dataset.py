@@ -144,18 +144,16 @@ def split_by_group(
 ) -> tuple[Subset, ...]:
     """Split a data set by fractions of its groups; within each subset, cases stay in order."""
     if min(fractions, default=0) <= 0 or abs(sum(fractions) - 1) > 1e-9:
-        raise InputError(
-            f"fractions are {list(fractions)}; pass some of sum 1", code="value.invalid"
-        )
+        text = f"fractions are {list(fractions)}; pass some of sum 1"
+        raise InputError(text, code="value.invalid")
     groups = dataset.groups
     names = rng.permutation(np.unique(groups))
     # Two thirds of three groups is 1.9999... in floats.
     ends = np.floor(np.cumsum(fractions)[:-1] * len(names) + 1e-9).astype(int)
     subsets = np.split(names, ends)
     if any(len(subset) == 0 for subset in subsets):
-        raise InputError(
-            f"{len(names)} groups are too few for {list(fractions)}; pass more", code="units.few"
-        )
+        text = f"{len(names)} groups are too few for {list(fractions)}; pass more"
+        raise InputError(text, code="units.few")
     return tuple(Subset.where(dataset, np.isin(groups, subset)) for subset in subsets)
 
 
@@ -348,9 +346,8 @@ class Split:
         for part in PARTS:
             names = getattr(self, part)
             if len(set(names)) != len(names):
-                raise InputError(
-                    f"{part} names a group twice; name it once", code="table.duplicate"
-                )
+                text = f"{part} names a group twice; name it once"
+                raise InputError(text, code="table.duplicate")
 
     def of(self, dataset: Dataset) -> tuple[Subset, Subset, Subset]:
         """Return the three subsets of a data set, which must have no other groups."""
@@ -434,9 +431,8 @@ def split_groups(groups: Iterable[str], train: float, tune: float, *, seed: int)
     ends = np.floor(np.cumsum([train, tune]) * len(names) + 1e-9).astype(int)
     parts = [tuple(str(n) for n in part) for part in np.split(names, ends)]
     if not (parts[0] and parts[1]):
-        raise InputError(
-            f"{len(names)} groups are too few for {train} and {tune}; use more", code="units.few"
-        )
+        text = f"{len(names)} groups are too few for {train} and {tune}; use more"
+        raise InputError(text, code="units.few")
     return Split(*parts)
 
 
@@ -458,9 +454,8 @@ def load_split(path: Path | str) -> Split:
     record = read_json(path, SCHEMA, is_sealed=False)
     parts = [record.get(part) for part in PARTS]
     if not all(isinstance(p, list) and all(isinstance(n, str) for n in p) for p in parts):
-        raise InputError(
-            f"{path} has no lists of names {', '.join(PARTS)}; write it again", code="file.format"
-        )
+        text = f"{path} has no lists of names {', '.join(PARTS)}; write it again"
+        raise InputError(text, code="file.format")
     try:
         return Split(*(tuple(part) for part in parts))  # type: ignore[arg-type]  # checked above
     except InputError as error:

@@ -81,9 +81,8 @@ class _StoredSlices:
                 # The type is in the header of the file, which no checksum of a slice covers.
                 is_typed = values.dtype == np.dtype(TYPES[self.precision][0])
                 if not is_typed or hashlib.sha256(values).hexdigest() != self.sums[name][index]:
-                    raise InputError(
-                        f"{path} is damaged in slice {index}; {REMEDY}", code="file.damaged"
-                    )
+                    text = f"{path} is damaged in slice {index}; {REMEDY}"
+                    raise InputError(text, code="file.damaged")
                 self._verified.add((name, index))
             # A copy, because a map holds a file open as long as it is used.
             return torch.from_numpy(np.asarray(values)).to(torch.float32, copy=True)
@@ -169,9 +168,8 @@ def _find_prepared(
         try:
             slices = _stored_slices(volume, preparation, cache)
             if exact and slices.precision != "single":
-                raise InputError(
-                    f"{volume.name}, a test case, has half precision", code="option.conflict"
-                )
+                text = f"{volume.name}, a test case, has half precision"
+                raise InputError(text, code="option.conflict")
             prepared.append(slices)
         except InputError as error:
             missing.append(str(error).split(";")[0])
@@ -374,9 +372,8 @@ class FastMRIData(DataConfig):
         notes = self._labels
         unreadable = () if notes is None else notes.annotations.unreadable
         if strict and unreadable:
-            raise InputError(
-                f"labels, {unreadable[0]}; fix it or drop --strict", code="file.format"
-            )
+            text = f"labels, {unreadable[0]}; fix it or drop --strict"
+            raise InputError(text, code="file.format")
         folders: list[tuple[Path, Slices]] = []
         if self.path is not None or self.validation_path is None:
             folders.append((self._training_folder, "all"))

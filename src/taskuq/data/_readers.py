@@ -143,9 +143,8 @@ def read_data(config: Path | str) -> DataConfig:
     """Read the table ``[data]`` of a configuration as the reader that it names."""
     table = read_toml(config).get("data")
     if not isinstance(table, dict):
-        raise InputError(
-            f"{config} has no table data; name a configuration that has one", code="config.missing"
-        )
+        text = f"{config} has no table data; name a configuration that has one"
+        raise InputError(text, code="config.missing")
     return from_registry(READERS, {"kind": "fastmri"} | table, "data")
 
 

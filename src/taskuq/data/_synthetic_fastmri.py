@@ -131,9 +131,8 @@ def make_fastmri(
 ) -> None:
     """Make folders in the layout of docs/how-to/fastmri.md, of (volumes, slices of each)."""
     if min(*training, *validation) < 1:
-        raise InputError(
-            f"there are {training} and {validation}; pass at least 1 of each", code="value.invalid"
-        )
+        text = f"there are {training} and {validation}; pass at least 1 of each"
+        raise InputError(text, code="value.invalid")
     layout = layout or FastMRILayout()
     val = folder / "knee_multicoil_val"
     used = [

@@ -61,15 +61,9 @@ class ClaimSettings:
         for alpha in (self.alpha, *(alpha for alpha, _ in self.goals)):
             exact_alpha(alpha)
         if min(self.trials, self.replays, self.draws, self.test_groups) < 1:
-            raise InputError(
-                "trials and test_groups must be at least 1; give larger numbers",
-                code="value.invalid",
-            )
+            raise InputError("trials and test_groups must be at least 1", code="value.invalid")
         if not self.goals or not self.samples or min(self.samples) < 1:
-            raise InputError(
-                "goals and samples must not be empty; give at least one of each",
-                code="option.missing",
-            )
+            raise InputError("give at least one goal and one sample", code="option.missing")
 
     @property
     def replays(self) -> int:
@@ -111,31 +105,19 @@ class ClaimInputs:
 
     @property
     def table(self) -> TaskOutputs:
-        """The table of posterior samples."""
         if self.samples is None:
-            raise InputError(
-                "this experiment needs a table of posterior samples; give one",
-                code="option.missing",
-            )
+            raise InputError("give a table of posterior samples", code="option.missing")
         return self.samples
 
     def lacks(self, needs: Sequence[str]) -> str | None:
         """Return what is missing for an experiment, in words; None where nothing is."""
-        for need in needs:
-            if reason := self._lacks(need):
-                return reason
-        return None
-
-    @property
-    def is_mri(self) -> bool:
-        """Return True if lines of k-space were measured, as the table says; without a table the
-        paper's.
-        """
-        return self.samples is None or self.samples.provenance.get("words") == MRI.to_dict()
+        return next((reason for need in needs if (reason := self._lacks(need))), None)
 
     def _lacks(self, need: str) -> str | None:
         if need == "masks":
-            known = self.masks is not None or self.published or self.is_mri
+            # Without a table the masks are the paper's.
+            is_mri = self.samples is None or self.samples.provenance.get("words") == MRI.to_dict()
+            known = self.masks is not None or self.published or is_mri
             return None if known else "it needs masks of k-space, and the table is not of MRI"
         if need == "quality":
             return None if self.quality is not None else "it needs a quality record"
@@ -144,15 +126,16 @@ class ClaimInputs:
             return None if known else "it needs a task record, or a table with two classes"
         if self.samples is None:
             return "it needs a table of posterior samples"
-        label = self.samples.label
+        classes, groups = (
+            0 if names is None else len(np.unique(names))
+            for names in (self.samples.label, self.samples.group)
+        )
         there = {
             "samples": True,
-            "classes": label is not None
-            and len(np.unique(label)) == 2
-            and find_spec("torch") is not None,
+            "classes": classes == 2 and find_spec("torch") is not None,
             "rounds": self.samples.rounds > 1,
             "several samples": self.samples.samples > 1,
-            "groups": self.samples.group is not None and len(np.unique(self.samples.group)) > 2,
+            "groups": groups > 2,
         }[need]
         return None if there else f"it needs a table with {need}"
 
@@ -172,15 +155,10 @@ def make_inputs(
     """Return tables brought together: the same cases in the same order, and one task."""
     for table in (samples, point):
         if table is not None and not table.has_targets:
-            raise InputError(
-                "a table has no targets, so nothing can be judged on it; fill them in",
-                code="targets.missing",
-            )
+            raise InputError("a table has no targets; fill them in", code="targets.missing")
         if table is not None and table.tasks > 1:
-            raise InputError(
-                f"the table has {table.tasks} tasks; choose one of {', '.join(table.task_names)}",
-                code="option.missing",
-            )
+            names = ", ".join(table.task_names)
+            raise InputError(f"the table has tasks {names}; choose one", code="option.missing")
     if samples is not None and point is not None:
         samples, point = _matched(samples, point)
     return ClaimInputs(samples=samples, point=point, **others)
@@ -214,24 +192,16 @@ def _matched(samples: TaskOutputs, point: TaskOutputs) -> tuple[TaskOutputs, Tas
         place = {str(name): k for k, name in enumerate(point.case)}
         kept = [k for k, name in enumerate(samples.case) if str(name) in place]
         if not kept:
-            raise InputError(
-                "the two tables have no case in common; give tables of the same cases",
-                code="resume.mismatch",
-            )
+            raise InputError("the two tables have no case in common", code="resume.mismatch")
         point = point.select(cases=np.array([place[str(samples.case[k])] for k in kept]))
         samples = samples.select(cases=np.array(kept))
     if samples.cases != point.cases:
-        raise InputError(
-            f"the tables have {samples.cases} and {point.cases} cases; give tables of the same "
-            "cases",
-            code="shape.mismatch",
-        )
+        text = f"the tables have {samples.cases} and {point.cases} cases; give the same cases"
+        raise InputError(text, code="shape.mismatch")
     same_shape = samples.targets.shape == point.targets.shape
     if not same_shape or np.abs(samples.targets - point.targets).max() > SAME_TARGET:
-        raise InputError(
-            "the two tables have different targets for the same cases; make both with one task",
-            code="resume.mismatch",
-        )
+        text = "the tables have different targets of the same cases; make both with one task"
+        raise InputError(text, code="resume.mismatch")
     return samples, point
 
 
@@ -257,16 +227,10 @@ EXPERIMENTS: Registry[Experiment] = Registry(
 def run_one(name: str, inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
     """Return the record of one of :data:`EXPERIMENTS`, by its name."""
     if name not in EXPERIMENTS:
-        raise InputError(
-            f"there is no experiment {name!r}; choose one of {', '.join(EXPERIMENTS)}, or all",
-            code="choice.unknown",
-        )
-    lacking = inputs.lacks(EXPERIMENTS[name].needs)
-    if lacking is not None:
-        raise InputError(
-            f"{name} cannot be run: {lacking}; give it, or leave this experiment out",
-            code="option.missing",
-        )
+        text = f"there is no experiment {name!r}; choose one of {', '.join(EXPERIMENTS)}, or all"
+        raise InputError(text, code="choice.unknown")
+    if (lacking := inputs.lacks(EXPERIMENTS[name].needs)) is not None:
+        raise InputError(f"{name} cannot be run: {lacking}", code="option.missing")
     return EXPERIMENTS[name].run(inputs, settings)
 
 
@@ -289,8 +253,7 @@ def run_experiments(
     """Run every experiment the inputs permit."""
     for name in EXPERIMENTS:
         experiment = EXPERIMENTS[name]
-        lacking = inputs.lacks(experiment.needs)
-        if lacking is not None:
+        if (lacking := inputs.lacks(experiment.needs)) is not None:
             log(f"{name} is left out: {lacking}")
             continue
         log(f"{name}: {experiment.shows}")
@@ -333,10 +296,7 @@ def evaluate_scores(
         there = point.accelerations
         shared = [R for R in rates if np.isnan(R) or np.isclose(there, R, rtol=1e-9).any()]
         if not shared:
-            raise InputError(
-                "the table of point estimates has none of the accelerations asked for",
-                code="rounds.invalid",
-            )
+            raise InputError("the table of point estimates lacks all of R", code="rounds.invalid")
         found += _compare(point, plan, estimated, tuple(shared), clip)
     order: dict[float | None, int] = {R: k for k, R in enumerate(rates)}
     found.sort(key=lambda r: (order.get(r.acceleration, 0), names.index(r.score), r.samples))
@@ -379,9 +339,8 @@ def _compare(
         return []
     # The paper computes lengths without a range.
     table = table if clip else replace_arrays(table, task_ranges=None)
-    return list(
-        evaluate_table(table, replace(plan, scores=tuple(scores), accelerations=rates)).results
-    )
+    plan = replace(plan, scores=tuple(scores), accelerations=rates)
+    return list(evaluate_table(table, plan).results)
 
 
 @dataclass
@@ -410,29 +369,21 @@ class FindingWriter:
         self.reasons.append(f"by {unit.counted}, {reason}")
 
     def record(
-        self,
-        settings: Mapping[str, Any],
-        measured: str | None,
-        number: str | None,
-        *,
-        note: str = "",
+        self, settings: Mapping[str, Any], measured: str | None, number: str | None, note: str = ""
     ) -> dict[str, Any]:
         """Return the record ``taskuq.experiment/1``."""
         judged = verdict(held for of in self.parts.values() for held in of.values())
-        return experiment_record(
-            self.name, self.title, self.claim, finding(judged, measured, self._but), settings,
-            self.figures, [*self.tables, *self._summary(note)], verdict=judged, number=number,
-        )  # fmt: skip
-
-    @property
-    def _but(self) -> str:
         wrong: dict[str, list[str]] = {}
         for by, of in self.parts.items():
             if not all(of.values()):
                 parts = listing(part for part, held in of.items() if not held)
                 wrong.setdefault(parts, []).append(by)
-        each = [f"{' and '.join(by)}: {parts}" for parts, by in wrong.items()]
-        return "; ".join([*(["not so " + "; ".join(each)] if each else []), *self.reasons])
+        each = "; ".join(f"{' and '.join(by)}: {parts}" for parts, by in wrong.items())
+        but = "; ".join([*(["not so " + each] if each else []), *self.reasons])
+        return experiment_record(
+            self.name, self.title, self.claim, finding(judged, measured, but), settings,
+            self.figures, [*self.tables, *self._summary(note)], verdict=judged, number=number,
+        )  # fmt: skip
 
     def _summary(self, note: str) -> list[dict[str, Any]]:
         if not self.compared:
@@ -442,25 +393,13 @@ class FindingWriter:
         caption = f"{caption[0].upper()}{caption[1:]}, side by side." if splits[1:] else ""
         first = next(iter(next(iter(self.compared.values())).values()))
         names = list(first) if isinstance(first, Mapping) else [""]
-        return [
-            {
-                "name": SUMMARY,
-                "caption": f"{caption} {note}".strip() or "What was measured.",
-                "columns": [
-                    self.rows_are,
-                    *(f"{name} {by}".strip() for by in splits for name in names),
-                ],
-                "rows": [
-                    [what, *(_of(of.get(by), name) for by in splits for name in names)]
-                    for what, of in self.compared.items()
-                ],
-            }
-        ]
-
-
-def _of(value: Any, name: str) -> Any:
-    """One of several numbers by its name, or the only one."""
-    return value.get(name) if isinstance(value, Mapping) else value
+        rows = []
+        for what, of in self.compared.items():
+            each = [(of.get(by), name) for by in splits for name in names]
+            rows.append([what, *(v.get(n) if isinstance(v, Mapping) else v for v, n in each)])
+        columns = [self.rows_are, *(f"{n} {by}".strip() for by in splits for n in names)]
+        text = f"{caption} {note}".strip() or "What was measured."
+        return [{"name": SUMMARY, "caption": text, "columns": columns, "rows": rows}]
 
 
 def finding(judged: str, measured: str | None, but: str = "") -> str:
@@ -472,13 +411,11 @@ def finding(judged: str, measured: str | None, but: str = "") -> str:
 
 
 def verdict(parts: Iterable[bool]) -> str:
-    """Return whether a claim held, from whether its parts did."""
+    """Return the verdict on a claim from those on its parts."""
     found = list(parts)
     if not found:
         return NOT_MEASURED
-    if all(found):
-        return HELD
-    return IN_PART if any(found) else NOT_HELD
+    return HELD if all(found) else IN_PART if any(found) else NOT_HELD
 
 
 def format_range(values: Iterable[float], digits: int = 2) -> str:
@@ -504,9 +441,7 @@ def title(score: str) -> str:
 
 
 def is_decreasing(values: Iterable[float]) -> bool:
-    """Return True if values decrease."""
-    found = list(values)
-    return all(b < a for a, b in pairwise(found))
+    return all(b < a for a, b in pairwise(values))
 
 
 def no_finite_interval(found: Sequence[Evaluation]) -> str | None:
@@ -514,8 +449,8 @@ def no_finite_interval(found: Sequence[Evaluation]) -> str | None:
     if any(r.infinite < 1 for r in found):
         return None
     first = found[0]
-    reason = f"an error rate of {first.alpha:g} cannot be guaranteed from {first.n_calibration} "
-    reason += f"{first.unit}s"
+    count = f"{first.n_calibration} {first.unit}s"
+    reason = f"an error rate of {first.alpha:g} cannot be guaranteed from {count}"
     if all(r.n_calibration - r.n_tuning >= min_calibration_size(r.alpha) for r in found):
         reason = f"too many scores are infinite for an error rate of {first.alpha:g}"
     return f"{reason}, so every interval is everything and nothing is compared."

@@ -23,7 +23,6 @@ from taskuq.experiments._claims import (
     title,
     units,
 )
-from taskuq.report.figures import Figure
 from taskuq.report.figures._evaluation import coverage_histogram, coverage_within
 
 CONDITIONAL_CLAIM = (
@@ -47,17 +46,25 @@ def _conditional_coverage(inputs: ClaimInputs, settings: ClaimSettings) -> dict[
     for unit in units(inputs):
         found = evaluate_scores(inputs, settings, unit, accelerations=[R])
         for strata, (name, label) in STRATA.items():
-            if any(_strata(r, strata) for r in found):
-                account.figures.append(
-                    replace(
-                        coverage_within([r.to_dict() for r in found], strata),
-                        name=f"{name}-coverage-by-{unit.counted}",
-                        caption=f"Coverage within each {label} at R = {R:g}, splits by "
-                        f"{unit.counted}; measured, not guaranteed. What is always empty is left "
-                        "out.",
-                    )
-                )
-                account.tables.append(_conditional_table(found, strata, unit))
+            rows = [
+                [r.score, s.name, s.coverage, s.cases]
+                for r in found
+                for s in getattr(r, f"{strata}_coverage")
+            ]
+            if not rows:
+                continue
+            caption = f"Coverage within each {label} at R = {R:g}, splits by {unit.counted}; "
+            caption += "measured, not guaranteed. What is always empty is left out."
+            figure = coverage_within([r.to_dict() for r in found], strata)
+            name = f"{name}-coverage-by-{unit.counted}"
+            account.figures.append(replace(figure, name=name, caption=caption))
+            account.tables.append({
+                "name": name.replace("-coverage", ""),
+                "caption": f"Coverage within each {label} over {found[0].splits} random splits by "
+                f"{unit.counted}; cases are the mean number of test cases there.",
+                "columns": ["score", label, "coverage", "cases"],
+                "rows": rows,
+            })  # fmt: skip
         if (reason := no_finite_interval(found)) is not None:
             account.lack(unit, reason)
             continue
@@ -79,46 +86,25 @@ def _conditional_coverage(inputs: ClaimInputs, settings: ClaimSettings) -> dict[
     )  # fmt: skip
 
 
-def _strata(result: Evaluation, strata: str) -> Sequence[StratumCoverage]:
-    return result.class_coverage if strata == "class" else result.size_coverage
-
-
-def _conditional_table(found: Sequence[Evaluation], strata: str, unit: Unit) -> dict[str, Any]:
-    name, label = STRATA[strata]
-    return {
-        "name": f"{name}-by-{unit.counted}",
-        "caption": f"Coverage within each {label} over {found[0].splits} random splits by "
-        f"{unit.counted}; cases are the mean number of test cases there.",
-        "columns": ["score", label, "coverage", "cases"],
-        "rows": [[r.score, s.name, s.coverage, s.cases] for r in found for s in _strata(r, strata)],
-    }
-
-
 def _compared(found: Sequence[Evaluation]) -> tuple[dict[str, float], dict[str, bool]]:
     """The lowest coverage of a class and how uneven widths are, and what held of the claim."""
     target = 1 - found[0].alpha
     classes = {r.score: _judged(r.class_coverage) for r in found if _judged(r.class_coverage)}
     lowest = {name: min(s.coverage for s in of) for name, of in classes.items()}
-    sizes = {r.score: _judged(r.size_coverage) for r in found}
-    spread = {
-        name: max(s.coverage for s in of) - min(s.coverage for s in of)
-        for name, of in sizes.items()
-        if len(of) > 1
-    }
+    sizes = {r.score: [s.coverage for s in _judged(r.size_coverage)] for r in found}
+    spread = {name: max(of) - min(of) for name, of in sizes.items() if len(of) > 1}
     paper = [lowest[name] for name in ("ar", "lwr", "cqr") if name in lowest]
     parts = {}
     if classes:
-        parts[f"every class is at most {CLOSE:g} below {target:g}"] = (
-            min(paper, default=0.0) >= target - CLOSE
-        )
+        is_close = min(paper, default=0.0) >= target - CLOSE
+        parts[f"every class is at most {CLOSE:g} below {target:g}"] = is_close
     if "ar" in lowest:
         parts["AR has the lowest class"] = lowest["ar"] <= min(paper)
     if {"lwr", "cqr"} <= set(spread):
         parts["LWR is more even over widths than CQR"] = spread["lwr"] < spread["cqr"]
     compared = {f"lowest coverage of a class, {title(s)}": low for s, low in lowest.items()}
-    return compared | {
-        f"difference between widths, {title(s)}": v for s, v in spread.items()
-    }, parts
+    compared |= {f"difference between widths, {title(s)}": v for s, v in spread.items()}
+    return compared, parts
 
 
 def _judged(strata: Sequence[StratumCoverage]) -> list[StratumCoverage]:
@@ -146,13 +132,30 @@ def _coverage_law(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any
     }
     law = _law(next(iter(by_unit.values()))[0])
     account = FindingWriter("coverage-law", "Empirical coverage and its exact law", LAW_CLAIM)
+    at = "" if math.isnan(R) else f" at R = {R:g}"
     for unit, found in by_unit.items():
-        account.figures += [_histogram(r, R) for r in found if r.histogram is not None]
+        account.figures += [
+            replace(
+                coverage_histogram(r.to_dict()),
+                name=f"coverage-{r.score}",
+                caption=f"Coverage of {title(r.score)}{at} in {r.splits} random splits, mean "
+                f"{r.coverage.mean:.4f}, against its exact law (goodness of fit "
+                f"p = {r.histogram.p_value:.2g}).",
+            )
+            for r in found
+            if r.histogram is not None
+        ]
         account.tables.append(_law_table(found, unit, law))
         if (reason := no_finite_interval(found)) is not None:
             account.lack(unit, reason)
-        else:
-            account.find(unit, _law_rows(found, unit, law), _parts(found, unit, law))
+            continue
+        rows: dict[str, Any] = {f"mean coverage, {title(r.score)}": r.coverage.mean for r in found}
+        rows["what is guaranteed"] = 1 - found[0].alpha
+        fits = [r.histogram.p_value for r in found if r.histogram is not None]
+        if not unit.is_group:
+            rows["what the exact law gives"] = law.mean
+            rows[f"smallest goodness-of-fit p-value of {len(fits)}"] = min(fits, default=None)
+        account.find(unit, rows, _parts(found, unit, law))
     by_case = account.parts.get("by case") and [r.coverage.mean for r in by_unit[CaseUnit()]]
     near = format_range(by_case, 4) if by_case else None
     return account.record(
@@ -167,19 +170,6 @@ def _coverage_law(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any
 def _law(result: Evaluation) -> CoverageLaw:
     rank = coverage_rank(result.n_calibration, result.alpha)
     return CoverageLaw(result.n_calibration, rank, result.n_test)
-
-
-def _histogram(result: Evaluation, R: float) -> Figure:
-    histogram = result.histogram
-    assert histogram is not None
-    at = "" if math.isnan(R) else f" at R = {R:g}"
-    return replace(
-        coverage_histogram(result.to_dict()),
-        name=f"coverage-{result.score}",
-        caption=f"Coverage of {title(result.score)}{at} in {result.splits} random splits, mean "
-        f"{result.coverage.mean:.4f}, against its exact law (goodness of fit "
-        f"p = {histogram.p_value:.2g}).",
-    )
 
 
 def _law_table(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[str, Any]:
@@ -204,36 +194,19 @@ def _law_table(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dic
     }  # fmt: skip
 
 
-def _law_rows(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[str, Any]:
-    compared: dict[str, Any] = {f"mean coverage, {title(r.score)}": r.coverage.mean for r in found}
-    compared["what is guaranteed"] = 1 - found[0].alpha
-    fits = [r.histogram.p_value for r in found if r.histogram is not None]
-    if not unit.is_group:
-        compared["what the exact law gives"] = law.mean
-        compared[f"smallest goodness-of-fit p-value of {len(fits)}"] = min(fits, default=None)
-    return compared
-
-
 def _parts(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[str, bool]:
     """Which parts of the claim held: the law by case, at least the guarantee by group."""
-    if unit.is_group:
-        target = 1 - found[0].alpha
-        return {
-            f"{title(r.score)} covers {target:g} on average": r.coverage.mean
-            + 5 * r.coverage.sd / math.sqrt(r.splits or 1)
-            >= target
-            for r in found
-        }
-    # A score that learns calibrates on fewer cases and has a law of its own.
-    parts = {}
+    parts, target = {}, 1 - found[0].alpha
     for r in found:
-        if r.histogram is None:
-            continue
-        error = law.sd / math.sqrt(r.splits or 1)
-        parts[f"{title(r.score)}'s histogram follows the law"] = r.histogram.p_value > SMALLEST_P
-        parts[f"{title(r.score)}'s mean is the law's"] = (
-            abs(r.coverage.mean - law.mean) <= 5 * error
-        )
+        mean, name, root = r.coverage.mean, title(r.score), math.sqrt(r.splits or 1)
+        if unit.is_group:
+            parts[f"{name} covers {target:g} on average"] = (
+                mean + 5 * r.coverage.sd / root >= target
+            )
+        # A score that learns calibrates on fewer cases and has a law of its own.
+        elif r.histogram is not None:
+            parts[f"{name}'s histogram follows the law"] = r.histogram.p_value > SMALLEST_P
+            parts[f"{name}'s mean is the law's"] = abs(mean - law.mean) <= 5 * (law.sd / root)
     return parts
 
 

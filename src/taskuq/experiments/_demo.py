@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-import taskuq
 from taskuq._arrays import as_array
 from taskuq._io import make_folder, write_json
 from taskuq.conformal._diagnose import diagnose
+from taskuq.data._atlas import Atlas, PatientDistribution
 from taskuq.data._dataset import Dataset
+from taskuq.experiments._claims import EXPERIMENTS, ClaimSettings, make_inputs, run_experiments
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.measure._coils import rss
-from taskuq.measure._mri import MultiCoilMRI, SimulatedMRIScanner
+from taskuq.measure._mri import MaskConfig, MultiCoilMRI, SimulatedMRIScanner
 from taskuq.pipeline._executor import Executor, pick_device
 from taskuq.pipeline._pipeline import provenance
 from taskuq.pipeline._progress import Progress
@@ -30,6 +30,9 @@ from taskuq.policy._policy import Policy
 from taskuq.policy._simulate import simulate, simulation_record
 from taskuq.protocols import Recover, Task
 from taskuq.recover._methods import open_recovery
+from taskuq.report._explorer import save_explorer
+from taskuq.report._records import experiment_record
+from taskuq.report._report import write_report
 from taskuq.scan._acquire import ScanOptions, open_scan
 from taskuq.scan._scanners import as_scanners
 from taskuq.scan._state import Scan
@@ -50,7 +53,6 @@ class _DemoNetworks:
 
 
 def _bundled_networks() -> _DemoNetworks:
-    """Load the bundled networks."""
     device = pick_device(None)
     return _DemoNetworks(
         sampler=open_recovery("sampler-atlas", device=device),
@@ -59,11 +61,7 @@ def _bundled_networks() -> _DemoNetworks:
     )
 
 
-class _DemoScan(NamedTuple):
-    """Scan of one slice and its explorer arrays."""
-
-    scan: Scan
-    shown: dict[str, Any]
+_DemoScan = tuple[Scan, dict[str, Any]]  # of one slice, and its explorer arrays
 
 
 def _scan_slice(
@@ -90,8 +88,7 @@ def _scan_slice(
     scanners = as_scanners(SimulatedMRIScanner(item.image, masks, rates), item.case, None)
     scan = open_scan(policy, scanners, executor, options).run()
     assert isinstance(scan, Scan)
-    scanner = MultiCoilMRI(masks, rates)
-    measurements = [scanner(item.image, R) for R in rates]
+    measurements = [MultiCoilMRI(masks, rates)(item.image, R) for R in rates]
     for k in range(len(samples), len(rates)):
         executor.sample(measurements[k], item.case, rates[k], policy.samples)
     drawn = torch.stack([images.cpu() for images in samples[: len(rates)]])
@@ -100,23 +97,20 @@ def _scan_slice(
     outputs = [one.outputs for one in scan.rounds[: len(rates)]]
     outputs += [_numbers(executor.read(images)) for images in drawn[len(outputs) :]]
     truth = rss(item.image)
-    return _DemoScan(
-        scan,
-        {
-            "case": item.case,
-            "group": item.group,
-            "label": int(item.label),
-            "truth": truth.numpy(),
-            "targets": float(_numbers(executor.read(truth[None]))[0]),
-            "estimate": torch.stack([rss(m.zero_filled) for m in measurements]).numpy(),
-            "mean": drawn.mean(1).numpy(),
-            "sd": drawn.std(1).numpy(),
-            "samples": drawn[:, :shown].numpy(),
-            "outputs": np.stack(outputs),
-            "point": points.numpy(),
-            "point_outputs": _numbers(executor.read(points)),
-        },
-    )
+    return scan, {
+        "case": item.case,
+        "group": item.group,
+        "label": int(item.label),
+        "truth": truth.numpy(),
+        "targets": float(_numbers(executor.read(truth[None]))[0]),
+        "estimate": torch.stack([rss(m.zero_filled) for m in measurements]).numpy(),
+        "mean": drawn.mean(1).numpy(),
+        "sd": drawn.std(1).numpy(),
+        "samples": drawn[:, :shown].numpy(),
+        "outputs": np.stack(outputs),
+        "point": points.numpy(),
+        "point_outputs": _numbers(executor.read(points)),
+    }
 
 
 def _numbers(values: Any) -> FloatArray:
@@ -159,8 +153,6 @@ def run_demo(
     quiet: bool = True,
 ) -> Path:
     """Run the embedded experiment, write everything the report shows, and return its page."""
-    from taskuq.report._report import write_report
-
     make_folder(folder)
     stage("1/4  Planning when to stop, on a stored table of patients.")
     samples, point = stored_table("atlas-sampler"), stored_table("atlas-varnet")
@@ -175,7 +167,25 @@ def run_demo(
         live = _scan(settings, policy, samples, folder, log, scanned)
     write_json(folder / "records" / "live.json", live)
     stage(f"3/4  Judging the policy and the paper's claims over {settings.trials} random splits.")
-    _judge(settings, samples, point, folder, log, quiet)
+    measured, goal = MaskConfig(), Goal(max_width=MAX_WIDTH)
+    inputs = make_inputs(
+        samples, point, published=True, masks=measured.masks(PatientDistribution().size),
+        mask_accelerations=measured.accelerations, quality=stored_quality(),
+    )  # fmt: skip
+    claims = ClaimSettings(trials=settings.trials, seed=settings.seed)
+    plans = [PolicySpec("fixed-width", ALPHA, goal)]
+    plans += [PolicySpec("paper", ALPHA, goal, score=score) for score in ("lwr", "cqr")]
+    with Progress(1 + len(list(EXPERIMENTS)), what="claims", quiet=quiet) as progress:
+        found = simulate(samples, plans, splits=settings.trials, seed=settings.seed, unit="group")
+        pairs = [(samples.samples, one) for one in found]
+        record = simulation_record(samples, goal, pairs, {"seed": settings.seed})
+        write_json(folder / "simulate.json", record)
+        write_json(folder / "diagnose.json", diagnose(samples).to_dict())
+        progress.step()
+        for record in run_experiments(inputs, claims, log=log):
+            write_json(folder / "records" / f"{record['name']}.json", record)
+            log(f"{record['title']}: {record['finding']}")
+            progress.step()
     stage("4/4  Writing the page.")
     write_json(folder / "run.json", _run(settings, policy))
     return write_report(folder)
@@ -190,12 +200,6 @@ def _scan(
     progress: Progress,
 ) -> dict[str, Any]:
     """Scan new patients, write what the explorer shows of them, and return what was reported."""
-    import numpy as np
-
-    from taskuq.data._atlas import Atlas
-    from taskuq.measure._mri import MaskConfig
-    from taskuq.report._explorer import save_explorer
-
     networks = _bundled_networks()
     data = Atlas(settings.patients, SEED, first=FIRST)
     masks = MaskConfig().masks(data.plan.size)
@@ -213,7 +217,7 @@ def _scan(
             progress.step()
     save_explorer(
         folder / "explorer.npz",
-        **{name: np.stack([s.shown[name] for s in scanned]) for name in scanned[0].shown},
+        **{name: np.stack([shown[name] for _, shown in scanned]) for name in scanned[0][1]},
         accelerations=table.accelerations,
         masks=masks,
         calibration_outputs=table.outputs.transpose(1, 0, 2),
@@ -224,47 +228,7 @@ def _scan(
     return _record(scanned, settings)
 
 
-def _judge(
-    settings: DemoSettings,
-    samples: TaskOutputs,
-    point: TaskOutputs,
-    folder: Path,
-    log: Callable[[str], None],
-    quiet: bool,
-) -> None:
-    """Judge the policy, then look at the paper's claims; write each record as it is found."""
-    from taskuq.data._atlas import PatientDistribution
-    from taskuq.experiments._claims import EXPERIMENTS, ClaimSettings, make_inputs, run_experiments
-    from taskuq.measure._mri import MaskConfig
-
-    measured = MaskConfig()
-    inputs = make_inputs(
-        samples, point, published=True, masks=measured.masks(PatientDistribution().size),
-        mask_accelerations=measured.accelerations, quality=stored_quality(),
-    )  # fmt: skip
-    claims = ClaimSettings(trials=settings.trials, seed=settings.seed)
-    with Progress(1 + len(list(EXPERIMENTS)), what="claims", quiet=quiet) as progress:
-        write_json(folder / "simulate.json", _judged(settings, samples))
-        write_json(folder / "diagnose.json", diagnose(samples).to_dict())
-        progress.step()
-        for record in run_experiments(inputs, claims, log=log):
-            write_json(folder / "records" / f"{record['name']}.json", record)
-            log(f"{record['title']}: {record['finding']}")
-            progress.step()
-
-
-def _judged(settings: DemoSettings, table: TaskOutputs) -> dict[str, Any]:
-    goal = Goal(max_width=MAX_WIDTH)
-    plans = [PolicySpec("fixed-width", ALPHA, goal)]
-    plans += [PolicySpec("paper", ALPHA, goal, score=score) for score in ("lwr", "cqr")]
-    found = simulate(table, plans, splits=settings.trials, seed=settings.seed, unit="group")
-    pairs = [(table.samples, one) for one in found]
-    return simulation_record(table, goal, pairs, {"seed": settings.seed})
-
-
 def _record(scanned: Sequence[_DemoScan], settings: DemoSettings) -> dict[str, Any]:
-    from taskuq.report._records import experiment_record
-
     rows = []
     for scan, shown in scanned:
         low, high, truth = *map(float, (scan.interval.lower, scan.interval.upper)), shown["targets"]
@@ -313,11 +277,7 @@ def _run(settings: DemoSettings, policy: Policy) -> dict[str, Any]:
         "unit": "group",
         "words": MRI.to_dict(),
         "seed": settings.seed,
-        "versions": {
-            "taskuq": taskuq.__version__,
-            "python": platform.python_version(),
-            **{k: v for k, v in made.items() if k not in ("taskuq", "python", "revision")},
-        },
+        "versions": {k: v for k, v in made.items() if k != "revision"},
         "revision": made["revision"],
         "commands": ["taskuq demo -o runs/demo", "taskuq report runs/demo"],
     }

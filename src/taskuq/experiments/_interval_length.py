@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from taskuq.conformal._exact import Evaluation
-from taskuq.conformal._units import Unit
 from taskuq.experiments._claims import (
     ClaimInputs,
     ClaimSettings,
@@ -43,7 +42,21 @@ def _interval_length(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, 
             "standard deviation over splits."
         )
         account.figures.append(length_figure(found, "acceleration", unit, caption))
-        table = _length_table(found, unit)
+        how = (
+            "all splits, exactly" if found[0].splits is None else f"{found[0].splits} random splits"
+        )
+        table: dict[str, Any] = {
+            "name": f"by-{unit.counted}",
+            "caption": f"Coverage and length over {how}, by {unit.counted}: "
+            f"{found[0].n_calibration} to calibrate, {found[0].n_test} to test. Intervals are cut "
+            "to the task's range, unless a column says otherwise: the paper does not cut them. "
+            "Measured.",
+            "columns": ["R", "score", "p", "coverage", "length", "length sd"],
+            "rows": [
+                [r.acceleration, r.score, r.samples, r.coverage.mean, r.width.mean, r.width.sd]
+                for r in found
+            ],
+        }
         if not unit.is_group:
             whole = evaluate_scores(inputs, settings, unit, exact=True, clip=False)
             table["columns"].append("length not cut")
@@ -53,9 +66,9 @@ def _interval_length(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, 
         if (reason := no_finite_interval(found)) is not None:
             account.lack(unit, reason)
             continue
-        found_ratios = _length_ratios(found, settings)
-        account.find(unit, found_ratios.compared, found_ratios.parts)
-        ratios += found_ratios.adaptive
+        compared, parts, adaptive = _length_ratios(found, settings)
+        account.find(unit, compared, parts)
+        ratios += adaptive
     shorter = format_range(ratios)
     return account.record(
         settings.used("alpha", "scores", "ours", "trials", "seed")
@@ -66,31 +79,10 @@ def _interval_length(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, 
     )
 
 
-def _length_table(found: Sequence[Evaluation], unit: Unit) -> dict[str, Any]:
-    first = found[0]
-    how = "all splits, exactly" if first.splits is None else f"{first.splits} random splits"
-    return {
-        "name": f"by-{unit.counted}",
-        "caption": f"Coverage and length over {how}, by {unit.counted}: {first.n_calibration} to "
-        f"calibrate, {first.n_test} to test. Intervals are cut to the task's range, unless a "
-        "column says otherwise: the paper does not cut them. Measured.",
-        "columns": ["R", "score", "p", "coverage", "length", "length sd"],
-        "rows": [
-            [r.acceleration, r.score, r.samples, r.coverage.mean, r.width.mean, r.width.sd]
-            for r in found
-        ],
-    }
-
-
-class _LengthRatios(NamedTuple):
-    """Ratios of interval lengths and the outcome of the claim."""
-
-    compared: dict[str, str]
-    parts: dict[str, bool]
-    adaptive: list[float]
-
-
-def _length_ratios(found: Sequence[Evaluation], settings: ClaimSettings) -> _LengthRatios:
+def _length_ratios(
+    found: Sequence[Evaluation], settings: ClaimSettings
+) -> tuple[dict[str, str], dict[str, bool], list[float]]:
+    """Return ratios of interval lengths, the parts of the claim, and LWR's and CQR's over AR's."""
     lengths: dict[str, dict[float | None, float]] = {}
     for r in found:
         lengths.setdefault(r.score, {})[r.acceleration] = r.width.mean
@@ -110,11 +102,11 @@ def _length_ratios(found: Sequence[Evaluation], settings: ClaimSettings) -> _Len
         adaptive += ratios.values()
     for score in (s for s in settings.ours if s in lengths):
         ours = [
-            length / min(lengths[s].get(R, float("inf")) for s in paper)
+            length / min(lengths[s].get(R, math.inf) for s in paper)
             for R, length in lengths[score].items()
         ]
         compared[f"{title(score)}'s length over the shortest of the paper's"] = format_range(ours)
-    return _LengthRatios(compared, parts, adaptive)
+    return compared, parts, adaptive
 
 
 INTERVAL_LENGTH = Experiment(
@@ -153,64 +145,54 @@ def _sample_count(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any
             f"{unit.counted}; intervals are cut to the task's range."
         )
         account.figures.append(length_figure(cut, "samples", unit, caption))
-        account.tables.append(_count_table(cut, whole, unit))
+        how = "all splits, exactly" if cut[0].splits is None else f"{cut[0].splits} random splits"
+        account.tables.append(
+            {
+                "name": f"by-{unit.counted}",
+                "caption": f"Mean length over {how}, by {unit.counted}, cut to the task's range "
+                "and not. Without a finite length some case had identical samples. Measured.",
+                "columns": ["p", "score", "coverage", "length", "length sd", "length not cut"],
+                "rows": [
+                    [r.samples, r.score, r.coverage.mean, r.width.mean, r.width.sd, s.width.mean]
+                    for r, s in zip(cut, whole, strict=True)
+                ],
+            }
+        )
         if (reason := no_finite_interval(whole)) is not None:
             account.lack(unit, reason)
         elif len(counts) < 2:
             account.lack(unit, f"there is only one number of samples, {counts[0]}")
         else:
-            ratio = ratios[unit.counted] = _count_ratios(whole)
-            account.find(unit, _count_rows(whole, ratio), _parts(ratio))
-    compared = number = None
+            compared, ratios[unit.counted] = _count_ratios(whole)
+            account.find(unit, compared, _parts(ratios[unit.counted]))
+    measured = number = None
     if ratios:
         lwr, cqr = (format_range([of[name] for of in ratios.values()]) for name in ("lwr", "cqr"))
-        few, most = min(counts), max(counts)
-        compared = (
-            f"from p = {most} down to {few} LWR's length grows {lwr} times, CQR's {cqr} times"
-        )
-        number = f"LWR {lwr} times longer at p = {few}"
+        measured = f"from p = {max(counts)} down to {min(counts)} LWR's length grows {lwr} times, "
+        measured += f"CQR's {cqr} times"
+        number = f"LWR {lwr} times longer at p = {min(counts)}"
     return account.record(
         settings.used("alpha", "samples", "samples_acceleration", "trials", "seed")
         | {"acceleration": R, "suffers": SUFFERS, "table": repr(table)},
-        compared,
+        measured,
         number,
         note=f"Lengths are not cut; one suffers that grows {SUFFERS:g} times or more.",
     )
 
 
-def _count_table(
-    cut: Sequence[Evaluation], whole: Sequence[Evaluation], unit: Unit
-) -> dict[str, Any]:
-    first = cut[0]
-    how = "all splits, exactly" if first.splits is None else f"{first.splits} random splits"
-    return {
-        "name": f"by-{unit.counted}",
-        "caption": f"Mean length over {how}, by {unit.counted}, cut to the task's range and not. "
-        "Without a finite length some case had identical samples. Measured.",
-        "columns": ["p", "score", "coverage", "length", "length sd", "length not cut"],
-        "rows": [
-            [r.samples, r.score, r.coverage.mean, r.width.mean, r.width.sd, s.width.mean]
-            for r, s in zip(cut, whole, strict=True)
-        ],
-    }
-
-
-def _count_ratios(whole: Sequence[Evaluation]) -> dict[str, float]:
-    """The length with the fewest samples over that with the most, of each score."""
-    ratio = {}
-    for score in dict.fromkeys(r.score for r in whole):
-        mine = sorted((r for r in whole if r.score == score), key=lambda r: r.samples)
-        ratio[score] = mine[0].width.mean / mine[-1].width.mean
-    return ratio
-
-
-def _count_rows(whole: Sequence[Evaluation], ratio: dict[str, float]) -> dict[str, str]:
+def _count_ratios(whole: Sequence[Evaluation]) -> tuple[dict[str, str], dict[str, float]]:
+    """Return what is compared, and the length with the fewest samples over that with the most."""
     few, most = min(r.samples for r in whole), max(r.samples for r in whole)
-    grown = {
+    length = {(r.score, r.samples): r.width.mean for r in whole}
+    ratio = {r.score: length[r.score, few] / length[r.score, most] for r in whole}
+    compared = {
         f"{title(s)}'s length at p = {few} over that at {most}": format_range([r])
         for s, r in ratio.items()
     }
-    return grown | {f"shortest at p = {p}": _shortest(whole, p) for p in (few, most)}
+    for p in (few, most):
+        best = min((r for r in whole if r.samples == p), key=lambda r: r.width.mean)
+        compared[f"shortest at p = {p}"] = f"{title(best.score)} ({best.width.mean:.3g})"
+    return compared, ratio
 
 
 def _parts(ratio: dict[str, float]) -> dict[str, bool]:
@@ -221,11 +203,6 @@ def _parts(ratio: dict[str, float]) -> dict[str, bool]:
         "CQR does not suffer": ratio["cqr"] < SUFFERS,
         "MLWR does not suffer": ratio["mlwr"] < SUFFERS,
     }
-
-
-def _shortest(whole: Sequence[Evaluation], p: int) -> str:
-    best = min((r for r in whole if r.samples == p), key=lambda r: r.width.mean)
-    return f"{title(best.score)} ({best.width.mean:.3g})"
 
 
 SAMPLE_COUNT = Experiment(

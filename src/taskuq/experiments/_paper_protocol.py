@@ -52,17 +52,13 @@ def _paper_protocol(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, A
     """Repeat the paper's multi-round simulation over many draws of its test volumes."""
     alpha, max_width = settings.goals[0]
     table = inputs.table
-    groups = np.unique(np.asarray(table.group))
-    count = min(settings.test_groups, len(groups) // 3)
+    count = min(settings.test_groups, len(np.unique(np.asarray(table.group))) // 3)
     tests = list(_draws(table, count, settings))
     found = {}
     for name in settings.scores:
         source = table_for_score(inputs, name)
-        found[name] = [
-            _scan(source, families, is_test, alpha, max_width)
-            for families in [_families(source, name, alpha)]
-            for is_test in tests
-        ]
+        families = _families(source, name, alpha)
+        found[name] = [_scan(source, families, is_test, alpha, max_width) for is_test in tests]
     outcome = _found(found, alpha)
     return experiment_record(
         "paper-protocol",
@@ -83,11 +79,10 @@ def _draws(table: TaskOutputs, count: int, settings: ClaimSettings) -> Iterator[
     groups = np.unique(group)
     rng = np.random.default_rng(settings.seed)
     positive = np.zeros(len(groups), dtype=bool)
-    if table.label is not None and len(np.unique(table.label)) == 2:
-        ill = group[table.label == np.unique(table.label)[1]]
-        positive = np.isin(groups, ill)
+    if table.label is not None and len(classes := np.unique(table.label)) == 2:
+        positive = np.isin(groups, group[table.label == classes[1]])
     for _ in range(settings.draws):
-        half = min(count // 2, int(positive.sum()), count)
+        half = min(count // 2, int(positive.sum()))
         rest = count - half
         if half and (~positive).sum() >= rest:
             parts = (groups[positive], half), (groups[~positive], rest)
@@ -102,11 +97,8 @@ def _families(
 ) -> list[tuple[IntervalFamily, FloatArray]]:
     """The nested intervals of all cases at each round, and the scores of their targets."""
     score = resolve_score(name, alpha)
-    families = []
-    for k in range(table.rounds):
-        family = interval_family(score, np.asarray(table.outputs[k]))
-        families.append((family, family.score(table.targets_at(k))))
-    return families
+    families = [interval_family(score, np.asarray(outputs)) for outputs in table.outputs]
+    return [(family, family.score(table.targets_at(k))) for k, family in enumerate(families)]
 
 
 def _scan(
@@ -177,14 +169,11 @@ def _table(
 
 
 def _accepted(found: Draws, table: TaskOutputs, alpha: float, width: float) -> Figure:
-    rates = (*table.accelerations, 1.0)
-    stops = {
-        name: [
-            {"acceleration": R, "fraction": float(v)}
-            for R, v in zip(rates, np.mean([one.stopped for one in drawn], axis=0), strict=True)
-        ]
-        for name, drawn in found.items()
-    }
+    stops = {}
+    for name, drawn in found.items():
+        mean = np.mean([one.stopped for one in drawn], axis=0).tolist()
+        pairs = zip((*table.accelerations, 1.0), mean, strict=True)
+        stops[name] = [{"acceleration": R, "fraction": v} for R, v in pairs]
     return replace(
         accepted(stops),
         name="accepted",

@@ -90,10 +90,8 @@ def _rows(record: Mapping[str, Any] | None) -> list[dict[str, Any]]:
             for name in ("psnr", "ssim"):
                 row[name] = {key: row[name][key] for key in ("mean", "standard_error")}
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"the quality record is not complete ({error!r:.60}); make it with taskuq quality",
-            code="file.format",
-        ) from None
+        text = f"the quality record is not complete ({error!r:.60}); make it with taskuq quality"
+        raise InputError(text, code="file.format") from None
     return rows
 
 
@@ -118,8 +116,7 @@ def _found(rows: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
     parts, gains_over_base, gained = {}, [], None
     for name, of in methods.items():
         # From the fastest scan to the slowest quality must rise.
-        levels = [of[R]["psnr"]["mean"] for R in sorted(of)]
-        known = [v for v in levels if v is not None]
+        known = [v for R in sorted(of) if (v := of[R]["psnr"]["mean"]) is not None]
         if len(known) > 1:
             parts[f"{name} gets worse as R grows"] = is_decreasing(known)
         gains = [g for r in of.values() if (g := _psnr_gain(r, rows)) is not None]
@@ -128,7 +125,7 @@ def _found(rows: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
             gained = gained or f"{name} +{format_range(gains, 1)} dB"
     for measure, better in (("psnr", "varnet"), ("ssim", "varnet"), ("fid", "flow")):
         pairs = _pairs(methods, measure)
-        wins = sum((v > f) if measure != "fid" else (f < v) for v, f in pairs)
+        wins = sum(v > f for v, f in pairs)  # a lower FID is better
         if pairs:
             of_all = "" if wins == len(pairs) else f" ({wins} of {len(pairs)})"
             parts[f"the {better} is better in {measure.upper()} at every R{of_all}"] = not of_all
@@ -137,9 +134,8 @@ def _found(rows: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
     but += [] if any("fid" in r for r in rows) else ["FID was not measured"]
     judged = verdict(parts.values())
     found = listing(gains_over_base) if gains_over_base else "there is nothing to compare with"
-    return {
-        "finding": finding(judged, found, "; ".join(but)), "verdict": judged, "number": gained
-    }  # fmt: skip
+    sentence = finding(judged, found, "; ".join(but))
+    return {"finding": sentence, "verdict": judged, "number": gained}
 
 
 def _pairs(methods: Mapping[str, Any], measure: str) -> list[tuple[float, float]]:

@@ -68,7 +68,6 @@ class _Run:
 
     @property
     def configuration(self) -> dict[str, Any]:
-        """The configuration as values that JSON can hold."""
         values = to_toml_table(self.config, complete=True)
         # They decide no number, so that terms may change when a table is resumed.
         del values["words"]
@@ -84,11 +83,8 @@ class _Run:
 
     @property
     def words(self) -> Terminology:
-        return (
-            self.config.measure.terminology
-            if self.config.words == Terminology()
-            else self.config.words
-        )
+        chosen = self.config.words
+        return self.config.measure.terminology if chosen == Terminology() else chosen
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -114,7 +110,11 @@ def read_run(path: Path) -> RunConfig:
 def open_run(config: RunConfig, device: str | None = None) -> _Run:
     """Open the data and load the networks of a run."""
     chosen = pick_device(device)
-    images = _images(config)
+    if config.part == "all":
+        images = open_all(config.data)
+    else:
+        training, validation = open_data(config.data)
+        images = training if config.part == "training" else validation
     width = int(images[0].image.shape[-1])
     masks = config.measure.masks(width)
     measure = config.measure.scanner(width, noise=config.noise, seed=config.seed)
@@ -130,9 +130,7 @@ def open_run(config: RunConfig, device: str | None = None) -> _Run:
 def _refuse_own_order(run: _Run) -> None:
     """Refuse an order of lines that was learned on cases of this run."""
     path = getattr(run.config.measure, "file", None)
-    if path is None:
-        return
-    made = mask_provenance(path)
+    made = {} if path is None else mask_provenance(path)
     then = made.get("configuration", {})
     data, learned_on = to_toml_table(run.config, complete=True)["data"], then.get("data")
     if not isinstance(learned_on, dict) or learned_on.get("kind") != data["kind"]:
@@ -141,11 +139,8 @@ def _refuse_own_order(run: _Run) -> None:
     alike = files == were if files or were else learned_on.get("seed") == data["seed"]
     own = set(as_cases(run.images).case).intersection(made.get("cases", ()))
     if own and (alike or learned_on == data):
-        raise InputError(
-            f"{path} was learned on {len(own)} cases of this run (such as {min(own)}), so that "
-            "its table has no guarantee; run on other patients",
-            code="data.leak",
-        )
+        text = f"{path} was learned on {len(own)} cases of this run (such as {min(own)}), so that "
+        raise InputError(f"{text}nothing is guaranteed; run on other patients", code="data.leak")
 
 
 @dataclass(frozen=True)
@@ -183,17 +178,5 @@ def estimate_run_cost(run: _Run, probes: int = 3) -> _CostEstimate:
             raise found
         numbers = found.outputs.size
     # The first case pays for what is loaded and compiled once.
-    steady = times[1:] or times
-    return _CostEstimate(
-        len(cases),
-        float(np.mean(steady)) * len(cases),
-        4.2 * numbers * len(cases),
-        peak_host_bytes(),
-    )
-
-
-def _images(config: RunConfig) -> Any:
-    if config.part == "all":
-        return open_all(config.data)
-    training, validation = open_data(config.data)
-    return training if config.part == "training" else validation
+    seconds = float(np.mean(times[1:] or times)) * len(cases)
+    return _CostEstimate(len(cases), seconds, 4.2 * numbers * len(cases), peak_host_bytes())

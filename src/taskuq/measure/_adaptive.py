@@ -54,9 +54,8 @@ class LineCovariance(ABC):
         """Choose lines that are not measured, each by the largest reduction given ``known``."""
         free = ~np.asarray(measured, dtype=bool)
         if not 0 <= count <= free.sum():
-            raise InputError(
-                f"count is {count}, and {free.sum()} lines are left", code="value.invalid"
-            )
+            text = f"count is {count}, and {free.sum()} lines are left"
+            raise InputError(text, code="value.invalid")
         posterior, own = self._given(known), self._line_variance
         lines, gains, least = list[int](), list[float](), TIES * self.left(())
         while len(lines) < count:
@@ -254,9 +253,8 @@ def _noise_variance(total: FloatArray, ridge: float) -> FloatArray:
 def _require_samples(samples: int, aim: Aim) -> None:
     # By outputs each sample is compared with the others.
     if samples < (needed := 3 if aim == "outputs" else 2):
-        raise InputError(
-            f"samples is {samples}; choosing lines takes at least {needed}", code="samples.mismatch"
-        )
+        text = f"samples is {samples}; choosing lines takes at least {needed}"
+        raise InputError(text, code="samples.mismatch")
 
 
 def _leave_one_out(values: Tensor, held: Tensor, z: Tensor) -> Tensor:
@@ -273,9 +271,8 @@ def _mean_gradients(read: Callable[[Any], Any], images: Tensor) -> Tensor:
         leaf = images.clone().requires_grad_()
         outputs = read(leaf)
         if not isinstance(outputs, Tensor) or not outputs.requires_grad:
-            raise InputError(
-                "the task has no gradient; use aim 'outputs'", code="component.invalid"
-            )
+            text = "the task has no gradient; use aim 'outputs'"
+            raise InputError(text, code="component.invalid")
         outputs = outputs.reshape(len(leaf), -1)
         slopes = [
             torch.autograd.grad(outputs[:, k].sum(), leaf, retain_graph=True)[0].mean(0)
@@ -297,9 +294,8 @@ class AdaptiveConfig:
     def require_samples(self, samples: int) -> None:
         """Raise InputError if there are fewer samples than lines are chosen by."""
         if self.looks is not None and self.looks > samples:
-            raise InputError(
-                f"looks is {self.looks} of {samples} samples; set fewer", code="samples.mismatch"
-            )
+            text = f"looks is {self.looks} of {samples} samples; set fewer"
+            raise InputError(text, code="samples.mismatch")
         _require_samples(samples, self.aim)
 
     def rule(
@@ -351,14 +347,12 @@ class AdaptiveLines:
         }
         for name, (is_allowed, need) in allowed.items():
             if not is_allowed:
-                raise InputError(
-                    f"{name} is {getattr(self, name)}; set {need}", code="value.invalid"
-                )
+                text = f"{name} is {getattr(self, name)}; set {need}"
+                raise InputError(text, code="value.invalid")
         if np.shape(self.masks) != (len(self.accelerations), self.system.n_lines):
             shape = (len(self.accelerations), self.system.n_lines)
-            raise InputError(
-                f"masks have shape {np.shape(self.masks)}; pass {shape}", code="shape.mismatch"
-            )
+            text = f"masks have shape {np.shape(self.masks)}; pass {shape}"
+            raise InputError(text, code="shape.mismatch")
 
     @property
     def fingerprint(self) -> str:
@@ -376,9 +370,8 @@ class AdaptiveLines:
         if k == 0:
             return self.measure_lines(image, acceleration, self.initial_lines())
         if k < len(self.accelerations):
-            raise InputError(
-                f"lines at R = {acceleration:g} need samples; use acquire", code="option.conflict"
-            )
+            text = f"lines at R = {acceleration:g} need samples; use acquire"
+            raise InputError(text, code="option.conflict")
         return self.measure_lines(image, acceleration, np.ones(self.system.n_lines, dtype=bool))
 
     def initial_lines(self) -> BoolArray:

@@ -60,9 +60,8 @@ class MaskConfig:
             return read_masks(self.file, self.accelerations, width)
         if self.published:
             if width != 320:
-                raise InputError(
-                    f"published is for 320 columns, not {width}", code="shape.mismatch"
-                )
+                text = f"published is for 320 columns, not {width}"
+                raise InputError(text, code="shape.mismatch")
             return published_masks(self.accelerations)
         rng = np.random.default_rng(self.seed)
         return nested_masks(width, self.accelerations, rng=rng, rule=self.rule)

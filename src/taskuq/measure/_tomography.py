@@ -160,9 +160,8 @@ def _physics(radon: DeepinvRadon, device: torch.device) -> Any:
     try:
         from deepinv.physics import Tomography
     except ImportError as error:
-        raise InputError(
-            f"deepinv is missing ({error}); install taskuq[deepinv]", code="dependency.missing"
-        ) from None
+        text = f"deepinv is missing ({error}); install taskuq[deepinv]"
+        raise InputError(text, code="dependency.missing") from None
     degrees = torch.tensor(np.rad2deg(radon.angles), dtype=torch.float32, device=device)
     return Tomography(degrees, radon.size, circle=False, normalize=False, device=device)
 
@@ -430,9 +429,8 @@ class ParallelBeamCT:
         """Measure the given views, booleans (view,), of images (..., size, size)."""
         if image.ndim < 2 or image.shape[-2:] != (self.size, self.size) or image.is_complex():
             given = f"the image has shape {tuple(image.shape)} and type {image.dtype}"
-            raise InputError(
-                f"{given}; pass real (..., {self.size}, {self.size})", code="shape.mismatch"
-            )
+            text = f"{given}; pass real (..., {self.size}, {self.size})"
+            raise InputError(text, code="shape.mismatch")
         views = np.flatnonzero(lines)
         angles = view_angles(views, self.views)
         projections, variance = OPERATORS[self.operator](self.size, angles)(image), 0.0

@@ -80,11 +80,8 @@ class DeepinvRecover:
             images = torch.cat(parts)
         wanted = 1 if self.kind == "point" else samples
         if images.ndim != 4 or len(images) != wanted:
-            raise InputError(
-                f"the model must return {wanted} images (image, channel, height, width), got "
-                f"shape {tuple(images.shape)}",
-                code="component.invalid",
-            )
+            text = f"the model must return {wanted} images (image, channel, height, width), got "
+            raise InputError(f"{text}shape {tuple(images.shape)}", code="component.invalid")
         return self.finish(images.detach())
 
     def _call(self, y: Any, physics: Any, seed: int) -> Any:
@@ -183,9 +180,8 @@ class RecoveryFolder:
                 )
             found = _read(safe_join(self.path, str(files[0])))
         if len(found) != 1 and len(found) < samples:
-            raise InputError(
-                f"{stem} has {len(found)} samples, {samples} are needed", code="samples.mismatch"
-            )
+            text = f"{stem} has {len(found)} samples, {samples} are needed"
+            raise InputError(text, code="samples.mismatch")
         return found[:samples]
 
 
@@ -194,10 +190,8 @@ def _read(path: Path) -> np.ndarray:
     with reading(path, "recoveries", "make it again"):
         array = _nifti(path) if path.name.endswith((".nii", ".nii.gz")) else _numpy(path)
     if array.dtype.kind not in "fiubc" or array.ndim not in (2, 3):
-        raise InputError(
-            f"{path} must hold numbers (sample, height, width), got {array.dtype} {array.shape}",
-            code="shape.axes",
-        )
+        text = f"{path} must hold numbers (sample, height, width), got {array.dtype} {array.shape}"
+        raise InputError(text, code="shape.axes")
     array = array if array.ndim == 3 else array[None]
     # In the order of memory: tensors cannot be made of a volume that was turned.
     return np.ascontiguousarray(abs(array) if array.dtype.kind == "c" else array, dtype=np.float32)

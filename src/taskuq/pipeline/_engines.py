@@ -164,11 +164,9 @@ class RayOptions:
             if started_here:
                 ray.init(address=self.address, log_to_driver=False, include_dashboard=False)
         except (OSError, OverflowError, RuntimeError, ValueError) as error:
-            raise InputError(
-                f"no Ray cluster answers at {self.address or 'this machine'} "
-                f"({first_line(error):.120}); check --address, or remove it",
-                code="dependency.missing",
-            ) from None
+            text = f"no Ray cluster answers at {self.address or 'this machine'} "
+            text += f"({first_line(error):.120}); check --address, or remove it"
+            raise InputError(text, code="dependency.missing") from None
         try:
             room, wanted = self._room(ray), 1 if self.workers is None else self.workers
             if not 1 <= wanted <= room:
@@ -225,11 +223,9 @@ class RayOptions:
                         work.record_failure(index, error)
                         progress.step(failed=True)
             if time.monotonic() - moved > self.patience:
-                raise InputError(
-                    f"no chunk was finished for {self.patience:.0f} s on a cluster with "
-                    f"{_resources(ray)}; check its nodes and rerun",
-                    code="dependency.missing",
-                )
+                text = f"no chunk was finished for {self.patience:.0f} s on a cluster with "
+                text += f"{_resources(ray)}; check its nodes and rerun"
+                raise InputError(text, code="dependency.missing")
 
     def _room(self, ray: Any) -> int:
         found = ray.cluster_resources()
@@ -253,10 +249,8 @@ def _extra(module: str, engine: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError:
-        raise InputError(
-            f"{module} is not installed; run pip install 'taskuq[{engine}]'",
-            code="dependency.missing",
-        ) from None
+        text = f"{module} is not installed; run pip install 'taskuq[{engine}]'"
+        raise InputError(text, code="dependency.missing") from None
 
 
 def _resources(ray: Any) -> str:
@@ -288,9 +282,8 @@ class SlurmOptions:
         for setting in options.slurm:
             name, equals, value = setting.partition("=")
             if not equals or not name:
-                raise InputError(
-                    f"--slurm must be name=value, got {setting!r}", code="value.invalid"
-                )
+                text = f"--slurm must be name=value, got {setting!r}"
+                raise InputError(text, code="value.invalid")
             parameters[name] = int(value) if value.isdigit() else value
         jobs = cls.jobs if options.workers is None else options.workers
         chosen = cls(jobs=jobs, cluster=options.address or "slurm", parameters=parameters)
@@ -365,9 +358,8 @@ class SlurmOptions:
                 jobs: list[Any] = executor.map_array(_JobShare(work), shares)
         except (FailedJobError, FailedSubmissionError) as error:
             reason = " ".join(str(error).replace("sbatch: error: ", "").split())
-            raise InputError(
-                f"SLURM refused the jobs ({reason}); use --slurm name=value", code="value.invalid"
-            ) from None
+            text = f"SLURM refused the jobs ({reason}); use --slurm name=value"
+            raise InputError(text, code="value.invalid") from None
         requested = ", ".join(f"{name}={value}" for name, value in self.requested.items())
         many, number = f"{len(jobs)} jobs", jobs[0].job_id.partition("_")[0]
         progress.say(f"{many} ({number}), each with {requested}; change that with --slurm")

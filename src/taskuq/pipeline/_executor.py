@@ -248,10 +248,8 @@ class CaseExecutor:
             chosen.append(batch.lines)
         counts = {read.shape[1] for read in rounds}
         if len(counts) > 1:
-            raise InputError(
-                f"recover returned {sorted(counts)} samples in different rounds; return as many",
-                code="component.invalid",
-            )
+            text = f"recover returned {sorted(counts)} samples in different rounds; return as many"
+            raise InputError(text, code="component.invalid")
         outputs = np.stack(rounds, axis=1)
         found: list[CaseOutputs | InputError] = []
         for k, name in enumerate(names):
@@ -310,19 +308,15 @@ class CaseExecutor:
         """Return the outputs of one round, (case, sample, task)."""
         R, shape = batch.acceleration, tuple(np.shape(batch.images)[1:])
         if tuple(truth.shape) != shape:
-            raise InputError(
-                f"recover returned images of shape {shape} {self._at(R)}, the true image has "
-                f"{tuple(truth.shape)}; return (sample, height, width)",
-                code="component.invalid",
-            )
+            text = f"recover returned images of shape {shape} {self._at(R)}, the true image has "
+            text += f"{tuple(truth.shape)}; return (sample, height, width)"
+            raise InputError(text, code="component.invalid")
         with self._blame("task", names, R):
             outputs = self._read(batch.images, self._at(R))
         if len(outputs) not in (self.size, self.size * self.samples):
-            raise InputError(
-                f"recover returned {len(outputs) / self.size:g} images for {_listed(names)} "
-                f"{self._at(R)}; return {self.samples} samples or one estimate",
-                code="component.invalid",
-            )
+            text = f"recover returned {len(outputs) / self.size:g} images for {_listed(names)} "
+            text += f"{self._at(R)}; return {self.samples} samples or one estimate"
+            raise InputError(text, code="component.invalid")
         if outputs.shape[1] != tasks:
             raise InputError(
                 f"the task returned {outputs.shape[1]} outputs {self._at(R)}, {tasks} on the true "
@@ -355,11 +349,9 @@ class CaseExecutor:
         outputs = as_array(self.executor.read(images), f"the task {where}")
         is_real = outputs.dtype.kind in "fiub" and outputs.ndim in (1, 2)
         if not is_real or len(outputs) != len(images):
-            raise InputError(
-                f"the task {where} returned {outputs.dtype} values of shape {outputs.shape} for "
-                f"{len(images)} images; return one row of real numbers for each",
-                code="component.invalid",
-            )
+            text = f"the task {where} returned {outputs.dtype} values of shape {outputs.shape} for "
+            text += f"{len(images)} images; return one row of real numbers for each"
+            raise InputError(text, code="component.invalid")
         return (outputs[:, None] if outputs.ndim == 1 else outputs).astype(float)
 
     def _case(
@@ -370,10 +362,8 @@ class CaseExecutor:
         for k, values in enumerate([targets, *stored]):
             if not np.isfinite(values).all():
                 where = self._at(self.accelerations[k - 1]) if k else "on the true image"
-                return InputError(
-                    f"the task {where} of case {name} returned NaN or infinity; check the task",
-                    code="value.nonfinite",
-                )
+                text = f"the task {where} of case {name} returned NaN or infinity; check the task"
+                return InputError(text, code="value.nonfinite")
         return CaseOutputs(targets, stored, lines=lines)
 
 

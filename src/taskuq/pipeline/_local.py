@@ -502,10 +502,8 @@ def as_display_image(image: Any) -> FloatArray:
     if array.ndim == 3 and array.shape[-1] != 3 and len(array) == 3:
         array = np.moveaxis(array, 0, -1)
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[-1] != 3) or not array.size:
-        raise InputError(
-            f"an image of shape {array.shape} cannot be displayed; pass keep_images=0",
-            code="shape.axes",
-        )
+        text = f"an image of shape {array.shape} cannot be displayed; pass keep_images=0"
+        raise InputError(text, code="shape.axes")
     return np.asarray(array, dtype=np.float32)
 
 

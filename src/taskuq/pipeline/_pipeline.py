@@ -410,11 +410,9 @@ def _check_case_list(folder: Path, cases: RunCases) -> None:
         stored = read_case_list(folder) or []
     if stored != list(cases.case):
         differ = (a for a, b in zip(stored, cases.case, strict=False) if a != b)
-        raise InputError(
-            f"{folder} has {len(stored)} cases, got {len(cases)} (first difference: "
-            f"{next(differ, 'their number')}); use another folder, or overwrite=True",
-            code="resume.mismatch",
-        )
+        text = f"{folder} has {len(stored)} cases, got {len(cases)} (first difference: "
+        text += f"{next(differ, 'their number')}); use another folder, or overwrite=True"
+        raise InputError(text, code="resume.mismatch")
 
 
 def status(folder: str | Path) -> dict[str, Any]:

@@ -40,14 +40,11 @@ class _RandomMasks:
     def __post_init__(self) -> None:
         (low, high), (narrow, wide) = self.accelerations, self.centre
         if not 1 <= low <= high or not 0 <= narrow <= wide <= 1:
-            raise InputError(
-                f"accelerations must be rising, at least 1, centre in [0, 1]: got {self}",
-                code="value.invalid",
-            )
+            text = f"accelerations must be rising, at least 1, centre in [0, 1]: got {self}"
+            raise InputError(text, code="value.invalid")
         if not self.rules or set(self.rules) - set(PATTERNS):
-            raise InputError(
-                f"rules must be of {PATTERNS}, got {self.rules}", code="choice.unknown"
-            )
+            text = f"rules must be of {PATTERNS}, got {self.rules}"
+            raise InputError(text, code="choice.unknown")
 
     def __call__(
         self, cases: int, width: int, generator: torch.Generator, *, rounds: int = 1
@@ -127,15 +124,11 @@ class MaskedDataset:
         if index not in self._maxima:
             image, width = as_coil_images(item.image), self.masks.shape[1]
             if image.shape[-1] != width:
-                raise InputError(
-                    f"case {item.case} has {image.shape[-1]} columns, the masks have {width}",
-                    code="shape.mismatch",
-                )
+                text = f"case {item.case} has {image.shape[-1]} columns, the masks have {width}"
+                raise InputError(text, code="shape.mismatch")
             if not bool(torch.isfinite(torch.view_as_real(image)).all()):
-                raise InputError(
-                    f"case {item.case} contains NaN or infinities; remove it",
-                    code="value.nonfinite",
-                )
+                text = f"case {item.case} contains NaN or infinities; remove it"
+                raise InputError(text, code="value.nonfinite")
             self._maxima[index] = float(rss(image).max())
         return self.ranges.get(item.group) or self._maxima[index]
 
@@ -199,10 +192,8 @@ class CoilAugmentation:
     def __post_init__(self) -> None:
         values = (self.rotation, self.shift, self.stretch, self.flip)
         if min(values) < 0 or self.rotation > 45 or max(values[1:]) > 0.5:
-            raise InputError(
-                f"rotation must be in [0, 45], the others in [0, 0.5], got {self}",
-                code="value.invalid",
-            )
+            text = f"rotation must be in [0, 45], the others in [0, 0.5], got {self}"
+            raise InputError(text, code="value.invalid")
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Return transformed coil images, complex (case, coil, height, width)."""
@@ -270,14 +261,11 @@ class ScanRandomisation:
     def __post_init__(self) -> None:
         fractions = (self.rounds, self.noisy, self.contrast)
         if min(fractions) < 0 or max(fractions) > 1:
-            raise InputError(
-                f"rounds, noisy and contrast must be in [0, 1], got {fractions}",
-                code="value.invalid",
-            )
+            text = f"rounds, noisy and contrast must be in [0, 1], got {fractions}"
+            raise InputError(text, code="value.invalid")
         if min(self.coils, default=1) < 1 or self.snr[0] > self.snr[1]:
-            raise InputError(
-                f"coils must be at least 1 and snr be rising, got {self}", code="value.invalid"
-            )
+            text = f"coils must be at least 1 and snr be rising, got {self}"
+            raise InputError(text, code="value.invalid")
 
     def __call__(self, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the batch with coil images, ``kspace``, mask and its central lines."""

@@ -204,9 +204,8 @@ class EstimateDataset:
 
 def check_folds(folds: int) -> None:
     if folds < 0 or folds == 1:
-        raise InputError(
-            f"estimate.folds must be 0 or at least 2, got {folds}", code="value.invalid"
-        )
+        text = f"estimate.folds must be 0 or at least 2, got {folds}"
+        raise InputError(text, code="value.invalid")
 
 
 def train_estimators(
@@ -274,10 +273,8 @@ class EstimateConfig:
         """Return the estimators of another training, which must be of the same data and folds."""
         path = folder / "config.toml"
         if not path.exists():
-            raise InputError(
-                f"estimate.folder {folder} has no {path.name}; train its estimators first",
-                code="file.missing",
-            )
+            text = f"estimate.folder {folder} has no {path.name}; train its estimators first"
+            raise InputError(text, code="file.missing")
         there, here = read_toml(path), to_toml_table(settings)
         estimate = there["estimate"]
         pairs = {

@@ -57,15 +57,12 @@ def init_weights(network: nn.Module, weights: Path | None, kind: str) -> None:
 
 def _check_measurement(measurement: MeasurementLike) -> None:
     if not isinstance(measurement, MeasurementLike):
-        raise InputError(
-            f"a measurement must have zero_filled and mask, got {type(measurement).__name__}",
-            code="component.invalid",
-        )
+        text = f"a measurement must have zero_filled and mask, got {type(measurement).__name__}"
+        raise InputError(text, code="component.invalid")
     y = measurement.zero_filled
     if not isinstance(y, Tensor) or y.ndim != 3 or not y.is_complex():
-        raise InputError(
-            "zero_filled must be a complex tensor (coil, height, width)", code="shape.axes"
-        )
+        text = "zero_filled must be a complex tensor (coil, height, width)"
+        raise InputError(text, code="shape.axes")
     numbers = torch.view_as_real(y)
     # Where a sum is finite all its terms are, and it is ten times as quick; it may overflow.
     if not torch.isfinite(numbers.sum()) and not torch.isfinite(numbers).all():
@@ -97,9 +94,8 @@ N = TypeVar("N", bound=nn.Module)
 def load_estimator(weights: Path | str, kind: type[N]) -> N:
     net = RECOVERIES.load(locate(weights))
     if not isinstance(net, kind):
-        raise InputError(
-            f"estimate names {weights}, which is no {kind.__name__}", code="weights.mismatch"
-        )
+        text = f"estimate names {weights}, which is no {kind.__name__}"
+        raise InputError(text, code="weights.mismatch")
     return net
 
 

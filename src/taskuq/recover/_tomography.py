@@ -56,9 +56,8 @@ class _UnrolledConfig:
 
     def __post_init__(self) -> None:
         if min(self.cascades, self.width, self.pools) < 1:
-            raise InputError(
-                f"cascades, width and pools must be positive, got {self}", code="value.invalid"
-            )
+            text = f"cascades, width and pools must be positive, got {self}"
+            raise InputError(text, code="value.invalid")
 
 
 class _UnrolledNet(nn.Module):
@@ -100,9 +99,8 @@ class _SinogramDataset:
         epoch, index = place
         item = self.source[index]
         if item.image.ndim != 2 or item.image.is_complex() or len(set(item.image.shape)) > 1:
-            raise InputError(
-                f"case {item.case} is no real square image; set data.coils to 0", code="shape.axes"
-            )
+            text = f"case {item.case} is no real square image; set data.coils to 0"
+            raise InputError(text, code="shape.axes")
         return {"image": item.image.float(), "round": torch.tensor(self._round(epoch, index))}
 
     def stock(self, device: torch.device, most: float) -> DeviceDataset | None:

@@ -189,13 +189,11 @@ def load_public_varnet(path: Path | str) -> VarNet:
     try:
         missing = net.load_state_dict(state, strict=False).missing_keys
     except RuntimeError:
-        raise InputError(
-            f"{path} has other weights; use the VarNet's", code="weights.mismatch"
-        ) from None
+        text = f"{path} has other weights; use the VarNet's"
+        raise InputError(text, code="weights.mismatch") from None
     if missing:
-        raise InputError(
-            f"{path} lacks {len(missing)} weights, such as {missing[0]}", code="weights.mismatch"
-        )
+        text = f"{path} lacks {len(missing)} weights, such as {missing[0]}"
+        raise InputError(text, code="weights.mismatch")
     return net.eval()
 
 

@@ -203,10 +203,8 @@ class _Rows:
         if "output" in self and not numbered:
             return place, self.numbers("output")[:, None]
         if not numbered or "output" in self:
-            raise InputError(
-                f"{self.source} has no outputs; name them output_0, output_1, ..., or add sample",
-                code="table.column",
-            )
+            text = f"{self.source} has no outputs; name them output_0, output_1, ..., or add sample"
+            raise InputError(text, code="table.column")
         return place, np.stack([self.numbers(numbered[k]) for k in sorted(numbered)], axis=1)
 
     def _sampled_outputs(self, place: np.ndarray) -> tuple[np.ndarray, FloatArray]:
@@ -216,10 +214,8 @@ class _Rows:
         order = np.lexsort((sample, place))
         places, count = np.unique(place, return_counts=True)
         if len(np.unique(count)) != 1:
-            raise InputError(
-                f"{self.source} has {count.min()} to {count.max()} samples of a case in a round",
-                code="samples.mismatch",
-            )
+            text = f"{self.source} has {count.min()} to {count.max()} samples of a case in a round"
+            raise InputError(text, code="samples.mismatch")
         if (np.diff(sample[order].reshape(len(places), -1), axis=1) == 0).any():
             raise InputError(f"{self.source} has a sample twice; keep one", code="table.duplicate")
         return places, outputs[order].reshape(len(places), -1)

@@ -72,11 +72,8 @@ def _read_batches(path: Path, columns: list[str], identity: str = "") -> Iterato
     schema = _read_schema(path)
     note = _read_note(path, schema)
     if identity and note.get("table", identity) != identity:
-        raise InputError(
-            f"shard {path.name} belongs to another table than {HEADER}; remove the shard and "
-            f"rerun, or restore its {HEADER}",
-            code="resume.mismatch",
-        )
+        text = f"shard {path.name} belongs to another table than {HEADER}; remove the shard and "
+        raise InputError(f"{text}rerun, or restore its {HEADER}", code="resume.mismatch")
     for name in columns:
         if name not in schema.names:
             raise InputError(f"shard {path.name} has no column {name}", code="table.column")
@@ -136,9 +133,8 @@ def _read_note(path: Path, schema: Any) -> dict[str, Any]:
 
 
 def _damaged(path: Path, reason: str) -> InputError:
-    return InputError(
-        f"shard {path.name} is truncated or damaged ({reason:.80}); {REMEDY}", code="file.damaged"
-    )
+    text = f"shard {path.name} is truncated or damaged ({reason:.80}); {REMEDY}"
+    return InputError(text, code="file.damaged")
 
 
 class _ColumnHashes:
@@ -199,16 +195,14 @@ def identities(column: Any, name: str, source: str, *, floats: bool = False) -> 
         # A cast that would round raises.
         ids = column.cast(pa.large_string() if texts else pa.int64())
     except pa.ArrowException:
-        raise InputError(
-            f"{source} has a {name} that is neither an integer nor a string", code="table.column"
-        ) from None
+        text = f"{source} has a {name} that is neither an integer nor a string"
+        raise InputError(text, code="table.column") from None
     ids = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
     try:
         ids.validate(full=True)
     except pa.ArrowException:  # bytes that are not UTF-8
-        raise InputError(
-            f"{source} is damaged in column {name}; {REMEDY}", code="file.damaged"
-        ) from None
+        text = f"{source} is damaged in column {name}; {REMEDY}"
+        raise InputError(text, code="file.damaged") from None
     return ids
 
 
@@ -245,10 +239,8 @@ def to_numpy(array: Any, name: str) -> np.ndarray:
         return np.asarray(array)
     longest = pc.max(pc.utf8_length(array)).as_py() or 1
     if longest > LONGEST:
-        raise InputError(
-            f"{name} has an entry of {longest} characters, the limit is {LONGEST}",
-            code="value.invalid",
-        )
+        text = f"{name} has an entry of {longest} characters, the limit is {LONGEST}"
+        raise InputError(text, code="value.invalid")
     texts = np.empty(len(array), dtype=f"<U{longest}")
     for start in range(0, len(array), ROWS):
         texts[start : start + ROWS] = array.slice(start, ROWS).to_pylist()
@@ -280,10 +272,8 @@ def _lines_as_texts(lines: Any, rows: int, count: int | None) -> list[str]:
     """Return the indices of sampled lines of each row, separated by spaces."""
     mask = np.asarray(lines)
     if mask.dtype != bool or mask.shape != (rows, count):
-        raise InputError(
-            f"lines must be booleans {(rows, count)}, got {mask.dtype} of shape {mask.shape}",
-            code="shape.mismatch",
-        )
+        text = f"lines must be booleans {(rows, count)}, got {mask.dtype} of shape {mask.shape}"
+        raise InputError(text, code="shape.mismatch")
     return [" ".join(map(str, np.flatnonzero(row))) for row in mask]
 
 
@@ -293,10 +283,8 @@ def _lines_from_texts(texts: list[str], count: int, source: str) -> BoolArray:
     for row, text in zip(mask, texts, strict=True):
         parts = str(text).split()
         if not all(part.isdecimal() and len(part) < 10 and int(part) < count for part in parts):
-            raise InputError(
-                f"{source} names lines that are not below {count}: {str(text)[:40]!r}",
-                code="file.damaged",
-            )
+            message = f"{source} names lines that are not below {count}: {str(text)[:40]!r}"
+            raise InputError(message, code="file.damaged")
         row[[int(part) for part in parts]] = True
     return mask
 
@@ -422,11 +410,9 @@ class TableWriter:
         z = z[..., None] if z.ndim == 1 else z
         rows, tasks = len(case), len(self.header.task_names)
         if x.shape != (rows, self.header.samples, tasks) or z.shape != (rows, tasks):
-            raise InputError(
-                f"outputs {x.shape} and targets {z.shape} of {rows} cases do not fit a table of "
-                f"{self.header.samples} samples and {tasks} tasks",
-                code="shape.mismatch",
-            )
+            text = f"outputs {x.shape} and targets {z.shape} of {rows} cases do not fit a table of "
+            text += f"{self.header.samples} samples and {tasks} tasks"
+            raise InputError(text, code="shape.mismatch")
         require_finite(x, "outputs")
         if (lines is None) != (self.header.lines is None):
             raise InputError("pass lines for every row of a table, or none", code="option.missing")
@@ -492,20 +478,16 @@ def _rounds_of(rows: Any, header: TableHeader, shard: Path) -> np.ndarray:
     for k, R in enumerate(rates):
         round[np.isnan(rate) if np.isnan(R) else rate == R] = k
     if (round < 0).any():
-        raise InputError(
-            f"shard {shard.name} has an acceleration that is not in {HEADER}",
-            code="rounds.invalid",
-        )
+        text = f"shard {shard.name} has an acceleration that is not in {HEADER}"
+        raise InputError(text, code="rounds.invalid")
     return round
 
 
 def _numeric_column(rows: Any, name: str, shard: Path) -> np.ndarray:
     values = np.asarray(rows[name].to_numpy(zero_copy_only=False))
     if values.dtype.kind not in "fiu":
-        raise InputError(
-            f"shard {shard.name} has {rows[name].type} in {name} instead of numbers",
-            code="table.column",
-        )
+        text = f"shard {shard.name} has {rows[name].type} in {name} instead of numbers"
+        raise InputError(text, code="table.column")
     return values.astype(float)
 
 
@@ -568,11 +550,8 @@ def _refuse_other_header(stored: TableHeader, new: TableHeader, folder: Path) ->
     if changed:
         shown = "; ".join(f"{n} was {before.get(n)}, now {now.get(n)}" for n in changed[:3])
         more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
-        raise TableMismatchError(
-            f"{folder} holds a table of a different run ({shown}{more}); use another folder, or "
-            "overwrite it",
-            code="resume.mismatch",
-        )
+        text = f"{folder} holds a table of a different run ({shown}{more}); use another folder, or "
+        raise TableMismatchError(f"{text}overwrite it", code="resume.mismatch")
 
 
 # For each row of a shard: the case and the round of the arrays that it fills; -1 for none.
@@ -588,9 +567,8 @@ def read_shards(folder: Path) -> TaskOutputs:
     ids, places, complete = _place_rows(header, shards)
     rounds, n, tasks = len(header.accelerations), int(complete.sum()), len(header.task_names)
     if n == 0:
-        raise InputError(
-            f"no case of the table in {folder} has all {rounds} rounds yet", code="table.incomplete"
-        )
+        text = f"no case of the table in {folder} has all {rounds} rounds yet"
+        raise InputError(text, code="table.incomplete")
     schemas = [_read_schema(shard) for shard in shards]
     for shard, schema in zip(shards, schemas, strict=True):
         # Before memory is allocated for the samples that the header claims.
@@ -603,10 +581,8 @@ def read_shards(folder: Path) -> TaskOutputs:
     if not header.round_targets and not unknown:
         # NaN differs from itself; TaskOutputs refuses it.
         if ((targets != targets[:1]) & ~np.isnan(targets)).any():
-            raise InputError(
-                f"the table in {folder} has targets that differ between rounds",
-                code="table.duplicate",
-            )
+            text = f"the table in {folder} has targets that differ between rounds"
+            raise InputError(text, code="table.duplicate")
         targets = targets[0]
     if tasks == 1:
         outputs, targets = outputs[..., 0], targets[..., 0]

@@ -60,15 +60,12 @@ def _as_accelerations(values: Any, rounds: int) -> FloatArray:
         return np.full(1, np.nan)  # unknown: nothing compares it with another
     numbers = np.atleast_1d(as_array(() if values is None else values, "accelerations"))
     if numbers.dtype.kind not in "fiu":
-        raise InputError(
-            f"accelerations must be numbers, got {numbers.dtype}", code="dtype.invalid"
-        )
+        text = f"accelerations must be numbers, got {numbers.dtype}"
+        raise InputError(text, code="dtype.invalid")
     rates = numbers.astype(float)
     if rates.shape != (rounds,):
-        raise InputError(
-            f"{rounds} rounds need as many accelerations, got {rates.size}; pass accelerations",
-            code="rounds.invalid",
-        )
+        text = f"{rounds} rounds need as many accelerations, got {rates.size}; pass accelerations"
+        raise InputError(text, code="rounds.invalid")
     if rounds == 1 and np.isnan(rates).all():
         return rates
     if not (np.isfinite(rates).all() and (rates > 1).all() and (np.diff(rates) < 0).all()):
@@ -431,9 +428,8 @@ def _positions(cases: Any, n: int) -> np.ndarray:
         index = np.nonzero(index)[0]
     is_valid = index.ndim == 1 and index.size > 0 and index.dtype.kind in "iu"
     if not is_valid or index.min() < -n or index.max() >= n:
-        raise InputError(
-            f"cases must be indices below {n} or one boolean per case", code="value.invalid"
-        )
+        text = f"cases must be indices below {n} or one boolean per case"
+        raise InputError(text, code="value.invalid")
     return index
 
 

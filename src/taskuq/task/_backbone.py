@@ -145,9 +145,8 @@ class BackboneConfig:
 
     def __post_init__(self) -> None:
         if self.width < 1 or not self.blocks or min(self.blocks) < 1:
-            raise InputError(
-                f"backbone.width and blocks must be positive, got {self}", code="value.invalid"
-            )
+            text = f"backbone.width and blocks must be positive, got {self}"
+            raise InputError(text, code="value.invalid")
 
 
 class Backbone(nn.Module):

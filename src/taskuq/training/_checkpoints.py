@@ -41,10 +41,8 @@ def prepare_folder(folder: Path, settings: dict[str, Any], *, fresh: bool) -> Pa
         before, after = flatten(stored), flatten(settings)
         changed = sorted(k for k in before.keys() | after.keys() if before.get(k) != after.get(k))
         shown = ", ".join(f"{k}: {before.get(k)} there, {after.get(k)} here" for k in changed[:3])
-        raise InputError(
-            f"{folder} has another configuration ({shown}); use another folder, or --overwrite",
-            code="resume.mismatch",
-        )
+        text = f"{folder} has another configuration ({shown}); use another folder, or --overwrite"
+        raise InputError(text, code="resume.mismatch")
     with atomic_write(path) as partial:
         partial.write_text(toml_text(settings), encoding="utf-8")
     return state if state.exists() else None

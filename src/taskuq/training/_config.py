@@ -49,20 +49,15 @@ class TrainingConfig:
             "learning_rate",
         ):
             if getattr(self, name) <= 0:
-                raise InputError(
-                    f"training.{name} must be positive, got {getattr(self, name)}",
-                    code="value.invalid",
-                )
+                text = f"training.{name} must be positive, got {getattr(self, name)}"
+                raise InputError(text, code="value.invalid")
         for name in ("warmup", "clip", "weight_decay", "workers", "patience"):
             if getattr(self, name) < 0:
-                raise InputError(
-                    f"training.{name} must not be negative, got {getattr(self, name)}",
-                    code="value.invalid",
-                )
+                text = f"training.{name} must not be negative, got {getattr(self, name)}"
+                raise InputError(text, code="value.invalid")
         if not 0 <= self.average < 1:
-            raise InputError(
-                f"training.average must be in [0, 1), got {self.average}", code="value.invalid"
-            )
+            text = f"training.average must be in [0, 1), got {self.average}"
+            raise InputError(text, code="value.invalid")
         if self.replay and self.accumulate > 1:
             # A CUDA graph overwrites the gradients of the last batch.
             raise InputError("training.replay needs accumulate = 1", code="option.conflict")

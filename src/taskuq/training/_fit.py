@@ -370,10 +370,8 @@ def _batch_per_process(config: TrainingConfig, machine: TrainerOptions, cases: i
         message = f"training.batch must be a multiple of {processes}, got {config.batch}"
         raise InputError(message, code="option.conflict")
     if processes > 1 and cases < config.batch:
-        raise InputError(
-            f"{cases} training cases are fewer than training.batch = {config.batch}; reduce it",
-            code="units.few",
-        )
+        text = f"{cases} training cases are fewer than training.batch = {config.batch}; reduce it"
+        raise InputError(text, code="units.few")
     return config.batch // processes
 
 

@@ -88,9 +88,8 @@ def save_weights(
 
     path = Path(path)
     if path.suffix != ".safetensors":
-        raise InputError(
-            f"the weights' name is {path.name}; let it end in .safetensors", code="value.invalid"
-        )
+        text = f"the weights' name is {path.name}; let it end in .safetensors"
+        raise InputError(text, code="value.invalid")
     trained = {name for name, _ in network.named_parameters()}
     state = {
         name: _stored(value, half and name in trained)

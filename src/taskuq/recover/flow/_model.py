@@ -172,17 +172,13 @@ class FlowConfig:
         positive = ("coils", "unet_width", "unet_pools", "condition_channels", "layers", "steps")
         for name in (*positive, "noise", "null_noise", "inputs", "passes"):
             if getattr(self, name) < (least := int(name in positive)):
-                raise InputError(
-                    f"{name} must be at least {least}, got {getattr(self, name)}",
-                    code="value.invalid",
-                )
+                text = f"{name} must be at least {least}, got {getattr(self, name)}"
+                raise InputError(text, code="value.invalid")
         if self.limit <= 0:
             raise InputError(f"limit must be positive, got {self.limit}", code="value.invalid")
         if self.inputs and (self.passes or self.turned or self.fill != "noise"):
-            raise InputError(
-                f"inputs = {self.inputs}, of a residual flow, excludes fill, turned and passes",
-                code="option.conflict",
-            )
+            text = f"inputs = {self.inputs}, of a residual flow, excludes fill, turned and passes"
+            raise InputError(text, code="option.conflict")
 
     @property
     def size_multiple(self) -> int:
@@ -532,11 +528,9 @@ class ConditionalFlow(nn.Module):
     def _check(self, x: Tensor, channels: int) -> None:
         c = self.config
         if x.ndim != 4 or x.shape[1] != channels or any(n % c.size_multiple for n in x.shape[-2:]):
-            raise InputError(
-                f"this flow needs {channels} channels ({c.coils} coils) and sides divisible by "
-                f"{c.size_multiple}, got {tuple(x.shape)}",
-                code="shape.mismatch",
-            )
+            text = f"this flow needs {channels} channels ({c.coils} coils) and sides divisible by "
+            text += f"{c.size_multiple}, got {tuple(x.shape)}"
+            raise InputError(text, code="shape.mismatch")
 
 
 def bits_per_dimension(latents: Sequence[Tensor], log_det: Tensor) -> Tensor:

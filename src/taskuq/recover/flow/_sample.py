@@ -293,18 +293,14 @@ class FlowSampler:
                 code="shape.axes",
             )
         if any(side % c.size_multiple for side in y.shape[-2:]):
-            raise InputError(
-                f"sides must be divisible by {c.size_multiple}, got {y.shape[-2]}×{y.shape[-1]}",
-                code="shape.mismatch",
-            )
+            text = f"sides must be divisible by {c.size_multiple}, got {y.shape[-2]}×{y.shape[-1]}"
+            raise InputError(text, code="shape.mismatch")
         if not bool(torch.isfinite(torch.view_as_real(y)).all()):
             raise InputError("zero-filled images are not finite", code="value.nonfinite")
         if mask.shape != (len(y), y.shape[-1]) or len(seeds) != len(y):
-            raise InputError(
-                f"pass a mask and a seed for each of {len(y)} cases, got masks "
-                f"{tuple(mask.shape)} and {len(seeds)} seeds",
-                code="shape.mismatch",
-            )
+            text = f"pass a mask and a seed for each of {len(y)} cases, got masks "
+            text += f"{tuple(mask.shape)} and {len(seeds)} seeds"
+            raise InputError(text, code="shape.mismatch")
         check_samples(samples)
 
 
@@ -393,10 +389,8 @@ def check_temperature(temperature: float | Temperatures) -> None:
     if not pairs or not all(
         len(pair) == 2 and pair[0] >= 1 and 0 <= pair[1] < math.inf for pair in pairs
     ):
-        raise InputError(
-            f"temperature must be at least 0, or (acceleration, temperature) pairs, got {pairs}",
-            code="value.invalid",
-        )
+        text = f"temperature must be at least 0, or (acceleration, temperature) pairs, got {pairs}"
+        raise InputError(text, code="value.invalid")
 
 
 def temperature_at(temperature: float | Temperatures, mask: Tensor) -> float:
@@ -418,11 +412,8 @@ class ResidualFlowSampler(BatchRecovery):
         dtype: torch.dtype = torch.float16,
     ) -> None:
         if flow.config.coils != 1 or flow.config.inputs != 6:
-            raise InputError(
-                f"a residual flow has coils = 1 and inputs = 6, got {flow.config.coils} and "
-                f"{flow.config.inputs}",
-                code="weights.mismatch",
-            )
+            text = f"a residual flow has coils = 1 and inputs = 6, got {flow.config.coils} and "
+            raise InputError(f"{text}{flow.config.inputs}", code="weights.mismatch")
         self.device = torch.device(device or next(flow.parameters()).device)
         self.flow, self.net = flow, inference_varnet(net.to(self.device).eval(), dtype)
         self.fused = fuse_flow(flow, device=self.device, dtype=torch.float32)

@@ -243,10 +243,8 @@ class FlowMethod:
         card = read_toml(path.with_suffix(".toml"))
         estimate = self.estimate or card.get("estimate")
         if estimate is None:
-            raise InputError(
-                f"{path.name} names no point-estimate network; set 'estimate'",
-                code="config.missing",
-            )
+            text = f"{path.name} names no point-estimate network; set 'estimate'"
+            raise InputError(text, code="config.missing")
         if temperature is None:
             temperature = card.get("temperatures") or 1.0
         half = torch.float32 if exact else torch.float16
@@ -271,9 +269,8 @@ class _FlowTraining(RecoveryTraining):
         if self.network.passes and self.pretrain is None:
             raise InputError("network.passes needs the table pretrain", code="option.missing")
         if self.temperatures and self.estimate is None:
-            raise InputError(
-                "temperatures need estimate, of a residual flow", code="option.missing"
-            )
+            text = "temperatures need estimate, of a residual flow"
+            raise InputError(text, code="option.missing")
         if self.temperatures:
             check_temperature(self.temperatures)
 

@@ -46,15 +46,11 @@ class SamplerConfig:
     def __post_init__(self) -> None:
         sizes = (self.inputs, self.outputs, self.width, self.widest, *self.drawn, self.noise)
         if not self.drawn or min(sizes) < 1 or self.numbers < 0 or self.scale <= 0:
-            raise InputError(
-                f"the numbers of a sampler's network must be positive, got {self}",
-                code="value.invalid",
-            )
+            text = f"the numbers of a sampler's network must be positive, got {self}"
+            raise InputError(text, code="value.invalid")
         if self.inputs % self.outputs:
-            raise InputError(
-                f"inputs must be a multiple of {self.outputs}, got {self.inputs}",
-                code="value.invalid",
-            )
+            text = f"inputs must be a multiple of {self.outputs}, got {self.inputs}"
+            raise InputError(text, code="value.invalid")
 
     @property
     def levels(self) -> int:
@@ -257,11 +253,8 @@ class SamplerNet(nn.Module):
     def encode(self, estimate: Tensor, sampled_fraction: Tensor) -> Condition:
         """Return all that does not depend on noise; arguments as in forward."""
         if estimate.ndim != 4 or estimate.shape[1] != self.config.inputs:
-            raise InputError(
-                f"the condition must be (case, {self.config.inputs}, height, width), got "
-                f"{tuple(estimate.shape)}",
-                code="shape.axes",
-            )
+            text = f"the condition must be (case, {self.config.inputs}, height, width), got "
+            raise InputError(f"{text}{tuple(estimate.shape)}", code="shape.axes")
         height, width = estimate.shape[-2:]
         multiple = self.config.size_multiple
         padding = (0, -width % multiple, 0, -height % multiple)

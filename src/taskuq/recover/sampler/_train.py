@@ -76,11 +76,9 @@ def _energy_score(samples: Tensor, truth: Tensor) -> Tensor:
 
 def _check(samples: Tensor, truth: Tensor) -> None:
     if samples.shape[:1] + samples.shape[2:] != truth.shape or samples.shape[1] < 2:
-        raise InputError(
-            f"samples must be (case, at least two, ...) and the truth (case, ...), got "
-            f"{tuple(samples.shape)} and {tuple(truth.shape)}",
-            code="shape.mismatch",
-        )
+        text = "samples must be (case, at least two, ...) and the truth (case, ...), got "
+        text += f"{tuple(samples.shape)} and {tuple(truth.shape)}"
+        raise InputError(text, code="shape.mismatch")
 
 
 @dataclass(frozen=True)
@@ -95,10 +93,8 @@ class ImageLossConfig:
     def __post_init__(self) -> None:
         weights = (self.pixels, self.energy, self.pooled)
         if min(weights) < 0 or not max(weights) > 0 or min(self.pools, default=1) < 1:
-            raise InputError(
-                f"weights must be 0 or more, one above 0, pools positive, got {self}",
-                code="value.invalid",
-            )
+            text = f"weights must be 0 or more, one above 0, pools positive, got {self}"
+            raise InputError(text, code="value.invalid")
 
     def __call__(self, samples: Tensor, truth: Tensor) -> Tensor:
         score = self.pixels * _fair_crps(samples, truth)
@@ -141,10 +137,8 @@ class TaskLossConfig:
     def __post_init__(self) -> None:
         smallest = min(self.raw, self.output, self.features, self.limit)
         if smallest < 0 or not 0 <= self.begin <= self.full <= 1:
-            raise InputError(
-                f"weights must be >= 0 and 0 <= begin <= full <= 1, got {self}",
-                code="value.invalid",
-            )
+            text = f"weights must be >= 0 and 0 <= begin <= full <= 1, got {self}"
+            raise InputError(text, code="value.invalid")
 
     def fade(self, progress: float) -> float:
         if progress >= self.full:
@@ -381,9 +375,8 @@ def find_estimate(weights: Path, named: Path | None) -> Path | str:
     trained = estimate_weights(Path(card.get("folder", weights.parent)))
     path = named or card.get("weights") or (trained if trained.exists() else None)
     if path is None:
-        raise InputError(
-            f"{weights.name} names no point-estimate network; set 'estimate'", code="config.missing"
-        )
+        text = f"{weights.name} names no point-estimate network; set 'estimate'"
+        raise InputError(text, code="config.missing")
     return path
 
 
@@ -406,10 +399,8 @@ class SamplerMethod:
         card = read_toml(path.with_suffix(".toml"))
         noise_scale = card.get("loudness") if self.widened else None
         if self.widened and noise_scale is None:
-            raise InputError(
-                f"{path.name} has no loudness; train it again, or remove widened",
-                code="config.missing",
-            )
+            text = f"{path.name} has no loudness; train it again, or remove widened"
+            raise InputError(text, code="config.missing")
         dtype = torch.float32 if exact else None
         return SamplerRecovery(net.to(device), estimator, dtype=dtype, noise_scale=noise_scale)
 
@@ -428,9 +419,8 @@ class SamplerTrainingMixin:
         if self.draws < 2:
             raise InputError(f"draws must be at least 2, got {self.draws}", code="value.invalid")
         if (self.network.inputs, self.network.outputs) != channels:
-            raise InputError(
-                f"network.inputs and network.outputs must be {channels}", code="option.conflict"
-            )
+            text = f"network.inputs and network.outputs must be {channels}"
+            raise InputError(text, code="option.conflict")
         if self.task is not None and self.task.weights is None:
             raise InputError("task.weights is missing; name a network", code="config.missing")
 
@@ -506,9 +496,8 @@ def _load_task_network(weights: Path) -> _FeatureTask:
     card = read_card(path, list(NETWORKS))
     net = NETWORKS[card["kind"]].load(path, card["network"])
     if not isinstance(net, _FeatureTask):
-        raise InputError(
-            f"{path} holds a {card['kind']}, which has no hidden features", code="weights.mismatch"
-        )
+        text = f"{path} holds a {card['kind']}, which has no hidden features"
+        raise InputError(text, code="weights.mismatch")
     net.requires_grad_(False)
     return net
 
