@@ -37,7 +37,7 @@ def main() -> None:
     views = TomographyConfig(RATES, views=96, photons=1e5)
     for aim in ("outputs", "variance"):
         _compare(
-            "chest, sampler", views, chest, open_recovery("views-sampler-chest"), AirFraction(), aim
+            "chest, sampler", views, chest, open_recovery("ct-sampler-chest"), AirFraction(), aim
         )
 
 

@@ -124,7 +124,7 @@ def _conv_relu(x: Tensor, conv: nn.Conv2d, add: Tensor | None = None) -> Tensor:
 
 def published_flow() -> ConditionalFlow:
     torch.manual_seed(0)
-    flow = ConditionalFlow(FlowConfig(limit=1e9)).cuda()
+    flow = ConditionalFlow(FlowConfig(max_value=1e9)).cuda()
     generator = torch.Generator("cuda").manual_seed(1)
     with torch.no_grad():
         for layer in flow.layers:
@@ -340,12 +340,12 @@ def step() -> None:
     mask[::12], mask[SIZE // 2 - 8 : SIZE // 2 + 8] = True, True
     how = replace(PAPER, compile=True, precision="bf16-mixed", workers=8)
     slices = Slices(images[:16], mask, 10_000)
-    recipe = _flow_recipe(FlowConfig(noise=0.05), compiled=True)
+    recipe = _flow_recipe(FlowConfig(measured_noise=0.05), compiled=True)
     took = _estimate_training_cost(
         recipe, slices, replace(slices, count=2 * how.batch), how, steps=14
     )
     report_step(f"training step of the flow, {how.batch} slices", took, "421 ms, 42.7 GiB")
-    data = ArrayDataset(images.numpy(), label=[0] * 64, group="each", normalise=False)
+    data = ArrayDataset(images.numpy(), label=[0] * 64, group="image", normalise=False)
     masks = nested_masks(SIZE, (16.0, 8.0, 4.0, 2.0), rng=np.random.default_rng(0))
     cases = CrossFitDataset(MaskedDataset(data, masks, seed=0), np.arange(64) % 2)
     honest = CrossFitEstimates([build("varnet", preset="paper") for _ in range(2)], None)

@@ -20,7 +20,7 @@ import taskuq as tq
 from taskuq.cli.app import main as command
 
 CONFIG = """
-part = "all"
+subset = "all"
 samples = 1
 [data]
 kind = "npz"

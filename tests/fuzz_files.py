@@ -39,7 +39,7 @@ class Kind:
 
 # A run over a few images; what recovers them is filled in.
 RUN = """
-part = "all"
+subset = "all"
 samples = {samples}
 [data]
 kind = "npz"

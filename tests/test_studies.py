@@ -12,7 +12,7 @@ from taskuq.cli.app import main
 CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "luna"
 SMALL = {
     "training": {"epochs": 1, "batch": 4, "precision": "32-true"},
-    "network": {"width": 8, "drawn": [2, 2, 2, 2]},
+    "network": {"width": 8, "decoder_channels": [2, 2, 2, 2]},
 }
 ESTIMATE = {
     "folds": 2,
@@ -56,18 +56,18 @@ def test_the_figures_of_real_chests_are_written_into_their_document(source, tmp_
     assert not training & judged, "no patient is in both"
     assert len(training | judged) == 25
 
-    sampler = smaller("sampler.toml", tmp_path, **SMALL, estimate=ESTIMATE, draws=2)
-    main(["train", "views-sampler", sampler, "-o", "runs/luna-sampler", "--accelerator", "cpu"])
-    for name in ("back-projection", "sampler"):
-        config = smaller(f"table-{name}.toml", tmp_path, samples=1 if "back" in name else 4)
+    sampler = smaller("ct-sampler.toml", tmp_path, **SMALL, estimate=ESTIMATE, samples=2)
+    main(["train", "ct-sampler", sampler, "-o", "runs/luna-ct-sampler", "--accelerator", "cpu"])
+    for name in ("filtered-back-projection", "sampler"):
+        config = smaller(f"run-{name}.toml", tmp_path, samples=1 if "back" in name else 4)
         main(["run", config, "-o", f"runs/{name}", "--device", "cpu"])
     document = tmp_path / "page.md"
     document.write_text("before\n<!-- luna -->\nold\n<!-- end of luna -->\nafter\n")
     monkeypatch.setattr("studies.tomography.SAMPLES", 2)
     monkeypatch.delitem(RULES, "fixed-width, learned")  # nine scans are too few to learn from
     judge(
-        Path("data/luna-judged.npz"), None, Path("runs/luna-sampler/best.safetensors"), 2,
-        [Path("runs/back-projection"), Path("runs/sampler")], splits=5, into=document,
+        Path("data/luna-judged.npz"), None, Path("runs/luna-ct-sampler/best.safetensors"), 2,
+        [Path("runs/filtered-back-projection"), Path("runs/sampler")], splits=5, into=document,
     )  # fmt: skip
 
     text = document.read_text()
@@ -83,13 +83,13 @@ def test_the_figures_of_real_chests_are_written_into_their_document(source, tmp_
 
 
 def test_training_and_tables_measure_alike_on_their_own_scans():
-    names = ("sampler", "table-back-projection", "table-sampler")
+    names = ("ct-sampler", "run-filtered-back-projection", "run-sampler")
     trained, simple, drawn = (
         tomllib.loads((CONFIGS / f"{name}.toml").read_text()) for name in names
     )
     assert simple["measure"] == drawn["measure"] == {"kind": "tomography", **trained["measure"]}
     assert simple["data"] == drawn["data"]
-    assert drawn["recover"]["weights"] == "runs/luna-sampler/best.safetensors"
+    assert drawn["recover"]["weights"] == "runs/luna-ct-sampler/best.safetensors"
     assert trained["data"]["path"] == simple["data"]["path"].replace("judged", "training")
 
 

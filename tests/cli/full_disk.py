@@ -132,8 +132,8 @@ def begin():
     Path("train.toml").write_text(
         "[network]\ncascades = 1\nwidth = 2\npools = 1\nsensitivity_width = 2\n"
         "sensitivity_pools = 1\n[training]\nepochs = 1\nbatch = 2\n[data]\nkind = 'npz'\n"
-        "path = 'images.npz'\ncoils = 2\nvalidation = 0.34\n[measure]\naccelerations = [4, 2]\n"
-        "published = false\n"
+        "path = 'images.npz'\ncoils = 2\nvalidation_fraction = 0.34\n[measure]\n"
+        "accelerations = [4, 2]\npublished = false\n"
     )
 
 

@@ -25,4 +25,4 @@ def small_preparation():
     """The paper's preparation, for small test volumes."""
     from taskuq.data._volume import FastMRIPreprocessing
 
-    return FastMRIPreprocessing(size=32, minimum_width=32, first_acceleration=4, slices="all")
+    return FastMRIPreprocessing(size=32, min_lines=32, first_acceleration=4, slices="all")

@@ -41,7 +41,7 @@ def test_groups_are_required_or_refused_explicitly(tmp_path):
     np.savez(path, images=np.ones((3, 8, 8)), label=[0, 1, 0])
     with refused("table.column", "group"):
         read_npz(path)
-    assert read_npz(path, group="each").groups.tolist() == ["0", "1", "2"]
+    assert read_npz(path, group="image").groups.tolist() == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize(

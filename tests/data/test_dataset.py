@@ -151,7 +151,7 @@ def test_labels_are_read_with_the_images(monkeypatch):
 
 
 def test_mixed_sizes_and_types():
-    data = ArrayDataset(np.ones((3, 9, 7)), label=[0, 1, 0], group="each", normalise=False)
+    data = ArrayDataset(np.ones((3, 9, 7)), label=[0, 1, 0], group="image", normalise=False)
     kinds = [torch.float32, torch.complex64, torch.float16]
     mixed = transform_dataset(data, lambda item: item._replace(
         image=item.image[: 3 + int(item.case)].to(kinds[int(item.case)])))  # fmt: skip

@@ -227,8 +227,8 @@ def test_half_precision_store_rounds(volumes, small_preparation, kept):
 
 
 def test_test_cases_are_never_rounded(volumes, kept, capsys):
-    reader = FastMRIData(path=volumes, validation_path=volumes, size=32, minimum_width=32)
-    at_16 = FastMRIPreprocessing(size=32, minimum_width=32, slices="all")
+    reader = FastMRIData(path=volumes, validation_path=volumes, size=32, min_lines=32)
+    at_16 = FastMRIPreprocessing(size=32, min_lines=32, slices="all")
     reader = replace(reader, cache=kept("half", at_16))
     fastmri._warned.clear()
     assert reader.open().precision == "half"
@@ -380,12 +380,12 @@ def test_run_resumes_with_the_same_precision(volumes, kept, tmp_path, capsys):
     from taskuq.cli.app import main
     from taskuq.table._table import TaskOutputs
 
-    at_16 = FastMRIPreprocessing(size=32, minimum_width=32, slices="all")
+    at_16 = FastMRIPreprocessing(size=32, min_lines=32, slices="all")
     config, table = tmp_path / "run.toml", tmp_path / "table"
     config.write_text(
-        f'part = "training"\nsamples = 1\n[measure]\naccelerations = [4, 2]\n[data]\n'
-        f'kind = "fastmri"\npath = "{volumes}"\nsize = 32\nminimum_width = 32\nvalidation = 0.5\n'
-        f'cache = "{tmp_path / "cache"}"\n'
+        f'subset = "training"\nsamples = 1\n[measure]\naccelerations = [4, 2]\n[data]\n'
+        f'kind = "fastmri"\npath = "{volumes}"\nsize = 32\nmin_lines = 32\n'
+        f'validation_fraction = 0.5\ncache = "{tmp_path / "cache"}"\n'
     )
     run = ["run", str(config), "-o", str(table), "--device", "cpu"]
     main(run)

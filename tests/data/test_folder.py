@@ -105,9 +105,9 @@ def test_groups_are_required_once(tmp_path, table):
     bare = table("file,label\na.png,1\n")
     with refused("groups.missing"):
         ImageFolder(tmp_path, bare)
-    assert ImageFolder(tmp_path, bare, group="each").groups.tolist() == ["a.png"]
+    assert ImageFolder(tmp_path, bare, group="image").groups.tolist() == ["a.png"]
     with refused("option.conflict"):
-        ImageFolder(tmp_path, table("file,label,group\na.png,1,g\n"), group="each")
+        ImageFolder(tmp_path, table("file,label,group\na.png,1,g\n"), group="image")
 
 
 @pytest.mark.parametrize(

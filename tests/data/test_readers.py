@@ -44,7 +44,7 @@ def fastmri(folder):
     (folder / "knee.csv").write_text(NOTES + "\n".join(torn))
     return {
         "path": str(folder / "train"), "validation_path": str(folder / "val"),
-        "labels": str(folder / "knee.csv"), "size": SIZE, "minimum_width": SIZE, "slices": "all",
+        "labels": str(folder / "knee.csv"), "size": SIZE, "min_lines": SIZE, "slices": "all",
     }  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def npz(folder):
         folder / "mine.npz", images=images, label=[*LABEL, 0], group=[*GROUP, "other"], keep=keep,
         case=[*(f"case-{k}" for k in range(CASES)), "other"], area=np.arange(CASES + 1.0),
     )  # fmt: skip
-    return {"path": str(folder / "mine.npz"), "keep": "keep"}
+    return {"path": str(folder / "mine.npz"), "select": "keep"}
 
 
 def folder(folder):
@@ -65,7 +65,7 @@ def folder(folder):
         image.fromarray(picture).save(folder / f"{k}.png")
         rows.append(f"{k}.png,{LABEL[k]},{GROUP[k]}")
     (folder / "labels.csv").write_text("\n".join(rows))
-    return {"path": str(folder), "labels": str(folder / "labels.csv"), "cut": SIZE}
+    return {"path": str(folder), "labels": str(folder / "labels.csv"), "size": SIZE}
 
 
 def atlas(folder):
@@ -81,7 +81,7 @@ def data(request, tmp_path):
     """The table [data] of one reader, with files for it."""
     (tmp_path / "data").mkdir()
     own = MAKE[request.param](tmp_path / "data")
-    return {"kind": request.param, "coils": 2, "validation": 0.5, **own}
+    return {"kind": request.param, "coils": 2, "validation_fraction": 0.5, **own}
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ class Ramp(DataConfig):
 
     def open(self):
         images = np.ones((self.cases, 16, 16)) * np.linspace(0.1, 1, 16)
-        return ArrayDataset(images, label=np.arange(self.cases) % 2, group="each")
+        return ArrayDataset(images, label=np.arange(self.cases) % 2, group="image")
 
 
 READERS.register("ramp", Ramp)
@@ -188,7 +188,7 @@ READERS.register("ramp", Ramp)
 def test_own_reader_is_found_by_its_name(tmp_path, monkeypatch):
     (tmp_path / "ramp_reader.py").write_text(OWN)
     (tmp_path / "run.toml").write_text(
-        toml_text({"part": "all", "samples": 1, "measure": {"accelerations": [4, 2]},
+        toml_text({"subset": "all", "samples": 1, "measure": {"accelerations": [4, 2]},
                    "data": {"kind": "ramp", "cases": 3, "coils": 2}})
     )  # fmt: skip
     monkeypatch.setenv("TASKUQ_EXTENSIONS", str(tmp_path / "ramp_reader.py"))
@@ -204,13 +204,13 @@ def test_own_reader_is_found_by_its_name(tmp_path, monkeypatch):
     [
         ({"kind": "npz", "patients": 3}, "config.key",
          ["data.patients", "'npz'",
-          "coils, validation, seed, in_memory, path, group, keep, target, scale"]),
+          "coils, validation_fraction, seed, in_memory, path, group, select, target, scale"]),
         ({"kind": "atlas", "path": "a"}, "config.key",
          ["data.path", "'atlas'",
-          "coils, validation, seed, in_memory, patients, size, slices, contrast, target"]),
+          "coils, validation_fraction, seed, in_memory, patients, size, slices, contrast, target"]),
         ({"kind": "folder", "target": "area"}, "config.key",
          ["data.target", "'folder'",
-          "coils, validation, seed, in_memory, path, labels, group, cut"]),
+          "coils, validation_fraction, seed, in_memory, path, labels, group, size"]),
         ({"kind": "atlas", "target": "volume"}, "choice.unknown",
          ["data.target", "'label', 'lesion_area'"]),
         ({"kind": "nii"}, "choice.unknown", ["'nii'", "fastmri, npz, folder, atlas, chest"]),
@@ -251,7 +251,7 @@ def test_targets_follow_the_selected_cases(tmp_path):
         ({"target": "volume"}, "table.column", "images, label, group, keep, case, area"),
         ({"target": "short"}, "shape.mismatch", "short"),
         ({"target": "broken"}, "value.nonfinite", "broken"),
-        ({"keep": "area"}, "dtype.invalid", "data.keep"),
+        ({"select": "area"}, "dtype.invalid", "data.select"),
     ],
 )
 def test_wrong_arrays_are_refused(tmp_path, change, code, names):

@@ -61,7 +61,7 @@ TOLERANCES = {"sampler": 2e-3, "varnet": 1e-3}
 @pytest.mark.parametrize("name", [name.removeprefix("atlas-") for name in stored()])
 def test_stored_row_is_reproduced(name):
     """One slice, from the atlas to its outputs, against the bundled table."""
-    run, tolerance = open_run(read_run(CONFIGS / f"table-{name}.toml"), "cpu"), TOLERANCES[name]
+    run, tolerance = open_run(read_run(CONFIGS / f"run-{name}.toml"), "cpu"), TOLERANCES[name]
     table, index = stored_table(f"atlas-{name}"), 11
     item = run.images[index]
     found = run.pipeline.run(
@@ -82,7 +82,7 @@ def test_scanned_patients_are_not_in_the_table():
     scanned = {f"patient-{FIRST + k}" for k in range(DemoSettings().patients)}
     assert not scanned & set(stored_table("atlas-sampler").group.tolist())
     for name in TOLERANCES:
-        assert read_run(CONFIGS / f"table-{name}.toml").data.seed == SEED
+        assert read_run(CONFIGS / f"run-{name}.toml").data.seed == SEED
 
 
 def test_demo_leaves_records_table_and_report(folder):

@@ -33,9 +33,9 @@ def test_presence_and_area_of_lesions_end_in_one_page(tmp_path, monkeypatch):
         "classifier-area.toml", tmp_path, data={"patients": 12, **small},
         training={"epochs": 1, "batch": 8},
     )  # fmt: skip
-    main(["train", "classifier", area, "-o", "runs/atlas-area", "--accelerator", "cpu"])
+    main(["train", "classifier", area, "-o", "runs/atlas-classifier-area", "--accelerator", "cpu"])
     run = smaller(
-        "two-tasks.toml", tmp_path, samples=2, data={"patients": 12, "coils": 2, **small},
+        "run-two-tasks.toml", tmp_path, samples=2, data={"patients": 12, "coils": 2, **small},
         recover={"kind": "zero-filled"},
     )  # fmt: skip
     main(["run", run, "-o", "both", "--keep-images", "2", "--device", "cpu"])

@@ -49,31 +49,31 @@ def test_state_of_another_learning_is_refused(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         learn_masks(learner(Draws(fails_at=8)), path, progress=False)
     with refused("resume.mismatch"):
-        learn_masks(learner(Draws(), aim="variance"), path, progress=False)
-    learn_masks(learner(Draws(), aim="variance"), path, overwrite=True, progress=False)
+        learn_masks(learner(Draws(), objective="variance"), path, progress=False)
+    learn_masks(learner(Draws(), objective="variance"), path, overwrite=True, progress=False)
 
 
 def test_rounds_measure_the_learned_masks(tmp_path):
     path = tmp_path / "masks.npz"
     masks, _ = learn_masks(learner(Draws()), path, progress=False)
-    config = MaskConfig(accelerations=RATES, file=path)
+    config = MaskConfig(accelerations=RATES, path=path)
     assert np.array_equal(config.scanner(SIZE, noise=0, seed=0).masks, masks)
-    assert np.array_equal(MaskConfig(accelerations=RATES[1:], file=path).masks(SIZE), masks[1:])
+    assert np.array_equal(MaskConfig(accelerations=RATES[1:], path=path).masks(SIZE), masks[1:])
     with refused("rounds.invalid"):
-        MaskConfig(accelerations=(3.0,), file=path).masks(SIZE)
+        MaskConfig(accelerations=(3.0,), path=path).masks(SIZE)
     with refused("shape.mismatch"):
         config.masks(2 * SIZE)
     with open_npz(path) as arrays:
         made = json.loads(str(arrays["provenance"]))
     assert made["cases"] == ["0", "1", "2"]
-    assert made["configuration"]["aim"] == "gradient"
+    assert made["configuration"]["objective"] == "gradient"
 
 
 def test_scan_takes_the_views_of_a_file(tmp_path):
     masks = np.zeros((2, 8), dtype=bool)
     masks[0, [1, 2]] = masks[1, [1, 2, 3, 7]] = True
     np.savez(tmp_path / "views.npz", masks=masks, accelerations=[4.0, 2.0])
-    config = TomographyConfig((4.0, 2.0), views=8, file=tmp_path / "views.npz")
+    config = TomographyConfig((4.0, 2.0), views=8, path=tmp_path / "views.npz")
     ct = config.scanner(8, noise=0, seed=0)
     assert ct.views_at(4.0).tolist() == [1, 2]
     assert ct.views_at(2.0).tolist() == [1, 2, 3, 7]
@@ -85,11 +85,11 @@ def test_scan_takes_the_views_of_a_file(tmp_path):
 def test_command_learns_views_of_chests(tmp_path, capsys):
     config = tmp_path / "order.toml"
     config.write_text(
-        'samples = 3\ncases = 2\nblock = 3\naim = "outputs"\n'
+        'samples = 3\ncases = 2\nlines_per_step = 3\nobjective = "outputs"\n'
         '[data]\nkind = "chest"\npatients = 4\nsize = 64\nslices = 1\n'
         '[measure]\nkind = "tomography"\naccelerations = [6, 3]\nviews = 12\n'
-        '[recover]\nkind = "views-sampler"\nweights = "views-sampler-chest"\n'
-        '[task]\nkind = "air-share"\n'
+        '[recover]\nkind = "ct-sampler"\nweights = "ct-sampler-chest"\n'
+        '[task]\nkind = "air-fraction"\n'
     )
     main(["masks", "--learn", str(config), "-o", str(tmp_path / "views.npz")])
     stderr = capsys.readouterr().err
@@ -135,7 +135,9 @@ def seeing(recover, **settings):
 
 @pytest.mark.parametrize("tries", [0, 12])
 def test_random_candidates_find_lines_without_variance(tries, tmp_path):
-    masks, order = learn_masks(seeing(Blind(), tries=tries), tmp_path / "m.npz", progress=False)
+    masks, order = learn_masks(
+        seeing(Blind(), random_candidates=tries), tmp_path / "m.npz", progress=False
+    )
     assert bool(masks[1, [3, 13]].any()) == bool(tries)
     assert masks.sum(axis=1).tolist() == [2, 4, 8]
     assert (masks[1:] >= masks[:-1]).all()
@@ -150,13 +152,13 @@ def test_batched_cases_give_the_same_order(tmp_path):
             return torch.stack([self(one, samples=samples, seed=seed) for one, seed in pairs])
 
     orders = [
-        learn_masks(learner(kind(), tries=3), tmp_path / f"{k}.npz", progress=False)[1]
+        learn_masks(learner(kind(), random_candidates=3), tmp_path / f"{k}.npz", progress=False)[1]
         for k, kind in enumerate((Draws, Together))
     ]
     assert orders[0].lines == orders[1].lines
 
 
 def test_tries_need_a_task_and_a_number():
-    for settings in ({"tries": -1}, {"tries": 2, "aim": "variance"}):
+    for settings in ({"random_candidates": -1}, {"random_candidates": 2, "objective": "variance"}):
         with refused("value.invalid", "tries"):
             MaskLearningConfig(**settings)

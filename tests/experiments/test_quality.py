@@ -30,7 +30,7 @@ from taskuq.report._report import write_report
 from taskuq.training._weights import save_weights
 
 SMALL_FLOW = FlowConfig(
-    coils=2, unet_width=4, unet_pools=2, condition_channels=6, steps=3, limit=1e12
+    coils=2, unet_width=4, unet_pools=2, condition_channels=6, steps_per_layer=3, max_value=1e12
 )
 
 
@@ -114,7 +114,7 @@ def test_part_all_evaluates_all_cases(tmp_path):
     (row,) = evaluate(tmp_path, blocks(4), part="all")["results"]
     assert row["volumes"] == 2
     with refused("option.conflict"):
-        QualityConfig(part="all", features=Path("vgg.safetensors"))
+        QualityConfig(subset="all", vgg_weights=Path("vgg.safetensors"))
 
 
 def test_exact_recovery_has_no_psnr(tmp_path):

@@ -30,7 +30,8 @@ def config(tmp_path):
     path = tmp_path / "q.toml"
     path.write_text(
         f"varnet = '{tmp_path}/v.safetensors'\n[data]\nkind = 'npz'\npath = '{tmp_path}/a.npz'\n"
-        "coils = 2\nvalidation = 0.5\n[measure]\naccelerations = [4, 2]\npublished = false\n"
+        "coils = 2\nvalidation_fraction = 0.5\n[measure]\naccelerations = [4, 2]\n"
+        "published = false\n"
     )
     return path
 
@@ -69,7 +70,7 @@ class Moments(torch.nn.Module):
 def test_a_judgement_that_was_stopped_goes_on(config, tmp_path, monkeypatch):
     monkeypatch.setattr("taskuq.experiments._quality._load_vgg", Moments)
     (tmp_path / "vgg.safetensors").write_text("weights")
-    config.write_text(f"features = '{tmp_path}/vgg.safetensors'\n{config.read_text()}")
+    config.write_text(f"vgg_weights = '{tmp_path}/vgg.safetensors'\n{config.read_text()}")
     settings, store = read_config(QualityConfig, config), tmp_path / "pieces"
     alone = evaluate_quality(settings, quiet=True)
     whole, seen = _QualityWork.evaluate, []

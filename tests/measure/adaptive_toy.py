@@ -60,6 +60,6 @@ def corner(images: Any) -> torch.Tensor:
 
 def learner(recover: Any, **settings: Any) -> _MaskLearner:
     """What learns an order from the toy's patients."""
-    config = MaskLearningConfig(samples=6, cases=3, block=2, **settings)
+    config = MaskLearningConfig(samples=6, cases=3, lines_per_step=2, **settings)
     object.__setattr__(config.measure, "accelerations", RATES)
     return _MaskLearner(config, scanner(), recover, corner, as_cases(patients()), "cpu")

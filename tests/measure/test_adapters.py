@@ -71,7 +71,7 @@ def test_deepinv_noise_depends_on_seed_and_image(deepinv):
     assert not torch.allclose(one, drawn(torch.zeros(8, 8), 0))
 
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "ct"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "chest"
 
 
 def table_of(name, operator):
@@ -84,7 +84,7 @@ def table_of(name, operator):
     return run.pipeline.run(run.images, accelerations=rates, samples=4, seed=0, progress=False)
 
 
-@pytest.mark.parametrize("name", ["run-back-projection", "run"])
+@pytest.mark.parametrize("name", ["run-filtered-back-projection", "run-sampler"])
 @pytest.mark.filterwarnings("ignore")  # deepinv's own
 def test_both_operators_lead_to_the_same_table(deepinv, name):
     ours, theirs = (table_of(name, operator) for operator in ("taskuq", "deepinv"))

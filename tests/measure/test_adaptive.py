@@ -188,7 +188,7 @@ def test_linear_task_has_one_variance_by_gradient_and_by_outputs():
         return torch.stack([x[:, 3].mean(1), 2 * x[:, :, 4].sum(1)], dim=1)
 
     by = {
-        a: line_covariance(system, scan, drawn, linear, first, aim=a)
+        a: line_covariance(system, scan, drawn, linear, first, objective=a)
         for a in ("gradient", "outputs")
     }
     assert np.isclose(by["gradient"].left([]), by["outputs"].left([]), rtol=1e-4)
@@ -216,7 +216,7 @@ def test_independent_lines_have_the_exact_posterior_variance(lines):
     weights = torch.as_tensor(a.reshape(8, 8))
     spread = line_covariance(
         system, scan, torch.as_tensor(samples), lambda x: (x * weights).sum((1, 2)), first,
-        ridge=1e-9,
+        regularisation=1e-9,
     )  # fmt: skip
     columns = np.fft.fftshift(np.fft.fft(np.eye(64).reshape(64, 8, 8), norm="ortho"), axes=-1)
     seen = columns[:, :, lines].reshape(64, -1).T
@@ -248,9 +248,9 @@ def test_tasks_without_gradient_and_too_few_samples_are_refused():
     with refused("samples.mismatch", "at least 2"):
         line_covariance(system, scan, drawn[:1], corner, first)
     with refused("samples.mismatch", "at least 3"):
-        line_covariance(system, scan, drawn[:2], corner, first, aim="outputs")
+        line_covariance(system, scan, drawn[:2], corner, first, objective="outputs")
     with refused("choice.unknown"):
-        line_covariance(system, scan, drawn, corner, first, aim="colour")
+        line_covariance(system, scan, drawn, corner, first, objective="colour")
 
 
 STRIPES = torch.cos(2 * torch.pi * 5 * torch.arange(SIZE) / SIZE)
@@ -280,7 +280,7 @@ def test_outputs_aim_is_leave_one_out():
     def task(x):
         return x[:, :, 3].mean(1) ** 2
 
-    found = line_covariance(system, scan, drawn, task, first, aim="outputs")
+    found = line_covariance(system, scan, drawn, task, first, objective="outputs")
     held, z = system.line_values(drawn, scan), task(drawn)
     seen = []
     for j in range(40):
@@ -342,24 +342,24 @@ def test_outputs_belong_to_the_stored_lines(table):
 
 def test_share_of_adaptive_lines(table):
     masks = scanner().masks
-    none, half = (run(Draws(), measure=rule(share=share)) for share in (0.0, 0.5))
+    none, half = (run(Draws(), measure=rule(adaptive_fraction=share)) for share in (0.0, 0.5))
     assert (none.sampled_lines == masks[:, None]).all()
     outside = [(t.sampled_lines & ~masks[:, None]).sum(axis=2) for t in (none, half, table)]
     added = np.diff(masks.sum(axis=1))
     assert (np.diff(outside[1], axis=0) <= np.ceil(added / 2)[:, None]).all()
     assert 0 < outside[1].sum() < outside[2].sum()
     assert (half.sampled_lines.sum(axis=2) == masks.sum(axis=1)[:, None]).all()
-    assert len({rule(share=share).fingerprint for share in (0.0, 0.5, 1.0)}) == 3
-    assert rule(share=1.0).fingerprint == rule().fingerprint
-    with refused("value.invalid", "share"):
-        rule(share=1.5)
+    assert len({rule(adaptive_fraction=share).fingerprint for share in (0.0, 0.5, 1.0)}) == 3
+    assert rule(adaptive_fraction=1.0).fingerprint == rule().fingerprint
+    with refused("value.invalid", "adaptive_fraction"):
+        rule(adaptive_fraction=1.5)
 
 
 def test_lookahead_limits_the_lines(table):
     masks = scanner().masks.copy()
     masks[1] = masks[0]
     masks[1, np.flatnonzero(masks[2] & ~scanner().masks[1])[:2]] = True  # not the best of them
-    rules = [AdaptiveLines(scanner(), masks, RATES, ahead=ahead) for ahead in (0, 1)]
+    rules = [AdaptiveLines(scanner(), masks, RATES, lookahead=ahead) for ahead in (0, 1)]
     now, later = (run(Draws(), measure=rule) for rule in rules)
     assert (now.sampled_lines == masks[:, None]).all()
     assert (later.sampled_lines[1] <= masks[2]).all()
@@ -368,10 +368,14 @@ def test_lookahead_limits_the_lines(table):
         later.sampled_lines[2] == masks[2]
     ).all()  # in the last round the masks' lines are measured
     assert (later.sampled_lines.sum(axis=2) == masks.sum(axis=1)[:, None]).all()
-    every = [rule(ahead=ahead, share=share) for ahead in (None, 0, 1) for share in (0.5, 1)]
+    every = [
+        rule(lookahead=ahead, adaptive_fraction=share)
+        for ahead in (None, 0, 1)
+        for share in (0.5, 1)
+    ]
     assert len({one.fingerprint for one in every}) == 6
     with refused("value.invalid", "ahead"):
-        rule(ahead=-1)
+        rule(lookahead=-1)
 
 
 @pytest.mark.parametrize("options", [{}, {"batch": 3}])

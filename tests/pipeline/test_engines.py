@@ -97,7 +97,7 @@ def test_more_workers_than_fit_are_refused_before_anything_is_computed(cluster, 
 
 
 CONFIG = """
-part = "all"
+subset = "all"
 [data]
 kind = "atlas"
 patients = 2

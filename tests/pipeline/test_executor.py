@@ -151,7 +151,10 @@ class Asked:
     [("outputs", None, 3), ("variance", None, 3), ("outputs", 4, 5), ("gradient", None, 5)],
 )
 def test_a_scan_runs_the_task_again_only_for_what_it_has_not_read(aim, looks, times):
-    rule, task = AdaptiveLines(scanner(), scanner().masks, RATES, aim, looks=looks), Asked()
+    rule, task = (
+        AdaptiveLines(scanner(), scanner().masks, RATES, aim, selection_samples=looks),
+        Asked(),
+    )
     table = tq.Pipeline(rule, Draws(), corner).run(
         CASES, accelerations=RATES, samples=6, seed=0, case=NAMES, task_range=(0, 1), progress=False
     )

@@ -6,7 +6,13 @@ import torch
 from taskuq.recover.flow._model import ConditionalFlow, FlowConfig
 
 SMALL = FlowConfig(
-    coils=2, unet_width=4, unet_pools=2, condition_channels=6, layers=2, steps=3, limit=1e12
+    coils=2,
+    unet_width=4,
+    unet_pools=2,
+    condition_channels=6,
+    layers=2,
+    steps_per_layer=3,
+    max_value=1e12,
 )
 
 

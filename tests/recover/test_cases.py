@@ -24,7 +24,7 @@ from taskuq.recover._cases import (
     simulate_scan,
 )
 
-PLAIN = ScanRandomisation(rounds=1.0, noisy=0.0, contrast=0.0)
+PLAIN = ScanRandomisation(fixed_mask_fraction=1.0, noise_fraction=0.0, contrast=0.0)
 
 
 def generator(seed=0):
@@ -51,7 +51,7 @@ def test_coils_keep_the_truth(batch):
 
 
 def test_noise_has_its_size_and_the_truth_has_none(batch):
-    noisy = replace(PLAIN, noisy=1.0, snr=(26.0, 26.0))(batch, generator())
+    noisy = replace(PLAIN, noise_fraction=1.0, snr_db=(26.0, 26.0))(batch, generator())
     clean = fft2c(batch["image"])
     assert torch.equal(noisy["image"], batch["image"])
     noise = (noisy["kspace"] - clean)[broadcast_mask(batch["mask"], clean).expand(clean.shape)]
@@ -65,7 +65,7 @@ def test_noise_has_its_size_and_the_truth_has_none(batch):
 
 
 def test_random_masks_have_their_acceleration(batch):
-    scans = replace(PLAIN, rounds=0.0, masks=_RandomMasks(accelerations=(6, 6)))
+    scans = replace(PLAIN, fixed_mask_fraction=0.0, masks=_RandomMasks(acceleration_range=(6, 6)))
     mask = scans(batch, generator())["mask"]
     assert mask.sum(1).tolist() == [4] * 5
     assert mask[:, 12].all()
@@ -87,12 +87,14 @@ def test_contrast_is_increasing_and_keeps_the_range(batch, strength):
 
 def test_empty_image_stays_empty(batch):
     empty = {**batch, "image": torch.zeros_like(batch["image"])}
-    seen = ScanRandomisation(coils=(4,), noisy=1.0)(empty, generator())
+    seen = ScanRandomisation(coils=(4,), noise_fraction=1.0)(empty, generator())
     assert float(seen["kspace"].abs().max()) == 0
     assert torch.isfinite(rss(seen["image"])).all()
 
 
-@pytest.mark.parametrize("settings", [{"rounds": 1.5}, {"coils": (0,)}, {"snr": (60.0, 20.0)}])
+@pytest.mark.parametrize(
+    "settings", [{"fixed_mask_fraction": 1.5}, {"coils": (0,)}, {"snr_db": (60.0, 20.0)}]
+)
 def test_bad_settings_are_refused(settings):
     with refused("value.invalid"):
         ScanRandomisation(**settings)
@@ -154,7 +156,9 @@ def test_stretch_and_shift(scale):
 
 @pytest.mark.parametrize("width", [16, 63, 128])
 def test_random_masks_have_lines_and_a_centre(width):
-    masks = _RandomMasks(accelerations=(2, 16), centre=(0.3, 0.6))(400, width, generator())[:, 0]
+    masks = _RandomMasks(acceleration_range=(2, 16), acs_fraction=(0.3, 0.6))(
+        400, width, generator()
+    )[:, 0]
     lines = masks.sum(1)
     assert lines.min() == round(width / 16)
     assert lines.max() <= round(width / 2)
@@ -170,14 +174,16 @@ def test_random_rounds_are_nested():
 
 def test_numbers_of_lines_are_log_uniform():
     """Between R = 2 and 8 half of the cases are below R = 4."""
-    lines = _RandomMasks(accelerations=(2, 8))(4000, 512, generator())[:, 0].sum(1)
+    lines = _RandomMasks(acceleration_range=(2, 8))(4000, 512, generator())[:, 0].sum(1)
     few = int((lines < 128).sum())
     low, high = binom.ppf([1e-9, 1 - 1e-9], 4000, 0.5)
     assert low <= few <= high
 
 
 def test_equidistant_lines_differ_by_one_step_at_most():
-    draw = _RandomMasks(accelerations=(3, 9), centre=(0.3, 0.3), rules=("equidistant",))
+    draw = _RandomMasks(
+        acceleration_range=(3, 9), acs_fraction=(0.3, 0.3), patterns=("equidistant",)
+    )
     for mask in draw(100, 90, generator())[:, 0]:
         centre = max(1, round(0.3 * int(mask.sum())))
         others = mask.numpy()[~center_lines(90, centre)]
@@ -188,7 +194,7 @@ def test_equidistant_lines_differ_by_one_step_at_most():
 @pytest.mark.parametrize("rule", ["uniform", "inverse-distance"])
 def test_lines_are_drawn_by_weight(rule):
     """Two lines of 16, one of them the centre: the other is line l with its weight's share."""
-    draw = _RandomMasks(accelerations=(8, 8), centre=(0.5, 0.5), rules=(rule,))
+    draw = _RandomMasks(acceleration_range=(8, 8), acs_fraction=(0.5, 0.5), patterns=(rule,))
     times = draw(20_000, 16, generator())[:, 0].sum(0).numpy()
     distance = np.abs(np.arange(16) - 8.0)
     weight = np.where(distance > 0, 1.0 if rule == "uniform" else 1 / distance.clip(1), 0)

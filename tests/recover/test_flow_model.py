@@ -63,7 +63,9 @@ def test_log_determinant_is_that_of_the_jacobian(part, draw):
 
 @pytest.mark.parametrize("side", [8, 12])  # 12 gives an odd side at the last layer
 def test_flow_inverts_with_the_log_determinant_of_the_jacobian(randomise, draw, side):
-    config = FlowConfig(coils=1, unet_width=4, unet_pools=1, condition_channels=2, steps=2)
+    config = FlowConfig(
+        coils=1, unet_width=4, unet_pools=1, condition_channels=2, steps_per_layer=2
+    )
     flow = randomise(ConditionalFlow(config).double()).eval()
     x, y = draw(1, 2, side, side), draw(1, 2, side, side)
     conditions = flow.condition(y)
@@ -117,7 +119,13 @@ def test_odd_sides_are_refused(small_flow, draw):
 
 
 CONFIG = FlowConfig(
-    coils=1, unet_width=2, unet_pools=1, condition_channels=8, layers=1, steps=4, limit=1e3
+    coils=1,
+    unet_width=2,
+    unet_pools=1,
+    condition_channels=8,
+    layers=1,
+    steps_per_layer=4,
+    max_value=1e3,
 )
 # x given y is Gaussian at each pixel: mean GAIN @ y, covariance ROOT @ ROOT.T.
 GAIN = torch.tensor([[0.8, -0.3], [0.0, 0.5]])
@@ -184,7 +192,7 @@ def test_training_noise_fills_its_subspaces():
     x = torch.randn(1, 2, 64, 64, generator=torch.Generator().manual_seed(0)) + 0j
     mask = torch.arange(64)[None] % 4 == 0
     for noise, null_noise in ((0.5, 0.0), (0.0, 0.25)):
-        config = replace(CONFIG, coils=2, noise=noise, null_noise=null_noise)
+        config = replace(CONFIG, coils=2, measured_noise=noise, null_noise=null_noise)
         flow = ConditionalFlow(config)
         batch = {"image": x, "mask": mask}
         y, target = _null_space_target(flow, batch, torch.Generator().manual_seed(1))

@@ -164,7 +164,13 @@ def test_bad_input_is_refused(small_flow, measurement, change, code):
 SIZE = 16
 MASKS = abs(np.arange(SIZE) - 7.5) < [[2], [4]]
 SMALL = FlowConfig(
-    coils=1, inputs=6, unet_width=4, unet_pools=2, condition_channels=4, layers=2, steps=2
+    coils=1,
+    in_channels=6,
+    unet_width=4,
+    unet_pools=2,
+    condition_channels=4,
+    layers=2,
+    steps_per_layer=2,
 )
 
 
@@ -260,7 +266,7 @@ def test_direct_conditions_depend_on_scale():
     inputs = torch.rand(1, 6, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
     for direct in (False, True):
         with seeded(4):
-            flow = ConditionalFlow(replace(SMALL, direct=direct)).eval()
+            flow = ConditionalFlow(replace(SMALL, condition_skip=direct)).eval()
         with torch.no_grad():
             plain, louder = flow.condition(inputs), flow.condition(2 * inputs)
         change = max(float((a - b).abs().max()) for a, b in zip(plain, louder, strict=True))
@@ -302,7 +308,7 @@ def test_unmeasured_lines_are_not_used(net, flow, images, keep_coils):
 
 def test_latents_are_halved_beyond_the_limit(net, images):
     """A new flow gives its latents: of 512 numbers the largest is far above 1, and not above 9."""
-    narrow = ConditionalFlow(FlowConfig(**{**SMALL.__dict__, "limit": 1.0})).eval()
+    narrow = ConditionalFlow(FlowConfig(**{**SMALL.__dict__, "max_value": 1.0})).eval()
     recover = ResidualFlowSampler(narrow, net)
     drawn = recover(scans(images, 4)[0], samples=5, seed=0)
     assert torch.isfinite(drawn).all()
@@ -310,7 +316,7 @@ def test_latents_are_halved_beyond_the_limit(net, images):
     assert 5 * 11 <= recover.rejected <= 5 * 14
     first = recover(scans(images, 4)[0], samples=2, seed=0)
     assert torch.allclose(first, drawn[:2], atol=1e-5)
-    hopeless = ConditionalFlow(FlowConfig(**{**SMALL.__dict__, "limit": 1e-3})).eval()
+    hopeless = ConditionalFlow(FlowConfig(**{**SMALL.__dict__, "max_value": 1e-3})).eval()
     with refused("value.nonfinite"):
         ResidualFlowSampler(hopeless, net)(scans(images, 4)[0], samples=2, seed=0)
 

@@ -42,8 +42,9 @@ from taskuq.training._config import TrainingConfig
 from taskuq.training._determinism import gaussian_rows, seeded
 
 WHOLE = FlowConfig(
-    coils=2, unet_width=4, unet_pools=2, condition_channels=6, layers=2, steps=3, limit=1e12,
-    turned=True, passes=2, fill="residual", null_noise=0.01, normalise=True,
+    coils=2, unet_width=4, unet_pools=2, condition_channels=6, layers=2, steps_per_layer=3,
+    max_value=1e12, rotate_coils=True,
+    mean_passes=2, fill="residual", null_noise=0.01, normalise=True,
 )  # fmt: skip
 
 
@@ -92,7 +93,7 @@ def test_first_rotated_coil_is_the_combined_image(complex_normal):
 def test_posterior_mean_is_data_consistent(flow, measurement, turned):
     _, y, mask = measurement
     with torch.no_grad():
-        found = posterior_mean(replace(WHOLE, turned=turned), y, mask, flow.predict)
+        found = posterior_mean(replace(WHOLE, rotate_coils=turned), y, mask, flow.predict)
     assert len(found.images) == 2
     assert found.condition.shape[1] == WHOLE.condition_inputs
     for image in found.images:
@@ -101,7 +102,7 @@ def test_posterior_mean_is_data_consistent(flow, measurement, turned):
 
 
 def test_flow_with_a_mean_inverts_with_the_log_determinant_of_the_jacobian(randomise, draw):
-    config = replace(WHOLE, coils=1, unet_pools=1, condition_channels=2, steps=2)
+    config = replace(WHOLE, coils=1, unet_pools=1, condition_channels=2, steps_per_layer=2)
     flow = randomise(made(config).double()).eval()
     x, inputs = draw(1, 2, 8, 8), draw(1, config.condition_inputs, 8, 8)
     conditions = flow.condition(inputs)
@@ -115,7 +116,13 @@ def test_flow_with_a_mean_inverts_with_the_log_determinant_of_the_jacobian(rando
 
 @pytest.mark.parametrize(
     "change",
-    [{}, {"turned": False}, {"passes": 0}, {"passes": 0, "turned": False}, {"normalise": False}],
+    [
+        {},
+        {"rotate_coils": False},
+        {"mean_passes": 0},
+        {"mean_passes": 0, "rotate_coils": False},
+        {"normalise": False},
+    ],
 )
 def test_samples_are_data_consistent(randomise, measurement, change):
     _, y, mask = measurement
@@ -196,7 +203,7 @@ def test_full_measurement_leaves_no_residual(flow, measurement):
 
 def test_perfect_mean_leaves_no_residual(flow, measurement, monkeypatch):
     x, _, mask = measurement
-    flow.config = replace(flow.config, normalise=False, turned=False)
+    flow.config = replace(flow.config, normalise=False, rotate_coils=False)
     missing = to_channels(project_null_space(x, mask))
     for part in (1.0, 0.5):
         said = iter([part * missing, 0 * missing])
@@ -216,7 +223,7 @@ def test_inflation_is_interpolated():
 def test_inflated_residuals_have_the_size_of_errors(randomise):
     flow = randomise(made(WHOLE), scale=0.05).eval()
     images = np.random.default_rng(0).random((6, 16, 16)) + np.eye(16)
-    data = simulate_coil_dataset(ArrayDataset(images, label=6 * [0], group="each"), 2, seed=0)
+    data = simulate_coil_dataset(ArrayDataset(images, label=6 * [0], group="image"), 2, seed=0)
     cases = MaskedDataset(data, abs(np.arange(16) - 8) < [[2], [4]], seed=None)
     with torch.no_grad():
         flow.size.third.bias.add_(-1.0)
@@ -230,7 +237,7 @@ def test_inflated_residuals_have_the_size_of_errors(randomise):
 
 def test_calibrated_residuals_are_not_inflated(complex_normal):
     """Truth and samples of one distribution; the mean of few samples has an error of its own."""
-    config = replace(WHOLE, passes=0, turned=False, normalise=False)
+    config = replace(WHOLE, mean_passes=0, rotate_coils=False, normalise=False)
 
     def draw(measured, lines, *, samples, seeds):
         shape = len(measured), samples, *measured.shape[1:]
@@ -252,8 +259,8 @@ def test_calibrated_residuals_are_not_inflated(complex_normal):
     [
         (lambda: _FlowTraining(network=WHOLE), "option.missing"),
         (lambda: _FlowTraining(estimate="x", pretrain=TrainingConfig()), "option.conflict"),
-        (lambda: FlowConfig(inputs=6, turned=True), "option.conflict"),
-        (lambda: FlowConfig(passes=-1), "value.invalid"),
+        (lambda: FlowConfig(in_channels=6, rotate_coils=True), "option.conflict"),
+        (lambda: FlowConfig(mean_passes=-1), "value.invalid"),
     ],
 )
 def test_conflicting_settings_are_refused(make, code):

@@ -99,7 +99,7 @@ def test_normal_numbers_are_those_of_a_cpu():
 
 
 def test_replayed_samples_are_drawn_samples():
-    net = SamplerNet(SamplerConfig(width=8, drawn=(16, 24, 32))).cuda().eval()
+    net = SamplerNet(SamplerConfig(width=8, decoder_channels=(16, 24, 32))).cuda().eval()
     torch.nn.init.normal_(net.out.weight, std=0.3)
     mask = _central_window(torch.tensor([8]), 48)[0]
     images = torch.complex(*(random(2, 3, 4, 32, 48)))
@@ -183,8 +183,8 @@ def test_a_step_never_waits_for_the_gpu(kind, replayed):
 
 def _recipe(kind, replayed):
     if kind == "flow":
-        config = FlowConfig(coils=1, inputs=6, unet_width=4, unet_pools=2,
-                            condition_channels=4, layers=2, steps=2)  # fmt: skip
+        config = FlowConfig(coils=1, in_channels=6, unet_width=4, unet_pools=2,
+                            condition_channels=4, layers=2, steps_per_layer=2)  # fmt: skip
         return _residual_flow_recipe(config, cuda_graphs=replayed)
     if kind in ("sampler", "task"):
         with seeded(0):  # what is not trained is the same in both
@@ -194,7 +194,7 @@ def _recipe(kind, replayed):
         honest = CrossFitEstimates(nets, CoilAugmentation(), cuda_graphs=replayed)
         quick = partial(accelerate, cuda_graphs=replayed)
         terms = (TaskLossConfig(), task) if kind == "task" else ()
-        config = SamplerConfig(width=8, drawn=(8, 16))
+        config = SamplerConfig(width=8, decoder_channels=(8, 16))
         return sampler_recipe(config, SamplerLoss(ImageLossConfig(), 3, *terms), honest, quick)
     scans = ScanRandomisation(coils=(3, 5)) if kind == "any scan" else None
     config = VarNetConfig(cascades=2, width=4, pools=2)

@@ -34,7 +34,7 @@ from taskuq.training._fit import TrainerOptions, _fit
 
 SIZE = 16
 MASKS = abs(np.arange(SIZE) - 7.5) < [[2], [4]]
-SMALL = SamplerConfig(width=4, drawn=(4, 6, 8))
+SMALL = SamplerConfig(width=4, decoder_channels=(4, 6, 8))
 
 
 def loud(config: SamplerConfig) -> SamplerNet:
@@ -64,7 +64,9 @@ def recover(net, varnet) -> SamplerRecovery:
 
 def scans(acceleration: float, count: int = 3) -> list[MRIMeasurement]:
     pictures = np.random.default_rng(0).random((count, SIZE, SIZE)) + 0.5
-    data = simulate_coil_dataset(ArrayDataset(pictures, label=[0] * count, group="each"), 4, seed=0)
+    data = simulate_coil_dataset(
+        ArrayDataset(pictures, label=[0] * count, group="image"), 4, seed=0
+    )
     scanner = MultiCoilMRI(MASKS, (4, 2))
     return [scanner(data[k].image, acceleration) for k in range(count)]
 
@@ -155,7 +157,7 @@ def slab(batch, generator):
 
 
 def test_samples_of_another_operator_are_consistent():
-    net = loud(SamplerConfig(inputs=1, outputs=1, width=4, drawn=(4, 6)))
+    net = loud(SamplerConfig(in_channels=1, out_channels=1, width=4, decoder_channels=(4, 6)))
     truth = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(1))
     found, _ = slab({"image": truth}, torch.Generator())
     images = _sample_images(net, found, samples=6, seeds=[0, 1, 2])
@@ -176,15 +178,19 @@ class Waves:
 
 
 CPU = TrainerOptions(accelerator="cpu", progress=False)
-HOW = TrainingConfig(epochs=5, batch=8, learning_rate=1e-2, average=0.5, clip=1.0)
+HOW = TrainingConfig(epochs=5, batch=8, learning_rate=1e-2, ema=0.5, clip_norm=1.0)
 
 
-SLAB = SamplerConfig(inputs=1, outputs=1, width=8, drawn=(8, 8), numbers=4)
+SLAB = SamplerConfig(
+    in_channels=1, out_channels=1, width=8, decoder_channels=(8, 8), global_noise=4
+)
 
 
 def slab_recipe(**options):
     with seeded(0):
-        return sampler_recipe(SLAB, SamplerLoss(ImageLossConfig(pools=(2, 4)), **options), slab)
+        return sampler_recipe(
+            SLAB, SamplerLoss(ImageLossConfig(pool_sizes=(2, 4)), **options), slab
+        )
 
 
 def test_sampler_of_another_operator_learns(tmp_path):
@@ -219,7 +225,7 @@ class Loud(SamplerNet):
     """Residuals with a known spread: half of the first noise map."""
 
     def decode(self, condition, noise):
-        maps = noise[:, :, self.config.numbers :][..., : 8 * 8]
+        maps = noise[:, :, self.config.global_noise :][..., : 8 * 8]
         return 0.5 * maps.reshape(*noise.shape[:2], 1, 8, 8)
 
 
@@ -234,7 +240,7 @@ def test_noise_scale_fits_held_out_errors():
             images=lambda residuals: residuals[:, :, 0] * scale.view(-1, 1, 1, 1),
         )
 
-    net = Loud(SamplerConfig(inputs=1, outputs=1, width=4, drawn=(4, 4)))
+    net = Loud(SamplerConfig(in_channels=1, out_channels=1, width=4, decoder_channels=(4, 4)))
     generator = torch.Generator().manual_seed(0)
     scale = torch.rand(400, generator=generator) + 0.5
     white = torch.randn(400, 8, 8, generator=generator) * scale.view(-1, 1, 1)

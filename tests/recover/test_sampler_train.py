@@ -95,11 +95,14 @@ def test_pooled_scores_find_independent_pixels():
     truth = truth.expand(-1, 16, 16)
     together = torch.randn(64, 4, 1, 1, generator=generator).expand(-1, -1, 16, 16)
     alone = torch.randn(64, 4, 16, 16, generator=generator)
-    pixels = ImageLossConfig(energy=0.0, pooled=0.0)
+    pixels = ImageLossConfig(energy=0.0, pooled_crps=0.0)
     assert pixels(alone, truth).mean().item() == pytest.approx(
         pixels(together, truth).mean().item(), abs=0.1
     )
-    for score in (ImageLossConfig(pixels=0.0, energy=0.0), ImageLossConfig(pixels=0.0, pooled=0.0)):
+    for score in (
+        ImageLossConfig(crps=0.0, energy=0.0),
+        ImageLossConfig(crps=0.0, pooled_crps=0.0),
+    ):
         assert score(together, truth).mean() < score(alone, truth).mean() - 0.03
 
 
@@ -109,7 +112,7 @@ def test_one_sample_cannot_be_scored():
     with refused("value.invalid"):
         ImageLossConfig(0.0, 0.0, 0.0)
     with refused("value.invalid"):
-        TaskLossConfig(begin=2.0)
+        TaskLossConfig(ramp_start=2.0)
 
 
 def test_task_terms_fade_in():
@@ -131,11 +134,15 @@ class Spread(SamplerNet):
     """Samples are white noise of one deviation, which is all that can be learned."""
 
     def __init__(self, deviation: float) -> None:
-        super().__init__(SamplerConfig(inputs=1, outputs=1, width=4, drawn=(4,), noise=1))
+        super().__init__(
+            SamplerConfig(
+                in_channels=1, out_channels=1, width=4, decoder_channels=(4,), noise_channels=1
+            )
+        )
         self.deviation = nn.Parameter(torch.tensor(deviation))
 
     def forward(self, inputs, share, noise):
-        maps = noise[..., self.config.numbers :]
+        maps = noise[..., self.config.global_noise :]
         return self.deviation * maps.reshape(*noise.shape[:2], 1, SIDE, SIDE)
 
 
@@ -162,7 +169,7 @@ def slope(deviation: float, terms: TaskLossConfig | None) -> float:
     """Return the derivative of the loss by the deviation of samples; truths have deviation 1."""
     net = Spread(deviation)
     task = None if terms is None else Steep()
-    scored = SamplerLoss(ImageLossConfig(pools=()), 4, terms, task)
+    scored = SamplerLoss(ImageLossConfig(pool_sizes=()), 4, terms, task)
     recipe = sampler_recipe(net.config, scored, truths, lambda *_: net)
     generator = torch.Generator().manual_seed(0)
     batch = {
@@ -179,8 +186,8 @@ def slope(deviation: float, terms: TaskLossConfig | None) -> float:
     [
         None,
         TaskLossConfig(),
-        TaskLossConfig(limit=0.05),
-        TaskLossConfig(10.0, 10.0, 10.0, limit=5.0),
+        TaskLossConfig(gradient_limit=0.05),
+        TaskLossConfig(10.0, 10.0, 10.0, gradient_limit=5.0),
     ],
 )
 def test_true_spread_is_the_best(terms):
@@ -199,7 +206,11 @@ class Given(SamplerNet):
     """Samples that are weights themselves, each with its gradient."""
 
     def __init__(self, samples: Tensor) -> None:
-        super().__init__(SamplerConfig(inputs=1, outputs=1, width=4, drawn=(4,), noise=1))
+        super().__init__(
+            SamplerConfig(
+                in_channels=1, out_channels=1, width=4, decoder_channels=(4,), noise_channels=1
+            )
+        )
         self.samples = nn.Parameter(samples)
 
     def forward(self, inputs, share, noise):
@@ -214,9 +225,9 @@ def test_limited_task_term_scales_with_uncertainty():
     samples = size.view(-1, 1, 1, 1) * torch.randn(100, 4, SIDE, SIDE, generator=generator)
     batch = {"image": truth, "share": shares, "progress": 1.0}
     gradients = []
-    for terms in (None, TaskLossConfig(10.0, 10.0, 10.0, limit=0.5)):
+    for terms in (None, TaskLossConfig(10.0, 10.0, 10.0, gradient_limit=0.5)):
         net = Given(samples)
-        scored = SamplerLoss(ImageLossConfig(pools=()), 4, terms, Steep() if terms else None)
+        scored = SamplerLoss(ImageLossConfig(pool_sizes=()), 4, terms, Steep() if terms else None)
         recipe = sampler_recipe(net.config, scored, truths, lambda *_, net=net: net)
         recipe.loss(net, batch, generator).backward()
         gradients.append(net.samples.grad)

@@ -57,7 +57,7 @@ def scan(index, acceleration=4.0):
 
 
 def sampler():
-    net = SamplerNet(SamplerConfig(3, 1, width=4, drawn=(4, 4)))
+    net = SamplerNet(SamplerConfig(3, 1, width=4, decoder_channels=(4, 4)))
     torch.nn.init.normal_(net.out.weight, std=0.1)
     return SamplerRecovery(net, _UnrolledEstimator(_UnrolledNet(SMALL)))
 
@@ -113,7 +113,7 @@ def test_training_cases_see_random_views_of_their_own():
     images = CHEST[0].image.expand(60, 32, 32)
     rounds = torch.arange(60) % 2
     batch = {"image": images, "round": rounds, "progress": torch.zeros(())}
-    anywhere = _SinogramSimulator(MEASURE, anywhere=0.5)
+    anywhere = _SinogramSimulator(MEASURE, random_views_fraction=0.5)
     views, _ = anywhere(batch, torch.Generator().manual_seed(0))
     fixed = torch.as_tensor(MEASURE.masks(0))[rounds]
     own = (views.mask != fixed).any(1)
@@ -128,10 +128,10 @@ def test_training_cases_see_random_views_of_their_own():
 
 def test_validation_sees_the_views_of_its_rounds_alone():
     batch = {"image": CHEST[0].image[None], "round": torch.tensor([0])}
-    views, _ = _SinogramSimulator(MEASURE, anywhere=1.0)(batch, torch.Generator())
+    views, _ = _SinogramSimulator(MEASURE, random_views_fraction=1.0)(batch, torch.Generator())
     assert torch.equal(views.mask, torch.as_tensor(MEASURE.masks(0)[:1]))
     with refused("value.invalid"):
-        _SinogramSimulator(MEASURE, anywhere=1.5)
+        _SinogramSimulator(MEASURE, random_views_fraction=1.5)
 
 
 def test_counts_in_training_have_the_variance_of_the_scanner():
@@ -148,7 +148,7 @@ def test_counts_in_training_have_the_variance_of_the_scanner():
 
 
 def test_coil_images_are_refused():
-    data = ArrayDataset(np.ones((1, 2, 8, 8)) + 0j, label=[0], group="each")
+    data = ArrayDataset(np.ones((1, 2, 8, 8)) + 0j, label=[0], group="image")
     with refused("shape.axes"):
         _SinogramDataset(data, 2, seed=None)[0, 0]
 
@@ -171,9 +171,12 @@ def test_sampler_is_trained_with_its_folds(tmp_path):
     data = Subset(CHEST, range(10)), Subset(CHEST, (10, 11))
     settings = _UnrolledTraining(SMALL, replace(still, seed=1), measure=MEASURE)
     start = train(settings, tmp_path / "start", machine=CPU, data=data)
-    estimate = _CTEstimateConfig(folds=2, network=SMALL, training=still, start=start)
+    estimate = _CTEstimateConfig(folds=2, network=SMALL, training=still, init_from=start)
     settings = _CTSamplerTraining(
-        SamplerConfig(3, 1, width=4, drawn=(4, 4)), still, measure=MEASURE, estimate=estimate
+        SamplerConfig(3, 1, width=4, decoder_channels=(4, 4)),
+        still,
+        measure=MEASURE,
+        estimate=estimate,
     )
     sampler = train(settings, tmp_path / "sampler", machine=CPU, data=data)
     assert open_recovery(sampler)(scan(0), samples=2, seed=0).shape == (2, 32, 32)
@@ -193,7 +196,7 @@ def test_shipped_sampler_beats_back_projection_with_a_calibrated_spread():
     images = torch.stack([ChestPhantom(6, seed=11, size=64, slices=1)[k].image for k in range(6)])
     scanner = TomographyConfig((8.0,), views=96, photons=1e5).scanner(64, noise=0.0, seed=0)
     scans = [scanner(image, 8.0) for image in images]
-    samples = open_recovery("views-sampler-chest").batch(scans, samples=16, seeds=range(6))
+    samples = open_recovery("ct-sampler-chest").batch(scans, samples=16, seeds=range(6))
     error = (samples.mean(1) - images).square().mean()
     simple = FilteredBackProjection().batch(scans, samples=1, seeds=range(6))[:, 0]
     # 5 dB, and a spread of samples that is right to a third.

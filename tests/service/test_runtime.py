@@ -46,7 +46,13 @@ def recovery(kind):
         return SamplerRecovery(build("sampler", preset="tiny"), VarNetEstimator(net))
     # A limit that many draws exceed, so that they are drawn again, some at lower temperatures.
     config = FlowConfig(
-        coils=1, inputs=6, unet_width=4, unet_pools=2, condition_channels=4, steps=2, limit=4.5
+        coils=1,
+        in_channels=6,
+        unet_width=4,
+        unet_pools=2,
+        condition_channels=4,
+        steps_per_layer=2,
+        max_value=4.5,
     )
     return ResidualFlowSampler(ConditionalFlow(config), net)
 

@@ -429,7 +429,7 @@ def test_no_search_for_garbage_looks_at_networks_once_a_service_listens(tmp_path
 
 RATES = (8.0, 4.0)
 RUN = """
-part = "all"
+subset = "all"
 samples = 1
 [data]
 kind = "atlas"
@@ -439,7 +439,7 @@ coils = 2
 seed = {seed}
 [measure]
 accelerations = [8, 4]
-file = "{masks}"
+path = "{masks}"
 [recover]
 kind = "varnet"
 weights = "varnet-atlas"

@@ -45,7 +45,7 @@ def test_the_attack_equals_foolbox(network, radius):
     theirs = foolbox.attacks.L2ProjectedGradientDescentAttack(
         abs_stepsize=radius / 4, steps=10, random_start=False
     ).run(model, x[:, None], foolbox.criteria.Misclassification(labels), epsilon=radius)
-    config = AttackConfig(radius=radius, size=24)
+    config = AttackConfig(radius=radius, reference_size=24)
     ours = adversarial_images(network, x, labels[:, None].float(), config)
     assert (ours - theirs[:, 0]).abs().max() < 1e-6
     assert (ours - x).abs().max() > 0.01
@@ -72,14 +72,14 @@ def test_attack_of_a_linear_score_is_exact():
 
 def test_default_steps_reach_the_radius(network):
     x = 0.25 + 0.5 * images()
-    config = AttackConfig(radius=0.2, size=24)
+    config = AttackConfig(radius=0.2, reference_size=24)
     change = adversarial_images(network, x, torch.zeros(6, 1), config) - x
     assert torch.allclose(change.flatten(1).norm(dim=1), torch.full((6,), 0.2), rtol=1e-3)
 
 
 def test_confident_network_is_attacked(network):
     """The gradient of its cross entropy is 0 in float32; that of the margin is not."""
-    x, config = 0.25 + 0.5 * images(), AttackConfig(radius=0.2, size=24)
+    x, config = 0.25 + 0.5 * images(), AttackConfig(radius=0.2, reference_size=24)
     weak = adversarial_images(network, x, torch.ones(6, 1), config)
     with torch.random.fork_rng():
         sure = build("classifier", preset="tiny").eval()

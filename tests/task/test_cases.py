@@ -46,7 +46,7 @@ def test_crop_enlarges():
 
 def test_contrast_keeps_black_white_and_the_order_between():
     ramp = torch.linspace(0, 1, 12).expand(6, 12, 12)
-    changed = views(ramp, contrast=0.5, share=1.0)
+    changed = views(ramp, contrast=0.5, contrast_probability=1.0)
     assert torch.allclose(changed[:, :, 0], torch.zeros(6, 12), atol=1e-6)
     assert torch.allclose(changed[:, :, -1], torch.ones(6, 12), atol=1e-5)
     assert (changed.diff(dim=-1) > 0).all()

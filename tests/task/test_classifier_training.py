@@ -55,8 +55,8 @@ def settings(spots):
         training=TrainingConfig(epochs=6, batch=16, learning_rate=1e-2),
         data=NpzData(path=spots, in_memory=True),
         split=SPLIT,
-        views=AugmentConfig(rotation=5.0, shift=0.05, crop=0.9),
-        attack=AttackConfig(radius=2.0, steps=3, step=0.5),
+        augment=AugmentConfig(rotation=5.0, shift=0.05, crop=0.9),
+        attack=AttackConfig(radius=2.0, steps=3, step_size=0.5),
     )
 
 
@@ -85,7 +85,7 @@ def test_classifier_learns_and_resumes_with_the_same_bits(settings, tmp_path):
 
 
 def test_training_stops_without_progress(settings, tmp_path):
-    training = replace(settings.training, epochs=40, patience=2, keep_every=7)
+    training = replace(settings.training, epochs=40, patience=2, checkpoint_every=7)
     patient = replace(settings, training=training)
     train(patient, tmp_path, machine=CPU)
     stopped = final(tmp_path)
@@ -103,7 +103,7 @@ def test_classifier_starts_from_simclr(settings, tmp_path):
         training=replace(settings.training, epochs=4),
         data=settings.data,
         split=SPLIT,
-        views=AugmentConfig(rotation=5.0, contrast=0.5, blur=1.0),
+        augment=AugmentConfig(rotation=5.0, contrast=0.5, blur=1.0),
     )
     best = train(contrastive, tmp_path / "simclr", machine=CPU)
     losses = [row["validation_loss"] for row in _read_log(tmp_path / "simclr" / "metrics.csv")]
@@ -192,7 +192,7 @@ def test_nonfinite_images_are_refused(settings, tmp_path):
     ("change", "code"),
     [
         ({"data": {"target": "volume"}}, "table.column"),
-        ({"data": {"keep": "area"}}, "dtype.invalid"),
+        ({"data": {"select": "area"}}, "dtype.invalid"),
         ({"data": {"path": None}}, "config.missing"),
         ({"data": {"target": "both"}}, "shape.mismatch"),
         ({"start": {"imagenet": Path("a.pth")}}, "option.unused"),
@@ -240,7 +240,7 @@ def test_commands_write_weights_record_and_curves(spots, tmp_path, capsys):
     (tmp_path / "a.toml").write_text(text)
     options = {"accelerator": "cpu", "progress": False}
     train_command("simclr")(tmp_path / "a.toml", output=tmp_path / "s", **options)
-    start = f'[start]\nsimclr = "{tmp_path}/s/best.safetensors"\n[attack]\nradius = 0\n'
+    start = f'[init_from]\nsimclr = "{tmp_path}/s/best.safetensors"\n[attack]\nradius = 0\n'
     (tmp_path / "b.toml").write_text(text + start)
     train_command("classifier")(tmp_path / "b.toml", output=tmp_path / "c", **options)
     printed = capsys.readouterr()

@@ -20,18 +20,18 @@ LGG = Path(__file__).resolve().parents[2] / "../shared/data/lgg/lgg_flair_128_al
 
 def test_areas_are_additive():
     images = torch.rand(5, 12, 10, generator=torch.Generator().manual_seed(0))
-    above, below = Area(0.4, pixel=2.5), Area(0.4, pixel=2.5, below=True)
+    above, below = Area(0.4, pixel_area=2.5), Area(0.4, pixel_area=2.5, below=True)
     assert torch.allclose(above(images) + below(images), torch.full((5,), 2.5 * 120))
     parts = Area(0.4)(images[:, :6]) + Area(0.4)(images[:, 6:])
     assert torch.allclose(parts, above(images) / 2.5)
-    assert torch.allclose(Area(0.4, pixel=0)(images) * 120 * 2.5, above(images))
+    assert torch.allclose(Area(0.4, pixel_area=0)(images) * 120 * 2.5, above(images))
 
 
 def test_ranges_and_names():
-    assert (Area(1.0).range, Area(1.0, pixel=0).range) == ((0, math.inf), (0, 1))
-    assert Area(1.0, pixel=0).names == ("share of the image",)
+    assert (Area(1.0).range, Area(1.0, pixel_area=0).range) == ((0, math.inf), (0, 1))
+    assert Area(1.0, pixel_area=0).names == ("share of the image",)
     assert TASKS["area"] is Area
-    for settings in ({"threshold": math.nan}, {"threshold": 1.0, "pixel": -1.0}):
+    for settings in ({"threshold": math.nan}, {"threshold": 1.0, "pixel_area": -1.0}):
         with refused("value.invalid"):
             Area(**settings)
 
@@ -61,7 +61,7 @@ def test_volumes_of_real_tumours_are_covered():
 
 
 CONFIG = """
-part = "all"
+subset = "all"
 samples = 1
 [data]
 kind = "chest"
@@ -73,14 +73,14 @@ kind = "tomography"
 accelerations = [8, 4]
 views = 32
 [recover]
-kind = "back-projection"
+kind = "filtered-back-projection"
 [task]
-kind = "several"
-[task.of."air share"]
-kind = "air-share"
-[task.of.mean]
+kind = "multi"
+[task.tasks."air share"]
+kind = "air-fraction"
+[task.tasks.mean]
 kind = "mean-intensity"
-[task.of.finding]
+[task.tasks.finding]
 kind = "classifier"
 weights = "classifier-atlas"
 """

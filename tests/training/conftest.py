@@ -16,34 +16,33 @@ epochs = {epochs}
 batch = {batch}
 learning_rate = 1e-2
 schedule = "cosine"
-clip = 1.0
+clip_norm = 1.0
 
 [data]
 kind = "npz"
 path = "{path}"
 coils = {coils}
-validation = 0.25
+validation_fraction = 0.25
 
 [measure]
 accelerations = [4, 2]
 published = false
 """
+FLOW = "coils = 2\nunet_width = 4\nunet_pools = 2\ncondition_channels = 4\nsteps_per_layer = 2\n"
 NETWORKS = {
-    "flow": "coils = 2\nunet_width = 4\nunet_pools = 2\ncondition_channels = 4\nsteps = 2\n"
-    "normalise = true",
-    "flow-before": "coils = 2\nunet_width = 4\nunet_pools = 2\ncondition_channels = 4\nsteps = 2\n"
-    "normalise = true\n[pretrain]\nepochs = 2\nbatch = 4",
-    "flow-mean": "coils = 2\nunet_width = 4\nunet_pools = 2\ncondition_channels = 4\nsteps = 2\n"
-    "normalise = true\nturned = true\npasses = 2\nfill = 'residual'\n"
-    "[pretrain]\nepochs = 2\nbatch = 4\n[views]\nrotation = 5",
+    "flow": f"{FLOW}normalise = true",
+    "flow-before": f"{FLOW}normalise = true\n[pretrain]\nepochs = 2\nbatch = 4",
+    "flow-mean": f"{FLOW}normalise = true\nrotate_coils = true\nmean_passes = 2\n"
+    "fill = 'residual'\n"
+    "[pretrain]\nepochs = 2\nbatch = 4\n[augment]\nrotation = 5",
     "varnet": "cascades = 2\nwidth = 4\npools = 2\nsensitivity_width = 4\nsensitivity_pools = 2",
     "varnet-any": "cascades = 2\nwidth = 4\npools = 2\nsensitivity_pools = 2\n"
-    "[views]\nrotation = 5\n[scans]\ncoils = [2, 3]",
-    "sampler": "width = 4\ndrawn = [4, 4]\n[estimate]\nfolds = 2\n[estimate.network]\n"
+    "[augment]\nrotation = 5\n[randomise]\ncoils = [2, 3]",
+    "sampler": "width = 4\ndecoder_channels = [4, 4]\n[estimate]\nfolds = 2\n[estimate.network]\n"
     "cascades = 1\nwidth = 2\npools = 2\nsensitivity_width = 2\nsensitivity_pools = 2\n"
-    "[estimate.training]\nepochs = 1\nbatch = 2\n[views]\nrotation = 5",
-    "sampler-any": "width = 4\ndrawn = [4, 4]\n[estimate]\nweights = 'varnet-atlas'\n"
-    "[scans]\ncoils = [2, 3]",
+    "[estimate.training]\nepochs = 1\nbatch = 2\n[augment]\nrotation = 5",
+    "sampler-any": "width = 4\ndecoder_channels = [4, 4]\n[estimate]\nweights = 'varnet-atlas'\n"
+    "[randomise]\ncoils = [2, 3]",
     "factor": "start = 1.0",
 }
 
@@ -61,7 +60,7 @@ def configure(tmp_path):
         groups = np.arange(cases) // 2
         data = ArrayDataset(images, label=np.zeros(cases, dtype=int), group=groups)
         path = _save_npz(data, tmp_path / "images.npz")
-        coils = 0 if "scans" in NETWORKS[kind] else 2  # scans bring their own
+        coils = 0 if "randomise" in NETWORKS[kind] else 2  # scans bring their own
         text = TOML.format(
             network=NETWORKS[kind], epochs=epochs, batch=batch, path=path, coils=coils
         )

@@ -102,7 +102,7 @@ def fed(tmp_path, configure):
         text = Path(configure(kind)).read_text()
         text = text.replace("[data]", "[data]\nin_memory = true")
         config = tmp_path / f"{feed}.toml"
-        config.write_text(text.replace("learning_rate", f"feed = '{feed}'\nlearning_rate"))
+        config.write_text(text.replace("learning_rate", f"dataloader = '{feed}'\nlearning_rate"))
         train_config(kind.partition("-")[0], config, tmp_path / feed, machine=CPU)
         return tmp_path / feed
 
@@ -134,7 +134,7 @@ def _stopped(batches, stock, places, size):
 
 
 def test_preload_refuses_unsuitable_data():
-    on_disk = measured(source=ArrayDataset(np.ones((2, 16, 16)), label=[0, 1], group="each"))
+    on_disk = measured(source=ArrayDataset(np.ones((2, 16, 16)), label=[0, 1], group="image"))
     mixed = InMemoryDataset((*images().items, *images(size=8).items), np.zeros(22), np.zeros(22))
     for cases, is_alone in ((on_disk, True), (task_of(mixed), True), (measured(), False)):
         with refused("option.conflict", "in_memory"):
@@ -162,7 +162,7 @@ epochs = 2
 batch = 4
 # Steps so small that Adam does not make much of a gradient which is rounding alone.
 learning_rate = 1e-6
-clip = 1.0
+clip_norm = 1.0
 [data]
 kind = "npz"
 path = "{path}"
@@ -175,7 +175,7 @@ accelerations = [4, 2]
 published = false
 [network]
 """
-FLOW = "coils = 2\nunet_width = 4\nunet_pools = 2\ncondition_channels = 4\nsteps = 2\n"
+FLOW = "coils = 2\nunet_width = 4\nunet_pools = 2\ncondition_channels = 4\nsteps_per_layer = 2\n"
 TASK = """
 [split]
 train = 0.625
@@ -188,8 +188,8 @@ width = 4
 blocks = [1, 1]
 """
 CONFIGS = {
-    "flow-mean": f"{RECOVER}{FLOW}turned = true\npasses = 2\nfill = 'residual'\n"
-    "[pretrain]\nepochs = 1\nbatch = 4\n[views]\nrotation = 5",
+    "flow-mean": f"{RECOVER}{FLOW}rotate_coils = true\nmean_passes = 2\nfill = 'residual'\n"
+    "[pretrain]\nepochs = 1\nbatch = 4\n[augment]\nrotation = 5",
     "simclr": TASK.format(hidden=8),
     "classifier": TASK.format(hidden=[4]),
 }

@@ -169,9 +169,9 @@ def test_restart_of_a_sampler_is_bit_exact(tmp_path, configure):
         assert len(_read_log(folder / "fold-2-of-2" / "metrics.csv")) == 2
         shutil.rmtree(folder)
     assert not same_weights(*(best.parent / f"{name}.safetensors" for name in FOLDS))
-    noise_scale = read_toml(best.with_suffix(".toml"))["loudness"]
+    noise_scale = read_toml(best.with_suffix(".toml"))["noise_scale"]
     assert len(noise_scale) == 7
-    assert open_recovery(best, widened=True).noise_scale == noise_scale
+    assert open_recovery(best, inflate=True).noise_scale == noise_scale
     assert open_recovery(best).noise_scale is None
     # A finished training is not repeated where its states were deleted.
     for state in best.parent.rglob("resume.safetensors"):
@@ -206,14 +206,17 @@ def test_sampler_starts_from_another_with_its_networks(tmp_path, configure):
     config = Path(configure("sampler", epochs=1, cases=12))
     first = train_config("sampler", config, tmp_path / "first", machine=CPU)
     again = tmp_path / "again.toml"
-    taken = f'[estimate]\nfolder = "{first.parent}"'
-    again.write_text(f'start = "{first}"\n' + config.read_text().replace("[estimate]", taken))
+    taken = f'[estimate]\nreuse_from = "{first.parent}"'
+    again.write_text(f'init_from = "{first}"\n' + config.read_text().replace("[estimate]", taken))
     best = train_config("sampler", again, tmp_path / "second", machine=CPU)
     assert [path.parent for path in best.parent.rglob("best.safetensors")] == [best.parent]
     assert not same_weights(first, best)
     ours, theirs = (open_recovery(path).estimator.net.state_dict() for path in (best, first))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    for old, new in (("folds = 2", "folds = 3"), ("validation = 0.25", "validation = 0.4")):
+    for old, new in (
+        ("folds = 2", "folds = 3"),
+        ("validation_fraction = 0.25", "validation_fraction = 0.4"),
+    ):
         again.write_text(again.read_text().replace(old, new))
         with refused("resume.mismatch"):
             train_config("sampler", again, tmp_path / "third", machine=CPU)
@@ -221,7 +224,7 @@ def test_sampler_starts_from_another_with_its_networks(tmp_path, configure):
 
 def test_folder_without_networks_is_refused(tmp_path, configure):
     config = Path(configure("sampler", epochs=1, cases=12))
-    taken = f'[estimate]\nfolder = "{tmp_path / "absent"}"'
+    taken = f'[estimate]\nreuse_from = "{tmp_path / "absent"}"'
     config.write_text(config.read_text().replace("[estimate]", taken))
     with refused("file.missing"):
         train_config("sampler", config, tmp_path / "run", machine=CPU)
@@ -304,7 +307,7 @@ def test_interrupted_training_names_its_state(
     assert stopped.value.code == 130
     assert str(folder) in last
     assert ("state after 1 epochs" in last) == written
-    assert ("training.keep_every" in last) != written
+    assert ("training.checkpoint_every" in last) != written
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -531,7 +534,7 @@ def test_gradients_are_clipped(tmp_path, monkeypatch, precision, fused):
         return torch.cat([p.grad.flatten() for p in weights]).norm().item()
 
     monkeypatch.setattr(torch.optim, "Adam", watched)
-    config = TrainingConfig(epochs=2, batch=4, clip=1e-3, precision=precision)
+    config = TrainingConfig(epochs=2, batch=4, clip_norm=1e-3, precision=precision)
     _fit(growing(), Points(10), Points(5), config, tmp_path, machine=CPU)
     assert norms == pytest.approx(6 * [1e-3], rel=1e-2)
 
@@ -539,7 +542,7 @@ def test_gradients_are_clipped(tmp_path, monkeypatch, precision, fused):
 @pytest.mark.parametrize("schedule", ["constant", "step", "cosine"])
 def test_schedules_end_at_their_rates(tmp_path, schedule):
     config = TrainingConfig(
-        epochs=4, batch=4, learning_rate=0.1, schedule=schedule, decay=0.5, decay_epochs=2
+        epochs=4, batch=4, learning_rate=0.1, schedule=schedule, lr_decay=0.5, lr_decay_epochs=2
     )
     _fit(growing(), Points(8), Points(4), config, tmp_path, machine=CPU)
     rates = [row["learning_rate"] for row in _read_log(tmp_path / "metrics.csv")]

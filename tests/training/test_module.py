@@ -17,7 +17,7 @@ from taskuq.training._module import TrainingModule
 from taskuq.training._weights import read_tensors
 
 CPU = TrainerOptions(accelerator="cpu", progress=False)
-CONFIG = TrainingConfig(epochs=4, batch=4, learning_rate=0.1, average=0.6)
+CONFIG = TrainingConfig(epochs=4, batch=4, learning_rate=0.1, ema=0.6)
 
 
 class Points:
@@ -89,7 +89,7 @@ def test_restart_continues_the_ema(tmp_path, monkeypatch):
 
 def test_warmup_raises_the_rate(tmp_path):
     log = []
-    config = replace(CONFIG, average=0.0, warmup=4)
+    config = replace(CONFIG, ema=0.0, warmup_steps=4)
     _fit(falling(log), Points(), Points(), config, tmp_path, machine=CPU)
     weights = torch.tensor([value for value, _ in seen(log, "step")])
     # Adam's step is as large as the rate while the gradient stays what it is.

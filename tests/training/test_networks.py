@@ -164,7 +164,7 @@ def test_own_network_is_trained_and_recovers_by_its_name(tmp_path, configure):
     (tmp_path / "mine.py").write_text(MINE)
     weights = tmp_path / "run" / "best.safetensors"
     plain = (
-        'part = "all"\nsamples = 1\n'
+        'subset = "all"\nsamples = 1\n'
         f'[data]\nkind = "npz"\npath = "{tmp_path / "images.npz"}"\ncoils = 2\n'
         "[measure]\naccelerations = [4, 2]\n"
     )

@@ -164,7 +164,7 @@ def test_weights_do_not_fill_another_network(saved):
         ("fastmri-knee/flow.toml", _FlowTraining, "paper"),
         ("fastmri-knee/varnet.toml", VarNetTraining, "paper"),
         ("atlas/flow.toml", _FlowTraining, "around"),
-        ("atlas/flow-whole.toml", _FlowTraining, "demo"),
+        ("atlas/flow-whole-image.toml", _FlowTraining, "demo"),
         ("atlas/varnet.toml", VarNetTraining, "demo"),
     ],
 )
@@ -173,7 +173,7 @@ def test_shipped_configurations_are_valid(file, layout, preset):
     if file.startswith("fastmri"):
         # The paper's values are also the defaults in code.
         assert found.network == layout().network
-        for name in ("epochs", "batch", "learning_rate", "weight_decay", "clip", "schedule"):
+        for name in ("epochs", "batch", "learning_rate", "weight_decay", "clip_norm", "schedule"):
             assert getattr(found.training, name) == getattr(layout().training, name)
         assert found.measure == layout().measure
     else:
@@ -182,7 +182,7 @@ def test_shipped_configurations_are_valid(file, layout, preset):
 
 
 def test_shipped_flow_has_36_million_parameters():
-    found = read_config(_FlowTraining, CONFIGS / "lgg/flow-whole.toml")
+    found = read_config(_FlowTraining, CONFIGS / "lgg/flow-whole-image.toml")
     with torch.device("meta"):
         flow = ConditionalFlow(found.network)
     assert sum(p.numel() for p in flow.parameters()) == 36_131_680
@@ -196,14 +196,14 @@ def test_shipped_flow_has_36_million_parameters():
         ("[training]\nepochs = true", "config.type", "training.epochs"),
         ("[training]\nepochs = 0", "value.invalid", "epochs"),
         ("[training]\nlearning_rate = -1", "value.invalid", "learning_rate"),
-        ("[training]\nreplay = true\naccumulate = 2", "option.conflict", "replay"),
+        ("[training]\ncuda_graphs = true\naccumulate = 2", "option.conflict", "cuda_graphs"),
         ("[training]\nprecision = 'fp8'", "choice.unknown", "'32-true', 'bf16-mixed'"),
         ("[measure]\naccelerations = 4", "config.type", "accelerations"),
         ("network = 3", "config.type", "[network]"),
         ("[networks]", "config.key", "networks"),
         ("[network]\ncoils = -1", "value.invalid", "coils"),
         ("[network]\nfill = 'all'", "choice.unknown", "'noise', 'residual'"),
-        ("[views]\nrotation = 90", "value.invalid", "rotation"),
+        ("[augment]\nrotation = 90", "value.invalid", "rotation"),
         ("[network", "file.format", "a.toml"),
     ],
 )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from taskuq.data._volume import FastMRIPreprocessing, Volume
 
 
-Group = Literal["file", "folder", "each"] | None
+Group = Literal["file", "folder", "image"] | None
 
 
 @app.command("data check")
@@ -66,16 +66,15 @@ def _reader(
     if source.suffix == ".npz":
         from taskuq.data._arrays import NpzData
 
-        if group not in (None, "each"):
-            raise InputError("--group must be each for an .npz file", code="option.conflict")
+        if group not in (None, "image"):
+            raise InputError("--group must be image for an .npz file", code="option.conflict")
         return NpzData(path=source, group=group)
     if any(source.rglob("*.h5")):
         from taskuq.data._fastmri import FastMRIData
 
         return FastMRIData(
-            validation_path=source, labels=labels, finding=pathology,
-            coils=min(8, volumes["min_coils"]), minimum_coils=volumes.pop("min_coils"),
-            minimum_width=volumes.pop("min_lines"), files=volumes.pop("file_list"), **volumes,
+            validation_path=source, labels=labels, pathology=pathology,
+            coils=min(8, volumes["min_coils"]), **volumes,
         )  # fmt: skip
     from taskuq.data._folder import FolderData
 
@@ -107,7 +106,7 @@ def prepare(
     from taskuq.pipeline._progress import duration
 
     preparation = FastMRIPreprocessing(
-        acquisition=acquisition, minimum_coils=min_coils, minimum_width=min_lines,
+        acquisition=acquisition, min_coils=min_coils, min_lines=min_lines,
         size=size, coils=coils, compression=compression, slices="all",
     )  # fmt: skip
     data = FastMRIDataset(folder, preparation, strict=strict)
@@ -269,8 +268,8 @@ def _learn(config: Path, output: Path, figure: Path, device: str | None, overwri
     words, rates = learner.config.measure.terminology, learner.config.measure.accelerations
     plot_masks(made, rates, figure, order.all, what=words.many("measurement"))
     app.print_message(
-        f"learned on {len(learner.cases)} training cases by {learner.config.aim}; calibrate on "
-        "other cases, or the guarantee is void"
+        f"learned on {len(learner.cases)} training cases by {learner.config.objective}; calibrate "
+        "on other cases, or the guarantee is void"
     )
     for mask, R in zip(made, rates, strict=True):
         app.print_message(f"R = {R:g}: {mask.sum()} of {len(mask)} {words.many('measurement')}")

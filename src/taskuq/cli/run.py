@@ -109,7 +109,7 @@ def run(
         round_names=opened.config.measure.round_names,
         samples=opened.config.samples, seed=opened.config.seed, store=output,
         configuration=opened.configuration, engine=chosen, batch=batch, threads=threads,
-        overwrite=overwrite, keep_images=keep_images, terminology=opened.words,
+        overwrite=overwrite, keep_images=keep_images, terminology=opened.terminology,
     )  # fmt: skip
     missing = len(filled.missing_cases)
     app.print_message(f"{filled}" + (f", {missing} cases missing" if missing else ""))

@@ -24,12 +24,12 @@ class ArrayDataset:
         images: Magnitude images (case, height, width), or complex coil images (case, coil, height,
             width).
         label: Integer class of each case.
-        group: Volume or patient of each case; ``"each"`` for one group per case.
+        group: Volume or patient of each case; ``"image"`` for one group per case.
         case: Names of the cases; default: their indices.
         normalise: Divide each group by its :func:`group_scale`, or all images by a number.
 
     Example:
-        >>> data = ArrayDataset(np.ones((2, 8, 8)), label=[0, 1], group="each")
+        >>> data = ArrayDataset(np.ones((2, 8, 8)), label=[0, 1], group="image")
         >>> data[1].label, data[1].group, tuple(data[1].image.shape)
         (1, '1', (8, 8))
     """
@@ -51,7 +51,7 @@ class ArrayDataset:
         images = np.asarray(images)
         _check_images(images)
         names = np.arange(len(images)) if case is None else np.asarray(case)
-        groups = np.arange(len(images)) if isinstance(group, str) and group == "each" else group
+        groups = np.arange(len(images)) if isinstance(group, str) and group == "image" else group
         columns = {"label": np.asarray(label), "group": np.asarray(groups), "case": names}
         for name, column in columns.items():
             if column.shape != (len(images),):
@@ -98,12 +98,12 @@ def read_npz(
 
     Args:
         path: File with ``images``, ``label``, ``group`` and, optionally, ``case``.
-        group: ``"each"`` if the file has no groups: each image is its own.
+        group: ``"image"`` if the file has no groups: each image is its own.
         normalise: As of :class:`ArrayDataset`.
     """
     with open_npz(path, "images") as file:
         arrays = {name: file[name] for name in ("images", "label", "group", "case") if name in file}
-    needed = {"images", "label"} if group == "each" else {"images", "label", "group"}
+    needed = {"images", "label"} if group == "image" else {"images", "label", "group"}
     if missing := needed - set(arrays):
         text = f"{path} has no {', '.join(sorted(missing))}; see read_npz"
         raise InputError(text, code="table.column")
@@ -126,8 +126,8 @@ class NpzData(DataConfig):
     """Settings [data] of one .npz file, read by :func:`read_npz`."""
 
     path: Path | None = None
-    group: Literal["each"] | None = None
-    keep: str | None = None
+    group: Literal["image"] | None = None
+    select: str | None = None
     target: str = "label"
     scale: float = 0.0
 
@@ -173,12 +173,13 @@ class NpzData(DataConfig):
             return file[name]
 
     def _chosen(self, whole: ArrayDataset) -> BoolArray:
-        if self.keep is None:
+        if self.select is None:
             return np.full(len(whole), True)
-        chosen = self._array(self.keep)
+        chosen = self._array(self.select)
         if chosen.dtype != bool or chosen.shape != (len(whole),):
-            text = f"data.keep is of {chosen.dtype}; save a boolean per image"
-            raise InputError(text, code="dtype.invalid")
+            raise InputError(
+                f"data.select is of {chosen.dtype}; save a boolean per image", code="dtype.invalid"
+            )
         return chosen
 
 

@@ -107,7 +107,7 @@ class ChestData(DataConfig):
     patients: int = 100
     size: int = 128
     slices: int = 4
-    first: int = 0
+    first_patient: int = 0
 
     def open(self) -> Dataset:
         return self._chest
@@ -119,7 +119,7 @@ class ChestData(DataConfig):
 
     @property
     def _chest(self) -> ChestPhantom:
-        return ChestPhantom(self.patients, self.seed, self.size, self.slices, self.first)
+        return ChestPhantom(self.patients, self.seed, self.size, self.slices, self.first_patient)
 
 
 @lru_cache(maxsize=64)

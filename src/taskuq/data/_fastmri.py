@@ -335,12 +335,12 @@ class FastMRIData(DataConfig):
     path: Path | None = None
     validation_path: Path | None = None
     labels: Path | None = None
-    files: Path | None = None
-    finding: str = "Meniscus Tear"
+    file_list: Path | None = None
+    pathology: str = "Meniscus Tear"
     cache: Path | None = None
     acquisition: str = "CORPD_FBK"
-    minimum_coils: int = 9
-    minimum_width: int = 320
+    min_coils: int = 9
+    min_lines: int = 320
     size: int = 320
     compression: Literal["measured", "full"] = "measured"
     slices: Slices = "central-60"
@@ -399,12 +399,12 @@ class FastMRIData(DataConfig):
 
     @property
     def _labels(self) -> AnnotationLabels | None:
-        return read_labels(self.labels, self.files, self.finding)
+        return read_labels(self.labels, self.file_list, self.pathology)
 
     def _preparation(self, slices: Slices) -> FastMRIPreprocessing:
         return FastMRIPreprocessing(
-            acquisition=self.acquisition, minimum_coils=self.minimum_coils, size=self.size,
-            minimum_width=self.minimum_width, coils=self.coils, compression=self.compression,
+            acquisition=self.acquisition, min_coils=self.min_coils, size=self.size,
+            min_lines=self.min_lines, coils=self.coils, compression=self.compression,
             slices=slices,
         )  # fmt: skip
 

@@ -136,7 +136,7 @@ def _series(folder: Path) -> tuple[Path, ...]:
     return tuple(f for f, h in sorted(headers, key=lambda p: int(p[1].get("InstanceNumber", 0))))
 
 
-Grouping = Literal["file", "folder", "each"]
+Grouping = Literal["file", "folder", "image"]
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class ImageFolder:
     Args:
         folder: Folder of the images.
         labels: CSV with the columns file, label and, optionally, group and slice.
-        group: What a group is, if the CSV has no groups: ``"file"``, ``"folder"`` or ``"each"``.
+        group: What a group is, if the CSV has no groups: ``"file"``, ``"folder"`` or ``"image"``.
         size: Crop or pad images to this size.
         normalise: Divide each group by the 99.5 % quantile of its magnitudes.
     """
@@ -217,7 +217,7 @@ class FolderData(DataConfig):
     path: Path | None = None
     labels: Path | None = None
     group: Grouping | None = None
-    cut: int | None = None
+    size: int | None = None
 
     def open(self) -> Dataset:
         return self._images(normalise=True)
@@ -239,13 +239,13 @@ class FolderData(DataConfig):
             positives = int((data.labels[indices] > 0).sum())
             rows.append(FileCheck(str(file), kind, size, len(indices), positives))
         one_size = len({row.size for row in rows}) == 1
-        notes = () if one_size else ("sizes differ: set a size in [data], e.g. cut = 128",)
+        notes = () if one_size else ("sizes differ: set a size in [data], e.g. size = 128",)
         return DataCheck(tuple(rows), groups=len(np.unique(data.groups)), notes=notes)
 
     def _images(self, *, normalise: bool) -> ImageFolder:
         folder = require_path(self.path, "path", "the folder of images")
         table = require_path(self.labels, "labels", "the CSV with file, label and group")
-        return ImageFolder(folder, table, group=self.group, size=self.cut, normalise=normalise)
+        return ImageFolder(folder, table, group=self.group, size=self.size, normalise=normalise)
 
 
 def _center_fit(image: FloatArray, height: int, width: int) -> FloatArray:
@@ -273,7 +273,7 @@ def _read_table(folder: Path, table: Path, group: Grouping | None) -> tuple[_Ima
         text = f"{table} has no {', '.join(sorted(missing))}; add it"
         raise InputError(text, code="table.column")
     if "group" not in columns and group is None:
-        advice = "add it (patient or volume), or set data.group: file, folder or each"
+        advice = "add it (patient or volume), or set data.group: file, folder or image"
         raise InputError(f"{table} has no column group; {advice}", code="groups.missing")
     if "group" in columns and group is not None:
         text = f"{table} has groups and data.group is {group!r}; remove one"
@@ -312,7 +312,7 @@ def _frames(
     frames = []
     for index in range(count) if chosen is None else (chosen,):
         case = name if count == 1 else f"{name}#{index}"
-        names = {None: row.get("group") or "", "file": name, "each": case}
+        names = {None: row.get("group") or "", "file": name, "image": case}
         names["folder"] = str(path.parent.relative_to(folder))
         frames.append(_ImageFrame(path, index, label, names[group].strip(), case))
     return frames

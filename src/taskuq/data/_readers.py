@@ -75,13 +75,13 @@ class DataConfig(ABC):
 
     Args:
         coils: Number of coils to simulate for magnitude images; 0 for none.
-        validation: Fraction of groups for validation, without a separate test set.
+        validation_fraction: Fraction of groups for validation, without a separate test set.
         seed: Of the split and the simulated coils.
         in_memory: Read all cases once.
     """
 
     coils: int = 8
-    validation: float = 0.1
+    validation_fraction: float = 0.1
     seed: int = 0
     in_memory: bool = False
     # That read cases into memory. At most 8: containers see all processors and may use few.
@@ -155,7 +155,7 @@ def open_data(reader: DataConfig) -> tuple[Dataset, Dataset]:
         validation: Dataset = _with_coils(reader.open_test(), reader)
     else:
         rng = np.random.default_rng([reader.seed, 1])
-        fractions = (1 - reader.validation, reader.validation)
+        fractions = (1 - reader.validation_fraction, reader.validation_fraction)
         training, validation = split_by_group(training, fractions, rng=rng)
     return _in_memory(training, reader), _in_memory(validation, reader)
 

@@ -252,8 +252,8 @@ class FastMRIPreprocessing:
     """Coil compression, crop and scaling of volumes."""
 
     acquisition: str = "CORPD_FBK"
-    minimum_coils: int = 9
-    minimum_width: int = 320
+    min_coils: int = 9
+    min_lines: int = 320
     size: int = 320
     coils: int = 8
     compression: Literal["measured", "full"] = "measured"
@@ -266,8 +266,8 @@ class FastMRIPreprocessing:
             if (value := getattr(self, name)) not in choices:
                 known = ", ".join(choices)
                 raise InputError(f"{name} is {value!r}; choose from {known}", code="choice.unknown")
-        if self.minimum_coils < self.coils:
-            given = f"minimum_coils is {self.minimum_coils} for {self.coils} virtual coils"
+        if self.min_coils < self.coils:
+            given = f"min_coils is {self.min_coils} for {self.coils} virtual coils"
             raise InputError(f"{given}; use at least as many", code="value.invalid")
 
     @property
@@ -291,10 +291,10 @@ class FastMRIPreprocessing:
         lines = volume.encoded_lines or volume.width
         if self.acquisition and volume.acquisition != self.acquisition:
             return f"acquisition is {volume.acquisition or 'not stated'}, not {self.acquisition}"
-        if volume.coils < self.minimum_coils:
-            return f"{volume.coils} coils, at least {self.minimum_coils} are needed"
-        if lines < self.minimum_width:
-            return f"{lines} encoded lines, at least {self.minimum_width} are needed"
+        if volume.coils < self.min_coils:
+            return f"{volume.coils} coils, at least {self.min_coils} are needed"
+        if lines < self.min_lines:
+            return f"{lines} encoded lines, at least {self.min_lines} are needed"
         if min(volume.height, volume.width) < self.size:
             return f"k-space is {volume.height}×{volume.width}, smaller than the crop {self.size}"
         return None

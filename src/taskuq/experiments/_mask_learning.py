@@ -39,20 +39,29 @@ class MaskLearningConfig(ImagingConfig):
     """Settings of taskuq masks --learn."""
 
     cases: int = 200
-    begin: int | None = None
-    block: int = 4
-    tries: int = 0
-    aim: Aim = "gradient"
-    ridge: float = RIDGE
+    initial_lines: int | None = None
+    lines_per_step: int = 4
+    random_candidates: int = 0
+    objective: Aim = "gradient"
+    regularisation: float = RIDGE
 
     def __post_init__(self) -> None:
-        least = {"samples": 2, "cases": 1, "block": 1, "begin": 1, "tries": 0}
-        for name, n in least.items():
-            if (value := getattr(self, name)) is not None and value < n:
-                raise InputError(f"{name} is {value}; set at least {n}", code="value.invalid")
-        if self.tries and self.aim == "variance":
-            text = f"tries are {self.tries} and compared by the task; set 0 for the aim 'variance'"
-            raise InputError(text, code="value.invalid")
+        if self.samples < 2 or self.cases < 1 or self.lines_per_step < 1:
+            raise InputError(
+                "samples must be at least 2, cases and lines_per_step at least 1, got "
+                f"{self.samples}, {self.cases} and {self.lines_per_step}",
+                code="value.invalid",
+            )
+        if self.initial_lines is not None and self.initial_lines < 1:
+            raise InputError(
+                f"initial_lines is {self.initial_lines}; set at least 1 line", code="value.invalid"
+            )
+        if self.random_candidates < 0 or (self.random_candidates and self.objective == "variance"):
+            raise InputError(
+                f"random_candidates must be at least 0, and 0 for the objective 'variance', got "
+                f"{self.random_candidates}",
+                code="value.invalid",
+            )
 
 
 @dataclass(frozen=True)
@@ -108,17 +117,27 @@ class _MaskLearner:
             progress.step()
         expected = stack_cases(covariances)
         lines, gains = expected.greedy(count, measured)
-        if self.config.tries:
+        if self.config.random_candidates:
             lines = self._best(lines, measured, progress)
             left = [expected.left(lines[:k]) for k in range(count + 1)]
             gains = [before - after for before, after in pairwise(left)]
         return _LineOrder(order.begin, (*order.lines, *lines), (*order.gains, *gains))
 
+    def _covariance(self, index: int, measured: BoolArray) -> LineCovariance:
+        name, image = self.cases.case[index], self.cases.image(index).to(self.device)
+        rate = self.system.n_lines / int(measured.sum())
+        scan = self.system.measure_lines(image, rate, measured)
+        samples = self.executor.sample(scan, name, rate, self.config.samples)
+        return line_covariance(
+            self.system, scan, samples, self.executor.cached_task(), measured,
+            objective=self.config.objective, regularisation=self.config.regularisation,
+        )  # fmt: skip
+
     def _best(self, lines: list[int], measured: BoolArray, progress: Progress) -> list[int]:
         """Return the lines with the lowest CRPS of the task: these, or as many at random."""
         rng = np.random.default_rng([self.config.seed, int(measured.sum())])
         candidates = [lines]
-        for _ in range(self.config.tries):
+        for _ in range(self.config.random_candidates):
             more = self.system.add_random_lines(measured, len(lines), rng)
             candidates.append(rng.permutation(np.flatnonzero(more & ~measured)).tolist())
         numbers = np.arange(len(measured))
@@ -172,23 +191,20 @@ def learn_masks(
     config = learner.config
     rates = config.measure.accelerations
     counts = line_counts(learner.system.n_lines, rates)
-    first = max(1, counts[0] // 2) if config.begin is None else config.begin
+    first = max(1, counts[0] // 2) if config.initial_lines is None else config.initial_lines
     if first > counts[0]:
-        text = f"begin is {first}, and the first round has {counts[0]} lines; set fewer"
-        raise InputError(text, code="value.invalid")
+        raise InputError(
+            f"initial_lines is {first}, and the first round has {counts[0]} lines; set fewer",
+            code="value.invalid",
+        )
     made = provenance(_identity(config), config.seed)
     about = {"configuration": made["configuration"], "code": made["code"]}
     kept = output.with_name(f"{output.stem}.partial.json")
     order = _LineOrder(learner.system.initial_lines(first))
     if kept.exists() and not overwrite:
         order = _load_order(kept, about, order)
-    # No round ends inside a block.
-    blocks, there = list[int](), first + len(order.lines)
-    for end in counts:
-        while there < end:
-            blocks.append(min(config.block, end - there))
-            there += blocks[-1]
-    draws = 1 + (config.tries + 1 if config.tries else 0)
+    blocks = _blocks(first + len(order.lines), counts, config.lines_per_step)
+    draws = 1 + (config.random_candidates + 1 if config.random_candidates else 0)
     total = len(learner.cases) * len(blocks) * draws
     with Progress(total, quiet=not progress, what="draws") as bar:
         for count in blocks:

@@ -280,22 +280,25 @@ HEADER = "judging.json"
 @dataclass(frozen=True)
 class QualityConfig:
     data: Data = field(default_factory=paper_data)
-    part: Literal["validation", "all"] = "validation"
+    subset: Literal["validation", "all"] = "validation"
     measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
     varnet: Path | None = None
     flow: Path | None = None
-    recoveries: tuple[Path, ...] | None = None
+    networks: tuple[Path, ...] | None = None
     estimate: Path | None = None
-    features: Path | None = None
+    vgg_weights: Path | None = None
     samples: int = 32
     seed: int = 0
-    volumes: int | None = None
-    references: int | None = None
+    max_volumes: int | None = None
+    fid_images: int | None = None
 
     def __post_init__(self) -> None:
-        if self.features is not None and self.part == "all":
-            text = "features (for FID) need training cases; leave them out, or part = 'validation'"
-            raise InputError(text, code="option.conflict")
+        if self.vgg_weights is not None and self.subset == "all":
+            raise InputError(
+                "vgg_weights (for FID) needs training cases as its reference, but subset is 'all'; "
+                "remove vgg_weights, or set subset = 'validation'",
+                code="option.conflict",
+            )
 
 
 def evaluate_quality(
@@ -330,14 +333,14 @@ def evaluate_quality(
 
 
 def _opened(config: QualityConfig, folder: Path, device: str, threads: int | None) -> _QualityWork:
-    if config.part == "all":
+    if config.subset == "all":
         training = validation = open_all(config.data)
     else:
         training, validation = open_data(config.data)
     methods = _methods(config, torch.device(device))
-    features = None if config.features is None else _load_vgg(config.features).to(device)
-    volumes = list(_volumes(validation, config.volumes))
-    count = min(config.references or len(training), len(training)) if features else 0
+    features = None if config.vgg_weights is None else _load_vgg(config.vgg_weights).to(device)
+    volumes = list(_volumes(validation, config.max_volumes))
+    count = min(config.fid_images or len(training), len(training)) if features else 0
     pieces = [
         _QualityChunk(None, 1.0, tuple(range(start, min(start + TOGETHER, count))))
         for start in range(0, count, TOGETHER)
@@ -357,8 +360,8 @@ def _opened(config: QualityConfig, folder: Path, device: str, threads: int | Non
 def _require_same(store: Path, config: QualityConfig, threads: int | None) -> None:
     """Refuse pieces of another judgement: of other settings, networks or data."""
     # Weights of a network for features have no card.
-    files = [*referenced_files(replace(config, features=None)), *referenced_files(config.data)]
-    files += [] if config.features is None else [config.features]
+    files = [*referenced_files(replace(config, vgg_weights=None)), *referenced_files(config.data)]
+    files += [] if config.vgg_weights is None else [config.vgg_weights]
     contents = [content_fingerprint(path) for path in files]
     made_from = fingerprint([toml_text(to_toml_table(config)), threads, *contents])
     header = store / HEADER
@@ -428,7 +431,7 @@ def _methods(config: QualityConfig, device: torch.device) -> dict[str, Recover]:
         methods["varnet"] = VarNetMethod(config.varnet).open(device)
     if config.flow is not None:
         methods["flow"] = FlowMethod(config.flow, config.estimate).open(device)
-    for path in config.recoveries or ():
+    for path in config.networks or ():
         if path.stem in methods:
             text = f"two recoveries are called {path.stem}; rename {path}"
             raise InputError(text, code="table.duplicate")

@@ -52,9 +52,9 @@ class ImagingConfig:
 class RunConfig(ImagingConfig):
     """Settings of a run that makes a table."""
 
-    part: Literal["all", "training", "validation"] = "validation"
-    words: Terminology = field(default_factory=Terminology)
-    choose: AdaptiveConfig | None = None
+    subset: Literal["all", "training", "validation"] = "validation"
+    terminology: Terminology = field(default_factory=Terminology)
+    adaptive: AdaptiveConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class _Run:
     def configuration(self) -> dict[str, Any]:
         values = to_toml_table(self.config, complete=True)
         # They decide no number, so that terms may change when a table is resumed.
-        del values["words"]
-        if self.config.choose is None:
-            del values["choose"]
+        del values["terminology"]
+        if self.config.adaptive is None:
+            del values["adaptive"]
         temperature = getattr(self.pipeline.recover, "temperature", None)
         if temperature is not None:
             # Where none is given, the temperature is that of the weights.
@@ -82,9 +82,12 @@ class _Run:
         return values | {"fingerprints": self.fingerprints}
 
     @property
-    def words(self) -> Terminology:
-        chosen = self.config.words
-        return self.config.measure.terminology if chosen == Terminology() else chosen
+    def terminology(self) -> Terminology:
+        return (
+            self.config.measure.terminology
+            if self.config.terminology == Terminology()
+            else self.config.terminology
+        )
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -118,9 +121,9 @@ def open_run(config: RunConfig, device: str | None = None) -> _Run:
     width = int(images[0].image.shape[-1])
     masks = config.measure.masks(width)
     measure = config.measure.scanner(width, noise=config.noise, seed=config.seed)
-    if config.choose is not None:
-        config.choose.require_samples(config.samples)
-        measure = config.choose.rule(measure, masks, config.measure.accelerations)
+    if config.adaptive is not None:
+        config.adaptive.require_samples(config.samples)
+        measure = config.adaptive.rule(measure, masks, config.measure.accelerations)
     recover, task = config.recover.open(chosen), config.task.open(chosen)
     run = _Run(Pipeline(measure, recover, task, device=chosen), images, config, masks)
     _refuse_own_order(run)
@@ -129,8 +132,10 @@ def open_run(config: RunConfig, device: str | None = None) -> _Run:
 
 def _refuse_own_order(run: _Run) -> None:
     """Refuse an order of lines that was learned on cases of this run."""
-    path = getattr(run.config.measure, "file", None)
-    made = {} if path is None else mask_provenance(path)
+    path = getattr(run.config.measure, "path", None)
+    if path is None:
+        return
+    made = mask_provenance(path)
     then = made.get("configuration", {})
     data, learned_on = to_toml_table(run.config, complete=True)["data"], then.get("data")
     if not isinstance(learned_on, dict) or learned_on.get("kind") != data["kind"]:
@@ -178,5 +183,17 @@ def estimate_run_cost(run: _Run, probes: int = 3) -> _CostEstimate:
             raise found
         numbers = found.outputs.size
     # The first case pays for what is loaded and compiled once.
-    seconds = float(np.mean(times[1:] or times)) * len(cases)
-    return _CostEstimate(len(cases), seconds, 4.2 * numbers * len(cases), peak_host_bytes())
+    steady = times[1:] or times
+    return _CostEstimate(
+        len(cases),
+        float(np.mean(steady)) * len(cases),
+        4.2 * numbers * len(cases),
+        peak_host_bytes(),
+    )
+
+
+def _images(config: RunConfig) -> Any:
+    if config.subset == "all":
+        return open_all(config.data)
+    training, validation = open_data(config.data)
+    return training if config.subset == "training" else validation

@@ -197,22 +197,24 @@ def line_covariance(
     read: Callable[[Any], Any],
     measured: BoolArray,
     *,
-    aim: Aim = "gradient",
-    ridge: float = RIDGE,
+    objective: Aim = "gradient",
+    regularisation: float = RIDGE,
 ) -> LineCovariance:
     """Compute line and objective covariance of one case."""
     images = torch.as_tensor(recoveries).detach()
-    if aim not in AIMS:
-        raise InputError(f"aim is {aim!r}; choose from {', '.join(AIMS)}", code="choice.unknown")
-    _require_samples(len(images), aim)
-    slopes = _mean_gradients(read, images) if aim == "gradient" else None
+    if objective not in AIMS:
+        raise InputError(
+            f"objective is {objective!r}; choose from {', '.join(AIMS)}", code="choice.unknown"
+        )
+    _require_samples(len(images), objective)
+    slopes = _mean_gradients(read, images) if objective == "gradient" else None
     with torch.no_grad():
         deviations = images - images.mean(0)
         held = torch.as_tensor(system.line_values(deviations, measurement))
-        if aim == "variance":
+        if objective == "variance":
             rows = torch.view_as_real(held).flatten(2) if held.is_complex() else held
             grams = (rows @ rows.mT / (len(images) - 1)).double().cpu().numpy()[None]
-            return _gram_covariance(grams, grams.sum(axis=1), measured, ridge)
+            return _gram_covariance(grams, grams.sum(axis=1), measured, regularisation)
         if slopes is not None:
             z = deviations.flatten(1) @ slopes.flatten(1).T
             directions = torch.as_tensor(system.line_values(slopes, measurement))
@@ -227,34 +229,37 @@ def line_covariance(
     values, outputs = (one.double().cpu().numpy()[None] / root for one in (projected, z))
     if values.shape[-1] > 1:
         grams, aims = values @ values.swapaxes(2, 3), outputs @ outputs.swapaxes(1, 2)
-        return _gram_covariance(grams, aims, measured, ridge)
+        return _gram_covariance(grams, aims, measured, regularisation)
     values = values[..., 0]
     free = values[:, ~np.asarray(measured, dtype=bool)]
     total = np.square(free).sum(axis=(1, 2)) / values.shape[2]
-    return _ScalarCovariance(values, outputs, _noise_variance(total, ridge))
+    return _ScalarCovariance(values, outputs, _noise_variance(total, regularisation))
 
 
 def _gram_covariance(
-    grams: FloatArray, aims: FloatArray, measured: BoolArray, ridge: float
+    grams: FloatArray, aims: FloatArray, measured: BoolArray, regularisation: float
 ) -> _GramCovariance:
     free = grams[:, ~np.asarray(measured, dtype=bool)]
     total = np.trace(free, axis1=2, axis2=3).sum(axis=1) / grams.shape[-1]
-    return _GramCovariance(grams, aims, _noise_variance(total, ridge))
+    return _GramCovariance(grams, aims, _noise_variance(total, regularisation))
 
 
-def _noise_variance(total: FloatArray, ridge: float) -> FloatArray:
+def _noise_variance(total: FloatArray, regularisation: float) -> FloatArray:
     """Return the noise variance that regularises few samples, relative to their variance."""
-    if not 0 < ridge < math.inf:
-        raise InputError(f"ridge is {ridge}; set a number above 0", code="value.invalid")
+    if not 0 < regularisation < math.inf:
+        raise InputError(
+            f"regularisation is {regularisation}; set a number above 0", code="value.invalid"
+        )
     # Samples that agree everywhere carry no information, whatever the noise.
-    return np.asarray(ridge * np.where(total > 0, total, 1.0))
+    return np.asarray(regularisation * np.where(total > 0, total, 1.0))
 
 
-def _require_samples(samples: int, aim: Aim) -> None:
+def _require_samples(samples: int, objective: Aim) -> None:
     # By outputs each sample is compared with the others.
-    if samples < (needed := 3 if aim == "outputs" else 2):
-        text = f"samples is {samples}; choosing lines takes at least {needed}"
-        raise InputError(text, code="samples.mismatch")
+    if samples < (needed := 3 if objective == "outputs" else 2):
+        raise InputError(
+            f"samples is {samples}; choosing lines takes at least {needed}", code="samples.mismatch"
+        )
 
 
 def _leave_one_out(values: Tensor, held: Tensor, z: Tensor) -> Tensor:
@@ -271,8 +276,9 @@ def _mean_gradients(read: Callable[[Any], Any], images: Tensor) -> Tensor:
         leaf = images.clone().requires_grad_()
         outputs = read(leaf)
         if not isinstance(outputs, Tensor) or not outputs.requires_grad:
-            text = "the task has no gradient; use aim 'outputs'"
-            raise InputError(text, code="component.invalid")
+            raise InputError(
+                "the task has no gradient; use objective 'outputs'", code="component.invalid"
+            )
         outputs = outputs.reshape(len(leaf), -1)
         slopes = [
             torch.autograd.grad(outputs[:, k].sum(), leaf, retain_graph=True)[0].mean(0)
@@ -285,18 +291,20 @@ def _mean_gradients(read: Callable[[Any], Any], images: Tensor) -> Tensor:
 class AdaptiveConfig:
     """Settings [adaptive] of per-case line selection."""
 
-    aim: Aim = "gradient"
-    ridge: float = RIDGE
-    looks: int | None = None
-    share: float = 1.0
-    ahead: int | None = None
+    objective: Aim = "gradient"
+    regularisation: float = RIDGE
+    selection_samples: int | None = None
+    adaptive_fraction: float = 1.0
+    lookahead: int | None = None
 
     def require_samples(self, samples: int) -> None:
         """Raise InputError if there are fewer samples than lines are chosen by."""
-        if self.looks is not None and self.looks > samples:
-            text = f"looks is {self.looks} of {samples} samples; set fewer"
-            raise InputError(text, code="samples.mismatch")
-        _require_samples(samples, self.aim)
+        if self.selection_samples is not None and self.selection_samples > samples:
+            raise InputError(
+                f"selection_samples is {self.selection_samples} of {samples} samples; set fewer",
+                code="samples.mismatch",
+            )
+        _require_samples(samples, self.objective)
 
     def rule(
         self, system: Any, masks: BoolArray, accelerations: tuple[float, ...]
@@ -321,29 +329,32 @@ class AdaptiveLines:
         system: Imaging system.
         masks: Booleans (round, line): the number of lines of each round, and the first lines.
         accelerations: R of each round, decreasing.
-        aim: Objective: the task by its ``"gradient"`` or its ``"outputs"``, or the ``"variance"``
-            of the image.
-        ridge: Noise variance relative to the variance of samples.
-        looks: Number of samples used to choose lines; default: all.
-        share: Fraction of new lines that is chosen; the others are those of the masks.
-        ahead: Choose among the lines of the masks this number of rounds later; default: all lines.
+        objective: Reduce the variance of the task, by its ``"gradient"`` or its ``"outputs"``, or
+            the ``"variance"`` of the image.
+        regularisation: Noise variance relative to the variance of samples.
+        selection_samples: Number of samples used to choose lines; default: all.
+        adaptive_fraction: Fraction of new lines that is chosen; the others are those of the masks.
+        lookahead: Choose among the lines of the masks this many rounds later; default: all lines.
     """
 
     system: LineMeasure
     masks: BoolArray
     accelerations: tuple[float, ...]
-    aim: Aim = "gradient"
-    ridge: float = RIDGE
-    looks: int | None = None
-    share: float = 1.0
-    ahead: int | None = None
+    objective: Aim = "gradient"
+    regularisation: float = RIDGE
+    selection_samples: int | None = None
+    adaptive_fraction: float = 1.0
+    lookahead: int | None = None
 
     def __post_init__(self) -> None:
         allowed = {
-            "ahead": (self.ahead is None or self.ahead >= 0, "at least 0 rounds"),
-            "share": (0 <= self.share <= 1, "a fraction in [0, 1]"),
-            "ridge": (0 < self.ridge < math.inf, "a positive number, e.g. 0.01"),
-            "looks": (self.looks is None or self.looks >= 2, "at least 2 samples"),
+            "lookahead": (self.lookahead is None or self.lookahead >= 0, "at least 0 rounds"),
+            "adaptive_fraction": (0 <= self.adaptive_fraction <= 1, "a fraction in [0, 1]"),
+            "regularisation": (0 < self.regularisation < math.inf, "a positive number, e.g. 0.01"),
+            "selection_samples": (
+                self.selection_samples is None or self.selection_samples >= 2,
+                "at least 2 samples",
+            ),
         }
         for name, (is_allowed, need) in allowed.items():
             if not is_allowed:
@@ -358,10 +369,20 @@ class AdaptiveLines:
     def fingerprint(self) -> str:
         """Digest of the rule."""
         masks = np.ascontiguousarray(np.asarray(self.masks, dtype=bool))
-        content = [self.aim, self.ridge, self.looks, list(masks.shape), masks.tobytes().hex()]
+        content = [
+            self.objective,
+            self.regularisation,
+            self.selection_samples,
+            list(masks.shape),
+            masks.tobytes().hex(),
+        ]
         # Defaults are left out, so that digests of older rules stay.
-        content += [self.share] if self.share < 1 or self.ahead is not None else []
-        content += [] if self.ahead is None else [self.ahead]
+        content += (
+            [self.adaptive_fraction]
+            if self.adaptive_fraction < 1 or self.lookahead is not None
+            else []
+        )
+        content += [] if self.lookahead is None else [self.lookahead]
         return fingerprint(content)[:16]
 
     def __call__(self, image: Any, acceleration: float) -> Any:
@@ -387,16 +408,16 @@ class AdaptiveLines:
     ) -> BoolArray:
         """Return the lines of the next round."""
         covariance = line_covariance(
-            self.system, measurement, recoveries[: self.looks], task, lines,
-            aim=self.aim, ridge=self.ridge,
+            self.system, measurement, recoveries[: self.selection_samples], task, lines,
+            objective=self.objective, regularisation=self.regularisation,
         )  # fmt: skip
         chosen, mask = np.array(lines, dtype=bool), self.masks[round + 1]
         count = int(mask.sum() - lines.sum())
-        free = math.ceil(Fraction(str(self.share)) * count)
+        free = math.ceil(Fraction(str(self.adaptive_fraction)) * count)
         candidates = np.ones_like(chosen)
-        if self.ahead is not None:
+        if self.lookahead is not None:
             # Masks are nested: there are always as many that are free as the round has.
-            candidates = self.masks[min(round + 1 + self.ahead, len(self.masks) - 1)]
+            candidates = self.masks[min(round + 1 + self.lookahead, len(self.masks) - 1)]
         more, _ = covariance.greedy(free, chosen | ~candidates)
         chosen[more] = True
         if count > free:

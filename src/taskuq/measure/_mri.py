@@ -38,13 +38,13 @@ class MaskConfig:
 
     accelerations: tuple[float, ...] = (16.0, 8.0, 4.0, 2.0)
     published: bool = False
-    rule: Rule = "inverse-distance"
+    pattern: Rule = "inverse-distance"
     seed: int = 0
-    file: Path | None = None
+    path: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.published and self.file is not None:
-            raise InputError("set only measure.published or measure.file", code="option.conflict")
+        if self.published and self.path is not None:
+            raise InputError("set only measure.published or measure.path", code="option.conflict")
 
     @property
     def round_names(self) -> None:
@@ -56,15 +56,15 @@ class MaskConfig:
 
     def masks(self, width: int) -> BoolArray:
         """Return the masks, booleans (round, width)."""
-        if self.file is not None:
-            return read_masks(self.file, self.accelerations, width)
+        if self.path is not None:
+            return read_masks(self.path, self.accelerations, width)
         if self.published:
             if width != 320:
                 text = f"published is for 320 columns, not {width}"
                 raise InputError(text, code="shape.mismatch")
             return published_masks(self.accelerations)
         rng = np.random.default_rng(self.seed)
-        return nested_masks(width, self.accelerations, rng=rng, rule=self.rule)
+        return nested_masks(width, self.accelerations, rng=rng, rule=self.pattern)
 
     def scanner(self, width: int, *, noise: float, seed: int) -> Measure:
         """Return the scanner of coil images of a width."""

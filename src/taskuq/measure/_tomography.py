@@ -525,7 +525,7 @@ class TomographyConfig:
     photons: float = 0.0
     attenuation: float = 6.0
     operator: str = "taskuq"
-    file: Path | None = None
+    path: Path | None = None
 
     def __post_init__(self) -> None:
         _nested_views(self.views, self.accelerations)
@@ -534,7 +534,7 @@ class TomographyConfig:
     def terminology(self) -> Terminology:
         return Terminology(
             case="slice", group="scan", estimate="back-projected", measurement="view",
-            truth="all views",
+            reference="all views",
         )  # fmt: skip
 
     @property
@@ -548,8 +548,8 @@ class TomographyConfig:
 
     def masks(self, width: int) -> BoolArray:
         """Return the views of each round, booleans (round, view), for any width of images."""
-        if self.file is not None:
-            return read_masks(self.file, self.accelerations, self.views)
+        if self.path is not None:
+            return read_masks(self.path, self.accelerations, self.views)
         chosen = _nested_views(self.views, self.accelerations)
         return np.stack([np.isin(np.arange(self.views), views) for views in chosen])
 
@@ -558,7 +558,7 @@ class TomographyConfig:
         if noise:
             raise InputError(f"noise is {noise}; set measure.photons", code="option.conflict")
         chosen = None
-        if self.file is not None:
+        if self.path is not None:
             chosen = tuple(tuple(np.flatnonzero(mask).tolist()) for mask in self.masks(width))
         return ParallelBeamCT(
             width, self.views, self.accelerations, self.counts, seed, self.operator, chosen

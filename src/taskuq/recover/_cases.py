@@ -33,28 +33,31 @@ _FIRST = 1e6
 class _RandomMasks:
     """Random masks with a fully sampled centre and other lines in one of three patterns."""
 
-    accelerations: tuple[float, float] = (2.0, 16.0)
-    centre: tuple[float, float] = (0.2, 0.7)
-    rules: tuple[str, ...] = PATTERNS
+    acceleration_range: tuple[float, float] = (2.0, 16.0)
+    acs_fraction: tuple[float, float] = (0.2, 0.7)
+    patterns: tuple[str, ...] = PATTERNS
 
     def __post_init__(self) -> None:
-        (low, high), (narrow, wide) = self.accelerations, self.centre
+        (low, high), (narrow, wide) = self.acceleration_range, self.acs_fraction
         if not 1 <= low <= high or not 0 <= narrow <= wide <= 1:
-            text = f"accelerations must be rising, at least 1, centre in [0, 1]: got {self}"
-            raise InputError(text, code="value.invalid")
-        if not self.rules or set(self.rules) - set(PATTERNS):
-            text = f"rules must be of {PATTERNS}, got {self.rules}"
-            raise InputError(text, code="choice.unknown")
+            raise InputError(
+                f"acceleration_range must rise from 1 or more, acs_fraction in [0, 1], got {self}",
+                code="value.invalid",
+            )
+        if not self.patterns or set(self.patterns) - set(PATTERNS):
+            raise InputError(
+                f"patterns must be of {PATTERNS}, got {self.patterns}", code="choice.unknown"
+            )
 
     def __call__(
         self, cases: int, width: int, generator: torch.Generator, *, rounds: int = 1
     ) -> Tensor:
         """Return nested masks, booleans (case, round, width); True is measured."""
         uniform = partial(_uniform, generator)
-        low, high = (math.log(R) for R in self.accelerations)
+        low, high = (math.log(R) for R in self.acceleration_range)
         lines = torch.round(width * torch.exp(-(low + (high - low) * uniform(cases, rounds))))
         lines = lines.long().clamp(1, width).sort(dim=1).values
-        narrow, wide = self.centre
+        narrow, wide = self.acs_fraction
         fraction = narrow + (wide - narrow) * uniform(cases)
         centre = torch.round(fraction * lines[:, 0]).long().clamp_min(1)
         column = torch.arange(width, device=generator.device)
@@ -73,8 +76,8 @@ class _RandomMasks:
         )
         spaced = ~is_centre & (after > before)
         by_rule = (noise - distance.log(), noise, torch.where(spaced, _FIRST, noise))
-        keys = torch.stack([by_rule[PATTERNS.index(rule)] for rule in self.rules], dim=1)
-        which = (len(self.rules) * uniform(cases)).long().clamp_max(len(self.rules) - 1)
+        keys = torch.stack([by_rule[PATTERNS.index(rule)] for rule in self.patterns], dim=1)
+        which = (len(self.patterns) * uniform(cases)).long().clamp_max(len(self.patterns) - 1)
         keys = keys.take_along_dim(which[:, None, None], dim=1)[:, 0]
         keys = torch.where(is_centre, math.inf, keys)
         rank = keys.argsort(dim=1, descending=True).argsort(dim=1)
@@ -251,21 +254,23 @@ def _resample(images: Tensor, axis: int, scale: Tensor, shift: Tensor) -> Tensor
 class ScanRandomisation:
     """Settings [randomise]: random masks, coils, noise and contrast."""
 
-    rounds: float = 0.25
+    fixed_mask_fraction: float = 0.25
     masks: _RandomMasks = field(default_factory=_RandomMasks)
     coils: tuple[int, ...] = ()
-    noisy: float = 0.5
-    snr: tuple[float, float] = (20.0, 60.0)
+    noise_fraction: float = 0.5
+    snr_db: tuple[float, float] = (20.0, 60.0)
     contrast: float = 0.5
 
     def __post_init__(self) -> None:
-        fractions = (self.rounds, self.noisy, self.contrast)
+        fractions = (self.fixed_mask_fraction, self.noise_fraction, self.contrast)
         if min(fractions) < 0 or max(fractions) > 1:
-            text = f"rounds, noisy and contrast must be in [0, 1], got {fractions}"
-            raise InputError(text, code="value.invalid")
-        if min(self.coils, default=1) < 1 or self.snr[0] > self.snr[1]:
-            text = f"coils must be at least 1 and snr be rising, got {self}"
-            raise InputError(text, code="value.invalid")
+            raise InputError(
+                f"fractions and contrast must be in [0, 1], got {self}", code="value.invalid"
+            )
+        if min(self.coils, default=1) < 1 or self.snr_db[0] > self.snr_db[1]:
+            raise InputError(
+                f"coils must be at least 1 and snr_db be rising, got {self}", code="value.invalid"
+            )
 
     def __call__(self, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the batch with coil images, ``kspace``, mask and its central lines."""
@@ -276,12 +281,12 @@ class ScanRandomisation:
             images = self._simulate_coils(images, generator)
         cases, width = mask.shape
         own = self.masks(cases, width, generator)[:, 0]
-        is_round = _uniform(generator, cases) < self.rounds
+        is_round = _uniform(generator, cases) < self.fixed_mask_fraction
         mask = torch.where(is_round[:, None], mask, own)
         signal = images.abs().square().sum(1).mean((1, 2)).sqrt()
-        low, high = self.snr
+        low, high = self.snr_db
         decibels = low + (high - low) * _uniform(generator, cases)
-        is_noisy = _uniform(generator, cases) < self.noisy
+        is_noisy = _uniform(generator, cases) < self.noise_fraction
         deviation = torch.where(is_noisy, signal * 10 ** (-decibels / 20), 0).view(-1, 1, 1, 1)
         kspace = fft2c(images) + deviation * complex_noise(images, generator)
         return {
@@ -295,7 +300,7 @@ class ScanRandomisation:
     def _simulate_coils(self, images: Tensor, generator: torch.Generator) -> Tensor:
         cases, count, height, width = images.shape
         if count != 1:
-            raise InputError("scans.coils needs data.coils = 0", code="option.conflict")
+            raise InputError("randomise.coils needs data.coils = 0", code="option.conflict")
         # By the seed: reading a number from a GPU would wait for it.
         coils = self.coils[mix_seeds(batch_seed(generator), len(self.coils)) % len(self.coils)]
         maps = random_sensitivities(cases, coils, height, width, generator)

@@ -251,10 +251,10 @@ class EstimateConfig:
 
     weights: Path | None = None
     folds: int = 0
-    folder: Path | None = None
+    reuse_from: Path | None = None
     network: VarNetConfig = field(default_factory=VarNetConfig)
     training: TrainingConfig = PAPER
-    start: Path | None = None
+    init_from: Path | None = None
     data_range: Literal["volume", "slice"] = "volume"
 
     def __post_init__(self) -> None:
@@ -263,18 +263,20 @@ class EstimateConfig:
     def train(
         self, cases: Sequence[MaskedDataset], settings: VarNetTraining, folder: Path, **options: Any
     ) -> list[Path]:
-        names = ("network", "training", "data_range", "start")
+        names = ("network", "training", "data_range", "init_from")
         settings = replace(settings, **{name: getattr(self, name) for name in names})
-        if self.folder is not None:
-            return self._stored(self.folder, settings)
+        if self.reuse_from is not None:
+            return self._stored(self.reuse_from, settings)
         return train_estimators(settings, self.weights, self.folds, cases, folder, **options)
 
     def _stored(self, folder: Path, settings: VarNetTraining) -> list[Path]:
         """Return the estimators of another training, which must be of the same data and folds."""
         path = folder / "config.toml"
         if not path.exists():
-            text = f"estimate.folder {folder} has no {path.name}; train its estimators first"
-            raise InputError(text, code="file.missing")
+            raise InputError(
+                f"estimate.reuse_from {folder} has no {path.name}; train its estimators first",
+                code="file.missing",
+            )
         there, here = read_toml(path), to_toml_table(settings)
         estimate = there["estimate"]
         pairs = {
@@ -286,8 +288,8 @@ class EstimateConfig:
         changed = [f"{key}: {a} there, {b} here" for key, (a, b) in pairs.items() if a != b]
         if changed or "trial" in there:
             raise InputError(
-                f"estimate.folder {folder} holds another training: {changed or 'trial'}; name one "
-                "of the same data, masks and folds",
+                f"estimate.reuse_from {folder} holds another training: {changed or 'trial'}; name "
+                "one of the same data, masks and folds",
                 code="resume.mismatch",
             )
         weights = self.weights or estimate.get("weights") or estimate_weights(folder)

@@ -105,7 +105,7 @@ RECOVERIES = MethodRegistry(
     {
         "zero-filled": "taskuq.recover._methods:ZeroFilled",
         "folder": "taskuq.recover._methods:FolderMethod",
-        "back-projection": "taskuq.recover._tomography:FilteredBackProjection",
+        "filtered-back-projection": "taskuq.recover._tomography:FilteredBackProjection",
         "ensemble": "taskuq.recover._methods:EnsembleMethod",
     },
 )

@@ -123,11 +123,11 @@ class _CTTraining:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     data: Data = field(default_factory=lambda: READERS["chest"]())
     measure: TomographyConfig = field(default_factory=TomographyConfig)
-    views: CoilAugmentation | None = None
-    anywhere: float = 0.0
+    augment: CoilAugmentation | None = None
+    random_views_fraction: float = 0.0
 
     def simulator(self) -> _SinogramSimulator:
-        return _SinogramSimulator(self.measure, self.views, self.anywhere)
+        return _SinogramSimulator(self.measure, self.augment, self.random_views_fraction)
 
     def prepare(self, machine: TrainerOptions, data: Any = None) -> tuple[Any, ...]:
         training, validation = data or open_data(self.data)
@@ -145,14 +145,21 @@ class _SinogramSimulator:
         self,
         measure: TomographyConfig,
         augment: CoilAugmentation | None = None,
-        anywhere: float = 0,
+        random_views_fraction: float = 0,
     ) -> None:
-        if not 0 <= anywhere <= 1:
-            raise InputError(f"anywhere must be in [0, 1], got {anywhere}", code="value.invalid")
-        self.measure, self.augment, self.anywhere = measure, augment, anywhere
+        if not 0 <= random_views_fraction <= 1:
+            raise InputError(
+                f"random_views_fraction must be in [0, 1], got {random_views_fraction}",
+                code="value.invalid",
+            )
+        self.measure, self.augment, self.random_views_fraction = (
+            measure,
+            augment,
+            random_views_fraction,
+        )
         masks = measure.masks(0)
         # Rounds are nested: without random views no others are used.
-        kept = np.arange(measure.views) if anywhere else np.flatnonzero(masks[-1])
+        kept = np.arange(measure.views) if random_views_fraction else np.flatnonzero(masks[-1])
         self.masks, self.angles = torch.as_tensor(masks[:, kept]), view_angles(kept, measure.views)
         self.fractions = 1 / torch.tensor(measure.accelerations)
 
@@ -164,7 +171,7 @@ class _SinogramSimulator:
         rounds = batch["round"]
         mask = self.masks.to(images.device)[rounds]
         fraction = self.fractions.to(images.device)[rounds]
-        if self.anywhere and "progress" in batch:
+        if self.random_views_fraction and "progress" in batch:
             mask, fraction = self._random_views(mask, fraction, generator)
         radon = Radon(images.shape[-1], self.angles)
         exact = radon(images)
@@ -191,7 +198,7 @@ class _SinogramSimulator:
         few, many = 1 / max(self.measure.accelerations), 1 / min(self.measure.accelerations)
         counts = torch.round(total * few * (many / few) ** uniform(cases)).clamp(1, total)
         rank = uniform(cases, total).argsort(dim=1).argsort(dim=1)
-        own = uniform(cases) < self.anywhere
+        own = uniform(cases) < self.random_views_fraction
         mask = torch.where(own[:, None], rank < counts[:, None], mask)
         return mask, torch.where(own, counts / total, fraction)
 
@@ -248,7 +255,13 @@ PRESETS = {
     "tiny": _UnrolledConfig(cascades=2, width=6, pools=2),  # for teaching and tests
 }
 UNROLLED_TRAINING = TrainingConfig(
-    epochs=60, batch=16, learning_rate=1e-3, warmup=100, schedule="cosine", decay=0.02, clip=1.0
+    epochs=60,
+    batch=16,
+    learning_rate=1e-3,
+    warmup_steps=100,
+    schedule="cosine",
+    lr_decay=0.02,
+    clip_norm=1.0,
 )
 
 
@@ -274,7 +287,7 @@ class UnrolledMethod:
     weights: Path | None = None
 
     def open(self, device: torch.device | str) -> _UnrolledRecovery:
-        net = RECOVERIES.trained("unrolled", self.weights)[1]
+        net = RECOVERIES.trained("ct-unrolled", self.weights)[1]
         return _UnrolledRecovery(net.to(device), device)
 
 
@@ -284,19 +297,19 @@ class _UnrolledTraining(_CTTraining):
 
     network: _UnrolledConfig = field(default_factory=_UnrolledConfig)
     training: TrainingConfig = UNROLLED_TRAINING
-    start: Path | None = None
+    init_from: Path | None = None
 
     def recipe(self, cases: Any, machine: TrainerOptions) -> Recipe:
         validate = partial(_validate, simulator=self.simulator())
         recipe = Recipe(
-            kind="unrolled",
+            kind="ct-unrolled",
             network=_UnrolledNet(self.network),
             config=self.network,
             loss=lambda *inputs: validate(*inputs)["loss"].mean(),
             validate=validate,
             summary=partial(_summary, self.measure.accelerations),
         )
-        init_weights(recipe.network, self.start, "unrolled")
+        init_weights(recipe.network, self.init_from, "ct-unrolled")
         return recipe
 
 
@@ -324,8 +337,8 @@ NETWORK = NetworkKind(_UnrolledConfig, _UnrolledNet, _UnrolledTraining, Unrolled
 INPUTS, OUTPUTS = 3, 1
 SAMPLER_PRESETS = {
     "paper": SamplerConfig(INPUTS, OUTPUTS),  # 256×256
-    "demo": SamplerConfig(INPUTS, OUTPUTS, width=32, drawn=(32, 64, 96, 128)),  # 128×128
-    "tiny": SamplerConfig(INPUTS, OUTPUTS, width=8, drawn=(8, 16, 16)),  # for tests
+    "demo": SamplerConfig(INPUTS, OUTPUTS, width=32, decoder_channels=(32, 64, 96, 128)),  # 128×128
+    "tiny": SamplerConfig(INPUTS, OUTPUTS, width=8, decoder_channels=(8, 16, 16)),  # for tests
 }
 
 
@@ -349,7 +362,7 @@ class CTSamplerMethod:
     precision: Literal["auto", "float32"] = "auto"
 
     def open(self, device: torch.device | str) -> SamplerRecovery:
-        path, net = RECOVERIES.trained("views-sampler", self.weights)
+        path, net = RECOVERIES.trained("ct-sampler", self.weights)
         unrolled = load_estimator(find_estimate(path, self.estimate), _UnrolledNet).to(device)
         dtype = torch.float32 if self.precision == "float32" else None
         return SamplerRecovery(net.to(device), _UnrolledEstimator(unrolled), dtype=dtype)
@@ -363,7 +376,7 @@ class _CTEstimateConfig:
     folds: int = 0
     network: _UnrolledConfig = field(default_factory=_UnrolledConfig)
     training: TrainingConfig = UNROLLED_TRAINING
-    start: Path | None = None
+    init_from: Path | None = None
 
     def __post_init__(self) -> None:
         check_folds(self.folds)
@@ -376,25 +389,25 @@ class _CTSamplerTraining(SamplerTrainingMixin, _CTTraining):
     network: SamplerConfig = field(default_factory=lambda: SAMPLER_PRESETS["paper"])
     training: TrainingConfig = PAPER
     estimate: _CTEstimateConfig = field(default_factory=_CTEstimateConfig)
-    score: ImageLossConfig = field(default_factory=ImageLossConfig)
-    task: TaskLossConfig | None = None
-    draws: int = 4
-    start: Path | None = None
+    loss: ImageLossConfig = field(default_factory=ImageLossConfig)
+    task_loss: TaskLossConfig | None = None
+    samples: int = 4
+    init_from: Path | None = None
 
     def __post_init__(self) -> None:
         self.check((INPUTS, OUTPUTS))
 
     def stages(self, cases: tuple[Any, ...], folder: Path, **options: Any) -> tuple[Any, ...]:
         e = self.estimate
-        shared = (self.data, self.measure, self.views, self.anywhere)
-        settings = _UnrolledTraining(e.network, e.training, *shared, e.start)
+        shared = (self.data, self.measure, self.augment, self.random_views_fraction)
+        settings = _UnrolledTraining(e.network, e.training, *shared, e.init_from)
         paths = train_estimators(settings, e.weights, e.folds, cases, folder, **options)
         return *cross_fit_datasets(cases, e.folds, e.training.seed), paths
 
     def recipe(self, cases: tuple[Any, ...], machine: TrainerOptions) -> Recipe:
         networks = [load_estimator(path, _UnrolledNet) for path in cases[2]]
         estimates = _CrossFitCTEstimates(networks, self.simulator())
-        return self.sampler_recipe("views-sampler", estimates, machine)
+        return self.sampler_recipe("ct-sampler", estimates, machine)
 
 
 class _CrossFitCTEstimates:

@@ -61,7 +61,7 @@ PRESETS = {
     "tiny": VarNetConfig(cascades=3, width=6, pools=2, sensitivity_width=4, sensitivity_pools=2),
 }
 PAPER = TrainingConfig(
-    epochs=50, batch=16, learning_rate=1e-4, schedule="step", decay=0.1, decay_epochs=40
+    epochs=50, batch=16, learning_rate=1e-4, schedule="step", lr_decay=0.1, lr_decay_epochs=40
 )
 
 
@@ -120,9 +120,9 @@ class VarNetTraining(RecoveryTraining):
     network: VarNetConfig = field(default_factory=VarNetConfig)
     training: TrainingConfig = PAPER
     data_range: Literal["volume", "slice"] = "volume"
-    views: CoilAugmentation | None = None
-    scans: ScanRandomisation | None = None
-    start: Path | None = None
+    augment: CoilAugmentation | None = None
+    randomise: ScanRandomisation | None = None
+    init_from: Path | None = None
 
     def prepare(
         self, machine: TrainerOptions, data: Any = None
@@ -130,11 +130,11 @@ class VarNetTraining(RecoveryTraining):
         return self.measured(machine, data, by_volume=self.data_range == "volume")
 
     def recipe(self, cases: Any, machine: TrainerOptions) -> Recipe:
-        graphs = machine.may_be_one_gpu and self.training.replay
+        graphs = machine.may_be_one_gpu and self.training.cuda_graphs
         recipe = _varnet_recipe(
-            self.network, cuda_graphs=graphs, augment=self.views, randomise=self.scans
+            self.network, cuda_graphs=graphs, augment=self.augment, randomise=self.randomise
         )
-        init_weights(recipe.network, self.start, "varnet")
+        init_weights(recipe.network, self.init_from, "varnet")
         return recipe
 
 

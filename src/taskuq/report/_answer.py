@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from taskuq.report._contents import STORY, Contents, Statement
 from taskuq.report._records import (
-    HELD,
-    NOT_HELD,
-    NOT_MEASURED,
+    NOT_SUPPORTED,
+    NOT_TESTED,
+    SUPPORTED,
     VERDICTS,
     Record,
     number,
@@ -19,25 +19,29 @@ from taskuq.report._records import (
     shown,
     two_digits,
 )
+from taskuq.report.figures import method_label
+from taskuq.table._terminology import count_noun
 
 NOTHING = (
-    "Nothing was measured yet: no simulation of a policy and no evaluation of intervals is stored "
-    "with this run."
+    "No results yet: no simulation of a policy and no evaluation of intervals is stored with this "
+    "run."
 )
 NO_GUARANTEE = (
-    "No calibrated bound or policy is stored with this run, so this page guarantees nothing. What "
-    "follows is measured."
+    "No calibrated bound or policy is stored with this run, so nothing is guaranteed. All results "
+    "are measured."
 )
 OTHERS = (
-    "This policy was not simulated: no simulation that is stored with this run has its kind, "
-    "score, error rate, goal, unit, rounds and samples."
+    "This policy was not simulated: no stored simulation has its kind, score, error rate, goal, "
+    "unit, rounds and samples."
 )
 SEVERAL = (
-    "Several policies were simulated and none of them is stored with this run: none is taken here, "
-    "for anyone who takes the best of them has no guarantee left."
+    "Several policies were simulated and none of them is stored with this run. No numbers are "
+    "shown: choosing the best of them would void the guarantee."
 )
-# A measured mean may fall below what was asked for by this many standard errors, by chance.
+# Standard errors by which a measured mean may fall below its target by chance.
 CHANCE = 2.0
+DESCRIPTIVE = "No criterion: the results are descriptive."
+MISSING = "No record of this experiment is stored with the run."
 
 
 class _Number(NamedTuple):
@@ -52,12 +56,13 @@ class _Number(NamedTuple):
 
 
 class _Verdict(NamedTuple):
-    """Outcome of a claim, with one number and a link."""
+    """Outcome of a claim, with one number, a link, and the criterion."""
 
     verdict: str
     title: str
     number: str
     link: str
+    criterion: str
 
 
 class _Answer(NamedTuple):
@@ -68,6 +73,8 @@ class _Answer(NamedTuple):
     measured: str
     guarantee: Statement | None
     verdicts: tuple[_Verdict, ...]
+    about: tuple[tuple[str, str], ...]  # task, data, baseline
+    worst: str = ""  # coverage of the worst class and site
 
     @property
     def lines(self) -> list[str]:
@@ -80,29 +87,77 @@ class _Answer(NamedTuple):
         lines += [guarantee.sentence, *guarantee.shortages]
         counts = {v: sum(one.verdict == v for one in self.verdicts) for v in VERDICTS}
         found = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-        tally = f"Claims: {found}." if found else "No claim was judged."
-        return [*lines, tally] if self.verdicts else lines
+        return [*lines, f"Claims: {found}."] if self.verdicts else lines
 
 
 def answer_of(contents: Contents) -> _Answer:
     best = _the_simulation(contents)
     guarantee = contents.guarantees[0] if contents.guarantees else None
-    verdicts = tuple(_verdicts(contents, best))
+    verdicts, about = tuple(_verdicts(contents, best)), tuple(_about(contents, best))
     if best is not None and number(best["early"]) == 0:
-        return _Answer(*_of_full_scans(contents, best), guarantee, verdicts)
+        return _Answer(*_of_full_scans(contents, best), guarantee, verdicts, about)
     if best is not None:
         if guarantee is not None and _is_worse_early(best):
             warning = (
-                f"But of the reports of scans that stopped early "
-                f"{_percent(1 - number(best['coverage_early']))} missed the truth: scans that "
-                "measured everything count as reports that hold it."
+                f"But {_percent(1 - number(best['coverage_early']))} of the reports of scans that "
+                "stopped early missed the truth: fully sampled scans count as covered."
             )
             guarantee = guarantee._replace(shortages=(*guarantee.shortages, warning))
-        return _Answer(*_of_simulation(contents, best), guarantee, verdicts)
+        answer = _of_simulation(contents, best)
+        return _Answer(*answer, guarantee, verdicts, about, _worst(contents, best))
     sentence, numbers, measured = _of_evaluation(contents) or ("", (), "")
     if contents.simulations:
         sentence = f"{OTHERS if contents.policy else SEVERAL} {sentence}".strip()
-    return _Answer(sentence or NOTHING, numbers, measured, guarantee, verdicts)
+    return _Answer(sentence or NOTHING, numbers, measured, guarantee, verdicts, about)
+
+
+def _about(contents: Contents, best: Record | None) -> Iterator[tuple[str, str]]:
+    """Task, data and baseline, as far as the run names them."""
+    table, words, what = contents.folder.table, contents.words, contents.folder.run.get("what")
+    named = what if isinstance(what, Mapping) else {}
+    task = _first_sentence(named.get("task"))
+    if not task and table is not None and table.task_names != ("task",):
+        task = ", ".join(table.task_names)
+    data = _first_sentence(named.get("data"))
+    if table is not None:
+        groups = 0 if table.group is None else len(set(table.group.tolist()))
+        of = f" of {words.apply(count_noun(groups, 'group'))}" if groups else ""
+        data = f"{data} {words.apply(count_noun(table.cases, 'case'))}{of}.".strip()
+    if task:
+        yield "Task", task
+    if data:
+        yield "Data", data
+    if (paper := _baseline(contents, best)) is not None:
+        yield (
+            "Baseline",
+            f"The paper's stopping rule ({method_label(paper['score'])}), without guarantee: "
+            f"R̄ = {number(paper['mean_acceleration']):.3g}, coverage {shown(paper['coverage'])}.",
+        )
+
+
+def _first_sentence(text: object) -> str:
+    return str(text or "").partition(". ")[0].rstrip(".") + "." if text else ""
+
+
+def _baseline(contents: Contents, best: Record | None) -> Record | None:
+    """Return the fastest of the paper's rules that was simulated together with the policy."""
+    for rows in contents.simulations.values():
+        if best is not None and best["policy"] != "paper" and any(row is best for row in rows):
+            paper = [r for r in rows if r["policy"] == "paper" and r["samples"] == best["samples"]]
+            return max(paper, key=lambda r: number(r["mean_acceleration"]), default=None)
+    return None
+
+
+def _worst(contents: Contents, best: Record) -> str:
+    """Return the lowest coverage of a class and of a site, if the simulation has them."""
+    found = []
+    for strata in ("class", "site"):
+        rows = best.get(f"{strata}_coverage") or ()
+        known = [(number(r["coverage"]), str(r["name"])) for r in rows]
+        low = min((pair for pair in known if not math.isnan(pair[0])), default=None)
+        named = "–" if low is None else f"{_percent(low[0])} ({contents.class_name(low[1])})"
+        found.append(f"worst {strata} {named}")
+    return ", ".join(found)
 
 
 def _the_simulation(contents: Contents) -> Record | None:
@@ -146,33 +201,34 @@ def _of_full_scans(contents: Contents, best: Record) -> tuple[str, tuple[_Number
     """_Answer of a policy under which no scan stopped early."""
     words = contents.words
     units = words.many("case" if best["unit"] == "case" else "group")
-    asked = f"at least {100 * (1 - best['alpha']):.6g}\u00a0%"
+    target = f"at least {100 * (1 - best['alpha']):.6g}\u00a0%"
     numbers = (
-        _Number(_percent(1.0), "", f"of the {words.many('measurement')} were needed"),
-        _Number("–", "", f"of early reports held the truth: there were none; asked for: {asked}"),
-        _Number("–", "", "is the mean width of early reports: there were none"),
+        _Number(_percent(1.0), "", f"of the {words.many('measurement')} were measured"),
+        _Number("–", "", f"coverage of early reports ({target} required): there were none"),
+        _Number("–", "", "mean width of early reports: there were none"),
     )
     return (
         f"No scan could stop early: calibrated on {best['n_calibration']} {units}, the policy "
-        f"measured every {words.case} in full. Nothing was saved, and no early report was judged.",
+        f"measured every {words.case} in full. Nothing was saved, and there was no early report to "
+        "evaluate.",
         numbers,
         f"Over {best['trials']} random splits ({policy_name(best)}).",
     )
 
 
 def _width(contents: Contents, best: Record) -> _Number:
-    """Width of early reports; tasks with limits of their own have no common mean."""
+    """Width of early reports; tasks with different limits have no common mean."""
     stored = contents.policy
     goal: Record = stored["goal"] if stored else {"max_width": contents.max_width}
     limits = [(one["task"], one["max_width"]) for one in goal.get("tasks", ())]
     if len({limit for _, limit in limits}) > 1:
         limited = [f"{task} {limit:g}" for task, limit in limits if limit is not None]
-        return _Number("as asked", "", f"early reports are at most this wide: {', '.join(limited)}")
-    most = "" if goal["max_width"] is None else f"; asked for: at most {goal['max_width']:g}"
+        return _Number("≤ limit", "", f"width of early reports; limits: {', '.join(limited)}")
+    most = "" if goal["max_width"] is None else f" (limit {goal['max_width']:g})"
     tasks = (contents.policy or {}).get("task_names", ())
     widest = ", the widest of their tasks" if len(tasks) > 1 else ""
     width, deviation = number(best["width"]), number(best.get("sd", {}).get("width"))
-    what = f"is the mean width of early reports{widest}{most}"
+    what = f"mean interval width of early reports{widest}{most}"
     return _Number(shown(width), _deviation(deviation, width), what)
 
 
@@ -180,29 +236,34 @@ def _of_simulation(contents: Contents, best: Record) -> tuple[str, tuple[_Number
     R, coverage = number(best["mean_acceleration"]), number(best["coverage"])
     R_error = number(best["standard_errors"]["mean_acceleration"])
     error = number(best["standard_errors"]["coverage"])
-    asked = f"{100 * (1 - best['alpha']):.6g}\u00a0%"
+    target = f"{100 * (1 - best['alpha']):.6g}\u00a0%"
     early_coverage = _percent(number(best["coverage_early"]))
     measurements = contents.words.many("measurement")
+    paper = _baseline(contents, best)
+    rate = math.nan if paper is None else number(paper["mean_acceleration"])
+    against = "" if paper is None else f"; baseline {_percent(1 / rate)}, R̄ = {rate:.3g}"
     numbers = (
         _Number(
             _percent(1 / R), _error(R_error, _percent(R_error / R**2)),
-            f"of the {measurements} were needed on average, R̄ = {R:.2f}",
+            f"of the {measurements} measured on average, R̄ = {R:.3g}{against}",
         ),
         _Number(
             _percent(coverage), _error(error, _percent(error)),
-            f"of reports held the truth; asked for: at least {asked}; {early_coverage} of the "
+            f"of reports contained the truth (at least {target} required); {early_coverage} of the "
             f"{_percent(number(best['early']))} that stopped early",
         ),
         _width(contents, best),
     )  # fmt: skip
-    but = f", but only {early_coverage} where scans stopped early" if _is_worse_early(best) else ""
+    but = (
+        f", but only {early_coverage} for scans that stopped early" if _is_worse_early(best) else ""
+    )
     sentence = (
         f"Measuring each {contents.words.case} only until the answer is certain enough took "
-        f"{_percent(1 / R, 0)} of the {measurements}, and the reports held the truth "
-        f"{_percent(coverage)} of the time{but}."
+        f"{_percent(1 / R, 0)} of the {measurements}, and the reported intervals contained the "
+        f"truth {_percent(coverage)} of the time{but}."
     )
     whom = contents.words.apply(best["mean_over"])
-    varies = ", of the width one standard deviation between splits"
+    varies = ", for the width one standard deviation over splits"
     measured = (
         f"Measured for {whom}, over {best['trials']} random splits ({policy_name(best)}); ± is one "
         f"standard error{varies if '±' in numbers[-1].error else ''}."
@@ -216,7 +277,7 @@ def _of_evaluation(contents: Contents) -> tuple[str, tuple[_Number, ...], str] |
         for record in contents.evaluations.values()
         for row in record["results"]
         if not math.isnan(number(row["width"]["mean"]))
-        # What was asked for elsewhere is not what this run's policy guarantees.
+        # Results at other error rates do not describe this run's policy.
         and (contents.policy is None or row["alpha"] == contents.policy["alpha"])
     ]
     if not rows:
@@ -226,17 +287,17 @@ def _of_evaluation(contents: Contents) -> tuple[str, tuple[_Number, ...], str] |
         narrowest.setdefault(row.get("task"), (row, record))
     low = min((row for row, _ in narrowest.values()), key=lambda r: number(r["coverage"]["mean"]))
     coverage, error = number(low["coverage"]["mean"]), number(low["coverage"]["sd"])
-    asked = f"asked for: at least {100 * (1 - low['alpha']):.6g}\u00a0%"
+    target = f"at least {100 * (1 - low['alpha']):.6g}\u00a0% required"
     of = " of the worst task" if len(narrowest) > 1 else ""
-    what = f"of the time the interval{of} held the truth; {asked}"
-    held = _Number(_percent(coverage), _error(error, _percent(error)), what)
+    what = f"of intervals{of} contained the truth ({target})"
+    covered = _Number(_percent(coverage), _error(error, _percent(error)), what)
     sentence, width = _narrowest(narrowest)
     how = "over all splits" if low["trials"] is None else f"over {low['trials']} random splits"
     return (
-        f"{sentence} held the truth {'at least ' if of else ''}{held.value} of the time.",
-        (held, width),
+        f"{sentence} contained the truth {'at least ' if of else ''}{covered.value} of the time.",
+        (covered, width),
         f"Measured {how} by {contents.words.apply(low['unit'])}; ± is one standard deviation "
-        "between splits. When to stop was not simulated.",
+        "over splits. Stopping was not simulated.",
     )
 
 
@@ -245,7 +306,11 @@ def _narrowest(found: Mapping[str | None, tuple[Record, Record]]) -> tuple[str, 
     of = {}
     for task, (row, record) in found.items():
         at = f" at {round_called(record, row['acceleration'])}" if row["acceleration"] else ""
-        of[task] = f"{row['score']}{at}", number(row["width"]["mean"]), number(row["width"]["sd"])
+        of[task] = (
+            f"{method_label(row['score'])}{at}",
+            number(row["width"]["mean"]),
+            number(row["width"]["sd"]),
+        )
     if len(of) > 1:
         # Widths of several tasks have no common mean.
         each = ", ".join(f"{task} {shown(mean)} ({by})" for task, (by, mean, _) in of.items())
@@ -253,34 +318,38 @@ def _narrowest(found: Mapping[str | None, tuple[Record, Record]]) -> tuple[str, 
         sentence = f"The narrowest intervals are this wide on average: {each}. They"
         return sentence, _Number("by task", "", f"mean widths: {widths}")
     ((by, mean, sd),) = of.values()
-    width = _Number(shown(mean), _deviation(sd, mean), "is the mean width of the intervals")
+    width = _Number(shown(mean), _deviation(sd, mean), "mean width of the intervals")
     return f"The narrowest intervals, of {by}, are {width.value} wide on average and", width
 
 
 def _verdicts(contents: Contents, best: Record | None) -> list[_Verdict]:
     found = [_of_reports(contents, best)] if contents.policy or best else []
     for identity, e in zip(contents.experiment_ids, contents.experiments, strict=True):
-        found.append(_Verdict(e.verdict or "measured", e.title, e.number or "", identity))
+        criterion = e.criterion or DESCRIPTIVE
+        found.append(
+            _Verdict(e.verdict or NOT_TESTED, e.title, e.number or "", identity, criterion)
+        )
     claims = {name: title for name, title in STORY.items() if name != "live"}
     known = {e.name for e in contents.experiments} & set(claims)
     missing = [title for name, title in claims.items() if known and name not in known]
-    return found + [_Verdict(NOT_MEASURED, title, "", "") for title in missing]
+    return found + [_Verdict(NOT_TESTED, title, "", "", MISSING) for title in missing]
 
 
 def _of_reports(contents: Contents, best: Record | None) -> _Verdict:
     """_Verdict on the coverage of reports."""
     source = best or contents.policy
     assert source is not None
-    asked = 1 - source["alpha"]
-    title = f"Reports hold the truth {asked:g} of the time"
+    target = 1 - source["alpha"]
+    title = f"Reports contain the truth with probability {target:g}"
+    criterion = f"Mean coverage is at least {target:g}, within {CHANCE:g} standard errors."
     if best is None:
-        return _Verdict(NOT_MEASURED, title, "this policy was not simulated", "results")
+        return _Verdict(NOT_TESTED, title, "this policy was not simulated", "results", criterion)
     if number(best["early"]) == 0:
-        return _Verdict(NOT_MEASURED, title, "no scan stopped early", "results")
+        return _Verdict(NOT_TESTED, title, "no scan stopped early", "results", criterion)
     is_early = best.get("given") == "early"
     coverage = number(best["coverage_early" if is_early else "coverage"])
     slack = _slack(best, number(best["early"]) if is_early else 1.0)
-    verdict = HELD if coverage + slack >= asked else NOT_HELD
-    # What falls short is seen with its error: chance may explain it.
-    error = f" ± {slack / CHANCE:.2g}" if slack and coverage < asked else ""
-    return _Verdict(verdict, title, f"{coverage:.4f}{error}", "results")
+    verdict = SUPPORTED if coverage + slack >= target else NOT_SUPPORTED
+    # A shortfall is shown with its error: chance may explain it.
+    error = f" ± {slack / CHANCE:.2g}" if slack and coverage < target else ""
+    return _Verdict(verdict, title, f"{coverage:.3f}{error}", "results", criterion)

@@ -40,19 +40,19 @@ STORY = {
     "coverage-law": "Empirical coverage and its exact law",
     "conditional-coverage": "Coverage within classes and widths",
     "paper-protocol": "The paper's multi-round protocol",
-    "recovery-quality": "Image quality of recoveries",
+    "recovery-quality": "Image quality of reconstructions",
     "classifier-quality": "The task network as a classifier",
     "masks": "Sampling masks",
     "data-splits": "Data splits",
 }
-_TABLES: Mapping[str, Callable[[Record, str], Table]] = {
+_TABLES: Mapping[str, Callable[[Record, str], Table | tuple[Table, ...]]] = {
     records.EVALUATE: records._score_table,
-    records.SIMULATE: records._policy_table,
+    records.SIMULATE: records._policy_tables,
     records.DIAGNOSE: records._sample_table,
     records.QUALITY: records._quality_table,
     records.TASK: records._network_table,
 }
-# Guarantees shown where none has a shortage.
+# Guarantees shown if none has a shortage.
 _SHOWN_GUARANTEES = 4
 # Sorts after every path.
 _LAST = ("\U0010ffff",)
@@ -60,7 +60,7 @@ _COLUMNS = (
     "case", "group", "label", "task", "source", "guarantee", "acceleration", "lower", "upper",
     "width", "target", "covered",
 )  # fmt: skip
-_DESCRIPTIVE = "table may hold its calibration cases, so these rows describe and do not prove."
+_DESCRIPTIVE = "table may hold its calibration cases, so these rows are descriptive only."
 _Stored = TypeVar("_Stored", Policy, Bound)
 
 
@@ -75,6 +75,7 @@ class _Experiment:
     tables: tuple[Table, ...]
     verdict: str | None = None
     number: str | None = None
+    criterion: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class _CaseReport:
 
 
 class Statement(NamedTuple):
-    """A sentence of what is guaranteed, and sentences of what falls short of it."""
+    """A guarantee as a sentence, and its limits."""
 
     sentence: str
     shortages: tuple[str, ...] = ()
@@ -152,6 +153,12 @@ class Contents:
     def all_tables(self) -> list[Table]:
         of = [replace(t, name=f"{e.name}-{t.name}") for e in self.experiments for t in e.tables]
         return [*self.tables, *of]
+
+    def class_name(self, label: object) -> str:
+        """Return the name of a class, from the run's ``classes`` where it has them."""
+        names = self.folder.run.get("classes")
+        known = names.get(str(label)) if isinstance(names, Mapping) else None
+        return f"class {label}" if known is None and str(label).isdigit() else str(known or label)
 
     @property
     def experiment_ids(self) -> list[str]:
@@ -204,7 +211,7 @@ def build_contents(folder: RunFolder) -> Contents:
         failed=_failed(folder), evaluations=evaluations, simulations=simulations,
         diagnoses={s.name for s in shown if s.schema == records.DIAGNOSE},
         sections=_sections([*shown, *_computed(folder, words, sizes)]),
-        tables=[s.table for s in shown if s.table is not None], experiments=experiments,
+        tables=[table for s in shown for table in s.tables], experiments=experiments,
         notes=notes,
     )  # fmt: skip
 
@@ -216,7 +223,7 @@ class _Shown(NamedTuple):
     schema: str
     record: Record
     figures: Sequence[tuple[str, str, str, Figure]] = ()  # heading, reading, title, figure
-    table: Table | None = None
+    tables: tuple[Table, ...] = ()
     experiment: _Experiment | None = None
 
 
@@ -228,13 +235,13 @@ def _shown_records(folder: RunFolder) -> tuple[list[_Shown], list[str]]:
         except (InputError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             reason = str(error) if isinstance(error, InputError) else type(error).__name__
             notes.append(
-                f"{found.path} says it is {found.schema} but is not complete ({reason:.120}), so "
-                "it is not shown."
+                f"{found.path} is an incomplete {found.schema} record ({reason:.120}) and is not "
+                "shown."
             )
     if folder.unchecked:
         notes.append(
-            f"{', '.join(folder.unchecked)} carry no sha256 (an older version, or written by hand),"
-            " so damage to them would not be noticed."
+            f"No sha256 is stored in {', '.join(folder.unchecked)} (written by an older version or "
+            "by hand), so damage cannot be detected."
         )
     return shown, notes
 
@@ -243,9 +250,9 @@ def _shown(found: StoredRecord) -> _Shown:
     if found.schema == records.EXPERIMENT:
         return _Shown("", found.schema, found.record, experiment=_experiment(found.record))
     name = slug(found.path.removesuffix(".json"))
-    make_table = _TABLES.get(found.schema)
-    table = None if make_table is None else make_table(found.record, name)
-    return _Shown(name, found.schema, found.record, _figures(found.record, f"{name}-"), table)
+    made = _TABLES[found.schema](found.record, name) if found.schema in _TABLES else ()
+    tables = (made,) if isinstance(made, Table) else made
+    return _Shown(name, found.schema, found.record, _figures(found.record, f"{name}-"), tables)
 
 
 def _figures(record: Record, prefix: str = "") -> list[tuple[str, str, str, Figure]]:
@@ -255,7 +262,7 @@ def _figures(record: Record, prefix: str = "") -> list[tuple[str, str, str, Figu
         (
             kind.heading,
             kind.reading(record),
-            (kind.title or title_of(figure.name)) + by,
+            (figure.title or title_of(figure.name)) + by,
             replace(figure, name=f"{prefix}{figure.name}"),
         )
         for kind, figure in figures_from_record(record)
@@ -264,7 +271,7 @@ def _figures(record: Record, prefix: str = "") -> list[tuple[str, str, str, Figu
 
 
 def _computed(folder: RunFolder, words: Terminology, sizes: Record | None) -> Iterator[_Shown]:
-    """Figures of what no record holds: masks, chosen lines, calibration sizes."""
+    """Figures that need no record: masks, chosen lines, calibration sizes."""
     found: list[Record] = []
     if folder.explorer is not None and folder.explorer.masks is not None:
         masks, rates = folder.explorer.masks, folder.explorer.accelerations
@@ -301,6 +308,7 @@ def _experiment(record: Record) -> _Experiment:
         ),
         record["verdict"] if record.get("verdict") in records.VERDICTS else None,
         None if record.get("number") is None else str(record["number"]),
+        str(record.get("criterion") or ""),
     )  # fmt: skip
 
 
@@ -428,7 +436,7 @@ def _shortages(stored: Policy | Bound, withdrawn: Mapping[str, str]) -> tuple[st
         lost = withdrawn and withdrawn.get(fingerprint(stored.to_dict()))
         return tuple(s for s in (lost, short and f"But {short}.", stored.warning) if s)
     if short is None and not stored.is_finite:
-        short = "no finite interval keeps it: the interval is the whole task range"
+        short = "no finite interval satisfies it: the interval is the whole task range"
     return (f"But {short}.",) if short else ()
 
 
@@ -450,7 +458,7 @@ def _of_splits(record: Mapping[str, Any]) -> Statement | None:
         share = "all" if float(worst["infinite"]) == 1 else f"{float(worst['infinite']):.4g}"
         short = (
             f"But {share} of the splits give no finite interval{at} "
-            f"({worst['score']}): there it is the whole task range.",
+            f"({worst['score']}): they are the whole task range.",
         )
     return Statement(
         f"Guaranteed: an interval calibrated as in these splits contains the target of "
@@ -469,7 +477,7 @@ def _unit(name: Any) -> Unit | None:
 
 
 def _sample_sizes(folder: RunFolder, alpha: float | None, policy: Policy | None) -> Record | None:
-    """Return calibration sizes for the run's error rate, or for a stored question about sizes."""
+    """Return calibration sizes for the run's error rate, or for a stored sample-size record."""
     stored = folder.of(records.PLAN_SIZE)
     alpha = stored[0].record.get("alpha") if stored else alpha
     delta = stored[0].record.get("delta", 0.05) if stored else 0.05
@@ -556,7 +564,7 @@ def _policy_reports(policy: Policy, table: TaskOutputs) -> Iterator[_CaseReport]
         targets = np.atleast_1d(table.targets_at(min(int(stop[i]), table.rounds - 1))[i])
         for t, name in enumerate(table.task_names):
             z = float(targets[t]) if table.has_targets else None
-            # Everything measured means the target is known, where the table holds it.
+            # A fully sampled scan yields the target itself, if the table holds it.
             ends = (z if z is not None else np.nan,) * 2 if is_known else (lower[i, t], upper[i, t])
             yield _CaseReport(
                 *_who(table, i), source, guarantee, name, rates[stop[i]], float(ends[0]),
@@ -569,7 +577,7 @@ def _bound_reports(bound: Bound, table: TaskOutputs) -> Iterator[_CaseReport]:
     k = 0 if bound.acceleration is None else table.round_index(bound.acceleration)
     if bound.acceleration is None and table.rounds > 1:
         raise InputError(
-            "it does not say which of the table's accelerations it is for", code="rounds.invalid"
+            "the table has several accelerations and the bound names none", code="rounds.invalid"
         )
     if table.tasks > 1:
         raise InputError("it is for one task, the table has several", code="policy.mismatch")

@@ -26,6 +26,7 @@ from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import POLICIES, PolicySpec, Statistic
 from taskuq.policy._rules import window_place
 from taskuq.protocols import Score, SelfTunedScore
+from taskuq.report.figures import method_colour
 from taskuq.table._terminology import Terminology, round_label
 
 _Ids = np.ndarray | None
@@ -146,9 +147,9 @@ def _check_explorer(arrays: Mapping[str, Any]) -> Explorer:
     unknown = sorted(set(arrays) - set(NAMES))
     missing = [name for name in NEEDED if arrays.get(name) is None]
     if unknown or missing:
-        what = f"does not know {unknown[0]!r}" if unknown else f"needs {', '.join(missing)}"
+        what = f"has no array {unknown[0]!r}" if unknown else f"needs {', '.join(missing)}"
         raise InputError(
-            f"the explorer {what}; give the arrays that its description names",
+            f"the explorer {what}; give the arrays that save_explorer lists",
             code="option.missing",
         )
     given = {name: value for name, value in arrays.items() if value is not None}
@@ -184,7 +185,7 @@ def _check_explorer(arrays: Mapping[str, Any]) -> Explorer:
     for name, value in x.items():
         if name in expected and value.shape != expected[name]:
             raise InputError(
-                f"{name} has shape {value.shape}, but outputs and truth ask for {expected[name]}; "
+                f"{name} has shape {value.shape}, but outputs and truth require {expected[name]}; "
                 "give one entry for each slice, round and sample",
                 code="shape.mismatch",
             )
@@ -195,7 +196,7 @@ def _check_explorer(arrays: Mapping[str, Any]) -> Explorer:
     for name, value in x.items():
         if name in SEEN and not np.isfinite(value).all():
             raise InputError(
-                f"{name} holds values that are no numbers; repair those images first",
+                f"{name} holds values that are not finite; repair those images first",
                 code="value.nonfinite",
             )
         if name not in (*SEEN, "task_range", "task_ranges"):
@@ -228,18 +229,21 @@ def _kept(value: np.ndarray, name: str) -> np.ndarray:
     return value if value.dtype in (np.float32, np.float64) else value.astype(float)
 
 
-# Below this many calibration cases the learned score takes more than it gives.
+# Below this many calibration cases the learned score widens intervals.
 FEWEST_FOR_LEARNED = 400
-# More sample values than this would make the page too large to open.
+# More sample values than this would make the report too large to open.
 MOST_SAMPLES = 3_000_000
 
 # Stopping rules of the explorer, and titles of its scores.
 RULES: dict[str, dict[str, Any]] = {
-    "fixed-width": {"kind": "fixed-width", "statistic": "spread", "name": "Fixed width"},
+    "fixed-width": {"kind": "fixed-width", "statistic": "spread", "name": "Fixed width",
+                    "colour": method_colour("fixed-width spread")},
     "fixed-width-learned": {"kind": "fixed-width", "statistic": "learned-window",
-                            "name": "Fixed width, learned risk"},
-    "adaptive": {"kind": "adaptive", "name": "Adaptive width"},
-    "anytime": {"kind": "anytime", "name": "Any time"},
+                            "name": "Fixed width, learned risk",
+                            "colour": method_colour("fixed-width learned")},
+    "adaptive": {"kind": "adaptive", "name": "Adaptive width", "colour": method_colour("adaptive")},
+    "anytime": {"kind": "anytime", "name": "Any time", "colour": method_colour("anytime")},
+    # In the colour of its score.
     "paper": {"kind": "paper", "name": "The paper's, round by round"},
 }  # fmt: skip
 # The statistics of windows, by the explorer's name of their score.
@@ -248,7 +252,7 @@ TITLES = {
     "ar": "AR, absolute residual",
     "lwr": "LWR, residual over spread",
     "cqr": "CQR, sample quantiles",
-    "mlwr": "MLWR, steadied spread",
+    "mlwr": "MLWR, regularised spread",
     "learned": "Learned location and scale",
 }
 
@@ -277,7 +281,7 @@ def explorer_numbers(
             "targets": _packed(one.calibration_targets.astype("<f8")),
             "scores": _scores(explorer, one, plans, unit, range_),
         })  # fmt: skip
-    # Only what every task knows can be asked of all of them.
+    # Scores that every task has.
     scores = set.intersection(*(set(task["scores"]) for task in tasks))
     numbers = np.unique([] if group is None else group, return_inverse=True)[1]
     policies = {
@@ -295,6 +299,7 @@ def explorer_numbers(
         "calibration_group": None if group is None else _packed(numbers.astype("<i4")),
         "tasks": tasks,
         "score_names": {name: title for name, title in TITLES.items() if name in scores},
+        "score_colours": {name: method_colour(name) for name in TITLES},
         "policies": policies,
     }
 
@@ -432,7 +437,7 @@ def _ordered(outputs: FloatArray) -> dict[str, Any]:
 
 
 def _word(value: float) -> float | str:
-    """A number as JavaScript reads it; JSON has no infinity."""
+    """Return a number for JavaScript; JSON has no infinity."""
     return value if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
@@ -591,7 +596,7 @@ def _encoded(tiles: list[np.ndarray], quality: int) -> str:
 
     H, W = tiles[0].shape[:2]
     if any(tile.ndim == 3 for tile in tiles):
-        # What has no colour is grey among what has.
+        # Tiles without colour stay grey.
         tiles = [tile if tile.ndim == 3 else np.stack([tile] * 3, axis=-1) for tile in tiles]
     # A single picture keeps its edge.
     block = BLOCK if len(tiles) > 1 else 1

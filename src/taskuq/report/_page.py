@@ -17,15 +17,17 @@ from markupsafe import Markup, escape
 
 import taskuq
 from taskuq._io import atomic_write, write_json
-from taskuq.report._answer import NO_GUARANTEE, answer_of
+from taskuq.report._answer import DESCRIPTIVE, NO_GUARANTEE, answer_of
 from taskuq.report._contents import STORY, Contents, interval_table, patient_table, task_table
 from taskuq.report._explorer import explorer_payload
 from taskuq.report._records import (
     DATA_CHECK,
+    NOT_TESTED,
     STATUS,
     SUMMARY,
     Record,
     Table,
+    csv_text,
     figure_table,
     latex_table,
     number,
@@ -38,16 +40,25 @@ from taskuq.report._records import (
     write_csv,
 )
 from taskuq.report._scan import scan_picture
-from taskuq.report.figures import Figure, draw_all, figure_svg, legend_of, plain_values
+from taskuq.report.figures import (
+    Figure,
+    draw_all,
+    figure_svg,
+    legend_of,
+    method_colour,
+    method_label,
+    plain_values,
+)
 from taskuq.report.figures._evaluation import SAMPLES
 from taskuq.table._table import suggest_range
 
-# Experiments about what precedes the statistics, folded in the report.
+# Experiments about data, masks and networks, folded in the report.
 APPENDICES = ("recovery-quality", "classifier-quality", "masks", "data-splits")
 ASSETS = Path(__file__).parent / "assets"
-SCRIPTS = ("statistics.js", "model.js", "pictures.js", "play.js", "explorer.js")
+SCRIPTS = ("tables.js", "statistics.js", "model.js", "pictures.js", "play.js", "explorer.js")
 MOST_ROWS = 400
 TALL = 8  # rows beyond which a table scrolls
+SHORT = 12  # rows up to which the numbers of a figure are a table and not only a file
 Say = Callable[[str], str]
 
 
@@ -71,21 +82,36 @@ def page_text(contents: Contents) -> str:
 
 
 def _grid(table: Table, say: Say = str) -> dict[str, Any]:
-    """A table for the template: cells as text, and the columns that hold text."""
+    """Return a table for the template: cells as text, errors next to their values."""
+    kept = [k for k, name in enumerate(table.columns) if k == 0 or not name.startswith("±")]
+
+    def text(row: Sequence[Any], k: int) -> str:
+        error = row[k + 1] if k + 1 < len(row) and k + 1 not in kept else None
+        value = method_label(row[k]) if isinstance(row[k], str) else shown(row[k])
+        has_error = isinstance(error, float) and math.isfinite(error) and value != "–"
+        return f"{value} ± {two_digits(error)}" if has_error else value
+
     return {
         "name": slug(table.name),
         "label": f"Table: {table.name}",
         "caption": say(table.caption),
-        "columns": [say(column) for column in table.columns],
-        "rows": [[shown(cell) for cell in row] for row in table.rows[:MOST_ROWS]],
+        "columns": [say(table.columns[k]) for k in kept],
+        "rows": [[text(row, k) for k in kept] for row in table.rows[:MOST_ROWS]],
         "text": [
-            k
-            for k in range(len(table.columns))
+            place
+            for place, k in enumerate(kept)
             if k == 0 or any(isinstance(row[k], str) for row in table.rows[:50])
         ],
         "left_out": max(0, len(table.rows) - MOST_ROWS),
         "tall": len(table.rows) > TALL,
+        "csv": _download(table) if len(table.rows) > TALL else None,
     }
+
+
+def _download(table: Table) -> str:
+    """Return a table as the address of a CSV file within the report."""
+    encoded = base64.b64encode(csv_text(table).encode("utf-8-sig")).decode()
+    return f"data:text/csv;charset=utf-8;base64,{encoded}"
 
 
 def _plate(figure: Figure, used: set[str], short: str, say: Say = str) -> dict[str, Any]:
@@ -96,6 +122,7 @@ def _plate(figure: Figure, used: set[str], short: str, say: Say = str) -> dict[s
     names = "caption", "x_label", "y_label"
     texts: dict[str, Any] = {name: say(getattr(figure, name)) for name in names}
     figure = replace(figure, **texts)
+    table = figure_table(figure)
     return {
         "id": identity,
         "name": figure.name,
@@ -103,7 +130,9 @@ def _plate(figure: Figure, used: set[str], short: str, say: Say = str) -> dict[s
         "caption": figure.caption,
         "legend": legend_of(figure),
         "svg": figure_svg(figure, identity),
-        "table": _grid(figure_table(figure)),
+        "table": _grid(table) if len(table.rows) <= SHORT else None,
+        "csv": _download(table),
+        "file": f"{slug(figure.name)}.csv",
     }
 
 
@@ -118,8 +147,9 @@ def _context(contents: Contents) -> dict[str, Any]:
     of_samples = [t for t in contents.tables if t.name in contents.diagnoses]
     others = [t for t in contents.tables if t not in (*of_policies, *of_samples)]
     rows = [row for results in contents.simulations.values() for row in results]
-    scripts = [(ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS]
-    # The content security policy names our scripts, so that no other one runs.
+    names = SCRIPTS if explorer else SCRIPTS[:1]
+    scripts = [(ASSETS / name).read_text(encoding="utf-8") for name in names]
+    # The content security policy lists our scripts, so that no other one runs.
     digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
     hashes = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
     scan, key = contents.scan, _key_table(contents)
@@ -128,11 +158,12 @@ def _context(contents: Contents) -> dict[str, Any]:
         for heading, reading, under in contents.sections
     ]
     return {
-        "title": str(run.get("title") or "A run without a title"),
+        "title": str(run.get("title") or "Untitled run"),
         "words": words,
         "answer": answer_of(contents),
         "no_guarantee": NO_GUARANTEE,
-        "scan": None if scan is None else scan_picture(scan, folder.explorer, words),
+        "scan": None if scan is None else scan_picture(scan, folder.explorer, words)
+        | {"colour": _policy_colour(contents)},
         "explorer": explorer,
         "key_table": key and _grid(key, say),
         "key_alpha": key and _key_evaluation(contents)[1]["results"][0]["alpha"],
@@ -146,11 +177,13 @@ def _context(contents: Contents) -> dict[str, Any]:
         "unit": "group" if contents.is_by_group else "case",
         "what": run["what"] if isinstance(run.get("what"), Mapping) else {},
         "undeclared": folder.table and suggest_range(folder.table),
-        "measured": sorted({policy_name(row) for row in rows if not row["guaranteed"]}),
+        "measured": sorted({
+            method_label(policy_name(row)) for row in rows if not row["guaranteed"]
+        }),
         "is_synthetic": run.get("title") and "synthetic" in str(run.get("what", "")).lower(),
         "facts": _facts(contents),
         "networks": [
-            (str(n.get("name") or "without a name"),
+            (str(n.get("name") or "unnamed"),
              [(str(k), _words(v)) for k, v in n.items() if k != "name"])
             for n in run.get("networks") or () if isinstance(n, Mapping)
         ],
@@ -161,7 +194,7 @@ def _context(contents: Contents) -> dict[str, Any]:
         "notes": [
             *contents.notes,
             *notes,
-            *(f"{path} is {schema}, which has no place in this report."
+            *(f"{path} is {schema}, which this report does not show."
               for path, schema in folder.others),
             *(f"{path} could not be read: {reason}" for path, reason in folder.unreadable),
         ],
@@ -172,15 +205,21 @@ def _context(contents: Contents) -> dict[str, Any]:
         "glossary": TERMS.items(),
         "css": Markup((ASSETS / "report.css").read_text(encoding="utf-8")),
         "scripts": [Markup(script) for script in scripts],
-        "script_hashes": Markup(" ".join(hashes) if explorer else "'none'"),
+        "script_hashes": Markup(" ".join(hashes)),
     }  # fmt: skip
+
+
+def _policy_colour(contents: Contents) -> int:
+    policy, row = contents.policy or {}, contents.simulated
+    name = str(policy.get("kind")) if row is None else policy_name(row)
+    return method_colour(name) or 0
 
 
 def _experiments(contents: Contents, used: set[str]) -> list[dict[str, Any]]:
     found = []
     for identity, e in zip(contents.experiment_ids, contents.experiments, strict=True):
         first = next((t for t in e.tables if t.name == SUMMARY), next(iter(e.tables), None))
-        # Somebody else's experiment has words of its own.
+        # The words of a user's own experiment stay as they are.
         say = contents.words.apply if e.name in STORY else str
         found.append(
             {
@@ -188,9 +227,10 @@ def _experiments(contents: Contents, used: set[str]) -> list[dict[str, Any]]:
                 "title": e.title,
                 "claim": say(e.claim),
                 "finding": say(e.finding),
-                "verdict": e.verdict or "measured",
+                "verdict": e.verdict or NOT_TESTED,
+                "criterion": say(e.criterion) or DESCRIPTIVE,
                 "is_appendix": e.name in APPENDICES,
-                "figures": [_plate(f, used, title_of(f.name), say) for f in e.figures],
+                "figures": [_plate(f, used, f.title or title_of(f.name), say) for f in e.figures],
                 "table": first and _grid(first, say),
                 "tables": [_grid(t, say) for t in e.tables if t is not first],
                 "settings": [(str(k), _words(v)) for k, v in e.settings.items()],
@@ -212,12 +252,14 @@ def _explorer(contents: Contents) -> tuple[dict[str, Any] | None, list[str]]:
     if found is None or contents.numbers is None:
         return None, []
     payload = explorer_payload(found, contents.numbers, contents.words)
+    for one in payload["slices"]:
+        one["label"] = None if one["label"] is None else contents.class_name(one["label"])
     notes = []
     if payload["shrink"] > 1:
         notes.append(
-            f"The explorer's pictures are {payload['shrink']} times smaller than the stored ones, "
-            f"so that the page stays small; store fewer {contents.words.many('case')} or samples "
-            "to see them whole."
+            f"The explorer's images are {payload['shrink']} times smaller than the stored ones to "
+            f"limit the size of this report; store fewer {contents.words.many('case')} or samples "
+            "to keep the full resolution."
         )
     # Inside a script element only "<" could end it.
     text = json.dumps(payload, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
@@ -225,7 +267,7 @@ def _explorer(contents: Contents) -> tuple[dict[str, Any] | None, list[str]]:
     return {"json": Markup(text), **{k: v is not None for k, v in has.items()}}, notes
 
 
-WHAT = {"data": "Data", "measure": "Measurement h", "recover": "Recovery g", "task": "Task f"}
+WHAT = {"data": "Data", "measure": "Measurement h", "recover": "Reconstruction g", "task": "Task f"}
 
 
 def _facts(contents: Contents) -> list[tuple[str, str]]:
@@ -248,7 +290,7 @@ def _facts(contents: Contents) -> list[tuple[str, str]]:
         found.append((words.many("case").capitalize(), f"{table.cases}{words.apply(groups)}"))
         if not np.isnan(table.accelerations).any():
             rounds = ", ".join(table.round_labels)
-            found.append((words.many("round").capitalize(), f"{rounds}, then everything"))
+            found.append((words.many("round").capitalize(), f"{rounds}, then the full scan"))
         if table.task_names != ("task",):
             found.append(("Task outputs", ", ".join(table.task_names)))
     elif isinstance(run.get("samples"), int):
@@ -260,8 +302,8 @@ def _facts(contents: Contents) -> list[tuple[str, str]]:
         found.append((
             "Average acceleration, certified",
             f"at least {number(certificate['certified']):.2f} for "
-            f"{words.apply(certificate['mean_over'])}, but for {certificate['delta']:g} of "
-            "calibration sets",
+            f"{words.apply(certificate['mean_over'])}, except for a fraction "
+            f"{certificate['delta']:g} of calibration sets",
         ))  # fmt: skip
     if run.get("seed") is not None:
         found.append(("Seed", str(run["seed"])))
@@ -272,7 +314,7 @@ def _facts(contents: Contents) -> list[tuple[str, str]]:
         found.append(("Revision", str(run["revision"])))
     if isinstance(seconds := run.get("seconds"), int | float):
         long = f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
-        found.append(("Time it took", f"{seconds:.0f} seconds" if seconds < 120 else long))
+        found.append(("Run time", f"{seconds:.0f} seconds" if seconds < 120 else long))
     return found
 
 
@@ -305,13 +347,13 @@ def _key_table(contents: Contents) -> Table | None:
     columns = ["task", "score"][not has_tasks :]
     columns += [f"width at {round_called(record, R)}" if R else "width" for R in rates]
     body = [
-        (*names[not has_tasks :], *(cell(of.get(R)) for R in rates),
-         min(number(r["coverage"]["mean"]) for r in of.values()))
-        for names, of in rows.items()
+        ((task, method_label(score))[not has_tasks :] + tuple(cell(of.get(R)) for R in rates)
+         + (min(number(r["coverage"]["mean"]) for r in of.values()),))
+        for (task, score), of in rows.items()
     ]  # fmt: skip
     samples = f"{most} {'sample' if most == 1 else 'samples'}"
     caption = f"Mean interval width ± standard deviation over splits, {samples} ({name})."
-    return Table("key", caption, (*columns, "least coverage"), tuple(body))
+    return Table("key", caption, (*columns, "lowest coverage"), tuple(body))
 
 
 def _failure_tables(contents: Contents) -> tuple[list[Table], str]:
@@ -320,7 +362,7 @@ def _failure_tables(contents: Contents) -> tuple[list[Table], str]:
     failed: dict[str, str] = {}
     skipped: list[tuple[str, str]] = []
     if folder.table is not None:
-        failed |= dict.fromkeys(folder.table.missing_cases, "not finished; the run gives no reason")
+        failed |= dict.fromkeys(folder.table.missing_cases, "not finished; no reason is recorded")
     for found in folder.of(STATUS):
         if isinstance(reasons := found.record.get("failed"), dict):
             failed |= {str(case): str(reason) for case, reason in reasons.items()}
@@ -338,7 +380,7 @@ def _failure_tables(contents: Contents) -> tuple[list[Table], str]:
               tuple(skipped)),
     ]  # fmt: skip
     if folder.table is None:
-        known = "No table of task outputs is stored here, so failed cases cannot be counted."
+        known = "No table of task outputs is stored with this run: failures cannot be counted."
     elif failed:
         one = len(failed) == 1
         known = (
@@ -352,32 +394,28 @@ def _failure_tables(contents: Contents) -> tuple[list[Table], str]:
     )
 
 
-# In the order in which the page lists them.
+# In the order of the glossary.
 TERMS = {
-    "AR": "absolute residual: an interval of one width around a point estimate",
-    "LWR": "locally weighted residual: as wide as the samples spread",
-    "CQR": "conformalized quantile regression: from one sample quantile to another, widened",
-    "MLWR": "moderated LWR: a spread that is steadied by all cases' spreads",
-    "α": "the error rate: at most this share of reports may miss the truth",
-    "τ": "the width at which a scan may stop",
-    "R̄": "the average acceleration: a full scan's measurements over those taken, harmonic mean",
-    "q̂": "the calibrated quantile that intervals are widened by",
-    "coverage": "how often reports or intervals contain the truth",
-    "exchangeable": "as if new and calibration units had been shuffled: none is special",
+    "AR": "absolute residual: intervals of one width around a point estimate",
+    "LWR": "locally weighted residual: intervals as wide as the samples spread",
+    "CQR": "conformalized quantile regression: between two sample quantiles, widened",
+    "MLWR": "moderated LWR: each spread is shrunk towards the spreads of all cases",
+    "α": "error rate: at most this fraction of reports may miss the truth",
+    "τ": "interval width at which a scan may stop",
+    "R̄": "average acceleration: measurements of a full scan over those taken, harmonic mean",
+    "q̂": "calibrated quantile that intervals are widened by",
+    "coverage": "fraction of reports or intervals that contain the truth",
+    "exchangeable": "new and calibration units are as if drawn in random order",
 }
-LETTERS = ("AR", "LWR", "CQR", "MLWR", "α", "τ", "R̄", "q̂")
-# Scores stand in tables and legends under the names that commands know; "ar" only by itself.
-_NAMES = {name.lower(): name for name in LETTERS if name.isascii()}
-_WRITTEN = sorted([*LETTERS, *(name for name in _NAMES if name != "ar")], key=len, reverse=True)
-_FOUND = re.compile(rf"(?<![\w-])({'|'.join(_WRITTEN)})(?![\w-])")
+_FOUND = re.compile(r"(?<![\w-])(AR|M?LWR|CQR|α|τ|R̄|q̂)(?![\w-])")
 
 
 def _explained(text: str) -> Markup:
     """Explain acronyms and letters on hover; everything is escaped."""
-    pieces = ["", text] if text in _NAMES else _FOUND.split(str(text))
+    pieces = _FOUND.split(str(text))
     abbr = Markup('<abbr title="{}">{}</abbr>')
     return Markup("").join(
-        abbr.format(TERMS[_NAMES.get(piece, piece)], piece) if k % 2 else escape(piece)
+        abbr.format(TERMS[piece], piece) if k % 2 else escape(piece)
         for k, piece in enumerate(pieces)
     )
 

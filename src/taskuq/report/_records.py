@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -36,8 +37,9 @@ BOUND = "taskuq.bound/1"
 MONITOR = "taskuq.monitor/1"
 
 Record = Mapping[str, Any]
-HELD, IN_PART, NOT_HELD, NOT_MEASURED = "held", "held in part", "not held", "not measured"
-VERDICTS = (HELD, IN_PART, NOT_HELD, NOT_MEASURED)
+SUPPORTED, PARTLY_SUPPORTED = "supported", "partly supported"
+NOT_SUPPORTED, NOT_TESTED = "not supported", "not tested"
+VERDICTS = (SUPPORTED, PARTLY_SUPPORTED, NOT_SUPPORTED, NOT_TESTED)
 SUMMARY = "summary"
 ACRONYMS = ("psnr", "ssim", "roc", "ar", "lwr", "cqr", "mlwr")
 ROUNDING = 1e-12  # standard errors below it
@@ -54,6 +56,7 @@ def experiment_record(
     *,
     verdict: str | None = None,
     number: str | None = None,
+    criterion: str | None = None,
 ) -> dict[str, Any]:
     """Return the record of an experiment, which the report shows as one section.
 
@@ -66,8 +69,9 @@ def experiment_record(
         figures: Figures as data.
         tables: Tables with ``name``, ``caption``, ``columns`` and ``rows``; one called ``summary``
             is shown first and the others are folded.
-        verdict: 'held', 'held in part', 'not held' or 'not measured'.
+        verdict: 'supported', 'partly supported', 'not supported' or 'not tested'.
         number: The one number to remember, in a few words.
+        criterion: What the verdict was decided by, in a sentence.
 
     Example:
         >>> table = {"name": "t", "caption": "Widths.", "columns": ["R", "w"], "rows": [[8, 0.2]]}
@@ -85,6 +89,7 @@ def experiment_record(
         "finding": str(finding),
         "verdict": verdict,
         "number": number,
+        "criterion": criterion,
         "settings": plain_values(dict(settings)),
         "figures": [figure.to_dict() for figure in figures],
         "tables": [
@@ -126,7 +131,7 @@ def round_called(record: Record, acceleration: float) -> str:
 
 
 def policy_name(row: Record) -> str:
-    """Return kind, score or statistic, budget and condition of a policy."""
+    """Return a policy's kind, score or statistic, budget and condition."""
     budget = "" if row["budget"] == 1 else f" {row['budget']:g}"
     given = f" given {row['given']}" if row.get("given") else ""
     return f"{row['policy']} {row['statistic'] or row['score']}{budget}{given}"
@@ -135,7 +140,7 @@ def policy_name(row: Record) -> str:
 def has_several_tasks(record: Record) -> bool:
     inputs, goal = record.get("inputs"), record.get("goal")
     names = inputs.get("task_names") if isinstance(inputs, Mapping) else None
-    # Records of earlier revisions name tasks where each has a goal of its own.
+    # Records of earlier revisions name tasks only if each has its own goal.
     goals = goal.get("tasks") if isinstance(goal, Mapping) else None
     return len(names or goals or ()) > 1
 
@@ -147,14 +152,15 @@ def _score_table(record: Record, name: str) -> Table:
     splits = first["trials"]
     how = "all splits at once, exactly" if splits is None else f"{splits} random splits"
     caption = (
-        f"Scores judged over {how}, by {first['unit']}: {first['n_calibration']} to calibrate and "
-        f"{first['n_test']} to test. Coverage, of {first['coverage_of']}, is guaranteed to be at "
-        f"least {1 - first['alpha']:g} on average; widths are measured, for {first['mean_over']}."
+        f"Scores over {how} by {first['unit']}: {first['n_calibration']} to calibrate, "
+        f"{first['n_test']} to test. Coverage of {first['coverage_of']} is guaranteed to be at "
+        f"least {1 - first['alpha']:g} on average; widths are measured, for {first['mean_over']}. "
+        "± is one standard deviation over splits."
     )
     named = any(r.get("round_name") for r in rows)
     head = (
         *(("task",) if several else ()), "round" if named else "R", "score", "p", "coverage",
-        "coverage sd", "coverage of cases", "width", "width sd", "centre error", "infinite",
+        "± coverage", "coverage of cases", "width", "± width", "centre error", "infinite",
     )  # fmt: skip
     body = tuple(
         (
@@ -170,46 +176,56 @@ def _score_table(record: Record, name: str) -> Table:
     return Table(name, caption, head, body)
 
 
-def _policy_table(record: Record, name: str) -> Table:
+def _policy_tables(record: Record, name: str) -> tuple[Table, Table]:
+    """Tables of policies: their coverage and acceleration, and where scans stop."""
     first = record["results"][0]
     of = first["mean_over"]
     others = "" if of == first["coverage_of"] else f" for {of}"
     caption = (
         f"Stopping rules over {first['trials']} random splits by {first['unit']}, until "
         f"{record['until']}. Coverage {1 - first['alpha']:g} of {first['coverage_of']} is "
-        f"guaranteed where it says so; all else is measured{others}, ± is one standard error."
+        f"guaranteed where marked; everything else is measured{others}, ± one standard error."
     )
     widths: tuple[tuple[str, str], ...] = (("width", "width"), ("centre error", "center_error"))
     if has_several_tasks(record):
         # A mean over tasks, or the widest of them, would mix their units.
         widths = ()
         caption += (
-            " Widths and centre errors have the units of their tasks: they stand task by task."
+            " Widths and centre errors have the units of their tasks: see the table task by task."
         )
     if record.get("choosing") and len(record["results"]) > 1:
         caption += f" {record['choosing']}"
-    rates = tuple(
-        "went to the end"
-        if s["acceleration"] == 1
-        else f"stopped at {round_called(record, s['acceleration'])}"
-        for s in first["stops"]
-    )
     head = (
-        "policy", "guarantee", "p", "average R", "± R", "average R by case", "coverage",
-        "± coverage", "coverage of cases", "coverage of early stops", "stopped early",
-        *(column for column, _ in widths), *rates,
+        "policy", "guarantee", "p", "average R", "± R", "coverage", "± coverage",
+        "coverage of early stops", "stopped early", *(column for column, _ in widths),
     )  # fmt: skip
-    measured = ("case_coverage", "coverage_early", "early", *(what for _, what in widths))
+    measured = ("coverage_early", "early", *(what for _, what in widths))
     rows = tuple(
         (
             policy_name(r), "guaranteed" if r["guaranteed"] else "measured", int(r["samples"]),
             number(r["mean_acceleration"]), _error(r, "mean_acceleration"),
-            number(r["mean_acceleration_of_cases"]), number(r["coverage"]), _error(r, "coverage"),
-            *(number(r[what]) for what in measured), *(number(s["fraction"]) for s in r["stops"]),
+            number(r["coverage"]), _error(r, "coverage"), *(number(r[what]) for what in measured),
         )
         for r in record["results"]
     )  # fmt: skip
-    return Table(name, caption, head, rows)
+    stops = tuple(
+        "measured in full"
+        if s["acceleration"] == 1
+        else f"stopped at {round_called(record, s['acceleration'])}"
+        for s in first["stops"]
+    )
+    shares = tuple(
+        (
+            policy_name(r), int(r["samples"]), *(number(s["fraction"]) for s in r["stops"]),
+            number(r["mean_acceleration_of_cases"]), number(r["case_coverage"]),
+        )
+        for r in record["results"]
+    )  # fmt: skip
+    return (
+        Table(name, caption, head, rows),
+        Table(f"{name}-stops", "Fraction of cases that stop in each round, and means over cases.",
+              ("policy", "p", *stops, "average R by case", "coverage of cases"), shares),
+    )  # fmt: skip
 
 
 def _error(row: Record, name: str) -> float:
@@ -234,7 +250,7 @@ def _sample_table(record: Record, name: str) -> Table:
         for r in results
     )  # fmt: skip
     caption = (
-        f"Posterior samples against the truth, ± one standard error over {record['unit']}s. "
+        f"Posterior samples compared with the truth, ± one standard error over {record['unit']}s. "
         f"Calibrated samples leave {2 / (p + 1):.3g} of the truths outside all {p} samples, their "
         "spread over error is 1 and their bias 0. Measured."
     )
@@ -249,7 +265,7 @@ def _sample_table(record: Record, name: str) -> Table:
 def _quality_table(record: Record, name: str) -> Table:
     rows = tuple(
         (
-            # A volume that is recovered exactly leaves its row without a mean PSNR.
+            # A volume that is reconstructed exactly has no finite PSNR.
             float(row["acceleration"]), str(row["method"]), number(row["psnr"]["mean"]),
             row["psnr"]["standard_error"], number(row["ssim"]["mean"]),
             row["ssim"]["standard_error"], row.get("fid"), row.get("volumes"),
@@ -270,10 +286,10 @@ def _network_table(record: Record, name: str) -> Table:
         (part, str(row["task"]), row["cases"], row["groups"], *(row.get(m) for m in kept))
         for part, row in rows
     )
-    return Table(name, "The task network on patients it did not learn from. Measured.", head, body)
+    return Table(name, "The task network on groups it was not trained on. Measured.", head, body)
 
 
-# A cell that starts like this is run as a formula when a spreadsheet opens the file.
+# A spreadsheet runs a cell that starts with one of these as a formula.
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 SPECIAL = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
@@ -294,7 +310,7 @@ class Table:
 
 
 def shown(value: Any) -> str:
-    """Format a value with four significant digits."""
+    """Format a value with three significant digits; only 1 itself is shown as 1."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if isinstance(value, bool):
@@ -302,7 +318,8 @@ def shown(value: Any) -> str:
     if isinstance(value, float):
         if math.isinf(value):
             return "∞" if value > 0 else "-∞"
-        return f"{value:.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+        text = f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+        return text if text != "1" or value >= 1 else f"{value:.4g}"
     return str(value)
 
 
@@ -337,11 +354,17 @@ def cell(value: Any) -> str:
     return f"'{text}" if text.lstrip(" ").startswith(FORMULA) else text
 
 
+def csv_text(table: Table) -> str:
+    file = io.StringIO(newline="")
+    writer = csv.writer(file)
+    writer.writerow([cell(str(column)) for column in table.columns])
+    writer.writerows([cell(value) for value in row] for row in table.rows)
+    return file.getvalue()
+
+
 def write_csv(path: Path, table: Table) -> Path:
-    with atomic_write(path) as partial, partial.open("w", newline="", encoding="utf-8-sig") as file:
-        writer = csv.writer(file)
-        writer.writerow([cell(str(column)) for column in table.columns])
-        writer.writerows([cell(value) for value in row] for row in table.rows)
+    with atomic_write(path) as partial:
+        partial.write_text(csv_text(table), encoding="utf-8-sig", newline="")
     return path
 
 
@@ -366,7 +389,7 @@ def latex_table(table: Table) -> str:
 
 # Records of the report without figures; unknown ones are listed by name.
 SHOWN = (EXPERIMENT, STATUS, DATA_CHECK, POLICY, BOUND)
-# Written by the report itself, or pictures of what is read elsewhere.
+# Written by the report itself.
 NOT_RESULTS = ("figures", "exports", "report.html")
 LARGEST_RECORD = 200_000_000
 T = TypeVar("T")
@@ -452,7 +475,7 @@ def _json_files(path: Path) -> list[Path]:
 
 def _read(file: Path) -> dict[str, Any]:
     if not file.is_file():
-        raise InputError("is a folder or a pipe and not a file; remove it", code="file.format")
+        raise InputError("is not a regular file; remove it", code="file.format")
     try:
         is_large = file.stat().st_size > LARGEST_RECORD
         record = None if is_large else load_json(file)

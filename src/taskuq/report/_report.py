@@ -93,7 +93,7 @@ def make_report(
     loaded, run = as_table(table, table_kwargs, "make_report"), Path(output)
     if not loaded.has_targets:
         raise InputError(
-            "the table has no targets, so nothing can be judged on it; add them",
+            "the table has no targets, so nothing can be evaluated; add them",
             code="targets.missing",
         )
     called = as_terminology(
@@ -102,16 +102,16 @@ def make_report(
     whom = policy_unit(loaded, unit, "random")
     asked = {"max_width": max_width, "at_least": at_least, "at_most": at_most}
     has_goal = any(value is not None for value in asked.values())
-    # Before anything is judged: a goal that does not fit is known at once.
+    # Refuse a goal that does not fit before anything is computed.
     goal = make_goals(**asked, side=None, names=loaded.task_names) if has_goal else None
     scores = scores or (SCORES if loaded.samples > 1 else SCORES[:1])
     _claim(run, loaded)
     loaded.save(run / "table.npz")
     if undeclared := suggest_range(loaded):
         log(undeclared)
-    log(f"{loaded}: judging {', '.join(scores)} over {splits} random splits.")
-    judged = EvaluationGrid(tuple(scores), alpha, splits=splits, seed=seed, unit=whom.counted)
-    write_json(run / "evaluate.json", evaluate_table(loaded, judged).to_dict())
+    log(f"{loaded}: evaluating {', '.join(scores)} over {splits} random splits.")
+    grid = EvaluationGrid(tuple(scores), alpha, splits=splits, seed=seed, unit=whom.counted)
+    write_json(run / "evaluate.json", evaluate_table(loaded, grid).to_dict())
     if loaded.samples > 1:
         write_json(run / "diagnose.json", diagnose(loaded).to_dict())
     if goal is not None and not np.isnan(loaded.accelerations).any():
@@ -150,7 +150,7 @@ def make_report(
 
 
 def _claim(run: Path, table: TaskOutputs) -> None:
-    """Make the folder; refuse one that holds anything but a report of this table."""
+    """Make the folder; refuse one with other files than a report of this table."""
     make_folder(run)
     others = sorted(path.name for path in run.iterdir() if not path.name.startswith("."))
     if others and "table.npz" not in others:
@@ -193,7 +193,7 @@ def _explorer(table: TaskOutputs, run: Path, whom: Unit) -> None:
     save_explorer(
         run / "explorer.npz", **{name: values[kept] for name, values in seen.items()},
         case=[names[k] for k in shown],
-        # One menu of all cases, where there are no groups.
+        # Without groups, one menu of all cases.
         group=["all"] * len(shown) if group is None else group[shown],
         label=None if table.label is None else table.label[shown],
         accelerations=table.accelerations, outputs=by_case[shown], targets=targets[shown],
@@ -235,7 +235,7 @@ def _write(write: Callable[[Contents], Path], run_dir: str | os.PathLike[str]) -
         return write(build_contents(folder))
     except (InputError, MachineError, MemoryError):
         raise
-    except Exception:  # whatever a field of another kind leads to
+    except Exception:  # a field of an unexpected type
         shown = replace(folder, run={}, records=(), table=None, table_path=None, explorer=None)
     parts: list[tuple[str, dict[str, Any]]] = [("run.json", {"run": folder.run})]
     parts += [(found.path, {"records": (found,)}) for found in folder.records]

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.interval import FloatArray
+from taskuq.interval import FloatArray, TaskRange
 from taskuq.policy._learned import round_arrays
 from taskuq.policy._policy import Policy, monitor_statistics
 from taskuq.report._explorer import Explorer, brightness, thumbnail
 from taskuq.report._records import RunFolder, shown
 from taskuq.table._terminology import Terminology
 
-# Cases of a table that are tried.
+# Cases of a table that are tried, in order.
 MOST_CASES = 50
 
 
@@ -34,8 +34,7 @@ def one_scan(policy: Policy | None, folder: RunFolder) -> OneScan | None:
     return None if chosen is None else _with_calibration(chosen, policy, folder)
 
 
-# A case: its name, target, outputs (round, sample) or with a last axis for tasks, names of the
-# rounds, and which of the explorer's slices it is.
+# A case: name, target, outputs (round, sample[, task]), names of rounds, index in the explorer.
 _Case = tuple[str, float, FloatArray, Sequence[str], int | None]
 
 
@@ -63,14 +62,14 @@ def _scanned(
         decision = policy.decide(k, x[: k + 1])
         ends = decision.interval.lower, decision.interval.upper
         lower, upper = (float(np.ravel(end)[0]) for end in ends)
-        # The interval of a round that does not stop has no guarantee, so it is left out.
+        # The interval of a round that does not stop has no guarantee and is omitted.
         report = (lower, upper) if decision.stop else None
         outputs = np.reshape(x[k], (len(x[k]), -1))[:, 0]
         rounds.append(_ScanRound(label, tuple(map(float, outputs)), report))
         if decision.stop:
             break
     task = policy.task_names[0] if len(policy.task_names) > 1 else None
-    return OneScan(case, target, tuple(rounds), s, task)
+    return OneScan(case, target, tuple(rounds), s, task, task_range=policy.task_ranges[0])
 
 
 def _with_calibration(scan: OneScan, policy: Policy, folder: RunFolder) -> OneScan:
@@ -119,6 +118,7 @@ class OneScan:
     task: str | None = None
     calibrated: int | None = None
     without: int | None = None
+    task_range: TaskRange = None
 
     @property
     def is_early(self) -> bool:
@@ -126,16 +126,18 @@ class OneScan:
 
 
 def scan_picture(scan: OneScan, explorer: Explorer | None, words: Terminology) -> dict[str, Any]:
-    """Return a scan for the template: one row for each round, the truth last."""
+    """Return a scan for the template: one row for each round, the truth last, on one scale."""
     every = [scan.target, *(v for r in scan.rounds for v in r.outputs)]
     every += [v for r in scan.rounds if r.report is not None for v in r.report]
-    known = [v for v in every if math.isfinite(v)]
-    low, high = min(known), max(known)
-    span = (high - low) or 1.0
+    known = [v for v in (scan.task_range or ()) if math.isfinite(v)]
+    if len(known) < 2:
+        known = [v for v in every if math.isfinite(v)]
+    ticks = _ticks(min(known), max(known))
+    low, high = min(ticks[0], *known), max(ticks[-1], *known)
 
     def x(value: float) -> float:
         inside = min(max(value, low), high)
-        return round(4 + 192 * (inside - low) / span, 2)
+        return round(8 + 184 * (inside - low) / (high - low), 2)
 
     rows = []
     for k, one in enumerate(scan.rounds):
@@ -144,33 +146,43 @@ def scan_picture(scan: OneScan, explorer: Explorer | None, words: Terminology) -
             "label": one.label,
             "image": _picture(explorer, scan.shown, k),
             "dots": [x(v) for v in one.outputs],
-            "decision": "stops here" if one.stops else "measure more",
+            "decision": "stop" if one.stops else "continue",
             "stops": one.stops,
-            "text": f"{shown(low_end)} to {shown(high_end)}" if one.stops else "no report yet",
+            "text": f"{shown(low_end)} to {shown(high_end)}" if one.stops else "no report",
             "from": x(low_end),
             "width": max(x(high_end) - x(low_end), 1.0),
         })  # fmt: skip
     of = "" if scan.task is None else f" ({scan.task})"
     return {
-        "caption": f"{words.title('case')} {scan.case}{of}: measuring {_ending(scan, words)}",
+        "caption": f"{words.title('case')} {scan.case}{of}: the scan {_ending(scan, words)}",
         "rows": rows,
+        "ticks": [(x(tick), shown(tick)) for tick in ticks],
         "target": x(scan.target),
         "truth": {
-            "label": words.title("truth"),
+            "label": words.title("reference"),
             "image": _picture(explorer, scan.shown, None),
             "text": shown(scan.target),
         },
     }
 
 
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers from low to high, at least two."""
+    from matplotlib.ticker import MaxNLocator
+
+    high = high if high > low else low + (abs(low) or 1.0)
+    ticks = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+    return [float(round(tick, 12)) for tick in ticks]
+
+
 def _ending(scan: OneScan, words: Terminology) -> str:
-    """End of the caption; a case that the policy was calibrated on is called so."""
+    """End of the caption, with a remark if the policy was calibrated on the case."""
     truth, last = shown(scan.target), scan.rounds[-1]
-    end = f"continues until the truth, {truth}, is known."
+    end = f"is measured in full, which yields the truth, {truth}."
     if last.report is not None:
         low, high = last.report
-        verb = "holds" if low <= scan.target <= high else "misses"
-        end = f"stops at {last.label}; the report {verb} the truth, {truth}."
+        verb = "contains" if low <= scan.target <= high else "misses"
+        end = f"stops at {last.label} and its report {verb} the truth, {truth}."
     if scan.calibrated is None:
         return end
     own = f"It is one of the policy's own {scan.calibrated} calibration {words.many('case')}"

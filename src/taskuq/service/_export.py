@@ -75,7 +75,7 @@ def _exportable(recover: Any, masks: Tensor, height: int) -> tuple[nn.Module, di
             return _FlowExport(recover), {
                 "kind": "gaussian",
                 "numbers": sum(math.prod(shape) for shape in shapes),
-                "limit": float(recover.flow.config.limit),
+                "limit": float(recover.flow.config.max_value),
                 "attempts": ATTEMPTS,
                 "cooler": COOLER,
                 # The scale of draws depends on the sampled fraction.

@@ -297,11 +297,11 @@ def _mismatch(
 
 
 def _adaptive_lines(path: Path, policy: Policy, masks: Path | None) -> AdaptiveLines:
-    """Return the rule of the table [choose] of a run."""
-    table = read_toml(path).get("choose")
+    """Return the rule of the table [adaptive] of a run."""
+    table = read_toml(path).get("adaptive")
     if table is None:
-        raise InputError(f"{path} has no table [choose]", code="config.missing")
-    config = from_toml_table(AdaptiveConfig, table, "choose")
+        raise InputError(f"{path} has no table [adaptive]", code="config.missing")
+    config = from_toml_table(AdaptiveConfig, table, "adaptive")
     lines, rates = _masks_of_rounds(policy, masks), tuple(map(float, policy.accelerations))
     return config.rule(MultiCoilMRI(lines, rates), lines, rates)
 

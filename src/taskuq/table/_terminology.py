@@ -23,7 +23,7 @@ class Terminology:
         estimate: Preview of the measurement: 'zero-filled', 'back-projection', 'blurred'.
         round: One measurement configuration: 'round', 'exposure'.
         measurement: What stopping early saves: 'line of k-space', 'view', 'second'.
-        truth: The reference image: 'fully measured', 'sharp'.
+        reference: The reference image: 'fully measured', 'sharp'.
 
     Example:
         >>> terminology = Terminology(case="digit", group="writer")
@@ -38,7 +38,7 @@ class Terminology:
     estimate: str = "estimate"
     round: str = "round"
     measurement: str = "measurement"
-    truth: str = "truth"
+    reference: str = "truth"
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -85,7 +85,7 @@ def _plural(noun: str) -> str:
 
 MRI = Terminology(
     case="slice", group="patient", estimate="zero-filled", measurement="line of k-space",
-    truth="fully measured",
+    reference="fully measured",
 )  # fmt: skip
 
 

@@ -22,9 +22,9 @@ class AttackConfig:
 
     Args:
         radius: Largest :math:`\ell_2` norm of a perturbation; 0 does not attack.
-        size: Rows and columns to which the radius refers.
+        reference_size: Rows and columns to which the radius refers.
         steps: Number of gradient steps.
-        step: Length of one step, relative to the radius; all steps together must reach it.
+        step_size: Length of one step, relative to the radius; all steps together must reach it.
 
     Example:
         >>> AttackConfig().radius_for(128, 128)
@@ -32,21 +32,25 @@ class AttackConfig:
     """
 
     radius: float = 1.5
-    size: int = 320
+    reference_size: int = 320
     steps: int = 10
-    step: float = 0.25
+    step_size: float = 0.25
 
     def __post_init__(self) -> None:
-        if self.radius < 0 or self.size < 1 or self.steps < 1 or self.step <= 0:
-            text = f"attack must have a radius >= 0 and the rest positive, got {self}"
-            raise InputError(text, code="value.invalid")
-        if self.steps * self.step < 1:
-            text = f"attack.steps * step must be at least 1 (the radius), got {self}"
-            raise InputError(text, code="value.invalid")
+        if self.radius < 0 or self.reference_size < 1 or self.steps < 1 or self.step_size <= 0:
+            raise InputError(
+                f"attack must have a radius >= 0 and the rest positive, got {self}",
+                code="value.invalid",
+            )
+        if self.steps * self.step_size < 1:
+            raise InputError(
+                f"attack.steps * step_size must be at least 1 (the radius), got {self}",
+                code="value.invalid",
+            )
 
     def radius_for(self, height: int, width: int) -> float:
         """Return the radius for images of a size."""
-        return self.radius * math.sqrt(height * width) / self.size
+        return self.radius * math.sqrt(height * width) / self.reference_size
 
 
 def l2_pgd(
@@ -79,7 +83,9 @@ def adversarial_images(
         return (raw - targets).square().sum(1)
 
     with eval_mode(network):
-        return l2_pgd(loss, scaled, radius=radius, steps=config.steps, step=config.step * radius)
+        return l2_pgd(
+            loss, scaled, radius=radius, steps=config.steps, step=config.step_size * radius
+        )
 
 
 def _norm(images: Tensor) -> Tensor:

@@ -187,12 +187,14 @@ class InitConfig:
 
     def __post_init__(self) -> None:
         if sum(path is not None for path in (self.simclr, self.imagenet, self.classifier)) > 1:
-            raise InputError("start has several files; name one", code="option.conflict")
+            raise InputError("init_from has several files; name one", code="option.conflict")
 
     def fill(self, backbone: Backbone) -> None:
         if self.imagenet is not None:
             if not backbone.is_imagenet:
-                raise InputError("start.imagenet needs a resnet50; remove it", code="option.unused")
+                raise InputError(
+                    "init_from.imagenet needs a resnet50; remove it", code="option.unused"
+                )
             _read_imagenet(backbone.body, self.imagenet)
         if self.simclr is not None:
             read_card(self.simclr, ("simclr",))

@@ -34,18 +34,21 @@ class AugmentConfig:
     crop: float = 0.8
     contrast: float = 0.0
     blur: float = 0.0
-    share: float = 0.8
+    contrast_probability: float = 0.8
 
     def __post_init__(self) -> None:
-        for name in ("flip", "shift", "share", "crop"):
+        for name in ("flip", "shift", "contrast_probability", "crop"):
             value = getattr(self, name)
             if not 0 <= value <= 1 or (name == "crop" and value == 0):
-                text = f"views.{name} must be in [0, 1], got {value}"
-                raise InputError(text, code="value.invalid")
+                raise InputError(
+                    f"augment.{name} must be in [0, 1], got {value}", code="value.invalid"
+                )
         for name in ("rotation", "contrast", "blur"):
             if getattr(self, name) < 0:
-                text = f"views.{name} must not be negative, got {getattr(self, name)}"
-                raise InputError(text, code="value.invalid")
+                raise InputError(
+                    f"augment.{name} must not be negative, got {getattr(self, name)}",
+                    code="value.invalid",
+                )
 
 
 def augment(images: Tensor, config: AugmentConfig, generator: torch.Generator) -> Tensor:
@@ -66,7 +69,7 @@ def augment(images: Tensor, config: AugmentConfig, generator: torch.Generator) -
     views = _resample(images, flips, angles, side, offset[0], offset[1])
     if config.contrast:
         exponent = (1 + config.contrast) ** uniform(-1, 1)
-        exponent = torch.where(uniform(0, 1) < config.share, exponent, 1.0)
+        exponent = torch.where(uniform(0, 1) < config.contrast_probability, exponent, 1.0)
         views = views.clamp(0, 1) ** exponent[:, None, None]
     if config.blur:
         widest = max(config.blur, 0.1)
@@ -171,8 +174,8 @@ class TaskTraining:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     data: Data = field(default_factory=paper_data)
     split: SplitConfig = field(default_factory=SplitConfig)
-    views: AugmentConfig = field(default_factory=AugmentConfig)
-    start: InitConfig = field(default_factory=InitConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    init_from: InitConfig = field(default_factory=InitConfig)
 
     def open_parts(self, *, is_stored: bool = True) -> tuple[LabelledSubset, ...]:
         """Open training, tuning and test data; no patient is in two of them."""

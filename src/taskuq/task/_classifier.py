@@ -16,7 +16,7 @@ from taskuq.errors import InputError
 from taskuq.task._backbone import Backbone, BackboneConfig
 from taskuq.task._cases import require_images, unit_scale
 
-RANGES = {"probability": (0.0, 1.0), "number": None, "positive": (0.0, math.inf)}
+RANGES = {"probability": (0.0, 1.0), "real": None, "positive": (0.0, math.inf)}
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ClassifierConfig:
         hidden: Widths of the layers between features and outputs.
         dropout: Fraction of features dropped in training.
         tasks: Name of each output.
-        output: ``"probability"`` (sigmoid), ``"number"`` (regression) or ``"positive"``
+        output: ``"probability"`` (sigmoid), ``"real"`` (regression) or ``"positive"``
             (regression of a non-negative quantity such as an area, by its logarithm).
         units: Unit of each number, e.g. ``["mm²"]``; none by default.
 
@@ -41,7 +41,7 @@ class ClassifierConfig:
     hidden: tuple[int, ...] = (256, 128)
     dropout: float = 0.2
     tasks: tuple[str, ...] = ("finding",)
-    output: Literal["probability", "number", "positive"] = "probability"
+    output: Literal["probability", "real", "positive"] = "probability"
     units: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

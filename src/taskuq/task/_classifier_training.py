@@ -117,7 +117,7 @@ PRESETS = {
     "tiny": ClassifierConfig(BackboneConfig("small", width=8, blocks=(1, 1, 1)), hidden=(16,)),
 }
 PAPER = TrainingConfig(
-    epochs=100, batch=128, learning_rate=1e-4, weight_decay=1e-2, schedule="cosine", decay=0.02
+    epochs=100, batch=128, learning_rate=1e-4, weight_decay=1e-2, schedule="cosine", lr_decay=0.02
 )
 
 
@@ -139,15 +139,15 @@ class _ClassifierTraining(TaskTraining):
     network: ClassifierConfig = field(default_factory=ClassifierConfig)
     training: TrainingConfig = PAPER
     attack: AttackConfig = field(default_factory=AttackConfig)
-    balance: bool = True
+    balance_classes: bool = True
 
     def recipe(self, cases: tuple[TaskDataset, ...], machine: TrainerOptions) -> Recipe:
         """Return the recipe of adversarial training on augmented images."""
         network = Classifier(self.network)
-        self.start.fill(network.backbone)
-        if self.start.classifier is not None:
-            read_card(self.start.classifier, ("classifier",))
-            load_weights(network, self.start.classifier)
+        self.init_from.fill(network.backbone)
+        if self.init_from.classifier is not None:
+            read_card(self.init_from.classifier, ("classifier",))
+            load_weights(network, self.init_from.classifier)
         tasks, targets = len(self.network.tasks), cases[0].targets
         if targets.shape[1] != tasks:
             message = f"the data have {targets.shape[1]} targets; name as many network.tasks"
@@ -156,7 +156,7 @@ class _ClassifierTraining(TaskTraining):
         if self.network.output == "probability":
             _metrics.require_classes(targets, "training patients")
             _metrics.require_classes(cases[1].targets, "tuning patients")
-            if self.balance:
+            if self.balance_classes:
                 positives = targets.mean(axis=0)
                 balanced = np.stack([0.5 / (1 - positives), 0.5 / positives], axis=1)
                 weights = torch.as_tensor(balanced, dtype=torch.float32)
@@ -165,7 +165,7 @@ class _ClassifierTraining(TaskTraining):
 
         def loss(net: Any, batch: Batch, generator: torch.Generator) -> Tensor:
             targets = net.standardised(batch["target"])
-            images = unit_scale(augment(unit_scale(batch["image"]), self.views, generator))
+            images = unit_scale(augment(unit_scale(batch["image"]), self.augment, generator))
             images = adversarial_images(net, images, targets, self.attack)
             return _losses(net, net.raw(images), targets, weights).mean()
 

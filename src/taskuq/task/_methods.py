@@ -44,29 +44,30 @@ class Area:
     """Area of an image above (or below) a threshold, in a given unit."""
 
     threshold: float
-    pixel: float = 1.0
+    pixel_area: float = 1.0
     unit: str = "px"
     below: bool = False
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.threshold) and 0 <= self.pixel < math.inf):
-            text = f"threshold must be finite and pixel >= 0, got {self}"
-            raise InputError(text, code="value.invalid")
+        if not (math.isfinite(self.threshold) and 0 <= self.pixel_area < math.inf):
+            raise InputError(
+                f"threshold must be finite and pixel_area >= 0, got {self}", code="value.invalid"
+            )
 
     @property
     def names(self) -> tuple[str]:
-        return (f"area ({self.unit})" if self.pixel else "share of the image",)
+        return (f"area ({self.unit})" if self.pixel_area else "share of the image",)
 
     @property
     def range(self) -> tuple[float, float]:
-        return (0.0, math.inf if self.pixel else 1.0)
+        return (0.0, math.inf if self.pixel_area else 1.0)
 
     def __call__(self, images: Any) -> Tensor:
         """Map images (image, height, width) to areas (image,)."""
         images = require_images(images)
         inside = images < self.threshold if self.below else images > self.threshold
         fraction: Tensor = inside.float().mean((-2, -1))
-        return fraction * (self.pixel * inside[0].numel() if self.pixel else 1.0)
+        return fraction * (self.pixel_area * inside[0].numel() if self.pixel_area else 1.0)
 
     def open(self, device: torch.device | str) -> Area:
         return self
@@ -76,10 +77,10 @@ TASKS = MethodRegistry(
     "task",
     "task",
     {
-        "air-share": "taskuq.task._methods:AirFraction",
+        "air-fraction": "taskuq.task._methods:AirFraction",
         "area": "taskuq.task._methods:Area",
         "mean-intensity": "taskuq.task._methods:MeanIntensityMethod",
-        "several": "taskuq.task._methods:MultiTaskMethod",
+        "multi": "taskuq.task._methods:MultiTaskMethod",
     },
 )
 
@@ -182,7 +183,7 @@ class _MultiTask:
 
     def __post_init__(self) -> None:
         if not self.tasks:
-            raise InputError("task.of has no task; add one", code="config.missing")
+            raise InputError("task.tasks has no task; add one", code="config.missing")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -209,7 +210,7 @@ class _MultiTask:
 class MultiTaskMethod:
     """Settings [task] of several tasks."""
 
-    of: dict[str, Annotated[MethodConfig, TASKS]] = field(default_factory=dict)
+    tasks: dict[str, Annotated[MethodConfig, TASKS]] = field(default_factory=dict)
 
     def open(self, device: torch.device | str) -> _MultiTask:
-        return _MultiTask({name: method.open(device) for name, method in self.of.items()})
+        return _MultiTask({name: method.open(device) for name, method in self.tasks.items()})

@@ -54,7 +54,7 @@ class _SimCLRNet(nn.Module):
 # Shorter embeddings are not normalised: the gradient would leave the range of float16.
 SHORTEST = 1e-3
 PAPER = TrainingConfig(
-    epochs=500, batch=128, learning_rate=2e-4, weight_decay=1e-2, schedule="cosine", decay=0.02
+    epochs=500, batch=128, learning_rate=2e-4, weight_decay=1e-2, schedule="cosine", lr_decay=0.02
 )
 VIEWS = AugmentConfig(contrast=0.5, blur=2.0)
 
@@ -116,21 +116,23 @@ class _SimCLRTraining(TaskTraining):
 
     network: _SimCLRConfig = field(default_factory=_SimCLRConfig)
     training: TrainingConfig = PAPER
-    views: AugmentConfig = VIEWS
+    augment: AugmentConfig = VIEWS
 
     def recipe(self, cases: tuple[Any, ...], machine: TrainerOptions) -> Recipe:
         """Return the recipe: two augmentations of each image attract each other."""
         if self.training.batch < 2:
-            text = "training.batch is 1; a contrastive loss compares images: give more"
-            raise InputError(text, code="value.invalid")
-        if self.start.classifier is not None:
-            raise InputError("start.classifier is for classifiers", code="option.conflict")
+            raise InputError(
+                "training.batch is 1; a contrastive loss compares images: give more",
+                code="value.invalid",
+            )
+        if self.init_from.classifier is not None:
+            raise InputError("init_from.classifier is for classifiers", code="option.conflict")
         network = _SimCLRNet(self.network)
-        self.start.fill(network.backbone)
+        self.init_from.fill(network.backbone)
 
         def losses(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
             scaled = unit_scale(batch["image"])
-            both = [unit_scale(augment(scaled, self.views, generator)) for _ in range(2)]
+            both = [unit_scale(augment(scaled, self.augment, generator)) for _ in range(2)]
             # One pass for both: batch statistics must not distinguish them.
             first, second = net(torch.cat(both)).chunk(2)
             counts = not isinstance(generator, ShardedGenerator) or generator.share.counts

@@ -256,7 +256,7 @@ class Checkpoint(Callback):
             epochs = _load_state(self.folder / RESUME)["epoch"] + 1
             state = f"{self.folder} holds the state after {epochs} epochs"
             return f"interrupted; {state}; rerun the same command to resume"
-        state = f"which is written every {self.every} epochs (training.keep_every)"
+        state = f"which is written every {self.every} epochs (training.checkpoint_every)"
         return f"interrupted; {self.folder} has no state yet, {state}; rerun to start again"
 
     def state_dict(self) -> dict[str, Any]:

@@ -21,22 +21,22 @@ class TrainingConfig:
     learning_rate: float = 1e-4
     betas: tuple[float, ...] = (0.9, 0.999)
     weight_decay: float = 0.0
-    decoupled: bool = False
-    warmup: int = 0
-    average: float = 0.0
+    adamw: bool = False
+    warmup_steps: int = 0
+    ema: float = 0.0
     schedule: Literal["constant", "step", "cosine"] = "constant"
-    decay: float = 0.1
-    decay_epochs: int = 40
-    clip: float = 0.0
+    lr_decay: float = 0.1
+    lr_decay_epochs: int = 40
+    clip_norm: float = 0.0
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
     accumulate: int = 1
     workers: int = 0
-    feed: Literal["auto", "device", "loader"] = "auto"
+    dataloader: Literal["auto", "device", "loader"] = "auto"
     seed: int = 0
     compile: bool = False
-    replay: bool = False
+    cuda_graphs: bool = False
     deterministic: bool = False
-    keep_every: int = 1
+    checkpoint_every: int = 1
     patience: int = 0
 
     def __post_init__(self) -> None:
@@ -44,23 +44,28 @@ class TrainingConfig:
             "epochs",
             "batch",
             "accumulate",
-            "decay_epochs",
-            "keep_every",
+            "lr_decay_epochs",
+            "checkpoint_every",
             "learning_rate",
         ):
             if getattr(self, name) <= 0:
-                text = f"training.{name} must be positive, got {getattr(self, name)}"
-                raise InputError(text, code="value.invalid")
-        for name in ("warmup", "clip", "weight_decay", "workers", "patience"):
+                raise InputError(
+                    f"training.{name} must be positive, got {getattr(self, name)}",
+                    code="value.invalid",
+                )
+        for name in ("warmup_steps", "clip_norm", "weight_decay", "workers", "patience"):
             if getattr(self, name) < 0:
-                text = f"training.{name} must not be negative, got {getattr(self, name)}"
-                raise InputError(text, code="value.invalid")
-        if not 0 <= self.average < 1:
-            text = f"training.average must be in [0, 1), got {self.average}"
-            raise InputError(text, code="value.invalid")
-        if self.replay and self.accumulate > 1:
+                raise InputError(
+                    f"training.{name} must not be negative, got {getattr(self, name)}",
+                    code="value.invalid",
+                )
+        if not 0 <= self.ema < 1:
+            raise InputError(
+                f"training.ema must be in [0, 1), got {self.ema}", code="value.invalid"
+            )
+        if self.cuda_graphs and self.accumulate > 1:
             # A CUDA graph overwrites the gradients of the last batch.
-            raise InputError("training.replay needs accumulate = 1", code="option.conflict")
+            raise InputError("training.cuda_graphs needs accumulate = 1", code="option.conflict")
 
 
 Batch = Mapping[str, Any]

@@ -128,7 +128,7 @@ def preload(
         most = math.inf if is_asked else min(SMALL, SHARE * torch.cuda.mem_get_info()[0])
         found = cases.stock(torch.device("cuda" if on_gpu else "cpu"), most)
     if is_asked and found is None:
-        message = "training.feed = 'device' needs one process and data.in_memory of one size"
+        message = "training.dataloader = 'device' needs one process and data.in_memory of one size"
         raise InputError(message, code="option.conflict")
     return found
 

@@ -212,10 +212,12 @@ def _fit(
         _print(f"{folder} is trained already; --overwrite trains it again", machine)
         return best
     planned = config.epochs * max(1, len(training) // config.batch // config.accumulate)  # type: ignore[arg-type]
-    if steps is None and config.warmup > planned:
-        _print(f"training.warmup is {config.warmup} of {planned} steps; lower it", machine)
+    if steps is None and config.warmup_steps > planned:
+        _print(
+            f"training.warmup_steps is {config.warmup_steps} of {planned} steps; lower it", machine
+        )
     notes = {key: settings[key] for key in settings if key != "network"}
-    keep = Checkpoint(recipe, folder, config.keep_every, notes, config.patience)
+    keep = Checkpoint(recipe, folder, config.checkpoint_every, notes, config.patience)
     _loop(
         recipe, training, validation, config, machine,
         steps=steps, before=earlier, keep=keep, resume=resume,
@@ -273,7 +275,7 @@ def _loop(
             raise InputError("a subset has no cases; use more data", code="units.few")
         order = EpochSampler(len(cases), seed, batch=config.batch, most=most)
         on_gpu = machine.may_be_one_gpu and torch.cuda.is_available()
-        stock = preload(cases, config.feed, on_gpu=on_gpu, is_alone=machine.processes == 1)
+        stock = preload(cases, config.dataloader, on_gpu=on_gpu, is_alone=machine.processes == 1)
         if stock is not None:
             return DeviceLoader(stock, order, batch)
         return DataLoader(

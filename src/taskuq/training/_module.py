@@ -34,7 +34,7 @@ class TrainingModule(LightningModule):
         self.recipe, self.settings = recipe, config
         self.network: nn.Module = recipe.network
         self.register_buffer("begun", torch.zeros((), dtype=torch.bool))
-        weights = _network_weights(recipe.network) if config.average else []
+        weights = _network_weights(recipe.network) if config.ema else []
         self.mean = nn.ParameterList(
             nn.Parameter(weight.detach().clone(), requires_grad=False) for weight in weights
         )
@@ -73,10 +73,10 @@ class TrainingModule(LightningModule):
         return float(self.trainer.strategy.reduce(mean, reduce_op="mean"))
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if not self.settings.average:
+        if not self.settings.ema:
             return
         step = self.global_step
-        decay = min(self.settings.average, (1 + step) / (10 + step))
+        decay = min(self.settings.ema, (1 + step) / (10 + step))
         with torch.no_grad():
             now = [weight.detach() for weight in _network_weights(self.network)]
             torch._foreach_lerp_([weight.data for weight in self.mean], now, 1 - decay)
@@ -93,7 +93,7 @@ class TrainingModule(LightningModule):
     @torch.no_grad()
     def _exchange(self) -> None:
         # In place: CUDA graphs hold the addresses.
-        weights = _network_weights(self.network) if self.settings.average else []
+        weights = _network_weights(self.network) if self.settings.ema else []
         for weight, mean in zip(weights, self.mean, strict=True):
             before = weight.clone()
             weight.copy_(mean)
@@ -122,7 +122,7 @@ class TrainingModule(LightningModule):
     def configure_optimizers(self) -> Any:
         c = self.settings
         weights = _network_weights(self.network)
-        optimiser = (torch.optim.AdamW if c.decoupled else torch.optim.Adam)(
+        optimiser = (torch.optim.AdamW if c.adamw else torch.optim.Adam)(
             weights,
             lr=c.learning_rate,
             betas=(c.betas[0], c.betas[1]),
@@ -132,17 +132,19 @@ class TrainingModule(LightningModule):
         if c.schedule == "constant":
             return optimiser
         if c.schedule == "step":
-            schedule: Any = torch.optim.lr_scheduler.StepLR(optimiser, c.decay_epochs, c.decay)
+            schedule: Any = torch.optim.lr_scheduler.StepLR(
+                optimiser, c.lr_decay_epochs, c.lr_decay
+            )
         else:
             schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, self._cosine)
         return {"optimizer": optimiser, "lr_scheduler": schedule}
 
     def _cosine(self, epoch: int) -> float:
         wave = (1 + math.cos(math.pi * epoch / self.settings.epochs)) / 2
-        return self.settings.decay + (1 - self.settings.decay) * wave
+        return self.settings.lr_decay + (1 - self.settings.lr_decay) * wave
 
     def warmup_factor(self, step: int) -> float:
-        return min(1.0, step / max(1, self.settings.warmup))
+        return min(1.0, step / max(1, self.settings.warmup_steps))
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
@@ -159,9 +161,9 @@ class TrainingModule(LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
     ) -> None:
-        if self.settings.clip:
+        if self.settings.clip_norm:
             weights = [p for group in optimizer.param_groups for p in group["params"]]
-            nn.utils.clip_grad_norm_(weights, self.settings.clip)
+            nn.utils.clip_grad_norm_(weights, self.settings.clip_norm)
 
     def _draws(self, phase: int, epoch: int, index: int, share: BatchShard) -> CaseGenerator:
         draws, place = CaseGenerator(self.device), (self.settings.seed, phase, epoch, index)
@@ -292,7 +294,7 @@ class StepTimer(Callback):
             "steps_per_epoch": steps,
             "validation_steps": self.validation_steps,
             "epochs": config.epochs,
-            "keep_every": config.keep_every,
+            "keep_every": config.checkpoint_every,
             "before": self.before,
         }
         self.record = {**record, "projected_hours": projected_hours(record)}

@@ -38,7 +38,7 @@ LISTED = {
             "SamplerMethod",
             "Train the one-step sampler around estimates, and these.",
         ),
-        "unrolled": _NetworkEntry(
+        "ct-unrolled": _NetworkEntry(
             "taskuq.recover._tomography",
             "UnrolledMethod",
             "Train the unrolled network of tomography, a point estimate.",
@@ -48,7 +48,7 @@ LISTED = {
             "VarNetMethod",
             "Train the variational network, a point estimate.",
         ),
-        "views-sampler": _NetworkEntry(
+        "ct-sampler": _NetworkEntry(
             "taskuq.recover._tomography",
             "CTSamplerMethod",
             "Train the one-step sampler of tomography, and its estimates.",

@@ -266,7 +266,7 @@ def fuse_flow(
             stages=tuple(_fuse_stage(s, device, dtype) for s in flow.conditioner.stages),  # type: ignore[arg-type]
             layers=tuple(_fuse_layer(layer, device, dtype) for layer in flow.layers),  # type: ignore[arg-type]
             size=tuple(convolution_of(layer, device, dtype) for layer in scale),
-            direct=flow.config.direct and flow.size is None,
+            direct=flow.config.condition_skip and flow.size is None,
             dtype=dtype,
             device=device,
         )

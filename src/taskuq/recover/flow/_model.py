@@ -126,24 +126,24 @@ class FlowConfig:
 
     Args:
         coils: Number of (virtual) coils; the flow has two real channels for each.
-        inputs: Real channels of the condition; 0 means two for each coil. A residual flow has 6.
+        in_channels: Condition channels; 0 means two for each coil. A residual flow has 6.
         unet_width: Channels of the first level of the conditioning U-Net.
         unet_pools: Number of times the conditioning U-Net halves the image.
         condition_channels: Channels of every layer's condition.
-        direct: Feed the inputs to the conditioning network past the U-Net as well.
+        condition_skip: Feed the inputs to the conditioning network past the U-Net as well.
         layers: Layers of the flow, each at half the size of the one before.
-        steps: Steps in each layer; couplings alternate between single pixels and 3×3 pixels.
-        noise: Standard deviation of the training noise in the measured subspace, which data
-            consistency removes from every sample.
+        steps_per_layer: Flow steps per layer; couplings alternate between 1×1 and 3×3 pixels.
+        measured_noise: Standard deviation of the training noise in the measured subspace; data
+            consistency removes it from every sample.
         null_noise: The same for the null space. It widens the posterior by as much: keep it below
             the noise of the images.
         fill: Training noise in the measured subspace: ``"noise"`` of one size everywhere, or with
             the local size and spectrum of the ``"residual"``.
-        turned: Rotate the coils of each pixel so that the first is the combined image.
-        passes: Passes of the U-Net that predict the posterior mean, around which the flow samples;
-            the U-Net is trained for it before the flow (``[pretrain]``) and then frozen.
+        rotate_coils: Rotate the coils of each pixel so that the first is the combined image.
+        mean_passes: Passes of the U-Net that predict the posterior mean, around which the flow
+            samples; the U-Net is trained for it before the flow (``[pretrain]``) and then frozen.
         normalise: Divide each case by the 95 % quantile of its own zero-filled magnitudes.
-        limit: A sample with a larger value (in normalised units) is drawn again and counted.
+        max_value: A sample with a larger value (in normalised units) is drawn again and counted.
         seed: Seed of the rotations and of the initial weights.
 
     Example:
@@ -152,33 +152,47 @@ class FlowConfig:
     """
 
     coils: int = 8
-    inputs: int = 0
+    in_channels: int = 0
     unet_width: int = 256
     unet_pools: int = 4
     condition_channels: int = 64
-    direct: bool = False
+    condition_skip: bool = False
     layers: int = 2
-    steps: int = 10
-    noise: float = 0.05
+    steps_per_layer: int = 10
+    measured_noise: float = 0.05
     null_noise: float = 0.0
     fill: Literal["noise", "residual"] = "noise"
-    turned: bool = False
-    passes: int = 0
+    rotate_coils: bool = False
+    mean_passes: int = 0
     normalise: bool = False
-    limit: float = 10.0
+    max_value: float = 10.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        positive = ("coils", "unet_width", "unet_pools", "condition_channels", "layers", "steps")
-        for name in (*positive, "noise", "null_noise", "inputs", "passes"):
+        positive = (
+            "coils",
+            "unet_width",
+            "unet_pools",
+            "condition_channels",
+            "layers",
+            "steps_per_layer",
+        )
+        for name in (*positive, "measured_noise", "null_noise", "in_channels", "mean_passes"):
             if getattr(self, name) < (least := int(name in positive)):
-                text = f"{name} must be at least {least}, got {getattr(self, name)}"
-                raise InputError(text, code="value.invalid")
-        if self.limit <= 0:
-            raise InputError(f"limit must be positive, got {self.limit}", code="value.invalid")
-        if self.inputs and (self.passes or self.turned or self.fill != "noise"):
-            text = f"inputs = {self.inputs}, of a residual flow, excludes fill, turned and passes"
-            raise InputError(text, code="option.conflict")
+                raise InputError(
+                    f"{name} must be at least {least}, got {getattr(self, name)}",
+                    code="value.invalid",
+                )
+        if self.max_value <= 0:
+            raise InputError(
+                f"max_value must be positive, got {self.max_value}", code="value.invalid"
+            )
+        if self.in_channels and (self.mean_passes or self.rotate_coils or self.fill != "noise"):
+            raise InputError(
+                f"in_channels = {self.in_channels}, of a residual flow, excludes fill, "
+                "rotate_coils and mean_passes",
+                code="option.conflict",
+            )
 
     @property
     def size_multiple(self) -> int:
@@ -193,13 +207,13 @@ class FlowConfig:
     @property
     def unet_inputs(self) -> int:
         """Real channels of the U-Net's input."""
-        return 2 * self.channels if self.passes else self.inputs or self.channels
+        return 2 * self.channels if self.mean_passes else self.in_channels or self.channels
 
     @property
     def condition_inputs(self) -> int:
         """Real channels of the condition."""
         # With a mean: features, zero-filled image, mean, last output and the sampled fraction.
-        return self.unet_width + 3 * self.channels + 1 if self.passes else self.unet_inputs
+        return self.unet_width + 3 * self.channels + 1 if self.mean_passes else self.unet_inputs
 
 
 COUPLING_SLOPE = 0.01
@@ -451,17 +465,17 @@ class ConditionalFlow(nn.Module):
         self.unet = UNet(c.unet_inputs, c.channels, width=c.unet_width, pools=c.unet_pools)
         # The flow uses the U-Net's features; its last convolution never gets a gradient.
         # A U-Net that predicts the mean is trained before, and for nothing else.
-        (self.unet if c.passes else self.unet.output).requires_grad_(False)
-        inputs = c.condition_inputs if c.passes or c.direct else 0
-        inputs += 0 if c.passes else c.unet_width
+        (self.unet if c.mean_passes else self.unet.output).requires_grad_(False)
+        inputs = c.condition_inputs if c.mean_passes or c.condition_skip else 0
+        inputs += 0 if c.mean_passes else c.unet_width
         self.conditioner = _ConditionNet(inputs, c.condition_channels, layers=c.layers)
         self.layers = nn.ModuleList(
-            FlowLayer(n, c.condition_channels, steps=c.steps, generator=generator)
+            FlowLayer(n, c.condition_channels, steps=c.steps_per_layer, generator=generator)
             for n in (4 * c.channels * 2**level for level in range(c.layers))
         )
         self.register_buffer("started", torch.zeros((), dtype=torch.bool))
         self.size = None
-        if c.passes:
+        if c.mean_passes:
             self.size = ResidualScaleNet(inputs, c.condition_channels, c.channels)
             self.register_buffer("widening", torch.ones(len(ACCELERATIONS), c.channels))
 
@@ -471,7 +485,7 @@ class ConditionalFlow(nn.Module):
         if self.size is not None:
             return [*self.conditioner(inputs), self.size(inputs)]
         features = self.unet.features(inputs)
-        if self.config.direct:
+        if self.config.condition_skip:
             features = torch.cat([features, inputs], dim=1)
         return list(self.conditioner(features))
 

@@ -96,15 +96,15 @@ class PosteriorMean(NamedTuple):
 def posterior_mean(
     config: FlowConfig, measured: Tensor, mask: Tensor, predict: Predict
 ) -> PosteriorMean:
-    rotation = _CoilRotation.from_measurement(measured) if config.turned else None
+    rotation = _CoilRotation.from_measurement(measured) if config.rotate_coils else None
     rotated = measured if rotation is None else rotation(measured)
     start = PosteriorMean(rotation, (), to_channels(rotated))
-    if not config.passes:
+    if not config.mean_passes:
         return start
     zero_filled, lines = start.condition, mask[:, None, None]
     image, images = measured, []
     features = output = current = zero_filled
-    for _ in range(config.passes):
+    for _ in range(config.mean_passes):
         features, output = predict(torch.cat([zero_filled, current], dim=1))
         image = image + start.unrotate(to_complex(output))
         image = data_consistency_1d(image, measured, lines)
@@ -188,7 +188,7 @@ class FlowSampler:
         self.device = torch.device(device or next(flow.parameters()).device)
         on_gpu = self.device.type == "cuda"
         self.config, self.latent_shapes = flow.config, flow.latent_shapes
-        self.inflation = flow.widening.to(self.device) if flow.config.passes else None
+        self.inflation = flow.widening.to(self.device) if flow.config.mean_passes else None
         dtype = dtype or (torch.bfloat16 if on_gpu else torch.float32)
         self.fused = fuse_flow(flow, device=self.device, dtype=dtype)
         self.memory, self.graphs = memory, graphs and on_gpu
@@ -281,7 +281,7 @@ class FlowSampler:
         result = torch.cat(parts, 1)[:, :samples]
 
         rejected = torch.cat(invalid, 1)[:, :samples]
-        counts = _redraw_rejected(rejected, redraw, attempts=ATTEMPTS, limit=self.config.limit)
+        counts = _redraw_rejected(rejected, redraw, attempts=ATTEMPTS, limit=self.config.max_value)
         return result, counts
 
     def _check(self, y: Tensor, mask: Tensor, samples: int, seeds: Sequence[int]) -> None:
@@ -368,7 +368,7 @@ class _FlowGraph:
             x = torch.view_as_complex((pairs * self.residual_scales).flatten(0, 1))
         # Not "above the limit": NaN must be invalid too.
         largest = torch.linalg.vector_norm(torch.view_as_real(x).flatten(1), math.inf, dim=1)
-        invalid = ~(largest <= c.limit)
+        invalid = ~(largest <= c.max_value)
         images = x.view(self.cases, self.samples, *x.shape[1:])
         if self.rotation is not None:
             images = self.rotation.inverse(images)
@@ -411,9 +411,12 @@ class ResidualFlowSampler(BatchRecovery):
         temperature: float | Temperatures = 1.0,
         dtype: torch.dtype = torch.float16,
     ) -> None:
-        if flow.config.coils != 1 or flow.config.inputs != 6:
-            text = f"a residual flow has coils = 1 and inputs = 6, got {flow.config.coils} and "
-            raise InputError(f"{text}{flow.config.inputs}", code="weights.mismatch")
+        if flow.config.coils != 1 or flow.config.in_channels != 6:
+            raise InputError(
+                f"a residual flow has coils = 1 and inputs = 6, got {flow.config.coils} and "
+                f"{flow.config.in_channels}",
+                code="weights.mismatch",
+            )
         self.device = torch.device(device or next(flow.parameters()).device)
         self.flow, self.net = flow, inference_varnet(net.to(self.device).eval(), dtype)
         self.fused = fuse_flow(flow, device=self.device, dtype=torch.float32)
@@ -454,7 +457,7 @@ class ResidualFlowSampler(BatchRecovery):
         deviation: float,
     ) -> Tensor:
         """Return combined errors, complex (sample, 1, height, width), within the limit."""
-        numbers, limit = sum(math.prod(shape) for shape in shapes), self.flow.config.limit
+        numbers, limit = sum(math.prod(shape) for shape in shapes), self.flow.config.max_value
 
         def draw(chosen: Iterable[int], attempt: int, deviation: float) -> Tensor:
             rows = [mix_seeds(seed, j, attempt) for j in chosen]

@@ -83,7 +83,9 @@ def _null_space_target(
     in_lines = project_measured(noise, mask)
     target = residual + config.null_noise * (noise - in_lines)
     white = config.fill == "noise"
-    fill = config.noise * in_lines if white else _residual_fill(prior, residual, mask, noise)
+    fill = (
+        config.measured_noise * in_lines if white else _residual_fill(prior, residual, mask, noise)
+    )
     target = target + fill
     return prior.condition, to_channels(prior.rotate(target))
 
@@ -161,27 +163,27 @@ def _inflation(
 
 
 # Trained in minutes.
-SMALL = FlowConfig(unet_width=16, condition_channels=16, steps=4, normalise=True)
+SMALL = FlowConfig(unet_width=16, condition_channels=16, steps_per_layer=4, normalise=True)
 PRESETS = {
     "paper": FlowConfig(),
     # 128×128, 8 coils: 3.6 million parameters, 7.5 MB in float16.
-    "demo": replace(SMALL, noise=0.02, null_noise=0.02),
+    "demo": replace(SMALL, measured_noise=0.02, null_noise=0.02),
     # The same size around the estimates of a variational network: 2.5 million parameters.
     "around": replace(
         SMALL,
         coils=1,
-        inputs=6,
+        in_channels=6,
         unet_width=32,
         unet_pools=3,
         condition_channels=24,
-        direct=True,
+        condition_skip=True,
         layers=3,
         null_noise=0.003,
     ),
     # For teaching and tests: 0.7 million parameters.
     "tiny": replace(SMALL, coils=1, unet_pools=3),
 }
-PAPER = TrainingConfig(epochs=150, batch=8, learning_rate=1e-4, weight_decay=1e-7, clip=1.0)
+PAPER = TrainingConfig(epochs=150, batch=8, learning_rate=1e-4, weight_decay=1e-7, clip_norm=1.0)
 
 
 class FlowRecovery(BatchRecovery):
@@ -195,7 +197,7 @@ class FlowRecovery(BatchRecovery):
     Example:
         >>> from taskuq.measure._mri import MRIMeasurement
         >>> flow = ConditionalFlow(FlowConfig(coils=1, unet_width=4, unet_pools=2,
-        ...                                   condition_channels=4, steps=2))
+        ...                                   condition_channels=4, steps_per_layer=2))
         >>> scan = MRIMeasurement(torch.ones(1, 16, 16) + 0j, torch.ones(16, dtype=torch.bool), 1.0)
         >>> recover = FlowRecovery(flow)
         >>> recover(scan, samples=3, seed=0).shape, recover.rejected
@@ -236,7 +238,7 @@ class FlowMethod:
     def open(self, device: torch.device | str) -> Recover:
         path, flow = RECOVERIES.trained("flow", self.weights)
         temperature, exact = self.temperature, self.precision == "float32"
-        if not flow.config.inputs:
+        if not flow.config.in_channels:
             temperature = 1.0 if temperature is None else temperature
             dtype = torch.float32 if exact else None
             return FlowRecovery(flow, device=device, dtype=dtype, temperature=temperature)
@@ -261,13 +263,13 @@ class _FlowTraining(RecoveryTraining):
     estimate: Path | None = None
     temperatures: tuple[tuple[float, float], ...] = ()
     pretrain: TrainingConfig | None = None
-    views: CoilAugmentation | None = None
+    augment: CoilAugmentation | None = None
 
     def __post_init__(self) -> None:
-        if self.estimate is not None and (self.pretrain or self.views):
-            raise InputError("estimate excludes pretrain and views", code="option.conflict")
-        if self.network.passes and self.pretrain is None:
-            raise InputError("network.passes needs the table pretrain", code="option.missing")
+        if self.estimate is not None and (self.pretrain or self.augment):
+            raise InputError("estimate excludes pretrain and augment", code="option.conflict")
+        if self.network.mean_passes and self.pretrain is None:
+            raise InputError("network.mean_passes needs the table pretrain", code="option.missing")
         if self.temperatures and self.estimate is None:
             text = "temperatures need estimate, of a residual flow"
             raise InputError(text, code="option.missing")
@@ -283,12 +285,15 @@ class _FlowTraining(RecoveryTraining):
 
     def recipe(self, cases: Any, machine: TrainerOptions) -> Recipe:
         if self.estimate is not None:
-            graphs = machine.may_be_one_gpu and self.training.replay
+            graphs = machine.may_be_one_gpu and self.training.cuda_graphs
             return _residual_flow_recipe(self.network, cuda_graphs=graphs)
         recipe = _flow_recipe(
-            self.network, compiled=self.training.compile, pretrain=self.pretrain, augment=self.views
+            self.network,
+            compiled=self.training.compile,
+            pretrain=self.pretrain,
+            augment=self.augment,
         )
-        if not self.network.passes:
+        if not self.network.mean_passes:
             return recipe
         flow = cast(ConditionalFlow, recipe.network)
         fit = partial(_fit_inflation, flow, cases[1], device=_device(machine))

@@ -20,47 +20,61 @@ class SamplerConfig:
     The default is the preset ``paper``, for 320×320.
 
     Args:
-        inputs: Channels of the condition: images of ``outputs`` channels, the estimate first.
-        outputs: Channels of a residual: 2 for a complex image, 1 for a real one.
+        in_channels: Channels of the condition, a multiple of ``out_channels``.
+        out_channels: Channels of a residual: 2 for a complex image, 1 for a real one.
         width: Channels of the encoder's first level; they double with each halving of the image.
-        widest: Limit of that growth, in multiples of the width.
-        drawn: Channels of the decoder for each level, the finest first.
-        noise: Noise maps at each level; tensor cores want a multiple of 8.
-        numbers: Noise numbers for the whole image.
-        scale: Residual, in units of the estimate's scale, that is an output of 1.
+        max_multiplier: Limit of that growth, in multiples of the width.
+        decoder_channels: Channels of the decoder for each level, the finest first.
+        noise_channels: Noise maps at each level; tensor cores want a multiple of 8.
+        global_noise: Noise numbers for the whole image.
+        residual_scale: Residual, in units of the estimate's scale, that is an output of 1.
 
     Example:
         >>> SamplerConfig().levels, SamplerConfig().widths
         (5, (48, 96, 192, 288, 288))
     """
 
-    inputs: int = 6
-    outputs: int = 2
+    in_channels: int = 6
+    out_channels: int = 2
     width: int = 48
-    widest: int = 6
-    drawn: tuple[int, ...] = (32, 48, 64, 96, 128)
-    noise: int = 8
-    numbers: int = 32
-    scale: float = 0.3
+    max_multiplier: int = 6
+    decoder_channels: tuple[int, ...] = (32, 48, 64, 96, 128)
+    noise_channels: int = 8
+    global_noise: int = 32
+    residual_scale: float = 0.3
 
     def __post_init__(self) -> None:
-        sizes = (self.inputs, self.outputs, self.width, self.widest, *self.drawn, self.noise)
-        if not self.drawn or min(sizes) < 1 or self.numbers < 0 or self.scale <= 0:
-            text = f"the numbers of a sampler's network must be positive, got {self}"
-            raise InputError(text, code="value.invalid")
-        if self.inputs % self.outputs:
-            text = f"inputs must be a multiple of {self.outputs}, got {self.inputs}"
-            raise InputError(text, code="value.invalid")
+        sizes = (
+            self.in_channels, self.out_channels, self.width, self.max_multiplier,
+            *self.decoder_channels, self.noise_channels,
+        )  # fmt: skip
+        if (
+            not self.decoder_channels
+            or min(sizes) < 1
+            or self.global_noise < 0
+            or self.residual_scale <= 0
+        ):
+            raise InputError(
+                f"the numbers of a sampler's network must be positive, got {self}",
+                code="value.invalid",
+            )
+        if self.in_channels % self.out_channels:
+            raise InputError(
+                f"in_channels must be a multiple of {self.out_channels}, got {self.in_channels}",
+                code="value.invalid",
+            )
 
     @property
     def levels(self) -> int:
         """Number of image sizes, the image itself included."""
-        return len(self.drawn)
+        return len(self.decoder_channels)
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Channels of the encoder for each level, the finest first."""
-        return tuple(self.width * min(2**level, self.widest) for level in range(self.levels))
+        return tuple(
+            self.width * min(2**level, self.max_multiplier) for level in range(self.levels)
+        )
 
     @property
     def size_multiple(self) -> int:
@@ -203,11 +217,11 @@ class SamplerNet(nn.Module):
         super().__init__()
         self.config = c = config or SamplerConfig()
         self.embed = _embedding(2)
-        self.embed_noise = _embedding(2 + c.numbers)
+        self.embed_noise = _embedding(2 + c.global_noise)
         widths = c.widths
         self.down = nn.ModuleList(
             _FiLMBlock(before, after, EMBEDDED)
-            for before, after in zip((c.inputs, *widths[:-1]), widths, strict=True)
+            for before, after in zip((c.in_channels, *widths[:-1]), widths, strict=True)
         )
         self.middle = _FiLMBlock(widths[-1], widths[-1], EMBEDDED)
         above = (*widths[1:], widths[-1])
@@ -215,14 +229,14 @@ class SamplerNet(nn.Module):
             _FiLMBlock(before + after, after, EMBEDDED)
             for before, after in zip(above, widths, strict=True)
         )
-        coarser = (*c.drawn[1:], 0)
+        coarser = (*c.decoder_channels[1:], 0)
         self.levels = nn.ModuleList(
-            NoiseLevel(inputs, below, width, c.noise, EMBEDDED)
-            for inputs, below, width in zip(widths, coarser, c.drawn, strict=True)
+            NoiseLevel(inputs, below, width, c.noise_channels, EMBEDDED)
+            for inputs, below, width in zip(widths, coarser, c.decoder_channels, strict=True)
         )
-        self.mean = nn.Conv2d(widths[0], c.outputs, 3, padding=1)
-        self.amplitude = nn.Conv2d(widths[0], c.outputs, 3, padding=1)
-        self.out = nn.Conv2d(c.drawn[0], c.outputs, 3, padding=1)
+        self.mean = nn.Conv2d(widths[0], c.out_channels, 3, padding=1)
+        self.amplitude = nn.Conv2d(widths[0], c.out_channels, 3, padding=1)
+        self.out = nn.Conv2d(c.decoder_channels[0], c.out_channels, 3, padding=1)
         for last in (self.mean, self.amplitude, self.out):
             nn.init.normal_(last.weight, std=1e-3)
             nn.init.zeros_(last.bias)  # type: ignore[arg-type]
@@ -233,12 +247,12 @@ class SamplerNet(nn.Module):
         """Return maps, height and width of the noise at each level, the finest first."""
         height, width = (side + -side % self.config.size_multiple for side in (height, width))
         return [
-            (self.config.noise, height // 2**level, width // 2**level)
+            (self.config.noise_channels, height // 2**level, width // 2**level)
             for level in range(self.config.levels)
         ]
 
     def noise_size(self, height: int, width: int) -> int:
-        return self.config.numbers + sum(map(math.prod, self.noise_shapes(height, width)))
+        return self.config.global_noise + sum(map(math.prod, self.noise_shapes(height, width)))
 
     def forward(self, estimate: Tensor, sampled_fraction: Tensor, noise: Tensor) -> Tensor:
         """Sample residuals (case, sample, outputs, height, width).
@@ -252,16 +266,19 @@ class SamplerNet(nn.Module):
 
     def encode(self, estimate: Tensor, sampled_fraction: Tensor) -> Condition:
         """Return all that does not depend on noise; arguments as in forward."""
-        if estimate.ndim != 4 or estimate.shape[1] != self.config.inputs:
-            text = f"the condition must be (case, {self.config.inputs}, height, width), got "
-            raise InputError(f"{text}{tuple(estimate.shape)}", code="shape.axes")
+        if estimate.ndim != 4 or estimate.shape[1] != self.config.in_channels:
+            raise InputError(
+                f"the condition must be (case, {self.config.in_channels}, height, width), got "
+                f"{tuple(estimate.shape)}",
+                code="shape.axes",
+            )
         height, width = estimate.shape[-2:]
         multiple = self.config.size_multiple
         padding = (0, -width % multiple, 0, -height % multiple)
         estimate = estimate.float().nan_to_num(0.0, LARGEST, -LARGEST).clamp(-LARGEST, LARGEST)
         # The first image and the differences of others, in units of a residual.
-        first, *others = torch.split(estimate, self.config.outputs, dim=1)
-        x = torch.cat([first, *((x - first) / self.config.scale for x in others)], dim=1)
+        first, *others = torch.split(estimate, self.config.out_channels, dim=1)
+        x = torch.cat([first, *((x - first) / self.config.residual_scale for x in others)], dim=1)
         x = F.pad(x, padding, mode="replicate")
         embedding = self.embed(encode_fraction(sampled_fraction))
         skips = []
@@ -285,7 +302,7 @@ class SamplerNet(nn.Module):
         cases, samples = noise.shape[:2]
         height, width = condition.size
         shapes = self.noise_shapes(height, width)
-        parts = [self.config.numbers, *map(math.prod, shapes)]
+        parts = [self.config.global_noise, *map(math.prod, shapes)]
         numbers, *maps = torch.split(noise, parts, dim=2)
         fraction = encode_fraction(condition.sampled_fraction)[:, None].expand(-1, samples, -1)
         embedding = self.embed_noise(torch.cat([fraction, numbers], dim=2).flatten(0, 1))
@@ -296,7 +313,7 @@ class SamplerNet(nn.Module):
             x = level(x, of_level, part.reshape(cases, samples, *shape), embedding)
         noisy = unflatten_samples(self.out(x), cases).float() * condition.noise_scale[:, None]
         residual = noisy + condition.mean[:, None]
-        scaled: Tensor = residual[..., :height, :width] * self.config.scale
+        scaled: Tensor = residual[..., :height, :width] * self.config.residual_scale
         return scaled
 
 

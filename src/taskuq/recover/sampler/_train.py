@@ -83,26 +83,28 @@ def _check(samples: Tensor, truth: Tensor) -> None:
 
 @dataclass(frozen=True)
 class ImageLossConfig:
-    """Settings [score]: weights of pixel CRPS, energy score, pooled CRPS."""
+    """Settings [loss]: weights of pixel CRPS, energy score, pooled CRPS."""
 
-    pixels: float = 1.0
+    crps: float = 1.0
     energy: float = 0.5
-    pooled: float = 0.5
-    pools: tuple[int, ...] = (2, 4, 8, 16, 32)
+    pooled_crps: float = 0.5
+    pool_sizes: tuple[int, ...] = (2, 4, 8, 16, 32)
 
     def __post_init__(self) -> None:
-        weights = (self.pixels, self.energy, self.pooled)
-        if min(weights) < 0 or not max(weights) > 0 or min(self.pools, default=1) < 1:
-            text = f"weights must be 0 or more, one above 0, pools positive, got {self}"
-            raise InputError(text, code="value.invalid")
+        weights = (self.crps, self.energy, self.pooled_crps)
+        if min(weights) < 0 or not max(weights) > 0 or min(self.pool_sizes, default=1) < 1:
+            raise InputError(
+                f"weights must be 0 or more, one above 0, pool_sizes positive, got {self}",
+                code="value.invalid",
+            )
 
     def __call__(self, samples: Tensor, truth: Tensor) -> Tensor:
-        score = self.pixels * _fair_crps(samples, truth)
+        score = self.crps * _fair_crps(samples, truth)
         score = score + self.energy * _energy_score(samples, truth)
-        for side in self.pools if self.pooled else ():
+        for side in self.pool_sizes if self.pooled_crps else ():
             if side <= min(truth.shape[-2:]):
                 part = _fair_crps(F.avg_pool2d(samples, side), F.avg_pool2d(truth, side))
-                score = score + self.pooled * part
+                score = score + self.pooled_crps * part
         return score
 
 
@@ -124,26 +126,28 @@ class _FeatureTask(Protocol):
 
 @dataclass(frozen=True)
 class TaskLossConfig:
-    """Settings [task] of a sampler: weights of the task loss."""
+    """Settings [task_loss] of a sampler: weights of the task loss."""
 
     weights: Path | None = None
-    raw: float = 0.1
-    output: float = 0.1
+    logits: float = 0.1
+    outputs: float = 0.1
     features: float = 0.1
-    limit: float = 4.0
-    begin: float = 0.5
-    full: float = 0.75
+    gradient_limit: float = 4.0
+    ramp_start: float = 0.5
+    ramp_end: float = 0.75
 
     def __post_init__(self) -> None:
-        smallest = min(self.raw, self.output, self.features, self.limit)
-        if smallest < 0 or not 0 <= self.begin <= self.full <= 1:
-            text = f"weights must be >= 0 and 0 <= begin <= full <= 1, got {self}"
-            raise InputError(text, code="value.invalid")
+        smallest = min(self.logits, self.outputs, self.features, self.gradient_limit)
+        if smallest < 0 or not 0 <= self.ramp_start <= self.ramp_end <= 1:
+            raise InputError(
+                f"weights must be >= 0 and 0 <= ramp_start <= ramp_end <= 1, got {self}",
+                code="value.invalid",
+            )
 
     def fade(self, progress: float) -> float:
-        if progress >= self.full:
+        if progress >= self.ramp_end:
             return 1.0
-        return max(0.0, (progress - self.begin) / max(self.full - self.begin, 1e-9))
+        return max(0.0, (progress - self.ramp_start) / max(self.ramp_end - self.ramp_start, 1e-9))
 
 
 @dataclass(frozen=True)
@@ -226,7 +230,7 @@ def _loss(
     sizes = _update_running_means(net.sizes, place, scores)
     own = (score / sizes[:, :1]).mean()
     # Python numbers, not a tensor, whose copy a GPU would wait for.
-    weights = task_loss.raw, task_loss.output, task_loss.features
+    weights = task_loss.logits, task_loss.outputs, task_loss.features
     parts = (task_scores / sizes[:, 1:]).unbind(1)
     task = torch.stack([w * part for w, part in zip(weights, parts, strict=True)]).sum(0)
     (image_gradient,) = torch.autograd.grad(own, leaf)
@@ -234,7 +238,7 @@ def _loss(
     gradients = (image_gradient, task_gradient)
     norms = [torch.linalg.vector_norm(x.flatten(1), dim=1) * len(x) for x in gradients]
     means = _update_running_means(net.sizes[:, SCORES:], place, torch.stack(norms, dim=1))
-    bound = task_loss.limit * (means[:, 0] / means[:, 1])
+    bound = task_loss.gradient_limit * (means[:, 0] / means[:, 1])
     # After the limit: before it, terms that the limit makes small would count alike everywhere.
     uncertain = sizes[:, 2] / net.sizes[:, 2].max().clamp_min(1e-30)
     weight = (uncertain * bound.clamp_max(1)).view(-1, 1, 1, 1)
@@ -308,8 +312,12 @@ def _summary(values: Mapping[str, Tensor]) -> dict[str, float]:
 
 PRESETS = {
     "paper": SamplerConfig(),  # 320×320: 14.4 million parameters, 0.6 million run for each sample
-    "demo": SamplerConfig(width=24, drawn=(32, 64, 96, 128)),  # 128×128: 3.3 million parameters
-    "tiny": SamplerConfig(width=8, drawn=(8, 16, 16)),  # for tests: 0.2 million parameters
+    "demo": SamplerConfig(
+        width=24, decoder_channels=(32, 64, 96, 128)
+    ),  # 128×128: 3.3 million parameters
+    "tiny": SamplerConfig(
+        width=8, decoder_channels=(8, 16, 16)
+    ),  # for tests: 0.2 million parameters
 }
 # Validation cases that fit the noise scale, at most, and how many are sampled together.
 SCALE_CASES, SCALE_BATCH = 400, 8
@@ -319,12 +327,12 @@ PAPER = TrainingConfig(
     learning_rate=6e-4,
     betas=(0.9, 0.99),
     weight_decay=1e-2,
-    decoupled=True,
-    warmup=300,
-    average=0.999,
+    adamw=True,
+    warmup_steps=300,
+    ema=0.999,
     schedule="cosine",
-    decay=0.02,
-    clip=20.0,
+    lr_decay=0.02,
+    clip_norm=20.0,
     precision="bf16-mixed",
 )
 
@@ -372,7 +380,7 @@ class VarNetEstimator:
 
 def find_estimate(weights: Path, named: Path | None) -> Path | str:
     card = read_toml(weights.with_suffix(".toml")).get("estimate", {})
-    trained = estimate_weights(Path(card.get("folder", weights.parent)))
+    trained = estimate_weights(Path(card.get("reuse_from", weights.parent)))
     path = named or card.get("weights") or (trained if trained.exists() else None)
     if path is None:
         text = f"{weights.name} names no point-estimate network; set 'estimate'"
@@ -387,7 +395,7 @@ class SamplerMethod:
     weights: Path | None = None
     estimate: Path | None = None
     precision: Literal["auto", "float32"] = "auto"
-    widened: bool = False
+    inflate: bool = False
 
     def open(self, device: torch.device | str) -> SamplerRecovery:
         path, net = RECOVERIES.trained("sampler", self.weights)
@@ -397,10 +405,12 @@ class SamplerMethod:
             dtype=torch.float32 if exact else torch.float16,
         )
         card = read_toml(path.with_suffix(".toml"))
-        noise_scale = card.get("loudness") if self.widened else None
-        if self.widened and noise_scale is None:
-            text = f"{path.name} has no loudness; train it again, or remove widened"
-            raise InputError(text, code="config.missing")
+        noise_scale = card.get("noise_scale") if self.inflate else None
+        if self.inflate and noise_scale is None:
+            raise InputError(
+                f"{path.name} has no noise_scale; train it again, or remove inflate",
+                code="config.missing",
+            )
         dtype = torch.float32 if exact else None
         return SamplerRecovery(net.to(device), estimator, dtype=dtype, noise_scale=noise_scale)
 
@@ -410,27 +420,32 @@ class SamplerTrainingMixin:
 
     network: SamplerConfig
     training: TrainingConfig
-    score: ImageLossConfig
-    task: TaskLossConfig | None
-    draws: int
-    start: Path | None
+    loss: ImageLossConfig
+    task_loss: TaskLossConfig | None
+    samples: int
+    init_from: Path | None
 
     def check(self, channels: tuple[int, int]) -> None:
-        if self.draws < 2:
-            raise InputError(f"draws must be at least 2, got {self.draws}", code="value.invalid")
-        if (self.network.inputs, self.network.outputs) != channels:
-            text = f"network.inputs and network.outputs must be {channels}"
-            raise InputError(text, code="option.conflict")
-        if self.task is not None and self.task.weights is None:
-            raise InputError("task.weights is missing; name a network", code="config.missing")
+        if self.samples < 2:
+            raise InputError(
+                f"samples must be at least 2, got {self.samples}", code="value.invalid"
+            )
+        if (self.network.in_channels, self.network.out_channels) != channels:
+            raise InputError(
+                f"network.in_channels and network.out_channels must be {channels}",
+                code="option.conflict",
+            )
+        if self.task_loss is not None and self.task_loss.weights is None:
+            raise InputError("task_loss.weights is missing; name a network", code="config.missing")
 
     def sampler_recipe(self, kind: str, estimate: Estimate, machine: TrainerOptions) -> Recipe:
-        graphs = machine.may_be_one_gpu and self.training.replay
-        task = _load_task_network(self.task.weights) if self.task and self.task.weights else None
-        loss = SamplerLoss(self.score, self.draws, self.task, task)
+        graphs = machine.may_be_one_gpu and self.training.cuda_graphs
+        weights = self.task_loss and self.task_loss.weights
+        task = _load_task_network(weights) if weights else None
+        loss = SamplerLoss(self.loss, self.samples, self.task_loss, task)
         quick = partial(accelerate, cuda_graphs=graphs, compiled=self.training.compile)
         recipe = sampler_recipe(self.network, loss, estimate, quick)
-        init_weights(recipe.network, self.start, kind)
+        init_weights(recipe.network, self.init_from, kind)
         return replace(recipe, kind=kind, collate=collate)
 
 
@@ -441,12 +456,12 @@ class _SamplerTraining(SamplerTrainingMixin, RecoveryTraining):
     network: SamplerConfig = field(default_factory=SamplerConfig)
     training: TrainingConfig = PAPER
     estimate: EstimateConfig = field(default_factory=EstimateConfig)
-    views: CoilAugmentation | None = None
-    scans: ScanRandomisation | None = None
-    score: ImageLossConfig = field(default_factory=ImageLossConfig)
-    task: TaskLossConfig | None = None
-    draws: int = 4
-    start: Path | None = None
+    augment: CoilAugmentation | None = None
+    randomise: ScanRandomisation | None = None
+    loss: ImageLossConfig = field(default_factory=ImageLossConfig)
+    task_loss: TaskLossConfig | None = None
+    samples: int = 4
+    init_from: Path | None = None
 
     def __post_init__(self) -> None:
         self.check((6, 2))
@@ -457,16 +472,16 @@ class _SamplerTraining(SamplerTrainingMixin, RecoveryTraining):
 
     def stages(self, cases: tuple[Any, ...], folder: Path, **options: Any) -> tuple[Any, ...]:
         settings = VarNetTraining(
-            data=self.data, measure=self.measure, views=self.views, scans=self.scans
+            data=self.data, measure=self.measure, augment=self.augment, randomise=self.randomise
         )
         paths = self.estimate.train((cases[0], cases[1]), settings, folder, **options)
         seed = self.estimate.training.seed
         return *cross_fit_datasets(cases, self.estimate.folds, seed), paths
 
     def recipe(self, cases: tuple[Any, ...], machine: TrainerOptions) -> Recipe:
-        graphs = machine.may_be_one_gpu and self.training.replay
+        graphs = machine.may_be_one_gpu and self.training.cuda_graphs
         nets = [load_estimator(path, VarNet) for path in cases[2]]
-        estimates = CrossFitEstimates(nets, self.views, self.scans, cuda_graphs=graphs)
+        estimates = CrossFitEstimates(nets, self.augment, self.randomise, cuda_graphs=graphs)
         recipe = self.sampler_recipe("sampler", estimates, machine)
         on_gpu = machine.accelerator != "cpu" and torch.cuda.is_available()
         net, device = cast(SamplerNet, recipe.network), "cuda" if on_gpu else "cpu"
@@ -488,7 +503,7 @@ def _fit_noise_scale(
 
     noise_scale = fit_noise_scale(net.to(device).eval(), batches())
     net.cpu()
-    return {"loudness": list(noise_scale)}
+    return {"noise_scale": list(noise_scale)}
 
 
 def _load_task_network(weights: Path) -> _FeatureTask:

@@ -1,4 +1,4 @@
-// The explorer: controls, pictures and the strip of outputs, all drawn from one state.
+// The explorer: controls, images and the strip of outputs, all drawn from one state.
 "use strict";
 
 (() => {
@@ -21,19 +21,19 @@
   const titled = (word) => word.slice(0, 1).toUpperCase() + word.slice(1);
   const NAMES = {
     estimate: titled(words.estimate), mean: "Posterior mean", sd: "Standard deviation",
-    error: "Error of the mean", point: "Point estimate", truth: titled(words.truth),
+    error: "Error of the mean", point: "Point estimate", truth: titled(words.reference),
   };
   const { paint, blank, isHeat, samples } = pictures(stored);
   const views = [...stored.tiles.filter((t) => !t.startsWith("sample-")), ...samples,
-    ...(samples.length > 1 ? ["samples"] : []), "truth"];
+    ...(samples.length > 1 ? ["samples", "ends"] : []), "truth"];
   const others = stored.slices.map((_, i) => `case-${i}`);
-  const besides = [...views.filter((view) => !view.startsWith("sample")), ...others];
+  const compared = [...views.filter((view) => !/^sample|^ends/.test(view)), ...others];
 
   const initial = {
     slice: 0, round: 0, alpha: stored.alpha, tau: stored.tau,
     score: Object.keys(stored.score_names).includes("mlwr") ? "mlwr" : "lwr",
     policy: Object.keys(stored.policies)[0], unit: stored.unit,
-    task: 0, view: "mean", beside: "truth",
+    task: 0, view: "mean", compare: "truth",
   };
   let state = { ...initial, ...fromHash() };
 
@@ -46,7 +46,7 @@
     return high > low ? [low, high] : [low - 0.5, high + 0.5];
   }
 
-  // A link restores the view; whatever it says that is not possible is left as it was.
+  // A link restores the view; impossible values are ignored.
   function fromHash() {
     const asked = new URLSearchParams(location.hash.slice(1));
     const wanted = {};
@@ -71,7 +71,7 @@
     among("policy", Object.keys(stored.policies));
     among("unit", stored.units);
     among("view", views);
-    among("beside", besides);
+    among("compare", compared);
     return wanted;
   }
   function validAlpha(text) {
@@ -84,7 +84,9 @@
     return "#" + new URLSearchParams(state).toString();
   }
 
-  function change(changes) {
+  function change(changes, isPlayed = false) {
+    const isLook = Object.keys(changes).every((name) => name === "view" || name === "compare");
+    if (!isPlayed && !isLook) play.reset();
     state = { ...state, ...changes };
     draw();
     history.replaceState(null, "", link());
@@ -103,8 +105,9 @@
   function number(value) {
     if (value === Infinity) return "∞";
     if (value === -Infinity) return "−∞";
-    const text = Math.abs(value) >= 1e4 || (value !== 0 && Math.abs(value) < 1e-3)
-      ? value.toPrecision(3) : String(Number(value.toPrecision(4)));
+    // Three significant digits; only 1 itself is shown as 1.
+    let text = Math.abs(value) >= 1000 ? value.toFixed(0) : String(Number(value.toPrecision(3)));
+    if (text === "1" && value < 1) text = String(Number(value.toPrecision(4)));
     return text.replace("-", "−");
   }
   const pair = ([a, b]) => (a > b ? "empty" : `${number(a)} to ${number(b)}`);
@@ -120,8 +123,8 @@
     }));
   }
 
-  // Whom a promise is for.
-  function promisedTo(unit) {
+  // The unit of the guarantee.
+  function coveredUnit(unit) {
     return unit === "group" ? `a random ${words.case} of a new ${words.group}` : `a new ${words.case}`;
   }
 
@@ -142,15 +145,15 @@
     options(part("score"), Object.entries(stored.score_names), state.score);
     options(part("policy"), Object.entries(stored.policies).map(([key, policy]) =>
       [key, `${policy.name}${policy.guaranteed ? "" : " · no guarantee"}`]), state.policy);
-    options(part("unit"), stored.units.map((u) => [u, promisedTo(u)]), state.unit);
+    options(part("unit"), stored.units.map((u) => [u, coveredUnit(u)]), state.unit);
     part("unit").closest("label").hidden = stored.units.length < 2;
     options(part("task"), stored.tasks.map((task, k) => [k, isolated(task.name)]), state.task);
     part("task").closest("label").hidden = stored.tasks.length < 2;
     part("task").addEventListener("change", (event) => change({ task: Number(event.target.value) }));
-    options(part("beside"), besides.map((name) => [name, besideName(name)]), state.beside);
-    part("beside").addEventListener("change", (event) => change({ beside: event.target.value }));
-    slider("alpha", () => ALPHAS, validAlpha, (value) => value);
-    slider("tau", () => tausOf(state.task), validTau, withTau);
+    options(part("compare"), compared.map((name) => [name, comparedName(name)]), state.compare);
+    part("compare").addEventListener("change", (event) => change({ compare: event.target.value }));
+    slider("alpha", () => ALPHAS, validAlpha, (value) => value, "α must lie between 0 and 1.");
+    slider("tau", () => tausOf(state.task), validTau, withTau, "τ must be a positive number.");
     for (let k = 0; k < T; k++) {
       const radio = make("input", { type: "radio", name: "explorer-round", value: k });
       radio.addEventListener("change", () => change({ round: k }));
@@ -162,7 +165,8 @@
     part("play").addEventListener("click", play.toggle);
     for (const view of views) {
       if (view.startsWith("sample-") && view !== "sample-1") continue;
-      const text = view === "sample-1" ? "Sample" : view === "samples" ? "All samples" : NAMES[view];
+      const text = { "sample-1": "Sample", samples: "All samples", ends: "Ends of the interval" }[view]
+        ?? NAMES[view];
       const button = make("button", { type: "button", "data-view": view }, text);
       button.addEventListener("click", () => (view === "sample-1" ? flip(1) : change({ view })));
       part("views").append(button);
@@ -173,30 +177,45 @@
     root.addEventListener("keydown", onLetter);
     part("restore").addEventListener("click", (event) => {
       event.preventDefault();
-      const { slice, round, view, beside, task } = state;
-      change({ ...initial, slice, round, view, beside, task });
+      const { slice, round, view, compare, task } = state;
+      change({ ...initial, slice, round, view, compare, task });
     });
     window.addEventListener("hashchange", () => {
       if (!location.hash.includes("=")) return;
+      play.reset();
       state = { ...initial, ...fromHash() };
       draw();
     });
     new ResizeObserver(() => drawStrip()).observe(part("strip"));
   }
 
-  function slider(name, values, valid, whole) {
+  function slider(name, values, valid, whole, rule) {
     const range = part(name);
     const exact = part(`${name}-exact`);
     range.max = values().length - 1;
     range.addEventListener("input", () =>
       change({ [name]: whole(String(values()[Number(range.value)])) }));
     exact.addEventListener("input", () => {
-      const good = valid(exact.value);
-      exact.setAttribute("aria-invalid", String(!good));
-      if (good) change({ [name]: whole(String(Number(exact.value))) });
+      if (valid(exact.value)) change({ [name]: whole(String(Number(exact.value))) });
+      else refuse(name, rule);
     });
   }
-  // Each task has a width of its own; the slider moves that of the task that is shown.
+  // An invalid entry has no result: the last one is withdrawn until the entry is corrected.
+  function refuse(name, rule) {
+    play.reset();
+    root.classList.add("invalid");
+    part(`${name}-exact`).setAttribute("aria-invalid", "true");
+    part(`${name}-error`).textContent = rule;
+    part("verdict").className = "verdict none";
+    part("verdict-text").textContent = `No result: ${rule}`;
+    part("guarantee").textContent = "";
+  }
+  function accept(name) {
+    root.classList.remove("invalid");
+    part(`${name}-exact`).setAttribute("aria-invalid", "false");
+    part(`${name}-error`).textContent = "";
+  }
+  // Each task has its own width; the slider moves that of the shown task.
   const shownTau = () => String(found.widths(state.tau)[state.task]);
   function withTau(value) {
     return found.widths(state.tau).map((w, t) => (t === state.task ? value : w)).join(",");
@@ -253,12 +272,29 @@
     else if (event.key.toLowerCase() === "s") flip(1);
   }
 
-  // --- pictures -------------------------------------------------------------------------------
+  // --- images ---------------------------------------------------------------------------------
+  // The interval that a round would report: of the score, or the window of a policy by risk.
+  const usesScore = () => !stored.policies[state.policy].statistic;
+  const intervalAt = (k) => (usesScore() ? answer.rounds[k].interval : answer.rounds[k].report);
+  const outputsAt = (k) => stored.slices[state.slice].outputs[state.task][k];
+  const isOutside = (k, j) => !inside(intervalAt(k), outputsAt(k)[j]);
+
   function viewName(view) {
     if (view === "samples") return `All ${samples.length} stored samples`;
+    if (view === "ends") return "Samples at the ends of the interval";
     return view.startsWith("sample-") ? `Sample ${view.slice(7)} of ${samples.length}` : NAMES[view];
   }
-  function besideName(name) {
+  function sampleNote(view) {
+    if (view === "samples") {
+      const count = samples.filter((_, j) => isOutside(state.round, j)).length;
+      return count ? `; framed: ${count} outside the interval` : "; all inside the interval";
+    }
+    if (!view.startsWith("sample-")) return "";
+    const j = Number(view.slice(7)) - 1;
+    return `, output ${number(outputsAt(state.round)[j])}`
+      + (isOutside(state.round, j) ? ", outside the interval" : "");
+  }
+  function comparedName(name) {
     if (!name.startsWith("case-")) return viewName(name);
     return `${titled(words.case)} ${isolated(stored.slices[Number(name.slice(5))].case)}`;
   }
@@ -270,17 +306,37 @@
     const legend = part(`${name}-heat`);
     legend.hidden = !isHeat(view);
     legend.lastElementChild.textContent = number(doubt);
-    paint(part(name), slice, state.round, view);
+    const marked = [...samples.keys()].filter((j) => isOutside(state.round, j));
+    paint(part(name), slice, state.round, view, marked);
+  }
+  // The stored sample whose output is nearest to an end; the most extreme one if that is infinite.
+  function sampleAt(end) {
+    const outputs = outputsAt(state.round).slice(0, samples.length);
+    const far = outputs.map((v) => (Number.isFinite(end) ? Math.abs(v - end) : -Math.sign(end) * v));
+    return samples[far.indexOf(Math.min(...far))];
+  }
+  function drawEnds() {
+    const [low, high] = intervalAt(state.round);
+    for (const [name, end, called] of [["picture", low, "Lower"], ["second", high, "Upper"]]) {
+      const view = sampleAt(end);
+      drawOne(name, state.slice, view,
+        `${called} end ${number(end)}: sample ${view.slice(7)}${sampleNote(view)}`);
+    }
   }
   function drawPictures() {
-    drawOne("picture", state.slice, state.view, viewName(state.view) + at(state.view));
-    if (state.beside.startsWith("case-")) {
-      const other = Number(state.beside.slice(5));
-      drawOne("second", other, state.view, `${isolated(stored.slices[other].case)}: ${outcome(other)}`);
+    if (state.view === "ends") {
+      drawEnds();
     } else {
-      drawOne("second", state.slice, state.beside, viewName(state.beside) + at(state.beside));
+      drawOne("picture", state.slice, state.view,
+        viewName(state.view) + at(state.view) + sampleNote(state.view));
     }
-    const film = state.view === "truth" || state.view === "samples" ? "mean" : state.view;
+    if (state.compare.startsWith("case-") && state.view !== "ends") {
+      const other = Number(state.compare.slice(5));
+      drawOne("second", other, state.view, `${isolated(stored.slices[other].case)}: ${outcome(other)}`);
+    } else if (state.view !== "ends") {
+      drawOne("second", state.slice, state.compare, viewName(state.compare) + at(state.compare));
+    }
+    const film = ["truth", "samples", "ends"].includes(state.view) ? "mean" : state.view;
     part("rounds").querySelectorAll("canvas").forEach((thumb, k) =>
       paint(thumb, state.slice, k, film));
     for (const button of part("views").children) {
@@ -289,21 +345,22 @@
       button.setAttribute("aria-pressed", String(mine === state.view || one));
     }
   }
-  // In a few words, where another case's scan stops.
+  // The outcome of another case's scan, in a few words.
   function outcome(slice) {
-    const told = found.at({ ...state, slice });
+    const other = found.at({ ...state, slice });
     const truth = stored.slices[slice].targets[state.task];
-    const stopped = told.rounds[told.stop];
+    const stopped = other.rounds[other.stop];
     if (!stopped) return `measured in full, ${number(truth)}`;
-    return `stops at ${stored.round_names[told.stop]} with ${pair(stopped.report)}; truth `
+    return `stops at ${stored.round_names[other.stop]} with ${pair(stopped.report)}; truth `
       + `${number(truth)} ${inside(stopped.report, truth) ? "inside" : "outside"}`;
   }
 
-  // --- a scan that is played -------------------------------------------------------------------
+  // --- playing a scan -------------------------------------------------------------------------
   const play = player(stored, {
     part,
     shown: () => stored.slices[state.slice],
-    say: (text) => { part("played").textContent = text; },
+    caption: (text) => { part("played").textContent = text; },
+    redraw: () => draw(),
     playing: (on) => {
       root.dataset.playing = String(on);
       part("play").textContent = on ? "Stop playing" : "Play the scan";
@@ -311,15 +368,15 @@
       if (on) blank(part("picture"));
     },
     show: (k) => {
-      change(k < T ? { round: k, view: "mean" } : { view: "truth" });
-      if (k === T) return { ends: true, sentence: "Everything is measured: the truth is known." };
+      change(k < T ? { round: k, view: "mean" } : { view: "truth" }, true);
+      if (k === T) return { ends: true, sentence: "The full scan yields the truth." };
       const { report } = answer.rounds[k];
       const ends = k === answer.stop;
       return {
         ends,
         sentence: `${stored.round_names[k]}: ` + (ends
           ? `${pair(report)}. Certain enough: the scan stops.`
-          : "not certain enough, so no report yet: measure more."),
+          : "not certain enough, no report yet."),
       };
     },
   });
@@ -335,15 +392,15 @@
     const left = Math.min(Math.max(58, 16 + 7 * longest), wide / 3);
     const right = 14;
     const row = 56;
-    const high = T * row + 30;
+    const high = T * row + 44;
     const outputs = slice.outputs[state.task];
     const target = slice.targets[state.task];
     const { range } = stored.tasks[state.task];
     const all = [target, ...outputs.flat()];
-    const ends = answer.rounds.flatMap((r) => [...r.interval, ...(r.stops ? r.report : [])])
+    const ends = answer.rounds.flatMap((r, k) => [...intervalAt(k), ...(r.stops ? r.report : [])])
       .filter(Number.isFinite);
     const bounded = range && range.every((v) => Number.isFinite(v));
-    // As much of the scale as is needed, from one round number to another.
+    // One scale for all rounds, between round numbers.
     const ticks = niceTicks(Math.min(...all, ...ends), Math.max(...all, ...ends), wide < 480 ? 4 : 6);
     const low = bounded ? Math.max(range[0], ticks[0]) : ticks[0];
     const top = bounded ? Math.min(range[1], ticks.at(-1)) : ticks.at(-1);
@@ -357,6 +414,8 @@
       chart.append(svg("text", { class: "tick", x: x(v), y: T * row + 22, "text-anchor": "middle" },
         number(v)));
     }
+    chart.append(svg("text", { class: "tick", x: left + (wide - left - right) / 2, y: T * row + 40,
+      "text-anchor": "middle" }, stored.tasks.length > 1 ? stored.tasks[state.task].name : "task output"));
     answer.rounds.forEach((round, k) => {
       const y = k * row + 4;
       const group = svg("g", { class: `round${k === state.round ? " current" : ""}`
@@ -365,10 +424,10 @@
       const lift = k === answer.stop ? -4 : 4;
       group.append(svg("text", { class: "name", x: 10, y: y + row / 2 + lift },
         stored.round_names[k]));
-      const [a, b] = round.interval;
-      if (a <= b) {
-        group.append(svg("rect", { class: "interval", x: x(a), y: y + 12,
-          width: Math.max(x(b) - x(a), 1.5), height: 8, rx: 4 }));
+      const [a, b] = intervalAt(k);
+      if (a <= b && (usesScore() || !round.stops)) {
+        group.append(svg("rect", { class: usesScore() ? "interval" : "window", x: x(a),
+          y: y + (usesScore() ? 12 : 36), width: Math.max(x(b) - x(a), 1.5), height: 8, rx: 4 }));
       }
       const [c, d] = round.report;
       if (round.stops && c <= d) {
@@ -376,15 +435,16 @@
           width: Math.max(x(d) - x(c), 1.5), height: 8, rx: 4 }));
       }
       for (const [j, v] of outputs[k].entries()) {
-        // A fixed scatter keeps dots apart without hiding how many there are.
-        group.append(svg("circle", { class: "dot", cx: x(v), cy: y + 28 + ((j * 7) % 5) - 2, r: 2.6 }));
+        // A fixed scatter keeps dots apart.
+        group.append(svg("circle", { class: `dot${isOutside(k, j) ? " outside" : ""}`, cx: x(v),
+          cy: y + 28 + ((j * 7) % 5) - 2, r: 2.6 }));
       }
       if (slice.point) {
         group.append(svg("path", { class: "point",
           d: `M${x(slice.point[state.task][k])} ${y + 22}l5 6l-5 6l-5 -6z` }));
       }
       if (k === answer.stop) {
-        group.append(svg("text", { class: "stop", x: 10, y: y + row / 2 + 12 }, "stops"));
+        group.append(svg("text", { class: "stop", x: 10, y: y + row / 2 + 12 }, "stop"));
       }
       group.addEventListener("click", () => change({ round: k }));
       chart.append(group);
@@ -403,8 +463,8 @@
   }
   function stripText() {
     const target = stored.slices[state.slice].targets[state.task];
-    const rounds = answer.rounds.map((r, k) =>
-      `${stored.round_names[k]}: interval ${pair(r.interval)}`).join("; ");
+    const rounds = answer.rounds.map((_, k) =>
+      `${stored.round_names[k]}: interval ${pair(intervalAt(k))}`).join("; ");
     return `Task outputs and intervals of each round. Truth ${number(target)}. ${rounds}.`;
   }
 
@@ -423,33 +483,52 @@
         + `${pair(stopped.report)}, width ${number(width(stopped.report))}. The truth, `
         + `${number(target)}, is ${hit ? "inside" : "outside"}.`;
     } else {
-      text = "No round is certain enough, so the scan goes on until everything is measured and the "
-        + `truth, ${number(target)}, is known.`;
+      text = "No round is certain enough: the scan is measured in full, which yields the truth, "
+        + `${number(target)}.`;
     }
     verdict.className = `verdict ${kind}`;
     part("verdict-text").textContent = text;
     const unit = answer.unit === "group" ? words.groups : words.cases;
     const share = number(1 - Number(state.alpha));
     const short = answer.units < answer.needed;
-    const who = promisedTo(answer.unit);
+    const who = coveredUnit(answer.unit);
     if (short) {
-      part("promise").textContent = `α = ${state.alpha} needs at least ${answer.needed} calibration `
+      part("guarantee").textContent = `α = ${state.alpha} needs at least ${answer.needed} calibration `
         + `${unit}, there are ${answer.units}: intervals are the whole range, and no scan stops early.`;
     } else if (policy.guaranteed) {
       const what = stored.tasks.length > 1 ? "reports of all tasks of" : "report of";
       const holds = stored.tasks.length > 1 ? "contain their targets" : "contains its target";
-      part("promise").textContent = `Guaranteed: the ${what} ${who} ${holds} with `
+      part("guarantee").textContent = `Guaranteed: the ${what} ${who} ${holds} with `
         + `probability at least ${share}, if it is exchangeable with the ${answer.units} calibration `
         + `${unit} and the settings were fixed before looking.`;
     } else {
-      part("promise").textContent = "Measured, not guaranteed: each round by itself keeps its error "
-        + "rate, but a report that is chosen by its width may miss more often.";
+      part("guarantee").textContent = "Measured, not guaranteed: each round alone has its error rate, "
+        + "but a report selected by its width may miss the truth more often.";
     }
     part("tau-note").textContent = `stop at ${shownTau()} or less`;
-    part("alpha-note").textContent = answer.rank === null
-      ? `q̂ from ${answer.scoreUnits} ${words.groups}`
-      : `q̂ is score ${answer.rank} of ${answer.scoreUnits}`
-        + (answer.rank > answer.scoreUnits ? ": too few" : "");
+    const isRanked = usesScore() && answer.rank !== null;
+    part("alpha-note").textContent = isRanked
+      ? `q̂ is score ${answer.rank} of ${answer.scoreUnits}`
+        + (answer.rank > answer.scoreUnits ? ": too few" : "")
+      : `${usesScore() ? "q̂" : "limit"} from ${usesScore() ? answer.scoreUnits : answer.units} ${unit}`;
+    const yes = (interval) => (inside(interval, target) ? "yes" : "no");
+    // A policy by risk does not use the intervals of the score.
+    const columns = usesScore() ? {
+      quantile: ["quantile q̂", (r) => number(r.quantile)],
+      interval: ["interval", (r) => pair(r.interval)],
+      width: ["width", (r) => number(width(r.interval))],
+      covered: ["contains the truth", (r) => yes(r.interval)],
+      report: ["report at the stop", (r) => (r.stops ? pair(r.report) : "–")],
+    } : {
+      risk: ["risk", (r) => number(r.risk)],
+      limit: ["stop below", (r) => number(-r.threshold)],
+      report: ["report at the stop", (r) => (r.stops ? pair(r.report) : "–")],
+      width: ["width", (r) => (r.stops ? number(width(r.report)) : "–")],
+      covered: ["contains the truth", (r) => (r.stops ? yes(r.report) : "–")],
+    };
+    const heads = [titled(words.round), ...Object.values(columns).map(([head]) => head), "decision"];
+    part("heads").replaceChildren(...heads.map((head, i) =>
+      make("th", { scope: "col", ...(i ? {} : { class: "text" }) }, head)));
     const rows = answer.rounds.map((round, k) => {
       const row = make("tr", {
         "data-round": k, "data-lower": round.interval[0], "data-upper": round.interval[1],
@@ -459,12 +538,9 @@
       });
       if (k === state.round) row.className = "current";
       row.append(make("th", { scope: "row" }, stored.round_names[k]));
-      const cells = [
-        number(round.quantile), pair(round.interval), number(width(round.interval)),
-        inside(round.interval, target) ? "yes" : "no",
-        round.stops ? pair(round.report) : "–", k === answer.stop ? "stops" : round.stops ? "could stop" : "goes on",
-      ];
-      row.append(...cells.map((cell) => make("td", {}, cell)));
+      row.append(...Object.entries(columns).map(([name, [, text]]) =>
+        make("td", { "data-cell": name }, text(round))));
+      row.append(make("td", {}, k === answer.stop ? "stop" : round.stops ? "could stop" : "continue"));
       return row;
     });
     part("numbers").replaceChildren(...rows);
@@ -475,6 +551,14 @@
     const slice = stored.slices[state.slice];
     answer = found.at(state);
     root.dataset.stop = answer.stop;
+    ["alpha", "tau"].forEach(accept);
+    const { score_colours: colours, policies } = stored;
+    root.style.setProperty("--score", `var(--c${colours[state.score]})`);
+    root.style.setProperty("--policy",
+      `var(--c${policies[state.policy].colour ?? colours[state.score]})`);
+    root.dataset.intervals = usesScore() ? "score" : "window";
+    part("score").disabled = !usesScore();
+    part("score-note").textContent = usesScore() ? "" : "not used by this policy";
     part("group").value = slice.group;
     const mine = stored.slices.map((s, i) => [i, s]).filter(([, s]) => s.group === slice.group);
     options(part("slice"), mine.map(([i, s]) =>
@@ -486,7 +570,7 @@
       radio.checked = Number(radio.value) === state.round;
     }
     part("task").value = state.task;
-    part("beside").value = state.beside;
+    part("compare").value = state.compare;
     place("alpha", ALPHAS, state.alpha);
     place("tau", tausOf(state.task), shownTau());
     drawPictures();
@@ -497,6 +581,6 @@
   setUp();
   draw();
   root.hidden = false;
-  // For whoever wants the numbers themselves.
+  // The numbers, for tests and for the console.
   window.taskuqExplorer = { at: (asked) => found.at({ ...state, ...asked }), state: () => ({ ...state }) };
 })();

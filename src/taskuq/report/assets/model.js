@@ -113,13 +113,13 @@ const model = (stored) => {
     return statistics.worstOf(narrow, statistics.together(wide.map(see)));
   }
 
-  // The threshold of each round that keeps the policy's promise on the calibration cases.
+  // The threshold of each round that satisfies the guarantee on the calibration cases.
   function thresholds(setting) {
     const kind = stored.policies[setting.policy].kind;
     const { set } = score(
       stored.policies[setting.policy].statistic ?? setting.score, setting.unit, 0);
     const quantile = (scores) =>
-      statistics.promisedQuantile(scores, setting.level, setting.unit, set.groups);
+      statistics.guaranteedQuantile(scores, setting.level, setting.unit, set.groups);
     const rounds = [...Array(T).keys()];
     const all = Array.from({ length: set.count }, (_, i) => {
       const seen = rounds.map((k) => examine(setting, "calibration", k, i));
@@ -136,7 +136,7 @@ const model = (stored) => {
       const surely = c.seen.map((s) => s.surely ?? s.largest);
       return statistics.stoppingScore(lowest, c.seen.map((s) => s.largest), c.scores, surely);
     });
-    // Below every opening no case could stop; a larger threshold keeps the promise too.
+    // Below every opening no case could stop; a larger threshold satisfies the guarantee too.
     return new Array(T).fill(Math.max(quantile(stopping), open));
   }
 
@@ -151,7 +151,7 @@ const model = (stored) => {
         if (f.wide == null) return narrow;
         return Math.max(narrow, statistics.scoreOf({ ...f, scale: f.wide }, target));
       });
-      return statistics.promisedQuantile(scores, setting.level, setting.unit, set.groups);
+      return statistics.guaranteedQuantile(scores, setting.level, setting.unit, set.groups);
     });
   }
 
@@ -165,13 +165,13 @@ const model = (stored) => {
     return last;
   }
 
-  // The width to stop at of each task: "0.1,20"; the last one said is that of all others.
+  // The width to stop at of each task: "0.1,20"; the last one holds for all others.
   function widths(text) {
-    const said = String(text).split(",").map(Number);
-    return tasks.map((_, t) => said[Math.min(t, said.length - 1)]);
+    const given = String(text).split(",").map(Number);
+    return tasks.map((_, t) => given[Math.min(t, given.length - 1)]);
   }
 
-  // Everything the explorer says about one slice at one setting.
+  // Intervals and decisions of one slice at one setting.
   function at(asked) {
     const alpha = Number(asked.alpha);
     const level = statistics.exactLevel(asked.alpha);
@@ -193,6 +193,8 @@ const model = (stored) => {
         threshold,
         report: seen.report(threshold)[task],
         reports: seen.report(threshold),
+        // A policy by risk stops if the risk is below its limit, the negative threshold.
+        risk: stored.policies[asked.policy].statistic ? -seen.largest : null,
         stops: seen.lowest <= threshold && threshold < seen.largest,
       };
     });

@@ -1,4 +1,4 @@
-// Pictures of the explorer: sheets are decoded when they are asked for, tiles are cut out of them.
+// Images of the explorer: sheets are decoded on demand, tiles are cut out of them.
 "use strict";
 
 const pictures = (stored) => {
@@ -10,14 +10,14 @@ const pictures = (stored) => {
     if (!decoded.has(source)) {
       const image = new Image();
       image.src = source;
-      // A few sheets are kept ready; older ones are decoded again when they are asked for.
+      // A few sheets are cached; older ones are decoded again.
       if (decoded.size > 64) decoded.delete(decoded.keys().next().value);
       decoded.set(source, image.decode().then(() => image));
     }
     return decoded.get(source);
   }
 
-  // Error and spread share one scale of colours, from nothing to the slice's largest doubt.
+  // Error and spread share one colour scale, from zero to the slice's largest value.
   const STOPS = [
     [0, 0, 4], [51, 10, 94], [120, 28, 109], [187, 55, 84], [237, 105, 37], [251, 180, 26],
     [252, 255, 164],
@@ -30,9 +30,9 @@ const pictures = (stored) => {
   const HEAT = Array.from({ length: 256 }, (_, grey) => heat(grey));
   const isHeat = (view) => view === "sd" || view === "error";
 
-  // Only the last picture that was asked of a canvas is painted on it.
+  // Only the last request for a canvas is painted; marked tiles get a frame.
   const turns = new WeakMap();
-  async function paint(canvas, slice, round, view) {
+  async function paint(canvas, slice, round, view, marked = []) {
     const turn = (turns.get(canvas) ?? 0) + 1;
     turns.set(canvas, turn);
     const shown = stored.slices[slice];
@@ -49,6 +49,13 @@ const pictures = (stored) => {
         (i % columns) * wide, Math.floor(i / columns) * height, wide, height);
     });
     if (isHeat(view)) colour(context, canvas);
+    context.strokeStyle = "#ff5c8a";
+    context.lineWidth = Math.max(1, wide / 48);
+    const half = context.lineWidth / 2;
+    for (const i of view === "samples" ? marked : []) {
+      context.strokeRect((i % columns) * wide + half, Math.floor(i / columns) * height + half,
+        wide - 2 * half, height - 2 * half);
+    }
     // A picture of few pixels is shown as it is, not as a blur.
     canvas.classList.toggle("pixels", stored.is_small);
     canvas.dataset.shown = `${slice}/${round}/${view}`;

@@ -10,8 +10,8 @@ const player = (stored, explorer) => {
   let timer = null;
   let measured = [];
 
-  // Lines may have been chosen for each slice, or be the same for all. Without either only shares
-  // are known: then a hundredth stands for a line.
+  // Lines may be chosen for each slice, or be the same for all. Without lines, each hundredth of
+  // the measurement is drawn as one.
   let known = stored.lines;
   let all = 100;
   const noun = () => (known ? stored.words.measurements : "% of the measurement");
@@ -61,9 +61,9 @@ const player = (stored, explorer) => {
   }
 
   function decide(k) {
-    const told = explorer.show(k);
-    explorer.say(`${amount()}. ${told.sentence}`);
-    if (told.ends) finish();
+    const shown = explorer.show(k);
+    explorer.caption(`${amount()}. ${shown.sentence}`);
+    if (shown.ends) finish();
     else later(() => round(k + 1), PAUSE);
   }
 
@@ -73,10 +73,17 @@ const player = (stored, explorer) => {
     explorer.playing(false);
   }
 
+  // The caption and the measured lines belong to the scan that was played, and to no other state.
+  function reset() {
+    if (timer !== null) finish();
+    explorer.caption("");
+    explorer.part("acquired").hidden = true;
+  }
+
   function toggle() {
     if (timer !== null) {
-      finish();
-      explorer.say("");
+      reset();
+      explorer.redraw();
       return;
     }
     measured = [];
@@ -84,9 +91,9 @@ const player = (stored, explorer) => {
     all = known ? known.all : 100;
     explorer.playing(true);
     explorer.part("acquired").hidden = false;
-    explorer.say("Nothing is measured yet.");
+    explorer.caption("Nothing is measured yet.");
     draw([]);
     later(() => round(0), isStill ? 0 : PAUSE / 3);
   }
-  return { toggle, stop: () => { if (timer !== null) finish(); } };
+  return { toggle, reset };
 };

@@ -60,8 +60,8 @@ const statistics = (() => {
 
   const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
 
-  // The quantile that keeps the promise: for a new case, or a random case of a new group.
-  function promisedQuantile(scores, level, unit, groups) {
+  // The quantile of the guarantee: for a new case, or a random case of a new group.
+  function guaranteedQuantile(scores, level, unit, groups) {
     if (unit === "group") return hierarchicalQuantile(scores, groups, level);
     return orderStatistic(scores, coverageRank(scores.length, level));
   }
@@ -200,7 +200,7 @@ const statistics = (() => {
 
   // Quantiles are remembered at log odds from -5 to 5, by halves; the law is logistic between.
   function logOdds(law, residual) {
-    const behind = law.filter((q) => q < residual).length;
+    const below = law.filter((q) => q < residual).length;
     const j = clip(behind - 1, 0, law.length - 2);
     return j / 2 - 5 + (0.5 / (law[j + 1] - law[j])) * (residual - law[j]);
   }
@@ -231,7 +231,7 @@ const statistics = (() => {
   function examineInterval(f, tau, range) {
     return {
       lowest: opening(f),
-      // Some policies never ask for it, and where it is searched for it takes long.
+      // Computed on demand: some policies do not need it, and a search takes long.
       get largest() {
         return largestThreshold(f, tau, range);
       },
@@ -304,7 +304,7 @@ const statistics = (() => {
   }
 
   return {
-    IDENTITY, exactLevel, coverageRank, promisedQuantile, sampleQuantile, scoreOf, intervalOf,
+    IDENTITY, exactLevel, coverageRank, guaranteedQuantile, sampleQuantile, scoreOf, intervalOf,
     examineInterval, examineWindow, together, worstOf, stoppingScore,
   };
 })();

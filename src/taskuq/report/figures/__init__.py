@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import re
 import warnings
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 from markupsafe import Markup
@@ -25,10 +26,19 @@ Row = TypeVar("Row")
 
 # One unit is a pixel of the report and a point on paper.
 _WIDTH, _HEIGHT = 520, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 50, 14, 34, 50
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 18, 40, 56
 # The report's light colours, distinct for colour-blind readers; its style sheet has dark
 # ones under the same names.
-_COLOURS = ("#0072b2", "#c4550a", "#00855f", "#b04f86", "#b07d00", "#3d93c2", "#4a4f57")
+_COLOURS = ("#0072b2", "#c4550a", "#00855f", "#b04f86", "#b07d00", "#3d93c2", "#4a4f57", "#7558ad",
+            "#8a5a3c")  # fmt: skip
+# One colour for each method throughout the report, in figures, legends and the explorer.
+METHOD_COLOURS = {
+    "fixed-width": 0, "lwr": 1, "cqr": 2, "mlwr": 3, "learned": 4,
+    "fixed-width learned": 5, "ar": 6, "anytime": 7, "fixed-width spread 0.5": 8,
+    "adaptive": 3, "zero-filled": 6, "varnet": 7, "flow": 8, "sampler": 4,
+    "chance": 6, "ideal": 6,
+}  # fmt: skip
+_ROUNDS = 6  # rows of marks, one for each round or case
 _SOFT, _RULE, _SUNK = "#555f6d", "#e3e0da", "#f2f0ec"
 _VARIABLES = {colour: f"var(--c{k})" for k, colour in enumerate(_COLOURS)} | {
     _SOFT: "var(--soft)", _RULE: "var(--rule)", _SUNK: "var(--sunk)",
@@ -78,6 +88,7 @@ class Figure:
         y_scale: 'linear' or 'log'.
         x_reversed: True to put large values on the left.
         reference: Horizontal lines with a name, such as the target coverage.
+        title: The finding, in a few words; by default the name.
     """
 
     name: str
@@ -89,6 +100,7 @@ class Figure:
     y_scale: Literal["linear", "log"] = "linear"
     x_reversed: bool = False
     reference: tuple[tuple[str, float], ...] = ()
+    title: str = ""
 
     @property
     def is_empty(self) -> bool:
@@ -113,14 +125,12 @@ class FigureKind:
         schema: Schema of the records it is drawn from, e.g. ``"taskuq.evaluate/1"``.
         describe: Function from such a record to its figures.
         heading: Heading in the report.
-        title: Title of each figure; by default its name in words.
         reading: Function from a record to a sentence on how to read the figures.
     """
 
     schema: str
     describe: Callable[[Mapping[str, Any]], Sequence[Figure]]
     heading: str = "Further figures"
-    title: str | None = None
     reading: Callable[[Mapping[str, Any]], str] = lambda record: ""
 
 
@@ -194,6 +204,7 @@ def figure_from_dict(record: Any) -> Figure:
             y_scale=record.get("y_scale", "linear"),
             x_reversed=bool(record.get("x_reversed", False)),
             reference=tuple((str(n), float(y)) for n, y in record.get("reference", ())),
+            title=str(record.get("title", "")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
@@ -287,9 +298,44 @@ def legend_of(figure: Figure) -> list[tuple[Markup, str]]:
     swatch = Markup('<span class="swatch c{}" aria-hidden="true">{}</span>')
     signs = {"bars": "■", "step": "━"}
     return [
-        (swatch.format(k % 7, signs.get(series.style, _SWATCHES[_turn(k)])), series.name)
-        for k, series in enumerate(figure.series)
+        (
+            swatch.format(look.colour, signs.get(s.style, _SWATCHES[look.marker])),
+            method_label(s.name),
+        )
+        for s, look in zip(figure.series, _looks(figure), strict=True)
     ]
+
+
+def method_colour(name: str) -> int | None:
+    """Return the colour of a score, policy or reconstruction; None for any other name."""
+    words = name.split()
+    keys = name, *words[:1], *(words[1:2] if words[:1] == ["paper"] else ())
+    return next((METHOD_COLOURS[key] for key in keys if key in METHOD_COLOURS), None)
+
+
+def method_label(name: str) -> str:
+    """Return the name of a method as the report prints it: acronyms in capitals."""
+    if method_colour(name) is None:
+        return name
+    return re.sub(r"\b(m?lwr|cqr|ar)\b", lambda word: word[0].upper(), name)
+
+
+class _Look(NamedTuple):
+    colour: int
+    marker: int
+    turn: int  # how many series before it share its colour
+
+
+def _looks(figure: Figure) -> list[_Look]:
+    """Colour and marker of each series: a method's own, or the first that no method takes."""
+    known = [method_colour(series.name) for series in figure.series]
+    free = itertools.cycle([k for k in range(7) if k not in known] or range(7))
+    looks: list[_Look] = []
+    for own in known:
+        colour = next(free) if own is None else own
+        turn = sum(look.colour == colour for look in looks)
+        looks.append(_Look(colour, (colour + 3 * turn) % 7, turn))
+    return looks
 
 
 def _short_tag(tag: str, identity: str) -> str:
@@ -341,17 +387,17 @@ def _drawn(figure: Figure, *, legend: bool) -> Any:
     axes.grid(axis="y", color=_RULE, linewidth=1, clip_on=False)
     axes.set_axisbelow(True)
     _scale(axes, figure)
-    for k, series in enumerate(figure.series):
-        _draw_series(axes, figure, series, k)
+    for series, look in zip(figure.series, _looks(figure), strict=True):
+        _draw_series(axes, figure, series, look)
     for name, value in figure.reference:
         axes.axhline(value, color=_SOFT, linewidth=1, linestyle=(0, (5, 4)), clip_on=False)
         axes.annotate(
-            f"{name} {value:.4g}", (1, value), (-2, 4), xycoords=("axes fraction", "data"),
+            f"{name} {value:.3g}", (1, value), (-2, 4), xycoords=("axes fraction", "data"),
             textcoords="offset points", ha="right", color=_SOFT, size=_NOTE,
         )  # fmt: skip
     axes.set_xlabel(figure.x_label, color=_SOFT, size=_LABEL, labelpad=8)
     # Upright above the axis, so that no tick is in its way however large the text is.
-    axes.annotate(figure.y_label, (0, 1), (4 - _LEFT, 10), xycoords="axes fraction",
+    axes.annotate(figure.y_label, (0, 1), (4 - _LEFT, 20), xycoords="axes fraction",
                   textcoords="offset points", color=_SOFT, size=_LABEL)  # fmt: skip
     if names:
         canvas.legend(
@@ -379,11 +425,10 @@ def _drawn_strips(figure: Figure) -> Any:
         top = 22 + k * (row + gap + 16)
         axes.text(left, top - 5, series.name, color=_SOFT, size=_TICK)
         _draw_boxes(axes, [(left, top, left + wide, top + row)], color=_SUNK)
-        colour = _COLOURS[0 if len(figure.series) > 8 else k % 7]
         for shade, places in _shades(series):
             starts = [left + (x - low) * unit for x in places]
             boxes = [(x, top, x + 0.82 * unit, top + row) for x in starts]
-            _draw_boxes(axes, boxes, color=colour, alpha=None if shade == 1 else shade)
+            _draw_boxes(axes, boxes, color=_COLOURS[_ROUNDS], alpha=None if shade == 1 else shade)
     axes.text(_WIDTH / 2, height - 10, figure.x_label, color=_SOFT, size=_LABEL, ha="center")
     return canvas
 
@@ -398,20 +443,21 @@ def _shades(series: Series) -> list[tuple[float, list[float]]]:
     return sorted(found.items())
 
 
-def _draw_series(axes: Any, figure: Figure, series: Series, k: int) -> None:
-    colour, points = _COLOURS[k % 7], _points(figure, series)
+def _draw_series(axes: Any, figure: Figure, series: Series, look: _Look) -> None:
+    colour, points = _COLOURS[look.colour], _points(figure, series)
+    label = method_label(series.name)
     if not points:
         return
     xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
     if series.style == "bars":
-        _draw_bars(axes, figure, series, points, k)
+        _draw_bars(axes, figure, series, points, look)
     elif series.style == "step":
-        axes.step(xs, ys, where="mid", color=colour, label=series.name, linewidth=2, clip_on=False)
+        axes.step(xs, ys, where="mid", color=colour, label=label, linewidth=2, clip_on=False)
     else:
         axes.plot(
             xs, ys, color=colour, linewidth=2 if series.style == "line" else 0, clip_on=False,
-            marker=_MARKERS[_turn(k)] if len(points) <= _MOST_MARKERS else "", markersize=7,
-            markeredgewidth=0, label=series.name, solid_capstyle="butt",
+            marker=_MARKERS[look.marker] if len(points) <= _MOST_MARKERS else "", markersize=7,
+            markeredgewidth=0, label=label, solid_capstyle="butt",
         )  # fmt: skip
     low, high = axes.get_ylim()
     ends = [(x, max(y - e, low), min(y + e, high)) for x, y, e in points if e]
@@ -423,12 +469,9 @@ def _draw_series(axes: Any, figure: Figure, series: Series, k: int) -> None:
         )  # fmt: skip
 
 
-def _turn(k: int) -> int:
-    """Index of the marker: past the seventh series, colours repeat with another one."""
-    return (k + 3 * (k // 7)) % 7
-
-
-def _draw_bars(axes: Any, figure: Figure, series: Series, points: list[_Point], k: int) -> None:
+def _draw_bars(
+    axes: Any, figure: Figure, series: Series, points: list[_Point], look: _Look
+) -> None:
     # Bars are equally wide on the scale of the axis.
     scale = axes.xaxis.get_transform()
     places = scale.transform([x for x, _, _ in points])
@@ -441,9 +484,11 @@ def _draw_bars(axes: Any, figure: Figure, series: Series, points: list[_Point], 
     left, right = (np.clip(end, *sorted(axes.get_xlim())) for end in ends)
     floor = axes.get_ylim()[0] if figure.y_scale == "log" else 0.0
     boxes = [(a, floor, b, y) for a, b, (_, y, _) in zip(left, right, points, strict=True)]
-    # Past the seventh series colours repeat, fainter.
-    alpha = (0.82, 0.45, 0.25)[k // 7 % 3]
-    _draw_boxes(axes, boxes, color=_COLOURS[k % 7], alpha=alpha, label=series.name)
+    # A colour that repeats is fainter.
+    alpha = (0.82, 0.45, 0.25)[look.turn % 3]
+    _draw_boxes(
+        axes, boxes, color=_COLOURS[look.colour], alpha=alpha, label=method_label(series.name)
+    )
 
 
 def _draw_boxes(axes: Any, boxes: Sequence[tuple[float, ...]], **look: Any) -> None:
@@ -528,9 +573,10 @@ def _scale(axes: Any, figure: Figure) -> None:
 def _name_ticks(axes: Any, places: Sequence[float], names: Sequence[str]) -> None:
     """Name positions of the horizontal axis; leave out or shorten names that would collide."""
     inside = _WIDTH - _LEFT - _RIGHT
-    wide = 7 * min(max(map(len, names)), 10) + 10
+    # As wide as the larger letters of a phone.
+    wide = 10 * min(max(map(len, names)), 12) + 10
     step = max(1, -(-len(names) * wide // inside))
-    most = max(6, int(inside / (6.6 * -(-len(names) // step))))
+    most = max(6, int(inside / (10 * -(-len(names) // step))))
     short = [text if len(text) <= most else f"{text[: most - 1]}…" for text in names[::step]]
     axes.set_xticks(places[::step], short)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,11 +10,20 @@ from typing import Any, Literal
 
 from taskuq.conformal._diagnose import BAND
 from taskuq.report._records import DIAGNOSE, EVALUATE, number, slug
-from taskuq.report.figures import Figure, FigureKind, Series, Style, series_from_rows
+from taskuq.report.figures import (
+    Figure,
+    FigureKind,
+    Series,
+    Style,
+    method_label,
+    series_from_rows,
+)
 from taskuq.table._terminology import round_label
 
-# One evaluation as its record holds it: what one score did at one acceleration.
+# Result of one score at one acceleration, as stored in a record.
 Row = Mapping[str, Any]
+# A correct law fails a goodness-of-fit test at this level once in ten thousand histograms.
+_SMALLEST_P = 1e-4
 ALONG = {"acceleration": "acceleration R", "samples": "posterior samples p"}
 WITHIN = {
     "class": ("Coverage within each class", "class"),
@@ -36,7 +46,25 @@ def width_against(rows: Sequence[Row], along: Literal["acceleration", "samples"]
         lambda r: number(r["width"]["sd"]),
     )
     return Figure(f"width-against-{along}", f"Mean interval width {sentence}", ALONG[along],
-                  "mean interval width", series, x_scale="log2")  # fmt: skip
+                  "mean interval width", series, x_scale="log2",
+                  title=_shrinking(series, "R" if along == "acceleration" else "p"))  # fmt: skip
+
+
+def _shrinking(series: Sequence[Series], letter: str) -> str:
+    """Return the narrowest method and how widths change along the axis."""
+    ends = {}
+    for one in series:
+        known = sorted((float(x), y) for x, y in zip(one.x, one.y, strict=True) if y)
+        if known and all(map(math.isfinite, (known[0][1], known[-1][1]))):
+            ends[method_label(one.name)] = known[0], known[-1]
+    if not ends:
+        return ""
+    if letter == "p":
+        name, (few, most) = max(ends.items(), key=lambda of: of[1][0][1] / of[1][1][1])
+        times = f"{few[1] / most[1]:.3g}×"
+        return f"{name} widens most with few samples: {times} from p = {most[0]:g} to {few[0]:g}"
+    name, (_, last) = min(ends.items(), key=lambda of: float(of[1][1][1]))
+    return f"{name} is narrowest at R = {last[0]:g}: mean width {last[1]:.3g}"
 
 
 def coverage_histogram(row: Row) -> Figure:
@@ -44,15 +72,18 @@ def coverage_histogram(row: Row) -> Figure:
     histogram, score = row["histogram"], row["score"]
     coverage = tuple(covered / row["n_test"] for covered in histogram["covered"])
     caption = (
-        f"Empirical coverage of {score}{_at(row)} over {row['trials']} random splits, against its "
-        f"exact law (goodness-of-fit p = {number(histogram['p_value']):.2g})."
+        f"Empirical coverage of {method_label(score)}{_at(row)} over {row['trials']} random "
+        f"splits, against its exact law (goodness-of-fit p = {number(histogram['p_value']):.2g})."
     )
     series = (
-        Series("random splits", coverage, tuple(map(float, histogram["trials"])), style="bars"),
+        Series(f"{score} in random splits", coverage, tuple(map(float, histogram["trials"])),
+               style="bars"),
         Series("exact law", coverage, tuple(map(number, histogram["expected"])), style="step"),
-    )
+    )  # fmt: skip
     name = "-".join(filter(None, ("coverage", _where(row), score)))
-    return Figure(name, caption, "empirical coverage", "splits", series)
+    verb = "follows" if number(histogram["p_value"]) > _SMALLEST_P else "departs from"
+    return Figure(name, caption, "empirical coverage", "splits", series,
+                  title=f"Coverage of {method_label(score)} {verb} its exact law")  # fmt: skip
 
 
 def coverage_within(rows: Sequence[Row], strata: str) -> Figure:
@@ -67,10 +98,21 @@ def coverage_within(rows: Sequence[Row], strata: str) -> Figure:
     )
     return Figure(
         f"{strata}-coverage-{_where(rows[0]) or 'one-round'}",
-        f"{sentence}{_at(rows[0])}; measured, not guaranteed. An empty stratum is left out.",
+        f"{sentence}{_at(rows[0])}; measured, not guaranteed. Empty strata are omitted.",
         label, "coverage", series, x_scale="category",
-        reference=(("target", 1 - rows[0]["alpha"]),),
+        reference=(("target", 1 - rows[0]["alpha"]),), title=lowest_coverage(series, label),
     )  # fmt: skip
+
+
+def lowest_coverage(series: Sequence[Series], where: str = "") -> str:
+    """Return the lowest coverage of any series, its method and its place."""
+    every = [
+        (y, f"{method_label(one.name)}, {where} {x}".replace(",  ", ", "))
+        for one in series
+        for x, y in zip(one.x, one.y, strict=True)
+        if y is not None and math.isfinite(y)
+    ]
+    return f"Lowest coverage {min(every)[0]:.3g} ({min(every)[1]})" if every else ""
 
 
 def rank_histogram(row: Row) -> Figure:
@@ -89,7 +131,7 @@ def rank_histogram(row: Row) -> Figure:
         "samples below the truth", "cases over expected",
         (series("truths", "fraction", "bars"), series("band, lower end", "low", "step"),
          series("band, upper end", "high", "step")),
-        reference=(("calibrated", 1.0),),
+        reference=(("calibrated", 1.0),), title=f"Samples at {called}: {row['verdict']}",
     )  # fmt: skip
 
 
@@ -119,6 +161,7 @@ def _each_task(
             figure,
             name=f"{slug(str(task))}-{figure.name}",
             caption=f"{task}: {figure.caption[:1].lower()}{figure.caption[1:]}",
+            title=figure.title and f"{task}: {figure.title}",
         )
         for task, rows in list(tasks.items())[: 1 if first_alone else None]
         for figure in describe(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,8 +13,8 @@ from taskuq.conformal._quantiles import calibration_size
 from taskuq.report import _records as records
 from taskuq.report.figures import Figure, FigureKind, Series, series_from_rows
 
-FOLDS = {"train": "to train on", "tune": "to tune on", "judge": "to calibrate and test on"}
-PARTS = {"tune": "tuning", "judge": "judged"}
+FOLDS = {"train": "training", "tune": "tuning", "judge": "calibration and test"}
+PARTS = {"tune": "tuning", "judge": "test"}
 IMAGES = "Measurement and images"
 Row = Mapping[str, Any]
 _TOLERANCES = (0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05)
@@ -23,7 +24,7 @@ def masks_figure(masks: np.ndarray, accelerations: Any) -> Figure:
     """Return the lines of k-space that the mask (round, width) of each round measures."""
     width = masks.shape[1]
     nested = all((a <= b).all() for a, b in itertools.pairwise(masks))
-    says = "Every round keeps what the rounds before it measured." if nested else (
+    note = "Every round keeps the lines of the rounds before it." if nested else (
         "The masks are not nested: a later round drops lines that an earlier one measured."
     )  # fmt: skip
     series = tuple(
@@ -31,8 +32,10 @@ def masks_figure(masks: np.ndarray, accelerations: Any) -> Figure:
                tuple(map(float, mask)), style="strip")
         for R, mask in zip(accelerations, masks, strict=True)
     )  # fmt: skip
-    caption = f"Which of the {width} lines of k-space each round measures. {says}"
-    return Figure("masks", caption, "line of k-space (phase encode)", "measured", series)
+    counts = ", ".join(str(int(mask.sum())) for mask in masks)
+    caption = f"The lines of k-space that each round measures. {note}"
+    return Figure("masks", caption, "line of k-space (phase encode)", "measured", series,
+                  title=f"The rounds measure {counts} of {width} lines")  # fmt: skip
 
 
 def quality_figures(record: Mapping[str, Any]) -> list[Figure]:
@@ -63,18 +66,34 @@ def against_acceleration(
         lambda pair: pair[1],
         None if errors is None else lambda pair: pair[0][errors]["standard_error"],
     )
-    return Figure(name, caption, "acceleration R", y_label, series, x_scale="log2")
+    return Figure(name, caption, "acceleration R", y_label, series, x_scale="log2",
+                  title=_best(series, y_label))  # fmt: skip
+
+
+def _best(series: Sequence[Series], y_label: str) -> str:
+    """Return the method with the highest value at most accelerations."""
+    at: dict[Any, list[tuple[float, str]]] = {}
+    for one in series:
+        for x, y in zip(one.x, one.y, strict=True):
+            at.setdefault(x, []).extend([] if y is None else [(y, one.name)])
+    wins = Counter(max(of)[1] for of in at.values() if of)
+    if not wins:
+        return ""
+    ((name, count),) = wins.most_common(1)
+    return f"{name} has the highest {y_label.split(' (')[0]} at {count} of {len(at)} accelerations"
 
 
 def _split_figure(record: Mapping[str, Any]) -> Figure:
     """Return the number of groups in each part of a record ``taskuq.split/1``."""
     counts = tuple(float(len(record[part])) for part in FOLDS)
     caption = (
-        "How many patients or volumes networks learn from, are tuned on, and are judged on. The "
-        "parts are disjoint."
+        "Groups (patients or volumes) used to train networks, to tune them, and to calibrate and "
+        "test. The parts are disjoint."
     )
     series = (Series("groups", tuple(FOLDS.values()), counts, style="bars"),)
-    return Figure("groups", caption, "part", "groups", series, x_scale="category")
+    train, tune, rest = (f"{count:g}" for count in counts)
+    title = f"{train} groups train, {tune} tune, {rest} calibrate and test"
+    return Figure("groups", caption, "part", "groups", series, x_scale="category", title=title)
 
 
 def task_figures(record: Mapping[str, Any]) -> list[Figure]:
@@ -88,7 +107,7 @@ def task_figures(record: Mapping[str, Any]) -> list[Figure]:
             f"{part}, AUROC {row['auroc']:.3f}": (row["roc"]["false"], row["roc"]["true"])
             for part, row in rows.items()
         }
-        caption = f"How many findings ({task}) are seen at the price of how many false alarms."
+        caption = f"ROC curve: detected findings ({task}) against false alarms."
         figures += [roc(curves, name=f"roc-{task}", caption=caption), _reliability(rows, task)]
     return figures
 
@@ -99,7 +118,9 @@ def roc(
     """Return ROC curves, given as false and true positive rates by name."""
     series = [Series(called, tuple(x), tuple(y)) for called, (x, y) in curves.items()]
     series.append(Series("chance", (0.0, 1.0), (0.0, 1.0)))
-    return Figure(name, caption, "false positive rate", "true positive rate", tuple(series))
+    areas = ", ".join(f"{np.trapezoid(y, x):.3g}" for x, y in curves.values())
+    return Figure(name, caption, "false positive rate", "true positive rate", tuple(series),
+                  title=f"AUROC {areas}")  # fmt: skip
 
 
 def _reliability(rows: Mapping[str, Row], task: str) -> Figure:
@@ -109,10 +130,13 @@ def _reliability(rows: Mapping[str, Row], task: str) -> Figure:
         lambda pair: float(pair[1]["mean"]),
         lambda pair: pair[1]["positive"],
     )
-    caption = f"How often the finding ({task}) is there, against the probability that was said."
-    diagonal = Series("as said", (0.0, 1.0), (0.0, 1.0))
+    caption = f"Frequency of the finding ({task}) against the predicted probability."
+    diagonal = Series("ideal", (0.0, 1.0), (0.0, 1.0))
+    gaps = [abs(float(x) - y) for one in series for x, y in zip(one.x, one.y, strict=True)
+            if y is not None]  # fmt: skip
+    title = f"Predictions are off by at most {max(gaps):.2g}" if gaps else ""
     return Figure(f"reliability-{task}", caption, "mean output", "share with the finding",
-                  (*series, diagonal))  # fmt: skip
+                  (*series, diagonal), title=title)  # fmt: skip
 
 
 def calibration_sizes(alpha: float, delta: float = 0.05, have: int | None = None) -> dict[str, Any]:
@@ -135,27 +159,25 @@ def planner_figure(record: Mapping[str, Any]) -> Figure:
     alpha, delta = record["alpha"], record["delta"]
     tolerances, within, above = (tuple(map(float, of)) for of in zip(*record["sizes"], strict=True))
     caption = (
-        f"How many exchangeable calibration cases keep coverage within a tolerance of "
-        f"{1 - alpha:g}, for all but {delta:g} of calibration sets. Cases that come in groups "
-        "carry less information each, so more are needed."
+        f"Number of exchangeable calibration cases that keep coverage within a tolerance of "
+        f"{1 - alpha:g}, except for a fraction {delta:g} of calibration sets. Grouped cases carry "
+        "less information each, so more are needed."
     )
-    names = "neither more nor less", "not less"
+    names = "two-sided", "lower bound only"
     series = tuple(Series(n, tolerances, of) for n, of in zip(names, (within, above), strict=True))
     have = (("this run", float(record["have"])),) if record.get("have") else ()
+    title = f"{above[2]:.0f} cases keep coverage above {1 - alpha - tolerances[2]:.3g}"
     return Figure("calibration-size", caption, "tolerance of coverage", "calibration cases", series,
-                  y_scale="log", reference=have)  # fmt: skip
+                  y_scale="log", reference=have, title=title)  # fmt: skip
 
 
 QUALITY = FigureKind(records.QUALITY, quality_figures, IMAGES)
 TASK = FigureKind(records.TASK, task_figures, "Task network")
-SPLIT = FigureKind(
-    records.SPLIT, lambda record: [_split_figure(record)], IMAGES,
-    "Who is learnt from and who is judged",
-)  # fmt: skip
+SPLIT = FigureKind(records.SPLIT, lambda record: [_split_figure(record)], IMAGES)
 MASKS = FigureKind(
     records.MASKS, lambda record: [masks_figure(record["masks"], record["accelerations"])], IMAGES
 )
-# A record without sizes asks a question and does not answer it for several tolerances.
+# A record without sizes is for one tolerance and has no figure.
 PLANNER = FigureKind(
     records.PLAN_SIZE,
     lambda record: [planner_figure(record)] if "sizes" in record else [],

@@ -9,7 +9,15 @@ import numpy as np
 
 from taskuq.report import _records as records
 from taskuq.report._records import has_several_tasks, number, policy_name, round_called
-from taskuq.report.figures import Figure, FigureKind, Series, Style, series_from_rows
+from taskuq.report.figures import (
+    Figure,
+    FigureKind,
+    Series,
+    Style,
+    method_label,
+    series_from_rows,
+)
+from taskuq.report.figures._evaluation import lowest_coverage
 from taskuq.table._table import TaskOutputs
 from taskuq.table._terminology import Terminology
 
@@ -31,11 +39,15 @@ def accepted(stops: Mapping[str, Stops], called: Mapping[float, str] | None = No
         lambda pair: _round(pair[1], called),
         # A mean of fractions may be negative by a rounding error.
         lambda pair: max(0.0, number(pair[1]["fraction"])),
-        style="bars",
+        # Many bars next to each other cannot be distinguished.
+        style="bars" if len(stops) < 4 else "points",
     )
     x_label = "round" if called else "acceleration R"
+    early = {one.name: sum(y or 0.0 for y in one.y[:-1]) for one in series}
+    most = max(early, key=lambda rule: early[rule])
+    title = f"{method_label(most)} stops most scans early: {100 * early[most]:.3g} %"
     return Figure("accepted-by-acceleration", caption, x_label, "fraction of cases", series,
-                  x_scale="category")  # fmt: skip
+                  x_scale="category", title=title)  # fmt: skip
 
 
 def _round(stop: Mapping[str, Any], called: Mapping[float, str] | None) -> str:
@@ -67,6 +79,7 @@ def _coverage_at_stop(record: Mapping[str, Any]) -> Figure:
         "coverage-by-stop", caption, "stopped at" if called else "stopped at acceleration R",
         "coverage", series, x_scale="category",
         reference=(("target", 1 - record["results"][0]["alpha"]),),
+        title=lowest_coverage(series, "" if called else "R ="),
     )  # fmt: skip
 
 
@@ -76,11 +89,13 @@ def acceleration_against_width(
     """Return average acceleration against the mean width of early reports, by rule."""
     caption = (
         "Average acceleration against the mean width of early reports: up and to the left is "
-        "better. Policies named paper have no guarantee."
+        "better. The paper's rules have no guarantee."
     )
     series = series_from_rows(points, lambda p: p[0], lambda p: p[1], lambda p: p[2], style=style)
+    best = max(points, key=lambda p: p[2])
+    title = f"{method_label(best[0])} reaches the highest average acceleration, {best[2]:.3g}"
     return Figure("acceleration-against-width", caption, "mean width of early reports",
-                  "average acceleration", series)  # fmt: skip
+                  "average acceleration", series, title=title)  # fmt: skip
 
 
 def _most(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -113,8 +128,10 @@ def _evidence(record: Mapping[str, Any]) -> Figure:
         f"probability at most {record['delta']:g}."
     )
     limit = "the guarantee is withdrawn", len(each) / float(record["delta"])
+    most = max((max(one.y) for one in series), default=0.0)  # type: ignore[type-var]  # no gaps
+    title = f"Evidence against exchangeability reaches {most:.3g}; the limit is {limit[1]:.3g}"
     return Figure("evidence", caption, f"new {units}", "evidence", tuple(series), y_scale="log",
-                  reference=(limit,))  # fmt: skip
+                  reference=(limit,), title=title)  # fmt: skip
 
 
 def lines_record(table: TaskOutputs, words: Terminology) -> dict[str, Any]:
@@ -122,7 +139,7 @@ def lines_record(table: TaskOutputs, words: Terminology) -> dict[str, Any]:
     assert table.sampled_lines is not None, "a rule chose them"
     some = np.unique(np.linspace(0, table.cases - 1, min(table.cases, _ROWS)).astype(int))
     names = np.arange(table.cases) if table.case is None else table.case
-    # The number of rounds before the one that measured a line first; all of them where none did.
+    # Rounds before the first that measured a line; the number of rounds if none did.
     first = (~table.sampled_lines).sum(axis=0)
     return {
         "schema": records.LINES,
@@ -143,7 +160,7 @@ def _lines_figures(record: Mapping[str, Any]) -> list[Figure]:
         Series(f"{name}: {of.sum():.0f} of {len(of)}", places, tuple(map(float, of)), style="strip")
         for name, of in zip(rounds, shares, strict=True)
     )
-    # Dark in the first round, fainter in each later one, and nothing for what was left.
+    # Dark in the first round, fainter in each later one, empty if never measured.
     shade = [1 - k / len(rounds) for k in range(len(rounds))] + [0.0]
     by_case = tuple(
         Series(f"{case} {row['case']}", places, tuple(shade[int(k)] for k in row["rounds"]),
@@ -151,14 +168,17 @@ def _lines_figures(record: Mapping[str, Any]) -> list[Figure]:
         for row in record["first"]
     )  # fmt: skip
     measured = (
-        f"Which {lines} the rule measured: the darker, the larger the share of the "
-        f"{int(record['cases'])} {cases}."
+        f"Share of the {int(record['cases'])} {cases} for which the rule measured each {line}; "
+        "darker is more."
     )
-    when = f"When each {line} was measured of some {cases}: the darker, the earlier the round."
+    when = f"Round that measured each {line}, for some {cases}; darker is earlier."
+    always = [float((of == 1).sum()) for of in shares]
+    common = f"{always[-1]:.0f} of {len(places)} {lines} were measured in every {case}"
     return [
-        Figure("lines-by-round", measured, line, f"share of {cases}", by_round),
-        Figure("lines-by-case", when, line, "how early", by_case),
-    ]
+        Figure("lines-by-round", measured, line, f"share of {cases}", by_round, title=common),
+        Figure("lines-by-case", when, line, "how early", by_case,
+               title=f"Measured {lines} of {len(by_case)} {cases}"),
+    ]  # fmt: skip
 
 
 ACCEPTED = FigureKind(
@@ -168,6 +188,6 @@ COVERAGE = FigureKind(records.SIMULATE, lambda record: [_coverage_at_stop(record
 TRADE_OFF = FigureKind(records.SIMULATE, _trade_off, HEADING)
 EVIDENCE = FigureKind(
     records.MONITOR, lambda record: [_evidence(record)], "Monitoring exchangeability",
-    "Evidence against exchangeability", lambda record: str(record["sentence"]),
+    lambda record: str(record["sentence"]),
 )  # fmt: skip
 LINES = FigureKind(records.LINES, _lines_figures, "Measurement and images")
