@@ -177,9 +177,8 @@ class NpzData(DataConfig):
             return np.full(len(whole), True)
         chosen = self._array(self.select)
         if chosen.dtype != bool or chosen.shape != (len(whole),):
-            raise InputError(
-                f"data.select is of {chosen.dtype}; save a boolean per image", code="dtype.invalid"
-            )
+            text = f"data.select is of {chosen.dtype}; save a boolean per image"
+            raise InputError(text, code="dtype.invalid")
         return chosen
 
 

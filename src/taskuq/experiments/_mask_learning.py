@@ -46,22 +46,13 @@ class MaskLearningConfig(ImagingConfig):
     regularisation: float = RIDGE
 
     def __post_init__(self) -> None:
-        if self.samples < 2 or self.cases < 1 or self.lines_per_step < 1:
-            raise InputError(
-                "samples must be at least 2, cases and lines_per_step at least 1, got "
-                f"{self.samples}, {self.cases} and {self.lines_per_step}",
-                code="value.invalid",
-            )
-        if self.initial_lines is not None and self.initial_lines < 1:
-            raise InputError(
-                f"initial_lines is {self.initial_lines}; set at least 1 line", code="value.invalid"
-            )
-        if self.random_candidates < 0 or (self.random_candidates and self.objective == "variance"):
-            raise InputError(
-                f"random_candidates must be at least 0, and 0 for the objective 'variance', got "
-                f"{self.random_candidates}",
-                code="value.invalid",
-            )
+        least = {"samples": 2, "cases": 1, "lines_per_step": 1, "initial_lines": 1}
+        for name, n in {**least, "random_candidates": 0}.items():
+            if (value := getattr(self, name)) is not None and value < n:
+                raise InputError(f"{name} must be at least {n}, got {value}", code="value.invalid")
+        if self.random_candidates and self.objective == "variance":
+            text = f"random_candidates must be 0 for 'variance', got {self.random_candidates}"
+            raise InputError(text, code="value.invalid")
 
 
 @dataclass(frozen=True)
@@ -111,7 +102,7 @@ class _MaskLearner:
             covariances.append(
                 line_covariance(
                     self.system, scan, samples, self.executor.cached_task(), measured,
-                    aim=self.config.aim, ridge=self.config.ridge,
+                    objective=self.config.objective, regularisation=self.config.regularisation,
                 )
             )  # fmt: skip
             progress.step()
@@ -122,16 +113,6 @@ class _MaskLearner:
             left = [expected.left(lines[:k]) for k in range(count + 1)]
             gains = [before - after for before, after in pairwise(left)]
         return _LineOrder(order.begin, (*order.lines, *lines), (*order.gains, *gains))
-
-    def _covariance(self, index: int, measured: BoolArray) -> LineCovariance:
-        name, image = self.cases.case[index], self.cases.image(index).to(self.device)
-        rate = self.system.n_lines / int(measured.sum())
-        scan = self.system.measure_lines(image, rate, measured)
-        samples = self.executor.sample(scan, name, rate, self.config.samples)
-        return line_covariance(
-            self.system, scan, samples, self.executor.cached_task(), measured,
-            objective=self.config.objective, regularisation=self.config.regularisation,
-        )  # fmt: skip
 
     def _best(self, lines: list[int], measured: BoolArray, progress: Progress) -> list[int]:
         """Return the lines with the lowest CRPS of the task: these, or as many at random."""
@@ -193,17 +174,20 @@ def learn_masks(
     counts = line_counts(learner.system.n_lines, rates)
     first = max(1, counts[0] // 2) if config.initial_lines is None else config.initial_lines
     if first > counts[0]:
-        raise InputError(
-            f"initial_lines is {first}, and the first round has {counts[0]} lines; set fewer",
-            code="value.invalid",
-        )
+        text = f"initial_lines is {first}, and the first round has {counts[0]} lines; set fewer"
+        raise InputError(text, code="value.invalid")
     made = provenance(_identity(config), config.seed)
     about = {"configuration": made["configuration"], "code": made["code"]}
     kept = output.with_name(f"{output.stem}.partial.json")
     order = _LineOrder(learner.system.initial_lines(first))
     if kept.exists() and not overwrite:
         order = _load_order(kept, about, order)
-    blocks = _blocks(first + len(order.lines), counts, config.lines_per_step)
+    # No round ends inside a block.
+    blocks, there = list[int](), first + len(order.lines)
+    for end in counts:
+        while there < end:
+            blocks.append(min(config.lines_per_step, end - there))
+            there += blocks[-1]
     draws = 1 + (config.random_candidates + 1 if config.random_candidates else 0)
     total = len(learner.cases) * len(blocks) * draws
     with Progress(total, quiet=not progress, what="draws") as bar:

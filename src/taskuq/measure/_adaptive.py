@@ -203,9 +203,8 @@ def line_covariance(
     """Compute line and objective covariance of one case."""
     images = torch.as_tensor(recoveries).detach()
     if objective not in AIMS:
-        raise InputError(
-            f"objective is {objective!r}; choose from {', '.join(AIMS)}", code="choice.unknown"
-        )
+        text = f"objective is {objective!r}; choose from {', '.join(AIMS)}"
+        raise InputError(text, code="choice.unknown")
     _require_samples(len(images), objective)
     slopes = _mean_gradients(read, images) if objective == "gradient" else None
     with torch.no_grad():
@@ -247,9 +246,8 @@ def _gram_covariance(
 def _noise_variance(total: FloatArray, regularisation: float) -> FloatArray:
     """Return the noise variance that regularises few samples, relative to their variance."""
     if not 0 < regularisation < math.inf:
-        raise InputError(
-            f"regularisation is {regularisation}; set a number above 0", code="value.invalid"
-        )
+        text = f"regularisation is {regularisation}; set a number above 0"
+        raise InputError(text, code="value.invalid")
     # Samples that agree everywhere carry no information, whatever the noise.
     return np.asarray(regularisation * np.where(total > 0, total, 1.0))
 
@@ -257,9 +255,8 @@ def _noise_variance(total: FloatArray, regularisation: float) -> FloatArray:
 def _require_samples(samples: int, objective: Aim) -> None:
     # By outputs each sample is compared with the others.
     if samples < (needed := 3 if objective == "outputs" else 2):
-        raise InputError(
-            f"samples is {samples}; choosing lines takes at least {needed}", code="samples.mismatch"
-        )
+        text = f"samples is {samples}; choosing lines takes at least {needed}"
+        raise InputError(text, code="samples.mismatch")
 
 
 def _leave_one_out(values: Tensor, held: Tensor, z: Tensor) -> Tensor:
@@ -276,9 +273,8 @@ def _mean_gradients(read: Callable[[Any], Any], images: Tensor) -> Tensor:
         leaf = images.clone().requires_grad_()
         outputs = read(leaf)
         if not isinstance(outputs, Tensor) or not outputs.requires_grad:
-            raise InputError(
-                "the task has no gradient; use objective 'outputs'", code="component.invalid"
-            )
+            text = "the task has no gradient; use objective 'outputs'"
+            raise InputError(text, code="component.invalid")
         outputs = outputs.reshape(len(leaf), -1)
         slopes = [
             torch.autograd.grad(outputs[:, k].sum(), leaf, retain_graph=True)[0].mean(0)
@@ -300,10 +296,8 @@ class AdaptiveConfig:
     def require_samples(self, samples: int) -> None:
         """Raise InputError if there are fewer samples than lines are chosen by."""
         if self.selection_samples is not None and self.selection_samples > samples:
-            raise InputError(
-                f"selection_samples is {self.selection_samples} of {samples} samples; set fewer",
-                code="samples.mismatch",
-            )
+            text = f"selection_samples is {self.selection_samples} of {samples} samples; set fewer"
+            raise InputError(text, code="samples.mismatch")
         _require_samples(samples, self.objective)
 
     def rule(

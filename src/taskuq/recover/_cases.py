@@ -45,9 +45,8 @@ class _RandomMasks:
                 code="value.invalid",
             )
         if not self.patterns or set(self.patterns) - set(PATTERNS):
-            raise InputError(
-                f"patterns must be of {PATTERNS}, got {self.patterns}", code="choice.unknown"
-            )
+            text = f"patterns must be of {PATTERNS}, got {self.patterns}"
+            raise InputError(text, code="choice.unknown")
 
     def __call__(
         self, cases: int, width: int, generator: torch.Generator, *, rounds: int = 1
@@ -264,13 +263,11 @@ class ScanRandomisation:
     def __post_init__(self) -> None:
         fractions = (self.fixed_mask_fraction, self.noise_fraction, self.contrast)
         if min(fractions) < 0 or max(fractions) > 1:
-            raise InputError(
-                f"fractions and contrast must be in [0, 1], got {self}", code="value.invalid"
-            )
+            text = f"fractions and contrast must be in [0, 1], got {self}"
+            raise InputError(text, code="value.invalid")
         if min(self.coils, default=1) < 1 or self.snr_db[0] > self.snr_db[1]:
-            raise InputError(
-                f"coils must be at least 1 and snr_db be rising, got {self}", code="value.invalid"
-            )
+            text = f"coils must be at least 1 and snr_db be rising, got {self}"
+            raise InputError(text, code="value.invalid")
 
     def __call__(self, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the batch with coil images, ``kspace``, mask and its central lines."""

@@ -273,10 +273,8 @@ class EstimateConfig:
         """Return the estimators of another training, which must be of the same data and folds."""
         path = folder / "config.toml"
         if not path.exists():
-            raise InputError(
-                f"estimate.reuse_from {folder} has no {path.name}; train its estimators first",
-                code="file.missing",
-            )
+            text = f"estimate.reuse_from {folder} has no {path.name}; train its estimators first"
+            raise InputError(text, code="file.missing")
         there, here = read_toml(path), to_toml_table(settings)
         estimate = there["estimate"]
         pairs = {

@@ -148,10 +148,8 @@ class _SinogramSimulator:
         random_views_fraction: float = 0,
     ) -> None:
         if not 0 <= random_views_fraction <= 1:
-            raise InputError(
-                f"random_views_fraction must be in [0, 1], got {random_views_fraction}",
-                code="value.invalid",
-            )
+            text = f"random_views_fraction must be in [0, 1], got {random_views_fraction}"
+            raise InputError(text, code="value.invalid")
         self.measure, self.augment, self.random_views_fraction = (
             measure,
             augment,

@@ -192,9 +192,8 @@ class InitConfig:
     def fill(self, backbone: Backbone) -> None:
         if self.imagenet is not None:
             if not backbone.is_imagenet:
-                raise InputError(
-                    "init_from.imagenet needs a resnet50; remove it", code="option.unused"
-                )
+                text = "init_from.imagenet needs a resnet50; remove it"
+                raise InputError(text, code="option.unused")
             _read_imagenet(backbone.body, self.imagenet)
         if self.simclr is not None:
             read_card(self.simclr, ("simclr",))

@@ -50,9 +50,8 @@ class Area:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.threshold) and 0 <= self.pixel_area < math.inf):
-            raise InputError(
-                f"threshold must be finite and pixel_area >= 0, got {self}", code="value.invalid"
-            )
+            text = f"threshold must be finite and pixel_area >= 0, got {self}"
+            raise InputError(text, code="value.invalid")
 
     @property
     def names(self) -> tuple[str]:

@@ -179,20 +179,14 @@ class FlowConfig:
         )
         for name in (*positive, "measured_noise", "null_noise", "in_channels", "mean_passes"):
             if getattr(self, name) < (least := int(name in positive)):
-                raise InputError(
-                    f"{name} must be at least {least}, got {getattr(self, name)}",
-                    code="value.invalid",
-                )
+                text = f"{name} must be at least {least}, got {getattr(self, name)}"
+                raise InputError(text, code="value.invalid")
         if self.max_value <= 0:
-            raise InputError(
-                f"max_value must be positive, got {self.max_value}", code="value.invalid"
-            )
+            text = f"max_value must be positive, got {self.max_value}"
+            raise InputError(text, code="value.invalid")
         if self.in_channels and (self.mean_passes or self.rotate_coils or self.fill != "noise"):
-            raise InputError(
-                f"in_channels = {self.in_channels}, of a residual flow, excludes fill, "
-                "rotate_coils and mean_passes",
-                code="option.conflict",
-            )
+            text = f"in_channels = {self.in_channels}, of a residual flow, excludes fill, "
+            raise InputError(f"{text}rotate_coils and mean_passes", code="option.conflict")
 
     @property
     def size_multiple(self) -> int:

@@ -412,11 +412,8 @@ class ResidualFlowSampler(BatchRecovery):
         dtype: torch.dtype = torch.float16,
     ) -> None:
         if flow.config.coils != 1 or flow.config.in_channels != 6:
-            raise InputError(
-                f"a residual flow has coils = 1 and inputs = 6, got {flow.config.coils} and "
-                f"{flow.config.in_channels}",
-                code="weights.mismatch",
-            )
+            text = f"a residual flow has coils = 1 and inputs = 6, got {flow.config.coils} and "
+            raise InputError(f"{text}{flow.config.in_channels}", code="weights.mismatch")
         self.device = torch.device(device or next(flow.parameters()).device)
         self.flow, self.net = flow, inference_varnet(net.to(self.device).eval(), dtype)
         self.fused = fuse_flow(flow, device=self.device, dtype=torch.float32)

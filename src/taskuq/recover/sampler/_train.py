@@ -93,10 +93,8 @@ class ImageLossConfig:
     def __post_init__(self) -> None:
         weights = (self.crps, self.energy, self.pooled_crps)
         if min(weights) < 0 or not max(weights) > 0 or min(self.pool_sizes, default=1) < 1:
-            raise InputError(
-                f"weights must be 0 or more, one above 0, pool_sizes positive, got {self}",
-                code="value.invalid",
-            )
+            text = f"weights must be 0 or more, one above 0, pool_sizes positive, got {self}"
+            raise InputError(text, code="value.invalid")
 
     def __call__(self, samples: Tensor, truth: Tensor) -> Tensor:
         score = self.crps * _fair_crps(samples, truth)
@@ -139,10 +137,8 @@ class TaskLossConfig:
     def __post_init__(self) -> None:
         smallest = min(self.logits, self.outputs, self.features, self.gradient_limit)
         if smallest < 0 or not 0 <= self.ramp_start <= self.ramp_end <= 1:
-            raise InputError(
-                f"weights must be >= 0 and 0 <= ramp_start <= ramp_end <= 1, got {self}",
-                code="value.invalid",
-            )
+            text = f"weights must be >= 0 and 0 <= ramp_start <= ramp_end <= 1, got {self}"
+            raise InputError(text, code="value.invalid")
 
     def fade(self, progress: float) -> float:
         if progress >= self.ramp_end:
@@ -407,10 +403,8 @@ class SamplerMethod:
         card = read_toml(path.with_suffix(".toml"))
         noise_scale = card.get("noise_scale") if self.inflate else None
         if self.inflate and noise_scale is None:
-            raise InputError(
-                f"{path.name} has no noise_scale; train it again, or remove inflate",
-                code="config.missing",
-            )
+            text = f"{path.name} has no noise_scale; train it again, or remove inflate"
+            raise InputError(text, code="config.missing")
         dtype = torch.float32 if exact else None
         return SamplerRecovery(net.to(device), estimator, dtype=dtype, noise_scale=noise_scale)
 
@@ -427,14 +421,11 @@ class SamplerTrainingMixin:
 
     def check(self, channels: tuple[int, int]) -> None:
         if self.samples < 2:
-            raise InputError(
-                f"samples must be at least 2, got {self.samples}", code="value.invalid"
-            )
+            text = f"samples must be at least 2, got {self.samples}"
+            raise InputError(text, code="value.invalid")
         if (self.network.in_channels, self.network.out_channels) != channels:
-            raise InputError(
-                f"network.in_channels and network.out_channels must be {channels}",
-                code="option.conflict",
-            )
+            text = f"network.in_channels and network.out_channels must be {channels}"
+            raise InputError(text, code="option.conflict")
         if self.task_loss is not None and self.task_loss.weights is None:
             raise InputError("task_loss.weights is missing; name a network", code="config.missing")
 
