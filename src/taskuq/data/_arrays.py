@@ -153,7 +153,6 @@ class NpzData(DataConfig):
         return LabelledSubset(labelled.cases, targets)
 
     def check(self, *, strict: bool = False, thorough: bool = False) -> DataCheck:
-        """Describe the file."""
         data = read_npz(self._file, group=self.group, normalise=False)
         chosen = self._chosen(data)
         counts = int(chosen.sum()), int((data.labels[chosen] > 0).sum())

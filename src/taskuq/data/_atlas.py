@@ -172,7 +172,6 @@ class _TissueMaps(NamedTuple):
 def _split_tissue(
     average: dict[str, FloatArray], fields: tuple[FloatArray, FloatArray], atrophy: float
 ) -> _TissueMaps:
-    """Make one brain out of the average one."""
     grey, white, depth, outer = (average[name] for name in ("grey", "white", "depth", "outer"))
     inside = np.clip(1 - depth, 0, 1)
     fluid = np.clip(1 - grey - white, 0, 1)
@@ -453,7 +452,6 @@ class Atlas(PatientDataset):
         return self.plan.slices
 
     def patient(self, index: int) -> Patient:
-        """Draw one patient: images, lesion masks, areas."""
         return _patient(self.plan, self.base, self.seed, self._number(index))
 
     def lesion_mask(self, index: int) -> NDArray[np.bool_]:

@@ -96,7 +96,6 @@ class Subset:
 
 
 def transform_dataset(dataset: Dataset, transform: Callable[[Case], Case]) -> Subset:
-    """Apply a transform to every case on read."""
     return Subset(dataset, range(len(dataset)), transform)
 
 
@@ -167,8 +166,6 @@ _made = count()
 
 @dataclass(frozen=True, eq=False)
 class InMemoryDataset:
-    """Data set read into memory once."""
-
     items: tuple[Case, ...]
     labels: NDArray[np.int64]
     groups: NDArray[np.str_]
@@ -208,7 +205,6 @@ class InMemoryDataset:
 def load_all_images(
     cases: Dataset, change: Callable[[Tensor], Tensor], device: torch.device, most: float
 ) -> Tensor | None:
-    """Load all images of a data set in memory as one tensor, or None."""
     import torch
 
     source = cases.source if isinstance(cases, Subset) and cases.transform is None else cases
@@ -227,7 +223,6 @@ def load_all_images(
 def parallel_map(
     function: Callable[..., T], *arguments: Iterable[Any], workers: int
 ) -> Iterator[T]:
-    """Map over processes in order."""
     if workers <= 1:
         yield from map(function, *arguments)
         return
@@ -237,7 +232,6 @@ def parallel_map(
 
 
 def useful_workers(processes: int, cases: int) -> int:
-    """Return a sensible number of processes."""
     return min(processes, os.cpu_count() or 1) if cases >= FEW else 1
 
 
@@ -365,15 +359,12 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class LabelledSubset:
-    """Cases of a subset with their targets."""
-
     cases: Dataset
     targets: FloatArray
     is_read: bool = False
 
     @classmethod
     def of(cls, cases: Dataset) -> LabelledSubset:
-        """Return cases with their labels as targets."""
         return cls(cases, np.asarray(cases.labels, dtype=np.float64)[:, None])
 
     def in_memory(self, processes: int = 1) -> LabelledSubset:
@@ -385,7 +376,6 @@ class LabelledSubset:
         return replace(self, cases=InMemoryDataset.of(combined, processes), is_read=True)
 
     def split(self, split: Split) -> tuple[LabelledSubset, LabelledSubset, LabelledSubset]:
-        """Return the three subsets of a split."""
         train, tune, judge = (
             replace(self, cases=part, targets=self.targets[list(part.indices)])
             for part in split.of(self.cases)

@@ -57,8 +57,6 @@ ARRAYS = ("coils", "magnitude")
 
 @dataclass(frozen=True, eq=False)
 class _StoredSlices:
-    """The prepared slices of one volume."""
-
     record: Path
     scale: float
     precision: Precision
@@ -107,7 +105,6 @@ def _stored_slices(volume: Volume, preparation: FastMRIPreprocessing, cache: Pat
 def prepare_slices(
     volume: Volume, preparation: FastMRIPreprocessing, cache: Path, precision: Precision = "half"
 ) -> _StoredSlices:
-    """Preprocess a volume and store its slices."""
     path = _record(volume, preparation, cache)
     with file_lock(path.with_suffix(".lock"), wait=True):
         try:
@@ -132,13 +129,11 @@ def prepare_slices(
 
 
 def prepared_bytes(volume: Volume, preparation: FastMRIPreprocessing, precision: Precision) -> int:
-    """Return the disk size of a prepared volume."""
     numbers = volume.slices * preparation.size**2 * (2 * preparation.coils + 1)
     return numbers * int(np.dtype(TYPES[precision][0]).itemsize)
 
 
 def require_disk_space(cache: Path, needed: int) -> int:
-    """Raise MachineError if the disk is too small."""
     place = next(folder for folder in (cache, *cache.absolute().parents) if folder.exists())
     free = shutil.disk_usage(place).free
     if needed > free:
@@ -150,7 +145,6 @@ def require_disk_space(cache: Path, needed: int) -> int:
 def is_prepared(
     volume: Volume, preparation: FastMRIPreprocessing, cache: Path, precision: Precision
 ) -> bool:
-    """Return True if a volume is already prepared."""
     try:
         return _stored_slices(volume, preparation, cache).precision in (precision, "single")
     except InputError:
@@ -230,8 +224,6 @@ def _write(
 
 @dataclass(frozen=True)
 class _VolumeSurvey:
-    """Status of one fastMRI file."""
-
     file: Path
     volume: Volume | None
     reason: str

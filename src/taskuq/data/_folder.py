@@ -141,8 +141,6 @@ Grouping = Literal["file", "folder", "image"]
 
 @dataclass(frozen=True)
 class _ImageFrame:
-    """File and frame index of one image."""
-
     path: Path
     index: int
     label: int

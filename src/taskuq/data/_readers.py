@@ -166,7 +166,6 @@ def open_all(reader: DataConfig) -> Dataset:
 
 
 def require_path(path: Path | None, key: str, what: str) -> Path:
-    """Raise InputError if a required path is missing."""
     if path is None:
         raise InputError(f"data.{key} is missing; set {what}", code="config.missing")
     return path
@@ -182,8 +181,6 @@ def _in_memory(cases: Dataset, reader: DataConfig) -> Dataset:
 
 @dataclass(frozen=True)
 class FileCheck:
-    """Check result of one file."""
-
     file: str
     kind: str
     size: str
@@ -193,19 +190,15 @@ class FileCheck:
 
     @property
     def used(self) -> bool:
-        """True if the file is used."""
         return not self.reason
 
     def as_record(self) -> dict[str, Any]:
-        """Return the row as a JSON record."""
         names = ("file", "used", "reason", "kind", "size", "slices", "positives")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
 class DataCheck:
-    """Check results of a folder."""
-
     rows: tuple[FileCheck, ...]
     groups: int
     notes: tuple[str, ...] = ()
@@ -224,7 +217,6 @@ class DataCheck:
         }
 
     def as_record(self) -> dict[str, Any]:
-        """Return the table as a JSON record."""
         return {
             "schema": "taskuq.data-check/1",
             "summary": self.summary,
@@ -234,7 +226,6 @@ class DataCheck:
 
 
 def as_size(shape: Sequence[int]) -> str:
-    """Format a shape."""
     return "×".join(map(str, shape))
 
 
@@ -246,7 +237,6 @@ def plot_contact_sheet(
     columns: int = 8,
     outline: Callable[[int], BoolArray] | None = None,
 ) -> Path:
-    """Plot cases as a contact sheet."""
     from matplotlib.figure import Figure
 
     from taskuq.measure._coils import magnitude

@@ -49,8 +49,6 @@ FINDING = "Meniscus Tear"
 
 @dataclass(frozen=True)
 class FastMRILayout:
-    """Array sizes of synthetic fastMRI files."""
-
     height: int = 640
     width: int = 368
     coils: int = 15
@@ -73,8 +71,6 @@ class FastMRILayout:
 
 @dataclass(frozen=True)
 class _SyntheticVolume:
-    """Synthetic fastMRI volume."""
-
     path: Path
     slices: int
     number: int

@@ -33,8 +33,6 @@ COLUMNS = ("file", "slice", "study_level", *_BOX, "label")
 
 @dataclass(frozen=True)
 class _Annotation:
-    """One row of a fastMRI+ file."""
-
     file: str
     slice_index: int
     is_study_level: bool
@@ -59,7 +57,6 @@ class _Annotations:
     unreadable: tuple[str, ...] = ()
 
     def positive_slices(self, pathology: str) -> dict[str, set[int]]:
-        """Return the slices that show a pathology, by volume."""
         positive: dict[str, set[int]] = {}
         for row in self._chosen(pathology):
             if not row.is_study_level:
@@ -176,7 +173,6 @@ class Volume:
 
     @property
     def bytes_of_slice(self) -> int:
-        """Size of the k-space of one slice in complex64."""
         return 8 * self.coils * self.height * self.width
 
     def kspace(self, index: int) -> NDArray[np.complex64]:
@@ -300,7 +296,6 @@ class FastMRIPreprocessing:
         return None
 
     def chosen_slices(self, count: int) -> range:
-        """Return the slices of a volume that are used."""
         if self.slices == "all":
             return range(count)
         if self.slices == "central-80":
@@ -343,7 +338,6 @@ def _center(images: Tensor, size: int, axis: int) -> Tensor:
 
 
 def _prepare_volume(volume: Volume, preparation: FastMRIPreprocessing) -> VirtualCoils:
-    """Compute the virtual coils and the scale of a volume."""
     mask = torch.as_tensor(preparation.first_mask)
     matrices, magnitudes = [], []
     for index in range(volume.slices):

@@ -83,8 +83,6 @@ class ClaimSettings:
 
 @dataclass(frozen=True)
 class SubsetMembers:
-    """Cases and groups of one subset of the data."""
-
     name: str
     group: np.ndarray
     label: np.ndarray | None = None
@@ -142,8 +140,6 @@ class ClaimInputs:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Claim of the paper and the function that tests it."""
-
     run: Callable[[ClaimInputs, ClaimSettings], dict[str, Any]]
     needs: tuple[str, ...]
     shows: str
@@ -225,7 +221,6 @@ EXPERIMENTS: Registry[Experiment] = Registry(
 
 
 def run_one(name: str, inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Return the record of one of :data:`EXPERIMENTS`, by its name."""
     if name not in EXPERIMENTS:
         text = f"there is no experiment {name!r}; choose one of {', '.join(EXPERIMENTS)}, or all"
         raise InputError(text, code="choice.unknown")
@@ -250,7 +245,6 @@ def run_all(
 def run_experiments(
     inputs: ClaimInputs, settings: ClaimSettings, *, log: Log = lambda line: None
 ) -> Iterator[dict[str, Any]]:
-    """Run every experiment the inputs permit."""
     for name in EXPERIMENTS:
         experiment = EXPERIMENTS[name]
         if (lacking := inputs.lacks(experiment.needs)) is not None:
@@ -319,7 +313,6 @@ def length_figure(
 
 
 def table_for_score(inputs: ClaimInputs, score: str) -> TaskOutputs:
-    """Return the table a score is evaluated on."""
     return inputs.point if score == "ar" and inputs.point is not None else inputs.table
 
 
@@ -371,7 +364,6 @@ class FindingWriter:
     def record(
         self, settings: Mapping[str, Any], measured: str | None, number: str | None, note: str = ""
     ) -> dict[str, Any]:
-        """Return the record ``taskuq.experiment/1``."""
         judged = verdict(held for of in self.parts.values() for held in of.values())
         wrong: dict[str, list[str]] = {}
         for by, of in self.parts.items():
@@ -419,7 +411,6 @@ def verdict(parts: Iterable[bool]) -> str:
 
 
 def format_range(values: Iterable[float], digits: int = 2) -> str:
-    """Format a range of values."""
     known = [v for v in values if not math.isnan(v)]
     if not known:
         return "–"

@@ -20,7 +20,6 @@ MEASURES = ("accuracy", "precision", "recall", "auroc", "robust_accuracy", "robu
 
 
 def _classifier_quality(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Judge the task network on true images: on the table's cases, and as its record says."""
     rows, figures = [], []
     if inputs.lacks(("classes",)) is None:
         row, figure = _from_table(inputs)

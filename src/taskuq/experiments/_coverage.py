@@ -37,7 +37,6 @@ STRATA = {"class": ("class", "class"), "size": ("width", "interval width")}
 
 
 def _conditional_coverage(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Measure coverage within each class and within each range of interval width."""
     R = nearest_acceleration(inputs.table, settings.coverage_acceleration)
     account = FindingWriter(
         "conditional-coverage", "Coverage within classes and widths", CONDITIONAL_CLAIM
@@ -124,7 +123,6 @@ SMALLEST_P = 1e-4
 
 
 def _coverage_law(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Compare the coverage of random test folds with its exact law."""
     table = inputs.table
     R = nearest_acceleration(table, settings.coverage_acceleration)
     by_unit = {

@@ -17,7 +17,6 @@ CLAIM = (
 
 
 def _data_splits(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Count cases, groups and findings in each part of the data and in each fold."""
     table = inputs.table
     group = np.arange(table.cases) if table.group is None else np.asarray(table.group)
     whole = SubsetMembers("calibrate and test", group, table.label)

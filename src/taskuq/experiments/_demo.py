@@ -45,8 +45,6 @@ from taskuq.training._weights import locate
 
 @dataclass(frozen=True)
 class _DemoNetworks:
-    """Bundled recovery and task networks."""
-
     sampler: Recover
     point: Recover
     task: Task
@@ -140,7 +138,6 @@ class DemoSettings:
 
     @classmethod
     def fast(cls, seed: int = 0) -> DemoSettings:
-        """The smallest demo that still does everything."""
         return cls(patients=1, slices=3, trials=100, seed=seed)
 
 

@@ -32,7 +32,6 @@ LENGTH_CLAIM = (
 
 
 def _interval_length(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Compare mean interval lengths at every acceleration, by case and by group."""
     account = FindingWriter("interval-length", "Interval length against acceleration", LENGTH_CLAIM)
     ratios: list[float] = []
     for unit in units(inputs):
@@ -122,7 +121,6 @@ SUFFERS = 1.5
 
 
 def _sample_count(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Compare mean interval lengths at several numbers of posterior samples."""
     table = inputs.table
     counts = [p for p in settings.samples if p <= table.samples] or [table.samples]
     R = nearest_acceleration(table, settings.samples_acceleration)

@@ -57,8 +57,6 @@ class MaskLearningConfig(ImagingConfig):
 
 @dataclass(frozen=True)
 class _LineOrder:
-    """Learned order of k-space lines."""
-
     begin: BoolArray
     lines: tuple[int, ...] = ()
     gains: tuple[float, ...] = ()
@@ -87,7 +85,6 @@ class _MaskLearner:
 
     @property
     def executor(self) -> Executor:
-        """Executor of recovery and task."""
         return Executor(self.recover, self.task, self.config.seed)
 
     def next(self, order: _LineOrder, count: int, progress: Progress) -> _LineOrder:

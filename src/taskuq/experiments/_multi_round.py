@@ -47,7 +47,6 @@ COLUMNS = (
 
 
 def _multi_round(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Replay stopping rules over random splits, for several error rates and widths."""
     account = FindingWriter("multi-round", "Multi-round scans", CLAIM, rows_are="α, τ")
     ratios: list[float] = []
     short: list[str] = []
@@ -184,7 +183,6 @@ def _overview(found: Simulated, unit: Unit) -> Figure:
 
 
 def _acceleration_width_curve(inputs: ClaimInputs, settings: ClaimSettings) -> Figure:
-    """Acceleration against width for each policy."""
     points = []
     for width in settings.widths:
         goal = Goal(max_width=width)

@@ -40,8 +40,6 @@ CLAIM = (
 
 @dataclass(frozen=True)
 class _ProtocolDraw:
-    """Result of one random choice of test groups."""
-
     acceleration: float
     coverage: float
     center_error: float
@@ -49,7 +47,6 @@ class _ProtocolDraw:
 
 
 def _paper_protocol(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Repeat the paper's multi-round simulation over many draws of its test volumes."""
     alpha, max_width = settings.goals[0]
     table = inputs.table
     count = min(settings.test_groups, len(np.unique(np.asarray(table.group))) // 3)

@@ -123,7 +123,6 @@ class _VGG16(nn.Module):
 
 
 def _load_vgg(path: Path | str) -> _VGG16:
-    """Return VGG-16 with weights from a safetensors file of torchvision's names."""
     # Random numbers for 138 million weights that are overwritten at once would take seconds.
     with torch.device("meta"):
         net = _VGG16()
@@ -153,8 +152,6 @@ def _concatenate(parts: Sequence[Arrays]) -> Arrays:
 
 @dataclass(frozen=True)
 class _QualityChunk:
-    """Volume, method and acceleration evaluated together."""
-
     method: str | None
     acceleration: float
     cases: tuple[int, ...]
@@ -187,7 +184,6 @@ class _QualityWork:
         raise MachineError(f"{text}; start the same command again to do the rest")
 
     def run(self, todo: list[int], progress: Progress | None = None) -> int:
-        """Evaluate chunks, store each, and return their number."""
         shown = ""
         with pinned_threads(self.threads), sigterm_as_exit():
             for index in todo:
@@ -203,7 +199,6 @@ class _QualityWork:
         return len(todo)
 
     def load(self, index: int) -> Arrays:
-        """Read an evaluated chunk."""
         with open_npz(self._file(index)) as arrays:
             return {name: arrays[name] for name in arrays}
 
@@ -310,7 +305,6 @@ def evaluate_quality(
     threads: int | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Evaluate image quality of every method and acceleration."""
     chosen: Engine = LocalEngine() if engine is None else engine
     here = pick_device(device)
     if threads is None and store is not None and (store / HEADER).exists():
@@ -358,7 +352,6 @@ def _opened(config: QualityConfig, folder: Path, device: str, threads: int | Non
 
 
 def _require_same(store: Path, config: QualityConfig, threads: int | None) -> None:
-    """Refuse pieces of another judgement: of other settings, networks or data."""
     # Weights of a network for features have no card.
     files = [*referenced_files(replace(config, vgg_weights=None)), *referenced_files(config.data)]
     files += [] if config.vgg_weights is None else [config.vgg_weights]

@@ -28,7 +28,6 @@ CORRELATION = "spread_error_correlation"
 
 
 def _recovery_quality(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Read a quality record as the paper's table, with the gain over zero-filling."""
     rows = _rows(inputs.quality)
     figures = [
         *quality_figures({"results": rows}),

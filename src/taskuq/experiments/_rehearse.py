@@ -120,7 +120,6 @@ class Rehearsal:
 
     @property
     def work(self) -> Path:
-        """The folder in which commands run."""
         return self.output / "work"
 
     @property
@@ -330,7 +329,6 @@ def _changed(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def _without(table: Mapping[str, Any], names: Container[str]) -> dict[str, Any]:
-    """Remove settings by name, also from the tables within."""
     kept = {key: value for key, value in table.items() if key not in names}
     return {k: _without(v, names) if isinstance(v, dict) else v for k, v in kept.items()}
 
@@ -349,8 +347,6 @@ def _machine() -> list[Any]:
 
 
 class _Ended(NamedTuple):
-    """A process that has ended."""
-
     status: int
     seconds: float
     peak_host_bytes: int
@@ -441,7 +437,6 @@ def _sentence(result: Mapping[str, Any]) -> str:
 
 
 def rehearsal_markdown(record: Mapping[str, Any]) -> str:
-    """Return the table of a record as Markdown."""
     machine, settings, results = record["machine"], record["settings"], record["lines"]
     head = (
         f"`taskuq rehearse`: {record['passed']} of {record['commands']} commands passed in "

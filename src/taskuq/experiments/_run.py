@@ -59,8 +59,6 @@ class RunConfig(ImagingConfig):
 
 @dataclass(frozen=True)
 class _Run:
-    """Pipeline with its images, ready to start."""
-
     pipeline: Pipeline
     images: Any
     config: RunConfig
@@ -131,7 +129,6 @@ def open_run(config: RunConfig, device: str | None = None) -> _Run:
 
 
 def _refuse_own_order(run: _Run) -> None:
-    """Refuse an order of lines that was learned on cases of this run."""
     path = getattr(run.config.measure, "path", None)
     if path is None:
         return
@@ -150,8 +147,6 @@ def _refuse_own_order(run: _Run) -> None:
 
 @dataclass(frozen=True)
 class _CostEstimate:
-    """Estimated time and memory of a run."""
-
     cases: int
     seconds: float
     bytes: float
@@ -159,7 +154,6 @@ class _CostEstimate:
 
     @property
     def sentence(self) -> str:
-        """All of it in words."""
         return (
             f"{self.cases} cases will take about {duration(self.seconds)}, "
             f"{self.bytes / 1e6:.1f} MB of disk and {self.memory / 1e9:.2f} GB of memory."
@@ -167,7 +161,6 @@ class _CostEstimate:
 
 
 def estimate_run_cost(run: _Run, probes: int = 3) -> _CostEstimate:
-    """Estimate time and memory of a run from a few cases."""
     cases = as_cases(run.images)
     config, pipeline = run.config, run.pipeline
     executor = CaseExecutor(

@@ -23,7 +23,6 @@ CENTERS = (9, 16, 24, 32)
 
 
 def _sampling_masks(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Count the lines of nested masks, and check that they are nested."""
     sets = {}
     if inputs.masks is not None:
         sets["masks"] = np.asarray(inputs.masks, dtype=bool), inputs.mask_accelerations

@@ -177,7 +177,6 @@ class _ScalarPosterior:
 
 
 def stack_cases(covariances: Sequence[LineCovariance]) -> LineCovariance:
-    """Stack line covariances of several cases."""
     kind: Any = type(covariances[0])
     each = (np.concatenate([getattr(c, f.name) for c in covariances]) for f in fields(kind))
     stacked: LineCovariance = kind(*each)
@@ -394,7 +393,6 @@ class AdaptiveLines:
         return np.array(self.masks[0], dtype=bool)
 
     def measure_lines(self, image: Any, acceleration: float, lines: BoolArray) -> Any:
-        """Measure the given lines of an image."""
         return self.system.measure_lines(image, acceleration, lines)
 
     def next_lines(

@@ -54,8 +54,6 @@ class Radon:
 
 
 class _SparseMatmul(torch.autograd.Function):
-    """Sparse matrix product with autograd."""
-
     @staticmethod
     def forward(ctx: Any, rows: Tensor, matrix: Tensor, transpose: Tensor) -> Tensor:
         ctx.matrices = matrix, transpose
@@ -208,7 +206,6 @@ class SinogramBatch:
         return _view_weights(self.mask, self.radon.angles)
 
     def take(self, rows: Tensor) -> SinogramBatch:
-        """Select cases."""
         views = (self.projections[rows], self.mask[rows])
         return SinogramBatch(*views, self.radon, self.share[rows], self.variance[rows])
 
@@ -262,7 +259,6 @@ def filtered_back_projection(
 
 
 def _view_weights(mask: Tensor, angles: Sequence[float]) -> Tensor:
-    """Return the angular weight of each view."""
     order = np.argsort(angles)
     ahead = torch.as_tensor(np.asarray(angles)[order], dtype=torch.float64, device=mask.device)
     here = mask[:, torch.as_tensor(order, device=mask.device)]
@@ -465,8 +461,6 @@ class ParallelBeamCT:
 
 @dataclass(frozen=True, eq=False)
 class SimulatedCTScanner:
-    """Simulated CT scanner."""
-
     image: Tensor
     scanner: ParallelBeamCT
 

@@ -52,7 +52,6 @@ class EngineOptions:
     device: str | None = None  # where networks run
 
     def refuse_slurm(self) -> None:
-        """Refuse parameters of SLURM jobs."""
         if self.slurm:
             raise InputError("--slurm needs --engine slurm", code="option.unused")
 
@@ -108,7 +107,6 @@ class LocalEngine:
 
     @classmethod
     def from_options(cls, options: EngineOptions) -> LocalEngine:
-        """Return the engine, which has no options."""
         options.refuse_slurm()
         if options.workers is not None or options.address is not None:
             text = "the local engine takes no workers or address; use --engine ray or slurm"
@@ -116,11 +114,9 @@ class LocalEngine:
         return cls()
 
     def ready(self, scratch: Path) -> AbstractContextManager[None]:
-        """No connection is needed."""
         return nullcontext()
 
     def run(self, work: WorkItems, todo: list[int], progress: Progress) -> None:
-        """Run the cases in this process."""
         work.run(todo, progress)
 
 
@@ -237,8 +233,6 @@ class RayOptions:
 
 @dataclass
 class _RayWorker:
-    """Actor on the cluster."""
-
     work: WorkItems
 
     def run(self, todo: list[int]) -> int:

@@ -41,7 +41,6 @@ class DeadlineWorker:
     _late: threading.Thread | None = field(default=None, init=False, repr=False)
 
     def run(self, compute: Callable[[], T], *, hurry: bool = True) -> T:
-        """Return the result of a computation, or raise TimeoutError after the deadline."""
         if self._late is not None:
             self._late.join(self.deadline if hurry else None)
             if self._late.is_alive():
@@ -401,7 +400,6 @@ def pick_device(device: str | None) -> str:
 
 
 def num_threads() -> int | None:
-    """Return torch's CPU thread count, or None."""
     torch = sys.modules.get("torch")
     return None if torch is None else int(torch.get_num_threads())
 

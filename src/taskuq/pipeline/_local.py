@@ -76,8 +76,6 @@ _Item = tuple[int, Any, str]
 
 @dataclass(frozen=True)
 class RunCases:
-    """Images of a run with case, group and label."""
-
     images: Any
     case: tuple[str, ...]
     group: np.ndarray | None
@@ -135,12 +133,10 @@ class RunLog:
     folder: Path
 
     def write(self, event: str, **details: Any) -> None:
-        """Append an event."""
         record = {"event": event, "time": round(time.time(), 3), **details}
         append_jsonl(self.folder / LOG, [record])
 
     def failed(self, case: str, error: BaseException) -> None:
-        """Record why a case has no outputs."""
         self.write("failed", case=case, error=describe_error(error, 500))
 
     def failures(self) -> dict[str, str]:
@@ -291,7 +287,6 @@ class _RowBuffer:
             self.flush()
 
     def flush(self) -> None:
-        """Write the buffer as one shard."""
         if self.index:
             rates, cases = self.writer.header.accelerations, self.cases
             rounds = len(rates)
@@ -328,22 +323,18 @@ class CaseWorker:
 
     @property
     def folder(self) -> Path:
-        """Folder of the table."""
         return self.writer.folder
 
     @property
     def size(self) -> int:
-        """Number of cases in a batch."""
         return self.executor.size
 
     def unfinished(self, indices: Sequence[int]) -> list[int]:
-        """Return the cases that no shard holds yet."""
         names = [self.cases.case[index] for index in indices]
         done = finished_cases(self.folder, self.writer.header, names)
         return [int(index) for index in np.asarray(indices, dtype=int)[~done]]
 
     def record_failure(self, index: int, error: Exception) -> None:
-        """Log why a case is missing."""
         self.log.failed(self.cases.case[index], error)
 
     def run(self, indices: list[int], progress: Progress | None = None) -> int:
@@ -354,7 +345,6 @@ class CaseWorker:
         return len(indices)
 
     def store(self, results: Iterable[Ran], progress: Progress) -> None:
-        """Write outputs to the table and errors to the log."""
         buffer = _RowBuffer(self.writer, self.cases)
         failures = successes = 0
         try:
@@ -466,7 +456,6 @@ def choose_cases(executor: CaseExecutor, cases: RunCases, n: int) -> list[int]:
 def store_images(
     folder: Path, executor: CaseExecutor, cases: RunCases, chosen: Sequence[int]
 ) -> Path:
-    """Store display images of chosen cases."""
     path, names = folder / PICTURES, [cases.case[index] for index in chosen]
     if path.exists():
         with open_npz(path, "images") as archive:

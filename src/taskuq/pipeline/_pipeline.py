@@ -275,8 +275,6 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class _TableRun:
-    """A table that is filled or resumed."""
-
     cases: RunCases
     folder: Path
     engine: Engine
@@ -287,7 +285,6 @@ class _TableRun:
     quiet: bool
 
     def threads(self, threads: int | None) -> int | None:
-        """Return the torch threads of every worker."""
         if threads is not None:
             if threads < 1:
                 raise InputError(f"threads must be at least 1, got {threads}", code="value.invalid")

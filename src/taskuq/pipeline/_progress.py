@@ -46,7 +46,6 @@ class Progress:
             self.drawing.console.print(line, markup=False, soft_wrap=True)
 
     def step(self, *, failed: bool = False) -> None:
-        """Count one case, and update the line."""
         self.done += 1
         self.fresh += 1
         self.failed += failed

@@ -205,8 +205,6 @@ def _upsample(
 
 @dataclass(frozen=True, eq=False)
 class FusedVarNet:
-    """VarNet for inference on one device and precision."""
-
     sensitivity: FusedUNet
     cascades: tuple[tuple[FusedUNet, float], ...]  # with data-consistency weights
 
@@ -353,8 +351,6 @@ class GraphedFunction:
 
 
 class _FunctionModule(nn.Module):
-    """Function wrapped as a module, so that torch finds its weights."""
-
     def __init__(self, network: nn.Module, compute: Callable[..., Tensor]) -> None:
         super().__init__()
         self.network, self.compute = network, compute

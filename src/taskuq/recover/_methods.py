@@ -48,7 +48,6 @@ def check_samples(samples: int) -> None:
 
 
 def init_weights(network: nn.Module, weights: Path | None, kind: str) -> None:
-    """Load the initial weights of a training, if a file of this kind is named."""
     if weights is not None:
         path = locate(weights)
         read_card(path, (kind,))
@@ -204,8 +203,6 @@ class Ensemble(BatchRecovery):
 
 @dataclass(frozen=True)
 class EnsembleMethod:
-    """Settings [recover] of an ensemble."""
-
     members: tuple[Path, ...] = ()
 
     def open(self, device: torch.device | str) -> Ensemble:

@@ -219,8 +219,6 @@ class FilteredBackProjection(BatchRecovery):
 
 @dataclass(frozen=True, eq=False)
 class _UnrolledEstimate:
-    """Unrolled-network estimate of a batch."""
-
     image: Tensor
     first: Tensor
     back_projection: Tensor
@@ -265,8 +263,6 @@ UNROLLED_TRAINING = TrainingConfig(
 
 @dataclass(frozen=True)
 class _UnrolledRecovery(BatchRecovery):
-    """Point estimate by an unrolled network."""
-
     net: _UnrolledNet
     device: torch.device | str
 
@@ -342,8 +338,6 @@ SAMPLER_PRESETS = {
 
 @dataclass(frozen=True)
 class _UnrolledEstimator:
-    """Sinograms to unrolled-network estimates."""
-
     net: _UnrolledNet
 
     def __call__(self, measurements: Sequence[Sinogram]) -> _UnrolledEstimate:

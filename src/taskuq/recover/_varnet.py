@@ -102,7 +102,6 @@ class UNet(nn.Module):
 
     @property
     def output(self) -> nn.Module:
-        """The last 1×1 convolution."""
         return cast(nn.Sequential, self.up_conv[-1])[1]
 
 
@@ -169,8 +168,6 @@ class _SensitivityModel(nn.Module):
 
 
 class VarNetBlock(nn.Module):
-    """One refinement of k-space."""
-
     def __init__(self, width: int, pools: int) -> None:
         super().__init__()
         self.model = NormUnet(width, pools)

@@ -248,7 +248,6 @@ def to_numpy(array: Any, name: str) -> np.ndarray:
 
 
 def write_case_list(folder: Path, case: list[str], group: Any = None, label: Any = None) -> Path:
-    """Write case, group and label of all planned cases."""
     import pyarrow as pa
 
     columns = {"case": case, "group": group, "label": label}
@@ -297,8 +296,6 @@ PICTURES = "pictures.npz"
 
 @dataclass(frozen=True)
 class TableHeader:
-    """Attributes of a table on disk."""
-
     accelerations: tuple[float, ...]
     samples: int
     task_names: tuple[str, ...] = ("task",)
@@ -310,7 +307,6 @@ class TableHeader:
     provenance: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all attributes as JSON values."""
         return {
             "schema": SCHEMA,
             "accelerations": [None if np.isnan(R) else R for R in self.accelerations],
@@ -492,7 +488,6 @@ def _numeric_column(rows: Any, name: str, shard: Path) -> np.ndarray:
 
 
 def read_header(folder: Path) -> TableHeader:
-    """Read the attributes of a table."""
     path = folder / HEADER
     if not path.exists():
         raise InputError(f"{folder} has no {HEADER} and is not a table", code="file.missing")
@@ -637,7 +632,6 @@ def _place_rows(header: TableHeader, shards: list[Path]) -> tuple[Any, list[Plac
 def _fill(
     outputs: np.ndarray, targets: np.ndarray, header: TableHeader, shard: Path, place: Places
 ) -> None:
-    """Fill the arrays from the rows of a shard."""
     start = 0
     for rows in _read_batches(shard, [name for pair in header.columns for name in pair]):
         here = slice(start, start + len(rows))

@@ -66,8 +66,6 @@ def _log_epoch(path: Path, row: Mapping[str, float]) -> None:
 
 
 class _TensorBoardLog:
-    """TensorBoard scalars, if installed."""
-
     def __init__(self, folder: Path, epoch: int) -> None:
         self.records: Any = None
         try:

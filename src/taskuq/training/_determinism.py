@@ -23,8 +23,6 @@ Place = tuple[int, int]
 
 
 class EpochSampler(Sampler[Place]):
-    """Sampler of (epoch, index) pairs."""
-
     def __init__(
         self, length: int, seed: int | None, *, batch: int = 1, most: int | None = None
     ) -> None:
@@ -71,8 +69,6 @@ SMALL, SHARE = 8 * 2**30, 1 / 4
 
 @dataclass(frozen=True, eq=False)
 class DeviceDataset:
-    """Data set preloaded on the training device."""
-
     by_case: Mapping[str, Tensor]
     by_draw: Mapping[str, Tensor] = field(default_factory=dict)
     drawn: Callable[[int, int], int] | None = None
@@ -95,8 +91,6 @@ class DeviceDataset:
 
 @runtime_checkable
 class _Preloadable(Protocol):
-    """Data set that can be preloaded on a device."""
-
     def stock(self, device: torch.device, most: float) -> DeviceDataset | None:
         """Return all cases, or None unless they are of one size and at most ``most`` bytes."""
 
@@ -120,7 +114,6 @@ class DeviceLoader:
 def preload(
     cases: Any, feed: Literal["auto", "device", "loader"], *, on_gpu: bool, is_alone: bool
 ) -> DeviceDataset | None:
-    """Preload all cases onto the training device if configured."""
     is_asked, found = feed == "device", None
     if feed == "loader" or not (is_asked or on_gpu):
         return None
@@ -147,7 +140,6 @@ def gaussian_rows(out: Tensor, seeds: Sequence[int]) -> Tensor:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed torch globally within a context."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)

@@ -100,8 +100,6 @@ class _MultiStage(Protocol):
 
 @runtime_checkable
 class _SplitWriter(Protocol):
-    """Settings whose data leave a shared split file."""
-
     def open_parts(self, *, is_stored: bool) -> Any:
         """Open the data for ``prepare``, optionally without writing the split."""
 
@@ -112,8 +110,6 @@ PROBES = 5
 
 @dataclass(frozen=True)
 class TrainerOptions:
-    """Accelerator, devices and nodes of a training."""
-
     accelerator: str = "auto"
     devices: int = 1
     nodes: int = 1
@@ -129,8 +125,6 @@ class TrainerOptions:
 
 
 class _TrainingSettings(Protocol):
-    """Settings of a training."""
-
     @property
     def training(self) -> TrainingConfig: ...
 

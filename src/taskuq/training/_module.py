@@ -27,8 +27,6 @@ SHOWN = 20
 
 
 class TrainingModule(LightningModule):
-    """LightningModule of a recipe."""
-
     def __init__(self, recipe: Recipe, config: TrainingConfig) -> None:
         super().__init__()
         self.recipe, self.settings = recipe, config
@@ -192,8 +190,6 @@ SYNCHRONISED, CLOCKED = 20, 5
 
 
 class StepTimer(Callback):
-    """Callback that times steps and ends a trial run."""
-
     def __init__(
         self,
         kind: str,

@@ -33,7 +33,6 @@ def locate(weights: Path | str) -> Path:
 
 
 def referenced_files(settings: Any) -> Iterator[Path]:
-    """Yield files named by a configuration."""
     for field_ in fields(settings):
         value = getattr(settings, field_.name)
         if isinstance(value, dict):
@@ -124,7 +123,6 @@ def load_weights(network: nn.Module, path: Path | str) -> None:
 
 
 def load_tensors(network: nn.Module, found: Mapping[str, Tensor], path: Path | str) -> None:
-    """Load tensors into a network; names and shapes must match."""
     state = network.state_dict()
     missing, extra = sorted(set(state) - set(found)), sorted(set(found) - set(state))
     wrong = [k for k in state if k in found and state[k].shape != found[k].shape]

@@ -16,8 +16,6 @@ from taskuq.recover._varnet import UNet
 
 
 class _ActNorm(nn.Module):
-    """Scale and shift each channel."""
-
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.zeros(channels))
@@ -321,8 +319,6 @@ class _InvertibleAttention(nn.Module):
 
 
 class FlowStep(nn.Module):
-    """ActNorm, rotation, conditional coupling, attention."""
-
     def __init__(
         self, channels: int, condition: int, *, kernel: int, generator: torch.Generator
     ) -> None:
@@ -352,8 +348,6 @@ class FlowStep(nn.Module):
 
 
 class FlowLayer(nn.Module):
-    """Transition and alternating flow steps."""
-
     def __init__(
         self, channels: int, condition: int, *, steps: int, generator: torch.Generator
     ) -> None:
@@ -390,8 +384,6 @@ ACCELERATIONS = (1, 2, 4, 8, 16, 32, 64)
 
 
 class ResidualScaleNet(nn.Module):
-    """Predict the log standard deviation of residuals."""
-
     def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
         super().__init__()
         self.first = nn.Conv2d(inputs, hidden, 3, padding=1)

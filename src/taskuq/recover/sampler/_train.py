@@ -355,8 +355,6 @@ class _RescaledEstimates:
 
 
 class VarNetEstimator:
-    """Measurements to VarNet estimates."""
-
     def __init__(self, net: VarNet, *, dtype: torch.dtype = torch.float16) -> None:
         self.net = inference_varnet(net.eval(), dtype)
         self.device = next(net.parameters()).device
