@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
 
 from taskuq._arrays import ranges_to_json
 from taskuq._io import atomic_write, open_npz
@@ -73,10 +77,6 @@ def _ids(table: TaskOutputs) -> np.ndarray:
 
 
 def read_rows_file(path: Path) -> TaskOutputs:
-    import pyarrow as pa
-    import pyarrow.csv
-    import pyarrow.parquet as pq
-
     try:
         if path.suffix == ".csv":
             # "007" is a name, not a number.
@@ -92,8 +92,6 @@ def read_rows_file(path: Path) -> TaskOutputs:
 
 
 def read_frame(frame: Any) -> TaskOutputs:
-    import pyarrow as pa
-
     try:
         rows = pa.table(frame)
     except (pa.ArrowException, ValueError, TypeError, AttributeError) as error:
@@ -103,8 +101,6 @@ def read_frame(frame: Any) -> TaskOutputs:
 
 
 def _read_rows(rows: Any, source: str) -> TaskOutputs:
-    import pyarrow.compute as pc
-
     columns = rows.column_names
     if rows.num_rows == 0:
         raise InputError(f"{source} has no rows; check the file", code="table.incomplete")
@@ -220,8 +216,6 @@ class _Rows:
         return places, outputs[order].reshape(len(places), -1)
 
     def _lists(self) -> FloatArray:
-        import pyarrow as pa
-
         lists = self.rows["outputs"].combine_chunks()
         kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
         if lists.null_count or not any(is_kind(lists.type) for is_kind in kinds):
@@ -234,8 +228,6 @@ class _Rows:
 
 
 def _numbers(column: Any, name: str, source: str) -> FloatArray:
-    import pyarrow as pa
-
     is_number = pa.types.is_floating(column.type) or pa.types.is_integer(column.type)
     values = np.asarray(column.to_numpy(zero_copy_only=False)) if is_number else None
     if values is None or column.null_count or not np.isfinite(values).all():
@@ -282,10 +274,6 @@ def read_npz(path: Path) -> TaskOutputs:
 
 def write_rows(table: TaskOutputs, path: Path) -> Path:
     """Write a table as a CSV or Parquet file of rows."""
-    import pyarrow as pa
-    import pyarrow.csv
-    import pyarrow.parquet as pq
-
     rounds, n, tasks = table.rounds, table.cases, table.tasks
     x = table.outputs if table.outputs.ndim == 4 else table.outputs[..., None]
     ids = {"case": _ids(table), "group": table.group, "label": table.label}

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from taskuq._arrays import ranges_from_json, ranges_to_json, require_finite
 from taskuq._config import flatten
@@ -43,9 +46,6 @@ def _write_parquet(
     table: Any, path: Path, note: Mapping[str, Any] | None = None, *, exclusive: bool = False
 ) -> Path:
     """Write an Arrow table whole, with checksums."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     hashes = _ColumnHashes(table.column_names)
     for rows in table.to_batches():
         hashes.update(rows)
@@ -66,9 +66,6 @@ def _write_parquet(
 
 def _read_batches(path: Path, columns: list[str], identity: str = "") -> Iterator[Any]:
     """Yield batches of rows; raise InputError if the file is damaged or of another table."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     schema = _read_schema(path)
     note = _read_note(path, schema)
     if identity and note.get("table", identity) != identity:
@@ -92,8 +89,6 @@ def _read_batches(path: Path, columns: list[str], identity: str = "") -> Iterato
 
 
 def _read_columns(path: Path, columns: list[str], identity: str = "") -> Any:
-    import pyarrow as pa
-
     batches = list(_read_batches(path, columns, identity))
     if not batches:
         return _read_schema(path).empty_table().select(columns)
@@ -101,9 +96,6 @@ def _read_columns(path: Path, columns: list[str], identity: str = "") -> Any:
 
 
 def _read_schema(path: Path) -> Any:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     if not is_regular_file(path):
         raise _irregular(path)
     try:
@@ -146,9 +138,6 @@ class _ColumnHashes:
             self.parts[name] = (set(), hashlib.sha256(), hashlib.sha256())
 
     def update(self, rows: Any) -> None:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         for name, (kinds, content, lengths) in self.parts.items():
             array = rows.column(name)
             if pa.types.is_fixed_size_list(array.type):
@@ -184,8 +173,6 @@ CASE_LIST = "_cases.parquet"
 
 def identities(column: Any, name: str, source: str, *, floats: bool = False) -> Any:
     """Return a column of ids as an Arrow array of int64 or large_string."""
-    import pyarrow as pa
-
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     texts = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     whole = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
@@ -207,15 +194,11 @@ def identities(column: Any, name: str, source: str, *, floats: bool = False) -> 
 
 
 def _as_texts(array: Any) -> Any:
-    import pyarrow as pa
-
     return array.cast(pa.large_string())
 
 
 def _concatenate(arrays: Sequence[Any]) -> Any:
     """Join ids, as strings if some are strings and others integers."""
-    import pyarrow as pa
-
     if len(arrays) > 1 and len({array.type for array in arrays}) > 1:
         arrays = [_as_texts(array) for array in arrays]
     return pa.concat_arrays(arrays)
@@ -223,8 +206,6 @@ def _concatenate(arrays: Sequence[Any]) -> Any:
 
 def index_of(array: Any, among: Any) -> np.ndarray:
     """Return the index of each id, -1 if absent."""
-    import pyarrow.compute as pc
-
     if array.type != among.type:
         array, among = _as_texts(array), _as_texts(among)
     return np.asarray(pc.fill_null(pc.index_in(array, value_set=among), -1))
@@ -232,9 +213,6 @@ def index_of(array: Any, among: Any) -> np.ndarray:
 
 def to_numpy(array: Any, name: str) -> np.ndarray:
     """Return ids as NumPy integers or strings."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if pa.types.is_integer(array.type):
         return np.asarray(array)
     longest = pc.max(pc.utf8_length(array)).as_py() or 1
@@ -248,8 +226,6 @@ def to_numpy(array: Any, name: str) -> np.ndarray:
 
 
 def write_case_list(folder: Path, case: list[str], group: Any = None, label: Any = None) -> Path:
-    import pyarrow as pa
-
     columns = {"case": case, "group": group, "label": label}
     rows = pa.table({name: pa.array(v) for name, v in columns.items() if v is not None})
     return _write_parquet(rows, folder / CASE_LIST, exclusive=True)
@@ -398,8 +374,6 @@ class TableWriter:
             image: Fingerprint of each row's image.
             lines: Sampled lines, booleans (row, line).
         """
-        import pyarrow as pa
-
         x = np.asarray(outputs, dtype=np.float32)
         z = np.asarray(targets, dtype=float)
         x = x[..., None] if x.ndim == 2 else x
@@ -431,8 +405,6 @@ class TableWriter:
 
 def finished_cases(folder: Path, header: TableHeader, names: Sequence[str]) -> np.ndarray:
     """Return True per case whose rounds are all stored."""
-    import pyarrow as pa
-
     there = np.zeros((len(header.accelerations), len(names)), dtype=bool)
     places = _read_places(_shard_paths(folder), header)
     if places:
@@ -599,9 +571,6 @@ def read_shards(folder: Path) -> TaskOutputs:
 
 def _place_rows(header: TableHeader, shards: list[Path]) -> tuple[Any, list[Places], np.ndarray]:
     """Return all ids, the place of each row, and True for each complete case."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     cases, rounds = zip(*_read_places(shards, header), strict=True)
     names = _concatenate(cases)
     ids = pc.unique(names)
@@ -650,8 +619,6 @@ def _read_ids(
     shards: list[Path], schemas: list[Any], places: list[Places], n: int
 ) -> dict[str, np.ndarray]:
     """Return group and label if they are known of all cases."""
-    import pyarrow as pa
-
     read: dict[str, list[tuple[Any, np.ndarray]]] = {"group": [], "label": []}
     for shard, schema, (case, _) in zip(shards, schemas, places, strict=True):
         present = [name for name in read if name in schema.names]
@@ -689,8 +656,6 @@ def _read_lines(
 
 def _require_lists(schema: Any, header: TableHeader, shard: Path) -> None:
     """Raise InputError unless outputs are lists with one number per sample."""
-    import pyarrow as pa
-
     for _, name in header.columns:
         if name not in schema.names:
             raise InputError(f"shard {shard.name} has no column {name}", code="table.column")

@@ -214,9 +214,9 @@ class Checkpoint(Callback):
             return
         epoch = trainer.current_epoch
         value = float(trainer.callback_metrics[f"validation_{self.recipe.monitor}"])
-        is_best = self.recipe.is_better(value, self.best)
-        if is_best:
-            self.best = value
+        sign = -1 if self.recipe.mode == "min" else 1
+        is_best = self.best is None or sign * value > sign * self.best
+        self.best = value if is_best else self.best
         self.since_best = 0 if is_best else self.since_best + 1
         trainer.should_stop |= 0 < self.patience <= self.since_best
         assert isinstance(pl_module, TrainingModule)

@@ -40,14 +40,8 @@ class TrainingConfig:
     patience: int = 0
 
     def __post_init__(self) -> None:
-        for name in (
-            "epochs",
-            "batch",
-            "accumulate",
-            "lr_decay_epochs",
-            "checkpoint_every",
-            "learning_rate",
-        ):
+        positive = ("epochs", "batch", "accumulate", "lr_decay_epochs", "checkpoint_every")
+        for name in (*positive, "learning_rate"):
             if getattr(self, name) <= 0:
                 text = f"training.{name} must be positive, got {getattr(self, name)}"
                 raise InputError(text, code="value.invalid")
@@ -88,6 +82,3 @@ class Recipe:
     collate: Callable[[list[Any]], Batch] | None = None
     pretraining: tuple[Recipe, TrainingConfig] | None = None
     on_end: Callable[[], Mapping[str, Any] | None] | None = None
-
-    def is_better(self, new: float, old: float | None) -> bool:
-        return old is None or (new < old if self.mode == "min" else new > old)

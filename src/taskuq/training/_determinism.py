@@ -189,7 +189,14 @@ class SyncLayers:
         y = centred * (variance + norm.eps).rsqrt().view(shape)
         if norm.affine:
             y = y * norm.weight.view(shape) + norm.bias.view(shape)
-        _remember(norm, mean.detach(), variance.detach() * count / (count - 1).clamp_min(1))
+        if norm.running_mean is not None and norm.running_var is not None:
+            # As torch does.
+            assert norm.num_batches_tracked is not None
+            norm.num_batches_tracked.add_(1)
+            share = 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+            unbiased = variance.detach() * count / (count - 1).clamp_min(1)
+            norm.running_mean.lerp_(mean.detach().to(norm.running_mean.dtype), share)
+            norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), share)
         return y.to(x.dtype)
 
     def dropped(self, dropout: nn.Dropout, x: Tensor) -> Tensor:
@@ -199,17 +206,6 @@ class SyncLayers:
         kept = x.new_empty((self.share.total, *x.shape[1:]))
         kept.bernoulli_(1 - dropout.p, generator=self.generator).div_(1 - dropout.p)
         return x * kept[rows]
-
-
-def _remember(norm: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
-    """Update a layer's running moments, as torch does."""
-    if norm.running_mean is None or norm.running_var is None:
-        return
-    assert norm.num_batches_tracked is not None
-    norm.num_batches_tracked.add_(1)
-    share = norm.momentum if norm.momentum is not None else 1 / float(norm.num_batches_tracked)
-    norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), share)
-    norm.running_var.lerp_(variance.to(norm.running_var.dtype), share)
 
 
 class _Sum(torch.autograd.Function):

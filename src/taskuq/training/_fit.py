@@ -207,9 +207,8 @@ def _fit(
         return best
     planned = config.epochs * max(1, len(training) // config.batch // config.accumulate)  # type: ignore[arg-type]
     if steps is None and config.warmup_steps > planned:
-        _print(
-            f"training.warmup_steps is {config.warmup_steps} of {planned} steps; lower it", machine
-        )
+        text = f"training.warmup_steps is {config.warmup_steps} of {planned} steps; lower it"
+        _print(text, machine)
     notes = {key: settings[key] for key in settings if key != "network"}
     keep = Checkpoint(recipe, folder, config.checkpoint_every, notes, config.patience)
     _loop(
@@ -294,10 +293,8 @@ def _loop(
         trainer = _make_trainer(config, machine, [timing] if keep is None else [keep, timing])
         if trainer.world_size != machine.processes:
             # Lightning starts as many processes as a SLURM step has tasks.
-            raise InputError(
-                f"{trainer.world_size} processes were launched, not {machine.processes}; use srun",
-                code="option.conflict",
-            )
+            message = f"{trainer.world_size} processes started, not {machine.processes}; use srun"
+            raise InputError(message, code="option.conflict")
         on_interrupt = signal.getsignal(signal.SIGINT)
         try:
             trainer.fit(module, *loaders, ckpt_path=None if resume is None else str(resume))

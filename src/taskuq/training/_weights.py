@@ -128,11 +128,8 @@ def load_tensors(network: nn.Module, found: Mapping[str, Tensor], path: Path | s
     wrong = [k for k in state if k in found and state[k].shape != found[k].shape]
     if missing or extra or wrong:
         name = (missing + extra + wrong)[0]
-        raise InputError(
-            f"{path} has {len(missing)} weights missing, {len(extra)} unknown and {len(wrong)} of "
-            f"another shape (first {name}); use the TOML next to it",
-            code="weights.mismatch",
-        )
+        text = f"{path} has {len(missing)} weights missing, {len(extra)} unknown and {len(wrong)} "
+        raise InputError(f"{text}of another shape (first {name})", code="weights.mismatch")
     with torch.no_grad():
         for key, value in state.items():
             value.copy_(found[key])
