@@ -53,11 +53,8 @@ class DeepinvRecover:
 
     def __post_init__(self) -> None:
         if self.kind not in ("point", "sampler", "chain") or self.together < 1:
-            raise InputError(
-                f"kind must be point, sampler or chain and together at least 1, got {self.kind!r} "
-                f"and {self.together}",
-                code="choice.unknown",
-            )
+            text = "kind must be point, sampler or chain and together at least 1, got "
+            raise InputError(f"{text}{self.kind!r} and {self.together}", code="choice.unknown")
         if self.kind == "chain" and not hasattr(self.model, "get_chain"):
             name = type(self.model).__name__
             raise InputError(f"{name} keeps no chain; use another kind", code="component.invalid")
@@ -103,11 +100,9 @@ class DeepinvRecover:
         )
         states = list(chain.get_chain())
         if min(kept, len(states)) < samples:
-            raise InputError(
-                f"the chain keeps {min(kept, len(states))} states for {samples} samples; use more "
-                "iterations, less thinning, or history_size=True",
-                code="samples.mismatch",
-            )
+            text = f"the chain keeps {min(kept, len(states))} states for {samples} samples; use "
+            text += "more iterations, less thinning, or history_size=True"
+            raise InputError(text, code="samples.mismatch")
         return states[-samples:]
 
 
@@ -173,11 +168,9 @@ class RecoveryFolder:
         else:
             files = [path for end in ENDINGS if (path := Path(f"{stem}{end}")).is_file()]
             if len(files) != 1:
-                raise InputError(
-                    f"{len(files)} files hold recoveries of {case} at R = {acceleration:g}; store "
-                    f"one of {stem}.npz, .npy, .nii.gz or .nii",
-                    code="file.missing",
-                )
+                text = f"{len(files)} files hold recoveries of {case} at R = {acceleration:g}; "
+                text += f"store one of {stem}.npz, .npy, .nii.gz or .nii"
+                raise InputError(text, code="file.missing")
             found = _read(safe_join(self.path, str(files[0])))
         if len(found) != 1 and len(found) < samples:
             text = f"{stem} has {len(found)} samples, {samples} are needed"

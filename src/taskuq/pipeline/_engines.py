@@ -166,11 +166,9 @@ class RayOptions:
         try:
             room, wanted = self._room(ray), 1 if self.workers is None else self.workers
             if not 1 <= wanted <= room:
-                raise InputError(
-                    f"{wanted} workers of {self.cpus:g} CPUs and {self.gpus:g} GPUs do not fit a "
-                    f"cluster with {_resources(ray)}; use 1 to {room} workers, or add nodes",
-                    code="value.invalid",
-                )
+                text = f"{wanted} workers of {self.cpus:g} CPUs and {self.gpus:g} GPUs do not fit "
+                text += f"{_resources(ray)}; use 1 to {room} workers, or add nodes"
+                raise InputError(text, code="value.invalid")
             yield
         finally:
             if started_here:
@@ -284,11 +282,9 @@ class SlurmOptions:
         needs_gpu = options.address is None and chosen.requested.get("gpus_per_node", 1)
         # Networks stay on the kind of device they are loaded to here.
         if needs_gpu and not pick_device(options.device).startswith("cuda"):
-            raise InputError(
-                "this node has no GPU, and jobs use the kind of device found here; start on a GPU "
-                "node, e.g. srun --gpus=1 taskuq run ..., or use --device cpu",
-                code="dependency.missing",
-            )
+            text = "this node has no GPU, and jobs use the kind of device found here; start on a "
+            text += "GPU node, e.g. srun --gpus=1 taskuq run ..., or use --device cpu"
+            raise InputError(text, code="dependency.missing")
         return chosen
 
     @property
@@ -370,10 +366,8 @@ class SlurmOptions:
             asked = {k: v for k, v in self.requested.items() if (k, v) != ("gpus_per_node", 0)}
             executor.update_parameters(**asked)
         except (RuntimeError, ValueError, NameError, TypeError) as error:
-            raise InputError(
-                f"jobs cannot be submitted here ({first_line(error):.160}); use a SLURM login node",
-                code="dependency.missing",
-            ) from None
+            text = f"jobs cannot be submitted here ({first_line(error):.160}); use a login node"
+            raise InputError(text, code="dependency.missing") from None
         return executor
 
 
@@ -438,9 +432,8 @@ def _wait(jobs: Sequence[Any]) -> Iterator[tuple[int, Exception | None]]:
     while waiting:
         now = time.monotonic()
         # squeue is called again after a tenth of the time waited so far.
-        if isinstance(jobs[0], SlurmJob) and now - looked >= min(
-            30.0, max(1.0, (now - began) / 10)
-        ):
+        pause = min(30.0, max(1.0, (now - began) / 10))
+        if isinstance(jobs[0], SlurmJob) and now - looked >= pause:
             looked, states = now, _states(f"--jobs={jobs[0].job_id.partition('_')[0]}", states)
         for place, job in list(waiting.items()):
             state = states.get(job.job_id, "GONE")

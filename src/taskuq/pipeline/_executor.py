@@ -117,11 +117,8 @@ class Executor:
                 measurements, samples=samples, seeds=_filled(seeds, len(measurements))
             )
         if len(recoveries) != len(measurements):
-            raise InputError(
-                f"recover.batch returned {len(recoveries)} cases for {len(measurements)}; return "
-                "(case, sample, height, width)",
-                code="component.invalid",
-            )
+            text = f"recover.batch returned {len(recoveries)} cases for {len(measurements)}; "
+            raise InputError(f"{text}return (case, sample, ...)", code="component.invalid")
         return recoveries.reshape(-1, *recoveries.shape[2:])
 
     def load(self, case: str, acceleration: float, samples: int, like: Any) -> Any:
@@ -268,10 +265,8 @@ class CaseExecutor:
                 for i, name in enumerate(names):
                     own = batch.images[i * each : (i + 1) * each]
                     with no_grad(), self._blame("next_lines", [name], R):
-                        more = rule.next_lines(
-                            k, batch.measurements[i], own, self.executor.cached_task(),
-                            lines[i].copy(),
-                        )  # fmt: skip
+                        task, scan = self.executor.cached_task(), batch.measurements[i]
+                        more = rule.next_lines(k, scan, own, task, lines[i].copy())
                     lines = [*lines[:i], require_nested_lines(more, lines[i], k), *lines[i + 1 :]]
 
     def target(self, image: Any) -> FloatArray:
@@ -317,11 +312,8 @@ class CaseExecutor:
             text += f"{self._at(R)}; return {self.samples} samples or one estimate"
             raise InputError(text, code="component.invalid")
         if outputs.shape[1] != tasks:
-            raise InputError(
-                f"the task returned {outputs.shape[1]} outputs {self._at(R)}, {tasks} on the true "
-                f"image of {_listed(names)}; return as many",
-                code="component.invalid",
-            )
+            text = f"the task returned {outputs.shape[1]} outputs {self._at(R)}, {tasks} on the "
+            raise InputError(f"{text}true image of {_listed(names)}", code="component.invalid")
         return outputs.reshape(self.size, -1, tasks)
 
     def _sample(

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -268,46 +268,6 @@ class BatchRunner:
             self.log.write("out of memory", batch=self.executor.size)
 
 
-@dataclass
-class _RowBuffer:
-    """Finished cases that are not written yet."""
-
-    writer: TableWriter
-    cases: RunCases
-    index: list[int] = field(default_factory=list)
-    rows: list[CaseOutputs] = field(default_factory=list)
-    since: float = field(default_factory=time.monotonic)
-
-    def add(self, index: int, row: CaseOutputs) -> None:
-        """Add a finished case; write a shard if it is time."""
-        self.index.append(index)
-        self.rows.append(row)
-        n = len(self.index) * len(self.writer.header.accelerations)
-        if n >= ROWS or time.monotonic() - self.since > SECONDS:
-            self.flush()
-
-    def flush(self) -> None:
-        if self.index:
-            rates, cases = self.writer.header.accelerations, self.cases
-            rounds = len(rates)
-            outputs = np.stack([row.outputs for row in self.rows], axis=1)
-            lines = [row.lines for row in self.rows if row.lines is not None]
-            try:
-                self.writer.write(
-                    np.tile([cases.case[i] for i in self.index], rounds),
-                    np.repeat(rates, len(self.index)).tolist(),
-                    outputs.reshape(-1, *outputs.shape[2:]),
-                    np.tile(np.stack([row.targets for row in self.rows]), (rounds, 1)),
-                    group=None if cases.group is None else np.tile(cases.group[self.index], rounds),
-                    label=None if cases.label is None else np.tile(cases.label[self.index], rounds),
-                    image=np.tile([row.image for row in self.rows], rounds),
-                    lines=np.concatenate(np.stack(lines, axis=1)) if lines else None,
-                )
-            except MachineError as error:
-                raise MachineError(f"{error}; finished cases are kept") from None
-        self.index, self.rows, self.since = [], [], time.monotonic()
-
-
 @dataclass(frozen=True)
 class CaseWorker:
     """Work items of a run: cases whose outputs are written to the table."""
@@ -345,7 +305,7 @@ class CaseWorker:
         return len(indices)
 
     def store(self, results: Iterable[Ran], progress: Progress) -> None:
-        buffer = _RowBuffer(self.writer, self.cases)
+        rows, since = dict[int, CaseOutputs](), time.monotonic()
         failures = successes = 0
         try:
             for index, row in results:
@@ -354,7 +314,11 @@ class CaseWorker:
                 if error is None:
                     assert isinstance(row, CaseOutputs)
                     successes += 1
-                    buffer.add(index, row)
+                    rows[index] = row
+                    n = len(rows) * len(self.writer.header.accelerations)
+                    if n >= ROWS or time.monotonic() - since > SECONDS:
+                        self._write(rows)
+                        rows, since = {}, time.monotonic()
                     continue
                 self.log.failed(self.cases.case[index], error)
                 failures += 1
@@ -362,7 +326,27 @@ class CaseWorker:
                     text = f"the first {failures} cases all failed: {describe_error(error, 200)}"
                     raise InputError(text, code="component.invalid") from error
         finally:
-            buffer.flush()
+            self._write(rows)
+
+    def _write(self, rows: Mapping[int, CaseOutputs]) -> None:
+        if not rows:
+            return
+        rates, cases, index = self.writer.header.accelerations, self.cases, list(rows)
+        outputs = np.stack([row.outputs for row in rows.values()], axis=1)
+        lines = [row.lines for row in rows.values() if row.lines is not None]
+        ids = {"group": cases.group, "label": cases.label}
+        try:
+            self.writer.write(
+                np.tile([cases.case[i] for i in index], len(rates)),
+                np.repeat(rates, len(index)).tolist(),
+                outputs.reshape(-1, *outputs.shape[2:]),
+                np.tile(np.stack([row.targets for row in rows.values()]), (len(rates), 1)),
+                image=np.tile([row.image for row in rows.values()], len(rates)),
+                lines=np.concatenate(np.stack(lines, axis=1)) if lines else None,
+                **{k: None if v is None else np.tile(v[index], len(rates)) for k, v in ids.items()},
+            )
+        except MachineError as error:
+            raise MachineError(f"{error}; finished cases are kept") from None
 
 
 def _row_error(row: CaseOutputs | Exception, header: TableHeader) -> Exception | None:
@@ -373,8 +357,6 @@ def _row_error(row: CaseOutputs | Exception, header: TableHeader) -> Exception |
     if row.outputs.shape != shape or row.targets.shape != shape[2:]:
         text = f"the case has outputs {row.outputs.shape}, the table has {shape}"
         return InputError(text, code="shape.mismatch")
-    if not any(header.task_ranges):
-        return None
     try:
         require_in_ranges(row.outputs, header.task_ranges, "outputs")
         require_in_ranges(row.targets, header.task_ranges, "targets")
@@ -518,12 +500,9 @@ def _display_arrays(executor: CaseExecutor, cases: RunCases, index: int) -> dict
 
 def _preview(batch: RoundBatch) -> FloatArray | None:
     """Return the measurement as an image, if it is or has one; missing pixels are 0."""
-    if not batch.measurements:
-        return None
-    measurement = batch.measurements[0]
-    preview = getattr(measurement, "preview", None)
     try:
-        shown = reference_image(measurement) if preview is None else preview
+        preview = getattr(batch.measurements[0], "preview", None)
+        shown = reference_image(batch.measurements[0]) if preview is None else preview
         return np.nan_to_num(as_display_image(shown))
-    except (ValueError, AttributeError, TypeError):  # a measurement may be anything
+    except (ValueError, AttributeError, TypeError, IndexError):  # it may be anything, or none
         return None

@@ -68,16 +68,16 @@ PACKAGES = ("numpy", "torch", "deepinv")
 
 def provenance(configuration: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Return what made a table; only what is under ``made_by`` may differ when a run is resumed."""
+    made_by: dict[str, Any] = {"taskuq": taskuq.__version__, "python": platform.python_version()}
+    made_by["revision"] = _revision()
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            made_by[package] = version(package)
     return {
         "configuration": dict(configuration),
         "code": _code_fingerprint(),
         "seed": seed,
-        "made_by": {
-            "taskuq": taskuq.__version__,
-            "python": platform.python_version(),
-            "revision": _revision(),
-            **_versions(),
-        },
+        "made_by": made_by,
     }
 
 
@@ -87,14 +87,6 @@ def _code_fingerprint() -> str:
     files = [p for part in DECIDING for p in (root / part, *(root / part).rglob("*.py"))]
     sources = sorted({p for p in files if p.suffix == ".py"})
     return fingerprint([(str(p.relative_to(root)), content_fingerprint(p)) for p in sources])[:16]
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
 
 
 def _revision() -> str | None:

@@ -296,10 +296,8 @@ def write_rows(table: TaskOutputs, path: Path) -> Path:
         texts = np.unique(values).tolist() if values.dtype.kind in "US" else ()
         bad = [text for text in map(str, texts) if text.startswith(("=", "+", "-", "@", "\t"))]
         if bad:
-            raise InputError(
-                f"{name} {bad[0]!r:.40} is a formula in a spreadsheet; save the table as .parquet",
-                code="value.invalid",
-            )
+            message = f"{name} {bad[0]!r:.40} is a formula in a spreadsheet; save a .parquet file"
+            raise InputError(message, code="value.invalid")
     rows = pa.table({name: pa.array(values) for name, values in columns.items()})
     with atomic_write(path) as partial:
         (pa.csv.write_csv if path.suffix == ".csv" else pq.write_table)(rows, partial)

@@ -43,9 +43,7 @@ def as_rounds(
             raise InputError("costs need full_cost, the cost at R = 1", code="option.missing")
         is_rising = values.dtype.kind in "fiu" and values[0] > 0 and (np.diff(values) > 0).all()
         if not is_rising or not values[-1] < full_cost < np.inf:
-            message = (
-                f"costs must rise from above 0 to below {full_cost}, got {values.tolist()!s:.80}"
-            )
+            message = f"costs must rise from 0 to {full_cost}, got {values.tolist()!s:.80}"
             raise InputError(message, code="rounds.invalid")
         values = np.asarray(full_cost / values.astype(float))
     return _as_accelerations(values, len(values)), _as_round_names(names, len(values))
@@ -268,9 +266,8 @@ class TaskOutputs:
         if isinstance(acceleration, str):
             matches = [k for k, label in enumerate(self.round_labels) if label == acceleration]
         else:
-            matches = np.flatnonzero(
-                np.isclose(self.accelerations, acceleration, rtol=1e-9)
-            ).tolist()
+            is_near = np.isclose(self.accelerations, acceleration, rtol=1e-9)
+            matches = np.flatnonzero(is_near).tolist()
         if not matches:
             message = f"no round {acceleration!r:.60}; the table has {', '.join(self.round_labels)}"
             raise InputError(message, code="choice.unknown")
