@@ -10,19 +10,8 @@ from typing import Any
 from taskuq.conformal._exact import HONESTLY, Evaluation, StratumCoverage
 from taskuq.conformal._quantiles import CoverageLaw, coverage_rank
 from taskuq.conformal._units import CaseUnit, Unit
-from taskuq.experiments._claims import (
-    ClaimInputs,
-    ClaimSettings,
-    Experiment,
-    FindingWriter,
-    evaluate_scores,
-    format_range,
-    nearest_acceleration,
-    no_finite_interval,
-    point_source,
-    title,
-    units,
-)
+from taskuq.experiments import _claims as claims
+from taskuq.experiments._claims import ClaimInputs, ClaimSettings, Experiment, FindingWriter
 from taskuq.report.figures._evaluation import coverage_histogram, coverage_within
 
 CONDITIONAL_CLAIM = (
@@ -37,13 +26,13 @@ STRATA = {"class": ("class", "class"), "size": ("width", "interval width")}
 
 
 def _conditional_coverage(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    R = nearest_acceleration(inputs.table, settings.coverage_acceleration)
+    R = claims.nearest_acceleration(inputs.table, settings.coverage_acceleration)
     account = FindingWriter(
         "conditional-coverage", "Coverage within classes and widths", CONDITIONAL_CLAIM
     )
     lowest: list[tuple[float, str]] = []
-    for unit in units(inputs):
-        found = evaluate_scores(inputs, settings, unit, accelerations=[R])
+    for unit in claims.units(inputs):
+        found = claims.evaluate_scores(inputs, settings, unit, accelerations=[R])
         for strata, (name, label) in STRATA.items():
             rows = [
                 [r.score, s.name, s.coverage, s.cases]
@@ -64,7 +53,7 @@ def _conditional_coverage(inputs: ClaimInputs, settings: ClaimSettings) -> dict[
                 "columns": ["score", label, "coverage", "cases"],
                 "rows": rows,
             })  # fmt: skip
-        if (reason := no_finite_interval(found)) is not None:
+        if (reason := claims.no_finite_interval(found)) is not None:
             account.lack(unit, reason)
             continue
         account.find(unit, *_compared(found))
@@ -72,8 +61,8 @@ def _conditional_coverage(inputs: ClaimInputs, settings: ClaimSettings) -> dict[
     compared = number = None
     if account.parts:
         low, score = min(lowest, default=(math.nan, ""))
-        number = f"lowest class {low:.3f} ({title(score)})" if lowest else "widths alone"
-        compared = f"the lowest coverage of a class is {low:.3f}, with {title(score)}"
+        number = f"lowest class {low:.3f} ({claims.title(score)})" if lowest else "widths alone"
+        compared = f"the lowest coverage of a class is {low:.3f}, with {claims.title(score)}"
         compared = compared if lowest else "there are no classes, so widths alone are compared"
     return account.record(
         settings.used("alpha", "scores", "ours", "coverage_acceleration", "trials", "seed")
@@ -81,7 +70,7 @@ def _conditional_coverage(inputs: ClaimInputs, settings: ClaimSettings) -> dict[
            "table": repr(inputs.table), "point": repr(inputs.point)},
         compared,
         number,
-        note=f"Measured, not guaranteed. AR takes {point_source(inputs)}.",
+        note=f"Measured, not guaranteed. AR takes {claims.point_source(inputs)}.",
     )  # fmt: skip
 
 
@@ -101,8 +90,8 @@ def _compared(found: Sequence[Evaluation]) -> tuple[dict[str, float], dict[str, 
         parts["AR has the lowest class"] = lowest["ar"] <= min(paper)
     if {"lwr", "cqr"} <= set(spread):
         parts["LWR is more even over widths than CQR"] = spread["lwr"] < spread["cqr"]
-    compared = {f"lowest coverage of a class, {title(s)}": low for s, low in lowest.items()}
-    compared |= {f"difference between widths, {title(s)}": v for s, v in spread.items()}
+    compared = {f"lowest coverage of a class, {claims.title(s)}": low for s, low in lowest.items()}
+    compared |= {f"difference between widths, {claims.title(s)}": v for s, v in spread.items()}
     return compared, parts
 
 
@@ -124,9 +113,10 @@ SMALLEST_P = 1e-4
 
 def _coverage_law(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
     table = inputs.table
-    R = nearest_acceleration(table, settings.coverage_acceleration)
+    R = claims.nearest_acceleration(table, settings.coverage_acceleration)
     by_unit = {
-        unit: evaluate_scores(inputs, settings, unit, accelerations=[R]) for unit in units(inputs)
+        unit: claims.evaluate_scores(inputs, settings, unit, accelerations=[R])
+        for unit in claims.units(inputs)
     }
     law = _law(next(iter(by_unit.values()))[0])
     account = FindingWriter("coverage-law", "Empirical coverage and its exact law", LAW_CLAIM)
@@ -136,18 +126,20 @@ def _coverage_law(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any
             replace(
                 coverage_histogram(r.to_dict()),
                 name=f"coverage-{r.score}",
-                caption=f"Coverage of {title(r.score)}{at} in {r.splits} random splits, mean "
-                f"{r.coverage.mean:.4f}, against its exact law (goodness of fit "
+                caption=f"Coverage of {claims.title(r.score)}{at} in {r.splits} random splits, "
+                f"mean {r.coverage.mean:.4f}, against its exact law (goodness of fit "
                 f"p = {r.histogram.p_value:.2g}).",
             )
             for r in found
             if r.histogram is not None
         ]
         account.tables.append(_law_table(found, unit, law))
-        if (reason := no_finite_interval(found)) is not None:
+        if (reason := claims.no_finite_interval(found)) is not None:
             account.lack(unit, reason)
             continue
-        rows: dict[str, Any] = {f"mean coverage, {title(r.score)}": r.coverage.mean for r in found}
+        rows: dict[str, Any] = {
+            f"mean coverage, {claims.title(r.score)}": r.coverage.mean for r in found
+        }
         rows["what is guaranteed"] = 1 - found[0].alpha
         fits = [r.histogram.p_value for r in found if r.histogram is not None]
         if not unit.is_group:
@@ -155,13 +147,13 @@ def _coverage_law(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any
             rows[f"smallest goodness-of-fit p-value of {len(fits)}"] = min(fits, default=None)
         account.find(unit, rows, _parts(found, unit, law))
     by_case = account.parts.get("by case") and [r.coverage.mean for r in by_unit[CaseUnit()]]
-    near = format_range(by_case, 4) if by_case else None
+    near = claims.format_range(by_case, 4) if by_case else None
     return account.record(
         settings.used("alpha", "scores", "ours", "coverage_acceleration", "trials", "seed")
         | {"acceleration": R, "table": repr(table), "point": repr(inputs.point)},
         near and f"mean coverage by case is {near} where the exact law says {law.mean:.4f}",
         near and f"{near}, by the law {law.mean:.4f}",
-        note=f"{HONESTLY} AR takes {point_source(inputs)}.",
+        note=f"{HONESTLY} AR takes {claims.point_source(inputs)}.",
     )
 
 
@@ -196,7 +188,7 @@ def _parts(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[st
     """Which parts of the claim held: the law by case, at least the guarantee by group."""
     parts, target = {}, 1 - found[0].alpha
     for r in found:
-        mean, name, root = r.coverage.mean, title(r.score), math.sqrt(r.splits or 1)
+        mean, name, root = r.coverage.mean, claims.title(r.score), math.sqrt(r.splits or 1)
         if unit.is_group:
             parts[f"{name} covers {target:g} on average"] = (
                 mean + 5 * r.coverage.sd / root >= target

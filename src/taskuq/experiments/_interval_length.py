@@ -8,22 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from taskuq.conformal._exact import Evaluation
-from taskuq.experiments._claims import (
-    ClaimInputs,
-    ClaimSettings,
-    Experiment,
-    FindingWriter,
-    evaluate_scores,
-    format_range,
-    is_decreasing,
-    length_figure,
-    listing,
-    nearest_acceleration,
-    no_finite_interval,
-    point_source,
-    title,
-    units,
-)
+from taskuq.experiments import _claims as claims
+from taskuq.experiments._claims import ClaimInputs, ClaimSettings, Experiment, FindingWriter
 
 LENGTH_CLAIM = (
     "Intervals get shorter as more is measured, and LWR and CQR on posterior samples give shorter "
@@ -34,13 +20,13 @@ LENGTH_CLAIM = (
 def _interval_length(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
     account = FindingWriter("interval-length", "Interval length against acceleration", LENGTH_CLAIM)
     ratios: list[float] = []
-    for unit in units(inputs):
-        found = evaluate_scores(inputs, settings, unit, exact=True)
+    for unit in claims.units(inputs):
+        found = claims.evaluate_scores(inputs, settings, unit, exact=True)
         caption = (
             f"Mean interval length against acceleration, splits by {unit.counted}; bars are one "
             "standard deviation over splits."
         )
-        account.figures.append(length_figure(found, "acceleration", unit, caption))
+        account.figures.append(claims.length_figure(found, "acceleration", unit, caption))
         how = (
             "all splits, exactly" if found[0].splits is None else f"{found[0].splits} random splits"
         )
@@ -57,24 +43,24 @@ def _interval_length(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, 
             ],
         }
         if not unit.is_group:
-            whole = evaluate_scores(inputs, settings, unit, exact=True, clip=False)
+            whole = claims.evaluate_scores(inputs, settings, unit, exact=True, clip=False)
             table["columns"].append("length not cut")
             for row, r in zip(table["rows"], whole, strict=True):
                 row.append(r.width.mean)
         account.tables.append(table)
-        if (reason := no_finite_interval(found)) is not None:
+        if (reason := claims.no_finite_interval(found)) is not None:
             account.lack(unit, reason)
             continue
         compared, parts, adaptive = _length_ratios(found, settings)
         account.find(unit, compared, parts)
         ratios += adaptive
-    shorter = format_range(ratios)
+    shorter = claims.format_range(ratios)
     return account.record(
         settings.used("alpha", "scores", "ours", "trials", "seed")
         | {"table": repr(inputs.table), "point": repr(inputs.point)},
         f"LWR and CQR take {shorter} of AR's length over all accelerations" if ratios else None,
         f"{shorter} of AR's length" if ratios else None,
-        note=f"AR takes {point_source(inputs)}; ratios go over all accelerations.",
+        note=f"AR takes {claims.point_source(inputs)}; ratios go over all accelerations.",
     )
 
 
@@ -86,7 +72,10 @@ def _length_ratios(
     for r in found:
         lengths.setdefault(r.score, {})[r.acceleration] = r.width.mean
     paper = [s for s in settings.scores if s in lengths]
-    parts = {f"{title(s)}'s length falls with R": is_decreasing(lengths[s].values()) for s in paper}
+    parts = {
+        f"{claims.title(s)}'s length falls with R": claims.is_decreasing(lengths[s].values())
+        for s in paper
+    }
     compared: dict[str, str] = {}
     adaptive: list[float] = []
     residual = lengths.get("ar", {})
@@ -95,16 +84,18 @@ def _length_ratios(
         if not ratios:
             continue
         longer = [f"{R:g}" for R, ratio in ratios.items() if R is not None and not ratio < 1]
-        where = f"R = {listing(longer)}" if longer else "every R"
-        parts[f"{title(score)} is shorter than AR at {where}"] = not longer
-        compared[f"{title(score)}'s length over AR's"] = format_range(ratios.values())
+        where = f"R = {claims.listing(longer)}" if longer else "every R"
+        parts[f"{claims.title(score)} is shorter than AR at {where}"] = not longer
+        compared[f"{claims.title(score)}'s length over AR's"] = claims.format_range(ratios.values())
         adaptive += ratios.values()
     for score in (s for s in settings.ours if s in lengths):
         ours = [
             length / min(lengths[s].get(R, math.inf) for s in paper)
             for R, length in lengths[score].items()
         ]
-        compared[f"{title(score)}'s length over the shortest of the paper's"] = format_range(ours)
+        compared[f"{claims.title(score)}'s length over the shortest of the paper's"] = (
+            claims.format_range(ours)
+        )
     return compared, parts, adaptive
 
 
@@ -123,7 +114,7 @@ SUFFERS = 1.5
 def _sample_count(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
     table = inputs.table
     counts = [p for p in settings.samples if p <= table.samples] or [table.samples]
-    R = nearest_acceleration(table, settings.samples_acceleration)
+    R = claims.nearest_acceleration(table, settings.samples_acceleration)
     # Scores that look at samples; AR's estimate is another one, and learning takes all samples.
     chosen = replace(settings, scores=("lwr", "cqr"), ours=("mlwr",))
     at = "" if math.isnan(R) else f" at R = {R:g}"
@@ -131,9 +122,9 @@ def _sample_count(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any
         "sample-count", "Interval length against the number of posterior samples", COUNT_CLAIM
     )
     ratios: dict[str, dict[str, float]] = {}
-    for unit in units(inputs):
+    for unit in claims.units(inputs):
         cut, whole = (
-            evaluate_scores(
+            claims.evaluate_scores(
                 inputs, chosen, unit, accelerations=[R], samples=counts, exact=True, clip=clip
             )
             for clip in (True, False)
@@ -142,7 +133,7 @@ def _sample_count(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any
             f"Mean interval length against the number p of posterior samples{at}, splits by "
             f"{unit.counted}; intervals are cut to the task's range."
         )
-        account.figures.append(length_figure(cut, "samples", unit, caption))
+        account.figures.append(claims.length_figure(cut, "samples", unit, caption))
         how = "all splits, exactly" if cut[0].splits is None else f"{cut[0].splits} random splits"
         account.tables.append(
             {
@@ -156,7 +147,7 @@ def _sample_count(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any
                 ],
             }
         )
-        if (reason := no_finite_interval(whole)) is not None:
+        if (reason := claims.no_finite_interval(whole)) is not None:
             account.lack(unit, reason)
         elif len(counts) < 2:
             account.lack(unit, f"there is only one number of samples, {counts[0]}")
@@ -165,7 +156,9 @@ def _sample_count(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any
             account.find(unit, compared, _parts(ratios[unit.counted]))
     measured = number = None
     if ratios:
-        lwr, cqr = (format_range([of[name] for of in ratios.values()]) for name in ("lwr", "cqr"))
+        lwr, cqr = (
+            claims.format_range([of[name] for of in ratios.values()]) for name in ("lwr", "cqr")
+        )
         measured = f"from p = {max(counts)} down to {min(counts)} LWR's length grows {lwr} times, "
         measured += f"CQR's {cqr} times"
         number = f"LWR {lwr} times longer at p = {min(counts)}"
@@ -184,12 +177,12 @@ def _count_ratios(whole: Sequence[Evaluation]) -> tuple[dict[str, str], dict[str
     length = {(r.score, r.samples): r.width.mean for r in whole}
     ratio = {r.score: length[r.score, few] / length[r.score, most] for r in whole}
     compared = {
-        f"{title(s)}'s length at p = {few} over that at {most}": format_range([r])
+        f"{claims.title(s)}'s length at p = {few} over that at {most}": claims.format_range([r])
         for s, r in ratio.items()
     }
     for p in (few, most):
         best = min((r for r in whole if r.samples == p), key=lambda r: r.width.mean)
-        compared[f"shortest at p = {p}"] = f"{title(best.score)} ({best.width.mean:.3g})"
+        compared[f"shortest at p = {p}"] = f"{claims.title(best.score)} ({best.width.mean:.3g})"
     return compared, ratio
 
 

@@ -9,18 +9,8 @@ from typing import Any
 
 from taskuq.conformal._quantiles import min_calibration_size
 from taskuq.conformal._units import Unit
-from taskuq.experiments._claims import (
-    ClaimInputs,
-    ClaimSettings,
-    Experiment,
-    FindingWriter,
-    format_range,
-    has_tuning_cases,
-    listing,
-    point_source,
-    table_for_score,
-    units,
-)
+from taskuq.experiments import _claims as claims
+from taskuq.experiments._claims import ClaimInputs, ClaimSettings, Experiment, FindingWriter
 from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import PolicySpec
 from taskuq.policy._simulate import Simulation, simulate
@@ -50,7 +40,7 @@ def _multi_round(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]
     account = FindingWriter("multi-round", "Multi-round scans", CLAIM, rows_are="α, τ")
     ratios: list[float] = []
     short: list[str] = []
-    for unit in units(inputs):
+    for unit in claims.units(inputs):
         found = {goal: _replay(inputs, settings, goal, unit) for goal in settings.goals}
         account.figures.append(_overview(found, unit))
         if not unit.is_group:
@@ -67,7 +57,7 @@ def _multi_round(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]
         n = _first(found).n_calibration
         possible = {g: rules for g, rules in found.items() if n >= min_calibration_size(g[0])}
         if lost := dict.fromkeys(f"{goal[0]:g}" for goal in found if goal not in possible):
-            reason = f"an error rate of {listing(lost)} cannot be guaranteed from {n} "
+            reason = f"an error rate of {claims.listing(lost)} cannot be guaranteed from {n} "
             reason += f"{unit.counted}s, so every scan continues to the end there"
             account.lack(unit, reason)
         if possible:
@@ -80,7 +70,7 @@ def _multi_round(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]
                 if _is_short(rules[name])
             ]
     account.figures.append(_acceleration_width_curve(inputs, settings))
-    times = f"{format_range(ratios)} times"
+    times = f"{claims.format_range(ratios)} times"
     return account.record(
         settings.used("goals", "widths", "alpha", "seed")
         | {"trials": settings.replays, "table": repr(inputs.table), "point": repr(inputs.point)},
@@ -90,8 +80,9 @@ def _multi_round(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]
         else None,
         f"{times} the paper's acceleration" if ratios else None,
         note="R̄ of fixed-width stopping and of the better of the paper's two, and the coverage of "
-        f"fixed-width stopping. AR takes {point_source(inputs)}. Of the paper's rules, these cover "
-        f"less than 1 − α by more than the error of random splits: {listing(short)}.",
+        f"fixed-width stopping. AR takes {claims.point_source(inputs)}. Of the paper's rules, "
+        "these cover less than 1 − α by more than the error of random splits: "
+        f"{claims.listing(short)}.",
     )
 
 
@@ -102,14 +93,14 @@ def _replay(inputs: ClaimInputs, settings: ClaimSettings, goal: Pair, unit: Unit
         PolicySpec("paper", alpha, target, score="cqr"),
         PolicySpec("fixed-width", alpha, target, statistic="spread"),
     ]
-    if has_tuning_cases(inputs, unit, [alpha]):
+    if claims.has_tuning_cases(inputs, unit, [alpha]):
         plans.append(PolicySpec("fixed-width", alpha, target, statistic="learned"))
     plans += [
         PolicySpec("adaptive", alpha, target, score="mlwr"),
         PolicySpec("anytime", alpha, target, score="mlwr"),
     ]
     residual = PolicySpec("paper", alpha, target, score="ar")
-    results = _simulated(table_for_score(inputs, "ar"), [residual], settings, unit.name)
+    results = _simulated(claims.table_for_score(inputs, "ar"), [residual], settings, unit.name)
     results += _simulated(inputs.table, plans, settings, unit.name)
     return {policy_name(r.to_dict()): r for r in results}
 

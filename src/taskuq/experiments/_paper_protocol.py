@@ -12,18 +12,8 @@ from taskuq.conformal._family import clipped, interval_family
 from taskuq.conformal._quantiles import conformal_quantile
 from taskuq.conformal._splits import center_distance
 from taskuq.conformal.scores import resolve_score
-from taskuq.experiments._claims import (
-    ClaimInputs,
-    ClaimSettings,
-    Experiment,
-    finding,
-    format_range,
-    listing,
-    point_source,
-    table_for_score,
-    title,
-    verdict,
-)
+from taskuq.experiments import _claims as claims
+from taskuq.experiments._claims import ClaimInputs, ClaimSettings, Experiment
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.protocols import IntervalFamily
 from taskuq.report._records import HELD, experiment_record
@@ -53,7 +43,7 @@ def _paper_protocol(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, A
     tests = list(_draws(table, count, settings))
     found = {}
     for name in settings.scores:
-        source = table_for_score(inputs, name)
+        source = claims.table_for_score(inputs, name)
         families = _families(source, name, alpha)
         found[name] = [_scan(source, families, is_test, alpha, max_width) for is_test in tests]
     outcome = _found(found, alpha)
@@ -152,7 +142,7 @@ def _table(
         "name": "protocol",
         "caption": f"Error rate {alpha:g}, stop below width {width:g}: {groups - count} groups to "
         f"calibrate, {count} to test, mean over {draws} draws; sd is that of a single draw such as "
-        f"the paper's. AR takes {point_source(inputs)}. No guarantee.",
+        f"the paper's. AR takes {claims.point_source(inputs)}. No guarantee.",
         "columns": [
             "score", "average R", "sd R", "coverage", "sd coverage", "max centre error",
             "sd max centre error",
@@ -190,7 +180,10 @@ def _found(found: Draws, alpha: float) -> dict[str, str | None]:
             f"no interval is ever narrow enough at an error rate of {alpha:g}, or there are too "
             "few cases to calibrate it, so every scan continues to the end"
         )
-        return {"verdict": verdict([]), "finding": finding(verdict([]), None, never)}
+        return {
+            "verdict": claims.verdict([]),
+            "finding": claims.finding(claims.verdict([]), None, never),
+        }
     # Close: within two standard deviations of a single draw, as the paper's single draw could be.
     coverage = mean["coverage"].values()
     close = f"coverage stays close to {1 - alpha:g}"
@@ -198,23 +191,25 @@ def _found(found: Draws, alpha: float) -> dict[str, str | None]:
     R, error = mean["acceleration"], mean["center_error"]
     for name in found:
         if name != "ar" and "ar" in found:
-            parts[f"{title(name)} is faster than AR"] = R[name][0] > R["ar"][0]
+            parts[f"{claims.title(name)} is faster than AR"] = R[name][0] > R["ar"][0]
     if {"ar", "lwr"} <= {name for name in found if not np.isnan(error[name][0])}:
         parts["LWR's maximum centre error is below AR's"] = error["lwr"][0] < error["ar"][0]
-    wrong = listing(
-        f"{part} (it is {format_range((m for m, _ in coverage), 3)})" if part == close else part
+    wrong = claims.listing(
+        f"{part} (it is {claims.format_range((m for m, _ in coverage), 3)})"
+        if part == close
+        else part
         for part, held in parts.items()
         if not held
     )
-    judged = verdict(parts.values())
-    each = listing(f"{R[n][0]:.2f} with {title(n)}" for n in found)
+    judged = claims.verdict(parts.values())
+    each = claims.listing(f"{R[n][0]:.2f} with {claims.title(n)}" for n in found)
     return {
         "verdict": judged,
-        "finding": finding(
+        "finding": claims.finding(
             judged, f"the average acceleration is {each}",
             "" if judged == HELD else f"not so: {wrong}",
         ),
-        "number": "average R " + listing(f"{title(n)} {R[n][0]:.2f}" for n in found),
+        "number": "average R " + claims.listing(f"{claims.title(n)} {R[n][0]:.2f}" for n in found),
     }  # fmt: skip
 
 

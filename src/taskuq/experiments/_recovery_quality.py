@@ -6,16 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from taskuq.errors import InputError
-from taskuq.experiments._claims import (
-    ClaimInputs,
-    ClaimSettings,
-    Experiment,
-    finding,
-    format_range,
-    is_decreasing,
-    listing,
-    verdict,
-)
+from taskuq.experiments import _claims as claims
+from taskuq.experiments._claims import ClaimInputs, ClaimSettings, Experiment
 from taskuq.report._records import experiment_record
 from taskuq.report.figures._imaging import against_acceleration, quality_figures
 
@@ -117,11 +109,13 @@ def _found(rows: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
         # From the fastest scan to the slowest quality must rise.
         known = [v for R in sorted(of) if (v := of[R]["psnr"]["mean"]) is not None]
         if len(known) > 1:
-            parts[f"{name} gets worse as R grows"] = is_decreasing(known)
+            parts[f"{name} gets worse as R grows"] = claims.is_decreasing(known)
         gains = [g for r in of.values() if (g := _psnr_gain(r, rows)) is not None]
         if gains:
-            gains_over_base.append(f"{name} is {format_range(gains, 1)} dB above zero-filling")
-            gained = gained or f"{name} +{format_range(gains, 1)} dB"
+            gains_over_base.append(
+                f"{name} is {claims.format_range(gains, 1)} dB above zero-filling"
+            )
+            gained = gained or f"{name} +{claims.format_range(gains, 1)} dB"
     for measure, better in (("psnr", "varnet"), ("ssim", "varnet"), ("fid", "flow")):
         pairs = _pairs(methods, measure)
         wins = sum(v > f for v, f in pairs)  # a lower FID is better
@@ -129,11 +123,13 @@ def _found(rows: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
             of_all = "" if wins == len(pairs) else f" ({wins} of {len(pairs)})"
             parts[f"the {better} is better in {measure.upper()} at every R{of_all}"] = not of_all
     wrong = [part for part, held in parts.items() if not held]
-    but = [f"not so: {listing(wrong)}"] if wrong else []
+    but = [f"not so: {claims.listing(wrong)}"] if wrong else []
     but += [] if any("fid" in r for r in rows) else ["FID was not measured"]
-    judged = verdict(parts.values())
-    found = listing(gains_over_base) if gains_over_base else "there is nothing to compare with"
-    sentence = finding(judged, found, "; ".join(but))
+    judged = claims.verdict(parts.values())
+    found = (
+        claims.listing(gains_over_base) if gains_over_base else "there is nothing to compare with"
+    )
+    sentence = claims.finding(judged, found, "; ".join(but))
     return {"finding": sentence, "verdict": judged, "number": gained}
 
 
