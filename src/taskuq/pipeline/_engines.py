@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
@@ -345,7 +346,7 @@ class SlurmOptions:
         try:
             with clean_env(), redirect_stderr(StringIO()):
                 os.environ.update(kept)
-                jobs: list[Any] = executor.map_array(_JobShare(work), shares)
+                jobs: list[Any] = executor.map_array(partial(_run_share, work), shares)
         except (FailedJobError, FailedSubmissionError) as error:
             reason = " ".join(str(error).replace("sbatch: error: ", "").split())
             text = f"SLURM refused the jobs ({reason}); use --slurm name=value"
@@ -375,37 +376,32 @@ class _JobTimeout(BaseException):
     """Time limit of a job, which no case may catch as an error of its own."""
 
 
-@dataclass(frozen=True)
-class _JobShare:
-    """Function of a job: its pieces, less those it finished before it was requeued."""
+def _run_share(work: WorkItems, todo: list[int]) -> Exception | None:
+    """Do the pieces of a job, less those it finished before it was requeued."""
+    from submitit.core.job_environment import JobEnvironment
 
-    work: WorkItems
+    number = JobEnvironment._usr_sig()
+    before: Any = signal.getsignal(number)
 
-    def __call__(self, todo: list[int]) -> Exception | None:
-        from submitit.core.job_environment import JobEnvironment
-
-        number = JobEnvironment._usr_sig()
-        before: Any = signal.getsignal(number)
-
-        def end(number: int, frame: FrameType | None) -> None:
-            # Submitit requeues a preempted job and exits; at a time limit it raises an error
-            # wherever the program happens to be, which a case would take for its own.
-            try:
-                before(number, frame)
-            except Exception:
-                raise _JobTimeout from None
-
-        signal.signal(number, end)
+    def end(number: int, frame: FrameType | None) -> None:
+        # Submitit requeues a preempted job and exits; at a time limit it raises an error wherever
+        # the program happens to be, which a case would take for its own.
         try:
-            self.work.run(self.work.unfinished(todo))
-        except (InputError, MachineError) as error:
-            return error
-        except _JobTimeout:
-            done = len(todo) - len(self.work.unfinished(todo))
-            return MachineError(f"{ADVICE['TIMEOUT']}; {done} of its {len(todo)} are kept")
-        finally:
-            signal.signal(number, before)
-        return None
+            before(number, frame)
+        except Exception:
+            raise _JobTimeout from None
+
+    signal.signal(number, end)
+    try:
+        work.run(work.unfinished(todo))
+    except (InputError, MachineError) as error:
+        return error
+    except _JobTimeout:
+        done = len(todo) - len(work.unfinished(todo))
+        return MachineError(f"{ADVICE['TIMEOUT']}; {done} of its {len(todo)} are kept")
+    finally:
+        signal.signal(number, before)
+    return None
 
 
 def _job_name(folder: Path) -> str:

@@ -390,13 +390,11 @@ def _run_first(
 
 
 def _check_case_list(folder: Path, cases: RunCases) -> None:
-    try:
-        if (folder / CASE_LIST).exists():
-            raise ExistingFileError
-        write_case_list(folder, list(cases.case), cases.group, cases.label)
-        return
-    except ExistingFileError:
-        stored = read_case_list(folder) or []
+    with suppress(ExistingFileError):
+        if not (folder / CASE_LIST).exists():
+            write_case_list(folder, list(cases.case), cases.group, cases.label)
+            return
+    stored = read_case_list(folder) or []
     if stored != list(cases.case):
         differ = (a for a, b in zip(stored, cases.case, strict=False) if a != b)
         text = f"{folder} has {len(stored)} cases, got {len(cases)} (first difference: "

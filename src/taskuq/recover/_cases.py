@@ -40,10 +40,8 @@ class _RandomMasks:
     def __post_init__(self) -> None:
         (low, high), (narrow, wide) = self.acceleration_range, self.acs_fraction
         if not 1 <= low <= high or not 0 <= narrow <= wide <= 1:
-            raise InputError(
-                f"acceleration_range must rise from 1 or more, acs_fraction in [0, 1], got {self}",
-                code="value.invalid",
-            )
+            text = f"acceleration_range must rise from 1, acs_fraction within [0, 1], got {self}"
+            raise InputError(text, code="value.invalid")
         if not self.patterns or set(self.patterns) - set(PATTERNS):
             text = f"patterns must be of {PATTERNS}, got {self.patterns}"
             raise InputError(text, code="choice.unknown")

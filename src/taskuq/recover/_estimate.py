@@ -285,11 +285,9 @@ class EstimateConfig:
         }
         changed = [f"{key}: {a} there, {b} here" for key, (a, b) in pairs.items() if a != b]
         if changed or "trial" in there:
-            raise InputError(
-                f"estimate.reuse_from {folder} holds another training: {changed or 'trial'}; name "
-                "one of the same data, masks and folds",
-                code="resume.mismatch",
-            )
+            text = f"estimate.reuse_from {folder} holds another training: {changed or 'trial'}; "
+            text += "name one of the same data, masks and folds"
+            raise InputError(text, code="resume.mismatch")
         weights = self.weights or estimate.get("weights") or estimate_weights(folder)
         folds = [folder / _fold_name(k, self.folds) for k in range(self.folds)]
         return [locate(weights), *(fold / "best.safetensors" for fold in folds)]

@@ -150,12 +150,8 @@ class _SinogramSimulator:
         if not 0 <= random_views_fraction <= 1:
             text = f"random_views_fraction must be in [0, 1], got {random_views_fraction}"
             raise InputError(text, code="value.invalid")
-        self.measure, self.augment, self.random_views_fraction = (
-            measure,
-            augment,
-            random_views_fraction,
-        )
-        masks = measure.masks(0)
+        self.measure, self.augment = measure, augment
+        self.random_views_fraction, masks = random_views_fraction, measure.masks(0)
         # Rounds are nested: without random views no others are used.
         kept = np.arange(measure.views) if random_views_fraction else np.flatnonzero(masks[-1])
         self.masks, self.angles = torch.as_tensor(masks[:, kept]), view_angles(kept, measure.views)

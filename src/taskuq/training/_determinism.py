@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -89,12 +89,6 @@ class DeviceDataset:
             }
 
 
-@runtime_checkable
-class _Preloadable(Protocol):
-    def stock(self, device: torch.device, most: float) -> DeviceDataset | None:
-        """Return all cases, or None unless they are of one size and at most ``most`` bytes."""
-
-
 @dataclass(frozen=True, eq=False)
 class DeviceLoader:
     stock: DeviceDataset
@@ -117,8 +111,9 @@ def preload(
     is_asked, found = feed == "device", None
     if feed == "loader" or not (is_asked or on_gpu):
         return None
-    if is_alone and isinstance(cases, _Preloadable):
+    if is_alone and hasattr(cases, "stock"):
         most = math.inf if is_asked else min(SMALL, SHARE * torch.cuda.mem_get_info()[0])
+        # All cases, or None unless they are of one size and at most so many bytes.
         found = cases.stock(torch.device("cuda" if on_gpu else "cpu"), most)
     if is_asked and found is None:
         message = "training.dataloader = 'device' needs one process and data.in_memory of one size"

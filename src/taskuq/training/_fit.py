@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import pytorch_lightning as pl
 import torch
@@ -90,20 +90,6 @@ def _silence_lightning() -> Iterator[None]:
             log.setLevel(level)
 
 
-@runtime_checkable
-class _MultiStage(Protocol):
-    """Settings of a training that needs other networks first."""
-
-    def stages(self, cases: tuple[Any, ...], folder: Path, **options: Any) -> tuple[Any, ...]:
-        """Train them in subfolders and return the cases of the last stage."""
-
-
-@runtime_checkable
-class _SplitWriter(Protocol):
-    def open_parts(self, *, is_stored: bool) -> Any:
-        """Open the data for ``prepare``, optionally without writing the split."""
-
-
 # Steps of a dry run.
 PROBES = 5
 
@@ -162,8 +148,10 @@ def train(
     # A training keeps to one precision of stored images.
     precision = getattr(cases[0], "precision", None)
     images = {} if precision is None else {"images": {"precision": precision}}
-    if isinstance(settings, _MultiStage):
-        cases = settings.stages(cases, Path(folder), machine=machine, fresh=fresh, steps=steps)
+    # It may need other networks first, trained in subfolders.
+    if (stages := getattr(settings, "stages", None)) is not None:
+        cases = stages(cases, Path(folder), machine=machine, fresh=fresh, steps=steps)
+        assert cases is not None
     with seeded(settings.training.seed):
         recipe = settings.recipe(cases, machine)
     return _fit(
@@ -403,12 +391,12 @@ def estimate_training(
     machine = machine or TrainerOptions()
     settings = read_config(NETWORKS[kind].training, config)
     start = time.perf_counter()
-    data = settings.open_parts(is_stored=False) if isinstance(settings, _SplitWriter) else None
+    data = settings.open_parts(is_stored=False) if hasattr(settings, "open_parts") else None
     cases = settings.prepare(machine, data)
     prepared = time.perf_counter() - start
     with TemporaryDirectory() as name:
         folder = Path(name)
-        if isinstance(settings, _MultiStage):
+        if hasattr(settings, "stages"):
             cases = settings.stages(cases, folder, machine=machine, fresh=False, steps=steps)
             _broadcast_files(folder)
         earlier: dict[str, Any] | None = None

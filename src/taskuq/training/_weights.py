@@ -90,10 +90,12 @@ def save_weights(
         text = f"the weights' name is {path.name}; let it end in .safetensors"
         raise InputError(text, code="value.invalid")
     trained = {name for name, _ in network.named_parameters()}
-    state = {
-        name: _stored(value, half and name in trained)
-        for name, value in network.state_dict().items()
-    }
+    state = {}
+    for name, value in network.state_dict().items():
+        # Biases and scalars stay exact: they cost nothing.
+        is_half = half and name in trained and value.is_floating_point() and value.ndim > 1
+        whole = value.detach().cpu().contiguous()
+        state[name] = whole.half() if is_half else whole.clone()
     table = {"kind": kind, "network": to_toml_table(config), **(notes or {})}
     with atomic_write(path) as partial:
         save_file(state, partial, metadata={"kind": kind})
@@ -146,9 +148,3 @@ def read_pickled(path: Path | str, give: str) -> Any:
     """Read a .pt or .pth file without unpickling objects."""
     with reading(path, "a plain state dict", f"give {give}"):
         return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _stored(value: Tensor, half: bool) -> Tensor:
-    value = value.detach().cpu().contiguous()
-    # Biases and scalars stay exact: they cost nothing.
-    return value.half() if half and value.is_floating_point() and value.ndim > 1 else value.clone()

@@ -124,11 +124,8 @@ def _redraw_rejected(
         if not bool(rejected.any()):
             break
         if attempt == attempts:
-            raise InputError(
-                f"a sample is beyond limit = {limit} after {attempts} draws; train the flow longer "
-                "or lower the temperature",
-                code="value.nonfinite",
-            )
+            text = f"a sample is beyond limit = {limit} after {attempts} draws; train the flow "
+            raise InputError(f"{text}longer or lower the temperature", code="value.nonfinite")
         counts += rejected.sum(1).cpu()
         rejected = redraw(attempt, rejected)
     return counts
@@ -287,11 +284,8 @@ class FlowSampler:
     def _check(self, y: Tensor, mask: Tensor, samples: int, seeds: Sequence[int]) -> None:
         c = self.config
         if not y.is_complex() or y.ndim != 4 or y.shape[1] != c.coils:
-            raise InputError(
-                f"zero-filled images must be complex (case, {c.coils} coils, height, width), got "
-                f"{tuple(y.shape)} of {y.dtype}",
-                code="shape.axes",
-            )
+            text = f"zero-filled images must be complex (case, {c.coils} coils, height, width), "
+            raise InputError(f"{text}got {tuple(y.shape)} of {y.dtype}", code="shape.axes")
         if any(side % c.size_multiple for side in y.shape[-2:]):
             text = f"sides must be divisible by {c.size_multiple}, got {y.shape[-2]}×{y.shape[-1]}"
             raise InputError(text, code="shape.mismatch")
@@ -430,10 +424,8 @@ class ResidualFlowSampler(BatchRecovery):
         estimate = varnet_estimate(self.net, zero_filled.to(torch.complex64), mask)
         inputs = estimate.inputs()
         if not bool(torch.isfinite(inputs).all()):
-            raise InputError(
-                'the point estimate is not finite; try precision = "float32"',
-                code="value.nonfinite",
-            )
+            text = "the point estimate is not finite; try precision = 'float32'"
+            raise InputError(text, code="value.nonfinite")
         images, shapes = [], self.flow.latent_shapes(*inputs.shape[-2:])
         for case, seed in enumerate(seeds):
             condition = self.fused.encode(inputs[case : case + 1])

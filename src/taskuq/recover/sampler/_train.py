@@ -308,12 +308,10 @@ def _summary(values: Mapping[str, Tensor]) -> dict[str, float]:
 
 PRESETS = {
     "paper": SamplerConfig(),  # 320×320: 14.4 million parameters, 0.6 million run for each sample
-    "demo": SamplerConfig(
-        width=24, decoder_channels=(32, 64, 96, 128)
-    ),  # 128×128: 3.3 million parameters
-    "tiny": SamplerConfig(
-        width=8, decoder_channels=(8, 16, 16)
-    ),  # for tests: 0.2 million parameters
+    # 128×128: 3.3 million parameters.
+    "demo": SamplerConfig(width=24, decoder_channels=(32, 64, 96, 128)),
+    # For tests: 0.2 million parameters.
+    "tiny": SamplerConfig(width=8, decoder_channels=(8, 16, 16)),
 }
 # Validation cases that fit the noise scale, at most, and how many are sampled together.
 SCALE_CASES, SCALE_BATCH = 400, 8
@@ -429,8 +427,14 @@ class SamplerTrainingMixin:
 
     def sampler_recipe(self, kind: str, estimate: Estimate, machine: TrainerOptions) -> Recipe:
         graphs = machine.may_be_one_gpu and self.training.cuda_graphs
-        weights = self.task_loss and self.task_loss.weights
-        task = _load_task_network(weights) if weights else None
+        task: Any = None
+        if self.task_loss is not None and self.task_loss.weights is not None:
+            path = locate(self.task_loss.weights)
+            card = read_card(path, list(NETWORKS))
+            task = NETWORKS[card["kind"]].load(path, card["network"]).requires_grad_(False)
+            if not isinstance(task, _FeatureTask):
+                text = f"{path} holds a {card['kind']}, which has no hidden features"
+                raise InputError(text, code="weights.mismatch")
         loss = SamplerLoss(self.loss, self.samples, self.task_loss, task)
         quick = partial(accelerate, cuda_graphs=graphs, compiled=self.training.compile)
         recipe = sampler_recipe(self.network, loss, estimate, quick)
@@ -493,17 +497,6 @@ def _fit_noise_scale(
     noise_scale = fit_noise_scale(net.to(device).eval(), batches())
     net.cpu()
     return {"noise_scale": list(noise_scale)}
-
-
-def _load_task_network(weights: Path) -> _FeatureTask:
-    path = locate(weights)
-    card = read_card(path, list(NETWORKS))
-    net = NETWORKS[card["kind"]].load(path, card["network"])
-    if not isinstance(net, _FeatureTask):
-        text = f"{path} holds a {card['kind']}, which has no hidden features"
-        raise InputError(text, code="weights.mismatch")
-    net.requires_grad_(False)
-    return net
 
 
 NETWORK = NetworkKind(
