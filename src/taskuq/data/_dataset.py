@@ -220,15 +220,13 @@ def load_all_images(
     return whole
 
 
-def parallel_map(
-    function: Callable[..., T], *arguments: Iterable[Any], workers: int
-) -> Iterator[T]:
+def parallel_map(function: Callable[..., T], *args: Iterable[Any], workers: int) -> Iterator[T]:
     if workers <= 1:
-        yield from map(function, *arguments)
+        yield from map(function, *args)
         return
     # Fork would copy torch's thread pools in an unknown state; threads of many processes compete.
     with _one_thread(), ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(function, *arguments)
+        yield from pool.map(function, *args)
 
 
 def useful_workers(processes: int, cases: int) -> int:
@@ -333,9 +331,7 @@ class Split:
         for one, other in combinations(PARTS, 2):
             common = sorted(set(getattr(self, one)) & set(getattr(self, other)))
             if common:
-                where = (
-                    f"{common[0]} is both in {one} and in {other}, with {len(common) - 1} others"
-                )
+                where = f"{common[0]} is in {one} and in {other}, with {len(common) - 1} others"
                 raise InputError(f"{where}; put each group into one part", code="data.leak")
         for part in PARTS:
             names = getattr(self, part)

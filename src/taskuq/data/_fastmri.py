@@ -349,9 +349,7 @@ class FastMRIData(DataConfig):
 
     def open_test(self) -> FastMRIDataset:
         """Open the central slices of the validation volumes, never in half precision."""
-        folder = require_path(
-            self.validation_path, "validation_path", "the folder of validation volumes"
-        )
+        folder = require_path(self.validation_path, "validation_path", "the validation folder")
         return self._volumes(folder, self.slices, exact=True)
 
     def open_targets(self) -> LabelledSubset:

@@ -229,10 +229,8 @@ class FolderData(DataConfig):
         rows = []
         for path, indices in files.items():
             shapes = {tuple(data[index].image.shape) for index in indices}
-            file, size = (
-                path.relative_to(self.path or ""),
-                " or ".join(map(as_size, sorted(shapes))),
-            )
+            file = path.relative_to(self.path or "")
+            size = " or ".join(map(as_size, sorted(shapes)))
             kind = "DICOM series" if path.is_dir() else path.suffix.lstrip(".")
             positives = int((data.labels[indices] > 0).sum())
             rows.append(FileCheck(str(file), kind, size, len(indices), positives))

@@ -114,9 +114,8 @@ class DataConfig(ABC):
             kinds = sorted({str(image.dtype).removeprefix("torch.") for image in images})
             sizes = sorted({as_size(image.shape) for image in images})
             positives = int((labels[indices] > 0).sum())
-            rows.append(
-                FileCheck(group, " or ".join(kinds), " or ".join(sizes), len(indices), positives)
-            )
+            kind, size = " or ".join(kinds), " or ".join(sizes)
+            rows.append(FileCheck(group, kind, size, len(indices), positives))
         return DataCheck(tuple(rows), groups=len(rows))
 
 

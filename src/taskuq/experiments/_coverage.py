@@ -25,7 +25,7 @@ CLOSE = 0.03
 STRATA = {"class": ("class", "class"), "size": ("width", "interval width")}
 
 
-def _conditional_coverage(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
+def _conditional(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
     R = claims.nearest_acceleration(inputs.table, settings.coverage_acceleration)
     account = FindingWriter(
         "conditional-coverage", "Coverage within classes and widths", CONDITIONAL_CLAIM
@@ -99,9 +99,7 @@ def _judged(strata: Sequence[StratumCoverage]) -> list[StratumCoverage]:
     return [s for s in strata if s.splits and s.cases >= ENOUGH_CASES]
 
 
-CONDITIONAL_COVERAGE = Experiment(
-    _conditional_coverage, ("samples",), "coverage within classes and widths"
-)
+CONDITIONAL_COVERAGE = Experiment(_conditional, ("samples",), "coverage within classes and widths")
 
 LAW_CLAIM = (
     "Over random splits the coverage of the test fold follows its theoretical law, and its mean is "
@@ -186,13 +184,11 @@ def _law_table(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dic
 
 def _parts(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[str, bool]:
     """Which parts of the claim held: the law by case, at least the guarantee by group."""
-    parts, target = {}, 1 - found[0].alpha
+    parts, goal = {}, 1 - found[0].alpha
     for r in found:
         mean, name, root = r.coverage.mean, claims.title(r.score), math.sqrt(r.splits or 1)
         if unit.is_group:
-            parts[f"{name} covers {target:g} on average"] = (
-                mean + 5 * r.coverage.sd / root >= target
-            )
+            parts[f"{name} covers {goal:g} on average"] = mean + 5 * r.coverage.sd / root >= goal
         # A score that learns calibrates on fewer cases and has a law of its own.
         elif r.histogram is not None:
             parts[f"{name}'s histogram follows the law"] = r.histogram.p_value > SMALLEST_P

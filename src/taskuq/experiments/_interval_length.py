@@ -27,9 +27,8 @@ def _interval_length(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, 
             "standard deviation over splits."
         )
         account.figures.append(claims.length_figure(found, "acceleration", unit, caption))
-        how = (
-            "all splits, exactly" if found[0].splits is None else f"{found[0].splits} random splits"
-        )
+        n = found[0].splits
+        how = "all splits, exactly" if n is None else f"{n} random splits"
         table: dict[str, Any] = {
             "name": f"by-{unit.counted}",
             "caption": f"Coverage and length over {how}, by {unit.counted}: "
@@ -156,9 +155,7 @@ def _sample_count(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any
             account.find(unit, compared, _parts(ratios[unit.counted]))
     measured = number = None
     if ratios:
-        lwr, cqr = (
-            claims.format_range([of[name] for of in ratios.values()]) for name in ("lwr", "cqr")
-        )
+        lwr, cqr = (claims.format_range([of[s] for of in ratios.values()]) for s in ("lwr", "cqr"))
         measured = f"from p = {max(counts)} down to {min(counts)} LWR's length grows {lwr} times, "
         measured += f"CQR's {cqr} times"
         number = f"LWR {lwr} times longer at p = {min(counts)}"

@@ -142,9 +142,8 @@ class _MaskLearner:
                 raise case
             results.append(case)
             progress.step()
-        outputs, targets = (
-            np.stack([getattr(c, of) for c in results]) for of in ("outputs", "targets")
-        )
+        outputs = np.stack([case.outputs for case in results])
+        targets = np.stack([case.targets for case in results])
         tasks = range(targets.shape[1])
         return np.array([crps(outputs[:, 0, :, t], targets[:, t]).mean() for t in tasks])
 

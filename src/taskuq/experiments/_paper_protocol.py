@@ -28,6 +28,9 @@ CLAIM = (
 )
 
 
+Families = list[tuple[IntervalFamily, FloatArray]]
+
+
 @dataclass(frozen=True)
 class _ProtocolDraw:
     acceleration: float
@@ -79,9 +82,7 @@ def _draws(table: TaskOutputs, count: int, settings: ClaimSettings) -> Iterator[
         yield np.isin(group, chosen)
 
 
-def _families(
-    table: TaskOutputs, name: str, alpha: float
-) -> list[tuple[IntervalFamily, FloatArray]]:
+def _families(table: TaskOutputs, name: str, alpha: float) -> Families:
     """The nested intervals of all cases at each round, and the scores of their targets."""
     score = resolve_score(name, alpha)
     families = [interval_family(score, np.asarray(outputs)) for outputs in table.outputs]
@@ -90,7 +91,7 @@ def _families(
 
 def _scan(
     table: TaskOutputs,
-    families: list[tuple[IntervalFamily, FloatArray]],
+    families: Families,
     is_test: BoolArray,
     alpha: float,
     max_width: float,
@@ -134,14 +135,12 @@ def _summary(draws: list[_ProtocolDraw], name: str) -> tuple[float, float]:
     return (float(known.mean()), float(known.std())) if known.size else (np.nan, np.nan)
 
 
-def _table(
-    found: Draws, alpha: float, width: float, count: int, inputs: ClaimInputs
-) -> dict[str, Any]:
+def _table(found: Draws, alpha: float, width: float, n: int, inputs: ClaimInputs) -> dict[str, Any]:
     draws, groups = len(next(iter(found.values()))), len(np.unique(np.asarray(inputs.table.group)))
     return {
         "name": "protocol",
-        "caption": f"Error rate {alpha:g}, stop below width {width:g}: {groups - count} groups to "
-        f"calibrate, {count} to test, mean over {draws} draws; sd is that of a single draw such as "
+        "caption": f"Error rate {alpha:g}, stop below width {width:g}: {groups - n} groups to "
+        f"calibrate, {n} to test, mean over {draws} draws; sd is that of a single draw such as "
         f"the paper's. AR takes {claims.point_source(inputs)}. No guarantee.",
         "columns": [
             "score", "average R", "sd R", "coverage", "sd coverage", "max centre error",

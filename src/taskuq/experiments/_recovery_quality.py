@@ -104,7 +104,7 @@ def _psnr_gain(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> flo
 def _found(rows: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
     """The verdict, what was found, and the number to remember."""
     methods = {name: of for name, of in _methods(rows).items() if name != BASE}
-    parts, gains_over_base, gained = {}, [], None
+    parts, sentences, gained = {}, [], None
     for name, of in methods.items():
         # From the fastest scan to the slowest quality must rise.
         known = [v for R in sorted(of) if (v := of[R]["psnr"]["mean"]) is not None]
@@ -112,9 +112,7 @@ def _found(rows: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
             parts[f"{name} gets worse as R grows"] = claims.is_decreasing(known)
         gains = [g for r in of.values() if (g := _psnr_gain(r, rows)) is not None]
         if gains:
-            gains_over_base.append(
-                f"{name} is {claims.format_range(gains, 1)} dB above zero-filling"
-            )
+            sentences.append(f"{name} is {claims.format_range(gains, 1)} dB above zero-filling")
             gained = gained or f"{name} +{claims.format_range(gains, 1)} dB"
     for measure, better in (("psnr", "varnet"), ("ssim", "varnet"), ("fid", "flow")):
         pairs = _pairs(methods, measure)
@@ -126,9 +124,7 @@ def _found(rows: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
     but = [f"not so: {claims.listing(wrong)}"] if wrong else []
     but += [] if any("fid" in r for r in rows) else ["FID was not measured"]
     judged = claims.verdict(parts.values())
-    found = (
-        claims.listing(gains_over_base) if gains_over_base else "there is nothing to compare with"
-    )
+    found = claims.listing(sentences) if sentences else "there is nothing to compare with"
     sentence = claims.finding(judged, found, "; ".join(but))
     return {"finding": sentence, "verdict": judged, "number": gained}
 

@@ -299,12 +299,10 @@ class AdaptiveConfig:
             raise InputError(text, code="samples.mismatch")
         _require_samples(samples, self.objective)
 
-    def rule(
-        self, system: Any, masks: BoolArray, accelerations: tuple[float, ...]
-    ) -> AdaptiveLines:
+    def rule(self, system: Any, masks: BoolArray, rates: tuple[float, ...]) -> AdaptiveLines:
         """Return the rule for a system that measures any lines."""
         chosen = require_line_measure(system)
-        return AdaptiveLines(chosen, masks, accelerations, **asdict(self))
+        return AdaptiveLines(chosen, masks, rates, **asdict(self))
 
 
 def require_line_measure(system: Any) -> LineMeasure:

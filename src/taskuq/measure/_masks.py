@@ -133,15 +133,13 @@ def plot_masks(
 Rule = Literal["inverse-distance", "uniform"]
 
 
-def with_random_lines(
-    mask: BoolArray, count: int, rule: Rule, rng: np.random.Generator
-) -> BoolArray:
-    """Add random lines to a mask until it has ``count``."""
+def with_random_lines(mask: BoolArray, n: int, rule: Rule, rng: np.random.Generator) -> BoolArray:
+    """Add random lines to a mask until it has ``n``."""
     free = np.flatnonzero(~mask)
     # The central line is always measured, so no distance is 0.
     weight = np.ones(len(free)) if rule == "uniform" else 1 / np.abs(free - len(mask) / 2).clip(0.5)
     mask = mask.copy()
-    mask[rng.choice(free, count - mask.sum(), replace=False, p=weight / weight.sum())] = True
+    mask[rng.choice(free, n - mask.sum(), replace=False, p=weight / weight.sum())] = True
     return mask
 
 

@@ -210,42 +210,38 @@ class SinogramBatch:
         return SinogramBatch(*views, self.radon, self.share[rows], self.variance[rows])
 
 
-def stack_sinograms(
-    measurements: Sequence[Sinogram], device: torch.device | str = "cpu"
-) -> SinogramBatch:
-    """Stack measurements of one size over the union of their views."""
-    for scan in measurements:
+def stack_sinograms(scans: Sequence[Sinogram], device: torch.device | str = "cpu") -> SinogramBatch:
+    """Stack scans of one size over the union of their views."""
+    for scan in scans:
         if not isinstance(scan, Sinogram) or scan.projections.ndim != 2:
             kind = type(scan).__name__
             raise InputError(f"{kind} is no sinogram of one image", code="component.invalid")
-    sizes = {scan.size for scan in measurements}
+    sizes = {scan.size for scan in scans}
     if len(sizes) != 1:
         raise InputError(f"images have sizes {sorted(sizes)}; pass one size", code="shape.mismatch")
-    angles = tuple(sorted({angle for scan in measurements for angle in scan.angles}))
+    angles = tuple(sorted({angle for scan in scans for angle in scan.angles}))
     radon = Radon(sizes.pop(), angles)
-    mask = np.stack([np.isin(angles, scan.angles) for scan in measurements])
-    shape = (len(measurements), len(angles), radon.detectors)
+    mask = np.stack([np.isin(angles, scan.angles) for scan in scans])
+    shape = (len(scans), len(angles), radon.detectors)
     projections = torch.zeros(shape, device=device)
-    for row, scan in enumerate(measurements):
+    for row, scan in enumerate(scans):
         here = torch.as_tensor(np.searchsorted(angles, scan.angles), device=device)
         projections[row, here] = scan.projections.to(device, torch.float32)
-    share = torch.tensor([1 / scan.acceleration for scan in measurements], device=device)
-    variance = torch.tensor([scan.variance for scan in measurements], device=device)
+    share = torch.tensor([1 / scan.acceleration for scan in scans], device=device)
+    variance = torch.tensor([scan.variance for scan in scans], device=device)
     measured = torch.as_tensor(mask, device=device)
     return SinogramBatch(projections, measured, radon, share, variance)
 
 
-def filtered_back_projection(
-    sinograms: SinogramBatch | Sinogram, window: Window = "ram-lak"
-) -> Tensor:
+def filtered_back_projection(views: SinogramBatch | Sinogram, window: Window = "ram-lak") -> Tensor:
     """Reconstruct images (..., size, size): a ramp filter, then back-projection."""
-    if isinstance(sinograms, Sinogram):
-        radon = Radon(sinograms.size, sinograms.angles)
+    if isinstance(views, Sinogram):
+        radon = Radon(views.size, views.angles)
         every = torch.ones(1, len(radon.angles), dtype=torch.bool)
         weights = _view_weights(every, radon.angles)[0]
     else:
-        radon, weights = sinograms.radon, sinograms.arcs
-    p = sinograms.projections
+        radon, weights = views.radon, views.arcs
+    p = views.projections
     # The ramp is sampled in space: sampling it in frequency would lose the mean.
     length = 2 * radon.detectors
     n = torch.fft.fftfreq(length, d=1 / length).round()

@@ -240,7 +240,7 @@ class CaseExecutor:
             targets = self._read(_stack(_filled(truth, self.size)), "on the true image")
         rounds, chosen = [], []
         for batch in self.rounds(images, names):
-            rounds.append(self._outputs(batch, truth[0], names, targets.shape[-1]))
+            rounds.append(self._round(batch, truth[0], names, targets.shape[-1]))
             chosen.append(batch.lines)
         counts = {read.shape[1] for read in rounds}
         if len(counts) > 1:
@@ -296,9 +296,7 @@ class CaseExecutor:
         k = list(self.accelerations).index(R)
         return f"at {round_label(R, None if self.round_names is None else self.round_names[k])}"
 
-    def _outputs(
-        self, batch: RoundBatch, truth: Any, names: Sequence[str], tasks: int
-    ) -> FloatArray:
+    def _round(self, batch: RoundBatch, truth: Any, names: Sequence[str], tasks: int) -> FloatArray:
         """Return the outputs of one round, (case, sample, task)."""
         R, shape = batch.acceleration, tuple(np.shape(batch.images)[1:])
         if tuple(truth.shape) != shape:

@@ -435,9 +435,7 @@ def choose_cases(executor: CaseExecutor, cases: RunCases, n: int) -> list[int]:
     return sorted(targets[k][1] for k in steps)
 
 
-def store_images(
-    folder: Path, executor: CaseExecutor, cases: RunCases, chosen: Sequence[int]
-) -> Path:
+def store_images(folder: Path, executor: CaseExecutor, cases: RunCases, chosen: list[int]) -> Path:
     path, names = folder / PICTURES, [cases.case[index] for index in chosen]
     if path.exists():
         with open_npz(path, "images") as archive:

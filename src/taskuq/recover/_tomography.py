@@ -203,9 +203,7 @@ class FilteredBackProjection(BatchRecovery):
 
     window: Window = "ram-lak"
 
-    def batch(
-        self, measurements: Sequence[Sinogram], *, samples: int, seeds: Sequence[int]
-    ) -> Tensor:
+    def batch(self, measurements: Sequence[Any], *, samples: int, seeds: Sequence[int]) -> Tensor:
         views = stack_sinograms(measurements, measurements[0].projections.device)
         return filtered_back_projection(views, self.window)[:, None]
 
@@ -214,7 +212,7 @@ class FilteredBackProjection(BatchRecovery):
 
 
 @dataclass(frozen=True, eq=False)
-class _UnrolledEstimate:
+class _CTEstimate:
     image: Tensor
     first: Tensor
     back_projection: Tensor
@@ -235,10 +233,10 @@ class _UnrolledEstimate:
 
 
 @torch.no_grad()
-def _unrolled_estimate(net: _UnrolledNet, views: SinogramBatch) -> _UnrolledEstimate:
+def _unrolled_estimate(net: _UnrolledNet, views: SinogramBatch) -> _CTEstimate:
     first = net(views)
     back = filtered_back_projection(views, "hann")
-    return _UnrolledEstimate(landweber_update(first, views), first, back, views)
+    return _CTEstimate(landweber_update(first, views), first, back, views)
 
 
 PRESETS = {
@@ -263,9 +261,7 @@ class _UnrolledRecovery(BatchRecovery):
     device: torch.device | str
 
     @torch.no_grad()
-    def batch(
-        self, measurements: Sequence[Sinogram], *, samples: int, seeds: Sequence[int]
-    ) -> Tensor:
+    def batch(self, measurements: Sequence[Any], *, samples: int, seeds: Sequence[int]) -> Tensor:
         recovered: Tensor = self.net(stack_sinograms(measurements, self.device))
         return recovered[:, None]
 
@@ -336,7 +332,7 @@ SAMPLER_PRESETS = {
 class _UnrolledEstimator:
     net: _UnrolledNet
 
-    def __call__(self, measurements: Sequence[Sinogram]) -> _UnrolledEstimate:
+    def __call__(self, measurements: Sequence[Sinogram]) -> _CTEstimate:
         device = next(self.net.parameters()).device
         return _unrolled_estimate(self.net, stack_sinograms(measurements, device))
 
@@ -406,9 +402,7 @@ class _CrossFitCTEstimates:
         self.simulator = simulator
 
     @torch.no_grad()
-    def __call__(
-        self, batch: Batch, generator: torch.Generator
-    ) -> tuple[_UnrolledEstimate, Tensor]:
+    def __call__(self, batch: Batch, generator: torch.Generator) -> tuple[_CTEstimate, Tensor]:
         device = batch["image"].device
 
         def estimate(index: int, rows: Tensor) -> tuple[Tensor, ...]:
@@ -418,7 +412,7 @@ class _CrossFitCTEstimates:
         with torch.autocast(device.type, enabled=False):
             views, truth = self.simulator(batch, generator)
             image, first, back_projection = by_network(batch["network"], estimate, device)
-            return _UnrolledEstimate(image, first, back_projection, views), truth
+            return _CTEstimate(image, first, back_projection, views), truth
 
 
 SAMPLER_NETWORK = NetworkKind(

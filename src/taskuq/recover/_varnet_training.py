@@ -17,7 +17,6 @@ from taskuq.measure._coils import rss
 from taskuq.measure._fourier import broadcast_mask, central_lines, fft2c
 from taskuq.recover._cases import (
     CoilAugmentation,
-    MaskedDataset,
     RecoveryTraining,
     ScanRandomisation,
     simulate_scan,
@@ -124,9 +123,7 @@ class VarNetTraining(RecoveryTraining):
     randomise: ScanRandomisation | None = None
     init_from: Path | None = None
 
-    def prepare(
-        self, machine: TrainerOptions, data: Any = None
-    ) -> tuple[MaskedDataset, MaskedDataset]:
+    def prepare(self, machine: TrainerOptions, data: Any = None) -> tuple[Any, ...]:
         return self.measured(machine, data, by_volume=self.data_range == "volume")
 
     def recipe(self, cases: Any, machine: TrainerOptions) -> Recipe:
@@ -147,10 +144,8 @@ def _varnet_recipe(
 ) -> Recipe:
     varnet = VarNet(config)
 
-    def plain(
-        kspace: Tensor, mask: Tensor, lines: Tensor, truth: Tensor, data_range: Tensor
-    ) -> Tensor:
-        return 1 - _ssim(varnet(kspace, mask, lines), truth, data_range)
+    def plain(kspace: Tensor, mask: Tensor, lines: Tensor, truth: Tensor, limit: Tensor) -> Tensor:
+        return 1 - _ssim(varnet(kspace, mask, lines), truth, limit)
 
     step = GraphedFunction(varnet, plain) if cuda_graphs else plain
 

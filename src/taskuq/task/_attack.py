@@ -79,9 +79,8 @@ def adversarial_images(
         return (raw - targets).square().sum(1)
 
     with eval_mode(network):
-        return l2_pgd(
-            loss, scaled, radius=radius, steps=config.steps, step=config.step_size * radius
-        )
+        step = config.step_size * radius
+        return l2_pgd(loss, scaled, radius=radius, steps=config.steps, step=step)
 
 
 def _norm(images: Tensor) -> Tensor:

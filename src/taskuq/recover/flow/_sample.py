@@ -380,9 +380,7 @@ def _temperature_pairs(temperature: float | Temperatures) -> list[tuple[float, f
 
 def check_temperature(temperature: float | Temperatures) -> None:
     pairs = _temperature_pairs(temperature)
-    if not pairs or not all(
-        len(pair) == 2 and pair[0] >= 1 and 0 <= pair[1] < math.inf for pair in pairs
-    ):
+    if not pairs or not all(len(p) == 2 and p[0] >= 1 and 0 <= p[1] < math.inf for p in pairs):
         text = f"temperature must be at least 0, or (acceleration, temperature) pairs, got {pairs}"
         raise InputError(text, code="value.invalid")
 
