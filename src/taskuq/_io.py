@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import signal
 import stat
 import threading
@@ -14,7 +15,7 @@ import uuid
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -370,6 +371,11 @@ def range_to_json(range_: tuple[float, float] | None) -> list[str] | None:
 
 def to_json_value(value: Any) -> Any:
     """Convert values to JSON types; infinity as a string, NaN as null."""
+    # Only values with infinity, NaN, odd keys or other types need a look at each of them.
+    with suppress(TypeError, ValueError):
+        text = json.dumps(value, allow_nan=False)
+        if not re.search('"(true|false|null)":', text):
+            return json.loads(text)
     if isinstance(value, Mapping):
         # JSON has no such keys: they would come back as the texts "true" and "null".
         if odd := [k for k in value if isinstance(k, bool) or k is None]:
