@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from taskuq._arrays import as_array
 from taskuq._io import make_folder, write_json
 from taskuq.conformal._diagnose import diagnose
 from taskuq.data._atlas import Atlas, PatientDistribution
-from taskuq.data._dataset import Dataset
-from taskuq.experiments._claims import EXPERIMENTS, ClaimSettings, make_inputs, run_experiments
+from taskuq.data._dataset import Case
+from taskuq.experiments._claims import EXPERIMENTS, ClaimSettings, Log, make_inputs, run_experiments
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.measure._coils import rss
 from taskuq.measure._mri import MaskConfig, MultiCoilMRI, SimulatedMRIScanner
@@ -37,7 +37,6 @@ from taskuq.scan._acquire import ScanOptions, open_scan
 from taskuq.scan._scanners import as_scanners
 from taskuq.scan._state import Scan
 from taskuq.table._examples import stored_quality, stored_table
-from taskuq.table._table import TaskOutputs
 from taskuq.table._terminology import MRI
 from taskuq.task import load
 from taskuq.training._weights import locate
@@ -63,22 +62,20 @@ _DemoScan = tuple[Scan, dict[str, Any]]  # of one slice, and its explorer arrays
 
 
 def _scan_slice(
-    data: Dataset,
-    index: int,
+    item: Case,
     policy: Policy,
     networks: _DemoNetworks,
     masks: BoolArray,
-    *,
-    seed: int = 0,
-    shown: int = 8,
-    log: Callable[[str], None] = lambda line: None,
+    settings: DemoSettings,
+    log: Log,
 ) -> _DemoScan:
     """Scan one slice until the policy stops; then look at the rounds it did not need."""
-    item = data[index]
-    rates = tuple(float(R) for R in policy.accelerations)
-    samples: list[Tensor] = []
+    rates, samples = tuple(float(R) for R in policy.accelerations), list[Tensor]()
     executor = Executor(
-        networks.sampler, networks.task, seed, on_samples=lambda images, _: samples.append(images)
+        networks.sampler,
+        networks.task,
+        settings.seed,
+        on_samples=lambda images, _: samples.append(images),
     )
     options = ScanOptions(
         on_round=lambda r: log(_sentence(item.case, r.acceleration, r.lower, r.upper, r.stop))
@@ -104,7 +101,7 @@ def _scan_slice(
         "estimate": torch.stack([rss(m.zero_filled) for m in measurements]).numpy(),
         "mean": drawn.mean(1).numpy(),
         "sd": drawn.std(1).numpy(),
-        "samples": drawn[:, :shown].numpy(),
+        "samples": drawn[:, : settings.shown].numpy(),
         "outputs": np.stack(outputs),
         "point": points.numpy(),
         "point_outputs": _numbers(executor.read(points)),
@@ -145,8 +142,8 @@ def run_demo(
     settings: DemoSettings,
     folder: Path,
     *,
-    stage: Callable[[str], None] = lambda line: None,
-    log: Callable[[str], None] = lambda line: None,
+    stage: Log = lambda line: None,
+    log: Log = lambda line: None,
     quiet: bool = True,
 ) -> Path:
     """Run the embedded experiment, write everything the report shows, and return its page."""
@@ -160,9 +157,27 @@ def run_demo(
     log(f"The policy: {policy}")
     number = settings.patients * settings.slices
     stage(f"2/4  Scanning {number} slices of new patients, round by round.")
-    with Progress(number, what="slices", quiet=quiet) as scanned:
-        live = _scan(settings, policy, samples, folder, log, scanned)
-    write_json(folder / "records" / "live.json", live)
+    networks = _bundled_networks()
+    data = Atlas(settings.patients, SEED, first=FIRST)
+    masks = MaskConfig().masks(data.plan.size)
+    per = data.plan.slices
+    chosen = np.linspace(0, per - 1, settings.slices).astype(int)
+    scanned = []
+    with Progress(number, what="slices", quiet=quiet) as progress:
+        for index in (k * per + int(s) for k in range(settings.patients) for s in chosen):
+            scanned.append(_scan_slice(data[index], policy, networks, masks, settings, log))
+            progress.step()
+    save_explorer(
+        folder / "explorer.npz",
+        **{name: np.stack([shown[name] for _, shown in scanned]) for name in scanned[0][1]},
+        accelerations=samples.accelerations,
+        masks=masks,
+        calibration_outputs=samples.outputs.transpose(1, 0, 2),
+        calibration_targets=samples.targets,
+        calibration_group=samples.group,
+        task_range=samples.task_range,
+    )
+    write_json(folder / "records" / "live.json", _record(scanned, settings))
     stage(f"3/4  Judging the policy and the paper's claims over {settings.trials} random splits.")
     measured, goal = MaskConfig(), Goal(max_width=MAX_WIDTH)
     inputs = make_inputs(
@@ -186,43 +201,6 @@ def run_demo(
     stage("4/4  Writing the page.")
     write_json(folder / "run.json", _run(settings, policy))
     return write_report(folder)
-
-
-def _scan(
-    settings: DemoSettings,
-    policy: Policy,
-    table: TaskOutputs,
-    folder: Path,
-    log: Callable[[str], None],
-    progress: Progress,
-) -> dict[str, Any]:
-    """Scan new patients, write what the explorer shows of them, and return what was reported."""
-    networks = _bundled_networks()
-    data = Atlas(settings.patients, SEED, first=FIRST)
-    masks = MaskConfig().masks(data.plan.size)
-    per = data.plan.slices
-    chosen = np.linspace(0, per - 1, settings.slices).astype(int)
-    scanned = []
-    for k in range(settings.patients):
-        for s in chosen:
-            scanned.append(
-                _scan_slice(
-                    data, k * per + int(s), policy, networks, masks,
-                    seed=settings.seed, shown=settings.shown, log=log,
-                )
-            )  # fmt: skip
-            progress.step()
-    save_explorer(
-        folder / "explorer.npz",
-        **{name: np.stack([shown[name] for _, shown in scanned]) for name in scanned[0][1]},
-        accelerations=table.accelerations,
-        masks=masks,
-        calibration_outputs=table.outputs.transpose(1, 0, 2),
-        calibration_targets=table.targets,
-        calibration_group=table.group,
-        task_range=table.task_range,
-    )
-    return _record(scanned, settings)
 
 
 def _record(scanned: Sequence[_DemoScan], settings: DemoSettings) -> dict[str, Any]:
