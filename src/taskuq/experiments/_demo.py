@@ -72,10 +72,7 @@ def _scan_slice(
     """Scan one slice until the policy stops; then look at the rounds it did not need."""
     rates, samples = tuple(float(R) for R in policy.accelerations), list[Tensor]()
     executor = Executor(
-        networks.sampler,
-        networks.task,
-        settings.seed,
-        on_samples=lambda images, _: samples.append(images),
+        networks.sampler, networks.task, settings.seed, on_samples=lambda x, _: samples.append(x)
     )
     options = ScanOptions(
         on_round=lambda r: log(_sentence(item.case, r.acceleration, r.lower, r.upper, r.stop))

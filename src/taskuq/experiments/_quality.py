@@ -289,11 +289,8 @@ class QualityConfig:
 
     def __post_init__(self) -> None:
         if self.vgg_weights is not None and self.subset == "all":
-            raise InputError(
-                "vgg_weights (for FID) needs training cases as its reference, but subset is 'all'; "
-                "remove vgg_weights, or set subset = 'validation'",
-                code="option.conflict",
-            )
+            text = "vgg_weights (for FID) need training cases; remove them, or set subset = "
+            raise InputError(f"{text}'validation'", code="option.conflict")
 
 
 def evaluate_quality(

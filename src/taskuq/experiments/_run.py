@@ -81,11 +81,8 @@ class _Run:
 
     @property
     def terminology(self) -> Terminology:
-        return (
-            self.config.measure.terminology
-            if self.config.terminology == Terminology()
-            else self.config.terminology
-        )
+        chosen = self.config.terminology
+        return self.config.measure.terminology if chosen == Terminology() else chosen
 
     @property
     def fingerprints(self) -> dict[str, str]:
