@@ -136,7 +136,6 @@ class NpzData(DataConfig):
         return Subset.where(whole, self._chosen(whole))
 
     def open_targets(self) -> LabelledSubset:
-        """Open the same cases with their targets."""
         whole = read_npz(self._file, group=self.group, normalise=self.scale or True)
         chosen = self._chosen(whole)
         labelled = LabelledSubset.of(Subset.where(whole, chosen))

@@ -160,8 +160,6 @@ _SPREAD = {"grey": 0.03, "white": 0.03, "csf": 0.15, "fat": 0.15, "lesion": 0.08
 
 
 class _TissueMaps(NamedTuple):
-    """Tissue fractions of one patient, and distances to the brain's hulls."""
-
     grey: FloatArray
     white: FloatArray
     csf: FloatArray
@@ -323,8 +321,6 @@ class PatientDistribution:
 
 @dataclass(frozen=True, eq=False)
 class Patient:
-    """Slices of one patient."""
-
     images: FloatArray
     lesion: NDArray[np.bool_]
     area: NDArray[np.float64]

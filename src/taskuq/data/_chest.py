@@ -111,7 +111,6 @@ class ChestData(DataConfig):
         return self._chest
 
     def open_targets(self) -> LabelledSubset:
-        """Open all cases with their air fraction."""
         chest = self._chest
         return LabelledSubset(chest, chest.air[:, None])
 

@@ -364,7 +364,6 @@ class LabelledSubset:
         return cls(cases, np.asarray(cases.labels, dtype=np.float64)[:, None])
 
     def in_memory(self, processes: int = 1) -> LabelledSubset:
-        """Return the same with all magnitude images in memory."""
         if self.is_read:
             return self
         # For eight coils a sixteenth of the memory.

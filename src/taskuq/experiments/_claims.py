@@ -38,8 +38,6 @@ UNITS_TO_LEARN = 20
 
 @dataclass(frozen=True)
 class ClaimSettings:
-    """Values shared by all experiments."""
-
     alpha: float = 0.05
     samples: tuple[int, ...] = (2, 4, 8, 16, 32)
     samples_acceleration: float = 16.0
@@ -90,8 +88,6 @@ class SubsetMembers:
 
 @dataclass(frozen=True)
 class ClaimInputs:
-    """Tables and records available to an experiment."""
-
     samples: TaskOutputs | None = None
     point: TaskOutputs | None = None
     masks: BoolArray | None = None
@@ -166,7 +162,6 @@ def units(inputs: ClaimInputs) -> tuple[Unit, ...]:
 
 
 def has_tuning_cases(inputs: ClaimInputs, unit: Unit, alphas: Sequence[float]) -> bool:
-    """Return True if learned scores have enough cases."""
     sizes = np.bincount(unit.index(inputs.table.cases, inputs.table.group))
     if len(sizes) < UNITS_TO_LEARN:
         return False

@@ -36,8 +36,6 @@ SCHEMA = "taskuq.order/1"
 
 @dataclass(frozen=True)
 class MaskLearningConfig(ImagingConfig):
-    """Settings of taskuq masks --learn."""
-
     cases: int = 200
     initial_lines: int | None = None
     lines_per_step: int = 4
@@ -74,8 +72,6 @@ class _LineOrder:
 
 @dataclass(frozen=True)
 class _MaskLearner:
-    """Data and networks for greedy mask learning."""
-
     config: MaskLearningConfig
     system: LineMeasure
     recover: Recover

@@ -159,8 +159,6 @@ class _QualityChunk:
 
 @dataclass(frozen=True, eq=False)
 class _QualityWork:
-    """Chunks of a quality evaluation, for an engine."""
-
     pieces: Sequence[_QualityChunk]
     folder: Path
     validation: Dataset

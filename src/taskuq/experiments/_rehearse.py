@@ -57,8 +57,6 @@ PREPARED = {"knee_multicoil_train": TRAINING_SLICES,
 
 @dataclass(frozen=True)
 class _Command:
-    """One command of the document, to the character."""
-
     text: str
 
     @property

@@ -37,8 +37,6 @@ from taskuq.training._weights import _mark, referenced_files
 
 @dataclass(frozen=True)
 class ImagingConfig:
-    """Settings shared by run, mask learning and comparisons."""
-
     data: Data = field(default_factory=paper_data)
     measure: AnySystem = field(default_factory=MaskConfig)
     noise: float = 0.0
@@ -50,8 +48,6 @@ class ImagingConfig:
 
 @dataclass(frozen=True)
 class RunConfig(ImagingConfig):
-    """Settings of a run that makes a table."""
-
     subset: Literal["all", "training", "validation"] = "validation"
     terminology: Terminology = field(default_factory=Terminology)
     adaptive: AdaptiveConfig | None = None

@@ -67,7 +67,6 @@ class MaskConfig:
         return nested_masks(width, self.accelerations, rng=rng, rule=self.pattern)
 
     def scanner(self, width: int, *, noise: float, seed: int) -> Measure:
-        """Return the scanner of coil images of a width."""
         return MultiCoilMRI(self.masks(width), self.accelerations, noise=noise, seed=seed)
 
 
@@ -122,7 +121,6 @@ class MultiCoilMRI:
 
     @property
     def n_lines(self) -> int:
-        """Number of columns of k-space."""
         return int(self.masks.shape[1])
 
     def initial_lines(self, n: int) -> BoolArray:

@@ -396,7 +396,6 @@ class ParallelBeamCT:
 
     @property
     def n_lines(self) -> int:
-        """Number of views of a full scan."""
         return self.views
 
     def initial_lines(self, n: int) -> BoolArray:
@@ -544,7 +543,6 @@ class TomographyConfig:
         return np.stack([np.isin(np.arange(self.views), views) for views in chosen])
 
     def scanner(self, width: int, *, noise: float, seed: int) -> ParallelBeamCT:
-        """Return the scanner of images of a width."""
         if noise:
             raise InputError(f"noise is {noise}; set measure.photons", code="option.conflict")
         chosen = None

@@ -45,8 +45,6 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Command-line options of an engine."""
-
     address: str | None = None  # of a Ray cluster; 'local' runs SLURM jobs on this machine
     workers: int | None = None  # number of Ray workers or SLURM jobs
     slurm: tuple[str, ...] = ()  # parameters of SLURM jobs, each as name=value

@@ -156,7 +156,6 @@ class CachedTask:
     memory: tuple[Any, ...] | None = None
 
     def __call__(self, images: Any) -> Any:
-        """Return the task outputs of images."""
         if self.memory is None or _memory(images) != self.memory:
             with self.executor.lock:
                 return self.executor.task(images)
@@ -227,7 +226,6 @@ class CaseExecutor:
     round_names: tuple[str, ...] | None = None
 
     def place(self, image: Any) -> Any:
-        """Move a tensor to the device; an array stays as it is."""
         moves = self.device is not None and is_tensor(image)
         return image.to(self.device, non_blocking=True) if moves else image
 

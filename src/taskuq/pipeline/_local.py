@@ -128,8 +128,6 @@ def _image_digest(image: Any) -> str:
 
 @dataclass(frozen=True)
 class RunLog:
-    """Log of events that several workers may append to."""
-
     folder: Path
 
     def write(self, event: str, **details: Any) -> None:
@@ -298,7 +296,6 @@ class CaseWorker:
         self.log.failed(self.cases.case[index], error)
 
     def run(self, indices: list[int], progress: Progress | None = None) -> int:
-        """Run cases, write their rows and return how many were tried."""
         batches = BatchRunner(self.executor, self.cases, self.log)
         with pinned_threads(self.threads), sigterm_as_exit():
             self.store(batches.run(indices), progress or Progress(len(indices), quiet=True))

@@ -13,8 +13,6 @@ PAUSE = 10.0
 
 
 class Progress:
-    """Progress line: cases done, rate and time left."""
-
     def __init__(
         self,
         total: int,

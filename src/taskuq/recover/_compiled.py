@@ -313,8 +313,6 @@ class CudaGraph(Generic[T]):
 
 
 class GraphedFunction:
-    """Forward and backward of a network as CUDA graphs."""
-
     def __init__(self, network: nn.Module, compute: Callable[..., Tensor]) -> None:
         self.network, self.compute = network, compute
         self._graphs: dict[tuple[torch.Size, ...], Any] = {}

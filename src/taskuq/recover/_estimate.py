@@ -122,7 +122,6 @@ def _combine(maps: Tensor, images: Tensor) -> Tensor:
 
 @torch.no_grad()
 def varnet_estimate(net: VarNet | FusedVarNet, zero_filled: Tensor, mask: Tensor) -> VarNetEstimate:
-    """Run a VarNet and enforce data consistency."""
     lines = central_lines(mask)
     kspace = fft2c(zero_filled)
     kspace = torch.where(broadcast_mask(mask, kspace), kspace, 0)
@@ -357,8 +356,6 @@ Estimator = Callable[[Tensor, Tensor], VarNetEstimate]
 
 
 class CrossFitEstimates:
-    """Out-of-fold estimates of a batch."""
-
     def __init__(
         self,
         networks: Sequence[VarNet],

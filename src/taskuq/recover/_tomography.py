@@ -86,8 +86,6 @@ class _UnrolledNet(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class _SinogramDataset:
-    """Training data set with a view set per case and epoch."""
-
     source: Dataset
     rounds: int
     seed: int | None
@@ -117,8 +115,6 @@ class _SinogramDataset:
 
 @dataclass(frozen=True)
 class _CTTraining:
-    """Settings shared by CT trainings."""
-
     network: Any = None
     training: TrainingConfig = field(default_factory=TrainingConfig)
     data: Data = field(default_factory=lambda: READERS["chest"]())
@@ -139,8 +135,6 @@ class _CTTraining:
 
 
 class _SinogramSimulator:
-    """Simulate sinograms of a batch."""
-
     def __init__(
         self,
         measure: TomographyConfig,
@@ -279,8 +273,6 @@ class UnrolledMethod:
 
 @dataclass(frozen=True)
 class _UnrolledTraining(_CTTraining):
-    """Settings of an unrolled-network training."""
-
     network: _UnrolledConfig = field(default_factory=_UnrolledConfig)
     training: TrainingConfig = UNROLLED_TRAINING
     init_from: Path | None = None
@@ -354,8 +346,6 @@ class CTSamplerMethod:
 
 @dataclass(frozen=True)
 class _CTEstimateConfig:
-    """Settings [estimate] of the CT sampler."""
-
     weights: Path | None = None
     folds: int = 0
     network: _UnrolledConfig = field(default_factory=_UnrolledConfig)
@@ -368,8 +358,6 @@ class _CTEstimateConfig:
 
 @dataclass(frozen=True)
 class _CTSamplerTraining(SamplerTrainingMixin, _CTTraining):
-    """Settings of a CT sampler training."""
-
     network: SamplerConfig = field(default_factory=lambda: SAMPLER_PRESETS["paper"])
     training: TrainingConfig = PAPER
     estimate: _CTEstimateConfig = field(default_factory=_CTEstimateConfig)
@@ -395,8 +383,6 @@ class _CTSamplerTraining(SamplerTrainingMixin, _CTTraining):
 
 
 class _CrossFitCTEstimates:
-    """Out-of-fold CT estimates of a batch."""
-
     def __init__(self, networks: Sequence[_UnrolledNet], simulator: _SinogramSimulator) -> None:
         self.networks = [net.eval().requires_grad_(False) for net in networks]
         self.simulator = simulator

@@ -342,7 +342,6 @@ class TableWriter:
         self._number = len(_shard_paths(self.folder))
 
     def finished(self) -> set[tuple[str, float]]:
-        """Return the stored (case, acceleration) pairs."""
         rates = np.asarray(self.header.accelerations)
         return {
             pair
@@ -415,7 +414,6 @@ def finished_cases(folder: Path, header: TableHeader, names: Sequence[str]) -> n
 
 
 def image_marks(folder: Path) -> dict[str, str]:
-    """Return the stored fingerprint of each case's image."""
     marks: dict[str, str] = {}
     for shard in _shard_paths(folder):
         if "image" in _read_schema(shard).names:

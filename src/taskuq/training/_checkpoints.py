@@ -179,8 +179,6 @@ class SafetensorsIO(CheckpointIO):
 
 
 class Checkpoint(Callback):
-    """Callback that saves weights and the resume state after each epoch."""
-
     def __init__(
         self, recipe: Recipe, folder: Path, every: int, notes: dict[str, Any], patience: int = 0
     ) -> None:

@@ -412,7 +412,6 @@ def estimate_training(
 
 
 def _broadcast_files(folder: Path) -> None:
-    """Copy the files of the first process to the folders of all."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return
     files = {}

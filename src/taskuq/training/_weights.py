@@ -105,7 +105,6 @@ def save_weights(
 
 
 def read_card(path: Path | str, kinds: Collection[str]) -> dict[str, Any]:
-    """Read the card of a weights file and check its kind."""
     path = Path(path)
     if path.suffix != ".safetensors":
         message = f"weights are {path}; give a .safetensors file, which cannot run code"

@@ -444,8 +444,6 @@ class SamplerTrainingMixin:
 
 @dataclass(frozen=True)
 class _SamplerTraining(SamplerTrainingMixin, RecoveryTraining):
-    """Settings of a sampler training and of its point-estimate networks."""
-
     network: SamplerConfig = field(default_factory=SamplerConfig)
     training: TrainingConfig = PAPER
     estimate: EstimateConfig = field(default_factory=EstimateConfig)
