@@ -28,12 +28,7 @@ from taskuq.data._dataset import (
 )
 from taskuq.data._readers import DataConfig
 from taskuq.errors import InputError, MachineError
-from taskuq.measure._coils import (
-    coil_sensitivities,
-    simulate_coils,
-    smooth_field,
-    smooth_phase,
-)
+from taskuq.measure._coils import coil_sensitivities, simulate_coils, smooth_field, smooth_phase
 
 if TYPE_CHECKING:
     from torch import Tensor

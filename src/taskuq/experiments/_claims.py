@@ -293,10 +293,7 @@ def evaluate_scores(
 
 
 def length_figure(
-    found: Sequence[Evaluation],
-    along: Literal["acceleration", "samples"],
-    unit: Unit,
-    caption: str,
+    found: Sequence[Evaluation], along: Literal["acceleration", "samples"], unit: Unit, caption: str
 ) -> Figure:
     """Return mean interval lengths, as the paper calls the widths of intervals."""
     return replace(

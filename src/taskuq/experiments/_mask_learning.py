@@ -16,13 +16,7 @@ from taskuq.data._readers import open_data
 from taskuq.errors import InputError
 from taskuq.experiments._run import ImagingConfig
 from taskuq.interval import BoolArray, FloatArray
-from taskuq.measure._adaptive import (
-    RIDGE,
-    Aim,
-    line_covariance,
-    require_line_measure,
-    stack_cases,
-)
+from taskuq.measure._adaptive import RIDGE, Aim, line_covariance, require_line_measure, stack_cases
 from taskuq.measure._masks import line_counts, save_masks
 from taskuq.pipeline._executor import CaseExecutor, Executor, pick_device
 from taskuq.pipeline._local import BatchRunner, RunCases, as_cases, batch_size

@@ -90,11 +90,7 @@ def _families(table: TaskOutputs, name: str, alpha: float) -> Families:
 
 
 def _scan(
-    table: TaskOutputs,
-    families: Families,
-    is_test: BoolArray,
-    alpha: float,
-    max_width: float,
+    table: TaskOutputs, families: Families, is_test: BoolArray, alpha: float, max_width: float
 ) -> _ProtocolDraw:
     test = np.flatnonzero(is_test)
     group = np.unique(np.asarray(table.group)[test], return_inverse=True)[1]

@@ -12,13 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from taskuq._arrays import (
-    as_array,
-    as_ids,
-    as_ranges,
-    as_real_array,
-    require_in_ranges,
-)
+from taskuq._arrays import as_array, as_ids, as_ranges, as_real_array, require_in_ranges
 from taskuq._io import reading
 from taskuq._registry import Registry
 from taskuq.errors import InputError
