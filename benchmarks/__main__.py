@@ -14,21 +14,21 @@ HERE = Path(__file__).parent
 
 
 def known() -> list[str]:
-    """The names of all benchmarks."""
+    """Return the names of all benchmarks."""
     return sorted(path.stem for path in HERE.glob("[a-z]*.py"))
 
 
 def quick() -> list[str]:
-    """Those that run without a name given: all but those that need a GPU."""
+    """Return the benchmarks that run by default: those that need no GPU."""
     return [name for name in known() if not name.endswith("_gpu")]
 
 
 def main(names: list[str]) -> int:
-    """Run each benchmark's ``main`` and return how many names were unknown."""
+    """Run benchmarks by name; return 2 for an unknown name."""
     chosen = names or quick()
     unknown = [name for name in chosen if name not in known()]
     if unknown:
-        print(f"unknown: {', '.join(unknown)}; there are {', '.join(known())}", file=sys.stderr)
+        print(f"unknown: {', '.join(unknown)}; choose from {', '.join(known())}", file=sys.stderr)
         return 2
     for name in chosen:
         print(f"== {name}", flush=True)

@@ -1,8 +1,8 @@
-"""One other library, asked for the intervals of one split after another, wherever it is installed.
+"""Intervals of one other library, split by split, in the environment that has it.
 
-python benchmarks/_peer.py NAME DATA.npz       prints one line of JSON, or says why it cannot
+python benchmarks/_peer.py NAME DATA.npz       prints one line of JSON
 
-It needs NumPy and the library alone: some cannot live beside ours (puncc wants an older NumPy).
+It needs NumPy and the library only: some conflict with taskuq (puncc needs an older NumPy).
 ``benchmarks/peers.py`` calls it.
 """
 
@@ -37,7 +37,7 @@ Split = tuple[np.ndarray, np.ndarray]
 
 
 class Cases:
-    """What libraries are given: not samples, which none of them takes, but what they ask for.
+    """Inputs of the libraries: summaries of the samples, which none of them accepts.
 
     Arguments:
         outputs: Outputs on samples, (case, sample).
@@ -50,7 +50,7 @@ class Cases:
             self.summarise(score)
 
     def summarise(self, score: str) -> None:
-        """Compute of the samples what a score needs."""
+        """Compute the summaries of samples that a score needs."""
         if score == "cqr":
             self.low, self.high = np.quantile(self.outputs, [ALPHA / 2, 1 - ALPHA / 2], axis=1)
         else:
@@ -60,7 +60,7 @@ class Cases:
 
 
 class Columns:
-    """A trained model, for libraries that want one: its prediction is a column of its input."""
+    """Trained model whose prediction is a column of its input."""
 
     def __init__(self, column: int = 0) -> None:
         self.column = column
@@ -132,7 +132,7 @@ def puncc(x: Cases, score: str, split: Split, alpha: float) -> Split:
 
 
 def torchcp(x: Cases, score: str, split: Split, alpha: float) -> Split:
-    """Its scores and its quantile alone: its predictors want a torch model and a data loader."""
+    """Scores and quantile of TorchCP; its predictors need a torch model and a data loader."""
     import torch
     from torchcp.regression.score import ABS, CQR
     from torchcp.utils.common import calculate_conformal_value
@@ -146,7 +146,7 @@ def torchcp(x: Cases, score: str, split: Split, alpha: float) -> Split:
 
 
 def _regression_of_torchcp() -> None:
-    """Let its regression be imported alone: other parts need what is hard to install."""
+    """Import its regression only; other parts need further packages."""
     if "torchcp" not in sys.modules:
         spec = importlib.util.find_spec("torchcp")
         if spec is None:
@@ -157,7 +157,7 @@ def _regression_of_torchcp() -> None:
 
 
 def authors(x: Cases, score: str, split: Split, alpha: float) -> Split:
-    """The code of the paper's authors, from a copy of their repository (TASKUQ_AUTHORS)."""
+    """Code of the paper's authors, from a copy of their repository (TASKUQ_AUTHORS)."""
     code = _authors_code()
     method = {"ar": "residual", "lwr": "studentized_residual", "cqr": "cqr"}[score]
     given = x.mean if score == "ar" else x.outputs
@@ -177,7 +177,7 @@ def _authors_code() -> Any:
 
 
 def deepinv(x: Cases, score: str, split: Split, alpha: float) -> Split:
-    """It makes the samples that others need, and no intervals: whether it is here is all we ask."""
+    """Check that deepinv is installed; it draws samples and makes no intervals."""
     if importlib.util.find_spec("deepinv") is None:
         raise ModuleNotFoundError("No module named 'deepinv'")
     return x.z[:0], x.z[:0]
@@ -196,7 +196,7 @@ PEERS: dict[str, tuple[str, Callable[..., Split], tuple[str, ...]]] = {
 
 
 def lines_of(peer: Callable[..., Any]) -> int:
-    """How many lines a function has, as Python itself would write it, without what explains it.
+    """Return the number of lines of a function, formatted by Python, without comments.
 
     Imports are counted; the line that defines the function, docstrings, comments, empty lines and
     the way in which long lines are broken are not.
@@ -211,7 +211,7 @@ def lines_of(peer: Callable[..., Any]) -> int:
 def timed(
     peer: Callable[..., Split], x: Cases, score: str, *, takes_samples: bool = False
 ) -> dict[str, Any]:
-    """CPU seconds of a split, and of what is computed of samples before; or why there are none."""
+    """Return the CPU seconds of a split and of the summaries of samples, or an error."""
     rng, times, covered, widths = np.random.default_rng(1), [], [], []
     start = time.process_time()
     for _ in range(10):
@@ -236,7 +236,7 @@ def timed(
 
 
 def quantile_of(peer: Callable[..., Split], n: int, alpha: float) -> float:
-    """The half-width that a library gives where the calibration scores are 1, 2, ..., n."""
+    """Return the half-width of a library for calibration scores 1, 2, ..., n."""
     x = Cases(np.zeros((n + 2, 2)), np.arange(1.0, n + 3))
     x.spread = np.ones(n + 2)
     low, high = peer(x, "ar", (np.arange(n), np.array([n, n + 1])), alpha)
@@ -244,7 +244,7 @@ def quantile_of(peer: Callable[..., Split], n: int, alpha: float) -> float:
 
 
 def ranks(peer: Callable[..., Split]) -> dict[str, Any]:
-    """How often the quantile is right, or too small, and what happens where there is none."""
+    """Count correct and too small quantiles, and the result if none exists."""
     right = narrow = asked = 0
     for alpha in ("0.01", "0.02", "0.05", "0.1", "0.15", "0.2", "0.25", "0.3"):
         for n in range(3, 204, 8):
@@ -263,7 +263,7 @@ def ranks(peer: Callable[..., Split]) -> dict[str, Any]:
 
 
 def main(name: str, data: str) -> None:
-    """Print what one library did, as JSON."""
+    """Print the results of one library as JSON."""
     package, peer, offered = PEERS[name]
     given = np.load(data)
     x = Cases(given["outputs"], given["targets"])

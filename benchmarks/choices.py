@@ -1,6 +1,6 @@
-"""What choosing a case's next lines costs beside drawing the samples that the choice looks at.
+"""Cost of choosing the next lines of a case, compared with drawing the samples it uses.
 
-Both in one process, on the embedded networks: k-space of a head of the atlas, views of a chest.
+Both in one process, on the bundled networks: k-space of a head of the atlas, views of a chest.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _compare(name: str, system: Any, image: Any, recover: Any, task: Any, aim: A
 
 
 def _median(call: Callable[[], object]) -> float:
-    """The median time of a call in seconds; the first call is not counted."""
+    """Return the median time of a call in seconds, after a warm-up call."""
     times = []
     for _ in range(REPEATS + 1):
         start = time.perf_counter()

@@ -1,6 +1,6 @@
-"""The statistics against vectorised NumPy and MAPIE: times, ratios, memory, growth.
+"""Statistics against vectorised NumPy and MAPIE: times, ratios, memory, growth.
 
-One process, one thread, medians of repeats. Real fastMRI outputs are used where they are at hand
+One process, one thread, medians of repeats. Real fastMRI outputs are used if available
 (2188 slices, 32 samples), a synthetic set of the same size otherwise.
 """
 
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def load() -> tuple[np.ndarray, np.ndarray, str]:
-    """Real outputs at acceleration 8, or synthetic ones of the same size."""
+    """Return real outputs at acceleration 8, or synthetic ones of the same size."""
     if REAL.exists():
         table = tq.TaskOutputs.load(REAL)
         k = table.round_index(8)
@@ -59,7 +59,7 @@ def synthetic(cases: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def seconds(work: Callable[[], object], repeats: int = 5) -> float:
-    """Median time of some repeats, after one run that does not count."""
+    """Return the median time of repeats after a warm-up run."""
     work()
     times = []
     for _ in range(repeats):
@@ -70,7 +70,7 @@ def seconds(work: Callable[[], object], repeats: int = 5) -> float:
 
 
 def random_splits(outputs: np.ndarray, targets: np.ndarray) -> None:
-    """All three scores on the same random splits; drawing the splits counts for everyone."""
+    """All three scores on the same random splits; the time to draw splits is included."""
     cases = check_cases(outputs, targets, calibration_fraction=SPLIT)
 
     def ours() -> object:
@@ -108,7 +108,7 @@ def summaries(outputs: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray, np
 def numpy_trials(
     outputs: np.ndarray, targets: np.ndarray, trials: int
 ) -> dict[str, tuple[float, float]]:
-    """The reference: permutations in blocks, shared by the scores, and a partition per block."""
+    """Reference: permutations in blocks, shared by the scores, and a partition per block."""
     rng = np.random.default_rng(1)
     N = len(targets)
     n = int(SPLIT * N)
@@ -135,7 +135,7 @@ def numpy_trials(
 
 
 def mapie_trials(outputs: np.ndarray, targets: np.ndarray, trials: int) -> float:
-    """Seconds MAPIE takes for some splits: conformalise, predict, count, for the three scores.
+    """Return the seconds of MAPIE for some splits and three scores.
 
     LWR is the absolute score of scaled targets, which spares MAPIE a model of the spread.
     """
@@ -208,7 +208,7 @@ def exact_evaluation(outputs: np.ndarray, targets: np.ndarray) -> None:
 
 
 def raw_samples(cases: int) -> None:
-    """Calibrate and predict from raw samples, against the summaries alone by NumPy."""
+    """Calibrate and predict from raw samples, against the summaries by NumPy."""
     outputs, targets = synthetic(cases, 32)
 
     def ours(score: str) -> Callable[[], object]:
@@ -222,7 +222,7 @@ def raw_samples(cases: int) -> None:
     }
     t_all = seconds(lambda: summaries(outputs), repeats=3)
     print(f"\n(c) calibrate and predict from raw samples {outputs.shape} float64, seconds")
-    print(f"    NumPy's mean, std and two quantiles alone take {t_all:.3f}")
+    print(f"    NumPy's mean, std and two quantiles take {t_all:.3f}")
     rows = [("", "taskuq", "all of NumPy's / ours", "its own / ours", "peak memory / input")]
     for score in (*SCORES, "mlwr"):
         t_ours = seconds(ours(score))

@@ -1,4 +1,4 @@
-"""How fast policies decide, and how fast they are judged over many random splits."""
+"""Speed of policies: decisions, and simulation over many random splits."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def main() -> None:
         total += seconds
         print(f"{name:<22}{1e3 * decide:>22.3f}{seconds:>22.2f}")
     print(f"{'all':<44}{total:>22.2f}")
-    print("\nThose that learn from each calibration fold, beside a fixed one: CPU ms per split\n")
-    print(f"{'unit':<14}{'policy':<16}{'learning':>10}{'fixed (lwr)':>14}")
+    print("\nPolicies fitted on each calibration fold, and a fixed one: CPU ms per split\n")
+    print(f"{'unit':<14}{'policy':<16}{'fitted':>10}{'fixed (lwr)':>14}")
     for unit, kind in LEARNING:
         spec, fixed = PolicySpec(kind, ALPHA, goal), PolicySpec("adaptive", ALPHA, goal, "lwr")
         learning, plain = (_per_split(table, each, unit) for each in (spec, fixed))
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _per_split(table: tq.TaskOutputs, spec: PolicySpec, unit: str) -> float:
-    """CPU milliseconds of a split, the quickest of several runs; errors are not judged."""
+    """CPU milliseconds of a split, the fastest of several runs; without standard errors."""
 
     def seconds(trials: int) -> float:
         start = time.process_time()
@@ -83,7 +83,7 @@ def _judge(table: tq.TaskOutputs, spec: PolicySpec, trials: int) -> float:
 
 
 def _median(call: Callable[[], object], repeats: int) -> float:
-    """The median time of a call, in seconds; the first calls are not counted."""
+    """Return the median time of a call in seconds, after warm-up calls."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()

@@ -1,9 +1,9 @@
-"""False alarms of a monitor on streams that are exchangeable, and how soon it notices a change.
+"""False alarms of a monitor on exchangeable streams, and delays until it detects a change.
 
 ``python -m benchmarks false_alarms`` draws 1000 streams of 10,000 cases after 200 calibration
 cases each and counts those in which the evidence ever reaches 1/delta; then the cases until it
-does, after a change. The law itself is proved and enumerated: this shows it at full length. Last
-come patients of the stored atlas table who were chosen by an adversary that knows their targets.
+does, after a change. The last
+lines are for patients of the bundled atlas table, selected by an adversary who has their targets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DELTAS = (0.1, 0.05, 0.01)
 
 
 def ranks(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The rank of each number (run, case) among those up to it."""
+    """Return the rank of each value (run, case) among those up to it."""
     found = np.empty(values.shape, dtype=np.int64)
     for run, row in enumerate(values):
         order = np.empty(0)
@@ -37,7 +37,7 @@ def ranks(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def largest(values: NDArray[np.float64], calibration: int) -> NDArray[np.float64]:
-    """The largest evidence so far after each new case, (run, case)."""
+    """Return the largest evidence so far after each new case, (run, case)."""
     rank = ranks(values)
     capital = np.zeros((len(values), BETS))
     found = np.empty((len(values), values.shape[1] - calibration))
@@ -49,7 +49,7 @@ def largest(values: NDArray[np.float64], calibration: int) -> NDArray[np.float64
 
 
 def missed(policy: tq.Policy, table: tq.TaskOutputs) -> NDArray[np.bool_]:
-    """Which cases have a report at the stop that does not contain the target."""
+    """Return the cases whose report at the stop misses the target."""
     x, z = np.asarray(table.outputs), np.asarray(table.targets)
     lost, going = np.zeros(table.cases, dtype=bool), np.ones(table.cases, dtype=bool)
     for k in range(table.rounds):
@@ -61,7 +61,7 @@ def missed(policy: tq.Policy, table: tq.TaskOutputs) -> NDArray[np.bool_]:
 
 
 def adversary() -> None:
-    """Print how soon patients are noticed whom somebody chose who knows their targets."""
+    """Print the delays for patients that an adversary selected by their targets."""
     table = stored_table("atlas-sampler")
     assert table.group is not None
     index = np.unique(table.group, return_inverse=True)[1]
@@ -79,7 +79,7 @@ def adversary() -> None:
             seen = [_withdrawn(policy, table.select(cases=cases), audited=a) for a in (False, True)]
             print(
                 f"{len(order)} of {len(others)} patients, chosen by {what}: coverage "
-                f"{1 - lost[order].mean():.3f}; withdrawn {seen[0]} without targets, {seen[1]} with"
+                f"{1 - lost[order].mean():.3f}; alarm {seen[0]} without targets, {seen[1]} with"
             )
 
 
@@ -91,7 +91,7 @@ def _withdrawn(policy: tq.Policy, table: tq.TaskOutputs, *, audited: bool) -> st
 
 
 def main() -> None:
-    """Print shares of streams with an alarm, and delays until one."""
+    """Print the streams with an alarm, and delays until one."""
     rng, begun = np.random.default_rng(0), time.perf_counter()
     top = largest(rng.standard_normal((RUNS, CALIBRATION + CASES)), CALIBRATION)[:, -1]
     for delta in DELTAS:
@@ -106,7 +106,7 @@ def main() -> None:
             delay = np.where(late.any(axis=1), late.argmax(axis=1) + 1, np.inf)
             most = np.quantile(delay, 0.9, method="higher")
             print(
-                f"a shift of {shift:g} standard deviations after {before} cases: noticed after "
+                f"a shift of {shift:g} standard deviations after {before} cases: detected after "
                 f"{np.median(delay):g} cases in the median, {most:g} in nine of ten streams"
             )
     adversary()

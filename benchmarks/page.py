@@ -1,10 +1,10 @@
-"""The page of a run with many patients: seconds to write it, and its size.
+"""Report of a run with many patients: seconds to write it, and its size.
 
 python -m benchmarks page                # 40 and 500 patients, 20 slices with pictures
-python -m benchmarks.page 2000           # as many patients as you like
+python -m benchmarks.page 2000           # any number of patients
 
 A run holds a table (4 rounds, 32 samples), a policy, and pictures of 20 slices of 128 × 128 with 8
-samples each; the page judges every patient by the policy.
+samples each; the report applies the policy to every patient.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SECONDS, MEGABYTES = 5.0, 25.0
 
 
 def pictures(rounds: int) -> dict[str, np.ndarray]:
-    """Slices of the atlas, and samples around them that vary less from round to round."""
+    """Return slices of the atlas and samples that vary less in later rounds."""
     rng = np.random.default_rng(0)
     atlas = Atlas(SHOWN // 2, seed=0, coils=0, plan=PatientDistribution(size=SIZE, slices=2))
     truth = np.concatenate([atlas.patient(k).images for k in range(atlas.patients)])
@@ -39,7 +39,7 @@ def pictures(rounds: int) -> dict[str, np.ndarray]:
 
 
 def write_run(folder: Path, patients: int) -> int:
-    """Write a run, and return how many slices its table has."""
+    """Write a run and return the number of slices of its table."""
     table = synthetic_outputs(SyntheticTable(volumes=patients, samples=SAMPLES), seed=0)
     table.save(folder / "table.npz")
     tq.plan(table, alpha=0.1, max_width=0.1, unit="group").save(folder / "policy.json")
@@ -54,7 +54,7 @@ def write_run(folder: Path, patients: int) -> int:
 
 
 def measure(patients: int) -> tuple[float, float]:
-    """Return seconds and megabytes of the page of a run with so many patients, and print them."""
+    """Print and return seconds and megabytes of the report of a run."""
     with tempfile.TemporaryDirectory() as folder:
         slices = write_run(Path(folder), patients)
         clocks = time.perf_counter(), time.process_time()
@@ -70,10 +70,9 @@ def measure(patients: int) -> tuple[float, float]:
 
 
 def main(patients: tuple[int, ...] = (40, 500)) -> None:
-    """Write pages of runs with so many patients."""
+    """Measure the reports of runs with these numbers of patients."""
     for count in patients:
         measure(count)
-    print(f"a page of 500 patients may take {SECONDS:g} s and {MEGABYTES:g} MB")
 
 
 if __name__ == "__main__":

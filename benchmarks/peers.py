@@ -1,13 +1,13 @@
-"""What people use instead, on the same cases: seconds, ranks, refusals, and lines of glue.
+"""Other libraries on the same cases: seconds, ranks, failures, and lines of code.
 
-python -m benchmarks peers                     # prints the table of the README
+python -m benchmarks peers                     # prints the table
 python -m benchmarks.peers --into README.md    # puts it there
 
 A library is looked for in this environment and in those whose Pythons TASKUQ_PEERS names, separated
-by colons (some cannot live beside ours); the authors' code in TASKUQ_AUTHORS, a copy of their
-repository. What is missing is said. Times are CPU times of one thread, from samples to intervals:
-for libraries that take none, NumPy's mean, spread or quantiles of the samples are counted, but once
-where splits are many. Lines are counted alike for all (``lines_of``), ours too.
+by colons (some conflict with taskuq); the authors' code in TASKUQ_AUTHORS, a copy of their
+repository. Missing libraries are printed. Times are CPU times of one thread, from samples to
+intervals: for libraries that take none, NumPy's mean, spread or quantiles of the samples are
+counted, once for many splits. Lines of all libraries are counted by ``lines_of``.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ NONE = "–"
 
 
 def environments() -> list[str]:
-    """This Python, and others that may have what this one cannot have."""
+    """Return this Python and those of TASKUQ_PEERS."""
     return [sys.executable, *filter(None, os.environ.get("TASKUQ_PEERS", "").split(":"))]
 
 
 def ask(name: str, data: Path, pythons: list[str]) -> dict[str, Any]:
-    """What a library did in the first environment that has it, or why it is missing."""
+    """Return the results of a library from the first environment that has it, or an error."""
     found: dict[str, Any] = {"missing": "no Python was given"}
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"MPLBACKEND": "Agg"}
     for python in pythons:
@@ -62,7 +62,7 @@ def ask(name: str, data: Path, pythons: list[str]) -> dict[str, Any]:
 
 
 def ours(x: Cases, score: str, split: Any, alpha: float) -> Any:
-    """A split with taskuq, as ``_peer.py`` has it of others."""
+    """Run a split with taskuq, as ``_peer.py`` does with other libraries."""
     import taskuq as tq
 
     fold, test = split
@@ -72,7 +72,7 @@ def ours(x: Cases, score: str, split: Any, alpha: float) -> Any:
 
 
 def measure_ours(outputs: np.ndarray, targets: np.ndarray) -> dict[str, Any]:
-    """The same of taskuq; and what it does beyond one split after another."""
+    """Return the results of taskuq, including many splits at once."""
     x, rng = Cases(outputs, targets), np.random.default_rng(1)
     scores = {score: timed(ours, x, score, takes_samples=True) for score in SCORES}
     cases = check_cases(outputs, targets, calibration_fraction=SPLIT)
@@ -89,7 +89,7 @@ def measure_ours(outputs: np.ndarray, targets: np.ndarray) -> dict[str, Any]:
 
 
 def cell(found: dict[str, Any], row: str) -> str:
-    """One cell of the table."""
+    """Return one cell of the table."""
     if "missing" in found:
         return "not measured"
     of = found["scores"]
@@ -128,7 +128,7 @@ ROWS = {
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
-    """The table, as Markdown."""
+    """Return the table in Markdown."""
     heads = [f"{name} {one.get('version', '')}".strip() for name, one in found.items()]
     lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     for row, title in ROWS.items():

@@ -1,4 +1,4 @@
-"""What the pipeline costs beside the work itself, on one core, on Ray, and on many workers.
+"""Overhead of the pipeline on one core, on Ray, and with many workers.
 
 python -m benchmarks pipeline             # against a plain loop, and Ray with two workers
 python -m benchmarks.pipeline --scaling   # 1 to 64 sleeping workers, drawn to docs/figures
@@ -61,7 +61,7 @@ def against_a_loop(repeats: int = 7) -> None:
     plain, ours = (median(times) for times in zip(*pairs, strict=True))
     ratio = median(b / a for a, b in pairs)
     print(f"{len(images)} atlas cases, {len(RATES)} rounds, zero-filled, mean intensity")
-    print(f"  plain loop {plain:6.2f} s   pipeline {ours:6.2f} s   ratio {ratio:.3f}  (goal 1.1)")
+    print(f"  plain loop {plain:6.2f} s   pipeline {ours:6.2f} s   ratio {ratio:.3f}")
 
 
 def measure(image: np.ndarray, acceleration: float) -> np.ndarray:
@@ -69,14 +69,14 @@ def measure(image: np.ndarray, acceleration: float) -> np.ndarray:
 
 
 class Sleep:
-    """A recovery that takes a known time and no core, as one on somebody else's GPU does."""
+    """A recovery that takes a known time and no core, as one on a remote GPU does."""
 
     def __init__(self, pause: float, meeting: Path | None = None, workers: int = 0) -> None:
         self.pause, self.start, self.driver = pause, time.time(), os.getpid()
         self.meeting, self.workers = meeting, workers
 
     def __call__(self, measurement: np.ndarray, *, samples: int, seed: int) -> np.ndarray:
-        """Say when it ended and where it ran."""
+        """Return the end time and the process."""
         if self.meeting is not None and os.getpid() != self.driver:
             # All workers begin together, however long their processes take to start.
             (self.meeting / str(os.getpid())).touch()
@@ -99,7 +99,7 @@ class Busy:
         self.pause = pause
 
     def __call__(self, measurement: np.ndarray, *, samples: int, seed: int) -> np.ndarray:
-        """Return something when the time is over."""
+        """Return after the given time."""
         end = time.process_time() + self.pause
         while time.process_time() < end:
             pass
@@ -128,7 +128,7 @@ def plain_loop(recover: Sleep | Busy, batches: int) -> None:
 
 
 def two_loops(recover: Sleep | Busy, batches: int) -> None:
-    """The same work in two processes that know nothing of a pipeline."""
+    """The same work in two processes without a pipeline."""
     context = get_context("spawn")
     loops = [context.Process(target=plain_loop, args=(recover, batches // 2)) for _ in range(2)]
     for loop in loops:
@@ -138,7 +138,7 @@ def two_loops(recover: Sleep | Busy, batches: int) -> None:
 
 
 def on_ray(pause: float = 0.2, batches: int = 200) -> None:
-    """Two workers on one node against the same work in two processes; starts count on both sides.
+    """Two workers on one node against the same work in two processes; start-up times included.
 
     Others who use the machine at that time slow both down.
     """
@@ -148,12 +148,12 @@ def on_ray(pause: float = 0.2, batches: int = 200) -> None:
         plain = seconds(lambda recover=recover: two_loops(recover, batches))
         ours = seconds(lambda recover=recover: run_on(2, recover, batches))
         print(f"  {name:9s} two loops {plain:6.2f} s   Ray {ours:6.2f} s   "
-              f"ratio {ours / plain:.3f}  (goal 1.3)", flush=True)  # fmt: skip
+              f"ratio {ours / plain:.3f}", flush=True)  # fmt: skip
     ray.shutdown()
 
 
 def scaling(pause: float = 1.0, each: int = 10) -> None:
-    """Sleeping workers on this machine: which share of their rate does the driver keep up with?"""
+    """Measure the fraction of the ideal rate that the driver reaches with sleeping workers."""
     from taskuq.report.figures import Figure, Series, save_figure
 
     counts, shares = (1, 2, 4, 8, 16, 32, 64), []
@@ -180,7 +180,7 @@ def scaling(pause: float = 1.0, each: int = 10) -> None:
 
 
 def steady_rate(finished: np.ndarray, worker: np.ndarray, workers: int) -> float:
-    """Batches a second while all workers are there and all have work."""
+    """Return the batches per second while all workers are busy."""
     # The driver's own first case is not one of theirs.
     theirs = worker != os.getpid()
     finished, worker = finished[theirs], worker[theirs]

@@ -1,9 +1,9 @@
-"""What half precision does to the variational network's images, on patients of the atlas.
+"""Effect of half precision on the images of the variational network, for atlas patients.
 
 python -m benchmarks precision
 
-The package's own network, folded, in each precision of the convolutions, on this machine's CPU; a
-GPU rounds the same way. PSNR beside the truth, and of the difference that the precision makes.
+The bundled network, fused, in each precision of the convolutions, on the CPU; a GPU rounds the
+same way. PSNR against the truth, and of the difference to the plain network.
 """
 
 from __future__ import annotations

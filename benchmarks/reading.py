@@ -1,6 +1,6 @@
-"""How fast slices reach a network and what memory that takes: raw fastMRI files and the store.
+"""Speed and memory of reading slices: raw fastMRI files and the cache of prepared slices.
 
-Everything is read from the page cache (*warm*): a disk adds its own time where it is slower. Rates
+Everything is read from the page cache (*warm*): a slower disk adds its time. Rates
 of one process count its processor's seconds, those of several workers the clock's.
 """
 
@@ -30,12 +30,8 @@ from taskuq.training._weights import locate
 
 SLICES, VOLUMES, PASSES = 8, 2, 10
 SHAPE = (SLICES, 15, 640, 368)
-# Patients are drawn where this is installed.
+# The atlas needs nilearn.
 ATLAS = find_spec("nilearn") is not None
-# Slices per second that keep one H200 busy: batch over seconds of a step without its waiting, as
-# taskuq rehearse saw them there.
-NEEDS = {"train varnet": 16 / 0.548, "train flow": 8 / 0.163, "train simclr": 128 / 0.208,
-         "train classifier": 128 / 0.638, "run, flow, 4 rounds": 1 / 0.153}  # fmt: skip
 
 
 def main() -> None:
@@ -46,9 +42,6 @@ def main() -> None:
         print("Slices per second, warm (15 coils, 640×368, to 8 virtual coils, 320×320)\n")
         for name, rate in _rates(folder):
             print(f"{name:<60}{rate:>10.1f}")
-        print("\nWhat one H200 takes, slices per second\n")
-        for name, rate in NEEDS.items():
-            print(f"{name:<60}{rate:>10.1f}")
         print("\nHalf precision against raw files\n")
         for name, text in _differences(folder):
             print(f"{name:<60}{text:>10}")
@@ -58,9 +51,7 @@ def main() -> None:
             one, four = (_memory(way, folder, count) for count in (1, 4))
             print(f"{name:<40}{one:>10.0f}{four:>14.0f}")
         size = sum(path.stat().st_size for path in _cache(folder, "half").rglob("*.coils.npy"))
-        print(
-            f"\nThe page cache holds {size / 1e6:.0f} MB of the store, once, and gives them back."
-        )
+        print(f"\nThe page cache holds {size / 1e6:.0f} MB of the cache, once for all processes.")
 
 
 def _rates(folder: Path) -> Iterable[tuple[str, float]]:
@@ -139,7 +130,7 @@ WAYS: dict[str, Callable[[Path], Any]] = {
 
 
 def _memory(way: Callable[[Path], Any], folder: Path, count: int) -> float:
-    """MB that processes take together while all hold what they have read."""
+    """Return the MB of all processes while they hold their data."""
     context = get_context("spawn")
     barrier, found = context.Barrier(count), context.SimpleQueue()
     work = partial(_measure, way, folder, barrier, found)
@@ -166,7 +157,7 @@ def _measure(way: Callable[[Path], Any], folder: Path, barrier: Any, found: Any)
 
 
 def _pss() -> float:
-    """The memory of this process in MB; pages that n processes share count 1/n for each."""
+    """Return the memory of this process in MB; a page shared by n processes counts 1/n."""
     # What was given back to the allocator and not yet to the machine is no slice either.
     ctypes.CDLL(None).malloc_trim(0)
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
@@ -196,7 +187,7 @@ def _raw(folder: Path) -> Iterable[Any]:
 
 
 def _write_volumes(folder: Path) -> None:
-    """Random k-space with the strong centre and the few signals that k-space has."""
+    """Write random k-space with a strong centre and few independent signals."""
     rng = np.random.default_rng(0)
     rows, columns = np.ogrid[-1:1:640j, -1:1:368j]
     envelope = (1 / (0.01 + np.hypot(rows, columns))).astype(np.float32)

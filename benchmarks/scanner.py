@@ -1,14 +1,14 @@
-"""A service for a scanner on this machine: latency, decisions against acquire's, memory.
+"""Scanner service on this machine: latency, decisions against acquire's, memory.
 
     python -m benchmarks scanner                               # latency, equality and memory
     python -m benchmarks.scanner latency                       # or one of them
     OMP_NUM_THREADS=2 python -m benchmarks.scanner published   # on a GPU
 
-latency plays synthetic patients against a service with the embedded networks, over loopback, until
+latency plays synthetic patients against a service with the bundled networks, over loopback, until
 100 rounds are decided, 32 samples each. equality plays 104 slices, with four samples, and compares
 every decision and interval with acquire's. memory plays 1000 small slices. published plays slices
 of 8 coils and 320 x 320 against a service with the networks of the published size and random
-weights on a GPU, from a process of its own.
+weights on a GPU, from a separate process.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SAME = ("case", "round", "acceleration", "lower", "upper", "reason", "fault")
 
 @dataclass
 class Timed:
-    """A recovery or a task, and how long it took each time."""
+    """Recovery or task with the time of each call."""
 
     part: Callable[..., Any]
     seconds: list[float] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Timed:
 
 @contextmanager
 def serving(model: ServiceModel) -> Iterator[Service]:
-    """A service over loopback, on a port that is free."""
+    """Run a service over loopback on a free port."""
     service = Service(model, port=0)
     freeze_gc()
     service.start()
@@ -79,7 +79,7 @@ def serving(model: ServiceModel) -> Iterator[Service]:
 
 
 def networks() -> tuple[Any, Any]:
-    """The embedded recovery and task."""
+    """Return the bundled recovery and task."""
     from taskuq.experiments._demo import _bundled_networks
 
     found = _bundled_networks()
@@ -87,7 +87,7 @@ def networks() -> tuple[Any, Any]:
 
 
 def atlas_policy(samples: int) -> tq.Policy:
-    """A policy by slice of the stored table, with its first samples."""
+    """Plan a policy by slice on the bundled table, with its first samples."""
     table = stored_table("atlas-sampler")
     few = (np.asarray(table.outputs)[..., :samples], np.asarray(table.targets))
     return tq.plan(
@@ -101,7 +101,7 @@ def row(name: str, seconds: list[float]) -> None:
 
 
 def latency(rounds: int = ROUNDS) -> None:
-    """Print how long decisions take, from the last line of a round, and where the time goes."""
+    """Print the latency of decisions from the last line of a round, by component."""
     recover, task = map(Timed, networks())
     found: list[float] = []
     masks = MaskConfig(accelerations=RATES).masks(SIZE)
@@ -123,7 +123,7 @@ def latency(rounds: int = ROUNDS) -> None:
 
 
 def published(slices: int = 27, warm: int = 2) -> None:
-    """Print the latency with networks of the published size; the first slices are not counted."""
+    """Print the latency with networks of the published size; the first slices are a warm-up."""
     from taskuq.recover import SamplerRecovery, build
     from taskuq.recover.sampler._train import VarNetEstimator
     from taskuq.task import build as build_task
@@ -165,14 +165,14 @@ def published(slices: int = 27, warm: int = 2) -> None:
 
 
 def _played(port: int, slices: int) -> list[float]:
-    """Latencies of slices that are played against a service."""
+    """Return the latencies of slices replayed to a service."""
     kspace = {k: _smooth(k, (8, 320, 320)) for k in range(slices)}
     scan = _StoredScan(ScanHeader("MR", "patient", (8, 320, 320), slices), kspace)
     return replay_scan(scan, LOOPBACK, port, tr=EVERY).latencies
 
 
 def _smooth(seed: int, shape: tuple[int, int, int]) -> Any:
-    """The k-space of a smooth image with noise."""
+    """Return the k-space of a smooth image with noise."""
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.randn(2, shape[0], 8, 8, generator=generator)
     smooth = torch.nn.functional.interpolate(coarse, size=shape[1:], mode="bicubic")
@@ -181,7 +181,7 @@ def _smooth(seed: int, shape: tuple[int, int, int]) -> Any:
 
 
 def equality(patients: int = PATIENTS) -> None:
-    """Print how many decisions of a service are those of acquire, to the bit."""
+    """Print the number of decisions of a service that equal those of acquire, to the bit."""
     policy, (recover, task) = atlas_policy(4), networks()
     masks = MaskConfig(accelerations=RATES).masks(SIZE)
     atlas, same, slices = Atlas(patients, SEED, first=FIRST, coils=8), 0, 0
@@ -221,7 +221,7 @@ def small_scan(number: int, slices: int = 8, size: int = 32) -> _StoredScan:
 
 
 def small_chain(folder: Path, size: int = 32) -> ServiceModel:
-    """What decides about small scans."""
+    """Return policy, recovery and task for small scans."""
     table = synthetic_outputs(SyntheticTable(volumes=5, samples=4), seed=0)
     policy = tq.plan(table, alpha=0.1, max_width=0.1, unit="case")
     masks = nested_masks(size, RATES, rng=np.random.default_rng(0))
@@ -229,13 +229,13 @@ def small_chain(folder: Path, size: int = 32) -> ServiceModel:
 
 
 def resident() -> float:
-    """MiB of memory that this process holds."""
+    """Return the resident memory of this process in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def memory(slices: int = SLICES, shown: int = 5) -> list[float]:
-    """Print memory and threads after parts of many slices; return the memory."""
+    """Print memory and threads while many slices are replayed; return the memory."""
     found = []
     with tempfile.TemporaryDirectory() as folder, serving(small_chain(Path(folder))) as service:
         for number in range(slices // 8):

@@ -1,9 +1,9 @@
-"""A table of a million cases, written and read back: seconds, bytes and the largest memory.
+"""Table of a million cases, written and read back: seconds, bytes and peak memory.
 
 python -m benchmarks table                # 50 000 cases
 python -m benchmarks.table 1000000        # 10⁶ cases × 4 rounds × 32 samples
 
-Writing and reading each run in a process of their own, whose largest resident memory is printed.
+Writing and reading run in separate processes, whose peak resident memory is printed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROUNDS, SAMPLES = (16.0, 8.0, 4.0, 2.0), 32
 
 
 def outputs_of(start: int, stop: int, round: int) -> np.ndarray:
-    """Numbers that depend on case, round and sample, so that a reader can check any of them."""
+    """Return outputs that depend on case, round and sample, so that each can be checked."""
     case = np.arange(start, stop, dtype=np.uint32)[:, None]
     sample = np.arange(SAMPLES, dtype=np.uint32)
     mixed = (case * np.uint32(2654435761)) ^ (sample * np.uint32(40503) + np.uint32(round))
@@ -78,7 +78,7 @@ PARTS = {"write_whole": write_whole, "write_shards": write_shards, "read": read}
 
 
 def measured(part: str, folder: Path, cases: int) -> tuple[float, float]:
-    """Return seconds and GB of a part run in a process of its own."""
+    """Return seconds and GB of a step in a separate process."""
     command = [sys.executable, "-m", "benchmarks.table", part, str(folder), str(cases)]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     seconds, peak = json.loads(ended.stdout.splitlines()[-1])
@@ -87,7 +87,7 @@ def measured(part: str, folder: Path, cases: int) -> tuple[float, float]:
 
 def main(cases: int = 50_000) -> None:
     numbers = f"{cases} cases × {len(ROUNDS)} rounds × {SAMPLES} samples"
-    print(f"{numbers}: outputs alone are {cases * len(ROUNDS) * SAMPLES * 4 / 1e9:.3f} GB")
+    print(f"{numbers}: outputs are {cases * len(ROUNDS) * SAMPLES * 4 / 1e9:.3f} GB")
     with tempfile.TemporaryDirectory() as scratch:
         for way, what in (("write_whole", "a whole table"), ("write_shards", "shards of a run")):
             folder = Path(scratch) / way

@@ -13,6 +13,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "extensions.access",
     "extensions.commands",
+    "extensions.configuration",
     "extensions.formulas",
     "extensions.gallery",
     "extensions.links",

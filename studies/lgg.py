@@ -1,11 +1,11 @@
-"""Real slices for the chain: training patients in one file, judged patients in another.
+"""Slices of low-grade glioma: training patients in one file, test patients in another.
 
     python -m studies.lgg SOURCE.npz FOLDER
 
 SOURCE holds images, label, group, the area of tumour in pixels of 256×256 (``tumour_area_px256``),
 and a flag of central slices, ``central``. Of 88 patients 56 go to FOLDER/lgg-training.npz
-(networks, their early stopping) and 32 to FOLDER/lgg-judged.npz (calibration and test):
-nobody is in both. Written, too, is the ``area`` in pixels of 128×128.
+(networks, their early stopping) and 32 to FOLDER/lgg-judged.npz (calibration and test).
+The ``area`` in pixels of 128×128 is written as well.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NEEDED = ("images", "label", "group", "tumour_area_px256", "central")
 def main(source: Path, folder: Path) -> None:
     with np.load(source, allow_pickle=False) as file:
         if missing := [name for name in NEEDED if name not in file]:
-            sys.exit(f"{source} lacks {', '.join(missing)}; give {', '.join(NEEDED)}")
+            sys.exit(f"{source} has no {', '.join(missing)}; it needs {', '.join(NEEDED)}")
         arrays = {name: file[name][file["central"]] for name in ("images", "label", "group")}
         arrays["area"] = file["tumour_area_px256"][file["central"]] / 4
     groups = arrays["group"].astype(str)
@@ -42,5 +42,5 @@ def main(source: Path, folder: Path) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
-        sys.exit("give two paths: python -m studies.lgg SOURCE.npz FOLDER")
+        sys.exit("usage: python -m studies.lgg SOURCE.npz FOLDER")
     main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,11 +1,11 @@
-"""Chest CT slices for the chain: training scans in one file, judged scans in another.
+"""Chest CT slices: training scans in one file, test scans in another.
 
     python -m studies.luna SOURCE.npz FOLDER [--size 128]
 
 SOURCE holds images (uint8, 0 air to 255 bone) and group (the scan). Of 400 scans 256 go to
 FOLDER/luna-training.npz (networks, their early stopping) and 144 to FOLDER/luna-judged.npz
-(calibration and test): nobody is in both. ``air`` is the share of the body that is air, of the
-image at the size that is written; the label is 1 where it is below a fifth.
+(calibration and test). ``air`` is the fraction of air in the body, computed at the written size;
+the label is 1 if it is below 0.2.
 """
 
 from __future__ import annotations

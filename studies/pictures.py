@@ -1,12 +1,12 @@
-"""The pictures and numbers of the README, from a run of the demo.
+"""Figures and numbers of the README, from a run of the demo.
 
 taskuq demo -o runs/demo
 python -m studies.pictures runs/demo           # prints the numbers, makes first-screen.png and
                                                # scan.png of docs/figures, and puts the numbers
                                                # between the marks of README.md
 
-The first is what the page shows when it is opened (it takes a Chromium and playwright), the second
-a scan that stops, round by round. All images are of the embedded atlas, which is synthetic.
+The first is the first screen of the report (it needs Chromium and playwright), the second a scan
+that stops, round by round. All images are of the synthetic atlas.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from taskuq.report import one_scan, policy_name, read_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "docs/figures"
-# What a picture may weigh.
+# Largest size of a figure in bytes.
 LARGEST = 300_000
-# Fewer splits than the demo's own say too little for the README: a run made with --fast.
+# A run made with --fast has fewer splits than the README needs.
 FEWEST_TRIALS = 10_000
-# The colours of the page's own picture of a scan.
+# Colours of the scan in the report.
 SAMPLES, REPORT, TRUTH = "#1c232d", "#00855f", "#c4550a"
 
 
 def save_small(picture: Image.Image, path: Path) -> Path:
-    """Write a picture as PNG, with a palette where it is large; if it stays large, refuse."""
+    """Write a picture as PNG, with a palette if it is large; refuse one that stays large."""
     picture.convert("RGB").save(path, optimize=True)
     if path.stat().st_size > LARGEST:
         picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
@@ -45,14 +45,14 @@ def save_small(picture: Image.Image, path: Path) -> Path:
 
 
 def first_screen(page: Path, path: Path) -> Path:
-    """What a reader sees who opens the page."""
+    """Take a picture of the first screen of the report."""
     from playwright.sync_api import sync_playwright
 
     program = next(
         filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None
     )
     if program is None:
-        raise SystemExit("no chromium is installed, so the page cannot be pictured")
+        raise SystemExit("chromium is not installed")
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
         opened = browser.new_page(viewport={"width": 1280, "height": 800})
@@ -64,11 +64,11 @@ def first_screen(page: Path, path: Path) -> Path:
 
 
 def scan(run: Path, path: Path) -> Path:
-    """One scan, round by round: what is recovered, what samples say, and the report at the stop."""
+    """Plot a scan by round: mean image, outputs of the samples, and the report at the stop."""
     folder, policy = read_folder(run), tq.load_policy(run / "policy.json")
     found, pictures = one_scan(policy, folder), folder.explorer
     if found is None or found.shown is None or pictures is None:
-        raise SystemExit(f"{run} holds no scan with pictures")
+        raise SystemExit(f"{run} has no scan with images")
     canvas = Figure(figsize=(2.4 * len(found.rounds) + 0.6, 4.6), layout="constrained", dpi=110)
     axes = canvas.subplots(2, len(found.rounds), height_ratios=(1.3, 1), squeeze=False)
     for k, one in enumerate(found.rounds):
@@ -83,7 +83,7 @@ def scan(run: Path, path: Path) -> Path:
         below.set(
             xlim=(-0.6, 0.6), ylim=(-0.02, 1.02), xticks=[], yticks=[0, 0.5, 1] if k == 0 else []
         )
-        below.set_xlabel("stop" if one.stops else "not certain enough: go on", fontsize=10)
+        below.set_xlabel("stop" if one.stops else "not certain enough", fontsize=10)
     axes[1, 0].set_ylabel("task output")
     drawn = BytesIO()
     canvas.savefig(drawn, format="png")
@@ -91,7 +91,7 @@ def scan(run: Path, path: Path) -> Path:
 
 
 def headline(run: Path) -> str:
-    """The numbers of the run's simulation with their standard errors, as a table in Markdown."""
+    """Return the simulation of a run with standard errors, as a table in Markdown."""
     record = json.loads((run / "simulate.json").read_text())
     if record["trials"] < FEWEST_TRIALS:
         raise SystemExit(

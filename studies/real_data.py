@@ -1,86 +1,70 @@
-"""The tables of docs/results/real-data.md, from the records of its runs.
+"""Tables of docs/results/real-data.md, from the records of its runs.
 
-    python -m studies.real_data RUNS                         # prints them
+    python -m studies.real_data RUNS                                   # prints them
     python -m studies.real_data RUNS --into docs/results/real-data.md
 
 RUNS has one folder of ``taskuq experiment all`` for each task network: lgg-adversarial and
-lgg-plain. The second form replaces what stands between ``<!-- lengths -->`` and
-``<!-- end of lengths -->``, and the same for samples and scans.
+lgg-plain. The second form replaces the named blocks of the document and writes every table of the
+records as CSV to the folders of the same names next to it.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
-from studies.paper import Row, put, rows
+from studies.paper import Records, block, markdown, put, read_records, rows, stopped, write_csv
 
-NETWORKS = ("adversarial", "plain")
+NETWORKS = ("lgg-adversarial", "lgg-plain")
 UNITS = {"slice": "by-case", "patient": "by-group"}
-SCORES = ("ar", "lwr", "cqr", "mlwr", "learned")
+SCORES = {"AR": "ar", "LWR": "lwr", "CQR": "cqr", "MLWR": "mlwr", "learned": "learned"}
+RATIO = "ratio to the paper's better"
 POLICIES = ("paper lwr", "paper cqr", "fixed-width spread")
 
 
-def lengths(records: dict[str, Any]) -> str:
-    """Mean length of intervals, cut to the range."""
-    lines = ["| task network | unit | R | AR | LWR | CQR | mLWR | learned |", "|---" * 8 + "|"]
-    for network, record in records.items():
-        for unit, table in UNITS.items():
-            found = {(r["R"], r["score"]): r["length"] for r in rows(record, table)}
-            for R in sorted({R for R, _ in found}, reverse=True):
-                values = " | ".join(f"{found[R, score]:.3f}" for score in SCORES)
-                lines.append(f"| {network} | {unit} | {R:g} | {values} |")
-    return "\n".join(lines)
+def lengths(runs: dict[str, Records]) -> str:
+    """Return the mean length of intervals of the first network, clipped to the range."""
+    lines = []
+    for unit, table in UNITS.items():
+        found = {(r["R"], r["score"]): r for r in rows(runs[NETWORKS[0]]["interval-length"], table)}
+        for R in sorted({R for R, _ in found}, reverse=True):
+            values = [f"{found[R, score]['length']:.3f}" for score in SCORES.values()]
+            lines.append([unit, f"{R:g}", *values])
+    return markdown(["unit", "R", *SCORES], lines)
 
 
-def samples(records: dict[str, Any]) -> str:
-    """Mean length before it is cut, with many samples and with few."""
-    lines = ["| task network | LWR | CQR | mLWR |", "|---" * 4 + "|"]
-    for network, record in records.items():
-        found = {(r["p"], r["score"]): r["length not cut"] for r in rows(record, UNITS["slice"])}
+def samples(runs: dict[str, Records]) -> str:
+    """Return the mean unclipped length with many samples and with few."""
+    lines = []
+    for network, records in runs.items():
+        table = rows(records["sample-count"], UNITS["slice"])
+        found = {(r["p"], r["score"]): r["unclipped length"] for r in table}
         most, least = max(p for p, _ in found), min(p for p, _ in found)
-        values = " | ".join(
-            f"{found[most, score]:.2f} → {found[least, score]:.2f}"
-            for score in ("lwr", "cqr", "mlwr")
-        )
-        lines.append(f"| {network} | {values} |")
-    return "\n".join(lines)
+        values = [f"{found[most, s]:.2f} → {found[least, s]:.2f}" for s in ("lwr", "cqr", "mlwr")]
+        lines.append([network.removeprefix("lgg-"), *values])
+    return markdown(["task network", "LWR", "CQR", "MLWR"], lines)
 
 
-def scans(records: dict[str, Any]) -> str:
-    """Average acceleration and coverage of stopping rules."""
-    head = "| task network | unit | α | τ | paper LWR | paper CQR | fixed-width | ratio |"
-    lines = [head, "|---" * 8 + "|"]
-    for network, record in records.items():
+def scans(runs: dict[str, Records]) -> str:
+    """Return the mean acceleration and coverage of stopping rules that stop any scan early."""
+    lines = []
+    for network, records in runs.items():
         for unit, table in UNITS.items():
-            found = {(r["alpha"], r["max width"], r["policy"]): r for r in rows(record, table)}
+            found = {
+                (r["alpha"], r["max width"], r["policy"]): r
+                for r in rows(records["multi-round"], table)
+            }
             for goal in dict.fromkeys((alpha, width) for alpha, width, _ in found):
                 ours = found[*goal, POLICIES[-1]]
-                if ours["average R"] == 1:
-                    continue  # too few patients to promise that: every scan went on to its end
-                values = " | ".join(_stopped(found[*goal, policy]) for policy in POLICIES)
-                lines.append(
-                    f"| {network} | {unit} | {goal[0]:g} | {goal[1]:g} | {values} | "
-                    f"{_ratio(ours):.2f} |"
-                )
-    return "\n".join(lines)
+                if ours["average R"] > 1:
+                    values = [stopped(found[*goal, policy]) for policy in POLICIES]
+                    head = [network.removeprefix("lgg-"), unit, *(f"{g:g}" for g in goal)]
+                    lines.append([*head, *values, f"{ours[RATIO]:.2f}"])
+    columns = ["task network", "unit", "α", "τ", "paper LWR", "paper CQR", "fixed-width", "ratio"]
+    return markdown(columns, lines)
 
 
-def _ratio(row: Row) -> float:
-    return float(row["ratio to the paper's better"])
-
-
-def _stopped(row: Row) -> str:
-    return f"{row['average R']:.2f} ({row['coverage']:.3f})"
-
-
-TABLES = {
-    "lengths": ("interval-length", lengths),
-    "samples": ("sample-count", samples),
-    "scans": ("multi-round", scans),
-}
+TABLES = {"lengths": lengths, "samples": samples, "scans": scans}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -89,17 +73,14 @@ def main(arguments: list[str] | None = None) -> None:
     if len(given) not in (1, 3) or given[1:2] not in ([], ["--into"]):
         print("python -m studies.real_data RUNS [--into docs/results/real-data.md]")
         return
-    for name, (experiment, write) in TABLES.items():
-        records = {
-            network: json.loads(
-                (Path(given[0]) / f"lgg-{network}" / "records" / f"{experiment}.json").read_text()
-            )
-            for network in NETWORKS
-        }
-        if len(given) == 3:
-            put(write(records), Path(given[2]), name)
-        else:
-            print(f"{write(records)}\n")
+    runs = {network: read_records(Path(given[0]) / network) for network in NETWORKS}
+    for name, write in TABLES.items():
+        if len(given) == 1:
+            print(f"{write(runs)}\n")
+        elif block(Path(given[2]).read_text(), name) is not None:
+            put(write(runs), Path(given[2]), name)
+    for network, records in runs.items() if len(given) == 3 else ():
+        write_csv(records, Path(given[2]).parent / network)
 
 
 if __name__ == "__main__":

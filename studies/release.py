@@ -1,9 +1,9 @@
-"""The checklist of a release: build wheel and sdist, check them, try both in empty environments.
+"""Release checks: build wheel and sdist, check them, try both in empty environments.
 
-python -m studies.release            # everything that a machine can check; nothing is uploaded
+python -m studies.release            # all automatic checks; nothing is uploaded
 python -m studies.release --light    # without the demo, which brings torch
 
-A step that fails ends the list. What is left for a person is printed at the end.
+A failed step ends the run. The manual steps are printed at the end.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# A light wheel: what travels in it is code, small networks and two tables.
+# Largest wheel in bytes: code, small networks and two tables.
 LARGEST = 25e6
-# What only extras may bring.
+# Dependencies of extras only.
 HEAVY = {"torch", "torchvision", "pytorch-lightning", "lightning", "triton", "numba"}
 FIRST_STEPS = """
 import numpy as np, taskuq as tq
@@ -35,21 +35,21 @@ assert bound(outputs).contains(truth).mean() >= 0.9
 assert tq.__version__ == {version!r}, tq.__version__
 """
 LEFT = """
-Left for a person:
-  - read CHANGELOG.md aloud; give the section its date
-  - make test on two idle cores, make demo from a fresh clone, look at the page and at make docs
-  - tag the revision, upload dist/*, see that the project's page looks right
+Manual steps:
+  - read CHANGELOG.md and date its section
+  - make test; make demo from a fresh clone; look at the report and at make docs
+  - tag the revision, upload dist/*, check the page of the package index
 """
 
 
 def version(root: Path = ROOT) -> str:
-    """The version of the project's metadata."""
+    """Return the version of the project's metadata."""
     found: str = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
     return found
 
 
 def versions(root: Path = ROOT) -> dict[str, str]:
-    """The version as each file that names one has it."""
+    """Return the version in each file that names one."""
     package = re.search(r'__version__ = "(.+)"', (root / "src/taskuq/__init__.py").read_text())
     cited = re.search(r"^version: (.+)$", (root / "CITATION.cff").read_text(), re.MULTILINE)
     logged = re.search(r"^## (\S+)", (root / "CHANGELOG.md").read_text(), re.MULTILINE)
@@ -67,7 +67,7 @@ def require_one_version() -> str:
 
 
 def run(*command: str, cwd: Path | None = None) -> str:
-    """Run a program; what it prints, or the end of the list."""
+    """Run a program and return its output; exit if it fails."""
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -75,7 +75,7 @@ def run(*command: str, cwd: Path | None = None) -> str:
 
 
 def build(out: Path) -> str:
-    """Build the sdist, and the wheel from the sdist, as others will."""
+    """Build the sdist, and the wheel from the sdist, as an installer does."""
     run(sys.executable, "-m", "build", "-o", str(out), str(ROOT))
     return ", ".join(
         f"{path.name} {path.stat().st_size / 1e6:.1f} MB" for path in sorted(out.iterdir())
@@ -88,12 +88,12 @@ def check_metadata(out: Path) -> str:
 
 
 def package_files() -> set[str]:
-    """Every file of the package: code, networks, tables, and what pages are made of."""
+    """Return every file of the package."""
     return set(run("git", "ls-files", "taskuq", cwd=ROOT / "src").splitlines())
 
 
 def check_contents(out: Path, package: set[str]) -> str:
-    """The wheel is light and holds the whole package, and it alone; the sdist what makes a wheel.
+    """Check that the wheel is small and holds the package only, and that the sdist builds it.
 
     Arguments:
         out: The folder of both.
@@ -119,7 +119,7 @@ def check_contents(out: Path, package: set[str]) -> str:
 
 
 def try_in_empty(archive: Path, extras: str, light: bool) -> str:
-    """Install one archive in an empty environment and do what a user does first, far from here."""
+    """Install one archive in an empty environment and run the first steps of a user."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         venv.create(folder / "env", with_pip=True)

@@ -1,10 +1,10 @@
-"""Standard errors of a simulation against how much independent synthetic tables really differ.
+"""Standard errors of a simulation, compared with independent synthetic tables.
 
     python -m studies.standard_errors
 
 For each setting 100 independent tables are simulated with 100 splits each. Printed is the mean
 reported standard error over the standard deviation between tables, of the average acceleration and
-of coverage. Takes some minutes.
+of coverage. It takes some minutes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def _one_of_each(table: TaskOutputs) -> TaskOutputs:
-    """One case of each volume: cases that are independent."""
+    """Return one case of each volume: independent cases."""
     first = np.unique(table.group, return_index=True)[1]
     return TaskOutputs(
         table.outputs[:, first], table.targets[first], table.accelerations, task_range=(0.0, 1.0)

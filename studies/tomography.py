@@ -1,17 +1,17 @@
-r"""What filtered back-projection, an unrolled network and a sampler make of few views.
+r"""Filtered back-projection, an unrolled network and a sampler with few views.
 
     python -m studies.tomography FILE.npz [--unrolled BEST] [--sampler BEST] [--cases 60]
     python -m studies.tomography FILE.npz --sampler BEST --tables BACK-PROJECTION SAMPLER \
         [--splits 500] [--into docs/how-to/tomography.md --as luna]
 
 FILE holds images (uint8, 0 air to 255 bone), as studies/luna.py writes them. For each number of
-views: the PSNR in dB (peak 1) and the mean error of the share of air; of a sampler those of the
-samples' mean image and of the mean of their shares.
+views: the PSNR in dB (peak 1) and the mean error of the air fraction; for a sampler, those of
+the mean image and of the mean fraction.
 
-The second form adds what the two tables say that ``taskuq run`` made of the same file: errors on
+The second form adds results of the two tables that ``taskuq run`` made of the same file: errors on
 all slices, lengths of intervals, coverage by slice (over all splits, exactly) and by scan (over
 random splits), and the mean acceleration of stopping rules at widths of 0.02 and 0.04, split by
-scan. ``--into`` replaces what stands between ``<!-- luna -->`` and ``<!-- end of luna -->``.
+scan. ``--into`` replaces the block ``<!-- luna -->`` to ``<!-- end of luna -->``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from studies.paper import put
+from studies.paper import markdown, put
 
 import taskuq as tq
 from taskuq.data import air_fraction
@@ -71,7 +71,7 @@ def main(
 
 
 def measured(table: tq.TaskOutputs) -> TomographyConfig:
-    """How a table's images were measured, as far as the number of views goes."""
+    """Return the views and accelerations of a table."""
     views = [int(label.split()[0]) for label in table.round_labels]
     return TomographyConfig(
         accelerations=tuple(table.accelerations.tolist()),
@@ -82,7 +82,7 @@ def measured(table: tq.TaskOutputs) -> TomographyConfig:
 def image_quality(
     config: TomographyConfig, images: Any, unrolled: Path | None, sampler: Path | None
 ) -> dict[str, Found]:
-    """PSNR and error of the share of air, by method and round; printed as they come."""
+    """Print and return PSNR and error of the air fraction, by method and round."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     methods: dict[str, tuple[str, Any]] = {
         "back-projection": ("taskuq", FilteredBackProjection()),
@@ -101,7 +101,8 @@ def image_quality(
             for part, d in zip(zip(*found, strict=True), (2, 4), strict=True)
         )
         print(
-            f"{name:32s} {', '.join(system.round_names)}: {decibels} dB, air share off by {errors}"
+            f"{name:32s} {', '.join(system.round_names)}: {decibels} dB, "
+            f"error of the air fraction {errors}"
         )
         quality[name] = found
     return quality
@@ -126,7 +127,7 @@ def table_of(
     drawn: tq.TaskOutputs,
     trials: int,
 ) -> str:
-    """Images, errors, intervals and coverage, a row for each number of views."""
+    """Return image quality, errors, intervals and coverage by number of views."""
     rows = []
     for k, R in enumerate(drawn.accelerations):
         by_scan = tq.evaluate(
@@ -145,8 +146,8 @@ def table_of(
 
 
 def rules_of(drawn: tq.TaskOutputs, trials: int) -> str:
-    """What stopping rules spend and cover, split by scan, a row for each rule."""
-    columns = ["rule", "promise", *(f"R̄ (coverage) at {width}" for width in WIDTHS)]
+    """Return acceleration and coverage of stopping rules, split by scan."""
+    columns = ["rule", "guarantee", *(f"R̄ (coverage) at {width}" for width in WIDTHS)]
     rows = []
     for name, rule in RULES.items():
         plans = [PolicySpec(alpha=ALPHA, goal=Goal(max_width=width), **rule) for width in WIDTHS]
@@ -158,12 +159,6 @@ def rules_of(drawn: tq.TaskOutputs, trials: int) -> str:
         ]
         rows.append([name, "guaranteed" if found[0].guaranteed else "measured", *spent])
     return markdown(columns, rows)
-
-
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table as a document has it."""
-    head, *body = (f"| {' | '.join(line)} |" for line in (columns, *rows))
-    return "\n".join([head, "|---" * len(columns) + "|", *body])
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""The volume of a patient's tumour: a quantity of all slices together, with its interval.
+"""Tumour volume of a patient, the sum over its slices, with its interval.
 
-    python -m studies.tumour_volumes SOURCE.npz [--alpha 0.2] [--page FOLDER] [--docs FILE.md]
+    python -m studies.tumour_volumes SOURCE.npz [--alpha 0.2] [--report FOLDER] [--into FILE.md]
 
 SOURCE holds slices and masks of low-grade glioma, as studies/lgg.py reads it. On the same 56
-patients a regression learns to read the area of tumour off a slice, from the areas of the masks.
-The slices of the 32 others are measured by one coil at R = 16, 8, 4, 2 and zero-filled, the areas
-that are read are summed patient by patient, and the sum gets an interval of a new patient. It is
-for one of two targets: what the regression would have read off all lines, or what the masks say.
-``--docs`` writes the table into a document, between the marks of volumes; ``--page`` makes a page.
+training patients a regression is fitted to the tumour area of a slice. The slices of the 32 test
+patients are measured by one coil at R = 16, 8, 4, 2 and zero-filled; predicted areas are summed by
+patient, and the sum has an interval for a new patient, for one of two targets: the prediction from
+the fully sampled image, or the volume of the masks. ``--into`` writes the table into a document,
+``--report`` builds a report.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WORDS = {"case": "patient", "estimate": "zero-filled", "measurement": "line of k
 
 
 class AreaReader:
-    """A regression that reads the area of tumour off slices, in pixels.
+    """Regression of the tumour area of slices, in pixels.
 
     It counts bright pixels of a smoothed slice, and of its difference from its mirror image: tumour
     is bright, and on one side.
@@ -57,7 +57,7 @@ class AreaReader:
 
     @staticmethod
     def seen(images: Any) -> Any:
-        """How many pixels are above each level, (image, level)."""
+        """Return the number of pixels above each level, (image, level)."""
         images = np.asarray(images, dtype=np.float64)
         found = []
         for size in (3, 7):
@@ -68,7 +68,7 @@ class AreaReader:
 
 
 def volumes(source: Path) -> tuple[tq.TaskOutputs, tq.TaskOutputs]:
-    """The table of what is read, and the one whose targets are those of the masks."""
+    """Return the table of predicted volumes, and the same with the volumes of the masks."""
     with np.load(source, allow_pickle=False) as file:
         kept = file["central"]
         images, group = file["images"][kept], file["group"][kept].astype(str)
@@ -87,12 +87,12 @@ def volumes(source: Path) -> tuple[tq.TaskOutputs, tq.TaskOutputs]:
 
 
 def lines(tables: tuple[tq.TaskOutputs, tq.TaskOutputs], alpha: float) -> list[str]:
-    """The rows of the document: errors, widths and coverage at every acceleration."""
+    """Return the rows of the document: errors, widths and coverage at every acceleration."""
     found = [
         "| target | R | mean volume | mean error | interval ± | coverage |",
         "|---|---|---|---|---|---|",
     ]
-    for name, table in zip(("read off all lines", "masks"), tables, strict=True):
+    for name, table in zip(("fully sampled image", "masks"), tables, strict=True):
         for k, R in enumerate(RATES):
             error = np.abs(table.outputs[k, :, 0] - table.targets).mean()
             exact = tq.evaluate_exact(
@@ -106,20 +106,20 @@ def lines(tables: tuple[tq.TaskOutputs, tq.TaskOutputs], alpha: float) -> list[s
     return found
 
 
-def main(source: Path, alpha: float, page: Path | None, docs: Path | None) -> None:
+def main(source: Path, alpha: float, report: Path | None, into: Path | None) -> None:
     tables = volumes(source)
     rows = lines(tables, alpha)
-    print(f"{tables[0].cases} patients judged\n" + "\n".join(rows))
-    if docs is not None:
-        put("\n".join(rows), docs, "volumes")
-    if page is not None:
-        print(tq.make_report(tables[1], page, alpha=alpha, terminology=WORDS, scores=["ar"]))
+    print(f"{tables[0].cases} test patients\n" + "\n".join(rows))
+    if into is not None:
+        put("\n".join(rows), into, "volumes")
+    if report is not None:
+        print(tq.make_report(tables[1], report, alpha=alpha, terminology=WORDS, scores=["ar"]))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("source", type=Path)
     parser.add_argument("--alpha", type=float, default=0.2)
-    parser.add_argument("--page", type=Path)
-    parser.add_argument("--docs", type=Path)
+    parser.add_argument("--report", type=Path)
+    parser.add_argument("--into", type=Path)
     main(**vars(parser.parse_args()))

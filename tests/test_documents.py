@@ -1,10 +1,10 @@
 """The code in the README and the docs runs as it is printed.
 
-Blocks of a file run in order and share their names, in an empty folder: ``python`` blocks as one
-program, ``console`` blocks line by line where a line starts with ``$ taskuq``, perhaps after values
-of the environment. A block whose first line is a comment with a file's name becomes that file, and
-from then on ``python`` blocks are programs of their own, which may import it. A block that only
-shows something says so by another language, or by ``no-run`` after it.
+Blocks of a file run in order in an empty folder: ``python`` blocks as one program, ``console``
+blocks line by line if a line starts with ``$ taskuq``, optionally after environment variables. A
+block whose first line is a comment with a file name becomes that file; later ``python`` blocks are
+then separate programs, which may import it. Blocks in other languages, or marked ``no-run``, do not
+run.
 """
 
 import os
@@ -34,7 +34,7 @@ class Block(NamedTuple):
 
 
 def blocks_of(text):
-    """The blocks of a document that are meant to run, in order."""
+    """Yield the blocks of a document that run, in order."""
     for match in FENCE.finditer(text):
         indent, words, code = match.group(1), match.group(2).split(), match.group(3)
         language = words[0].strip("{}") if words else ""
@@ -45,7 +45,7 @@ def blocks_of(text):
 
 
 def commands_of(code):
-    """The commands of a console block, continued lines joined: environment and arguments."""
+    """Return environment and arguments of each command of a console block."""
     found = map(COMMAND.match, code.replace("\\\n", " ").splitlines())
     return [
         (
@@ -58,7 +58,7 @@ def commands_of(code):
 
 
 def run_program(arguments, folder, environment=None):
-    """Run Python in a folder; it must end well."""
+    """Run Python in a folder and require exit status 0."""
     done = subprocess.run(
         [sys.executable, *arguments], cwd=folder, capture_output=True, text=True,
         env=os.environ | {"MPLBACKEND": "Agg"} | (environment or {}),
@@ -67,7 +67,7 @@ def run_program(arguments, folder, environment=None):
 
 
 def run_document(text, name, folder):
-    """Run what a document shows, in a folder of its own."""
+    """Run the blocks of a document in a folder."""
     names, has_files = {"__name__": "__main__"}, False
     for block in blocks_of(text):
         if file := FILE.match(block.code):
@@ -91,8 +91,8 @@ def documents():
 
 
 @pytest.fixture
-def _forgets(monkeypatch):
-    """What a document registers is taken off its list again: other tests look at whole lists."""
+def _restore_registries(monkeypatch):
+    """Undo registrations of a document, which other tests would see."""
     register, added = Registry.register, []
 
     def noted(kinds, name, thing):
@@ -106,7 +106,7 @@ def _forgets(monkeypatch):
         kinds._known.pop(name, None)
 
 
-@pytest.mark.usefixtures("_forgets")
+@pytest.mark.usefixtures("_restore_registries")
 @pytest.mark.parametrize("document", documents(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_documents_code_runs(document, tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
@@ -117,7 +117,7 @@ def test_a_documents_code_runs(document, tmp_path, monkeypatch, request):
     run_document(text, str(document), tmp_path)
 
 
-def test_every_tutorial_ends_in_a_page_that_opens_without_a_server():
+def test_every_tutorial_ends_in_a_report():
     tutorials = [p for p in documents() if p.parent.name == "tutorials" and p.stem != "index"]
 
     assert tutorials

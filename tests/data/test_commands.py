@@ -61,16 +61,6 @@ def test_check_counts_used_and_skipped_files(write_volume, tmp_path, capsys):
     assert record["notes"] == ["label row skipped: line 3: slice is 'x', not a number"]
 
 
-def test_check_reads_images_and_arrays(tmp_path, capsys):
-    Image.fromarray(np.ones((8, 6), dtype=np.uint8)).save(tmp_path / "a.png")
-    (tmp_path / "labels.csv").write_text("file,label,group\na.png,1,anna\n")
-    check(tmp_path, labels=tmp_path / "labels.csv", json="-")
-    assert json.loads(capsys.readouterr().out)["files"][0]["size"] == "8×6"
-    np.savez(tmp_path / "b.npz", images=np.ones((4, 8, 8)), label=[0, 1, 1, 0], group=[1, 1, 2, 2])
-    check(tmp_path / "b.npz", json=str(tmp_path / "check.json"))
-    assert json.loads((tmp_path / "check.json").read_text())["summary"]["positives"] == 2
-
-
 def test_prepare_fills_the_cache(write_volume, tmp_path, capsys):
     write_volume("good.h5", slices=1, coils=9, height=320, width=320)
     cache = tmp_path / "cache"

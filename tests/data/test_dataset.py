@@ -14,7 +14,6 @@ import torch
 
 from taskuq.data import _dataset as memory
 from taskuq.data._arrays import ArrayDataset
-from taskuq.data._atlas import Atlas, PatientDistribution
 from taskuq.data._dataset import InMemoryDataset, Subset, transform_dataset
 
 COUNT, SIDE = 40, 256  # 10 MB
@@ -139,15 +138,6 @@ def test_other_labels_are_not_shared():
     kept = [InMemoryDataset.of(source) for source in sources]
     assert [one.labels.tolist() for one in kept] == [[0, 1, 0, 1], [0, 1, 1, 1]]
     assert [item.label for item in kept[1]] == [0, 1, 1, 1]
-
-
-def test_labels_are_read_with_the_images(monkeypatch):
-    atlas = Atlas(2, seed=7, coils=0, plan=PatientDistribution(size=32, slices=3))
-    expected = Atlas(2, seed=7, coils=0, plan=PatientDistribution(size=32, slices=3)).labels
-    with monkeypatch.context() as patch:
-        patch.setattr(Atlas, "labels", property(lambda self: pytest.fail("labels were read")))
-        kept = InMemoryDataset.of(atlas)
-    assert kept.labels.tolist() == expected.tolist()
 
 
 def test_mixed_sizes_and_types():

@@ -1,7 +1,5 @@
 """Splits of patients: complete, disjoint, repeatable, stored once."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

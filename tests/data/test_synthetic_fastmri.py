@@ -13,7 +13,7 @@ from taskuq.data._synthetic_fastmri import (
     _SyntheticVolume,
     make_fastmri,
 )
-from taskuq.data._volume import open_volume, read_annotations, read_file_list
+from taskuq.data._volume import open_volume, read_annotations
 
 SMALL = FastMRILayout(height=80, width=72, coils=9, recon=64)
 
@@ -71,17 +71,3 @@ def test_boxes_enclose_the_lesions(made):
 
 def _box(lesion):
     return (np.ptp(np.flatnonzero(lesion.any(1))) + 1) * (np.ptp(np.flatnonzero(lesion.any(0))) + 1)
-
-
-def test_file_list_names_annotated_files(made):
-    files = {path.stem for path in made.rglob("*.h5")}
-    listed = read_file_list(made / "knee_file_list.csv")
-    assert files - listed == {"file1002000", "file1002001"}
-    assert listed <= files
-
-
-def test_volume_is_reproducible(tmp_path):
-    for name in ("a", "b"):
-        _make_volume(_SyntheticVolume(tmp_path / f"{name}.h5", slices=1, number=7), SMALL)
-    first, second = (open_volume(tmp_path / f"{name}.h5").kspace(0) for name in ("a", "b"))
-    assert np.array_equal(first, second)

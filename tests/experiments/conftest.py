@@ -2,14 +2,14 @@
 
 import pytest
 
-from taskuq.experiments._claims import ClaimSettings
+from taskuq.experiments._claims import ClaimSettings, run_all
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 from taskuq.table._table import replace_arrays
 
 FEW = ClaimSettings(
-    trials=60,
-    round_trials=20,
-    protocol_trials=6,
+    trials=24,
+    round_trials=6,
+    protocol_trials=4,
     samples=(2, 8),
     goals=((0.1, 0.1), (0.1, 0.2)),
     widths=(0.1, 0.2),
@@ -54,3 +54,8 @@ QUALITY = {
 @pytest.fixture(scope="session")
 def quality():
     return QUALITY
+
+
+@pytest.fixture(scope="session")
+def records(table, point, few, quality):
+    return run_all(table, point, few, published=True, quality=quality)

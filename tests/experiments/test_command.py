@@ -23,7 +23,7 @@ def test_widths_bins_and_scores_are_options(tmp_path, capsys):
     x = z[:, None] + np.array([30, 10])[:, None, None] * rng.standard_normal((2, 120, 6))
     path = tq.TaskOutputs(x, z, (8, 2), round_names=["one", "two"]).save(tmp_path / "areas.npz")
     options = ("--alpha", "0.2", "--max-width", "40,80", "--size-bins", "0,30,60,inf",
-               "--score", "lwr,mlwr", "--splits", "40", "-o", tmp_path)  # fmt: skip
+               "--score", "lwr,mlwr", "--splits", "4", "-o", tmp_path)  # fmt: skip
     assert run("all", "--table", path, *options) == 0
     found = {p.stem: json.loads(p.read_text()) for p in (tmp_path / "records").glob("*.json")}
     assert "masks" not in found
@@ -32,14 +32,6 @@ def test_widths_bins_and_scores_are_options(tmp_path, capsys):
     strata = json.dumps(found["conditional-coverage"])
     assert "[30, 60)" in strata
     assert '"cqr"' not in json.dumps(found["interval-length"]["tables"])
-
-
-def test_masks_need_no_table(tmp_path):
-    masks = np.eye(2, 8, dtype=bool).cumsum(axis=0).astype(bool)
-    np.savez(tmp_path / "masks.npz", masks=masks, accelerations=[8.0, 4.0])
-    assert run("masks", "--masks", tmp_path / "masks.npz", "-o", tmp_path) == 0
-    record = json.loads((tmp_path / "records/masks.json").read_text())
-    assert record["settings"]["width"] == 8
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import taskuq as tq
 from taskuq.conformal._units import CaseUnit, RandomCaseUnit
 from taskuq.experiments import _coverage as law_module
 from taskuq.experiments._claims import (
+    EXPERIMENTS,
     ClaimInputs,
     ClaimSettings,
     SubsetMembers,
@@ -60,9 +61,8 @@ def test_coverage_off_its_law_is_found(table, few, unit, planted):
 
 
 @pytest.fixture(scope="module")
-def scans(table, point, few):
-    """The tables of multi-round scans."""
-    return tables(run_one("multi-round", make_inputs(table, point), few))
+def scans(records):
+    return tables(records[list(EXPERIMENTS).index("multi-round")])
 
 
 def test_stops_sum_to_one_and_ratios_are_to_the_better_baseline(scans):
@@ -81,7 +81,9 @@ def test_policies_of_the_paper_have_no_guarantee(scans):
 
 
 def test_too_few_groups_for_an_error_rate_are_named(table, few):
-    record = run_one("multi-round", make_inputs(table), replace(few, goals=((0.01, 0.1),)))
+    record = run_one(
+        "multi-round", make_inputs(table), replace(few, goals=((0.01, 0.1),), round_trials=2)
+    )
     assert "0.01 cannot be guaranteed from 16 groups" in record["finding"]
 
 

@@ -1,7 +1,5 @@
 """Learned masks: nested, reproducible, resumable."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Image quality of reconstructions."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -20,7 +18,6 @@ from taskuq.experiments._quality import (
     _rank_correlation,
     _size_ratio,
     _some_pixels,
-    _spread_error_correlation,
     _volume_psnr,
     _volume_ssim,
 )
@@ -156,8 +153,3 @@ def test_ratio_of_spread_and_error(size, samples):
     expected = size * ((1 + 1 / samples) / (1 + size**2 / samples)) ** 0.5
     assert _size_ratio(np.concatenate(pixels, axis=1), samples) == pytest.approx(expected, rel=0.03)
     assert _size_ratio(np.zeros((2, 5)), samples) is None
-
-
-def test_equal_samples_have_no_rank_correlation():
-    truth = torch.linspace(1, 2, 16).reshape(4, 4)
-    assert math.isnan(_spread_error_correlation(torch.stack([truth, truth]), truth))

@@ -1,4 +1,4 @@
-"""The book of promises: what docs/explanation/guarantees.md says, one entry each, with its populations."""
+"""Guarantees of docs/explanation/guarantees.md, one entry each, with their populations."""
 
 from __future__ import annotations
 

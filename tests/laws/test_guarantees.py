@@ -1,4 +1,4 @@
-"""Every promise of docs/explanation/guarantees.md holds on every population, and none of them vacuously."""
+"""Every guarantee of the documents holds on every population, and none of them vacuously."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Adaptive lines: exact variance reduction of normal samples, rules, stored lines."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -15,7 +13,6 @@ from taskuq._seeds import case_seed
 from taskuq.measure._adaptive import (
     AdaptiveLines,
     _GramCovariance,
-    _mean_gradients,
     _noise_variance,
     _ScalarCovariance,
     line_covariance,
@@ -228,17 +225,6 @@ def test_independent_lines_have_the_exact_posterior_variance(lines):
     assert np.isclose(spread.left(lines), exact, rtol=1e-5, atol=1e-6 * (a @ covariance @ a))
 
 
-def test_line_contributions_sum_to_the_task():
-    system, first = scanner(), center_lines(SIZE, 2)
-    scan = system.measure_lines(patients(1)[0], 8.0, first)
-    drawn = Draws()(scan, samples=5, seed=0)
-    deviations = drawn - drawn.mean(0)
-    slope = _mean_gradients(corner, drawn)
-    held, direction = system.line_values(deviations, scan), system.line_values(slope, scan)
-    seen = (held @ direction.mH).real.sum(0)[:, 0]
-    assert torch.allclose(seen, deviations.flatten(1) @ slope[0].flatten(), atol=1e-5)
-
-
 def test_tasks_without_gradient_and_too_few_samples_are_refused():
     system, first = scanner(), center_lines(SIZE, 2)
     scan = system.measure_lines(patients(1)[0], 8.0, first)
@@ -253,12 +239,8 @@ def test_tasks_without_gradient_and_too_few_samples_are_refused():
         line_covariance(system, scan, drawn, corner, first, objective="colour")
 
 
-STRIPES = torch.cos(2 * torch.pi * 5 * torch.arange(SIZE) / SIZE)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_random_lines_are_new_and_counted(seed):
-    rng = np.random.default_rng(seed)
+def test_random_lines_are_new_and_counted():
+    rng = np.random.default_rng(0)
     for system in (scanner(), ParallelBeamCT(8, 12, RATES)):
         lines = system.initial_lines(3)
         more = system.add_random_lines(lines, 6, rng)
@@ -266,35 +248,6 @@ def test_random_lines_are_new_and_counted(seed):
         assert more.sum() == 9
         assert system.add_random_lines(more, 0, rng).tolist() == more.tolist()
         assert system.add_random_lines(more, system.n_lines - 9, rng).all()
-
-
-def test_outputs_aim_is_leave_one_out():
-    system, first = scanner(), center_lines(SIZE, 2)
-    scan = system.measure_lines(
-        (1 - 0.5 * STRIPES).expand(1, SIZE, SIZE).to(torch.complex64).expand(2, SIZE, SIZE),
-        8.0,
-        first,
-    )
-    drawn = Draws()(scan, samples=40, seed=0)
-
-    def task(x):
-        return x[:, :, 3].mean(1) ** 2
-
-    found = line_covariance(system, scan, drawn, task, first, objective="outputs")
-    held, z = system.line_values(drawn, scan), task(drawn)
-    seen = []
-    for j in range(40):
-        rest = [k for k in range(40) if k != j]
-        others, own = held[:, rest], held[:, j] - held.mean(1)
-        around = (z[rest] - z[rest].mean()).to(held.dtype)
-        direction = torch.einsum("lkn,k->ln", others - others.mean(1, keepdim=True), around)
-        seen.append((own * direction.conj()).sum(1).real)
-    expected = torch.stack(seen, dim=1) / 39**0.5
-    # Lines that fall where outputs rise have no value.
-    rises = (expected @ (z - z.mean())) > 0
-    assert 0 < rises.sum() < SIZE
-    values = torch.as_tensor(found.values[0])
-    assert torch.allclose(values.float(), expected * rises[:, None], rtol=1e-3, atol=1e-6)
 
 
 CASES = patients(5, seed=3)
@@ -306,8 +259,6 @@ def rule(**options) -> AdaptiveLines:
 
 
 class Together(Draws):
-    """Draws of several cases at once."""
-
     def batch(self, measurements, *, samples, seeds):
         each = zip(measurements, seeds, strict=True)
         return torch.stack([self(one, samples=samples, seed=seed) for one, seed in each])
@@ -422,11 +373,3 @@ def test_rule_that_drops_a_line_is_refused():
     )
     with refused("component.invalid"):
         executor.run(CASES[:1], ["a"])
-
-
-def test_single_later_round_is_refused():
-    one = rule()
-    assert torch.equal(one(CASES[0], 8.0).mask, torch.as_tensor(one.initial_lines()))
-    assert one(CASES[0], 1.0).mask.all()
-    with refused("option.conflict"):
-        one(CASES[0], 4.0)

@@ -1,7 +1,5 @@
 """Combining coils: two ways to compute one number, and the gradient at 0."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -53,15 +53,6 @@ def test_every_round_has_its_center(width, seed, data):
 
 
 @settings(max_examples=60, deadline=None)
-@given(width=st.integers(16, 400), first=st.floats(1.5, 16))
-def test_round_may_add_one_line(width, first):
-    lines = max(1, round(width / first))
-    rates = (width / lines, width / (lines + 1))
-    masks = nested_masks(width, rates, rng=np.random.default_rng(0))
-    assert masks.sum(axis=1).tolist() == [lines, lines + 1]
-
-
-@settings(max_examples=60, deadline=None)
 @given(width=st.integers(2, 400), share=st.floats(0.01, 1), density=st.floats(1, 20))
 def test_gro_has_its_lines_and_the_central_one(width, share, density):
     lines = max(1, round(share * width))
@@ -83,18 +74,6 @@ def test_published_masks_have_their_documented_shape():
     assert masks.sum(axis=1).tolist() == [20, 40, 80, 160, 320]
     assert (masks[1:] >= masks[:-1]).all()
     assert [acs_width(mask) for mask in masks[:4]] == list(ACS.values())
-
-
-def test_inverse_distance_draws_nearer_lines_than_uniform():
-    def mean_distance(rule):
-        masks = [
-            nested_masks(320, (16, 2), rng=np.random.default_rng(seed), rule=rule)[1]
-            for seed in range(40)
-        ]
-        return np.mean([np.abs(np.flatnonzero(mask) - 160).mean() for mask in masks])
-
-    # Means of 40 draws of 160 lines; their standard deviations are near 0.5, the gap near 14.
-    assert mean_distance("inverse-distance") + 5 < mean_distance("uniform")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The scanner keeps its noise over rounds and refuses what it is not for."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -80,8 +80,8 @@ def test_views_are_nested_and_counted(views):
 
 
 def test_error_of_back_projection_falls_with_every_round():
-    image = disc(64)
-    scanner = ParallelBeamCT(size=64, views=128, accelerations=RATES)
+    image = disc(48)
+    scanner = ParallelBeamCT(size=48, views=96, accelerations=RATES)
     assert isinstance(scanner, Measure)
     errors = [
         (filtered_back_projection(scanner(image, R)) - image).norm().item() for R in (*RATES, 1)
@@ -91,11 +91,11 @@ def test_error_of_back_projection_falls_with_every_round():
     assert errors[-1] < 0.2 * image.norm().item()
 
 
-@pytest.mark.parametrize("views", [8, 64])
+@pytest.mark.parametrize("views", [6, 32])
 def test_landweber_closes_the_gap_and_keeps_the_null_space(views):
-    scan = ParallelBeamCT(32, views, accelerations=(1.5,))(disc(32).float(), 1)
+    scan = ParallelBeamCT(16, views, accelerations=(1.5,))(disc(16).float(), 1)
     sinograms = stack_sinograms([scan])
-    start = torch.randn(1, 32, 32, generator=torch.Generator().manual_seed(0))
+    start = torch.randn(1, 16, 16, generator=torch.Generator().manual_seed(0))
     gaps = [
         (sinograms.radon(landweber_update(start, sinograms, steps=n)) - scan.projections)
         .norm()
@@ -106,8 +106,8 @@ def test_landweber_closes_the_gap_and_keeps_the_null_space(views):
     assert gaps[3] < 0.2 * gaps[0]
     # A change lies in the range of the adjoint: orthogonal to images without projections.
     change = (landweber_update(start, sinograms) - start)[0].double()
-    matrix = sinograms.radon(torch.eye(1024).reshape(-1, 32, 32).double()).flatten(1).T
-    unseen = torch.eye(1024) - torch.linalg.pinv(matrix, rtol=1e-6) @ matrix
+    matrix = sinograms.radon(torch.eye(256).reshape(-1, 16, 16).double()).flatten(1).T
+    unseen = torch.eye(256) - torch.linalg.pinv(matrix, rtol=1e-6) @ matrix
     assert (unseen @ change.flatten()).norm() < 1e-4 * change.norm()
 
 

@@ -1,7 +1,5 @@
 """Randomised scans, augmentation and random masks."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -112,7 +110,6 @@ STILL = {"rotation": 0.0, "shift": 0.0, "stretch": 0.0, "flip": 0.0}
 
 
 def blob(x, y, side=48, width=3.0):
-    """A Gaussian at a place, from the centre of the image, as one coil."""
     axis = torch.arange(side) - (side - 1) / 2
     image = torch.exp(-((axis - x) ** 2 + (axis[:, None] - y) ** 2) / (2 * width**2))
     return (image + 0j)[None, None]
@@ -208,11 +205,11 @@ def test_lines_are_drawn_by_weight(rule):
 @pytest.mark.parametrize(
     ("settings", "code"),
     [
-        ({"accelerations": (16, 2)}, "value.invalid"),
-        ({"centre": (0.2, 1.2)}, "value.invalid"),
-        ({"rules": ("spiral",)}, "choice.unknown"),
+        ({"acceleration_range": (16, 2)}, "value.invalid"),
+        ({"acs_fraction": (0.2, 1.2)}, "value.invalid"),
+        ({"patterns": ("spiral",)}, "choice.unknown"),
     ],
 )
-def test_bad_settings_are_refused_random_masks(settings, code):
+def test_wrong_random_masks_are_refused(settings, code):
     with refused(code):
         _RandomMasks(**settings)

@@ -53,7 +53,6 @@ def test_fused_varnet_of_small_sides_and_masks_without_a_centre(net, draw, side)
 
 
 def test_half_precision_does_not_overflow(net, scan):
-    """Normalisations follow: weights may be as large as they like, and results are the same."""
     kspace, mask = scan[0].to(torch.complex64), scan[1]
     arguments = kspace, mask, central_lines(mask)
     with torch.no_grad():

@@ -1,7 +1,6 @@
 """Flows with rotated coils, a mean and inflation, and their training targets."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,16 +11,11 @@ from raising import refused
 from taskuq._seeds import mix_seeds
 from taskuq.data._arrays import ArrayDataset
 from taskuq.data._readers import simulate_coil_dataset
-from taskuq.measure._coils import rss, to_channels, to_complex
+from taskuq.measure._coils import rss, to_complex
 from taskuq.measure._fourier import project_measured, project_null_space
 from taskuq.recover._cases import MaskedDataset
 from taskuq.recover._varnet import _InstanceNorm
-from taskuq.recover.flow._model import (
-    ACCELERATIONS,
-    ConditionalFlow,
-    FlowConfig,
-    inflation_at,
-)
+from taskuq.recover.flow._model import ACCELERATIONS, ConditionalFlow, FlowConfig, inflation_at
 from taskuq.recover.flow._sample import (
     FlowSampler,
     PosteriorMean,
@@ -201,18 +195,6 @@ def test_full_measurement_leaves_no_residual(flow, measurement):
     assert max(share.max() for share in _residual_fraction(flow, x, full)) < 1e38
 
 
-def test_perfect_mean_leaves_no_residual(flow, measurement, monkeypatch):
-    x, _, mask = measurement
-    flow.config = replace(flow.config, normalise=False, rotate_coils=False)
-    missing = to_channels(project_null_space(x, mask))
-    for part in (1.0, 0.5):
-        said = iter([part * missing, 0 * missing])
-        monkeypatch.setattr(flow, "predict", lambda read, said=said: (read, next(said)))
-        assert _residual_fraction(flow, x, mask)[-1].tolist() == pytest.approx(
-            2 * [1 - part], abs=1e-5
-        )
-
-
 def test_inflation_is_interpolated():
     factors = torch.arange(7.0)[:, None]
     mask = torch.arange(256)[None] % torch.tensor([[1], [4], [128]]) == 0
@@ -233,25 +215,6 @@ def test_inflated_residuals_have_the_size_of_errors(randomise):
     for place, mask in enumerate(masks):
         # Not to the last digit: measured lines tie the channels to each other.
         assert _inflation(sampler, cases, mask, place) == pytest.approx(np.ones(4), abs=0.1)
-
-
-def test_calibrated_residuals_are_not_inflated(complex_normal):
-    """Truth and samples of one distribution; the mean of few samples has an error of its own."""
-    config = replace(WHOLE, mean_passes=0, rotate_coils=False, normalise=False)
-
-    def draw(measured, lines, *, samples, seeds):
-        shape = len(measured), samples, *measured.shape[1:]
-        return SimpleNamespace(
-            images=project_null_space(complex_normal(*shape), lines) + measured[:, None]
-        )
-
-    draw.config, draw.device = config, "cpu"
-    draw.fused = SimpleNamespace(unet=SimpleNamespace(predict=None))
-    images = complex_normal(4, 2, 64, 64)
-    cases = {(0, k): {"image": image} for k, image in enumerate(images)}
-    mask = torch.arange(64) % 4 == 0
-    found = _inflation(draw, cases, mask, 0)
-    assert found == pytest.approx(np.ones(4), abs=0.02)
 
 
 @pytest.mark.parametrize(

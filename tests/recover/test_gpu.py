@@ -38,8 +38,6 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def plain(monkeypatch):
-    """Run a function of ``rows`` without its kernels."""
-
     def run(function, *arguments):
         with monkeypatch.context() as patch:
             patch.setattr(compiled, "is_available", lambda: False)
@@ -164,7 +162,6 @@ def test_replayed_steps_are_steps(kind, shapes, monkeypatch):
 @pytest.mark.parametrize("kind", ["sampler", "task"])
 @pytest.mark.parametrize("replayed", [False, True])
 def test_a_step_never_waits_for_the_gpu(kind, replayed):
-    """Nor does it wait in bfloat16, where nothing of one step may be kept for the next."""
     recipe = _recipe(kind, replayed)
     recipe.network.cuda().train()
     batches = [_batch(kind, 4, torch.Generator("cuda").manual_seed(k)) for k in range(3)]

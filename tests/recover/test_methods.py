@@ -217,7 +217,6 @@ def masks(width):
 
 @cache
 def opened(kind, folder):
-    """A recovery with random weights, around estimates of such a network where it needs one."""
     paths = {}
     for name in {kind, "varnet"}:
         with seeded(1):

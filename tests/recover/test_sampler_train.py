@@ -54,7 +54,6 @@ def test_scores_are_their_formulas(score, distance, count):
 @pytest.mark.parametrize(("score", "distance"), SCORES)
 @pytest.mark.parametrize("count", [2, 3])
 def test_scores_are_fair(score, distance, count):
-    """The mean over all draws of a finite distribution is the score of the distribution."""
     truth = torch.tensor([1.0, 0.5], dtype=torch.float64)
     pairs = list(product(range(3), repeat=2))
     off = sum(CHANCES[i] * distance(SUPPORT[i] - truth) for i in range(3))
@@ -155,7 +154,6 @@ class Steep(nn.Module):
 
 
 def truths(batch, generator):
-    """Nothing is known of an image but the share that was measured."""
     unseen = SimpleNamespace(
         scale=torch.ones(len(batch["share"])),
         inputs=lambda: torch.zeros(len(batch["share"]), 1, SIDE, SIDE),

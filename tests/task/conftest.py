@@ -1,7 +1,5 @@
 """Small images in which the finding is a bright spot."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Random views: still where nothing is asked for, exact where the answer is known."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Training of task networks, and their metrics."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import settings as few
 from hypothesis import strategies as st
 
 from bits import same_bits
@@ -146,24 +145,6 @@ def test_lesion_area_is_learned_in_its_unit(settings, tmp_path):
     assert network.names == ("area (mm²)",)
 
 
-def labelled(label, path):
-    np.savez(path, images=np.ones((len(label), 8, 8)), label=label, group=np.arange(len(label)))
-    return path
-
-
-@pytest.mark.parametrize(
-    ("label", "code"),
-    [
-        ([0] * 20, "units.few"),
-        ([0, 1, 2, 1] * 5, "value.invalid"),
-    ],
-)
-def test_useless_labels_are_refused(settings, tmp_path, label, code):
-    data = replace(settings.data, path=labelled(label, tmp_path / "a.npz"))
-    with refused(code):
-        train(replace(settings, data=data), tmp_path / "run", machine=CPU)
-
-
 def test_images_of_mixed_sizes_are_refused(settings, tmp_path):
     class Mixed(ArrayDataset):
         def __getitem__(self, index):
@@ -173,18 +154,6 @@ def test_images_of_mixed_sizes_are_refused(settings, tmp_path):
     mixed = Mixed(np.random.default_rng(0).random((4, 8, 8)), [0, 1, 0, 1], "each")
     part = LabelledSubset(mixed, np.array([[0.0], [1.0], [0.0], [1.0]]))
     with refused("shape.mismatch", "8×7"):
-        train(settings, tmp_path, machine=CPU, data=(part, part))
-
-
-def test_nonfinite_images_are_refused(settings, tmp_path):
-    class Broken(ArrayDataset):
-        def __getitem__(self, index):
-            item = super().__getitem__(index)
-            return item._replace(image=item.image * float("nan"))
-
-    broken = Broken(np.ones((2, 8, 8)), [0, 1], "each", case=["a", "b"])
-    part = LabelledSubset(broken, np.array([[0.0], [1.0]]))
-    with refused("value.nonfinite"):
         train(settings, tmp_path, machine=CPU, data=(part, part))
 
 
@@ -259,6 +228,7 @@ cases = st.lists(
 ).filter(lambda c: len({label for _, label in c}) == 2)
 
 
+@few(max_examples=30)
 @given(cases)
 def test_auroc_is_the_fraction_of_ordered_pairs(found):
     positive = [z for z, y in found if y]
@@ -267,6 +237,7 @@ def test_auroc_is_the_fraction_of_ordered_pairs(found):
     assert auroc(*zip(*found, strict=True)) == pytest.approx(np.mean(pairs))
 
 
+@few(max_examples=30)
 @given(cases)
 def test_auroc_is_the_area_under_the_curve(found):
     false, true = roc_curve(*zip(*found, strict=True))
@@ -274,6 +245,7 @@ def test_auroc_is_the_area_under_the_curve(found):
     assert (false[0], true[0], false[-1], true[-1]) == (0, 0, 1, 1)
 
 
+@few(max_examples=30)
 @given(cases)
 def test_reliability_bins_hold_every_case_once(found):
     z, y = zip(*found, strict=True)

@@ -1,21 +1,16 @@
 """Areas are counted, in one's own unit; summed over a patient's slices they are volumes."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-import taskuq as tq
 from raising import refused
 from taskuq._config import from_toml_table, to_toml_table
-from taskuq.conformal._quantiles import coverage_rank
 from taskuq.experiments._run import RunConfig, open_run, read_run
 from taskuq.task._methods import TASKS, AirFraction, Area, MeanIntensity, _MultiTask
 from taskuq.training._weights import referenced_files
-
-LGG = Path(__file__).resolve().parents[2] / "../shared/data/lgg/lgg_flair_128_all_dev.npz"
 
 
 def test_areas_are_additive():
@@ -34,30 +29,6 @@ def test_ranges_and_names():
     for settings in ({"threshold": math.nan}, {"threshold": 1.0, "pixel_area": -1.0}):
         with refused("value.invalid"):
             Area(**settings)
-
-
-@pytest.mark.skipif(not LGG.exists(), reason="the slices of low-grade glioma are not here")
-def test_volumes_of_real_tumours_are_covered():
-    from studies.tumour_volumes import lines, volumes
-
-    read, of_masks = tables = volumes(LGG)
-    with np.load(LGG) as file:
-        kept = file["central"]
-        masks = np.unpackbits(file["mask_packed256"][kept], axis=1).sum(1)
-        group = file["group"][kept].astype(str)
-    sums = [masks[group == patient].sum() / 4 for patient in of_masks.case]
-    assert np.allclose(of_masks.targets, sums), "the volumes are those of the masks themselves"
-    assert (read.outputs == of_masks.outputs).all()
-    errors = np.abs(read.outputs[:, :, 0] - read.targets).mean(1)
-    assert (np.diff(errors) < 0).all(), "more lines bring what is read closer to the truth"
-    # Each patient in turn is new to a bound of the others: it covers as many as its rank says.
-    for table in tables:
-        x, z, n = table.outputs[-1], table.targets, table.cases
-        others = [np.delete(np.arange(n), i) for i in range(n)]
-        bounds = [tq.calibrate(x[o], z[o], alpha=0.2, score="ar") for o in others]
-        held = [b(x[i : i + 1]).contains(z[i : i + 1])[0] for i, b in enumerate(bounds)]
-        assert sum(held) == coverage_rank(n - 1, 0.2)
-    assert [row.split("|")[1] for row in lines(tables, 0.2)].count(" masks ") == 4
 
 
 CONFIG = """

@@ -1,7 +1,5 @@
 """The contrastive loss: the definition, its symmetries, its range, and several processes."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

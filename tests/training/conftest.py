@@ -1,7 +1,5 @@
 """Tiny data and tiny networks: an epoch takes a blink."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -31,7 +29,6 @@ published = false
 FLOW = "coils = 2\nunet_width = 4\nunet_pools = 2\ncondition_channels = 4\nsteps_per_layer = 2\n"
 NETWORKS = {
     "flow": f"{FLOW}normalise = true",
-    "flow-before": f"{FLOW}normalise = true\n[pretrain]\nepochs = 2\nbatch = 4",
     "flow-mean": f"{FLOW}normalise = true\nrotate_coils = true\nmean_passes = 2\n"
     "fill = 'residual'\n"
     "[pretrain]\nepochs = 2\nbatch = 4\n[augment]\nrotation = 5",

@@ -1,9 +1,7 @@
 """Batches from the device, and trainings of two processes, equal those of one loader."""
 
-from __future__ import annotations
-
 import os
-import socket
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import distributed
 from torch.utils.data import DataLoader
 
 from bits import same_bits
@@ -28,7 +27,7 @@ from taskuq.training._checkpoints import _read_log
 from taskuq.training._config import Recipe, TrainingConfig
 from taskuq.training._determinism import DeviceDataset, DeviceLoader, EpochSampler, preload
 from taskuq.training._fit import TrainerOptions, _fit, train_config
-from taskuq.training._module import read_timing
+from taskuq.training._module import TrainingModule, read_timing
 from taskuq.training._weights import read_tensors
 
 CPU = TrainerOptions(accelerator="cpu", progress=False)
@@ -91,13 +90,11 @@ def test_batches_are_those_of_the_loader(kind):
 
 
 class StopError(Exception):
-    """A training is killed."""
+    pass
 
 
 @pytest.fixture
 def fed(tmp_path, configure):
-    """Train from the device or by the loader; returns the folder."""
-
     def train(kind, feed):
         text = Path(configure(kind)).read_text()
         text = text.replace("[data]", "[data]\nin_memory = true")
@@ -126,7 +123,6 @@ def test_training_from_the_device_is_the_same_and_resumes_to_the_bit(fed, monkey
 
 
 def _stopped(batches, stock, places, size):
-    """The batches up to the middle of an epoch after the first."""
     yield next(batches)
     if places[0][0] > 0:
         raise StopError
@@ -169,7 +165,7 @@ path = "{path}"
 """
 RECOVER = """
 coils = 2
-validation = 0.26
+validation_fraction = 0.26
 [measure]
 accelerations = [4, 2]
 published = false
@@ -196,7 +192,6 @@ CONFIGS = {
 
 
 def configured(folder, name):
-    """A configuration with its data."""
     rng, text, path = np.random.default_rng(0), CONFIGS[name], folder / f"{name}.npz"
     count = 24 if "[split]" in text else 18
     images = np.kron(rng.random((count, 8, 8)), np.ones((4, 4)))
@@ -206,32 +201,41 @@ def configured(folder, name):
     return config
 
 
-def start(folder, configs, *more):
-    settings = {**os.environ, "OMP_NUM_THREADS": "1", **dict(more)}
-    command = [sys.executable, str(SCRIPT), str(folder), *map(str, configs)]
-    return subprocess.Popen(command, env=settings, stderr=subprocess.PIPE, text=True)
-
-
-def launched(rank, port):
-    """Return the environment of one of two processes."""
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": 2}
-    own = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "LOCAL_WORLD_SIZE": 2}
-    every = {**common, **own, "TORCHELASTIC_RUN_ID": "both"}
-    return [(name, str(value)) for name, value in every.items()]
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Every network, trained by one process and by two."""
     folder = tmp_path_factory.mktemp("trained")
-    configs = [configured(folder, name) for name in CONFIGS]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    processes = [start(folder / "two", configs, *launched(rank, port)) for rank in range(2)]
-    processes.append(start(folder / "one", configs))
-    for process in processes:
-        _, stderr = process.communicate(timeout=600)
-        assert process.returncode == 0, stderr
+    configs = [str(configured(folder, name)) for name in CONFIGS]
+    # The store stays open here: no other program can take its port.
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    common = {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "WORLD_SIZE": 2, "GROUP_RANK": 0,
+        "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_RUN_ID": "both", "OMP_NUM_THREADS": 1,
+        "TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0,
+    }  # fmt: skip
+    command, processes = [sys.executable, str(SCRIPT), str(folder / "two"), *configs], []
+    for rank in range(2):
+        every = {k: str(v) for k, v in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
+        processes.append(
+            subprocess.Popen(
+                command, env={**os.environ, **every}, stderr=subprocess.PIPE, text=True
+            )
+        )
+    threads = torch.get_num_threads()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(TrainingModule, "optimizer_step", TrainingModule.optimizer_step)
+            patch.setattr(sys, "argv", [str(SCRIPT), str(folder / "one"), *configs])
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        for process in processes:
+            _, stderr = process.communicate()
+            assert process.returncode == 0, stderr
+    finally:
+        torch.set_num_threads(threads)
+        for process in processes:
+            process.kill()
+            process.wait()
+            process.stderr.close()
     return folder
 
 

@@ -1,7 +1,5 @@
 """Networks by name: built, saved, opened and trained, with extensions."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Weights, states and configurations: exact when they are right, refused when they are not."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +16,6 @@ from taskuq._config import read_config, to_toml_table, toml_text
 from taskuq.data._atlas import Atlas
 from taskuq.recover import build, load
 from taskuq.recover._varnet_training import VarNetTraining, load_public_varnet
-from taskuq.recover.flow._model import ConditionalFlow
 from taskuq.recover.flow._train import _FlowTraining
 from taskuq.task import load as load_task
 from taskuq.task._metrics import auroc
@@ -39,10 +36,10 @@ states = st.recursive(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(state=states)
 def test_plain_state_round_trip(tmp_path_factory, state):
-    path = _save_state(state, tmp_path_factory.mktemp("state") / "a.safetensors")
+    path = _save_state(state, tmp_path_factory.getbasetemp() / "state.safetensors")
     found = _load_state(path)
     assert found == state
     assert repr(found) == repr(state)  # 1 is not True, (1,) is not [1]
@@ -119,7 +116,7 @@ def test_half_precision_rounds_weights_and_leaves_rotations_alone(tmp_path):
     [
         ("cascades", "weights.mismatch"),
         ("width", "weights.mismatch"),
-        ("kind", "choice.unknown"),
+        ("kind", "weights.mismatch"),
         ("truncated", "file.format"),
         ("absent", "file.missing"),
     ],
@@ -140,13 +137,13 @@ def test_file_that_does_not_fit_is_refused(saved, change, code):
         load(path)
 
 
-def test_public_weights_load_with_and_without_their_prefix(tmp_path):
-    net = build("varnet")
-    for prefix in ("", "varnet."):
-        state = {prefix + name: value for name, value in net.state_dict().items()}
-        torch.save({"state_dict": state} if prefix else state, tmp_path / "public.pt")
-        found = load_public_varnet(tmp_path / "public.pt").state_dict()
-        assert torch.equal(found["cascades.3.dc_weight"], net.state_dict()["cascades.3.dc_weight"])
+def test_public_weights_are_loaded(tmp_path):
+    state = build("varnet").state_dict()
+    state["cascades.3.dc_weight"].fill_(0.7)
+    named = {f"varnet.{name}": value for name, value in state.items()}
+    torch.save({"state_dict": named}, tmp_path / "public.pt")
+    found = load_public_varnet(tmp_path / "public.pt").state_dict()
+    assert torch.equal(found["cascades.3.dc_weight"], state["cascades.3.dc_weight"])
     torch.save({"a": torch.ones(1)}, tmp_path / "public.pt")
     with refused("weights.mismatch"):
         load_public_varnet(tmp_path / "public.pt")
@@ -179,14 +176,6 @@ def test_shipped_configurations_are_valid(file, layout, preset):
     else:
         name = "flow" if layout is _FlowTraining else "varnet"
         assert found.network == build(name, preset=preset).config
-
-
-def test_shipped_flow_has_36_million_parameters():
-    found = read_config(_FlowTraining, CONFIGS / "lgg/flow-whole-image.toml")
-    with torch.device("meta"):
-        flow = ConditionalFlow(found.network)
-    assert sum(p.numel() for p in flow.parameters()) == 36_131_680
-    assert found.pretrain is not None
 
 
 @pytest.mark.parametrize(

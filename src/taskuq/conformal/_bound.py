@@ -301,7 +301,7 @@ class Bound(BaseBound):
 
     @property
     def quantile(self) -> float:
-        """Quantile (the largest, where strata differ); infinite with too few units."""
+        """Quantile (the largest, if strata differ); infinite with too few units."""
         return self.threshold.quantile
 
     @property

@@ -240,7 +240,7 @@ def calibrate(
         condition_on: With groups and strata or labels, the random draw: 'case', a random case of
             a new group, which falls in the stratum (default), or 'group', a group that has cases
             of the stratum, and one of those (default if ``cases`` is 'all' or a fraction).
-        delta_scope: With delta and strata, 'each' for each by itself or 'all' for all at once.
+        delta_scope: With delta and strata, 'each' for each separately or 'all' for all jointly.
         weights: Likelihood ratios of the new inputs to these; calls need the weight of a new case.
         side: 'two', 'upper' or 'lower'; 'each' for a quantile per end at half the error rate.
         task_range: Range of the task; intervals are clipped to it.

@@ -141,7 +141,7 @@ def diagnose(
         outputs: Task outputs (case, sample) or (round, case, sample), or a table.
         targets: Targets (case,); omit with a table.
         group: Group of each case.
-        label: Class of each case; every class gets results of its own.
+        label: Class of each case; each class has its own results.
         acceleration: Only this round of a table, by acceleration or name.
         task: Only this task of a table.
         bins: Number of bars; by default up to 20 with 10 cases each.

@@ -158,7 +158,7 @@ def evaluate(
         \mathbb 1\{z_i \in \mathcal C_i\}, \qquad
         \mathrm{width}[t] = \frac1m \sum_{i \in \mathrm{test}} |\mathcal C_i|
 
-    With groups as the unit whole groups are split, and every group has equal weight. Where all
+    With groups as the unit whole groups are split, and every group has equal weight. If all
     cases of a group, or a fraction, are to be covered, coverage is the fraction of such groups. A
     case is covered if its reported interval contains its target.
 

@@ -225,7 +225,7 @@ class Evaluation:
         histogram: Distribution of coverage, by cases.
         acceleration: Acceleration of the round, if given.
         round_name: Name of the round, if it has one.
-        task: Task, where there are several.
+        task: Task, if there are several.
         width_single_quantile: For a quantile per end, the width with one quantile for both.
     """
 

@@ -51,13 +51,13 @@ class Guarantee:
         n_cases: Number of calibration cases.
         cases: Cases of a new group that are covered: 'random', 'all' or a fraction.
         delta: Fraction of calibration sets for which the guarantee may fail.
-        n_groups: Number of calibration groups, where groups are the unit.
+        n_groups: Number of calibration groups, if groups are the unit.
         condition: 'each stratum' or 'each class' for conditional guarantees.
         weighted: True if calibration scores are weighted for a known shift of the inputs.
         tasks: Number of tasks that are covered jointly.
-        quantiles_per_interval: 2 where each end has its own quantile at half the error rate.
+        quantiles_per_interval: 2 if each end has its own quantile at half the error rate.
         condition_on: Random draw within strata of groups, as in :func:`taskuq.calibrate`.
-        delta_scope: 'each' if delta holds for each stratum or class, 'all' for all at once.
+        delta_scope: 'each' if delta holds for each stratum or class, 'all' for all jointly.
         strata: Number of calibrated strata or classes.
         caveat: Reason why some or all intervals are not finite.
         given: 'early' for a guarantee conditional on stopping early.
@@ -229,7 +229,7 @@ class Guarantee:
 
     @property
     def bets(self) -> BettingEProcess | None:
-        """E-process that certifies the losses of groups, where delta is given."""
+        """E-process that certifies the losses of groups, with delta."""
         return self._unit_per_quantile.bets(*self.levels)
 
     def rank(self, units: int) -> int:

@@ -37,8 +37,8 @@ class OnlineBound(BaseBound):
         \frac{\max(\alpha_1, 1 - \alpha_1) + \gamma}{T \gamma}
 
     This is a statement about the long run of audits, not about the next case. Audits must be
-    chosen at random: scans that a stopping rule measured in full are the hard ones, and learning
-    from them alone is biased.
+    chosen at random: scans that a stopping rule completed are the hard ones, and learning
+    from them only is biased.
 
     References:
         Gibbs and Candès, Adaptive Conformal Inference Under Distribution Shift, NeurIPS 2021.

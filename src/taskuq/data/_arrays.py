@@ -125,10 +125,12 @@ def _save_npz(dataset: Dataset, path: Path | str) -> Path:
 class NpzData(DataConfig):
     """Settings [data] of one .npz file, read by :func:`read_npz`."""
 
-    path: Path | None = None
+    path: Path | None = None  #: The .npz file with images, label and group.
+    #: "image" if the file has no groups: each image is its own.
     group: Literal["image"] | None = None
-    select: str | None = None
-    target: str = "label"
+    select: str | None = None  #: Name of a boolean array; only cases marked True are used.
+    target: str = "label"  #: Array of training targets, (case,) or (case, task).
+    #: Divide all images by this value; 0 divides each group by its 99.5 % quantile.
     scale: float = 0.0
 
     def open(self) -> Dataset:

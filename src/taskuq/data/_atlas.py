@@ -490,13 +490,13 @@ def save_atlas(atlas: Atlas, path: Path | str, *, workers: int = 1) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class AtlasData(DataConfig):
-    """Settings [data] of the embedded atlas; ``seed`` decides its patients and coils too."""
+    """Settings [data] of the synthetic brain atlas; ``seed`` chooses its patients too."""
 
-    patients: int = 200
-    size: int = 128
-    slices: int = 8
-    contrast: Contrasts = "flair"
-    target: Literal["label", "lesion_area"] = "label"
+    patients: int = 200  #: Number of synthetic patients.
+    size: int = 128  #: Rows and columns of a slice.
+    slices: int = 8  #: Slices per patient.
+    contrast: Contrasts = "flair"  #: Image contrast; "mixed" varies by patient.
+    target: Literal["label", "lesion_area"] = "label"  #: Training target of a task network.
     # A patient takes a processor to draw.
     processes: ClassVar[int] = 8
 

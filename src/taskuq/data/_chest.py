@@ -98,14 +98,14 @@ class ChestPhantom(PatientDataset):
 
 @dataclass(frozen=True, kw_only=True)
 class ChestData(DataConfig):
-    """Settings [data] of synthetic chests; targets are air fractions."""
+    """Settings [data] of synthetic chest CT; targets are air fractions."""
 
     processes: ClassVar[int] = 8
-    coils: int = 0
-    patients: int = 100
-    size: int = 128
-    slices: int = 4
-    first_patient: int = 0
+    coils: int = 0  #: Always 0.
+    patients: int = 100  #: Number of synthetic patients.
+    size: int = 128  #: Rows and columns of a slice.
+    slices: int = 4  #: Slices per patient.
+    first_patient: int = 0  #: Index of the first patient.
 
     def open(self) -> Dataset:
         return self._chest

@@ -380,12 +380,12 @@ class LabelledSubset:
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """Fractions of groups for training and tuning; the others calibrate and test."""
+    """Settings [split]: groups for training and tuning; the others calibrate and test."""
 
-    path: Path | None = None
-    train: float = 0.6
-    tune: float = 0.1
-    seed: int = 0
+    path: Path | None = None  #: JSON file of the split, written once and then reused.
+    train: float = 0.6  #: Fraction of groups for training.
+    tune: float = 0.1  #: Fraction of groups for early stopping.
+    seed: int = 0  #: Seed of the split.
 
     def split(self, groups: NDArray[np.str_], *, is_stored: bool = True) -> Split:
         """Return the stored split, or store a new one; fractions and seed must agree with it."""

@@ -322,20 +322,22 @@ class FastMRIDataset:
 
 @dataclass(frozen=True, kw_only=True)
 class FastMRIData(DataConfig):
-    """Folders of fastMRI volumes; ``coils`` are virtual ones."""
+    """Settings [data] of fastMRI volumes; the coils are virtual."""
 
-    path: Path | None = None
+    path: Path | None = None  #: Folder of training volumes (.h5); all slices are used.
+    #: Folder of validation volumes; default: a fraction of the training volumes.
     validation_path: Path | None = None
-    labels: Path | None = None
-    file_list: Path | None = None
-    pathology: str = "Meniscus Tear"
-    cache: Path | None = None
-    acquisition: str = "CORPD_FBK"
-    min_coils: int = 9
-    min_lines: int = 320
-    size: int = 320
+    labels: Path | None = None  #: fastMRI+ annotation file; without it every label is 0.
+    file_list: Path | None = None  #: List of annotated volumes; others are skipped.
+    pathology: str = "Meniscus Tear"  #: fastMRI+ annotation that counts as label 1.
+    cache: Path | None = None  #: Folder of prepared slices (taskuq data prepare).
+    acquisition: str = "CORPD_FBK"  #: Acquisition to use; "" uses all.
+    min_coils: int = 9  #: Skip volumes with fewer receive coils.
+    min_lines: int = 320  #: Skip volumes with fewer phase-encoding lines.
+    size: int = 320  #: Rows and columns of the central crop.
+    #: Lines that virtual coils are computed from: of the first round, or all.
     compression: Literal["measured", "full"] = "measured"
-    slices: Slices = "central-60"
+    slices: Slices = "central-60"  #: Slices of validation volumes to use, in percent.
     # A volume takes a processor to transform.
     processes: ClassVar[int] = 8
 

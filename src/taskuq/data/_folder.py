@@ -212,10 +212,10 @@ class ImageFolder:
 class FolderData(DataConfig):
     """Settings [data] of image files and a CSV, read by :class:`ImageFolder`."""
 
-    path: Path | None = None
-    labels: Path | None = None
-    group: Grouping | None = None
-    size: int | None = None
+    path: Path | None = None  #: Folder of PNG, TIFF, NIfTI or DICOM images.
+    labels: Path | None = None  #: CSV with the columns file, label, group and optionally slice.
+    group: Grouping | None = None  #: Definition of a group, if the CSV has no column group.
+    size: int | None = None  #: Crop or pad images to this many rows and columns.
 
     def open(self) -> Dataset:
         return self._images(normalise=True)

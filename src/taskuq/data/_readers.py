@@ -71,13 +71,13 @@ def _group_maps(coils: int, height: int, width: int, seed: int, group: str) -> T
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(ABC):
-    """Settings [data], common keys; a reader overrides what its data have.
+    """Settings [data] of every kind; a reader overrides what its data have.
 
     Args:
-        coils: Number of coils to simulate for magnitude images; 0 for none.
-        validation_fraction: Fraction of groups for validation, without a separate test set.
-        seed: Of the split and the simulated coils.
-        in_memory: Read all cases once.
+        coils: Number of simulated or virtual coils; 0 keeps magnitude images.
+        validation_fraction: Fraction of groups used for validation.
+        seed: Seed of the split and of simulated coils.
+        in_memory: Read all cases once and keep them in memory.
     """
 
     coils: int = 8

@@ -30,12 +30,16 @@ SCHEMA = "taskuq.order/1"
 
 @dataclass(frozen=True)
 class MaskLearningConfig(ImagingConfig):
-    cases: int = 200
+    """Settings of taskuq masks --learn."""
+
+    cases: int = 200  #: Number of training cases, evenly spaced.
+    #: Lines measured before any is chosen; default: half of the first round.
     initial_lines: int | None = None
-    lines_per_step: int = 4
-    random_candidates: int = 0
+    lines_per_step: int = 4  #: Lines chosen before new samples are drawn.
+    random_candidates: int = 0  #: Random alternatives compared by the task's CRPS in each step.
+    #: Reduce the variance of the task, by its gradient or its outputs, or of the image.
     objective: Aim = "gradient"
-    regularisation: float = RIDGE
+    regularisation: float = RIDGE  #: Noise variance relative to the variance of samples.
 
     def __post_init__(self) -> None:
         least = {"samples": 2, "cases": 1, "lines_per_step": 1, "initial_lines": 1}

@@ -272,18 +272,22 @@ HEADER = "judging.json"
 
 @dataclass(frozen=True)
 class QualityConfig:
+    """Settings of an evaluation of image quality."""
+
+    #: Images; validation cases are evaluated, training cases are the reference of FID.
     data: Data = field(default_factory=paper_data)
-    subset: Literal["validation", "all"] = "validation"
-    measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
-    varnet: Path | None = None
-    flow: Path | None = None
-    networks: tuple[Path, ...] | None = None
+    subset: Literal["validation", "all"] = "validation"  #: Subset of the data; "all" excludes FID.
+    measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))  #: Masks.
+    varnet: Path | None = None  #: VarNet weights.
+    flow: Path | None = None  #: Flow weights.
+    networks: tuple[Path, ...] | None = None  #: Weights of other recovery networks.
+    #: VarNet weights of a residual flow; default: those it was trained with.
     estimate: Path | None = None
-    vgg_weights: Path | None = None
-    samples: int = 32
-    seed: int = 0
-    max_volumes: int | None = None
-    fid_images: int | None = None
+    vgg_weights: Path | None = None  #: VGG-16 weights (safetensors); without them there is no FID.
+    samples: int = 32  #: Posterior samples averaged per reconstruction.
+    seed: int = 0  #: Seed of the samples.
+    max_volumes: int | None = None  #: Evaluate only the first volumes; default: all.
+    fid_images: int | None = None  #: Training images used for FID; default: all.
 
     def __post_init__(self) -> None:
         if self.vgg_weights is not None and self.subset == "all":

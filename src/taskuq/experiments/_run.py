@@ -37,20 +37,26 @@ from taskuq.training._weights import _mark, referenced_files
 
 @dataclass(frozen=True)
 class ImagingConfig:
-    data: Data = field(default_factory=paper_data)
-    measure: AnySystem = field(default_factory=MaskConfig)
-    noise: float = 0.0
+    """Settings shared by runs and mask learning."""
+
+    data: Data = field(default_factory=paper_data)  #: Images.
+    measure: AnySystem = field(default_factory=MaskConfig)  #: Rounds of measurements.
+    noise: float = 0.0  #: Standard deviation of the measurement noise of MRI.
+    #: Recovery method g.
     recover: Annotated[MethodConfig, RECOVERIES] = field(default_factory=ZeroFilled)
-    task: Annotated[MethodConfig, TASKS] = field(default_factory=MeanIntensityMethod)
-    samples: int = 32
-    seed: int = 0
+    task: Annotated[MethodConfig, TASKS] = field(default_factory=MeanIntensityMethod)  #: Task f.
+    samples: int = 32  #: Posterior samples per case and round.
+    seed: int = 0  #: Seed of noise and samples.
 
 
 @dataclass(frozen=True)
 class RunConfig(ImagingConfig):
-    subset: Literal["all", "training", "validation"] = "validation"
+    """Settings of a run that makes a table."""
+
+    subset: Literal["all", "training", "validation"] = "validation"  #: Subset of the data.
+    #: Display names of the report; default: those of the imaging system.
     terminology: Terminology = field(default_factory=Terminology)
-    adaptive: AdaptiveConfig | None = None
+    adaptive: AdaptiveConfig | None = None  #: Lines chosen for each case in later rounds.
 
 
 @dataclass(frozen=True)

@@ -284,12 +284,15 @@ def _mean_gradients(read: Callable[[Any], Any], images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class AdaptiveConfig:
-    """Settings [adaptive] of per-case line selection."""
+    """Settings [adaptive]: lines chosen for each case by its posterior samples."""
 
+    #: Reduce the variance of the task, by its gradient or its outputs, or of the image.
     objective: Aim = "gradient"
-    regularisation: float = RIDGE
-    selection_samples: int | None = None
+    regularisation: float = RIDGE  #: Noise variance relative to the variance of samples.
+    selection_samples: int | None = None  #: Number of samples used to choose lines; default: all.
+    #: Fraction of a round's lines that is chosen; the others follow the masks.
     adaptive_fraction: float = 1.0
+    #: Choose among lines of the masks this many rounds later; default: all lines.
     lookahead: int | None = None
 
     def require_samples(self, samples: int) -> None:

@@ -34,13 +34,13 @@ Columns = dict[str, NDArray[np.generic]]
 
 @dataclass(frozen=True)
 class MaskConfig:
-    """Masks of the rounds; training samples one of them for each case and epoch."""
+    """Settings [measure] of MRI: masks of the rounds; training draws one per case and epoch."""
 
-    accelerations: tuple[float, ...] = (16.0, 8.0, 4.0, 2.0)
-    published: bool = False
-    pattern: Rule = "inverse-distance"
-    seed: int = 0
-    path: Path | None = None
+    accelerations: tuple[float, ...] = (16.0, 8.0, 4.0, 2.0)  #: Acceleration R of each round.
+    published: bool = False  #: Use the paper's masks (320 columns; R = 16, 8, 4, 2).
+    pattern: Rule = "inverse-distance"  #: Density of random lines.
+    seed: int = 0  #: Seed of random lines.
+    path: Path | None = None  #: Mask file written by taskuq masks.
 
     def __post_init__(self) -> None:
         if self.published and self.path is not None:

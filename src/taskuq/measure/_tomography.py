@@ -509,12 +509,13 @@ def view_angles(views: NDArray[np.int64], total: int) -> tuple[float, ...]:
 class TomographyConfig:
     """Settings [measure] of tomography: views of the rounds and photon noise."""
 
+    #: Acceleration R of each round, of views / R views.
     accelerations: tuple[float, ...] = (16.0, 8.0, 4.0, 2.0)
-    views: int = 192
-    photons: float = 0.0
-    attenuation: float = 6.0
-    operator: str = "taskuq"
-    path: Path | None = None
+    views: int = 192  #: Views of a full scan, evenly spaced over 180 degrees.
+    photons: float = 0.0  #: Photons per detector bin without an object; 0 for no noise.
+    attenuation: float = 6.0  #: Line integral through a full row of ones.
+    operator: str = "taskuq"  #: Projector of a run: taskuq, hat or deepinv.
+    path: Path | None = None  #: Order of views written by taskuq masks.
 
     def __post_init__(self) -> None:
         _nested_views(self.views, self.accelerations)

@@ -61,7 +61,7 @@ def plan(
     ===============  ======================================================================
     ``fixed-width``  report a window that reaches the goal, stop as soon as that is safe
     ``adaptive``     report the score's own interval, stop as soon as it reaches the goal
-    ``anytime``      intervals that hold at all rounds at once, for any way of stopping
+    ``anytime``      intervals that hold in all rounds jointly, for any way of stopping
     ``paper``        each round calibrated by itself; no guarantee for the stopped report
     ===============  ======================================================================
 
@@ -85,7 +85,7 @@ def plan(
         unit: 'case', 'group' (a random case of a new group), or 'whole-group' (one decision for
             all its cases); with groups, the group.
         cases: With groups: cover a 'random' case, 'all' cases, or a fraction of them.
-        delta: Guarantee given the calibration set, but for this fraction of such sets.
+        delta: Guarantee coverage for all but this fraction of calibration sets.
         given: 'early' guarantees coverage among the scans that stop before the full measurement,
             which needs ``delta``; its price in acceleration is in the certificate.
         side: 'two', 'upper' or 'lower'; follows from ``at_least`` and ``at_most``.

@@ -150,7 +150,7 @@ class Policy:
     def decide(
         self, round: int, outputs: Any, *, value: float | FloatArray | None = None
     ) -> Decision:
-        """Return the decision after a round; its interval is what would be reported now.
+        """Return the decision after a round; its interval is the report if the scan stops now.
 
         A policy for whole groups takes the cases as all cases of one group. It never stops a group
         of one case early unless a calibration group had one: likely it is part of a group.
@@ -248,7 +248,7 @@ class Policy:
         return f"continue {at}: not yet certain enough that {self._goal_statement}"
 
     def round_label(self, round: int) -> str:
-        """Return where a round is: 'at R = 4'."""
+        """Return the position of a round, e.g. 'at R = 4'."""
         return self._labels[round]
 
     @cached_property
@@ -307,7 +307,7 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
 
     Args:
         path: JSON file.
-        score: Object of your own score class, where the policy was made with one.
+        score: Object of your own score class, if the policy uses one.
     """
     record = read_json(path, SCHEMA, remedy="plan again")
     with complete_record(path, "policy", "plan again"):

@@ -202,11 +202,11 @@ class Simulation:
         n_tuning: Tuning units.
         coverage_of: Unit of the coverage, in words.
         mean_over: Unit of all other means, in words.
-        mean_acceleration: Harmonic mean of the accelerations at the stop, groups counting the same.
-        case_mean_acceleration: The same, every case counting the same.
+        mean_acceleration: Harmonic mean of the accelerations at the stop, groups weighted equally.
+        case_mean_acceleration: The same, cases weighted equally.
         coverage: Fraction of units for which the guarantee holds; R = 1 counts as covered.
         case_coverage: Fraction of cases whose report contains the target.
-        coverage_from_full_scans: Part of case_coverage that comes from cases measured in full.
+        coverage_from_full_scans: Part of case_coverage that comes from fully sampled cases.
         coverage_early: Coverage among the cases stopped early; NaN if there are none.
         early_fraction: Fraction of cases stopped early.
         width: Mean width of early reports; of several tasks, of the widest interval.
@@ -306,10 +306,10 @@ def simulate(
         at_most: Likewise.
         side: Likewise.
         splits: Number of random splits.
-        seed: Seed or Generator; all policies see the same splits where they can.
+        seed: Seed or Generator; all policies use the same splits if possible.
         unit: 'case', 'group' or 'whole-group'; with groups, the group.
         cases: With groups: cover a 'random' case, 'all' cases, or a fraction of them.
-        delta: Guarantee given the calibration set, but for this fraction of such sets.
+        delta: Guarantee coverage for all but this fraction of calibration sets.
         given: 'early' for a guarantee among early stops, of the policies by name that have one.
         tuning_repeats: Number of tuning sets to average over, for policies that need one.
         task: Tasks whose goals must be reached; all by default.

@@ -31,11 +31,13 @@ _FIRST = 1e6
 
 @dataclass(frozen=True)
 class _RandomMasks:
-    """Random masks with a fully sampled centre and other lines in one of three patterns."""
+    """Settings [randomise.masks]: a sampled centre, and other lines in one of three patterns."""
 
+    #: Lowest and highest acceleration; the number of lines is log-uniform.
     acceleration_range: tuple[float, float] = (2.0, 16.0)
+    #: Range of the fraction of lines in the fully sampled centre.
     acs_fraction: tuple[float, float] = (0.2, 0.7)
-    patterns: tuple[str, ...] = PATTERNS
+    patterns: tuple[str, ...] = PATTERNS  #: Patterns of the other lines, chosen at random.
 
     def __post_init__(self) -> None:
         (low, high), (narrow, wide) = self.acceleration_range, self.acs_fraction
@@ -163,9 +165,12 @@ def _volume_maxima(source: Dataset) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class RecoveryTraining:
-    network: Any = None
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    data: Data = field(default_factory=paper_data)
+    """Settings shared by trainings of recovery networks."""
+
+    network: Any = None  #: Size of the network.
+    training: TrainingConfig = field(default_factory=TrainingConfig)  #: Optimiser and schedule.
+    data: Data = field(default_factory=paper_data)  #: Training data.
+    #: Masks; one is drawn per case and epoch.
     measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
 
     def measured(
@@ -184,10 +189,10 @@ class RecoveryTraining:
 class CoilAugmentation:
     """Settings [augment]: random rotation, shift, stretch and flip of coil images."""
 
-    rotation: float = 10.0
-    shift: float = 0.1
-    stretch: float = 0.1
-    flip: float = 0.5
+    rotation: float = 10.0  #: Maximum rotation in degrees.
+    shift: float = 0.1  #: Maximum shift, as a fraction of the side.
+    stretch: float = 0.1  #: Maximum relative change of each side.
+    flip: float = 0.5  #: Probability of a left-right flip.
 
     def __post_init__(self) -> None:
         values = (self.rotation, self.shift, self.stretch, self.flip)
@@ -251,12 +256,13 @@ def _resample(images: Tensor, axis: int, scale: Tensor, shift: Tensor) -> Tensor
 class ScanRandomisation:
     """Settings [randomise]: random masks, coils, noise and contrast."""
 
-    fixed_mask_fraction: float = 0.25
+    fixed_mask_fraction: float = 0.25  #: Fraction of cases that use a mask of [measure].
+    #: Distribution of the random masks of the others.
     masks: _RandomMasks = field(default_factory=_RandomMasks)
-    coils: tuple[int, ...] = ()
-    noise_fraction: float = 0.5
-    snr_db: tuple[float, float] = (20.0, 60.0)
-    contrast: float = 0.5
+    coils: tuple[int, ...] = ()  #: Numbers of coils, one drawn per batch; needs data.coils = 0.
+    noise_fraction: float = 0.5  #: Fraction of cases with noise added to k-space.
+    snr_db: tuple[float, float] = (20.0, 60.0)  #: Range of the signal-to-noise ratio, in decibels.
+    contrast: float = 0.5  #: Strength of a random monotone map of intensities.
 
     def __post_init__(self) -> None:
         fractions = (self.fixed_mask_fraction, self.noise_fraction, self.contrast)

@@ -248,12 +248,15 @@ def cross_fit_datasets(
 class EstimateConfig:
     """Settings [estimate]: point-estimate network and its cross-fitting."""
 
-    weights: Path | None = None
-    folds: int = 0
+    weights: Path | None = None  #: Trained VarNet; default: one is trained first.
+    folds: int = 0  #: Folds of cross-fitting; 0 if the weights were trained on other patients.
+    #: Folder of an earlier training whose point-estimate networks are reused.
     reuse_from: Path | None = None
+    #: Size of the networks that are trained first.
     network: VarNetConfig = field(default_factory=VarNetConfig)
-    training: TrainingConfig = PAPER
-    init_from: Path | None = None
+    training: TrainingConfig = PAPER  #: Their optimiser and schedule.
+    init_from: Path | None = None  #: Their initial weights.
+    #: Maximum in SSIM: of the volume or of the slice.
     data_range: Literal["volume", "slice"] = "volume"
 
     def __post_init__(self) -> None:

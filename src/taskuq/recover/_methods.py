@@ -126,9 +126,9 @@ class ZeroFilled(BatchRecovery):
 
 @dataclass(frozen=True)
 class FolderMethod:
-    """Settings [recover] of recoveries that were made elsewhere."""
+    """Settings [recover] of reconstructions made elsewhere."""
 
-    path: Path | None = None
+    path: Path | None = None  #: Folder of reconstructions.
 
     def open(self, device: torch.device | str) -> RecoveryFolder:
         if self.path is None:
@@ -195,7 +195,9 @@ class Ensemble(BatchRecovery):
 
 @dataclass(frozen=True)
 class EnsembleMethod:
-    members: tuple[Path, ...] = ()
+    """Settings [recover] of an ensemble."""
+
+    members: tuple[Path, ...] = ()  #: Weights of the member networks, files or bundled names.
 
     def open(self, device: torch.device | str) -> Ensemble:
         return Ensemble(tuple(open_recovery(member, device=device) for member in self.members))

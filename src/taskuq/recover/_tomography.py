@@ -50,9 +50,9 @@ from taskuq.training._networks import NetworkKind
 class _UnrolledConfig:
     """Size of an unrolled network; the default is for 256×256."""
 
-    cascades: int = 6
-    width: int = 32
-    pools: int = 4
+    cascades: int = 6  #: Number of refinements.
+    width: int = 32  #: Channels of the first level of each U-Net.
+    pools: int = 4  #: Number of times a U-Net halves the image.
 
     def __post_init__(self) -> None:
         if min(self.cascades, self.width, self.pools) < 1:
@@ -115,12 +115,15 @@ class _SinogramDataset:
 
 @dataclass(frozen=True)
 class _CTTraining:
-    network: Any = None
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    data: Data = field(default_factory=lambda: READERS["chest"]())
+    """Settings shared by CT trainings."""
+
+    network: Any = None  #: Size of the network.
+    training: TrainingConfig = field(default_factory=TrainingConfig)  #: Optimiser and schedule.
+    data: Data = field(default_factory=lambda: READERS["chest"]())  #: Training data.
+    #: Views; one round is drawn per case and epoch.
     measure: TomographyConfig = field(default_factory=TomographyConfig)
-    augment: CoilAugmentation | None = None
-    random_views_fraction: float = 0.0
+    augment: CoilAugmentation | None = None  #: Augmentation of images.
+    random_views_fraction: float = 0.0  #: Fraction of training cases measured at random views.
 
     def simulator(self) -> _SinogramSimulator:
         return _SinogramSimulator(self.measure, self.augment, self.random_views_fraction)
@@ -195,7 +198,7 @@ class _SinogramSimulator:
 class FilteredBackProjection(BatchRecovery):
     """Filtered back-projection baseline."""
 
-    window: Window = "ram-lak"
+    window: Window = "ram-lak"  #: Window of the ramp filter.
 
     def batch(self, measurements: Sequence[Any], *, samples: int, seeds: Sequence[int]) -> Tensor:
         views = stack_sinograms(measurements, measurements[0].projections.device)
@@ -264,7 +267,7 @@ class _UnrolledRecovery(BatchRecovery):
 class UnrolledMethod:
     """Settings [recover] of an unrolled network."""
 
-    weights: Path | None = None
+    weights: Path | None = None  #: Trained unrolled network, a file or a bundled name.
 
     def open(self, device: torch.device | str) -> _UnrolledRecovery:
         net = RECOVERIES.trained("ct-unrolled", self.weights)[1]
@@ -275,7 +278,7 @@ class UnrolledMethod:
 class _UnrolledTraining(_CTTraining):
     network: _UnrolledConfig = field(default_factory=_UnrolledConfig)
     training: TrainingConfig = UNROLLED_TRAINING
-    init_from: Path | None = None
+    init_from: Path | None = None  #: Initial weights, a file or a bundled name.
 
     def recipe(self, cases: Any, machine: TrainerOptions) -> Recipe:
         validate = partial(_validate, simulator=self.simulator())
@@ -333,9 +336,9 @@ class _UnrolledEstimator:
 class CTSamplerMethod:
     """Settings [recover] of the CT sampler."""
 
-    weights: Path | None = None
-    estimate: Path | None = None
-    precision: Literal["auto", "float32"] = "auto"
+    weights: Path | None = None  #: Trained CT sampler, a file or a bundled name.
+    estimate: Path | None = None  #: Unrolled-network weights; default: those it was trained with.
+    precision: Literal["auto", "float32"] = "auto"  #: "auto" samples in bfloat16 on a GPU.
 
     def open(self, device: torch.device | str) -> SamplerRecovery:
         path, net = RECOVERIES.trained("ct-sampler", self.weights)
@@ -346,11 +349,14 @@ class CTSamplerMethod:
 
 @dataclass(frozen=True)
 class _CTEstimateConfig:
-    weights: Path | None = None
-    folds: int = 0
+    """Settings [estimate] of the CT sampler."""
+
+    weights: Path | None = None  #: Trained unrolled network; default: one is trained first.
+    folds: int = 0  #: Folds of cross-fitting; 0 if the weights were trained on other patients.
+    #: Size of the networks that are trained first.
     network: _UnrolledConfig = field(default_factory=_UnrolledConfig)
-    training: TrainingConfig = UNROLLED_TRAINING
-    init_from: Path | None = None
+    training: TrainingConfig = UNROLLED_TRAINING  #: Their optimiser and schedule.
+    init_from: Path | None = None  #: Their initial weights.
 
     def __post_init__(self) -> None:
         check_folds(self.folds)
@@ -360,6 +366,7 @@ class _CTEstimateConfig:
 class _CTSamplerTraining(SamplerTrainingMixin, _CTTraining):
     network: SamplerConfig = field(default_factory=lambda: SAMPLER_PRESETS["paper"])
     training: TrainingConfig = PAPER
+    #: Point-estimate network and its cross-fitting.
     estimate: _CTEstimateConfig = field(default_factory=_CTEstimateConfig)
     loss: ImageLossConfig = field(default_factory=ImageLossConfig)
     task_loss: TaskLossConfig | None = None

@@ -103,8 +103,8 @@ class VarNetRecovery(BatchRecovery):
 class VarNetMethod:
     """Settings [recover] of a variational network."""
 
-    weights: Path | None = None
-    precision: Literal["auto", "float32"] = "auto"
+    weights: Path | None = None  #: Trained VarNet, a file or a bundled name.
+    precision: Literal["auto", "float32"] = "auto"  #: "auto" uses float16 convolutions on a GPU.
 
     def open(self, device: torch.device | str) -> VarNetRecovery:
         dtype = torch.float32 if self.precision == "float32" else torch.float16
@@ -118,10 +118,11 @@ class VarNetTraining(RecoveryTraining):
 
     network: VarNetConfig = field(default_factory=VarNetConfig)
     training: TrainingConfig = PAPER
+    #: Maximum in SSIM: of the volume or of the slice.
     data_range: Literal["volume", "slice"] = "volume"
-    augment: CoilAugmentation | None = None
-    randomise: ScanRandomisation | None = None
-    init_from: Path | None = None
+    augment: CoilAugmentation | None = None  #: Augmentation of coil images.
+    randomise: ScanRandomisation | None = None  #: Random masks, coils, noise and contrast.
+    init_from: Path | None = None  #: Initial weights, a file or a bundled name.
 
     def prepare(self, machine: TrainerOptions, data: Any = None) -> tuple[Any, ...]:
         return self.measured(machine, data, by_volume=self.data_range == "volume")

@@ -74,7 +74,7 @@ def acquire(
 
     Each round measures what it adds, recovers posterior samples from everything measured so far,
     runs the task on them and applies the policy. After the last round the target is known. Samples
-    depend on seed, case and acceleration alone, as in :class:`taskuq.Pipeline`.
+    depend on seed, case and acceleration only, as in :class:`taskuq.Pipeline`.
 
     The cases of a group are scanned together if there is a scanner for each, or if ``cases`` names
     them and ``measure`` of one scanner returns a measurement for each. A policy for whole groups

@@ -281,7 +281,7 @@ class Monitor:
     def audit(self, outputs: Any, targets: Any, *, unit: Names = None) -> None:
         """Update the evidence with units whose targets are known.
 
-        Choose their scans at random: those that a policy measured in full are the hard ones.
+        Choose their scans at random: those that a policy completed are the hard ones.
 
         Args:
             outputs: As for :meth:`update`.

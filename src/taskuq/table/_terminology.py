@@ -19,10 +19,10 @@ class Terminology:
 
     Args:
         case: One image: 'slice', 'digit', 'scene'.
-        group: What cases come in: 'patient', 'writer', 'film'.
+        group: Unit of related cases: 'patient', 'writer', 'film'.
         estimate: Preview of the measurement: 'zero-filled', 'back-projection', 'blurred'.
         round: One measurement configuration: 'round', 'exposure'.
-        measurement: What stopping early saves: 'line of k-space', 'view', 'second'.
+        measurement: Unit saved by stopping early: 'line of k-space', 'view', 'second'.
         reference: The reference image: 'fully measured', 'sharp'.
 
     Example:

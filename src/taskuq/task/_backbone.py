@@ -179,11 +179,11 @@ class Backbone(nn.Module):
 
 @dataclass(frozen=True)
 class InitConfig:
-    """Initial weights: SimCLR, ImageNet, classifier or random."""
+    """Settings [init_from]: initial weights, at most one; default: random."""
 
-    simclr: Path | None = None
-    imagenet: Path | None = None
-    classifier: Path | None = None
+    simclr: Path | None = None  #: Weights of a SimCLR pre-training.
+    imagenet: Path | None = None  #: torchvision weights of a ResNet-50.
+    classifier: Path | None = None  #: Weights of a classifier, the head included.
 
     def __post_init__(self) -> None:
         if sum(path is not None for path in (self.simclr, self.imagenet, self.classifier)) > 1:

@@ -26,15 +26,15 @@ from taskuq.training._fit import TrainerOptions
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """Augmentation strength; shares and lengths are fractions of the image."""
+    """Settings [augment] of task networks: random changes of an image."""
 
-    flip: float = 0.5
-    rotation: float = 15.0
-    shift: float = 0.1
-    crop: float = 0.8
-    contrast: float = 0.0
-    blur: float = 0.0
-    contrast_probability: float = 0.8
+    flip: float = 0.5  #: Probability of a left-right flip.
+    rotation: float = 15.0  #: Maximum rotation in degrees.
+    shift: float = 0.1  #: Maximum shift, as a fraction of the image.
+    crop: float = 0.8  #: Smallest fraction of the area that a random crop keeps.
+    contrast: float = 0.0  #: Maximum exponent of the intensities, minus 1.
+    blur: float = 0.0  #: Maximum standard deviation of a Gaussian blur, in pixels.
+    contrast_probability: float = 0.8  #: Probability of the change of contrast.
 
     def __post_init__(self) -> None:
         for name in ("flip", "shift", "contrast_probability", "crop"):
@@ -165,14 +165,15 @@ def collate(cases: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class TaskTraining:
-    """Settings of the training of a task network."""
+    """Settings shared by trainings of task networks."""
 
-    network: Any = None
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    data: Data = field(default_factory=paper_data)
+    network: Any = None  #: Size of the network.
+    training: TrainingConfig = field(default_factory=TrainingConfig)  #: Optimiser and schedule.
+    data: Data = field(default_factory=paper_data)  #: Images with labels.
+    #: Groups for training, tuning and testing.
     split: SplitConfig = field(default_factory=SplitConfig)
-    augment: AugmentConfig = field(default_factory=AugmentConfig)
-    init_from: InitConfig = field(default_factory=InitConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)  #: Augmentation of images.
+    init_from: InitConfig = field(default_factory=InitConfig)  #: Initial weights; default: random.
 
     def open_parts(self, *, is_stored: bool = True) -> tuple[LabelledSubset, ...]:
         """Open training, tuning and test data; no patient is in two of them."""

@@ -125,7 +125,7 @@ PAPER = TrainingConfig(
 class ClassifierMethod:
     """Settings [task] of a classifier."""
 
-    weights: Path | None = None
+    weights: Path | None = None  #: Trained classifier, a file or a bundled name.
 
     def open(self, device: torch.device | str) -> Classifier:
         network: Classifier = TASKS.trained("classifier", self.weights)[1]
@@ -134,12 +134,12 @@ class ClassifierMethod:
 
 @dataclass(frozen=True)
 class _ClassifierTraining(TaskTraining):
-    """Settings of the training of a task network; the defaults are the paper's."""
+    """Settings of a classifier training; the defaults are the paper's."""
 
     network: ClassifierConfig = field(default_factory=ClassifierConfig)
     training: TrainingConfig = PAPER
-    attack: AttackConfig = field(default_factory=AttackConfig)
-    balance_classes: bool = True
+    attack: AttackConfig = field(default_factory=AttackConfig)  #: Adversarial training.
+    balance_classes: bool = True  #: Give both classes equal weight.
 
     def recipe(self, cases: tuple[TaskDataset, ...], machine: TrainerOptions) -> Recipe:
         """Return the recipe of adversarial training on augmented images."""

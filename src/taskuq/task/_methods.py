@@ -24,7 +24,7 @@ from taskuq.training._networks import MethodConfig, MethodRegistry
 class AirFraction:
     """Air fraction of the body, in [0, 1]."""
 
-    threshold: float = THRESHOLD
+    threshold: float = THRESHOLD  #: Intensity below which a pixel is air.
 
     names = ("air share",)
     range = (0.0, 1.0)
@@ -43,10 +43,10 @@ class AirFraction:
 class Area:
     """Area of an image above (or below) a threshold, in a given unit."""
 
-    threshold: float
-    pixel_area: float = 1.0
-    unit: str = "px"
-    below: bool = False
+    threshold: float  #: Intensity threshold.
+    pixel_area: float = 1.0  #: Area of a pixel; 0 returns the fraction of the image.
+    unit: str = "px"  #: Unit of the area, for the task's name.
+    below: bool = False  #: Count pixels below the threshold.
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.threshold) and 0 <= self.pixel_area < math.inf):
@@ -167,8 +167,8 @@ class MeanIntensity:
 class MeanIntensityMethod:
     """Settings [task] of the mean intensity of a rectangle."""
 
-    rows: tuple[float, float] = (0.25, 0.75)
-    columns: tuple[float, float] = (0.25, 0.75)
+    rows: tuple[float, float] = (0.25, 0.75)  #: Upper and lower edge, as fractions of the height.
+    columns: tuple[float, float] = (0.25, 0.75)  #: Left and right edge, as fractions of the width.
 
     def open(self, device: torch.device | str) -> MeanIntensity:
         return MeanIntensity(self.rows, self.columns)
@@ -209,6 +209,7 @@ class _MultiTask:
 class MultiTaskMethod:
     """Settings [task] of several tasks."""
 
+    #: One table [task.tasks.NAME] per task.
     tasks: dict[str, Annotated[MethodConfig, TASKS]] = field(default_factory=dict)
 
     def open(self, device: torch.device | str) -> _MultiTask:

@@ -22,10 +22,10 @@ from taskuq.training._networks import NetworkKind
 class _SimCLRConfig:
     """Backbone, projection head and temperature of SimCLR."""
 
-    backbone: BackboneConfig = field(default_factory=BackboneConfig)
-    hidden: int = 512
-    embedding: int = 128
-    temperature: float = 0.07
+    backbone: BackboneConfig = field(default_factory=BackboneConfig)  #: Convolutional layers.
+    hidden: int = 512  #: Hidden width of the projection head.
+    embedding: int = 128  #: Dimension of the embedding.
+    temperature: float = 0.07  #: Temperature of the NT-Xent loss.
 
     def __post_init__(self) -> None:
         if self.temperature <= 0 or self.hidden < 1 or self.embedding < 1:

@@ -14,30 +14,33 @@ from taskuq.errors import InputError
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Settings [training]: optimiser, schedule, batch, precision."""
+    """Settings [training]: optimiser, schedule, batches and precision."""
 
-    epochs: int = 150
-    batch: int = 8
-    learning_rate: float = 1e-4
-    betas: tuple[float, ...] = (0.9, 0.999)
-    weight_decay: float = 0.0
-    adamw: bool = False
-    warmup_steps: int = 0
+    epochs: int = 150  #: Passes over the training cases.
+    batch: int = 8  #: Cases per step, over all processes.
+    learning_rate: float = 1e-4  #: Peak learning rate of Adam.
+    betas: tuple[float, ...] = (0.9, 0.999)  #: Decay rates of Adam.
+    weight_decay: float = 0.0  #: Weight decay.
+    adamw: bool = False  #: Use AdamW (decoupled weight decay) instead of Adam.
+    warmup_steps: int = 0  #: Steps of linear learning-rate warm-up.
+    #: Decay of the moving average of the weights, which is validated and saved; 0 for none.
     ema: float = 0.0
-    schedule: Literal["constant", "step", "cosine"] = "constant"
+    schedule: Literal["constant", "step", "cosine"] = "constant"  #: Learning-rate schedule.
+    #: Factor per step ("step") or final factor ("cosine") of the learning rate.
     lr_decay: float = 0.1
-    lr_decay_epochs: int = 40
-    clip_norm: float = 0.0
-    precision: Literal["32-true", "bf16-mixed"] = "32-true"
-    accumulate: int = 1
-    workers: int = 0
+    lr_decay_epochs: int = 40  #: Epochs between steps of the schedule "step".
+    clip_norm: float = 0.0  #: Maximum gradient norm; 0 for no limit.
+    precision: Literal["32-true", "bf16-mixed"] = "32-true"  #: Precision of Lightning.
+    accumulate: int = 1  #: Batches per optimiser step.
+    workers: int = 0  #: Data-loading processes per training process.
+    #: Keep all cases on the device, or load them one by one; "auto" keeps small in-memory data on a GPU.
     dataloader: Literal["auto", "device", "loader"] = "auto"
-    seed: int = 0
-    compile: bool = False
-    cuda_graphs: bool = False
-    deterministic: bool = False
-    checkpoint_every: int = 1
-    patience: int = 0
+    seed: int = 0  #: Seed of all random numbers of the training.
+    compile: bool = False  #: Compile the network with torch.compile.
+    cuda_graphs: bool = False  #: Run training steps as CUDA graphs, on one GPU.
+    deterministic: bool = False  #: Use deterministic kernels only.
+    checkpoint_every: int = 1  #: Epochs between checkpoints.
+    patience: int = 0  #: Epochs without improvement before training stops; 0 to train all epochs.
 
     def __post_init__(self) -> None:
         positive = ("epochs", "batch", "accumulate", "lr_decay_epochs", "checkpoint_every")

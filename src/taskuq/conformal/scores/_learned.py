@@ -97,8 +97,8 @@ class LearnedScore(NestedIntervalScore):
         \mathcal C = g^{-1}[\,m - \hat q s_x,\; m + \hat q s_x\,]
 
     On the scale :math:`g` (a logit for soft outputs) the samples have mean :math:`\bar L`,
-    steadied spread :math:`\tilde s` and skewness. Two robust ridge regressions predict the bias
-    of :math:`\bar L` and the size of what remains; in a multi-round scan the moves since the
+    regularised spread :math:`\tilde s` and skewness. Two robust ridge regressions predict the bias
+    of :math:`\bar L` and the size of the residual; in a multi-round scan the moves since the
     earlier rounds are features too. The fit uses tuning cases only, so calibration on the other
     cases keeps its guarantee, however bad the fit. It pays from about 400 calibration cases on.
 

@@ -242,21 +242,21 @@ class _SampleVariances(NamedTuple):
 
 @dataclass(frozen=True)
 class MLWR(NestedIntervalScore):
-    r"""Moderated LWR, the default: a steadied spread plus a floor that is a share of the typical.
+    r"""Regularised LWR, the default: a shrunken spread plus a fraction of the typical spread.
 
     .. math:: s = \frac{|z - \bar z|}{u}, \qquad u = \tilde\sigma + c \cdot
         \operatorname{median}\sigma, \qquad \mathcal C = [\bar z \pm \hat q u]
 
     :math:`\tilde\sigma` is the sample spread shrunk towards a trend in :math:`\bar z` (see
     :class:`~taskuq.conformal.scores._mlwr.SpreadPrior`). The prior is two medians over units,
-    learnt without targets: from the outputs of the calibration units themselves
+    fitted without targets: from the outputs of the calibration units themselves
     (:meth:`leave_one_out`), from other cases, or from all cases of an evaluation; each keeps the
     guarantee exact. With one sample, or without a prior, the width is constant or
     :math:`u = \sigma_z`.
 
     Args:
         side: ``two``, ``upper`` or ``lower``.
-        floor: Share :math:`c` of the typical spread that is always added.
+        floor: Fraction :math:`c` of the typical spread that is always added.
         prior: Fitted prior; absent until :meth:`fit`.
         link: Scale of the task; the trend exists only for a logit.
 

@@ -23,7 +23,7 @@ class AR(NestedIntervalScore):
 
     .. math:: s = |z - \bar z|, \qquad \mathcal C = [\bar z - \hat q,\; \bar z + \hat q]
 
-    :math:`\bar z` is the point estimate, or the mean of the samples where there are several.
+    :math:`\bar z` is the point estimate, or the mean of several samples.
 
     References:
         Lei et al., Distribution-Free Predictive Inference for Regression, JASA 2018.

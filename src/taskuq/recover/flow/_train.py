@@ -225,9 +225,12 @@ class FlowRecovery(BatchRecovery):
 class FlowMethod:
     """Settings [recover] of a flow."""
 
-    weights: Path | None = None
+    weights: Path | None = None  #: Trained flow, a file or a bundled name.
+    #: VarNet weights of a residual flow; default: those it was trained with.
     estimate: Path | None = None
+    #: Standard deviation of the latents; default: that of the weights, or 1.
     temperature: float | None = None
+    #: "auto" samples in bfloat16 on a GPU, with the estimate in float16.
     precision: Literal["auto", "float32"] = "auto"
 
     def open(self, device: torch.device | str) -> Recover:
@@ -255,10 +258,13 @@ class _FlowTraining(RecoveryTraining):
 
     network: FlowConfig = field(default_factory=FlowConfig)
     training: TrainingConfig = PAPER
+    #: VarNet weights of a residual flow; default: a flow of whole images.
     estimate: Path | None = None
+    #: Pairs of acceleration and temperature of a residual flow.
     temperatures: tuple[tuple[float, float], ...] = ()
+    #: Settings [training] of the conditioning U-Net before the flow.
     pretrain: TrainingConfig | None = None
-    augment: CoilAugmentation | None = None
+    augment: CoilAugmentation | None = None  #: Augmentation of coil images.
 
     def __post_init__(self) -> None:
         if self.estimate is not None and (self.pretrain or self.augment):

@@ -83,12 +83,12 @@ def _check(samples: Tensor, truth: Tensor) -> None:
 
 @dataclass(frozen=True)
 class ImageLossConfig:
-    """Settings [loss]: weights of pixel CRPS, energy score, pooled CRPS."""
+    """Settings [loss]: weights of the proper scores of images."""
 
-    crps: float = 1.0
-    energy: float = 0.5
-    pooled_crps: float = 0.5
-    pool_sizes: tuple[int, ...] = (2, 4, 8, 16, 32)
+    crps: float = 1.0  #: Weight of the fair CRPS of pixels.
+    energy: float = 0.5  #: Weight of the energy score.
+    pooled_crps: float = 0.5  #: Weight of the fair CRPS of average-pooled images.
+    pool_sizes: tuple[int, ...] = (2, 4, 8, 16, 32)  #: Sizes of the pooling windows, in pixels.
 
     def __post_init__(self) -> None:
         weights = (self.crps, self.energy, self.pooled_crps)
@@ -124,15 +124,15 @@ class _FeatureTask(Protocol):
 
 @dataclass(frozen=True)
 class TaskLossConfig:
-    """Settings [task_loss] of a sampler: weights of the task loss."""
+    """Settings [task_loss]: weights of the proper scores of a task network."""
 
-    weights: Path | None = None
-    logits: float = 0.1
-    outputs: float = 0.1
-    features: float = 0.1
-    gradient_limit: float = 4.0
-    ramp_start: float = 0.5
-    ramp_end: float = 0.75
+    weights: Path | None = None  #: The task network, which is not changed.
+    logits: float = 0.1  #: Weight of the fair CRPS of logits.
+    outputs: float = 0.1  #: Weight of the fair CRPS of outputs.
+    features: float = 0.1  #: Weight of the energy score of hidden features.
+    gradient_limit: float = 4.0  #: Largest ratio of the gradients of task loss and image loss.
+    ramp_start: float = 0.5  #: Fraction of the training at which the task loss begins.
+    ramp_end: float = 0.75  #: Fraction of the training at which it has its full weight.
 
     def __post_init__(self) -> None:
         smallest = min(self.logits, self.outputs, self.features, self.gradient_limit)
@@ -384,10 +384,10 @@ def find_estimate(weights: Path, named: Path | None) -> Path | str:
 class SamplerMethod:
     """Settings [recover] of a sampler."""
 
-    weights: Path | None = None
-    estimate: Path | None = None
-    precision: Literal["auto", "float32"] = "auto"
-    inflate: bool = False
+    weights: Path | None = None  #: Trained sampler, a file or a bundled name.
+    estimate: Path | None = None  #: VarNet weights; default: those it was trained with.
+    precision: Literal["auto", "float32"] = "auto"  #: "auto" samples in bfloat16 on a GPU.
+    inflate: bool = False  #: Scale the noise by the factor fitted on validation patients.
 
     def open(self, device: torch.device | str) -> SamplerRecovery:
         path, net = RECOVERIES.trained("sampler", self.weights)
@@ -410,10 +410,10 @@ class SamplerTrainingMixin:
 
     network: SamplerConfig
     training: TrainingConfig
-    loss: ImageLossConfig
-    task_loss: TaskLossConfig | None
-    samples: int
-    init_from: Path | None
+    loss: ImageLossConfig  #: Proper scoring loss of images.
+    task_loss: TaskLossConfig | None  #: Proper scoring loss of the outputs of a task network.
+    samples: int  #: Samples per case in a step.
+    init_from: Path | None  #: Initial weights of the sampler.
 
     def check(self, channels: tuple[int, int]) -> None:
         if self.samples < 2:
@@ -446,9 +446,10 @@ class SamplerTrainingMixin:
 class _SamplerTraining(SamplerTrainingMixin, RecoveryTraining):
     network: SamplerConfig = field(default_factory=SamplerConfig)
     training: TrainingConfig = PAPER
+    #: Point-estimate network and its cross-fitting.
     estimate: EstimateConfig = field(default_factory=EstimateConfig)
-    augment: CoilAugmentation | None = None
-    randomise: ScanRandomisation | None = None
+    augment: CoilAugmentation | None = None  #: Augmentation of coil images.
+    randomise: ScanRandomisation | None = None  #: Random masks, coils, noise and contrast.
     loss: ImageLossConfig = field(default_factory=ImageLossConfig)
     task_loss: TaskLossConfig | None = None
     samples: int = 4

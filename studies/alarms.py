@@ -1,12 +1,11 @@
-r"""How soon a monitor withdraws the promise of the embedded networks where it does not hold.
+r"""Delay until a monitor raises its alarm for the bundled networks on other populations.
 
-    python -m studies.withdrawals [--patients 20] [--slices 4] [--lgg lgg_flair_128_all.npz]
+    python -m studies.alarms [--patients 20] [--slices 4] [--lgg lgg_flair_128_all.npz]
 
-A policy is planned on the stored atlas table, by patient (270 of them). New patients then pass the
-monitor one by one, at the first round alone, until it withdraws the promise or they end: of the
-atlas as they were; in other contrasts; with noise in k-space; seen by 2 coils instead of 8; and,
-where a file of real slices is given (``images``, ``group`` and a flag ``central``), real heads with
-glioma. Prints after how many patients, and what has changed.
+A policy is planned on the bundled atlas table, by patient (270 of them). The first rounds of new
+patients then update the monitor until its alarm: of the atlas as before; in other contrasts; with
+noise in k-space; with 2 coils instead of 8; and, with a file of real slices (``images``, ``group``
+and a flag ``central``), real heads with glioma. It prints the number of patients until the alarm.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ SEED, FIRST, SLICES, COILS, NOISE = 1, 2000, 8, 8, 0.02
 
 
 def populations(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Dataset, float]]:
-    """New patients: what they are, their images, and the noise in k-space."""
+    """Yield new patients: description, images, and noise in k-space."""
 
     def atlas(coils: int = COILS, **plan: str) -> Dataset:
         made = PatientDistribution(slices=SLICES, **plan)  # type: ignore[arg-type]  # a contrast
@@ -48,7 +47,7 @@ def populations(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, 
 
 
 def glioma(asked: argparse.Namespace, folder: Path) -> Dataset:
-    """Central slices of some patients, at even steps, as many of each as the atlas has."""
+    """Return evenly spaced central slices of some patients, as many as the atlas has."""
     with np.load(asked.lgg, allow_pickle=False) as file:
         arrays = {name: file[name][file["central"]] for name in ("images", "label", "group")}
     kept = []
@@ -76,17 +75,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, images, noise in populations(asked, Path(folder)):
             begun, monitor = time.time(), tq.Monitor(policy, delta=asked.delta)
-            watch(monitor, images, noise, networks, step)
+            monitor_patients(monitor, images, noise, networks, step)
             took = time.time() - begun
             print(
                 f"{name}: {monitor.units} patients, {took:.0f} s. {monitor.statement}", flush=True
             )
 
 
-def watch(
+def monitor_patients(
     monitor: tq.Monitor, images: Dataset, noise: float, networks: tuple[Any, Any], step: int
 ) -> None:
-    """Show patients to a monitor until it withdraws the promise."""
+    """Update a monitor with patients until its alarm."""
     rates = tuple(monitor.policy.accelerations)
     measure = MultiCoilMRI(MaskConfig().masks(128), rates, noise=noise, seed=SEED)
     pipeline = tq.Pipeline(measure, *networks)

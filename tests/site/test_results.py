@@ -1,0 +1,71 @@
+"""Tables of the README and of the results pages, compared with their records."""
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+from studies import paper, pictures, samplers
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "docs/results"
+LGG = ROOT / "../shared/data/lgg/lgg_flair_128_all_dev.npz"
+
+
+def blocks(document):
+    """Return the marked blocks of a document that hold a table."""
+    text = document.read_text()
+    names = re.findall(r"^<!-- (?!end of )(.+) -->$", text, re.MULTILINE)
+    return {name: paper.block(text, name) for name in names}
+
+
+@pytest.mark.parametrize("run", ["atlas", "fastmri"])
+def test_tables_of_the_paper_are_those_of_its_records(run):
+    found = blocks(RESULTS / "paper.md")
+    expected = paper.tables(paper.read_records(RESULTS / run))
+
+    assert set(expected) == set(paper.TABLES)
+    assert {name: found[f"{run} {name}"] for name in expected} == expected
+
+
+def test_tables_of_samplers_are_those_of_the_bundled_record_and_table():
+    assert blocks(RESULTS / "samplers.md") == {
+        "quality": samplers.quality(),
+        "spread": samplers.spread(),
+        "calibration": samplers.calibration(),
+    }
+
+
+def test_the_headline_of_the_readme_is_that_of_its_record():
+    assert blocks(ROOT / "README.md")["headline"] == pictures.headline(RESULTS / "atlas")
+
+
+def test_lengths_on_real_data_are_those_of_the_csv_file():
+    with (RESULTS / "lgg-lengths.csv").open(newline="") as file:
+        columns, *rows = csv.reader(file)
+    adversarial = [row[1:] for row in rows if row[0] == "adversarial"]
+
+    assert blocks(RESULTS / "real-data.md")["lengths"] == paper.markdown(columns[1:], adversarial)
+
+
+@pytest.mark.skipif(not LGG.exists(), reason="the slices of low-grade glioma are not here")
+def test_volumes_on_real_data_are_those_of_their_study():
+    from studies.tumour_volumes import lines, volumes
+
+    found = blocks(RESULTS / "real-data.md")["volumes"]
+    assert found == "\n".join(lines(volumes(LGG), 0.2))
+
+
+def test_a_changed_number_is_detected(tmp_path):
+    text = (RESULTS / "samplers.md").read_text()
+    page = tmp_path / "samplers.md"
+    page.write_text(text.replace("25.9, 0.784", "26.0, 0.784"))
+
+    assert blocks(page)["quality"] != samplers.quality()
+
+
+@pytest.mark.parametrize("page", sorted(RESULTS.glob("*.md")), ids=lambda page: page.stem)
+def test_every_downloaded_file_is_there(page):
+    linked = re.findall(r"\]\(([\w/-]+\.csv)\)", page.read_text())
+
+    assert [name for name in linked if not (RESULTS / name).is_file()] == []
