@@ -22,7 +22,14 @@ from taskuq.conformal.scores import resolve_score
 from taskuq.conformal.scores._learned import FEWEST_TO_LEARN, LearnedScore
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray
-from taskuq.report._records import HELD, IN_PART, NOT_HELD, NOT_MEASURED, SUMMARY, experiment_record
+from taskuq.report._records import (
+    NOT_SUPPORTED,
+    NOT_TESTED,
+    PARTLY_SUPPORTED,
+    SUMMARY,
+    SUPPORTED,
+    experiment_record,
+)
 from taskuq.report.figures import Figure
 from taskuq.report.figures._evaluation import width_against
 from taskuq.table._table import TaskOutputs, replace_arrays
@@ -260,12 +267,9 @@ def evaluate_scores(
     clip: bool = True,
 ) -> list[Evaluation]:
     """Evaluate the paper's scores and ours on the same splits."""
-    names = [
-        name
-        for name in (*settings.scores, *settings.ours)
-        if has_tuning_cases(inputs, unit, [settings.alpha])
-        or not tuning_fraction(resolve_score(name, settings.alpha))
-    ]
+    learns = has_tuning_cases(inputs, unit, [settings.alpha])
+    every = (*settings.scores, *settings.ours)
+    names = [s for s in every if learns or not tuning_fraction(resolve_score(s, settings.alpha))]
     plan = EvaluationGrid(
         alpha=settings.alpha,
         splits=None if exact and not unit.is_group else settings.trials,
@@ -275,18 +279,21 @@ def evaluate_scores(
         size_bins=settings.size_bins,
     )
     rates = tuple(inputs.table.accelerations if accelerations is None else accelerations)
-    estimated = [
-        s for s in names if samples is None and table_for_score(inputs, s) is not inputs.table
-    ]
-    drawn = [s for s in names if s not in estimated]
-    found = _compare(inputs.table, plan, drawn, rates, clip)
-    if estimated:
-        point = table_for_score(inputs, estimated[0])
+    point = inputs.point if samples is None and "ar" in names else None
+    parts = [(inputs.table, [s for s in names if point is None or s != "ar"], rates)]
+    if point is not None:
         there = point.accelerations
         shared = [R for R in rates if np.isnan(R) or np.isclose(there, R, rtol=1e-9).any()]
         if not shared:
             raise InputError("the table of point estimates lacks all of R", code="rounds.invalid")
-        found += _compare(point, plan, estimated, tuple(shared), clip)
+        parts.append((point, ["ar"], tuple(shared)))
+    found: list[Evaluation] = []
+    for table, scores, shown in parts:
+        if scores:
+            # The paper computes lengths without a range.
+            table = table if clip else replace_arrays(table, task_ranges=None)
+            chosen = replace(plan, scores=tuple(scores), accelerations=shown)
+            found += evaluate_table(table, chosen).results
     order: dict[float | None, int] = {R: k for k, R in enumerate(rates)}
     found.sort(key=lambda r: (order.get(r.acceleration, 0), names.index(r.score), r.samples))
     return found
@@ -311,21 +318,6 @@ def table_for_score(inputs: ClaimInputs, score: str) -> TaskOutputs:
 def point_source(inputs: ClaimInputs) -> str:
     """Return where AR's estimate comes from, in words."""
     return "the point estimate" if inputs.point is not None else "the mean of the samples"
-
-
-def _compare(
-    table: TaskOutputs,
-    plan: EvaluationGrid,
-    scores: list[str],
-    rates: tuple[float, ...],
-    clip: bool,
-) -> list[Evaluation]:
-    if not scores:
-        return []
-    # The paper computes lengths without a range.
-    table = table if clip else replace_arrays(table, task_ranges=None)
-    plan = replace(plan, scores=tuple(scores), accelerations=rates)
-    return list(evaluate_table(table, plan).results)
 
 
 @dataclass
@@ -398,8 +390,8 @@ def verdict(parts: Iterable[bool]) -> str:
     """Return the verdict on a claim from those on its parts."""
     found = list(parts)
     if not found:
-        return NOT_MEASURED
-    return HELD if all(found) else IN_PART if any(found) else NOT_HELD
+        return NOT_TESTED
+    return SUPPORTED if all(found) else PARTLY_SUPPORTED if any(found) else NOT_SUPPORTED
 
 
 def format_range(values: Iterable[float], digits: int = 2) -> str:

@@ -16,7 +16,7 @@ from taskuq.experiments import _claims as claims
 from taskuq.experiments._claims import ClaimInputs, ClaimSettings, Experiment
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.protocols import IntervalFamily
-from taskuq.report._records import HELD, experiment_record
+from taskuq.report._records import SUPPORTED, experiment_record
 from taskuq.report.figures import Figure
 from taskuq.report.figures._policy import accepted
 from taskuq.table._table import TaskOutputs
@@ -202,7 +202,7 @@ def _found(found: Draws, alpha: float) -> dict[str, str | None]:
         "verdict": judged,
         "finding": claims.finding(
             judged, f"the average acceleration is {each}",
-            "" if judged == HELD else f"not so: {wrong}",
+            "" if judged == SUPPORTED else f"not so: {wrong}",
         ),
         "number": "average R " + claims.listing(f"{claims.title(n)} {R[n][0]:.2f}" for n in found),
     }  # fmt: skip

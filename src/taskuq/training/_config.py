@@ -33,7 +33,7 @@ class TrainingConfig:
     precision: Literal["32-true", "bf16-mixed"] = "32-true"  #: Precision of Lightning.
     accumulate: int = 1  #: Batches per optimiser step.
     workers: int = 0  #: Data-loading processes per training process.
-    #: Keep all cases on the device, or load them one by one; "auto" keeps small in-memory data on a GPU.
+    #: Keep all cases on the device, or load them; "auto" keeps small in-memory data on a GPU.
     dataloader: Literal["auto", "device", "loader"] = "auto"
     seed: int = 0  #: Seed of all random numbers of the training.
     compile: bool = False  #: Compile the network with torch.compile.
