@@ -55,14 +55,12 @@ class ArrayDataset:
         columns = {"label": np.asarray(label), "group": np.asarray(groups), "case": names}
         for name, column in columns.items():
             if column.shape != (len(images),):
-                raise InputError(
-                    f"{name} has shape {column.shape}; pass one per image", code="shape.mismatch"
-                )
+                text = f"{name} has shape {column.shape}; pass one per image"
+                raise InputError(text, code="shape.mismatch")
         labels = columns["label"]
         if labels.dtype.kind not in "biuf" or not np.array_equal(labels, labels.astype(int)):
-            raise InputError(
-                f"labels have type {labels.dtype}; pass integers, e.g. 0, 1", code="dtype.invalid"
-            )
+            text = f"labels have type {labels.dtype}; pass integers, e.g. 0, 1"
+            raise InputError(text, code="dtype.invalid")
         if len(np.unique(names.astype(str))) != len(images):
             raise InputError("case names repeat; pass unique ones", code="table.duplicate")
         group_names = columns["group"].astype(str)
@@ -107,9 +105,8 @@ def read_npz(
         arrays = {name: file[name] for name in ("images", "label", "group", "case") if name in file}
     needed = {"images", "label"} if group == "image" else {"images", "label", "group"}
     if missing := needed - set(arrays):
-        raise InputError(
-            f"{path} has no {', '.join(sorted(missing))}; see read_npz", code="table.column"
-        )
+        text = f"{path} has no {', '.join(sorted(missing))}; see read_npz"
+        raise InputError(text, code="table.column")
     groups = arrays["group"] if group is None else group
     return ArrayDataset(arrays["images"], arrays["label"], groups, arrays.get("case"), normalise)
 
@@ -141,7 +138,6 @@ class NpzData(DataConfig):
         return Subset.where(whole, self._chosen(whole))
 
     def open_targets(self) -> LabelledSubset:
-        """Open the same cases with their targets."""
         whole = read_npz(self._file, group=self.group, normalise=self.scale or True)
         chosen = self._chosen(whole)
         labelled = LabelledSubset.of(Subset.where(whole, chosen))
@@ -149,18 +145,15 @@ class NpzData(DataConfig):
             return labelled
         values = np.asarray(self._array(self.target), dtype=np.float64)
         if len(values) != len(whole):
-            raise InputError(
-                f"{self.target} has {len(values)} values; save one per image", code="shape.mismatch"
-            )
+            text = f"{self.target} has {len(values)} values; save one per image"
+            raise InputError(text, code="shape.mismatch")
         targets = values.reshape(len(values), -1)[chosen]
         if not np.isfinite(targets).all():
-            raise InputError(
-                f"{self.target} holds NaN or infinity; remove those cases", code="value.nonfinite"
-            )
+            text = f"{self.target} holds NaN or infinity; remove those cases"
+            raise InputError(text, code="value.nonfinite")
         return LabelledSubset(labelled.cases, targets)
 
     def check(self, *, strict: bool = False, thorough: bool = False) -> DataCheck:
-        """Describe the file."""
         data = read_npz(self._file, group=self.group, normalise=False)
         chosen = self._chosen(data)
         counts = int(chosen.sum()), int((data.labels[chosen] > 0).sum())
@@ -175,9 +168,8 @@ class NpzData(DataConfig):
     def _array(self, name: str) -> NDArray[Any]:
         with open_npz(self._file, "images") as file:
             if name not in file:
-                raise InputError(
-                    f"{self.path} has no {name}; choose from {', '.join(file)}", code="table.column"
-                )
+                text = f"{self.path} has no {name}; choose from {', '.join(file)}"
+                raise InputError(text, code="table.column")
             return file[name]
 
     def _chosen(self, whole: ArrayDataset) -> BoolArray:
@@ -185,9 +177,8 @@ class NpzData(DataConfig):
             return np.full(len(whole), True)
         chosen = self._array(self.select)
         if chosen.dtype != bool or chosen.shape != (len(whole),):
-            raise InputError(
-                f"data.select is of {chosen.dtype}; save a boolean per image", code="dtype.invalid"
-            )
+            text = f"data.select is of {chosen.dtype}; save a boolean per image"
+            raise InputError(text, code="dtype.invalid")
         return chosen
 
 
@@ -198,8 +189,7 @@ def _check_images(images: NDArray[Any]) -> None:
         given = f"images have shape {images.shape} and type {images.dtype}"
         raise InputError(f"{given}; pass magnitudes or complex coil images", code="shape.axes")
     if images.size == 0:
-        raise InputError(
-            f"images have shape {images.shape}; pass at least one image", code="table.incomplete"
-        )
+        text = f"images have shape {images.shape}; pass at least one image"
+        raise InputError(text, code="table.incomplete")
     if images.dtype.kind in "fc" and not np.isfinite(images).all():
         raise InputError("images hold NaN or infinite values; replace them", code="value.nonfinite")

@@ -28,12 +28,7 @@ from taskuq.data._dataset import (
 )
 from taskuq.data._readers import DataConfig
 from taskuq.errors import InputError, MachineError
-from taskuq.measure._coils import (
-    coil_sensitivities,
-    simulate_coils,
-    smooth_field,
-    smooth_phase,
-)
+from taskuq.measure._coils import coil_sensitivities, simulate_coils, smooth_field, smooth_phase
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,10 +100,8 @@ def _nilearn_volume(short: str) -> NDArray[np.uint8]:
     name = f"mni_icbm152_{short}_tal_nlin_sym_09a_converted.nii.gz"
     file = Path(spec.origin if spec and spec.origin else "").parent / "datasets" / "data" / name
     if not file.exists():
-        raise InputError(
-            f"the atlas needs nilearn; pip install 'taskuq[demo]', or set {BASE_VARIABLE}",
-            code="dependency.missing",
-        )
+        text = f"the atlas needs nilearn; pip install 'taskuq[demo]', or set {BASE_VARIABLE}"
+        raise InputError(text, code="dependency.missing")
     import nibabel
 
     image: Any = nibabel.load(file)
@@ -162,8 +155,6 @@ _SPREAD = {"grey": 0.03, "white": 0.03, "csf": 0.15, "fat": 0.15, "lesion": 0.08
 
 
 class _TissueMaps(NamedTuple):
-    """Tissue fractions of one patient, and distances to the brain's hulls."""
-
     grey: FloatArray
     white: FloatArray
     csf: FloatArray
@@ -174,7 +165,6 @@ class _TissueMaps(NamedTuple):
 def _split_tissue(
     average: dict[str, FloatArray], fields: tuple[FloatArray, FloatArray], atrophy: float
 ) -> _TissueMaps:
-    """Make one brain out of the average one."""
     grey, white, depth, outer = (average[name] for name in ("grey", "white", "depth", "outer"))
     inside = np.clip(1 - depth, 0, 1)
     fluid = np.clip(1 - grey - white, 0, 1)
@@ -326,8 +316,6 @@ class PatientDistribution:
 
 @dataclass(frozen=True, eq=False)
 class Patient:
-    """Slices of one patient."""
-
     images: FloatArray
     lesion: NDArray[np.bool_]
     area: NDArray[np.float64]
@@ -455,7 +443,6 @@ class Atlas(PatientDataset):
         return self.plan.slices
 
     def patient(self, index: int) -> Patient:
-        """Draw one patient: images, lesion masks, areas."""
         return _patient(self.plan, self.base, self.seed, self._number(index))
 
     def lesion_mask(self, index: int) -> NDArray[np.bool_]:
@@ -520,9 +507,8 @@ class AtlasData(DataConfig):
         """Open magnitude images with labels or lesion areas."""
         atlas = self._atlas(coils=0)
         if self.target not in ("label", "lesion_area"):
-            raise InputError(
-                f"target is {self.target}; choose label or lesion_area", code="choice.unknown"
-            )
+            text = f"target is {self.target}; choose label or lesion_area"
+            raise InputError(text, code="choice.unknown")
         cases: Dataset = atlas
         if self.in_memory:
             # Once for images and areas; case by case every patient would be drawn many times.

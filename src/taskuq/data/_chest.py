@@ -50,8 +50,6 @@ FINE = 2
 
 
 class _ChestSlices(NamedTuple):
-    """Slices of a synthetic chest."""
-
     images: NDArray[np.float32]
     nodules: NDArray[np.int64]
 
@@ -113,7 +111,6 @@ class ChestData(DataConfig):
         return self._chest
 
     def open_targets(self) -> LabelledSubset:
-        """Open all cases with their air fraction."""
         chest = self._chest
         return LabelledSubset(chest, chest.air[:, None])
 

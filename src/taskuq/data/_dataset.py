@@ -96,7 +96,6 @@ class Subset:
 
 
 def transform_dataset(dataset: Dataset, transform: Callable[[Case], Case]) -> Subset:
-    """Apply a transform to every case on read."""
     return Subset(dataset, range(len(dataset)), transform)
 
 
@@ -144,18 +143,16 @@ def split_by_group(
 ) -> tuple[Subset, ...]:
     """Split a data set by fractions of its groups; within each subset, cases stay in order."""
     if min(fractions, default=0) <= 0 or abs(sum(fractions) - 1) > 1e-9:
-        raise InputError(
-            f"fractions are {list(fractions)}; pass some of sum 1", code="value.invalid"
-        )
+        text = f"fractions are {list(fractions)}; pass some of sum 1"
+        raise InputError(text, code="value.invalid")
     groups = dataset.groups
     names = rng.permutation(np.unique(groups))
     # Two thirds of three groups is 1.9999... in floats.
     ends = np.floor(np.cumsum(fractions)[:-1] * len(names) + 1e-9).astype(int)
     subsets = np.split(names, ends)
     if any(len(subset) == 0 for subset in subsets):
-        raise InputError(
-            f"{len(names)} groups are too few for {list(fractions)}; pass more", code="units.few"
-        )
+        text = f"{len(names)} groups are too few for {list(fractions)}; pass more"
+        raise InputError(text, code="units.few")
     return tuple(Subset.where(dataset, np.isin(groups, subset)) for subset in subsets)
 
 
@@ -169,8 +166,6 @@ _made = count()
 
 @dataclass(frozen=True, eq=False)
 class InMemoryDataset:
-    """Data set read into memory once."""
-
     items: tuple[Case, ...]
     labels: NDArray[np.int64]
     groups: NDArray[np.str_]
@@ -210,7 +205,6 @@ class InMemoryDataset:
 def load_all_images(
     cases: Dataset, change: Callable[[Tensor], Tensor], device: torch.device, most: float
 ) -> Tensor | None:
-    """Load all images of a data set in memory as one tensor, or None."""
     import torch
 
     source = cases.source if isinstance(cases, Subset) and cases.transform is None else cases
@@ -226,20 +220,16 @@ def load_all_images(
     return whole
 
 
-def parallel_map(
-    function: Callable[..., T], *arguments: Iterable[Any], workers: int
-) -> Iterator[T]:
-    """Map over processes in order."""
+def parallel_map(function: Callable[..., T], *args: Iterable[Any], workers: int) -> Iterator[T]:
     if workers <= 1:
-        yield from map(function, *arguments)
+        yield from map(function, *args)
         return
     # Fork would copy torch's thread pools in an unknown state; threads of many processes compete.
     with _one_thread(), ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(function, *arguments)
+        yield from pool.map(function, *args)
 
 
 def useful_workers(processes: int, cases: int) -> int:
-    """Return a sensible number of processes."""
     return min(processes, os.cpu_count() or 1) if cases >= FEW else 1
 
 
@@ -341,16 +331,13 @@ class Split:
         for one, other in combinations(PARTS, 2):
             common = sorted(set(getattr(self, one)) & set(getattr(self, other)))
             if common:
-                where = (
-                    f"{common[0]} is both in {one} and in {other}, with {len(common) - 1} others"
-                )
+                where = f"{common[0]} is in {one} and in {other}, with {len(common) - 1} others"
                 raise InputError(f"{where}; put each group into one part", code="data.leak")
         for part in PARTS:
             names = getattr(self, part)
             if len(set(names)) != len(names):
-                raise InputError(
-                    f"{part} names a group twice; name it once", code="table.duplicate"
-                )
+                text = f"{part} names a group twice; name it once"
+                raise InputError(text, code="table.duplicate")
 
     def of(self, dataset: Dataset) -> tuple[Subset, Subset, Subset]:
         """Return the three subsets of a data set, which must have no other groups."""
@@ -368,19 +355,15 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class LabelledSubset:
-    """Cases of a subset with their targets."""
-
     cases: Dataset
     targets: FloatArray
     is_read: bool = False
 
     @classmethod
     def of(cls, cases: Dataset) -> LabelledSubset:
-        """Return cases with their labels as targets."""
         return cls(cases, np.asarray(cases.labels, dtype=np.float64)[:, None])
 
     def in_memory(self, processes: int = 1) -> LabelledSubset:
-        """Return the same with all magnitude images in memory."""
         if self.is_read:
             return self
         # For eight coils a sixteenth of the memory.
@@ -388,7 +371,6 @@ class LabelledSubset:
         return replace(self, cases=InMemoryDataset.of(combined, processes), is_read=True)
 
     def split(self, split: Split) -> tuple[LabelledSubset, LabelledSubset, LabelledSubset]:
-        """Return the three subsets of a split."""
         train, tune, judge = (
             replace(self, cases=part, targets=self.targets[list(part.indices)])
             for part in split.of(self.cases)
@@ -434,9 +416,8 @@ def split_groups(groups: Iterable[str], train: float, tune: float, *, seed: int)
     ends = np.floor(np.cumsum([train, tune]) * len(names) + 1e-9).astype(int)
     parts = [tuple(str(n) for n in part) for part in np.split(names, ends)]
     if not (parts[0] and parts[1]):
-        raise InputError(
-            f"{len(names)} groups are too few for {train} and {tune}; use more", code="units.few"
-        )
+        text = f"{len(names)} groups are too few for {train} and {tune}; use more"
+        raise InputError(text, code="units.few")
     return Split(*parts)
 
 
@@ -458,9 +439,8 @@ def load_split(path: Path | str) -> Split:
     record = read_json(path, SCHEMA, is_sealed=False)
     parts = [record.get(part) for part in PARTS]
     if not all(isinstance(p, list) and all(isinstance(n, str) for n in p) for p in parts):
-        raise InputError(
-            f"{path} has no lists of names {', '.join(PARTS)}; write it again", code="file.format"
-        )
+        text = f"{path} has no lists of names {', '.join(PARTS)}; write it again"
+        raise InputError(text, code="file.format")
     try:
         return Split(*(tuple(part) for part in parts))  # type: ignore[arg-type]  # checked above
     except InputError as error:

@@ -57,8 +57,6 @@ ARRAYS = ("coils", "magnitude")
 
 @dataclass(frozen=True, eq=False)
 class _StoredSlices:
-    """The prepared slices of one volume."""
-
     record: Path
     scale: float
     precision: Precision
@@ -81,9 +79,8 @@ class _StoredSlices:
                 # The type is in the header of the file, which no checksum of a slice covers.
                 is_typed = values.dtype == np.dtype(TYPES[self.precision][0])
                 if not is_typed or hashlib.sha256(values).hexdigest() != self.sums[name][index]:
-                    raise InputError(
-                        f"{path} is damaged in slice {index}; {REMEDY}", code="file.damaged"
-                    )
+                    text = f"{path} is damaged in slice {index}; {REMEDY}"
+                    raise InputError(text, code="file.damaged")
                 self._verified.add((name, index))
             # A copy, because a map holds a file open as long as it is used.
             return torch.from_numpy(np.asarray(values)).to(torch.float32, copy=True)
@@ -108,7 +105,6 @@ def _stored_slices(volume: Volume, preparation: FastMRIPreprocessing, cache: Pat
 def prepare_slices(
     volume: Volume, preparation: FastMRIPreprocessing, cache: Path, precision: Precision = "half"
 ) -> _StoredSlices:
-    """Preprocess a volume and store its slices."""
     path = _record(volume, preparation, cache)
     with file_lock(path.with_suffix(".lock"), wait=True):
         try:
@@ -133,13 +129,11 @@ def prepare_slices(
 
 
 def prepared_bytes(volume: Volume, preparation: FastMRIPreprocessing, precision: Precision) -> int:
-    """Return the disk size of a prepared volume."""
     numbers = volume.slices * preparation.size**2 * (2 * preparation.coils + 1)
     return numbers * int(np.dtype(TYPES[precision][0]).itemsize)
 
 
 def require_disk_space(cache: Path, needed: int) -> int:
-    """Raise MachineError if the disk is too small."""
     place = next(folder for folder in (cache, *cache.absolute().parents) if folder.exists())
     free = shutil.disk_usage(place).free
     if needed > free:
@@ -151,7 +145,6 @@ def require_disk_space(cache: Path, needed: int) -> int:
 def is_prepared(
     volume: Volume, preparation: FastMRIPreprocessing, cache: Path, precision: Precision
 ) -> bool:
-    """Return True if a volume is already prepared."""
     try:
         return _stored_slices(volume, preparation, cache).precision in (precision, "single")
     except InputError:
@@ -169,9 +162,8 @@ def _find_prepared(
         try:
             slices = _stored_slices(volume, preparation, cache)
             if exact and slices.precision != "single":
-                raise InputError(
-                    f"{volume.name}, a test case, has half precision", code="option.conflict"
-                )
+                text = f"{volume.name}, a test case, has half precision"
+                raise InputError(text, code="option.conflict")
             prepared.append(slices)
         except InputError as error:
             missing.append(str(error).split(";")[0])
@@ -232,8 +224,6 @@ def _write(
 
 @dataclass(frozen=True)
 class _VolumeSurvey:
-    """Status of one fastMRI file."""
-
     file: Path
     volume: Volume | None
     reason: str
@@ -361,9 +351,7 @@ class FastMRIData(DataConfig):
 
     def open_test(self) -> FastMRIDataset:
         """Open the central slices of the validation volumes, never in half precision."""
-        folder = require_path(
-            self.validation_path, "validation_path", "the folder of validation volumes"
-        )
+        folder = require_path(self.validation_path, "validation_path", "the validation folder")
         return self._volumes(folder, self.slices, exact=True)
 
     def open_targets(self) -> LabelledSubset:
@@ -376,9 +364,8 @@ class FastMRIData(DataConfig):
         notes = self._labels
         unreadable = () if notes is None else notes.annotations.unreadable
         if strict and unreadable:
-            raise InputError(
-                f"labels, {unreadable[0]}; fix it or drop --strict", code="file.format"
-            )
+            text = f"labels, {unreadable[0]}; fix it or drop --strict"
+            raise InputError(text, code="file.format")
         folders: list[tuple[Path, Slices]] = []
         if self.path is not None or self.validation_path is None:
             folders.append((self._training_folder, "all"))

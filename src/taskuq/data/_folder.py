@@ -50,9 +50,8 @@ def _read(path: Path, index: int | None) -> Any:
         for read, endings in _FORMATS.items():
             if name.endswith(endings):
                 return read(path, index)
-    raise InputError(
-        f"{path} is no .png, .tif, .nii, .nii.gz, .dcm or DICOM folder", code="file.format"
-    )
+    text = f"{path} is no .png, .tif, .nii, .nii.gz, .dcm or DICOM folder"
+    raise InputError(text, code="file.format")
 
 
 def _pillow(path: Path, index: int | None) -> Any:
@@ -62,9 +61,8 @@ def _pillow(path: Path, index: int | None) -> Any:
         if index is None:
             return getattr(image, "n_frames", 1)
         if image.mode not in ("1", "L", "I", "F", "I;16", "I;16B", "I;16L"):
-            raise InputError(
-                f"{path} is a colour image ({image.mode}); convert it to grey", code="file.format"
-            )
+            text = f"{path} is a colour image ({image.mode}); convert it to grey"
+            raise InputError(text, code="file.format")
         image.seek(index)
         return np.asarray(image)
 
@@ -73,9 +71,8 @@ def _nifti(path: Path, index: int | None) -> Any:
     try:
         import nibabel
     except ImportError as error:
-        raise InputError(
-            f"{path} needs nibabel; pip install 'taskuq[nifti]'", code="dependency.missing"
-        ) from error
+        text = f"{path} needs nibabel; pip install 'taskuq[nifti]'"
+        raise InputError(text, code="dependency.missing") from error
     volume: Any = nibabel.load(path)
     shape = tuple(map(int, volume.shape))
     require_plausible_size(path, math.prod(shape) * volume.get_data_dtype().itemsize)
@@ -90,9 +87,8 @@ def _dicom_file(path: Path, *, pixels: bool) -> Any:
     try:
         import pydicom
     except ImportError as error:
-        raise InputError(
-            f"{path} needs pydicom; pip install 'taskuq[dicom]'", code="dependency.missing"
-        ) from error
+        text = f"{path} needs pydicom; pip install 'taskuq[dicom]'"
+        raise InputError(text, code="dependency.missing") from error
     # From memory, so that a damaged length of gigabytes is not allocated before it is read.
     content = io.BytesIO(path.read_bytes())
     return pydicom.dcmread(content, stop_before_pixels=not pixels)
@@ -106,9 +102,8 @@ def _dicom(path: Path, index: int | None) -> Any:
     require_plausible_size(path, frames * math.prod(sizes) * 4)
     # Each frame takes a few bytes, whatever the header.
     if not 1 <= frames <= path.stat().st_size:
-        raise InputError(
-            f"{path} claims {frames} frames, more than its bytes; check it", code="file.damaged"
-        )
+        text = f"{path} claims {frames} frames, more than its bytes; check it"
+        raise InputError(text, code="file.damaged")
     if index is None:
         return frames
     index = range(frames)[index]
@@ -136,9 +131,8 @@ def _series(folder: Path) -> tuple[Path, ...]:
             headers.append((file, _dicom_file(file, pixels=False)))
     series = {str(header.get("SeriesInstanceUID", "")) for _, header in headers}
     if len(series) > 1:
-        raise InputError(
-            f"{folder} holds {len(series)} DICOM series; use a folder for each", code="file.format"
-        )
+        text = f"{folder} holds {len(series)} DICOM series; use a folder for each"
+        raise InputError(text, code="file.format")
     return tuple(f for f, h in sorted(headers, key=lambda p: int(p[1].get("InstanceNumber", 0))))
 
 
@@ -147,8 +141,6 @@ Grouping = Literal["file", "folder", "image"]
 
 @dataclass(frozen=True)
 class _ImageFrame:
-    """File and frame index of one image."""
-
     path: Path
     index: int
     label: int
@@ -237,10 +229,8 @@ class FolderData(DataConfig):
         rows = []
         for path, indices in files.items():
             shapes = {tuple(data[index].image.shape) for index in indices}
-            file, size = (
-                path.relative_to(self.path or ""),
-                " or ".join(map(as_size, sorted(shapes))),
-            )
+            file = path.relative_to(self.path or "")
+            size = " or ".join(map(as_size, sorted(shapes)))
             kind = "DICOM series" if path.is_dir() else path.suffix.lstrip(".")
             positives = int((data.labels[indices] > 0).sum())
             rows.append(FileCheck(str(file), kind, size, len(indices), positives))
@@ -276,23 +266,20 @@ def _read_table(folder: Path, table: Path, group: Grouping | None) -> tuple[_Ima
         columns = set(reader.fieldnames or ())
         rows = [(reader.line_num, row) for row in reader]
     if missing := {"file", "label"} - columns:
-        raise InputError(
-            f"{table} has no {', '.join(sorted(missing))}; add it", code="table.column"
-        )
+        text = f"{table} has no {', '.join(sorted(missing))}; add it"
+        raise InputError(text, code="table.column")
     if "group" not in columns and group is None:
         advice = "add it (patient or volume), or set data.group: file, folder or image"
         raise InputError(f"{table} has no column group; {advice}", code="groups.missing")
     if "group" in columns and group is not None:
-        raise InputError(
-            f"{table} has groups and data.group is {group!r}; remove one", code="option.conflict"
-        )
+        text = f"{table} has groups and data.group is {group!r}; remove one"
+        raise InputError(text, code="option.conflict")
     frames = [frame for line, row in rows for frame in _frames(folder, table, line, row, group)]
     names = [frame.case for frame in frames]
     if not frames or len(set(names)) != len(names):
         again = [f"{name} twice" for name in names if names.count(name) > 1]
-        raise InputError(
-            f"{table} names {(*again, 'no image')[0]}; use one row each", code="table.duplicate"
-        )
+        text = f"{table} names {(*again, 'no image')[0]}; use one row each"
+        raise InputError(text, code="table.duplicate")
     return tuple(frames)
 
 
@@ -304,9 +291,8 @@ def _frames(
         raise InputError(f"{where}: file or label is missing; add it", code="table.incomplete")
     name, path = row["file"].strip(), folder / row["file"].strip()
     if Path(name).is_absolute():
-        raise InputError(
-            f"{where}: file is {name!r:.80}; use its path relative to {folder}", code="file.missing"
-        )
+        text = f"{where}: file is {name!r:.80}; use its path relative to {folder}"
+        raise InputError(text, code="file.missing")
     try:
         label = int(row["label"])
         chosen = None if not (row.get("slice") or "").strip() else int(row["slice"])
@@ -317,9 +303,8 @@ def _frames(
         raise InputError(f"{where}: group is empty; name the patient", code="groups.missing")
     count = _count_frames(path)
     if chosen is not None and not 0 <= chosen < count:
-        raise InputError(
-            f"{where}: slice is {chosen}; {name} has slices 0 to {count - 1}", code="value.invalid"
-        )
+        text = f"{where}: slice is {chosen}; {name} has slices 0 to {count - 1}"
+        raise InputError(text, code="value.invalid")
     frames = []
     for index in range(count) if chosen is None else (chosen,):
         case = name if count == 1 else f"{name}#{index}"

@@ -114,9 +114,8 @@ class DataConfig(ABC):
             kinds = sorted({str(image.dtype).removeprefix("torch.") for image in images})
             sizes = sorted({as_size(image.shape) for image in images})
             positives = int((labels[indices] > 0).sum())
-            rows.append(
-                FileCheck(group, " or ".join(kinds), " or ".join(sizes), len(indices), positives)
-            )
+            kind, size = " or ".join(kinds), " or ".join(sizes)
+            rows.append(FileCheck(group, kind, size, len(indices), positives))
         return DataCheck(tuple(rows), groups=len(rows))
 
 
@@ -143,9 +142,8 @@ def read_data(config: Path | str) -> DataConfig:
     """Read the table ``[data]`` of a configuration as the reader that it names."""
     table = read_toml(config).get("data")
     if not isinstance(table, dict):
-        raise InputError(
-            f"{config} has no table data; name a configuration that has one", code="config.missing"
-        )
+        text = f"{config} has no table data; name a configuration that has one"
+        raise InputError(text, code="config.missing")
     return from_registry(READERS, {"kind": "fastmri"} | table, "data")
 
 
@@ -167,7 +165,6 @@ def open_all(reader: DataConfig) -> Dataset:
 
 
 def require_path(path: Path | None, key: str, what: str) -> Path:
-    """Raise InputError if a required path is missing."""
     if path is None:
         raise InputError(f"data.{key} is missing; set {what}", code="config.missing")
     return path
@@ -183,8 +180,6 @@ def _in_memory(cases: Dataset, reader: DataConfig) -> Dataset:
 
 @dataclass(frozen=True)
 class FileCheck:
-    """Check result of one file."""
-
     file: str
     kind: str
     size: str
@@ -194,19 +189,15 @@ class FileCheck:
 
     @property
     def used(self) -> bool:
-        """True if the file is used."""
         return not self.reason
 
     def as_record(self) -> dict[str, Any]:
-        """Return the row as a JSON record."""
         names = ("file", "used", "reason", "kind", "size", "slices", "positives")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
 class DataCheck:
-    """Check results of a folder."""
-
     rows: tuple[FileCheck, ...]
     groups: int
     notes: tuple[str, ...] = ()
@@ -225,7 +216,6 @@ class DataCheck:
         }
 
     def as_record(self) -> dict[str, Any]:
-        """Return the table as a JSON record."""
         return {
             "schema": "taskuq.data-check/1",
             "summary": self.summary,
@@ -235,7 +225,6 @@ class DataCheck:
 
 
 def as_size(shape: Sequence[int]) -> str:
-    """Format a shape."""
     return "×".join(map(str, shape))
 
 
@@ -247,7 +236,6 @@ def plot_contact_sheet(
     columns: int = 8,
     outline: Callable[[int], BoolArray] | None = None,
 ) -> Path:
-    """Plot cases as a contact sheet."""
     from matplotlib.figure import Figure
 
     from taskuq.measure._coils import magnitude

@@ -49,8 +49,6 @@ FINDING = "Meniscus Tear"
 
 @dataclass(frozen=True)
 class FastMRILayout:
-    """Array sizes of synthetic fastMRI files."""
-
     height: int = 640
     width: int = 368
     coils: int = 15
@@ -73,8 +71,6 @@ class FastMRILayout:
 
 @dataclass(frozen=True)
 class _SyntheticVolume:
-    """Synthetic fastMRI volume."""
-
     path: Path
     slices: int
     number: int
@@ -131,9 +127,8 @@ def make_fastmri(
 ) -> None:
     """Make folders in the layout of docs/how-to/fastmri.md, of (volumes, slices of each)."""
     if min(*training, *validation) < 1:
-        raise InputError(
-            f"there are {training} and {validation}; pass at least 1 of each", code="value.invalid"
-        )
+        text = f"there are {training} and {validation}; pass at least 1 of each"
+        raise InputError(text, code="value.invalid")
     layout = layout or FastMRILayout()
     val = folder / "knee_multicoil_val"
     used = [

@@ -33,8 +33,6 @@ COLUMNS = ("file", "slice", "study_level", *_BOX, "label")
 
 @dataclass(frozen=True)
 class _Annotation:
-    """One row of a fastMRI+ file."""
-
     file: str
     slice_index: int
     is_study_level: bool
@@ -44,9 +42,8 @@ class _Annotation:
     def rows_and_columns(self, image_height: int) -> tuple[slice, slice]:
         """Return the box in the image as stored; annotators saw it upside down."""
         if self.box is None:
-            raise InputError(
-                f"{self.file}, slice {self.slice_index} has no box", code="value.invalid"
-            )
+            text = f"{self.file}, slice {self.slice_index} has no box"
+            raise InputError(text, code="value.invalid")
         x, y, width, height = self.box
         bottom = min(image_height - y, image_height)
         return slice(max(image_height - y - height, 0), bottom), slice(max(x, 0), x + width)
@@ -60,7 +57,6 @@ class _Annotations:
     unreadable: tuple[str, ...] = ()
 
     def positive_slices(self, pathology: str) -> dict[str, set[int]]:
-        """Return the slices that show a pathology, by volume."""
         positive: dict[str, set[int]] = {}
         for row in self._chosen(pathology):
             if not row.is_study_level:
@@ -128,9 +124,8 @@ def read_labels(
     """Read the labels of slices from the files of fastMRI+."""
     if annotations is None:
         if files is not None:
-            raise InputError(
-                f"files is {files} without labels; set the fastMRI+ CSV too", code="option.missing"
-            )
+            text = f"files is {files} without labels; set the fastMRI+ CSV too"
+            raise InputError(text, code="option.missing")
         return None
     listed = None if files is None else read_file_list(files)
     return AnnotationLabels(read_annotations(annotations), pathology, listed)
@@ -178,7 +173,6 @@ class Volume:
 
     @property
     def bytes_of_slice(self) -> int:
-        """Size of the k-space of one slice in complex64."""
         return 8 * self.coils * self.height * self.width
 
     def kspace(self, index: int) -> NDArray[np.complex64]:
@@ -189,9 +183,8 @@ class Volume:
         with _opened(self.path, f"breaks off in slice {index}") as file:
             kspace = np.asarray(file["kspace"][index])
         if not np.isfinite(kspace).all():
-            raise InputError(
-                f"{self.path} has NaN in slice {index}; fetch it again", code="value.nonfinite"
-            )
+            text = f"{self.path} has NaN in slice {index}; fetch it again"
+            raise InputError(text, code="value.nonfinite")
         return kspace
 
 
@@ -201,9 +194,8 @@ def open_volume(path: Path | str) -> Volume:
     with _opened(path, "cannot be opened as HDF5") as file:
         kspace = file.get("kspace")
         if not isinstance(kspace, h5py.Dataset):
-            raise InputError(
-                f"{path} has no dataset kspace; use fastMRI multi-coil files", code="file.format"
-            )
+            text = f"{path} has no dataset kspace; use fastMRI multi-coil files"
+            raise InputError(text, code="file.format")
         if kspace.ndim != 4 or kspace.dtype.kind != "c" or 0 in kspace.shape:
             given = f"{path} has kspace of shape {kspace.shape} and type {kspace.dtype}"
             raise InputError(f"{given}; use complex multi-coil files", code="file.format")
@@ -223,9 +215,8 @@ def _encoded_lines(xml: bytes | str) -> int | None:
     try:
         header = ElementTree.fromstring(xml)
     except ElementTree.ParseError as error:
-        raise InputError(
-            f"the ISMRMRD header is not XML ({error}); fetch the file again", code="file.format"
-        ) from error
+        text = f"the ISMRMRD header is not XML ({error}); fetch the file again"
+        raise InputError(text, code="file.format") from error
     # In any namespace, or in none.
     lines = header.findtext("{*}encoding/{*}encodedSpace/{*}matrixSize/{*}y", "")
     return int(lines) if lines.strip().isdecimal() else None
@@ -243,9 +234,8 @@ def _opened(path: Path, trouble: str) -> Iterator[Any]:
         raise MachineError(f"memory ran out while {path} was read; free some") from None
     except Exception as error:  # OSError, RuntimeError, KeyError and others, all for broken bytes
         reason = " ".join(first_line(error).split())
-        raise InputError(
-            f"{path} {trouble} ({reason}); fetch the file again", code="file.format"
-        ) from error
+        text = f"{path} {trouble} ({reason}); fetch the file again"
+        raise InputError(text, code="file.format") from error
 
 
 Slices = Literal["central-60", "central-80", "all"]
@@ -306,7 +296,6 @@ class FastMRIPreprocessing:
         return None
 
     def chosen_slices(self, count: int) -> range:
-        """Return the slices of a volume that are used."""
         if self.slices == "all":
             return range(count)
         if self.slices == "central-80":
@@ -349,7 +338,6 @@ def _center(images: Tensor, size: int, axis: int) -> Tensor:
 
 
 def _prepare_volume(volume: Volume, preparation: FastMRIPreprocessing) -> VirtualCoils:
-    """Compute the virtual coils and the scale of a volume."""
     mask = torch.as_tensor(preparation.first_mask)
     matrices, magnitudes = [], []
     for index in range(volume.slices):
@@ -365,9 +353,8 @@ def _prepare_volume(volume: Volume, preparation: FastMRIPreprocessing) -> Virtua
         magnitudes.append(ifft2c(virtual).abs().numpy().ravel())
     scale = float(np.quantile(np.concatenate(magnitudes), 0.95))
     if not np.isfinite(scale) or scale <= 0:
-        raise InputError(
-            f"{volume.path} has no signal in the first lines; fetch it again", code="value.invalid"
-        )
+        text = f"{volume.path} has no signal in the first lines; fetch it again"
+        raise InputError(text, code="value.invalid")
     return VirtualCoils(np.stack(matrices), scale)
 
 

@@ -22,9 +22,8 @@ class CallableMeasure:
 
     def __post_init__(self) -> None:
         if not self.systems or list(self.systems) != sorted(self.systems, reverse=True):
-            raise InputError(
-                f"accelerations: {list(self.systems)}; pass decreasing ones", code="rounds.invalid"
-            )
+            text = f"accelerations: {list(self.systems)}; pass decreasing ones"
+            raise InputError(text, code="rounds.invalid")
 
     @property
     def accelerations(self) -> tuple[float, ...]:
@@ -63,9 +62,8 @@ class DeepinvMeasure:
     def __call__(self, image: Tensor, acceleration: float) -> DeepinvMeasurement:
         """Measure one image: (height, width), or (channel, height, width)."""
         if image.ndim not in (2, 3):
-            raise InputError(
-                f"the image has shape {tuple(image.shape)}; pass 2 or 3 axes", code="shape.axes"
-            )
+            text = f"the image has shape {tuple(image.shape)}; pass 2 or 3 axes"
+            raise InputError(text, code="shape.axes")
         channels = image if image.ndim == 3 else image[None]
         batch = (to_channels(channels) if torch.is_complex(channels) else channels)[None]
         keywords = {} if self.seed is None else {"seed": image_seed(image, self.seed)}

@@ -54,9 +54,8 @@ class LineCovariance(ABC):
         """Choose lines that are not measured, each by the largest reduction given ``known``."""
         free = ~np.asarray(measured, dtype=bool)
         if not 0 <= count <= free.sum():
-            raise InputError(
-                f"count is {count}, and {free.sum()} lines are left", code="value.invalid"
-            )
+            text = f"count is {count}, and {free.sum()} lines are left"
+            raise InputError(text, code="value.invalid")
         posterior, own = self._given(known), self._line_variance
         lines, gains, least = list[int](), list[float](), TIES * self.left(())
         while len(lines) < count:
@@ -178,7 +177,6 @@ class _ScalarPosterior:
 
 
 def stack_cases(covariances: Sequence[LineCovariance]) -> LineCovariance:
-    """Stack line covariances of several cases."""
     kind: Any = type(covariances[0])
     each = (np.concatenate([getattr(c, f.name) for c in covariances]) for f in fields(kind))
     stacked: LineCovariance = kind(*each)
@@ -204,9 +202,8 @@ def line_covariance(
     """Compute line and objective covariance of one case."""
     images = torch.as_tensor(recoveries).detach()
     if objective not in AIMS:
-        raise InputError(
-            f"objective is {objective!r}; choose from {', '.join(AIMS)}", code="choice.unknown"
-        )
+        text = f"objective is {objective!r}; choose from {', '.join(AIMS)}"
+        raise InputError(text, code="choice.unknown")
     _require_samples(len(images), objective)
     slopes = _mean_gradients(read, images) if objective == "gradient" else None
     with torch.no_grad():
@@ -248,9 +245,8 @@ def _gram_covariance(
 def _noise_variance(total: FloatArray, regularisation: float) -> FloatArray:
     """Return the noise variance that regularises few samples, relative to their variance."""
     if not 0 < regularisation < math.inf:
-        raise InputError(
-            f"regularisation is {regularisation}; set a number above 0", code="value.invalid"
-        )
+        text = f"regularisation is {regularisation}; set a number above 0"
+        raise InputError(text, code="value.invalid")
     # Samples that agree everywhere carry no information, whatever the noise.
     return np.asarray(regularisation * np.where(total > 0, total, 1.0))
 
@@ -258,9 +254,8 @@ def _noise_variance(total: FloatArray, regularisation: float) -> FloatArray:
 def _require_samples(samples: int, objective: Aim) -> None:
     # By outputs each sample is compared with the others.
     if samples < (needed := 3 if objective == "outputs" else 2):
-        raise InputError(
-            f"samples is {samples}; choosing lines takes at least {needed}", code="samples.mismatch"
-        )
+        text = f"samples is {samples}; choosing lines takes at least {needed}"
+        raise InputError(text, code="samples.mismatch")
 
 
 def _leave_one_out(values: Tensor, held: Tensor, z: Tensor) -> Tensor:
@@ -277,9 +272,8 @@ def _mean_gradients(read: Callable[[Any], Any], images: Tensor) -> Tensor:
         leaf = images.clone().requires_grad_()
         outputs = read(leaf)
         if not isinstance(outputs, Tensor) or not outputs.requires_grad:
-            raise InputError(
-                "the task has no gradient; use objective 'outputs'", code="component.invalid"
-            )
+            text = "the task has no gradient; use objective 'outputs'"
+            raise InputError(text, code="component.invalid")
         outputs = outputs.reshape(len(leaf), -1)
         slopes = [
             torch.autograd.grad(outputs[:, k].sum(), leaf, retain_graph=True)[0].mean(0)
@@ -304,18 +298,14 @@ class AdaptiveConfig:
     def require_samples(self, samples: int) -> None:
         """Raise InputError if there are fewer samples than lines are chosen by."""
         if self.selection_samples is not None and self.selection_samples > samples:
-            raise InputError(
-                f"selection_samples is {self.selection_samples} of {samples} samples; set fewer",
-                code="samples.mismatch",
-            )
+            text = f"selection_samples is {self.selection_samples} of {samples} samples; set fewer"
+            raise InputError(text, code="samples.mismatch")
         _require_samples(samples, self.objective)
 
-    def rule(
-        self, system: Any, masks: BoolArray, accelerations: tuple[float, ...]
-    ) -> AdaptiveLines:
+    def rule(self, system: Any, masks: BoolArray, rates: tuple[float, ...]) -> AdaptiveLines:
         """Return the rule for a system that measures any lines."""
         chosen = require_line_measure(system)
-        return AdaptiveLines(chosen, masks, accelerations, **asdict(self))
+        return AdaptiveLines(chosen, masks, rates, **asdict(self))
 
 
 def require_line_measure(system: Any) -> LineMeasure:
@@ -362,14 +352,12 @@ class AdaptiveLines:
         }
         for name, (is_allowed, need) in allowed.items():
             if not is_allowed:
-                raise InputError(
-                    f"{name} is {getattr(self, name)}; set {need}", code="value.invalid"
-                )
+                text = f"{name} is {getattr(self, name)}; set {need}"
+                raise InputError(text, code="value.invalid")
         if np.shape(self.masks) != (len(self.accelerations), self.system.n_lines):
             shape = (len(self.accelerations), self.system.n_lines)
-            raise InputError(
-                f"masks have shape {np.shape(self.masks)}; pass {shape}", code="shape.mismatch"
-            )
+            text = f"masks have shape {np.shape(self.masks)}; pass {shape}"
+            raise InputError(text, code="shape.mismatch")
 
     @property
     def fingerprint(self) -> str:
@@ -397,9 +385,8 @@ class AdaptiveLines:
         if k == 0:
             return self.measure_lines(image, acceleration, self.initial_lines())
         if k < len(self.accelerations):
-            raise InputError(
-                f"lines at R = {acceleration:g} need samples; use acquire", code="option.conflict"
-            )
+            text = f"lines at R = {acceleration:g} need samples; use acquire"
+            raise InputError(text, code="option.conflict")
         return self.measure_lines(image, acceleration, np.ones(self.system.n_lines, dtype=bool))
 
     def initial_lines(self) -> BoolArray:
@@ -407,7 +394,6 @@ class AdaptiveLines:
         return np.array(self.masks[0], dtype=bool)
 
     def measure_lines(self, image: Any, acceleration: float, lines: BoolArray) -> Any:
-        """Measure the given lines of an image."""
         return self.system.measure_lines(image, acceleration, lines)
 
     def next_lines(

@@ -55,9 +55,8 @@ def compress_coils(coil_images: Tensor, matrix: Tensor) -> Tensor:
 def to_channels(images: Tensor) -> Tensor:
     """Convert complex coil images to real channels (..., 2 * coil, height, width), interleaved."""
     if not images.is_complex():
-        raise InputError(
-            f"coil images have type {images.dtype}; pass complex coil images", code="dtype.invalid"
-        )
+        text = f"coil images have type {images.dtype}; pass complex coil images"
+        raise InputError(text, code="dtype.invalid")
     return torch.view_as_real(images.resolve_conj()).movedim(-1, -3).flatten(-4, -3)
 
 

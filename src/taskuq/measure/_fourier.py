@@ -33,9 +33,8 @@ def ifft2c(kspace: Tensor) -> Tensor:
 def require_seed(noise: float, seed: int | None) -> None:
     """Raise InputError if the noise level is negative, or noise has no seed."""
     if noise < 0 or (noise > 0 and seed is None):
-        raise InputError(
-            f"noise is {noise} and seed {seed}; pass both, of at least 0", code="value.invalid"
-        )
+        text = f"noise is {noise} and seed {seed}; pass both, of at least 0"
+        raise InputError(text, code="value.invalid")
 
 
 def noise_for(image: Tensor, shape: tuple[int, ...], seed: int | None) -> Tensor:
@@ -92,9 +91,8 @@ def data_consistency(images: Tensor, measured: Tensor, mask: Any) -> Tensor:
 def round_at(acceleration: float, accelerations: Sequence[float]) -> int:
     """Return the round of an acceleration, counted from 0."""
     if acceleration not in accelerations:
-        raise InputError(
-            f"acceleration is {acceleration}; choose from {accelerations}", code="choice.unknown"
-        )
+        text = f"acceleration is {acceleration}; choose from {accelerations}"
+        raise InputError(text, code="choice.unknown")
     return list(accelerations).index(acceleration)
 
 

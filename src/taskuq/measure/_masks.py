@@ -69,9 +69,8 @@ def read_masks(path: Path, accelerations: Sequence[float], width: int | None = N
         masks = np.asarray(arrays["masks"])
         rates = np.atleast_1d(arrays["accelerations"]).astype(float).tolist()
     if masks.dtype != bool or masks.ndim != 2 or len(masks) != len(rates):
-        raise InputError(
-            f"{path} has masks {masks.shape} for {len(rates)} rounds; remake it", code="file.format"
-        )
+        text = f"{path} has masks {masks.shape} for {len(rates)} rounds; remake it"
+        raise InputError(text, code="file.format")
     if width not in (None, masks.shape[1]):
         raise InputError(f"{path} has {masks.shape[1]} lines, not {width}", code="shape.mismatch")
     if missing := [R for R in accelerations if float(R) not in rates]:
@@ -84,12 +83,10 @@ def read_masks(path: Path, accelerations: Sequence[float], width: int | None = N
 
 
 def mask_fingerprint(masks: BoolArray) -> str:
-    """Return the fingerprint of masks."""
     return hashlib.sha256(np.asarray(masks, dtype=bool).tobytes()).hexdigest()[:16]
 
 
 def mask_provenance(path: Path) -> dict[str, Any]:
-    """Return the provenance of a mask file."""
     with open_npz(path, "masks") as arrays:
         text = str(arrays["provenance"]) if "provenance" in arrays else "{}"
     return dict(json.loads(text))
@@ -103,7 +100,6 @@ def plot_masks(
     *,
     what: str = "lines",
 ) -> Path:
-    """Plot nested masks."""
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
 
@@ -137,15 +133,13 @@ def plot_masks(
 Rule = Literal["inverse-distance", "uniform"]
 
 
-def with_random_lines(
-    mask: BoolArray, count: int, rule: Rule, rng: np.random.Generator
-) -> BoolArray:
-    """Add random lines to a mask until it has ``count``."""
+def with_random_lines(mask: BoolArray, n: int, rule: Rule, rng: np.random.Generator) -> BoolArray:
+    """Add random lines to a mask until it has ``n``."""
     free = np.flatnonzero(~mask)
     # The central line is always measured, so no distance is 0.
     weight = np.ones(len(free)) if rule == "uniform" else 1 / np.abs(free - len(mask) / 2).clip(0.5)
     mask = mask.copy()
-    mask[rng.choice(free, count - mask.sum(), replace=False, p=weight / weight.sum())] = True
+    mask[rng.choice(free, n - mask.sum(), replace=False, p=weight / weight.sum())] = True
     return mask
 
 
@@ -244,9 +238,8 @@ def nested_masks(
     """
     lines = line_counts(width, accelerations)
     if rule not in ("inverse-distance", "uniform"):
-        raise InputError(
-            f"the rule is {rule!r}; choose 'inverse-distance' or 'uniform'", code="choice.unknown"
-        )
+        text = f"the rule is {rule!r}; choose 'inverse-distance' or 'uniform'"
+        raise InputError(text, code="choice.unknown")
     if acs is None:
         scaled = [round(_ACS_STEP * (k + 1) * width / _SIZE) for k in range(len(lines))]
         widths = [0, *(min(w, n // 2) for w, n in zip(scaled[1:], lines[1:], strict=True))]
@@ -301,9 +294,8 @@ def published_masks(accelerations: Sequence[float] = (16, 8, 4, 2)) -> BoolArray
 def line_counts(width: int, accelerations: Sequence[float]) -> list[int]:
     """Return the number of lines of each round."""
     if len(accelerations) == 0 or min(accelerations) < 1:
-        raise InputError(
-            f"accelerations are {list(accelerations)}; pass at least 1", code="rounds.invalid"
-        )
+        text = f"accelerations are {list(accelerations)}; pass at least 1"
+        raise InputError(text, code="rounds.invalid")
     lines = [round(width / R) for R in accelerations]
     if lines[0] < 1 or any(b <= a for a, b in pairwise(lines)):
         given = f"accelerations {list(accelerations)} measure {lines} of {width} lines"

@@ -60,15 +60,13 @@ class MaskConfig:
             return read_masks(self.path, self.accelerations, width)
         if self.published:
             if width != 320:
-                raise InputError(
-                    f"published is for 320 columns, not {width}", code="shape.mismatch"
-                )
+                text = f"published is for 320 columns, not {width}"
+                raise InputError(text, code="shape.mismatch")
             return published_masks(self.accelerations)
         rng = np.random.default_rng(self.seed)
         return nested_masks(width, self.accelerations, rng=rng, rule=self.pattern)
 
     def scanner(self, width: int, *, noise: float, seed: int) -> Measure:
-        """Return the scanner of coil images of a width."""
         return MultiCoilMRI(self.masks(width), self.accelerations, noise=noise, seed=seed)
 
 
@@ -123,7 +121,6 @@ class MultiCoilMRI:
 
     @property
     def n_lines(self) -> int:
-        """Number of columns of k-space."""
         return int(self.masks.shape[1])
 
     def initial_lines(self, n: int) -> BoolArray:

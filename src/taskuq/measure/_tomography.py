@@ -54,8 +54,6 @@ class Radon:
 
 
 class _SparseMatmul(torch.autograd.Function):
-    """Sparse matrix product with autograd."""
-
     @staticmethod
     def forward(ctx: Any, rows: Tensor, matrix: Tensor, transpose: Tensor) -> Tensor:
         ctx.matrices = matrix, transpose
@@ -160,9 +158,8 @@ def _physics(radon: DeepinvRadon, device: torch.device) -> Any:
     try:
         from deepinv.physics import Tomography
     except ImportError as error:
-        raise InputError(
-            f"deepinv is missing ({error}); install taskuq[deepinv]", code="dependency.missing"
-        ) from None
+        text = f"deepinv is missing ({error}); install taskuq[deepinv]"
+        raise InputError(text, code="dependency.missing") from None
     degrees = torch.tensor(np.rad2deg(radon.angles), dtype=torch.float32, device=device)
     return Tomography(degrees, radon.size, circle=False, normalize=False, device=device)
 
@@ -209,47 +206,42 @@ class SinogramBatch:
         return _view_weights(self.mask, self.radon.angles)
 
     def take(self, rows: Tensor) -> SinogramBatch:
-        """Select cases."""
         views = (self.projections[rows], self.mask[rows])
         return SinogramBatch(*views, self.radon, self.share[rows], self.variance[rows])
 
 
-def stack_sinograms(
-    measurements: Sequence[Sinogram], device: torch.device | str = "cpu"
-) -> SinogramBatch:
-    """Stack measurements of one size over the union of their views."""
-    for scan in measurements:
+def stack_sinograms(scans: Sequence[Sinogram], device: torch.device | str = "cpu") -> SinogramBatch:
+    """Stack scans of one size over the union of their views."""
+    for scan in scans:
         if not isinstance(scan, Sinogram) or scan.projections.ndim != 2:
             kind = type(scan).__name__
             raise InputError(f"{kind} is no sinogram of one image", code="component.invalid")
-    sizes = {scan.size for scan in measurements}
+    sizes = {scan.size for scan in scans}
     if len(sizes) != 1:
         raise InputError(f"images have sizes {sorted(sizes)}; pass one size", code="shape.mismatch")
-    angles = tuple(sorted({angle for scan in measurements for angle in scan.angles}))
+    angles = tuple(sorted({angle for scan in scans for angle in scan.angles}))
     radon = Radon(sizes.pop(), angles)
-    mask = np.stack([np.isin(angles, scan.angles) for scan in measurements])
-    shape = (len(measurements), len(angles), radon.detectors)
+    mask = np.stack([np.isin(angles, scan.angles) for scan in scans])
+    shape = (len(scans), len(angles), radon.detectors)
     projections = torch.zeros(shape, device=device)
-    for row, scan in enumerate(measurements):
+    for row, scan in enumerate(scans):
         here = torch.as_tensor(np.searchsorted(angles, scan.angles), device=device)
         projections[row, here] = scan.projections.to(device, torch.float32)
-    share = torch.tensor([1 / scan.acceleration for scan in measurements], device=device)
-    variance = torch.tensor([scan.variance for scan in measurements], device=device)
+    share = torch.tensor([1 / scan.acceleration for scan in scans], device=device)
+    variance = torch.tensor([scan.variance for scan in scans], device=device)
     measured = torch.as_tensor(mask, device=device)
     return SinogramBatch(projections, measured, radon, share, variance)
 
 
-def filtered_back_projection(
-    sinograms: SinogramBatch | Sinogram, window: Window = "ram-lak"
-) -> Tensor:
+def filtered_back_projection(views: SinogramBatch | Sinogram, window: Window = "ram-lak") -> Tensor:
     """Reconstruct images (..., size, size): a ramp filter, then back-projection."""
-    if isinstance(sinograms, Sinogram):
-        radon = Radon(sinograms.size, sinograms.angles)
+    if isinstance(views, Sinogram):
+        radon = Radon(views.size, views.angles)
         every = torch.ones(1, len(radon.angles), dtype=torch.bool)
         weights = _view_weights(every, radon.angles)[0]
     else:
-        radon, weights = sinograms.radon, sinograms.arcs
-    p = sinograms.projections
+        radon, weights = views.radon, views.arcs
+    p = views.projections
     # The ramp is sampled in space: sampling it in frequency would lose the mean.
     length = 2 * radon.detectors
     n = torch.fft.fftfreq(length, d=1 / length).round()
@@ -263,7 +255,6 @@ def filtered_back_projection(
 
 
 def _view_weights(mask: Tensor, angles: Sequence[float]) -> Tensor:
-    """Return the angular weight of each view."""
     order = np.argsort(angles)
     ahead = torch.as_tensor(np.asarray(angles)[order], dtype=torch.float64, device=mask.device)
     here = mask[:, torch.as_tensor(order, device=mask.device)]
@@ -405,7 +396,6 @@ class ParallelBeamCT:
 
     @property
     def n_lines(self) -> int:
-        """Number of views of a full scan."""
         return self.views
 
     def initial_lines(self, n: int) -> BoolArray:
@@ -430,9 +420,8 @@ class ParallelBeamCT:
         """Measure the given views, booleans (view,), of images (..., size, size)."""
         if image.ndim < 2 or image.shape[-2:] != (self.size, self.size) or image.is_complex():
             given = f"the image has shape {tuple(image.shape)} and type {image.dtype}"
-            raise InputError(
-                f"{given}; pass real (..., {self.size}, {self.size})", code="shape.mismatch"
-            )
+            text = f"{given}; pass real (..., {self.size}, {self.size})"
+            raise InputError(text, code="shape.mismatch")
         views = np.flatnonzero(lines)
         angles = view_angles(views, self.views)
         projections, variance = OPERATORS[self.operator](self.size, angles)(image), 0.0
@@ -467,8 +456,6 @@ class ParallelBeamCT:
 
 @dataclass(frozen=True, eq=False)
 class SimulatedCTScanner:
-    """Simulated CT scanner."""
-
     image: Tensor
     scanner: ParallelBeamCT
 
@@ -557,7 +544,6 @@ class TomographyConfig:
         return np.stack([np.isin(np.arange(self.views), views) for views in chosen])
 
     def scanner(self, width: int, *, noise: float, seed: int) -> ParallelBeamCT:
-        """Return the scanner of images of a width."""
         if noise:
             raise InputError(f"noise is {noise}; set measure.photons", code="option.conflict")
         chosen = None

@@ -1,19 +1,5 @@
 """From images to the table: the one place where measurement, recovery and task meet."""
 
-from __future__ import annotations
+import lazy_loader
 
-from taskuq.pipeline._adapters import DeepinvRecover, RecoveryFolder
-from taskuq.pipeline._engines import ENGINES, Engine, RayOptions, SlurmOptions, WorkItems
-from taskuq.pipeline._pipeline import Pipeline, status
-
-__all__ = [
-    "ENGINES",
-    "DeepinvRecover",
-    "Engine",
-    "Pipeline",
-    "RayOptions",
-    "RecoveryFolder",
-    "SlurmOptions",
-    "WorkItems",
-    "status",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -53,11 +53,8 @@ class DeepinvRecover:
 
     def __post_init__(self) -> None:
         if self.kind not in ("point", "sampler", "chain") or self.together < 1:
-            raise InputError(
-                f"kind must be point, sampler or chain and together at least 1, got {self.kind!r} "
-                f"and {self.together}",
-                code="choice.unknown",
-            )
+            text = "kind must be point, sampler or chain and together at least 1, got "
+            raise InputError(f"{text}{self.kind!r} and {self.together}", code="choice.unknown")
         if self.kind == "chain" and not hasattr(self.model, "get_chain"):
             name = type(self.model).__name__
             raise InputError(f"{name} keeps no chain; use another kind", code="component.invalid")
@@ -80,11 +77,8 @@ class DeepinvRecover:
             images = torch.cat(parts)
         wanted = 1 if self.kind == "point" else samples
         if images.ndim != 4 or len(images) != wanted:
-            raise InputError(
-                f"the model must return {wanted} images (image, channel, height, width), got "
-                f"shape {tuple(images.shape)}",
-                code="component.invalid",
-            )
+            text = f"the model must return {wanted} images (image, channel, height, width), got "
+            raise InputError(f"{text}shape {tuple(images.shape)}", code="component.invalid")
         return self.finish(images.detach())
 
     def _call(self, y: Any, physics: Any, seed: int) -> Any:
@@ -106,11 +100,9 @@ class DeepinvRecover:
         )
         states = list(chain.get_chain())
         if min(kept, len(states)) < samples:
-            raise InputError(
-                f"the chain keeps {min(kept, len(states))} states for {samples} samples; use more "
-                "iterations, less thinning, or history_size=True",
-                code="samples.mismatch",
-            )
+            text = f"the chain keeps {min(kept, len(states))} states for {samples} samples; use "
+            text += "more iterations, less thinning, or history_size=True"
+            raise InputError(text, code="samples.mismatch")
         return states[-samples:]
 
 
@@ -176,16 +168,13 @@ class RecoveryFolder:
         else:
             files = [path for end in ENDINGS if (path := Path(f"{stem}{end}")).is_file()]
             if len(files) != 1:
-                raise InputError(
-                    f"{len(files)} files hold recoveries of {case} at R = {acceleration:g}; store "
-                    f"one of {stem}.npz, .npy, .nii.gz or .nii",
-                    code="file.missing",
-                )
+                text = f"{len(files)} files hold recoveries of {case} at R = {acceleration:g}; "
+                text += f"store one of {stem}.npz, .npy, .nii.gz or .nii"
+                raise InputError(text, code="file.missing")
             found = _read(safe_join(self.path, str(files[0])))
         if len(found) != 1 and len(found) < samples:
-            raise InputError(
-                f"{stem} has {len(found)} samples, {samples} are needed", code="samples.mismatch"
-            )
+            text = f"{stem} has {len(found)} samples, {samples} are needed"
+            raise InputError(text, code="samples.mismatch")
         return found[:samples]
 
 
@@ -194,10 +183,8 @@ def _read(path: Path) -> np.ndarray:
     with reading(path, "recoveries", "make it again"):
         array = _nifti(path) if path.name.endswith((".nii", ".nii.gz")) else _numpy(path)
     if array.dtype.kind not in "fiubc" or array.ndim not in (2, 3):
-        raise InputError(
-            f"{path} must hold numbers (sample, height, width), got {array.dtype} {array.shape}",
-            code="shape.axes",
-        )
+        text = f"{path} must hold numbers (sample, height, width), got {array.dtype} {array.shape}"
+        raise InputError(text, code="shape.axes")
     array = array if array.ndim == 3 else array[None]
     # In the order of memory: tensors cannot be made of a volume that was turned.
     return np.ascontiguousarray(abs(array) if array.dtype.kind == "c" else array, dtype=np.float32)

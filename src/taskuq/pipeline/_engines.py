@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
@@ -44,15 +45,12 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Command-line options of an engine."""
-
     address: str | None = None  # of a Ray cluster; 'local' runs SLURM jobs on this machine
     workers: int | None = None  # number of Ray workers or SLURM jobs
     slurm: tuple[str, ...] = ()  # parameters of SLURM jobs, each as name=value
     device: str | None = None  # where networks run
 
     def refuse_slurm(self) -> None:
-        """Refuse parameters of SLURM jobs."""
         if self.slurm:
             raise InputError("--slurm needs --engine slurm", code="option.unused")
 
@@ -108,7 +106,6 @@ class LocalEngine:
 
     @classmethod
     def from_options(cls, options: EngineOptions) -> LocalEngine:
-        """Return the engine, which has no options."""
         options.refuse_slurm()
         if options.workers is not None or options.address is not None:
             text = "the local engine takes no workers or address; use --engine ray or slurm"
@@ -116,11 +113,9 @@ class LocalEngine:
         return cls()
 
     def ready(self, scratch: Path) -> AbstractContextManager[None]:
-        """No connection is needed."""
         return nullcontext()
 
     def run(self, work: WorkItems, todo: list[int], progress: Progress) -> None:
-        """Run the cases in this process."""
         work.run(todo, progress)
 
 
@@ -164,19 +159,15 @@ class RayOptions:
             if started_here:
                 ray.init(address=self.address, log_to_driver=False, include_dashboard=False)
         except (OSError, OverflowError, RuntimeError, ValueError) as error:
-            raise InputError(
-                f"no Ray cluster answers at {self.address or 'this machine'} "
-                f"({first_line(error):.120}); check --address, or remove it",
-                code="dependency.missing",
-            ) from None
+            text = f"no Ray cluster answers at {self.address or 'this machine'} "
+            text += f"({first_line(error):.120}); check --address, or remove it"
+            raise InputError(text, code="dependency.missing") from None
         try:
             room, wanted = self._room(ray), 1 if self.workers is None else self.workers
             if not 1 <= wanted <= room:
-                raise InputError(
-                    f"{wanted} workers of {self.cpus:g} CPUs and {self.gpus:g} GPUs do not fit a "
-                    f"cluster with {_resources(ray)}; use 1 to {room} workers, or add nodes",
-                    code="value.invalid",
-                )
+                text = f"{wanted} workers of {self.cpus:g} CPUs and {self.gpus:g} GPUs do not fit "
+                text += f"{_resources(ray)}; use 1 to {room} workers, or add nodes"
+                raise InputError(text, code="value.invalid")
             yield
         finally:
             if started_here:
@@ -225,11 +216,9 @@ class RayOptions:
                         work.record_failure(index, error)
                         progress.step(failed=True)
             if time.monotonic() - moved > self.patience:
-                raise InputError(
-                    f"no chunk was finished for {self.patience:.0f} s on a cluster with "
-                    f"{_resources(ray)}; check its nodes and rerun",
-                    code="dependency.missing",
-                )
+                text = f"no chunk was finished for {self.patience:.0f} s on a cluster with "
+                text += f"{_resources(ray)}; check its nodes and rerun"
+                raise InputError(text, code="dependency.missing")
 
     def _room(self, ray: Any) -> int:
         found = ray.cluster_resources()
@@ -241,8 +230,6 @@ class RayOptions:
 
 @dataclass
 class _RayWorker:
-    """Actor on the cluster."""
-
     work: WorkItems
 
     def run(self, todo: list[int]) -> int:
@@ -253,10 +240,8 @@ def _extra(module: str, engine: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError:
-        raise InputError(
-            f"{module} is not installed; run pip install 'taskuq[{engine}]'",
-            code="dependency.missing",
-        ) from None
+        text = f"{module} is not installed; run pip install 'taskuq[{engine}]'"
+        raise InputError(text, code="dependency.missing") from None
 
 
 def _resources(ray: Any) -> str:
@@ -288,20 +273,17 @@ class SlurmOptions:
         for setting in options.slurm:
             name, equals, value = setting.partition("=")
             if not equals or not name:
-                raise InputError(
-                    f"--slurm must be name=value, got {setting!r}", code="value.invalid"
-                )
+                text = f"--slurm must be name=value, got {setting!r}"
+                raise InputError(text, code="value.invalid")
             parameters[name] = int(value) if value.isdigit() else value
         jobs = cls.jobs if options.workers is None else options.workers
         chosen = cls(jobs=jobs, cluster=options.address or "slurm", parameters=parameters)
         needs_gpu = options.address is None and chosen.requested.get("gpus_per_node", 1)
         # Networks stay on the kind of device they are loaded to here.
         if needs_gpu and not pick_device(options.device).startswith("cuda"):
-            raise InputError(
-                "this node has no GPU, and jobs use the kind of device found here; start on a GPU "
-                "node, e.g. srun --gpus=1 taskuq run ..., or use --device cpu",
-                code="dependency.missing",
-            )
+            text = "this node has no GPU, and jobs use the kind of device found here; start on a "
+            text += "GPU node, e.g. srun --gpus=1 taskuq run ..., or use --device cpu"
+            raise InputError(text, code="dependency.missing")
         return chosen
 
     @property
@@ -362,12 +344,11 @@ class SlurmOptions:
         try:
             with clean_env(), redirect_stderr(StringIO()):
                 os.environ.update(kept)
-                jobs: list[Any] = executor.map_array(_JobShare(work), shares)
+                jobs: list[Any] = executor.map_array(partial(_run_share, work), shares)
         except (FailedJobError, FailedSubmissionError) as error:
             reason = " ".join(str(error).replace("sbatch: error: ", "").split())
-            raise InputError(
-                f"SLURM refused the jobs ({reason}); use --slurm name=value", code="value.invalid"
-            ) from None
+            text = f"SLURM refused the jobs ({reason}); use --slurm name=value"
+            raise InputError(text, code="value.invalid") from None
         requested = ", ".join(f"{name}={value}" for name, value in self.requested.items())
         many, number = f"{len(jobs)} jobs", jobs[0].job_id.partition("_")[0]
         progress.say(f"{many} ({number}), each with {requested}; change that with --slurm")
@@ -384,10 +365,8 @@ class SlurmOptions:
             asked = {k: v for k, v in self.requested.items() if (k, v) != ("gpus_per_node", 0)}
             executor.update_parameters(**asked)
         except (RuntimeError, ValueError, NameError, TypeError) as error:
-            raise InputError(
-                f"jobs cannot be submitted here ({first_line(error):.160}); use a SLURM login node",
-                code="dependency.missing",
-            ) from None
+            text = f"jobs cannot be submitted here ({first_line(error):.160}); use a login node"
+            raise InputError(text, code="dependency.missing") from None
         return executor
 
 
@@ -395,37 +374,32 @@ class _JobTimeout(BaseException):
     """Time limit of a job, which no case may catch as an error of its own."""
 
 
-@dataclass(frozen=True)
-class _JobShare:
-    """Function of a job: its pieces, less those it finished before it was requeued."""
+def _run_share(work: WorkItems, todo: list[int]) -> Exception | None:
+    """Do the pieces of a job, less those it finished before it was requeued."""
+    from submitit.core.job_environment import JobEnvironment
 
-    work: WorkItems
+    number = JobEnvironment._usr_sig()
+    before: Any = signal.getsignal(number)
 
-    def __call__(self, todo: list[int]) -> Exception | None:
-        from submitit.core.job_environment import JobEnvironment
-
-        number = JobEnvironment._usr_sig()
-        before: Any = signal.getsignal(number)
-
-        def end(number: int, frame: FrameType | None) -> None:
-            # Submitit requeues a preempted job and exits; at a time limit it raises an error
-            # wherever the program happens to be, which a case would take for its own.
-            try:
-                before(number, frame)
-            except Exception:
-                raise _JobTimeout from None
-
-        signal.signal(number, end)
+    def end(number: int, frame: FrameType | None) -> None:
+        # Submitit requeues a preempted job and exits; at a time limit it raises an error wherever
+        # the program happens to be, which a case would take for its own.
         try:
-            self.work.run(self.work.unfinished(todo))
-        except (InputError, MachineError) as error:
-            return error
-        except _JobTimeout:
-            done = len(todo) - len(self.work.unfinished(todo))
-            return MachineError(f"{ADVICE['TIMEOUT']}; {done} of its {len(todo)} are kept")
-        finally:
-            signal.signal(number, before)
-        return None
+            before(number, frame)
+        except Exception:
+            raise _JobTimeout from None
+
+    signal.signal(number, end)
+    try:
+        work.run(work.unfinished(todo))
+    except (InputError, MachineError) as error:
+        return error
+    except _JobTimeout:
+        done = len(todo) - len(work.unfinished(todo))
+        return MachineError(f"{ADVICE['TIMEOUT']}; {done} of its {len(todo)} are kept")
+    finally:
+        signal.signal(number, before)
+    return None
 
 
 def _job_name(folder: Path) -> str:
@@ -452,9 +426,8 @@ def _wait(jobs: Sequence[Any]) -> Iterator[tuple[int, Exception | None]]:
     while waiting:
         now = time.monotonic()
         # squeue is called again after a tenth of the time waited so far.
-        if isinstance(jobs[0], SlurmJob) and now - looked >= min(
-            30.0, max(1.0, (now - began) / 10)
-        ):
+        pause = min(30.0, max(1.0, (now - began) / 10))
+        if isinstance(jobs[0], SlurmJob) and now - looked >= pause:
             looked, states = now, _states(f"--jobs={jobs[0].job_id.partition('_')[0]}", states)
         for place, job in list(waiting.items()):
             state = states.get(job.job_id, "GONE")

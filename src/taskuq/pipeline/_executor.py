@@ -41,7 +41,6 @@ class DeadlineWorker:
     _late: threading.Thread | None = field(default=None, init=False, repr=False)
 
     def run(self, compute: Callable[[], T], *, hurry: bool = True) -> T:
-        """Return the result of a computation, or raise TimeoutError after the deadline."""
         if self._late is not None:
             self._late.join(self.deadline if hurry else None)
             if self._late.is_alive():
@@ -118,11 +117,8 @@ class Executor:
                 measurements, samples=samples, seeds=_filled(seeds, len(measurements))
             )
         if len(recoveries) != len(measurements):
-            raise InputError(
-                f"recover.batch returned {len(recoveries)} cases for {len(measurements)}; return "
-                "(case, sample, height, width)",
-                code="component.invalid",
-            )
+            text = f"recover.batch returned {len(recoveries)} cases for {len(measurements)}; "
+            raise InputError(f"{text}return (case, sample, ...)", code="component.invalid")
         return recoveries.reshape(-1, *recoveries.shape[2:])
 
     def load(self, case: str, acceleration: float, samples: int, like: Any) -> Any:
@@ -160,7 +156,6 @@ class CachedTask:
     memory: tuple[Any, ...] | None = None
 
     def __call__(self, images: Any) -> Any:
-        """Return the task outputs of images."""
         if self.memory is None or _memory(images) != self.memory:
             with self.executor.lock:
                 return self.executor.task(images)
@@ -231,7 +226,6 @@ class CaseExecutor:
     round_names: tuple[str, ...] | None = None
 
     def place(self, image: Any) -> Any:
-        """Move a tensor to the device; an array stays as it is."""
         moves = self.device is not None and is_tensor(image)
         return image.to(self.device, non_blocking=True) if moves else image
 
@@ -244,14 +238,12 @@ class CaseExecutor:
             targets = self._read(_stack(_filled(truth, self.size)), "on the true image")
         rounds, chosen = [], []
         for batch in self.rounds(images, names):
-            rounds.append(self._outputs(batch, truth[0], names, targets.shape[-1]))
+            rounds.append(self._round(batch, truth[0], names, targets.shape[-1]))
             chosen.append(batch.lines)
         counts = {read.shape[1] for read in rounds}
         if len(counts) > 1:
-            raise InputError(
-                f"recover returned {sorted(counts)} samples in different rounds; return as many",
-                code="component.invalid",
-            )
+            text = f"recover returned {sorted(counts)} samples in different rounds; return as many"
+            raise InputError(text, code="component.invalid")
         outputs = np.stack(rounds, axis=1)
         found: list[CaseOutputs | InputError] = []
         for k, name in enumerate(names):
@@ -271,10 +263,8 @@ class CaseExecutor:
                 for i, name in enumerate(names):
                     own = batch.images[i * each : (i + 1) * each]
                     with no_grad(), self._blame("next_lines", [name], R):
-                        more = rule.next_lines(
-                            k, batch.measurements[i], own, self.executor.cached_task(),
-                            lines[i].copy(),
-                        )  # fmt: skip
+                        task, scan = self.executor.cached_task(), batch.measurements[i]
+                        more = rule.next_lines(k, scan, own, task, lines[i].copy())
                     lines = [*lines[:i], require_nested_lines(more, lines[i], k), *lines[i + 1 :]]
 
     def target(self, image: Any) -> FloatArray:
@@ -304,31 +294,22 @@ class CaseExecutor:
         k = list(self.accelerations).index(R)
         return f"at {round_label(R, None if self.round_names is None else self.round_names[k])}"
 
-    def _outputs(
-        self, batch: RoundBatch, truth: Any, names: Sequence[str], tasks: int
-    ) -> FloatArray:
+    def _round(self, batch: RoundBatch, truth: Any, names: Sequence[str], tasks: int) -> FloatArray:
         """Return the outputs of one round, (case, sample, task)."""
         R, shape = batch.acceleration, tuple(np.shape(batch.images)[1:])
         if tuple(truth.shape) != shape:
-            raise InputError(
-                f"recover returned images of shape {shape} {self._at(R)}, the true image has "
-                f"{tuple(truth.shape)}; return (sample, height, width)",
-                code="component.invalid",
-            )
+            text = f"recover returned images of shape {shape} {self._at(R)}, the true image has "
+            text += f"{tuple(truth.shape)}; return (sample, height, width)"
+            raise InputError(text, code="component.invalid")
         with self._blame("task", names, R):
             outputs = self._read(batch.images, self._at(R))
         if len(outputs) not in (self.size, self.size * self.samples):
-            raise InputError(
-                f"recover returned {len(outputs) / self.size:g} images for {_listed(names)} "
-                f"{self._at(R)}; return {self.samples} samples or one estimate",
-                code="component.invalid",
-            )
+            text = f"recover returned {len(outputs) / self.size:g} images for {_listed(names)} "
+            text += f"{self._at(R)}; return {self.samples} samples or one estimate"
+            raise InputError(text, code="component.invalid")
         if outputs.shape[1] != tasks:
-            raise InputError(
-                f"the task returned {outputs.shape[1]} outputs {self._at(R)}, {tasks} on the true "
-                f"image of {_listed(names)}; return as many",
-                code="component.invalid",
-            )
+            text = f"the task returned {outputs.shape[1]} outputs {self._at(R)}, {tasks} on the "
+            raise InputError(f"{text}true image of {_listed(names)}", code="component.invalid")
         return outputs.reshape(self.size, -1, tasks)
 
     def _sample(
@@ -355,11 +336,9 @@ class CaseExecutor:
         outputs = as_array(self.executor.read(images), f"the task {where}")
         is_real = outputs.dtype.kind in "fiub" and outputs.ndim in (1, 2)
         if not is_real or len(outputs) != len(images):
-            raise InputError(
-                f"the task {where} returned {outputs.dtype} values of shape {outputs.shape} for "
-                f"{len(images)} images; return one row of real numbers for each",
-                code="component.invalid",
-            )
+            text = f"the task {where} returned {outputs.dtype} values of shape {outputs.shape} for "
+            text += f"{len(images)} images; return one row of real numbers for each"
+            raise InputError(text, code="component.invalid")
         return (outputs[:, None] if outputs.ndim == 1 else outputs).astype(float)
 
     def _case(
@@ -370,10 +349,8 @@ class CaseExecutor:
         for k, values in enumerate([targets, *stored]):
             if not np.isfinite(values).all():
                 where = self._at(self.accelerations[k - 1]) if k else "on the true image"
-                return InputError(
-                    f"the task {where} of case {name} returned NaN or infinity; check the task",
-                    code="value.nonfinite",
-                )
+                text = f"the task {where} of case {name} returned NaN or infinity; check the task"
+                return InputError(text, code="value.nonfinite")
         return CaseOutputs(targets, stored, lines=lines)
 
 
@@ -411,7 +388,6 @@ def pick_device(device: str | None) -> str:
 
 
 def num_threads() -> int | None:
-    """Return torch's CPU thread count, or None."""
     torch = sys.modules.get("torch")
     return None if torch is None else int(torch.get_num_threads())
 

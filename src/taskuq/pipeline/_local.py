@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -76,8 +76,6 @@ _Item = tuple[int, Any, str]
 
 @dataclass(frozen=True)
 class RunCases:
-    """Images of a run with case, group and label."""
-
     images: Any
     case: tuple[str, ...]
     group: np.ndarray | None
@@ -130,17 +128,13 @@ def _image_digest(image: Any) -> str:
 
 @dataclass(frozen=True)
 class RunLog:
-    """Log of events that several workers may append to."""
-
     folder: Path
 
     def write(self, event: str, **details: Any) -> None:
-        """Append an event."""
         record = {"event": event, "time": round(time.time(), 3), **details}
         append_jsonl(self.folder / LOG, [record])
 
     def failed(self, case: str, error: BaseException) -> None:
-        """Record why a case has no outputs."""
         self.write("failed", case=case, error=describe_error(error, 500))
 
     def failures(self) -> dict[str, str]:
@@ -272,47 +266,6 @@ class BatchRunner:
             self.log.write("out of memory", batch=self.executor.size)
 
 
-@dataclass
-class _RowBuffer:
-    """Finished cases that are not written yet."""
-
-    writer: TableWriter
-    cases: RunCases
-    index: list[int] = field(default_factory=list)
-    rows: list[CaseOutputs] = field(default_factory=list)
-    since: float = field(default_factory=time.monotonic)
-
-    def add(self, index: int, row: CaseOutputs) -> None:
-        """Add a finished case; write a shard if it is time."""
-        self.index.append(index)
-        self.rows.append(row)
-        n = len(self.index) * len(self.writer.header.accelerations)
-        if n >= ROWS or time.monotonic() - self.since > SECONDS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write the buffer as one shard."""
-        if self.index:
-            rates, cases = self.writer.header.accelerations, self.cases
-            rounds = len(rates)
-            outputs = np.stack([row.outputs for row in self.rows], axis=1)
-            lines = [row.lines for row in self.rows if row.lines is not None]
-            try:
-                self.writer.write(
-                    np.tile([cases.case[i] for i in self.index], rounds),
-                    np.repeat(rates, len(self.index)).tolist(),
-                    outputs.reshape(-1, *outputs.shape[2:]),
-                    np.tile(np.stack([row.targets for row in self.rows]), (rounds, 1)),
-                    group=None if cases.group is None else np.tile(cases.group[self.index], rounds),
-                    label=None if cases.label is None else np.tile(cases.label[self.index], rounds),
-                    image=np.tile([row.image for row in self.rows], rounds),
-                    lines=np.concatenate(np.stack(lines, axis=1)) if lines else None,
-                )
-            except MachineError as error:
-                raise MachineError(f"{error}; finished cases are kept") from None
-        self.index, self.rows, self.since = [], [], time.monotonic()
-
-
 @dataclass(frozen=True)
 class CaseWorker:
     """Work items of a run: cases whose outputs are written to the table."""
@@ -328,34 +281,28 @@ class CaseWorker:
 
     @property
     def folder(self) -> Path:
-        """Folder of the table."""
         return self.writer.folder
 
     @property
     def size(self) -> int:
-        """Number of cases in a batch."""
         return self.executor.size
 
     def unfinished(self, indices: Sequence[int]) -> list[int]:
-        """Return the cases that no shard holds yet."""
         names = [self.cases.case[index] for index in indices]
         done = finished_cases(self.folder, self.writer.header, names)
         return [int(index) for index in np.asarray(indices, dtype=int)[~done]]
 
     def record_failure(self, index: int, error: Exception) -> None:
-        """Log why a case is missing."""
         self.log.failed(self.cases.case[index], error)
 
     def run(self, indices: list[int], progress: Progress | None = None) -> int:
-        """Run cases, write their rows and return how many were tried."""
         batches = BatchRunner(self.executor, self.cases, self.log)
         with pinned_threads(self.threads), sigterm_as_exit():
             self.store(batches.run(indices), progress or Progress(len(indices), quiet=True))
         return len(indices)
 
     def store(self, results: Iterable[Ran], progress: Progress) -> None:
-        """Write outputs to the table and errors to the log."""
-        buffer = _RowBuffer(self.writer, self.cases)
+        rows, since = dict[int, CaseOutputs](), time.monotonic()
         failures = successes = 0
         try:
             for index, row in results:
@@ -364,7 +311,11 @@ class CaseWorker:
                 if error is None:
                     assert isinstance(row, CaseOutputs)
                     successes += 1
-                    buffer.add(index, row)
+                    rows[index] = row
+                    n = len(rows) * len(self.writer.header.accelerations)
+                    if n >= ROWS or time.monotonic() - since > SECONDS:
+                        self._write(rows)
+                        rows, since = {}, time.monotonic()
                     continue
                 self.log.failed(self.cases.case[index], error)
                 failures += 1
@@ -372,7 +323,27 @@ class CaseWorker:
                     text = f"the first {failures} cases all failed: {describe_error(error, 200)}"
                     raise InputError(text, code="component.invalid") from error
         finally:
-            buffer.flush()
+            self._write(rows)
+
+    def _write(self, rows: Mapping[int, CaseOutputs]) -> None:
+        if not rows:
+            return
+        rates, cases, index = self.writer.header.accelerations, self.cases, list(rows)
+        outputs = np.stack([row.outputs for row in rows.values()], axis=1)
+        lines = [row.lines for row in rows.values() if row.lines is not None]
+        ids = {"group": cases.group, "label": cases.label}
+        try:
+            self.writer.write(
+                np.tile([cases.case[i] for i in index], len(rates)),
+                np.repeat(rates, len(index)).tolist(),
+                outputs.reshape(-1, *outputs.shape[2:]),
+                np.tile(np.stack([row.targets for row in rows.values()]), (len(rates), 1)),
+                image=np.tile([row.image for row in rows.values()], len(rates)),
+                lines=np.concatenate(np.stack(lines, axis=1)) if lines else None,
+                **{k: None if v is None else np.tile(v[index], len(rates)) for k, v in ids.items()},
+            )
+        except MachineError as error:
+            raise MachineError(f"{error}; finished cases are kept") from None
 
 
 def _row_error(row: CaseOutputs | Exception, header: TableHeader) -> Exception | None:
@@ -383,8 +354,6 @@ def _row_error(row: CaseOutputs | Exception, header: TableHeader) -> Exception |
     if row.outputs.shape != shape or row.targets.shape != shape[2:]:
         text = f"the case has outputs {row.outputs.shape}, the table has {shape}"
         return InputError(text, code="shape.mismatch")
-    if not any(header.task_ranges):
-        return None
     try:
         require_in_ranges(row.outputs, header.task_ranges, "outputs")
         require_in_ranges(row.targets, header.task_ranges, "targets")
@@ -463,10 +432,7 @@ def choose_cases(executor: CaseExecutor, cases: RunCases, n: int) -> list[int]:
     return sorted(targets[k][1] for k in steps)
 
 
-def store_images(
-    folder: Path, executor: CaseExecutor, cases: RunCases, chosen: Sequence[int]
-) -> Path:
-    """Store display images of chosen cases."""
+def store_images(folder: Path, executor: CaseExecutor, cases: RunCases, chosen: list[int]) -> Path:
     path, names = folder / PICTURES, [cases.case[index] for index in chosen]
     if path.exists():
         with open_npz(path, "images") as archive:
@@ -502,10 +468,8 @@ def as_display_image(image: Any) -> FloatArray:
     if array.ndim == 3 and array.shape[-1] != 3 and len(array) == 3:
         array = np.moveaxis(array, 0, -1)
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[-1] != 3) or not array.size:
-        raise InputError(
-            f"an image of shape {array.shape} cannot be displayed; pass keep_images=0",
-            code="shape.axes",
-        )
+        text = f"an image of shape {array.shape} cannot be displayed; pass keep_images=0"
+        raise InputError(text, code="shape.axes")
     return np.asarray(array, dtype=np.float32)
 
 
@@ -531,12 +495,9 @@ def _display_arrays(executor: CaseExecutor, cases: RunCases, index: int) -> dict
 
 def _preview(batch: RoundBatch) -> FloatArray | None:
     """Return the measurement as an image, if it is or has one; missing pixels are 0."""
-    if not batch.measurements:
-        return None
-    measurement = batch.measurements[0]
-    preview = getattr(measurement, "preview", None)
     try:
-        shown = reference_image(measurement) if preview is None else preview
+        preview = getattr(batch.measurements[0], "preview", None)
+        shown = reference_image(batch.measurements[0]) if preview is None else preview
         return np.nan_to_num(as_display_image(shown))
-    except (ValueError, AttributeError, TypeError):  # a measurement may be anything
+    except (ValueError, AttributeError, TypeError, IndexError):  # it may be anything, or none
         return None

@@ -68,16 +68,16 @@ PACKAGES = ("numpy", "torch", "deepinv")
 
 def provenance(configuration: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Return what made a table; only what is under ``made_by`` may differ when a run is resumed."""
+    made_by: dict[str, Any] = {"taskuq": taskuq.__version__, "python": platform.python_version()}
+    made_by["revision"] = _revision()
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            made_by[package] = version(package)
     return {
         "configuration": dict(configuration),
         "code": _code_fingerprint(),
         "seed": seed,
-        "made_by": {
-            "taskuq": taskuq.__version__,
-            "python": platform.python_version(),
-            "revision": _revision(),
-            **_versions(),
-        },
+        "made_by": made_by,
     }
 
 
@@ -87,14 +87,6 @@ def _code_fingerprint() -> str:
     files = [p for part in DECIDING for p in (root / part, *(root / part).rglob("*.py"))]
     sources = sorted({p for p in files if p.suffix == ".py"})
     return fingerprint([(str(p.relative_to(root)), content_fingerprint(p)) for p in sources])[:16]
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
 
 
 def _revision() -> str | None:
@@ -275,8 +267,6 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class _TableRun:
-    """A table that is filled or resumed."""
-
     cases: RunCases
     folder: Path
     engine: Engine
@@ -287,7 +277,6 @@ class _TableRun:
     quiet: bool
 
     def threads(self, threads: int | None) -> int | None:
-        """Return the torch threads of every worker."""
         if threads is not None:
             if threads < 1:
                 raise InputError(f"threads must be at least 1, got {threads}", code="value.invalid")
@@ -401,20 +390,16 @@ def _run_first(
 
 
 def _check_case_list(folder: Path, cases: RunCases) -> None:
-    try:
-        if (folder / CASE_LIST).exists():
-            raise ExistingFileError
-        write_case_list(folder, list(cases.case), cases.group, cases.label)
-        return
-    except ExistingFileError:
-        stored = read_case_list(folder) or []
+    with suppress(ExistingFileError):
+        if not (folder / CASE_LIST).exists():
+            write_case_list(folder, list(cases.case), cases.group, cases.label)
+            return
+    stored = read_case_list(folder) or []
     if stored != list(cases.case):
         differ = (a for a, b in zip(stored, cases.case, strict=False) if a != b)
-        raise InputError(
-            f"{folder} has {len(stored)} cases, got {len(cases)} (first difference: "
-            f"{next(differ, 'their number')}); use another folder, or overwrite=True",
-            code="resume.mismatch",
-        )
+        text = f"{folder} has {len(stored)} cases, got {len(cases)} (first difference: "
+        text += f"{next(differ, 'their number')}); use another folder, or overwrite=True"
+        raise InputError(text, code="resume.mismatch")
 
 
 def status(folder: str | Path) -> dict[str, Any]:

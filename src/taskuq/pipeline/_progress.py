@@ -13,8 +13,6 @@ PAUSE = 10.0
 
 
 class Progress:
-    """Progress line: cases done, rate and time left."""
-
     def __init__(
         self,
         total: int,
@@ -46,7 +44,6 @@ class Progress:
             self.drawing.console.print(line, markup=False, soft_wrap=True)
 
     def step(self, *, failed: bool = False) -> None:
-        """Count one case, and update the line."""
         self.done += 1
         self.fresh += 1
         self.failed += failed

@@ -42,14 +42,11 @@ class _RandomMasks:
     def __post_init__(self) -> None:
         (low, high), (narrow, wide) = self.acceleration_range, self.acs_fraction
         if not 1 <= low <= high or not 0 <= narrow <= wide <= 1:
-            raise InputError(
-                f"acceleration_range must rise from 1 or more, acs_fraction in [0, 1], got {self}",
-                code="value.invalid",
-            )
+            text = f"acceleration_range must rise from 1, acs_fraction within [0, 1], got {self}"
+            raise InputError(text, code="value.invalid")
         if not self.patterns or set(self.patterns) - set(PATTERNS):
-            raise InputError(
-                f"patterns must be of {PATTERNS}, got {self.patterns}", code="choice.unknown"
-            )
+            text = f"patterns must be of {PATTERNS}, got {self.patterns}"
+            raise InputError(text, code="choice.unknown")
 
     def __call__(
         self, cases: int, width: int, generator: torch.Generator, *, rounds: int = 1
@@ -129,15 +126,11 @@ class MaskedDataset:
         if index not in self._maxima:
             image, width = as_coil_images(item.image), self.masks.shape[1]
             if image.shape[-1] != width:
-                raise InputError(
-                    f"case {item.case} has {image.shape[-1]} columns, the masks have {width}",
-                    code="shape.mismatch",
-                )
+                text = f"case {item.case} has {image.shape[-1]} columns, the masks have {width}"
+                raise InputError(text, code="shape.mismatch")
             if not bool(torch.isfinite(torch.view_as_real(image)).all()):
-                raise InputError(
-                    f"case {item.case} contains NaN or infinities; remove it",
-                    code="value.nonfinite",
-                )
+                text = f"case {item.case} contains NaN or infinities; remove it"
+                raise InputError(text, code="value.nonfinite")
             self._maxima[index] = float(rss(image).max())
         return self.ranges.get(item.group) or self._maxima[index]
 
@@ -204,10 +197,8 @@ class CoilAugmentation:
     def __post_init__(self) -> None:
         values = (self.rotation, self.shift, self.stretch, self.flip)
         if min(values) < 0 or self.rotation > 45 or max(values[1:]) > 0.5:
-            raise InputError(
-                f"rotation must be in [0, 45], the others in [0, 0.5], got {self}",
-                code="value.invalid",
-            )
+            text = f"rotation must be in [0, 45], the others in [0, 0.5], got {self}"
+            raise InputError(text, code="value.invalid")
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Return transformed coil images, complex (case, coil, height, width)."""
@@ -276,13 +267,11 @@ class ScanRandomisation:
     def __post_init__(self) -> None:
         fractions = (self.fixed_mask_fraction, self.noise_fraction, self.contrast)
         if min(fractions) < 0 or max(fractions) > 1:
-            raise InputError(
-                f"fractions and contrast must be in [0, 1], got {self}", code="value.invalid"
-            )
+            text = f"fractions and contrast must be in [0, 1], got {self}"
+            raise InputError(text, code="value.invalid")
         if min(self.coils, default=1) < 1 or self.snr_db[0] > self.snr_db[1]:
-            raise InputError(
-                f"coils must be at least 1 and snr_db be rising, got {self}", code="value.invalid"
-            )
+            text = f"coils must be at least 1 and snr_db be rising, got {self}"
+            raise InputError(text, code="value.invalid")
 
     def __call__(self, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the batch with coil images, ``kspace``, mask and its central lines."""

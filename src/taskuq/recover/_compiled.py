@@ -205,8 +205,6 @@ def _upsample(
 
 @dataclass(frozen=True, eq=False)
 class FusedVarNet:
-    """VarNet for inference on one device and precision."""
-
     sensitivity: FusedUNet
     cascades: tuple[tuple[FusedUNet, float], ...]  # with data-consistency weights
 
@@ -315,8 +313,6 @@ class CudaGraph(Generic[T]):
 
 
 class GraphedFunction:
-    """Forward and backward of a network as CUDA graphs."""
-
     def __init__(self, network: nn.Module, compute: Callable[..., Tensor]) -> None:
         self.network, self.compute = network, compute
         self._graphs: dict[tuple[torch.Size, ...], Any] = {}
@@ -353,8 +349,6 @@ class GraphedFunction:
 
 
 class _FunctionModule(nn.Module):
-    """Function wrapped as a module, so that torch finds its weights."""
-
     def __init__(self, network: nn.Module, compute: Callable[..., Tensor]) -> None:
         super().__init__()
         self.network, self.compute = network, compute

@@ -122,7 +122,6 @@ def _combine(maps: Tensor, images: Tensor) -> Tensor:
 
 @torch.no_grad()
 def varnet_estimate(net: VarNet | FusedVarNet, zero_filled: Tensor, mask: Tensor) -> VarNetEstimate:
-    """Run a VarNet and enforce data consistency."""
     lines = central_lines(mask)
     kspace = fft2c(zero_filled)
     kspace = torch.where(broadcast_mask(mask, kspace), kspace, 0)
@@ -204,9 +203,8 @@ class EstimateDataset:
 
 def check_folds(folds: int) -> None:
     if folds < 0 or folds == 1:
-        raise InputError(
-            f"estimate.folds must be 0 or at least 2, got {folds}", code="value.invalid"
-        )
+        text = f"estimate.folds must be 0 or at least 2, got {folds}"
+        raise InputError(text, code="value.invalid")
 
 
 def train_estimators(
@@ -277,10 +275,8 @@ class EstimateConfig:
         """Return the estimators of another training, which must be of the same data and folds."""
         path = folder / "config.toml"
         if not path.exists():
-            raise InputError(
-                f"estimate.reuse_from {folder} has no {path.name}; train its estimators first",
-                code="file.missing",
-            )
+            text = f"estimate.reuse_from {folder} has no {path.name}; train its estimators first"
+            raise InputError(text, code="file.missing")
         there, here = read_toml(path), to_toml_table(settings)
         estimate = there["estimate"]
         pairs = {
@@ -291,11 +287,9 @@ class EstimateConfig:
         }
         changed = [f"{key}: {a} there, {b} here" for key, (a, b) in pairs.items() if a != b]
         if changed or "trial" in there:
-            raise InputError(
-                f"estimate.reuse_from {folder} holds another training: {changed or 'trial'}; name "
-                "one of the same data, masks and folds",
-                code="resume.mismatch",
-            )
+            text = f"estimate.reuse_from {folder} holds another training: {changed or 'trial'}; "
+            text += "name one of the same data, masks and folds"
+            raise InputError(text, code="resume.mismatch")
         weights = self.weights or estimate.get("weights") or estimate_weights(folder)
         folds = [folder / _fold_name(k, self.folds) for k in range(self.folds)]
         return [locate(weights), *(fold / "best.safetensors" for fold in folds)]
@@ -365,8 +359,6 @@ Estimator = Callable[[Tensor, Tensor], VarNetEstimate]
 
 
 class CrossFitEstimates:
-    """Out-of-fold estimates of a batch."""
-
     def __init__(
         self,
         networks: Sequence[VarNet],

@@ -48,28 +48,10 @@ def check_samples(samples: int) -> None:
 
 
 def init_weights(network: nn.Module, weights: Path | None, kind: str) -> None:
-    """Load the initial weights of a training, if a file of this kind is named."""
     if weights is not None:
         path = locate(weights)
         read_card(path, (kind,))
         load_weights(network, path)
-
-
-def _check_measurement(measurement: MeasurementLike) -> None:
-    if not isinstance(measurement, MeasurementLike):
-        raise InputError(
-            f"a measurement must have zero_filled and mask, got {type(measurement).__name__}",
-            code="component.invalid",
-        )
-    y = measurement.zero_filled
-    if not isinstance(y, Tensor) or y.ndim != 3 or not y.is_complex():
-        raise InputError(
-            "zero_filled must be a complex tensor (coil, height, width)", code="shape.axes"
-        )
-    numbers = torch.view_as_real(y)
-    # Where a sum is finite all its terms are, and it is ten times as quick; it may overflow.
-    if not torch.isfinite(numbers.sum()) and not torch.isfinite(numbers).all():
-        raise InputError("the measurement has NaN or infinite values", code="value.nonfinite")
 
 
 def rescale_pow2(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,11 +66,19 @@ def rescale_pow2(images: Tensor) -> tuple[Tensor, Tensor]:
 
 def stack_measurements(measurements: Sequence[MeasurementLike]) -> tuple[Tensor, Tensor]:
     for measurement in measurements:
-        _check_measurement(measurement)
+        if not isinstance(measurement, MeasurementLike):
+            text = f"a measurement must have zero_filled and mask, got {type(measurement).__name__}"
+            raise InputError(text, code="component.invalid")
+        y = measurement.zero_filled
+        if not isinstance(y, Tensor) or y.ndim != 3 or not y.is_complex():
+            text = "zero_filled must be a complex tensor (coil, height, width)"
+            raise InputError(text, code="shape.axes")
+        numbers = torch.view_as_real(y)
+        # Where a sum is finite all its terms are, and it is ten times as quick; it may overflow.
+        if not torch.isfinite(numbers.sum()) and not torch.isfinite(numbers).all():
+            raise InputError("the measurement has NaN or infinite values", code="value.nonfinite")
     masks = [torch.as_tensor(measurement.mask).bool() for measurement in measurements]
-    return torch.stack([measurement.zero_filled for measurement in measurements]), torch.stack(
-        masks
-    )
+    return torch.stack([one.zero_filled for one in measurements]), torch.stack(masks)
 
 
 N = TypeVar("N", bound=nn.Module)
@@ -97,9 +87,8 @@ N = TypeVar("N", bound=nn.Module)
 def load_estimator(weights: Path | str, kind: type[N]) -> N:
     net = RECOVERIES.load(locate(weights))
     if not isinstance(net, kind):
-        raise InputError(
-            f"estimate names {weights}, which is no {kind.__name__}", code="weights.mismatch"
-        )
+        text = f"estimate names {weights}, which is no {kind.__name__}"
+        raise InputError(text, code="weights.mismatch")
     return net
 
 
@@ -197,11 +186,9 @@ class Ensemble(BatchRecovery):
                 drawn = [member(y, samples=count, seed=seed) for y, seed in pairs]
                 part = torch.stack([torch.as_tensor(images) for images in drawn])
             if part.shape[1] != count:
-                raise InputError(
-                    f"member {index + 1} returned {part.shape[1]} samples instead of {count}; pass "
-                    f"samples <= {n}, or use posterior samplers only",
-                    code="component.invalid",
-                )
+                text = f"member {index + 1} returned {part.shape[1]} samples instead of {count}; "
+                text += f"pass samples <= {n}, or use posterior samplers only"
+                raise InputError(text, code="component.invalid")
             parts.append(part)
         return torch.stack([parts[j % n][:, j // n] for j in range(samples)], dim=1)
 

@@ -56,9 +56,8 @@ class _UnrolledConfig:
 
     def __post_init__(self) -> None:
         if min(self.cascades, self.width, self.pools) < 1:
-            raise InputError(
-                f"cascades, width and pools must be positive, got {self}", code="value.invalid"
-            )
+            text = f"cascades, width and pools must be positive, got {self}"
+            raise InputError(text, code="value.invalid")
 
 
 class _UnrolledNet(nn.Module):
@@ -87,8 +86,6 @@ class _UnrolledNet(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class _SinogramDataset:
-    """Training data set with a view set per case and epoch."""
-
     source: Dataset
     rounds: int
     seed: int | None
@@ -100,9 +97,8 @@ class _SinogramDataset:
         epoch, index = place
         item = self.source[index]
         if item.image.ndim != 2 or item.image.is_complex() or len(set(item.image.shape)) > 1:
-            raise InputError(
-                f"case {item.case} is no real square image; set data.coils to 0", code="shape.axes"
-            )
+            text = f"case {item.case} is no real square image; set data.coils to 0"
+            raise InputError(text, code="shape.axes")
         return {"image": item.image.float(), "round": torch.tensor(self._round(epoch, index))}
 
     def stock(self, device: torch.device, most: float) -> DeviceDataset | None:
@@ -142,8 +138,6 @@ class _CTTraining:
 
 
 class _SinogramSimulator:
-    """Simulate sinograms of a batch."""
-
     def __init__(
         self,
         measure: TomographyConfig,
@@ -209,9 +203,7 @@ class FilteredBackProjection(BatchRecovery):
 
     window: Window = "ram-lak"  #: Window of the ramp filter.
 
-    def batch(
-        self, measurements: Sequence[Sinogram], *, samples: int, seeds: Sequence[int]
-    ) -> Tensor:
+    def batch(self, measurements: Sequence[Any], *, samples: int, seeds: Sequence[int]) -> Tensor:
         views = stack_sinograms(measurements, measurements[0].projections.device)
         return filtered_back_projection(views, self.window)[:, None]
 
@@ -220,9 +212,7 @@ class FilteredBackProjection(BatchRecovery):
 
 
 @dataclass(frozen=True, eq=False)
-class _UnrolledEstimate:
-    """Unrolled-network estimate of a batch."""
-
+class _CTEstimate:
     image: Tensor
     first: Tensor
     back_projection: Tensor
@@ -243,10 +233,10 @@ class _UnrolledEstimate:
 
 
 @torch.no_grad()
-def _unrolled_estimate(net: _UnrolledNet, views: SinogramBatch) -> _UnrolledEstimate:
+def _unrolled_estimate(net: _UnrolledNet, views: SinogramBatch) -> _CTEstimate:
     first = net(views)
     back = filtered_back_projection(views, "hann")
-    return _UnrolledEstimate(landweber_update(first, views), first, back, views)
+    return _CTEstimate(landweber_update(first, views), first, back, views)
 
 
 PRESETS = {
@@ -267,15 +257,11 @@ UNROLLED_TRAINING = TrainingConfig(
 
 @dataclass(frozen=True)
 class _UnrolledRecovery(BatchRecovery):
-    """Point estimate by an unrolled network."""
-
     net: _UnrolledNet
     device: torch.device | str
 
     @torch.no_grad()
-    def batch(
-        self, measurements: Sequence[Sinogram], *, samples: int, seeds: Sequence[int]
-    ) -> Tensor:
+    def batch(self, measurements: Sequence[Any], *, samples: int, seeds: Sequence[int]) -> Tensor:
         recovered: Tensor = self.net(stack_sinograms(measurements, self.device))
         return recovered[:, None]
 
@@ -293,8 +279,6 @@ class UnrolledMethod:
 
 @dataclass(frozen=True)
 class _UnrolledTraining(_CTTraining):
-    """Settings of an unrolled-network training."""
-
     network: _UnrolledConfig = field(default_factory=_UnrolledConfig)
     training: TrainingConfig = UNROLLED_TRAINING
     init_from: Path | None = None  #: Initial weights, a file or a bundled name.
@@ -344,11 +328,9 @@ SAMPLER_PRESETS = {
 
 @dataclass(frozen=True)
 class _UnrolledEstimator:
-    """Sinograms to unrolled-network estimates."""
-
     net: _UnrolledNet
 
-    def __call__(self, measurements: Sequence[Sinogram]) -> _UnrolledEstimate:
+    def __call__(self, measurements: Sequence[Sinogram]) -> _CTEstimate:
         device = next(self.net.parameters()).device
         return _unrolled_estimate(self.net, stack_sinograms(measurements, device))
 
@@ -385,8 +367,6 @@ class _CTEstimateConfig:
 
 @dataclass(frozen=True)
 class _CTSamplerTraining(SamplerTrainingMixin, _CTTraining):
-    """Settings of a CT sampler training."""
-
     network: SamplerConfig = field(default_factory=lambda: SAMPLER_PRESETS["paper"])
     training: TrainingConfig = PAPER
     #: Point-estimate network and its cross-fitting.
@@ -413,16 +393,12 @@ class _CTSamplerTraining(SamplerTrainingMixin, _CTTraining):
 
 
 class _CrossFitCTEstimates:
-    """Out-of-fold CT estimates of a batch."""
-
     def __init__(self, networks: Sequence[_UnrolledNet], simulator: _SinogramSimulator) -> None:
         self.networks = [net.eval().requires_grad_(False) for net in networks]
         self.simulator = simulator
 
     @torch.no_grad()
-    def __call__(
-        self, batch: Batch, generator: torch.Generator
-    ) -> tuple[_UnrolledEstimate, Tensor]:
+    def __call__(self, batch: Batch, generator: torch.Generator) -> tuple[_CTEstimate, Tensor]:
         device = batch["image"].device
 
         def estimate(index: int, rows: Tensor) -> tuple[Tensor, ...]:
@@ -432,7 +408,7 @@ class _CrossFitCTEstimates:
         with torch.autocast(device.type, enabled=False):
             views, truth = self.simulator(batch, generator)
             image, first, back_projection = by_network(batch["network"], estimate, device)
-            return _UnrolledEstimate(image, first, back_projection, views), truth
+            return _CTEstimate(image, first, back_projection, views), truth
 
 
 SAMPLER_NETWORK = NetworkKind(

@@ -78,10 +78,8 @@ class UNet(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         """Return the last decoder features, (batch, width, height, width of the image)."""
         if min(x.shape[-2:]) < 2 ** (self.pools + 1):
-            raise InputError(
-                f"images of {x.shape[-2]}×{x.shape[-1]} are too small for {self.pools} pools",
-                code="shape.mismatch",
-            )
+            text = f"images of {x.shape[-2]}×{x.shape[-1]} are too small for {self.pools} pools"
+            raise InputError(text, code="shape.mismatch")
         skips = []
         for down in self.down_sample_layers:
             x = down(x)
@@ -104,7 +102,6 @@ class UNet(nn.Module):
 
     @property
     def output(self) -> nn.Module:
-        """The last 1×1 convolution."""
         return cast(nn.Sequential, self.up_conv[-1])[1]
 
 
@@ -171,8 +168,6 @@ class _SensitivityModel(nn.Module):
 
 
 class VarNetBlock(nn.Module):
-    """One refinement of k-space."""
-
     def __init__(self, width: int, pools: int) -> None:
         super().__init__()
         self.model = NormUnet(width, pools)
@@ -238,15 +233,10 @@ class VarNet(nn.Module):
 
 def check_kspace(kspace: Tensor, mask: Tensor, low_frequencies: Tensor) -> None:
     if kspace.ndim != 4 or not kspace.is_complex():
-        raise InputError(
-            f"k-space must be complex (case, coil, height, width), got {tuple(kspace.shape)} of "
-            f"{kspace.dtype}",
-            code="shape.axes",
-        )
+        text = f"k-space must be complex (case, coil, height, width), got {tuple(kspace.shape)} of "
+        raise InputError(f"{text}{kspace.dtype}", code="shape.axes")
     expected = (kspace.shape[0], kspace.shape[-1])
     if mask.shape != expected or low_frequencies.shape != expected[:1]:
-        raise InputError(
-            f"mask and low_frequencies must have shapes {expected} and {expected[:1]}, got "
-            f"{tuple(mask.shape)} and {tuple(low_frequencies.shape)}",
-            code="shape.mismatch",
-        )
+        text = f"mask and low_frequencies must have shapes {expected} and {expected[:1]}, got "
+        text += f"{tuple(mask.shape)} and {tuple(low_frequencies.shape)}"
+        raise InputError(text, code="shape.mismatch")

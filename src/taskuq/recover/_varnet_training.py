@@ -17,7 +17,6 @@ from taskuq.measure._coils import rss
 from taskuq.measure._fourier import broadcast_mask, central_lines, fft2c
 from taskuq.recover._cases import (
     CoilAugmentation,
-    MaskedDataset,
     RecoveryTraining,
     ScanRandomisation,
     simulate_scan,
@@ -125,9 +124,7 @@ class VarNetTraining(RecoveryTraining):
     randomise: ScanRandomisation | None = None  #: Random masks, coils, noise and contrast.
     init_from: Path | None = None  #: Initial weights, a file or a bundled name.
 
-    def prepare(
-        self, machine: TrainerOptions, data: Any = None
-    ) -> tuple[MaskedDataset, MaskedDataset]:
+    def prepare(self, machine: TrainerOptions, data: Any = None) -> tuple[Any, ...]:
         return self.measured(machine, data, by_volume=self.data_range == "volume")
 
     def recipe(self, cases: Any, machine: TrainerOptions) -> Recipe:
@@ -148,10 +145,8 @@ def _varnet_recipe(
 ) -> Recipe:
     varnet = VarNet(config)
 
-    def plain(
-        kspace: Tensor, mask: Tensor, lines: Tensor, truth: Tensor, data_range: Tensor
-    ) -> Tensor:
-        return 1 - _ssim(varnet(kspace, mask, lines), truth, data_range)
+    def plain(kspace: Tensor, mask: Tensor, lines: Tensor, truth: Tensor, limit: Tensor) -> Tensor:
+        return 1 - _ssim(varnet(kspace, mask, lines), truth, limit)
 
     step = GraphedFunction(varnet, plain) if cuda_graphs else plain
 
@@ -190,13 +185,11 @@ def load_public_varnet(path: Path | str) -> VarNet:
     try:
         missing = net.load_state_dict(state, strict=False).missing_keys
     except RuntimeError:
-        raise InputError(
-            f"{path} has other weights; use the VarNet's", code="weights.mismatch"
-        ) from None
+        text = f"{path} has other weights; use the VarNet's"
+        raise InputError(text, code="weights.mismatch") from None
     if missing:
-        raise InputError(
-            f"{path} lacks {len(missing)} weights, such as {missing[0]}", code="weights.mismatch"
-        )
+        text = f"{path} lacks {len(missing)} weights, such as {missing[0]}"
+        raise InputError(text, code="weights.mismatch")
     return net.eval()
 
 

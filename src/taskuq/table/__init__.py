@@ -1,18 +1,5 @@
 """TaskOutputs, its files, and example tables."""
 
-from taskuq.table._examples import SyntheticTable, stored_table, synthetic_outputs
-from taskuq.table._parquet import TableWriter
-from taskuq.table._table import TaskOutputs, as_table, is_stored, sum_groups
-from taskuq.table._terminology import Terminology
+import lazy_loader
 
-__all__ = [
-    "SyntheticTable",
-    "TableWriter",
-    "TaskOutputs",
-    "Terminology",
-    "as_table",
-    "is_stored",
-    "stored_table",
-    "sum_groups",
-    "synthetic_outputs",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

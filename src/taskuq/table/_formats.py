@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
 
 from taskuq._arrays import ranges_to_json
 from taskuq._io import atomic_write, open_npz
@@ -28,7 +32,6 @@ ATTRIBUTES = "attributes"
 
 
 def _join_tasks(tables: Mapping[str, TaskOutputs]) -> TaskOutputs:
-    """Join tables of single tasks into one table."""
     names, first = list(tables), next(iter(tables.values()))
     for name, table in tables.items():
         shapes = [(t.rounds, t.samples, t.round_labels) for t in (first, table)]
@@ -74,10 +77,6 @@ def _ids(table: TaskOutputs) -> np.ndarray:
 
 
 def read_rows_file(path: Path) -> TaskOutputs:
-    import pyarrow as pa
-    import pyarrow.csv
-    import pyarrow.parquet as pq
-
     try:
         if path.suffix == ".csv":
             # "007" is a name, not a number.
@@ -93,8 +92,6 @@ def read_rows_file(path: Path) -> TaskOutputs:
 
 
 def read_frame(frame: Any) -> TaskOutputs:
-    import pyarrow as pa
-
     try:
         rows = pa.table(frame)
     except (pa.ArrowException, ValueError, TypeError, AttributeError) as error:
@@ -104,8 +101,6 @@ def read_frame(frame: Any) -> TaskOutputs:
 
 
 def _read_rows(rows: Any, source: str) -> TaskOutputs:
-    import pyarrow.compute as pc
-
     columns = rows.column_names
     if rows.num_rows == 0:
         raise InputError(f"{source} has no rows; check the file", code="table.incomplete")
@@ -203,10 +198,8 @@ class _Rows:
         if "output" in self and not numbered:
             return place, self.numbers("output")[:, None]
         if not numbered or "output" in self:
-            raise InputError(
-                f"{self.source} has no outputs; name them output_0, output_1, ..., or add sample",
-                code="table.column",
-            )
+            text = f"{self.source} has no outputs; name them output_0, output_1, ..., or add sample"
+            raise InputError(text, code="table.column")
         return place, np.stack([self.numbers(numbered[k]) for k in sorted(numbered)], axis=1)
 
     def _sampled_outputs(self, place: np.ndarray) -> tuple[np.ndarray, FloatArray]:
@@ -216,17 +209,13 @@ class _Rows:
         order = np.lexsort((sample, place))
         places, count = np.unique(place, return_counts=True)
         if len(np.unique(count)) != 1:
-            raise InputError(
-                f"{self.source} has {count.min()} to {count.max()} samples of a case in a round",
-                code="samples.mismatch",
-            )
+            text = f"{self.source} has {count.min()} to {count.max()} samples of a case in a round"
+            raise InputError(text, code="samples.mismatch")
         if (np.diff(sample[order].reshape(len(places), -1), axis=1) == 0).any():
             raise InputError(f"{self.source} has a sample twice; keep one", code="table.duplicate")
         return places, outputs[order].reshape(len(places), -1)
 
     def _lists(self) -> FloatArray:
-        import pyarrow as pa
-
         lists = self.rows["outputs"].combine_chunks()
         kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
         if lists.null_count or not any(is_kind(lists.type) for is_kind in kinds):
@@ -239,8 +228,6 @@ class _Rows:
 
 
 def _numbers(column: Any, name: str, source: str) -> FloatArray:
-    import pyarrow as pa
-
     is_number = pa.types.is_floating(column.type) or pa.types.is_integer(column.type)
     values = np.asarray(column.to_numpy(zero_copy_only=False)) if is_number else None
     if values is None or column.null_count or not np.isfinite(values).all():
@@ -287,10 +274,6 @@ def read_npz(path: Path) -> TaskOutputs:
 
 def write_rows(table: TaskOutputs, path: Path) -> Path:
     """Write a table as a CSV or Parquet file of rows."""
-    import pyarrow as pa
-    import pyarrow.csv
-    import pyarrow.parquet as pq
-
     rounds, n, tasks = table.rounds, table.cases, table.tasks
     x = table.outputs if table.outputs.ndim == 4 else table.outputs[..., None]
     ids = {"case": _ids(table), "group": table.group, "label": table.label}
@@ -313,10 +296,8 @@ def write_rows(table: TaskOutputs, path: Path) -> Path:
         texts = np.unique(values).tolist() if values.dtype.kind in "US" else ()
         bad = [text for text in map(str, texts) if text.startswith(("=", "+", "-", "@", "\t"))]
         if bad:
-            raise InputError(
-                f"{name} {bad[0]!r:.40} is a formula in a spreadsheet; save the table as .parquet",
-                code="value.invalid",
-            )
+            message = f"{name} {bad[0]!r:.40} is a formula in a spreadsheet; save a .parquet file"
+            raise InputError(message, code="value.invalid")
     rows = pa.table({name: pa.array(values) for name, values in columns.items()})
     with atomic_write(path) as partial:
         (pa.csv.write_csv if path.suffix == ".csv" else pq.write_table)(rows, partial)

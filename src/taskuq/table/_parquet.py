@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from taskuq._arrays import ranges_from_json, ranges_to_json, require_finite
 from taskuq._config import flatten
@@ -43,9 +46,6 @@ def _write_parquet(
     table: Any, path: Path, note: Mapping[str, Any] | None = None, *, exclusive: bool = False
 ) -> Path:
     """Write an Arrow table whole, with checksums."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     hashes = _ColumnHashes(table.column_names)
     for rows in table.to_batches():
         hashes.update(rows)
@@ -66,17 +66,11 @@ def _write_parquet(
 
 def _read_batches(path: Path, columns: list[str], identity: str = "") -> Iterator[Any]:
     """Yield batches of rows; raise InputError if the file is damaged or of another table."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     schema = _read_schema(path)
     note = _read_note(path, schema)
     if identity and note.get("table", identity) != identity:
-        raise InputError(
-            f"shard {path.name} belongs to another table than {HEADER}; remove the shard and "
-            f"rerun, or restore its {HEADER}",
-            code="resume.mismatch",
-        )
+        text = f"shard {path.name} belongs to another table than {HEADER}; remove the shard and "
+        raise InputError(f"{text}rerun, or restore its {HEADER}", code="resume.mismatch")
     for name in columns:
         if name not in schema.names:
             raise InputError(f"shard {path.name} has no column {name}", code="table.column")
@@ -95,8 +89,6 @@ def _read_batches(path: Path, columns: list[str], identity: str = "") -> Iterato
 
 
 def _read_columns(path: Path, columns: list[str], identity: str = "") -> Any:
-    import pyarrow as pa
-
     batches = list(_read_batches(path, columns, identity))
     if not batches:
         return _read_schema(path).empty_table().select(columns)
@@ -104,9 +96,6 @@ def _read_columns(path: Path, columns: list[str], identity: str = "") -> Any:
 
 
 def _read_schema(path: Path) -> Any:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     if not is_regular_file(path):
         raise _irregular(path)
     try:
@@ -136,9 +125,8 @@ def _read_note(path: Path, schema: Any) -> dict[str, Any]:
 
 
 def _damaged(path: Path, reason: str) -> InputError:
-    return InputError(
-        f"shard {path.name} is truncated or damaged ({reason:.80}); {REMEDY}", code="file.damaged"
-    )
+    text = f"shard {path.name} is truncated or damaged ({reason:.80}); {REMEDY}"
+    return InputError(text, code="file.damaged")
 
 
 class _ColumnHashes:
@@ -150,9 +138,6 @@ class _ColumnHashes:
             self.parts[name] = (set(), hashlib.sha256(), hashlib.sha256())
 
     def update(self, rows: Any) -> None:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         for name, (kinds, content, lengths) in self.parts.items():
             array = rows.column(name)
             if pa.types.is_fixed_size_list(array.type):
@@ -188,8 +173,6 @@ CASE_LIST = "_cases.parquet"
 
 def identities(column: Any, name: str, source: str, *, floats: bool = False) -> Any:
     """Return a column of ids as an Arrow array of int64 or large_string."""
-    import pyarrow as pa
-
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     texts = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     whole = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
@@ -199,29 +182,23 @@ def identities(column: Any, name: str, source: str, *, floats: bool = False) -> 
         # A cast that would round raises.
         ids = column.cast(pa.large_string() if texts else pa.int64())
     except pa.ArrowException:
-        raise InputError(
-            f"{source} has a {name} that is neither an integer nor a string", code="table.column"
-        ) from None
+        text = f"{source} has a {name} that is neither an integer nor a string"
+        raise InputError(text, code="table.column") from None
     ids = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
     try:
         ids.validate(full=True)
     except pa.ArrowException:  # bytes that are not UTF-8
-        raise InputError(
-            f"{source} is damaged in column {name}; {REMEDY}", code="file.damaged"
-        ) from None
+        text = f"{source} is damaged in column {name}; {REMEDY}"
+        raise InputError(text, code="file.damaged") from None
     return ids
 
 
 def _as_texts(array: Any) -> Any:
-    import pyarrow as pa
-
     return array.cast(pa.large_string())
 
 
 def _concatenate(arrays: Sequence[Any]) -> Any:
     """Join ids, as strings if some are strings and others integers."""
-    import pyarrow as pa
-
     if len(arrays) > 1 and len({array.type for array in arrays}) > 1:
         arrays = [_as_texts(array) for array in arrays]
     return pa.concat_arrays(arrays)
@@ -229,8 +206,6 @@ def _concatenate(arrays: Sequence[Any]) -> Any:
 
 def index_of(array: Any, among: Any) -> np.ndarray:
     """Return the index of each id, -1 if absent."""
-    import pyarrow.compute as pc
-
     if array.type != among.type:
         array, among = _as_texts(array), _as_texts(among)
     return np.asarray(pc.fill_null(pc.index_in(array, value_set=among), -1))
@@ -238,17 +213,12 @@ def index_of(array: Any, among: Any) -> np.ndarray:
 
 def to_numpy(array: Any, name: str) -> np.ndarray:
     """Return ids as NumPy integers or strings."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if pa.types.is_integer(array.type):
         return np.asarray(array)
     longest = pc.max(pc.utf8_length(array)).as_py() or 1
     if longest > LONGEST:
-        raise InputError(
-            f"{name} has an entry of {longest} characters, the limit is {LONGEST}",
-            code="value.invalid",
-        )
+        text = f"{name} has an entry of {longest} characters, the limit is {LONGEST}"
+        raise InputError(text, code="value.invalid")
     texts = np.empty(len(array), dtype=f"<U{longest}")
     for start in range(0, len(array), ROWS):
         texts[start : start + ROWS] = array.slice(start, ROWS).to_pylist()
@@ -256,9 +226,6 @@ def to_numpy(array: Any, name: str) -> np.ndarray:
 
 
 def write_case_list(folder: Path, case: list[str], group: Any = None, label: Any = None) -> Path:
-    """Write case, group and label of all planned cases."""
-    import pyarrow as pa
-
     columns = {"case": case, "group": group, "label": label}
     rows = pa.table({name: pa.array(v) for name, v in columns.items() if v is not None})
     return _write_parquet(rows, folder / CASE_LIST, exclusive=True)
@@ -280,10 +247,8 @@ def _lines_as_texts(lines: Any, rows: int, count: int | None) -> list[str]:
     """Return the indices of sampled lines of each row, separated by spaces."""
     mask = np.asarray(lines)
     if mask.dtype != bool or mask.shape != (rows, count):
-        raise InputError(
-            f"lines must be booleans {(rows, count)}, got {mask.dtype} of shape {mask.shape}",
-            code="shape.mismatch",
-        )
+        text = f"lines must be booleans {(rows, count)}, got {mask.dtype} of shape {mask.shape}"
+        raise InputError(text, code="shape.mismatch")
     return [" ".join(map(str, np.flatnonzero(row))) for row in mask]
 
 
@@ -293,10 +258,8 @@ def _lines_from_texts(texts: list[str], count: int, source: str) -> BoolArray:
     for row, text in zip(mask, texts, strict=True):
         parts = str(text).split()
         if not all(part.isdecimal() and len(part) < 10 and int(part) < count for part in parts):
-            raise InputError(
-                f"{source} names lines that are not below {count}: {str(text)[:40]!r}",
-                code="file.damaged",
-            )
+            message = f"{source} names lines that are not below {count}: {str(text)[:40]!r}"
+            raise InputError(message, code="file.damaged")
         row[[int(part) for part in parts]] = True
     return mask
 
@@ -309,8 +272,6 @@ PICTURES = "pictures.npz"
 
 @dataclass(frozen=True)
 class TableHeader:
-    """Attributes of a table on disk."""
-
     accelerations: tuple[float, ...]
     samples: int
     task_names: tuple[str, ...] = ("task",)
@@ -322,7 +283,6 @@ class TableHeader:
     provenance: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all attributes as JSON values."""
         return {
             "schema": SCHEMA,
             "accelerations": [None if np.isnan(R) else R for R in self.accelerations],
@@ -382,7 +342,6 @@ class TableWriter:
         self._number = len(_shard_paths(self.folder))
 
     def finished(self) -> set[tuple[str, float]]:
-        """Return the stored (case, acceleration) pairs."""
         rates = np.asarray(self.header.accelerations)
         return {
             pair
@@ -414,19 +373,15 @@ class TableWriter:
             image: Fingerprint of each row's image.
             lines: Sampled lines, booleans (row, line).
         """
-        import pyarrow as pa
-
         x = np.asarray(outputs, dtype=np.float32)
         z = np.asarray(targets, dtype=float)
         x = x[..., None] if x.ndim == 2 else x
         z = z[..., None] if z.ndim == 1 else z
         rows, tasks = len(case), len(self.header.task_names)
         if x.shape != (rows, self.header.samples, tasks) or z.shape != (rows, tasks):
-            raise InputError(
-                f"outputs {x.shape} and targets {z.shape} of {rows} cases do not fit a table of "
-                f"{self.header.samples} samples and {tasks} tasks",
-                code="shape.mismatch",
-            )
+            text = f"outputs {x.shape} and targets {z.shape} of {rows} cases do not fit a table of "
+            text += f"{self.header.samples} samples and {tasks} tasks"
+            raise InputError(text, code="shape.mismatch")
         require_finite(x, "outputs")
         if (lines is None) != (self.header.lines is None):
             raise InputError("pass lines for every row of a table, or none", code="option.missing")
@@ -449,8 +404,6 @@ class TableWriter:
 
 def finished_cases(folder: Path, header: TableHeader, names: Sequence[str]) -> np.ndarray:
     """Return True per case whose rounds are all stored."""
-    import pyarrow as pa
-
     there = np.zeros((len(header.accelerations), len(names)), dtype=bool)
     places = _read_places(_shard_paths(folder), header)
     if places:
@@ -461,7 +414,6 @@ def finished_cases(folder: Path, header: TableHeader, names: Sequence[str]) -> n
 
 
 def image_marks(folder: Path) -> dict[str, str]:
-    """Return the stored fingerprint of each case's image."""
     marks: dict[str, str] = {}
     for shard in _shard_paths(folder):
         if "image" in _read_schema(shard).names:
@@ -492,25 +444,20 @@ def _rounds_of(rows: Any, header: TableHeader, shard: Path) -> np.ndarray:
     for k, R in enumerate(rates):
         round[np.isnan(rate) if np.isnan(R) else rate == R] = k
     if (round < 0).any():
-        raise InputError(
-            f"shard {shard.name} has an acceleration that is not in {HEADER}",
-            code="rounds.invalid",
-        )
+        text = f"shard {shard.name} has an acceleration that is not in {HEADER}"
+        raise InputError(text, code="rounds.invalid")
     return round
 
 
 def _numeric_column(rows: Any, name: str, shard: Path) -> np.ndarray:
     values = np.asarray(rows[name].to_numpy(zero_copy_only=False))
     if values.dtype.kind not in "fiu":
-        raise InputError(
-            f"shard {shard.name} has {rows[name].type} in {name} instead of numbers",
-            code="table.column",
-        )
+        text = f"shard {shard.name} has {rows[name].type} in {name} instead of numbers"
+        raise InputError(text, code="table.column")
     return values.astype(float)
 
 
 def read_header(folder: Path) -> TableHeader:
-    """Read the attributes of a table."""
     path = folder / HEADER
     if not path.exists():
         raise InputError(f"{folder} has no {HEADER} and is not a table", code="file.missing")
@@ -568,11 +515,8 @@ def _refuse_other_header(stored: TableHeader, new: TableHeader, folder: Path) ->
     if changed:
         shown = "; ".join(f"{n} was {before.get(n)}, now {now.get(n)}" for n in changed[:3])
         more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
-        raise TableMismatchError(
-            f"{folder} holds a table of a different run ({shown}{more}); use another folder, or "
-            "overwrite it",
-            code="resume.mismatch",
-        )
+        text = f"{folder} holds a table of a different run ({shown}{more}); use another folder, or "
+        raise TableMismatchError(f"{text}overwrite it", code="resume.mismatch")
 
 
 # For each row of a shard: the case and the round of the arrays that it fills; -1 for none.
@@ -588,9 +532,8 @@ def read_shards(folder: Path) -> TaskOutputs:
     ids, places, complete = _place_rows(header, shards)
     rounds, n, tasks = len(header.accelerations), int(complete.sum()), len(header.task_names)
     if n == 0:
-        raise InputError(
-            f"no case of the table in {folder} has all {rounds} rounds yet", code="table.incomplete"
-        )
+        text = f"no case of the table in {folder} has all {rounds} rounds yet"
+        raise InputError(text, code="table.incomplete")
     schemas = [_read_schema(shard) for shard in shards]
     for shard, schema in zip(shards, schemas, strict=True):
         # Before memory is allocated for the samples that the header claims.
@@ -603,10 +546,8 @@ def read_shards(folder: Path) -> TaskOutputs:
     if not header.round_targets and not unknown:
         # NaN differs from itself; TaskOutputs refuses it.
         if ((targets != targets[:1]) & ~np.isnan(targets)).any():
-            raise InputError(
-                f"the table in {folder} has targets that differ between rounds",
-                code="table.duplicate",
-            )
+            text = f"the table in {folder} has targets that differ between rounds"
+            raise InputError(text, code="table.duplicate")
         targets = targets[0]
     if tasks == 1:
         outputs, targets = outputs[..., 0], targets[..., 0]
@@ -628,9 +569,6 @@ def read_shards(folder: Path) -> TaskOutputs:
 
 def _place_rows(header: TableHeader, shards: list[Path]) -> tuple[Any, list[Places], np.ndarray]:
     """Return all ids, the place of each row, and True for each complete case."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     cases, rounds = zip(*_read_places(shards, header), strict=True)
     names = _concatenate(cases)
     ids = pc.unique(names)
@@ -661,7 +599,6 @@ def _place_rows(header: TableHeader, shards: list[Path]) -> tuple[Any, list[Plac
 def _fill(
     outputs: np.ndarray, targets: np.ndarray, header: TableHeader, shard: Path, place: Places
 ) -> None:
-    """Fill the arrays from the rows of a shard."""
     start = 0
     for rows in _read_batches(shard, [name for pair in header.columns for name in pair]):
         here = slice(start, start + len(rows))
@@ -680,8 +617,6 @@ def _read_ids(
     shards: list[Path], schemas: list[Any], places: list[Places], n: int
 ) -> dict[str, np.ndarray]:
     """Return group and label if they are known of all cases."""
-    import pyarrow as pa
-
     read: dict[str, list[tuple[Any, np.ndarray]]] = {"group": [], "label": []}
     for shard, schema, (case, _) in zip(shards, schemas, places, strict=True):
         present = [name for name in read if name in schema.names]
@@ -719,15 +654,11 @@ def _read_lines(
 
 def _require_lists(schema: Any, header: TableHeader, shard: Path) -> None:
     """Raise InputError unless outputs are lists with one number per sample."""
-    import pyarrow as pa
-
     for _, name in header.columns:
         if name not in schema.names:
             raise InputError(f"shard {shard.name} has no column {name}", code="table.column")
         kind = schema.field(name).type
         is_list = pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type)
         if not is_list or kind.list_size != header.samples:
-            raise InputError(
-                f"shard {shard.name} has {kind} in {name}, the table has {header.samples} samples",
-                code="samples.mismatch",
-            )
+            text = f"shard {shard.name} has {kind} in {name}, needed are {header.samples} samples"
+            raise InputError(text, code="samples.mismatch")

@@ -12,13 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from taskuq._arrays import (
-    as_array,
-    as_ids,
-    as_ranges,
-    as_real_array,
-    require_in_ranges,
-)
+from taskuq._arrays import as_array, as_ids, as_ranges, as_real_array, require_in_ranges
 from taskuq._io import reading
 from taskuq._registry import Registry
 from taskuq.errors import InputError
@@ -43,9 +37,7 @@ def as_rounds(
             raise InputError("costs need full_cost, the cost at R = 1", code="option.missing")
         is_rising = values.dtype.kind in "fiu" and values[0] > 0 and (np.diff(values) > 0).all()
         if not is_rising or not values[-1] < full_cost < np.inf:
-            message = (
-                f"costs must rise from above 0 to below {full_cost}, got {values.tolist()!s:.80}"
-            )
+            message = f"costs must rise from 0 to {full_cost}, got {values.tolist()!s:.80}"
             raise InputError(message, code="rounds.invalid")
         values = np.asarray(full_cost / values.astype(float))
     return _as_accelerations(values, len(values)), _as_round_names(names, len(values))
@@ -60,15 +52,12 @@ def _as_accelerations(values: Any, rounds: int) -> FloatArray:
         return np.full(1, np.nan)  # unknown: nothing compares it with another
     numbers = np.atleast_1d(as_array(() if values is None else values, "accelerations"))
     if numbers.dtype.kind not in "fiu":
-        raise InputError(
-            f"accelerations must be numbers, got {numbers.dtype}", code="dtype.invalid"
-        )
+        text = f"accelerations must be numbers, got {numbers.dtype}"
+        raise InputError(text, code="dtype.invalid")
     rates = numbers.astype(float)
     if rates.shape != (rounds,):
-        raise InputError(
-            f"{rounds} rounds need as many accelerations, got {rates.size}; pass accelerations",
-            code="rounds.invalid",
-        )
+        text = f"{rounds} rounds need as many accelerations, got {rates.size}; pass accelerations"
+        raise InputError(text, code="rounds.invalid")
     if rounds == 1 and np.isnan(rates).all():
         return rates
     if not (np.isfinite(rates).all() and (rates > 1).all() and (np.diff(rates) < 0).all()):
@@ -271,9 +260,8 @@ class TaskOutputs:
         if isinstance(acceleration, str):
             matches = [k for k, label in enumerate(self.round_labels) if label == acceleration]
         else:
-            matches = np.flatnonzero(
-                np.isclose(self.accelerations, acceleration, rtol=1e-9)
-            ).tolist()
+            is_near = np.isclose(self.accelerations, acceleration, rtol=1e-9)
+            matches = np.flatnonzero(is_near).tolist()
         if not matches:
             message = f"no round {acceleration!r:.60}; the table has {', '.join(self.round_labels)}"
             raise InputError(message, code="choice.unknown")
@@ -431,9 +419,8 @@ def _positions(cases: Any, n: int) -> np.ndarray:
         index = np.nonzero(index)[0]
     is_valid = index.ndim == 1 and index.size > 0 and index.dtype.kind in "iu"
     if not is_valid or index.min() < -n or index.max() >= n:
-        raise InputError(
-            f"cases must be indices below {n} or one boolean per case", code="value.invalid"
-        )
+        text = f"cases must be indices below {n} or one boolean per case"
+        raise InputError(text, code="value.invalid")
     return index
 
 

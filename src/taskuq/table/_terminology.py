@@ -44,10 +44,8 @@ class Terminology:
         for field in fields(self):
             term = getattr(self, field.name)
             if not isinstance(term, str) or not term.strip() or len(term) > LONGEST:
-                raise InputError(
-                    f"terminology.{field.name} must be a short text, got {term!r:.80}",
-                    code="value.invalid",
-                )
+                message = f"terminology.{field.name} must be a short text, got {term!r:.80}"
+                raise InputError(message, code="value.invalid")
 
     def many(self, name: str) -> str:
         """Return the plural of a term."""

@@ -38,15 +38,11 @@ class AttackConfig:
 
     def __post_init__(self) -> None:
         if self.radius < 0 or self.reference_size < 1 or self.steps < 1 or self.step_size <= 0:
-            raise InputError(
-                f"attack must have a radius >= 0 and the rest positive, got {self}",
-                code="value.invalid",
-            )
+            text = f"attack must have a radius >= 0 and the rest positive, got {self}"
+            raise InputError(text, code="value.invalid")
         if self.steps * self.step_size < 1:
-            raise InputError(
-                f"attack.steps * step_size must be at least 1 (the radius), got {self}",
-                code="value.invalid",
-            )
+            text = f"attack.steps * step_size must be at least 1 (the radius), got {self}"
+            raise InputError(text, code="value.invalid")
 
     def radius_for(self, height: int, width: int) -> float:
         """Return the radius for images of a size."""
@@ -83,9 +79,8 @@ def adversarial_images(
         return (raw - targets).square().sum(1)
 
     with eval_mode(network):
-        return l2_pgd(
-            loss, scaled, radius=radius, steps=config.steps, step=config.step_size * radius
-        )
+        step = config.step_size * radius
+        return l2_pgd(loss, scaled, radius=radius, steps=config.steps, step=step)
 
 
 def _norm(images: Tensor) -> Tensor:

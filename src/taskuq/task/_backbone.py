@@ -145,9 +145,8 @@ class BackboneConfig:
 
     def __post_init__(self) -> None:
         if self.width < 1 or not self.blocks or min(self.blocks) < 1:
-            raise InputError(
-                f"backbone.width and blocks must be positive, got {self}", code="value.invalid"
-            )
+            text = f"backbone.width and blocks must be positive, got {self}"
+            raise InputError(text, code="value.invalid")
 
 
 class Backbone(nn.Module):
@@ -193,9 +192,8 @@ class InitConfig:
     def fill(self, backbone: Backbone) -> None:
         if self.imagenet is not None:
             if not backbone.is_imagenet:
-                raise InputError(
-                    "init_from.imagenet needs a resnet50; remove it", code="option.unused"
-                )
+                text = "init_from.imagenet needs a resnet50; remove it"
+                raise InputError(text, code="option.unused")
             _read_imagenet(backbone.body, self.imagenet)
         if self.simclr is not None:
             read_card(self.simclr, ("simclr",))

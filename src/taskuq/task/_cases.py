@@ -40,15 +40,12 @@ class AugmentConfig:
         for name in ("flip", "shift", "contrast_probability", "crop"):
             value = getattr(self, name)
             if not 0 <= value <= 1 or (name == "crop" and value == 0):
-                raise InputError(
-                    f"augment.{name} must be in [0, 1], got {value}", code="value.invalid"
-                )
+                text = f"augment.{name} must be in [0, 1], got {value}"
+                raise InputError(text, code="value.invalid")
         for name in ("rotation", "contrast", "blur"):
             if getattr(self, name) < 0:
-                raise InputError(
-                    f"augment.{name} must not be negative, got {getattr(self, name)}",
-                    code="value.invalid",
-                )
+                text = f"augment.{name} must not be negative, got {getattr(self, name)}"
+                raise InputError(text, code="value.invalid")
 
 
 def augment(images: Tensor, config: AugmentConfig, generator: torch.Generator) -> Tensor:

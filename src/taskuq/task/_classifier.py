@@ -46,18 +46,14 @@ class ClassifierConfig:
 
     def __post_init__(self) -> None:
         if not self.tasks or len(set(self.tasks)) != len(self.tasks):
-            raise InputError(
-                f"network.tasks must be different names, got {list(self.tasks)}",
-                code="value.invalid",
-            )
+            text = f"network.tasks must be different names, got {list(self.tasks)}"
+            raise InputError(text, code="value.invalid")
         if self.units and (len(self.units) != len(self.tasks) or self.output == "probability"):
             message = f"network.units must be one per number and output, got {self.units}"
             raise InputError(message, code="option.conflict")
         if not 0 <= self.dropout < 1 or any(width < 1 for width in self.hidden):
-            raise InputError(
-                f"network.dropout must be in [0, 1), hidden positive, got {self}",
-                code="value.invalid",
-            )
+            text = f"network.dropout must be in [0, 1), hidden positive, got {self}"
+            raise InputError(text, code="value.invalid")
 
 
 class Classifier(nn.Module):

@@ -245,10 +245,8 @@ def _standardise(network: Classifier, targets: NDArray[np.floating]) -> None:
     if (spread == 0).any():
         raise InputError("all training targets of a task are equal", code="value.invalid")
     if network.config.output == "positive" and targets.min() < 0:
-        raise InputError(
-            f"targets of output = 'positive' must be >= 0, got {targets.min():g}",
-            code="value.invalid",
-        )
+        text = f"targets of output = 'positive' must be >= 0, got {targets.min():g}"
+        raise InputError(text, code="value.invalid")
     network.shift.copy_(torch.as_tensor(targets.mean(axis=0)))
     network.spread.copy_(torch.as_tensor(spread))
 

@@ -50,9 +50,8 @@ class Area:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.threshold) and 0 <= self.pixel_area < math.inf):
-            raise InputError(
-                f"threshold must be finite and pixel_area >= 0, got {self}", code="value.invalid"
-            )
+            text = f"threshold must be finite and pixel_area >= 0, got {self}"
+            raise InputError(text, code="value.invalid")
 
     @property
     def names(self) -> tuple[str]:
@@ -150,10 +149,8 @@ class MeanIntensity:
         for name in ("rows", "columns"):
             first, last = getattr(self, name)
             if not 0 <= first < last <= 1:
-                raise InputError(
-                    f"{name} must be two increasing fractions, got {first} and {last}",
-                    code="value.invalid",
-                )
+                text = f"{name} must be two increasing fractions, got {first} and {last}"
+                raise InputError(text, code="value.invalid")
 
     def __call__(self, images: Any) -> Tensor:
         """Map images (image, height, width) to means (image,)."""

@@ -63,10 +63,8 @@ def require_classes(labels: Any, what: str) -> None:
     columns = np.asarray(labels).reshape(len(labels), -1)
     found = np.unique(columns)
     if not np.isin(found, (0, 1)).all():
-        raise InputError(
-            f"labels of the {what} are {found[:4].tolist()}; give 0 (absent) and 1 (present)",
-            code="value.invalid",
-        )
+        text = f"labels of the {what} are {found[:4].tolist()}; give 0 (absent) and 1 (present)"
+        raise InputError(text, code="value.invalid")
     for column in columns.T:
         if len(np.unique(column)) < 2:
             message = f"all labels of the {what} are {column[0]:g}; add others or use another split"

@@ -29,9 +29,8 @@ class _SimCLRConfig:
 
     def __post_init__(self) -> None:
         if self.temperature <= 0 or self.hidden < 1 or self.embedding < 1:
-            raise InputError(
-                f"network.temperature and widths must be positive, got {self}", code="value.invalid"
-            )
+            text = f"network.temperature and widths must be positive, got {self}"
+            raise InputError(text, code="value.invalid")
 
 
 class _SimCLRNet(nn.Module):
@@ -122,10 +121,8 @@ class _SimCLRTraining(TaskTraining):
     def recipe(self, cases: tuple[Any, ...], machine: TrainerOptions) -> Recipe:
         """Return the recipe: two augmentations of each image attract each other."""
         if self.training.batch < 2:
-            raise InputError(
-                "training.batch is 1; a contrastive loss compares images: give more",
-                code="value.invalid",
-            )
+            text = "training.batch is 1; a contrastive loss compares images: give more"
+            raise InputError(text, code="value.invalid")
         if self.init_from.classifier is not None:
             raise InputError("init_from.classifier is for classifiers", code="option.conflict")
         network = _SimCLRNet(self.network)

@@ -41,10 +41,8 @@ def prepare_folder(folder: Path, settings: dict[str, Any], *, fresh: bool) -> Pa
         before, after = flatten(stored), flatten(settings)
         changed = sorted(k for k in before.keys() | after.keys() if before.get(k) != after.get(k))
         shown = ", ".join(f"{k}: {before.get(k)} there, {after.get(k)} here" for k in changed[:3])
-        raise InputError(
-            f"{folder} has another configuration ({shown}); use another folder, or --overwrite",
-            code="resume.mismatch",
-        )
+        text = f"{folder} has another configuration ({shown}); use another folder, or --overwrite"
+        raise InputError(text, code="resume.mismatch")
     with atomic_write(path) as partial:
         partial.write_text(toml_text(settings), encoding="utf-8")
     return state if state.exists() else None
@@ -68,8 +66,6 @@ def _log_epoch(path: Path, row: Mapping[str, float]) -> None:
 
 
 class _TensorBoardLog:
-    """TensorBoard scalars, if installed."""
-
     def __init__(self, folder: Path, epoch: int) -> None:
         self.records: Any = None
         try:
@@ -183,8 +179,6 @@ class SafetensorsIO(CheckpointIO):
 
 
 class Checkpoint(Callback):
-    """Callback that saves weights and the resume state after each epoch."""
-
     def __init__(
         self, recipe: Recipe, folder: Path, every: int, notes: dict[str, Any], patience: int = 0
     ) -> None:
@@ -218,9 +212,9 @@ class Checkpoint(Callback):
             return
         epoch = trainer.current_epoch
         value = float(trainer.callback_metrics[f"validation_{self.recipe.monitor}"])
-        is_best = self.recipe.is_better(value, self.best)
-        if is_best:
-            self.best = value
+        sign = -1 if self.recipe.mode == "min" else 1
+        is_best = self.best is None or sign * value > sign * self.best
+        self.best = value if is_best else self.best
         self.since_best = 0 if is_best else self.since_best + 1
         trainer.should_stop |= 0 < self.patience <= self.since_best
         assert isinstance(pl_module, TrainingModule)

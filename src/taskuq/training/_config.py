@@ -46,20 +46,15 @@ class TrainingConfig:
         positive = "epochs batch accumulate lr_decay_epochs checkpoint_every learning_rate"
         for name in positive.split():
             if getattr(self, name) <= 0:
-                raise InputError(
-                    f"training.{name} must be positive, got {getattr(self, name)}",
-                    code="value.invalid",
-                )
+                text = f"training.{name} must be positive, got {getattr(self, name)}"
+                raise InputError(text, code="value.invalid")
         for name in ("warmup_steps", "clip_norm", "weight_decay", "workers", "patience"):
             if getattr(self, name) < 0:
-                raise InputError(
-                    f"training.{name} must not be negative, got {getattr(self, name)}",
-                    code="value.invalid",
-                )
+                text = f"training.{name} must not be negative, got {getattr(self, name)}"
+                raise InputError(text, code="value.invalid")
         if not 0 <= self.ema < 1:
-            raise InputError(
-                f"training.ema must be in [0, 1), got {self.ema}", code="value.invalid"
-            )
+            text = f"training.ema must be in [0, 1), got {self.ema}"
+            raise InputError(text, code="value.invalid")
         if self.cuda_graphs and self.accumulate > 1:
             # A CUDA graph overwrites the gradients of the last batch.
             raise InputError("training.cuda_graphs needs accumulate = 1", code="option.conflict")
@@ -90,6 +85,3 @@ class Recipe:
     collate: Callable[[list[Any]], Batch] | None = None
     pretraining: tuple[Recipe, TrainingConfig] | None = None
     on_end: Callable[[], Mapping[str, Any] | None] | None = None
-
-    def is_better(self, new: float, old: float | None) -> bool:
-        return old is None or (new < old if self.mode == "min" else new > old)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -23,8 +23,6 @@ Place = tuple[int, int]
 
 
 class EpochSampler(Sampler[Place]):
-    """Sampler of (epoch, index) pairs."""
-
     def __init__(
         self, length: int, seed: int | None, *, batch: int = 1, most: int | None = None
     ) -> None:
@@ -71,8 +69,6 @@ SMALL, SHARE = 8 * 2**30, 1 / 4
 
 @dataclass(frozen=True, eq=False)
 class DeviceDataset:
-    """Data set preloaded on the training device."""
-
     by_case: Mapping[str, Tensor]
     by_draw: Mapping[str, Tensor] = field(default_factory=dict)
     drawn: Callable[[int, int], int] | None = None
@@ -91,14 +87,6 @@ class DeviceDataset:
                 **{name: x.index_select(0, drawn[here]) for name, x in self.by_draw.items()},
                 **{name: tuple(x[cases[here]].tolist()) for name, x in self.known.items()},
             }
-
-
-@runtime_checkable
-class _Preloadable(Protocol):
-    """Data set that can be preloaded on a device."""
-
-    def stock(self, device: torch.device, most: float) -> DeviceDataset | None:
-        """Return all cases, or None unless they are of one size and at most ``most`` bytes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,12 +108,12 @@ class DeviceLoader:
 def preload(
     cases: Any, feed: Literal["auto", "device", "loader"], *, on_gpu: bool, is_alone: bool
 ) -> DeviceDataset | None:
-    """Preload all cases onto the training device if configured."""
     is_asked, found = feed == "device", None
     if feed == "loader" or not (is_asked or on_gpu):
         return None
-    if is_alone and isinstance(cases, _Preloadable):
+    if is_alone and hasattr(cases, "stock"):
         most = math.inf if is_asked else min(SMALL, SHARE * torch.cuda.mem_get_info()[0])
+        # All cases, or None unless they are of one size and at most so many bytes.
         found = cases.stock(torch.device("cuda" if on_gpu else "cpu"), most)
     if is_asked and found is None:
         message = "training.dataloader = 'device' needs one process and data.in_memory of one size"
@@ -147,7 +135,6 @@ def gaussian_rows(out: Tensor, seeds: Sequence[int]) -> Tensor:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed torch globally within a context."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
@@ -197,7 +184,14 @@ class SyncLayers:
         y = centred * (variance + norm.eps).rsqrt().view(shape)
         if norm.affine:
             y = y * norm.weight.view(shape) + norm.bias.view(shape)
-        _remember(norm, mean.detach(), variance.detach() * count / (count - 1).clamp_min(1))
+        if norm.running_mean is not None and norm.running_var is not None:
+            # As torch does.
+            assert norm.num_batches_tracked is not None
+            norm.num_batches_tracked.add_(1)
+            share = 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+            unbiased = variance.detach() * count / (count - 1).clamp_min(1)
+            norm.running_mean.lerp_(mean.detach().to(norm.running_mean.dtype), share)
+            norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), share)
         return y.to(x.dtype)
 
     def dropped(self, dropout: nn.Dropout, x: Tensor) -> Tensor:
@@ -207,17 +201,6 @@ class SyncLayers:
         kept = x.new_empty((self.share.total, *x.shape[1:]))
         kept.bernoulli_(1 - dropout.p, generator=self.generator).div_(1 - dropout.p)
         return x * kept[rows]
-
-
-def _remember(norm: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
-    """Update a layer's running moments, as torch does."""
-    if norm.running_mean is None or norm.running_var is None:
-        return
-    assert norm.num_batches_tracked is not None
-    norm.num_batches_tracked.add_(1)
-    share = norm.momentum if norm.momentum is not None else 1 / float(norm.num_batches_tracked)
-    norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), share)
-    norm.running_var.lerp_(variance.to(norm.running_var.dtype), share)
 
 
 class _Sum(torch.autograd.Function):

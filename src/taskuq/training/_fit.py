@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import pytorch_lightning as pl
 import torch
@@ -90,30 +90,12 @@ def _silence_lightning() -> Iterator[None]:
             log.setLevel(level)
 
 
-@runtime_checkable
-class _MultiStage(Protocol):
-    """Settings of a training that needs other networks first."""
-
-    def stages(self, cases: tuple[Any, ...], folder: Path, **options: Any) -> tuple[Any, ...]:
-        """Train them in subfolders and return the cases of the last stage."""
-
-
-@runtime_checkable
-class _SplitWriter(Protocol):
-    """Settings whose data leave a shared split file."""
-
-    def open_parts(self, *, is_stored: bool) -> Any:
-        """Open the data for ``prepare``, optionally without writing the split."""
-
-
 # Steps of a dry run.
 PROBES = 5
 
 
 @dataclass(frozen=True)
 class TrainerOptions:
-    """Accelerator, devices and nodes of a training."""
-
     accelerator: str = "auto"
     devices: int = 1
     nodes: int = 1
@@ -129,8 +111,6 @@ class TrainerOptions:
 
 
 class _TrainingSettings(Protocol):
-    """Settings of a training."""
-
     @property
     def training(self) -> TrainingConfig: ...
 
@@ -168,8 +148,10 @@ def train(
     # A training keeps to one precision of stored images.
     precision = getattr(cases[0], "precision", None)
     images = {} if precision is None else {"images": {"precision": precision}}
-    if isinstance(settings, _MultiStage):
-        cases = settings.stages(cases, Path(folder), machine=machine, fresh=fresh, steps=steps)
+    # It may need other networks first, trained in subfolders.
+    if (stages := getattr(settings, "stages", None)) is not None:
+        cases = stages(cases, Path(folder), machine=machine, fresh=fresh, steps=steps)
+        assert cases is not None
     with seeded(settings.training.seed):
         recipe = settings.recipe(cases, machine)
     return _fit(
@@ -213,9 +195,8 @@ def _fit(
         return best
     planned = config.epochs * max(1, len(training) // config.batch // config.accumulate)  # type: ignore[arg-type]
     if steps is None and config.warmup_steps > planned:
-        _print(
-            f"training.warmup_steps is {config.warmup_steps} of {planned} steps; lower it", machine
-        )
+        text = f"training.warmup_steps is {config.warmup_steps} of {planned} steps; lower it"
+        _print(text, machine)
     notes = {key: settings[key] for key in settings if key != "network"}
     keep = Checkpoint(recipe, folder, config.checkpoint_every, notes, config.patience)
     _loop(
@@ -300,10 +281,8 @@ def _loop(
         trainer = _make_trainer(config, machine, [timing] if keep is None else [keep, timing])
         if trainer.world_size != machine.processes:
             # Lightning starts as many processes as a SLURM step has tasks.
-            raise InputError(
-                f"{trainer.world_size} processes were launched, not {machine.processes}; use srun",
-                code="option.conflict",
-            )
+            message = f"{trainer.world_size} processes started, not {machine.processes}; use srun"
+            raise InputError(message, code="option.conflict")
         on_interrupt = signal.getsignal(signal.SIGINT)
         try:
             trainer.fit(module, *loaders, ckpt_path=None if resume is None else str(resume))
@@ -372,10 +351,8 @@ def _batch_per_process(config: TrainingConfig, machine: TrainerOptions, cases: i
         message = f"training.batch must be a multiple of {processes}, got {config.batch}"
         raise InputError(message, code="option.conflict")
     if processes > 1 and cases < config.batch:
-        raise InputError(
-            f"{cases} training cases are fewer than training.batch = {config.batch}; reduce it",
-            code="units.few",
-        )
+        text = f"{cases} training cases are fewer than training.batch = {config.batch}; reduce it"
+        raise InputError(text, code="units.few")
     return config.batch // processes
 
 
@@ -414,12 +391,12 @@ def estimate_training(
     machine = machine or TrainerOptions()
     settings = read_config(NETWORKS[kind].training, config)
     start = time.perf_counter()
-    data = settings.open_parts(is_stored=False) if isinstance(settings, _SplitWriter) else None
+    data = settings.open_parts(is_stored=False) if hasattr(settings, "open_parts") else None
     cases = settings.prepare(machine, data)
     prepared = time.perf_counter() - start
     with TemporaryDirectory() as name:
         folder = Path(name)
-        if isinstance(settings, _MultiStage):
+        if hasattr(settings, "stages"):
             cases = settings.stages(cases, folder, machine=machine, fresh=False, steps=steps)
             _broadcast_files(folder)
         earlier: dict[str, Any] | None = None
@@ -435,7 +412,6 @@ def estimate_training(
 
 
 def _broadcast_files(folder: Path) -> None:
-    """Copy the files of the first process to the folders of all."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return
     files = {}

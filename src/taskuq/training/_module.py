@@ -27,8 +27,6 @@ SHOWN = 20
 
 
 class TrainingModule(LightningModule):
-    """LightningModule of a recipe."""
-
     def __init__(self, recipe: Recipe, config: TrainingConfig) -> None:
         super().__init__()
         self.recipe, self.settings = recipe, config
@@ -112,8 +110,12 @@ class TrainingModule(LightningModule):
         names = self._values[0]
         values = {name: torch.cat([part[name] for part in self._values]) for name in names}
         self._values.clear()
-        if self.trainer.world_size > 1:
-            values = {name: _gather(value) for name, value in values.items()}
+        for name, value in values.items() if self.trainer.world_size > 1 else ():
+            # Of all processes, whose numbers of cases may differ.
+            parts: list[Any] = [None] * distributed.get_world_size()
+            distributed.all_gather_object(parts, value.cpu().tolist())
+            whole = [one for part in parts for one in part]
+            values[name] = torch.tensor(whole, dtype=value.dtype)
         if self.trainer.sanity_checking:
             return
         for name, value in self.recipe.summary(values).items():
@@ -123,25 +125,21 @@ class TrainingModule(LightningModule):
         c = self.settings
         weights = _network_weights(self.network)
         optimiser = (torch.optim.AdamW if c.adamw else torch.optim.Adam)(
-            weights,
-            lr=c.learning_rate,
-            betas=(c.betas[0], c.betas[1]),
-            weight_decay=c.weight_decay,
+            weights, c.learning_rate, (c.betas[0], c.betas[1]), weight_decay=c.weight_decay,
             fused=weights[0].is_cuda,
-        )
+        )  # fmt: skip
         if c.schedule == "constant":
             return optimiser
-        if c.schedule == "step":
-            schedule: Any = torch.optim.lr_scheduler.StepLR(
-                optimiser, c.lr_decay_epochs, c.lr_decay
-            )
-        else:
-            schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, self._cosine)
-        return {"optimizer": optimiser, "lr_scheduler": schedule}
 
-    def _cosine(self, epoch: int) -> float:
-        wave = (1 + math.cos(math.pi * epoch / self.settings.epochs)) / 2
-        return self.settings.lr_decay + (1 - self.settings.lr_decay) * wave
+        def cosine(epoch: int) -> float:
+            wave = (1 + math.cos(math.pi * epoch / c.epochs)) / 2
+            return c.lr_decay + (1 - c.lr_decay) * wave
+
+        schedules = torch.optim.lr_scheduler
+        if c.schedule == "cosine":
+            return {"optimizer": optimiser, "lr_scheduler": schedules.LambdaLR(optimiser, cosine)}
+        step = schedules.StepLR(optimiser, c.lr_decay_epochs, c.lr_decay)
+        return {"optimizer": optimiser, "lr_scheduler": step}
 
     def warmup_factor(self, step: int) -> float:
         return min(1.0, step / max(1, self.settings.warmup_steps))
@@ -178,13 +176,6 @@ def _network_weights(network: nn.Module) -> list[nn.Parameter]:
     return [weight for weight in network.parameters() if weight.requires_grad]
 
 
-def _gather(values: Tensor) -> Tensor:
-    """Return the values of all processes, whose numbers of cases may differ."""
-    parts: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(parts, values.cpu().tolist())
-    return torch.tensor([value for part in parts for value in part], dtype=values.dtype)
-
-
 SCHEMA = "taskuq.timing/1"
 FILE = "timing.json"
 # Synchronising idles a GPU: only these steps of an epoch are timed, in so many epochs.
@@ -192,8 +183,6 @@ SYNCHRONISED, CLOCKED = 20, 5
 
 
 class StepTimer(Callback):
-    """Callback that times steps and ends a trial run."""
-
     def __init__(
         self,
         kind: str,

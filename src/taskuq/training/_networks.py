@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 class _NetworkEntry(NamedTuple):
-    """Registry entry of a network, readable without torch."""
-
     module: str
     method: str | None
     about: str
@@ -83,7 +81,6 @@ class NetworkKind:
     flexible_input: bool = False
 
     def load(self, path: Path, table: Mapping[str, Any]) -> nn.Module:
-        """Build the network of a card and load its weights."""
         import torch
 
         from taskuq.training._weights import load_weights

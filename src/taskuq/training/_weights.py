@@ -33,7 +33,6 @@ def locate(weights: Path | str) -> Path:
 
 
 def referenced_files(settings: Any) -> Iterator[Path]:
-    """Yield files named by a configuration."""
     for field_ in fields(settings):
         value = getattr(settings, field_.name)
         if isinstance(value, dict):
@@ -88,14 +87,15 @@ def save_weights(
 
     path = Path(path)
     if path.suffix != ".safetensors":
-        raise InputError(
-            f"the weights' name is {path.name}; let it end in .safetensors", code="value.invalid"
-        )
+        text = f"the weights' name is {path.name}; let it end in .safetensors"
+        raise InputError(text, code="value.invalid")
     trained = {name for name, _ in network.named_parameters()}
-    state = {
-        name: _stored(value, half and name in trained)
-        for name, value in network.state_dict().items()
-    }
+    state = {}
+    for name, value in network.state_dict().items():
+        # Biases and scalars stay exact: they cost nothing.
+        is_half = half and name in trained and value.is_floating_point() and value.ndim > 1
+        whole = value.detach().cpu().contiguous()
+        state[name] = whole.half() if is_half else whole.clone()
     table = {"kind": kind, "network": to_toml_table(config), **(notes or {})}
     with atomic_write(path) as partial:
         save_file(state, partial, metadata={"kind": kind})
@@ -105,7 +105,6 @@ def save_weights(
 
 
 def read_card(path: Path | str, kinds: Collection[str]) -> dict[str, Any]:
-    """Read the card of a weights file and check its kind."""
     path = Path(path)
     if path.suffix != ".safetensors":
         message = f"weights are {path}; give a .safetensors file, which cannot run code"
@@ -125,17 +124,13 @@ def load_weights(network: nn.Module, path: Path | str) -> None:
 
 
 def load_tensors(network: nn.Module, found: Mapping[str, Tensor], path: Path | str) -> None:
-    """Load tensors into a network; names and shapes must match."""
     state = network.state_dict()
     missing, extra = sorted(set(state) - set(found)), sorted(set(found) - set(state))
     wrong = [k for k in state if k in found and state[k].shape != found[k].shape]
     if missing or extra or wrong:
         name = (missing + extra + wrong)[0]
-        raise InputError(
-            f"{path} has {len(missing)} weights missing, {len(extra)} unknown and {len(wrong)} of "
-            f"another shape (first {name}); use the TOML next to it",
-            code="weights.mismatch",
-        )
+        text = f"{path} has {len(missing)} weights missing, {len(extra)} unknown and {len(wrong)} "
+        raise InputError(f"{text}of another shape (first {name})", code="weights.mismatch")
     with torch.no_grad():
         for key, value in state.items():
             value.copy_(found[key])
@@ -152,9 +147,3 @@ def read_pickled(path: Path | str, give: str) -> Any:
     """Read a .pt or .pth file without unpickling objects."""
     with reading(path, "a plain state dict", f"give {give}"):
         return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _stored(value: Tensor, half: bool) -> Tensor:
-    value = value.detach().cpu().contiguous()
-    # Biases and scalars stay exact: they cost nothing.
-    return value.half() if half and value.is_floating_point() and value.ndim > 1 else value.clone()

@@ -131,8 +131,6 @@ def _chain(x: Tensor, convolutions: Sequence[Convolution], slope: float) -> Tens
 
 
 class _FusedStage(NamedTuple):
-    """Condition stage for inference."""
-
     down: Convolution
     residual: tuple[Convolution, ...]
     scale: Tensor
@@ -162,8 +160,6 @@ def _fuse_stage(stage: ConditionStage, device: torch.device, dtype: torch.dtype)
 
 
 class _FusedStep(NamedTuple):
-    """Flow step for inference."""
-
     kernel: int
     subnet: _FusedCouplingNet
     affine: _FusedAffine
@@ -171,8 +167,6 @@ class _FusedStep(NamedTuple):
 
 
 class _FusedLayer(NamedTuple):
-    """Flow layer for inference."""
-
     steps: tuple[_FusedStep, ...]
     condition: dict[int, tuple[Tensor, Tensor]]
 

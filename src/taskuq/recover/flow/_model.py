@@ -16,8 +16,6 @@ from taskuq.recover._varnet import UNet
 
 
 class _ActNorm(nn.Module):
-    """Scale and shift each channel."""
-
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.zeros(channels))
@@ -173,20 +171,14 @@ class FlowConfig:
         positive += ("steps_per_layer",)
         for name in (*positive, "measured_noise", "null_noise", "in_channels", "mean_passes"):
             if getattr(self, name) < (least := int(name in positive)):
-                raise InputError(
-                    f"{name} must be at least {least}, got {getattr(self, name)}",
-                    code="value.invalid",
-                )
+                text = f"{name} must be at least {least}, got {getattr(self, name)}"
+                raise InputError(text, code="value.invalid")
         if self.max_value <= 0:
-            raise InputError(
-                f"max_value must be positive, got {self.max_value}", code="value.invalid"
-            )
+            text = f"max_value must be positive, got {self.max_value}"
+            raise InputError(text, code="value.invalid")
         if self.in_channels and (self.mean_passes or self.rotate_coils or self.fill != "noise"):
-            raise InputError(
-                f"in_channels = {self.in_channels}, of a residual flow, excludes fill, "
-                "rotate_coils and mean_passes",
-                code="option.conflict",
-            )
+            text = f"in_channels = {self.in_channels}, of a residual flow, excludes fill, "
+            raise InputError(f"{text}rotate_coils and mean_passes", code="option.conflict")
 
     @property
     def size_multiple(self) -> int:
@@ -321,8 +313,6 @@ class _InvertibleAttention(nn.Module):
 
 
 class FlowStep(nn.Module):
-    """ActNorm, rotation, conditional coupling, attention."""
-
     def __init__(
         self, channels: int, condition: int, *, kernel: int, generator: torch.Generator
     ) -> None:
@@ -352,8 +342,6 @@ class FlowStep(nn.Module):
 
 
 class FlowLayer(nn.Module):
-    """Transition and alternating flow steps."""
-
     def __init__(
         self, channels: int, condition: int, *, steps: int, generator: torch.Generator
     ) -> None:
@@ -390,8 +378,6 @@ ACCELERATIONS = (1, 2, 4, 8, 16, 32, 64)
 
 
 class ResidualScaleNet(nn.Module):
-    """Predict the log standard deviation of residuals."""
-
     def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
         super().__init__()
         self.first = nn.Conv2d(inputs, hidden, 3, padding=1)
@@ -536,11 +522,9 @@ class ConditionalFlow(nn.Module):
     def _check(self, x: Tensor, channels: int) -> None:
         c = self.config
         if x.ndim != 4 or x.shape[1] != channels or any(n % c.size_multiple for n in x.shape[-2:]):
-            raise InputError(
-                f"this flow needs {channels} channels ({c.coils} coils) and sides divisible by "
-                f"{c.size_multiple}, got {tuple(x.shape)}",
-                code="shape.mismatch",
-            )
+            text = f"this flow needs {channels} channels ({c.coils} coils) and sides divisible by "
+            text += f"{c.size_multiple}, got {tuple(x.shape)}"
+            raise InputError(text, code="shape.mismatch")
 
 
 def bits_per_dimension(latents: Sequence[Tensor], log_det: Tensor) -> Tensor:

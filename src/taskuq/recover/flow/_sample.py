@@ -124,11 +124,8 @@ def _redraw_rejected(
         if not bool(rejected.any()):
             break
         if attempt == attempts:
-            raise InputError(
-                f"a sample is beyond limit = {limit} after {attempts} draws; train the flow longer "
-                "or lower the temperature",
-                code="value.nonfinite",
-            )
+            text = f"a sample is beyond limit = {limit} after {attempts} draws; train the flow "
+            raise InputError(f"{text}longer or lower the temperature", code="value.nonfinite")
         counts += rejected.sum(1).cpu()
         rejected = redraw(attempt, rejected)
     return counts
@@ -287,24 +284,17 @@ class FlowSampler:
     def _check(self, y: Tensor, mask: Tensor, samples: int, seeds: Sequence[int]) -> None:
         c = self.config
         if not y.is_complex() or y.ndim != 4 or y.shape[1] != c.coils:
-            raise InputError(
-                f"zero-filled images must be complex (case, {c.coils} coils, height, width), got "
-                f"{tuple(y.shape)} of {y.dtype}",
-                code="shape.axes",
-            )
+            text = f"zero-filled images must be complex (case, {c.coils} coils, height, width), "
+            raise InputError(f"{text}got {tuple(y.shape)} of {y.dtype}", code="shape.axes")
         if any(side % c.size_multiple for side in y.shape[-2:]):
-            raise InputError(
-                f"sides must be divisible by {c.size_multiple}, got {y.shape[-2]}×{y.shape[-1]}",
-                code="shape.mismatch",
-            )
+            text = f"sides must be divisible by {c.size_multiple}, got {y.shape[-2]}×{y.shape[-1]}"
+            raise InputError(text, code="shape.mismatch")
         if not bool(torch.isfinite(torch.view_as_real(y)).all()):
             raise InputError("zero-filled images are not finite", code="value.nonfinite")
         if mask.shape != (len(y), y.shape[-1]) or len(seeds) != len(y):
-            raise InputError(
-                f"pass a mask and a seed for each of {len(y)} cases, got masks "
-                f"{tuple(mask.shape)} and {len(seeds)} seeds",
-                code="shape.mismatch",
-            )
+            text = f"pass a mask and a seed for each of {len(y)} cases, got masks "
+            text += f"{tuple(mask.shape)} and {len(seeds)} seeds"
+            raise InputError(text, code="shape.mismatch")
         check_samples(samples)
 
 
@@ -390,13 +380,9 @@ def _temperature_pairs(temperature: float | Temperatures) -> list[tuple[float, f
 
 def check_temperature(temperature: float | Temperatures) -> None:
     pairs = _temperature_pairs(temperature)
-    if not pairs or not all(
-        len(pair) == 2 and pair[0] >= 1 and 0 <= pair[1] < math.inf for pair in pairs
-    ):
-        raise InputError(
-            f"temperature must be at least 0, or (acceleration, temperature) pairs, got {pairs}",
-            code="value.invalid",
-        )
+    if not pairs or not all(len(p) == 2 and p[0] >= 1 and 0 <= p[1] < math.inf for p in pairs):
+        text = f"temperature must be at least 0, or (acceleration, temperature) pairs, got {pairs}"
+        raise InputError(text, code="value.invalid")
 
 
 def temperature_at(temperature: float | Temperatures, mask: Tensor) -> float:
@@ -418,11 +404,8 @@ class ResidualFlowSampler(BatchRecovery):
         dtype: torch.dtype = torch.float16,
     ) -> None:
         if flow.config.coils != 1 or flow.config.in_channels != 6:
-            raise InputError(
-                f"a residual flow has coils = 1 and inputs = 6, got {flow.config.coils} and "
-                f"{flow.config.in_channels}",
-                code="weights.mismatch",
-            )
+            text = f"a residual flow has coils = 1 and inputs = 6, got {flow.config.coils} and "
+            raise InputError(f"{text}{flow.config.in_channels}", code="weights.mismatch")
         self.device = torch.device(device or next(flow.parameters()).device)
         self.flow, self.net = flow, inference_varnet(net.to(self.device).eval(), dtype)
         self.fused = fuse_flow(flow, device=self.device, dtype=torch.float32)
@@ -439,10 +422,8 @@ class ResidualFlowSampler(BatchRecovery):
         estimate = varnet_estimate(self.net, zero_filled.to(torch.complex64), mask)
         inputs = estimate.inputs()
         if not bool(torch.isfinite(inputs).all()):
-            raise InputError(
-                'the point estimate is not finite; try precision = "float32"',
-                code="value.nonfinite",
-            )
+            text = "the point estimate is not finite; try precision = 'float32'"
+            raise InputError(text, code="value.nonfinite")
         images, shapes = [], self.flow.latent_shapes(*inputs.shape[-2:])
         for case, seed in enumerate(seeds):
             condition = self.fused.encode(inputs[case : case + 1])

@@ -11,12 +11,12 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from taskuq._config import read_toml
 from taskuq._seeds import mix_seeds, per_case_random
 from taskuq.errors import InputError
+from taskuq.interval import FloatArray
 from taskuq.measure._coils import rss, to_channels, to_complex
 from taskuq.measure._fourier import complex_noise, project_measured, project_null_space
 from taskuq.protocols import Recover
@@ -82,12 +82,11 @@ def _null_space_target(
     noise = complex_noise(images, generator)
     in_lines = project_measured(noise, mask)
     target = residual + config.null_noise * (noise - in_lines)
-    white = config.fill == "noise"
-    fill = (
-        config.measured_noise * in_lines if white else _residual_fill(prior, residual, mask, noise)
-    )
-    target = target + fill
-    return prior.condition, to_channels(prior.rotate(target))
+    if config.fill == "noise":
+        fill = config.measured_noise * in_lines
+    else:
+        fill = _residual_fill(prior, residual, mask, noise)
+    return prior.condition, to_channels(prior.rotate(target + fill))
 
 
 def _normalised(config: FlowConfig, images: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,9 +140,7 @@ def _fit_inflation(flow: ConditionalFlow, cases: MaskedDataset, *, device: str) 
     flow.widening.copy_(torch.as_tensor(np.stack(columns, axis=1)))
 
 
-def _inflation(
-    sampler: FlowSampler, cases: MaskedDataset, mask: Tensor, round: int
-) -> NDArray[np.float64]:
+def _inflation(sampler: FlowSampler, cases: MaskedDataset, mask: Tensor, round: int) -> FloatArray:
     """Return the inflation of each real channel at one acceleration."""
     error = spread = torch.zeros(sampler.config.channels, device=sampler.device)
     for start in range(0, len(cases), BATCH):
@@ -212,10 +209,8 @@ class FlowRecovery(BatchRecovery):
     def batch(
         self, measurements: Sequence[MeasurementLike], *, samples: int, seeds: Sequence[int]
     ) -> Tensor:
-        zero_filled, mask = stack_measurements(measurements)
-        result = self.sampler(
-            zero_filled, mask, samples=samples, seeds=seeds, temperature=self.temperature
-        )
+        y, mask = stack_measurements(measurements)
+        result = self.sampler(y, mask, samples=samples, seeds=seeds, temperature=self.temperature)
         self.rejected += int(result.rejected.sum())
         return result.images
 
@@ -248,10 +243,8 @@ class FlowMethod:
         card = read_toml(path.with_suffix(".toml"))
         estimate = self.estimate or card.get("estimate")
         if estimate is None:
-            raise InputError(
-                f"{path.name} names no point-estimate network; set 'estimate'",
-                code="config.missing",
-            )
+            text = f"{path.name} names no point-estimate network; set 'estimate'"
+            raise InputError(text, code="config.missing")
         if temperature is None:
             temperature = card.get("temperatures") or 1.0
         half = torch.float32 if exact else torch.float16
@@ -279,9 +272,8 @@ class _FlowTraining(RecoveryTraining):
         if self.network.mean_passes and self.pretrain is None:
             raise InputError("network.mean_passes needs the table pretrain", code="option.missing")
         if self.temperatures and self.estimate is None:
-            raise InputError(
-                "temperatures need estimate, of a residual flow", code="option.missing"
-            )
+            text = "temperatures need estimate, of a residual flow"
+            raise InputError(text, code="option.missing")
         if self.temperatures:
             check_temperature(self.temperatures)
 

@@ -52,10 +52,8 @@ class SamplerConfig:
                 code="value.invalid",
             )
         if self.in_channels % self.out_channels:
-            raise InputError(
-                f"in_channels must be a multiple of {self.out_channels}, got {self.in_channels}",
-                code="value.invalid",
-            )
+            text = f"in_channels must be a multiple of {self.out_channels}, got {self.in_channels}"
+            raise InputError(text, code="value.invalid")
 
     @property
     def levels(self) -> int:
@@ -260,11 +258,8 @@ class SamplerNet(nn.Module):
     def encode(self, estimate: Tensor, sampled_fraction: Tensor) -> Condition:
         """Return all that does not depend on noise; arguments as in forward."""
         if estimate.ndim != 4 or estimate.shape[1] != self.config.in_channels:
-            raise InputError(
-                f"the condition must be (case, {self.config.in_channels}, height, width), got "
-                f"{tuple(estimate.shape)}",
-                code="shape.axes",
-            )
+            text = f"the condition must be (case, {self.config.in_channels}, height, width), got "
+            raise InputError(f"{text}{tuple(estimate.shape)}", code="shape.axes")
         height, width = estimate.shape[-2:]
         multiple = self.config.size_multiple
         padding = (0, -width % multiple, 0, -height % multiple)

@@ -34,8 +34,6 @@ _STEP, _FIRST, _SECOND = (
 
 
 class ConditionedBatch(Protocol):
-    """Batch of estimates with their condition channels."""
-
     @property
     def scale(self) -> Tensor: ...  # unit of each case's images, above 0, (case,)
 

@@ -76,11 +76,9 @@ def _energy_score(samples: Tensor, truth: Tensor) -> Tensor:
 
 def _check(samples: Tensor, truth: Tensor) -> None:
     if samples.shape[:1] + samples.shape[2:] != truth.shape or samples.shape[1] < 2:
-        raise InputError(
-            f"samples must be (case, at least two, ...) and the truth (case, ...), got "
-            f"{tuple(samples.shape)} and {tuple(truth.shape)}",
-            code="shape.mismatch",
-        )
+        text = "samples must be (case, at least two, ...) and the truth (case, ...), got "
+        text += f"{tuple(samples.shape)} and {tuple(truth.shape)}"
+        raise InputError(text, code="shape.mismatch")
 
 
 @dataclass(frozen=True)
@@ -95,10 +93,8 @@ class ImageLossConfig:
     def __post_init__(self) -> None:
         weights = (self.crps, self.energy, self.pooled_crps)
         if min(weights) < 0 or not max(weights) > 0 or min(self.pool_sizes, default=1) < 1:
-            raise InputError(
-                f"weights must be 0 or more, one above 0, pool_sizes positive, got {self}",
-                code="value.invalid",
-            )
+            text = f"weights must be 0 or more, one above 0, pool_sizes positive, got {self}"
+            raise InputError(text, code="value.invalid")
 
     def __call__(self, samples: Tensor, truth: Tensor) -> Tensor:
         score = self.crps * _fair_crps(samples, truth)
@@ -141,10 +137,8 @@ class TaskLossConfig:
     def __post_init__(self) -> None:
         smallest = min(self.logits, self.outputs, self.features, self.gradient_limit)
         if smallest < 0 or not 0 <= self.ramp_start <= self.ramp_end <= 1:
-            raise InputError(
-                f"weights must be >= 0 and 0 <= ramp_start <= ramp_end <= 1, got {self}",
-                code="value.invalid",
-            )
+            text = f"weights must be >= 0 and 0 <= ramp_start <= ramp_end <= 1, got {self}"
+            raise InputError(text, code="value.invalid")
 
     def fade(self, progress: float) -> float:
         if progress >= self.ramp_end:
@@ -314,12 +308,10 @@ def _summary(values: Mapping[str, Tensor]) -> dict[str, float]:
 
 PRESETS = {
     "paper": SamplerConfig(),  # 320×320: 14.4 million parameters, 0.6 million run for each sample
-    "demo": SamplerConfig(
-        width=24, decoder_channels=(32, 64, 96, 128)
-    ),  # 128×128: 3.3 million parameters
-    "tiny": SamplerConfig(
-        width=8, decoder_channels=(8, 16, 16)
-    ),  # for tests: 0.2 million parameters
+    # 128×128: 3.3 million parameters.
+    "demo": SamplerConfig(width=24, decoder_channels=(32, 64, 96, 128)),
+    # For tests: 0.2 million parameters.
+    "tiny": SamplerConfig(width=8, decoder_channels=(8, 16, 16)),
 }
 # Validation cases that fit the noise scale, at most, and how many are sampled together.
 SCALE_CASES, SCALE_BATCH = 400, 8
@@ -361,8 +353,6 @@ class _RescaledEstimates:
 
 
 class VarNetEstimator:
-    """Measurements to VarNet estimates."""
-
     def __init__(self, net: VarNet, *, dtype: torch.dtype = torch.float16) -> None:
         self.net = inference_varnet(net.eval(), dtype)
         self.device = next(net.parameters()).device
@@ -385,9 +375,8 @@ def find_estimate(weights: Path, named: Path | None) -> Path | str:
     trained = estimate_weights(Path(card.get("reuse_from", weights.parent)))
     path = named or card.get("weights") or (trained if trained.exists() else None)
     if path is None:
-        raise InputError(
-            f"{weights.name} names no point-estimate network; set 'estimate'", code="config.missing"
-        )
+        text = f"{weights.name} names no point-estimate network; set 'estimate'"
+        raise InputError(text, code="config.missing")
     return path
 
 
@@ -410,10 +399,8 @@ class SamplerMethod:
         card = read_toml(path.with_suffix(".toml"))
         noise_scale = card.get("noise_scale") if self.inflate else None
         if self.inflate and noise_scale is None:
-            raise InputError(
-                f"{path.name} has no noise_scale; train it again, or remove inflate",
-                code="config.missing",
-            )
+            text = f"{path.name} has no noise_scale; train it again, or remove inflate"
+            raise InputError(text, code="config.missing")
         dtype = torch.float32 if exact else None
         return SamplerRecovery(net.to(device), estimator, dtype=dtype, noise_scale=noise_scale)
 
@@ -430,21 +417,24 @@ class SamplerTrainingMixin:
 
     def check(self, channels: tuple[int, int]) -> None:
         if self.samples < 2:
-            raise InputError(
-                f"samples must be at least 2, got {self.samples}", code="value.invalid"
-            )
+            text = f"samples must be at least 2, got {self.samples}"
+            raise InputError(text, code="value.invalid")
         if (self.network.in_channels, self.network.out_channels) != channels:
-            raise InputError(
-                f"network.in_channels and network.out_channels must be {channels}",
-                code="option.conflict",
-            )
+            text = f"network.in_channels and network.out_channels must be {channels}"
+            raise InputError(text, code="option.conflict")
         if self.task_loss is not None and self.task_loss.weights is None:
             raise InputError("task_loss.weights is missing; name a network", code="config.missing")
 
     def sampler_recipe(self, kind: str, estimate: Estimate, machine: TrainerOptions) -> Recipe:
         graphs = machine.may_be_one_gpu and self.training.cuda_graphs
-        weights = self.task_loss and self.task_loss.weights
-        task = _load_task_network(weights) if weights else None
+        task: Any = None
+        if self.task_loss is not None and self.task_loss.weights is not None:
+            path = locate(self.task_loss.weights)
+            card = read_card(path, list(NETWORKS))
+            task = NETWORKS[card["kind"]].load(path, card["network"]).requires_grad_(False)
+            if not isinstance(task, _FeatureTask):
+                text = f"{path} holds a {card['kind']}, which has no hidden features"
+                raise InputError(text, code="weights.mismatch")
         loss = SamplerLoss(self.loss, self.samples, self.task_loss, task)
         quick = partial(accelerate, cuda_graphs=graphs, compiled=self.training.compile)
         recipe = sampler_recipe(self.network, loss, estimate, quick)
@@ -454,8 +444,6 @@ class SamplerTrainingMixin:
 
 @dataclass(frozen=True)
 class _SamplerTraining(SamplerTrainingMixin, RecoveryTraining):
-    """Settings of a sampler training and of its point-estimate networks."""
-
     network: SamplerConfig = field(default_factory=SamplerConfig)
     training: TrainingConfig = PAPER
     #: Point-estimate network and its cross-fitting.
@@ -508,18 +496,6 @@ def _fit_noise_scale(
     noise_scale = fit_noise_scale(net.to(device).eval(), batches())
     net.cpu()
     return {"noise_scale": list(noise_scale)}
-
-
-def _load_task_network(weights: Path) -> _FeatureTask:
-    path = locate(weights)
-    card = read_card(path, list(NETWORKS))
-    net = NETWORKS[card["kind"]].load(path, card["network"])
-    if not isinstance(net, _FeatureTask):
-        raise InputError(
-            f"{path} holds a {card['kind']}, which has no hidden features", code="weights.mismatch"
-        )
-    net.requires_grad_(False)
-    return net
 
 
 NETWORK = NetworkKind(

@@ -1,0 +1,16 @@
+from ._examples import SyntheticTable, stored_table, synthetic_outputs
+from ._parquet import TableWriter
+from ._table import TaskOutputs, as_table, is_stored, sum_groups
+from ._terminology import Terminology
+
+__all__ = [
+    "SyntheticTable",
+    "TableWriter",
+    "TaskOutputs",
+    "Terminology",
+    "as_table",
+    "is_stored",
+    "stored_table",
+    "sum_groups",
+    "synthetic_outputs",
+]
