@@ -10,8 +10,20 @@ from typing import Any
 from taskuq.conformal._exact import HONESTLY, Evaluation, StratumCoverage
 from taskuq.conformal._quantiles import CoverageLaw, coverage_rank
 from taskuq.conformal._units import CaseUnit, Unit
-from taskuq.experiments import _claims as claims
-from taskuq.experiments._claims import ClaimInputs, ClaimSettings, Experiment, FindingWriter
+from taskuq.experiments._claims import (
+    ClaimInputs,
+    ClaimSettings,
+    Experiment,
+    FindingWriter,
+    evaluate_scores,
+    format_range,
+    nearest_acceleration,
+    no_finite_interval,
+    point_source,
+    title,
+    units,
+)
+from taskuq.report.figures import Figure
 from taskuq.report.figures._evaluation import coverage_histogram, coverage_within
 
 CONDITIONAL_CLAIM = (
@@ -25,16 +37,17 @@ CLOSE = 0.03
 STRATA = {"class": ("class", "class"), "size": ("width", "interval width")}
 
 
-def _conditional(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    R = claims.nearest_acceleration(inputs.table, settings.coverage_acceleration)
+def _conditional_coverage(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
+    """Measure coverage within each class and within each range of interval width."""
+    R = nearest_acceleration(inputs.table, settings.coverage_acceleration)
     account = FindingWriter(
         "conditional-coverage", "Coverage within classes and widths", CONDITIONAL_CLAIM,
         f"No class is more than {CLOSE:g} below 1 − α, AR has the lowest class, and coverage over "
         "widths varies less for LWR than for CQR.",
     )  # fmt: skip
     lowest: list[tuple[float, str]] = []
-    for unit in claims.units(inputs):
-        found = claims.evaluate_scores(inputs, settings, unit, accelerations=[R])
+    for unit in units(inputs):
+        found = evaluate_scores(inputs, settings, unit, accelerations=[R])
         for strata, (name, label) in STRATA.items():
             if any(_strata(r, strata) for r in found):
                 account.figures.append(
@@ -54,8 +67,8 @@ def _conditional(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]
     compared = number = None
     if account.parts:
         low, score = min(lowest, default=(math.nan, ""))
-        number = f"lowest class {low:.3f} ({claims.title(score)})" if lowest else "widths alone"
-        compared = f"the lowest coverage of a class is {low:.3f}, with {claims.title(score)}"
+        number = f"lowest class {low:.3f} ({title(score)})" if lowest else "widths alone"
+        compared = f"the lowest coverage of a class is {low:.3f}, with {title(score)}"
         compared = compared if lowest else "there are no classes, so widths alone are compared"
     return account.record(
         settings.used("alpha", "scores", "ours", "coverage_acceleration", "trials", "seed")
@@ -67,32 +80,55 @@ def _conditional(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]
     )  # fmt: skip
 
 
+def _strata(result: Evaluation, strata: str) -> Sequence[StratumCoverage]:
+    return result.class_coverage if strata == "class" else result.size_coverage
+
+
+def _conditional_table(found: Sequence[Evaluation], strata: str, unit: Unit) -> dict[str, Any]:
+    name, label = STRATA[strata]
+    return {
+        "name": f"{name}-by-{unit.counted}",
+        "caption": f"Coverage within each {label} over {found[0].splits} random splits by "
+        f"{unit.counted}; cases are the mean number of test cases there.",
+        "columns": ["score", label, "coverage", "cases"],
+        "rows": [[r.score, s.name, s.coverage, s.cases] for r in found for s in _strata(r, strata)],
+    }
+
+
 def _compared(found: Sequence[Evaluation]) -> tuple[dict[str, float], dict[str, bool]]:
     """Return the lowest coverage of a class, its unevenness over widths, and the claim's parts."""
     target = 1 - found[0].alpha
     classes = {r.score: _judged(r.class_coverage) for r in found if _judged(r.class_coverage)}
     lowest = {name: min(s.coverage for s in of) for name, of in classes.items()}
-    sizes = {r.score: [s.coverage for s in _judged(r.size_coverage)] for r in found}
-    spread = {name: max(of) - min(of) for name, of in sizes.items() if len(of) > 1}
+    sizes = {r.score: _judged(r.size_coverage) for r in found}
+    spread = {
+        name: max(s.coverage for s in of) - min(s.coverage for s in of)
+        for name, of in sizes.items()
+        if len(of) > 1
+    }
     paper = [lowest[name] for name in ("ar", "lwr", "cqr") if name in lowest]
     parts = {}
     if classes:
-        is_close = min(paper, default=0.0) >= target - CLOSE
-        parts[f"every class is at most {CLOSE:g} below {target:g}"] = is_close
+        parts[f"every class is at most {CLOSE:g} below {target:g}"] = (
+            min(paper, default=0.0) >= target - CLOSE
+        )
     if "ar" in lowest:
         parts["AR has the lowest class"] = lowest["ar"] <= min(paper)
     if {"lwr", "cqr"} <= set(spread):
         parts["LWR is more even over widths than CQR"] = spread["lwr"] < spread["cqr"]
-    compared = {f"lowest coverage of a class, {claims.title(s)}": low for s, low in lowest.items()}
-    compared |= {f"difference between widths, {claims.title(s)}": v for s, v in spread.items()}
-    return compared, parts
+    compared = {f"lowest coverage of a class, {title(s)}": low for s, low in lowest.items()}
+    return compared | {
+        f"difference between widths, {title(s)}": v for s, v in spread.items()
+    }, parts
 
 
 def _judged(strata: Sequence[StratumCoverage]) -> list[StratumCoverage]:
     return [s for s in strata if s.splits and s.cases >= ENOUGH_CASES]
 
 
-CONDITIONAL_COVERAGE = Experiment(_conditional, ("samples",), "coverage within classes and widths")
+CONDITIONAL_COVERAGE = Experiment(
+    _conditional_coverage, ("samples",), "coverage within classes and widths"
+)
 
 LAW_CLAIM = (
     "Over random splits the coverage of the test fold follows its theoretical law, and its mean is "
@@ -103,11 +139,11 @@ SMALLEST_P = 1e-4
 
 
 def _coverage_law(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
+    """Compare the coverage of random test folds with its exact law."""
     table = inputs.table
-    R = claims.nearest_acceleration(table, settings.coverage_acceleration)
+    R = nearest_acceleration(table, settings.coverage_acceleration)
     by_unit = {
-        unit: claims.evaluate_scores(inputs, settings, unit, accelerations=[R])
-        for unit in claims.units(inputs)
+        unit: evaluate_scores(inputs, settings, unit, accelerations=[R]) for unit in units(inputs)
     }
     law = _law(next(iter(by_unit.values()))[0])
     account = FindingWriter(
@@ -116,30 +152,12 @@ def _coverage_law(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any
         "5 standard errors; by group, mean coverage reaches 1 − α.",
     )  # fmt: skip
     for unit, found in by_unit.items():
-        account.figures += [
-            replace(
-                coverage_histogram(r.to_dict()),
-                name=f"coverage-{r.score}",
-                caption=f"Coverage of {claims.title(r.score)}{at} in {r.splits} random splits, "
-                f"mean {r.coverage.mean:.4f}, against its exact law (goodness of fit "
-                f"p = {r.histogram.p_value:.2g}).",
-            )
-            for r in found
-            if r.histogram is not None
-        ]
+        account.figures += [_histogram(r, R) for r in found if r.histogram is not None]
         account.tables.append(_law_table(found, unit, law))
-        if (reason := claims.no_finite_interval(found)) is not None:
+        if (reason := no_finite_interval(found)) is not None:
             account.lack(unit, reason)
-            continue
-        rows: dict[str, Any] = {
-            f"mean coverage, {claims.title(r.score)}": r.coverage.mean for r in found
-        }
-        rows["what is guaranteed"] = 1 - found[0].alpha
-        fits = [r.histogram.p_value for r in found if r.histogram is not None]
-        if not unit.is_group:
-            rows["what the exact law gives"] = law.mean
-            rows[f"smallest goodness-of-fit p-value of {len(fits)}"] = min(fits, default=None)
-        account.find(unit, rows, _parts(found, unit, law))
+        else:
+            account.find(unit, _law_rows(found, unit, law), _parts(found, unit, law))
     by_case = account.parts.get("by case") and [r.coverage.mean for r in by_unit[CaseUnit()]]
     near = format_range(by_case, 3) if by_case else None
     return account.record(
@@ -214,13 +232,13 @@ def _parts(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[st
     # A score that learns calibrates on fewer cases and follows another law.
     parts = {}
     for r in found:
-        mean, name, root = r.coverage.mean, claims.title(r.score), math.sqrt(r.splits or 1)
-        if unit.is_group:
-            parts[f"{name} covers {goal:g} on average"] = mean + 5 * r.coverage.sd / root >= goal
-        # A score that learns calibrates on fewer cases and has a law of its own.
-        elif r.histogram is not None:
-            parts[f"{name}'s histogram follows the law"] = r.histogram.p_value > SMALLEST_P
-            parts[f"{name}'s mean is the law's"] = abs(mean - law.mean) <= 5 * (law.sd / root)
+        if r.histogram is None:
+            continue
+        error = law.sd / math.sqrt(r.splits or 1)
+        parts[f"{title(r.score)}'s histogram follows the law"] = r.histogram.p_value > SMALLEST_P
+        parts[f"{title(r.score)}'s mean is the law's"] = (
+            abs(r.coverage.mean - law.mean) <= 5 * error
+        )
     return parts
 
 

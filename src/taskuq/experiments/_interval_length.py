@@ -5,11 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from taskuq.conformal._exact import Evaluation
-from taskuq.experiments import _claims as claims
-from taskuq.experiments._claims import ClaimInputs, ClaimSettings, Experiment, FindingWriter
+from taskuq.conformal._units import Unit
+from taskuq.experiments._claims import (
+    ClaimInputs,
+    ClaimSettings,
+    Experiment,
+    FindingWriter,
+    evaluate_scores,
+    format_range,
+    is_decreasing,
+    length_figure,
+    listing,
+    nearest_acceleration,
+    no_finite_interval,
+    point_source,
+    title,
+    units,
+)
 
 LENGTH_CLAIM = (
     "Intervals get shorter as more is measured, and LWR and CQR on posterior samples give shorter "
@@ -24,40 +39,27 @@ def _interval_length(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, 
         "Every length falls with R, and LWR and CQR are shorter than AR at every R.",
     )  # fmt: skip
     ratios: list[float] = []
-    for unit in claims.units(inputs):
-        found = claims.evaluate_scores(inputs, settings, unit, exact=True)
+    for unit in units(inputs):
+        found = evaluate_scores(inputs, settings, unit, exact=True)
         caption = (
             f"Mean interval length against acceleration, splits by {unit.counted}; bars are one "
             "standard deviation over splits."
         )
-        account.figures.append(claims.length_figure(found, "acceleration", unit, caption))
-        n = found[0].splits
-        how = "all splits, exactly" if n is None else f"{n} random splits"
-        table: dict[str, Any] = {
-            "name": f"by-{unit.counted}",
-            "caption": f"Coverage and length over {how}, by {unit.counted}: "
-            f"{found[0].n_calibration} to calibrate, {found[0].n_test} to test. Intervals are cut "
-            "to the task's range, unless a column says otherwise: the paper does not cut them. "
-            "Measured.",
-            "columns": ["R", "score", "p", "coverage", "length", "length sd"],
-            "rows": [
-                [r.acceleration, r.score, r.samples, r.coverage.mean, r.width.mean, r.width.sd]
-                for r in found
-            ],
-        }
+        account.figures.append(length_figure(found, "acceleration", unit, caption))
+        table = _length_table(found, unit)
         if not unit.is_group:
             whole = evaluate_scores(inputs, settings, unit, exact=True, clip=False)
             table["columns"].append("unclipped length")
             for row, r in zip(table["rows"], whole, strict=True):
                 row.append(r.width.mean)
         account.tables.append(table)
-        if (reason := claims.no_finite_interval(found)) is not None:
+        if (reason := no_finite_interval(found)) is not None:
             account.lack(unit, reason)
             continue
-        compared, parts, adaptive = _length_ratios(found, settings)
-        account.find(unit, compared, parts)
-        ratios += adaptive
-    shorter = claims.format_range(ratios)
+        found_ratios = _length_ratios(found, settings)
+        account.find(unit, found_ratios.compared, found_ratios.parts)
+        ratios += found_ratios.adaptive
+    shorter = format_range(ratios)
     return account.record(
         settings.used("alpha", "scores", "ours", "trials", "seed")
         | {"table": repr(inputs.table), "point": repr(inputs.point)},
@@ -96,10 +98,7 @@ def _length_ratios(found: Sequence[Evaluation], settings: ClaimSettings) -> _Len
     for r in found:
         lengths.setdefault(r.score, {})[r.acceleration] = r.width.mean
     paper = [s for s in settings.scores if s in lengths]
-    parts = {
-        f"{claims.title(s)}'s length falls with R": claims.is_decreasing(lengths[s].values())
-        for s in paper
-    }
+    parts = {f"{title(s)}'s length falls with R": is_decreasing(lengths[s].values()) for s in paper}
     compared: dict[str, str] = {}
     adaptive: list[float] = []
     residual = lengths.get("ar", {})
@@ -108,19 +107,17 @@ def _length_ratios(found: Sequence[Evaluation], settings: ClaimSettings) -> _Len
         if not ratios:
             continue
         longer = [f"{R:g}" for R, ratio in ratios.items() if R is not None and not ratio < 1]
-        where = f"R = {claims.listing(longer)}" if longer else "every R"
-        parts[f"{claims.title(score)} is shorter than AR at {where}"] = not longer
-        compared[f"{claims.title(score)}'s length over AR's"] = claims.format_range(ratios.values())
+        where = f"R = {listing(longer)}" if longer else "every R"
+        parts[f"{title(score)} is shorter than AR at {where}"] = not longer
+        compared[f"{title(score)}'s length over AR's"] = format_range(ratios.values())
         adaptive += ratios.values()
     for score in (s for s in settings.ours if s in lengths):
         ours = [
-            length / min(lengths[s].get(R, math.inf) for s in paper)
+            length / min(lengths[s].get(R, float("inf")) for s in paper)
             for R, length in lengths[score].items()
         ]
-        compared[f"{claims.title(score)}'s length over the shortest of the paper's"] = (
-            claims.format_range(ours)
-        )
-    return compared, parts, adaptive
+        compared[f"{title(score)}'s length over the shortest of the paper's"] = format_range(ours)
+    return _LengthRatios(compared, parts, adaptive)
 
 
 INTERVAL_LENGTH = Experiment(
@@ -136,6 +133,7 @@ DEGRADED = 1.5
 
 
 def _sample_count(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
+    """Compare mean interval lengths at several numbers of posterior samples."""
     table = inputs.table
     counts = [p for p in settings.samples if p <= table.samples] or [table.samples]
     R = nearest_acceleration(table, settings.samples_acceleration)
@@ -166,9 +164,9 @@ def _sample_count(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any
         elif len(counts) < 2:
             account.lack(unit, f"there is only one number of samples, {counts[0]}")
         else:
-            compared, ratios[unit.counted] = _count_ratios(whole)
-            account.find(unit, compared, _parts(ratios[unit.counted]))
-    measured = number = None
+            ratio = ratios[unit.counted] = _count_ratios(whole)
+            account.find(unit, _count_rows(whole, ratio), _parts(ratio))
+    compared = number = None
     if ratios:
         lwr, cqr = (format_range([of[name] for of in ratios.values()]) for name in ("lwr", "cqr"))
         few, most = min(counts), max(counts)
@@ -214,16 +212,11 @@ def _count_ratios(whole: Sequence[Evaluation]) -> dict[str, float]:
 
 def _count_rows(whole: Sequence[Evaluation], ratio: dict[str, float]) -> dict[str, str]:
     few, most = min(r.samples for r in whole), max(r.samples for r in whole)
-    length = {(r.score, r.samples): r.width.mean for r in whole}
-    ratio = {r.score: length[r.score, few] / length[r.score, most] for r in whole}
-    compared = {
-        f"{claims.title(s)}'s length at p = {few} over that at {most}": claims.format_range([r])
+    grown = {
+        f"{title(s)}'s length at p = {few} over that at {most}": format_range([r])
         for s, r in ratio.items()
     }
-    for p in (few, most):
-        best = min((r for r in whole if r.samples == p), key=lambda r: r.width.mean)
-        compared[f"shortest at p = {p}"] = f"{claims.title(best.score)} ({best.width.mean:.3g})"
-    return compared, ratio
+    return grown | {f"shortest at p = {p}": _shortest(whole, p) for p in (few, most)}
 
 
 def _parts(ratio: dict[str, float]) -> dict[str, bool]:
@@ -234,6 +227,11 @@ def _parts(ratio: dict[str, float]) -> dict[str, bool]:
         "CQR does not degrade": ratio["cqr"] < DEGRADED,
         "MLWR does not degrade": ratio["mlwr"] < DEGRADED,
     }
+
+
+def _shortest(whole: Sequence[Evaluation], p: int) -> str:
+    best = min((r for r in whole if r.samples == p), key=lambda r: r.width.mean)
+    return f"{title(best.score)} ({best.width.mean:.3g})"
 
 
 SAMPLE_COUNT = Experiment(

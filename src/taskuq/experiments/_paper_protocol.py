@@ -12,8 +12,18 @@ from taskuq.conformal._family import clipped, interval_family
 from taskuq.conformal._quantiles import conformal_quantile
 from taskuq.conformal._splits import center_distance
 from taskuq.conformal.scores import resolve_score
-from taskuq.experiments import _claims as claims
-from taskuq.experiments._claims import ClaimInputs, ClaimSettings, Experiment
+from taskuq.experiments._claims import (
+    ClaimInputs,
+    ClaimSettings,
+    Experiment,
+    finding,
+    format_range,
+    listing,
+    point_source,
+    table_for_score,
+    title,
+    verdict,
+)
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.protocols import IntervalFamily
 from taskuq.report._records import SUPPORTED, experiment_record
@@ -28,11 +38,10 @@ CLAIM = (
 )
 
 
-Families = list[tuple[IntervalFamily, FloatArray]]
-
-
 @dataclass(frozen=True)
 class _ProtocolDraw:
+    """Result of one random choice of test groups."""
+
     acceleration: float
     coverage: float
     center_error: float
@@ -40,15 +49,20 @@ class _ProtocolDraw:
 
 
 def _paper_protocol(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
+    """Repeat the paper's multi-round simulation over many draws of its test volumes."""
     alpha, max_width = settings.goals[0]
     table = inputs.table
-    count = min(settings.test_groups, len(np.unique(np.asarray(table.group))) // 3)
+    groups = np.unique(np.asarray(table.group))
+    count = min(settings.test_groups, len(groups) // 3)
     tests = list(_draws(table, count, settings))
     found = {}
     for name in settings.scores:
-        source = claims.table_for_score(inputs, name)
-        families = _families(source, name, alpha)
-        found[name] = [_scan(source, families, is_test, alpha, max_width) for is_test in tests]
+        source = table_for_score(inputs, name)
+        found[name] = [
+            _scan(source, families, is_test, alpha, max_width)
+            for families in [_families(source, name, alpha)]
+            for is_test in tests
+        ]
     outcome = _found(found, alpha)
     return experiment_record(
         "paper-protocol",
@@ -69,10 +83,11 @@ def _draws(table: TaskOutputs, count: int, settings: ClaimSettings) -> Iterator[
     groups = np.unique(group)
     rng = np.random.default_rng(settings.seed)
     positive = np.zeros(len(groups), dtype=bool)
-    if table.label is not None and len(classes := np.unique(table.label)) == 2:
-        positive = np.isin(groups, group[table.label == classes[1]])
+    if table.label is not None and len(np.unique(table.label)) == 2:
+        ill = group[table.label == np.unique(table.label)[1]]
+        positive = np.isin(groups, ill)
     for _ in range(settings.draws):
-        half = min(count // 2, int(positive.sum()))
+        half = min(count // 2, int(positive.sum()), count)
         rest = count - half
         if half and (~positive).sum() >= rest:
             parts = (groups[positive], half), (groups[~positive], rest)
@@ -82,15 +97,24 @@ def _draws(table: TaskOutputs, count: int, settings: ClaimSettings) -> Iterator[
         yield np.isin(group, chosen)
 
 
-def _families(table: TaskOutputs, name: str, alpha: float) -> Families:
+def _families(
+    table: TaskOutputs, name: str, alpha: float
+) -> list[tuple[IntervalFamily, FloatArray]]:
     """The nested intervals of all cases at each round, and the scores of their targets."""
     score = resolve_score(name, alpha)
-    families = [interval_family(score, np.asarray(outputs)) for outputs in table.outputs]
-    return [(family, family.score(table.targets_at(k))) for k, family in enumerate(families)]
+    families = []
+    for k in range(table.rounds):
+        family = interval_family(score, np.asarray(table.outputs[k]))
+        families.append((family, family.score(table.targets_at(k))))
+    return families
 
 
 def _scan(
-    table: TaskOutputs, families: Families, is_test: BoolArray, alpha: float, max_width: float
+    table: TaskOutputs,
+    families: list[tuple[IntervalFamily, FloatArray]],
+    is_test: BoolArray,
+    alpha: float,
+    max_width: float,
 ) -> _ProtocolDraw:
     test = np.flatnonzero(is_test)
     group = np.unique(np.asarray(table.group)[test], return_inverse=True)[1]
@@ -131,7 +155,9 @@ def _summary(draws: list[_ProtocolDraw], name: str) -> tuple[float, float]:
     return (float(known.mean()), float(known.std())) if known.size else (np.nan, np.nan)
 
 
-def _table(found: Draws, alpha: float, width: float, n: int, inputs: ClaimInputs) -> dict[str, Any]:
+def _table(
+    found: Draws, alpha: float, width: float, count: int, inputs: ClaimInputs
+) -> dict[str, Any]:
     draws, groups = len(next(iter(found.values()))), len(np.unique(np.asarray(inputs.table.group)))
     return {
         "name": "protocol",
@@ -151,11 +177,14 @@ def _table(found: Draws, alpha: float, width: float, n: int, inputs: ClaimInputs
 
 
 def _accepted(found: Draws, table: TaskOutputs, alpha: float, width: float) -> Figure:
-    stops = {}
-    for name, drawn in found.items():
-        mean = np.mean([one.stopped for one in drawn], axis=0).tolist()
-        pairs = zip((*table.accelerations, 1.0), mean, strict=True)
-        stops[name] = [{"acceleration": R, "fraction": v} for R, v in pairs]
+    rates = (*table.accelerations, 1.0)
+    stops = {
+        name: [
+            {"acceleration": R, "fraction": float(v)}
+            for R, v in zip(rates, np.mean([one.stopped for one in drawn], axis=0), strict=True)
+        ]
+        for name, drawn in found.items()
+    }
     return replace(
         accepted(stops),
         name="accepted",
@@ -175,10 +204,7 @@ def _found(found: Draws, alpha: float) -> dict[str, str | None]:
             f"no interval is ever narrow enough at an error rate of {alpha:g}, or there are too "
             "few cases to calibrate it, so every scan is measured in full"
         )
-        return {
-            "verdict": claims.verdict([]),
-            "finding": claims.finding(claims.verdict([]), None, never),
-        }
+        return {"verdict": verdict([]), "finding": finding(verdict([]), None, never)}
     # Close: within two standard deviations of a single draw, as the paper's single draw could be.
     coverage = mean["coverage"].values()
     close = f"coverage stays close to {1 - alpha:g}"
@@ -186,7 +212,7 @@ def _found(found: Draws, alpha: float) -> dict[str, str | None]:
     R, error = mean["acceleration"], mean["center_error"]
     for name in found:
         if name != "ar" and "ar" in found:
-            parts[f"{claims.title(name)} is faster than AR"] = R[name][0] > R["ar"][0]
+            parts[f"{title(name)} is faster than AR"] = R[name][0] > R["ar"][0]
     if {"ar", "lwr"} <= {name for name in found if not np.isnan(error[name][0])}:
         parts["LWR's maximum centre error is below AR's"] = error["lwr"][0] < error["ar"][0]
     side = "above" if all(m > 1 - alpha for m, _ in coverage) else "not close to"

@@ -6,8 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from taskuq.errors import InputError
-from taskuq.experiments import _claims as claims
-from taskuq.experiments._claims import ClaimInputs, ClaimSettings, Experiment
+from taskuq.experiments._claims import (
+    ClaimInputs,
+    ClaimSettings,
+    Experiment,
+    finding,
+    format_range,
+    is_decreasing,
+    listing,
+    verdict,
+)
 from taskuq.report._records import experiment_record
 from taskuq.report.figures._imaging import against_acceleration, quality_figures
 
@@ -20,6 +28,7 @@ CORRELATION = "spread_error_correlation"
 
 
 def _recovery_quality(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
+    """Read a quality record as the paper's table, with the gain over zero-filling."""
     rows = _rows(inputs.quality)
     figures = [
         *quality_figures({"results": rows}),
@@ -81,8 +90,10 @@ def _rows(record: Mapping[str, Any] | None) -> list[dict[str, Any]]:
             for name in ("psnr", "ssim"):
                 row[name] = {key: row[name][key] for key in ("mean", "standard_error")}
     except (KeyError, TypeError, ValueError) as error:
-        text = f"the quality record is not complete ({error!r:.60}); make it with taskuq quality"
-        raise InputError(text, code="file.format") from None
+        raise InputError(
+            f"the quality record is not complete ({error!r:.60}); make it with taskuq quality",
+            code="file.format",
+        ) from None
     return rows
 
 
@@ -104,19 +115,20 @@ def _psnr_gain(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> flo
 def _found(rows: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
     """Return the verdict, the finding, and the number to remember."""
     methods = {name: of for name, of in _methods(rows).items() if name != BASE}
-    parts, sentences, gained = {}, [], None
+    parts, gains_over_base, gained = {}, [], None
     for name, of in methods.items():
         # From the fastest scan to the slowest quality must rise.
-        known = [v for R in sorted(of) if (v := of[R]["psnr"]["mean"]) is not None]
+        levels = [of[R]["psnr"]["mean"] for R in sorted(of)]
+        known = [v for v in levels if v is not None]
         if len(known) > 1:
             parts[f"the quality of {name} falls as R grows"] = is_decreasing(known)
         gains = [g for r in of.values() if (g := _psnr_gain(r, rows)) is not None]
         if gains:
-            sentences.append(f"{name} is {claims.format_range(gains, 1)} dB above zero-filling")
-            gained = gained or f"{name} +{claims.format_range(gains, 1)} dB"
+            gains_over_base.append(f"{name} is {format_range(gains, 1)} dB above zero-filling")
+            gained = gained or f"{name} +{format_range(gains, 1)} dB"
     for measure, better in (("psnr", "varnet"), ("ssim", "varnet"), ("fid", "flow")):
         pairs = _pairs(methods, measure)
-        wins = sum(v > f for v, f in pairs)  # a lower FID is better
+        wins = sum((v > f) if measure != "fid" else (f < v) for v, f in pairs)
         if pairs:
             of_all = "" if wins == len(pairs) else f" ({wins} of {len(pairs)})"
             parts[f"the {better} is better in {measure.upper()} at every R{of_all}"] = not of_all
