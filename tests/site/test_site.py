@@ -193,7 +193,7 @@ def test_formulas_that_docutils_lacks_are_translated(tex, part):
     [
         ("install", "get-started/install.html"),
         ("how many patients", "how-to/sample-size.html"),
-        ("exchangeability", "explanation/"),
+        ("guarantees", "explanation/guarantees.html"),
     ],
 )
 def test_search_finds_the_page_first(site, open_page, query, first):
