@@ -58,31 +58,25 @@ class Heard:
         return [url for url in self.requests if not url.startswith(("data:", "file:"))]
 
 
-# Pages that stay open for later tests.
-KEPT = 8
-
-
-@pytest.fixture(scope="session")
-def pages(browser):
-    """Open pages by file and options; loading a report again takes longer than resetting it."""
-    return {}
+# Open pages by file and options, at most KEPT: to load a report takes longer than to reset it.
+PAGES, KEPT = {}, 8
 
 
 @pytest.fixture
-def open_page(browser, pages):
+def open_page(browser):
     """Open a file, or take an open page of it and reset it."""
     used = []
 
     def open_(path, *, width=1280, height=900, scheme="light", fragment="", **options):
         stat = Path(path).stat()
         key = str(path), stat.st_mtime_ns, stat.st_size, *sorted(options.items())
-        page = next((p for p in pages.get(key, ()) if p not in used), None)
+        page = next((p for p in PAGES.get(key, ()) if p not in used), None)
         is_new = page is None
         if is_new:
             context = browser.new_context(offline=True, **options)
             page = context.new_page()
             page.heard = Heard(page)
-            pages.setdefault(key, []).append(page)
+            PAGES.setdefault(key, []).append(page)
         used.append(page)
         page.set_viewport_size({"width": width, "height": height})
         page.emulate_media(color_scheme=scheme, media="screen")
@@ -94,9 +88,9 @@ def open_page(browser, pages):
         return page
 
     yield open_
-    while sum(map(len, pages.values())) > KEPT:
-        first = next(iter(pages))
-        pages.pop(first)[0].context.close()
+    while sum(map(len, PAGES.values())) > KEPT:
+        for page in PAGES.pop(next(iter(PAGES))):
+            page.context.close()
 
 
 # Back to the state after loading: the explorer starts anew when its fragment changes.

@@ -11,7 +11,6 @@ from raising import refused
 from taskuq.cli.app import main
 from taskuq.conformal import _family as summaries
 from taskuq.conformal import _splits as splits
-from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
 from taskuq.conformal._guarantee import Guarantee
 from taskuq.conformal._splits import (
     RankedScores,
@@ -24,7 +23,6 @@ from taskuq.conformal._splits import (
 )
 from taskuq.conformal._units import _hierarchical_quantile, group_index
 from taskuq.conformal.scores._mlwr import MLWR
-from taskuq.table._table import TaskOutputs
 
 RNG = np.random.default_rng(31)
 N, P = 180, 4
@@ -315,17 +313,6 @@ def test_class_and_whole_group_coverage_of_each_end():
     strata = {s.name: s.coverage for s in result.class_coverage}
     assert strata["high"] == pytest.approx(high, abs=1e-9)
     assert result.whole_group_coverage == pytest.approx(np.mean(whole), abs=1e-9)
-
-
-def test_evaluation_of_each_end_compares_one_quantile():
-    table = TaskOutputs(OUTPUTS_EACH_END[None], TRUTH_EACH_END)
-    each, two = (
-        evaluate_table(table, EvaluationGrid(("ar",), ALPHA, splits=50, side=side)).results[0]
-        for side in ("each", "two")
-    )
-    assert each.width_single_quantile == two.width
-    assert each.width.mean < two.width.mean  # outputs lie above their targets
-    assert two.width_single_quantile is None
 
 
 def test_exact_evaluation_refuses_two_quantiles():

@@ -227,30 +227,6 @@ def test_both_ways_of_summing_agree(seed, cases, task_range, side, kind):
     np.testing.assert_allclose(lines[known], tables[known], rtol=1e-12, atol=1e-12 * scale)
 
 
-def asked_intervals(cases, monkeypatch):
-    """How many intervals an evaluation asks for, per case."""
-    rng = np.random.default_rng(1)
-    truth = rng.random(cases)
-    outputs = np.clip(truth[:, None] + 0.2 * rng.standard_normal((cases, 2)), 0, 1)
-    count = []
-    ours = LinearFamily.interval
-
-    def counted(self, quantile):
-        interval = ours(self, quantile)
-        count.append(interval.lower.size)
-        return interval
-
-    monkeypatch.setattr(LinearFamily, "interval", counted)
-    tq.evaluate_exact(outputs, truth, alpha=0.05, score="lwr", task_range=(0, 1))
-    monkeypatch.setattr(LinearFamily, "interval", ours)
-    return sum(count) / cases
-
-
-def test_work_per_case_does_not_grow(monkeypatch):
-    # By tables it would be some 800 for 100,000 cases, and ten times more for 10⁷.
-    assert asked_intervals(10**5, monkeypatch) < 20
-
-
 STEPS = (255, 10, 3)
 SCORES = ("ar", "lwr", "cqr", "mlwr")
 

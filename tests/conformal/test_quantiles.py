@@ -78,7 +78,7 @@ def test_min_calibration_size_is_the_smallest(alpha):
     assert n == 1 or coverage_rank(n - 1, alpha) > n - 1
 
 
-@pytest.mark.parametrize("n", [10, 44, 45, 230, 300])
+@pytest.mark.parametrize("n", [10, 44, 45, 120])
 @pytest.mark.parametrize(("alpha", "delta"), [(0.05, 0.1), (0.1, 0.1), (0.2, 0.01), (0.5, 0.5)])
 def test_pac_rank_has_its_definition(n, alpha, delta):
     # Exact: P(Beta(k, n+1-k) < 1-alpha) = P(Bin(n, 1-alpha) >= k), in integers.

@@ -55,15 +55,6 @@ def test_goal_is_not_reached_above_it(side, link, range_, low, scale, width):
     assert not achieved_at(goal, family, range_, largest + 1e-6)
 
 
-@given(low=INSIDE, gap=st.floats(0, 0.3), scale=SCALE, width=WIDTH)
-def test_clipping_is_exact(low, gap, scale, width):
-    high = min(low + gap, 0.99)
-    family = LinearFamily(np.array([low]), np.array([high]), np.array([scale]))
-    goal = Goal(max_width=width)
-    bisected = goal._search(family, (0.0, 1.0))[0]
-    assert goal.largest_threshold(family, (0.0, 1.0))[0] == pytest.approx(bisected, abs=1e-9)
-
-
 @pytest.mark.parametrize(("side", "sign"), [("lower", 1), ("upper", -1)])
 @pytest.mark.parametrize("link", [IDENTITY, LOGIT], ids=["identity", "logit"])
 @given(anchor=INSIDE, level=INSIDE, scale=SCALE)

@@ -131,17 +131,6 @@ def test_chosen_policy_stores_its_candidates(unit, tmp_path):
     assert tq.load_policy(made.save(tmp_path / "policy.json")).statement == made.statement
 
 
-def test_tuning_units_do_not_depend_on_sizes():
-    # Sizes are tied to how hard a group is; only the number of groups may count.
-    group = np.repeat(np.arange(40), np.arange(1, 41))
-    rng = np.random.default_rng(0)
-    truth = rng.normal(size=len(group))
-    outputs = truth[None, :, None] + group[None, :, None] * rng.normal(size=(2, len(group), 4)) / 40
-    table = TaskOutputs(outputs, truth, accelerations=[4, 2], group=group)
-    made = tq.plan(table, choose=["adaptive:lwr", "adaptive:ar"], **ASKED)
-    assert made.provenance["chosen"]["units"] == tuning_count(40, 0.3, 0.1)
-
-
 def test_chosen_policy_is_planned_on_the_other_cases():
     made = tq.plan(TABLE, unit="case", choose=NAMES[:1], **ASKED)
     aside = choose_units(np.arange(TABLE.cases), tuning_count(TABLE.cases, 0.3, 0.1), None)

@@ -26,11 +26,11 @@ def table(name="meniscus_tear", samples=32):
     return loaded.select(samples=samples)
 
 
-def judged(kind, alpha, *, unit="case", samples=32, tunings=10, **options):
+def judged(kind, alpha, *, unit="case", samples=32, tunings=10, splits=TRIALS, **options):
     spec = PolicySpec(kind, alpha, WIDTH, **options)
     rng = np.random.default_rng(0)
     (found,) = simulate(
-        table(samples=samples), [spec], splits=TRIALS, seed=rng, unit=unit, tuning_repeats=tunings
+        table(samples=samples), [spec], splits=splits, seed=rng, unit=unit, tuning_repeats=tunings
     )
     return found
 
@@ -56,7 +56,7 @@ def test_policies_reach_their_acceleration_and_coverage(kind, options, alpha, un
 
 def test_two_phases_give_narrower_reports():
     # What is learned varies between tuning folds, so many of them are averaged over.
-    found = judged("fixed-width", 0.05, statistic="learned", budget=0.48, tunings=60)
+    found = judged("fixed-width", 0.05, statistic="learned", budget=0.48, tunings=60, splits=600)
     assert found.mean_acceleration >= 12
     assert found.width <= 0.068
 
@@ -78,7 +78,6 @@ def test_window_covers_with_two_samples(statistic):
 COMMANDS = {
     "joint effusion": ["joint_effusion", "--range", "0,1", "--max-width", "0.1"],
     "psnr at least": ["quality_psnr", "--at-least", "30", "--score", "mlwr"],
-    "ssim lower": ["quality_ssim", "--side", "lower", "--max-width", "0.03", "--score", "mlwr"],
 }
 
 
@@ -87,12 +86,12 @@ def test_commands_run_on_the_other_tables(arguments, tmp_path):
     name, *rest = arguments
     out = tmp_path / "out.json"
     main(["simulate", str(FOLDER / f"{name}.npz"), *rest, "--unit", "case", "--splits",
-          str(TRIALS), "--json", str(out), "--figures", str(tmp_path / "figures")])  # fmt: skip
+          "60", "--json", str(out), "--figures", str(tmp_path / "figures")])  # fmt: skip
     results = json.loads(out.read_text())["results"]
     guaranteed = [r for r in results if r["guaranteed"]]
     assert len(guaranteed) >= 4
-    # Above 1 - alpha on average over all splits; the slack is three errors.
-    assert all(r["coverage"] >= 0.95 - 3 * r["sd"]["coverage"] / TRIALS**0.5 for r in guaranteed)
+    # Above 1 - alpha on average over all splits; the slack is three standard errors.
+    assert all(r["coverage"] >= 0.95 - 3 * r["sd"]["coverage"] / 60**0.5 for r in guaranteed)
     assert max(r["mean_acceleration"] for r in guaranteed) > 1
     assert len(list((tmp_path / "figures").glob("*.svg"))) == 3
 

@@ -1,41 +1,21 @@
 """Contents of a report: guarantees with their shortages, intervals, missing and damaged records."""
 
-from html.parser import HTMLParser
-
 import numpy as np
 import pytest
 import run_folder
 
 import taskuq as tq
 from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
-from taskuq.report._contents import _policy_reports
+from taskuq.report._contents import _policy_reports, build_contents
+from taskuq.report._records import read_folder
 from taskuq.report._report import write_report
 from taskuq.table._table import TaskOutputs
 
 
-class Boxes(HTMLParser):
+def guarantees(folder):
     """The guarantees of a report, each with its limits."""
-
-    def __init__(self, path):
-        super().__init__()
-        self.found, self.open, self.text = {}, False, None
-        self.feed(path.read_text())
-
-    def handle_starttag(self, tag, attributes):
-        kinds = (dict(attributes).get("class") or "").split()
-        self.open = self.open or "guarantee" in kinds
-        if self.open and "guarantee" in kinds:
-            self.lines, self.is_amber = [], "short" in kinds
-
-    def handle_endtag(self, tag):
-        if tag == "div" and self.open:
-            sentence, *short = self.lines
-            assert self.is_amber == bool(short)
-            self.found[sentence], self.open = short, False
-
-    def handle_data(self, data):
-        if self.open and data.strip():
-            self.lines.append(data)
+    write_report(folder)
+    return {sentence: list(of) for sentence, of in build_contents(read_folder(folder)).guarantees}
 
 
 def bound(cases, **asked):
@@ -51,7 +31,7 @@ def test_every_shortage_stands_next_to_its_guarantee(tmp_path):
     short = [bound(8, alpha=0.1), bound(50, alpha=0.05, delta=0.01)]
     for k, one in enumerate(short):
         one.save(tmp_path / f"b{k}.json")
-    boxes = Boxes(write_report(tmp_path)).found
+    boxes = guarantees(tmp_path)
 
     for one in short:
         assert boxes[one.guarantee.statement] == [f"But {one.guarantee.caveat}."]
@@ -63,7 +43,7 @@ def test_a_policy_that_never_stops_says_so_next_to_its_guarantee(tmp_path):
     table = TaskOutputs(rng.random((1, 12, 4)), rng.random(12), accelerations=[8])
     policy = tq.plan(table, alpha=0.01, max_width=0.1)
     policy.save(tmp_path / "policy.json")
-    (said,) = Boxes(write_report(tmp_path)).found[policy.statement]
+    (said,) = guarantees(tmp_path)[policy.statement]
 
     assert "99" in said
 
@@ -75,7 +55,7 @@ def test_splits_without_a_finite_interval_are_reported(tmp_path):
         table, EvaluationGrid(scores=("lwr",), splits=5, unit="case", alpha=0.01)
     )
     run_folder.write(tmp_path / "evaluate.json", record.to_dict())
-    ((said,),) = Boxes(write_report(tmp_path)).found.values()
+    ((said,),) = guarantees(tmp_path).values()
 
     assert said.startswith("But all of the splits give no finite interval at R = 8 (lwr)")
 

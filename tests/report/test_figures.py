@@ -24,19 +24,13 @@ from taskuq.report.figures import (
     save_figure,
 )
 from taskuq.report.figures._imaging import (
-    _split_figure,
     calibration_sizes,
     masks_figure,
     planner_figure,
-    quality_figures,
 )
 
 texts = st.text(max_size=12)
-
-
 numbers = st.none() | st.floats(-1e6, 1e6)
-
-
 styles = st.sampled_from(["line", "bars", "points", "step"])
 
 
@@ -107,17 +101,6 @@ def test_the_planner_draws_what_the_planner_says():
         assert y == calibration_size(0.1, x, 0.1)
     assert lower.y[0] == calibration_size(0.1, lower.x[0], 0.1, two_sided=False)
     assert figure.reference == (("this run", 500.0),)
-
-
-def test_quality_and_split_figures_hold_their_records(run_dir):
-    found = read_folder(run_dir)
-    quality = found.of("taskuq.quality/1")[0].record
-    psnr, ssim = quality_figures(quality)
-    flow = [row for row in quality["results"] if row["method"] == "flow"]
-
-    assert psnr.series[1].y == tuple(row["psnr"]["mean"] for row in flow)
-    assert ssim.series[1].error == tuple(row["ssim"]["standard_error"] for row in flow)
-    assert _split_figure(found.of("taskuq.split/1")[0].record).series[0].y == (3.0, 1.0, 2.0)
 
 
 def test_the_figures_of_a_simulation_hold_its_records_numbers(run_dir):

@@ -4,7 +4,6 @@ import base64
 import csv
 import json
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -12,41 +11,20 @@ import run_folder
 from benchmarks.page import MEGABYTES, SECONDS, measure
 
 import taskuq as tq
-from taskuq.report._contents import _policy_reports
-from taskuq.report._records import shown
+from taskuq.report._contents import _policy_reports, build_contents, patient_table
+from taskuq.report._page import _grid
+from taskuq.report._records import read_folder, shown
 from taskuq.report._report import export
 from taskuq.table._table import TaskOutputs
 
 
-class Tables(HTMLParser):
-    """The tables of a page, by name, as rows of text."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.found, self.rows, self.cell = {}, None, None
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        if tag == "table":
-            self.rows = self.found.setdefault(dict(attributes).get("data-table", "?"), [])
-        elif tag == "tr" and self.rows is not None:
-            self.rows.append([])
-        elif tag in ("td", "th") and self.rows is not None:
-            self.cell = ""
-
-    def handle_endtag(self, tag):
-        if tag in ("td", "th") and self.cell is not None:
-            self.rows[-1].append(self.cell)
-            self.cell = None
-
-    def handle_data(self, data):
-        if self.cell is not None:
-            self.cell += data
-
-
 @pytest.fixture(scope="module")
 def tables(run_dir):
-    return Tables((run_dir / "report.html").read_text()).found
+    """The tables of a report as rows of text, by name."""
+    contents = build_contents(read_folder(run_dir))
+    patients = patient_table(contents.folder.table, contents.cases)
+    grids = map(_grid, (*contents.tables, patients))
+    return {grid["name"]: [grid["columns"], *grid["rows"]] for grid in grids}
 
 
 def close(text, value):

@@ -67,16 +67,6 @@ def test_a_case_that_the_policy_was_calibrated_on_is_called_so(run_dir):
     assert one_scan(half, folder).calibrated is None  # another table, not known to hold it
 
 
-def test_a_policy_for_other_outputs_is_a_note(run_dir, tmp_path):
-    table = TaskOutputs.load(run_dir / "table.npz")
-    tq.plan(table.select(samples=4), alpha=0.1, max_width=0.1).save(tmp_path / "policy.json")
-    table.save(tmp_path / "table.npz")
-    text = write_report(tmp_path).read_text()
-
-    assert "No scan of the policy is shown" in text
-    assert '<figure class="scan card"' not in text
-
-
 def test_of_several_tasks_the_first_is_shown(tmp_path):
     made = run_folder.table_of(volumes=12, samples=4)
     twice = TaskOutputs(

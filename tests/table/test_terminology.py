@@ -29,9 +29,9 @@ def test_round_without_an_acceleration_has_a_label():
 
 def test_run_has_the_terminology_of_its_system_or_file():
     run_module = pytest.importorskip("taskuq.experiments._run")
-    settings = [{}, {"measure": {"kind": "tomography"}}, {"words": {"case": "head"}}]
+    settings = [{}, {"measure": {"kind": "tomography"}}, {"terminology": {"case": "head"}}]
     found = [
-        run_module._Run(None, None, from_toml_table(run_module.RunConfig, table), None).words
+        run_module._Run(None, None, from_toml_table(run_module.RunConfig, table), None).terminology
         for table in settings
     ]
     assert found[0] == MRI

@@ -253,9 +253,9 @@ def _compared(found: Simulated) -> tuple[dict[str, dict[str, float]], dict[str, 
     for (alpha, width), rules in found.items():
         at, ours = f"α {alpha:g}, τ {width:g}", rules[OURS]
         compared[f"{alpha:g}, {width:g}"] = {
-            "R̄": round(ours.mean_acceleration, 3),
-            "paper's R̄": round(_better(rules), 3),
-            "coverage": round(ours.coverage, 4),
+            "R̄": ours.mean_acceleration,
+            "paper's R̄": _better(rules),
+            "coverage": ours.coverage,
         }
         residual = rules["paper ar"].mean_acceleration
         adaptive += [rules[name].mean_acceleration > residual for name in PAPER]

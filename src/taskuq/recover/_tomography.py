@@ -155,11 +155,8 @@ class _SinogramSimulator:
                 f"random_views_fraction must be in [0, 1], got {random_views_fraction}",
                 code="value.invalid",
             )
-        self.measure, self.augment, self.random_views_fraction = (
-            measure,
-            augment,
-            random_views_fraction,
-        )
+        self.measure, self.augment = measure, augment
+        self.random_views_fraction = random_views_fraction
         masks = measure.masks(0)
         # Rounds are nested: without random views no others are used.
         kept = np.arange(measure.views) if random_views_fraction else np.flatnonzero(masks[-1])

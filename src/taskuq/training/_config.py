@@ -43,14 +43,8 @@ class TrainingConfig:
     patience: int = 0  #: Epochs without improvement before training stops; 0 to train all epochs.
 
     def __post_init__(self) -> None:
-        for name in (
-            "epochs",
-            "batch",
-            "accumulate",
-            "lr_decay_epochs",
-            "checkpoint_every",
-            "learning_rate",
-        ):
+        positive = "epochs batch accumulate lr_decay_epochs checkpoint_every learning_rate"
+        for name in positive.split():
             if getattr(self, name) <= 0:
                 raise InputError(
                     f"training.{name} must be positive, got {getattr(self, name)}",

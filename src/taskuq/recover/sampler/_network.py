@@ -44,16 +44,9 @@ class SamplerConfig:
     residual_scale: float = 0.3
 
     def __post_init__(self) -> None:
-        sizes = (
-            self.in_channels, self.out_channels, self.width, self.max_multiplier,
-            *self.decoder_channels, self.noise_channels,
-        )  # fmt: skip
-        if (
-            not self.decoder_channels
-            or min(sizes) < 1
-            or self.global_noise < 0
-            or self.residual_scale <= 0
-        ):
+        sizes = (self.in_channels, self.out_channels, self.width, self.max_multiplier)
+        smallest = min(*sizes, self.noise_channels, *(self.decoder_channels or (0,)))
+        if smallest < 1 or self.global_noise < 0 or self.residual_scale <= 0:
             raise InputError(
                 f"the numbers of a sampler's network must be positive, got {self}",
                 code="value.invalid",

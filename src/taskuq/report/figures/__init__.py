@@ -579,7 +579,10 @@ def _name_ticks(axes: Any, places: Sequence[float], names: Sequence[str]) -> Non
     wide = 10 * min(max(map(len, lines)), 12) + 10
     step = max(1, -(-len(names) * wide // inside))
     most = max(6, int(inside / (10 * -(-len(names) // step))))
-    short = [text if len(text) <= most else f"{text[: most - 1]}…" for text in names[::step]]
+    short = [
+        "\n".join(t if len(t) <= most else f"{t[: most - 1]}…" for t in text.split("\n"))
+        for text in names[::step]
+    ]
     axes.set_xticks(places[::step], short)
 
 
