@@ -171,7 +171,7 @@ def test_random_settings_give_what_python_gives(stored, open_page):
     # The settings are worth something only if they meet the edges.
     assert sum(r["quantile"] == np.inf for r in rounds) >= 10
     crossed = [r["interval"][0] > r["interval"][1] for r in rounds]
-    assert any(crossed) == (len(stored.truth.z) == 60)
+    assert any(crossed) or len(stored.truth.z) != 60
     assert not any(r["stops"] and r["report"][0] > r["report"][1] for r in rounds)
     assert min(sum(r["stops"] for r in rounds), sum(not r["stops"] for r in rounds)) >= 50
 

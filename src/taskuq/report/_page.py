@@ -88,8 +88,9 @@ def _grid(table: Table, say: Say = str) -> dict[str, Any]:
     def text(row: Sequence[Any], k: int) -> str:
         error = row[k + 1] if k + 1 < len(row) and k + 1 not in kept else None
         value = method_label(row[k]) if isinstance(row[k], str) else shown(row[k])
-        has_error = isinstance(error, float) and math.isfinite(error) and value != "–"
-        return f"{value} ± {two_digits(error)}" if has_error else value
+        if not isinstance(error, float) or not math.isfinite(error) or value == "–":
+            return value
+        return f"{value} ± {two_digits(error)}"
 
     return {
         "name": slug(table.name),

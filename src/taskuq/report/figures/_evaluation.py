@@ -10,14 +10,7 @@ from typing import Any, Literal
 
 from taskuq.conformal._diagnose import BAND
 from taskuq.report._records import DIAGNOSE, EVALUATE, number, slug
-from taskuq.report.figures import (
-    Figure,
-    FigureKind,
-    Series,
-    Style,
-    method_label,
-    series_from_rows,
-)
+from taskuq.report.figures import Figure, FigureKind, Series, Style, method_label, series_from_rows
 from taskuq.table._terminology import round_label
 
 # Result of one score at one acceleration, as stored in a record.

@@ -9,14 +9,7 @@ import numpy as np
 
 from taskuq.report import _records as records
 from taskuq.report._records import has_several_tasks, number, policy_name, round_called
-from taskuq.report.figures import (
-    Figure,
-    FigureKind,
-    Series,
-    Style,
-    method_label,
-    series_from_rows,
-)
+from taskuq.report.figures import Figure, FigureKind, Series, Style, method_label, series_from_rows
 from taskuq.report.figures._evaluation import lowest_coverage
 from taskuq.table._table import TaskOutputs
 from taskuq.table._terminology import Terminology
