@@ -110,11 +110,11 @@ def read_run(path: Path) -> RunConfig:
 def open_run(config: RunConfig, device: str | None = None) -> _Run:
     """Open the data and load the networks of a run."""
     chosen = pick_device(device)
-    if config.part == "all":
+    if config.subset == "all":
         images = open_all(config.data)
     else:
         training, validation = open_data(config.data)
-        images = training if config.part == "training" else validation
+        images = training if config.subset == "training" else validation
     width = int(images[0].image.shape[-1])
     masks = config.measure.masks(width)
     measure = config.measure.scanner(width, noise=config.noise, seed=config.seed)
