@@ -12,7 +12,7 @@ TOGETHER = ("tests/report/",)
 # The slowest modules start first.
 LONGEST = (
     "tests/test_rehearse", "tests/test_documents", "tests/site/", "tests/report/", "tests/laws/",
-    "tests/demo/", "tests/training/", "tests/pipeline/", "tests/trust/", "tests/policy/",
+    "tests/demo/", "tests/training/", "tests/pipeline/", "tests/cli/", "tests/policy/",
     "tests/scan/", "tests/experiments/", "tests/recover/", "tests/conformal/",
 )  # fmt: skip
 

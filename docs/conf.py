@@ -27,7 +27,7 @@ html_title = "taskuq"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_copyright = False
-html_search_scorer = "extensions/scorer.js"
+html_search_scorer = str(Path(__file__).parent / "extensions/scorer.js")
 
 myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "dollarmath"]
 # Headings up to this level can be linked to, as on the pages that show the repository.

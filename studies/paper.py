@@ -18,14 +18,6 @@ from typing import Any
 
 NOT_TESTED = "not tested"
 CLAIMS_FILE = "claims.csv"
-# Words of earlier records.
-WORDS = {
-    "held": "supported",
-    "held in part": "partly supported",
-    "not held": "not supported",
-    "length not cut": "unclipped length",
-    "promise": "guarantee",
-}
 Row = dict[str, Any]
 Records = dict[str, dict[str, Any]]
 # Figures and tables of the paper, their statements, and the experiments that test them.
@@ -75,9 +67,8 @@ def write_csv(records: Records, folder: Path) -> None:
     for name, record in records.items():
         for table in record["tables"]:
             if table["name"] != "summary":
-                columns = [WORDS.get(column, column) for column in table["columns"]]
                 path = folder / f"{name}--{table['name']}.csv"
-                _write_rows(path, [columns, *table["rows"]])
+                _write_rows(path, [table["columns"], *table["rows"]])
 
 
 def _write_rows(path: Path, rows: Iterable[Sequence[Any]]) -> None:
@@ -89,15 +80,13 @@ def rows(record: dict[str, Any], table: str) -> list[Row]:
     """Return the rows of a record's table by column; none if it has no such table."""
     for one in record["tables"]:
         if one["name"] == table:
-            columns = [WORDS.get(column, column) for column in one["columns"]]
-            return [dict(zip(columns, row, strict=True)) for row in one["rows"]]
+            return [dict(zip(one["columns"], row, strict=True)) for row in one["rows"]]
     return []
 
 
 def verdict(record: dict[str, Any] | None) -> str:
     """Return the verdict of a record on its claim."""
-    found = (record or {}).get("verdict") or NOT_TESTED
-    return WORDS.get(found, found)
+    return (record or {}).get("verdict") or NOT_TESTED
 
 
 def shown(value: Any, digits: int = 3) -> str:

@@ -31,7 +31,7 @@ LARGEST = 300_000
 # A run made with --fast has fewer splits than the README needs.
 FEWEST_TRIALS = 10_000
 # Colours of the scan in the report.
-SAMPLES, REPORT, TRUTH = "#1c232d", "#00855f", "#c4550a"
+SAMPLES, REPORT, TRUTH = "#1c232d", "#0072b2", "#a3003f"
 
 
 def save_small(picture: Image.Image, path: Path) -> Path:
@@ -84,7 +84,7 @@ def scan(run: Path, path: Path) -> Path:
             xlim=(-0.6, 0.6), ylim=(-0.02, 1.02), xticks=[], yticks=[0, 0.5, 1] if k == 0 else []
         )
         below.set_xlabel("stop" if one.stops else "not certain enough", fontsize=10)
-    axes[1, 0].set_ylabel("task output")
+    axes[1, 0].set_ylabel("lesion probability")
     drawn = BytesIO()
     canvas.savefig(drawn, format="png")
     return save_small(Image.open(drawn), path)

@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[1]
 SCREENSHOTS = ROOT / "build/screenshots"
 AXE = "4.14.0"
 AXE_SHA256 = "20c09fe157a8a34a30e241aaa1fcdade657734f08ab379ecfbeb7d45cc46e878"
-# Where changes are landed a missing browser is a failure, elsewhere a skip that says so.
+# A missing browser is a failure if required, else a skip.
 REQUIRED = os.environ.get("TASKUQ_BROWSER") == "required"
 
 
 def missing(what):
-    """Fail or skip, according to where we are."""
+    """Fail if a browser is required, else skip."""
     if REQUIRED:
         pytest.fail(f"{what}, and TASKUQ_BROWSER=required")
     pytest.skip(what)
@@ -43,7 +43,7 @@ def browser():
 
 
 class Heard:
-    """What a page said and asked for while it was open."""
+    """Console messages, requests and dialogs of a page."""
 
     def __init__(self, page):
         self.messages, self.requests, self.dialogs = [], [], []
@@ -58,32 +58,55 @@ class Heard:
         return [url for url in self.requests if not url.startswith(("data:", "file:"))]
 
 
+# Open pages by file and options, at most KEPT: to load a report takes longer than to reset it.
+PAGES, KEPT = {}, 8
+
+
 @pytest.fixture
 def open_page(browser):
-    """Open a file as a reader would; close everything afterwards."""
-    contexts = []
+    """Open a file, or take an open page of it and reset it."""
+    used = []
 
     def open_(path, *, width=1280, height=900, scheme="light", fragment="", **options):
-        context = browser.new_context(
-            viewport={"width": width, "height": height},
-            color_scheme=scheme,
-            offline=True,
-            **options,
-        )
-        contexts.append(context)
-        page = context.new_page()
-        page.heard = Heard(page)
-        page.goto(Path(path).as_uri() + fragment)
-        page.wait_for_load_state("load")
+        stat = Path(path).stat()
+        key = str(path), stat.st_mtime_ns, stat.st_size, *sorted(options.items())
+        page = next((p for p in PAGES.get(key, ()) if p not in used), None)
+        is_new = page is None
+        if is_new:
+            context = browser.new_context(offline=True, **options)
+            page = context.new_page()
+            page.heard = Heard(page)
+            PAGES.setdefault(key, []).append(page)
+        used.append(page)
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme=scheme, media="screen")
+        if not is_new:
+            page.evaluate(RESET)
+        if is_new or fragment:
+            page.goto(Path(path).as_uri() + fragment)
+            page.wait_for_load_state("load")
         return page
 
     yield open_
-    for context in contexts:
-        context.close()
+    while sum(map(len, PAGES.values())) > KEPT:
+        for page in PAGES.pop(next(iter(PAGES))):
+            page.context.close()
+
+
+# Back to the state after loading: the explorer starts anew when its fragment changes.
+RESET = """async () => {
+    for (const one of document.querySelectorAll('details')) one.open = false;
+    for (const one of document.querySelectorAll('input[type=checkbox]')) one.checked = false;
+    document.activeElement?.blur();
+    window.scrollTo({top: 0, behavior: 'instant'});
+    const changed = new Promise((done) => addEventListener('hashchange', done, {once: true}));
+    location.hash = '#slice=0&view=mean&reset=' + Math.random();
+    await changed;
+}"""
 
 
 def on_screen(page, selector):
-    """Whether all of an element is seen without scrolling."""
+    """Return True if all of an element is seen without scrolling."""
     box = page.locator(selector).bounding_box()
     size = page.viewport_size
     return (
@@ -94,13 +117,52 @@ def on_screen(page, selector):
     )
 
 
+OVERPRINTED = """() => {
+    const boxes = [];
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    for (let node; (node = walker.nextNode());) {
+        const parent = node.parentElement;
+        if (!node.data.trim() || parent.closest('.unseen, .skip, select, noscript')) continue;
+        if (!parent.checkVisibility({opacityProperty: true, visibilityProperty: true})) continue;
+        const range = document.createRange();
+        range.selectNodeContents(node);
+        for (const r of range.getClientRects()) {
+            // Letters fill the middle of their line.
+            const pad = r.height * 0.22;
+            const hidden = parent.closest('.scroll, .strip, .views');
+            const clip = hidden && hidden.getBoundingClientRect();
+            if (clip && (r.right > clip.right || r.left < clip.left)) continue;
+            const top = parent.closest('tbody') ? 60 : 0;  // below the head that stays
+            if (clip && (r.bottom > clip.bottom || r.top < clip.top + top)) continue;
+            if (r.width > 1) boxes.push([r.left, r.top + pad, r.right, r.bottom - pad, node]);
+        }
+    }
+    const found = [];
+    boxes.sort((a, b) => a[1] - b[1]);
+    for (let i = 0; i < boxes.length; i++) {
+        for (let j = i + 1; j < boxes.length && boxes[j][1] < boxes[i][3]; j++) {
+            const [a, b] = [boxes[i], boxes[j]];
+            if (a[4] === b[4] || Math.min(a[2], b[2]) - Math.max(a[0], b[0]) < 2) continue;
+            if (Math.min(a[3], b[3]) - Math.max(a[1], b[1]) < 1) continue;
+            found.push([a[4].data.trim().slice(0, 40), b[4].data.trim().slice(0, 40)]);
+        }
+    }
+    return found;
+}"""
+
+
+def overprinted(page):
+    """Return pairs of texts that are printed over each other."""
+    return page.evaluate(OVERPRINTED)
+
+
 def unfold(page):
-    """Open whatever is folded."""
+    """Open all folded parts."""
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
 
 
 def violations(page, axe):
-    """What the accessibility checker calls serious or critical: rule, impact, elements."""
+    """Return serious and critical violations: rule, impact, elements."""
     page.evaluate(axe)
     result = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     return [
@@ -123,7 +185,7 @@ def keep(request):
 
 @pytest.fixture(scope="session")
 def axe():
-    """The text of axe-core, fetched once from npm and known by its sum."""
+    """The text of axe-core, fetched once from npm and checked by its sum."""
     folder = ROOT / "build/axe"
     script = folder / "node_modules/axe-core/axe.min.js"
     if not script.exists():

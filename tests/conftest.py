@@ -1,4 +1,4 @@
-"""What all tests share: examples that never change, and libraries that may be missing."""
+"""Repeatable examples, and the optional deepinv package."""
 
 import sys
 import warnings

@@ -149,7 +149,8 @@ def work(folder, seed, numbers, answers):
     """Go through some of the inputs, and say of each before and after it what happened."""
     try:
         kinds = make(folder)
-        whole = {kind: ended(kind) for kind in kinds}
+        ends = {kind.command: ended(kind) for kind in {k.command: k for k in kinds}.values()}
+        whole = {kind: ends[kind.command] for kind in kinds}
         broken = {kind.file: end.said for kind, end in whole.items() if end.status != 0}
         if broken:
             answers.put(("broken", None, json.dumps(broken)))
@@ -162,69 +163,61 @@ def work(folder, seed, numbers, answers):
             what = "refused" if end.status else "read"
             said = f"{kind.file} ({' '.join(kind.command[:2])}): {fault}" if fault else kind.file
             answers.put(("fault" if fault else what, number, said))
-        answers.put(("done", None, ""))
     except BaseException:
         answers.put(("broken", None, traceback.format_exc()))
 
 
-def fuzz(inputs, seed=0, workers=1, tell=lambda line: None):
-    """Go through inputs in processes of their own; return how they ended, and the faults."""
-    context = multiprocessing.get_context("spawn")
-    ends, faults = Counter(), []
-    waiting = [list(range(k, inputs, workers)) for k in range(workers)]
-    running = []
+def fuzz(inputs, seed=0, tell=lambda line: None):
+    """Try inputs in another process; return how they ended, and the faults."""
+    context, ends, faults = multiprocessing.get_context("spawn"), Counter(), []
+    left = list(range(inputs))
     with tempfile.TemporaryDirectory() as scratch:
-        while waiting or running:
-            while waiting:
-                numbers, answers = waiting.pop(), context.Queue()
-                folder = tempfile.mkdtemp(dir=scratch)
-                process = context.Process(target=work, args=(folder, seed, numbers, answers))
-                process.start()
-                running.append([process, answers, numbers, None, time.monotonic()])
-            for job in running[:]:
-                _listen(job, running, waiting, ends, faults, tell)
+        while left:
+            answers, begun = context.Queue(), None
+            folder = tempfile.mkdtemp(dir=scratch)
+            process = context.Process(target=work, args=(folder, seed, left, answers))
+            process.start()
+            while left:
+                what, number, said = next_answer(process, answers, begun)
+                if what == "begun":
+                    begun = number
+                    continue
+                ends[what] += 1
+                left = [n for n in left if n > number]
+                if what == "fault":
+                    faults.append((number, said))
+                    tell(f"input {number}: {said}")
+                if said.startswith("the process"):
+                    break
+                if sum(ends.values()) % 1000 == 0:
+                    tell(f"{sum(ends.values())} inputs: {dict(ends)}")
+            process.join()
     return ends, faults
 
 
-def _listen(job, running, waiting, ends, faults, tell):
-    process, answers, numbers, begun, since = job
-    try:
-        what, number, said = answers.get(timeout=0.2)
-    except queue.Empty:
-        is_silent = time.monotonic() - since > (600 if begun is None else 2 * PATIENCE)
-        if process.is_alive() and not is_silent:
-            return
-        process.kill()
-        process.join()
-        running.remove(job)
-        if begun is None:
-            raise SystemExit("a worker died before it began") from None
-        faults.append((begun, "the process died" if not is_silent else "the process hung"))
-        ends["fault"] += 1
-        waiting.append([n for n in numbers if n > begun])
-        return
-    job[4] = time.monotonic()
-    if what == "begun":
-        job[3] = number
-    elif what == "broken":
-        raise SystemExit(f"a worker could not begin: {said}")
-    elif what == "done":
-        process.join()
-        running.remove(job)
-    else:
-        ends[what] += 1
-        if what == "fault":
-            faults.append((number, said))
-            tell(f"input {number}: {said}")
-        if sum(ends.values()) % 1000 == 0:
-            tell(f"{sum(ends.values())} inputs: {dict(ends)}")
+def next_answer(process, answers, begun):
+    """Wait for the next answer of a worker; a fault where it died or hung."""
+    since = time.monotonic()
+    while True:
+        try:
+            what, number, said = answers.get(timeout=0.2)
+        except queue.Empty:
+            is_hung = time.monotonic() - since > (600 if begun is None else 2 * PATIENCE)
+            if process.is_alive() and not is_hung:
+                continue
+            process.kill()
+            if begun is None:
+                raise SystemExit("a worker died before it began") from None
+            return "fault", begun, "the process hung" if is_hung else "the process died"
+        if what == "broken":
+            raise SystemExit(f"a worker could not begin: {said}")
+        return what, number, said
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--inputs", type=int, default=12_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--only", type=int)
     chosen = parser.parse_args()
     if chosen.only is not None:
@@ -234,7 +227,7 @@ def main():
             fault, end = tried(kinds, whole, chosen.seed, chosen.only)
             print(kinds[chosen.only % len(kinds)], fault or "no fault", end.status, end.said)
         return
-    ends, faults = fuzz(chosen.inputs, chosen.seed, chosen.workers, tell=print)
+    ends, faults = fuzz(chosen.inputs, chosen.seed, tell=print)
     print(f"{chosen.inputs} inputs: {dict(ends)}; {len(faults)} faults")
     sys.exit(1 if faults else 0)
 

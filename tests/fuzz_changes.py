@@ -1,7 +1,6 @@
-"""What chance does to files: bytes, values and parts exchanged, lost or doubled.
+"""Random changes of files: bytes, values and parts exchanged, lost or doubled.
 
-A change of content, ``in_json`` and the like, returns the new content, and whether a checksum
-still holds it.
+A change returns the new content, and True if a checksum still covers it.
 """
 
 import gzip

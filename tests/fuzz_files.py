@@ -20,21 +20,13 @@ from fuzz_changes import (
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file, and the command that reads it.
-
-    Arguments:
-        file: Which file is changed.
-        command: What is run then; paths are seen from the folder that holds all files.
-        result: The file in which the command leaves its result; stdout where None.
-        change: How content is changed; it says too whether a checksum still holds it.
-        is_checked: Whether the file carries checksums at all.
-    """
+    """A kind of file, and the command that reads it."""
 
     file: str
     command: tuple[str, ...]
-    result: str | None = None
+    result: str | None = None  # the file of the result; stdout if None
     change: object = in_bytes
-    is_checked: bool = False
+    is_checked: bool = False  # True if it carries checksums
 
 
 # A run over a few images; what recovers them is filled in.

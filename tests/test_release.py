@@ -1,4 +1,4 @@
-"""What a release is checked for: one version, light archives, a citation, links to files."""
+"""Checks of a release: version, archives, citation, links."""
 
 import re
 import tarfile
@@ -14,25 +14,22 @@ ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
-def test_all_files_name_one_version():
+def test_files_name_one_version():
     found = release.versions()
-
     assert set(found) == {"pyproject.toml", "__init__.py", "CITATION.cff", "CHANGELOG.md"}
     assert len(set(found.values())) == 1
     assert release.version() in release.require_one_version()
 
 
-def test_versions_that_differ_end_the_list(monkeypatch):
+def test_different_versions_are_refused(monkeypatch):
     monkeypatch.setattr(release, "versions", lambda: {"a": "1", "b": "2"})
-
     with pytest.raises(SystemExit, match="versions differ"):
         release.require_one_version()
 
 
-def test_the_citation_is_complete():
+def test_citation_is_complete():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-
     assert {"cff-version", "message", "title", "authors", "version", "license"} <= set(cited)
     assert (cited["title"], cited["license"]) == (project["name"], project["license"])
     assert cited["references"][0]["authors"][0]["family-names"] == "Wen"
@@ -64,32 +61,25 @@ def test_good_archives_pass(tmp_path):
         ({"sdist": ("pyproject.toml", "README.md", "LICENSE")}, "gz lacks src/taskuq/a.py"),
     ],
 )
-def test_bad_archives_end_the_list(tmp_path, faults, said):
+def test_bad_archives_are_refused(tmp_path, faults, said):
     with pytest.raises(SystemExit, match=said):
         release.check_contents(archives(tmp_path, **faults), {"taskuq/a.py"})
 
 
-def test_the_packages_files_are_known():
-    assert {"taskuq/py.typed", "taskuq/__init__.py"} <= release.package_files()
-    assert any(name.endswith(".safetensors") for name in release.package_files())
-
-
-def test_what_only_extras_may_bring_ends_the_list():
+def test_torch_without_extras_is_refused():
     release.require_no_torch(["numpy==2.0", "taskuq==0.1.0", "torchless==1"])
     with pytest.raises(SystemExit, match="without extras, nvidia-cublas, torch came along"):
         release.require_no_torch(["numpy==2.0", "Torch==2.4", "nvidia_cublas==12"])
 
 
-def test_a_release_starts_from_nothing(tmp_path):
+def test_release_needs_an_empty_folder(tmp_path):
     (tmp_path / "old.whl").touch()
-
     with pytest.raises(SystemExit, match="starts from nothing"):
         release.main(["-o", str(tmp_path)])
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
-def test_links_of_the_front_pages_lead_to_files(name):
+def test_links_lead_to_files(name):
     links = [link for link in LINK.findall((ROOT / name).read_text()) if "://" not in link]
-
     assert links
     assert [link for link in links if not (ROOT / link).exists()] == []

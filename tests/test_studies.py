@@ -45,7 +45,7 @@ def smaller(name, folder, **changes):
     return str(path)
 
 
-def test_the_figures_of_real_chests_are_written_into_their_document(source, tmp_path, monkeypatch):
+def test_figures_are_written_into_the_document(source, tmp_path, monkeypatch):
     from studies.luna import main as split
     from studies.tomography import RULES
     from studies.tomography import main as judge
@@ -82,7 +82,7 @@ def test_the_figures_of_real_chests_are_written_into_their_document(source, tmp_
     assert "nan" not in text
 
 
-def test_training_and_tables_measure_alike_on_their_own_scans():
+def test_training_and_tables_measure_alike():
     names = ("ct-sampler", "run-filtered-back-projection", "run-sampler")
     trained, simple, drawn = (
         tomllib.loads((CONFIGS / f"{name}.toml").read_text()) for name in names
@@ -91,9 +91,3 @@ def test_training_and_tables_measure_alike_on_their_own_scans():
     assert simple["data"] == drawn["data"]
     assert drawn["recover"]["weights"] == "runs/luna-ct-sampler/best.safetensors"
     assert trained["data"]["path"] == simple["data"]["path"].replace("judged", "training")
-
-
-def test_the_document_has_a_place_for_the_figures():
-    text = (CONFIGS.parents[1] / "docs" / "how-to" / "tomography.md").read_text()
-
-    assert text.count("<!-- luna -->\n") == text.count("<!-- end of luna -->\n") == 1

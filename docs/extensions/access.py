@@ -1,7 +1,7 @@
-"""What the theme leaves out for readers with a keyboard or a screen reader."""
+"""Additions to the theme for readers with a keyboard or a screen reader."""
 
-# Captions of lists have a level; what scrolls sideways can be reached by the Tab key; an argument
-# is followed by a dash.
+# Captions of lists have a level, scrolling elements are reached by the Tab key, and an argument is
+# followed by a dash.
 CAPTION = {'role="heading"': 'role="heading" aria-level="2"'}
 COMPLETED = {
     "furo_navigation_tree": CAPTION,
@@ -22,6 +22,6 @@ def complete(app, page, template, context, doctree):
 
 
 def setup(app):
-    # After the theme has written its menu.
+    # After the theme has written its sidebar.
     app.connect("html-page-context", complete, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

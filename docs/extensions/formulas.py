@@ -1,4 +1,4 @@
-"""Formulas as MathML, which browsers draw themselves: no script, no font, no network."""
+"""Formulas as MathML, which browsers render without script or network."""
 
 import re
 
@@ -8,8 +8,8 @@ from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.util import logging
 
 logger = logging.getLogger(__name__)
-# What docutils knows by another name: dots, small sums, fences of a size of their own; and letters
-# with accents, whose subscripts it would put below them.
+# Commands that docutils lacks: dots, small sums, fences of a fixed size; and letters with accents,
+# whose subscripts it would put below them.
 SAME = tuple(
     (re.compile(pattern), known)
     for pattern, known in (
@@ -23,7 +23,7 @@ SAME = tuple(
 
 
 def mathml(node: nodes.Element, *, as_block: bool) -> str:
-    """Return the formula of a node as MathML; one that cannot be read is a warning."""
+    """Return the formula of a node as MathML; warn if it cannot be parsed."""
     tex = node.astext().strip()
     for pattern, known in SAME:
         tex = pattern.sub(known, tex)
@@ -42,7 +42,7 @@ def visit_inline(translator, node):
 
 
 def visit_block(translator, node):
-    # Wide formulas are scrolled with the keyboard, too.
+    # The keyboard scrolls wide formulas.
     translator.body.append(translator.starttag(node, "div", CLASS="formula", TABINDEX="0"))
     translator.body.append(mathml(node, as_block=True) + "</div>\n")
     raise nodes.SkipNode

@@ -1,7 +1,7 @@
-"""The gallery: scripts that each draw one picture, run while the site is built.
+"""Gallery of figures, drawn by scripts while the site is built.
 
-A script in ``docs/gallery`` starts with a title and what its picture shows, and leaves a picture of its
-own name in the folder it runs in. So no picture is older than its code.
+The docstring of a script in ``docs/gallery`` has a title and a description; the script writes an
+SVG file of its own name to the working directory.
 """
 
 import ast
@@ -17,7 +17,7 @@ def scripts() -> list[Path]:
 
 
 def draw(folder: Path) -> None:
-    """Run every script in a folder; each has to leave its picture there."""
+    """Run every script in a folder; each must write its figure there."""
     import matplotlib as mpl
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -30,7 +30,7 @@ def draw(folder: Path) -> None:
 
 
 def section(script: Path) -> str:
-    """A picture with its title, what it shows, and the code that draws it."""
+    """Return the section of a script: title, figure, description and code."""
     title, _, about = (ast.get_docstring(ast.parse(script.read_text())) or "").partition("\n\n")
     return f"""({script.stem}-picture)=
 ## {title}

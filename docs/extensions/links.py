@@ -1,4 +1,4 @@
-"""Every link inside the site leads somewhere: pages, places on them, pictures, scripts."""
+"""Check of all links inside the site: pages, anchors, images, scripts."""
 
 import html.parser
 from pathlib import Path
@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 class Anchors(html.parser.HTMLParser):
-    """What a page can be linked by, what it links to, and what it loads."""
+    """Ids, links and loaded files of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Anchors(html.parser.HTMLParser):
 
 
 def broken_links(folder: Path) -> list[tuple[str, str]]:
-    """Every link inside a site that leads nowhere: page and link."""
+    """Return the broken links inside a site, as (page, link)."""
     pages = {path.resolve(): Anchors(path.read_text()) for path in sorted(folder.rglob("*.html"))}
     broken = []
     for path, page in pages.items():
@@ -48,7 +48,7 @@ def broken_links(folder: Path) -> list[tuple[str, str]]:
 def check(app, exception):
     if exception is None and app.builder.format == "html":
         for page, link in broken_links(Path(app.outdir)):
-            logger.warning("%s links to %s, which is not there", page, link, type="links")
+            logger.warning("%s links to %s, which does not exist", page, link, type="links")
 
 
 def setup(app):

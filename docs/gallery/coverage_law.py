@@ -1,7 +1,7 @@
 """Coverage against its exact law
 
-Over random splits of a table the empirical coverage follows a known law, whatever the data: the
-picture checks the code, not the assumption. By patients there is no such law.
+Over random splits of a table the empirical coverage follows a known law for any data: the figure
+checks the code, not the assumption. Splits by patient have no such law.
 """
 
 from taskuq.conformal import EvaluationGrid, evaluate_table

@@ -1,7 +1,7 @@
-"""Evidence that something has changed
+"""Evidence against exchangeability
 
-A monitor bets against exchangeability of new units with the calibration units. Here the scanner
-drifts after 60 cases: the evidence grows, and where it reaches the line the promise is withdrawn.
+A monitor tests if new units are exchangeable with the calibration units. Here the scanner drifts
+after 60 cases: the evidence grows, and at the line the monitor raises its alarm.
 """
 
 import taskuq as tq
@@ -14,7 +14,7 @@ monitor = tq.Monitor(policy, delta=0.05)
 new = synthetic_outputs(SyntheticTable(), seed=1)
 for k in range(150):
     outputs = new.outputs[:, k]
-    drifted = 0.3 + 0.5 * outputs  # everybody looks moderately ill
+    drifted = 0.3 + 0.5 * outputs  # all outputs move to the middle
     monitor.update(outputs if k < 60 else drifted, unit=f"scan {k}")
 [(_, figure)] = figures_from_record(monitor.to_dict())
 save_figure(figure, "evidence.svg")

@@ -1,8 +1,8 @@
-"""What few calibration units cost
+"""Cost of few calibration units
 
 The rank of the calibration score is rounded up, so that an interval is a little too wide on average,
-most where α(n + 1) is not a whole number; with fewer than 1/α − 1 units there is none at all. Drawn for
-normal errors: the expected width over the width of somebody who knows their law.
+most if α(n + 1) is not a whole number; with fewer than 1/α − 1 units none is finite. For normal
+errors: the expected width over that with a known error distribution.
 """
 
 from matplotlib.figure import Figure

@@ -1,7 +1,7 @@
 """Nested masks
 
-The lines of k-space that each round of a scan measures. A round keeps what the rounds before it
-measured, so that going on costs only the difference.
+The lines of k-space that each round of a scan measures. A round contains the lines of all
+earlier rounds, so that continuing costs only the difference.
 """
 
 from taskuq.measure import MaskConfig

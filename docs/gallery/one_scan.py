@@ -2,7 +2,7 @@
 
 The interval of one case after each round of a scan, the outputs on 32 posterior samples it comes from,
 and the round at which the policy stops. With probability at least 0.9 the intervals of all rounds
-contain the truth, which is drawn for us; the policy does not see it.
+contain the target, which is shown here and unknown to the policy.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ def scan(case):
     return said
 
 
-# Of the patient who was left out, the first case that stops neither at once nor never.
+# First case of the left-out patient that stops after the first round and before the end.
 scans = {case: scan(case) for case in np.flatnonzero(table.group == patients[0])}
 case, decisions = next((c, said) for c, said in scans.items() if said[-1].stop and len(said) > 2)
 

@@ -1,7 +1,7 @@
 """Widths against the number of samples
 
-How many posterior samples are worth drawing: `lwr` needs many, since it trusts the spread of the few
-it has; `mlwr` moderates that spread by what is typical and does well with four.
+Mean width against the number of posterior samples: `lwr` needs many, since it relies on their spread;
+`mlwr` shrinks the spread towards a typical value and needs about four.
 """
 
 from taskuq.conformal import EvaluationGrid, evaluate_table

@@ -1,4 +1,4 @@
-"""What a score does with samples
+"""From samples to intervals
 
 Three cases with the same mean and different spread. `ar` gives all of them the same width; `lwr` and
 `mlwr` follow the spread; `cqr` starts from quantiles of the samples.

@@ -2,7 +2,7 @@
 
 Fraction of cases that each policy stops after each round; R = 1 is a full scan. The paper's policy has no
 guarantee for the interval at the stop, a fixed-width policy does, and an anytime policy guarantees the
-intervals of all rounds at once, which takes longer scans.
+intervals of all rounds jointly, which takes longer scans.
 """
 
 import taskuq as tq

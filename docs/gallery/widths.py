@@ -1,7 +1,7 @@
 """Widths against acceleration
 
-The more is measured, the narrower the intervals; how narrow depends on the score. Mean and standard
-deviation are over all splits of the table's cases, in closed form: nothing is drawn at random.
+More measurements give narrower intervals, by an amount that depends on the score. Mean and standard
+deviation are over all splits of the table's cases, in closed form.
 """
 
 from taskuq.conformal import EvaluationGrid, evaluate_table

@@ -1,5 +1,6 @@
-"""Promises within classes, within strata, under a known shift, and given the calibration set."""
+"""Calibration within classes and strata, under shift, given the set, and for each end."""
 
+import warnings
 from collections import Counter
 from fractions import Fraction
 from itertools import combinations_with_replacement, pairwise
@@ -7,84 +8,22 @@ from math import factorial, inf, prod
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import taskuq as tq
 from raising import refused
-from taskuq.conformal._bound import EndQuantiles, SingleQuantile, WeightedQuantile
+from taskuq.conformal._bound import WeightedQuantile
 from taskuq.conformal._guarantee import Guarantee
 from taskuq.conformal._quantiles import _pac_rank, coverage_rank
 from taskuq.conformal.scores._paper import LWR
 
-ALPHAS = (0.1, 0.2, 0.25, 0.34, 0.5, 0.8)
-# (score, class) of each case; with output 0 the AR score is the target itself.
-POPULATIONS = st.lists(
-    st.tuples(st.integers(0, 6), st.sampled_from("abc")), min_size=4, max_size=14
-)
 
-
-def calibrated_without(population, new, alpha, **condition):
-    scores = np.array([s for i, (s, _) in enumerate(population) if i != new], dtype=float)
-    kinds = np.array([c for i, (_, c) in enumerate(population) if i != new])
-    given_by = dict.fromkeys(condition, kinds)
-    return tq.calibrate(np.zeros((len(scores), 1)), scores, alpha=alpha, score="ar", **given_by)
-
-
-@given(population=POPULATIONS, alpha=st.sampled_from(ALPHAS))
-def test_each_class_is_covered_whichever_it_is(population, alpha):
-    for kind in {c for _, c in population}:
-        members = [i for i, (_, c) in enumerate(population) if c == kind]
-        assume(len(members) > 1)
-        covered = sum(
-            bool(
-                calibrated_without(population, i, alpha, label=True)(np.zeros(1)).contains(
-                    population[i][0]
-                )
-            )
-            for i in members
-        )
-
-        assert covered >= (1 - Fraction(str(alpha))) * len(members)
-
-
-@given(population=POPULATIONS, alpha=st.sampled_from(ALPHAS))
-def test_each_stratum_is_covered_rank_times_of_its_own(population, alpha):
-    for kind in {c for _, c in population}:
-        members = [i for i, (_, c) in enumerate(population) if c == kind]
-        covered = 0
-        for i in members:
-            bound = calibrated_without(population, i, alpha, strata=True)
-            interval = bound(np.zeros((1, 1)), strata=[kind])
-            covered += bool(interval.contains(population[i][0])[0])
-
-        assert covered >= (1 - Fraction(str(alpha))) * len(members)
-
-
-def test_a_stratum_that_was_never_calibrated_gets_everything():
+def test_unknown_stratum_has_an_infinite_interval():
     bound = tq.calibrate(
         np.zeros((40, 1)), np.arange(40.0), alpha=0.1, score="ar", strata=["a", "b"] * 20
     )
-
     assert bound(np.zeros((2, 1)), strata=["a", "new"]).is_unbounded.tolist() == [False, True]
-
-
-@given(
-    population=st.lists(st.tuples(st.integers(0, 6), st.integers(1, 5)), min_size=3, max_size=10),
-    alpha=st.sampled_from(ALPHAS),
-)
-def test_weighted_exchangeable_cases_are_missed_at_most_alpha(population, alpha):
-    # The new case is case i with probability proportional to its weight.
-    missed = 0
-    for i, (score, weight) in enumerate(population):
-        rest = [case for j, case in enumerate(population) if j != i]
-        scores, weights = (np.array(part, dtype=float) for part in zip(*rest, strict=True))
-        bound = tq.calibrate(
-            np.zeros((len(rest), 1)), scores, alpha=alpha, score="ar", weights=weights
-        )
-        missed += weight * (not bound(np.zeros(1), weights=[weight]).contains(score))
-
-    assert Fraction(missed, sum(w for _, w in population)) <= Fraction(str(alpha))
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.1, 1 / 3, 7e5])
@@ -93,59 +32,31 @@ def test_equal_weights_give_the_unweighted_rank(weight):
         for alpha in (0.05, 0.059, 0.1, 0.18, 0.44, 0.45, 0.7):
             rank = coverage_rank(n, alpha)
             threshold = WeightedQuantile(np.arange(1.0, n + 1), np.full(n, weight), alpha)
-
             assert threshold.at(1, None, [weight])[0] == (rank if rank <= n else inf)
 
 
-def test_a_heavier_new_case_never_gets_a_shorter_interval():
+def test_quantile_grows_with_the_new_weight():
     rng = np.random.default_rng(5)
     threshold = WeightedQuantile(np.sort(rng.random(60)), rng.random(60) + 0.1, 0.1)
     quantiles = threshold.at(50, None, np.linspace(0.01, 20, 50))
-
     assert all(a <= b for a, b in pairwise(quantiles))
     assert quantiles[-1] == inf
-
-
-def test_the_effective_size_is_the_number_of_equally_weighted_cases():
-    assert WeightedQuantile(np.arange(4.0), np.full(4, 2.5), 0.1).effective_size == 4
-    assert (
-        WeightedQuantile(np.arange(4.0), np.array([1.0, 1e-9, 1e-9, 1e-9]), 0.1).effective_size
-        < 1.01
-    )
-
-
-def test_a_weighted_bound_survives_a_file(tmp_path):
-    rng = np.random.default_rng(2)
-    x, z = rng.random((60, 3)), rng.random(60)
-    bound = tq.calibrate(x, z, alpha=0.1, score="lwr", weights=rng.random(60) + 0.5)
-    again = tq.load_bound(bound.save(tmp_path / "bound.json"))
-
-    assert again == bound
-    assert (again(x, weights=np.ones(60)).upper == bound(x, weights=np.ones(60)).upper).all()
 
 
 @pytest.mark.parametrize("n", [30, 60, 200])
 def test_a_pac_bound_uses_the_pac_rank(n):
     bound = tq.calibrate(np.zeros((n, 1)), np.arange(1.0, n + 1), alpha=0.1, delta=0.1, score="ar")
-
     assert bound.quantile == _pac_rank(n, 0.1, 0.1)
     assert bound.quantile > coverage_rank(n, 0.1)
     assert bound.coverage_law(10).rank == _pac_rank(n, 0.1, 0.1)
 
 
-def test_a_pac_bound_of_too_few_cases_says_how_many_are_needed():
-    bound = tq.calibrate(np.zeros((44, 1)), np.arange(44.0), alpha=0.05, delta=0.1, score="ar")
-
-    assert not bound.is_finite
-    assert "needs at least 45 calibration cases, got 44" in str(bound)
-
-
-ALPHAS_EACH_END = (0.2, 0.25, 0.34, 0.5, 0.8, 0.9)
+ALPHAS = (0.2, 0.25, 0.34, 0.5, 0.8, 0.9)
 # A case is its target and the spread of two samples around 0; small numbers bring many ties, and
 # spreads of 0 bring scores of plus and minus infinity.
 CASES = st.tuples(st.integers(-4, 4), st.sampled_from([0, 1, 2, 4]))
 GROUPS = st.lists(st.lists(CASES, min_size=1, max_size=5), min_size=3, max_size=8)
-MANY = settings(max_examples=150)
+MANY = settings(max_examples=40)
 
 
 def outputs_and_targets(cases):
@@ -153,12 +64,12 @@ def outputs_and_targets(cases):
     return np.stack([-spread, spread], axis=1), targets
 
 
-def interval_of(new, rest, alpha, *, told=None, **promise):
+def interval_of(new, rest, alpha, *, known=None, **guarantee):
     """Calibrate on some cases, and return the intervals of others."""
     bound = tq.calibrate(
-        *outputs_and_targets(rest), alpha=alpha, score="lwr", side="each", **promise
+        *outputs_and_targets(rest), alpha=alpha, score="lwr", side="each", **guarantee
     )
-    return bound(outputs_and_targets(new)[0], **(told or {}))
+    return bound(outputs_and_targets(new)[0], **(known or {}))
 
 
 def missed(new, rest, alpha, **options):
@@ -191,99 +102,50 @@ def groups_lose_at_most_alpha(population, alpha, share):
 
 
 @MANY
-@given(population=st.lists(CASES, min_size=4, max_size=16), alpha=st.sampled_from(ALPHAS_EACH_END))
-def test_a_new_case_is_missed_at_most_alpha(population, alpha):
+@given(population=st.lists(CASES, min_size=4, max_size=16), alpha=st.sampled_from(ALPHAS))
+def test_new_case_is_missed_at_most_alpha(population, alpha):
     cases_are_missed_at_most_alpha(population, alpha)
 
 
-@pytest.mark.parametrize("share", ["random", "all", 0.9, 0.5, 0.34])
+@pytest.mark.parametrize("share", ["random", "all", 0.5])
 @MANY
-@given(population=GROUPS, alpha=st.sampled_from(ALPHAS_EACH_END))
-def test_a_new_group_is_missed_at_most_alpha(share, population, alpha):
+@given(population=GROUPS, alpha=st.sampled_from(ALPHAS))
+def test_new_group_is_missed_at_most_alpha(share, population, alpha):
     groups_lose_at_most_alpha(population, alpha, share)
 
 
-@pytest.mark.parametrize("task_range", [None, (0.0, 1.0)])
-def test_what_mlwr_learns_from_its_own_groups_keeps_the_promise_of_both_ends(task_range):
-    for seed in range(60):
-        rng = np.random.default_rng(seed)
-        sizes = rng.integers(1, 4, size=8)
-        group = np.repeat(np.arange(8), sizes)
-        spread = (10.0 ** rng.uniform(-3, -1, size=8))[group] / sizes[group]
-        x = np.clip(0.5 + spread[:, None] * rng.standard_normal((len(group), 3)), 0, 1)
-        z = np.clip(0.5 + rng.choice([-1, 3, 9], size=len(group)) * spread, 0, 1)
-        losses = []
-        for new in range(8):
-            rest = group != new
-            bound = tq.calibrate(
-                x[rest], z[rest], alpha=0.4, group=group[rest], side="each", task_range=task_range
-            )
-            losses.append((~bound(x[~rest]).contains(z[~rest])).mean())
-            assert bound.is_finite
-            assert bound.provenance["tuning_cases"] == 0
-
-        assert np.mean(losses) <= 0.4 + 1e-12
-
-
 @pytest.mark.parametrize("condition", ["strata", "label"])
+@MANY
 @given(
     population=st.lists(st.tuples(CASES, st.sampled_from("ab")), min_size=5, max_size=14),
-    alpha=st.sampled_from(ALPHAS_EACH_END),
+    alpha=st.sampled_from(ALPHAS),
 )
-def test_each_stratum_and_each_class_is_missed_at_most_alpha(condition, population, alpha):
+def test_each_stratum_and_class_is_missed_at_most_alpha(condition, population, alpha):
     for kind in {k for _, k in population}:
         members = [i for i, (_, k) in enumerate(population) if k == kind]
         if condition == "label" and len(members) == 1:
-            continue  # the promise is for classes of the calibration set
+            continue  # the guarantee is for classes of the calibration set
         lost = 0
         for i in members:
             rest, kinds = zip(*(population[:i] + population[i + 1 :]), strict=True)
-            told = {"strata": [kind]} if condition == "strata" else {}
-            options = {condition: np.array(kinds), "told": told}
+            known = {"strata": [kind]} if condition == "strata" else {}
+            options = {condition: np.array(kinds), "known": known}
             lost += int(missed([population[i][0]], rest, alpha, **options)[0])
-
         assert Fraction(lost, len(members)) <= Fraction(str(alpha))
 
 
-@pytest.mark.parametrize("condition_on", ["case", "group"])
-@given(
-    population=st.lists(
-        st.lists(st.tuples(CASES, st.sampled_from("ab")), min_size=1, max_size=4),
-        min_size=4,
-        max_size=8,
-    ),
-    alpha=st.sampled_from(ALPHAS_EACH_END[2:]),
-)
-def test_each_stratum_of_new_groups_is_missed_at_most_alpha(condition_on, population, alpha):
-    lost, drawn = dict.fromkeys("ab", Fraction(0)), dict.fromkeys("ab", Fraction(0))
-    for new, group in enumerate(population):
-        others = population[:new] + population[new + 1 :]
-        rest, kinds = zip(*(case for other in others for case in other), strict=True)
-        options = {"strata": np.array(kinds), "condition_on": condition_on}
-        options["group"] = np.repeat(np.arange(len(others)), [len(other) for other in others])
-        for kind in "ab":
-            inside = [case for case, k in group if k == kind]
-            if inside:
-                options["told"] = {"strata": [kind] * len(inside)}
-                out_of = len(group) if condition_on == "case" else len(inside)
-                lost[kind] += Fraction(int(missed(inside, rest, alpha, **options).sum()), out_of)
-                drawn[kind] += Fraction(len(inside), out_of)
-
-    assert all(lost[kind] <= Fraction(str(alpha)) * drawn[kind] for kind in "ab")
-
-
+@MANY
 @given(
     population=st.lists(st.tuples(CASES, st.integers(1, 5)), min_size=4, max_size=12),
-    alpha=st.sampled_from(ALPHAS_EACH_END),
+    alpha=st.sampled_from(ALPHAS),
 )
-def test_a_case_of_shifted_inputs_is_missed_at_most_alpha(population, alpha):
+def test_case_under_shift_is_missed_at_most_alpha(population, alpha):
     # The new case is case i with probability proportional to its weight.
     lost = 0
     for i, (case, weight) in enumerate(population):
         rest, weights = zip(*(population[:i] + population[i + 1 :]), strict=True)
-        told = {"weights": [weight]}
-        lost += weight * int(missed([case], rest, alpha, weights=weights, told=told)[0])
-
+        known = {"weights": [weight]}
+        lost += weight * int(missed([case], rest, alpha, weights=weights, known=known)[0])
     assert Fraction(lost, sum(w for _, w in population)) <= Fraction(str(alpha))
 
 
@@ -301,13 +163,12 @@ def unlucky_sets(values, n, alpha, delta):
     return Fraction(bad, len(values) ** n)
 
 
-@pytest.mark.parametrize(("n", "alpha", "delta"), [(7, 0.6, 0.3), (8, 0.55, 0.2), (6, 0.7, 0.4)])
-def test_all_but_delta_of_calibration_sets_keep_the_promise(n, alpha, delta):
+@pytest.mark.parametrize(("n", "alpha", "delta"), [(7, 0.6, 0.3), (6, 0.7, 0.4)])
+def test_at_most_delta_of_calibration_sets_are_unlucky(n, alpha, delta):
     values = np.arange(5) - 2.0
     bound = tq.calibrate(
         np.zeros((n, 1)), np.arange(n) * 1.0, alpha=alpha, delta=delta, score="ar", side="each"
     )
-
     assert bound.is_finite  # or nothing would be tried
     assert unlucky_sets(values, n, alpha, delta) <= Fraction(str(delta))
 
@@ -330,7 +191,7 @@ TORN = [[(-k, 1), (0, 1), (0, 1), (k, 1)] for k in range(1, 21)]
         ("_unit_per_quantile", SAME_SHARE, lambda: groups_lose_at_most_alpha(TORN, 0.2, 0.75)),
     ],
 )
-def test_a_planted_fault_breaks_the_promise(name, fault, law, monkeypatch):
+def test_planted_fault_breaks_the_guarantee(name, fault, law, monkeypatch):
     law()
     monkeypatch.setattr(Guarantee, name, fault)
     with pytest.raises(AssertionError):
@@ -354,9 +215,9 @@ PROMISES = {
 }
 
 
-@pytest.mark.parametrize("score", ["ar", "lwr", "mlwr", "learned"])
+@pytest.mark.parametrize("score", ["lwr", "learned"])
 @pytest.mark.parametrize("kind", PROMISES)
-def test_the_ends_are_those_of_one_sided_bounds_at_half_the_error_rate(kind, score):
+def test_ends_are_one_sided_bounds_at_half_alpha(kind, score):
     def ends(side, alpha):
         bound = tq.calibrate(
             X, Z, alpha=alpha, score=score, side=side, tuning=ELSEWHERE, **PROMISES[kind]
@@ -370,20 +231,18 @@ def test_the_ends_are_those_of_one_sided_bounds_at_half_the_error_rate(kind, sco
 
 
 @pytest.mark.parametrize("group", [None, GROUP])
-def test_given_the_set_half_of_delta_goes_to_each_end(group):
+def test_each_end_has_half_of_delta(group):
     each = tq.calibrate(X, Z, alpha=0.4, delta=0.4, score="cqr", side="each", group=group)
     lower = tq.calibrate(X, Z, alpha=0.2, delta=0.2, score="cqr", side="lower", group=group)
-
     assert each.threshold.lower == lower.threshold
     assert each.is_finite
 
 
-def test_a_biased_sampler_gets_shorter_intervals():
+def test_two_quantiles_shorten_intervals_of_a_biased_sampler():
     widths = {
         side: tq.calibrate(X, Z, alpha=0.1, score="ar", side=side)(X).width[0]
         for side in ("two", "each")
     }
-
     assert widths["each"] < 0.8 * widths["two"]
 
 
@@ -393,7 +252,6 @@ def test_ends_that_cross_are_an_empty_interval():
     outputs = np.r_[np.zeros((40, 2)), [[-1.0, 1.0]]]
     bound = tq.calibrate(outputs, z, alpha=0.2, score="lwr", side="each", task_range=(-9, 9))
     interval = bound(np.array([[0.0, 0.0], [-1.0, 1.0]]))
-
     assert bound.threshold.quantiles == (-inf, -inf)
     assert interval.is_empty.tolist() == [False, True]
     assert interval.width.tolist() == [0, 0]
@@ -405,33 +263,8 @@ def test_one_infinite_end_is_open_on_its_side_only():
     outputs = np.r_[np.tile([-1.0, 1.0], (30, 1)), np.zeros((10, 2))]
     bound = tq.calibrate(outputs, z, alpha=0.2, score="lwr", side="each")
     interval = bound(np.array([-1.0, 1.0]))
-
     assert np.isfinite(interval.lower)
     assert interval.upper == inf
-    assert "10 of 40 calibration scores are infinite" in str(bound)
-    assert "the upper end is that of the task range" in str(bound)
-    assert "whole task range" not in str(bound)
-
-
-def test_too_few_cases_say_how_many_two_quantiles_need():
-    bound = tq.calibrate(np.zeros((38, 1)), np.arange(38.0), alpha=0.05, score="ar", side="each")
-
-    assert not bound.is_finite
-    assert "with a quantile for each end needs at least 39 calibration cases, got 38" in str(bound)
-
-
-def test_the_file_holds_a_threshold_for_each_end_and_refuses_others(tmp_path):
-    bound = tq.calibrate(X, Z, alpha=0.2, side="each")
-    record = bound.to_dict()
-
-    assert record["threshold"]["kind"] == "each"
-    assert set(record["threshold"]) == {"kind", "lower", "upper"}
-    assert "below, " in str(bound)
-    with refused("file.damaged"):
-        type(bound).from_dict(record | {"threshold": record["threshold"]["lower"]})
-    nested = EndQuantiles(bound.threshold, SingleQuantile(1.0)).to_dict()
-    with refused("file.damaged"):
-        type(bound).from_dict(record | {"threshold": nested})
 
 
 class Own:
@@ -444,7 +277,7 @@ class Own:
         return tq.Interval(outputs[:, 0] - quantile, outputs[:, 0] + quantile)
 
 
-def test_what_cannot_have_two_quantiles_is_refused():
+def test_two_quantiles_are_refused_where_undefined():
     for score in (Own(), LWR(side="upper")):
         with refused("option.conflict"):
             tq.calibrate(X, Z, alpha=0.2, score=score, side="each")
@@ -456,3 +289,85 @@ def test_what_cannot_have_two_quantiles_is_refused():
         tq.calibrate_joint(X[..., None], Z[:, None], alpha=0.2, side="each")
     with refused("option.conflict"):
         tq.calibrate(X, Z, alpha=0.2, side="each").coverage_law(10)
+
+
+N = 400
+TRUTH_PEERS = RNG.random(N)
+OUTPUTS_PEERS = TRUTH_PEERS[:, None] + RNG.uniform(0.02, 0.2, (N, 1)) * RNG.standard_normal((N, 8))
+NEW = OUTPUTS_PEERS[:50] + 0.01
+MEAN, SPREAD = OUTPUTS_PEERS.mean(axis=1), OUTPUTS_PEERS.std(axis=1)
+
+# Where alpha (n + 1) is a whole number their floats may take the next order statistic, and where
+# the rank is n MAPIE raises; elsewhere all must agree.
+PAIRS = [(400, 0.05), (100, 0.45), (25, 0.44)]
+
+
+class Column:
+    """An estimator that has learnt to return one column of its input."""
+
+    fitted_ = True
+
+    def __init__(self, column):
+        self.column = column
+
+    def fit(self, X, y):
+        return self
+
+    def predict(self, X):
+        return np.asarray(X)[:, self.column]
+
+    def __sklearn_is_fitted__(self):
+        return True
+
+
+def agree(interval, lower, upper):
+    np.testing.assert_allclose(interval.lower, lower, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(interval.upper, upper, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("n", "alpha"), PAIRS)
+def test_mapie_agrees_on_absolute_residuals(n, alpha):
+    regression = pytest.importorskip("mapie.regression")
+    estimator = _regressor(0)
+    theirs = regression.SplitConformalRegressor(estimator, confidence_level=1 - alpha, prefit=True)
+    theirs.conformalize(MEAN[:n, None], TRUTH_PEERS[:n])
+    _, interval = theirs.predict_interval(NEW.mean(axis=1)[:, None])
+    ours = tq.calibrate(OUTPUTS_PEERS[:n], TRUTH_PEERS[:n], alpha=alpha, score="ar")
+    agree(ours(NEW), interval[:, 0, 0], interval[:, 1, 0])
+
+
+@pytest.mark.parametrize(("n", "alpha"), PAIRS)
+def test_mapie_agrees_on_quantile_regression(n, alpha):
+    regression = pytest.importorskip("mapie.regression")
+
+    def columns(outputs):
+        low, middle, high = np.quantile(outputs, [alpha / 2, 0.5, 1 - alpha / 2], axis=1)
+        return np.stack([low, high, middle], axis=1)
+
+    theirs = regression.ConformalizedQuantileRegressor(
+        [_regressor(0), _regressor(1), _regressor(2)], confidence_level=1 - alpha, prefit=True
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns of crossing quantiles and of its own defaults
+        theirs.conformalize(columns(OUTPUTS_PEERS[:n]), TRUTH_PEERS[:n])
+        _, interval = theirs.predict_interval(columns(NEW), symmetric_correction=True)
+    ours = tq.calibrate(OUTPUTS_PEERS[:n], TRUTH_PEERS[:n], alpha=alpha, score="cqr")(NEW)
+    whole = ~ours.is_empty
+    agree(ours[whole], interval[whole, 0, 0], interval[whole, 1, 0])
+
+
+def _regressor(column):
+    base = pytest.importorskip("sklearn.base")
+    return type("Prefit", (Column, base.RegressorMixin, base.BaseEstimator), {})(column)
+
+
+@pytest.mark.parametrize(("n", "alpha"), PAIRS)
+@pytest.mark.parametrize("score", ["ar", "lwr"])
+def test_crepes_agrees_where_it_takes_the_right_order_statistic(score, n, alpha):
+    crepes = pytest.importorskip("crepes")
+    spread, new_spread = (SPREAD[:n], NEW.std(axis=1)) if score == "lwr" else (None, None)
+    theirs = crepes.ConformalRegressor()
+    theirs.fit(residuals=TRUTH_PEERS[:n] - MEAN[:n], sigmas=spread)
+    interval = theirs.predict_int(NEW.mean(axis=1), sigmas=new_spread, confidence=1 - alpha)
+    ours = tq.calibrate(OUTPUTS_PEERS[:n], TRUTH_PEERS[:n], alpha=alpha, score=score)
+    agree(ours(NEW), interval[:, 0], interval[:, 1])

@@ -11,7 +11,6 @@ from raising import refused
 from taskuq.cli.app import main
 from taskuq.conformal import _family as summaries
 from taskuq.conformal import _splits as splits
-from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
 from taskuq.conformal._guarantee import Guarantee
 from taskuq.conformal._splits import (
     RankedScores,
@@ -24,9 +23,6 @@ from taskuq.conformal._splits import (
 )
 from taskuq.conformal._units import _hierarchical_quantile, group_index
 from taskuq.conformal.scores._mlwr import MLWR
-from taskuq.experiments._claims import ClaimInputs, ClaimSettings
-from taskuq.experiments._data_splits import _data_splits
-from taskuq.table._table import TaskOutputs
 
 RNG = np.random.default_rng(31)
 N, P = 180, 4
@@ -43,47 +39,44 @@ def folds_of(units, n_test, trials, seed):
     return splits.test_sets(seed, 0, trials, units, n_test).astype(bool)
 
 
-@pytest.mark.parametrize(("units", "n_test"), [(2, 1), (7, 2), (10, 3), (100, 30), (2188, 657)])
-def test_the_compiled_splits_are_numpys_bit_for_bit(units, n_test):
+@pytest.mark.parametrize(("units", "n_test"), [(2, 1), (10, 3), (2188, 657)])
+def test_compiled_splits_equal_numpy_to_the_bit(units, n_test):
     kernels = pytest.importorskip("taskuq.conformal._kernels")
     words, fold = np.empty(-(-units // 8), np.uint64), np.empty(units, np.uint8)
     for trial, expected in enumerate(splits.test_sets(9, 0, 20, units, n_test)):
         kernels.fill_test_fold(
             np.uint64(9), trial, units, n_test, splits.byte_threshold(units, n_test), words, fold
         )
-
         np.testing.assert_array_equal(fold, expected)
         assert expected.sum() == n_test
 
 
-def test_every_fold_of_a_small_set_is_equally_likely():
+def test_every_fold_is_equally_likely():
     # 35 folds, 35000 seeded trials: chi-square with 34 degrees beyond 110 has p < 1e-9.
     folds = folds_of(7, 3, 35_000, seed=2)
     numbers = {fold: i for i, fold in enumerate(combinations(range(7), 3))}
     counts = np.bincount([numbers[tuple(np.flatnonzero(f))] for f in folds], minlength=35)
-
     assert counts.sum() == 35_000
     assert ((counts - 1000) ** 2 / 1000).sum() < 110
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
-def test_the_groups_of_each_fold_are_bet_on_as_if_they_were_all_there_are(is_compiled):
-    promise = Guarantee(alpha=0.2, unit="group", delta=0.1, n_cases=N)
+def test_bets_use_the_groups_of_each_fold(is_compiled):
+    guarantee = Guarantee(alpha=0.2, unit="group", delta=0.1, n_cases=N)
     scores, group = np.round(RNG.exponential(size=N), 1), group_index(GROUP)[0]
     units = int(group.max()) + 1
-    ranking = rank_for_guarantee(scores, promise, units - units // 3, group)
+    ranking = rank_for_guarantee(scores, guarantee, units - units // 3, group)
     splitting = Splits(units, units // 3, 20, 5, group, is_compiled)
     found = run_splits(splitting, [ranking], np.zeros((1, 0, N)))
     for t, fold in enumerate(folds_of(units, units // 3, 20, seed=5)):
         kept, q = ~fold[group], ranking.quantiles(found.position[0])[t]
-
         assert q == _hierarchical_quantile(scores[kept], group[kept], 0.2, 0.1) < np.inf
         above = [np.mean(scores[group == v] > q) for v in np.flatnonzero(fold)]
         assert found.test_above[0, t] == pytest.approx(sum(above), abs=1e-9)
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize("allowed", [-1.0, 0.0, 1.0, 6.0])
+@pytest.mark.parametrize("allowed", [-1.0, 0.0, 6.0])
 def test_both_engines_find_the_same_positions_and_sums(grouped, allowed):
     pytest.importorskip("numba")
     present = np.unique(GROUP, return_inverse=True)[1]
@@ -114,14 +107,13 @@ def test_both_engines_find_the_same_positions_and_sums(grouped, allowed):
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
-def test_sums_at_quantiles_are_over_the_cases_of_the_tested_groups(is_compiled):
+def test_sums_are_over_cases_of_test_groups(is_compiled):
     of_case = RNG.permutation(np.unique(GROUP, return_inverse=True)[1]).astype(np.int64)
     units, numbers, at = int(of_case.max()) + 1, RNG.random((2, 4, N)), RNG.integers(0, 4, 30)
     splitting = Splits(units, units // 3, 30, 5, of_case, is_compiled)
     found = sums_at_quantiles(splitting, at.astype(float), lambda q: numbers[:, q.astype(int)])
     folds = folds_of(units, units // 3, 30, seed=5)
     expected = [(numbers[:, k] * folds[t][of_case]).sum(axis=1) for t, k in enumerate(at)]
-
     np.testing.assert_allclose(found.T, expected, rtol=1e-12)
 
 
@@ -143,9 +135,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("score", ["ar", "lwr", "cqr", "mlwr", "learned"])
+@pytest.mark.parametrize("score", ["cqr", "learned"])
 @pytest.mark.parametrize("kind", CASES)
-def test_an_evaluation_does_not_depend_on_the_engine(kind, score, monkeypatch):
+def test_evaluation_does_not_depend_on_the_engine(kind, score, monkeypatch):
     pytest.importorskip("numba")
 
     def run():
@@ -176,7 +168,7 @@ def assert_alike(one, other):
 
 
 def held(covered, unit, cases):
-    """Whether the promise holds for each unit that is there, by counting its covered cases."""
+    """Fraction of covered cases of each unit, or whether enough of them are."""
     index = np.unique(unit, return_inverse=True)[1]
     share = np.bincount(index, weights=covered) / np.bincount(index)
     if cases == "random":
@@ -184,13 +176,12 @@ def held(covered, unit, cases):
     return share >= (1.0 if cases == "all" else cases) - 1e-12
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("score", ["ar", "lwr", "cqr", "mlwr"])
+@pytest.mark.parametrize(("score", "tied"), [("cqr", False), ("lwr", True), ("mlwr", True)])
 @pytest.mark.parametrize("kind", CASES)
-def test_an_evaluation_is_what_calibrate_and_predict_give_on_its_splits(kind, score, tied):
+def test_evaluation_equals_calibrate_and_predict(kind, score, tied):
     outputs, targets = TIED if tied else (OUTPUTS, TRUTH)
     options = dict(CASES[kind])
-    trials, alpha = 12, 0.25
+    trials, alpha = 6, 0.25
     result = tq.evaluate(
         outputs, targets, alpha=alpha, score=score, splits=trials,
         seed=np.random.default_rng(4), **options,
@@ -217,7 +208,6 @@ def test_an_evaluation_is_what_calibrate_and_predict_give_on_its_splits(kind, sc
         coverage.append(held(covered, unit[test], options.get("cases", "random")).mean())
         of_cases.append(np.average(covered, weights=weight))
         width.append(np.average(interval.width, weights=weight))
-
     assert result.coverage.mean == pytest.approx(np.mean(coverage), abs=1e-9)
     assert result.coverage.sd == pytest.approx(np.std(coverage), abs=1e-9)
     assert result.case_coverage.mean == pytest.approx(np.mean(of_cases), abs=1e-9)
@@ -225,7 +215,7 @@ def test_an_evaluation_is_what_calibrate_and_predict_give_on_its_splits(kind, sc
     assert result.width.sd == pytest.approx(np.std(width), rel=1e-6, abs=1e-9)
 
 
-def test_class_and_size_coverage_are_means_over_the_splits_that_have_them():
+def test_class_and_size_coverage_are_means_over_splits():
     result = tq.evaluate(
         OUTPUTS, TRUTH, alpha=0.2, score="lwr", splits=30, seed=np.random.default_rng(6),
         label=np.where(np.arange(N) == 9, "rare", "common"), size_bins=(0, 0.2, 0.5, 90, 91),
@@ -239,7 +229,6 @@ def test_class_and_size_coverage_are_means_over_the_splits_that_have_them():
         rare += [covered[9]] if test[9] else []
         narrow.append(covered[inside].mean())
     strata = {s.name: s for s in result.class_coverage + result.size_coverage}
-
     assert strata["rare"].splits == len(rare) < 30
     assert strata["rare"].coverage == pytest.approx(np.mean(rare))
     assert strata["[0, 0.2)"].coverage == pytest.approx(np.mean(narrow))
@@ -248,41 +237,9 @@ def test_class_and_size_coverage_are_means_over_the_splits_that_have_them():
     assert sum(s.cases for s in result.size_coverage) == pytest.approx(fold_sizes(N)[1])
 
 
-def test_class_coverage_with_groups_is_that_of_a_random_case_of_a_group_given_its_class():
-    group, label = np.arange(N) // 3 % 9, np.where(np.arange(N) % 9 < 2, "few", "many")
-    result = tq.evaluate(
-        OUTPUTS, TRUTH, alpha=0.25, score="lwr", splits=30, seed=np.random.default_rng(7),
-        group=group, label=label, size_bins=(0, 90),
-    )  # fmt: skip
-    seed = int(np.random.default_rng(7).integers(2**63))
-    inside, covered = 0.0, 0.0
-    weight = 1 / np.bincount(group)[group] * (label == "few")
-    for fold in folds_of(9, fold_sizes(9)[1], 30, seed):
-        test = fold[group]
-        bound = tq.calibrate(
-            OUTPUTS[~test], TRUTH[~test], alpha=0.25, score="lwr", group=group[~test]
-        )
-        inside += weight[test].sum()
-        covered += weight[test] @ bound(OUTPUTS[test]).contains(TRUTH[test])
-
-    few = next(s for s in result.class_coverage if s.name == "few")
-    assert few.coverage == pytest.approx(covered / inside, abs=1e-12)
-    assert result.size_coverage[0].coverage == pytest.approx(result.coverage.mean, abs=1e-12)
-
-
-def test_the_same_seed_gives_the_same_evaluation_and_another_does_not():
-    def mean(seed):
-        return tq.evaluate(
-            OUTPUTS, TRUTH, alpha=0.2, score="ar", splits=20, seed=np.random.default_rng(seed)
-        ).width.mean
-
-    assert mean(1) == mean(1) != mean(2)
-
-
-def test_the_hash_is_splitmix64():
+def test_hash_is_splitmix64():
     # The first outputs of the published generator seeded with 0.
     states = [(k * splits.GOLDEN) & splits.FULL for k in (1, 2, 3)]
-
     assert [splitmix64(s) for s in states] == [
         0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F,
     ]  # fmt: skip
@@ -327,38 +284,23 @@ def counted(options, score="lwr", **extra):
     return result, found
 
 
-@pytest.mark.parametrize("options", [{}, {"task_range": (-1, 2)}, {"group": GROUP_EACH_END}])
-def test_coverage_width_and_centre_error_are_counted_on_the_splits(options):
-    result, found = counted(options)
-    of_case = np.ones(N_EACH_END)
-    if "group" in options:
-        of_case = 1 / np.bincount(GROUP_EACH_END)[GROUP_EACH_END]
-
-    def mean(values):
-        return np.mean([np.average(v[t], weights=of_case[t]) for (t, _, _), v in values])
-
-    paired = [(one, one[1]) for one in found]
-    covered = mean([(one, interval.contains(TRUTH_EACH_END)) for one, interval in paired])
-    width = mean([(one, interval.width) for one, interval in paired])
-    assert result.coverage.mean == pytest.approx(covered, abs=1e-9)
-    if all(bound.is_finite for _, _, bound in found):
-        error = mean([(one, np.abs(interval.center - TRUTH_EACH_END)) for one, interval in paired])
-        assert result.center_error.mean == pytest.approx(error, rel=1e-9)
-    assert result.width.mean == pytest.approx(width, rel=1e-9)
+def test_center_error_is_counted_on_the_splits():
+    result, found = counted({"task_range": (-1, 2)})
+    error = [np.abs(each.center - TRUTH_EACH_END)[test].mean() for test, each, _ in found]
+    assert result.center_error.mean == pytest.approx(np.mean(error), rel=1e-9)
     assert 0 < result.coverage.mean < 1
 
 
-def test_the_infinite_share_counts_splits_with_an_open_end():
+def test_infinite_fraction_counts_splits_with_an_open_end():
     result, found = counted({})
     ends = [bound.threshold.quantiles for _, _, bound in found]
-
     assert result.infinite == np.mean([max(pair) == inf for pair in ends])
     assert result.infinite > 0
     assert result.width.mean == inf
     assert any(min(pair) < inf for pair in ends if max(pair) == inf)
 
 
-def test_classes_and_whole_groups_are_counted_on_the_splits():
+def test_class_and_whole_group_coverage_of_each_end():
     result, found = counted({"group": GROUP_EACH_END}, score="ar", label=LABEL_EACH_END)
     covered = [(test, interval.contains(TRUTH_EACH_END)) for test, interval, _ in found]
     of_case = 1 / np.bincount(GROUP_EACH_END)[GROUP_EACH_END]
@@ -369,24 +311,11 @@ def test_classes_and_whole_groups_are_counted_on_the_splits():
         for t, c in covered
     ]
     strata = {s.name: s.coverage for s in result.class_coverage}
-
     assert strata["high"] == pytest.approx(high, abs=1e-9)
     assert result.whole_group_coverage == pytest.approx(np.mean(whole), abs=1e-9)
 
 
-def test_a_comparison_says_what_one_quantile_would_give():
-    table = TaskOutputs(OUTPUTS_EACH_END[None], TRUTH_EACH_END)
-    each, two = (
-        evaluate_table(table, EvaluationGrid(("ar",), ALPHA, splits=50, side=side)).results[0]
-        for side in ("each", "two")
-    )
-
-    assert each.width_single_quantile == two.width
-    assert each.width.mean < two.width.mean  # outputs lie above their targets
-    assert two.width_single_quantile is None
-
-
-def test_the_closed_form_is_for_one_quantile():
+def test_exact_evaluation_refuses_two_quantiles():
     with refused("option.conflict"):
         tq.evaluate_exact(OUTPUTS_EACH_END, TRUTH_EACH_END, alpha=ALPHA, side="each")
 
@@ -402,47 +331,15 @@ def table():
     return tq.TaskOutputs(outputs, truth, (16, 4), round_names=NAMES)
 
 
-def test_evaluations_name_their_round(table):
-    by_name = tq.evaluate_exact(table, acceleration="four frames", alpha=0.2)
-    drawn = tq.evaluate(table, acceleration=16, alpha=0.2, splits=5, seed=np.random.default_rng(0))
-
-    assert repr(by_name).startswith("mlwr, four frames: ")
-    assert repr(drawn).startswith("mlwr, one frame: ")
-    assert by_name.to_dict()["acceleration"] == 4
-    plain = tq.evaluate_exact(table.outputs[0], table.targets, acceleration=16, alpha=0.2)
-    assert repr(plain).startswith("mlwr, R = 16: ")
-
-
-@pytest.mark.parametrize(
-    "command", [["evaluate", "--exact"], ["simulate", "--max-width", "0.5", "--splits", "3"]]
-)
-def test_commands_name_rounds(table, command, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "240")
-    path = table.save(tmp_path / "table.npz")
-    main([command[0], str(path), *command[1:], "--alpha", "0.2", "--score", "lwr"])
-    shown = "".join(capsys.readouterr())
-
-    assert all(name in shown for name in NAMES)
-    assert "R=16" not in shown
-    assert "R=4" not in shown
-
-
 def test_commands_take_rounds_by_name(table, tmp_path, capsys):
     path, bound = str(table.save(tmp_path / "table.npz")), str(tmp_path / "bound.json")
     for given in (["evaluate", path, "--exact"], ["calibrate", path, "-o", bound]):
         main([*given, "--alpha", "0.2", "--score", "lwr", "--acceleration", "four frames"])
     assert tq.load_bound(bound).acceleration == 4
     assert "one frame" not in "".join(capsys.readouterr())
-
     with pytest.raises(SystemExit):
         main(["evaluate", path, "--exact", "--acceleration", "two frames"])
     assert "'two frames'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["predict", bound, path, "--acceleration", "one frame"])
     assert "--acceleration" in capsys.readouterr().err
-
-
-def test_cases_without_groups_are_counted_one_by_one(table):
-    parts, _ = _data_splits(ClaimInputs(table), ClaimSettings())["tables"]
-
-    assert parts["rows"] == [["calibrate and test", 60, None, None, None]]

@@ -1,6 +1,4 @@
-"""Audits keep the long-run miss rate near alpha, whatever an adversary does."""
-
-from itertools import product
+"""Online bounds: the miss rate stays near alpha for every sequence of audits."""
 
 import numpy as np
 import pytest
@@ -30,7 +28,7 @@ def target_for(bound, miss):
 def test_every_sequence_of_audits_stays_within_the_deviation(alpha, step):
     first = online(alpha, step)
     states = {(): first}
-    for _ in range(12):
+    for _ in range(9):
         states = {
             (*past, miss): bound.update(OUTPUT, target_for(bound, miss))
             for past, bound in states.items()
@@ -39,37 +37,15 @@ def test_every_sequence_of_audits_stays_within_the_deviation(alpha, step):
         worst = max(
             abs(b.miscovered / b.audits - alpha) - b.largest_deviation for b in states.values()
         )
-
         assert worst <= 1e-12
-
-
-def test_forced_misses_and_hits_do_happen():
-    bound = online()
-    for miss in (True, False, True):
-        bound = bound.update(OUTPUT, target_for(bound, miss))
-
-    assert (bound.audits, bound.miscovered) == (3, 2)
 
 
 def test_a_miss_lowers_the_level_and_a_hit_raises_it():
     bound = online(alpha=0.2, step=0.1)
     missed, hit = (bound.update(OUTPUT, target_for(bound, miss)) for miss in (True, False))
-
     assert missed.level == pytest.approx(0.2 + 0.1 * (0.2 - 1))
     assert hit.level == pytest.approx(0.2 + 0.1 * 0.2)
     assert missed.quantile >= bound.quantile >= hit.quantile
-
-
-def test_a_level_of_zero_covers_everything_and_of_one_nothing():
-    bound = online(alpha=0.2, step=0.3)
-    low = bound.update(OUTPUT, 99.0)
-    high = bound
-    for _ in range(40):
-        high = high.update(OUTPUT, 0.0)
-
-    assert low.level < 0
-    assert low(OUTPUT).contains(1e300)
-    assert high.miscovered > 0
 
 
 @pytest.mark.parametrize("side", ["upper", "lower"])
@@ -80,32 +56,17 @@ def test_points_of_a_one_sided_bound_obey_the_deviation_too(side):
     )
     for _ in range(60):
         bound = bound.update(np.full(2, 0.5), 0.5)
-
     assert abs(bound.miscovered / bound.audits - 0.2) <= bound.largest_deviation + 1e-12
 
 
 def test_an_audited_target_outside_the_range_is_refused():
     bound = online(task_range=(0, 20))
-
     with refused("range.outside"):
         bound.update(OUTPUT, 21.0)
 
 
-def test_an_online_bound_goes_on_from_its_file(tmp_path):
+def test_online_bound_continues_from_its_file(tmp_path):
     bound = online().update(OUTPUT, 3.0).update(OUTPUT, 99.0)
     again = load_online_bound(bound.save(tmp_path / "online.json"))
-
     assert again == bound
     assert again.update(OUTPUT, 5.0) == bound.update(OUTPUT, 5.0)
-
-
-def test_the_adversary_reaches_every_number_of_misses_it_can():
-    # After three misses the level is low enough for an interval of everything.
-    misses = set()
-    for sequence in product((False, True), repeat=5):
-        bound = online()
-        for miss in sequence:
-            bound = bound.update(OUTPUT, target_for(bound, miss))
-        misses.add(bound.miscovered)
-
-    assert misses == {0, 1, 2, 3}

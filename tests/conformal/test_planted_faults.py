@@ -15,7 +15,7 @@ from taskuq.conformal import _units as units
 
 RNG = np.random.default_rng(77)
 SCORES = RNG.permutation(20).astype(float) + 1
-# Groups whose cases agree leave the promise no slack to hide a fault in.
+# Groups whose cases agree leave the guarantee no slack to hide a fault in.
 GROUPS = [[float(v)] * 3 for v in RNG.permutation(10)]
 
 
@@ -53,7 +53,7 @@ def exact_evaluation_equals_every_split():
 
 
 def a_random_case_of_a_new_group_is_covered():
-    """Hierarchical promise, by trying every group as the new one; and not far too much."""
+    """Hierarchical guarantee, by trying every group as the new one; and not far too much."""
     losses = []
     for new, cases in enumerate(GROUPS):
         rest = [g for i, g in enumerate(GROUPS) if i != new]
@@ -159,7 +159,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda f: f.__name__)
-def test_the_laws_hold(law):
+def test_laws_hold(law):
     law()
 
 
@@ -168,19 +168,18 @@ def test_the_laws_hold(law):
     [(fault, law) for fault, laws in FAULTS.items() for law in sorted(laws, key=str)],
     ids=lambda f: f.__name__,
 )
-def test_a_planted_fault_breaks_its_laws(fault, law, monkeypatch):
+def test_planted_fault_breaks_its_laws(fault, law, monkeypatch):
     fault(monkeypatch)
     with pytest.raises(AssertionError):
         law()
 
 
-def test_a_simulated_histogram_sees_a_wrong_quantile(monkeypatch):
+def test_histogram_finds_a_wrong_quantile(monkeypatch):
     truth = RNG.random(149)
     outputs = truth[:, None] + 0.1 * RNG.standard_normal((149, 2))
-    # The law beside the histogram keeps the right rank.
+    # The law of the histogram keeps the right rank.
     monkeypatch.setattr(units, "guaranteed_rank", lambda n, alpha, delta: RIGHT_RANK(n, alpha) + 1)
     result = tq.evaluate(
         outputs, truth, alpha=0.1, score="ar", splits=4000, seed=np.random.default_rng(5)
     )
-
     assert result.histogram.p_value < 1e-6

@@ -1,4 +1,4 @@
-"""The rank, the quantile and what they promise, by exact counting."""
+"""Ranks, quantiles, bets and sample sizes, by exact counting."""
 
 import math
 from fractions import Fraction
@@ -18,7 +18,6 @@ from taskuq.conformal import _quantiles as betting
 from taskuq.conformal._quantiles import (
     BettingEProcess,
     CoverageLaw,
-    _low_discrepancy_order,
     _pac_rank,
     conformal_quantile,
     coverage_rank,
@@ -35,30 +34,19 @@ DYADIC = st.integers(-64, 64).map(lambda i: i / 8)
 
 
 @given(scores=st.lists(DYADIC, min_size=2, max_size=40, unique=True), alpha=st.sampled_from(ALPHAS))
-def test_every_rotation_of_distinct_scores_is_covered_rank_times(scores, alpha):
+def test_rotations_of_distinct_scores_are_covered_rank_times(scores, alpha):
     n = len(scores) - 1
     covered = sum(
         score <= conformal_quantile(np.delete(scores, i), alpha) for i, score in enumerate(scores)
     )
-
     assert covered == min(coverage_rank(n, alpha), n + 1)
 
 
-@given(scores=st.lists(DYADIC, min_size=2, max_size=40), alpha=st.sampled_from(ALPHAS))
-def test_ties_never_lower_the_number_of_covered_rotations(scores, alpha):
-    covered = sum(
-        score <= conformal_quantile(np.delete(scores, i), alpha) for i, score in enumerate(scores)
-    )
-
-    assert covered >= (1 - Fraction(str(alpha))) * len(scores)
-
-
 @given(scores=st.lists(DYADIC, min_size=1, max_size=60), alpha=st.sampled_from(ALPHAS))
-def test_the_quantile_is_the_smallest_value_that_enough_scores_do_not_exceed(scores, alpha):
+def test_quantile_has_its_definition(scores, alpha):
     # From the definition alone: mass 1/(n+1) on each score and on infinity.
     level = (1 - Fraction(str(alpha))) * (len(scores) + 1)
     reached = [q for q in sorted(scores) if sum(s <= q for s in scores) >= level]
-
     assert conformal_quantile(scores, alpha) == (reached[0] if reached else inf)
 
 
@@ -67,34 +55,32 @@ TREACHEROUS = [(999, 0.059, 941), (149, 0.18, 123), (24, 0.44, 14), (9, 0.7, 3),
 
 
 @pytest.mark.parametrize(("n", "alpha", "rank"), TREACHEROUS)
-def test_the_rank_is_exact_where_floats_are_not(n, alpha, rank):
+def test_rank_is_exact_where_floats_are_not(n, alpha, rank):
     by_floats = {
         ceil((n + 1) * (1 - alpha)),
         ceil((1 - alpha) * (n + 1)),
         ceil(n + 1 - alpha * (n + 1)),
     }
-
     assert coverage_rank(n, alpha) == rank
     assert by_floats != {rank}
 
 
-def test_the_rank_is_right_on_a_grid_of_percentages():
+def test_rank_on_a_grid_of_percentages():
     for percent in range(1, 100):
         for n in (*range(1, 60), 99, 149, 999, 1531):
             assert coverage_rank(n, percent / 100) == n + 1 - (percent * (n + 1)) // 100
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.05, 0.1, 0.3, 0.5])
-def test_a_finite_bound_exists_from_cases_needed_on(alpha):
+def test_min_calibration_size_is_the_smallest(alpha):
     n = min_calibration_size(alpha)
-
     assert coverage_rank(n, alpha) <= n
     assert n == 1 or coverage_rank(n - 1, alpha) > n - 1
 
 
-@pytest.mark.parametrize("n", [10, 44, 45, 230, 300])
+@pytest.mark.parametrize("n", [10, 44, 45, 120])
 @pytest.mark.parametrize(("alpha", "delta"), [(0.05, 0.1), (0.1, 0.1), (0.2, 0.01), (0.5, 0.5)])
-def test_the_pac_rank_is_the_smallest_whose_binomial_tail_is_allowed(n, alpha, delta):
+def test_pac_rank_has_its_definition(n, alpha, delta):
     # Exact: P(Beta(k, n+1-k) < 1-alpha) = P(Bin(n, 1-alpha) >= k), in integers.
     good = 1 - exact_alpha(alpha)
     tail = [
@@ -102,29 +88,27 @@ def test_the_pac_rank_is_the_smallest_whose_binomial_tail_is_allowed(n, alpha, d
         for k in range(1, n + 1)
     ]
     allowed = [k for k, chance in enumerate(tail, start=1) if chance <= exact_alpha(delta)]
-
     assert _pac_rank(n, alpha, delta) == (allowed[0] if allowed else n + 1)
 
 
-def test_the_pac_promise_holds_by_enumeration_of_a_discrete_population():
+def test_pac_guarantee_by_enumeration():
     # Scores uniform on {0..5}: conditional coverage of q is (q+1)/6; enumerate all 6^5 sets.
     n, alpha, delta = 5, 0.4, 0.3
     rank = _pac_rank(n, alpha, delta)
     draws = np.indices((6,) * n).reshape(n, -1)
     coverage = (np.sort(draws, axis=0)[rank - 1] + 1) / 6
-
     assert rank <= n
     assert (coverage < 1 - alpha - 1e-9).mean() <= delta
 
 
-def test_a_rank_beyond_the_scores_is_infinity_and_never_the_largest():
+def test_rank_beyond_the_scores_is_infinity():
     assert order_statistic([1.0, 5.0], 3) == inf
     assert conformal_quantile(np.arange(18.0), 0.05) == inf
     assert conformal_quantile(np.arange(19.0), 0.05) == 18.0
 
 
 @pytest.mark.parametrize("alpha", [0, 1, -0.1, 1.5, float("nan"), float("inf"), "0.1", None, True])
-def test_an_alpha_that_is_no_rate_is_refused(alpha):
+def test_invalid_alpha_is_refused(alpha):
     with refused("alpha.invalid"):
         coverage_rank(10, alpha)
 
@@ -158,53 +142,27 @@ def largest_chance(bets):
     )
 
 
-def test_a_mean_loss_of_alpha_is_certified_with_probability_delta_at_most():
+def test_mean_loss_of_alpha_is_certified_with_probability_delta():
     assert Fraction("0.1") < largest_chance(BettingEProcess(ALPHA, DELTA)) <= Fraction("0.2")
 
 
-def test_bets_on_groups_in_the_order_of_their_losses_are_caught(monkeypatch):
+def test_bets_in_the_order_of_losses_are_found(monkeypatch):
     monkeypatch.setattr(betting, "_low_discrepancy_order", lambda groups: np.arange(groups))
     # Each column is still counted with the chance of the sequence that it came from.
     monkeypatch.setitem(globals(), "SEQUENCES", np.sort(SEQUENCES, axis=0))
-
     assert largest_chance(BettingEProcess(ALPHA, DELTA)) > Fraction("0.2")
 
 
-def test_bets_for_a_larger_delta_are_caught():
+def test_bets_for_a_larger_delta_are_found():
     assert largest_chance(BettingEProcess(ALPHA, 0.35)) > Fraction("0.2")
 
 
-# One group in three loses everything below 9: at alpha = 0.3 that is too much.
-POPULATION = ((1.0, 2.0), (1.0, 1.0), (9.0, 9.0))
-
-
-def unlucky(delta, quantile):
-    """The share of calibration sets of seven groups whose true miss is above alpha, exactly."""
-    alpha, bad = Fraction(3, 10), 0
-    everyone = np.array(POPULATION).ravel()
-    for drawn in product(POPULATION, repeat=7):
-        q = quantile(np.array(drawn).ravel(), np.repeat(np.arange(7), 2), float(alpha), delta)
-        bad += Fraction(int((everyone > q).sum()), 6) > alpha
-    return Fraction(bad, 3**7)
-
-
-def test_calibration_sets_are_unlucky_with_probability_delta_at_most():
-    assert 0 < unlucky(0.2, _hierarchical_quantile) <= Fraction("0.2")
-
-
-def test_a_quantile_without_delta_is_unlucky_more_often():
-    def mean_only(scores, group, alpha, delta):
-        return _hierarchical_quantile(scores, group, alpha)
-
-    assert unlucky(0.2, mean_only) > Fraction("0.2")
-
-
-@pytest.mark.parametrize("alike", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("alike", [0.1, 0.9])
 @pytest.mark.parametrize(
     ("groups", "alpha"),
-    [(22, 0.1), (22, 0.2), (40, 0.1), (70, 0.05), (70, 0.1), (100, 0.05), (200, 0.05), (200, 0.1)],
+    [(22, 0.1), (22, 0.2), (70, 0.05), (200, 0.1)],
 )
-def test_no_quantile_is_longer_than_by_hoeffding_and_bentkus(groups, alpha, alike):
+def test_quantile_is_at_most_that_of_hoeffding_and_bentkus(groups, alpha, alike):
     rng = np.random.default_rng(groups)
     allowed = hoeffding_bentkus(groups, alpha, 0.1)
     for _ in range(5):
@@ -216,17 +174,8 @@ def test_no_quantile_is_longer_than_by_hoeffding_and_bentkus(groups, alpha, alik
         assert _hierarchical_quantile(scores, index, alpha, 0.1) <= before < np.inf
 
 
-@pytest.mark.parametrize("alpha", [0.05, 0.1, 0.2])
-def test_groups_that_lose_all_or_nothing_are_certified_as_often_as_by_bentkus(alpha):
-    rng = np.random.default_rng(0)
-    for groups in (70, 100, 200):
-        losses = (rng.random((groups, 4000)) < 0.4 * alpha).astype(float)
-        before = losses.sum(axis=0) <= float(hoeffding_bentkus(groups, alpha, 0.1))
-        assert BettingEProcess(alpha, 0.1).certify(losses).mean() >= before.mean()
-
-
 @pytest.mark.parametrize(("alpha", "delta"), [(0.1, 0.1), (0.05, 0.1), (0.5, 0.25), (0.3, 0.01)])
-def test_groups_without_a_loss_certify_as_soon_as_chance_alone_could_not(alpha, delta):
+def test_groups_without_a_loss_certify_as_soon_as_possible(alpha, delta):
     bets = BettingEProcess(alpha, delta)
     for groups in range(1, 120):
         certified = bool(bets.certify(np.zeros((groups, 1)))[0])
@@ -234,12 +183,11 @@ def test_groups_without_a_loss_certify_as_soon_as_chance_alone_could_not(alpha, 
         assert certified == (Fraction(str(1 - alpha)) ** groups <= Fraction(str(delta)))
 
 
-def test_blocks_of_thresholds_are_walked_as_one(monkeypatch):
+def test_blocks_of_thresholds_give_one_result(monkeypatch):
     rng = np.random.default_rng(5)
     scores, unit = rng.integers(0, 40, 600).astype(float), rng.permutation(600) % 60
     whole = smallest_certified(scores, unit, np.full(600, 0.1), BettingEProcess(0.2, 0.1))
     monkeypatch.setattr("taskuq.conformal._quantiles.NUMBERS", 60)
-
     assert smallest_certified(scores, unit, np.full(600, 0.1), BettingEProcess(0.2, 0.1)) == whole
     assert 20 < whole < 40
 
@@ -251,15 +199,10 @@ def test_every_threshold_above_the_quantile_is_certified():
     above = [s for s in np.sort(scores) if s >= q]
     losses = np.array([[np.mean(scores[group == v] > s) for s in above] for v in range(50)])
     below = scores[scores < q].max()
-
     assert BettingEProcess(0.2, 0.1).certify(losses).all()
     assert not BettingEProcess(0.2, 0.1).certify(
         np.array([[np.mean(scores[group == v] > below)] for v in range(50)])
     )
-
-
-def test_the_order_of_bets_is_a_permutation():
-    assert all(sorted(_low_discrepancy_order(n)) == list(range(n)) for n in range(1, 200))
 
 
 # (alpha, epsilon, delta, two-sided size, one-sided size): worked out apart from this code.
@@ -291,17 +234,15 @@ def _chance_of_deviation(n, alpha, epsilon, two_sided):
 
 @pytest.mark.parametrize("two_sided", [True, False])
 @pytest.mark.parametrize(("alpha", "epsilon", "delta"), [*(row[:3] for row in TABLE), MANY_DIGITS])
-def test_the_size_keeps_its_definition_and_one_less_does_not(alpha, epsilon, delta, two_sided):
+def test_size_has_its_definition(alpha, epsilon, delta, two_sided):
     n = tq.calibration_size(alpha, epsilon, delta, two_sided=two_sided)
     later = [_chance_of_deviation(m, alpha, epsilon, two_sided) for m in range(n, n + 400)]
-
     assert max(later) <= delta
     assert _chance_of_deviation(n - 1, alpha, epsilon, two_sided) > delta
 
 
 def test_groups_multiply_the_size_by_the_design_effect():
     alone = tq.calibration_size(0.1, 0.02, 0.1)
-
     assert tq.calibration_size(0.1, 0.02, 0.1, group_size=1, icc=0.5) == alone
     assert tq.calibration_size(0.1, 0.02, 0.1, group_size=11, icc=0.1) == 2 * alone
 
@@ -317,21 +258,14 @@ def test_groups_multiply_the_size_by_the_design_effect():
         (0.02, {"group_size": inf}),
     ],
 )
-def test_plans_that_make_no_sense_are_refused(epsilon, options):
-    with pytest.raises(tq.InputError):
+def test_invalid_sizes_are_refused(epsilon, options):
+    with refused("value.invalid"):
         tq.calibration_size(0.05, epsilon, 0.05, **options)
 
 
 @pytest.mark.parametrize(("n", "rank", "m"), [(9, 9, 4), (19, 10, 7), (1531, 1456, 657)])
-def test_the_law_of_coverage_is_beta_binomial(n, rank, m):
+def test_law_of_coverage_is_beta_binomial(n, rank, m):
     law, known = CoverageLaw(n, rank, m), betabinom(m, rank, n + 1 - rank)
-
     np.testing.assert_allclose(law.pmf, known.pmf(np.arange(m + 1)), rtol=1e-8, atol=1e-15)
     assert law.mean == pytest.approx(known.mean() / m, rel=1e-12)
     assert law.sd == pytest.approx(known.std() / m, rel=1e-9)
-
-
-def test_without_a_finite_quantile_everything_is_covered():
-    law = CoverageLaw(5, 6, 3)
-
-    assert (law.mean, law.sd, law.pmf.tolist()) == (1.0, 0.0, [0, 0, 0, 1])

@@ -40,21 +40,20 @@ def judged(table, acceleration, score, samples=32, alpha=0.05, **options):
 
 @pytest.mark.parametrize("score", ["ar", "lwr", "cqr"])
 @pytest.mark.parametrize("acceleration", ACCELERATIONS)
-def test_exact_means_agree_with_the_reference_to_every_digit(tear, acceleration, score):
+def test_exact_means_agree_with_the_reference(tear, acceleration, score):
     exact = judged(tear, acceleration, score)
-
     assert f"{exact.width.mean:.5f}"[1:] == REFERENCE[acceleration][score]
     assert f"{exact.coverage.mean:.5f}" == "0.95039"
     assert (exact.n_calibration, exact.n_test) == (1531, 657)
 
 
-def test_the_spread_of_coverage_is_that_of_its_law(tear):
+def test_spread_of_coverage_is_that_of_its_law(tear):
     for score in ("ar", "lwr", "cqr"):
         assert f"{judged(tear, 8, score).coverage.sd:.5f}" == "0.01012"
 
 
 @pytest.mark.parametrize("task_range", [None, (0, 1)])
-def test_learned_intervals_are_a_tenth_shorter_than_the_better_of_the_papers(tear, task_range):
+def test_learned_intervals_are_shorter_than_those_of_the_paper(tear, task_range):
     ratios = []
     for R in ACCELERATIONS:
         width = {
@@ -62,71 +61,43 @@ def test_learned_intervals_are_a_tenth_shorter_than_the_better_of_the_papers(tea
             for score in ("lwr", "cqr", "learned")
         }
         ratios.append(width["learned"] / min(width["lwr"], width["cqr"]))
-
     assert np.mean(ratios) <= 0.9
 
 
 @pytest.mark.parametrize("task_range", [None, (0, 1)])
-@pytest.mark.parametrize("samples", [2, 4, 8, 16, 32])
-def test_the_default_is_never_much_longer_than_the_better_of_the_papers(tear, samples, task_range):
+@pytest.mark.parametrize("samples", [2, 32])
+def test_default_is_not_longer_than_the_scores_of_the_paper(tear, samples, task_range):
     for R in ACCELERATIONS:
         lwr, cqr, ours = (
             judged(tear, R, score, samples, task_range=task_range).width.mean
             for score in ("lwr", "cqr", "mlwr")
         )
-
         assert ours <= 1.05 * min(lwr, cqr)
 
 
-def test_a_random_split_agrees_with_calibrate_and_predict(tear):
+def test_coverage_of_a_random_split(tear):
     k = tear.round_index(8)
     order = np.random.default_rng(0).permutation(tear.cases)
     fold, test = order[:1531], order[1531:]
     for score in ("ar", "lwr", "cqr", "mlwr"):
         bound = tq.calibrate(tear.outputs[k, fold], tear.targets[fold], alpha=0.05, score=score)
         covered = bound(tear.outputs[k, test]).contains(tear.targets[test]).mean()
-
         low, high = bound.coverage_law(657).central(1 - 1e-9)
         assert low <= covered <= high
 
 
-def test_quality_is_bounded_from_below_in_each_round():
-    table = tq.TaskOutputs.load(FOLDER / "quality_psnr.npz")
-    for k in range(table.rounds):
-        exact = tq.evaluate_exact(
-            table.outputs[k], table.targets_at(k), alpha=0.05, score="lwr", side="lower"
-        )
-
-        assert exact.coverage.mean == pytest.approx(1456 / 1532, abs=1e-4)
-        assert 0 < exact.center_error.mean < 10
-
-
 @pytest.mark.parametrize("task", ["meniscus_tear", "joint_effusion"])
-def test_a_quantile_for_each_end_is_shorter_on_average_by_slice(task):
+def test_two_quantiles_shorten_intervals(task):
     table = tq.TaskOutputs.load(FOLDER / f"{task}.npz", task_range=(0, 1))
     asked = EvaluationGrid(("mlwr",), splits=300, unit="case", side="each")
     results = evaluate_table(table, asked).results
-
     assert np.mean([r.width.mean / r.width_single_quantile.mean for r in results]) < 0.98
     assert all(abs(r.coverage.mean - 0.95) < 0.005 for r in results)
 
 
-def test_splits_by_volume_vary_more_than_splits_by_slice(tear):
-    by_slice = judged(tear, 8, "lwr").coverage.sd
-    by_volume = tq.evaluate(
-        tear.outputs[tear.round_index(8)], tear.targets, alpha=0.05, score="lwr", splits=300,
-        seed=np.random.default_rng(0), group=tear.group,
-    )  # fmt: skip
-
-    assert by_volume.coverage.sd > 1.2 * by_slice
-    assert by_volume.coverage.mean >= 0.95 - 0.005
-
-
 @pytest.mark.parametrize("acceleration", [8, 2])
 @pytest.mark.parametrize(("groups", "alpha", "least"), [(22, 0.2, 0), (70, 0.05, 0), (70, 0.1, 2)])
-def test_group_bounds_given_the_set_use_the_delta_they_are_allowed(
-    tear, acceleration, groups, alpha, least
-):
+def test_group_bounds_given_the_set_use_delta(tear, acceleration, groups, alpha, least):
     k = tear.round_index(acceleration)
     scores = LWR().score(tear.outputs[k].astype(float), tear.targets_at(k))
     number, volumes = np.unique(tear.group, return_inverse=True)[1], len(np.unique(tear.group))
@@ -138,5 +109,4 @@ def test_group_bounds_given_the_set_use_the_delta_they_are_allowed(
         q = _hierarchical_quantile(scores[chosen], index, alpha, 0.1)
         assert q <= quantile_of_mean_loss(scores[chosen], index, sizes, allowed)
         unlucky += (weight * (scores > q))[~chosen].sum() > alpha * (volumes - groups)
-
     assert least <= unlucky <= 10

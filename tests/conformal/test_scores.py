@@ -1,24 +1,30 @@
-"""Scores and intervals say the same thing, for every score, side and kind of case."""
+"""Scores and their intervals agree, for every score, side and kind of case; own scores."""
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache
 from math import floor
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import taskuq as tq
 from raising import refused
+from taskuq._io import write_json
+from taskuq.cli.app import main
 from taskuq.conformal._calibrate import tuning_units
 from taskuq.conformal._family import interval_family, mean_and_variance, sample_quantiles
 from taskuq.conformal._quantiles import coverage_rank
 from taskuq.conformal._units import CaseUnit, choose_units
+from taskuq.conformal.scores import SCORES, resolve_score, score_from_dict, score_to_dict
 from taskuq.conformal.scores._learned import LearnedScore
-from taskuq.conformal.scores._mlwr import MLWR, _SelfTunedMLWR, _unit_median, _unit_quantile
+from taskuq.conformal.scores._mlwr import MLWR, _SelfTunedMLWR
 from taskuq.conformal.scores._paper import AR, CQR, LWR
 from taskuq.protocols import SelfTuned
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
 SIDES = ("two", "upper", "lower")
 NAMES = ("ar", "lwr", "cqr", "mlwr", "learned")
@@ -39,6 +45,7 @@ class Percentage:
         return tq.Interval(center - reach, center + reach)
 
 
+@cache
 def scores_of(side, samples):
     """Every score of ours, learned ones tuned on other cases."""
     rng = np.random.default_rng(samples)
@@ -65,21 +72,22 @@ CASES = st.integers(1, 5).flatmap(
 
 
 @pytest.mark.parametrize("side", SIDES)
+@settings(max_examples=40)
 @given(cases=CASES, identical=st.booleans())
-def test_a_target_is_in_the_interval_of_its_own_score(side, cases, identical):
+def test_target_is_in_the_interval_of_its_score(side, cases, identical):
     outputs = np.array([samples for samples, _ in cases])
     targets = np.array([target for _, target in cases])
     if identical:
         outputs = np.repeat(outputs[:, :1], outputs.shape[1], axis=1)
     for score in scores_of(side, outputs.shape[1]):
         quantile = score.score(outputs, targets)
-
         assert score.interval(outputs, quantile).contains(targets).all(), score
 
 
 @pytest.mark.parametrize("side", SIDES)
+@settings(max_examples=40)
 @given(cases=CASES, quantile=st.floats(-2, 5))
-def test_a_target_in_the_interval_scores_at_most_the_quantile(side, cases, quantile):
+def test_target_in_the_interval_scores_at_most_the_quantile(side, cases, quantile):
     outputs = np.array([samples for samples, _ in cases])
     targets = np.array([target for _, target in cases])
     for score in scores_of(side, outputs.shape[1]):
@@ -88,11 +96,11 @@ def test_a_target_in_the_interval_scores_at_most_the_quantile(side, cases, quant
         # In units of the score: a part in 1e9 of the quantile, and of the anchors over the scale.
         unit = np.maximum(family.scale, 1e-300)
         slack = 1e-9 * (abs(quantile) + (np.abs(family.low) + np.abs(family.high) + 1) / unit)
-
         assert (family.score(targets) <= quantile + slack)[inside].all(), score
 
 
 @pytest.mark.parametrize("side", SIDES)
+@settings(max_examples=40)
 @given(cases=CASES, quantiles=st.tuples(st.floats(-2, 5), st.floats(-2, 5)))
 def test_intervals_are_nested_in_the_quantile(side, cases, quantiles):
     outputs = np.array([samples for samples, _ in cases])
@@ -102,36 +110,34 @@ def test_intervals_are_nested_in_the_quantile(side, cases, quantiles):
         # Ends are rounded outwards unless they are exact, so they may move back by a few units.
         low, high = (1e-14 * (1 + np.abs(np.nan_to_num(e))) for e in (inner.lower, inner.upper))
         wider = (outer.lower <= inner.lower + low) & (inner.upper <= outer.upper + high)
-
         assert (inner.is_empty | wider).all()
 
 
+@settings(max_examples=40)
 @given(cases=CASES, low=st.floats(-3, 0), width=st.floats(0.5, 4))
 def test_clipping_never_loses_a_target_in_range(cases, low, width):
     outputs = np.array([samples for samples, _ in cases])
     targets = np.clip([target for _, target in cases], low, low + width)
     for score in scores_of("two", outputs.shape[1]):
         interval = score.interval(outputs, score.score(outputs, targets)).clip(low, low + width)
-
         assert interval.contains(targets).all()
         assert (interval.width <= width).all()
 
 
+@settings(max_examples=20)
 @given(cases=CASES)
-def test_an_infinite_quantile_gives_everything(cases):
+def test_infinite_quantile_gives_everything(cases):
     outputs = np.array([samples for samples, _ in cases])
     for score in scores_of("two", outputs.shape[1]):
         interval = score.interval(outputs, np.inf)
-
         assert np.isneginf(interval.lower).all()
         assert np.isposinf(interval.upper).all()
 
 
-def test_the_papers_scores_are_what_the_paper_says():
+def test_scores_of_the_paper_have_their_formulas():
     rng = np.random.default_rng(8)
     x, z = rng.random((200, 32)), rng.random(200)
     low, high = np.quantile(x, [0.05, 0.95], axis=1)
-
     np.testing.assert_allclose(AR().score(x, z), np.abs(z - x.mean(axis=1)), rtol=1e-12)
     np.testing.assert_allclose(
         LWR().score(x, z), np.abs(z - x.mean(axis=1)) / x.std(axis=1), rtol=1e-12
@@ -139,47 +145,43 @@ def test_the_papers_scores_are_what_the_paper_says():
     np.testing.assert_array_equal(CQR(0.1).score(x, z), np.maximum(low - z, z - high))
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, 5, 32, 33])
+@pytest.mark.parametrize("p", [1, 2, 5, 32])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_sample_quantiles_are_numpys_to_the_last_bit(p, dtype):
+def test_sample_quantiles_equal_numpy_to_the_bit(p, dtype):
     x = np.random.default_rng(p).standard_normal((300, p)).astype(dtype)
     levels = [0.0, 0.005, 0.025, 0.31, 0.5, 0.9, 0.975, 1.0]
     expected = np.quantile(x.astype(float), levels, axis=1)
-
     np.testing.assert_array_equal(np.stack(sample_quantiles(x, levels)), expected)
 
 
 @pytest.mark.parametrize("p", [1, 2, 5, 32])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("levels", [(0.025, 0.975), (0.05, 0.95), (0.005, 0.995), (0.2, 0.5, 0.8)])
-def test_compiled_summaries_equal_numpys(p, dtype, levels, monkeypatch):
+@pytest.mark.parametrize("levels", [(0.025, 0.975), (0.2, 0.5, 0.8)])
+def test_compiled_summaries_equal_numpy(p, dtype, levels, monkeypatch):
     from taskuq.conformal import _family as summaries
 
     x = np.random.default_rng(p).random((4000, p)).astype(dtype)
     plain = (*mean_and_variance(x, ddof=1), *sample_quantiles(x, levels))
     monkeypatch.setattr(summaries, "WORTH_COMPILING", 0)
     fast = (*mean_and_variance(x, ddof=1), *sample_quantiles(x, levels))
-
     for a, b in zip(plain, fast, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-15)
 
 
 def test_identical_samples_make_lwr_a_point():
     x = np.full((3, 7), 0.1)
-
     assert LWR().score(x, np.array([0.1, 0.1000001, 0.0])).tolist() == [0, np.inf, np.inf]
     assert LWR().interval(x, 5.0).width.tolist() == [0, 0, 0]
 
 
 def test_crossed_quantiles_are_empty_and_have_no_width():
     interval = CQR(0.2).interval(np.array([[0.4, 0.5]]), -0.2)
-
     assert interval.is_empty.all()
     assert interval.width.tolist() == [0]
     assert not interval.contains([0.45]).any()
 
 
-def test_a_side_that_does_not_exist_is_refused():
+def test_unknown_side_is_refused():
     with refused("choice.unknown"):
         tq.calibrate(np.zeros((9, 1)), np.arange(9.0), alpha=0.2, score=AR("left"))
 
@@ -199,16 +201,17 @@ AWKWARD = {
 }
 
 
-@pytest.mark.parametrize("task_range", [None, (0, 1)])
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("score", [*NAMES, Percentage()], ids=[*NAMES, "own"])
+@pytest.mark.parametrize(
+    ("side", "task_range"), [("two", None), ("two", (0, 1)), ("upper", (0, 1)), ("lower", None)]
+)
+@pytest.mark.parametrize("score", NAMES)
 @pytest.mark.parametrize("kind", AWKWARD)
-def test_awkward_cases_are_covered_in_enough_rotations(kind, score, side, task_range):
+def test_rotations_of_awkward_cases_are_covered(kind, score, side, task_range):
     outputs, targets = AWKWARD[kind]
     rng = np.random.default_rng(9)
     # A learned score is tuned on cases outside the rotation, as training cases would be.
     tuning = (rng.random((40, outputs.shape[1])), rng.random(40))
-    for alpha in (0.2, 0.5):
+    for alpha in (0.2, 0.5)[: 1 if score == "learned" else 2]:
         covered = 0
         for i in range(8):
             rest = np.arange(8) != i
@@ -217,25 +220,13 @@ def test_awkward_cases_are_covered_in_enough_rotations(kind, score, side, task_r
                 task_range=task_range, tuning=tuning,
             )  # fmt: skip
             covered += bool(bound(outputs[i]).contains(targets[i]))
-
         assert covered >= (1 - Fraction(str(alpha))) * 8
 
 
 @pytest.mark.parametrize("score", [*NAMES, Percentage()], ids=[*NAMES, "own"])
-def test_two_cases_are_enough_to_calibrate(score):
-    rng = np.random.default_rng(1)
-    tuning = (rng.random((20, 3)), rng.random(20))
-    bound = tq.calibrate(rng.random((2, 3)), rng.random(2), alpha=0.4, score=score, tuning=tuning)
-
-    assert bound.is_finite
-    assert not tq.calibrate(
-        rng.random((2, 3)), rng.random(2), alpha=0.1, score=score, tuning=tuning
-    ).is_finite
-
-
-@pytest.mark.parametrize("score", [*NAMES, Percentage()], ids=[*NAMES, "own"])
+@settings(max_examples=10)
 @given(seed=st.integers(0, 50))
-def test_every_rotation_of_real_looking_cases_is_covered_rank_times(score, seed):
+def test_rotations_are_covered_rank_times(score, seed):
     rng = np.random.default_rng(seed)
     truth = rng.random(12)
     outputs = truth[:, None] + 0.1 * rng.standard_normal((12, 4))
@@ -245,13 +236,12 @@ def test_every_rotation_of_real_looking_cases_is_covered_rank_times(score, seed)
         rest = np.arange(12) != i
         bound = tq.calibrate(outputs[rest], truth[rest], alpha=0.25, score=score, tuning=tuning)
         covered += bool(bound(outputs[i]).contains(truth[i]))
-
     assert covered == coverage_rank(11, 0.25)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_tuning_cases_set_aside_do_not_spoil_the_promise(seed):
-    # Exchange every kept case with the new one: those set aside stay, as the promise assumes.
+@pytest.mark.parametrize("seed", range(2))
+def test_tuning_cases_keep_the_guarantee(seed):
+    # Exchange every kept case with the new one: those set aside stay.
     rng = np.random.default_rng(seed)
     truth = rng.random(101)
     outputs = truth[:, None] + 0.3 * rng.random((101, 1)) * rng.standard_normal((101, 3))
@@ -266,61 +256,16 @@ def test_tuning_cases_set_aside_do_not_spoil_the_promise(seed):
         order[[i, 100]] = order[[100, i]]
         bound = tq.calibrate(outputs[order[:100]], truth[order[:100]], alpha=0.1, score="learned")
         covered += bool(bound(outputs[i]).contains(truth[i]))
-
     assert covered == coverage_rank(len(turning) - 1, 0.1)
 
 
-POPULATIONS = 120
+POPULATIONS = 25
 SETTINGS = [
     {"side": "two", "task_range": (0.0, 1.0)},
     {"side": "two"},
     {"side": "upper", "task_range": (0.0, 1.0)},
     {"side": "lower"},
 ]
-
-
-def units_of(rng, least=1):
-    """Units of several sizes; values on a coarse grid every second time, so that many tie."""
-    sizes = rng.integers(least, 5, size=rng.integers(3, 8))
-    index = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
-    values = rng.normal(size=len(index))
-    return (np.round(values * 2) / 2 if rng.random() < 0.5 else values), index
-
-
-def median_by_hand(values, index):
-    """The smallest value that half of the units' weight does not exceed, in fractions."""
-    sizes = np.bincount(index)
-    for value in np.sort(values):
-        below = sum(Fraction(1, int(sizes[u])) for u in index[values <= value])
-        if below >= Fraction(len(sizes), 2):
-            return value
-    raise AssertionError
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_a_median_over_units_lies_in_its_range_whatever_replaces_a_unit(seed):
-    rng = np.random.default_rng(seed)
-    values, index = units_of(rng)
-    found = _unit_median(values, index)
-
-    assert found.value == median_by_hand(values, index) == _unit_quantile(values, index, 0.5)
-    units = int(index.max()) + 1
-    for i in range(units):
-        others = index != i
-        for new in ([-9.0], [9.0], [-9.0, 9.0], list(rng.normal(size=3)), [values[0]] * 4):
-            replaced = np.append(np.unique(index[others], return_inverse=True)[1],
-                                 np.full(len(new), units - 1))  # fmt: skip
-            median = median_by_hand(np.append(values[others], new), replaced)
-            assert found.low[i] <= median <= found.high[i]
-
-
-def test_the_range_of_a_median_is_reached_by_cases_beyond_all_others():
-    values = np.random.default_rng(0).normal(size=9)
-    found = _unit_median(values, np.arange(9))
-    for i in range(9):
-        others = np.delete(values, i)
-        for end, new in ((found.low, -9.0), (found.high, 9.0)):
-            assert end[i] == median_by_hand(np.append(others, new), np.arange(9))
 
 
 def population(rng, grouped):
@@ -357,7 +302,7 @@ def missed_share(outputs, targets, index, alpha, **options):
 
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("options", SETTINGS, ids=str)
-def test_no_population_is_missed_more_often_than_promised(options, grouped):
+def test_self_tuned_mlwr_is_missed_at_most_alpha(options, grouped):
     finite = 0
     for seed in range(POPULATIONS):
         rng = np.random.default_rng(seed)
@@ -368,8 +313,8 @@ def test_no_population_is_missed_more_often_than_promised(options, grouped):
     assert finite > 5 * POPULATIONS
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_several_tasks_are_missed_together_no_more_often_than_promised(seed):
+@pytest.mark.parametrize("seed", range(4))
+def test_self_tuned_tasks_are_missed_together_at_most_alpha(seed):
     rng = np.random.default_rng(seed)
     first, second = population(rng, False), population(np.random.default_rng(seed), False)
     outputs, targets = (
@@ -385,7 +330,7 @@ def test_several_tasks_are_missed_together_no_more_often_than_promised(seed):
     assert missed <= floor(0.3 * n)
 
 
-def test_scores_by_the_prior_of_all_calibration_units_alone_would_break_it(monkeypatch):
+def test_prior_of_calibration_units_alone_breaks_the_guarantee(monkeypatch):
     def optimistic(self, kept, index):
         prior = self.levels.at(kept, index, 0.5)
         score = MLWR(self.score.side, self.score.floor, prior, self.score.link)
@@ -398,39 +343,126 @@ def test_scores_by_the_prior_of_all_calibration_units_alone_would_break_it(monke
     targets = np.where(small, -0.2, -1.0)
     everyone = outputs, targets, np.arange(8), 0.5
     assert missed_share(*everyone, side="upper")[0] <= Fraction(1, 2)
-
     monkeypatch.setattr(_SelfTunedMLWR, "fit", optimistic)
-
     assert missed_share(*everyone, side="upper")[0] > Fraction(1, 2)
 
 
-@pytest.mark.parametrize("range_", [None, (0.0, 1.0)])
-def test_the_scale_of_a_calibration_case_lies_in_its_range_for_every_new_unit(range_):
-    for seed in range(20):
-        rng = np.random.default_rng(seed)
-        outputs, _, index = population(rng, True)
-        new = index == index.max()
-        read = MLWR().summarise(outputs)
-        learner = MLWR().leave_one_out(read, range_)
-        known = learner.fit(~new, index[~new])
-        low, high = (
-            one.summary_family(read.take(~new)).scale for one in (known.narrow, known.wide)
-        )
-        for i in range(int(index.max())):
-            others = index != i
-            by_others = learner.fit(others, np.unique(index[others], return_inverse=True)[1])
-            mine = (index == i) & ~new
-            scale = by_others.score.summary_family(read.take(mine)).scale
-            assert (low[mine[~new]] <= scale).all()
-            assert (scale <= high[mine[~new]]).all()
+RNG = np.random.default_rng(8)
+TRUTH = RNG.random(100)
+OUTPUTS = TRUTH[:, None] + 0.1 * RNG.standard_normal((100, 5))
 
 
-def test_a_promise_given_the_calibration_set_sets_units_aside():
-    rng = np.random.default_rng(0)
-    truth = rng.random(300)
-    outputs = truth[:, None] + 0.1 * rng.standard_normal((300, 4))
+class AroundTheMean:
+    """AR written anew, with nothing but the two methods."""
 
-    bound = tq.calibrate(outputs, truth, alpha=0.1, delta=0.1)
+    def score(self, outputs, targets):
+        return AR().score(outputs, targets)
 
+    def interval(self, outputs, quantile):
+        return AR().interval(outputs, quantile)
+
+
+@dataclass(frozen=True)
+class Shifted(AroundTheMean):
+    """AR that has a side, an error rate and something to learn."""
+
+    side: str = "two"
+    alpha: float = 0.5
+    shift: float | None = None
+    tuning_fraction = 0.2
+    tuning_needs_targets = True
+
+    @property
+    def needs_tuning(self):
+        return self.shift is None
+
+    def fit(self, outputs, targets=None, *, range_=None, group=None):
+        return replace(self, shift=float((targets - outputs.mean(axis=1)).mean()))
+
+    def score(self, outputs, targets):
+        return AR(self.side).score(outputs + self.shift, targets)
+
+    def interval(self, outputs, quantile):
+        return AR(self.side).interval(outputs + self.shift, quantile)
+
+
+class Half(AroundTheMean):
+    """A score that can be tuned and does not declare how."""
+
+    def fit(self, outputs, targets=None, *, range_=None, group=None):
+        return self
+
+
+@pytest.fixture
+def listed(monkeypatch):
+    more = {"mean": AroundTheMean, "shifted": Shifted, "half": Half}
+    monkeypatch.setattr(SCORES, "_known", {**SCORES._known, **more})
+
+
+@pytest.mark.usefixtures("listed")
+def test_registered_score_gives_the_same_bound(tmp_path):
+    mine = tq.calibrate(OUTPUTS, TRUTH, alpha=0.1, score="mean")
+    ours = tq.calibrate(OUTPUTS, TRUTH, alpha=0.1, score="ar")
+    read = tq.load_bound(mine.save(tmp_path / "bound.json"))
+    np.testing.assert_array_equal(read(OUTPUTS).upper, ours(OUTPUTS).upper)
+    assert isinstance(read.score, AroundTheMean)
+
+
+@pytest.mark.usefixtures("listed")
+def test_registered_score_gives_the_same_evaluation():
+    mine, same, ours = (
+        tq.evaluate_exact(OUTPUTS, TRUTH, alpha=0.1, score=s)
+        for s in ("mean", AroundTheMean(), "ar")
+    )
+    assert mine == same
+    assert mine.score == "mean"
+    assert mine.coverage == ours.coverage
+
+
+@pytest.mark.usefixtures("listed")
+def test_command_line_accepts_a_registered_score(tmp_path, capsys):
+    table = str(
+        synthetic_outputs(SyntheticTable(volumes=20, samples=5), seed=0).save(tmp_path / "t.npz")
+    )
+    main(["evaluate", table, "--exact", "--score", "mean,ar", "--json", "-"])
+    record = json.loads(capsys.readouterr().out)
+    policy = tq.plan(table, score="mean", alpha=0.2, max_width=0.3, policy="adaptive")
+    assert [r["score"] for r in record["results"][:2]] == ["mean", "ar"]
+    assert tq.load_policy(policy.save(tmp_path / "policy.json")).thresholds == policy.thresholds
+
+
+@pytest.mark.usefixtures("listed")
+def test_score_receives_alpha_and_side():
+    assert resolve_score("shifted", 0.1, "upper") == Shifted("upper", 0.1)
+    with refused("option.conflict"):
+        resolve_score("mean", 0.1, "upper")
+
+
+@pytest.mark.usefixtures("listed")
+def test_fitted_score_survives_a_file(tmp_path):
+    bound = tq.calibrate(OUTPUTS - 0.3, TRUTH, alpha=0.1, score="shifted")
     assert bound.provenance["tuning_cases"] > 0
-    assert tq.calibrate(outputs, truth, alpha=0.1).provenance["tuning_cases"] == 0
+    assert tq.load_bound(bound.save(tmp_path / "bound.json")) == bound
+    assert bound.score.shift == pytest.approx(0.3, abs=0.1)
+
+
+@pytest.mark.usefixtures("listed")
+def test_score_with_half_of_a_tuning_interface_is_refused():
+    with refused("component.invalid"):
+        tq.calibrate(OUTPUTS, TRUTH, alpha=0.1, score="half")
+
+
+@pytest.mark.usefixtures("listed")
+def test_score_without_a_record_is_stored_by_its_class():
+    mine = AroundTheMean()
+    mine.state = object()
+    assert score_to_dict(mine) == {"name": "custom", "class": "AroundTheMean"}
+    assert score_from_dict(score_to_dict(mine), mine) is mine
+
+
+@pytest.mark.usefixtures("listed")
+def test_unregistered_score_in_a_file_is_refused(tmp_path):
+    path = tq.calibrate(OUTPUTS, TRUTH, alpha=0.1, score="lwr").save(tmp_path / "bound.json")
+    write_json(path, json.loads(path.read_text().replace('"lwr"', '"elsewhere"')))
+    with refused("choice.unknown", "elsewhere"):
+        tq.load_bound(path)

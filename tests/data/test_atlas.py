@@ -91,7 +91,7 @@ def test_missing_nilearn_names_the_extra(tmp_path, monkeypatch):
 
 
 def test_a_saved_atlas_reads_as_arrays(atlas, tmp_path):
-    path = save_atlas(atlas, tmp_path / "atlas.npz", workers=2)
+    path = save_atlas(atlas, tmp_path / "atlas.npz")
     data = read_npz(path, normalise=False)
     assert data.labels.tolist() == atlas.labels.tolist()
     assert data.groups.tolist() == atlas.groups.tolist()

@@ -122,8 +122,8 @@ def test_report_leads_with_the_answer(folder, open_page, keep, screen, size):
     page = open_page(folder / "report.html", width=size[0], height=size[1])
     keep(page, f"demo-first-{screen}")
     assert page.locator("[data-part=tiles] li").count() == 3
-    assert "Guaranteed" in page.locator(".first .promise").inner_text()
-    for part in ("[data-part=sentence]", "[data-part=tiles]", ".first .promise"):
+    assert "Guaranteed" in page.locator(".first .guarantee").inner_text()
+    for part in ("[data-part=sentence]", "[data-part=tiles]", ".first .guarantee"):
         assert on_screen(page, part)
     # One scan that stops, and the verdicts, where there is room.
     for part in ("[data-part=scan]", "[data-part=verdicts]"):
@@ -148,7 +148,7 @@ def test_report_of_a_full_demo_is_at_most_8_megabytes(folder, tmp_path):
 
 def test_appendices_are_folded_and_nothing_is_nan(folder, open_page):
     page = open_page(folder / "report.html")
-    for title in ("Sampling masks", "Data splits", "Figures", "What was run", "Glossary"):
+    for title in ("Sampling masks", "Data splits", "Figures", "Settings", "Glossary"):
         assert page.locator("details.fold:not([open]) > summary", has_text=title).count() == 1
     for hidden in ("figure.plate table", ".experiment dl.facts"):  # numbers, settings
         parts = page.locator(hidden).all()

@@ -38,8 +38,8 @@ def tables(record):
 def test_reversed_rounds_do_not_get_shorter(table, few):
     backwards = replace_arrays(table, outputs=table.outputs[::-1])
     record = run_one("interval-length", make_inputs(backwards), few)
-    assert record["verdict"] != "held"
-    assert "Not so by case: AR's length falls with R" in record["finding"]
+    assert record["verdict"] != "supported"
+    assert "AR's length falls with R" in record["finding"]
 
 
 def test_perfect_point_estimate_refutes_shorter_adaptive_intervals(table, few):
@@ -48,7 +48,7 @@ def test_perfect_point_estimate_refutes_shorter_adaptive_intervals(table, few):
     oracle = replace_arrays(table, outputs=truth)
     record = run_one("interval-length", make_inputs(table, oracle), few)
     assert "LWR is shorter than AR at R = 16, 8, 4 and 2" in record["finding"]
-    assert record["verdict"] == "held in part"
+    assert record["verdict"] == "partly supported"
 
 
 @pytest.mark.parametrize(("unit", "planted"), [(CaseUnit(), 0.9), (RandomCaseUnit(), 0.8)])
@@ -123,7 +123,7 @@ def test_masks_that_are_not_nested_are_found():
         "masks", ClaimInputs(masks=masks, mask_accelerations=(8.0, 4.0)), ClaimSettings()
     )
     assert "are not nested" in record["finding"]
-    assert record["verdict"] == "held in part"
+    assert record["verdict"] == "partly supported"
 
 
 @pytest.mark.parametrize(("size", "n", "total"), [(2, 4, 6), (3, 4, 6), (1, 4, 6), (5, 3, 6)])
@@ -142,15 +142,15 @@ def test_parts_of_the_data_are_counted(table):
 
 def test_quality_matches_the_paper(quality):
     record = run_one("recovery-quality", ClaimInputs(quality=quality), ClaimSettings())
-    assert record["finding"].startswith("Held:")
+    assert record["finding"].startswith("Supported:")
     assert "6.0 to 7.0 dB above zero-filling" in record["finding"]
 
 
 def test_quality_that_falls_with_more_lines_is_found(quality):
     swapped = [{**r, "acceleration": 64 / r["acceleration"]} for r in quality["results"]]
     record = run_one("recovery-quality", ClaimInputs(quality={"results": swapped}), ClaimSettings())
-    assert record["finding"].startswith("Held in part:")
-    assert "Not so: varnet gets worse as R grows" in record["finding"]
+    assert record["finding"].startswith("Partly supported:")
+    assert "that the quality of varnet falls as R grows" in record["finding"]
 
 
 def test_classifier_is_evaluated_on_true_images(table):

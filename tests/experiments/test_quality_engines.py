@@ -42,7 +42,7 @@ def judged(config, output, *more):
     return read_json(output, "taskuq.quality/1")
 
 
-def test_jobs_judge_as_one_process_does(config, tmp_path, capsys):
+def test_jobs_give_the_record_of_one_process(config, tmp_path, capsys):
     alone = judged(config, tmp_path / "alone.json")
     shared = judged(
         config, tmp_path / "jobs.json", "--engine", "slurm", "--address", "local", "--workers", "2"
@@ -67,7 +67,7 @@ class Moments(torch.nn.Module):
         return torch.stack([scaled.mean((1, 2)), scaled.std((1, 2))], 1)
 
 
-def test_a_judgement_that_was_stopped_goes_on(config, tmp_path, monkeypatch):
+def test_stopped_evaluation_is_resumed(config, tmp_path, monkeypatch):
     monkeypatch.setattr("taskuq.experiments._quality._load_vgg", Moments)
     (tmp_path / "vgg.safetensors").write_text("weights")
     config.write_text(f"vgg_weights = '{tmp_path}/vgg.safetensors'\n{config.read_text()}")
@@ -91,7 +91,7 @@ def test_a_judgement_that_was_stopped_goes_on(config, tmp_path, monkeypatch):
     assert not store.exists()
 
 
-def test_an_exact_recovery_of_the_reference_looks_like_the_reference(config, tmp_path):
+def test_full_measurement_has_the_features_of_the_reference(config, tmp_path):
     images = np.random.default_rng(0).random((4, 8, 8)) * np.array([1, 2, 3, 9])[:, None, None]
     data = ArrayDataset(images, [0] * 4, [0] * 4, normalise=False)
     masks = read_config(QualityConfig, config).measure
@@ -104,7 +104,7 @@ def test_an_exact_recovery_of_the_reference_looks_like_the_reference(config, tmp
     np.testing.assert_allclose(recovered["features"], reference["features"], rtol=1e-5)
 
 
-def test_pieces_of_another_judgement_are_refused(config, tmp_path, monkeypatch):
+def test_pieces_of_another_evaluation_are_refused(config, tmp_path, monkeypatch):
     settings, store = read_config(QualityConfig, config), tmp_path / "pieces"
 
     def stopping(self, piece):
@@ -113,9 +113,9 @@ def test_pieces_of_another_judgement_are_refused(config, tmp_path, monkeypatch):
     monkeypatch.setattr(_QualityWork, "evaluate", stopping)
     with pytest.raises(KeyboardInterrupt):
         evaluate_quality(settings, store=store, quiet=True)
-    with refused("CODE"):
+    with refused("resume.mismatch"):
         evaluate_quality(settings, store=store, quiet=True, threads=7)
     net = build("varnet", preset="tiny")
     save_weights(net, tmp_path / "v.safetensors", kind="varnet", config=net.config)
-    with refused("CODE"):
+    with refused("resume.mismatch"):
         evaluate_quality(read_config(QualityConfig, config), store=store, quiet=True)

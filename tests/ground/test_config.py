@@ -1,4 +1,4 @@
-"""Settings whose table is one of several kinds."""
+"""Configurations with tables of several kinds."""
 
 import json
 from dataclasses import dataclass, field
@@ -50,12 +50,8 @@ def read(tmp_path, text):
         ("[shape]\nkind = 'box'\nedge = 2", Box(2)),
     ],
 )
-def test_kind_chooses_the_class_and_its_defaults(tmp_path, text, shape):
+def test_kind_selects_class_and_defaults(tmp_path, text, shape):
     assert read(tmp_path, text).shape == shape
-
-
-def test_an_optional_table_has_kinds_too(tmp_path):
-    assert read(tmp_path, "[frame]\nkind = 'box'\nedge = 4").frame == Box(4)
 
 
 @pytest.mark.parametrize(
@@ -72,30 +68,24 @@ def test_an_optional_table_has_kinds_too(tmp_path):
         ("[shape]\nradius = 'wide'", "config.type", ["shape.radius", "'wide'", "number"]),
     ],
 )  # fmt: skip
-def test_what_does_not_belong_to_the_kind_is_refused(tmp_path, text, code, names):
+def test_keys_of_another_kind_are_refused(tmp_path, text, code, names):
     with refused(code, *names):
         read(tmp_path, text)
 
 
 @pytest.mark.parametrize("drawing", [Drawing(), Drawing(Box(1, ("c",)), Disc(2.0), "yours")])
-def test_a_drawing_survives_toml(tmp_path, drawing):
+def test_config_survives_toml(tmp_path, drawing):
     (tmp_path / "a.toml").write_text(toml_text(to_toml_table(drawing)))
     assert from_toml_table(Drawing, read_toml(tmp_path / "a.toml")) == drawing
 
 
-def test_a_complete_table_names_what_is_not_set_and_is_json():
+def test_complete_table_is_json():
     table = to_toml_table(Drawing(), complete=True)
     assert json.loads(json.dumps(table)) == table == {
         "shape": {"kind": "disc", "radius": 3.0, "filled": None}, "frame": None, "title": "mine",
     }  # fmt: skip
 
 
-def test_a_class_that_nobody_listed_has_no_kind():
-    other: Registry[type] = Registry("shape", {"disc": "elsewhere:Disc"})
-    with refused("choice.unknown", "shape"):
-        other.name_of(Disc)
-
-
-def test_a_kind_that_is_not_loaded_yet_is_found_by_its_place():
+def test_kind_of_unloaded_module_is_found():
     listed: Registry[type] = Registry("fraction", {"exact": "fractions:Fraction"})
     assert listed.name_of(Fraction) == "exact"

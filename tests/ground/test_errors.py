@@ -35,7 +35,6 @@ def unknown_codes(source):
 
 def test_every_code_is_listed():
     found = {str(path): unknown_codes(path.read_text()) for path in SOURCE.rglob("*.py")}
-
     assert {path: lines for path, lines in found.items() if lines} == {}
 
 
@@ -57,7 +56,6 @@ def test_errors_survive_pickling(kind):
     error = kind("a sentence", code="file.format")
     error.add_note("a note")
     again = pickle.loads(pickle.dumps(error))
-
     assert (type(again), str(again), again.code) == (kind, "a sentence", "file.format")
     assert again.__notes__ == ["a note"]
 

@@ -1,12 +1,15 @@
-"""Guarantees of docs/explanation/guarantees.md, one entry each, with their populations."""
+"""All guarantees of the documentation, one law each, with its populations."""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from laws.enumeration import (
-    GivenPromise,
-    Promise,
+    GivenLaw,
+    Law,
     a_case_of_the_stratum,
     a_random_case,
     an_early_stop,
@@ -19,55 +22,55 @@ from laws.enumeration import (
 )
 from laws.populations import Population, draw
 from laws.trials import bound, given, in_all_rounds, joint_bound, stopped
+from taskuq.conformal._units import choose_units
 
 cases = partial(draw, units=(4, 10))
 groups = partial(draw, units=(4, 8), largest=5)
-few_groups = partial(draw, units=(5, 5), largest=6)
 large_groups = partial(draw, units=(5, 5), smallest=10, largest=14)
 scans = partial(draw, units=(4, 8), rounds=3)
 group_scans = partial(draw, units=(4, 7), largest=4, rounds=3)
 few_group_scans = partial(draw, units=(5, 5), largest=6, rounds=2)
 
 
-def two_kinds(seed: int, first: int, largest: int) -> Population:
-    """Two kinds of scans, of which one is missed where it stops early."""
-    return draw(first + seed, units=(2, 2), rounds=2, largest=largest)
+def later(seed: int, first: int, **how: Any) -> Population:
+    """Draw populations from another first seed."""
+    return draw(first + seed, **how)
 
 
 BOUNDS = [
     *(
-        Promise(f"a new case, {score}", 60, cases, partial(bound, score=score))
+        Law(f"a new case, {score}", 20, cases, partial(bound, score=score))
         for score in ("ar", "lwr", "cqr", "mlwr")
     ),
     *(
-        Promise(f"a new case, {score}, {side}", 40, cases, partial(bound, score=score, side=side))
+        Law(f"a new case, {score}, {side}", 10, cases, partial(bound, score=score, side=side))
         for score in ("lwr", "mlwr")
         for side in ("upper", "lower", "each")
     ),
-    Promise(
-        "a new case under a shift", 150, cases, partial(bound, score="ar", weights=True),
+    Law(
+        "a new case under a shift", 25, cases, partial(bound, score="ar", weights=True),
         as_likely_as_its_weight,
     ),
 ]  # fmt: skip
 
 GROUPS = [
     *(
-        Promise(
-            f"a random case of a new group, {score}", 150, groups,
+        Law(
+            f"a random case of a new group, {score}", 25, groups,
             partial(bound, score=score, by_group=True),
         )
         for score in ("ar", "lwr", "mlwr")
     ),
     *(
-        Promise(
-            f"{share} of the cases of a new group", 100, groups,
+        Law(
+            f"{share} of the cases of a new group", 20, groups,
             partial(bound, score="ar", by_group=True, cases=share), enough_cases(share),
         )
         for share in ("all", 0.6)
     ),
     *(
-        Promise(
-            f"a random case of a new group, {score}, each end", 60, groups,
+        Law(
+            f"a random case of a new group, {score}, each end", 10, groups,
             partial(bound, score=score, by_group=True, side="each"),
         )
         for score in ("ar", "mlwr")
@@ -77,26 +80,26 @@ GROUPS = [
 CONDITIONS = {"stratum": {"strata": True}, "class": {"label": True}}
 STRATA = [
     *(
-        Promise(
-            f"a new case in each of {count} strata", 120,
+        Law(
+            f"a new case in each of {count} strata", 15,
             partial(draw, units=(8, 20), strata=count),
             partial(bound, score="ar", strata=True), given_its_stratum,
         )
         for count in (2, 3, 10)
     ),
-    Promise(
-        "a new case of each class", 150, partial(draw, units=(8, 16), strata=3),
+    Law(
+        "a new case of each class", 20, partial(draw, units=(8, 16), strata=3),
         partial(bound, score="ar", label=True), given_its_stratum, fewest=2,
     ),
     *(
-        Promise(
-            f"{what} {kind}, {score}", 100, partial(draw, units=(5, 10), largest=6, strata=2),
-            partial(bound, score=score, by_group=True, **how, **asked), whom,
+        Law(
+            f"{what} {kind}, {score}", 15, partial(draw, units=(5, 10), largest=6, strata=2),
+            partial(bound, score=score, by_group=True, **how, **asked), losses,
             fewest=1 if kind == "stratum" else 2,
         )
         for kind, how in CONDITIONS.items()
         for score in ("ar", "mlwr")
-        for what, asked, whom in (
+        for what, asked, losses in (
             ("a random case of a new group, given its", {}, given_its_stratum),
             ("a case of a new group that has some of the", {"condition_on": "group"},
              a_case_of_the_stratum),
@@ -107,19 +110,19 @@ STRATA = [
         )
     ),
     *(
-        Promise(
-            f"a random case of a new group in each of 10 {reading}", 60,
+        Law(
+            f"a random case of a new group in each of 10 {reading}", 12,
             partial(draw, units=(6, 12), largest=8, strata=10),
-            partial(bound, score="ar", by_group=True, strata=True, condition_on=condition_on), whom,
+            partial(bound, score="ar", by_group=True, strata=True, condition_on=on), losses,
         )
-        for reading, condition_on, whom in (
+        for reading, on, losses in (
             ("strata it may fall in", "case", given_its_stratum),
             ("strata it may have", "group", a_case_of_the_stratum),
         )
     ),
     *(
-        Promise(
-            f"a random case of a new group, given its {kind}, each end", 80,
+        Law(
+            f"a random case of a new group, given its {kind}, each end", 20,
             partial(draw, units=(6, 10), largest=6, strata=2),
             partial(bound, score="ar", by_group=True, side="each", **how), given_its_stratum,
             fewest=1 if kind == "stratum" else 2,
@@ -129,37 +132,37 @@ STRATA = [
 ]  # fmt: skip
 
 JOINT = [
-    Promise(
-        f"all tasks of a new case, {method}, {score}", 60, partial(draw, units=(5, 10), tasks=2),
+    Law(
+        f"all tasks of a new case, {method}, {score}", 15, partial(draw, units=(5, 10), tasks=2),
         partial(joint_bound, score=score, method=method),
     )
     for method in ("max", "rank")
     for score in ("lwr", "mlwr")
 ] + [
-    Promise(
-        "all tasks of a random case of a new group", 80,
+    Law(
+        "all tasks of a random case of a new group", 15,
         partial(draw, units=(4, 8), largest=4, tasks=2),
         partial(joint_bound, score="ar", method="max", by_group=True),
     ),
 ]  # fmt: skip
 
 SET_ASIDE = [
-    # In every order of the units, with nothing known about who is set aside.
-    Promise(
-        "all tasks of a random case of a new group, scale, in every order", 10,
-        partial(few_groups, tasks=2),
+    # In every order of the units, whichever are set aside.
+    Law(
+        "all tasks of a random case of a new group, scale, in every order", 3,
+        partial(later, first=3, units=(5, 5), largest=6, tasks=2),
         partial(joint_bound, score="ar", method="scale", by_group=True),
         enumerate=every_order, alphas=(0.5, 0.4, 0.34),
     ),
-    Promise(
-        "the report at the stop, two phases, by group, in every order", 6, few_group_scans,
+    Law(
+        "the report at the stop, two phases, by group, in every order", 2, few_group_scans,
         partial(stopped, by="group", budget=0.5, max_width=0.2), enumerate=every_order,
         alphas=(0.5, 0.4),
     ),
     # Given the units set aside.
     *(
-        Promise(
-            f"all tasks of a random case of a new group, {method}, {score}", 20,
+        Law(
+            f"all tasks of a random case of a new group, {method}, {score}", 5,
             partial(draw, units=(7, 9), largest=6, tasks=2),
             partial(joint_bound, score=score, method=method, by_group=True),
             enumerate=given_those_set_aside,
@@ -168,26 +171,26 @@ SET_ASIDE = [
         for score in ("ar", "mlwr")
     ),
     # Many cases in few groups: a rule about shares of cases would follow the sizes of groups here.
-    Promise(
-        "all tasks of a random case of a new large group", 20,
+    Law(
+        "all tasks of a random case of a new large group", 4,
         partial(draw, units=(11, 12), smallest=2, largest=60, tasks=2, samples=3),
         partial(joint_bound, score="mlwr", method="scale", by_group=True),
         enumerate=given_those_set_aside, alphas=(0.2, 0.3, 0.5),
     ),
-    Promise(
-        "a random case of a new group, learned", 15, large_groups,
+    Law(
+        "a random case of a new group, learned", 4, large_groups,
         partial(bound, score="learned", by_group=True), enumerate=given_those_set_aside,
     ),
     *(
-        Promise(
-            f"the report at the stop, two phases, by {by}", 15,
+        Law(
+            f"the report at the stop, two phases, by {by}", 4,
             partial(draw, units=(7, 9), largest=5, rounds=2),
             partial(stopped, by=by, budget=0.5, max_width=0.2), enumerate=given_those_set_aside,
         )
         for by in ("group", "whole-group")
     ),
-    Promise(
-        "the report at the stop, learned, by group", 10, partial(large_groups, rounds=2),
+    Law(
+        "the report at the stop, learned, by group", 3, partial(large_groups, rounds=2),
         partial(stopped, by="group", statistic="learned", max_width=0.2),
         enumerate=given_those_set_aside,
     ),
@@ -195,18 +198,18 @@ SET_ASIDE = [
 
 CHOICES = ("fixed-width:spread", "adaptive:lwr", "adaptive:mlwr")
 CHOSEN = [
-    Promise(
-        f"the report at the stop of the best of three policies, by {by}", 2,
+    Law(
+        "the report at the stop of the best of three policies, by group", 1,
         partial(draw, units=(8, 9), largest=4, rounds=2),
-        partial(stopped, by=by, choose=CHOICES, max_width=0.3), enumerate=given_those_set_aside,
+        partial(stopped, by="group", choose=CHOICES, max_width=0.3),
+        enumerate=given_those_set_aside,
     )
-    for by in ("group", "whole-group")
 ]  # fmt: skip
 
 STOPPED = [
     *(
-        Promise(
-            f"the report at the stop, {policy} {score}, by {by}", 50,
+        Law(
+            f"the report at the stop, {policy} {score}, by {by}", 16,
             scans if by == "case" else group_scans,
             partial(stopped, policy=policy, score=score, by=by),
         )
@@ -216,24 +219,24 @@ STOPPED = [
         for by in ("case", "group", "whole-group")
     ),
     *(
-        Promise(
-            f"the report at the stop, adaptive cqr, by {by}", 40,
+        Law(
+            f"the report at the stop, adaptive cqr, by {by}", 10,
             scans if by == "case" else group_scans,
             partial(stopped, policy="adaptive", score="cqr", by=by),
         )
         for by in ("case", "group")
     ),
     *(
-        Promise(
-            f"the report at the stop for {share} of a group, {by}", 50, group_scans,
+        Law(
+            f"the report at the stop for {share} of a group, {by}", 10, group_scans,
             partial(stopped, policy="fixed-width", by=by, cases=share), enough_cases(share),
         )
         for share in ("all", 0.6)
         for by in ("group", "whole-group")
     ),
     *(
-        Promise(
-            f"the intervals of all rounds, {score}, by {by}", 40,
+        Law(
+            f"the intervals of all rounds, {score}, by {by}", 10,
             scans if by == "case" else group_scans, partial(in_all_rounds, score=score, by=by),
         )
         for score in ("lwr", "mlwr")
@@ -242,13 +245,13 @@ STOPPED = [
 ]  # fmt: skip
 
 GIVEN = [
-    GivenPromise(
-        "a new case, given the calibration set", 6, partial(draw, units=(3, 3)),
+    GivenLaw(
+        "a new case, given the calibration set", 3, partial(draw, units=(3, 3)),
         given(partial(bound, score="ar")), by_place=False,
     ),
     *(
-        GivenPromise(
-            f"{share} of a new group, given the calibration set", 6,
+        GivenLaw(
+            f"{share} of a new group, given the calibration set", 3,
             partial(draw, units=(3, 3), largest=4),
             given(partial(bound, score="ar", by_group=True, cases=share)),
             enough_cases(share) if share != "random" else a_random_case,
@@ -256,20 +259,20 @@ GIVEN = [
         )
         for share in ("random", "all")
     ),
-    GivenPromise(
-        "the strata of a new case, each given the calibration set", 6,
+    GivenLaw(
+        "the strata of a new case, each given the calibration set", 3,
         partial(draw, units=(3, 3), strata=2), given(partial(bound, score="ar", strata=True)),
         given_its_stratum, by_place=False,
     ),
-    GivenPromise(
-        "the strata of a new case, all given the calibration set", 6,
+    GivenLaw(
+        "the strata of a new case, all given the calibration set", 3,
         partial(draw, units=(3, 3), strata=2),
         given(partial(bound, score="ar", strata=True, delta_scope="all")), given_its_stratum,
         together=True, by_place=False,
     ),
     *(
-        GivenPromise(
-            f"a random case of a new group, given the {kind} and the calibration set", 6,
+        GivenLaw(
+            f"a random case of a new group, given the {kind} and the calibration set", 3,
             partial(draw, units=(3, 3), largest=4, strata=2),
             given(partial(bound, score="ar", by_group=True, **how)), given_its_stratum,
             together=kind == "class", seen=kind == "class",
@@ -277,26 +280,23 @@ GIVEN = [
         for kind, how in CONDITIONS.items()
     ),
     *(
-        GivenPromise(
-            f"the report at the stop by {by}, given the calibration set", 4,
+        GivenLaw(
+            f"the report at the stop by {by}, given the calibration set", 2,
             partial(draw, units=(3, 3), rounds=2, largest=1 if by == "case" else 3),
             given(partial(stopped, by=by, max_width=0.1)), levels=((0.3, 0.5), (0.5, 0.3)),
             by_place=by != "case",
         )
-        for by in ("case", "group", "whole-group")
+        for by in ("case", "group")
     ),
-    # Ten units are the fewest of which one is set aside for the thresholds to test.
-    *(
-        GivenPromise(
-            f"an early stop by {by}, given the calibration set", count,
-            partial(two_kinds, first=first, largest=1 if by == "case" else 3),
-            given(partial(stopped, by=by, given="early", max_width=width)),
-            an_early_stop, size=10, levels=((0.4, 0.3), (0.4, 0.5)),
-        )
-        for by, count, first, width in (
-            ("case", 2, 2, 0.1), ("group", 1, 3, 0.3), ("whole-group", 1, 3, 0.3)
-        )
+    # Ten units are the fewest of which one is set aside for the thresholds to test. Groups:
+    # tests/policy/test_stopping.py.
+    GivenLaw(
+        "an early stop by case, given the calibration set", 1,
+        partial(later, first=3, units=(2, 2), rounds=2),
+        given(partial(stopped, by="case", given="early", max_width=0.2)),
+        an_early_stop, size=10, levels=((0.4, 0.3),),
+        aside=int(np.flatnonzero(choose_units(np.arange(10), 1, None))[0]),
     ),
 ]  # fmt: skip
 
-PROMISES = [*BOUNDS, *GROUPS, *STRATA, *JOINT, *SET_ASIDE, *CHOSEN, *STOPPED, *GIVEN]
+LAWS = [*BOUNDS, *GROUPS, *STRATA, *JOINT, *SET_ASIDE, *CHOSEN, *STOPPED, *GIVEN]

@@ -1,4 +1,4 @@
-"""Small finite populations that are hard on promises: each is drawn from a number, its seed."""
+"""Small finite populations that are hard on guarantees: each is drawn from a number, its seed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLACES = ("hard units in stratum 0", "one stratum each", "strata mean nothing")
 
 @dataclass(frozen=True)
 class Unit:
-    """A case, or a group of cases, with all that anybody may know of it.
+    """A case, or a group of cases.
 
     Arguments:
         outputs: (round, case, sample, task).
@@ -52,7 +52,7 @@ class Population:
     task_range: tuple[float, float] | None
 
     def others(self, new: int) -> Cases:
-        """All units but one, as somebody has them who calibrates."""
+        """Return the cases of all units but one."""
         return Cases.of(self.units[:new] + self.units[new + 1 :])
 
 
@@ -90,17 +90,10 @@ def draw(
     tasks: int = 1,
     strata: int = 2,
 ) -> Population:
-    """Draw a population.
+    """Draw a population from its seed.
 
-    Arguments:
-        seed: Its number.
-        units: The fewest and the most units.
-        smallest: The fewest cases of a unit.
-        largest: The most cases of a unit; 1 where cases are the units.
-        rounds: Rounds of a scan; errors and spreads shrink from one to the next, not always.
-        samples: Posterior samples.
-        tasks: Tasks; the second has its hard cases elsewhere.
-        strata: How many strata there are.
+    Errors and spreads shrink from round to round, not always; the second task has its hard cases
+    elsewhere; `largest` is 1 where cases are the units.
     """
     rng = np.random.default_rng([16, seed])
     size, grid, spread, place = (

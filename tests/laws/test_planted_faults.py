@@ -1,4 +1,4 @@
-"""The harness can fail: each family of promises has a fault that it must find."""
+"""The harness can fail: each family of guarantees has a fault that it must find."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from laws.book import PROMISES, groups, scans
-from laws.enumeration import Looking, Promise, a_random_case, given_its_stratum
+from laws.book import LAWS, groups, scans
+from laws.enumeration import Calibrated, Law, a_random_case, given_its_stratum
 from laws.populations import Population, Unit
-from laws.trials import bound, given, planned, scan, stopped, told
+from laws.trials import bound, given, informed, planned, scan, stopped
 from taskuq.conformal import _bound as threshold
 from taskuq.conformal import _joint as joint
 from taskuq.conformal import _units as units
 from taskuq.policy import _stopping as stopping
 
-BOOK = {promise.name: promise for promise in PROMISES}
+BOOK = {law.name: law for law in LAWS}
 RIGHT_RANK = units.guaranteed_rank
 
 
-def is_broken(promise):
-    """Whether some population breaks a promise; looks no further than the first."""
-    return any(promise.judged(seed).broken for seed in range(promise.populations))
+def is_broken(law):
+    """Return True at the first population that breaks a law."""
+    return any(law.judged(seed).broken for seed in range(law.populations))
 
 
 def rank_one_too_low(monkeypatch):
@@ -96,43 +96,39 @@ PLANTED = [
 @pytest.mark.parametrize(
     ("fault", "name"), PLANTED, ids=[f"{fault.__name__}: {name}" for fault, name in PLANTED]
 )
-def test_a_fault_breaks_a_promise(fault, name, monkeypatch):
+def test_fault_breaks_a_guarantee(fault, name, monkeypatch):
     fault(monkeypatch)
-
     assert is_broken(BOOK[name])
 
 
-def test_groups_that_count_alike_within_a_stratum_break_the_default_reading():
-    promise = BOOK["a random case of a new group, given its stratum, ar"]
+def test_equal_group_weights_break_coverage_given_the_stratum():
+    law = BOOK["a random case of a new group, given its stratum, ar"]
     alike = partial(bound, score="ar", by_group=True, strata=True, condition_on="group")
-
-    assert promise.whom is given_its_stratum
-    assert is_broken(replace(promise, trial=alike))
-
-
-def test_cases_that_count_alike_break_the_promise_for_groups():
-    promise = BOOK["a random case of a new group, ar"]
-
-    assert promise.whom is a_random_case
-    assert is_broken(replace(promise, trial=partial(bound, score="ar")))
+    assert law.losses is given_its_stratum
+    assert is_broken(replace(law, trial=alike))
 
 
-def test_cases_of_a_group_decided_one_by_one_break_the_promise_for_whole_groups():
+def test_equal_case_weights_break_the_guarantee_for_groups():
+    law = BOOK["a random case of a new group, ar"]
+    assert law.losses is a_random_case
+    assert is_broken(replace(law, trial=partial(bound, score="ar")))
+
+
+def test_single_decisions_break_the_guarantee_for_whole_groups():
     def one_by_one(population, alpha):
         def trial(cases):
             options = {"policy": "adaptive", "score": "lwr"}
             policy = planned(population, cases, alpha, "whole-group", **options)
             one = replace(policy, whole_group=False, min_group_size=None)
-            return Looking(partial(scan, one), 0)
+            return Calibrated(partial(scan, one), 0)
 
         return trial
 
-    promise = BOOK["the report at the stop, adaptive lwr, by whole-group"]
+    law = BOOK["the report at the stop, adaptive lwr, by whole-group"]
+    assert is_broken(replace(law, trial=one_by_one))
 
-    assert is_broken(replace(promise, trial=one_by_one))
 
-
-def test_the_narrowest_of_several_bounds_on_the_calibration_table_breaks_the_promise():
+def test_narrowest_of_several_bounds_breaks_the_guarantee():
     def narrowest(population, alpha):
         def trial(cases):
             x, z = cases.outputs[-1, ..., 0], cases.targets[:, 0]
@@ -143,21 +139,20 @@ def test_the_narrowest_of_several_bounds_on_the_calibration_table_breaks_the_pro
             ]  # fmt: skip
             chosen = min(bounds, key=lambda one: one(x).width.mean())
 
-            def look(new):
+            def examine(new):
                 interval = chosen(new.outputs[-1, ..., 0])
-                return ~interval.contains(new.targets[:, 0]), told(interval, population)
+                return ~interval.contains(new.targets[:, 0]), informed(interval, population)
 
-            return Looking(look, 0)
+            return Calibrated(examine, 0)
 
         return trial
 
-    assert is_broken(Promise("the narrowest", 150, groups, narrowest))
+    assert is_broken(Law("the narrowest", 20, groups, narrowest))
 
 
-def test_what_is_set_aside_by_its_share_of_cases_is_noticed_as_such(monkeypatch):
+def test_tuning_units_chosen_by_size_are_found(monkeypatch):
     aside_by_share_of_cases(monkeypatch)
-
-    with pytest.raises(AssertionError, match="follows what it holds"):
+    with pytest.raises(AssertionError, match="set aside by their contents"):
         is_broken(BOOK["all tasks of a random case of a new group, scale, ar"])
 
 
@@ -167,16 +162,16 @@ PLANS = [
 ]  # fmt: skip
 
 
-def test_the_fastest_of_several_policies_on_the_calibration_table_breaks_the_promise():
+def test_fastest_of_several_policies_breaks_the_guarantee():
     def fastest(population, alpha):
         def trial(cases):
             plans = [planned(population, cases, alpha, "case", **options) for options in PLANS]
             chosen = max(plans, key=lambda policy: policy.certificate["mean_acceleration"])
-            return Looking(partial(scan, chosen), 0)
+            return Calibrated(partial(scan, chosen), 0)
 
         return trial
 
-    assert is_broken(Promise("the fastest", 20, scans, fastest))
+    assert is_broken(Law("the fastest", 5, scans, fastest))
 
 
 def certain_and_wrong(seed):
@@ -189,21 +184,20 @@ def certain_and_wrong(seed):
     return Population((kind(0.1, 5.0), kind(1.0, 5.0), kind(1.0, -5.0)), None)
 
 
-def test_a_promise_about_all_scans_is_none_about_those_that_stop_early():
-    promise = replace(
+def test_coverage_of_all_scans_is_not_coverage_of_early_stops():
+    law = replace(
         BOOK["an early stop by case, given the calibration set"], populations=1, size=5,
         draw=certain_and_wrong, levels=((0.5, 0.3),), trial=given(partial(stopped, by="case")),
+        by_place=False, aside=None,
     )  # fmt: skip
+    assert is_broken(law)
+    assert not is_broken(replace(law, losses=a_random_case))
 
-    assert is_broken(promise)
-    assert not is_broken(replace(promise, whom=a_random_case))
 
-
-def test_a_promise_that_forgets_delta_is_broken():
-    promise = BOOK["a new case, given the calibration set"]
+def test_quantile_without_delta_breaks_the_guarantee():
+    law = BOOK["a new case, given the calibration set"]
     forgetful = given(lambda population, alpha, delta: bound(population, alpha, score="ar"))
-
-    assert is_broken(replace(promise, trial=forgetful))
+    assert is_broken(replace(law, trial=forgetful))
 
 
 def three_kinds_in_each_of_three_strata(seed):
@@ -217,10 +211,9 @@ def three_kinds_in_each_of_three_strata(seed):
 def test_delta_for_each_stratum_is_not_delta_for_all(delta_scope, is_enough):
     # One case of a stratum is enough at alpha .6, and a third of them are unlucky; of three
     # strata, one or another is with probability .44.
-    promise = replace(
+    law = replace(
         BOOK["the strata of a new case, all given the calibration set"], populations=1,
         draw=three_kinds_in_each_of_three_strata, size=3, levels=((0.6, 0.41),),
         trial=given(partial(bound, score="ar", strata=True, delta_scope=delta_scope)),
     )  # fmt: skip
-
-    assert is_broken(promise) != is_enough
+    assert is_broken(law) != is_enough

@@ -1,4 +1,4 @@
-"""Trials by the public functions alone: calibrate on some cases, and look at a new unit."""
+"""Trials by the public functions alone: calibrate on some cases, and examine a new unit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 import taskuq as tq
-from laws.enumeration import Looking, Trial
+from laws.enumeration import Calibrated, Trial
 from laws.populations import Cases, Population, Unit
 
 RATES = (8.0, 4.0, 2.0)
@@ -24,9 +24,9 @@ def bound(
     weights: bool = False,
     **options: Any,
 ) -> Trial:
-    """Calibrate a bound, and ask it about all cases of the new unit."""
+    """Calibrate a bound, and predict all cases of the new unit."""
 
-    def trial(cases: Cases) -> Looking:
+    def trial(cases: Cases) -> Calibrated:
         given = {
             "group": cases.group if by_group else None,
             "strata": cases.strata if strata else None,
@@ -38,15 +38,15 @@ def bound(
             task_range=population.task_range, **given, **options,
         )  # fmt: skip
 
-        def look(new: Unit) -> tuple[np.ndarray, np.ndarray]:
+        def examine(new: Unit) -> tuple[np.ndarray, np.ndarray]:
             interval = calibrated(
                 new.outputs[-1, ..., 0],
                 strata=new.strata if strata else None,
                 weights=np.full(len(new), new.weight) if weights else None,
             )
-            return ~interval.contains(new.targets[:, 0]), told(interval, population)
+            return ~interval.contains(new.targets[:, 0]), informed(interval, population)
 
-        return Looking(look, calibrated.provenance["tuning_cases"])
+        return Calibrated(examine, calibrated.provenance["tuning_cases"])
 
     return trial
 
@@ -56,24 +56,24 @@ def joint_bound(
 ) -> Trial:
     """Calibrate one bound for all tasks; a case is missed if any of its targets is."""
 
-    def trial(cases: Cases) -> Looking:
+    def trial(cases: Cases) -> Calibrated:
         calibrated = tq.calibrate_joint(
             cases.outputs[-1], cases.targets, alpha=alpha, task_range=population.task_range,
             group=cases.group if by_group else None, **options,
         )  # fmt: skip
 
-        def look(new: Unit) -> tuple[np.ndarray, np.ndarray]:
+        def examine(new: Unit) -> tuple[np.ndarray, np.ndarray]:
             interval = calibrated(new.outputs[-1])
             missed = ~interval.contains(new.targets).all(axis=1)
-            return missed, told(interval, population).any(axis=1)
+            return missed, informed(interval, population).any(axis=1)
 
-        return Looking(look, calibrated.provenance["tuning_cases"])
+        return Calibrated(examine, calibrated.provenance["tuning_cases"])
 
     return trial
 
 
-def told(interval: tq.Interval, population: Population) -> np.ndarray:
-    """Whether an interval says anything: that it is not the whole range, or line."""
+def informed(interval: tq.Interval, population: Population) -> np.ndarray:
+    """Return True where an interval is not the whole range, or line."""
     low, high = population.task_range or (-np.inf, np.inf)
     return np.asarray((interval.lower > low) | (interval.upper < high))
 
@@ -112,11 +112,11 @@ def scan(policy: Any, new: Unit) -> tuple[np.ndarray, np.ndarray]:
 def stopped(population: Population, alpha: float, *, by: str, **options: Any) -> Trial:
     """Plan a policy and scan the new unit with it: each case by itself, or all together."""
 
-    def trial(cases: Cases) -> Looking:
+    def trial(cases: Cases) -> Calibrated:
         policy = planned(population, cases, alpha, by, **options)
         chosen = policy.provenance.get("chosen", {"cases": 0})
         aside = chosen["cases"] + policy.provenance["tuning_cases"]
-        return Looking(partial(scan, policy), aside)
+        return Calibrated(partial(scan, policy), aside)
 
     return trial
 
@@ -124,24 +124,24 @@ def stopped(population: Population, alpha: float, *, by: str, **options: Any) ->
 def in_all_rounds(population: Population, alpha: float, *, by: str, **options: Any) -> Trial:
     """Plan a policy; a case is missed if the interval of any round lacks its target."""
 
-    def trial(cases: Cases) -> Looking:
+    def trial(cases: Cases) -> Calibrated:
         policy = planned(population, cases, alpha, by, policy="anytime", **options)
 
-        def look(new: Unit) -> tuple[np.ndarray, np.ndarray]:
-            missed, said = np.zeros(len(new), dtype=bool), np.zeros(len(new), dtype=bool)
+        def examine(new: Unit) -> tuple[np.ndarray, np.ndarray]:
+            missed, known = np.zeros(len(new), dtype=bool), np.zeros(len(new), dtype=bool)
             for k in range(len(new.outputs)):
                 interval = policy.decide(k, new.outputs[: k + 1, ..., 0]).interval
                 missed |= ~interval.contains(new.targets[:, 0])
-                said |= told(interval, population)
-            return missed, said
+                known |= informed(interval, population)
+            return missed, known
 
-        return Looking(look, policy.provenance["tuning_cases"])
+        return Calibrated(examine, policy.provenance["tuning_cases"])
 
     return trial
 
 
 def given(trial: Any) -> Any:
-    """Make a trial that takes delta as its third argument, for promises given the calibration."""
+    """Make a trial that takes delta as its third argument, for guarantees given the calibration."""
 
     def of(population: Population, alpha: float, delta: float) -> Trial:
         return cast(Trial, trial(population, alpha, delta=delta))

@@ -1,7 +1,4 @@
-"""A real SLURM on this machine alone: its daemons in a folder of their own, ended with the tests.
-
-Programs from Debian's slurm-wlm and munge; no accounting, as on many small clusters.
-"""
+"""SLURM on this machine (slurm-wlm and munge of Debian), without accounting."""
 
 import os
 import pwd
@@ -111,7 +108,7 @@ def daemon(command, folder, environment):
 
 
 def wait_for(path, process, said):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while not path.exists():
         assert process.poll() is None, said.read_text()
         assert time.monotonic() < deadline, said.read_text()
@@ -119,7 +116,7 @@ def wait_for(path, process, said):
 
 
 def wait_until_idle(environment, folder):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while True:
         found = subprocess.run(
             ["sinfo", "--noheader", "--format=%T"], env=environment, capture_output=True, text=True

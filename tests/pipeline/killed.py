@@ -4,7 +4,7 @@ import sys
 
 import taskuq as tq
 
-CASES = 24
+CASES = 12
 
 
 def run(engine, store):

@@ -1,4 +1,4 @@
-"""Recoveries made elsewhere are judged as our own are, and no file leads out of their folder."""
+"""Recoveries from folders and from deepinv."""
 
 import os
 from types import SimpleNamespace
@@ -61,7 +61,7 @@ def fill(folder, write):
 
 
 @pytest.mark.parametrize("write", [as_npz, as_npy, as_nifti, as_single_files])
-def test_a_folder_of_recoveries_gives_the_table_of_the_sampler_that_made_them(folder, write):
+def test_recovery_folder_gives_the_samplers_table(folder, write):
     fill(folder, write)
 
     def in_single_precision(measurement, *, samples, seed):
@@ -75,21 +75,19 @@ def test_a_folder_of_recoveries_gives_the_table_of_the_sampler_that_made_them(fo
     assert np.array_equal(found.outputs, expected.outputs)
 
 
-def test_a_case_without_recoveries_is_missing_and_said_to_be(folder, tmp_path):
+def test_case_without_recoveries_is_missing(folder, tmp_path):
     fill(folder, as_npz)
     (folder / "b/R4.npz").unlink()
     pipeline = tq.Pipeline(toy.measure, RecoveryFolder(folder), toy.task)
     table = pipeline.run(toy.images(3), case=NAMES, store=tmp_path / "t", **RUN)
-
     assert table.missing_cases == ("b",)
     assert "0 files hold recoveries of b at R = 4" in status(tmp_path / "t")["failed"]["b"]
 
 
-def test_a_point_estimate_and_too_many_samples_are_taken_too_few_are_not(folder):
+def test_too_few_samples_are_refused(folder):
     stored = RecoveryFolder(folder).load
     for k in (1, 3, 9):
         as_npz(folder / f"a/R{k + 1}", np.ones((k, 4, 4)))
-
     assert len(stored("a", 2.0, samples=4)) == 1
     assert len(stored("a", 10.0, samples=4)) == 4
     with refused("samples.mismatch", "3 samples"):
@@ -99,19 +97,17 @@ def test_a_point_estimate_and_too_many_samples_are_taken_too_few_are_not(folder)
 @pytest.mark.parametrize(
     "name", ["../outside", "/etc", "a/../../outside", "a\0b", "link", "x" * 5000]
 )
-def test_a_name_that_leads_out_of_the_folder_is_refused(folder, tmp_path, name):
+def test_case_name_outside_the_folder_is_refused(folder, tmp_path, name):
     (tmp_path / "outside").mkdir()
     as_npz(tmp_path / "outside/R8", np.ones((4, 4, 4)))
     (folder / "link").symlink_to(tmp_path / "outside")
-
     with refused("value.invalid"):
         RecoveryFolder(folder).load(name, 8.0, samples=4)
 
 
-def test_a_file_that_is_a_link_to_elsewhere_is_refused(folder, tmp_path):
+def test_link_out_of_the_folder_is_refused(folder, tmp_path):
     as_npz(tmp_path / "secret", np.ones((4, 4, 4)))
     (folder / "a/R8.npz").symlink_to(tmp_path / "secret.npz")
-
     with refused("value.invalid"):
         RecoveryFolder(folder).load("a", 8.0, samples=4)
 
@@ -128,10 +124,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_file_that_holds_something_else_is_refused(folder, kind):
+def test_malformed_recoveries_are_refused(folder, kind):
     HOSTILE[kind](folder / "a/R8")
-
-    with refused("CODE"):
+    with refused("shape.axes" if kind in ("no numbers", "one axis") else "file.format"):
         RecoveryFolder(folder).load("a", 8.0, samples=4)
 
 
@@ -151,7 +146,7 @@ def seeded_sampler(y, physics, seed=None):
     return torch_only(y, physics) + float(np.random.rand())  # noqa: NPY002
 
 
-def test_samples_repeat_and_differ_and_leave_the_generators_alone():
+def test_deepinv_samples_repeat_and_keep_generators():
     for model in (torch_only, seeded_sampler):
         recover = DeepinvRecover(model)
         torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1]  # noqa: NPY002
@@ -163,13 +158,12 @@ def test_samples_repeat_and_differ_and_leave_the_generators_alone():
         assert np.array_equal(numpy_state, np.random.get_state()[1])  # noqa: NPY002
 
 
-def test_a_reconstructor_gives_one_image():
+def test_point_estimate_is_one_image():
     recover = DeepinvRecover(lambda y, physics: y + 1, kind="point")
-
     assert recover(SCAN, samples=32, seed=0).tolist() == torch.ones(1, 4, 4).tolist()
 
 
-def test_samples_can_be_drawn_together():
+def test_samples_are_drawn_in_batches():
     sizes = []
 
     def model(y, physics, seed=None):
@@ -180,13 +174,12 @@ def test_samples_can_be_drawn_together():
     assert sizes == [3, 3, 1]
 
 
-def test_real_and_imaginary_channels_become_a_magnitude():
+def test_two_channels_become_a_magnitude():
     recover = DeepinvRecover(lambda y, physics: torch.tensor([3.0, 4.0]).view(1, 2, 1, 1))
-
     assert recover(SCAN, samples=1, seed=0).item() == 5.0
 
 
-def test_what_does_not_fit_is_refused():
+def test_unknown_deepinv_models_are_refused():
     with refused("component.invalid", "chain"):
         DeepinvRecover(torch_only, kind="chain")
     with refused("choice.unknown", "point, sampler"):
@@ -225,7 +218,6 @@ def test_deepinv_models_run_in_the_pipeline(deepinv, kind):
     pipeline = tq.Pipeline(DeepinvMeasure(physics), models(deepinv)[kind], MeanIntensity())
     run = {"accelerations": (8, 4), "samples": 4, "progress": False}
     one, again, other = (pipeline.run(images, seed=seed, **run) for seed in (0, 0, 1))
-
     assert one.samples == (1 if kind == "point" else 4)
     assert np.array_equal(one.outputs, again.outputs)
     assert np.array_equal(one.outputs, other.outputs) == (kind == "point")
@@ -233,20 +225,19 @@ def test_deepinv_models_run_in_the_pipeline(deepinv, kind):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_chain_too_short_says_so(deepinv):
+def test_short_chain_is_refused(deepinv):
     recover = models(deepinv)["chain"]
     physics = deepinv.physics.Inpainting((1, 16, 16), mask=torch.ones(1, 16, 16))
     scan = SimpleNamespace(y=torch.rand(1, 1, 16, 16), physics=physics)
-
     with refused("samples.mismatch", "8 states", "9 samples"):
         recover(scan, samples=9, seed=0)
 
 
-def test_recoveries_that_claim_more_than_their_file_are_refused(tmp_path):
+def test_recoveries_larger_than_their_file_are_refused(tmp_path):
     (tmp_path / "a").mkdir()
     with open(tmp_path / "a" / "R8.npy", "wb") as file:
         np.lib.format.write_array_header_1_0(
             file, {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6, 4)}
         )
-    with refused("CODE", "R8.npy"):
+    with refused("file.format", "R8.npy"):
         RecoveryFolder(tmp_path).load("a", 8.0, samples=1)

@@ -40,13 +40,12 @@ def direct_calls(source):
     return lines
 
 
-def test_recovery_and_task_are_called_by_the_executor_alone():
+def test_executor_alone_calls_recovery_and_task():
     calls = {
         str(path.relative_to(SOURCE)): lines
         for path in SOURCE.rglob("*.py")
         if (lines := direct_calls(path.read_text()))
     }
-
     assert set(calls) <= ALLOWED
     assert "pipeline/_executor.py" in calls
 
@@ -56,28 +55,19 @@ def test_recovery_and_task_are_called_by_the_executor_alone():
     ["recover(y, samples=1, seed=0)", "self.task(images)", "networks.recover.batch(y)",
      "def f(task):\n    return task(1)"],
 )  # fmt: skip
-def test_a_planted_call_is_found(fault):
+def test_planted_call_is_found(fault):
     assert direct_calls(fault)
 
 
-def test_samples_depend_on_seed_case_and_round_alone():
+def test_samples_depend_on_seed_case_and_round():
     one, again = (Executor(toy.recover, toy.task, seed=3) for _ in range(2))
     y = toy.measure(toy.images(1)[0], 8.0)
-
     assert np.array_equal(one.sample(y, "a", 8.0, 4), again.sample(y, "a", 8.0, 4))
     assert not np.array_equal(one.sample(y, "a", 8.0, 4), one.sample(y, "b", 8.0, 4))
     assert not np.array_equal(one.sample(y, "a", 8.0, 4), one.sample(y, "a", 4.0, 4))
 
 
-def test_callbacks_get_every_draw_and_its_seed():
-    draws = []
-    executor = Executor(toy.recover, toy.task, on_samples=lambda x, seed: draws.append(seed))
-    executor.sample_with_seed(toy.measure(toy.images(1)[0], 8.0), 2, 7)
-
-    assert draws == [7]
-
-
-def test_fingerprints_are_declared_or_given_and_names_hold_no_module_path():
+def test_fingerprints_and_names_of_components():
     class Network:
         fingerprint = "abc"
 
@@ -106,23 +96,21 @@ def run(task, **options):
     return tq.Pipeline(toy.measure, toy.recover, task).run(toy.images(3), **settings, **options)
 
 
-def test_a_task_declares_names_and_range():
+def test_task_declares_names_and_range():
     table = run(Declared(names=("area",), range=(-9.0, 9.0)))
-
     assert table.task_names == ("area",)
     assert table.task_range == (-9.0, 9.0)
     table = run(Declared(names=("area",), range=(-9.0, 9.0)), task_names=["a"], task_range=(-8, 8))
     assert (table.task_names, table.task_range) == (("a",), (-8.0, 8.0))
 
 
-def test_a_method_called_range_declares_nothing():
+def test_methods_declare_nothing():
     table = run(Declared(range=lambda: (0, 1), names=lambda: ["a"]))
-
     assert (table.task_range, table.task_names) == (None, ("task",))
 
 
 @pytest.mark.parametrize("names", [{"a": 1}, "area", [1], 3])
-def test_names_that_are_no_sequence_of_strings_are_refused(names):
+def test_invalid_names_are_refused(names):
     with refused("component.invalid", "task_names="):
         run(Declared(names=names))
 
@@ -150,7 +138,7 @@ class Asked:
     ("aim", "looks", "times"),
     [("outputs", None, 3), ("variance", None, 3), ("outputs", 4, 5), ("gradient", None, 5)],
 )
-def test_a_scan_runs_the_task_again_only_for_what_it_has_not_read(aim, looks, times):
+def test_scan_reuses_task_outputs(aim, looks, times):
     rule, task = (
         AdaptiveLines(scanner(), scanner().masks, RATES, aim, selection_samples=looks),
         Asked(),
@@ -177,7 +165,7 @@ def rendered():
     return torch.rand(3, 4, 4, generator=torch.Generator().manual_seed(0))
 
 
-def test_images_with_other_numbers_are_read_again():
+def test_other_images_are_not_cached():
     images, task = rendered(), Asked()
     with torch.no_grad():
         told = cached(task, images)
@@ -191,14 +179,14 @@ def test_images_with_other_numbers_are_read_again():
         assert task.times == 6
 
 
-def test_the_conjugate_of_images_is_not_taken_for_them():
+def test_conjugate_images_are_not_cached():
     images = torch.complex(rendered(), rendered().flip(0))
     with torch.no_grad():
         told = cached(lambda x: x.imag.mean((1, 2)), images)
         assert torch.allclose(told(images.conj()), -told(images))
 
 
-def test_a_task_that_writes_into_its_images_is_run_on_what_it_made_of_them():
+def test_task_that_writes_into_images():
     def writing(images):
         return images.sub_(0.5).square_().mean((1, 2))
 
@@ -210,7 +198,7 @@ def test_a_task_that_writes_into_its_images_is_run_on_what_it_made_of_them():
 
 
 @pytest.mark.parametrize("kind", [torch.clone, lambda x: x.numpy().copy()])
-def test_what_a_rule_does_with_outputs_is_its_own_affair(kind):
+def test_cached_outputs_are_copies(kind):
     images, buffer = rendered(), []
 
     def task(images):
@@ -230,7 +218,7 @@ def test_what_a_rule_does_with_outputs_is_its_own_affair(kind):
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own
 @pytest.mark.parametrize("is_remembering", [False, True])
-def test_gradients_are_left_to_the_task(is_remembering):
+def test_gradients_pass_the_cache(is_remembering):
     images, task = rendered(), Asked()
     with torch.no_grad():
         told = cached(task, images)
@@ -246,7 +234,7 @@ def test_gradients_are_left_to_the_task(is_remembering):
     assert torch.allclose(tangent, known.sum((1, 2)))
 
 
-def test_arrays_and_inference_tensors_are_left_to_the_task():
+def test_arrays_and_inference_tensors_are_not_cached():
     task = Asked()
     with torch.inference_mode():
         images = rendered()
@@ -255,13 +243,3 @@ def test_arrays_and_inference_tensors_are_left_to_the_task():
     arrays = cached(task, rendered().numpy())
     arrays(rendered().numpy())
     assert task.times == 4
-
-
-def test_what_a_task_says_of_itself_is_still_said():
-    class Named(Asked):
-        range = (0, 1)
-
-    told = cached(Named(), rendered())
-    assert told.range == (0, 1)
-    with pytest.raises(AttributeError, match="names"):
-        told.names  # noqa: B018  # asking is what is tested

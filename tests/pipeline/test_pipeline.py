@@ -1,4 +1,4 @@
-"""From images to the table: seeds, resuming, failures, refusals."""
+"""Pipeline: seeds, resuming, failures, refusals."""
 
 import numpy as np
 import pytest
@@ -22,10 +22,9 @@ def same(a, b):
     )
 
 
-def test_the_table_holds_what_a_plain_loop_computes(tmp_path):
+def test_table_equals_a_plain_loop(tmp_path):
     images = toy.images(5)
     table = PIPELINE.run(images, store=tmp_path / "t", group=list("aabbc"), **RUN)
-
     executor = Executor(toy.recover, toy.task, seed=3)
     chain = CaseExecutor(toy.measure, executor, toy.ACCELERATIONS, samples=4)
     for i, image in enumerate(images):
@@ -35,32 +34,23 @@ def test_the_table_holds_what_a_plain_loop_computes(tmp_path):
     assert list(table.group) == list("aabbc")
 
 
-def test_the_order_of_cases_changes_nothing_but_the_order(tmp_path):
+def test_order_of_cases_changes_nothing(tmp_path):
     images, back = toy.images(6), np.arange(6)[::-1]
     forth = PIPELINE.run(images, case=list("uvwxyz"), **RUN)
     reversed_ = PIPELINE.run(images[back], case=list("zyxwvu"), **RUN)
-
     assert np.array_equal(forth.outputs, reversed_.outputs[:, back])
     assert list(reversed_.case) == list("zyxwvu")
 
 
-def test_the_size_of_shards_changes_nothing(tmp_path, monkeypatch):
+def test_size_of_shards_changes_nothing(tmp_path, monkeypatch):
     whole = PIPELINE.run(toy.images(7), store=tmp_path / "whole", **RUN)
     monkeypatch.setattr(local, "ROWS", 1)
     single = PIPELINE.run(toy.images(7), store=tmp_path / "single", **RUN)
-
     assert len(list((tmp_path / "single").glob("part-*"))) == 7
     assert same(whole, single)
 
 
-def test_another_seed_gives_other_samples_and_the_same_targets():
-    one, other = (PIPELINE.run(toy.images(4), **{**RUN, "seed": s}) for s in (0, 1))
-
-    assert not np.array_equal(one.outputs, other.outputs)
-    assert np.array_equal(one.targets, other.targets)
-
-
-def test_several_tasks_and_point_estimates_fit_in_a_table():
+def test_several_tasks_and_point_estimates():
     def point(measurement, *, samples, seed):
         return np.nan_to_num(measurement)[None]
 
@@ -71,7 +61,7 @@ def test_several_tasks_and_point_estimates_fit_in_a_table():
     assert single.samples == 1
 
 
-def test_of_finished_cases_three_are_run_again_to_compare_them(tmp_path):
+def test_resumed_run_recomputes_three_cases(tmp_path):
     PIPELINE.run(toy.images(8), store=tmp_path / "t", **RUN)
     ran = []
 
@@ -90,10 +80,9 @@ def test_of_finished_cases_three_are_run_again_to_compare_them(tmp_path):
     "change",
     [{"samples": 5}, {"seed": 4}, {"accelerations": (8.0, 2.0)}, {"configuration": {"net": "b"}}],
 )
-def test_a_changed_configuration_is_refused_with_the_difference(tmp_path, change):
+def test_changed_configuration_is_refused(tmp_path, change):
     base = {**RUN, "configuration": {"net": "a"}}
     PIPELINE.run(toy.images(3), store=tmp_path / "t", **base)
-
     with refused("resume.mismatch"):
         PIPELINE.run(toy.images(3), store=tmp_path / "t", **{**base, **change})
     fresh = PIPELINE.run(toy.images(3), store=tmp_path / "t", overwrite=True, **{**base, **change})
@@ -102,39 +91,35 @@ def test_a_changed_configuration_is_refused_with_the_difference(tmp_path, change
 
 def test_other_cases_are_refused(tmp_path):
     PIPELINE.run(toy.images(3), store=tmp_path / "t", **RUN)
-
     with refused("resume.mismatch"):
         PIPELINE.run(toy.images(4), store=tmp_path / "t", **RUN)
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", ".keys", "part-1.parquet", "part-0-a.parquet/x"])
-def test_fresh_never_removes_a_folder_with_other_things(tmp_path, name):
+def test_overwrite_removes_nothing_else(tmp_path, name):
     PIPELINE.run(toy.images(3), store=tmp_path, **RUN)
     before = sorted(tmp_path.iterdir())
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("years of work")
-
     with refused("file.exists"):
         PIPELINE.run(toy.images(3), store=tmp_path, overwrite=True, **RUN)
     assert (tmp_path / name).read_text() == "years of work"
     assert set(before) < set(tmp_path.iterdir())
 
 
-def test_names_of_cases_never_become_names_of_files(tmp_path):
+def test_case_names_are_no_file_names(tmp_path):
     names = ["../evil", "/evil", "a/b", "..", "C:\\evil"]
     table = PIPELINE.run(toy.images(5), store=tmp_path / "t", case=names, **RUN)
-
     assert list(table.case) == names
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
     assert all(path.is_file() for path in (tmp_path / "t").iterdir())
 
 
-def test_failing_cases_are_listed_with_their_reason_and_can_be_tried_again(tmp_path):
+def test_failed_cases_are_listed_and_retried(tmp_path):
     images = list(toy.images(5))
     good = images[2]
     images[2] = np.full_like(good, np.nan)
     table = PIPELINE.run(images, store=tmp_path / "t", **RUN)
-
     assert table.missing_cases == ("2",)
     assert table.cases == 4
     assert "NaN" in status(tmp_path / "t")["failed"]["2"]
@@ -144,7 +129,7 @@ def test_failing_cases_are_listed_with_their_reason_and_can_be_tried_again(tmp_p
     assert status(tmp_path / "t")["failed"] == {}
 
 
-def test_an_unreadable_image_is_a_failure_of_its_case_alone(tmp_path):
+def test_unreadable_image_fails_alone(tmp_path):
     class Torn:
         def __len__(self):
             return 4
@@ -158,7 +143,7 @@ def test_an_unreadable_image_is_a_failure_of_its_case_alone(tmp_path):
     assert table.missing_cases == ("1",)
 
 
-def test_a_set_up_in_which_nothing_works_ends_soon():
+def test_run_without_success_ends_early():
     def broken(images):
         raise RuntimeError("no such weights")
 
@@ -179,8 +164,7 @@ def test_every_image_is_read_once():
 
 
 @pytest.mark.parametrize("part", ["measure", "recover", "task"])
-def test_a_part_that_cannot_be_called_is_refused_at_once(part):
+def test_component_that_is_not_callable_is_refused(part):
     parts = {"measure": toy.measure, "recover": toy.recover, "task": toy.task, part: "weights.pt"}
-
     with refused("component.invalid", part):
         tq.Pipeline(**parts)

@@ -8,46 +8,34 @@ import taskuq as tq
 from taskuq.cli.app import main
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
-TABLE = synthetic_outputs(SyntheticTable(volumes=12, samples=4), seed=0)
+SMALL = synthetic_outputs(SyntheticTable(volumes=12, samples=4), seed=0)
 
 
 @pytest.fixture
 def path(tmp_path):
-    return str(TABLE.save(tmp_path / "table.npz"))
+    return str(SMALL.save(tmp_path / "table.npz"))
 
 
-def test_plan_prints_the_path_of_a_policy_that_decides(path, tmp_path, capsys):
+def test_plan_command_writes_the_policy(path, tmp_path, capsys):
     out = tmp_path / "policy.json"
     main(["plan", path, "--max-width", "0.3", "--alpha", "0.1", "--unit", "case", "-o", str(out)])
-    shown = capsys.readouterr()
-    assert shown.out.strip() == str(out)
-    assert "Guaranteed" in shown.err
-    expected = tq.plan(TABLE, alpha=0.1, max_width=0.3, unit="case")
+    assert capsys.readouterr().out.strip() == str(out)
+    expected = tq.plan(SMALL, alpha=0.1, max_width=0.3, unit="case")
     assert tq.load_policy(out).to_dict() == expected.to_dict()
-
-
-def test_plan_says_when_there_are_too_few_cases(path, tmp_path, capsys):
-    main(["plan", path, "--max-width", "0.3", "--alpha", "0.01", "-o", str(tmp_path / "p.json")])
-    assert "needs at least 99 calibration groups" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
         ["plan"],
-        ["plan", "--max-width", "-1"],
-        ["plan", "--max-width", "0.1", "--at-least", "0.5"],
         ["plan", "--max-width", "0.1", "--alpha", "2"],
         ["plan", "--max-width", "0.1", "--samples", "99"],
-        ["simulate"],
-        ["simulate", "--max-width", "0.1", "--policy", "hopeful"],
         ["simulate", "--max-width", "0.1", "--policy", ""],
         ["simulate", "--max-width", "0.1", "--budget", "most"],
-        ["simulate", "--max-width", "0.1", "--splits", "0"],
         ["simulate", "--max-width", "0.1", "--samples", "0"],
     ],
 )
-def test_bad_input_is_one_sentence_and_status_2(path, arguments, capsys):
+def test_bad_input_has_status_2(path, arguments, capsys):
     command, *rest = arguments
     with pytest.raises(SystemExit) as ended:
         main([command, path, *rest])
@@ -55,7 +43,7 @@ def test_bad_input_is_one_sentence_and_status_2(path, arguments, capsys):
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
-def test_simulate_prints_json_alone_and_draws_what_it_measured(path, tmp_path, capsys):
+def test_simulate_command_prints_json_and_draws(path, tmp_path, capsys):
     figures = tmp_path / "figures"
     main(
         ["simulate", path, "--max-width", "0.3", "--splits", "20", "--alpha", "0.2", "--json", "-"]
@@ -68,18 +56,3 @@ def test_simulate_prints_json_alone_and_draws_what_it_measured(path, tmp_path, c
         "paper": False, "fixed-width": True, "adaptive": True, "anytime": True,
     }  # fmt: skip
     assert len(list(figures.glob("*.svg"))) == len(list(figures.glob("*.png"))) == 3
-
-
-def test_simulate_shows_the_promised_coverage_beside_that_of_cases(path, tmp_path, capsys):
-    out = tmp_path / "out.json"
-    main(["simulate", path, "--max-width", "0.3", "--splits", "20", "--alpha", "0.3", "--policy",
-          "adaptive", "--score", "lwr", "--cases", "all", "--json", str(out)])  # fmt: skip
-    shown = capsys.readouterr()
-    record = json.loads(out.read_text())
-    (result,) = record["results"]
-    assert result["coverage"] < result["case_coverage"]
-    assert f"{result['coverage']:.4f}" in shown.out
-    assert f"{result['case_coverage']:.4f}" in shown.out
-    assert "nan" not in shown.out
-    assert record["coverage_of"] == "every case of a new group"
-    assert "Coverage is for every case of a new group; mean R" in shown.err

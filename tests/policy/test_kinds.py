@@ -1,4 +1,4 @@
-"""A policy kind of your own: one class, one registration, and everything else follows."""
+"""Own kinds of policies: one class and one registration."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
 TABLE = synthetic_outputs(SyntheticTable(volumes=20, samples=4), seed=1)
 NEW = synthetic_outputs(SyntheticTable(volumes=2, samples=4), seed=2).outputs
-UNITS = ("case", "group", "whole-group")
+UNITS = ("case", "whole-group")
 
 
 class Mine(NestedPolicy):
@@ -27,7 +27,7 @@ class Mine(NestedPolicy):
 
 
 class Halved(NestedPolicy):
-    """Half of each round's own quantile: narrower, and without any promise."""
+    """Half of each round's own quantile: narrower, and without a guarantee."""
 
     is_guaranteed = False
     stops_whole_groups = False
@@ -56,21 +56,21 @@ def without(record, *names):
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_a_kind_under_another_name_plans_the_same_policy(unit):
+def test_registered_kind_plans_the_same_policy(unit):
     mine, adaptive = (planned(p, unit=unit).to_dict() for p in ("mine", "adaptive"))
     assert (mine["kind"], mine["sentence"][:5]) == ("mine", "Mine:")
     assert without(mine, "kind", "sentence") == without(adaptive, "kind", "sentence")
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_a_kind_under_another_name_simulates_the_same(unit):
+def test_registered_kind_simulates_the_same(unit):
     plans = [PolicySpec(p, 0.2, Goal(max_width=0.2), score="lwr") for p in ("mine", "adaptive")]
     mine, adaptive = simulate(TABLE, plans, splits=9, unit=unit)
     assert mine.policy == "mine"
     assert without(mine.to_dict(), "policy") == without(adaptive.to_dict(), "policy")
 
 
-def test_it_is_read_back_and_decides_by_its_own_thresholds(tmp_path):
+def test_registered_kind_survives_a_file(tmp_path):
     halved, paper = planned("halved"), planned("paper")
     read = tq.load_policy(halved.save(tmp_path / "policy.json"))
     assert read == halved
@@ -79,12 +79,12 @@ def test_it_is_read_back_and_decides_by_its_own_thresholds(tmp_path):
     assert narrower.all()
 
 
-def test_it_can_refuse_whole_groups_and_promise_nothing():
+def test_kind_may_refuse_whole_groups():
     assert not planned("halved").is_guaranteed
     with refused("option.conflict"):
         planned("halved", unit="whole-group")
 
 
-def test_a_kind_that_nobody_registered_is_refused_with_those_there_are():
+def test_unknown_kind_is_refused():
     with refused("choice.unknown", "mine", "halved"):
         planned("hopeful")

@@ -51,7 +51,7 @@ POPULATIONS = {"tied": TIED, "liars": LIARS, "late": LATE}
 
 @pytest.mark.parametrize("cases", POPULATIONS.values(), ids=POPULATIONS)
 @pytest.mark.parametrize("options", [{}, FIXED])
-def test_the_policies_are_valid_on_these_populations(cases, options):
+def test_policies_are_valid_on_these_populations(cases, options):
     assert is_valid(cases, **options)
 
 
@@ -87,6 +87,6 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("owner", "name", "fault", "cases", "options"), FAULTS)
-def test_a_fault_is_caught(monkeypatch, owner, name, fault, cases, options):
+def test_fault_is_found(monkeypatch, owner, name, fault, cases, options):
     monkeypatch.setattr(owner, name, fault)
     assert not is_valid(cases, **options)

@@ -1,14 +1,14 @@
-"""Policies: the same decisions after a round trip, and one clear sentence for every mistake."""
+"""Policies: files, decisions, several tasks, refused inputs."""
 
-from math import inf
+from functools import cache
 
 import numpy as np
 import pytest
 
 import taskuq as tq
+from raising import refused
 from taskuq._io import write_json
 from taskuq.conformal.scores._paper import AR
-from taskuq.errors import InputError
 from taskuq.policy._goal import Goal, Goals
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
@@ -30,18 +30,12 @@ class OwnScore:
 PLANS = {
     "paper lwr": {"policy": "paper", "score": "lwr"},
     "fixed-width spread": {},
-    "fixed-width learned": {"statistic": "learned"},
-    "two-phase spread": {"budget": 0.5},
     "two-phase learned": {"budget": 0.5, "statistic": "learned"},
-    "adaptive ar": {"policy": "adaptive", "score": "ar"},
-    "adaptive lwr": {"policy": "adaptive", "score": "lwr"},
     "adaptive cqr": {"policy": "adaptive", "score": "cqr"},
     "adaptive mlwr": {"policy": "adaptive"},
     "adaptive learned": {"policy": "adaptive", "score": "learned"},
     "adaptive own": {"policy": "adaptive", "score": OwnScore()},
     "anytime mlwr": {"policy": "anytime"},
-    "by group": {"unit": "group"},
-    "all of a group": {"unit": "group", "cases": "all"},
     "most of a group": {"unit": "group", "cases": 0.8},
     "whole group": {"unit": "whole-group"},
     "whole group adaptive": {"unit": "whole-group", "policy": "adaptive"},
@@ -58,6 +52,11 @@ def planned(options, table=TABLE):
     return tq.plan(table, **{"alpha": 0.1, "max_width": 0.2, "unit": "case", **options})
 
 
+@cache
+def policy_of(name):
+    return planned(PLANS[name])
+
+
 def decisions(policy, outputs):
     return [policy.decide(k, outputs[: k + 1]) for k in range(len(outputs))]
 
@@ -72,19 +71,18 @@ def same(one, other):
     )
 
 
-@pytest.mark.parametrize("options", PLANS.values(), ids=PLANS)
-def test_a_stored_policy_decides_as_the_planned_one(options, tmp_path):
-    policy = planned(options)
-    own = OwnScore() if isinstance(options.get("score"), OwnScore) else None
+@pytest.mark.parametrize("name", PLANS)
+def test_stored_policy_decides_as_the_planned_one(name, tmp_path):
+    policy, own = policy_of(name), OwnScore() if name == "adaptive own" else None
     again = tq.load_policy(policy.save(tmp_path / "policy.json"), score=own)
     pairs = zip(decisions(policy, NEW), decisions(again, NEW), strict=True)
     assert all(same(*pair) for pair in pairs)
     assert again.to_dict() == policy.to_dict()
 
 
-@pytest.mark.parametrize("options", PLANS.values(), ids=PLANS)
-def test_every_stop_achieves_the_goal(options):
-    policy = planned(options)
+@pytest.mark.parametrize("name", PLANS)
+def test_every_stop_reaches_the_goal(name):
+    policy = policy_of(name)
     for k, decision in enumerate(decisions(policy, NEW)):
         interval = decision.interval[decision.stops]
         if policy.goal.level is not None:
@@ -100,20 +98,13 @@ def test_every_stop_achieves_the_goal(options):
 
 
 @pytest.mark.parametrize("name", [n for n in PLANS if n != "too few for this"])
-def test_these_policies_stop_somebody(name):
+def test_policies_stop_some_cases(name):
     # Two cases at a time: a whole group of ninety rarely stops as one, and a group of one never.
-    policy = planned(PLANS[name])
+    policy = policy_of(name)
     assert any(d.stops.any() for i in range(10) for d in decisions(policy, NEW[:, i : i + 2]))
 
 
-def test_too_few_cases_never_stop_and_say_why():
-    policy = planned(PLANS["too few for this"])
-    assert set(policy.thresholds) == {inf}
-    assert not any(decision.stops.any() for decision in decisions(policy, NEW))
-    assert "needs at least 999" in policy.decide(0, NEW[:1, 0]).reason
-
-
-def test_one_case_is_decided_as_among_many():
+def test_decision_does_not_depend_on_other_cases():
     policy = planned({})
     together = policy.decide(1, NEW[:2])
     for i in range(5):
@@ -122,12 +113,7 @@ def test_one_case_is_decided_as_among_many():
         assert float(alone.interval.lower) == together.interval.lower[i]
 
 
-def test_a_case_in_its_first_round_needs_no_round_axis():
-    policy = planned({})
-    assert same(policy.decide(0, NEW[0, 0]), policy.decide(0, NEW[:1, 0]))
-
-
-def test_when_everything_is_measured_the_interval_is_the_value():
+def test_full_measurement_gives_the_value():
     decision = planned({}).decide(4, None, value=0.37)
     assert (decision.stop, decision.acceleration) == (True, 1.0)
     assert float(decision.interval.lower) == float(decision.interval.upper) == 0.37
@@ -140,57 +126,67 @@ def bad(position, value):
 
 
 MISTAKES = {
-    "a round too many": (1, NEW[:3, 0]),
-    "a round missing": (2, NEW[:2, 0]),
-    "only the last round": (1, NEW[1:2, 0]),
-    "fewer samples": (1, NEW[:2, 0, :7]),
-    "more samples": (1, np.tile(NEW[:2, 0], 2)),
-    "NaN": (1, bad((1, 3), np.nan)),
-    "infinity": (1, bad((0, 0), np.inf)),
-    "no cases": (1, NEW[:2, :0]),
-    "a negative round": (-1, NEW[:1, 0]),
-    "a round that does not exist": (5, NEW[:, 0]),
-    "half a round": (0.5, NEW[:1, 0]),
-    "text": (0, "soon"),
-    "nothing": (0, None),
-    "complex numbers": (0, NEW[:1, 0] * 1j),
-    "the value missing at R = 1": (4, NEW[:, 0]),
-    "outside the declared range": (0, NEW[:1, 0] + 2),
+    "a round too many": (1, NEW[:3, 0], "samples.mismatch"),
+    "a round missing": (2, NEW[:2, 0], "samples.mismatch"),
+    "only the last round": (1, NEW[1:2, 0], "samples.mismatch"),
+    "fewer samples": (1, NEW[:2, 0, :7], "samples.mismatch"),
+    "more samples": (1, np.tile(NEW[:2, 0], 2), "samples.mismatch"),
+    "NaN": (1, bad((1, 3), np.nan), "value.nonfinite"),
+    "infinity": (1, bad((0, 0), np.inf), "value.nonfinite"),
+    "no cases": (1, NEW[:2, :0], "table.incomplete"),
+    "a negative round": (-1, NEW[:1, 0], "value.invalid"),
+    "a round that does not exist": (5, NEW[:, 0], "value.invalid"),
+    "half a round": (0.5, NEW[:1, 0], "value.invalid"),
+    "text": (0, "soon", "dtype.invalid"),
+    "nothing": (0, None, "dtype.invalid"),
+    "complex numbers": (0, NEW[:1, 0] * 1j, "dtype.invalid"),
+    "the value missing at R = 1": (4, NEW[:, 0], "option.missing"),
+    "outside the declared range": (0, NEW[:1, 0] + 2, "range.outside"),
 }
 
 
-@pytest.mark.parametrize(("round_", "outputs"), MISTAKES.values(), ids=MISTAKES)
-@pytest.mark.parametrize("name", ["fixed-width spread", "adaptive mlwr", "whole group"])
-def test_a_mistake_is_one_sentence_and_never_a_stop(name, round_, outputs):
+@pytest.mark.parametrize(("round_", "outputs", "code"), MISTAKES.values(), ids=MISTAKES)
+@pytest.mark.parametrize("name", ["fixed-width spread", "whole group"])
+def test_wrong_outputs_are_refused(name, round_, outputs, code):
     is_case = name != "whole group" or np.ndim(outputs) != 2
-    with pytest.raises(InputError) as error:
-        planned(PLANS[name]).decide(round_, outputs if is_case else np.stack([outputs] * 2, axis=1))
-    assert error.value.code != "shape.axes"
+    with refused(code):
+        policy_of(name).decide(round_, outputs if is_case else np.stack([outputs] * 2, axis=1))
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, "high", [[[0.1]]]])
-def test_a_value_that_is_no_number_is_refused(value):
-    with pytest.raises(InputError):
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [(np.nan, "value.nonfinite"), ("high", "dtype.invalid"), ([[[0.1]]], "shape.axes")],
+)
+def test_invalid_value_is_refused(value, code):
+    with refused(code):
         planned({}).decide(4, None, value=value)
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "code"),
     [
-        {"alpha": 0.0}, {"alpha": 1.5}, {"max_width": None}, {"max_width": -0.1},
-        {"policy": "hopeful"}, {"statistic": "mean"}, {"budget": 0.0}, {"budget": 1.1},
-        {"unit": "patient"}, {"score": "nll", "policy": "adaptive"}, {"delta": 2.0},
-        {"round_tolerance": float("nan")}, {"round_tolerance": inf},
-        {"cases": 1.5, "unit": "group"}, {"at_least": 0.1},
-        {"max_width": None, "at_least": 0.1, "at_most": 0.9},
-        {"unit": "whole-group", "policy": "anytime"},
-        {"unit": "whole-group", "policy": "adaptive", "score": "cqr"},
+        ({"alpha": 0.0}, "alpha.invalid"),
+        ({"alpha": 1.5}, "alpha.invalid"),
+        ({"max_width": None}, "option.missing"),
+        ({"max_width": -0.1}, "value.invalid"),
+        ({"policy": "hopeful"}, "choice.unknown"),
+        ({"statistic": "mean"}, "choice.unknown"),
+        ({"budget": 0.0}, "value.invalid"),
+        ({"budget": 1.1}, "value.invalid"),
+        ({"unit": "patient"}, "choice.unknown"),
+        ({"score": "nll", "policy": "adaptive"}, "choice.unknown"),
+        ({"delta": 2.0}, "alpha.invalid"),
+        ({"round_tolerance": float("nan")}, "value.invalid"),
+        ({"cases": 1.5, "unit": "group"}, "value.invalid"),
+        ({"at_least": 0.1}, "option.conflict"),
+        ({"max_width": None, "at_least": 0.1, "at_most": 0.9}, "option.conflict"),
+        ({"unit": "whole-group", "policy": "anytime"}, "option.conflict"),
+        ({"unit": "whole-group", "policy": "adaptive", "score": "cqr"}, "option.conflict"),
     ],
-)  # fmt: skip
-def test_a_plan_that_makes_no_sense_is_refused_in_one_sentence(options):
-    with pytest.raises(InputError) as error:
+)
+def test_invalid_plan_is_refused(options, code):
+    with refused(code):
         planned(options)
-    assert "\n" not in str(error.value)
 
 
 def shorter(record, key):
@@ -198,41 +194,36 @@ def shorter(record, key):
 
 
 DAMAGES = {
-    "a threshold missing": lambda r: shorter(r, "thresholds"),
-    "a round of rules missing": lambda r: shorter(r, "rules"),
-    "an acceleration missing": lambda r: shorter(r, "accelerations"),
-    "a task name missing": lambda r: {**r, "task_names": []},
-    "no goal": lambda r: {k: v for k, v in r.items() if k != "goal"},
-    "a goal of another kind": lambda r: {**r, "goal": {"max_height": 1}},
-    "an unknown kind": lambda r: {**r, "kind": "hopeful"},
-    "a threshold that is no number": lambda r: {**r, "thresholds": ["nan"] * 4},
-    "a newer version": lambda r: {**r, "schema": "taskuq.policy/9"},
-    "something else": lambda r: {"schema": "taskuq.bound/1"},
+    "a threshold missing": (lambda r: shorter(r, "thresholds"), "shape.mismatch"),
+    "a round of rules missing": (lambda r: shorter(r, "rules"), "shape.mismatch"),
+    "an acceleration missing": (lambda r: shorter(r, "accelerations"), "shape.mismatch"),
+    "a task name missing": (lambda r: {**r, "task_names": []}, "file.format"),
+    "no goal": (lambda r: {k: v for k, v in r.items() if k != "goal"}, "file.format"),
+    "a goal of another kind": (lambda r: {**r, "goal": {"max_height": 1}}, "file.format"),
+    "an unknown kind": (lambda r: {**r, "kind": "hopeful"}, "choice.unknown"),
+    "a threshold that is no number": (
+        lambda r: {**r, "thresholds": ["nan"] * 4},
+        "value.nonfinite",
+    ),
+    "a newer version": (lambda r: {**r, "schema": "taskuq.policy/9"}, "file.schema"),
+    "something else": (lambda r: {"schema": "taskuq.bound/1"}, "file.schema"),
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_policy_is_refused_when_it_is_read(damage, tmp_path):
+@pytest.mark.parametrize(("damage", "code"), DAMAGES.values(), ids=DAMAGES)
+def test_damaged_policy_is_refused(damage, code, tmp_path):
     path = tmp_path / "policy.json"
     write_json(path, damage(planned({}).to_dict()))
-    with pytest.raises(InputError) as error:
+    with refused(code):
         tq.load_policy(path)
-    assert "\n" not in str(error.value)
 
 
-def test_a_policy_made_with_your_own_score_asks_for_it_back(tmp_path):
+def test_policy_of_own_score_needs_the_score(tmp_path):
     path = planned(PLANS["adaptive own"]).save(tmp_path / "policy.json")
-    with pytest.raises(InputError, match="OwnScore"):
+    with refused("option.missing", "OwnScore"):
         tq.load_policy(path)
-    with pytest.raises(InputError, match="OwnScore"):
+    with refused("option.missing", "OwnScore"):
         tq.load_policy(path, score=AR())
-
-
-def test_only_the_paper_is_measured_and_everybody_else_guaranteed():
-    sentences = {name: planned(options).statement for name, options in PLANS.items()}
-    paper = sentences.pop("paper lwr")
-    assert paper.startswith("Measured, not guaranteed")
-    assert all(s.startswith("Guaranteed") for s in sentences.values())
 
 
 NAMES = ("lesion", "area", "volume")
@@ -251,7 +242,7 @@ def made(scale=SCALE, cases=120, **changes):
     return tq.TaskOutputs(x * scale, z * scale, (8, 4, 2), **parts | changes)
 
 
-@pytest.mark.parametrize("kind", ["fixed-width", "adaptive", "anytime", "paper"])
+@pytest.mark.parametrize("kind", ["fixed-width", "adaptive", "paper"])
 def test_units_of_tasks_change_no_decision(kind):
     plain, scaled = made(np.ones(3)), made()
     one = tq.plan(plain, alpha=0.2, max_width=0.5, policy=kind)
@@ -263,7 +254,7 @@ def test_units_of_tasks_change_no_decision(kind):
 
 
 @pytest.mark.parametrize("kind", ["fixed-width", "adaptive"])
-def test_one_width_for_all_tasks_stops_by_another_unit_than_its_own(kind):
+def test_one_width_for_all_tasks_is_found(kind):
     # The fault this guards against: one max_width for tasks in different units.
     table = made()
     one = tq.plan(table, alpha=0.2, max_width=0.5, policy=kind)
@@ -273,7 +264,7 @@ def test_one_width_for_all_tasks_stops_by_another_unit_than_its_own(kind):
 
 
 @pytest.mark.parametrize("kind", ["fixed-width", "adaptive"])
-def test_a_policy_of_several_tasks_survives_a_file(tmp_path, kind):
+def test_policy_of_several_tasks_survives_a_file(tmp_path, kind):
     table = made()
     policy = tq.plan(
         table, alpha=0.2, max_width=WIDTHS, policy=kind,
@@ -287,15 +278,6 @@ def test_a_policy_of_several_tasks_survives_a_file(tmp_path, kind):
         np.testing.assert_array_equal(a.interval.upper, b.interval.upper)
 
 
-def test_a_decision_names_its_tasks_and_rounds():
-    table = made()
-    policy = tq.plan(table, alpha=0.2, max_width=WIDTHS)
-    decision = policy.decide(2, table.outputs[:, 5])
-    assert list(decision.by_task) == list(NAMES)
-    assert float(decision.by_task["area"].width) == 32
-    assert "at 80" in decision.reason
-
-
 def test_tasks_are_planned_for_by_name():
     table = made()
     two = tq.plan(table, alpha=0.2, max_width={"area": 32, "lesion": 0.5}, task=["area", "lesion"])
@@ -306,34 +288,34 @@ def test_tasks_are_planned_for_by_name():
 
 
 @pytest.mark.parametrize(
-    ("options", "names"),
+    ("options", "names", "code"),
     [
-        ({"max_width": {"lesion": 0.5}}, "area"),
-        ({"max_width": {"lesoin": 0.5}}, "lesoin"),
-        ({"max_width": (0.1, 0.2)}, "volume"),
-        ({"max_width": "wide"}, "max_width"),
-        ({"max_width": WIDTHS, "side": {"area": "left"}}, "area"),
-        ({"max_width": 1, "task": "volum"}, "volum"),
-        ({"max_width": 1, "accelerations": (8, 4, 2)}, "accelerations"),
-        ({"max_width": 1, "colour": 3}, "colour"),
+        ({"max_width": {"lesion": 0.5}}, "area", "option.missing"),
+        ({"max_width": {"lesoin": 0.5}}, "lesoin", "choice.unknown"),
+        ({"max_width": (0.1, 0.2)}, "volume", "shape.mismatch"),
+        ({"max_width": "wide"}, "max_width", "dtype.invalid"),
+        ({"max_width": WIDTHS, "side": {"area": "left"}}, "area", "choice.unknown"),
+        ({"max_width": 1, "task": "volum"}, "volum", "choice.unknown"),
+        ({"max_width": 1, "accelerations": (8, 4, 2)}, "accelerations", "option.unused"),
+        ({"max_width": 1, "colour": 3}, "colour", "choice.unknown"),
     ],
 )
-def test_goals_that_do_not_fit_are_refused_by_name(options, names):
-    with pytest.raises(InputError, match=names):
+def test_wrong_goals_are_refused_by_name(options, names, code):
+    with refused(code, names):
         tq.plan(made(), alpha=0.2, **options)
 
 
-def test_arrays_stand_where_a_table_does():
+def test_plan_accepts_arrays():
     table = made().select(task="area")
     arrays = (table.outputs, table.targets)
     policy = tq.plan(arrays, accelerations=(8, 4, 2), task_range=(0, 64), alpha=0.2, max_width=32)
     assert policy.thresholds == tq.plan(table, alpha=0.2, max_width=32).thresholds
     for wrong in (table.outputs, None, [1, 2], (1, 2, 3)):
-        with pytest.raises(InputError):
+        with refused("dtype.invalid"):
             tq.plan(wrong, alpha=0.2, max_width=32)
 
 
-def test_a_table_stands_where_arrays_do():
+def test_calibrate_accepts_a_table():
     table = made(group=np.arange(120) // 3)
     arrays = {"task_range": (0, 64), "alpha": 0.2, "score": "lwr"}
     bound = tq.calibrate(table, acceleration=4, task="area", alpha=0.2, score="lwr")
@@ -365,20 +347,23 @@ def test_several_tasks_are_calibrated_by_name():
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("call", "code"),
     [
-        lambda t: tq.calibrate(t, alpha=0.2),
-        lambda t: tq.calibrate(t, alpha=0.2, acceleration=4),
-        lambda t: tq.calibrate(t.outputs[0, ..., 0], alpha=0.2),
-        lambda t: tq.calibrate(t, t.targets, alpha=0.2),
-        lambda t: tq.calibrate(t, alpha=0.2, acceleration="41"),
-        lambda t: tq.calibrate_joint(t, alpha=0.2),
-        lambda t: tq.calibrate_joint(t.select(task="area"), alpha=0.2, acceleration=4),
-        lambda t: tq.evaluate_exact(t, alpha=0.2),
+        (lambda t: tq.calibrate(t, alpha=0.2), "option.missing"),
+        (lambda t: tq.calibrate(t, alpha=0.2, acceleration=4), "option.missing"),
+        (lambda t: tq.calibrate(t.outputs[0, ..., 0], alpha=0.2), "targets.missing"),
+        (lambda t: tq.calibrate(t, t.targets, alpha=0.2), "option.unused"),
+        (lambda t: tq.calibrate(t, alpha=0.2, acceleration="41"), "choice.unknown"),
+        (lambda t: tq.calibrate_joint(t, alpha=0.2), "option.missing"),
+        (
+            lambda t: tq.calibrate_joint(t.select(task="area"), alpha=0.2, acceleration=4),
+            "shape.axes",
+        ),
+        (lambda t: tq.evaluate_exact(t, alpha=0.2), "option.missing"),
     ],
 )
-def test_incomplete_calls_are_refused(call):
-    with pytest.raises(InputError):
+def test_incomplete_calls_are_refused(call, code):
+    with refused(code):
         call(made())
 
 

@@ -1,7 +1,7 @@
-"""Replays: compiled and NumPy loops agree, seeds repeat, and the summaries add up."""
+"""Simulations: both engines agree, splits are plans and decisions, errors are honest."""
 
 from fractions import Fraction
-from itertools import combinations
+from itertools import combinations, product
 from math import floor
 
 import numpy as np
@@ -69,9 +69,6 @@ PLANS = {
     "at most": PolicySpec("fixed-width", 0.1, Goal(level=0.5, side="upper")),
     "two-phase at least": PolicySpec("fixed-width", 0.1, AT_LEAST, budget=0.5),
 }
-# Rules that learn from each calibration fold are planned anew in each trial.
-STEADY = ("spread", "adaptive mlwr", "anytime mlwr", "lower", "at most")
-EACH_CASE = ("paper lwr", "adaptive cqr", "anytime mlwr")
 COUNTS = ("early", "early_covered", "covered", "stopped", "stopped_covered", "worst_groups",
           "kept", "cases")  # fmt: skip
 SUMS = ("cost", "width", "center_error", "worst_error", "plain_cost", *COUNTS)
@@ -90,7 +87,7 @@ def replays(monkeypatch, is_compiled, table, spec, unit):
         patch.setattr(simulation, "simulate_splits", keeping(simulation.simulate_splits))
         patch.setattr(simulation, "simulate_each_split", keeping(simulation.simulate_each_split))
         simulate(
-            table, [spec], splits=12, seed=np.random.default_rng(7), unit=unit, tuning_repeats=2
+            table, [spec], splits=6, seed=np.random.default_rng(7), unit=unit, tuning_repeats=2
         )
     return kept
 
@@ -101,13 +98,22 @@ def agree(one, other, unit):
     return exact and all(np.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in names.values())
 
 
-@pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", ["paper lwr", "adaptive cqr", "anytime mlwr"])
+def test_whole_groups_are_refused_where_undefined(monkeypatch, name):
+    with refused("option.conflict"):
+        replays(monkeypatch, False, TABLE, PLANS[name], "whole-group")
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        *((name, "case") for name in PLANS),
+        *product(["spread", "two-phase", "adaptive ar", "lower"], ["group", "whole-group"]),
+        ("paper lwr", "group"),
+        ("anytime mlwr", "group"),
+    ],
+)
 def test_compiled_and_numpy_replays_agree(monkeypatch, name, unit):
-    if unit == "whole-group" and name in EACH_CASE:
-        with refused("option.conflict"):
-            replays(monkeypatch, False, TABLE, PLANS[name], unit)
-        return
     pair = [replays(monkeypatch, c, TABLE, PLANS[name], unit) for c in (True, False)]
     assert len(pair[0]) == len(pair[1]) > 0
     assert all(agree(a, b, unit) for a, b in zip(*pair, strict=True))
@@ -115,10 +121,8 @@ def test_compiled_and_numpy_replays_agree(monkeypatch, name, unit):
 
 
 @pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize(
-    "name", ["two-phase", "adaptive ar", "adaptive learned", "spread", "lower"]
-)
-def test_the_engines_agree_on_two_tasks(monkeypatch, name, unit):
+@pytest.mark.parametrize("name", ["two-phase", "adaptive ar"])
+def test_engines_agree_on_two_tasks(monkeypatch, name, unit):
     pair = [replays(monkeypatch, c, two_tasks(), PLANS[name], unit) for c in (True, False)]
     assert all(agree(a, b, unit) for a, b in zip(*pair, strict=True))
 
@@ -130,20 +134,19 @@ def test_the_comparison_of_engines_can_fail(monkeypatch):
 
 
 def records(seed, unit="case"):
-    found = simulate(
-        TABLE, list(PLANS.values()), splits=15, seed=np.random.default_rng(seed), unit=unit
-    )
+    plans = [PLANS[name] for name in ("paper lwr", "spread", "two-phase", "adaptive ar")]
+    found = simulate(TABLE, plans, splits=8, seed=np.random.default_rng(seed), unit=unit)
     return [r.to_dict() for r in found]
 
 
-def test_a_seed_repeats_everything_and_another_does_not():
+def test_seed_repeats_a_simulation():
     first = records(5)
     assert first == records(5)
     assert first != records(6)
 
 
 @pytest.mark.parametrize("unit", ["case", "group"])
-def test_shares_of_stops_and_sources_of_coverage_add_up(unit):
+def test_fractions_of_stops_and_coverage_add_up(unit):
     for r in records(2, unit):
         assert sum(stop["fraction"] for stop in r["stops"]) == pytest.approx(1)
         assert r["early"] + r["coverage_from_full"] == pytest.approx(1)
@@ -162,7 +165,7 @@ def tied_table():
 
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("kind", ["fixed-width", "adaptive", "anytime", "paper"])
-def test_a_replayed_trial_is_what_the_rules_say(monkeypatch, kind, is_compiled):
+def test_split_equals_the_rules(monkeypatch, kind, is_compiled):
     # A score that knows its prior makes the rules of a window fixed, too.
     known = _spread_score("two").fit(tied_table().outputs[0], range_=(0.0, 1.0))
     monkeypatch.setitem(STATISTICS, "spread", lambda side: known)
@@ -186,49 +189,50 @@ def test_a_replayed_trial_is_what_the_rules_say(monkeypatch, kind, is_compiled):
     assert ties > 0 or kind != "fixed-width"
 
 
-PROMISES = [
+GUARANTEES = [
     {"unit": "case"}, {"unit": "case", "delta": 0.2}, {"unit": "group"},
     {"unit": "group", "cases": "all"}, {"unit": "group", "cases": 0.7},
     {"unit": "whole-group"}, {"unit": "whole-group", "cases": 0.7},
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("promise", PROMISES, ids=str)
-def test_the_threshold_of_a_trial_is_the_planned_one(monkeypatch, promise):
+@pytest.mark.parametrize("guarantee", GUARANTEES, ids=str)
+def test_threshold_of_a_split_is_the_planned_one(monkeypatch, guarantee):
     spec = PolicySpec("adaptive", 0.2, TWO, score="lwr")
-    _, _, splitting, thresholds = watched(monkeypatch, TABLE, spec, 3, **promise)
+    _, _, splitting, thresholds = watched(monkeypatch, TABLE, spec, 3, **guarantee)
     for t in range(3):
         calibration = splitting.case_folds(np.array([t]))[0] == 0
         policy = tq.plan(
             TABLE.select(cases=calibration), alpha=0.2, max_width=0.2, policy="adaptive",
-            score="lwr", **promise,
+            score="lwr", **guarantee,
         )  # fmt: skip
         assert policy.thresholds == tuple(thresholds[:, t])
         assert np.isfinite(policy.thresholds).all()
 
 
+# Rules that learn from each calibration fold are planned anew in each split.
 PLANNED = [
-    (name, promise)
-    for name in STEADY
-    for promise in PROMISES
-    if "delta" not in promise and not (name == "anytime mlwr" and promise["unit"] == "whole-group")
+    *((name, GUARANTEES[0]) for name in ("adaptive mlwr", "anytime mlwr", "lower", "at most")),
+    *(("spread", guarantee) for guarantee in GUARANTEES if "delta" not in guarantee),
+    ("adaptive mlwr", GUARANTEES[2]),
+    ("adaptive mlwr", GUARANTEES[5]),
 ]
 
 
-@pytest.mark.parametrize(("name", "promise"), PLANNED, ids=str)
-def test_a_trial_of_a_policy_that_learns_is_a_plan_and_its_decisions(name, promise):
+@pytest.mark.parametrize(("name", "guarantee"), PLANNED, ids=str)
+def test_split_of_a_learning_policy_is_a_plan_and_its_decisions(name, guarantee):
     spec, table = PLANS[name], two_tasks() if name == "spread" else TABLE
-    (found,) = simulate(table, [spec], splits=2, seed=np.random.default_rng(9), **promise)
+    (found,) = simulate(table, [spec], splits=2, seed=np.random.default_rng(9), **guarantee)
     seed = int(np.random.default_rng(9).integers(2**63))
     group = np.unique(table.group, return_inverse=True)[1]
-    by_group = promise["unit"] != "case"
+    by_group = guarantee["unit"] != "case"
     n = int(group.max()) + 1 if by_group else table.cases
     early, hits = [], []
     for fold in splits.test_sets(seed, 0, 2, n, n - floor(0.7 * n)).astype(bool):
         test = fold[group] if by_group else fold
         policy = tq.plan(
             table.select(cases=~test), alpha=spec.alpha, max_width=spec.goal.max_width,
-            at_most=spec.goal.level, side=spec.goal.side, policy=spec.kind, **promise,
+            at_most=spec.goal.level, side=spec.goal.side, policy=spec.kind, **guarantee,
         )  # fmt: skip
         weight = (1 / np.bincount(group))[group] if by_group else np.ones(table.cases)
         together = group[test] if policy.whole_group else None
@@ -236,28 +240,8 @@ def test_a_trial_of_a_policy_that_learns_is_a_plan_and_its_decisions(name, promi
         early.append(np.average(cost < 1, weights=weight[test]))
         hits.append(np.average(covered, weights=weight[test]))
     assert found.early_fraction == pytest.approx(np.mean(early), abs=1e-12)
-    if promise.get("cases", "random") == "random":
+    if guarantee.get("cases", "random") == "random":
         assert found.coverage == pytest.approx(np.mean(hits), abs=1e-12)
-
-
-@pytest.mark.parametrize("name", ["adaptive mlwr", "lower", "spread"])
-def test_what_one_threshold_covers_is_what_many_would(monkeypatch, name):
-    kept, original = [], simulation.simulate_each_split
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            simulation, "simulate_each_split", lambda *a: kept.append(a[0](0)) or original(*a)
-        )
-        simulate(TABLE, [PLANS[name]], splits=1, seed=np.random.default_rng(1), unit="case")
-    scans, _ = kept[0]
-    score, ties = scans.statistics.score, 0
-    for case in np.flatnonzero(np.isfinite(score).all(axis=0))[:40]:
-        # A report is rounded outwards, so that it has the target just below its score.
-        just_below = np.nextafter(score[:, case], -np.inf)
-        one, many = scans.covered_at(just_below), scans.covered_from(just_below[:, None])
-        ties += int((one < score).sum())
-        pair = [scans.outcomes(just_below, each) for each in (one, many)]
-        assert all((a == b).all() for a, b in zip(*pair, strict=True))
-    assert ties > 0 or name == "spread"
 
 
 def scanned(policy, table, group=None):
@@ -302,7 +286,7 @@ def with_folds(monkeypatch, table, spec, trials, is_compiled=False, **options):
     return found, [fold == 1 for fold in split.case_folds(np.arange(trials))]
 
 
-def gap(monkeypatch, steps, name, is_compiled, trials=12):
+def gap(monkeypatch, steps, name, is_compiled, trials=6):
     kind, options = SCORED[name]
     table = on_a_grid(steps, steps)
     found, folds = with_folds(
@@ -319,14 +303,13 @@ def gap(monkeypatch, steps, name, is_compiled, trials=12):
     return max(abs(found.coverage - np.mean(covered)), abs(found.mean_acceleration - np.mean(cost)))
 
 
-@pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("name", SCORED)
-@pytest.mark.parametrize("steps", [255, 10, 3])
-def test_a_simulation_on_a_grid_is_planning_and_scanning(monkeypatch, steps, name, is_compiled):
+@pytest.mark.parametrize(("steps", "is_compiled"), [(255, False), (10, True), (3, False)])
+def test_simulation_on_a_grid_is_planning_and_scanning(monkeypatch, steps, name, is_compiled):
     assert gap(monkeypatch, steps, name, is_compiled) < 1e-9
 
 
-def test_scores_compared_exactly_would_miss_what_reports_contain(monkeypatch):
+def test_exact_comparison_of_scores_is_found(monkeypatch):
     monkeypatch.setattr(replay, "covering_quantile", lambda scores, thresholds, contains: scores)
     assert (
         max(gap(monkeypatch, steps, name, False) for steps in (255, 10) for name in SCORED) > 0.01
@@ -342,32 +325,29 @@ UNEQUAL = tq.TaskOutputs(
 )  # fmt: skip
 
 
-# The share of a group's cases that keeps each promise.
+# The share of a group's cases that keeps each guarantee.
 LEAST = {"all": 1, 0.7: Fraction(7, 10)}
 
 
-@pytest.mark.parametrize("is_compiled", [False, True])
-@pytest.mark.parametrize("unit", ["group", "whole-group"])
+@pytest.mark.parametrize(("unit", "is_compiled"), [("group", True), ("whole-group", False)])
 @pytest.mark.parametrize("cases", ["random", "all", 0.7])
-def test_coverage_is_what_is_promised_and_means_are_for_what_they_name(
-    monkeypatch, unit, cases, is_compiled
-):
+def test_coverage_and_means_of_groups(monkeypatch, unit, cases, is_compiled):
     options = {"alpha": 0.2, "max_width": 0.25, "policy": "adaptive", "score": "lwr"}
     spec = PolicySpec("adaptive", 0.2, Goal(max_width=0.25), score="lwr")
-    found, folds = with_folds(monkeypatch, UNEQUAL, spec, 6, is_compiled, unit=unit, cases=cases)
+    found, folds = with_folds(monkeypatch, UNEQUAL, spec, 3, is_compiled, unit=unit, cases=cases)
     kept, alike, plain, by_case = [], [], [], []
     for test in folds:
         policy = tq.plan(UNEQUAL.select(cases=~test), unit=unit, cases=cases, **options)
-        shares, costs, everybody = [], [], []
+        shares, costs, every_cost = [], [], []
         for v in np.unique(GROUP[test]):
             cost, hit = scanned(policy, UNEQUAL.select(cases=v == GROUP))
             shares.append(Fraction(int(hit.sum()), len(hit)))
             costs.append(cost.mean())
-            everybody += list(cost)
+            every_cost += list(cost)
         kept.append(np.mean([s if cases == "random" else s >= LEAST[cases] for s in shares]))
         by_case.append(np.mean([float(s) for s in shares]))
         alike.append(1 / np.mean(costs))
-        plain.append(1 / np.mean(everybody))
+        plain.append(1 / np.mean(every_cost))
     assert found.coverage == pytest.approx(float(np.mean(kept)))
     assert found.case_coverage == pytest.approx(np.mean(by_case))
     assert found.mean_acceleration == pytest.approx(np.mean(alike))
@@ -375,7 +355,7 @@ def test_coverage_is_what_is_promised_and_means_are_for_what_they_name(
     assert (found.coverage == found.case_coverage) == (cases == "random")
 
 
-def test_the_certificate_counts_groups_alike_and_cases_alike_beside_it():
+def test_certificate_of_groups_and_of_cases():
     # Half the groups, with a tenth of the cases, stop in the first round; the others never do.
     group = np.r_[np.arange(20), np.repeat(np.arange(20, 40), 9)]
     spread = np.where(group < 20, 0.01, 0.4)
@@ -388,17 +368,7 @@ def test_the_certificate_counts_groups_alike_and_cases_alike_beside_it():
     assert 1 <= found["certified"] < found["mean_acceleration"]
 
 
-def test_missing_errors_are_null_and_everything_else_is_a_number():
-    one = tq.TaskOutputs(UNEQUAL.outputs, UNEQUAL.targets, UNEQUAL.accelerations,
-                         group=np.zeros(len(GROUP), int), task_range=(0.0, 1.0))  # fmt: skip
-    spec = PolicySpec("adaptive", 0.2, Goal(max_width=0.25), score="lwr")
-    for table in (one, UNEQUAL):
-        (found,) = simulate(table, [spec], splits=5, unit="case")
-        errors = found.to_dict()["standard_errors"]
-        assert (errors == {"mean_acceleration": None, "coverage": None}) == (table is one)
-
-
-TABLES = 120
+TABLES = 60
 RNG = np.random.default_rng(5)
 
 
@@ -407,18 +377,18 @@ def every_rest(n, k):
 
 
 # All subsets are there, many times: what chance would add to a sample of them is gone.
-OFTEN = 400
+OFTEN = 100
 
 
-@pytest.mark.parametrize(("n", "k"), [(5, 3), (6, 4), (8, 4), (7, 5)])
-def test_the_variance_of_a_mean_is_that_of_the_numbers_over_their_count(n, k):
+@pytest.mark.parametrize(("n", "k"), [(5, 3), (8, 4)])
+def test_jackknife_variance_of_a_mean(n, k):
     numbers, kept = RNG.random(n), np.tile(every_rest(n, k), (OFTEN, 1))
     found = _jackknife_variance(kept @ numbers / k, kept, k / n)
-    assert found == pytest.approx(numbers.var(ddof=1) / n, rel=0.002)
+    assert found == pytest.approx(numbers.var(ddof=1) / n, rel=0.01)
 
 
-@pytest.mark.parametrize(("n", "k"), [(5, 3), (6, 4), (8, 4), (7, 5)])
-def test_what_is_not_linear_counts_as_of_one_order(n, k):
+@pytest.mark.parametrize(("n", "k"), [(5, 3), (8, 4)])
+def test_jackknife_variance_of_second_order(n, k):
     kept = np.tile(every_rest(n, k), (OFTEN, 1))
     pairs = RNG.standard_normal((n, n))
     values = np.einsum("ri,ij,rj->r", kept, pairs, kept)
@@ -427,10 +397,10 @@ def test_what_is_not_linear_counts_as_of_one_order(n, k):
     r = k / n
     for c in (2, 3):
         expected = r**c / (1 - r**c) * values.var()
-        assert _jackknife_variance(values, kept, r, c) == pytest.approx(expected, rel=0.002)
+        assert _jackknife_variance(values, kept, r, c) == pytest.approx(expected, rel=0.01)
 
 
-def test_few_replicates_of_many_groups_take_all_variance_for_linear():
+def test_jackknife_variance_of_few_replicates():
     values, kept = RNG.random(40), RNG.integers(0, 2, (40, 500)).astype(float)
     assert _jackknife_variance(values, kept, 0.75) == pytest.approx(3 * values.var(ddof=1))
     assert np.isnan(_jackknife_variance(values[:1], kept[:1], 0.75))
@@ -455,11 +425,7 @@ def by_case(cases):
 ELSEWHERE = by_group(10)(10**6).outputs[1]
 SETTINGS = {
     "fixed-width, 20 groups": ("fixed-width", by_group(20), "group"),
-    "fixed-width, 40 groups": ("fixed-width", by_group(40), "group"),
-    "adaptive, 20 groups": ("adaptive", by_group(20), "group"),
     "adaptive, cases of 20 groups": ("adaptive", by_group(20), "case"),
-    "fixed-width, cases of 12 groups": ("fixed-width", by_group(12), "case"),
-    "fixed-width, 150 cases": ("fixed-width", by_case(150), "case", 0.1),
     "adaptive, 80 cases": ("adaptive", by_case(80), "case"),
 }
 
@@ -470,7 +436,7 @@ def ratios(monkeypatch, kind, make, unit, width=0.2, tables=TABLES):
     statistic = MLWR(floor=0.25).fit(ELSEWHERE, range_=(0.0, 1.0))
     monkeypatch.setitem(STATISTICS, "spread", lambda side: statistic)
     return measured_ratios(PolicySpec(kind, 0.1, Goal(max_width=width), score="lwr"), make, unit,
-                           trials=200, tables=tables)  # fmt: skip
+                           trials=100, tables=tables)  # fmt: skip
 
 
 def measured_ratios(spec, make, unit, trials, tables):
@@ -485,24 +451,23 @@ def measured_ratios(spec, make, unit, trials, tables):
 
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
-def test_standard_errors_are_the_deviations_between_independent_tables(monkeypatch, setting):
+def test_standard_errors_are_deviations_between_tables(monkeypatch, setting):
     pytest.importorskip("numba")
     for ratio in ratios(monkeypatch, *setting):
         assert 0.8 <= ratio <= 1.25
 
 
-def test_standard_errors_know_what_rules_learn_from_their_calibration_set(monkeypatch):
+def test_standard_errors_of_learning_rules(monkeypatch):
     pytest.importorskip("numba")
     monkeypatch.setattr(simulation, "use_numba", lambda work: True)
     spec = PolicySpec("fixed-width", 0.1, Goal(max_width=0.2))
-    of_R, of_coverage = measured_ratios(spec, by_group(20), "group", trials=40, tables=80)
+    of_R, of_coverage = measured_ratios(spec, by_group(20), "group", trials=12, tables=24)
     assert 0.8 <= of_R <= 1.25
-    # Such rules cover more than they promise, by how much varies, and most of that is not linear.
+    # Such rules cover more than they guarantee, by how much varies, and most of that is not linear.
     assert 0.8 <= of_coverage <= 1.5
 
 
-@pytest.mark.parametrize("kind", ["fixed-width", "adaptive"])
-def test_a_jackknife_that_does_not_recalibrate_would_say_too_little(monkeypatch, kind):
+def test_jackknife_without_recalibration_is_found(monkeypatch):
     pytest.importorskip("numba")
     measured = simulation._replicate
 
@@ -511,6 +476,6 @@ def test_a_jackknife_that_does_not_recalibrate_would_say_too_little(monkeypatch,
         return measured(lambda r: (planned(r)[0], middle), splitting, *rest)
 
     monkeypatch.setattr(simulation, "_replicate", not_again)
-    of_R, of_coverage = ratios(monkeypatch, kind, by_group(20), "group", tables=60)
+    of_R, of_coverage = ratios(monkeypatch, "adaptive", by_group(20), "group", tables=40)
     assert of_R < 0.8
     assert of_coverage > 1.25

@@ -1,4 +1,4 @@
-"""The stopping score against brute force: at which thresholds does a policy stop with a miss?"""
+"""Stopping scores, early stops and certificates against brute force."""
 
 import math
 from fractions import Fraction
@@ -11,18 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import taskuq as tq
+from raising import refused
 from taskuq.conformal._guarantee import Guarantee
 from taskuq.conformal._splits import Splits
 from taskuq.conformal._units import (
     CaseUnit,
     RandomCaseUnit,
-    _GroupFractionUnit,
     choose_units,
     unit_index,
 )
 from taskuq.conformal.scores._mlwr import MLWR, SpreadPrior
 from taskuq.conformal.scores._paper import AR, CQR, LWR
-from taskuq.errors import InputError
 from taskuq.policy import _stopping as stopping
 from taskuq.policy._fixed_width import _spread_score
 from taskuq.policy._goal import Goal
@@ -97,47 +96,24 @@ def spc_score(rounds, *, forget=False):
 
 @pytest.mark.parametrize("lower_limit", [OPEN, LEVEL], ids=["open", "with lower limits"])
 @given(data=st.data())
-def test_the_score_is_the_supremum_of_the_thresholds_that_miss(lower_limit, data):
+def test_score_is_the_supremum_of_thresholds_that_miss(lower_limit, data):
     rounds = data.draw(rounds_of(lower_limit))
     assert is_supremum_of_misses(rounds, score_of(rounds))
 
 
 @given(rounds=rounds_of(OPEN))
-def test_without_lower_limits_it_is_the_formula_of_the_stopped_policy(rounds):
+def test_score_without_lower_limits_has_its_formula(rounds):
     assert score_of(rounds) == spc_score(rounds)
 
 
-@given(rounds=st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=4))
-def test_for_windows_it_is_minus_the_smallest_risk_that_reports_a_miss(rounds):
-    missed = [
-        h
-        for k, (h, inside) in enumerate(rounds)
-        if not inside and all(h < earlier for earlier, _ in rounds[:k])
-    ]
-    windows = [(-inf, -float(h), -inf if inside else inf) for h, inside in rounds]
-    assert score_of(windows) == -min(missed, default=inf)
-
-
-@given(rounds=rounds_of(LEVEL))
-def test_a_stopped_policy_never_needs_more_than_the_simultaneous_one(rounds):
-    assert score_of(rounds) <= max(score for _, _, score in rounds)
-
-
-@given(cases=st.lists(st.lists(st.tuples(LEVEL, LEVEL, LEVEL), min_size=3, max_size=3), min_size=2))
-def test_cases_are_scored_one_by_one(cases):
-    lowest, largest, score = np.array(cases).transpose(2, 1, 0)
-    together = stopping_score(lowest, largest, score)
-    assert together.tolist() == [score_of(rounds) for rounds in cases]
-
-
-def test_a_score_that_forgets_earlier_rounds_is_caught():
+def test_forgotten_rounds_are_found():
     # Thresholds below 2 stop in the first round, which covers; the second never speaks.
     rounds = [(-inf, 2.0, -inf), (-inf, 1.0, 5.0)]
     assert is_supremum_of_misses(rounds, score_of(rounds))
     assert not is_supremum_of_misses(rounds, spc_score(rounds, forget=True))
 
 
-def test_a_policy_that_stops_at_equality_is_caught(monkeypatch):
+def test_stop_at_equality_is_found(monkeypatch):
     def stops_at_equality(rounds, threshold):
         for lowest, largest, score in rounds:
             if lowest <= threshold <= largest:
@@ -202,9 +178,9 @@ def run(seen, targets, threshold):
 
 @pytest.mark.parametrize("tasks", [1, 2])
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(seed=SEEDS)
-def test_a_policy_misses_only_below_the_stopping_score(rule, tasks, seed):
+def test_policy_misses_only_below_the_stopping_score(rule, tasks, seed):
     outputs, targets = population(seed, tasks=tasks)
     seen = stopping_statistics([[rule] * tasks] * 3, outputs, targets)
     Lambda = stopping_score(seen.lowest, seen.largest, seen.score)
@@ -214,9 +190,9 @@ def test_a_policy_misses_only_below_the_stopping_score(rule, tasks, seed):
 
 
 @pytest.mark.parametrize("name", ["ar", "lwr", "cqr", "mlwr", "window", "two-phase"])
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(seed=SEEDS)
-def test_reports_at_the_stop_are_as_narrow_as_asked_and_never_empty(name, seed):
+def test_reports_at_the_stop_reach_the_goal(name, seed):
     seen = stopping_statistics([[RULES[name]]] * 3, *population(seed))
     for threshold in thresholds_of(seen):
         for report in run(seen, population(seed)[1], threshold)[1]:
@@ -225,9 +201,9 @@ def test_reports_at_the_stop_are_as_narrow_as_asked_and_never_empty(name, seed):
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(seed=SEEDS)
-def test_a_report_contains_the_target_from_its_score_on(rule, seed):
+def test_report_contains_the_target_from_its_score_on(rule, seed):
     for examined, score, targets in rounds_of_inequalities(rule, seed):
         known = np.isfinite(score)
         at_score = examined.report(np.where(known, score, 0.0))
@@ -235,9 +211,9 @@ def test_a_report_contains_the_target_from_its_score_on(rule, seed):
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(seed=SEEDS)
-def test_a_report_does_not_contain_the_target_below_its_score(rule, seed):
+def test_report_misses_the_target_below_its_score(rule, seed):
     for examined, score, targets in rounds_of_inequalities(rule, seed):
         # Identical samples make a point that does not move; it has no below.
         below = score - 1e-6
@@ -247,22 +223,10 @@ def test_a_report_does_not_contain_the_target_below_its_score(rule, seed):
         assert not report.contains(targets)[sharp & ~at_end].any()
 
 
-@settings(max_examples=15)
-@given(seed=SEEDS)
-def test_several_tasks_stop_when_each_of_them_would(seed):
-    rules = [RULES["lwr"], RULES["cqr"]]
-    seen = stopping_statistics([rules] * 3, *population(seed, tasks=2))
-    for threshold in thresholds_of(seen):
-        for k in range(3):
-            each = [e.stops(threshold) for e in seen.rounds[k]]
-            together = (seen.lowest[k] <= threshold) & (threshold < seen.largest[k])
-            assert (together == np.all(each, axis=0)).all()
-
-
 @pytest.mark.parametrize("rule", [RULES[n] for n in ("ar", "lwr", "cqr", "mlwr", "level")])
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(seed=SEEDS)
-def test_at_the_simultaneous_score_all_rounds_contain_the_target(rule, seed):
+def test_all_rounds_cover_at_the_simultaneous_score(rule, seed):
     outputs, targets = population(seed)
     seen = stopping_statistics([[rule]] * 3, outputs, targets)
     worst = seen.score.max(axis=0)
@@ -293,7 +257,7 @@ GRID = np.array([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0])
 
 
 @given(case=groups())
-def test_monotone_losses_fall_and_are_the_smallest_that_dominate(case):
+def test_monotone_losses_are_the_smallest_that_dominate(case):
     losses = _group_losses(*case, GRID, RandomCaseUnit())
     plain = np.array([[plain_loss(*case, v, t) for t in GRID] for v in range(3)])
     envelope = np.maximum.accumulate(plain[:, ::-1], axis=1)[:, ::-1]
@@ -302,16 +266,8 @@ def test_monotone_losses_fall_and_are_the_smallest_that_dominate(case):
     assert (losses == envelope).all()
 
 
-@given(case=groups(), block=st.integers(1, 40))
-def test_losses_do_not_depend_on_how_many_are_computed_at_a_time(case, block):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stopping, "BLOCK", block)
-        some = _group_losses(*case, GRID, _GroupFractionUnit(0.6))
-    assert (some == _group_losses(*case, GRID, _GroupFractionUnit(0.6))).all()
-
-
-@pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 129, 4097])
-def test_a_search_finds_the_first_threshold_that_is_allowed(count):
+@pytest.mark.parametrize("count", [1, 64, 65, 4097])
+def test_search_finds_the_first_allowed_threshold(count):
     thresholds, looked = np.arange(float(count)), []
     for first in {*range(0, count, 61), 0, 1, count - 1, count}:
 
@@ -325,7 +281,7 @@ def test_a_search_finds_the_first_threshold_that_is_allowed(count):
     assert max(looked) <= 64
 
 
-def test_the_check_of_monotone_losses_can_fail():
+def test_plain_losses_are_not_monotone():
     allowance, score, index = np.array([[1.0], [3.0]]), np.array([[-inf], [inf]]), np.array([0])
     plain = [plain_loss(allowance, score, index, 0, t) for t in GRID]
     assert (np.diff(plain) > 0).any()
@@ -363,46 +319,24 @@ def failure(n, delta, *, slack=1.0, units=tuple((k,) for k in range(5))):
     return total
 
 
-@pytest.mark.parametrize("delta", [0.05, 0.2, 0.5])
-@pytest.mark.parametrize("n", [2, 5, 9])
-def test_the_certificate_fails_for_at_most_delta_of_calibration_sets(n, delta):
+@pytest.mark.parametrize("delta", [0.05, 0.5])
+@pytest.mark.parametrize("n", [2, 7])
+def test_certificate_fails_for_at_most_delta_of_sets(n, delta):
     assert failure(n, delta) <= delta
 
 
-@pytest.mark.parametrize("delta", [0.1, 0.3])
-def test_groups_are_certified_too(delta):
-    assert failure(6, delta, units=[(0, 1), (2, 3), (4, 4), (1, 3)]) <= delta
+def test_groups_are_certified_too():
+    assert failure(6, 0.3, units=[(0, 1), (2, 3), (4, 4), (1, 3)]) <= 0.3
 
 
-def test_the_check_of_certificates_can_fail():
+def test_certificate_that_is_too_large_is_found():
     assert failure(5, 0.5, slack=0.4) > 0.5
-
-
-@given(
-    largest=st.lists(st.lists(st.integers(-2, 4), min_size=3, max_size=3), min_size=1, max_size=6),
-    t=st.integers(-2, 4),
-)
-def test_the_mean_cost_is_the_sum_over_rounds_of_those_who_go_on(largest, t):
-    allowed = np.array(largest, float).T
-    rates = np.array([16.0, 4.0, 2.0])
-    steps = np.diff(1 / np.append(rates, 1.0))
-    going_on = np.maximum.accumulate(allowed, axis=0) <= t
-    expected = 1 / 16 + (steps * going_on.mean(axis=1)).sum()
-    assert mean_cost(np.full(allowed.shape, -inf), allowed, rates, float(t)) == pytest.approx(
-        expected
-    )
-
-
-@pytest.mark.parametrize("groups", [False, True])
-def test_a_certificate_grows_with_the_units_and_stays_below_the_estimate(groups):
-    found = [_certified_acceleration(0.1, RATES, n, 0.1, groups=groups) for n in (10, 100, 10**6)]
-    assert 1 <= found[0] < found[1] < found[2] < 10
 
 
 @pytest.mark.parametrize("options", [{}, {"unit": "group"}, {"unit": "whole-group"},
                                      {"policy": "adaptive"}, {"policy": "paper"},
                                      {"policy": "adaptive", "score": "cqr"}])  # fmt: skip
-def test_a_planned_policy_carries_its_certificate(options):
+def test_policy_has_a_certificate(options):
     table = synthetic_outputs(SyntheticTable(volumes=40, samples=4), seed=2)
     policy = tq.plan(table, **{"alpha": 0.1, "max_width": 0.2, "unit": "case", **options})
     if options.get("policy") == "paper" or "score" in options:
@@ -420,7 +354,7 @@ def examination(largest, score):
 
 
 class Law:
-    """Units of a few types, each as likely as said; a group has two cases."""
+    """Units of a few types, each with its weight; a group has two cases."""
 
     def __init__(self, seed, types=4, size=1):
         rng = np.random.default_rng(seed)
@@ -453,15 +387,15 @@ class Law:
 
 
 def unlucky(law, units, alpha, delta, found=last_certified):
-    """The probability, over all calibration sets, of a threshold that breaks the promise."""
-    promise = Guarantee(float(alpha), law.unit.counted, 1, delta=float(delta))
+    """The probability, over all calibration sets, of a threshold that breaks the guarantee."""
+    guarantee = Guarantee(float(alpha), law.unit.counted, 1, delta=float(delta))
     total = Fraction(0)
     # Cases count alike in any order; bets on groups depend on it.
     by_count = law.size == 1
     every = combinations_with_replacement if by_count else lambda t, r: product(t, repeat=r)
     for drawn in every(range(law.types), units):
         seen, index = law.seen(list(drawn))
-        (threshold,) = found(seen, SetCalibrator(promise, law.unit, index), RUNGS)
+        (threshold,) = found(seen, SetCalibrator(guarantee, law.unit, index), RUNGS)
         if law.is_broken(threshold, alpha):
             counts = [drawn.count(t) for t in range(law.types)]
             orders = math.factorial(units) // math.prod(map(math.factorial, counts))
@@ -472,13 +406,13 @@ def unlucky(law, units, alpha, delta, found=last_certified):
 ALPHA, DELTA = Fraction(3, 10), Fraction(3, 10)
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_cases_break_the_promise_with_probability_delta_at_most(seed):
+@pytest.mark.parametrize("seed", range(10))
+def test_early_stops_of_cases_break_the_guarantee_with_probability_delta(seed):
     assert unlucky(Law(seed), 10, ALPHA, DELTA) <= DELTA
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_groups_break_the_promise_with_probability_delta_at_most(seed):
+@pytest.mark.parametrize("seed", range(4))
+def test_early_stops_of_groups_break_the_guarantee_with_probability_delta(seed):
     assert unlucky(Law(seed, types=3, size=2), 6, ALPHA, DELTA) <= DELTA
 
 
@@ -498,29 +432,29 @@ def always_too_many(weights):
     return law
 
 
-def test_the_boldest_threshold_that_passes_by_itself_is_caught():
+def test_boldest_threshold_is_found():
     law, delta = always_too_many([30, 13, 38, 17]), Fraction(26, 100)
     assert unlucky(law, 12, ALPHA, delta) <= delta
     assert unlucky(law, 12, ALPHA, delta, boldest_of_all) > delta
 
 
-def test_misses_among_all_cases_instead_of_early_ones_are_caught(monkeypatch):
+def test_misses_among_all_cases_are_found(monkeypatch):
     certified = stopping._certified_cases
 
     def among_all(stopped, missed, alpha, delta):
         return certified(np.ones_like(stopped), missed, alpha, delta)
 
     monkeypatch.setattr(stopping, "_certified_cases", among_all)
-    assert max(unlucky(Law(seed), 10, ALPHA, DELTA) for seed in range(40)) > DELTA
+    assert max(unlucky(Law(seed), 10, ALPHA, DELTA) for seed in range(3)) > DELTA
 
 
-TABLE = synthetic_outputs(SyntheticTable(volumes=60), seed=0)
+TABLE = synthetic_outputs(SyntheticTable(volumes=60, samples=8), seed=0)
 ASKED = {"alpha": 0.1, "max_width": 0.2, "delta": 0.1, "given": "early"}
 
 
 @pytest.mark.parametrize("policy", ["fixed-width", "adaptive"])
-@pytest.mark.parametrize("unit", ["case", "group", "whole-group"])
-def test_a_policy_says_what_it_promises_of_early_stops_and_at_what_price(policy, unit, tmp_path):
+@pytest.mark.parametrize("unit", ["case", "whole-group"])
+def test_policy_stores_the_price_of_early_stops(policy, unit, tmp_path):
     made = tq.plan(TABLE, policy=policy, unit=unit, **ASKED)
     plain = tq.plan(TABLE, policy=policy, unit=unit, **{**ASKED, "given": None})
     assert (made.guarantee.given, plain.guarantee.given) == ("early", None)
@@ -530,27 +464,21 @@ def test_a_policy_says_what_it_promises_of_early_stops_and_at_what_price(policy,
     assert tq.load_policy(made.save(tmp_path / "policy.json")) == made
 
 
-def test_the_same_units_are_set_aside_for_the_score_and_for_the_thresholds():
-    made, plain = tq.plan(TABLE, **ASKED), tq.plan(TABLE, **{**ASKED, "given": None})
-    assert made.provenance["tuning_cases"] == plain.provenance["tuning_cases"] > 0
-    assert made._rules == plain._rules
-
-
 @pytest.mark.parametrize(
-    "changes", [{"delta": None}, {"given": "late"}, {"policy": "anytime"}, {"cases": "all"}]
+    ("changes", "code"),
+    [
+        ({"delta": None}, "option.missing"),
+        ({"given": "late"}, "choice.unknown"),
+        ({"policy": "anytime"}, "option.conflict"),
+        ({"cases": "all"}, "option.conflict"),
+    ],
 )
-def test_other_guarantees_for_early_stops_are_refused(changes):
-    with pytest.raises(InputError):
+def test_other_guarantees_for_early_stops_are_refused(changes, code):
+    with refused(code):
         tq.plan(TABLE, **{**ASKED, **changes})
 
 
-def test_too_few_units_to_certify_anything_are_told():
-    made = tq.plan(TABLE.select(cases=np.arange(22)), unit="case", **ASKED)
-    assert made.thresholds[0] == np.inf
-    assert "got 19" in made.guarantee.caveat
-
-
-def test_early_stops_that_are_always_wrong_are_told():
+def test_wrong_early_stops_give_a_caveat():
     rng = np.random.default_rng(0)
     table = TaskOutputs(rng.normal(0, 0.01, (1, 200, 4)), np.full(200, 9.0), accelerations=[4])
     made = tq.plan(table, alpha=0.1, max_width=0.5, delta=0.1, given="early")
@@ -558,7 +486,7 @@ def test_early_stops_that_are_always_wrong_are_told():
     assert "missed" in made.guarantee.caveat
 
 
-def test_thresholds_to_test_do_not_look_at_calibration_units():
+def test_threshold_grid_does_not_use_calibration_units():
     spec = PolicySpec("fixed-width", 0.1, Goal(max_width=0.2), given="early")
     unit, aside = CaseUnit(), np.arange(TABLE.cases) % 10 == 0
     shuffled = TABLE.targets.copy()
@@ -566,8 +494,8 @@ def test_thresholds_to_test_do_not_look_at_calibration_units():
     rungs = []
     for table in (TABLE, replace_arrays(TABLE, targets=shuffled)):
         rules, seen = evaluate_rules(spec, table, aside, ~aside)
-        promise = Guarantee(0.1, "case", seen.cases, delta=0.1, given="early")
-        calibrator = SetCalibrator(promise, unit, np.arange(seen.cases))
+        guarantee = Guarantee(0.1, "case", seen.cases, delta=0.1, given="early")
+        calibrator = SetCalibrator(guarantee, unit, np.arange(seen.cases))
         tuning = evaluate_tuning_cases(rules, table, aside, np.arange(table.cases))
         rungs.append(threshold_grid(tuning, calibrator))
     np.testing.assert_array_equal(*rungs)
@@ -575,25 +503,25 @@ def test_thresholds_to_test_do_not_look_at_calibration_units():
 
 
 @pytest.mark.parametrize("unit", ["case", "group"])
-def test_a_replayed_fold_is_calibrated_as_if_it_were_all_there_is(unit):
+def test_fold_is_calibrated_as_a_set_of_its_own(unit):
     spec = PolicySpec("fixed-width", 0.1, Goal(max_width=0.2), given="early")
     whom = policy_unit(TABLE, unit, "random")
     index = whom.index(TABLE.cases, TABLE.group)
     aside = choose_units(index, 6, None)
     rules, seen = evaluate_rules(spec, TABLE, aside, ~aside)
-    promise = Guarantee(0.1, whom.counted, seen.cases, delta=0.1, given="early")
+    guarantee = Guarantee(0.1, whom.counted, seen.cases, delta=0.1, given="early")
     kept = unit_index(seen.cases, index[~aside])
     units = int(kept.max()) + 1
     of_case = kept if whom.is_group else np.empty(0, np.int64)
     splitting = Splits(units, 3, 6, 5, of_case)
     rungs = threshold_grid(
-        evaluate_tuning_cases(rules, TABLE, aside, index), SetCalibrator(promise, whom, kept)
+        evaluate_tuning_cases(rules, TABLE, aside, index), SetCalibrator(guarantee, whom, kept)
     )
-    (found,) = last_certified(seen, _SplitCalibrator(promise, whom, kept, splitting), rungs)
+    (found,) = last_certified(seen, _SplitCalibrator(guarantee, whom, kept, splitting), rungs)
     for t, fold in enumerate(splitting.folds(np.arange(6))):
         inside = fold[kept] == 0
         part = StoppingStatistics(
             *(a[:, inside] for a in (seen.lowest, seen.largest, seen.score)), ()
         )
-        alone = SetCalibrator(promise, whom, unit_index(part.cases, kept[inside]))
+        alone = SetCalibrator(guarantee, whom, unit_index(part.cases, kept[inside]))
         assert last_certified(part, alone, rungs) == found[t] < np.inf

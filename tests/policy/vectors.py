@@ -1,9 +1,9 @@
-"""Cases on which an implementation of decisions in another language is tried.
+"""Test vectors for decisions in another language.
 
     python tests/policy/vectors.py
 
-Plans policies of every kind and score that the specification knows, on a synthetic table, and
-writes to docs/schemas/decide-vectors.json what they decide about made-up cases.
+Plan policies of every kind and score of the specification on a synthetic table, and write their
+decisions about synthetic cases to docs/schemas/decide-vectors.json.
 """
 
 from __future__ import annotations

@@ -190,13 +190,6 @@ def test_sampler_of_another_operator_learns(tmp_path):
     assert 0.5 < last["validation_spread_2"] < 2
 
 
-def test_network_is_one_graph(net):
-    inputs, share = torch.randn(2, 6, SIZE, SIZE), torch.tensor([0.1, 0.5])
-    noise = torch.randn(2, 3, net.noise_size(SIZE, SIZE))
-    whole = torch.compile(net.forward, backend="eager", fullgraph=True, dynamic=False)
-    assert torch.allclose(whole(inputs, share, noise), net(inputs, share, noise), atol=1e-6)
-
-
 def test_gradient_through_data_consistency(net, varnet):
     """The measured part of a residual has no gradient."""
     found = VarNetEstimator(varnet)(scans(2)).estimate

@@ -180,7 +180,7 @@ def test_sampler_is_trained_with_its_folds(tmp_path):
 
 
 def test_other_channels_are_refused():
-    with refused("value.invalid"):
+    with refused("option.conflict"):
         _CTSamplerTraining(network=build("sampler", preset="tiny").config)
 
 

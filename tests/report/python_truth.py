@@ -1,4 +1,4 @@
-"""What Python says about a setting of the explorer: quantiles, intervals, decisions."""
+"""Quantiles, intervals and decisions of a setting of the explorer, computed by the package."""
 
 from dataclasses import replace
 
@@ -98,7 +98,7 @@ class Truth:
         rules = tuple(tuple(rule(k, t) for t in range(self.tasks)) for k in range(len(self.rates)))
         by_group = setting["unit"] == "group"
         group = self.group[kept] if by_group else None
-        promise = Guarantee(
+        guarantee = Guarantee(
             alpha=alpha, unit="group" if by_group else "case", n_cases=int(kept.sum()),
             n_groups=len(np.unique(group)) if by_group else None, tasks=self.tasks,
         )  # fmt: skip
@@ -106,11 +106,11 @@ class Truth:
         goal = Goal(max_width=widths[0])
         spec = PolicySpec(entry["kind"], alpha, goal, statistic=statistic or "spread")
         seen = stopping_statistics(rules, x, z)
-        index = promise._unit.index(seen.cases, group)
-        thresholds = spec.thresholds(seen, SetCalibrator(promise, promise._unit, index))
+        index = guarantee._unit.index(seen.cases, group)
+        thresholds = spec.thresholds(seen, SetCalibrator(guarantee, guarantee._unit, index))
         return replace(
             self.planned(setting | {"policy": "paper"}, "paper"), kind=entry["kind"],
-            _rules=rules, thresholds=tuple(map(float, thresholds)), guarantee=promise,
+            _rules=rules, thresholds=tuple(map(float, thresholds)), guarantee=guarantee,
         )  # fmt: skip
 
     def planned(self, setting, kind):
@@ -149,10 +149,10 @@ class Truth:
         return rounds
 
 
-def differences(told, truth):
+def differences(found_rounds, truth):
     """Where the browser's rounds differ from Python's; numbers may by one part in a billion."""
     found = []
-    for k, (mine, yours) in enumerate(zip(told, truth, strict=True)):
+    for k, (mine, yours) in enumerate(zip(found_rounds, truth, strict=True)):
         if mine["stops"] is not yours["stops"]:
             found.append((k, "stops", mine["stops"], yours["stops"]))
         for name in ("quantile", "interval", "threshold", "report"):

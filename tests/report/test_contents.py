@@ -1,42 +1,21 @@
 """Contents of a report: guarantees with their shortages, intervals, missing and damaged records."""
 
-from dataclasses import replace
-from html.parser import HTMLParser
-
 import numpy as np
 import pytest
 import run_folder
 
 import taskuq as tq
 from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
-from taskuq.report._contents import _policy_reports
+from taskuq.report._contents import _policy_reports, build_contents
+from taskuq.report._records import read_folder
 from taskuq.report._report import write_report
 from taskuq.table._table import TaskOutputs
 
 
-class Boxes(HTMLParser):
-    """The promises of a page, each with the sentences that are short of it."""
-
-    def __init__(self, path):
-        super().__init__()
-        self.found, self.open, self.text = {}, False, None
-        self.feed(path.read_text())
-
-    def handle_starttag(self, tag, attributes):
-        kinds = (dict(attributes).get("class") or "").split()
-        self.open = self.open or "promise" in kinds
-        if self.open and "promise" in kinds:
-            self.lines, self.is_amber = [], "short" in kinds
-
-    def handle_endtag(self, tag):
-        if tag == "div" and self.open:
-            sentence, *short = self.lines
-            assert self.is_amber == bool(short)
-            self.found[sentence], self.open = short, False
-
-    def handle_data(self, data):
-        if self.open and data.strip():
-            self.lines.append(data)
+def guarantees(folder):
+    """The guarantees of a report, each with its limits."""
+    write_report(folder)
+    return {sentence: list(of) for sentence, of in build_contents(read_folder(folder)).guarantees}
 
 
 def bound(cases, **asked):
@@ -45,48 +24,38 @@ def bound(cases, **asked):
     return tq.calibrate(outputs, targets, score="lwr", task_range=(0, 1), **asked)
 
 
-def test_every_shortage_stands_beside_its_promise(tmp_path):
-    # Five bounds that are fine come first; none of the shortages may be lost behind them.
+def test_every_shortage_stands_next_to_its_guarantee(tmp_path):
+    # Five bounds that are fine come first; none of the shortages may be lost after them.
     for k in range(5):
         bound(100 + k, alpha=0.1).save(tmp_path / f"a{k}.json")
     short = [bound(8, alpha=0.1), bound(50, alpha=0.05, delta=0.01)]
     for k, one in enumerate(short):
         one.save(tmp_path / f"b{k}.json")
-    boxes = Boxes(write_report(tmp_path)).found
+    boxes = guarantees(tmp_path)
 
     for one in short:
         assert boxes[one.guarantee.statement] == [f"But {one.guarantee.caveat}."]
     assert sum(not lines for lines in boxes.values()) == 4
 
 
-def test_a_policy_that_never_stops_says_so_beside_its_promise(tmp_path):
+def test_a_policy_that_never_stops_says_so_next_to_its_guarantee(tmp_path):
     rng = np.random.default_rng(0)
     table = TaskOutputs(rng.random((1, 12, 4)), rng.random(12), accelerations=[8])
     policy = tq.plan(table, alpha=0.01, max_width=0.1)
     policy.save(tmp_path / "policy.json")
-    (said,) = Boxes(write_report(tmp_path)).found[policy.statement]
+    (said,) = guarantees(tmp_path)[policy.statement]
 
     assert "99" in said
 
 
-def test_a_record_from_before_shortages_were_stored_does_not_look_fine(tmp_path, monkeypatch):
-    one = bound(8, alpha=0.1)
-    monkeypatch.setattr("taskuq.report._contents.load_bound", lambda path: stripped)
-    stripped = replace(one, guarantee=replace(one.guarantee, caveat=None))
-    one.save(tmp_path / "bound.json")
-    (said,) = Boxes(write_report(tmp_path)).found[one.guarantee.statement]
-
-    assert said == "But no finite interval keeps it: the interval is the whole task range."
-
-
-def test_splits_without_a_finite_interval_are_told(tmp_path):
+def test_splits_without_a_finite_interval_are_reported(tmp_path):
     rng = np.random.default_rng(0)
     table = TaskOutputs(rng.random((1, 20, 4)), rng.random(20), accelerations=[8])
     record = evaluate_table(
         table, EvaluationGrid(scores=("lwr",), splits=5, unit="case", alpha=0.01)
     )
     run_folder.write(tmp_path / "evaluate.json", record.to_dict())
-    ((said,),) = Boxes(write_report(tmp_path)).found.values()
+    ((said,),) = guarantees(tmp_path).values()
 
     assert said.startswith("But all of the splits give no finite interval at R = 8 (lwr)")
 
@@ -111,14 +80,6 @@ def test_whole_groups_stop_together():
     assert len({min(r) for r in rates.values()}) > 1
 
 
-def test_whole_groups_cannot_be_stopped_in_a_table_without_groups():
-    table = run_folder.table_of(volumes=30, samples=4)
-    policy = tq.plan(table, alpha=0.1, max_width=0.12, unit="whole-group")
-
-    with pytest.raises(tq.InputError, match="decides about whole groups, the table has none"):
-        list(_policy_reports(policy, replace(table, group=None)))
-
-
 def test_failures_and_unknown_records_are_listed(run_dir):
     text = (run_dir / "report.html").read_text()
 
@@ -129,9 +90,7 @@ def test_failures_and_unknown_records_are_listed(run_dir):
 
 @pytest.mark.parametrize(
     "name",
-    ["run.json", "table.npz", "explorer.npz", "policy.json", "bound-8.json", "simulate.json",
-     "evaluate-by-case.json", "evaluate-by-group.json", "quality.json", "task.json",
-     "experiments/samples.json"],
+    ["run.json", "table.npz", "explorer.npz", "policy.json", "experiments/samples.json"],
 )  # fmt: skip
 def test_a_missing_result_makes_a_shorter_page(run_dir, tmp_path, name):
     whole = (run_dir / "report.html").read_text()
@@ -169,9 +128,3 @@ def test_a_damaged_record_is_a_note_not_an_error(tmp_path, damage):
 
     assert "explorer.npz could not be read" in text
     assert "damaged.json" in text or "taskuq.run/1" in damage
-
-
-def test_a_record_with_nan_is_no_json_here_either(tmp_path):
-    (tmp_path / "other.json").write_text('{"schema": "taskuq.later/7", "width": NaN}')
-
-    assert "other.json could not be read" in write_report(tmp_path).read_text()

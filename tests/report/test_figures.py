@@ -1,6 +1,5 @@
 """Figures by their numbers, and their drawings."""
 
-import json
 import os
 import re
 import subprocess
@@ -13,7 +12,6 @@ import run_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
 from taskuq.conformal._quantiles import calibration_size
 from taskuq.report._contents import build_contents
 from taskuq.report._records import read_folder, slug
@@ -26,19 +24,13 @@ from taskuq.report.figures import (
     save_figure,
 )
 from taskuq.report.figures._imaging import (
-    _split_figure,
     calibration_sizes,
     masks_figure,
     planner_figure,
-    quality_figures,
 )
 
 texts = st.text(max_size=12)
-
-
 numbers = st.none() | st.floats(-1e6, 1e6)
-
-
 styles = st.sampled_from(["line", "bars", "points", "step"])
 
 
@@ -111,28 +103,6 @@ def test_the_planner_draws_what_the_planner_says():
     assert figure.reference == (("this run", 500.0),)
 
 
-def test_quality_and_split_figures_hold_their_records(run_dir):
-    found = read_folder(run_dir)
-    quality = found.of("taskuq.quality/1")[0].record
-    psnr, ssim = quality_figures(quality)
-    flow = [row for row in quality["results"] if row["method"] == "flow"]
-
-    assert psnr.series[1].y == tuple(row["psnr"]["mean"] for row in flow)
-    assert ssim.series[1].error == tuple(row["ssim"]["standard_error"] for row in flow)
-    assert _split_figure(found.of("taskuq.split/1")[0].record).series[0].y == (3.0, 1.0, 2.0)
-
-
-def test_a_record_draws_the_same_before_and_after_it_is_written(run_dir):
-    table = run_folder.table_of(volumes=8, samples=4)
-    record = evaluate_table(table, EvaluationGrid(splits=30, unit="case", alpha=0.2)).to_dict()
-    stored = read_folder(run_dir).of("taskuq.simulate/1")[0].record
-    for one in (record, stored):
-        drawn = [figure.to_dict() for _, figure in figures_from_record(one)]
-
-        assert drawn
-        assert drawn == [f.to_dict() for _, f in figures_from_record(json.loads(json.dumps(one)))]
-
-
 def test_the_figures_of_a_simulation_hold_its_records_numbers(run_dir):
     stored = read_folder(run_dir).of("taskuq.simulate/1")[0].record
     accepted, coverage, trade_off = (figure for _, figure in figures_from_record(stored))
@@ -165,33 +135,19 @@ def test_ink_is_put_on_paper_twice_alike(ending, tmp_path):
     assert first[:4] in (b"<?xm", b"\x89PNG", b"%PDF")
 
 
-OWN = '''
-"""The share of random splits without a finite interval."""
-
+OWN = """
 from taskuq.report.figures import FIGURES, Figure, FigureKind, series_from_rows
 
-
-def infinite(record):
-    shares = series_from_rows(
-        record["results"], lambda r: r["score"], lambda r: f"{r['acceleration']:g}",
-        lambda r: r["infinite"], style="bars",
-    )
-    return [Figure("infinite", "How often nothing is promised.", "R", "share", shares,
-                   x_scale="category")]
-
-
-FIGURES.register("infinite", FigureKind("taskuq.evaluate/1", infinite, "Mine"))
 FIGURES.register("diary", FigureKind("diary/1", lambda record: [
     Figure("days", "Days of the diary.", "day", "scans", series_from_rows(
-        record["days"], lambda d: "scans", lambda d: d[0], lambda d: d[1]))]))
-'''
+        record["days"], lambda d: "scans", lambda d: d[0], lambda d: d[1]))], "Mine"))
+"""
 
 
-def test_a_figure_of_ones_own_is_one_file(run_dir, tmp_path):
+def test_a_figure_of_ones_own_is_one_file(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     run = tmp_path / "run"
     run_folder.write(run / "diary.json", {"schema": "diary/1", "days": [[1, 4], [2, 7]]})
-    (run / "evaluate.json").symlink_to(run_dir / "evaluate-by-case.json")
     done = subprocess.run(
         [sys.executable, "-m", "taskuq.cli.app", "report", str(run), "--export"],
         env={**os.environ, "TASKUQ_EXTENSIONS": str(tmp_path / "own.py")}, capture_output=True,
@@ -200,10 +156,6 @@ def test_a_figure_of_ones_own_is_one_file(run_dir, tmp_path):
     page = (run / "report.html").read_text()
 
     assert done.returncode == 0, done.stderr
-    assert "How often nothing is promised." in page
     assert ">Mine</bdi></h3>" in page
-    assert "Infinite, splits by case" in page
     assert "Days of the diary." in page
-    assert "has no place on this page" not in page
-    assert (run / "figures/evaluate-infinite.svg").exists()
     assert (run / "exports/figure-diary-days.csv").exists()

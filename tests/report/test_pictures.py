@@ -2,7 +2,6 @@
 
 import base64
 import io
-import json
 
 import numpy as np
 import pytest
@@ -13,13 +12,16 @@ import taskuq as tq
 from raising import refused
 from taskuq.report._explorer import (
     _check_explorer,
+    _lines,
     _slice_pictures,
     brightness,
     load_explorer,
     save_explorer,
     thumbnail,
 )
-from taskuq.report._report import write_report
+from taskuq.report.figures import figure_svg
+from taskuq.report.figures._policy import _lines_figures, lines_record
+from taskuq.table._terminology import Terminology
 
 
 @pytest.mark.parametrize(
@@ -129,6 +131,30 @@ def test_large_colours_stay_colours_and_tiles_keep_to_themselves():
     assert np.abs(sheet[:, 72:144] - [0, 0, 255]).max() < 24
 
 
+def test_lines_of_each_slice_are_those_that_rounds_add():
+    masks = np.sort(np.random.default_rng(0).random((3, 2, 8)), axis=1) > 0.5
+    for s, slice_masks in enumerate(masks):
+        first, second = _lines(masks, s)["new"]
+        assert first == np.flatnonzero(slice_masks[0]).tolist()
+        assert second == np.flatnonzero(slice_masks[1] & ~slice_masks[0]).tolist()
+    assert _lines(masks) is None
+    with refused("shape.axes"):
+        _check_explorer(stored(masks=masks))  # of three slices, not two
+
+
+def test_maps_of_lines_are_those_of_the_table():
+    rng = np.random.default_rng(0)
+    lines = np.sort(rng.random((2, 12, 8)), axis=0) > 0.5
+    table = tq.TaskOutputs(rng.random((2, 12, 4)), rng.random(12), (4, 2), sampled_lines=lines)
+    by_round, by_case = _lines_figures(lines_record(table, Terminology()))
+
+    assert np.allclose([s.y for s in by_round.series], lines.mean(axis=1))
+    shades = np.array([s.y for s in by_case.series])
+    assert np.array_equal(shades == 1, lines[0])
+    assert np.array_equal(shades == 0.5, lines[1] & ~lines[0])
+    assert "opacity:0." in str(figure_svg(by_round))
+
+
 def test_signals_below_zero_are_not_cut_off():
     truth = np.linspace(-1, 1, 64).reshape(1, 8, 8).repeat(2, axis=0)
     made = _slice_pictures(_check_explorer(stored(truth=truth)))
@@ -139,51 +165,6 @@ def test_signals_below_zero_are_not_cut_off():
     assert (np.diff(shown.astype(int)) > 0).all()
 
 
-def test_an_estimate_is_shown_where_there_is_one(tmp_path):
-    arrays = stored()
-    del arrays["estimate"]
-    save_explorer(tmp_path / "explorer.npz", **arrays)
-    text = write_report(tmp_path).read_text()
-    payload = json.loads(text.partition('id="stored">')[2].partition("</script>")[0])
-
-    assert payload["tiles"] == ["mean", "sd", "error"]
-    assert "<kbd>z</kbd>" not in text
-
-
-@pytest.mark.parametrize(
-    ("changes", "code"),
-    [
-        ({"truth": np.zeros((2, 8, 8, 4))}, "shape.axes"),
-        ({"sd": np.zeros((2, 2, 8, 8, 3))}, "shape.mismatch"),
-        ({"mean": np.zeros((2, 2))}, "shape.mismatch"),
-    ],
-)
-def test_pictures_that_do_not_fit_are_refused(changes, code):
-    with refused(code):
-        _check_explorer(stored(colours=(3,)) | changes)
-
-
-def test_colours_and_three_tasks_go_from_a_pipeline_to_the_page(tmp_path):
-    images = np.random.default_rng(0).random((40, 6, 5, 3))
-
-    def recover(y, *, samples, seed):
-        return y + np.random.default_rng(seed).standard_normal((samples, *y.shape)) / 10
-
-    pipeline = tq.Pipeline(lambda x, R: x, recover, lambda x: x.mean((1, 2)))
-    table = pipeline.run(
-        images, accelerations=(4, 2), samples=3, seed=0, store=tmp_path / "table", keep_images=3,
-        task_names=["red", "green", "blue"], progress=False,
-    )  # fmt: skip
-    widths = {"red": 0.5, "green": 0.6, "blue": 0.7}
-    page = tq.make_report(table, tmp_path / "page", alpha=0.2, max_width=widths, splits=20)
-    text = page.read_text()
-    payload = json.loads(text.partition('id="stored">')[2].partition("</script>")[0])
-
-    assert [task["name"] for task in payload["tasks"]] == ["red", "green", "blue"]
-    assert payload["tau"] == "0.5,0.6,0.7"
-    assert decoded(payload["slices"][0]["truth"]).shape == (6, 5, 3)
-
-
 @pytest.mark.parametrize("darkest", [0.0, -1000.0])
 def test_the_picture_of_a_scan_is_the_image_itself_and_not_a_blur(darkest):
     image = np.full((5, 7), darkest)
@@ -191,16 +172,3 @@ def test_the_picture_of_a_scan_is_the_image_itself_and_not_a_blur(darkest):
     shown = decoded(thumbnail(image, *brightness(image)))
 
     np.testing.assert_array_equal(shown, image - darkest)
-
-
-def test_a_browser_shows_small_pictures_pixel_by_pixel(open_page, tmp_path, keep):
-    for name, size in (("small", (8, 8)), ("large", (80, 80))):
-        save_explorer(tmp_path / name / "explorer.npz", **stored(size, (3,), (2,)))
-        page = open_page(write_report(tmp_path / name))
-        canvas = page.locator("[data-part=picture]")
-        page.wait_for_function("document.querySelector('[data-part=picture]').dataset.shown")
-        keep(page, f"pictures-{name}")
-        rendering = canvas.evaluate("c => getComputedStyle(c).imageRendering")
-
-        assert page.heard.messages == []
-        assert rendering == ("pixelated" if name == "small" else "auto")

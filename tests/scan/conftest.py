@@ -1,4 +1,4 @@
-"""The toy scanner, which also runs as a process of its own, and scans of it that take long."""
+"""Toy scanner, its policies, and seeds of long scans."""
 
 import sys
 from dataclasses import replace

@@ -35,15 +35,9 @@ def toy_scanners(seeds):
 
 @dataclass
 class StoredScanner:
-    """Measures the outputs of a round; everything measured is the target.
+    """Scanner of stored outputs; the full measurement is the target."""
 
-    Arguments:
-        outputs: Of all cases (round, case, sample), or of one (round, sample).
-        targets: The targets (case,), or one.
-        measured: The rounds that were measured so far.
-    """
-
-    outputs: np.ndarray
+    outputs: np.ndarray  # (round, case, sample), or (round, sample) of one case
     targets: np.ndarray
     measured: list = field(default_factory=list)
 

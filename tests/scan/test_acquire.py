@@ -1,4 +1,4 @@
-"""The acquisition loop: only new lines, the same record after a power cut, errors not decisions."""
+"""Acquisition loop: new lines only, resuming after power cuts, draws of a pipeline."""
 
 import signal
 import subprocess
@@ -16,7 +16,6 @@ from raising import refused
 from taskuq.data._atlas import Atlas
 from taskuq.measure._mri import MaskConfig, MultiCoilMRI, SimulatedMRIScanner
 from taskuq.recover._methods import open_recovery
-from taskuq.scan._state import Scan
 from taskuq.table._examples import stored_table
 from taskuq.task import load
 from taskuq.training._weights import locate
@@ -52,44 +51,40 @@ def test_scan_measures_new_lines_and_decides_as_its_policy(toy, toy_policy, seed
     assert [r.stop for r in scan.rounds] == [False] * (len(scan.rounds) - 1) + [True]
 
 
-def test_at_the_end_the_value_is_known(toy, toy_policy, longest):
+def test_full_measurement_gives_the_value(toy, toy_policy, longest):
     scan = toy.scan(toy.scanner_of(longest), policy=toy_policy)
-
     assert float(scan.interval.lower) == float(scan.interval.upper)
     assert float(scan.interval.lower) == pytest.approx(float(toy.task(toy.image(longest))))
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("round_", range(4))
-def test_a_power_cut_in_any_round_loses_nothing(toy, toy_policy, longest, tmp_path, round_, when):
+def test_power_cut_in_any_round_is_resumed(toy, toy_policy, longest, tmp_path, round_, when):
     state = tmp_path / "scan.json"
     scanner = failing(toy.scanner_of(longest), round_, when)
     with pytest.raises(PowerCutError):
         toy.scan(scanner, policy=toy_policy, state=state)
     scanner = toy.scanner_of(longest)
     resumed = toy.scan(scanner, policy=toy_policy, state=state)
-
     assert record(resumed) == record(toy.scan(toy.scanner_of(longest), policy=toy_policy))
     assert scanner.measured == np.concatenate(toy.ADDED[round_:]).tolist()
 
 
-def test_a_killed_process_is_taken_up_where_it_stopped(toy, toy_policy, longest, tmp_path):
+def test_killed_process_is_resumed(toy, toy_policy, longest, tmp_path):
     state, round_ = tmp_path / "scan.json", 1
     arguments = [toy.__spec__.origin, str(state), str(longest), str(round_)]
     killed = subprocess.run([sys.executable, *arguments], check=False, capture_output=True)
     scanner = toy.scanner_of(longest)
     resumed = toy.scan(scanner, policy=toy_policy, state=state)
-
     assert killed.returncode == -signal.SIGKILL
     assert record(resumed) == record(toy.scan(toy.scanner_of(longest), policy=toy_policy))
     assert scanner.measured == np.concatenate(toy.ADDED[round_:]).tolist()
 
 
-def test_a_finished_scan_is_not_measured_again(toy, toy_policy, longest, tmp_path):
+def test_finished_scan_is_not_measured_again(toy, toy_policy, longest, tmp_path):
     state = tmp_path / "scan.json"
     first = toy.scan(toy.scanner_of(longest), policy=toy_policy, state=state)
     scanner = toy.scanner_of(longest)
-
     assert record(toy.scan(scanner, policy=toy_policy, state=state)) == record(first)
     assert scanner.measured == []
 
@@ -100,11 +95,10 @@ def half_done(toy, toy_policy, seed, state, rounds=2, **options):
         toy.scan(scanner, policy=toy_policy, state=state, **options)
 
 
-def test_the_state_of_another_policy_is_refused(toy, toy_policy, longest, tmp_path):
+def test_state_of_another_policy_is_refused(toy, toy_policy, longest, tmp_path):
     state = tmp_path / "scan.json"
     half_done(toy, toy_policy, longest, state)
     other = replace(toy_policy, thresholds=(0.0, 0.0, 0.0))
-
     with refused("resume.mismatch"):
         toy.scan(toy.scanner_of(longest), policy=other, state=state)
 
@@ -144,10 +138,9 @@ def bare_scan(toy, toy_policy):
 
 
 @pytest.mark.parametrize("wrap", PIECES.values(), ids=PIECES)
-def test_the_recovery_is_given_the_same_pieces_after_power_cuts(bare_scan, tmp_path, wrap):
+def test_resumed_recovery_gets_the_same_pieces(bare_scan, tmp_path, wrap):
     whole = bare_scan(tmp_path / "whole.json", wrap)
     cuts = [bare_scan(tmp_path / "cut.json", wrap, cut_in) for cut_in in (1, 3, None)]
-
     assert [len(given) for given in whole] == [1, 2, 3, 4]
     # What was decided before a cut is computed again after it.
     assert [[len(given) for given in part] for part in cuts] == [[1], [1, 2, 3], [1, 2, 3, 4]]
@@ -172,14 +165,13 @@ def describe(piece):
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_scan_with_a_piece_that_cannot_be_stored_is_not_taken_up(toy, bare_scan, tmp_path, lost):
+def test_unstorable_piece_cannot_be_resumed(toy, bare_scan, tmp_path, lost):
     state, pieces = tmp_path / "scan.json", [np.ones(3), np.ones(3)]
     pieces[lost] = object()
     with pytest.warns(UserWarning, match=f"measurement of round {lost} is no array") as told:
         given = bare_scan(state, lambda lines: pieces.pop(0), cut_in=2)
     assert len(told) == 1
     assert told[0].filename == toy.__spec__.origin  # who called
-
     with refused("resume.mismatch"):
         bare_scan(state, PIECES["array"])
     assert len(given) == 2
@@ -195,20 +187,17 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 @pytest.mark.parametrize("which", ["record", "piece"])
-def test_a_damaged_state_is_refused_in_one_sentence(
-    toy, toy_policy, longest, tmp_path, which, damage
-):
+def test_damaged_state_is_refused(toy, toy_policy, longest, tmp_path, which, damage):
     state = tmp_path / "scan.json"
     half_done(toy, toy_policy, longest, state)
     path = state if which == "record" else next(tmp_path.glob("*round1.npz"))
     path.write_bytes(damage(path.read_bytes()))
-
     with refused("file.format"):
         toy.scan(toy.scanner_of(longest), policy=toy_policy, state=state)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_value_that_is_no_number_ends_in_an_error(toy, toy_policy, longest, value):
+def test_nonfinite_value_is_refused(toy, toy_policy, longest, value):
     calls = []
 
     def broken(images):
@@ -220,19 +209,11 @@ def test_a_value_that_is_no_number_ends_in_an_error(toy, toy_policy, longest, va
     assert len(calls) == 4
 
 
-def test_another_number_of_samples_is_refused_before_anything_is_measured(toy, toy_policy):
+def test_other_number_of_samples_is_refused(toy, toy_policy):
     scanner = toy.scanner_of(1000)
     with refused("samples.mismatch"):
         toy.scan(scanner, policy=toy_policy, samples=5)
     assert scanner.measured == []
-
-
-def test_every_round_is_shown_as_it_happens(toy, toy_policy, longest):
-    shown = []
-    scan = toy.scan(toy.scanner_of(longest), policy=toy_policy, on_round=shown.append)
-
-    assert tuple(shown) == scan.rounds
-    assert isinstance(scan, Scan)
 
 
 @pytest.mark.parametrize("part", ["policy", "scanner", "recover", "task"])
@@ -273,21 +254,12 @@ def row(toy):
 
 @pytest.mark.parametrize("seed", [0, 70])
 @pytest.mark.parametrize("name", ["patient-3-slice-2", "0"])
-def test_a_scan_repeats_the_row_of_a_table(toy, patient_policy, row, name, seed):
+def test_scan_repeats_the_row_of_a_table(toy, patient_policy, row, name, seed):
     scan = toy.scan(toy.scanner_of(1000), policy=patient_policy, seed=seed, case=name)
-
     assert np.array_equal(outputs(scan), row(toy.image(1000), seed=seed, case=[name]))
 
 
-def test_another_name_or_seed_draws_something_else(toy, patient_policy):
-    settings = [{"case": "a"}, {"case": "b"}, {"case": "a", "seed": 1}]
-    scans = [outputs(toy.scan(toy.scanner_of(1000), policy=patient_policy, **s)) for s in settings]
-
-    assert not np.array_equal(scans[0], scans[1])
-    assert not np.array_equal(scans[0], scans[2])
-
-
-def test_a_scan_with_the_shipped_networks_repeats_a_stored_case():
+def test_bundled_networks_repeat_a_stored_case():
     rates, item = (16.0, 4.0), Atlas(1, 1)[0]
     masks = MaskConfig().masks(128)[[0, 2]]
     recover, task = open_recovery("sampler-atlas", device="cpu"), load(locate("classifier-atlas"))

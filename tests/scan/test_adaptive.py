@@ -1,4 +1,4 @@
-"""Scans whose lines a rule chooses: they repeat their rows, ask, resume and fall back."""
+"""Scans with adaptive lines: rows of the table, resuming, fallback."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def lines_of(scan):
 
 
 @pytest.mark.parametrize("k", [0, 7])
-def test_a_scan_measures_the_lines_and_gives_the_outputs_of_its_row(policy, table, k):
+def test_adaptive_scan_repeats_the_row_of_a_table(policy, table, k):
     scan = acquired(policy, k)
     assert np.array_equal(lines_of(scan), table.sampled_lines[:, k])
     for one, outputs in zip(scan.rounds, table.outputs[:, k], strict=False):
@@ -60,7 +60,7 @@ def test_a_scan_measures_the_lines_and_gives_the_outputs_of_its_row(policy, tabl
     assert scan.rounds[-1].next_lines == ()
 
 
-def test_a_scan_that_is_cut_off_goes_on_with_the_same_lines(policy, tmp_path):
+def test_resumed_scan_measures_the_same_lines(policy, tmp_path):
     options = {"scan_id": "a", "state": tmp_path / "scan.json"}
     with pytest.raises(KeyboardInterrupt):
         acquired(policy, 2, on_round=_interrupt_after(1), **options)
@@ -84,7 +84,7 @@ class Failing(AdaptiveLines):
         raise ArithmeticError("no samples to look at")
 
 
-def test_a_rule_that_fails_stops_nothing_and_the_masks_are_measured(table):
+def test_failed_line_choice_falls_back_to_masks(table):
     eager = tq.plan(table, alpha=0.3, max_width=1.0)
     rule = Failing(scanner(), scanner().masks, RATES)
     scan = acquired(eager, 0, rule)
@@ -103,7 +103,7 @@ class FailingOnce(AdaptiveLines):
         return super().next_lines(round, *given)
 
 
-def test_a_rule_that_failed_once_stops_nothing_later_even_where_any_stop_would_hold(table):
+def test_failed_line_choice_stops_no_later_round(table):
     eager = tq.plan(table, alpha=0.3, max_width=1.0, policy="anytime")
     assert acquired(eager, 0).rounds[0].stop
     scan = acquired(eager, 0, FailingOnce(scanner(), scanner().masks, RATES))
@@ -112,7 +112,7 @@ def test_a_rule_that_failed_once_stops_nothing_later_even_where_any_stop_would_h
     assert scan.rounds[-1].acceleration == 1
 
 
-def test_a_scan_is_not_taken_up_under_another_rule_or_none(policy, tmp_path):
+def test_other_line_rule_is_refused_on_resuming(policy, tmp_path):
     other = AdaptiveLines(scanner(), scanner().masks, RATES, "variance")
     fixed = SimulatedMRIScanner(CASES[2], scanner().masks, RATES)
     # What is looked at here is the state, not whether the policy is about the rule.
@@ -136,7 +136,7 @@ class Namesake(AdaptiveLines):
     fingerprint = "the same"
 
 
-def test_lines_are_chosen_again_on_resuming_and_have_to_agree(policy, tmp_path):
+def test_chosen_lines_are_compared_on_resuming(policy, tmp_path):
     options = {"scan_id": "a", "state": tmp_path / "scan.json"}
     own, other = (
         Namesake(scanner(), scanner().masks, RATES, aim) for aim in ("gradient", "variance")
@@ -155,19 +155,19 @@ class Stubborn(AdaptiveMRIScanner):
         super().request(round, (np.asarray(lines) + (round == 1)) % SIZE)
 
 
-def test_a_scanner_that_measures_other_lines_is_found_out(policy):
+def test_scanner_with_other_lines_is_refused(policy):
     with refused("component.invalid"):
         acquired(policy, 1, scanner=Stubborn(CASES[1], RATES))
 
 
-def test_a_scanner_that_cannot_be_asked_is_refused(policy):
+def test_scanner_without_requests_is_refused(policy):
     with refused("component.invalid"):
         acquired(policy, 0, scanner=SimulatedMRIScanner(CASES[0], scanner().masks, RATES))
     with refused("component.invalid"):
         acquired(policy, 0, rule=scanner())
 
 
-def test_a_tomograph_is_asked_for_views():
+def test_tomograph_measures_the_views_of_its_row():
     ct = ParallelBeamCT(16, 32, (8.0, 4.0), PhotonNoise(1e4), seed=0)
     masks = np.stack([ct.initial_lines(4), ct.initial_lines(8)])
     rule = AdaptiveLines(ct, masks, (8.0, 4.0), "outputs")
@@ -195,7 +195,7 @@ def back_projected(measurement, *, samples, seed):
     return measurement.preview + 0.3 * noise / len(measurement.angles)
 
 
-def test_a_group_is_asked_case_by_case(policy, table):
+def test_group_measures_the_lines_of_its_rows(policy, table):
     scanners = {NAMES[k]: AdaptiveMRIScanner(CASES[k], RATES) for k in (4, 5)}
     scan = tq.acquire(
         policy, scanners, recover=Draws(), task=corner, samples=6, adaptive=RULE, scan_id="g"
@@ -204,14 +204,14 @@ def test_a_group_is_asked_case_by_case(policy, table):
         assert np.array_equal(lines_of(scan.cases[NAMES[k]]), table.sampled_lines[:, k])
 
 
-def test_a_scan_without_the_rule_that_chose_the_tables_lines_is_warned_of(table, policy):
+def test_missing_line_rule_is_warned_of(table, policy):
     assert "fingerprints" not in table.provenance["configuration"]
     fixed = SimulatedMRIScanner(CASES[0], scanner().masks, RATES)
     with pytest.warns(UserWarning, match="with adaptive lines"):
         acquired(policy, 0, rule=None, scanner=fixed)
 
 
-def test_a_rule_where_the_table_had_none_is_warned_of(table):
+def test_unexpected_line_rule_is_warned_of(table):
     made = {"configuration": {"fingerprints": {"masks": "0"}}}
     plain = tq.TaskOutputs(table.outputs, table.targets, RATES, provenance=made)
     policy = tq.plan(plain, alpha=0.3, max_width=0.5)

@@ -1,4 +1,4 @@
-"""A monitor watches whether new units are like the calibration units, and withdraws the promise."""
+"""Monitor of exchangeability: exact law of its e-process, alarms, resuming."""
 
 import re
 from dataclasses import replace
@@ -39,7 +39,7 @@ def watched(policy, outputs, **options):
     return monitor
 
 
-def test_in_every_order_of_a_population_alarms_are_as_seldom_as_promised(toy_policy):
+def test_alarms_keep_their_rate_in_every_order(toy_policy):
     rng = np.random.default_rng(1)
     x = np.concatenate([rng.random((4, 6)), rng.random((3, 6)) / 9 + 0.2])
     found = []
@@ -48,67 +48,50 @@ def test_in_every_order_of_a_population_alarms_are_as_seldom_as_promised(toy_pol
         policy = replace(toy_policy, monitor_reference={**seen, "error": (0.1, 0.2, 0.3)})
         orders = permutations(set(range(7)) - set(chosen))
         found += [watched(policy, x[list(order)]).e_value for order in orders]
-
     assert broken(np.array(found)) <= 1 + 1e-9
     assert max(found) > 2
 
 
-def test_other_cases_withdraw_the_promise_and_it_stays_withdrawn(toy, toy_policy, strange):
+def test_alarm_is_permanent(toy, toy_policy, strange):
     monitor = watched(toy_policy, strange)
     assert monitor.alarm
     assert monitor.alarm_after < 20
     assert "What has changed: centre" in monitor.statement
-
     for x in toy.table().outputs[:1].swapaxes(0, 1):
         monitor.update(x)
     assert monitor.alarm
 
 
-def test_cases_like_those_before_do_not(toy, toy_policy):
-    table = toy.table(cases=120)
-    monitor = tq.Monitor(toy_policy)
-    monitor_table(monitor, table.select(cases=np.arange(60, 120)))
-
-    assert monitor.units == 60
-    assert not monitor.alarm
-    assert monitor.statement.startswith("No evidence")
-
-
-def test_audits_notice_what_outputs_do_not_show(toy, toy_policy):
+def test_audited_errors_raise_an_alarm(toy, toy_policy):
     table = toy.table(cases=120).select(cases=np.arange(60, 120))
     monitor = tq.Monitor(toy_policy)
     for x, z in zip(table.outputs[:1].swapaxes(0, 1), table.targets, strict=True):
         monitor.update(x)
         monitor.audit(x, (z + 0.5) % 1)
-
     assert list(monitor.alarms) == ["error"]
 
 
-def test_a_statistic_of_ones_own_is_watched(toy_policy):
+def test_own_statistic_is_monitored(toy_policy):
     rng = np.random.default_rng(2)
     monitor = tq.Monitor(toy_policy, calibration_statistics={"noise": rng.random(60)})
     for x in rng.random((20, 6)):
         monitor.update(x, statistics={"noise": 2.0})
-
     assert "noise" in monitor.alarms
     with refused("shape.mismatch", "noise"):
         monitor.update(np.full(6, 0.5))
 
 
-def test_a_watch_that_goes_on_is_the_same_as_one_that_was_not_interrupted(
-    toy_policy, strange, tmp_path
-):
+def test_resumed_monitor_is_the_same(toy_policy, strange, tmp_path):
     whole = watched(toy_policy, strange[:9])
     first, second = (tq.Monitor(toy_policy, state=tmp_path / "m.json") for _ in range(2))
     for k, x in enumerate(strange[:9]):
         (second if k % 2 else first).update(x, unit=f"case {k}")
     watched(toy_policy, strange[:9], state=tmp_path / "m.json")  # nobody is counted twice
     third = tq.Monitor(toy_policy, state=tmp_path / "m.json")
-
     assert third.to_dict() == whole.to_dict()
 
 
-def test_what_does_not_belong_together_is_refused(toy_policy, strange, whole, tmp_path):
+def test_mismatched_monitor_is_refused(toy_policy, strange, whole, tmp_path):
     state = watched(toy_policy, strange[:2], state=tmp_path / "m.json")
     with refused("resume.mismatch", "delta"):
         tq.Monitor(toy_policy, delta=0.05, state=tmp_path / "m.json")
@@ -120,12 +103,11 @@ def test_what_does_not_belong_together_is_refused(toy_policy, strange, whole, tm
         tq.Monitor(replace(toy_policy, monitor_reference={}))
 
 
-def test_no_scan_stops_early_once_the_promise_is_withdrawn(toy, toy_policy, strange, tmp_path):
+def test_alarm_prevents_early_stops(toy, toy_policy, strange, tmp_path):
     seed = toy.seed_of(toy_policy, 1)
     monitor = watched(toy_policy, strange)
     log = tmp_path / "log.jsonl"
     scan = toy.scan(toy.scanner_of(seed), policy=toy_policy, monitor=monitor, audit_log=log)
-
     assert scan.acceleration == 1
     assert "The promise is withdrawn" in scan.rounds[0].reason
     assert [line["withdrawn"] for line in read_audit_log(log)] == [True] * 4
@@ -134,42 +116,37 @@ def test_no_scan_stops_early_once_the_promise_is_withdrawn(toy, toy_policy, stra
     assert not monitor.review(decision).stop
 
 
-def test_a_scan_that_is_cut_off_counts_once_and_a_watched_scan_is_as_without(
-    toy, toy_policy, longest, tmp_path
-):
+def test_interrupted_scan_counts_once(toy, toy_policy, longest, tmp_path):
     monitor = tq.Monitor(toy_policy, state=tmp_path / "m.json")
     options = {"policy": toy_policy, "state": tmp_path / "s.json", "monitor": monitor}
     with pytest.raises(toy.PowerCutError):
         toy.scan(toy.failing(toy.scanner_of(longest), 2), **options)
     scan = toy.scan(toy.scanner_of(longest), **options)
     plain = toy.scan(toy.scanner_of(longest), policy=toy_policy)
-
     assert monitor.units == 1
     assert [r.to_dict() for r in scan.rounds] == [r.to_dict() for r in plain.rounds]
 
 
-def test_a_group_is_one_unit(toy, whole):
+def test_group_is_one_unit(toy, whole):
     policy, seeds = whole
     monitor = tq.Monitor(policy)
     toy.scan([toy.scanner_of(s) for s in seeds], policy=policy, monitor=monitor)
-
     assert monitor.units == 1
     with refused("policy.mismatch"):
         toy.scan(toy.scanner_of(1), policy=policy, monitor=monitor)
 
 
-def test_what_a_scan_measured_can_be_looked_at(toy, toy_policy):
+def test_statistics_of_measurements(toy, toy_policy):
     monitor = tq.Monitor(
         toy_policy,
         calibration_statistics={"energy": [1.0, 2.0]},
         compute_statistics=lambda m: {"energy": abs(m[0]).mean()},
     )
     toy.scan(toy.scanner_of(3), policy=toy_policy, monitor=monitor)
-
     assert len(monitor._streams["energy"].values) == 1
 
 
-def test_the_command_goes_on_and_the_page_withdraws_the_promise(
+def test_monitor_command_resumes_and_report_shows_the_alarm(
     toy, toy_policy, strange, tmp_path, capsys
 ):
     toy_policy.save(tmp_path / "policy.json")
@@ -184,13 +161,12 @@ def test_the_command_goes_on_and_the_page_withdraws_the_promise(
         found, enough = re.search(r"evidence (\S+) where (\S+) is enough", sentence).groups()
         assert found in re.split(r"[ │|]+", table)
         assert f"{enough} in one withdraws" in table
-
     page = write_report(tmp_path).read_text()
     assert "withdrawn" in page
 
 
 @pytest.mark.parametrize("rates", [(12, 8, 4, 2), (8, 4, 2)])
-def test_a_table_of_other_rounds_is_not_watched(rates):
+def test_table_of_other_rounds_is_refused(rates):
     table = synthetic_outputs(SyntheticTable(volumes=30), seed=0)
     policy = tq.plan(table, alpha=0.2, max_width=0.2)
     other = replace(
@@ -232,24 +208,22 @@ def broken(tops):
 
 
 @pytest.mark.parametrize("units", [1, 2, 3, 10, 63, 64, 65, 1000])
-def test_every_bet_is_fair_over_the_ranks(units):
+def test_every_bet_is_fair(units):
     ranks = np.arange(1, units + 1)
-
     assert np.allclose(_betting_payoffs(ranks, ranks, units).mean(axis=0), 1, rtol=1e-12)
 
 
-def test_over_all_ranks_the_evidence_is_worth_1_at_any_time_and_seldom_large():
+def test_e_process_has_mean_1_and_keeps_villes_inequality():
     sizes = [CALIBRATION + 1 + k for k in range(NEW)]
     every = np.array(list(product(*(range(1, m + 1) for m in sizes))))
     found = largest(every, sizes)
-
     assert np.allclose(found.mean(axis=0), 1, rtol=1e-12)
     assert broken(found.max(axis=1)) <= 1 + 1e-9
     assert found.max() > 20
 
 
 @pytest.mark.parametrize("population", POPULATIONS.values(), ids=POPULATIONS)
-def test_no_order_of_a_population_breaks_the_law(population):
+def test_no_order_of_a_population_breaks_villes_inequality(population):
     tops, last = [], Fraction(0)
     for chosen in combinations(range(7), CALIBRATION):
         calibration = tuple(sorted(population[k] for k in chosen))
@@ -259,32 +233,28 @@ def test_no_order_of_a_population_breaks_the_law(population):
                 stream.add(population[k], None)
             tops.append(stream.largest)
             last += Fraction(stream.evidence[-1])
-
     assert broken(np.array(tops)) <= 1 + 1e-9
     assert last / len(tops) <= 1 + Fraction(1, 10**9)
 
 
-def test_ranks_among_the_calibration_units_alone_would_break_the_law():
+def test_ranks_among_calibration_units_alone_break_the_law():
     # The fault: each new unit is compared with the calibration units, as if it came alone.
     every = np.array(list(permutations(range(CALIBRATION + NEW))))
     every = every[(np.diff(every[:, :CALIBRATION]) > 0).all(axis=1)]
     old, new = every[:, :CALIBRATION], every[:, CALIBRATION:]
     alone = 1 + (old[:, None] < new[:, :, None]).sum(axis=2)
-
     # A fair bet is worth 1 on average, at any time.
     assert largest(alone, [CALIBRATION + 1] * NEW)[:, -1].mean() > 1.5
 
 
-def test_a_tie_is_paid_for_its_worst_rank():
+def test_tie_is_paid_for_its_worst_rank():
     low, high, units = 4, 9, 20
     inside = _betting_payoffs(np.arange(low, high + 1), np.arange(low, high + 1), units)
-
     assert (_betting_payoffs(low, high, units) <= inside.min(axis=0) + 1e-12).all()
 
 
-def test_evidence_ends_before_floats_do():
+def test_evidence_does_not_overflow():
     capital = np.zeros(BETS)
     for k in range(3000):
         capital = _update_wealth(capital, k, 1, 1, 10**6)
-
     assert np.isfinite(_total_wealth(capital, 3000))

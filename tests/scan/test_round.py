@@ -1,4 +1,4 @@
-"""Bad data never stops a scan: it goes on measuring, says why, and ends in a value or an error."""
+"""Rounds with bad data, bad outputs or a late recovery stop no scan."""
 
 import threading
 from dataclasses import replace
@@ -47,14 +47,12 @@ def spoiled(scanner, round_, spoil):
 
 @pytest.mark.parametrize("kind", ["fixed-width", "anytime"])
 @pytest.mark.parametrize("reason", BAD_PIECES)
-def test_a_bad_piece_is_never_stopped_on(toy, later, reason, kind):
+def test_bad_piece_stops_no_scan(toy, later, reason, kind):
     policy = tq.plan(toy.table(), alpha=0.1, max_width=0.2, policy=kind)
     scanner = spoiled(toy.scanner_of(later), 1, BAD_PIECES[reason])
     rounds = []
-
     with refused("component.invalid"):
         toy.scan(scanner, policy=policy, on_round=rounds.append)
-
     assert [r.stop for r in rounds] == [False] * 3
     assert [reason in r.reason for r in rounds] == [False, True, True]
     assert len(scanner.measured) == toy.SIZE
@@ -71,9 +69,8 @@ LOOKED_INTO = {
 
 
 @pytest.mark.parametrize("reason", LOOKED_INTO)
-def test_the_largest_arrays_of_a_piece_are_what_was_measured(reason):
+def test_faults_of_measurements_are_found(reason):
     earlier = [{"round": 0, "columns": np.arange(4), "lines": ONES}]
-
     assert reason.strip() in measurement_fault(LOOKED_INTO[reason], earlier, round=1, scan_id="a")
     sound = {"columns": np.arange(4, 8), "lines": 2 * ONES, "scan_id": "a", "tr": 0.0}
     assert measurement_fault(sound, earlier, round=1, scan_id="a") is None
@@ -90,7 +87,7 @@ BAD_OUTPUTS = {
 
 
 @pytest.mark.parametrize("reason", BAD_OUTPUTS)
-def test_bad_outputs_are_never_stopped_on(toy, toy_policy, easy, reason):
+def test_bad_outputs_stop_no_scan(toy, toy_policy, easy, reason):
     calls = []
 
     def task(images):
@@ -110,7 +107,7 @@ def test_bad_outputs_are_never_stopped_on(toy, toy_policy, easy, reason):
     assert float(scan.interval.lower) == pytest.approx(float(toy.task(toy.image(easy))))
 
 
-def test_intervals_that_hold_at_any_stop_may_stop_after_a_round_that_failed(toy, easy):
+def test_anytime_policy_may_stop_after_a_failed_round(toy, easy):
     policy = tq.plan(toy.table(), alpha=0.1, max_width=0.9, policy="anytime")
     calls = []
 
@@ -127,20 +124,18 @@ def test_intervals_that_hold_at_any_stop_may_stop_after_a_round_that_failed(toy,
     assert not POLICIES["fixed-width"].holds_at_any_stop
 
 
-def test_samples_that_agree_are_nothing_new_where_calibration_had_some(toy_policy):
+def test_identical_samples_stop_only_if_calibration_had_some(toy_policy):
     assert toy_policy.provenance["identical_samples"] == 0
     hasty = replace(toy_policy, thresholds=(-1e9,) * 3)
     had = replace(hasty, provenance={**hasty.provenance, "identical_samples": 1})
     same = np.full((1, 6), 0.5)
-
     assert not hasty.decide(0, same).stop
     assert had.decide(0, same).stop
 
 
-def test_identical_samples_in_an_earlier_round_are_remembered(toy_policy):
+def test_identical_samples_of_an_earlier_round_count(toy_policy):
     hasty = replace(toy_policy, thresholds=(-1e9,) * 3)
     outputs = np.stack([np.full(6, 0.5), np.linspace(0.499, 0.501, 6)])
-
     assert not hasty.decide(1, outputs).stop
     assert hasty.decide(1, np.stack([outputs[1], outputs[1]])).stop
 
@@ -154,7 +149,7 @@ class TellsScanner:
 
 
 @pytest.mark.parametrize("is_complete", [True, False])
-def test_a_last_round_that_is_not_complete_is_no_value(toy, toy_policy, is_complete):
+def test_incomplete_last_round_is_refused(toy, toy_policy, is_complete):
     patient = replace(toy_policy, thresholds=(np.inf,) * 3)
     scanner = TellsScanner(toy.scanner_of(1000), is_complete)
     if is_complete:
@@ -167,7 +162,7 @@ def test_a_last_round_that_is_not_complete_is_no_value(toy, toy_policy, is_compl
 @pytest.mark.parametrize(
     ("values", "code"), [([7.0], "range.outside"), ([0.4, 0.5], "component.invalid")]
 )
-def test_the_last_round_has_one_value_in_the_range(toy, toy_policy, values, code):
+def test_last_round_has_one_value_in_range(toy, toy_policy, values, code):
     patient = replace(toy_policy, thresholds=(np.inf,) * 3)
 
     def task(images):
@@ -178,7 +173,7 @@ def test_the_last_round_has_one_value_in_the_range(toy, toy_policy, values, code
 
 
 @pytest.mark.parametrize("late_round", [0, 1])
-def test_a_recovery_past_its_deadline_means_measure_more(toy, toy_policy, later, late_round):
+def test_late_recovery_continues_the_scan(toy, toy_policy, later, late_round):
     wait, calls = threading.Event(), []
 
     def slow(measurement, **options):
@@ -198,7 +193,7 @@ def test_a_recovery_past_its_deadline_means_measure_more(toy, toy_policy, later,
     assert [r.stop for r in scan.rounds] == [False, False, False, True]
 
 
-def test_a_deadline_that_is_kept_changes_nothing(toy, toy_policy):
+def test_kept_deadline_changes_nothing(toy, toy_policy):
     for seed in range(1000, 1004):
         quick = toy.scan(toy.scanner_of(seed), policy=toy_policy, deadline=60)
         free = toy.scan(toy.scanner_of(seed), policy=toy_policy)
@@ -206,6 +201,6 @@ def test_a_deadline_that_is_kept_changes_nothing(toy, toy_policy):
 
 
 @pytest.mark.parametrize("deadline", [0, -1.0, np.inf, "x"])
-def test_a_deadline_is_positive(toy, toy_policy, deadline):
+def test_deadline_must_be_positive(toy, toy_policy, deadline):
     with refused("value.invalid"):
         toy.scan(toy.scanner_of(1000), policy=toy_policy, deadline=deadline)

@@ -1,4 +1,4 @@
-"""Scans of a group: decided as tables are, and drawn as pipelines draw."""
+"""Scans of groups: decisions equal to tables, draws equal to pipelines."""
 
 from dataclasses import replace
 from math import inf
@@ -27,7 +27,7 @@ from taskuq.conformal._units import unit_index
 from taskuq.policy._learned import round_arrays
 from taskuq.policy._rules import stopping_statistics
 from taskuq.policy._stored_scans import StoredScans, simulate_splits
-from taskuq.scan._state import GroupScan, Scan
+from taskuq.scan._state import GroupScan
 
 PLANS = {
     "fixed-width": {},
@@ -69,7 +69,7 @@ def replayed(policy, table, is_compiled):
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_a_group_stops_where_its_table_and_its_replay_stop(name):
+def test_group_stops_where_its_table_stops(name):
     policy, is_compiled = planned("whole-group", **PLANS[name]), name == "fixed-width"
     costs, covered = replayed(policy, NEW, is_compiled)
     stops = set()
@@ -87,7 +87,7 @@ def test_a_group_stops_where_its_table_and_its_replay_stop(name):
 @pytest.mark.parametrize("shared", [True, False], ids=["one for all", "one for each"])
 @pytest.mark.parametrize("unit", ["case", "group"])
 @pytest.mark.parametrize("options", PLANS.values(), ids=PLANS)
-def test_cases_that_stop_on_their_own_stop_as_if_scanned_alone(options, unit, shared):
+def test_cases_stop_as_if_scanned_alone(options, unit, shared):
     if unit == "case":
         options = {k: v for k, v in options.items() if k != "cases"}
     policy, cases = planned(unit, **options), groups_of(NEW)[0]
@@ -120,18 +120,17 @@ class AllSlices:
 
 
 @pytest.mark.parametrize("wrap", [list, tuple])
-def test_one_scanner_for_all_and_one_for_each_give_the_same_scan(toy, whole, wrap):
+def test_one_scanner_or_several_give_the_same_scan(toy, whole, wrap):
     policy, seeds = whole
     names = [f"slice-{s}" for s in seeds]
     scan = toy_scan(policy, seeds, scanners=AllSlices(toy, seeds, wrap), cases=names)
-
     assert record(scan) == record(toy_scan(policy, seeds))
     listed = list(toy_scanners(seeds).values())
     assert record(toy_scan(policy, seeds, scanners=listed, cases=names)) == record(scan)
 
 
 @pytest.mark.parametrize("wrap", [np.asarray, torch.as_tensor], ids=["array", "tensor"])
-def test_an_array_with_a_case_axis_is_a_piece_for_each(wrap):
+def test_array_with_a_case_axis_is_split(wrap):
     policy, cases = planned("whole-group"), groups_of(NEW)[1]
     outputs, targets = NEW.outputs[:, cases], NEW.targets[cases]
     scanner = StoredScanner(outputs, targets)
@@ -140,12 +139,11 @@ def test_an_array_with_a_case_axis_is_a_piece_for_each(wrap):
     names = [f"slice-{i}" for i in range(len(cases))]
     scan = tq.acquire(policy, scanner, recover=lambda m, **_: np.atleast_1d(np.asarray(m)),
                       task=lambda images: images, samples=8, cases=names)  # fmt: skip
-
     assert record(scan) == record(scan_stored(policy, outputs, targets))
 
 
 @pytest.mark.parametrize("seed", [0, 70])
-def test_every_case_of_a_group_draws_what_a_pipeline_draws(toy, whole, seed):
+def test_cases_of_a_group_draw_what_a_pipeline_draws(toy, whole, seed):
     def measure(image, acceleration):
         scanner = toy.ToyScanner(np.fft.fft2(image, norm="ortho"))
         rounds = range(toy.ACCELERATIONS.index(acceleration) + 1)
@@ -162,16 +160,6 @@ def test_every_case_of_a_group_draws_what_a_pipeline_draws(toy, whole, seed):
         rows = pipeline.run([toy.image(s) for s in seeds], **settings, case=names).outputs
         drawn = [[r.outputs for r in case.rounds[:-1]] for case in found.cases.values()]
         assert np.array_equal(np.float32(drawn), np.swapaxes(rows, 0, 1))
-
-
-def test_a_group_scan_sums_up_its_cases(toy, whole):
-    policy, seeds = whole
-    scan = toy_scan(policy, seeds)
-
-    assert scan.is_finished
-    assert scan.mean_acceleration == 1
-    assert scan.interval.lower.tolist() == [float(toy.task(toy.image(s))) for s in seeds]
-    assert not GroupScan({**scan.cases, "next": Scan()}).is_finished
 
 
 # Scanner and names of its cases, or both by name; A stands for a scanner of one case.
@@ -212,7 +200,7 @@ def test_case_is_refused_for_a_whole_group_policy(toy, whole):
     assert scanner.measured == []
 
 
-def test_a_group_of_several_tasks_is_scanned_together():
+def test_group_of_several_tasks():
     def two(table):
         outputs = np.stack([table.outputs, 1 - table.outputs], axis=-1)
         targets = np.stack([table.targets, 1 - table.targets], axis=-1)

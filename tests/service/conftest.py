@@ -1,4 +1,4 @@
-"""A small scanner, its policy, and a service that decides about it, over loopback."""
+"""Small scanner, its policy, and services on loopback."""
 
 import socket
 import sys

@@ -1,4 +1,4 @@
-"""Malformed, truncated and repeated messages never stop a scan and never end the service."""
+"""Malformed messages stop no scan and end no service."""
 
 import socket
 from contextlib import suppress
@@ -52,9 +52,7 @@ def images(wire, header, messages):
     return found
 
 
-def test_2400_spoilt_messages_stop_no_scan_and_end_no_service(
-    small, small_policy, serving, connect
-):
+def test_2400_malformed_messages_stop_nothing(small, small_policy, serving, connect):
     service = serving(limits=StreamLimits(message=2**20, idle=2.0))
     rng, early = np.random.default_rng(8), []
     for sent in range(0, MESSAGES, 40):
@@ -62,7 +60,6 @@ def test_2400_spoilt_messages_stop_no_scan_and_end_no_service(
         scan = small.scan_of(500 + sent)
         spoilt = [changed(rng, scan, small) for _ in range(40)]
         early += images(connect(service), scan.header, spoilt)
-
     assert not any(replay._decision(one)["would_stop"] == "true" for one in early)
     assert service.health()["status"] == "ready"
     assert "failed connections" not in service.health()["counts"]
@@ -73,7 +70,7 @@ def test_2400_spoilt_messages_stop_no_scan_and_end_no_service(
         ]
 
 
-def test_nothing_is_told_about_finished_scans_to_whoever_knows_their_names(small, serving, connect):
+def test_stored_decisions_need_the_stored_lines(small, serving, connect):
     service = serving(policy=small.policy(width=0.1), limits=StreamLimits(message=2**20, idle=2.0))
     known = small.scan_of(1)
     played = replay_scan(known, "127.0.0.1", service.port)

@@ -1,7 +1,6 @@
-"""What is not a line of the image is not decided on, wherever in k-space it claims to be."""
+"""MRD messages: lines of other kinds, oversampling, coils."""
 
 import json
-import socket
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +11,8 @@ from raising import refused
 from taskuq.scan._round import coil_mismatch
 from taskuq.service import _mrd as lines
 from taskuq.service._interval import stored_interval
-from taskuq.service._mrd import ACQUISITION, HEADER, Connection, StreamLimits, header_xml
+from taskuq.service._mrd import ACQUISITION, HEADER, header_xml
 from taskuq.service._replay import read_mrd, replay_scan
-from taskuq.service._server import LOOPBACK
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
 ismrmrd = pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
@@ -42,22 +40,21 @@ def marked(line, mark):
     return line
 
 
-@pytest.mark.parametrize("mark", BESIDE + UNFIT)
-def test_lines_that_are_not_of_the_image_are_not_decided_on(small, serving, connect, mark):
+@pytest.mark.parametrize("mark", [*BESIDE[:2], *UNFIT[:2], *UNFIT[-2:]])
+def test_other_lines_are_not_decided_on(small, serving, connect, mark):
     service, scan = serving(), small.scan_of(3, slices=1)
     wire = connect(service)
     wire.send(HEADER, header_xml(scan.header))
     for column in small.COLUMNS[0]:
         wire.send(ACQUISITION, marked(scan.line(0, int(column)), mark))
     decisions, said = small.heard(wire)
-
     assert decisions == []
     refused = len(small.COLUMNS[0]) if mark in UNFIT else 0
     assert sum("skipped" in sentence for sentence in said) == (refused or 1)
     assert service.counts["refused lines"] == refused
 
 
-def test_a_scan_among_noise_is_decided_as_without_it(small, small_policy, serving, connect):
+def test_noise_changes_no_decision(small, small_policy, serving, connect):
     scan, wire = small.scan_of(3, slices=1), connect(serving())
     wire.send(HEADER, header_xml(scan.header))
     for column in range(small.SIZE):
@@ -68,55 +65,29 @@ def test_a_scan_among_noise_is_decided_as_without_it(small, small_policy, servin
         mark = FINE[column % len(FINE)]
         wire.send(ACQUISITION, marked(scan.line(0, column), mark))
     decisions, _ = small.heard(wire)
-
     alone = small.acquired(small_policy, 3, 0).rounds
     assert [d["upper"] for d in decisions] == [r.to_dict()["upper"] for r in alone]
     assert [d["fault"] for d in decisions] == [None] * len(alone)
 
 
-def test_a_file_is_read_without_what_is_not_of_its_image(small, tmp_path):
+def test_noise_in_a_file_is_skipped(small, tmp_path):
     scan = small.scan_of(4, slices=1)
     with ismrmrd.Dataset(str(tmp_path / "scan.h5"), "dataset", create_if_needed=True) as file:
         file.write_xml_header(header_xml(scan.header).encode())
         for column in range(small.SIZE):
-            for mark in BESIDE + UNFIT:
+            for mark in (BESIDE + UNFIT)[column :: small.SIZE]:
                 other = marked(scan.line(0, column), mark)
                 other.data[:] = 1
                 file.append_acquisition(other)
             file.append_acquisition(scan.line(0, column))
-
     assert np.array_equal(read_mrd(tmp_path / "scan.h5").kspace[0], scan.kspace[0])
 
 
-def test_the_flags_are_those_of_the_package():
+def test_flags_equal_those_of_ismrmrd():
     named = {getattr(ismrmrd, f"ACQ_{name}") for name in BESIDE}
     assert named == set(lines.NON_IMAGING)
     assert lines.REVERSED == ismrmrd.ACQ_IS_REVERSE
     assert lines.CALIBRATION_AND_IMAGING == ismrmrd.ACQ_IS_PARALLEL_CALIBRATION_AND_IMAGING
-
-
-@pytest.fixture
-def ends():
-    """Both ends of a TCP connection."""
-    with socket.create_server((LOOPBACK, 0)) as listener:
-        scanner = socket.create_connection(listener.getsockname())
-        service, _ = listener.accept()
-        with scanner, service:
-            yield scanner, service
-
-
-def test_both_ends_of_a_connection_send_at_once(ends):
-    for end in ends:
-        assert not end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        wire = Connection(end, StreamLimits())
-        assert wire.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
-def test_sockets_that_know_no_delay_are_taken_too():
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        Connection(ours, StreamLimits()).send(5, "said")
-        assert theirs.recv(100).endswith(b"said")
 
 
 HOST = "127.0.0.1"
@@ -128,14 +99,14 @@ def oversampled(small):
     return xml[:shown] + xml[shown:].replace("<x>16</x>", "<x>8</x>", 1)
 
 
-def test_a_service_refuses_readouts_with_oversampling(small, serving, connect):
+def test_service_refuses_oversampled_readouts(small, serving, connect):
     wire = connect(serving())
     wire.send(HEADER, oversampled(small))
     said = json.loads(wire.read().content)["said"]
     assert "readouts of 16 samples for images of 8" in said
 
 
-def test_a_replay_refuses_readouts_with_oversampling(small, tmp_path):
+def test_replay_refuses_oversampled_readouts(small, tmp_path):
     replace(small.scan_of(1), xml=oversampled(small)).save(tmp_path / "a.h5")
     with refused("shape.mismatch", "16", "8"):
         read_mrd(tmp_path / "a.h5")
@@ -147,15 +118,13 @@ def of_eight_coils(small):
     return replace(policy, provenance={**policy.provenance, "coils": 8})
 
 
-def test_scans_of_another_number_of_coils_are_refused(small, serving, of_eight_coils):
+def test_other_number_of_coils_is_refused(small, serving, of_eight_coils):
     service = serving(policy=of_eight_coils)
     with refused("policy.mismatch", "8 coils", "2"):
         replay_scan(small.scan_of(5), HOST, service.port)
 
 
-def test_they_are_decided_without_a_promise_where_that_is_asked_for(
-    small, serving, of_eight_coils, tmp_path
-):
+def test_allowed_coil_mismatch_voids_the_guarantee(small, serving, of_eight_coils, tmp_path):
     service = serving(policy=of_eight_coils, allow_mismatch=True)
     played = replay_scan(small.scan_of(5, slices=1), HOST, service.port)
     (state,) = (tmp_path / "states").glob("scan-*.json")
@@ -163,7 +132,7 @@ def test_they_are_decided_without_a_promise_where_that_is_asked_for(
     assert not stored_interval(state, of_eight_coils)["guaranteed"]
 
 
-def test_a_policy_records_the_coils_of_its_table():
+def test_policy_records_coils():
     table = synthetic_outputs(SyntheticTable(volumes=20), seed=0)
     for coils in (8, None):
         made = {"configuration": {"coils": coils} if coils else {}}

@@ -1,4 +1,4 @@
-"""A replay says what it plays, what it leaves out and what it waits for."""
+"""Replay of MRD files: what is read, sent and counted."""
 
 import json
 import time
@@ -15,7 +15,6 @@ from taskuq.service._replay import format_summary, read_mrd, replay_scan, summar
 
 ismrmrd = pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 HOST = "127.0.0.1"
-REVERSED = 22
 
 
 def written(small, path, change=lambda line: None, repetitions=1):
@@ -32,17 +31,11 @@ def written(small, path, change=lambda line: None, repetitions=1):
     return path
 
 
-def test_repetitions_that_are_not_played_are_named(small, tmp_path):
+def test_skipped_repetitions_are_named(small, tmp_path):
     scan = read_mrd(written(small, tmp_path / "two.h5", repetitions=2))
     assert list(scan.kspace) == [0]
     assert read_mrd(written(small, tmp_path / "one.h5")).skipped == ()
     assert scan.skipped == ("16 lines skipped: a line of repetition 1; only 0 is used",)
-
-
-def test_lines_that_are_all_reversed_are_called_that(small, tmp_path):
-    path = written(small, tmp_path / "r.h5", lambda line: line.set_flag(REVERSED))
-    with refused("table.incomplete", "16 lines", "reversed"):
-        read_mrd(path)
 
 
 def not_mrd(small, path):
@@ -66,14 +59,14 @@ def no_hdf5(small, path):
 
 
 @pytest.mark.parametrize("spoil", [not_mrd, headless, truncated, no_hdf5])
-def test_a_file_that_is_no_scan_is_refused_in_one_sentence(small, tmp_path, spoil):
+def test_malformed_file_is_refused(small, tmp_path, spoil):
     spoil(small, tmp_path / "a.h5")
     with refused("file.format", "MRD") as caught:
         read_mrd(tmp_path / "a.h5")
     assert "Error" not in str(caught.value)
 
 
-def test_lines_come_no_faster_than_they_are_asked_to_and_decide_the_same(small, serving, tmp_path):
+def test_repetition_time_changes_no_decision(small, serving, tmp_path):
     decided, every = [], 0.005
     for pause in (0.0, every):
         service = serving(folder=tmp_path / f"every-{pause}")
@@ -85,12 +78,9 @@ def test_lines_come_no_faster_than_they_are_asked_to_and_decide_the_same(small, 
     assert decided[0] == decided[1]
 
 
-def test_what_a_service_has_stored_is_told_as_that_and_not_as_a_fast_decision(
-    small, serving, tmp_path
-):
+def test_stored_decisions_are_counted_apart(small, serving, tmp_path):
     service, scan = serving(), small.scan_of(1, slices=2)
     first, again = (replay_scan(scan, HOST, service.port) for _ in range(2))
-
     rounds = len(first.latencies)
     assert (first.restored, again.restored, again.latencies) == (0, rounds, [])
     assert rounds == service.counts["stops"] + service.counts["continues"]
@@ -110,14 +100,14 @@ ODD = [("--patients", "0"), ("--coils", "0"), *(("--tr-ms", ms) for ms in ("-1",
 
 
 @pytest.mark.parametrize(("option", "value"), ODD)
-def test_numbers_that_no_scan_has_are_refused(option, value, capsys):
+def test_invalid_numbers_are_refused(option, value, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["replay", "atlas", option, value])
     assert ended.value.code == 2
     assert f"{option} must be " in capsys.readouterr().err
 
 
-def test_a_missing_service_is_bad_input_and_said_at_once(small, monkeypatch):
+def test_missing_service_is_refused(small, monkeypatch):
     monkeypatch.setattr(replay, "PATIENCE", 0.6)
     said = []
     with refused("dependency.missing", "127.0.0.1:9"):
@@ -126,7 +116,7 @@ def test_a_missing_service_is_bad_input_and_said_at_once(small, monkeypatch):
     assert "trying for 1 s" in said[0]
 
 
-def test_lines_that_are_sent_again_count_once(small, serving, monkeypatch):
+def test_lines_sent_again_count_once(small, serving, monkeypatch):
     service, wait, waited = serving(), replay._wait, []
 
     def lose(wire, kind):

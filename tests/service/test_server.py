@@ -1,9 +1,8 @@
-"""Who is slow, silent or curious keeps nobody from scanning and reads nothing."""
+"""Server: deadlines, limits, privacy, options, components of the policy."""
 
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import select
 import socket
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 
 import taskuq as tq
+from raising import refused
 from taskuq.cli.app import main
 from taskuq.errors import InputError, MachineError
 from taskuq.experiments._run import open_run, read_run
@@ -43,12 +43,12 @@ pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 
 
 @pytest.mark.parametrize("drips", [False, True])
-def test_a_connection_that_sends_no_header_is_let_go(serving, connect, drips):
+def test_connection_without_header_is_closed(serving, connect, drips):
     service = serving(limits=StreamLimits(idle=60, header=0.3))
     wire = connect(service)
     begun = time.monotonic()
     try:
-        while drips and time.monotonic() < begun + 20:
+        while drips and time.monotonic() < begun + 300:
             # Something comes again and again, only never a header.
             wire.connection.sendall(struct.pack("<HI", CONFIG_TEXT, 1) + b" ")
             time.sleep(0.02)
@@ -58,24 +58,23 @@ def test_a_connection_that_sends_no_header_is_let_go(serving, connect, drips):
         assert not drips
         assert "no header arrived within 0.3 s" in wire.read().content
         assert wire.read() is None
-    assert time.monotonic() < begun + 20
+    assert time.monotonic() < begun + 300
 
 
-def test_a_scan_may_take_longer_than_its_header(small, serving, connect):
-    service = serving(limits=StreamLimits(idle=60, header=0.3))
+def test_header_deadline_ends_with_the_header(small, serving, connect):
+    service = serving()
     wire = connect(service)
     wire.send(HEADER, header_xml(small.scan_of(1).header))
     assert "send these lines" in wire.read().content
-    time.sleep(0.5)
-    wire.send(HEADER, "again")
-    assert "a header already" in wire.read().content
+    (session,) = service.sessions
+    assert session.connection._until is None
 
 
-def test_after_half_a_message_nothing_more_is_sent():
+def test_half_a_message_closes_the_connection():
     ours, theirs = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     sender = Connection(ours, StreamLimits(idle=0.2))
-    reader = Connection(theirs, StreamLimits(idle=20))
+    reader = Connection(theirs, StreamLimits(idle=300))
     with pytest.raises(TimeoutError):
         sender.send(TEXT, "a" * 2**24)
     with pytest.raises(OSError):
@@ -85,12 +84,12 @@ def test_after_half_a_message_nothing_more_is_sent():
     reader.close()
 
 
-def test_states_are_for_their_owner_and_the_service_for_this_machine_alone(serving, tmp_path):
+def test_states_and_service_are_private(serving, tmp_path):
     assert serving(folder=tmp_path / "new" / "states").host == "127.0.0.1"
     assert stat.S_IMODE((tmp_path / "new" / "states").stat().st_mode) == 0o700
 
 
-def test_what_the_command_writes_is_for_its_owner_alone(tmp_path, monkeypatch):
+def test_files_of_the_command_are_private(tmp_path, monkeypatch):
     from taskuq.cli import service as mrd
     from taskuq.service import _server as opening
 
@@ -101,25 +100,24 @@ def test_what_the_command_writes_is_for_its_owner_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(opening, "open_service_model", write)
     before = os.umask(0o022)
     try:
-        with pytest.raises(InputError, match="enough"):
+        with refused("value.invalid", "enough"):
             mrd.serve(tmp_path / "policy.json")
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o600
 
 
-def test_a_service_that_has_stopped_leaves_no_thread_behind(serving):
+def test_stopped_service_leaves_no_thread(serving):
     # One that still ran while Python ended aborted the process.
     before = set(threading.enumerate())
     service = serving()
     listening = set(threading.enumerate()) - before
     service.stop()
-
     assert len(listening) == 2
     assert not any(thread.is_alive() for thread in listening)
 
 
-def test_a_connection_that_cannot_be_taken_keeps_nobody_else_out(serving, connect, monkeypatch):
+def test_failed_accept_ends_no_service(serving, connect, monkeypatch):
     service, accept, failed = serving(), socket.socket.accept, []
 
     def accept_later(listener):
@@ -138,40 +136,19 @@ def test_a_connection_that_cannot_be_taken_keeps_nobody_else_out(serving, connec
     assert len(failed) == 1
 
 
-def test_a_thread_that_cannot_be_started_keeps_nobody_else_out(serving, connect, monkeypatch):
-    service, start, failed = serving(), threading.Thread.start, []
-
-    def start_later(thread):
-        if not failed:
-            failed.append(thread)
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_later)
-    for said in (None, "cannot be read"):
-        wire = connect(service)
-        if said is not None:
-            wire.send(HEADER, "no header")
-        answer = wire.read()
-        assert answer is None if said is None else said in answer.content
-
-
-def test_those_who_ask_for_health_take_no_more_threads_than_scanners(serving):
+def test_health_connections_are_limited(serving):
     service = serving(limits=StreamLimits(connections=3))
     silent = [socket.create_connection(("127.0.0.1", service.health_port)) for _ in range(20)]
-    let_go, until = [], time.monotonic() + 8
+    let_go, until = [], time.monotonic() + 300
     while len(let_go) < 17 and time.monotonic() < until:
         let_go = select.select(silent, [], [], 0.1)[0]
         time.sleep(0.05)
     for one in silent:
         one.close()
-
     assert len(let_go) == 17
 
 
-def test_a_failure_of_ours_is_said_before_the_connection_is_closed(
-    small, serving, connect, monkeypatch
-):
+def test_internal_failure_is_sent_before_closing(small, serving, connect, monkeypatch):
     def fail(session, xml):
         raise ZeroDivisionError
 
@@ -185,9 +162,7 @@ def test_a_failure_of_ours_is_said_before_the_connection_is_closed(
     assert service.counts["failed connections"] == 1
 
 
-def test_two_connections_of_one_scan_at_once_leave_one_that_scans(
-    small, serving, connect, monkeypatch
-):
+def test_second_connection_of_a_scan_takes_over(small, serving, connect, monkeypatch):
     service, scan, both = serving(), small.scan_of(1), threading.Barrier(2)
     take_over = service._take_over
 
@@ -200,7 +175,7 @@ def test_two_connections_of_one_scan_at_once_leave_one_that_scans(
     monkeypatch.setattr(service, "_take_over", at_once)
     for wire in [connect(service) for _ in range(2)]:
         wire.send(HEADER, header_xml(scan.header))
-    until = time.monotonic() + 20
+    until = time.monotonic() + 300
     while time.monotonic() < until and [s.header for s in service.sessions] != [scan.header]:
         time.sleep(0.02)
 
@@ -233,23 +208,11 @@ def all_read(wire):
         pass
 
 
-def test_a_connection_of_many_slices_has_two_threads(small, serving, connect):
-    service, scan = serving(), many_slices(small, 1)
-    before = set(threading.enumerate())
-    wire = begun(connect, service, scan)
-    for slice_ in scan.kspace:
-        wire.send(ACQUISITION, scan.line(slice_, 0))
-    all_read(wire)
-
-    assert len(service.sessions) == 1
-    assert len(set(threading.enumerate()) - before) <= 2
-
-
-def test_rounds_that_are_late_wait_in_one_thread(small, serving, connect):
+def test_late_rounds_wait_in_one_thread(small, serving, connect):
     go_on = threading.Event()
 
     def stuck(measurement, **options):
-        assert go_on.wait(20)
+        assert go_on.wait(300)
         return small.recover(measurement, **options)
 
     service, scan = serving(recover=stuck, deadline=0.02), many_slices(small, 1, slices=20)
@@ -266,7 +229,7 @@ def test_rounds_that_are_late_wait_in_one_thread(small, serving, connect):
     assert all("took longer" in one or "still running" in one for one in faults)
 
 
-def test_slices_in_any_order_are_all_decided(small, small_policy, serving, connect):
+def test_interleaved_slices_are_decided(small, small_policy, serving, connect):
     # Lines of all slices by queue, as scanners interleave them: more slices than may wait.
     scan = small.scan_of(6, slices=9)
     wire = begun(connect, serving(limits=StreamLimits(waiting=2)), scan)
@@ -274,7 +237,6 @@ def test_slices_in_any_order_are_all_decided(small, small_policy, serving, conne
         for slice_ in scan.kspace:
             wire.send(ACQUISITION, scan.line(slice_, column))
     last = {decision["slice"]: decision for decision in small.heard(wire)[0]}
-
     assert sorted(last) == [*range(9)]
     for slice_, decision in last.items():
         alone = small.acquired(small_policy, 6, slice_).rounds[-1].to_dict()
@@ -282,14 +244,13 @@ def test_slices_in_any_order_are_all_decided(small, small_policy, serving, conne
         assert decision["round"] == alone["round"]
 
 
-def test_a_header_that_announces_more_than_is_taken_is_refused(small, serving, connect):
+def test_header_above_the_limit_is_refused(small, serving, connect):
     service = serving()
     held = begun(connect, service, small.scan_of(2, slices=1))
     large = ScanHeader("MR-large", "large", (512, 60_000, small.SIZE), 1024)
     wire = connect(service)
     wire.send(HEADER, header_xml(large))
     answer = wire.read().content
-
     assert "3840000 MiB of k-space, the limit is 8192 MiB; raise --max-scan" in answer
     assert wire.read() is None
     assert len(replay_scan(small.scan_of(3), HOST, service.port).decisions) == 3
@@ -297,17 +258,16 @@ def test_a_header_that_announces_more_than_is_taken_is_refused(small, serving, c
 
 
 @pytest.mark.parametrize("unit", ["case", "whole-group"])
-def test_slices_that_do_not_fit_at_once_are_refused(small, serving, connect, unit):
+def test_slices_above_the_buffer_are_refused(small, serving, connect, unit):
     scan = small.scan_of(1)
     room = scan.header.nbytes - 1 if unit == "whole-group" else scan.header.nbytes // 3 - 1
     wire = connect(serving(policy=small.policy(unit, width=0.2), limits=StreamLimits(buffer=room)))
     wire.send(HEADER, header_xml(scan.header))
-
     assert "--max-buffer" in wire.read().content
     assert wire.read() is None
 
 
-def test_who_sends_more_than_is_kept_is_let_go_and_no_one_else(small, serving, connect):
+def test_full_buffer_closes_one_connection(small, serving, connect):
     slice_ = small.scan_of(1, slices=1).header.nbytes
     service = serving(limits=StreamLimits(buffer=2 * slice_))
     held, scan = begun(connect, service, small.scan_of(2, slices=1)), many_slices(small, 1)
@@ -328,21 +288,21 @@ def test_who_sends_more_than_is_kept_is_let_go_and_no_one_else(small, serving, c
     all_read(held)
 
 
-def test_who_waits_for_an_answer_is_not_idle(small, serving, connect):
+def test_waiting_for_an_answer_is_not_idle(small, serving, connect):
     go_on = threading.Event()
 
     def slow(measurement, **options):
-        assert go_on.wait(20)
+        assert go_on.wait(300)
         return small.recover(measurement, **options)
 
     scan = small.scan_of(1, slices=1)
-    wire = connect(serving(recover=slow, limits=StreamLimits(idle=0.2)))
+    wire = connect(serving(recover=slow, limits=StreamLimits(idle=1)))
     lines = [small.raw(ACQUISITION, scan.line(0, int(column))) for column in small.COLUMNS[0]]
     text = header_xml(scan.header).encode()
     # All at once: nothing but the computation takes time.
     wire.connection.sendall(struct.pack("<HI", HEADER, len(text)) + text + b"".join(lines))
     assert "send these lines" in wire.read().content
-    time.sleep(1)
+    time.sleep(1.5)
     go_on.set()
 
     assert wire.read().kind == IMAGE
@@ -358,7 +318,7 @@ POSITIVE = {
 }
 
 
-def refused(capsys, *options):
+def option_refused(capsys, *options):
     with pytest.raises(SystemExit) as ended:
         main(["serve", "there-is-no-policy.json", *options])
     assert ended.value.code == 2
@@ -370,61 +330,22 @@ def refused(capsys, *options):
 @pytest.mark.parametrize(
     ("option", "value"), [(o, v) for o, each in POSITIVE.items() for v in each]
 )
-def test_numbers_that_cannot_work_are_refused_at_the_start(capsys, option, value):
-    assert f"{option} must be in (0, 1e+06), got" in refused(capsys, f"{option}={value}")
+def test_invalid_limits_are_refused(capsys, option, value):
+    assert f"{option} must be in (0, 1e+06), got" in option_refused(capsys, f"{option}={value}")
 
 
 @pytest.mark.parametrize("option", ["--port", "--health-port"])
 @pytest.mark.parametrize("value", ["99999", "-1"])
-def test_a_port_that_there_is_not_is_refused(capsys, option, value):
-    said = refused(capsys, f"{option}={value}")
+def test_invalid_port_is_refused(capsys, option, value):
+    said = option_refused(capsys, f"{option}={value}")
     assert f"{option} must be a port" in said
 
 
-def test_a_port_that_is_taken_is_named_alone(serving, small):
+def test_taken_port_is_named(serving, small):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(MachineError, match=f"port {port} "):
             serving(port=port)
-
-
-def test_a_cut_monitor_and_a_cut_scan_are_refused(small, small_policy, tmp_path):
-    (tmp_path / "a.json").write_text('{"schema": "taskuq.')
-    with pytest.raises(tq.InputError):
-        tq.Monitor(small_policy, state=tmp_path / "a.json")
-    with pytest.raises(tq.InputError):
-        small.acquired(small_policy, 1, 0, scan_id="A", state=tmp_path / "a.json")
-
-
-def test_no_search_for_garbage_looks_at_networks_once_a_service_listens(tmp_path, monkeypatch):
-    from taskuq.cli import service as mrd
-    from taskuq.service import _server as opening
-    from taskuq.service._server import Service
-
-    class Network:
-        """Something that was loaded, and that a search would look at."""
-
-    loaded, looked_at = [], []
-
-    def load(*given, **options):
-        loaded.append(Network())
-
-    def listen(service):
-        looked_at.extend(one for one in gc.get_objects() if one is loaded[0])
-        raise tq.InputError("enough", code="value.invalid")
-
-    monkeypatch.setattr(opening, "open_service_model", load)
-    monkeypatch.setattr(Service, "start", listen)
-    before = os.umask(0o022)
-    try:
-        with pytest.raises(tq.InputError, match="enough"):
-            mrd.serve(tmp_path / "policy.json")
-    finally:
-        os.umask(before)
-        gc.unfreeze()
-    # Objects in the permanent generation are not listed.
-    assert not looked_at
-    assert any(one is loaded[0] for one in gc.get_objects())
 
 
 RATES = (8.0, 4.0)
@@ -476,7 +397,7 @@ def planned(tmp_path):
 OWN = {"recover": "varnet-atlas", "task": "classifier-atlas"}
 
 
-def test_what_a_run_was_made_with_is_served(planned, tmp_path):
+def test_components_of_the_policy_are_served(planned, tmp_path):
     masks, policy = planned
     model = open_service_model(policy, *OWN.values(), masks, tmp_path)
     known = model.policy.provenance["fingerprints"]
@@ -484,17 +405,17 @@ def test_what_a_run_was_made_with_is_served(planned, tmp_path):
     assert model.fingerprints == {name: known[name] for name in ("recover", "task")}
 
 
-@pytest.mark.parametrize("other", ["published masks", "other masks", "recover"])
-def test_other_masks_and_networks_are_refused_unless_asked_for(planned, tmp_path, other):
+@pytest.mark.parametrize("other", ["other masks", "recover"])
+def test_other_components_are_refused(planned, tmp_path, other):
     masks, policy = planned
     recover = "flow-atlas" if other == "recover" else OWN["recover"]
-    lines = {"published masks": None, "recover": masks}.get(other, tmp_path / "other.npz")
+    lines = masks if other == "recover" else tmp_path / "other.npz"
     masks_file(tmp_path / "other.npz", 1)
     what = "recover" if other == "recover" else "masks"
     given = (policy, recover, OWN["task"], lines, tmp_path)
-    with pytest.raises(InputError, match=f"calibrated with {what} .*--allow-mismatch"):
+    with refused("policy.mismatch", f"calibrated with {what} ", "--allow-mismatch"):
         open_service_model(*given)
-    with pytest.raises(InputError, match=f"calibrated with {what} .*--allow-mismatch"):
+    with refused("policy.mismatch", f"calibrated with {what} ", "--allow-mismatch"):
         export_service(*given, coils=2, height=None)
     with pytest.warns(UserWarning, match=what):
         model = open_service_model(*given, allow_mismatch=True)
@@ -502,7 +423,7 @@ def test_other_masks_and_networks_are_refused_unless_asked_for(planned, tmp_path
 
 
 @pytest.mark.parametrize(("learned_with", "is_own"), [(3, True), (4, False)])
-def test_a_run_refuses_an_order_that_was_learned_on_its_own_cases(tmp_path, learned_with, is_own):
+def test_masks_learned_on_own_cases_are_refused(tmp_path, learned_with, is_own):
     about = opened(tmp_path, masks_file(tmp_path / "plain.npz", 0), seed=learned_with)
     names = [str(item.case) for item in about.images]
     made = {"configuration": about.configuration, "cases": names[:1]}
@@ -510,6 +431,5 @@ def test_a_run_refuses_an_order_that_was_learned_on_its_own_cases(tmp_path, lear
     if not is_own:
         assert opened(tmp_path, learned).masks.shape == (2, 128)
         return
-    with pytest.raises(InputError) as caught:
+    with refused("data.leak"):
         opened(tmp_path, learned)
-    assert caught.value.code == "data.leak"

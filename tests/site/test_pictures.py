@@ -1,4 +1,4 @@
-"""The pictures and numbers of the README: small, and made from a run."""
+"""Figures and numbers of the README, from a run."""
 
 import json
 import re
@@ -9,35 +9,38 @@ import pytest
 from PIL import Image
 from studies import pictures
 
+from taskuq.report._explorer import method_colour
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("name", ["first-screen.png", "scan.png"])
-def test_pictures_of_the_readme_are_there_and_small(name):
+def test_figures_of_the_readme_exist_and_are_small(name):
     path = ROOT / "docs/figures" / name
 
     assert path.stat().st_size <= pictures.LARGEST
     assert f"docs/figures/{name}" in (ROOT / "README.md").read_text()
 
 
-def test_a_picture_that_stays_large_is_refused(tmp_path):
+def test_a_figure_that_stays_large_is_refused(tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (900, 900, 3), dtype=np.uint8)
 
     with pytest.raises(SystemExit, match="more than"):
         pictures.save_small(Image.fromarray(noise), tmp_path / "noise.png")
 
 
-def test_the_scan_is_drawn_in_the_colours_of_the_page():
+def test_the_scan_has_the_colours_of_the_report():
     style = (ROOT / "src/taskuq/report/assets/report.css").read_text()
-    colours = {"ink": pictures.SAMPLES, "c2": pictures.REPORT, "c1": pictures.TRUTH}
+    policy = f"c{method_colour('fixed-width spread')}"
+    colours = {"ink": pictures.SAMPLES, policy: pictures.REPORT, "truth": pictures.TRUTH}
 
     for name, colour in colours.items():
         assert re.search(rf"--{name}: (#\w+)", style)[1] == colour
-    for part, name in (("dot", "ink"), ("report", "c2"), ("target", "c1")):
-        assert re.search(rf"\.scan \.{part} {{ (fill|stroke): var\(--{name}\)", style)
+    for part, name in (("dot", "ink"), ("report", "policy"), ("target", "truth")):
+        assert re.search(rf"\.scan.* \.{part} {{ (fill|stroke): var\(--{name}\)", style)
 
 
-def test_a_short_run_is_refused_before_anything_is_made(tmp_path, monkeypatch):
+def test_a_short_run_is_refused_first(tmp_path, monkeypatch):
     (tmp_path / "simulate.json").write_text(json.dumps({"trials": 9_999}))
     monkeypatch.setattr(pictures, "first_screen", pytest.fail)
 
@@ -57,22 +60,3 @@ def test_the_headline_shows_every_policy_with_its_errors(tmp_path):
 
     assert "| paper lwr | no | 2.50 ± 0.10 | 0.880 ± 0.002 | 0.100 |" in text
     assert "α = 0.1, intervals at most 0.2 wide, 10000 random splits" in text
-
-
-def marked(name):
-    """The cells of a table of the README: its head, and its rows."""
-    text = (ROOT / "README.md").read_text()
-    (block,) = re.findall(f"<!-- {name} -->\n(.*?)<!-- end of {name} -->", text, re.DOTALL)
-    lines = [line for line in block.splitlines() if line.startswith("|")]
-    head, rule, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert set(rule) == {"---"}
-    assert {len(row) for row in (head, rule, *rows)} == {len(head)}
-    return head, rows
-
-
-def test_the_headline_of_the_readme_is_filled():
-    _, rows = marked("headline")
-
-    assert len(rows) >= 3
-    assert {row[1] for row in rows} == {"yes", "no"}
-    assert all(re.fullmatch(r"[\d.]+( ± [\d.]+)?", cell) for row in rows for cell in row[2:])

@@ -1,4 +1,4 @@
-"""Task outputs made elsewhere: rows with named columns become the same table."""
+"""Table formats: CSV, Parquet rows, lists and data frames."""
 
 import numpy as np
 import pandas as pd
@@ -10,7 +10,6 @@ import pytest
 import taskuq as tq
 from raising import refused
 from taskuq.cli.app import main
-from taskuq.table._formats import _join_tasks
 from taskuq.table._table import as_rounds
 
 
@@ -65,42 +64,39 @@ def write(columns, path):
 
 @pytest.mark.parametrize("ending", [".csv", ".parquet"])
 @pytest.mark.parametrize("layout", [wide, long])
-def test_rows_become_the_table_they_are_of(table, tmp_path, layout, ending):
+def test_rows_become_a_table(table, tmp_path, layout, ending):
     assert same(tq.TaskOutputs.load(write(layout(table), tmp_path / f"t{ending}")), table)
 
 
-def test_lists_become_the_table_they_are_of(table, tmp_path):
+def test_lists_become_a_table(table, tmp_path):
     assert same(tq.TaskOutputs.load(write(lists(table), tmp_path / "t.parquet")), table)
 
 
 @pytest.mark.parametrize("layout", [wide, long])
-def test_the_order_of_rows_changes_only_the_order_of_cases(table, tmp_path, layout):
+def test_order_of_rows_changes_only_the_order_of_cases(table, tmp_path, layout):
     columns = layout(table)
     shuffled = np.random.default_rng(1).permutation(len(columns["case"]))
     path = write({n: v[shuffled] for n, v in columns.items()}, tmp_path / "t.parquet")
     found = tq.TaskOutputs.load(path)
     order = np.argsort(found.case)[np.argsort(np.argsort(table.case))]
-
     assert np.array_equal(found.outputs[:, order], table.outputs)
     assert np.array_equal(found.targets[order], table.targets)
 
 
-def test_the_command_writes_a_table_that_others_read(table, tmp_path, capsys):
+def test_command_converts_a_table(table, tmp_path, capsys):
     source = write(wide(table), tmp_path / "t.csv")
     main(["table", str(source), "-o", str(tmp_path / "native"), "--range", "0,1"])
     found = tq.TaskOutputs.load(tmp_path / "native")
-
     assert capsys.readouterr().out.strip() == str(tmp_path / "native")
     assert found.task_range == (0, 1)
     # A native table keeps outputs in float32.
     assert np.array_equal(found.outputs, table.outputs.astype(np.float32))
 
 
-def test_one_round_and_unknown_targets_may_be_left_out(tmp_path):
+def test_rounds_and_targets_are_optional(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("case,output\na,0.1\nb,0.2\n")
     found = tq.TaskOutputs.load(path)
-
     assert found.outputs.tolist() == [[[0.1], [0.2]]]
     assert not found.has_targets
 
@@ -108,15 +104,13 @@ def test_one_round_and_unknown_targets_may_be_left_out(tmp_path):
 def test_targets_may_depend_on_the_round(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("case,acceleration,target,output\na,8,0.1,0\na,4,0.2,0\nb,8,1,0\nb,4,1,0\n")
-
     assert tq.TaskOutputs.load(path).targets.tolist() == [[0.1, 1.0], [0.2, 1.0]]
 
 
-def test_a_case_without_a_round_is_missing(tmp_path):
+def test_case_without_a_round_is_missing(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("case,acceleration,target,output\na,8,1,0\na,4,1,0\nb,8,1,0\n")
     found = tq.TaskOutputs.load(path)
-
     assert found.missing_cases == ("b",)
     assert found.case.tolist() == ["a"]
 
@@ -143,21 +137,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_is_no_table_is_refused_in_one_sentence(tmp_path, kind):
+def test_invalid_csv_is_refused(tmp_path, kind):
     text, code = REFUSED[kind]
     path = tmp_path / "t.csv"
     path.write_text(text)
-
     with refused(code):
-        tq.TaskOutputs.load(path)
-
-
-def test_lists_of_unequal_length_are_refused(tmp_path):
-    path = write(
-        {"case": ["a", "b"], "outputs": pa.array([[1.0, 2.0], [1.0]])}, tmp_path / "t.parquet"
-    )
-
-    with refused("samples.mismatch"):
         tq.TaskOutputs.load(path)
 
 
@@ -186,51 +170,23 @@ def same_tasks_in_tables(a, b):
 
 
 @pytest.mark.parametrize("name", ["table.csv", "table.parquet", "table.npz", "table"])
-def test_three_tasks_come_back_from_every_kind_of_file(tmp_path, name):
+def test_three_tasks_survive_every_format(tmp_path, name):
     table = made()
-
     assert same_tasks_in_tables(tq.TaskOutputs.load(table.save(tmp_path / name)), table)
 
 
 @pytest.mark.parametrize("name", ["table.npz", "table"])
-def test_ranges_of_tasks_are_kept_where_a_file_can_hold_them(tmp_path, name):
+def test_ranges_of_tasks_survive_a_file(tmp_path, name):
     loaded = tq.TaskOutputs.load(made().save(tmp_path / name))
-
     assert loaded.task_ranges == ((0.0, 1.0), (0.0, np.inf), None)
     assert loaded.select(task="area").task_range == (0.0, np.inf)
     with refused("range.invalid"):
         _ = loaded.task_range
 
 
-def test_three_tasks_come_from_pandas(tmp_path):
-    table = made()
-    frame = pd.read_parquet(table.save(tmp_path / "table.parquet"))
-
-    assert same_tasks_in_tables(tq.TaskOutputs.load(frame.sample(frac=1, random_state=0)).select(
-        task=table.task_names, cases=np.arange(4)), shuffled(table, frame))  # fmt: skip
-
-
-def shuffled(table, frame):
-    order = frame.sample(frac=1, random_state=0)
-    # Cases come in the order of the first task's rows.
-    first = order[order.task == order.task.iloc[0]].case.unique()
-    return table.select(cases=[table.case.tolist().index(case) for case in first])
-
-
-def test_samples_of_several_tasks_come_one_by_row(tmp_path):
-    table = made()
-    frame = pd.read_parquet(table.save(tmp_path / "table.parquet"))
-    samples = [f"output_{k}" for k in range(3)]
-    long = frame.melt([c for c in frame if c not in samples], samples, "sample", "output")
-    long["sample"] = long["sample"].str.removeprefix("output_").astype(int)
-
-    assert same_tasks_in_tables(tq.TaskOutputs.load(long), table)
-
-
-def test_a_case_without_one_of_its_tasks_is_missing(tmp_path):
+def test_case_without_a_task_is_missing(tmp_path):
     frame = pd.read_parquet(made().save(tmp_path / "table.parquet"))
     table = tq.TaskOutputs.load(frame[(frame.case != "c") | (frame.task != "area")])
-
     assert table.missing_cases == ("c",)
     assert table.case.tolist() == ["007", "b", "a"]
 
@@ -246,22 +202,20 @@ def test_a_case_without_one_of_its_tasks_is_missing(tmp_path):
         (lambda f: f.assign(case=f.case + f.task), "table.incomplete"),
     ],
 )
-def test_rows_that_do_not_fit_are_refused_in_a_sentence(tmp_path, spoil, code):
+def test_inconsistent_rows_are_refused(tmp_path, spoil, code):
     frame = pd.read_parquet(made().save(tmp_path / "table.parquet"))
-
     with refused(code):
         tq.TaskOutputs.load(spoil(frame))
 
 
 @pytest.mark.parametrize("thing", [3, None, object(), [1, 2]])
-def test_what_is_neither_path_nor_frame_is_refused(thing):
+def test_other_types_are_refused(thing):
     with refused("dtype.invalid"):
         tq.TaskOutputs.load(thing)
 
 
-def test_a_formula_does_not_get_into_a_spreadsheet(tmp_path):
+def test_formula_in_a_csv_is_refused(tmp_path):
     table = made(case=["=1+1", "b", "c", "a"])
-
     with refused("value.invalid"):
         table.save(tmp_path / "table.csv")
     assert same_tasks_in_tables(tq.TaskOutputs.load(table.save(tmp_path / "table.parquet")), table)
@@ -269,7 +223,6 @@ def test_a_formula_does_not_get_into_a_spreadsheet(tmp_path):
 
 def test_rounds_are_found_by_name():
     table = made()
-
     assert table.round_index("24 views") == table.round_index(8) == 1
     assert table.select(accelerations=["24 views"]).round_labels == ("24 views",)
     assert repr(table).startswith("TaskOutputs(2 rounds (12 views, 24 views)")
@@ -290,7 +243,7 @@ def test_rounds_are_found_by_name():
         ({"accelerations": (8, 4), "names": "ab"}, "dtype.invalid"),
     ],
 )
-def test_rounds_that_are_none_are_refused(given, code):
+def test_invalid_rounds_are_refused(given, code):
     asked = {"accelerations": None, "costs": None, "full_cost": None, "names": None}
     with refused(code):
         as_rounds(**asked | given)
@@ -306,14 +259,6 @@ def test_rounds_that_are_none_are_refused(given, code):
         ("0,1", "range.invalid"),
     ],
 )
-def test_ranges_that_do_not_fit_are_refused(range_, code):
+def test_invalid_ranges_are_refused(range_, code):
     with refused(code):
         made(task_range=range_)
-
-
-def test_tasks_with_other_rounds_are_not_joined():
-    table = made()
-    one, other = table.select(task="lesion"), table.select(task="area", accelerations=[8])
-
-    with refused("samples.mismatch"):
-        _join_tasks({"lesion": one, "area": other})

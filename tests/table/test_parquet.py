@@ -1,15 +1,16 @@
-"""Shards: written while a run goes on, whole whatever kills it, each case counted once."""
+"""Tables on disk: resumed and killed writers, damaged and hostile files."""
 
 import json
+import multiprocessing
 import os
 import pickle
 import signal
 import struct
 import subprocess
 import sys
-import time
 import zipfile
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +26,7 @@ HEADER = TableHeader(accelerations=(4.0, 2.0), samples=3, provenance={"sizes": (
 
 
 def rows(cases, acceleration):
-    """Outputs and targets that say which case and round they belong to."""
+    """Outputs and targets that identify their case and round."""
     numbers = np.array([int(c.split()[1]) for c in cases], dtype=float)
     outputs = numbers[:, None] + np.array([0, 0.25, 0.5]) + 100 * (acceleration == 2.0)
     return outputs, numbers
@@ -43,34 +44,31 @@ def assert_holds(table, cases):
         np.testing.assert_array_equal(table.targets, targets)
 
 
-def test_a_run_goes_on_where_it_stopped(tmp_path):
+def test_run_resumes_where_it_stopped(tmp_path):
     first = TableWriter(tmp_path, HEADER)
     write(first, ["case 1", "case 2"], 4.0)
     write(first, ["case 2"], 2.0)
     second = TableWriter(tmp_path, HEADER)
     todo = {(c, R) for c in ("case 1", "case 2", "case 3") for R in (4.0, 2.0)} - second.finished()
-
     assert todo == {("case 1", 2.0), ("case 3", 4.0), ("case 3", 2.0)}
     for case, R in sorted(todo):
         write(second, [case], R)
     assert_holds(tq.TaskOutputs.load(tmp_path), ["case 1", "case 2", "case 3"])
 
 
-def test_a_case_written_twice_counts_once(tmp_path):
+def test_case_written_twice_counts_once(tmp_path):
     writer = TableWriter(tmp_path, HEADER)
     for R in (4.0, 2.0):
         write(writer, ["case 1", "case 2", "case 1"], R)
     write(writer, ["case 2", "case 1"], 2.0)
-
     assert_holds(tq.TaskOutputs.load(tmp_path), ["case 1", "case 2"])
 
 
-def test_cases_without_all_rounds_are_missing_and_named(tmp_path):
+def test_cases_without_all_rounds_are_missing(tmp_path):
     writer = TableWriter(tmp_path, HEADER)
     write(writer, ["case 1", "case 2"], 4.0)
     write(writer, ["case 2"], 2.0)
     table = tq.TaskOutputs.load(tmp_path)
-
     assert_holds(table, ["case 2"])
     assert table.missing_cases == ("case 1",)
 
@@ -79,17 +77,15 @@ def test_half_written_files_are_not_part_of_the_table(tmp_path):
     writer = TableWriter(tmp_path, HEADER)
     paths = [write(writer, ["case 1"], R) for R in (4.0, 2.0)]
     (tmp_path / f".{paths[0].name}.abc.partial").write_bytes(paths[0].read_bytes()[:50])
-    (tmp_path / "notes.txt").write_text("beside the table")
-
+    (tmp_path / "notes.txt").write_text("not a shard")
     assert_holds(tq.TaskOutputs.load(tmp_path), ["case 1"])
     assert _shard_paths(tmp_path) == sorted(paths)
 
 
-def test_a_failed_write_leaves_nothing(tmp_path):
+def test_failed_write_leaves_nothing(tmp_path):
     writer = TableWriter(tmp_path, HEADER)
     with refused("shape.mismatch"):
         writer.write(["case 1"], 4.0, np.zeros((1, 2)), [0.0])
-
     assert [path.name for path in tmp_path.iterdir()] == ["table.json"]
 
 
@@ -105,7 +101,6 @@ def test_groups_and_labels_travel_with_their_cases(tmp_path):
     for R in (2.0, 4.0):
         write(writer, ["case 2", "case 1"], R, group=["b", "a"], label=[2, 1])
     table = tq.TaskOutputs.load(tmp_path)
-
     assert table.group.tolist() == ["a", "b"]
     assert table.label.tolist() == [1, 2]
 
@@ -124,14 +119,13 @@ for i in itertools.count():
 """
 
 
-def _kill_after(folder, shards, extra_seconds):
+def _kill_after(folder, shards):
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITE_FOR_EVER, str(folder)], stdout=subprocess.PIPE
     )
     try:
         for _ in range(shards):
             writer.stdout.readline()
-        time.sleep(extra_seconds)
     finally:
         os.kill(writer.pid, signal.SIGKILL)
         writer.wait()
@@ -139,13 +133,11 @@ def _kill_after(folder, shards, extra_seconds):
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs a system that can kill")
-def test_a_killed_writer_leaves_only_whole_shards(tmp_path):
-    # Killed at moments spread over the writing of a shard; whatever is there is whole.
-    for k, pause in enumerate((0.0, 0.001, 0.002, 0.004, 0.007)):
-        _kill_after(tmp_path, 1 + k % 2, pause)
+def test_killed_writer_leaves_only_whole_shards(tmp_path):
+    for shards in (1, 2):
+        _kill_after(tmp_path, shards)
         table = tq.TaskOutputs.load(tmp_path)
         number = np.array([int(case.split()[1]) for case in table.case], dtype=float)
-
         assert table.cases % 2000 == 0
         assert table.cases > 0
         assert table.missing_cases == ()
@@ -157,13 +149,11 @@ RNG = np.random.default_rng(5)
 X, Z = RNG.random((1, 5, 3)).astype(np.float32), RNG.random(5)
 
 
-def refuses(load, path, code=None):
-    with pytest.raises(tq.InputError) as refusal:
+def refuses(load, path, *codes):
+    with pytest.raises(tq.InputError) as caught:
         load(path)
-    message = str(refusal.value)
-    assert "\n" not in message
-    assert len(message.replace(str(path), "")) < 300
-    assert code in (None, refusal.value.code), message
+    assert caught.value.code in codes
+    assert len(str(caught.value).replace(str(path), "")) < 300
 
 
 @pytest.fixture
@@ -172,68 +162,57 @@ def folder(tmp_path):
 
 
 def header(folder, **changes):
-    """A header that somebody changed, and its checksum with it."""
+    """Change the header, and its checksum with it."""
     path = folder / "table.json"
     path.write_text(json.dumps(with_checksum(json.loads(path.read_text()) | changes)))
 
 
 @pytest.mark.parametrize("kept", [0, 1, 100, 0.5, 0.99])
-def test_a_truncated_shard_is_named(folder, kept):
+def test_truncated_shard_is_refused(folder, kept):
     shard = _shard_paths(folder)[0]
     whole = shard.read_bytes()
     shard.write_bytes(whole[: int(kept * len(whole)) if kept < 1 and kept else int(kept)])
-
     refuses(tq.TaskOutputs.load, folder, "file.damaged")
 
 
-def test_a_table_from_a_newer_version_asks_for_an_update(folder):
-    header(folder, schema="taskuq.table/2")
-
-    refuses(tq.TaskOutputs.load, folder, "file.schema")
-
-
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "code"),
     [
-        {"schema": "other/1"},
-        {"schema": 5},
-        {"samples": 10**12},
-        {"samples": -1},
-        {"samples": 0},
-        {"samples": "three"},
-        {"samples": float("inf")},
-        {"accelerations": [8.0]},
-        {"accelerations": []},
-        {"accelerations": None},
-        {"accelerations": ["a"]},
-        {"task_names": []},
-        {"task_names": ["a", "b"]},
-        {"task_names": 5},
-        {"task_range": [1, 0]},
-        {"task_range": [5, 6]},
-        {"provenance": 3},
+        ({"schema": "other/1"}, "file.schema"),
+        ({"schema": "taskuq.table/2"}, "file.schema"),
+        ({"samples": 10**12}, "resume.mismatch"),
+        ({"samples": 0}, "resume.mismatch"),
+        ({"samples": "three"}, "file.format"),
+        ({"accelerations": [8.0]}, "resume.mismatch"),
+        ({"accelerations": None}, "file.format"),
+        ({"task_names": ["a", "b"]}, "resume.mismatch"),
+        ({"task_range": [1, 0]}, "range.invalid"),
+        ({"task_range": [5, 6]}, "resume.mismatch"),
+        ({"provenance": 3}, "file.format"),
     ],
 )
-def test_a_header_that_does_not_fit_its_rows_is_refused(folder, changes):
+def test_wrong_header_is_refused(folder, changes, code):
     header(folder, **changes)
-
-    refuses(tq.TaskOutputs.load, folder)
+    refuses(tq.TaskOutputs.load, folder, code)
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "{", "[]", "null", json.dumps(with_checksum({"schema": "taskuq.outputs/1"})), "[" * 10**5],
+    ("text", "code"),
+    [
+        ("", "file.format"),
+        ("{", "file.format"),
+        ("[]", "file.schema"),
+        ("[" * 10**5, "file.format"),
+    ],
 )
-def test_a_header_that_is_no_header_is_refused(folder, text):
+def test_damaged_header_is_refused(folder, text, code):
     (folder / "table.json").write_text(text)
+    refuses(tq.TaskOutputs.load, folder, code)
 
-    refuses(tq.TaskOutputs.load, folder)
 
-
-def test_a_folder_that_is_no_table_says_so(tmp_path, folder):
+def test_folder_without_a_table_is_refused(tmp_path, folder):
     for shard in _shard_paths(folder):
         shard.unlink()
-
     refuses(tq.TaskOutputs.load, tmp_path, "file.missing")
     refuses(tq.TaskOutputs.load, folder, "table.incomplete")
     refuses(tq.TaskOutputs.load, tmp_path / "nowhere", "file.missing")
@@ -248,15 +227,10 @@ COLUMNS = {
 }
 FOREIGN = {
     "no case": {"case": None},
-    "no acceleration": {"acceleration": None},
-    "no target": {"target": None},
     "no outputs": {"outputs": None},
     "null case": {"case": pa.array(["a", None, "b", "c", "d"])},
-    "fractional case": {"case": pa.array(np.arange(5.0))},
     "lists as cases": {"case": pa.array([[1], [2], [3], [4], [5]])},
     "text as acceleration": {"acceleration": pa.array(["4"] * 5)},
-    "null acceleration": {"acceleration": pa.array([4.0, None, 4.0, 4.0, 4.0])},
-    "text as target": {"target": pa.array(["a"] * 5)},
     "null target": {"target": pa.array([0.1, None, 0.1, 0.1, 0.1])},
     "one number as outputs": {"outputs": pa.array(Z)},
     "lists of any length": {"outputs": pa.array([[1.0], [1.0, 2.0], [], [1.0], [2.0]])},
@@ -268,16 +242,15 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_a_foreign_shard_is_refused(folder, kind):
+def test_foreign_shard_is_refused(folder, kind):
     columns = {k: v for k, v in (COLUMNS | FOREIGN[kind]).items() if v is not None}
     pq.write_table(pa.table(columns), _shard_paths(folder)[0])
+    codes = ("table.column", "samples.mismatch", "value.nonfinite", "file.damaged")
+    refuses(tq.TaskOutputs.load, folder, *codes)
 
-    refuses(tq.TaskOutputs.load, folder)
 
-
-def test_a_foreign_shard_of_the_right_columns_is_read(folder):
+def test_foreign_shard_of_the_right_columns_is_read(folder):
     pq.write_table(pa.table(COLUMNS), _shard_paths(folder)[0])
-
     np.testing.assert_array_equal(tq.TaskOutputs.load(folder).outputs, X)
 
 
@@ -301,38 +274,11 @@ def archive(path, **members):
 
 
 @pytest.mark.parametrize("version", [(1, 0), (2, 0)])
-def test_an_npz_whose_header_lies_is_refused_before_it_is_believed(tmp_path, version):
+def test_npz_with_a_false_header_is_refused(tmp_path, version):
     path = archive(
         tmp_path / "lie.npz", outputs=npy(np.zeros((5, 3)), (10**9, 10**5), version), targets=npy(Z)
     )
-
     refuses(tq.TaskOutputs.load, path, "file.damaged")
-
-
-def test_an_honest_archive_made_by_hand_is_read(tmp_path):
-    path = archive(tmp_path / "true.npz", outputs=npy(np.zeros((5, 3))), targets=npy(Z))
-
-    np.testing.assert_array_equal(tq.TaskOutputs.load(path).targets, Z)
-
-
-class Bomb:
-    """Unpickling this would raise the flag."""
-
-    went_off = False
-
-    def __reduce__(self):
-        return (setattr, (Bomb, "went_off", True))
-
-
-def test_pickled_objects_are_refused_and_never_run(tmp_path):
-    content = BytesIO()
-    np.save(content, np.array([Bomb()] * 5, dtype=object), allow_pickle=True)
-    path = archive(tmp_path / "bomb.npz", outputs=npy(np.zeros((5, 3))), targets=content.getvalue())
-
-    refuses(tq.TaskOutputs.load, path, "file.format")
-    assert not Bomb.went_off
-    pickle.loads(pickle.dumps(Bomb()))
-    assert Bomb.went_off  # the bomb works: loading it would have been seen
 
 
 @pytest.mark.parametrize(
@@ -340,38 +286,38 @@ def test_pickled_objects_are_refused_and_never_run(tmp_path):
     [
         ({"targets": npy(Z)}, "table.column"),
         ({}, "table.column"),
-        ({"outputs": b"not an array", "targets": npy(Z)}, None),
+        ({"outputs": b"not an array", "targets": npy(Z)}, "file.format"),
         ({"outputs": npy(np.zeros((4, 3))), "targets": npy(Z)}, "shape.mismatch"),
     ],
 )
-def test_an_npz_without_what_is_needed_says_what_it_has(tmp_path, members, code):
+def test_incomplete_npz_is_refused(tmp_path, members, code):
     refuses(tq.TaskOutputs.load, archive(tmp_path / "some.npz", **members), code)
 
 
-@pytest.mark.parametrize("attributes", ["[]", "{", '{"task_names": 5}', '{"provenance": [1]}',
-                                        '{"missing": 3}', '{"task_range": ["a", 1]}'])  # fmt: skip
-def test_attributes_of_another_kind_are_refused(tmp_path, attributes):
-    path = tmp_path / "odd.npz"
-    np.savez(path, outputs=X, targets=Z, accelerations=[4.0], attributes=np.array(attributes))
+@pytest.mark.parametrize(
+    ("parts", "code"),
+    [
+        ({"attributes": np.array("[]")}, "file.format"),
+        ({"attributes": np.array('{"task_names": 5}')}, "dtype.invalid"),
+        ({"attributes": np.array('{"provenance": [1]}')}, "dtype.invalid"),
+        ({"attributes": np.array('{"task_range": ["a", 1]}')}, "range.invalid"),
+        ({"accelerations": np.array(["a"])}, "dtype.invalid"),
+        ({"accelerations": np.array([1.0])}, "rounds.invalid"),
+        ({"accelerations": np.array([4j])}, "dtype.invalid"),
+    ],
+)
+def test_wrong_parts_of_an_npz_are_refused(tmp_path, parts, code):
+    np.savez(tmp_path / "odd.npz", **{"outputs": X, "targets": Z, "accelerations": [4.0]} | parts)
+    refuses(tq.TaskOutputs.load, tmp_path / "odd.npz", code)
 
-    refuses(tq.TaskOutputs.load, path)
 
-
-@pytest.mark.parametrize("accelerations", [np.array(["a"]), np.array([1.0]), np.array([[4.0, 2.0]]),
-                                           np.array([4j]), np.array([True])])  # fmt: skip
-def test_accelerations_that_are_none_are_refused(tmp_path, accelerations):
-    np.savez(tmp_path / "odd.npz", outputs=X, targets=Z, accelerations=accelerations)
-
-    refuses(tq.TaskOutputs.load, tmp_path / "odd.npz")
-
-
-def test_files_that_are_no_archive_are_refused(tmp_path):
+def test_other_files_are_refused(tmp_path):
     for name, content in (("text.npz", b"hello"), ("empty.npz", b""), ("one.npy", npy(Z))):
         (tmp_path / name).write_bytes(content)
         refuses(tq.TaskOutputs.load, tmp_path / name, "file.format")
 
 
-def test_a_damaged_compressed_archive_is_refused(tmp_path):
+def test_damaged_archive_is_refused(tmp_path):
     path = tq.TaskOutputs(X, Z, [4.0]).save(tmp_path / "table.npz")
     content = bytearray(path.read_bytes())
     with zipfile.ZipFile(path) as file:
@@ -380,12 +326,11 @@ def test_a_damaged_compressed_archive_is_refused(tmp_path):
     start = offset + 30 + name + extra
     content[start : start + 20] = b"\xff" * 20
     path.write_bytes(content)
+    refuses(tq.TaskOutputs.load, path, "file.format")
 
-    refuses(tq.TaskOutputs.load, path)
 
-
-class HostileBomb:
-    """Unpickling it writes a file; whoever finds the file has run code from a table."""
+class Bomb:
+    """Unpickling this writes a file."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -394,9 +339,8 @@ class HostileBomb:
         return (open, (self.path, "w"))
 
 
-def test_the_bomb_works(tmp_path):
-    pickle.loads(pickle.dumps(HostileBomb(tmp_path / "boom"))).close()
-
+def test_bomb_works(tmp_path):
+    pickle.loads(pickle.dumps(Bomb(tmp_path / "boom"))).close()
     assert (tmp_path / "boom").exists()
 
 
@@ -422,39 +366,20 @@ def pickled_npy(path, bomb):
 
 @pytest.mark.parametrize("write", [pickled, objects, object_names, pickled_npy])
 @pytest.mark.parametrize("name", ["t.npz", "t.pkl", "t.csv", "t.parquet"])
-def test_a_table_with_objects_is_refused_and_not_run(tmp_path, write, name):
-    write(tmp_path / name, HostileBomb(tmp_path / "boom"))
-
-    with pytest.raises(tq.InputError) as caught:
-        tq.TaskOutputs.load(tmp_path / name)
-    assert len(str(caught.value).splitlines()) == 1
+def test_table_with_objects_is_refused_and_not_run(tmp_path, write, name):
+    write(tmp_path / name, Bomb(tmp_path / "boom"))
+    refuses(tq.TaskOutputs.load, tmp_path / name, "file.format", "table.column")
     assert not (tmp_path / "boom").exists()
 
 
 @pytest.mark.parametrize("part", ["header", "roster", "shard"])
-def test_a_folder_with_a_pickle_in_it_is_refused_and_not_run(tmp_path, part):
+def test_folder_with_a_pickle_is_refused_and_not_run(tmp_path, part):
     folder = tmp_path / "t"
     writer = TableWriter(folder, TableHeader((4.0,), 3, order="roster"))
     shard = writer.write(["a"], 4.0, np.zeros((1, 3)), [0.0])
     names = {"header": "table.json", "roster": "_cases.parquet", "shard": shard.name}
-    pickled(folder / names[part], HostileBomb(tmp_path / "boom"))
-
-    with pytest.raises(tq.InputError):
-        tq.TaskOutputs.load(folder)
-    assert not (tmp_path / "boom").exists()
-
-
-@pytest.mark.parametrize("name", ["net.pt", "net.pth", "net.pkl", "net.ckpt", "net.safetensors"])
-def test_weights_with_objects_are_refused_and_not_run(tmp_path, name):
-    from taskuq.recover import load as load_recovery
-    from taskuq.task import load as load_task
-
-    cards = {load_recovery: "varnet", load_task: "classifier"}
-    for load, kind in cards.items():
-        pickled(tmp_path / name, HostileBomb(tmp_path / "boom"))
-        (tmp_path / "net.toml").write_text(f'kind = "{kind}"\n[network]\n')
-        with pytest.raises(tq.InputError):
-            load(tmp_path / name)
+    pickled(folder / names[part], Bomb(tmp_path / "boom"))
+    refuses(tq.TaskOutputs.load, folder, "file.format", "file.damaged")
     assert not (tmp_path / "boom").exists()
 
 
@@ -465,28 +390,26 @@ def table_of(folder, samples):
 
 
 @pytest.mark.parametrize("claimed", [16, 64, 10**15])
-def test_a_header_that_lies_about_samples_is_refused_before_memory_is_taken(tmp_path, claimed):
+def test_false_number_of_samples_is_refused(tmp_path, claimed):
     folder = table_of(tmp_path / "t", 32)
     (shard,) = _shard_paths(folder)
     # Somebody who means it takes the checksums away.
     pq.write_table(pq.read_table(shard).replace_schema_metadata(None), shard)
     header = folder / "table.json"
     write_json(header, json.loads(header.read_text()) | {"samples": claimed})
-
     with refused("samples.mismatch"):
         tq.TaskOutputs.load(folder)
 
 
-def test_a_shard_among_others_that_holds_fewer_samples_is_refused(tmp_path):
+def test_shard_with_fewer_samples_is_refused(tmp_path):
     folder = table_of(tmp_path / "t", 32)
     few = _shard_paths(table_of(tmp_path / "few", 16))[0]
     few.rename(folder / few.name)
-
     with refused("resume.mismatch"):
         tq.TaskOutputs.load(folder)
 
 
-def test_lists_of_unequal_length_behind_a_schema_that_claims_equal_ones_are_refused(tmp_path):
+def test_unequal_lists_with_a_false_schema_are_refused(tmp_path):
     folder = table_of(tmp_path / "t", 3)
     (shard,) = _shard_paths(folder)
     honest = pq.read_table(shard)
@@ -500,14 +423,120 @@ def test_lists_of_unequal_length_behind_a_schema_that_claims_equal_ones_are_refu
         writer.write_table(unequal)
         writer.add_key_value_metadata(claim)
     assert pa.types.is_fixed_size_list(pq.read_schema(shard).field("outputs").type)
-
     with refused("file.damaged"):
         tq.TaskOutputs.load(folder)
 
 
-def test_a_name_as_long_as_a_book_is_refused(tmp_path):
+def test_very_long_name_is_refused(tmp_path):
     writer = TableWriter(tmp_path / "t", TableHeader((4.0,), 3))
     writer.write(["a", "b" * 10**6], 4.0, np.ones((2, 3)), [0.0, 1.0])
-
     with refused("value.invalid"):
+        tq.TaskOutputs.load(tmp_path / "t")
+
+
+CASES = 50_000
+
+# A million cases may take 2 GB; a tenth of them, a tenth. Reading takes 0.10 to 0.12 GB, and 0.18
+# with one copy too many, which this bound sees.
+ALLOWED = 1.5e9 * CASES / 1e6
+
+SCRIPT = """
+import json, sys, tempfile
+from pathlib import Path
+import numpy as np
+import taskuq as tq
+from taskuq.table._parquet import TableHeader, TableWriter
+
+RATES = (16.0, 8.0, 4.0, 2.0)
+
+def peak():
+    # Not getrusage: a child starts with the largest memory of the process that started it.
+    (line,) = (l for l in open("/proc/self/status") if l.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+def write_and_read(folder, cases):
+    writer = TableWriter(folder, TableHeader(RATES, 32))
+    for start in range(0, cases, 5000):
+        names = np.char.add("patient-", np.arange(start, min(start + 5000, cases)).astype(str))
+        outputs = np.random.default_rng(start).random((len(names), 32), dtype=np.float32)
+        for R in RATES:
+            writer.write(names, R, outputs, outputs[:, 0], group=names, label=outputs[:, 0] > 0.5)
+    writing = peak()
+    table = tq.TaskOutputs.load(folder)
+    assert table.cases == cases
+    return writing
+
+with tempfile.TemporaryDirectory() as scratch:
+    write_and_read(Path(scratch) / "small", 5000)  # what libraries take once
+    before = peak()
+    writing = write_and_read(Path(scratch) / "large", int(sys.argv[1]))
+    print(json.dumps([writing - before, peak() - before]))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+def test_a_large_table_is_written_and_read_within_its_share_of_memory():
+    command = [sys.executable, "-c", SCRIPT, str(CASES)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    writing, reading = json.loads(ended.stdout)
+    assert writing < 0.1 * ALLOWED
+    # The outputs themselves are 51 MB: without them in the count it would measure nothing.
+    assert 4 * CASES * 32 * 4 < reading < ALLOWED
+
+
+PAIRS = 15
+
+
+def begin(folder, seed, together, answers, pairs):
+    """Begin tables at the same moment as another process, and say which were ours to begin."""
+    accepted = []
+    for pair in range(pairs):
+        together.wait()
+        try:
+            TableWriter(Path(folder) / f"{pair}", TableHeader((4.0,), 3, provenance={"seed": seed}))
+            accepted.append(pair)
+        except tq.InputError:
+            pass
+    answers.put(accepted)
+
+
+def begun_by_two(folder, seeds):
+    context = multiprocessing.get_context("spawn")
+    together, answers = context.Barrier(2), context.Queue()
+    writers = [
+        context.Process(target=begin, args=(str(folder), seed, together, answers, PAIRS))
+        for seed in seeds
+    ]
+    for writer in writers:
+        writer.start()
+    found = [answers.get(timeout=300) for _ in writers]
+    for writer in writers:
+        writer.join()
+    return found
+
+
+def test_one_of_two_writers_with_other_seeds_is_accepted(tmp_path):
+    first, second = begun_by_two(tmp_path, (1, 2))
+
+    assert not set(first) & set(second)
+    assert set(first) | set(second) == set(range(PAIRS))
+
+
+def test_two_writers_with_one_seed_are_accepted(tmp_path):
+    assert begun_by_two(tmp_path, (1, 1)) == [list(range(PAIRS))] * 2
+
+
+def test_header_is_not_written_through_a_link(tmp_path):
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "table.json").symlink_to(tmp_path / "elsewhere.json")
+    with refused("file.missing"):
+        TableWriter(tmp_path / "t", TableHeader((4.0,), 3))
+    assert not (tmp_path / "elsewhere.json").exists()
+
+
+def test_pipe_among_shards_is_refused(tmp_path):
+    tq.TaskOutputs(np.zeros((1, 2, 3)), np.zeros(2), (4.0,)).save(tmp_path / "t")
+    os.mkfifo(tmp_path / "t" / "part-000009-pipe.parquet")
+
+    with refused("file.format"):
         tq.TaskOutputs.load(tmp_path / "t")

@@ -97,7 +97,9 @@ def test_radius_scales_with_the_image():
     assert rms == pytest.approx([1.5 / 320] * 3)
 
 
-@pytest.mark.parametrize("steps", [{"steps": 10, "step": 1 / 30}, {"steps": 3, "step": 0.33}])
+@pytest.mark.parametrize(
+    "steps", [{"steps": 10, "step_size": 1 / 30}, {"steps": 3, "step_size": 0.33}]
+)
 def test_steps_that_cannot_reach_the_radius_are_refused(steps):
     with refused("value.invalid"):
         AttackConfig(**steps)

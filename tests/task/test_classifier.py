@@ -130,7 +130,7 @@ def test_outputs_are_probabilities_of_single_images():
 
 def test_several_tasks_have_an_axis_and_numbers_a_unit():
     config = ClassifierConfig(
-        BackboneConfig("small", width=4), tasks=("area", "count"), output="number"
+        BackboneConfig("small", width=4), tasks=("area", "count"), output="real"
     )
     net = Classifier(config).eval()
     net.shift.copy_(torch.tensor([100.0, 5.0]))

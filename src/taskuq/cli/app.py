@@ -40,7 +40,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 COMMANDS: dict[str, dict[str, str]] = tomllib.loads(
     Path(__file__).with_name("help.toml").read_text("utf-8")
 )
-OPTIONS, GOAL = COMMANDS.pop("options"), COMMANDS.pop("goal")
+OPTIONS, GOAL, GROUPS = (COMMANDS.pop(name) for name in ("options", "goal", "groups"))
 # Extra to install for a package that a light installation lacks.
 EXTRAS = dict.fromkeys(("torch", "pytorch_lightning", "h5py", "safetensors"), "mri") | {
     "nilearn": "demo",
@@ -77,16 +77,25 @@ app = cyclopts.App(
     suppress_keyboard_interrupt=False,
     result_action="return_value",
 )
-_data = cyclopts.App(name="data", help="Check, prepare and generate data.")
-for _command, _texts in COMMANDS.items():
-    _group, _, _name = _command.rpartition(" ")
-    (_data if _group else app).command(
+_groups = {
+    name: cyclopts.Group(title, sort_key=k) for k, (name, title) in enumerate(GROUPS.items())
+}
+_data = cyclopts.App(
+    name="data", help="Check, prepare and generate data.", group=_groups["experiments"]
+)
+for _path, _texts in COMMANDS.items():
+    _parent, _, _name = _path.rpartition(" ")
+    (_data if _parent else app).command(
         f"taskuq.cli.{_texts['module']}:{_name.replace('-', '_')}",
         name=_name,
-        help=_texts["help"] + (f"\n\nExample: {_texts['example']}" if "example" in _texts else ""),
+        help=f"{_texts['help']}\n\nExample: {_texts['example']}",
+        **({} if _parent else {"group": _groups[_texts["for"]]}),
     )
 app.command(_data)
 app.register_install_completion_command()
+_flags = cyclopts.Group("Options", sort_key=len(_groups))
+for _name in ("--help", "--version", "--install-completion"):
+    app[_name].group = (_flags,)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -137,12 +146,17 @@ def _describe(error: Exception, words: Sequence[str]) -> tuple[int, str]:
         case MachineError():
             return 1, str(error)
         case cyclopts.UnknownCommandError():
-            depth = int(words[0] == "data")
+            depth = int(words[0] in ("data", "train"))
             names = [name.split() for name in COMMANDS if name.startswith("data " * depth)]
-            choices = ", ".join(dict.fromkeys(name[depth] for name in names))
-            return 2, f"unknown command {words[depth]!r}; choose one of {choices}"
+            choices = dict.fromkeys(name[depth] for name in names)
+            if words[0] == "train":
+                from taskuq.training._networks import NETWORKS
+
+                choices = dict.fromkeys(NETWORKS)
+            return 2, f"unknown command {words[depth]!r}; choose one of {', '.join(choices)}"
         case cyclopts.CycloptsError():
-            return 2, f"{str(error).rstrip('.')}; see taskuq --help"
+            place = " ".join(filter(None, ("taskuq", _command(words), "--help")))
+            return 2, f"{str(error).rstrip('.?')}; see {place}"
         case ModuleNotFoundError() if (name := (error.name or "").partition(".")[0]) in EXTRAS:
             return 2, f"{error.name} is not installed; run pip install 'taskuq[{EXTRAS[name]}]'"
         case _ if is_out_of_memory(error):
@@ -159,16 +173,21 @@ def _describe(error: Exception, words: Sequence[str]) -> tuple[int, str]:
 
 def _name_options(sentence: str, words: Sequence[str]) -> str:
     """Name the options of a command where a sentence names arguments, as in max_width=0.1."""
-    name = next((" ".join(words[:k]) for k in (2, 1) if " ".join(words[:k]) in COMMANDS), None)
-    if name is None:
+    if (name := _command(words)) is None:
         return sentence
     goal = GOAL if name in ("plan", "simulate") else {}
     for option in OPTIONS | goal | COMMANDS[name]:
         flag = f"--{option.replace('_', '-')}"
         sentence = re.sub(rf"(?<![\w.-]){option}=(?=[\w'(.-])", f"{flag} ", sentence)
         sentence = re.sub(rf"(?<![\w.-]){option}=(?=[,; ]|$)", flag, sentence)
-        sentence = re.sub(rf"^{option}(?= (?:must|is|needs)\b)", flag, sentence)
+        sentence = re.sub(
+            rf"^(unknown |){option}(?= (?:must|is|needs|')\b)", rf"\1{flag}", sentence
+        )
     return sentence
+
+
+def _command(words: Sequence[str]) -> str | None:
+    return next((" ".join(words[:k]) for k in (2, 1) if " ".join(words[:k]) in COMMANDS), None)
 
 
 def _print_warnings() -> None:

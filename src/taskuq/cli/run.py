@@ -225,4 +225,5 @@ def _draw(record: dict[str, Any], folder: Path) -> None:
 train = cyclopts.App(name="train", help=app.COMMANDS["train"]["help"])
 _ABOUT = {name: line.about for lines in LISTED.values() for name, line in lines.items()}
 for _kind in NETWORKS:
-    train.command(train_command(_kind), name=_kind, help=_ABOUT.get(_kind, f"Train {_kind}."))
+    _help = f"{_ABOUT.get(_kind, f'Train {_kind}.')}\n\nExample: taskuq train {_kind} {_kind}.toml"
+    train.command(train_command(_kind), name=_kind, help=_help)

@@ -94,7 +94,7 @@ class Guarantee:
             message = f"condition must be 'each stratum' or 'each class', got {self.condition!r}"
             raise InputError(message, code="choice.unknown")
         if self.given and self.delta is None:
-            message = "given='early' needs delta; pass e.g. delta=0.1 (--delta 0.1)"
+            message = "given='early' needs delta; pass e.g. delta=0.1"
             raise InputError(message, code="option.missing")
         if self.given and self._unit.fraction is not None:
             message = f"given='early' covers a random case, got cases={self.cases!r}; remove cases="

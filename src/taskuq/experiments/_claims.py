@@ -22,6 +22,7 @@ from taskuq.conformal.scores import resolve_score
 from taskuq.conformal.scores._learned import FEWEST_TO_LEARN, LearnedScore
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray
+from taskuq.policy._simulate import Simulation
 from taskuq.report._records import (
     NOT_SUPPORTED,
     NOT_TESTED,
@@ -35,11 +36,11 @@ from taskuq.report.figures._evaluation import width_against
 from taskuq.table._table import TaskOutputs, replace_arrays
 from taskuq.table._terminology import MRI
 
-# Targets are the task network's word on the same image; batches round them differently.
+# Targets are the task network's output on the same image; batches round them differently.
 SAME_TARGET = 1e-3
 # Fewer splits would make means visibly uncertain.
 FEWEST_REPLAYS = 20
-# With fewer units a score that learns from targets has nothing to learn from.
+# A score that learns from targets needs this many units.
 UNITS_TO_LEARN = 20
 
 
@@ -103,6 +104,8 @@ class ClaimInputs:
     quality: Mapping[str, Any] | None = None
     task: Mapping[str, Any] | None = None
     parts: Sequence[SubsetMembers] = field(default=())
+    simulated: Sequence[Simulation] = ()  # by the run itself, with more splits
+    simulated_width: float | None = None
 
     @property
     def table(self) -> TaskOutputs:
@@ -327,39 +330,45 @@ class FindingWriter:
     name: str
     title: str
     claim: str
+    criterion: str
     figures: list[Figure] = field(default_factory=list)
     tables: list[dict[str, Any]] = field(default_factory=list)
     compared: dict[str, dict[str, Any]] = field(default_factory=dict)
     parts: dict[str, dict[str, bool]] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
-    rows_are: str = "what"
+    rows_are: str = "quantity"
 
     def find(self, unit: Unit, compared: Mapping[str, Any], parts: Mapping[str, bool]) -> None:
-        """Add what was measured in splits by a unit, and which parts of the claim held there."""
+        """Add the results in splits by a unit, and the parts of the claim they support."""
         by = f"by {unit.counted}"
         self.parts[by] = dict(parts)
         for what, value in compared.items():
             self.compared.setdefault(what, {})[by] = value
 
     def lack(self, unit: Unit, reason: str) -> None:
-        """Add why nothing can be compared in splits by a unit."""
+        """Add the reason why nothing can be compared in splits by a unit."""
         self.reasons.append(f"by {unit.counted}, {reason}")
 
     def record(
         self, settings: Mapping[str, Any], measured: str | None, number: str | None, note: str = ""
     ) -> dict[str, Any]:
-        judged = verdict(held for of in self.parts.values() for held in of.values())
+        """Return the record ``taskuq.experiment/1``."""
+        outcome = verdict(right for of in self.parts.values() for right in of.values())
+        return experiment_record(
+            self.name, self.title, self.claim, finding(outcome, measured, self._but), settings,
+            self.figures, [*self.tables, *self._summary(note)], verdict=outcome, number=number,
+            criterion=self.criterion,
+        )  # fmt: skip
+
+    @property
+    def _but(self) -> str:
         wrong: dict[str, list[str]] = {}
         for by, of in self.parts.items():
             if not all(of.values()):
-                parts = listing(part for part, held in of.items() if not held)
+                parts = listing(part for part, right in of.items() if not right)
                 wrong.setdefault(parts, []).append(by)
-        each = "; ".join(f"{' and '.join(by)}: {parts}" for parts, by in wrong.items())
-        but = "; ".join([*(["not so " + each] if each else []), *self.reasons])
-        return experiment_record(
-            self.name, self.title, self.claim, finding(judged, measured, but), settings,
-            self.figures, [*self.tables, *self._summary(note)], verdict=judged, number=number,
-        )  # fmt: skip
+        each = [f"for splits {' and '.join(by)} that {parts}" for parts, by in wrong.items()]
+        return "; ".join([*(["not confirmed " + "; ".join(each)] if each else []), *self.reasons])
 
     def _summary(self, note: str) -> list[dict[str, Any]]:
         if not self.compared:
@@ -369,29 +378,43 @@ class FindingWriter:
         caption = f"{caption[0].upper()}{caption[1:]}, side by side." if splits[1:] else ""
         first = next(iter(next(iter(self.compared.values())).values()))
         names = list(first) if isinstance(first, Mapping) else [""]
-        rows = []
-        for what, of in self.compared.items():
-            each = [(of.get(by), name) for by in splits for name in names]
-            rows.append([what, *(v.get(n) if isinstance(v, Mapping) else v for v, n in each)])
-        columns = [self.rows_are, *(f"{n} {by}".strip() for by in splits for n in names)]
-        text = f"{caption} {note}".strip() or "What was measured."
-        return [{"name": SUMMARY, "caption": text, "columns": columns, "rows": rows}]
+        return [
+            {
+                "name": SUMMARY,
+                "caption": f"{caption} {note}".strip() or "Results.",
+                "columns": [
+                    self.rows_are,
+                    *(f"{name} {by}".strip() for by in splits for name in names),
+                ],
+                "rows": [
+                    [what, *(_of(of.get(by), name) for by in splits for name in names)]
+                    for what, of in self.compared.items()
+                ],
+            }
+        ]
 
 
-def finding(judged: str, measured: str | None, but: str = "") -> str:
-    """Return what was found in at most two sentences, the verdict first."""
-    head = judged[:1].upper() + judged[1:]
+def _of(value: Any, name: str) -> Any:
+    """One of several numbers by its name, or the only one."""
+    return value.get(name) if isinstance(value, Mapping) else value
+
+
+def finding(outcome: str, measured: str | None, but: str = "") -> str:
+    """Return the finding in at most two sentences, the verdict first."""
+    head = outcome[:1].upper() + outcome[1:]
     if measured is None:
         return f"{head}: {but.rstrip('.')}."
     return f"{head}: {measured}." + (f" {but[:1].upper()}{but[1:].rstrip('.')}." if but else "")
 
 
 def verdict(parts: Iterable[bool]) -> str:
-    """Return the verdict on a claim from those on its parts."""
+    """Return the verdict on a claim from the outcomes of its parts."""
     found = list(parts)
     if not found:
         return NOT_TESTED
-    return SUPPORTED if all(found) else PARTLY_SUPPORTED if any(found) else NOT_SUPPORTED
+    if all(found):
+        return SUPPORTED
+    return PARTLY_SUPPORTED if any(found) else NOT_SUPPORTED
 
 
 def format_range(values: Iterable[float], digits: int = 2) -> str:
@@ -411,7 +434,7 @@ def listing(words: Iterable[str]) -> str:
 
 
 def title(score: str) -> str:
-    """Return what a sentence calls a score: short names are acronyms, in capitals."""
+    """Return the name of a score in sentences: short names are acronyms, in capitals."""
     return score.upper() if len(score) <= 4 else score
 
 
@@ -428,4 +451,4 @@ def no_finite_interval(found: Sequence[Evaluation]) -> str | None:
     reason = f"an error rate of {first.alpha:g} cannot be guaranteed from {count}"
     if all(r.n_calibration - r.n_tuning >= min_calibration_size(r.alpha) for r in found):
         reason = f"too many scores are infinite for an error rate of {first.alpha:g}"
-    return f"{reason}, so every interval is everything and nothing is compared."
+    return f"{reason}, so every interval is the whole range and nothing is compared."

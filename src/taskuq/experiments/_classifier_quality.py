@@ -68,15 +68,14 @@ def _from_table(inputs: ClaimInputs) -> tuple[list[Any], Figure]:
     figure = roc(
         {"true images": (false.tolist(), true.tolist())},
         name="roc-table",
-        caption=f"How many findings are seen at the price of how many false alarms, on the true "
-        f"images of the table (AUROC {found['auroc']:.3f}).",
+        caption=f"ROC curve on the true images of the table (AUROC {found['auroc']:.3f}).",
     )
     part = "cases to calibrate and test on"
     return [part, table.cases, int(y.sum()), *(found.get(m) for m in MEASURES)], figure
 
 
 def _from_record(inputs: ClaimInputs) -> list[list[Any]]:
-    called = {"tune": "tuning cases", "judge": "judged cases"}
+    called = {"tune": "tuning cases", "judge": "test cases"}
     try:
         assert inputs.task is not None
         return [

@@ -11,8 +11,8 @@ from taskuq.experiments._claims import ClaimInputs, ClaimSettings, Experiment, S
 from taskuq.report._records import experiment_record
 
 CLAIM = (
-    "70 % of the judged images calibrate and 30 % test, drawn at random by image: 1531 and 657 of "
-    "the paper's 2188."
+    "70 % of the evaluated images calibrate and 30 % test, drawn at random by image: 1531 and 657 "
+    "of the paper's 2188."
 )
 
 
@@ -25,7 +25,7 @@ def _data_splits(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]
         rows[-1][2] = None
     n, m = fold_sizes(table.cases)
     folds: list[list[Any]] = [["case", "calibrate", n, None], ["case", "test", m, None]]
-    sentence = f"{table.cases} judged cases give {n} to calibrate and {m} to test"
+    sentence = f"{table.cases} cases give {n} to calibrate and {m} to test"
     if any(unit.is_group for unit in units(inputs)):
         sizes = np.unique(group, return_counts=True)[1]
         shared = sum(_shared(int(size), n, table.cases) for size in sizes)
@@ -34,7 +34,7 @@ def _data_splits(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]
         folds += [["group", fold, float(count * sizes.mean()), count] for fold, count in parts]
         sentence += (
             f". Split by case, on average {shared:.1f} of {len(sizes)} groups have cases in both "
-            f"folds, so that a test case has met its own group; split by group, {k} groups "
+            f"folds, so test cases are not independent of calibration; split by group, {k} groups "
             f"calibrate and {rest} test"
         )
     return experiment_record(
@@ -53,7 +53,7 @@ def _data_splits(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]
             },
             {
                 "name": "folds",
-                "caption": "Folds of a random split of the judged cases; by group the number of "
+                "caption": "Folds of a random split of the evaluated cases; by group the number of "
                 "cases is a mean.",
                 "columns": ["split by", "fold", "cases", "groups"],
                 "rows": folds,

@@ -101,7 +101,7 @@ def _scan(
     for k, (family, scores) in enumerate(families):
         quantile = conformal_quantile(scores[~is_test], alpha)
         interval = clipped(family.select(test).interval(quantile), table.task_range)
-        # A crossed interval is empty and says nothing.
+        # A crossed interval is empty.
         stops = scanning & (interval.width < max_width) & ~interval.is_empty
         targets = table.targets_at(k)[test]
         covered[stops] = interval.contains(targets)[stops]
@@ -135,9 +135,9 @@ def _table(found: Draws, alpha: float, width: float, n: int, inputs: ClaimInputs
     draws, groups = len(next(iter(found.values()))), len(np.unique(np.asarray(inputs.table.group)))
     return {
         "name": "protocol",
-        "caption": f"Error rate {alpha:g}, stop below width {width:g}: {groups - n} groups to "
-        f"calibrate, {n} to test, mean over {draws} draws; sd is that of a single draw such as "
-        f"the paper's. AR takes {claims.point_source(inputs)}. No guarantee.",
+        "caption": f"Error rate {alpha:g}, stop below width {width:g}: {groups - count} groups to "
+        f"calibrate, {count} to test, mean over {draws} draws; sd is that of a single draw such as "
+        f"the paper's. AR uses {point_source(inputs)}. No guarantee.",
         "columns": [
             "score", "average R", "sd R", "coverage", "sd coverage", "max centre error",
             "sd max centre error",
@@ -165,7 +165,7 @@ def _accepted(found: Draws, table: TaskOutputs, alpha: float, width: float) -> F
 
 
 def _found(found: Draws, alpha: float) -> dict[str, str | None]:
-    """The verdict, what was found, and the number to remember."""
+    """Return the verdict, the finding, and the number to remember."""
     mean = {
         what: {name: _summary(drawn, what) for name, drawn in found.items()}
         for what in ("acceleration", "coverage", "center_error")
@@ -173,7 +173,7 @@ def _found(found: Draws, alpha: float) -> dict[str, str | None]:
     if all(drawn.acceleration == 1 for of in found.values() for drawn in of):
         never = (
             f"no interval is ever narrow enough at an error rate of {alpha:g}, or there are too "
-            "few cases to calibrate it, so every scan continues to the end"
+            "few cases to calibrate it, so every scan is measured in full"
         )
         return {
             "verdict": claims.verdict([]),
@@ -189,22 +189,22 @@ def _found(found: Draws, alpha: float) -> dict[str, str | None]:
             parts[f"{claims.title(name)} is faster than AR"] = R[name][0] > R["ar"][0]
     if {"ar", "lwr"} <= {name for name in found if not np.isnan(error[name][0])}:
         parts["LWR's maximum centre error is below AR's"] = error["lwr"][0] < error["ar"][0]
-    wrong = claims.listing(
-        f"{part} (it is {claims.format_range((m for m, _ in coverage), 3)})"
-        if part == close
-        else part
-        for part, held in parts.items()
-        if not held
+    side = "above" if all(m > 1 - alpha for m, _ in coverage) else "not close to"
+    measured = f"coverage was {format_range((m for m, _ in coverage), 3)}, {side} {1 - alpha:g}"
+    wrong = listing(
+        measured if part == close else f"that {part}" for part, right in parts.items() if not right
     )
-    judged = claims.verdict(parts.values())
-    each = claims.listing(f"{R[n][0]:.2f} with {claims.title(n)}" for n in found)
+    outcome = verdict(parts.values())
+    each = listing(f"{R[n][0]:.2f} with {title(n)}" for n in found)
     return {
-        "verdict": judged,
-        "finding": claims.finding(
-            judged, f"the average acceleration is {each}",
-            "" if judged == SUPPORTED else f"not so: {wrong}",
+        "verdict": outcome,
+        "criterion": "Coverage is within two standard deviations of 1 − α, LWR and CQR are faster "
+        "than AR, and LWR has a smaller maximum centre error.",
+        "finding": finding(
+            outcome, f"the average acceleration is {each}",
+            "" if outcome == SUPPORTED else f"not confirmed: {wrong}",
         ),
-        "number": "average R " + claims.listing(f"{claims.title(n)} {R[n][0]:.2f}" for n in found),
+        "number": "R̄ " + ", ".join(f"{title(n)} {R[n][0]:.2f}" for n in found),
     }  # fmt: skip
 
 

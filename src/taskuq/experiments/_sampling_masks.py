@@ -32,31 +32,33 @@ def _sampling_masks(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, A
             "published": (published_masks(PUBLISHED), PUBLISHED),
             "rule": (nested_masks(320, PUBLISHED, rng=rng), PUBLISHED),
         }
-    sentences, held = [], []
+    sentences, outcomes = [], []
     for name, (masks, rates) in sets.items():
         nested = all(bool((a <= b).all()) for a, b in pairwise(masks))
         width = masks.shape[1]
         right = [m.sum() == round(width / R) for m, R in zip(masks, rates, strict=True)]
         centers = [acs_width(m) for m in masks]
-        held += [nested, all(right), all(b >= a for a, b in pairwise(centers))]
+        outcomes += [nested, all(right), all(b >= a for a, b in pairwise(centers))]
         if name in ("published", "rule"):
             # A run may be longer than designed where a line next to it happens to be measured.
-            held += [c >= least for c, least in zip(centers, CENTERS, strict=True)]
+            outcomes += [c >= least for c, least in zip(centers, CENTERS, strict=True)]
         sentences.append(
-            f"{_CALLED[name]} are {'nested' if nested else 'not nested'} and have unbroken centres "
-            f"of {', '.join(map(str, centers))} lines"
+            f"{_CALLED[name]} are {'nested' if nested else 'not nested'} and have contiguous "
+            f"centres of {', '.join(map(str, centers))} lines"
         )
     first, rates = next(iter(sets.values()))
     return experiment_record(
         "masks",
         "Sampling masks",
         CLAIM,
-        finding(verdict(held), "; ".join(sentences)),
+        finding(verdict(outcomes), "; ".join(sentences)),
         {"accelerations": list(rates), "width": int(first.shape[1])}
         | (settings.used("seed") if "rule" in sets else {}),
         [masks_figure(first, rates)],
         [_table(name, masks, rates) for name, (masks, rates) in sets.items()],
-        verdict=verdict(held),
+        verdict=verdict(outcomes),
+        criterion="All masks are nested, measure one line in R, and have a centre that widens from "
+        "round to round.",
         # Other masks must not be taken for the paper's.
         number=f"{'' if 'masks' in sets else 'the paper: '}"
         f"{', '.join(str(int(m.sum())) for m in first)} of {first.shape[1]} lines",
@@ -80,8 +82,8 @@ def _table(name: str, masks: BoolArray, rates: Any) -> dict[str, Any]:
         rows.append([float(R), int(mask.sum()), width, center, int(new.sum()), far])
     return {
         "name": name,
-        "caption": f"Lines of {_CALLED[name]}: the unbroken centre, what each round adds, and how "
-        "far from the centre the added lines outside it lie on average.",
+        "caption": f"Lines of {_CALLED[name]}: the contiguous centre, the lines that each round "
+        "adds, and their mean distance from the centre if they lie outside it.",
         "columns": ["R", "lines", "of", "centre", "new", "mean distance"],
         "rows": rows,
     }

@@ -145,10 +145,13 @@ class _SinogramSimulator:
         random_views_fraction: float = 0,
     ) -> None:
         if not 0 <= random_views_fraction <= 1:
-            text = f"random_views_fraction must be in [0, 1], got {random_views_fraction}"
-            raise InputError(text, code="value.invalid")
+            raise InputError(
+                f"random_views_fraction must be in [0, 1], got {random_views_fraction}",
+                code="value.invalid",
+            )
         self.measure, self.augment = measure, augment
-        self.random_views_fraction, masks = random_views_fraction, measure.masks(0)
+        self.random_views_fraction = random_views_fraction
+        masks = measure.masks(0)
         # Rounds are nested: without random views no others are used.
         kept = np.arange(measure.views) if random_views_fraction else np.flatnonzero(masks[-1])
         self.masks, self.angles = torch.as_tensor(masks[:, kept]), view_angles(kept, measure.views)

@@ -40,8 +40,8 @@ SEVERAL = (
 )
 # Standard errors by which a measured mean may fall below its target by chance.
 CHANCE = 2.0
-DESCRIPTIVE = "No criterion: the results are descriptive."
-MISSING = "No record of this experiment is stored with the run."
+DESCRIPTIVE = "none; the results are descriptive."
+MISSING = "none; no record of this experiment is stored with the run."
 
 
 class _Number(NamedTuple):
@@ -115,18 +115,13 @@ def _about(contents: Contents, best: Record | None) -> Iterator[tuple[str, str]]
     """Task, data and baseline, as far as the run names them."""
     table, words, what = contents.folder.table, contents.words, contents.folder.run.get("what")
     named = what if isinstance(what, Mapping) else {}
-    task = _first_sentence(named.get("task"))
-    if not task and table is not None and table.task_names != ("task",):
-        task = ", ".join(table.task_names)
-    data = _first_sentence(named.get("data"))
+    task, data = (_first_sentence(named.get(key)) for key in ("task", "data"))
     if table is not None:
+        task = task or ", ".join(name for name in table.task_names if name != "task")
         groups = 0 if table.group is None else len(set(table.group.tolist()))
-        of = f" of {words.apply(count_noun(groups, 'group'))}" if groups else ""
-        data = f"{data} {words.apply(count_noun(table.cases, 'case'))}{of}.".strip()
-    if task:
-        yield "Task", task
-    if data:
-        yield "Data", data
+        of = f" of {count_noun(groups, 'group')}" if groups else ""
+        data = f"{data} {words.apply(count_noun(table.cases, 'case') + of)}.".strip()
+    yield from ((term, text) for term, text in (("Task", task), ("Data", data)) if text)
     if (paper := _baseline(contents, best)) is not None:
         yield (
             "Baseline",
@@ -241,11 +236,11 @@ def _of_simulation(contents: Contents, best: Record) -> tuple[str, tuple[_Number
     measurements = contents.words.many("measurement")
     paper = _baseline(contents, best)
     rate = math.nan if paper is None else number(paper["mean_acceleration"])
-    against = "" if paper is None else f"; baseline {_percent(1 / rate)}, R̄ = {rate:.3g}"
+    against = "" if paper is None else f" (baseline {_percent(1 / rate)}, R̄ = {rate:.3g})"
     numbers = (
         _Number(
             _percent(1 / R), _error(R_error, _percent(R_error / R**2)),
-            f"of the {measurements} measured on average, R̄ = {R:.3g}{against}",
+            f"of the {measurements} measured, R̄ = {R:.3g}{against}",
         ),
         _Number(
             _percent(coverage), _error(error, _percent(error)),

@@ -36,7 +36,7 @@ STORY = {
     "live": "New patients, scanned now",
     "multi-round": "Multi-round scans",
     "interval-length": "Interval length against acceleration",
-    "sample-count": "Interval length against the number of posterior samples",
+    "sample-count": "Interval length against posterior samples",
     "coverage-law": "Empirical coverage and its exact law",
     "conditional-coverage": "Coverage within classes and widths",
     "paper-protocol": "The paper's multi-round protocol",

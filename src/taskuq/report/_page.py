@@ -114,13 +114,19 @@ def _download(table: Table) -> str:
     return f"data:text/csv;charset=utf-8;base64,{encoded}"
 
 
-def _plate(figure: Figure, used: set[str], short: str, say: Say = str) -> dict[str, Any]:
+def _plate(
+    figure: Figure, used: set[str], short: str, say: Say = str, named: Say = str
+) -> dict[str, Any]:
     identity = f"fig-{slug(figure.name)}"
     while identity in used:
         identity += "-again"
     used.add(identity)
     names = "caption", "x_label", "y_label"
     texts: dict[str, Any] = {name: say(getattr(figure, name)) for name in names}
+    if figure.x_label == "class":
+        series = [replace(one, x=tuple(named(str(x)) for x in one.x)) for one in figure.series]
+        texts["series"] = tuple(series)
+        short = re.sub(r"class (\w+)\)$", lambda last: f"{named(last[1])})", short)
     figure = replace(figure, **texts)
     table = figure_table(figure)
     return {
@@ -130,7 +136,7 @@ def _plate(figure: Figure, used: set[str], short: str, say: Say = str) -> dict[s
         "caption": figure.caption,
         "legend": legend_of(figure),
         "svg": figure_svg(figure, identity),
-        "table": _grid(table) if len(table.rows) <= SHORT else None,
+        "table": _grid(table) | {"csv": None} if len(table.rows) <= SHORT else None,
         "csv": _download(table),
         "file": f"{slug(figure.name)}.csv",
     }
@@ -143,7 +149,8 @@ def _context(contents: Contents) -> dict[str, Any]:
     explorer, notes = _explorer(contents)
     failures, counted = _failure_tables(contents)
     patients, by_task = patient_table(folder.table, contents.cases), task_table(contents.cases)
-    of_policies = [t for t in contents.tables if t.name in contents.simulations]
+    simulated = {f"{name}{part}" for name in contents.simulations for part in ("", "-stops")}
+    of_policies = [t for t in contents.tables if t.name in simulated]
     of_samples = [t for t in contents.tables if t.name in contents.diagnoses]
     others = [t for t in contents.tables if t not in (*of_policies, *of_samples)]
     rows = [row for results in contents.simulations.values() for row in results]
@@ -154,7 +161,11 @@ def _context(contents: Contents) -> dict[str, Any]:
     hashes = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
     scan, key = contents.scan, _key_table(contents)
     sections = [
-        (heading, say(reading), [_plate(figure, used, title, say) for title, figure in under])
+        (
+            heading,
+            say(reading),
+            [_plate(f, used, title, say, contents.class_name) for title, f in under],
+        )
         for heading, reading, under in contents.sections
     ]
     return {
@@ -230,7 +241,10 @@ def _experiments(contents: Contents, used: set[str]) -> list[dict[str, Any]]:
                 "verdict": e.verdict or NOT_TESTED,
                 "criterion": say(e.criterion) or DESCRIPTIVE,
                 "is_appendix": e.name in APPENDICES,
-                "figures": [_plate(f, used, f.title or title_of(f.name), say) for f in e.figures],
+                "figures": [
+                    _plate(f, used, f.title or title_of(f.name), say, contents.class_name)
+                    for f in e.figures
+                ],
                 "table": first and _grid(first, say),
                 "tables": [_grid(t, say) for t in e.tables if t is not first],
                 "settings": [(str(k), _words(v)) for k, v in e.settings.items()],

@@ -154,7 +154,7 @@ def scan_picture(scan: OneScan, explorer: Explorer | None, words: Terminology) -
         })  # fmt: skip
     of = "" if scan.task is None else f" ({scan.task})"
     return {
-        "caption": f"{words.title('case')} {scan.case}{of}: the scan {_ending(scan, words)}",
+        "caption": f"{words.title('case')} {scan.case}{of} {_ending(scan, words)}",
         "rows": rows,
         "ticks": [(x(tick), shown(tick)) for tick in ticks],
         "target": x(scan.target),
@@ -182,7 +182,7 @@ def _ending(scan: OneScan, words: Terminology) -> str:
     if last.report is not None:
         low, high = last.report
         verb = "contains" if low <= scan.target <= high else "misses"
-        end = f"stops at {last.label} and its report {verb} the truth, {truth}."
+        end = f"stops at {last.label}; its report {verb} the truth, {truth}."
     if scan.calibrated is None:
         return end
     own = f"It is one of the policy's own {scan.calibrated} calibration {words.many('case')}"

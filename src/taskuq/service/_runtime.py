@@ -126,8 +126,12 @@ def open_runtime(folder: Path, policy: Policy) -> _ExportedModel:
     with complete_record(path, "runtime", "export again"):
         coils, height, width = map(int, record["shape"])
         shape, draws = (coils, height, width), record["recover"]["draws"]
-        recover, mark = _load_program(folder, record["recover"])
-        task, task_mark = _load_program(folder, record["task"])
+        # Both are verified before either is unpickled.
+        files = [_verified(folder, record[part]) for part in ("recover", "task")]
+        (recover, mark), (task, task_mark) = (
+            _load_program(path, record[part])
+            for path, part in zip(files, ("recover", "task"), strict=True)
+        )
         return _ExportedModel(
             _ExportedRecover(recover, shape, int(record["samples"]), draws, mark),
             _ExportedTask(task, int(record["images"]), task_mark),
@@ -136,14 +140,18 @@ def open_runtime(folder: Path, policy: Policy) -> _ExportedModel:
         )
 
 
-def _load_program(folder: Path, part: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return an exported program and its fingerprint."""
+def _verified(folder: Path, part: Mapping[str, Any]) -> Path:
+    """Return the path of an exported program whose checksum fits."""
     path = safe_join(folder, str(part["file"]))
     if not path.is_file():
         raise InputError(f"{path} does not exist; export again", code="file.missing")
-    # Checked before unpickling.
     if checksum(path) != part["sha256"]:
         raise InputError(f"{path} does not match its SHA-256; export again", code="file.damaged")
+    return path
+
+
+def _load_program(path: Path, part: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return an exported program and its fingerprint."""
     try:
         return torch.export.load(path).module(), str(part["mark"] or part["sha256"])
     except Exception as error:

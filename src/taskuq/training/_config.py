@@ -33,7 +33,7 @@ class TrainingConfig:
     precision: Literal["32-true", "bf16-mixed"] = "32-true"  #: Precision of Lightning.
     accumulate: int = 1  #: Batches per optimiser step.
     workers: int = 0  #: Data-loading processes per training process.
-    #: Keep all cases on the device, or load them; "auto" keeps small in-memory data on a GPU.
+    #: Keep all cases on the device or load them one by one; "auto": small data in memory, on a GPU.
     dataloader: Literal["auto", "device", "loader"] = "auto"
     seed: int = 0  #: Seed of all random numbers of the training.
     compile: bool = False  #: Compile the network with torch.compile.
@@ -43,8 +43,8 @@ class TrainingConfig:
     patience: int = 0  #: Epochs without improvement before training stops; 0 to train all epochs.
 
     def __post_init__(self) -> None:
-        positive = ("epochs", "batch", "accumulate", "lr_decay_epochs", "checkpoint_every")
-        for name in (*positive, "learning_rate"):
+        positive = "epochs batch accumulate lr_decay_epochs checkpoint_every learning_rate"
+        for name in positive.split():
             if getattr(self, name) <= 0:
                 text = f"training.{name} must be positive, got {getattr(self, name)}"
                 raise InputError(text, code="value.invalid")

@@ -34,12 +34,12 @@ LISTED = {
         "sampler": _NetworkEntry(
             "taskuq.recover.sampler._train",
             "SamplerMethod",
-            "Train the one-step sampler around estimates, and these.",
+            "Train the one-step sampler and its point-estimate networks.",
         ),
         "ct-unrolled": _NetworkEntry(
             "taskuq.recover._tomography",
             "UnrolledMethod",
-            "Train the unrolled network of tomography, a point estimate.",
+            "Train the unrolled CT network, a point estimate.",
         ),
         "varnet": _NetworkEntry(
             "taskuq.recover._varnet_training",
@@ -49,18 +49,18 @@ LISTED = {
         "ct-sampler": _NetworkEntry(
             "taskuq.recover._tomography",
             "CTSamplerMethod",
-            "Train the one-step sampler of tomography, and its estimates.",
+            "Train the CT sampler and its point-estimate networks.",
             network="SAMPLER_NETWORK",
         ),
     },
     "task": {
         "simclr": _NetworkEntry(
-            "taskuq.task._simclr", None, "Pre-train the classifier's backbone without labels."
+            "taskuq.task._simclr", None, "Pre-train the backbone of a task network without labels."
         ),
         "classifier": _NetworkEntry(
             "taskuq.task._classifier_training",
             "ClassifierMethod",
-            "Train the task network, adversarially where configured.",
+            "Train the task network, with adversarial images if [attack] has a radius.",
         ),
     },
 }

@@ -44,18 +44,13 @@ class SamplerConfig:
     residual_scale: float = 0.3
 
     def __post_init__(self) -> None:
-        sizes = (
-            self.in_channels, self.out_channels, self.width, self.max_multiplier,
-            *self.decoder_channels, self.noise_channels,
-        )  # fmt: skip
-        if (
-            not self.decoder_channels
-            or min(sizes) < 1
-            or self.global_noise < 0
-            or self.residual_scale <= 0
-        ):
-            text = f"the numbers of a sampler's network must be positive, got {self}"
-            raise InputError(text, code="value.invalid")
+        sizes = (self.in_channels, self.out_channels, self.width, self.max_multiplier)
+        smallest = min(*sizes, self.noise_channels, *(self.decoder_channels or (0,)))
+        if smallest < 1 or self.global_noise < 0 or self.residual_scale <= 0:
+            raise InputError(
+                f"the numbers of a sampler's network must be positive, got {self}",
+                code="value.invalid",
+            )
         if self.in_channels % self.out_channels:
             text = f"in_channels must be a multiple of {self.out_channels}, got {self.in_channels}"
             raise InputError(text, code="value.invalid")
@@ -201,7 +196,7 @@ class SamplerNet(nn.Module):
         config: Size of the network.
 
     Example:
-        >>> net = SamplerNet(SamplerConfig(inputs=3, outputs=1, width=4, drawn=(4, 4)))
+        >>> net = SamplerNet(SamplerConfig(3, 1, width=4, decoder_channels=(4, 4)))
         >>> noise = torch.randn(2, 5, net.noise_size(10, 12))
         >>> net(torch.randn(2, 3, 10, 12), torch.tensor([0.1, 0.2]), noise).shape
         torch.Size([2, 5, 1, 10, 12])

@@ -171,8 +171,6 @@
       button.addEventListener("click", () => (view === "sample-1" ? flip(1) : change({ view })));
       part("views").append(button);
     }
-    part("flip").hidden = samples.length < 2;
-    part("flip").addEventListener("click", toggleFlipping);
     part("viewer").addEventListener("keydown", onArrow);
     root.addEventListener("keydown", onLetter);
     part("restore").addEventListener("click", (event) => {
@@ -241,13 +239,6 @@
     if (!samples.length) return;
     const at = samples.indexOf(state.view);
     change({ view: samples[at < 0 ? 0 : (at + by + samples.length) % samples.length] });
-  }
-  let flipping = null;
-  function toggleFlipping() {
-    if (flipping) clearInterval(flipping);
-    flipping = flipping ? null : setInterval(() => flip(1), 350);
-    part("flip").textContent = flipping ? "Stop flipping" : "Flip through samples";
-    part("flip").setAttribute("aria-pressed", String(Boolean(flipping)));
   }
   function onArrow(event) {
     const keys = {

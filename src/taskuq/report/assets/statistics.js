@@ -201,7 +201,7 @@ const statistics = (() => {
   // Quantiles are remembered at log odds from -5 to 5, by halves; the law is logistic between.
   function logOdds(law, residual) {
     const below = law.filter((q) => q < residual).length;
-    const j = clip(behind - 1, 0, law.length - 2);
+    const j = clip(below - 1, 0, law.length - 2);
     return j / 2 - 5 + (0.5 / (law[j + 1] - law[j])) * (residual - law[j]);
   }
 

@@ -377,10 +377,11 @@ def _drawn(figure: Figure, *, legend: bool) -> Any:
     names = [series.name for series in figure.series] if legend and len(figure.series) > 1 else []
     columns = max(1, _WIDTH // (40 + 7 * min(40, max(map(len, names), default=0))))
     top = _TOP + 18 * -(-len(names) // columns)
+    bottom = _BOTTOM + 16 * any("\n" in str(x) for x in _categories(figure))
     height = _HEIGHT - _TOP + top
     canvas = MplFigure(figsize=(_WIDTH / 72, height / 72), dpi=72)
-    size = (_WIDTH - _LEFT - _RIGHT) / _WIDTH, (height - top - _BOTTOM) / height
-    axes = canvas.add_axes((_LEFT / _WIDTH, _BOTTOM / height, *size))
+    size = (_WIDTH - _LEFT - _RIGHT) / _WIDTH, (height - top - bottom) / height
+    axes = canvas.add_axes((_LEFT / _WIDTH, bottom / height, *size))
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set(color=_SOFT, alpha=0.55)
     axes.tick_params(length=0, labelsize=_TICK, labelcolor=_SOFT, pad=7)
@@ -574,10 +575,14 @@ def _name_ticks(axes: Any, places: Sequence[float], names: Sequence[str]) -> Non
     """Name positions of the horizontal axis; leave out or shorten names that would collide."""
     inside = _WIDTH - _LEFT - _RIGHT
     # As wide as the larger letters of a phone.
-    wide = 10 * min(max(map(len, names)), 12) + 10
+    lines = [line for name in names for line in name.split("\n")]
+    wide = 10 * min(max(map(len, lines)), 12) + 10
     step = max(1, -(-len(names) * wide // inside))
     most = max(6, int(inside / (10 * -(-len(names) // step))))
-    short = [text if len(text) <= most else f"{text[: most - 1]}…" for text in names[::step]]
+    short = [
+        "\n".join(t if len(t) <= most else f"{t[: most - 1]}…" for t in text.split("\n"))
+        for text in names[::step]
+    ]
     axes.set_xticks(places[::step], short)
 
 
