@@ -12,6 +12,7 @@ from taskuq.conformal._quantiles import CoverageLaw, coverage_rank
 from taskuq.conformal._units import CaseUnit, Unit
 from taskuq.experiments import _claims as claims
 from taskuq.experiments._claims import ClaimInputs, ClaimSettings, Experiment, FindingWriter
+from taskuq.report.figures import Figure
 from taskuq.report.figures._evaluation import coverage_histogram, coverage_within
 
 CONDITIONAL_CLAIM = (
@@ -25,7 +26,8 @@ CLOSE = 0.03
 STRATA = {"class": ("class", "class"), "size": ("width", "interval width")}
 
 
-def _conditional(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
+def _conditional_coverage(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
+    """Measure coverage within each class and within each range of interval width."""
     R = claims.nearest_acceleration(inputs.table, settings.coverage_acceleration)
     account = FindingWriter(
         "conditional-coverage", "Coverage within classes and widths", CONDITIONAL_CLAIM,
@@ -46,7 +48,7 @@ def _conditional(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]
                     )
                 )
                 account.tables.append(_conditional_table(found, strata, unit))
-        if (reason := no_finite_interval(found)) is not None:
+        if (reason := claims.no_finite_interval(found)) is not None:
             account.lack(unit, reason)
             continue
         account.find(unit, *_compared(found))
@@ -63,8 +65,23 @@ def _conditional(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]
            "table": repr(inputs.table), "point": repr(inputs.point)},
         compared,
         number,
-        note=f"Measured, not guaranteed. AR uses {point_source(inputs)}.",
+        note=f"Measured, not guaranteed. AR uses {claims.point_source(inputs)}.",
     )  # fmt: skip
+
+
+def _strata(result: Evaluation, strata: str) -> Sequence[StratumCoverage]:
+    return result.class_coverage if strata == "class" else result.size_coverage
+
+
+def _conditional_table(found: Sequence[Evaluation], strata: str, unit: Unit) -> dict[str, Any]:
+    name, label = STRATA[strata]
+    return {
+        "name": f"{name}-by-{unit.counted}",
+        "caption": f"Coverage within each {label} over {found[0].splits} random splits by "
+        f"{unit.counted}; cases are the mean number of test cases there.",
+        "columns": ["score", label, "coverage", "cases"],
+        "rows": [[r.score, s.name, s.coverage, s.cases] for r in found for s in _strata(r, strata)],
+    }
 
 
 def _compared(found: Sequence[Evaluation]) -> tuple[dict[str, float], dict[str, bool]]:
@@ -72,27 +89,35 @@ def _compared(found: Sequence[Evaluation]) -> tuple[dict[str, float], dict[str, 
     target = 1 - found[0].alpha
     classes = {r.score: _judged(r.class_coverage) for r in found if _judged(r.class_coverage)}
     lowest = {name: min(s.coverage for s in of) for name, of in classes.items()}
-    sizes = {r.score: [s.coverage for s in _judged(r.size_coverage)] for r in found}
-    spread = {name: max(of) - min(of) for name, of in sizes.items() if len(of) > 1}
+    sizes = {r.score: _judged(r.size_coverage) for r in found}
+    spread = {
+        name: max(s.coverage for s in of) - min(s.coverage for s in of)
+        for name, of in sizes.items()
+        if len(of) > 1
+    }
     paper = [lowest[name] for name in ("ar", "lwr", "cqr") if name in lowest]
     parts = {}
     if classes:
-        is_close = min(paper, default=0.0) >= target - CLOSE
-        parts[f"every class is at most {CLOSE:g} below {target:g}"] = is_close
+        parts[f"every class is at most {CLOSE:g} below {target:g}"] = (
+            min(paper, default=0.0) >= target - CLOSE
+        )
     if "ar" in lowest:
         parts["AR has the lowest class"] = lowest["ar"] <= min(paper)
     if {"lwr", "cqr"} <= set(spread):
         parts["LWR is more even over widths than CQR"] = spread["lwr"] < spread["cqr"]
     compared = {f"lowest coverage of a class, {claims.title(s)}": low for s, low in lowest.items()}
-    compared |= {f"difference between widths, {claims.title(s)}": v for s, v in spread.items()}
-    return compared, parts
+    return compared | {
+        f"difference between widths, {claims.title(s)}": v for s, v in spread.items()
+    }, parts
 
 
 def _judged(strata: Sequence[StratumCoverage]) -> list[StratumCoverage]:
     return [s for s in strata if s.splits and s.cases >= ENOUGH_CASES]
 
 
-CONDITIONAL_COVERAGE = Experiment(_conditional, ("samples",), "coverage within classes and widths")
+CONDITIONAL_COVERAGE = Experiment(
+    _conditional_coverage, ("samples",), "coverage within classes and widths"
+)
 
 LAW_CLAIM = (
     "Over random splits the coverage of the test fold follows its theoretical law, and its mean is "
@@ -103,6 +128,7 @@ SMALLEST_P = 1e-4
 
 
 def _coverage_law(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
+    """Compare the coverage of random test folds with its exact law."""
     table = inputs.table
     R = claims.nearest_acceleration(table, settings.coverage_acceleration)
     by_unit = {
@@ -116,38 +142,20 @@ def _coverage_law(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any
         "5 standard errors; by group, mean coverage reaches 1 − α.",
     )  # fmt: skip
     for unit, found in by_unit.items():
-        account.figures += [
-            replace(
-                coverage_histogram(r.to_dict()),
-                name=f"coverage-{r.score}",
-                caption=f"Coverage of {claims.title(r.score)}{at} in {r.splits} random splits, "
-                f"mean {r.coverage.mean:.4f}, against its exact law (goodness of fit "
-                f"p = {r.histogram.p_value:.2g}).",
-            )
-            for r in found
-            if r.histogram is not None
-        ]
+        account.figures += [_histogram(r, R) for r in found if r.histogram is not None]
         account.tables.append(_law_table(found, unit, law))
         if (reason := claims.no_finite_interval(found)) is not None:
             account.lack(unit, reason)
-            continue
-        rows: dict[str, Any] = {
-            f"mean coverage, {claims.title(r.score)}": r.coverage.mean for r in found
-        }
-        rows["what is guaranteed"] = 1 - found[0].alpha
-        fits = [r.histogram.p_value for r in found if r.histogram is not None]
-        if not unit.is_group:
-            rows["what the exact law gives"] = law.mean
-            rows[f"smallest goodness-of-fit p-value of {len(fits)}"] = min(fits, default=None)
-        account.find(unit, rows, _parts(found, unit, law))
+        else:
+            account.find(unit, _law_rows(found, unit, law), _parts(found, unit, law))
     by_case = account.parts.get("by case") and [r.coverage.mean for r in by_unit[CaseUnit()]]
-    near = format_range(by_case, 3) if by_case else None
+    near = claims.format_range(by_case, 3) if by_case else None
     return account.record(
         settings.used("alpha", "scores", "ours", "coverage_acceleration", "trials", "seed")
         | {"acceleration": R, "table": repr(table), "point": repr(inputs.point)},
         near and f"mean coverage by case is {near}; the exact law gives {law.mean:.3f}",
         near and f"{near}; law {law.mean:.3f}",
-        note=f"{HONESTLY} AR uses {point_source(inputs)}.",
+        note=f"{HONESTLY} AR uses {claims.point_source(inputs)}.",
     )
 
 
@@ -163,8 +171,8 @@ def _histogram(result: Evaluation, R: float) -> Figure:
     return replace(
         coverage_histogram(result.to_dict()),
         name=f"coverage-{result.score}",
-        caption=f"Coverage of {title(result.score)}{at} in {result.splits} random splits, mean "
-        f"{result.coverage.mean:.3f}, against its exact law (goodness of fit "
+        caption=f"Coverage of {claims.title(result.score)}{at} in {result.splits} random splits, "
+        f"mean {result.coverage.mean:.3f}, against its exact law (goodness of fit "
         f"p = {histogram.p_value:.2g}).",
     )
 
@@ -192,7 +200,9 @@ def _law_table(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dic
 
 
 def _law_rows(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[str, Any]:
-    compared: dict[str, Any] = {f"mean coverage, {title(r.score)}": r.coverage.mean for r in found}
+    compared: dict[str, Any] = {
+        f"mean coverage, {claims.title(r.score)}": r.coverage.mean for r in found
+    }
     compared["guaranteed coverage"] = 1 - found[0].alpha
     fits = [r.histogram.p_value for r in found if r.histogram is not None]
     if not unit.is_group:
@@ -206,7 +216,7 @@ def _parts(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[st
     if unit.is_group:
         target = 1 - found[0].alpha
         return {
-            f"{title(r.score)} covers {target:g} on average": r.coverage.mean
+            f"{claims.title(r.score)} covers {target:g} on average": r.coverage.mean
             + 5 * r.coverage.sd / math.sqrt(r.splits or 1)
             >= target
             for r in found
@@ -214,13 +224,15 @@ def _parts(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[st
     # A score that learns calibrates on fewer cases and follows another law.
     parts = {}
     for r in found:
-        mean, name, root = r.coverage.mean, claims.title(r.score), math.sqrt(r.splits or 1)
-        if unit.is_group:
-            parts[f"{name} covers {goal:g} on average"] = mean + 5 * r.coverage.sd / root >= goal
-        # A score that learns calibrates on fewer cases and has a law of its own.
-        elif r.histogram is not None:
-            parts[f"{name}'s histogram follows the law"] = r.histogram.p_value > SMALLEST_P
-            parts[f"{name}'s mean is the law's"] = abs(mean - law.mean) <= 5 * (law.sd / root)
+        if r.histogram is None:
+            continue
+        error = law.sd / math.sqrt(r.splits or 1)
+        parts[f"{claims.title(r.score)}'s histogram follows the law"] = (
+            r.histogram.p_value > SMALLEST_P
+        )
+        parts[f"{claims.title(r.score)}'s mean is the law's"] = (
+            abs(r.coverage.mean - law.mean) <= 5 * error
+        )
     return parts
 
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import platform
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+import taskuq
 from taskuq._arrays import as_array
 from taskuq._io import make_folder, write_json
 from taskuq.conformal._diagnose import diagnose
-from taskuq.data._atlas import Atlas, PatientDistribution
-from taskuq.data._dataset import Case
-from taskuq.experiments._claims import EXPERIMENTS, ClaimSettings, Log, make_inputs, run_experiments
+from taskuq.data._dataset import Dataset
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.measure._coils import rss
-from taskuq.measure._mri import MaskConfig, MultiCoilMRI, SimulatedMRIScanner
+from taskuq.measure._mri import MultiCoilMRI, SimulatedMRIScanner
 from taskuq.pipeline._executor import Executor, pick_device
 from taskuq.pipeline._pipeline import provenance
 from taskuq.pipeline._progress import Progress
@@ -30,13 +30,11 @@ from taskuq.policy._policy import Policy
 from taskuq.policy._simulate import Simulation, simulate, simulation_record
 from taskuq.protocols import Recover, Task
 from taskuq.recover._methods import open_recovery
-from taskuq.report._explorer import save_explorer
-from taskuq.report._records import experiment_record
-from taskuq.report._report import write_report
 from taskuq.scan._acquire import ScanOptions, open_scan
 from taskuq.scan._scanners import as_scanners
 from taskuq.scan._state import Scan
 from taskuq.table._examples import stored_quality, stored_table
+from taskuq.table._table import TaskOutputs
 from taskuq.table._terminology import MRI
 from taskuq.task import load
 from taskuq.training._weights import locate
@@ -44,12 +42,15 @@ from taskuq.training._weights import locate
 
 @dataclass(frozen=True)
 class _DemoNetworks:
+    """Bundled recovery and task networks."""
+
     sampler: Recover
     point: Recover
     task: Task
 
 
 def _bundled_networks() -> _DemoNetworks:
+    """Load the bundled networks."""
     device = pick_device(None)
     return _DemoNetworks(
         sampler=open_recovery("sampler-atlas", device=device),
@@ -58,21 +59,30 @@ def _bundled_networks() -> _DemoNetworks:
     )
 
 
-_DemoScan = tuple[Scan, dict[str, Any]]  # of one slice, and its explorer arrays
+class _DemoScan(NamedTuple):
+    """Scan of one slice and its explorer arrays."""
+
+    scan: Scan
+    shown: dict[str, Any]
 
 
 def _scan_slice(
-    item: Case,
+    data: Dataset,
+    index: int,
     policy: Policy,
     networks: _DemoNetworks,
     masks: BoolArray,
-    settings: DemoSettings,
-    log: Log,
+    *,
+    seed: int = 0,
+    shown: int = 8,
+    log: Callable[[str], None] = lambda line: None,
 ) -> _DemoScan:
     """Scan one slice until the policy stops; then look at the rounds it did not need."""
-    rates, samples = tuple(float(R) for R in policy.accelerations), list[Tensor]()
+    item = data[index]
+    rates = tuple(float(R) for R in policy.accelerations)
+    samples: list[Tensor] = []
     executor = Executor(
-        networks.sampler, networks.task, settings.seed, on_samples=lambda x, _: samples.append(x)
+        networks.sampler, networks.task, seed, on_samples=lambda images, _: samples.append(images)
     )
     options = ScanOptions(
         on_round=lambda r: log(_sentence(item.case, r.acceleration, r.lower, r.upper, r.stop))
@@ -80,7 +90,8 @@ def _scan_slice(
     scanners = as_scanners(SimulatedMRIScanner(item.image, masks, rates), item.case, None)
     scan = open_scan(policy, scanners, executor, options).run()
     assert isinstance(scan, Scan)
-    measurements = [MultiCoilMRI(masks, rates)(item.image, R) for R in rates]
+    scanner = MultiCoilMRI(masks, rates)
+    measurements = [scanner(item.image, R) for R in rates]
     for k in range(len(samples), len(rates)):
         executor.sample(measurements[k], item.case, rates[k], policy.samples)
     drawn = torch.stack([images.cpu() for images in samples[: len(rates)]])
@@ -89,20 +100,23 @@ def _scan_slice(
     outputs = [one.outputs for one in scan.rounds[: len(rates)]]
     outputs += [_numbers(executor.read(images)) for images in drawn[len(outputs) :]]
     truth = rss(item.image)
-    return scan, {
-        "case": item.case,
-        "group": item.group,
-        "label": int(item.label),
-        "truth": truth.numpy(),
-        "targets": float(_numbers(executor.read(truth[None]))[0]),
-        "estimate": torch.stack([rss(m.zero_filled) for m in measurements]).numpy(),
-        "mean": drawn.mean(1).numpy(),
-        "sd": drawn.std(1).numpy(),
-        "samples": drawn[:, : settings.shown].numpy(),
-        "outputs": np.stack(outputs),
-        "point": points.numpy(),
-        "point_outputs": _numbers(executor.read(points)),
-    }
+    return _DemoScan(
+        scan,
+        {
+            "case": item.case,
+            "group": item.group,
+            "label": int(item.label),
+            "truth": truth.numpy(),
+            "targets": float(_numbers(executor.read(truth[None]))[0]),
+            "estimate": torch.stack([rss(m.zero_filled) for m in measurements]).numpy(),
+            "mean": drawn.mean(1).numpy(),
+            "sd": drawn.std(1).numpy(),
+            "samples": drawn[:, :shown].numpy(),
+            "outputs": np.stack(outputs),
+            "point": points.numpy(),
+            "point_outputs": _numbers(executor.read(points)),
+        },
+    )
 
 
 def _numbers(values: Any) -> FloatArray:
@@ -132,6 +146,7 @@ class DemoSettings:
 
     @classmethod
     def fast(cls, seed: int = 0) -> DemoSettings:
+        """The smallest demo that still does everything."""
         return cls(patients=1, slices=3, trials=100, seed=seed)
 
 
@@ -139,11 +154,13 @@ def run_demo(
     settings: DemoSettings,
     folder: Path,
     *,
-    stage: Log = lambda line: None,
-    log: Log = lambda line: None,
+    stage: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
     quiet: bool = True,
 ) -> Path:
     """Run the embedded experiment, write everything the report shows, and return its page."""
+    from taskuq.report._report import write_report
+
     make_folder(folder)
     stage("1/4  Planning when to stop, on a stored table of patients.")
     samples, point = stored_table("atlas-sampler"), stored_table("atlas-varnet")
@@ -154,25 +171,55 @@ def run_demo(
     log(f"The policy: {policy}")
     number = settings.patients * settings.slices
     stage(f"2/4  Scanning {number} slices of new patients, round by round.")
+    with Progress(number, what="slices", quiet=quiet) as scanned:
+        live = _scan(settings, policy, samples, folder, log, scanned)
+    write_json(folder / "records" / "live.json", live)
+    stage(f"3/4  Judging the policy and the paper's claims over {settings.trials} random splits.")
+    _judge(settings, samples, point, folder, log, quiet)
+    stage("4/4  Writing the page.")
+    write_json(folder / "run.json", _run(settings, policy))
+    return write_report(folder)
+
+
+def _scan(
+    settings: DemoSettings,
+    policy: Policy,
+    table: TaskOutputs,
+    folder: Path,
+    log: Callable[[str], None],
+    progress: Progress,
+) -> dict[str, Any]:
+    """Scan new patients, write what the explorer shows of them, and return what was reported."""
+    import numpy as np
+
+    from taskuq.data._atlas import Atlas
+    from taskuq.measure._mri import MaskConfig
+    from taskuq.report._explorer import save_explorer
+
     networks = _bundled_networks()
     data = Atlas(settings.patients, SEED, first=FIRST)
     masks = MaskConfig().masks(data.plan.size)
     per = data.plan.slices
     chosen = np.linspace(0, per - 1, settings.slices).astype(int)
     scanned = []
-    with Progress(number, what="slices", quiet=quiet) as progress:
-        for index in (k * per + int(s) for k in range(settings.patients) for s in chosen):
-            scanned.append(_scan_slice(data[index], policy, networks, masks, settings, log))
+    for k in range(settings.patients):
+        for s in chosen:
+            scanned.append(
+                _scan_slice(
+                    data, k * per + int(s), policy, networks, masks,
+                    seed=settings.seed, shown=settings.shown, log=log,
+                )
+            )  # fmt: skip
             progress.step()
     save_explorer(
         folder / "explorer.npz",
-        **{name: np.stack([shown[name] for _, shown in scanned]) for name in scanned[0][1]},
-        accelerations=samples.accelerations,
+        **{name: np.stack([s.shown[name] for s in scanned]) for name in scanned[0].shown},
+        accelerations=table.accelerations,
         masks=masks,
-        calibration_outputs=samples.outputs.transpose(1, 0, 2),
-        calibration_targets=samples.targets,
-        calibration_group=samples.group,
-        task_range=samples.task_range,
+        calibration_outputs=table.outputs.transpose(1, 0, 2),
+        calibration_targets=table.targets,
+        calibration_group=table.group,
+        task_range=table.task_range,
     )
     return _record(scanned, settings)
 
@@ -198,8 +245,6 @@ def _judge(
         simulated=simulation, simulated_width=MAX_WIDTH,
     )  # fmt: skip
     claims = ClaimSettings(trials=settings.trials, seed=settings.seed)
-    plans = [PolicySpec("fixed-width", ALPHA, goal)]
-    plans += [PolicySpec("paper", ALPHA, goal, score=score) for score in ("lwr", "cqr")]
     with Progress(1 + len(list(EXPERIMENTS)), what="claims", quiet=quiet) as progress:
         pairs = [(samples.samples, one) for one in simulation]
         record = simulation_record(
@@ -222,6 +267,8 @@ def _judged(settings: DemoSettings, table: TaskOutputs) -> list[Simulation]:
 
 
 def _record(scanned: Sequence[_DemoScan], settings: DemoSettings) -> dict[str, Any]:
+    from taskuq.report._records import experiment_record
+
     rows = []
     for scan, shown in scanned:
         low, high, truth = *map(float, (scan.interval.lower, scan.interval.upper)), shown["targets"]
@@ -271,7 +318,11 @@ def _run(settings: DemoSettings, policy: Policy) -> dict[str, Any]:
         "classes": {"0": "no lesion", "1": "lesion"},
         "words": MRI.to_dict(),
         "seed": settings.seed,
-        "versions": {k: v for k, v in made.items() if k != "revision"},
+        "versions": {
+            "taskuq": taskuq.__version__,
+            "python": platform.python_version(),
+            **{k: v for k, v in made.items() if k not in ("taskuq", "python", "revision")},
+        },
         "revision": made["revision"],
         "commands": ["taskuq demo -o runs/demo", "taskuq report runs/demo"],
     }

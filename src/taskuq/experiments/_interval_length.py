@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from taskuq.conformal._exact import Evaluation
+from taskuq.conformal._units import Unit
 from taskuq.experiments import _claims as claims
 from taskuq.experiments._claims import ClaimInputs, ClaimSettings, Experiment, FindingWriter
 
@@ -31,22 +32,9 @@ def _interval_length(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, 
             "standard deviation over splits."
         )
         account.figures.append(claims.length_figure(found, "acceleration", unit, caption))
-        n = found[0].splits
-        how = "all splits, exactly" if n is None else f"{n} random splits"
-        table: dict[str, Any] = {
-            "name": f"by-{unit.counted}",
-            "caption": f"Coverage and length over {how}, by {unit.counted}: "
-            f"{found[0].n_calibration} to calibrate, {found[0].n_test} to test. Intervals are cut "
-            "to the task's range, unless a column says otherwise: the paper does not cut them. "
-            "Measured.",
-            "columns": ["R", "score", "p", "coverage", "length", "length sd"],
-            "rows": [
-                [r.acceleration, r.score, r.samples, r.coverage.mean, r.width.mean, r.width.sd]
-                for r in found
-            ],
-        }
+        table = _length_table(found, unit)
         if not unit.is_group:
-            whole = evaluate_scores(inputs, settings, unit, exact=True, clip=False)
+            whole = claims.evaluate_scores(inputs, settings, unit, exact=True, clip=False)
             table["columns"].append("unclipped length")
             for row, r in zip(table["rows"], whole, strict=True):
                 row.append(r.width.mean)
@@ -54,16 +42,16 @@ def _interval_length(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, 
         if (reason := claims.no_finite_interval(found)) is not None:
             account.lack(unit, reason)
             continue
-        compared, parts, adaptive = _length_ratios(found, settings)
-        account.find(unit, compared, parts)
-        ratios += adaptive
+        found_ratios = _length_ratios(found, settings)
+        account.find(unit, found_ratios.compared, found_ratios.parts)
+        ratios += found_ratios.adaptive
     shorter = claims.format_range(ratios)
     return account.record(
         settings.used("alpha", "scores", "ours", "trials", "seed")
         | {"table": repr(inputs.table), "point": repr(inputs.point)},
         f"LWR and CQR have {shorter} of AR's length over all accelerations" if ratios else None,
         f"{shorter} times AR's" if ratios else None,
-        note=f"AR uses {point_source(inputs)}; ranges are over all accelerations.",
+        note=f"AR uses {claims.point_source(inputs)}; ranges are over all accelerations.",
     )
 
 
@@ -114,13 +102,13 @@ def _length_ratios(found: Sequence[Evaluation], settings: ClaimSettings) -> _Len
         adaptive += ratios.values()
     for score in (s for s in settings.ours if s in lengths):
         ours = [
-            length / min(lengths[s].get(R, math.inf) for s in paper)
+            length / min(lengths[s].get(R, float("inf")) for s in paper)
             for R, length in lengths[score].items()
         ]
         compared[f"{claims.title(score)}'s length over the shortest of the paper's"] = (
             claims.format_range(ours)
         )
-    return compared, parts, adaptive
+    return _LengthRatios(compared, parts, adaptive)
 
 
 INTERVAL_LENGTH = Experiment(
@@ -136,9 +124,10 @@ DEGRADED = 1.5
 
 
 def _sample_count(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
+    """Compare mean interval lengths at several numbers of posterior samples."""
     table = inputs.table
     counts = [p for p in settings.samples if p <= table.samples] or [table.samples]
-    R = nearest_acceleration(table, settings.samples_acceleration)
+    R = claims.nearest_acceleration(table, settings.samples_acceleration)
     # Scores of samples; AR uses a point estimate, and the learned score all samples.
     chosen = replace(settings, scores=("lwr", "cqr"), ours=("mlwr",))
     at = "" if math.isnan(R) else f" at R = {R:g}"
@@ -148,9 +137,9 @@ def _sample_count(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any
         "more, CQR and MLWR less.",
     )  # fmt: skip
     ratios: dict[str, dict[str, float]] = {}
-    for unit in units(inputs):
+    for unit in claims.units(inputs):
         clipped, whole = (
-            evaluate_scores(
+            claims.evaluate_scores(
                 inputs, chosen, unit, accelerations=[R], samples=counts, exact=True, clip=clip
             )
             for clip in (True, False)
@@ -159,18 +148,20 @@ def _sample_count(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any
             f"Mean interval length against the number p of posterior samples{at}, splits by "
             f"{unit.counted}; unclipped."
         )
-        account.figures.append(length_figure(whole, "samples", unit, caption))
+        account.figures.append(claims.length_figure(whole, "samples", unit, caption))
         account.tables.append(_count_table(clipped, whole, unit))
-        if (reason := no_finite_interval(whole)) is not None:
+        if (reason := claims.no_finite_interval(whole)) is not None:
             account.lack(unit, reason)
         elif len(counts) < 2:
             account.lack(unit, f"there is only one number of samples, {counts[0]}")
         else:
-            compared, ratios[unit.counted] = _count_ratios(whole)
-            account.find(unit, compared, _parts(ratios[unit.counted]))
-    measured = number = None
+            ratio = ratios[unit.counted] = _count_ratios(whole)
+            account.find(unit, _count_rows(whole, ratio), _parts(ratio))
+    compared = number = None
     if ratios:
-        lwr, cqr = (format_range([of[name] for of in ratios.values()]) for name in ("lwr", "cqr"))
+        lwr, cqr = (
+            claims.format_range([of[name] for of in ratios.values()]) for name in ("lwr", "cqr")
+        )
         few, most = min(counts), max(counts)
         compared = (
             f"from p = {most} to {few} LWR's unclipped length grows {lwr}-fold, CQR's {cqr}-fold"
@@ -214,16 +205,11 @@ def _count_ratios(whole: Sequence[Evaluation]) -> dict[str, float]:
 
 def _count_rows(whole: Sequence[Evaluation], ratio: dict[str, float]) -> dict[str, str]:
     few, most = min(r.samples for r in whole), max(r.samples for r in whole)
-    length = {(r.score, r.samples): r.width.mean for r in whole}
-    ratio = {r.score: length[r.score, few] / length[r.score, most] for r in whole}
-    compared = {
+    grown = {
         f"{claims.title(s)}'s length at p = {few} over that at {most}": claims.format_range([r])
         for s, r in ratio.items()
     }
-    for p in (few, most):
-        best = min((r for r in whole if r.samples == p), key=lambda r: r.width.mean)
-        compared[f"shortest at p = {p}"] = f"{claims.title(best.score)} ({best.width.mean:.3g})"
-    return compared, ratio
+    return grown | {f"shortest at p = {p}": _shortest(whole, p) for p in (few, most)}
 
 
 def _parts(ratio: dict[str, float]) -> dict[str, bool]:
@@ -234,6 +220,11 @@ def _parts(ratio: dict[str, float]) -> dict[str, bool]:
         "CQR does not degrade": ratio["cqr"] < DEGRADED,
         "MLWR does not degrade": ratio["mlwr"] < DEGRADED,
     }
+
+
+def _shortest(whole: Sequence[Evaluation], p: int) -> str:
+    best = min((r for r in whole if r.samples == p), key=lambda r: r.width.mean)
+    return f"{claims.title(best.score)} ({best.width.mean:.3g})"
 
 
 SAMPLE_COUNT = Experiment(

@@ -51,31 +51,13 @@ def _multi_round(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]
         found = {goal: _replay(inputs, settings, goal, unit) for goal in settings.goals}
         account.figures.append(_overview(found, unit))
         if not unit.is_group:
-            account.figures += [
-                replace(
-                    accepted({name: r.to_dict()["stops"] for name, r in rules.items()}),
-                    name=f"accepted-alpha-{alpha:g}-width-{width:g}",
-                    caption="Fraction of slices accepted after each acceleration, splits by case, "
-                    f"error rate {alpha:g}, width below {width:g}; R = 1 is a full scan.",
-                )
-                for (alpha, width), rules in found.items()
-            ]
+            account.figures += [_accepted(rules, *goal) for goal, rules in found.items()]
         account.tables += [_table(found, unit), _stops(found, unit)]
-        n = _first(found).n_calibration
-        possible = {g: rules for g, rules in found.items() if n >= min_calibration_size(g[0])}
-        if lost := dict.fromkeys(f"{goal[0]:g}" for goal in found if goal not in possible):
-            reason = f"an error rate of {claims.listing(lost)} cannot be guaranteed from {n} "
-            reason += f"{unit.counted}s, so every scan continues to the end there"
-            account.lack(unit, reason)
+        possible = _possible(found, unit, account)
         if possible:
             account.find(unit, *_compared(possible))
             ratios += [_ratio(rules) for rules in possible.values()]
-            short += [
-                f"{name.split()[1].upper()} at α {alpha:g}, τ {width:g} by {unit.counted}"
-                for (alpha, width), rules in possible.items()
-                for name in PAPER
-                if _is_short(rules[name])
-            ]
+            short += [f"{rule} by {unit.counted}" for rule in _short(possible)]
     account.figures.append(_acceleration_width_curve(inputs, settings))
     times = f"{claims.format_range(ratios)} times"
     return account.record(
@@ -87,8 +69,8 @@ def _multi_round(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]
         else None,
         f"{times} the paper's R̄" if ratios else None,
         note="R̄ of fixed-width stopping and of the better of the paper's two rules, and coverage "
-        f"of fixed-width stopping. AR uses {point_source(inputs)}. The paper's rules with coverage "
-        f"below 1 − α by more than the error of random splits: {listing(short)}.",
+        f"of fixed-width stopping. AR uses {claims.point_source(inputs)}. The paper's rules with "
+        f"coverage below 1 − α by more than the error of random splits: {claims.listing(short)}.",
     )
 
 
@@ -156,19 +138,23 @@ def _table(found: Simulated, unit: Unit) -> dict[str, Any]:
 
 
 def _stops(found: Simulated, unit: Unit) -> dict[str, Any]:
-    rates, rows = [s.acceleration for s in _first(found).stops], []
-    for (alpha, width), rules in found.items():
-        for name, r in rules.items():
-            # Point estimates may lack a round.
-            fractions = {s.acceleration: max(0.0, s.fraction) for s in r.stops}
-            rows.append([alpha, width, name, *map(fractions.get, rates)])
+    rates = [s.acceleration for s in _first(found).stops]
     return {
         "name": f"accepted-by-{unit.counted}",
         "caption": f"Share of cases accepted after each acceleration, splits by {unit.counted}; "
         "R = 1 is a full scan.",
         "columns": ["alpha", "max width", "policy", *(f"R = {R:g}" for R in rates)],
-        "rows": rows,
+        "rows": [
+            # Point estimates may lack a round.
+            [alpha, width, name, *map(_shares(r).get, rates)]
+            for (alpha, width), rules in found.items()
+            for name, r in rules.items()
+        ],
     }
+
+
+def _shares(result: Simulation) -> dict[float, float]:
+    return {s.acceleration: max(0.0, s.fraction) for s in result.stops}
 
 
 def _overview(found: Simulated, unit: Unit) -> Figure:
@@ -177,7 +163,6 @@ def _overview(found: Simulated, unit: Unit) -> Figure:
         for (alpha, width), rules in found.items()
         for name, r in rules.items()
     ]
-    bars = series_from_rows(points, lambda p: p[0], lambda p: p[1], lambda p: p[2], style="bars")
     return Figure(
         name=f"average-acceleration-by-{unit.counted}",
         caption=f"Average acceleration of each stopping rule, splits by {unit.counted}. The "
@@ -209,6 +194,7 @@ def _accepted(rules: Rules, alpha: float, width: float) -> Figure:
 
 
 def _acceleration_width_curve(inputs: ClaimInputs, settings: ClaimSettings) -> Figure:
+    """Acceleration against width for each policy."""
     points = []
     for width in settings.widths:
         goal = Goal(max_width=width)
@@ -240,8 +226,8 @@ def _possible(found: Simulated, unit: Unit, account: FindingWriter) -> Simulated
     if left_out:
         account.lack(
             unit,
-            f"an error rate of {listing(left_out)} cannot be guaranteed from {n} {unit.counted}s, "
-            "so every scan is measured in full",
+            f"an error rate of {claims.listing(left_out)} cannot be guaranteed from {n} "
+            f"{unit.counted}s, so every scan is measured in full",
         )
     return {goal: rules for goal, rules in found.items() if n >= min_calibration_size(goal[0])}
 
@@ -264,8 +250,9 @@ def _compared(found: Simulated) -> tuple[dict[str, dict[str, float]], dict[str, 
         residual = rules["paper ar"].mean_acceleration
         adaptive += [rules[name].mean_acceleration > residual for name in PAPER]
         # No rule is faster than one that stops every scan after the first round.
-        is_fastest = ours.mean_acceleration >= fastest - 1e-9
-        parts[f"fixed-width is faster at {at}"] = is_fastest or _ratio(rules) > 1
+        parts[f"fixed-width is faster at {at}"] = (
+            _ratio(rules) > 1 or ours.mean_acceleration >= fastest - 1e-9
+        )
         parts[f"fixed-width covers 1 − α at {at}"] = not _is_short(ours)
     return compared, {"LWR and CQR are faster than AR": all(adaptive)} | parts
 

@@ -28,11 +28,10 @@ CLAIM = (
 )
 
 
-Families = list[tuple[IntervalFamily, FloatArray]]
-
-
 @dataclass(frozen=True)
 class _ProtocolDraw:
+    """Result of one random choice of test groups."""
+
     acceleration: float
     coverage: float
     center_error: float
@@ -40,15 +39,20 @@ class _ProtocolDraw:
 
 
 def _paper_protocol(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
+    """Repeat the paper's multi-round simulation over many draws of its test volumes."""
     alpha, max_width = settings.goals[0]
     table = inputs.table
-    count = min(settings.test_groups, len(np.unique(np.asarray(table.group))) // 3)
+    groups = np.unique(np.asarray(table.group))
+    count = min(settings.test_groups, len(groups) // 3)
     tests = list(_draws(table, count, settings))
     found = {}
     for name in settings.scores:
         source = claims.table_for_score(inputs, name)
-        families = _families(source, name, alpha)
-        found[name] = [_scan(source, families, is_test, alpha, max_width) for is_test in tests]
+        found[name] = [
+            _scan(source, families, is_test, alpha, max_width)
+            for families in [_families(source, name, alpha)]
+            for is_test in tests
+        ]
     outcome = _found(found, alpha)
     return experiment_record(
         "paper-protocol",
@@ -69,10 +73,11 @@ def _draws(table: TaskOutputs, count: int, settings: ClaimSettings) -> Iterator[
     groups = np.unique(group)
     rng = np.random.default_rng(settings.seed)
     positive = np.zeros(len(groups), dtype=bool)
-    if table.label is not None and len(classes := np.unique(table.label)) == 2:
-        positive = np.isin(groups, group[table.label == classes[1]])
+    if table.label is not None and len(np.unique(table.label)) == 2:
+        ill = group[table.label == np.unique(table.label)[1]]
+        positive = np.isin(groups, ill)
     for _ in range(settings.draws):
-        half = min(count // 2, int(positive.sum()))
+        half = min(count // 2, int(positive.sum()), count)
         rest = count - half
         if half and (~positive).sum() >= rest:
             parts = (groups[positive], half), (groups[~positive], rest)
@@ -82,15 +87,24 @@ def _draws(table: TaskOutputs, count: int, settings: ClaimSettings) -> Iterator[
         yield np.isin(group, chosen)
 
 
-def _families(table: TaskOutputs, name: str, alpha: float) -> Families:
+def _families(
+    table: TaskOutputs, name: str, alpha: float
+) -> list[tuple[IntervalFamily, FloatArray]]:
     """The nested intervals of all cases at each round, and the scores of their targets."""
     score = resolve_score(name, alpha)
-    families = [interval_family(score, np.asarray(outputs)) for outputs in table.outputs]
-    return [(family, family.score(table.targets_at(k))) for k, family in enumerate(families)]
+    families = []
+    for k in range(table.rounds):
+        family = interval_family(score, np.asarray(table.outputs[k]))
+        families.append((family, family.score(table.targets_at(k))))
+    return families
 
 
 def _scan(
-    table: TaskOutputs, families: Families, is_test: BoolArray, alpha: float, max_width: float
+    table: TaskOutputs,
+    families: list[tuple[IntervalFamily, FloatArray]],
+    is_test: BoolArray,
+    alpha: float,
+    max_width: float,
 ) -> _ProtocolDraw:
     test = np.flatnonzero(is_test)
     group = np.unique(np.asarray(table.group)[test], return_inverse=True)[1]
@@ -131,13 +145,15 @@ def _summary(draws: list[_ProtocolDraw], name: str) -> tuple[float, float]:
     return (float(known.mean()), float(known.std())) if known.size else (np.nan, np.nan)
 
 
-def _table(found: Draws, alpha: float, width: float, n: int, inputs: ClaimInputs) -> dict[str, Any]:
+def _table(
+    found: Draws, alpha: float, width: float, count: int, inputs: ClaimInputs
+) -> dict[str, Any]:
     draws, groups = len(next(iter(found.values()))), len(np.unique(np.asarray(inputs.table.group)))
     return {
         "name": "protocol",
         "caption": f"Error rate {alpha:g}, stop below width {width:g}: {groups - count} groups to "
         f"calibrate, {count} to test, mean over {draws} draws; sd is that of a single draw such as "
-        f"the paper's. AR uses {point_source(inputs)}. No guarantee.",
+        f"the paper's. AR uses {claims.point_source(inputs)}. No guarantee.",
         "columns": [
             "score", "average R", "sd R", "coverage", "sd coverage", "max centre error",
             "sd max centre error",
@@ -151,11 +167,14 @@ def _table(found: Draws, alpha: float, width: float, n: int, inputs: ClaimInputs
 
 
 def _accepted(found: Draws, table: TaskOutputs, alpha: float, width: float) -> Figure:
-    stops = {}
-    for name, drawn in found.items():
-        mean = np.mean([one.stopped for one in drawn], axis=0).tolist()
-        pairs = zip((*table.accelerations, 1.0), mean, strict=True)
-        stops[name] = [{"acceleration": R, "fraction": v} for R, v in pairs]
+    rates = (*table.accelerations, 1.0)
+    stops = {
+        name: [
+            {"acceleration": R, "fraction": float(v)}
+            for R, v in zip(rates, np.mean([one.stopped for one in drawn], axis=0), strict=True)
+        ]
+        for name, drawn in found.items()
+    }
     return replace(
         accepted(stops),
         name="accepted",
@@ -190,21 +209,23 @@ def _found(found: Draws, alpha: float) -> dict[str, str | None]:
     if {"ar", "lwr"} <= {name for name in found if not np.isnan(error[name][0])}:
         parts["LWR's maximum centre error is below AR's"] = error["lwr"][0] < error["ar"][0]
     side = "above" if all(m > 1 - alpha for m, _ in coverage) else "not close to"
-    measured = f"coverage was {format_range((m for m, _ in coverage), 3)}, {side} {1 - alpha:g}"
-    wrong = listing(
+    measured = (
+        f"coverage was {claims.format_range((m for m, _ in coverage), 3)}, {side} {1 - alpha:g}"
+    )
+    wrong = claims.listing(
         measured if part == close else f"that {part}" for part, right in parts.items() if not right
     )
-    outcome = verdict(parts.values())
-    each = listing(f"{R[n][0]:.2f} with {title(n)}" for n in found)
+    outcome = claims.verdict(parts.values())
+    each = claims.listing(f"{R[n][0]:.2f} with {claims.title(n)}" for n in found)
     return {
         "verdict": outcome,
         "criterion": "Coverage is within two standard deviations of 1 − α, LWR and CQR are faster "
         "than AR, and LWR has a smaller maximum centre error.",
-        "finding": finding(
+        "finding": claims.finding(
             outcome, f"the average acceleration is {each}",
             "" if outcome == SUPPORTED else f"not confirmed: {wrong}",
         ),
-        "number": "R̄ " + ", ".join(f"{title(n)} {R[n][0]:.2f}" for n in found),
+        "number": "R̄ " + ", ".join(f"{claims.title(n)} {R[n][0]:.2f}" for n in found),
     }  # fmt: skip
 
 

@@ -83,7 +83,7 @@ def _frechet_distance(first: FloatArray, second: FloatArray) -> float:
     # Sigma = A' A for centred features A, so that the cross term is the sum of the singular values
     # of A1 A2': as large as the numbers of images, or of features where those are fewer.
     roots = [(x - x.mean(0)) / np.sqrt(len(x) - 1) for x in (first, second)]
-    one, two = (np.linalg.qr(a, mode="r") if len(a) > a.shape[1] else a for a in roots)
+    one, two = (np.asarray(np.linalg.qr(a, mode="r")) if len(a) > a.shape[1] else a for a in roots)
     cross = np.linalg.svd(one @ two.T, compute_uv=False).sum()
     return float(shift @ shift + np.square(one).sum() + np.square(two).sum() - 2 * cross)
 

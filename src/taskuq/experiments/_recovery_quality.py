@@ -20,6 +20,7 @@ CORRELATION = "spread_error_correlation"
 
 
 def _recovery_quality(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
+    """Read a quality record as the paper's table, with the gain over zero-filling."""
     rows = _rows(inputs.quality)
     figures = [
         *quality_figures({"results": rows}),
@@ -81,8 +82,10 @@ def _rows(record: Mapping[str, Any] | None) -> list[dict[str, Any]]:
             for name in ("psnr", "ssim"):
                 row[name] = {key: row[name][key] for key in ("mean", "standard_error")}
     except (KeyError, TypeError, ValueError) as error:
-        text = f"the quality record is not complete ({error!r:.60}); make it with taskuq quality"
-        raise InputError(text, code="file.format") from None
+        raise InputError(
+            f"the quality record is not complete ({error!r:.60}); make it with taskuq quality",
+            code="file.format",
+        ) from None
     return rows
 
 
@@ -104,29 +107,34 @@ def _psnr_gain(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> flo
 def _found(rows: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
     """Return the verdict, the finding, and the number to remember."""
     methods = {name: of for name, of in _methods(rows).items() if name != BASE}
-    parts, sentences, gained = {}, [], None
+    parts, gains_over_base, gained = {}, [], None
     for name, of in methods.items():
         # From the fastest scan to the slowest quality must rise.
-        known = [v for R in sorted(of) if (v := of[R]["psnr"]["mean"]) is not None]
+        levels = [of[R]["psnr"]["mean"] for R in sorted(of)]
+        known = [v for v in levels if v is not None]
         if len(known) > 1:
-            parts[f"the quality of {name} falls as R grows"] = is_decreasing(known)
+            parts[f"the quality of {name} falls as R grows"] = claims.is_decreasing(known)
         gains = [g for r in of.values() if (g := _psnr_gain(r, rows)) is not None]
         if gains:
-            sentences.append(f"{name} is {claims.format_range(gains, 1)} dB above zero-filling")
+            gains_over_base.append(
+                f"{name} is {claims.format_range(gains, 1)} dB above zero-filling"
+            )
             gained = gained or f"{name} +{claims.format_range(gains, 1)} dB"
     for measure, better in (("psnr", "varnet"), ("ssim", "varnet"), ("fid", "flow")):
         pairs = _pairs(methods, measure)
-        wins = sum(v > f for v, f in pairs)  # a lower FID is better
+        wins = sum((v > f) if measure != "fid" else (f < v) for v, f in pairs)
         if pairs:
             of_all = "" if wins == len(pairs) else f" ({wins} of {len(pairs)})"
             parts[f"the {better} is better in {measure.upper()} at every R{of_all}"] = not of_all
     wrong = [f"that {part}" for part, right in parts.items() if not right]
-    but = [f"not confirmed: {listing(wrong)}"] if wrong else []
+    but = [f"not confirmed: {claims.listing(wrong)}"] if wrong else []
     but += [] if any("fid" in r for r in rows) else ["FID was not measured"]
-    outcome = verdict(parts.values())
-    found = listing(gains_over_base) if gains_over_base else "there is nothing to compare with"
+    outcome = claims.verdict(parts.values())
+    found = (
+        claims.listing(gains_over_base) if gains_over_base else "there is nothing to compare with"
+    )
     return {
-        "finding": finding(outcome, found, "; ".join(but)), "verdict": outcome,
+        "finding": claims.finding(outcome, found, "; ".join(but)), "verdict": outcome,
         "number": gained,
         "criterion": "Quality falls as R grows; at every R the variational network is better in "
         "PSNR and SSIM, and the flow in FID.",
