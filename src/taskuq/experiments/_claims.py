@@ -46,8 +46,6 @@ UNITS_TO_LEARN = 20
 
 @dataclass(frozen=True)
 class ClaimSettings:
-    """Values shared by all experiments."""
-
     alpha: float = 0.05
     samples: tuple[int, ...] = (2, 4, 8, 16, 32)
     samples_acceleration: float = 16.0
@@ -69,15 +67,9 @@ class ClaimSettings:
         for alpha in (self.alpha, *(alpha for alpha, _ in self.goals)):
             exact_alpha(alpha)
         if min(self.trials, self.replays, self.draws, self.test_groups) < 1:
-            raise InputError(
-                "trials and test_groups must be at least 1; give larger numbers",
-                code="value.invalid",
-            )
+            raise InputError("trials and test_groups must be at least 1", code="value.invalid")
         if not self.goals or not self.samples or min(self.samples) < 1:
-            raise InputError(
-                "goals and samples must not be empty; give at least one of each",
-                code="option.missing",
-            )
+            raise InputError("give at least one goal and one sample", code="option.missing")
 
     @property
     def replays(self) -> int:
@@ -97,8 +89,6 @@ class ClaimSettings:
 
 @dataclass(frozen=True)
 class SubsetMembers:
-    """Cases and groups of one subset of the data."""
-
     name: str
     group: np.ndarray
     label: np.ndarray | None = None
@@ -106,8 +96,6 @@ class SubsetMembers:
 
 @dataclass(frozen=True)
 class ClaimInputs:
-    """Tables and records available to an experiment."""
-
     samples: TaskOutputs | None = None
     point: TaskOutputs | None = None
     masks: BoolArray | None = None
@@ -121,31 +109,19 @@ class ClaimInputs:
 
     @property
     def table(self) -> TaskOutputs:
-        """The table of posterior samples."""
         if self.samples is None:
-            raise InputError(
-                "this experiment needs a table of posterior samples; give one",
-                code="option.missing",
-            )
+            raise InputError("give a table of posterior samples", code="option.missing")
         return self.samples
 
     def lacks(self, needs: Sequence[str]) -> str | None:
         """Return what is missing for an experiment, in words; None where nothing is."""
-        for need in needs:
-            if reason := self._lacks(need):
-                return reason
-        return None
-
-    @property
-    def is_mri(self) -> bool:
-        """Return True if lines of k-space were measured, as the table says; without a table the
-        paper's.
-        """
-        return self.samples is None or self.samples.provenance.get("words") == MRI.to_dict()
+        return next((reason for need in needs if (reason := self._lacks(need))), None)
 
     def _lacks(self, need: str) -> str | None:
         if need == "masks":
-            known = self.masks is not None or self.published or self.is_mri
+            # Without a table the masks are the paper's.
+            is_mri = self.samples is None or self.samples.provenance.get("words") == MRI.to_dict()
+            known = self.masks is not None or self.published or is_mri
             return None if known else "it needs masks of k-space, and the table is not of MRI"
         if need == "quality":
             return None if self.quality is not None else "it needs a quality record"
@@ -154,23 +130,22 @@ class ClaimInputs:
             return None if known else "it needs a task record, or a table with two classes"
         if self.samples is None:
             return "it needs a table of posterior samples"
-        label = self.samples.label
+        classes, groups = (
+            0 if names is None else len(np.unique(names))
+            for names in (self.samples.label, self.samples.group)
+        )
         there = {
             "samples": True,
-            "classes": label is not None
-            and len(np.unique(label)) == 2
-            and find_spec("torch") is not None,
+            "classes": classes == 2 and find_spec("torch") is not None,
             "rounds": self.samples.rounds > 1,
             "several samples": self.samples.samples > 1,
-            "groups": self.samples.group is not None and len(np.unique(self.samples.group)) > 2,
+            "groups": groups > 2,
         }[need]
         return None if there else f"it needs a table with {need}"
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Claim of the paper and the function that tests it."""
-
     run: Callable[[ClaimInputs, ClaimSettings], dict[str, Any]]
     needs: tuple[str, ...]
     shows: str
@@ -182,15 +157,10 @@ def make_inputs(
     """Return tables brought together: the same cases in the same order, and one task."""
     for table in (samples, point):
         if table is not None and not table.has_targets:
-            raise InputError(
-                "a table has no targets, so nothing can be judged on it; fill them in",
-                code="targets.missing",
-            )
+            raise InputError("a table has no targets; fill them in", code="targets.missing")
         if table is not None and table.tasks > 1:
-            raise InputError(
-                f"the table has {table.tasks} tasks; choose one of {', '.join(table.task_names)}",
-                code="option.missing",
-            )
+            names = ", ".join(table.task_names)
+            raise InputError(f"the table has tasks {names}; choose one", code="option.missing")
     if samples is not None and point is not None:
         samples, point = _matched(samples, point)
     return ClaimInputs(samples=samples, point=point, **others)
@@ -202,7 +172,6 @@ def units(inputs: ClaimInputs) -> tuple[Unit, ...]:
 
 
 def has_tuning_cases(inputs: ClaimInputs, unit: Unit, alphas: Sequence[float]) -> bool:
-    """Return True if learned scores have enough cases."""
     sizes = np.bincount(unit.index(inputs.table.cases, inputs.table.group))
     if len(sizes) < UNITS_TO_LEARN:
         return False
@@ -224,24 +193,16 @@ def _matched(samples: TaskOutputs, point: TaskOutputs) -> tuple[TaskOutputs, Tas
         place = {str(name): k for k, name in enumerate(point.case)}
         kept = [k for k, name in enumerate(samples.case) if str(name) in place]
         if not kept:
-            raise InputError(
-                "the two tables have no case in common; give tables of the same cases",
-                code="resume.mismatch",
-            )
+            raise InputError("the two tables have no case in common", code="resume.mismatch")
         point = point.select(cases=np.array([place[str(samples.case[k])] for k in kept]))
         samples = samples.select(cases=np.array(kept))
     if samples.cases != point.cases:
-        raise InputError(
-            f"the tables have {samples.cases} and {point.cases} cases; give tables of the same "
-            "cases",
-            code="shape.mismatch",
-        )
+        text = f"the tables have {samples.cases} and {point.cases} cases; give the same cases"
+        raise InputError(text, code="shape.mismatch")
     same_shape = samples.targets.shape == point.targets.shape
     if not same_shape or np.abs(samples.targets - point.targets).max() > SAME_TARGET:
-        raise InputError(
-            "the two tables have different targets for the same cases; make both with one task",
-            code="resume.mismatch",
-        )
+        text = "the tables have different targets of the same cases; make both with one task"
+        raise InputError(text, code="resume.mismatch")
     return samples, point
 
 
@@ -265,18 +226,11 @@ EXPERIMENTS: Registry[Experiment] = Registry(
 
 
 def run_one(name: str, inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Return the record of one of :data:`EXPERIMENTS`, by its name."""
     if name not in EXPERIMENTS:
-        raise InputError(
-            f"there is no experiment {name!r}; choose one of {', '.join(EXPERIMENTS)}, or all",
-            code="choice.unknown",
-        )
-    lacking = inputs.lacks(EXPERIMENTS[name].needs)
-    if lacking is not None:
-        raise InputError(
-            f"{name} cannot be run: {lacking}; give it, or leave this experiment out",
-            code="option.missing",
-        )
+        text = f"there is no experiment {name!r}; choose one of {', '.join(EXPERIMENTS)}, or all"
+        raise InputError(text, code="choice.unknown")
+    if (lacking := inputs.lacks(EXPERIMENTS[name].needs)) is not None:
+        raise InputError(f"{name} cannot be run: {lacking}", code="option.missing")
     return EXPERIMENTS[name].run(inputs, settings)
 
 
@@ -296,11 +250,9 @@ def run_all(
 def run_experiments(
     inputs: ClaimInputs, settings: ClaimSettings, *, log: Log = lambda line: None
 ) -> Iterator[dict[str, Any]]:
-    """Run every experiment the inputs permit."""
     for name in EXPERIMENTS:
         experiment = EXPERIMENTS[name]
-        lacking = inputs.lacks(experiment.needs)
-        if lacking is not None:
+        if (lacking := inputs.lacks(experiment.needs)) is not None:
             log(f"{name} is left out: {lacking}")
             continue
         log(f"{name}: {experiment.shows}")
@@ -318,12 +270,9 @@ def evaluate_scores(
     clip: bool = True,
 ) -> list[Evaluation]:
     """Evaluate the paper's scores and ours on the same splits."""
-    names = [
-        name
-        for name in (*settings.scores, *settings.ours)
-        if has_tuning_cases(inputs, unit, [settings.alpha])
-        or not tuning_fraction(resolve_score(name, settings.alpha))
-    ]
+    learns = has_tuning_cases(inputs, unit, [settings.alpha])
+    every = (*settings.scores, *settings.ours)
+    names = [s for s in every if learns or not tuning_fraction(resolve_score(s, settings.alpha))]
     plan = EvaluationGrid(
         alpha=settings.alpha,
         splits=None if exact and not unit.is_group else settings.trials,
@@ -333,31 +282,28 @@ def evaluate_scores(
         size_bins=settings.size_bins,
     )
     rates = tuple(inputs.table.accelerations if accelerations is None else accelerations)
-    estimated = [
-        s for s in names if samples is None and table_for_score(inputs, s) is not inputs.table
-    ]
-    drawn = [s for s in names if s not in estimated]
-    found = _compare(inputs.table, plan, drawn, rates, clip)
-    if estimated:
-        point = table_for_score(inputs, estimated[0])
+    point = inputs.point if samples is None and "ar" in names else None
+    parts = [(inputs.table, [s for s in names if point is None or s != "ar"], rates)]
+    if point is not None:
         there = point.accelerations
         shared = [R for R in rates if np.isnan(R) or np.isclose(there, R, rtol=1e-9).any()]
         if not shared:
-            raise InputError(
-                "the table of point estimates has none of the accelerations asked for",
-                code="rounds.invalid",
-            )
-        found += _compare(point, plan, estimated, tuple(shared), clip)
+            raise InputError("the table of point estimates lacks all of R", code="rounds.invalid")
+        parts.append((point, ["ar"], tuple(shared)))
+    found: list[Evaluation] = []
+    for table, scores, shown in parts:
+        if scores:
+            # The paper computes lengths without a range.
+            table = table if clip else replace_arrays(table, task_ranges=None)
+            chosen = replace(plan, scores=tuple(scores), accelerations=shown)
+            found += evaluate_table(table, chosen).results
     order: dict[float | None, int] = {R: k for k, R in enumerate(rates)}
     found.sort(key=lambda r: (order.get(r.acceleration, 0), names.index(r.score), r.samples))
     return found
 
 
 def length_figure(
-    found: Sequence[Evaluation],
-    along: Literal["acceleration", "samples"],
-    unit: Unit,
-    caption: str,
+    found: Sequence[Evaluation], along: Literal["acceleration", "samples"], unit: Unit, caption: str
 ) -> Figure:
     """Return mean interval lengths, as the paper calls the widths of intervals."""
     return replace(
@@ -369,29 +315,12 @@ def length_figure(
 
 
 def table_for_score(inputs: ClaimInputs, score: str) -> TaskOutputs:
-    """Return the table a score is evaluated on."""
     return inputs.point if score == "ar" and inputs.point is not None else inputs.table
 
 
 def point_source(inputs: ClaimInputs) -> str:
     """Return where AR's estimate comes from, in words."""
     return "the point estimate" if inputs.point is not None else "the mean of the samples"
-
-
-def _compare(
-    table: TaskOutputs,
-    plan: EvaluationGrid,
-    scores: list[str],
-    rates: tuple[float, ...],
-    clip: bool,
-) -> list[Evaluation]:
-    if not scores:
-        return []
-    # The paper computes lengths without a range.
-    table = table if clip else replace_arrays(table, task_ranges=None)
-    return list(
-        evaluate_table(table, replace(plan, scores=tuple(scores), accelerations=rates)).results
-    )
 
 
 @dataclass
@@ -421,12 +350,7 @@ class FindingWriter:
         self.reasons.append(f"by {unit.counted}, {reason}")
 
     def record(
-        self,
-        settings: Mapping[str, Any],
-        measured: str | None,
-        number: str | None,
-        *,
-        note: str = "",
+        self, settings: Mapping[str, Any], measured: str | None, number: str | None, note: str = ""
     ) -> dict[str, Any]:
         """Return the record ``taskuq.experiment/1``."""
         outcome = verdict(right for of in self.parts.values() for right in of.values())
@@ -494,7 +418,6 @@ def verdict(parts: Iterable[bool]) -> str:
 
 
 def format_range(values: Iterable[float], digits: int = 2) -> str:
-    """Format a range of values."""
     known = [v for v in values if not math.isnan(v)]
     if not known:
         return "–"
@@ -516,9 +439,7 @@ def title(score: str) -> str:
 
 
 def is_decreasing(values: Iterable[float]) -> bool:
-    """Return True if values decrease."""
-    found = list(values)
-    return all(b < a for a, b in pairwise(found))
+    return all(b < a for a, b in pairwise(values))
 
 
 def no_finite_interval(found: Sequence[Evaluation]) -> str | None:
@@ -526,8 +447,8 @@ def no_finite_interval(found: Sequence[Evaluation]) -> str | None:
     if any(r.infinite < 1 for r in found):
         return None
     first = found[0]
-    reason = f"an error rate of {first.alpha:g} cannot be guaranteed from {first.n_calibration} "
-    reason += f"{first.unit}s"
+    count = f"{first.n_calibration} {first.unit}s"
+    reason = f"an error rate of {first.alpha:g} cannot be guaranteed from {count}"
     if all(r.n_calibration - r.n_tuning >= min_calibration_size(r.alpha) for r in found):
         reason = f"too many scores are infinite for an error rate of {first.alpha:g}"
     return f"{reason}, so every interval is the whole range and nothing is compared."

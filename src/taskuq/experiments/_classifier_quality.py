@@ -20,7 +20,6 @@ MEASURES = ("accuracy", "precision", "recall", "auroc", "robust_accuracy", "robu
 
 
 def _classifier_quality(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Judge the task network on true images: on the table's cases, and as its record says."""
     rows, figures = [], []
     if inputs.lacks(("classes",)) is None:
         row, figure = _from_table(inputs)
@@ -44,15 +43,12 @@ def _classifier_quality(inputs: ClaimInputs, settings: ClaimSettings) -> dict[st
             {
                 "name": "classifier",
                 "caption": "The task network on true images. Robust values are under attack.",
-                "columns": [
-                    "cases of", "cases", "with finding",
-                    *map(_called, MEASURES),
-                ],
+                "columns": ["cases of", "cases", "with finding", *map(_called, MEASURES)],
                 "rows": rows,
             }
         ],
         number=f"{_called(known[0])} {first[known[0]]:.3f}" if known else None,
-    )  # fmt: skip
+    )
 
 
 def _called(measure: str) -> str:
@@ -83,18 +79,13 @@ def _from_record(inputs: ClaimInputs) -> list[list[Any]]:
     try:
         assert inputs.task is not None
         return [
-            [
-                called.get(part, part), row["cases"], row.get("positive"),
-                *(row.get(m) for m in MEASURES),
-            ]
+            [called.get(part, part), row["cases"], *map(row.get, ("positive", *MEASURES))]
             for part, of in inputs.task["parts"].items()
             for row in of
-        ]  # fmt: skip
+        ]
     except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"the task record is incomplete ({error!r:.60}); make it with taskuq train classifier",
-            code="file.format",
-        ) from None
+        text = f"the task record is incomplete ({error!r:.60}); use taskuq train classifier"
+        raise InputError(text, code="file.format") from None
 
 
 EXPERIMENT = Experiment(_classifier_quality, ("classifier",), "the task network as a classifier")

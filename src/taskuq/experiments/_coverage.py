@@ -10,19 +10,8 @@ from typing import Any
 from taskuq.conformal._exact import HONESTLY, Evaluation, StratumCoverage
 from taskuq.conformal._quantiles import CoverageLaw, coverage_rank
 from taskuq.conformal._units import CaseUnit, Unit
-from taskuq.experiments._claims import (
-    ClaimInputs,
-    ClaimSettings,
-    Experiment,
-    FindingWriter,
-    evaluate_scores,
-    format_range,
-    nearest_acceleration,
-    no_finite_interval,
-    point_source,
-    title,
-    units,
-)
+from taskuq.experiments import _claims as claims
+from taskuq.experiments._claims import ClaimInputs, ClaimSettings, Experiment, FindingWriter
 from taskuq.report.figures import Figure
 from taskuq.report.figures._evaluation import coverage_histogram, coverage_within
 
@@ -39,15 +28,15 @@ STRATA = {"class": ("class", "class"), "size": ("width", "interval width")}
 
 def _conditional_coverage(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
     """Measure coverage within each class and within each range of interval width."""
-    R = nearest_acceleration(inputs.table, settings.coverage_acceleration)
+    R = claims.nearest_acceleration(inputs.table, settings.coverage_acceleration)
     account = FindingWriter(
         "conditional-coverage", "Coverage within classes and widths", CONDITIONAL_CLAIM,
         f"No class is more than {CLOSE:g} below 1 − α, AR has the lowest class, and coverage over "
         "widths varies less for LWR than for CQR.",
     )  # fmt: skip
     lowest: list[tuple[float, str]] = []
-    for unit in units(inputs):
-        found = evaluate_scores(inputs, settings, unit, accelerations=[R])
+    for unit in claims.units(inputs):
+        found = claims.evaluate_scores(inputs, settings, unit, accelerations=[R])
         for strata, (name, label) in STRATA.items():
             if any(_strata(r, strata) for r in found):
                 account.figures.append(
@@ -59,7 +48,7 @@ def _conditional_coverage(inputs: ClaimInputs, settings: ClaimSettings) -> dict[
                     )
                 )
                 account.tables.append(_conditional_table(found, strata, unit))
-        if (reason := no_finite_interval(found)) is not None:
+        if (reason := claims.no_finite_interval(found)) is not None:
             account.lack(unit, reason)
             continue
         account.find(unit, *_compared(found))
@@ -67,8 +56,8 @@ def _conditional_coverage(inputs: ClaimInputs, settings: ClaimSettings) -> dict[
     compared = number = None
     if account.parts:
         low, score = min(lowest, default=(math.nan, ""))
-        number = f"lowest class {low:.3f} ({title(score)})" if lowest else "widths alone"
-        compared = f"the lowest coverage of a class is {low:.3f}, with {title(score)}"
+        number = f"lowest class {low:.3f} ({claims.title(score)})" if lowest else "widths alone"
+        compared = f"the lowest coverage of a class is {low:.3f}, with {claims.title(score)}"
         compared = compared if lowest else "there are no classes, so widths alone are compared"
     return account.record(
         settings.used("alpha", "scores", "ours", "coverage_acceleration", "trials", "seed")
@@ -76,7 +65,7 @@ def _conditional_coverage(inputs: ClaimInputs, settings: ClaimSettings) -> dict[
            "table": repr(inputs.table), "point": repr(inputs.point)},
         compared,
         number,
-        note=f"Measured, not guaranteed. AR uses {point_source(inputs)}.",
+        note=f"Measured, not guaranteed. AR uses {claims.point_source(inputs)}.",
     )  # fmt: skip
 
 
@@ -116,9 +105,9 @@ def _compared(found: Sequence[Evaluation]) -> tuple[dict[str, float], dict[str, 
         parts["AR has the lowest class"] = lowest["ar"] <= min(paper)
     if {"lwr", "cqr"} <= set(spread):
         parts["LWR is more even over widths than CQR"] = spread["lwr"] < spread["cqr"]
-    compared = {f"lowest coverage of a class, {title(s)}": low for s, low in lowest.items()}
+    compared = {f"lowest coverage of a class, {claims.title(s)}": low for s, low in lowest.items()}
     return compared | {
-        f"difference between widths, {title(s)}": v for s, v in spread.items()
+        f"difference between widths, {claims.title(s)}": v for s, v in spread.items()
     }, parts
 
 
@@ -141,9 +130,10 @@ SMALLEST_P = 1e-4
 def _coverage_law(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
     """Compare the coverage of random test folds with its exact law."""
     table = inputs.table
-    R = nearest_acceleration(table, settings.coverage_acceleration)
+    R = claims.nearest_acceleration(table, settings.coverage_acceleration)
     by_unit = {
-        unit: evaluate_scores(inputs, settings, unit, accelerations=[R]) for unit in units(inputs)
+        unit: claims.evaluate_scores(inputs, settings, unit, accelerations=[R])
+        for unit in claims.units(inputs)
     }
     law = _law(next(iter(by_unit.values()))[0])
     account = FindingWriter(
@@ -154,18 +144,18 @@ def _coverage_law(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any
     for unit, found in by_unit.items():
         account.figures += [_histogram(r, R) for r in found if r.histogram is not None]
         account.tables.append(_law_table(found, unit, law))
-        if (reason := no_finite_interval(found)) is not None:
+        if (reason := claims.no_finite_interval(found)) is not None:
             account.lack(unit, reason)
         else:
             account.find(unit, _law_rows(found, unit, law), _parts(found, unit, law))
     by_case = account.parts.get("by case") and [r.coverage.mean for r in by_unit[CaseUnit()]]
-    near = format_range(by_case, 3) if by_case else None
+    near = claims.format_range(by_case, 3) if by_case else None
     return account.record(
         settings.used("alpha", "scores", "ours", "coverage_acceleration", "trials", "seed")
         | {"acceleration": R, "table": repr(table), "point": repr(inputs.point)},
         near and f"mean coverage by case is {near}; the exact law gives {law.mean:.3f}",
         near and f"{near}; law {law.mean:.3f}",
-        note=f"{HONESTLY} AR uses {point_source(inputs)}.",
+        note=f"{HONESTLY} AR uses {claims.point_source(inputs)}.",
     )
 
 
@@ -181,8 +171,8 @@ def _histogram(result: Evaluation, R: float) -> Figure:
     return replace(
         coverage_histogram(result.to_dict()),
         name=f"coverage-{result.score}",
-        caption=f"Coverage of {title(result.score)}{at} in {result.splits} random splits, mean "
-        f"{result.coverage.mean:.3f}, against its exact law (goodness of fit "
+        caption=f"Coverage of {claims.title(result.score)}{at} in {result.splits} random splits, "
+        f"mean {result.coverage.mean:.3f}, against its exact law (goodness of fit "
         f"p = {histogram.p_value:.2g}).",
     )
 
@@ -210,7 +200,9 @@ def _law_table(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dic
 
 
 def _law_rows(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[str, Any]:
-    compared: dict[str, Any] = {f"mean coverage, {title(r.score)}": r.coverage.mean for r in found}
+    compared: dict[str, Any] = {
+        f"mean coverage, {claims.title(r.score)}": r.coverage.mean for r in found
+    }
     compared["guaranteed coverage"] = 1 - found[0].alpha
     fits = [r.histogram.p_value for r in found if r.histogram is not None]
     if not unit.is_group:
@@ -224,7 +216,7 @@ def _parts(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[st
     if unit.is_group:
         target = 1 - found[0].alpha
         return {
-            f"{title(r.score)} covers {target:g} on average": r.coverage.mean
+            f"{claims.title(r.score)} covers {target:g} on average": r.coverage.mean
             + 5 * r.coverage.sd / math.sqrt(r.splits or 1)
             >= target
             for r in found
@@ -235,8 +227,10 @@ def _parts(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[st
         if r.histogram is None:
             continue
         error = law.sd / math.sqrt(r.splits or 1)
-        parts[f"{title(r.score)}'s histogram follows the law"] = r.histogram.p_value > SMALLEST_P
-        parts[f"{title(r.score)}'s mean is the law's"] = (
+        parts[f"{claims.title(r.score)}'s histogram follows the law"] = (
+            r.histogram.p_value > SMALLEST_P
+        )
+        parts[f"{claims.title(r.score)}'s mean is the law's"] = (
             abs(r.coverage.mean - law.mean) <= 5 * error
         )
     return parts

@@ -17,12 +17,12 @@ CLAIM = (
 
 
 def _data_splits(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Count cases, groups and findings in each part of the data and in each fold."""
     table = inputs.table
     group = np.arange(table.cases) if table.group is None else np.asarray(table.group)
     whole = SubsetMembers("calibrate and test", group, table.label)
-    rows = [_row(part) for part in inputs.parts]
-    rows.append(_row(whole, has_groups=table.group is not None))
+    rows = [_row(part) for part in (*inputs.parts, whole)]
+    if table.group is None:
+        rows[-1][2] = None
     n, m = fold_sizes(table.cases)
     folds: list[list[Any]] = [["case", "calibrate", n, None], ["case", "test", m, None]]
     sentence = f"{table.cases} cases give {n} to calibrate and {m} to test"
@@ -30,10 +30,8 @@ def _data_splits(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]
         sizes = np.unique(group, return_counts=True)[1]
         shared = sum(_shared(int(size), n, table.cases) for size in sizes)
         k, rest = fold_sizes(len(sizes))
-        folds += [
-            ["group", "calibrate", float(k * sizes.mean()), k],
-            ["group", "test", float(rest * sizes.mean()), rest],
-        ]
+        parts = (("calibrate", k), ("test", rest))
+        folds += [["group", fold, float(count * sizes.mean()), count] for fold, count in parts]
         sentence += (
             f". Split by case, on average {shared:.1f} of {len(sizes)} groups have cases in both "
             f"folds, so test cases are not independent of calibration; split by group, {k} groups "
@@ -65,19 +63,13 @@ def _data_splits(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]
     )
 
 
-def _row(part: SubsetMembers, *, has_groups: bool = True) -> list[Any]:
-    cases = len(part.group)
-    groups = len(np.unique(part.group)) if has_groups else None
-    classes = None if part.label is None else np.unique(part.label)
-    if part.label is None or classes is None or len(classes) > 2:
+def _row(part: SubsetMembers) -> list[Any]:
+    cases, groups = len(part.group), len(np.unique(part.group))
+    if part.label is None or len(classes := np.unique(part.label)) > 2:
         return [part.name, cases, groups, None, None]
     # The larger of two classes is the finding; a part without any has only the smaller.
-    positive = (
-        int((part.label.astype(str) == "1").sum())
-        if len(classes) < 2
-        else int((part.label == classes[-1]).sum())
-    )
-    return [part.name, cases, groups, positive, positive / cases]
+    is_one = part.label.astype(str) == "1" if len(classes) < 2 else part.label == classes[-1]
+    return [part.name, cases, groups, int(is_one.sum()), int(is_one.sum()) / cases]
 
 
 def _shared(size: int, n: int, total: int) -> float:

@@ -9,22 +9,8 @@ from typing import Any, NamedTuple
 
 from taskuq.conformal._exact import Evaluation
 from taskuq.conformal._units import Unit
-from taskuq.experiments._claims import (
-    ClaimInputs,
-    ClaimSettings,
-    Experiment,
-    FindingWriter,
-    evaluate_scores,
-    format_range,
-    is_decreasing,
-    length_figure,
-    listing,
-    nearest_acceleration,
-    no_finite_interval,
-    point_source,
-    title,
-    units,
-)
+from taskuq.experiments import _claims as claims
+from taskuq.experiments._claims import ClaimInputs, ClaimSettings, Experiment, FindingWriter
 
 LENGTH_CLAIM = (
     "Intervals get shorter as more is measured, and LWR and CQR on posterior samples give shorter "
@@ -39,33 +25,33 @@ def _interval_length(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, 
         "Every length falls with R, and LWR and CQR are shorter than AR at every R.",
     )  # fmt: skip
     ratios: list[float] = []
-    for unit in units(inputs):
-        found = evaluate_scores(inputs, settings, unit, exact=True)
+    for unit in claims.units(inputs):
+        found = claims.evaluate_scores(inputs, settings, unit, exact=True)
         caption = (
             f"Mean interval length against acceleration, splits by {unit.counted}; bars are one "
             "standard deviation over splits."
         )
-        account.figures.append(length_figure(found, "acceleration", unit, caption))
+        account.figures.append(claims.length_figure(found, "acceleration", unit, caption))
         table = _length_table(found, unit)
         if not unit.is_group:
-            whole = evaluate_scores(inputs, settings, unit, exact=True, clip=False)
+            whole = claims.evaluate_scores(inputs, settings, unit, exact=True, clip=False)
             table["columns"].append("unclipped length")
             for row, r in zip(table["rows"], whole, strict=True):
                 row.append(r.width.mean)
         account.tables.append(table)
-        if (reason := no_finite_interval(found)) is not None:
+        if (reason := claims.no_finite_interval(found)) is not None:
             account.lack(unit, reason)
             continue
         found_ratios = _length_ratios(found, settings)
         account.find(unit, found_ratios.compared, found_ratios.parts)
         ratios += found_ratios.adaptive
-    shorter = format_range(ratios)
+    shorter = claims.format_range(ratios)
     return account.record(
         settings.used("alpha", "scores", "ours", "trials", "seed")
         | {"table": repr(inputs.table), "point": repr(inputs.point)},
         f"LWR and CQR have {shorter} of AR's length over all accelerations" if ratios else None,
         f"{shorter} times AR's" if ratios else None,
-        note=f"AR uses {point_source(inputs)}; ranges are over all accelerations.",
+        note=f"AR uses {claims.point_source(inputs)}; ranges are over all accelerations.",
     )
 
 
@@ -98,7 +84,10 @@ def _length_ratios(found: Sequence[Evaluation], settings: ClaimSettings) -> _Len
     for r in found:
         lengths.setdefault(r.score, {})[r.acceleration] = r.width.mean
     paper = [s for s in settings.scores if s in lengths]
-    parts = {f"{title(s)}'s length falls with R": is_decreasing(lengths[s].values()) for s in paper}
+    parts = {
+        f"{claims.title(s)}'s length falls with R": claims.is_decreasing(lengths[s].values())
+        for s in paper
+    }
     compared: dict[str, str] = {}
     adaptive: list[float] = []
     residual = lengths.get("ar", {})
@@ -107,16 +96,18 @@ def _length_ratios(found: Sequence[Evaluation], settings: ClaimSettings) -> _Len
         if not ratios:
             continue
         longer = [f"{R:g}" for R, ratio in ratios.items() if R is not None and not ratio < 1]
-        where = f"R = {listing(longer)}" if longer else "every R"
-        parts[f"{title(score)} is shorter than AR at {where}"] = not longer
-        compared[f"{title(score)}'s length over AR's"] = format_range(ratios.values())
+        where = f"R = {claims.listing(longer)}" if longer else "every R"
+        parts[f"{claims.title(score)} is shorter than AR at {where}"] = not longer
+        compared[f"{claims.title(score)}'s length over AR's"] = claims.format_range(ratios.values())
         adaptive += ratios.values()
     for score in (s for s in settings.ours if s in lengths):
         ours = [
             length / min(lengths[s].get(R, float("inf")) for s in paper)
             for R, length in lengths[score].items()
         ]
-        compared[f"{title(score)}'s length over the shortest of the paper's"] = format_range(ours)
+        compared[f"{claims.title(score)}'s length over the shortest of the paper's"] = (
+            claims.format_range(ours)
+        )
     return _LengthRatios(compared, parts, adaptive)
 
 
@@ -136,7 +127,7 @@ def _sample_count(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any
     """Compare mean interval lengths at several numbers of posterior samples."""
     table = inputs.table
     counts = [p for p in settings.samples if p <= table.samples] or [table.samples]
-    R = nearest_acceleration(table, settings.samples_acceleration)
+    R = claims.nearest_acceleration(table, settings.samples_acceleration)
     # Scores of samples; AR uses a point estimate, and the learned score all samples.
     chosen = replace(settings, scores=("lwr", "cqr"), ours=("mlwr",))
     at = "" if math.isnan(R) else f" at R = {R:g}"
@@ -146,9 +137,9 @@ def _sample_count(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any
         "more, CQR and MLWR less.",
     )  # fmt: skip
     ratios: dict[str, dict[str, float]] = {}
-    for unit in units(inputs):
+    for unit in claims.units(inputs):
         clipped, whole = (
-            evaluate_scores(
+            claims.evaluate_scores(
                 inputs, chosen, unit, accelerations=[R], samples=counts, exact=True, clip=clip
             )
             for clip in (True, False)
@@ -157,9 +148,9 @@ def _sample_count(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any
             f"Mean interval length against the number p of posterior samples{at}, splits by "
             f"{unit.counted}; unclipped."
         )
-        account.figures.append(length_figure(whole, "samples", unit, caption))
+        account.figures.append(claims.length_figure(whole, "samples", unit, caption))
         account.tables.append(_count_table(clipped, whole, unit))
-        if (reason := no_finite_interval(whole)) is not None:
+        if (reason := claims.no_finite_interval(whole)) is not None:
             account.lack(unit, reason)
         elif len(counts) < 2:
             account.lack(unit, f"there is only one number of samples, {counts[0]}")
@@ -168,7 +159,9 @@ def _sample_count(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any
             account.find(unit, _count_rows(whole, ratio), _parts(ratio))
     compared = number = None
     if ratios:
-        lwr, cqr = (format_range([of[name] for of in ratios.values()]) for name in ("lwr", "cqr"))
+        lwr, cqr = (
+            claims.format_range([of[name] for of in ratios.values()]) for name in ("lwr", "cqr")
+        )
         few, most = min(counts), max(counts)
         compared = (
             f"from p = {most} to {few} LWR's unclipped length grows {lwr}-fold, CQR's {cqr}-fold"
@@ -213,7 +206,7 @@ def _count_ratios(whole: Sequence[Evaluation]) -> dict[str, float]:
 def _count_rows(whole: Sequence[Evaluation], ratio: dict[str, float]) -> dict[str, str]:
     few, most = min(r.samples for r in whole), max(r.samples for r in whole)
     grown = {
-        f"{title(s)}'s length at p = {few} over that at {most}": format_range([r])
+        f"{claims.title(s)}'s length at p = {few} over that at {most}": claims.format_range([r])
         for s, r in ratio.items()
     }
     return grown | {f"shortest at p = {p}": _shortest(whole, p) for p in (few, most)}
@@ -231,7 +224,7 @@ def _parts(ratio: dict[str, float]) -> dict[str, bool]:
 
 def _shortest(whole: Sequence[Evaluation], p: int) -> str:
     best = min((r for r in whole if r.samples == p), key=lambda r: r.width.mean)
-    return f"{title(best.score)} ({best.width.mean:.3g})"
+    return f"{claims.title(best.score)} ({best.width.mean:.3g})"
 
 
 SAMPLE_COUNT = Experiment(

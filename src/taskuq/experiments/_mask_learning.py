@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,14 +16,7 @@ from taskuq.data._readers import open_data
 from taskuq.errors import InputError
 from taskuq.experiments._run import ImagingConfig
 from taskuq.interval import BoolArray, FloatArray
-from taskuq.measure._adaptive import (
-    RIDGE,
-    Aim,
-    LineCovariance,
-    line_covariance,
-    require_line_measure,
-    stack_cases,
-)
+from taskuq.measure._adaptive import RIDGE, Aim, line_covariance, require_line_measure, stack_cases
 from taskuq.measure._masks import line_counts, save_masks
 from taskuq.pipeline._executor import CaseExecutor, Executor, pick_device
 from taskuq.pipeline._local import BatchRunner, RunCases, as_cases, batch_size
@@ -51,28 +42,17 @@ class MaskLearningConfig(ImagingConfig):
     regularisation: float = RIDGE  #: Noise variance relative to the variance of samples.
 
     def __post_init__(self) -> None:
-        if self.samples < 2 or self.cases < 1 or self.lines_per_step < 1:
-            raise InputError(
-                "samples must be at least 2, cases and lines_per_step at least 1, got "
-                f"{self.samples}, {self.cases} and {self.lines_per_step}",
-                code="value.invalid",
-            )
-        if self.initial_lines is not None and self.initial_lines < 1:
-            raise InputError(
-                f"initial_lines is {self.initial_lines}; set at least 1 line", code="value.invalid"
-            )
-        if self.random_candidates < 0 or (self.random_candidates and self.objective == "variance"):
-            raise InputError(
-                f"random_candidates must be at least 0, and 0 for the objective 'variance', got "
-                f"{self.random_candidates}",
-                code="value.invalid",
-            )
+        least = {"samples": 2, "cases": 1, "lines_per_step": 1, "initial_lines": 1}
+        for name, n in {**least, "random_candidates": 0}.items():
+            if (value := getattr(self, name)) is not None and value < n:
+                raise InputError(f"{name} must be at least {n}, got {value}", code="value.invalid")
+        if self.random_candidates and self.objective == "variance":
+            text = f"random_candidates must be 0 for 'variance', got {self.random_candidates}"
+            raise InputError(text, code="value.invalid")
 
 
 @dataclass(frozen=True)
 class _LineOrder:
-    """Learned order of k-space lines."""
-
     begin: BoolArray
     lines: tuple[int, ...] = ()
     gains: tuple[float, ...] = ()
@@ -85,14 +65,11 @@ class _LineOrder:
 
     @property
     def all(self) -> list[int]:
-        """All lines in order, the initial ones first."""
         return [*np.flatnonzero(self.begin).tolist(), *self.lines]
 
 
 @dataclass(frozen=True)
 class _MaskLearner:
-    """Data and networks for greedy mask learning."""
-
     config: MaskLearningConfig
     system: LineMeasure
     recover: Recover
@@ -102,15 +79,23 @@ class _MaskLearner:
 
     @property
     def executor(self) -> Executor:
-        """Executor of recovery and task."""
         return Executor(self.recover, self.task, self.config.seed)
 
     def next(self, order: _LineOrder, count: int, progress: Progress) -> _LineOrder:
         """Sample all cases measured by the order so far, and choose ``count`` more lines."""
         measured = order.until(int(order.begin.sum()) + len(order.lines))
+        rate = self.system.n_lines / int(measured.sum())
         covariances = []
-        for index in range(len(self.cases)):
-            covariances.append(self._covariance(index, measured))
+        for index, name in enumerate(self.cases.case):
+            image = self.cases.image(index).to(self.device)
+            scan = self.system.measure_lines(image, rate, measured)
+            samples = self.executor.sample(scan, name, rate, self.config.samples)
+            covariances.append(
+                line_covariance(
+                    self.system, scan, samples, self.executor.cached_task(), measured,
+                    objective=self.config.objective, regularisation=self.config.regularisation,
+                )
+            )  # fmt: skip
             progress.step()
         expected = stack_cases(covariances)
         lines, gains = expected.greedy(count, measured)
@@ -120,16 +105,6 @@ class _MaskLearner:
             gains = [before - after for before, after in pairwise(left)]
         return _LineOrder(order.begin, (*order.lines, *lines), (*order.gains, *gains))
 
-    def _covariance(self, index: int, measured: BoolArray) -> LineCovariance:
-        name, image = self.cases.case[index], self.cases.image(index).to(self.device)
-        rate = self.system.n_lines / int(measured.sum())
-        scan = self.system.measure_lines(image, rate, measured)
-        samples = self.executor.sample(scan, name, rate, self.config.samples)
-        return line_covariance(
-            self.system, scan, samples, self.executor.cached_task(), measured,
-            objective=self.config.objective, regularisation=self.config.regularisation,
-        )  # fmt: skip
-
     def _best(self, lines: list[int], measured: BoolArray, progress: Progress) -> list[int]:
         """Return the lines with the lowest CRPS of the task: these, or as many at random."""
         rng = np.random.default_rng([self.config.seed, int(measured.sum())])
@@ -137,13 +112,10 @@ class _MaskLearner:
         for _ in range(self.config.random_candidates):
             more = self.system.add_random_lines(measured, len(lines), rng)
             candidates.append(rng.permutation(np.flatnonzero(more & ~measured)).tolist())
-        scores = []
-        for some in candidates:
-            with_them = measured.copy()
-            with_them[some] = True
-            scores.append(self._crps(with_them, progress))
+        numbers = np.arange(len(measured))
+        masks = [measured | np.isin(numbers, some) for some in candidates]
         # Tasks have equal weight, whatever their units.
-        each = np.stack(scores)
+        each = np.stack([self._crps(mask, progress) for mask in masks])
         relative = each / np.maximum(each.max(axis=0), np.finfo(float).tiny)
         return candidates[int(relative.mean(axis=1).argmin())]
 
@@ -164,9 +136,8 @@ class _MaskLearner:
                 raise case
             results.append(case)
             progress.step()
-        outputs, targets = (
-            np.stack([getattr(c, of) for c in results]) for of in ("outputs", "targets")
-        )
+        outputs = np.stack([case.outputs for case in results])
+        targets = np.stack([case.targets for case in results])
         tasks = range(targets.shape[1])
         return np.array([crps(outputs[:, 0, :, t], targets[:, t]).mean() for t in tasks])
 
@@ -180,14 +151,8 @@ def open_learner(config: MaskLearningConfig, device: str | None = None) -> _Mask
     system = config.measure.scanner(width, noise=config.noise, seed=config.seed)
     items = [images[int(k)] for k in some]
     cases = as_cases(items, case=[str(item.case) for item in items])
-    return _MaskLearner(
-        config,
-        require_line_measure(system),
-        config.recover.open(chosen),
-        config.task.open(chosen),
-        cases,
-        chosen,
-    )
+    recover, task = config.recover.open(chosen), config.task.open(chosen)
+    return _MaskLearner(config, require_line_measure(system), recover, task, cases, chosen)
 
 
 def learn_masks(
@@ -199,23 +164,30 @@ def learn_masks(
     counts = line_counts(learner.system.n_lines, rates)
     first = max(1, counts[0] // 2) if config.initial_lines is None else config.initial_lines
     if first > counts[0]:
-        raise InputError(
-            f"initial_lines is {first}, and the first round has {counts[0]} lines; set fewer",
-            code="value.invalid",
-        )
+        text = f"initial_lines is {first}, and the first round has {counts[0]} lines; set fewer"
+        raise InputError(text, code="value.invalid")
     made = provenance(_identity(config), config.seed)
     about = {"configuration": made["configuration"], "code": made["code"]}
     kept = output.with_name(f"{output.stem}.partial.json")
     order = _LineOrder(learner.system.initial_lines(first))
     if kept.exists() and not overwrite:
         order = _load_order(kept, about, order)
-    blocks = _blocks(first + len(order.lines), counts, config.lines_per_step)
+    # No round ends inside a block.
+    blocks, there = list[int](), first + len(order.lines)
+    for end in counts:
+        while there < end:
+            blocks.append(min(config.lines_per_step, end - there))
+            there += blocks[-1]
     draws = 1 + (config.random_candidates + 1 if config.random_candidates else 0)
     total = len(learner.cases) * len(blocks) * draws
     with Progress(total, quiet=not progress, what="draws") as bar:
         for count in blocks:
-            with _note_progress(order, kept):
+            try:
                 order = learner.next(order, count, bar)
+            except (KeyboardInterrupt, SystemExit) as stopped:
+                if n := len(order.lines):
+                    stopped.add_note(f"stopped; {n} lines are stored in {kept}; run it again")
+                raise
             record = {"lines": list(order.lines), "gains": list(order.gains), **about}
             write_json(kept, {"schema": SCHEMA, **record})
     masks = np.stack([order.until(count) for count in counts])
@@ -223,30 +195,6 @@ def learn_masks(
     save_masks(output, masks, rates, order=order.all, gains=order.gains, provenance=made)
     kept.unlink(missing_ok=True)
     return masks, order
-
-
-def _blocks(there: int, counts: Sequence[int], size: int) -> list[int]:
-    """Return blocks of at most ``size`` lines; no round ends inside one."""
-    blocks = []
-    for end in counts:
-        while there < end:
-            blocks.append(min(size, end - there))
-            there += blocks[-1]
-    return blocks
-
-
-@contextmanager
-def _note_progress(order: _LineOrder, kept: Path) -> Iterator[None]:
-    """Add a note to an interruption: how many lines are stored."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit) as stopped:
-        if order.lines:
-            stopped.add_note(
-                f"stopped; {len(order.lines)} lines are stored in {kept}; run the same command to "
-                "resume"
-            )
-        raise
 
 
 def _identity(config: MaskLearningConfig) -> dict[str, Any]:
@@ -263,11 +211,6 @@ def _load_order(path: Path, about: dict[str, Any], order: _LineOrder) -> _LineOr
     """Return the stored order, if it was learned in the same way."""
     record = read_json(path, SCHEMA, remedy="start again with --overwrite")
     if fingerprint({name: record.get(name) for name in about}) != fingerprint(about):
-        raise InputError(
-            f"{path} was started with other settings, data, networks or code; start again with "
-            "--overwrite, or choose another output",
-            code="resume.mismatch",
-        )
-    return _LineOrder(
-        order.begin, tuple(map(int, record["lines"])), tuple(map(float, record["gains"]))
-    )
+        text = f"{path} was started with other settings, data, networks or code; use --overwrite"
+        raise InputError(text, code="resume.mismatch")
+    return _LineOrder(order.begin, tuple(record["lines"]), tuple(map(float, record["gains"])))

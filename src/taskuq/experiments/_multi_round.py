@@ -10,18 +10,8 @@ from typing import Any
 
 from taskuq.conformal._quantiles import min_calibration_size
 from taskuq.conformal._units import Unit
-from taskuq.experiments._claims import (
-    ClaimInputs,
-    ClaimSettings,
-    Experiment,
-    FindingWriter,
-    format_range,
-    has_tuning_cases,
-    listing,
-    point_source,
-    table_for_score,
-    units,
-)
+from taskuq.experiments import _claims as claims
+from taskuq.experiments._claims import ClaimInputs, ClaimSettings, Experiment, FindingWriter
 from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import PolicySpec
 from taskuq.policy._simulate import Simulation, simulate
@@ -57,7 +47,7 @@ def _multi_round(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]
     )  # fmt: skip
     ratios: list[float] = []
     short: list[str] = []
-    for unit in units(inputs):
+    for unit in claims.units(inputs):
         found = {goal: _replay(inputs, settings, goal, unit) for goal in settings.goals}
         account.figures.append(_overview(found, unit))
         if not unit.is_group:
@@ -69,7 +59,7 @@ def _multi_round(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]
             ratios += [_ratio(rules) for rules in possible.values()]
             short += [f"{rule} by {unit.counted}" for rule in _short(possible)]
     account.figures.append(_acceleration_width_curve(inputs, settings))
-    times = f"{format_range(ratios)} times"
+    times = f"{claims.format_range(ratios)} times"
     return account.record(
         settings.used("goals", "widths", "alpha", "seed")
         | {"trials": settings.replays, "table": repr(inputs.table), "point": repr(inputs.point)},
@@ -79,8 +69,8 @@ def _multi_round(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]
         else None,
         f"{times} the paper's R̄" if ratios else None,
         note="R̄ of fixed-width stopping and of the better of the paper's two rules, and coverage "
-        f"of fixed-width stopping. AR uses {point_source(inputs)}. The paper's rules with coverage "
-        f"below 1 − α by more than the error of random splits: {listing(short)}.",
+        f"of fixed-width stopping. AR uses {claims.point_source(inputs)}. The paper's rules with "
+        f"coverage below 1 − α by more than the error of random splits: {claims.listing(short)}.",
     )
 
 
@@ -91,14 +81,14 @@ def _replay(inputs: ClaimInputs, settings: ClaimSettings, goal: Pair, unit: Unit
         PolicySpec("paper", alpha, target, score="cqr"),
         PolicySpec("fixed-width", alpha, target, statistic="spread"),
     ]
-    if has_tuning_cases(inputs, unit, [alpha]):
+    if claims.has_tuning_cases(inputs, unit, [alpha]):
         plans.append(PolicySpec("fixed-width", alpha, target, statistic="learned"))
     plans += [
         PolicySpec("adaptive", alpha, target, score="mlwr"),
         PolicySpec("anytime", alpha, target, score="mlwr"),
     ]
     residual = PolicySpec("paper", alpha, target, score="ar")
-    results = _simulated(table_for_score(inputs, "ar"), [residual], settings, unit.name)
+    results = _simulated(claims.table_for_score(inputs, "ar"), [residual], settings, unit.name)
     results += _simulated(inputs.table, plans, settings, unit.name)
     # One number for one quantity: the run's own simulation, with more splits, takes precedence.
     known = {
@@ -236,8 +226,8 @@ def _possible(found: Simulated, unit: Unit, account: FindingWriter) -> Simulated
     if left_out:
         account.lack(
             unit,
-            f"an error rate of {listing(left_out)} cannot be guaranteed from {n} {unit.counted}s, "
-            "so every scan is measured in full",
+            f"an error rate of {claims.listing(left_out)} cannot be guaranteed from {n} "
+            f"{unit.counted}s, so every scan is measured in full",
         )
     return {goal: rules for goal, rules in found.items() if n >= min_calibration_size(goal[0])}
 

@@ -12,18 +12,8 @@ from taskuq.conformal._family import clipped, interval_family
 from taskuq.conformal._quantiles import conformal_quantile
 from taskuq.conformal._splits import center_distance
 from taskuq.conformal.scores import resolve_score
-from taskuq.experiments._claims import (
-    ClaimInputs,
-    ClaimSettings,
-    Experiment,
-    finding,
-    format_range,
-    listing,
-    point_source,
-    table_for_score,
-    title,
-    verdict,
-)
+from taskuq.experiments import _claims as claims
+from taskuq.experiments._claims import ClaimInputs, ClaimSettings, Experiment
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.protocols import IntervalFamily
 from taskuq.report._records import SUPPORTED, experiment_record
@@ -57,7 +47,7 @@ def _paper_protocol(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, A
     tests = list(_draws(table, count, settings))
     found = {}
     for name in settings.scores:
-        source = table_for_score(inputs, name)
+        source = claims.table_for_score(inputs, name)
         found[name] = [
             _scan(source, families, is_test, alpha, max_width)
             for families in [_families(source, name, alpha)]
@@ -163,7 +153,7 @@ def _table(
         "name": "protocol",
         "caption": f"Error rate {alpha:g}, stop below width {width:g}: {groups - count} groups to "
         f"calibrate, {count} to test, mean over {draws} draws; sd is that of a single draw such as "
-        f"the paper's. AR uses {point_source(inputs)}. No guarantee.",
+        f"the paper's. AR uses {claims.point_source(inputs)}. No guarantee.",
         "columns": [
             "score", "average R", "sd R", "coverage", "sd coverage", "max centre error",
             "sd max centre error",
@@ -204,7 +194,10 @@ def _found(found: Draws, alpha: float) -> dict[str, str | None]:
             f"no interval is ever narrow enough at an error rate of {alpha:g}, or there are too "
             "few cases to calibrate it, so every scan is measured in full"
         )
-        return {"verdict": verdict([]), "finding": finding(verdict([]), None, never)}
+        return {
+            "verdict": claims.verdict([]),
+            "finding": claims.finding(claims.verdict([]), None, never),
+        }
     # Close: within two standard deviations of a single draw, as the paper's single draw could be.
     coverage = mean["coverage"].values()
     close = f"coverage stays close to {1 - alpha:g}"
@@ -212,25 +205,27 @@ def _found(found: Draws, alpha: float) -> dict[str, str | None]:
     R, error = mean["acceleration"], mean["center_error"]
     for name in found:
         if name != "ar" and "ar" in found:
-            parts[f"{title(name)} is faster than AR"] = R[name][0] > R["ar"][0]
+            parts[f"{claims.title(name)} is faster than AR"] = R[name][0] > R["ar"][0]
     if {"ar", "lwr"} <= {name for name in found if not np.isnan(error[name][0])}:
         parts["LWR's maximum centre error is below AR's"] = error["lwr"][0] < error["ar"][0]
     side = "above" if all(m > 1 - alpha for m, _ in coverage) else "not close to"
-    measured = f"coverage was {format_range((m for m, _ in coverage), 3)}, {side} {1 - alpha:g}"
-    wrong = listing(
+    measured = (
+        f"coverage was {claims.format_range((m for m, _ in coverage), 3)}, {side} {1 - alpha:g}"
+    )
+    wrong = claims.listing(
         measured if part == close else f"that {part}" for part, right in parts.items() if not right
     )
-    outcome = verdict(parts.values())
-    each = listing(f"{R[n][0]:.2f} with {title(n)}" for n in found)
+    outcome = claims.verdict(parts.values())
+    each = claims.listing(f"{R[n][0]:.2f} with {claims.title(n)}" for n in found)
     return {
         "verdict": outcome,
         "criterion": "Coverage is within two standard deviations of 1 − α, LWR and CQR are faster "
         "than AR, and LWR has a smaller maximum centre error.",
-        "finding": finding(
+        "finding": claims.finding(
             outcome, f"the average acceleration is {each}",
             "" if outcome == SUPPORTED else f"not confirmed: {wrong}",
         ),
-        "number": "R̄ " + ", ".join(f"{title(n)} {R[n][0]:.2f}" for n in found),
+        "number": "R̄ " + ", ".join(f"{claims.title(n)} {R[n][0]:.2f}" for n in found),
     }  # fmt: skip
 
 

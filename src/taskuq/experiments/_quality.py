@@ -82,16 +82,10 @@ def _frechet_distance(first: FloatArray, second: FloatArray) -> float:
     shift = first.mean(0) - second.mean(0)
     # Sigma = A' A for centred features A, so that the cross term is the sum of the singular values
     # of A1 A2': as large as the numbers of images, or of features where those are fewer.
-    one, two = (_root(features) for features in (first, second))
+    roots = [(x - x.mean(0)) / np.sqrt(len(x) - 1) for x in (first, second)]
+    one, two = (np.asarray(np.linalg.qr(a, mode="r")) if len(a) > a.shape[1] else a for a in roots)
     cross = np.linalg.svd(one @ two.T, compute_uv=False).sum()
     return float(shift @ shift + np.square(one).sum() + np.square(two).sum() - 2 * cross)
-
-
-def _root(features: FloatArray) -> FloatArray:
-    """A matrix A with A' A the covariance of features, of no more rows than columns."""
-    centred = (features - features.mean(0)) / np.sqrt(len(features) - 1)
-    is_tall = centred.shape[0] > centred.shape[1]
-    return np.asarray(np.linalg.qr(centred, mode="r") if is_tall else centred)
 
 
 _LAYERS = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
@@ -129,7 +123,6 @@ class _VGG16(nn.Module):
 
 
 def _load_vgg(path: Path | str) -> _VGG16:
-    """Return VGG-16 with weights from a safetensors file of torchvision's names."""
     # Random numbers for 138 million weights that are overwritten at once would take seconds.
     with torch.device("meta"):
         net = _VGG16()
@@ -150,27 +143,6 @@ Features = Callable[[Tensor, Tensor], Tensor]
 Arrays = dict[str, FloatArray]
 
 
-def _arrays(
-    psnr: Sequence[float] = (),
-    ssim: Sequence[float] = (),
-    correlation: Sequence[float] = (),
-    where: Sequence[float] = (),
-    pixels: Sequence[FloatArray] = (),
-    features: Sequence[FloatArray] = (),
-    rejected: int = 0,
-) -> Arrays:
-    """Return the measures of one chunk."""
-    return {
-        "psnr": np.array(psnr, dtype=float),
-        "ssim": np.array(ssim, dtype=float),
-        "correlation": np.array(correlation, dtype=float),
-        "where": np.array(where, dtype=float),
-        "pixels": np.concatenate([np.empty((2, 0), dtype=np.float32), *pixels], axis=1),
-        "features": np.concatenate(features) if features else np.empty((0, 0)),
-        "rejected": np.array([rejected]),
-    }
-
-
 def _concatenate(parts: Sequence[Arrays]) -> Arrays:
     return {
         name: np.concatenate([part[name] for part in parts], axis=int(name == "pixels"))
@@ -180,8 +152,6 @@ def _concatenate(parts: Sequence[Arrays]) -> Arrays:
 
 @dataclass(frozen=True)
 class _QualityChunk:
-    """Volume, method and acceleration evaluated together."""
-
     method: str | None
     acceleration: float
     cases: tuple[int, ...]
@@ -189,8 +159,6 @@ class _QualityChunk:
 
 @dataclass(frozen=True, eq=False)
 class _QualityWork:
-    """Chunks of a quality evaluation, for an engine."""
-
     pieces: Sequence[_QualityChunk]
     folder: Path
     validation: Dataset
@@ -210,13 +178,10 @@ class _QualityWork:
         return [index for index in todo if not self._file(index).exists()]
 
     def record_failure(self, index: int, error: Exception) -> None:
-        raise MachineError(
-            f"a piece of the judgement ended its worker again and again ({first_line(error):.160})"
-            "; start the same command again to do the rest"
-        )
+        text = f"a piece ended its worker again and again ({first_line(error):.160})"
+        raise MachineError(f"{text}; start the same command again to do the rest")
 
     def run(self, todo: list[int], progress: Progress | None = None) -> int:
-        """Evaluate chunks, store each, and return their number."""
         shown = ""
         with pinned_threads(self.threads), sigterm_as_exit():
             for index in todo:
@@ -232,13 +197,14 @@ class _QualityWork:
         return len(todo)
 
     def load(self, index: int) -> Arrays:
-        """Read an evaluated chunk."""
         with open_npz(self._file(index)) as arrays:
             return {name: arrays[name] for name in arrays}
 
     def evaluate(self, piece: _QualityChunk) -> Arrays:
         if piece.method is None:
-            return _arrays(features=[self._reference(index) for index in piece.cases])
+            images = [rss(as_coil_images(self.training[index].image)) for index in piece.cases]
+            seen = [self._seen(image[None], image.amax()[None]) for image in images]
+            return {"features": np.concatenate(seen)}
         recover = self.methods[piece.method]
         executor = Executor(recover, _no_task, self.seed)
         before = getattr(recover, "rejected", 0)
@@ -258,21 +224,25 @@ class _QualityWork:
             means.append(drawn.mean(0))
             singles.append(drawn[0])
         true, mean = torch.stack(truth), torch.stack(means)
-        seen = []
+        empty = np.empty((2, 0), dtype=np.float32)
+        arrays = {
+            "psnr": np.array([_volume_psnr(mean, true)]),
+            "ssim": np.array([_volume_ssim(mean, true)]),
+            "correlation": np.array(correlation, dtype=float),
+            "where": np.array(where, dtype=float),
+            "pixels": np.concatenate([empty, *pixels], axis=1),
+            "rejected": np.array([getattr(recover, "rejected", 0) - before]),
+        }
         if self.features is not None:
             # Each image by the brightest pixel of its true image, as those of the reference are.
-            seen.append(_seen(self.features, torch.stack(singles), true.amax((1, 2))))
-        rejected = getattr(recover, "rejected", 0) - before
-        return _arrays(
-            psnr=[_volume_psnr(mean, true)], ssim=[_volume_ssim(mean, true)],
-            correlation=correlation, where=where, pixels=pixels, features=seen,
-            rejected=rejected,
-        )  # fmt: skip
+            arrays["features"] = self._seen(torch.stack(singles), true.amax((1, 2)))
+        return arrays
 
-    def _reference(self, index: int) -> FloatArray:
+    def _seen(self, images: Tensor, limits: Tensor) -> FloatArray:
         assert self.features is not None
-        image = rss(as_coil_images(self.training[index].image))
-        return _seen(self.features, image[None], image.amax()[None])
+        device = next(self.features.parameters()).device  # type: ignore[attr-defined]
+        with torch.no_grad():
+            return np.asarray(self.features(images.to(device), limits.to(device)).double().cpu())
 
     def _stage(self, piece: _QualityChunk) -> str:
         if piece.method is not None:
@@ -285,7 +255,6 @@ class _QualityWork:
 
 
 def _no_task(images: Any) -> Any:
-    """Raise, because image quality has no task."""
     raise NotImplementedError
 
 
@@ -295,12 +264,6 @@ def _some_pixels(drawn: Tensor, truth: Tensor, seed: int) -> FloatArray:
     maps /= truth.max().clamp_min(1e-12)
     chosen = np.random.default_rng(seed).permutation(maps.shape[1])[:PIXELS]
     return np.asarray(maps[:, chosen])
-
-
-def _seen(features: Features, images: Tensor, limits: Tensor) -> FloatArray:
-    device = next(features.parameters()).device  # type: ignore[attr-defined]
-    with torch.no_grad():
-        return np.asarray(features(images.to(device), limits.to(device)).double().cpu())
 
 
 SCHEMA, PIECES = "taskuq.quality/1", "taskuq.pieces/1"
@@ -328,11 +291,8 @@ class QualityConfig:
 
     def __post_init__(self) -> None:
         if self.vgg_weights is not None and self.subset == "all":
-            raise InputError(
-                "vgg_weights (for FID) needs training cases as its reference, but subset is 'all'; "
-                "remove vgg_weights, or set subset = 'validation'",
-                code="option.conflict",
-            )
+            text = "vgg_weights (for FID) need training cases; remove them, or set subset = "
+            raise InputError(f"{text}'validation'", code="option.conflict")
 
 
 def evaluate_quality(
@@ -344,10 +304,10 @@ def evaluate_quality(
     threads: int | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Evaluate image quality of every method and acceleration."""
     chosen: Engine = LocalEngine() if engine is None else engine
     here = pick_device(device)
-    threads = threads or _threads_before(store)
+    if threads is None and store is not None and (store / HEADER).exists():
+        threads = read_json(store / HEADER, PIECES).get("threads")
     if threads is None:
         threads = num_threads() if isinstance(chosen, LocalEngine) else 1
     with tempfile.TemporaryDirectory() as scratch, chosen.ready(Path(scratch)):
@@ -355,10 +315,9 @@ def evaluate_quality(
         work = _opened(config, folder, here, threads)
         if store is not None:
             _require_same(store, config, threads)
-        numbers = list(range(len(work.pieces)))
-        todo = work.unfinished(numbers)
-        progress = Progress(len(numbers), len(numbers) - len(todo), quiet=quiet, what="pieces")
-        with progress:
+        total = len(work.pieces)
+        todo = work.unfinished(range(total))
+        with Progress(total, total - len(todo), quiet=quiet, what="pieces") as progress:
             chosen.run(work, todo, progress)
         record = _record(config, work)
         if store is not None:
@@ -392,7 +351,6 @@ def _opened(config: QualityConfig, folder: Path, device: str, threads: int | Non
 
 
 def _require_same(store: Path, config: QualityConfig, threads: int | None) -> None:
-    """Refuse pieces of another judgement: of other settings, networks or data."""
     # Weights of a network for features have no card.
     files = [*referenced_files(replace(config, vgg_weights=None)), *referenced_files(config.data)]
     files += [] if config.vgg_weights is None else [config.vgg_weights]
@@ -400,21 +358,10 @@ def _require_same(store: Path, config: QualityConfig, threads: int | None) -> No
     made_from = fingerprint([toml_text(to_toml_table(config)), threads, *contents])
     header = store / HEADER
     if header.exists() and read_json(header, PIECES)["made_from"] != made_from:
-        raise InputError(
-            f"{store} holds pieces of another judgement (other settings, networks, data or "
-            "threads); remove it, or name another output",
-            code="resume.mismatch",
-        )
+        text = f"{store} was made with other settings, networks, data or threads; "
+        raise InputError(f"{text}remove it, or name another output", code="resume.mismatch")
     make_folder(store)
     write_json(header, {"schema": PIECES, "made_from": made_from, "threads": threads})
-
-
-def _threads_before(store: Path | None) -> int | None:
-    """With how many threads the pieces of a store were judged, where there are any."""
-    if store is None or not (store / HEADER).exists():
-        return None
-    found = read_json(store / HEADER, PIECES).get("threads")
-    return found if isinstance(found, int) else None
 
 
 def _record(config: QualityConfig, work: _QualityWork) -> dict[str, Any]:
@@ -427,41 +374,30 @@ def _record(config: QualityConfig, work: _QualityWork) -> dict[str, Any]:
     for (acceleration, name), parts in found.items():
         assert name is not None
         whole = _concatenate(parts)
-        rows.append(_row(acceleration, name, whole, reference, config.samples))
+        row = {"acceleration": acceleration, "method": name, **_row(whole, config.samples)}
+        if reference is not None:
+            row["fid"] = _frechet_distance(whole["features"], reference)
+        rows.append(row)
         pooled.append(whole["pixels"])
     record: dict[str, Any] = {"schema": SCHEMA, "config": to_toml_table(config), "results": rows}
-    spread, error = np.concatenate(pooled, axis=1).astype(float)
-    if len(spread):
-        correlation = _rank_correlation(spread, error)
-        if not math.isnan(correlation):
-            record["spread_error_pooled"] = correlation
+    pooled_correlation = _rank_correlation(*np.concatenate(pooled, axis=1).astype(float))
+    if not math.isnan(pooled_correlation):
+        record["spread_error_pooled"] = pooled_correlation
     return record
 
 
-def _row(
-    acceleration: float,
-    method: str,
-    found: Arrays,
-    reference: FloatArray | None,
-    samples: int,
-) -> dict[str, Any]:
-    row: dict[str, Any] = {"acceleration": acceleration, "method": method}
-    row["psnr"], row["ssim"] = _average(found["psnr"]), _average(found["ssim"])
+def _row(found: Arrays, samples: int) -> dict[str, Any]:
+    row: dict[str, Any] = {name: _average(found[name]) for name in ("psnr", "ssim")}
     row["volumes"], row["rejected"] = len(found["psnr"]), int(found["rejected"].sum())
     row["exact"] = int(np.isposinf(found["psnr"]).sum())
-    for name, values in (
-        ("spread_error_correlation", found["correlation"]),
-        ("spread_error_blocks", found["where"]),
+    for name, key in (
+        ("spread_error_correlation", "correlation"),
+        ("spread_error_blocks", "where"),
     ):
-        defined = [value for value in values if not math.isnan(value)]
-        if defined:
+        if (defined := found[key][~np.isnan(found[key])]).size:
             row[name] = float(np.mean(defined))
-    if found["pixels"].size:
-        ratio = _size_ratio(found["pixels"], samples)
-        if ratio is not None:
-            row["spread_error_ratio"] = ratio
-    if reference is not None:
-        row["fid"] = _frechet_distance(found["features"], reference)
+    if found["pixels"].size and (ratio := _size_ratio(found["pixels"], samples)) is not None:
+        row["spread_error_ratio"] = ratio
     return row
 
 
@@ -489,9 +425,8 @@ def _methods(config: QualityConfig, device: torch.device) -> dict[str, Recover]:
         methods["flow"] = FlowMethod(config.flow, config.estimate).open(device)
     for path in config.networks or ():
         if path.stem in methods:
-            raise InputError(
-                f"two recoveries are called {path.stem}; rename {path}", code="table.duplicate"
-            )
+            text = f"two recoveries are called {path.stem}; rename {path}"
+            raise InputError(text, code="table.duplicate")
         methods[path.stem] = open_recovery(path, device=device)
     return methods
 

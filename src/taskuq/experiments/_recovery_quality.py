@@ -6,16 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from taskuq.errors import InputError
-from taskuq.experiments._claims import (
-    ClaimInputs,
-    ClaimSettings,
-    Experiment,
-    finding,
-    format_range,
-    is_decreasing,
-    listing,
-    verdict,
-)
+from taskuq.experiments import _claims as claims
+from taskuq.experiments._claims import ClaimInputs, ClaimSettings, Experiment
 from taskuq.report._records import experiment_record
 from taskuq.report.figures._imaging import against_acceleration, quality_figures
 
@@ -121,11 +113,13 @@ def _found(rows: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
         levels = [of[R]["psnr"]["mean"] for R in sorted(of)]
         known = [v for v in levels if v is not None]
         if len(known) > 1:
-            parts[f"the quality of {name} falls as R grows"] = is_decreasing(known)
+            parts[f"the quality of {name} falls as R grows"] = claims.is_decreasing(known)
         gains = [g for r in of.values() if (g := _psnr_gain(r, rows)) is not None]
         if gains:
-            gains_over_base.append(f"{name} is {format_range(gains, 1)} dB above zero-filling")
-            gained = gained or f"{name} +{format_range(gains, 1)} dB"
+            gains_over_base.append(
+                f"{name} is {claims.format_range(gains, 1)} dB above zero-filling"
+            )
+            gained = gained or f"{name} +{claims.format_range(gains, 1)} dB"
     for measure, better in (("psnr", "varnet"), ("ssim", "varnet"), ("fid", "flow")):
         pairs = _pairs(methods, measure)
         wins = sum((v > f) if measure != "fid" else (f < v) for v, f in pairs)
@@ -133,12 +127,14 @@ def _found(rows: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
             of_all = "" if wins == len(pairs) else f" ({wins} of {len(pairs)})"
             parts[f"the {better} is better in {measure.upper()} at every R{of_all}"] = not of_all
     wrong = [f"that {part}" for part, right in parts.items() if not right]
-    but = [f"not confirmed: {listing(wrong)}"] if wrong else []
+    but = [f"not confirmed: {claims.listing(wrong)}"] if wrong else []
     but += [] if any("fid" in r for r in rows) else ["FID was not measured"]
-    outcome = verdict(parts.values())
-    found = listing(gains_over_base) if gains_over_base else "there is nothing to compare with"
+    outcome = claims.verdict(parts.values())
+    found = (
+        claims.listing(gains_over_base) if gains_over_base else "there is nothing to compare with"
+    )
     return {
-        "finding": finding(outcome, found, "; ".join(but)), "verdict": outcome,
+        "finding": claims.finding(outcome, found, "; ".join(but)), "verdict": outcome,
         "number": gained,
         "criterion": "Quality falls as R grows; at every R the variational network is better in "
         "PSNR and SSIM, and the flow in FID.",

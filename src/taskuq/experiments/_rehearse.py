@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +41,7 @@ TOY = COMMANDS.with_name("toy.toml")
 SIZE = 64  # of toy images
 CONFIGS = Path("configs/fastmri-knee")
 TABLES = ("knee.csv", "knee_file_list.csv")
-IMAGENET = {"resnet50_imagenet1k_v2.pth": "imagenet", "vgg16.safetensors": "vgg_weights"}
+IMAGENET = {"resnet50_imagenet1k_v2.pth": "imagenet", "vgg16.safetensors": "features"}
 # Options of a path to write to, and folders of what commands make; all else was there before.
 _WRITES, _MADE = ("-o", "--output", "--json", "--cache"), ("runs/", "cache/")
 # Random splits: their number changes no code that is run.
@@ -58,8 +57,6 @@ PREPARED = {"knee_multicoil_train": TRAINING_SLICES,
 
 @dataclass(frozen=True)
 class _Command:
-    """One command of the document, to the character."""
-
     text: str
 
     @property
@@ -121,12 +118,10 @@ class Rehearsal:
 
     @property
     def work(self) -> Path:
-        """The folder in which commands run."""
         return self.output / "work"
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Options that decide the data and the results."""
         data = None if self.data is None else str(self.data.resolve())
         return {"steps": self.steps, "volumes": self.volumes, "data": data, "toy": self.toy}
 
@@ -135,26 +130,16 @@ class Rehearsal:
         start = time.monotonic()
         wanted = {command.config.name for command in self.recipe if command.config is not None}
         if missing := sorted(n for n in wanted if not (self.configs / n).is_file()):
-            raise InputError(
-                f"{self.configs} lacks {', '.join(missing)}; give the folder configs/fastmri-knee "
-                "or a copy of it",
-                code="file.missing",
-            )
+            message = f"{self.configs} lacks {', '.join(missing)}; give {CONFIGS}"
+            raise InputError(message, code="file.missing")
         before = self._earlier(fresh)
-        self.copy_configs()
+        self._copy_configs()
         self.lay_out()
         code, results = [_code(), _machine()], list[dict[str, Any]]()
-        keys = {
-            c: fingerprint(
-                [
-                    c.text,
-                    self.added(c),
-                    c.config and content_fingerprint(self.work / c.config),
-                    *code,
-                ]
-            )[:16]
-            for c in self.recipe
-        }
+        keys = {}
+        for c in self.recipe:
+            config = c.config and content_fingerprint(self.work / c.config)
+            keys[c] = fingerprint([c.text, self.added(c), config, *code])[:16]
         known = {c: before[c.text] for c in self.recipe if c.text in before}
         passed = {c: old["key"] for c, old in known.items() if old["status"] == "passed"}
         for number, command in enumerate(self.recipe, start=1):
@@ -197,10 +182,8 @@ class Rehearsal:
         """Return the results of an earlier rehearsal in this folder by command."""
         path = self.output / RECORD
         if self.output.exists() and any(self.output.iterdir()) and not path.exists():
-            raise InputError(
-                f"{self.output} holds other things than a rehearsal; give -o another folder",
-                code="file.exists",
-            )
+            text = f"{self.output} holds no rehearsal; give -o another folder"
+            raise InputError(text, code="file.exists")
         if fresh and path.exists():
             for name in ("work", "logs"):
                 shutil.rmtree(self.output / name, ignore_errors=True)
@@ -210,11 +193,8 @@ class Rehearsal:
             write_json(path, self._record([], 0.0))
         record = read_json(path, SCHEMA)
         if record["settings"] != self.settings:
-            raise InputError(
-                f"{self.output} holds a rehearsal of other settings ({record['settings']}); give "
-                "another -o, or --overwrite to begin again",
-                code="resume.mismatch",
-            )
+            text = f"{self.output} was made with other settings ({record['settings']}); "
+            raise InputError(f"{text}give another -o, or --overwrite", code="resume.mismatch")
         return {result["line"]: result for result in record["lines"]}
 
     def _record(self, results: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
@@ -254,7 +234,7 @@ class Rehearsal:
             else:
                 path.unlink(missing_ok=True)
 
-    def copy_configs(self) -> None:
+    def _copy_configs(self) -> None:
         """Copy the configurations without ImageNet files that are missing, or at toy size."""
         there = None if self.toy else self.data
         missing = [IMAGENET[n] for n in IMAGENET if there is None or not (there / n).exists()]
@@ -266,51 +246,40 @@ class Rehearsal:
             with atomic_write(self.work / CONFIGS / source.name) as partial:
                 partial.write_text(toml_text(table), encoding="utf-8")
 
-    @cached_property
-    def batches(self) -> list[int]:
-        """The batch of each training."""
-        files = [c.config for c in self.recipe if c.verb == "train" and c.config is not None]
-        return [int(read_toml(self.work / file)["training"]["batch"]) for file in files]
-
-    @property
-    def slices(self) -> tuple[int, int]:
-        """Slices of a training volume and of a validation volume."""
-        learned, training = self.volumes - 1, 6  # one volume decides which weights are best
-        while any(
-            (total := learned * training) < batch or (total % batch and total // batch < self.steps)
-            for batch in self.batches
-        ):
-            training += 1
-        validation = 1
-        while self.volumes * len(FastMRIPreprocessing().chosen_slices(validation)) < JUDGED:
-            validation += 1
-        return training, validation
-
     def lay_out(self) -> None:
         """Make or link the data, unless they are there already."""
         data, marker = self.work / "data", self.work / "data.json"
         if marker.exists():
             return
+        files = [c.config for c in self.recipe if c.verb == "train" and c.config is not None]
+        batches = [int(read_toml(self.work / file)["training"]["batch"]) for file in files]
         if self.data is None:
-            training, validation = ((self.volumes, count) for count in self.slices)
+            learned, training = self.volumes - 1, 6  # one volume decides which weights are best
+            while any(
+                (total := learned * training) < b or (total % b and total // b < self.steps)
+                for b in batches
+            ):
+                training += 1
+            validation = 1
+            while self.volumes * len(FastMRIPreprocessing().chosen_slices(validation)) < JUDGED:
+                validation += 1
             self.log(f"Making {2 * self.volumes} volumes in fastMRI's layout from the atlas.")
-            layout = (
-                FastMRILayout(height=80, width=72, coils=9, recon=SIZE)
-                if self.toy
-                else FastMRILayout()
-            )
+            layout = FastMRILayout()
+            if self.toy:
+                layout = FastMRILayout(height=80, width=72, coils=9, recon=SIZE)
             workers = 1 if self.toy else min(os.cpu_count() or 1, 2 * self.volumes)
             make_fastmri(
-                data, training=training, validation=validation, layout=layout, workers=workers
-            )
+                data, training=(self.volumes, training), validation=(self.volumes, validation),
+                layout=layout, workers=workers,
+            )  # fmt: skip
         else:
-            self._link(data, self.data)
+            self._link(data, self.data, max(batches))
         write_json(marker, {"schema": SCHEMA})
 
-    def _link(self, data: Path, source: Path) -> None:
+    def _link(self, data: Path, source: Path, batch: int) -> None:
         """Link a few volumes and the tables of a folder, which is only read."""
         # Nine tenths are trained on; each step takes a batch of its own.
-        wanted = {"train": self.steps * max(self.batches) / 0.85, "val": JUDGED / 0.6}
+        wanted = {"train": self.steps * batch / 0.85, "val": JUDGED / 0.6}
         links = [source / name for name in (*TABLES, *IMAGENET) if (source / name).exists()]
         for part, least in wanted.items():
             folder, slices = source / f"knee_multicoil_{part}", 0
@@ -320,10 +289,8 @@ class Rehearsal:
                 links.append(path)
                 slices += count
             if slices == 0:
-                raise InputError(
-                    f"{folder} has no volume that can be used; run 'taskuq data check {folder}'",
-                    code="file.missing",
-                )
+                text = f"{folder} has no usable volume; run 'taskuq data check {folder}'"
+                raise InputError(text, code="file.missing")
             self.log(f"Linked {slices} slices of {folder}.")
         for path in links:
             link = data / path.relative_to(source)
@@ -360,7 +327,6 @@ def _changed(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def _without(table: Mapping[str, Any], names: Container[str]) -> dict[str, Any]:
-    """Remove settings by name, also from the tables within."""
     kept = {key: value for key, value in table.items() if key not in names}
     return {k: _without(v, names) if isinstance(v, dict) else v for k, v in kept.items()}
 
@@ -379,8 +345,6 @@ def _machine() -> list[Any]:
 
 
 class _Ended(NamedTuple):
-    """A process that has ended."""
-
     status: int
     seconds: float
     peak_host_bytes: int
@@ -416,7 +380,14 @@ def _run_command(words: Sequence[str], folder: Path, log: Path) -> _Ended:
 def _cost(command: _Command, work: Path, seconds: float) -> dict[str, Any]:
     """Return the seconds of a unit of work, and the hours of the whole experiment."""
     if command.verb == "train":
-        return _training_cost(command, work)
+        from taskuq.training._module import read_timing
+
+        assert command.config is not None
+        config, record = read_toml(work / command.config), read_timing(work / command.makes[0])
+        fraction = config.get("split", {}).get("train", 1 - config["data"].get("validation", 0.0))
+        return {"unit": "step", "each": record["step_s"], "first": record["first_step_s"],
+                "gpu_bytes": record["peak_gpu_bytes"],
+                "hours": _full_training(record, round(TRAINING_SLICES * fraction))}  # fmt: skip
     if command.verb == "run":
         log = RunLog(work / command.makes[0]).events()
         last = [event for event in log if event["event"] == "finished"][-1]
@@ -438,17 +409,6 @@ def _cost(command: _Command, work: Path, seconds: float) -> dict[str, Any]:
         here, total = sum(len(rule.chosen_slices(count)) for count in used), JUDGED_SLICES
     # The start of the process counts.
     return {"unit": unit, "each": seconds / here, "hours": seconds / here * total / 3600}
-
-
-def _training_cost(command: _Command, work: Path) -> dict[str, Any]:
-    from taskuq.training._module import read_timing
-
-    assert command.config is not None
-    config, record = read_toml(work / command.config), read_timing(work / command.makes[0])
-    fraction = config.get("split", {}).get("train", 1 - config["data"].get("validation", 0.0))
-    return {"unit": "step", "each": record["step_s"], "first": record["first_step_s"],
-            "gpu_bytes": record["peak_gpu_bytes"],
-            "hours": _full_training(record, round(TRAINING_SLICES * fraction))}  # fmt: skip
 
 
 def _full_training(record: Mapping[str, Any], learned: int) -> float:
@@ -475,7 +435,6 @@ def _sentence(result: Mapping[str, Any]) -> str:
 
 
 def rehearsal_markdown(record: Mapping[str, Any]) -> str:
-    """Return the table of a record as Markdown."""
     machine, settings, results = record["machine"], record["settings"], record["lines"]
     head = (
         f"`taskuq rehearse`: {record['passed']} of {record['commands']} commands passed in "

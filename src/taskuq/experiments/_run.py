@@ -61,8 +61,6 @@ class RunConfig(ImagingConfig):
 
 @dataclass(frozen=True)
 class _Run:
-    """Pipeline with its images, ready to start."""
-
     pipeline: Pipeline
     images: Any
     config: RunConfig
@@ -70,7 +68,6 @@ class _Run:
 
     @property
     def configuration(self) -> dict[str, Any]:
-        """The configuration as values that JSON can hold."""
         values = to_toml_table(self.config, complete=True)
         # They decide no number, so that terms may change when a table is resumed.
         del values["terminology"]
@@ -86,11 +83,8 @@ class _Run:
 
     @property
     def terminology(self) -> Terminology:
-        return (
-            self.config.measure.terminology
-            if self.config.terminology == Terminology()
-            else self.config.terminology
-        )
+        chosen = self.config.terminology
+        return self.config.measure.terminology if chosen == Terminology() else chosen
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -116,7 +110,11 @@ def read_run(path: Path) -> RunConfig:
 def open_run(config: RunConfig, device: str | None = None) -> _Run:
     """Open the data and load the networks of a run."""
     chosen = pick_device(device)
-    images = _images(config)
+    if config.subset == "all":
+        images = open_all(config.data)
+    else:
+        training, validation = open_data(config.data)
+        images = training if config.subset == "training" else validation
     width = int(images[0].image.shape[-1])
     masks = config.measure.masks(width)
     measure = config.measure.scanner(width, noise=config.noise, seed=config.seed)
@@ -130,7 +128,6 @@ def open_run(config: RunConfig, device: str | None = None) -> _Run:
 
 
 def _refuse_own_order(run: _Run) -> None:
-    """Refuse an order of lines that was learned on cases of this run."""
     path = getattr(run.config.measure, "path", None)
     if path is None:
         return
@@ -143,17 +140,12 @@ def _refuse_own_order(run: _Run) -> None:
     alike = files == were if files or were else learned_on.get("seed") == data["seed"]
     own = set(as_cases(run.images).case).intersection(made.get("cases", ()))
     if own and (alike or learned_on == data):
-        raise InputError(
-            f"{path} was learned on {len(own)} cases of this run (such as {min(own)}), so that "
-            "its table has no guarantee; run on other patients",
-            code="data.leak",
-        )
+        text = f"{path} was learned on {len(own)} cases of this run (such as {min(own)}), so that "
+        raise InputError(f"{text}nothing is guaranteed; run on other patients", code="data.leak")
 
 
 @dataclass(frozen=True)
 class _CostEstimate:
-    """Estimated time and memory of a run."""
-
     cases: int
     seconds: float
     bytes: float
@@ -161,7 +153,6 @@ class _CostEstimate:
 
     @property
     def sentence(self) -> str:
-        """All of it in words."""
         return (
             f"{self.cases} cases will take about {duration(self.seconds)}, "
             f"{self.bytes / 1e6:.1f} MB of disk and {self.memory / 1e9:.2f} GB of memory."
@@ -169,7 +160,6 @@ class _CostEstimate:
 
 
 def estimate_run_cost(run: _Run, probes: int = 3) -> _CostEstimate:
-    """Estimate time and memory of a run from a few cases."""
     cases = as_cases(run.images)
     config, pipeline = run.config, run.pipeline
     executor = CaseExecutor(

@@ -23,7 +23,6 @@ CENTERS = (9, 16, 24, 32)
 
 
 def _sampling_masks(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Count the lines of nested masks, and check that they are nested."""
     sets = {}
     if inputs.masks is not None:
         sets["masks"] = np.asarray(inputs.masks, dtype=bool), inputs.mask_accelerations
@@ -74,15 +73,13 @@ _CALLED = {
 
 
 def _table(name: str, masks: BoolArray, rates: Any) -> dict[str, Any]:
-    width = masks.shape[1]
-    rows = []
-    before = np.zeros(width, dtype=bool)
-    for mask, R in zip(masks, rates, strict=True):
-        center = acs_width(mask)
-        outside = np.flatnonzero(mask & ~before & ~center_lines(width, center))
+    width, rows = masks.shape[1], []
+    earlier = (np.zeros_like(masks[0]), *masks[:-1])
+    for before, mask, R in zip(earlier, masks, rates, strict=True):
+        center, new = acs_width(mask), mask & ~before
+        outside = np.flatnonzero(new & ~center_lines(width, center))
         far = float(np.abs(outside - width // 2).mean()) if outside.size else None
-        rows.append([float(R), int(mask.sum()), width, center, int((mask & ~before).sum()), far])
-        before = mask
+        rows.append([float(R), int(mask.sum()), width, center, int(new.sum()), far])
     return {
         "name": name,
         "caption": f"Lines of {_CALLED[name]}: the contiguous centre, the lines that each round "

@@ -64,7 +64,7 @@ def rescale_pow2(images: Tensor) -> tuple[Tensor, Tensor]:
     return images / size.view(-1, *(1,) * (images.ndim - 1)), size
 
 
-def stack_measurements(measurements: Sequence[MeasurementLike]) -> tuple[Tensor, Tensor]:
+def stack_measurements(measurements: Sequence[Any]) -> tuple[Tensor, Tensor]:
     for measurement in measurements:
         if not isinstance(measurement, MeasurementLike):
             text = f"a measurement must have zero_filled and mask, got {type(measurement).__name__}"

@@ -118,8 +118,8 @@ class TrainingModule(LightningModule):
             values[name] = torch.tensor(whole, dtype=value.dtype)
         if self.trainer.sanity_checking:
             return
-        for name, value in self.recipe.summary(values).items():
-            self.log(f"validation_{name}", value, prog_bar=True)
+        for name, number in self.recipe.summary(values).items():
+            self.log(f"validation_{name}", number, prog_bar=True)
 
     def configure_optimizers(self) -> Any:
         c = self.settings
