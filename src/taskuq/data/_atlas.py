@@ -326,8 +326,6 @@ class PatientDistribution:
 
 @dataclass(frozen=True, eq=False)
 class Patient:
-    """Slices of one patient."""
-
     images: FloatArray
     lesion: NDArray[np.bool_]
     area: NDArray[np.float64]

@@ -50,8 +50,6 @@ FINE = 2
 
 
 class _ChestSlices(NamedTuple):
-    """Slices of a synthetic chest."""
-
     images: NDArray[np.float32]
     nodules: NDArray[np.int64]
 

@@ -388,7 +388,6 @@ class LabelledSubset:
         return replace(self, cases=InMemoryDataset.of(combined, processes), is_read=True)
 
     def split(self, split: Split) -> tuple[LabelledSubset, LabelledSubset, LabelledSubset]:
-        """Return the three subsets of a split."""
         train, tune, judge = (
             replace(self, cases=part, targets=self.targets[list(part.indices)])
             for part in split.of(self.cases)

@@ -108,7 +108,6 @@ def _stored_slices(volume: Volume, preparation: FastMRIPreprocessing, cache: Pat
 def prepare_slices(
     volume: Volume, preparation: FastMRIPreprocessing, cache: Path, precision: Precision = "half"
 ) -> _StoredSlices:
-    """Preprocess a volume and store its slices."""
     path = _record(volume, preparation, cache)
     with file_lock(path.with_suffix(".lock"), wait=True):
         try:
@@ -151,7 +150,6 @@ def require_disk_space(cache: Path, needed: int) -> int:
 def is_prepared(
     volume: Volume, preparation: FastMRIPreprocessing, cache: Path, precision: Precision
 ) -> bool:
-    """Return True if a volume is already prepared."""
     try:
         return _stored_slices(volume, preparation, cache).precision in (precision, "single")
     except InputError:

@@ -183,8 +183,6 @@ def _in_memory(cases: Dataset, reader: DataConfig) -> Dataset:
 
 @dataclass(frozen=True)
 class FileCheck:
-    """Check result of one file."""
-
     file: str
     kind: str
     size: str
@@ -194,7 +192,6 @@ class FileCheck:
 
     @property
     def used(self) -> bool:
-        """True if the file is used."""
         return not self.reason
 
     def as_record(self) -> dict[str, Any]:
@@ -247,7 +244,6 @@ def plot_contact_sheet(
     columns: int = 8,
     outline: Callable[[int], BoolArray] | None = None,
 ) -> Path:
-    """Plot cases as a contact sheet."""
     from matplotlib.figure import Figure
 
     from taskuq.measure._coils import magnitude

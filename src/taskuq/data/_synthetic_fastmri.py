@@ -73,8 +73,6 @@ class FastMRILayout:
 
 @dataclass(frozen=True)
 class _SyntheticVolume:
-    """Synthetic fastMRI volume."""
-
     path: Path
     slices: int
     number: int

@@ -60,7 +60,6 @@ class _Annotations:
     unreadable: tuple[str, ...] = ()
 
     def positive_slices(self, pathology: str) -> dict[str, set[int]]:
-        """Return the slices that show a pathology, by volume."""
         positive: dict[str, set[int]] = {}
         for row in self._chosen(pathology):
             if not row.is_study_level:

@@ -212,7 +212,6 @@ def has_tuning_cases(inputs: ClaimInputs, unit: Unit, alphas: Sequence[float]) -
 
 
 def nearest_acceleration(table: TaskOutputs, wanted: float) -> float:
-    """Return the acceleration of the table that is nearest to a wanted one, by ratio."""
     rates = table.accelerations
     if np.isnan(rates).any():
         return float("nan")
@@ -369,7 +368,6 @@ def length_figure(
 
 
 def table_for_score(inputs: ClaimInputs, score: str) -> TaskOutputs:
-    """Return the table a score is evaluated on."""
     return inputs.point if score == "ar" and inputs.point is not None else inputs.table
 
 
@@ -484,7 +482,6 @@ def finding(outcome: str, measured: str | None, but: str = "") -> str:
 
 
 def verdict(parts: Iterable[bool]) -> str:
-    """Return the verdict on a claim from the outcomes of its parts."""
     found = list(parts)
     if not found:
         return NOT_TESTED
@@ -494,7 +491,6 @@ def verdict(parts: Iterable[bool]) -> str:
 
 
 def format_range(values: Iterable[float], digits: int = 2) -> str:
-    """Format a range of values."""
     known = [v for v in values if not math.isnan(v)]
     if not known:
         return "–"
@@ -503,7 +499,6 @@ def format_range(values: Iterable[float], digits: int = 2) -> str:
 
 
 def listing(words: Iterable[str]) -> str:
-    """Return words as a list in a sentence."""
     found = list(words)
     if len(found) < 2:
         return found[0] if found else "none"
@@ -516,7 +511,6 @@ def title(score: str) -> str:
 
 
 def is_decreasing(values: Iterable[float]) -> bool:
-    """Return True if values decrease."""
     found = list(values)
     return all(b < a for a, b in pairwise(found))
 

@@ -268,7 +268,6 @@ class Rehearsal:
 
     @cached_property
     def batches(self) -> list[int]:
-        """The batch of each training."""
         files = [c.config for c in self.recipe if c.verb == "train" and c.config is not None]
         return [int(read_toml(self.work / file)["training"]["batch"]) for file in files]
 
@@ -379,8 +378,6 @@ def _machine() -> list[Any]:
 
 
 class _Ended(NamedTuple):
-    """A process that has ended."""
-
     status: int
     seconds: float
     peak_host_bytes: int
@@ -475,7 +472,6 @@ def _sentence(result: Mapping[str, Any]) -> str:
 
 
 def rehearsal_markdown(record: Mapping[str, Any]) -> str:
-    """Return the table of a record as Markdown."""
     machine, settings, results = record["machine"], record["settings"], record["lines"]
     head = (
         f"`taskuq rehearse`: {record['passed']} of {record['commands']} commands passed in "

@@ -161,7 +161,6 @@ class _CostEstimate:
 
     @property
     def sentence(self) -> str:
-        """All of it in words."""
         return (
             f"{self.cases} cases will take about {duration(self.seconds)}, "
             f"{self.bytes / 1e6:.1f} MB of disk and {self.memory / 1e9:.2f} GB of memory."

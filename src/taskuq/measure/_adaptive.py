@@ -178,7 +178,6 @@ class _ScalarPosterior:
 
 
 def stack_cases(covariances: Sequence[LineCovariance]) -> LineCovariance:
-    """Stack line covariances of several cases."""
     kind: Any = type(covariances[0])
     each = (np.concatenate([getattr(c, f.name) for c in covariances]) for f in fields(kind))
     stacked: LineCovariance = kind(*each)

@@ -84,12 +84,10 @@ def read_masks(path: Path, accelerations: Sequence[float], width: int | None = N
 
 
 def mask_fingerprint(masks: BoolArray) -> str:
-    """Return the fingerprint of masks."""
     return hashlib.sha256(np.asarray(masks, dtype=bool).tobytes()).hexdigest()[:16]
 
 
 def mask_provenance(path: Path) -> dict[str, Any]:
-    """Return the provenance of a mask file."""
     with open_npz(path, "masks") as arrays:
         text = str(arrays["provenance"]) if "provenance" in arrays else "{}"
     return dict(json.loads(text))
@@ -103,7 +101,6 @@ def plot_masks(
     *,
     what: str = "lines",
 ) -> Path:
-    """Plot nested masks."""
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
 

@@ -263,7 +263,6 @@ def filtered_back_projection(
 
 
 def _view_weights(mask: Tensor, angles: Sequence[float]) -> Tensor:
-    """Return the angular weight of each view."""
     order = np.argsort(angles)
     ahead = torch.as_tensor(np.asarray(angles)[order], dtype=torch.float64, device=mask.device)
     here = mask[:, torch.as_tensor(order, device=mask.device)]
@@ -467,8 +466,6 @@ class ParallelBeamCT:
 
 @dataclass(frozen=True, eq=False)
 class SimulatedCTScanner:
-    """Simulated CT scanner."""
-
     image: Tensor
     scanner: ParallelBeamCT
 

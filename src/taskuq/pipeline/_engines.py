@@ -108,7 +108,6 @@ class LocalEngine:
 
     @classmethod
     def from_options(cls, options: EngineOptions) -> LocalEngine:
-        """Return the engine, which has no options."""
         options.refuse_slurm()
         if options.workers is not None or options.address is not None:
             text = "the local engine takes no workers or address; use --engine ray or slurm"

@@ -328,7 +328,6 @@ class CaseWorker:
 
     @property
     def folder(self) -> Path:
-        """Folder of the table."""
         return self.writer.folder
 
     @property
@@ -466,7 +465,6 @@ def choose_cases(executor: CaseExecutor, cases: RunCases, n: int) -> list[int]:
 def store_images(
     folder: Path, executor: CaseExecutor, cases: RunCases, chosen: Sequence[int]
 ) -> Path:
-    """Store display images of chosen cases."""
     path, names = folder / PICTURES, [cases.case[index] for index in chosen]
     if path.exists():
         with open_npz(path, "images") as archive:

@@ -142,8 +142,6 @@ class _CTTraining:
 
 
 class _SinogramSimulator:
-    """Simulate sinograms of a batch."""
-
     def __init__(
         self,
         measure: TomographyConfig,
@@ -385,8 +383,6 @@ class _CTEstimateConfig:
 
 @dataclass(frozen=True)
 class _CTSamplerTraining(SamplerTrainingMixin, _CTTraining):
-    """Settings of a CT sampler training."""
-
     network: SamplerConfig = field(default_factory=lambda: SAMPLER_PRESETS["paper"])
     training: TrainingConfig = PAPER
     #: Point-estimate network and its cross-fitting.

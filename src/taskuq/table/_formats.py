@@ -28,7 +28,6 @@ ATTRIBUTES = "attributes"
 
 
 def _join_tasks(tables: Mapping[str, TaskOutputs]) -> TaskOutputs:
-    """Join tables of single tasks into one table."""
     names, first = list(tables), next(iter(tables.values()))
     for name, table in tables.items():
         shapes = [(t.rounds, t.samples, t.round_labels) for t in (first, table)]

@@ -256,7 +256,6 @@ def to_numpy(array: Any, name: str) -> np.ndarray:
 
 
 def write_case_list(folder: Path, case: list[str], group: Any = None, label: Any = None) -> Path:
-    """Write case, group and label of all planned cases."""
     import pyarrow as pa
 
     columns = {"case": case, "group": group, "label": label}
@@ -510,7 +509,6 @@ def _numeric_column(rows: Any, name: str, shard: Path) -> np.ndarray:
 
 
 def read_header(folder: Path) -> TableHeader:
-    """Read the attributes of a table."""
     path = folder / HEADER
     if not path.exists():
         raise InputError(f"{folder} has no {HEADER} and is not a table", code="file.missing")

@@ -129,8 +129,6 @@ class TrainerOptions:
 
 
 class _TrainingSettings(Protocol):
-    """Settings of a training."""
-
     @property
     def training(self) -> TrainingConfig: ...
 
