@@ -246,7 +246,7 @@ class Monitor:
             for name, s in self.alarms.items()
         ]
         return (
-            f"The guarantee is withdrawn: new {unit}s are not exchangeable with the {n} calibration "
+            f"The guarantee is withdrawn: new {unit}s are not exchangeable with {n} calibration "
             f"{unit}s, with evidence {self.e_value:.3g} where {1 / self.delta:g} is enough (seen "
             f"after {self.alarm_after}). What has changed: {'; '.join(found)}. Plan again with "
             f"{unit}s of today."
