@@ -18,7 +18,6 @@ T = TypeVar("T")
 
 
 def read_toml(path: Path | str) -> dict[str, Any]:
-    """Read a TOML file."""
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

@@ -168,7 +168,6 @@ def fingerprint(record: Any) -> str:
 
 
 def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record with its SHA-256."""
     rest = {name: value for name, value in record.items() if name != SEAL}
     return {**rest, SEAL: fingerprint(rest)}
 
@@ -253,14 +252,12 @@ def safe_join(folder: str | os.PathLike[str], name: str) -> Path:
 
 
 def json_text(record: Mapping[str, Any], *, indent: int | None = 1) -> str:
-    """Return a record as JSON with its checksum."""
     return json.dumps(with_checksum(record), indent=indent, allow_nan=False)
 
 
 def write_json(
     path: str | os.PathLike[str], record: Mapping[str, Any], *, exclusive: bool = False
 ) -> Path:
-    """Write a record as JSON with its checksum and return its path."""
     with atomic_write(path, exclusive=exclusive) as partial:
         partial.write_text(json_text(record) + "\n", encoding="utf-8")
     return Path(path)

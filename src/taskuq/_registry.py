@@ -66,7 +66,6 @@ class Registry(Generic[T]):
         return thing
 
     def name_of(self, thing: T) -> str:
-        """Return the name of a registered thing."""
         name = self.find(thing)
         if name is None:
             raise InputError(f"{thing} is no {self.what}; register it", code="choice.unknown")

@@ -109,7 +109,7 @@ def test_alarm_prevents_early_stops(toy, toy_policy, strange, tmp_path):
     log = tmp_path / "log.jsonl"
     scan = toy.scan(toy.scanner_of(seed), policy=toy_policy, monitor=monitor, audit_log=log)
     assert scan.acceleration == 1
-    assert "The promise is withdrawn" in scan.rounds[0].reason
+    assert "The guarantee is withdrawn" in scan.rounds[0].reason
     assert [line["withdrawn"] for line in read_audit_log(log)] == [True] * 4
     decision = toy_policy.decide(0, scan.rounds[0].outputs)
     assert decision.stop

@@ -230,9 +230,9 @@ def test_withdrawn_guarantee_is_exported(small, serving, tmp_path):
     (state,) = (tmp_path / "states").glob("scan-*.json")
     record = stored_interval(state, policy)
     assert not record["guaranteed"]
-    assert record["promise"].startswith("The promise is withdrawn")
+    assert record["promise"].startswith("The guarantee is withdrawn")
     assert played.decisions[0]["promise"] == record["promise"]
-    assert "The promise is withdrawn" in format_summary(summarise([played], 16))[1]
+    assert "The guarantee is withdrawn" in format_summary(summarise([played], 16))[1]
 
 
 def test_shadow_scan_reports_no_stop(served, tmp_path, capsys):

@@ -33,8 +33,8 @@ def audit(log: Path, *, scan: str | None = None) -> None:
             interval = f"; interval {ends}" if line["stop"] and ends else ""
             state = f"; state {line['state']}" if line["stop"] and "state" in line else ""
             reason = format_reason(line["reason"], shadow=line.get("shadow", False))
-            told = f"{reason}{interval}; {1000 * line['latency']:.0f} ms{state}"
-            app.print_result(f"  {line['time']}  {line['case']}  {told}")
+            text = f"{reason}{interval}; {1000 * line['latency']:.0f} ms{state}"
+            app.print_result(f"  {line['time']}  {line['case']}  {text}")
         if any(line.get("shadow") for line in entries):
             app.print_result("  Shadow mode: decisions were logged, and all lines were measured.")
         for void in dict.fromkeys(line["void"] for line in entries if line.get("void")):

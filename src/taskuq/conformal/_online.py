@@ -102,7 +102,7 @@ class OnlineBound(BaseBound):
         """The guarantee in one sentence."""
         return (
             f"Guaranteed in the long run: over {self.audits} audits the miss rate is within "
-            f"{self.largest_deviation:.4g} of {self.alpha:g}, whatever drifts; nothing is promised "
+            f"{self.largest_deviation:.4g} of {self.alpha:g}, whatever drifts; no guarantee "
             "for the next case alone."
         )
 

@@ -304,7 +304,7 @@ def calibration_size(
         raise InputError(message, code="value.invalid")
     a = float(level)
     z = float(ndtri(1 - unlucky / (2 if two_sided else 1)))
-    # Twice the normal approximation, and enough lattice steps of size 1/alpha beside it.
+    # Twice the normal approximation, and enough lattice steps of size 1/alpha on top.
     largest = int(2 * z**2 * a * (1 - a) / epsilon**2 + 20 / min(epsilon, a, 1 - a) + 100)
     if largest > LARGEST_SIZE:
         message = f"epsilon={epsilon:g} needs over {LARGEST_SIZE} cases; choose a larger one"

@@ -258,7 +258,7 @@ def center_distance(interval: Interval, targets: FloatArray, task_range: TaskRan
 def _center_offset(interval: Interval, targets: FloatArray, task_range: TaskRange) -> FloatArray:
     if task_range is not None and np.isfinite(task_range).all() and not interval.is_empty.any():
         return np.asarray(targets - (interval.lower + interval.upper) * 0.5)
-    # The extremes tell whether any end is infinite, without an array of answers.
+    # The extremes show whether any end is infinite, without an array of answers.
     if np.isfinite(interval.lower.min()) and np.isfinite(interval.upper.max()):
         return np.asarray(targets - interval.center)
     lower_open, upper_open = np.isinf(interval.lower), np.isinf(interval.upper)

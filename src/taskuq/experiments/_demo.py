@@ -50,7 +50,6 @@ class _DemoNetworks:
 
 
 def _bundled_networks() -> _DemoNetworks:
-    """Load the bundled networks."""
     device = pick_device(None)
     return _DemoNetworks(
         sampler=open_recovery("sampler-atlas", device=device),

@@ -37,8 +37,6 @@ class CallableMeasure:
 
 @dataclass(frozen=True, eq=False)
 class DeepinvMeasurement:
-    """Measurement with its deepinv physics."""
-
     y: Any
     physics: Any
     acceleration: float

@@ -89,7 +89,6 @@ def data_consistency(images: Tensor, measured: Tensor, mask: Any) -> Tensor:
 
 
 def round_at(acceleration: float, accelerations: Sequence[float]) -> int:
-    """Return the round of an acceleration, counted from 0."""
     if acceleration not in accelerations:
         text = f"acceleration is {acceleration}; choose from {accelerations}"
         raise InputError(text, code="choice.unknown")

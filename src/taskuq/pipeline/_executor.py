@@ -195,8 +195,6 @@ def reference_image(image: Any) -> Any:
 
 @dataclass(frozen=True)
 class CaseOutputs:
-    """Outputs and target of one case."""
-
     targets: FloatArray
     outputs: FloatArray
     image: str = ""
@@ -205,8 +203,6 @@ class CaseOutputs:
 
 @dataclass(frozen=True)
 class RoundBatch:
-    """Samples of a batch in one round."""
-
     acceleration: float
     measurements: list[Any]
     images: Any

@@ -49,7 +49,7 @@ def _spread_score(side: Side) -> MLWR:
     return MLWR(side=side, floor=0.25)
 
 
-# The score behind each risk statistic.
+# The score of each risk statistic.
 STATISTICS: dict[str, Callable[[Side], Score]] = {"spread": _spread_score, "learned": LearnedScore}
 
 

@@ -62,7 +62,6 @@ def append_entries(path: str | os.PathLike[str], lines: list[dict[str, Any]]) ->
 
 
 def read_audit_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Read and verify an audit log."""
     previous, found = BEGINNING, []
     for number, line in _lines(path):
         chained = {name: value for name, value in line.items() if name != "hash"}
@@ -75,7 +74,6 @@ def read_audit_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def entries_by_scan(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Group audit entries by scan."""
     found: dict[str, list[dict[str, Any]]] = {}
     for line in lines:
         found.setdefault(str(line.get("scan_id")), []).append(line)

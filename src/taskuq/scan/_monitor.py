@@ -239,14 +239,14 @@ class Monitor:
             return (
                 f"No evidence that new {unit}s are not exchangeable with the {n} calibration "
                 f"{unit}s: at most {self.e_value:.3g} after {self.units}, where "
-                f"{1 / self.delta:g} would withdraw the promise."
+                f"{1 / self.delta:g} would withdraw the guarantee."
             )
         found = [
             f"{name} (the median new {unit} lies above {100 * s.median_rank:.3g} % of them)"
             for name, s in self.alarms.items()
         ]
         return (
-            f"The promise is withdrawn: new {unit}s are not exchangeable with the {n} calibration "
+            f"The guarantee is withdrawn: new {unit}s are not exchangeable with {n} calibration "
             f"{unit}s, with evidence {self.e_value:.3g} where {1 / self.delta:g} is enough (seen "
             f"after {self.alarm_after}). What has changed: {'; '.join(found)}. Plan again with "
             f"{unit}s of today."

@@ -71,7 +71,6 @@ class Scanners:
 def as_scanners(
     scanner: Scanner | ScannerOfEach, case: str | None, cases: Sequence[str] | None
 ) -> Scanners:
-    """Return the scanners of one case or of a group."""
     if isinstance(scanner, Scanner) and cases is None:
         return Scanners({"0" if case is None else case: scanner}, is_group=False)
     if case is not None:
@@ -164,7 +163,6 @@ class LineSelector:
         return np.array(scan.rounds[k - 1].next_lines, dtype=np.int64)
 
     def fault(self, k: int, scan: Scan, measurement: Any) -> str | None:
-        """Return a fault if a measurement has other lines than requested."""
         for key in LINE_KEYS if isinstance(measurement, Mapping) else ():
             if key in measurement:
                 lines = np.sort(as_array(measurement[key], key).ravel())

@@ -356,8 +356,6 @@ def format_reason(reason: str, *, shadow: bool) -> str:
 
 @dataclass(frozen=True)
 class ScanState:
-    """State file of a scan."""
-
     path: Path
     policy: Policy
     cases: tuple[str, ...]

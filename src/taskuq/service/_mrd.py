@@ -34,7 +34,6 @@ class ScanHeader:
 
 
 def read_header(xml: str) -> ScanHeader:
-    """Parse the MRD header of a scan."""
     from ismrmrd.xsd import CreateFromDocument
 
     if "<!DOCTYPE" in xml or "<!ENTITY" in xml:

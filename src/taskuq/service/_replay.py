@@ -179,7 +179,6 @@ class _LineSender:
         self.next, self.last_sent = time.monotonic(), time.perf_counter()
 
     def send(self, slice_: int, columns: list[int]) -> None:
-        """Send lines of a slice."""
         for column in columns:
             line = self.scan.line(slice_, column)
             time.sleep(max(0.0, self.next - time.monotonic()))
@@ -282,7 +281,6 @@ def summarise(results: Sequence[_ReplayResult], width: int) -> dict[str, Any]:
 
 
 def format_summary(record: dict[str, Any]) -> list[str]:
-    """Format the summary of a replay."""
     latency, slices = record["latency"], count_noun(record["slices"], "slice")
     early, lines = record["would_stop_early"], record["lines_sent"]
     if record["shadow"]:

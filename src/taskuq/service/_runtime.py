@@ -116,7 +116,6 @@ class _ExportedModel:
 
 
 def open_runtime(folder: Path, policy: Policy) -> _ExportedModel:
-    """Open the runtime of a policy."""
     path = folder / MANIFEST
     record = read_json(path, SCHEMA, remedy="export again")
     if record.get("policy") != fingerprint(policy.to_dict()):

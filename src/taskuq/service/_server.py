@@ -333,7 +333,6 @@ def export_service(
     policy: Path, recover: str, task: str, masks: Path | None, folder: Path, *, coils: int,
     height: int | None, allow_mismatch: bool = False,
 ) -> Path:  # fmt: skip
-    """Export recovery and task for a service."""
     from taskuq.service._export import write_runtime
 
     if coils < 1 or (height is not None and height < 1):

@@ -23,7 +23,6 @@ from taskuq.table._terminology import count_noun, round_label
 def as_rounds(
     accelerations: Any, costs: Any, full_cost: float | None, names: Any
 ) -> tuple[FloatArray, tuple[str, ...] | None]:
-    """Return accelerations and names of rounds, given by accelerations or costs."""
     given = accelerations if costs is None else costs
     if given is None or (accelerations is not None and costs is not None):
         raise InputError("pass accelerations, or costs and full_cost", code="option.conflict")

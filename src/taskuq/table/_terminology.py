@@ -103,7 +103,6 @@ def as_terminology(given: Any) -> Terminology:
 
 
 def round_label(acceleration: float, name: str | None = None) -> str:
-    """Return the name of a round, or else its acceleration."""
     if name is not None:
         return name
     if acceleration != acceleration:

@@ -67,7 +67,6 @@ def l2_pgd(
 def adversarial_images(
     network: Classifier, scaled: Tensor, targets: Tensor, config: AttackConfig
 ) -> Tensor:
-    """Return adversarial images in [0, 1]."""
     radius = config.radius_for(*scaled.shape[-2:])
     if radius == 0:
         return scaled.detach()

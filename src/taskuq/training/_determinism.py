@@ -35,7 +35,6 @@ class EpochSampler(Sampler[Place]):
         self.epoch = epoch  # Lightning calls this before each epoch
 
     def share(self, index: int) -> BatchShard:
-        """Return the share of this process in a batch."""
         total = min(self.batch, len(self.cases) - index * self.batch)
         return BatchShard.of(total, *_process())
 

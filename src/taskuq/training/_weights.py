@@ -67,8 +67,8 @@ def _files_behind(named: Path) -> Iterator[Path]:
         # A sampler's table names it, or it lies where it was trained.
         estimate = estimate.get("weights", "estimate/best.safetensors")
     if isinstance(estimate, str):
-        beside = path.parent / estimate
-        other = beside if beside.exists() else locate(estimate)
+        nearby = path.parent / estimate
+        other = nearby if nearby.exists() else locate(estimate)
         if other.exists() and other != path:
             yield from (other, other.with_suffix(".toml"))
 
