@@ -89,7 +89,7 @@ for _path, _texts in COMMANDS.items():
         f"taskuq.cli.{_texts['module']}:{_name.replace('-', '_')}",
         name=_name,
         help=f"{_texts['help']}\n\nExample: {_texts['example']}",
-        **({} if _parent else {"group": _groups[_texts["for"]]}),
+        group=None if _parent else _groups[_texts["for"]],
     )
 app.command(_data)
 app.register_install_completion_command()

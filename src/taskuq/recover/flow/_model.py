@@ -167,8 +167,8 @@ class FlowConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        positive = ("coils", "unet_width", "unet_pools", "condition_channels", "layers")
-        positive += ("steps_per_layer",)
+        sizes = "coils unet_width unet_pools condition_channels layers steps_per_layer"
+        positive = sizes.split()
         for name in (*positive, "measured_noise", "null_noise", "in_channels", "mean_passes"):
             if getattr(self, name) < (least := int(name in positive)):
                 text = f"{name} must be at least {least}, got {getattr(self, name)}"
