@@ -203,18 +203,18 @@ def test_void_scan_is_exported_without_guarantee(served, tmp_path, capsys):
     out = tmp_path / "i.json"
     main(["interval", str(states[0]), str(tmp_path / "policy.json"), "-o", str(out)])
     record = json.loads(out.read_text())
-    assert (record["guaranteed"], record["promise"]) == (False, VOID)
+    assert (record["guaranteed"], record["guarantee"]) == (False, VOID)
     assert {line["void"] for line in read_audit_log(tmp_path / "states" / "log.jsonl")} == {VOID}
     assert audited(tmp_path, capsys).count(VOID) == 1
     assert VOID in format_summary(summarise([played], 16))
-    assert not any(d["promised"] for d in played.decisions.values())
+    assert not any(d["guaranteed"] for d in played.decisions.values())
 
 
 def test_kept_guarantee_is_exported(served, tmp_path, capsys):
     played, states, policy = served()
     record = stored_interval(states[0], policy)
-    assert (record["guaranteed"], record["promise"]) == (True, policy.statement)
-    assert all(d["promised"] for d in played.decisions.values())
+    assert (record["guaranteed"], record["guarantee"]) == (True, policy.statement)
+    assert all(d["guaranteed"] for d in played.decisions.values())
     assert len(format_summary(summarise([played], 16))) == 1
     assert "Shadow mode" not in audited(tmp_path, capsys)
 
@@ -230,8 +230,8 @@ def test_withdrawn_guarantee_is_exported(small, serving, tmp_path):
     (state,) = (tmp_path / "states").glob("scan-*.json")
     record = stored_interval(state, policy)
     assert not record["guaranteed"]
-    assert record["promise"].startswith("The guarantee is withdrawn")
-    assert played.decisions[0]["promise"] == record["promise"]
+    assert record["guarantee"].startswith("The guarantee is withdrawn")
+    assert played.decisions[0]["guarantee"] == record["guarantee"]
     assert "The guarantee is withdrawn" in format_summary(summarise([played], 16))[1]
 
 

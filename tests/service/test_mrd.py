@@ -102,7 +102,7 @@ def oversampled(small):
 def test_service_refuses_oversampled_readouts(small, serving, connect):
     wire = connect(serving())
     wire.send(HEADER, oversampled(small))
-    said = json.loads(wire.read().content)["said"]
+    said = json.loads(wire.read().content)["message"]
     assert "readouts of 16 samples for images of 8" in said
 
 
@@ -128,7 +128,7 @@ def test_allowed_coil_mismatch_voids_the_guarantee(small, serving, of_eight_coil
     service = serving(policy=of_eight_coils, allow_mismatch=True)
     played = replay_scan(small.scan_of(5, slices=1), HOST, service.port)
     (state,) = (tmp_path / "states").glob("scan-*.json")
-    assert "8 coils" in played.decisions[0]["promise"]
+    assert "8 coils" in played.decisions[0]["guarantee"]
     assert not stored_interval(state, of_eight_coils)["guaranteed"]
 
 

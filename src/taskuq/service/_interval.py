@@ -45,7 +45,7 @@ def _interval_record(scan: Scan, policy: Policy, *, scan_id: str | None = None) 
         "known": last.acceleration == 1,
         "alpha": policy.alpha,
         "guaranteed": policy.is_guaranteed and scan.void_reason is None,
-        "promise": scan.void_reason or policy.statement,
+        "guarantee": scan.void_reason or policy.statement,
         "round": last.round,
         "acceleration": to_json_value(float(last.acceleration)),
         "reason": format_reason(last.reason, shadow=last.shadow),
@@ -132,7 +132,7 @@ def _dicom_report(record: dict[str, Any], image: Any) -> Any:
         algorithm_id=sr.AlgorithmIdentification(
             name="taskuq",
             version=record["version"],
-            parameters=[f"{name}: {record[name]}" for name in ("promise", "reason", "policy")],
+            parameters=[f"{name}: {record[name]}" for name in ("guarantee", "reason", "policy")],
         ),
         measurements=measurements,
         source_images=[sr.SourceImageForMeasurementGroup(image.SOPClassUID, image.SOPInstanceUID)],

@@ -236,14 +236,14 @@ def _wait(connection: mrd.Connection, kind: int) -> dict[str, Any]:
             text = dict(json.loads(message.content))
             if kind == mrd.TEXT:
                 return text
-            if "cannot be decided" in str(text.get("said")):
-                raise InputError(text["said"], code="component.invalid")
+            if "cannot be decided" in str(text.get("message")):
+                raise InputError(text["message"], code="component.invalid")
     raise mrd.StreamError("the service has closed the connection", code="file.damaged")
 
 
 def _decision(message: mrd.Message) -> dict[str, Any]:
     meta = {name.removeprefix("taskuq_"): v for name, v in message.content.meta.items()}
-    plain = ("decision", "would_stop", "promise", "scan_id")
+    plain = ("decision", "would_stop", "guarantee", "scan_id")
     return {name: v if name in plain else json.loads(v) for name, v in meta.items()} | {
         "slice": int(message.content.slice), "image": np.asarray(message.content.data)[0, 0].T
     }  # fmt: skip
@@ -297,5 +297,5 @@ def format_summary(record: dict[str, Any]) -> list[str]:
         sentences.append(f"{count_noun(restored, 'round')} were stored decisions, without latency.")
     if reconnections := record["reconnections"]:
         sentences.append(f"The connection was resumed {count_noun(reconnections, 'time')}.")
-    void = dict.fromkeys(d["promise"] for d in record["decisions"] if not d["promised"])
+    void = dict.fromkeys(d["guarantee"] for d in record["decisions"] if not d["guaranteed"])
     return [" ".join(sentences), *void]

@@ -146,7 +146,7 @@ class Service:
             self._count("refused connections")
             text = f"the limit of {self.limits.connections} connections is reached; try again later"
             with suppress(OSError):
-                connection.send(TEXT, json.dumps({"schema": SCHEMA, "said": text}))
+                connection.send(TEXT, json.dumps({"schema": SCHEMA, "message": text}))
                 connection.send(CLOSE)
             connection.close()
             return

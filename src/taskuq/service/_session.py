@@ -294,7 +294,7 @@ class Session:
 
     def send_text(self, sentence: str, **more: Any) -> None:
         self.count("sentences")
-        text = json.dumps({"schema": SCHEMA, "said": sentence, **more})
+        text = json.dumps({"schema": SCHEMA, "message": sentence, **more})
         with suppress(OSError):
             self.connection.send(mrd.TEXT, text)
 
@@ -479,8 +479,8 @@ class Session:
             "would_stop": str(record.stop).lower(),
             "lines": json.dumps(self._next_lines(record, slice_)),
             "scan_id": self.header.scan_id,
-            "promise": record.void_reason or self.model.policy.statement,
-            "promised": str(record.void_reason is None and self.model.policy.is_guaranteed).lower(),
+            "guarantee": record.void_reason or self.model.policy.statement,
+            "guaranteed": str(record.void_reason is None and self.model.policy.is_guaranteed).lower(),
             "shadow": str(shadow).lower(),
             "stored": str(record.restored).lower(),
             **{name: json.dumps(fields[name]) for name in replied},
