@@ -474,13 +474,14 @@ class Session:
         self.count("told again" if record.restored else stops if record.stop else "continues")
         fields = to_json_value(record.to_dict())
         replied = ("case", "round", "acceleration", "lower", "upper", "reason", "fault")
+        is_guaranteed = record.void_reason is None and self.model.policy.is_guaranteed
         meta = {
             "decision": "stop" if record.stop and not shadow else "continue",
             "would_stop": str(record.stop).lower(),
             "lines": json.dumps(self._next_lines(record, slice_)),
             "scan_id": self.header.scan_id,
             "guarantee": record.void_reason or self.model.policy.statement,
-            "guaranteed": str(record.void_reason is None and self.model.policy.is_guaranteed).lower(),
+            "guaranteed": str(is_guaranteed).lower(),
             "shadow": str(shadow).lower(),
             "stored": str(record.restored).lower(),
             **{name: json.dumps(fields[name]) for name in replied},
