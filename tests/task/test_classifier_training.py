@@ -108,7 +108,7 @@ def test_classifier_starts_from_simclr(settings, tmp_path):
     losses = [row["validation_loss"] for row in _read_log(tmp_path / "simclr" / "metrics.csv")]
     # A step of length 0 shows what training starts from; batch statistics move all the same.
     still = replace(settings.training, epochs=1, learning_rate=1e-30)
-    begun = replace(settings, training=still, start=InitConfig(simclr=best))
+    begun = replace(settings, training=still, init_from=InitConfig(simclr=best))
     train(begun, tmp_path / "classifier", machine=CPU)
     before, after = read_tensors(best), final(tmp_path / "classifier")
     assert min(losses) < losses[0]
@@ -151,7 +151,7 @@ def test_images_of_mixed_sizes_are_refused(settings, tmp_path):
             item = super().__getitem__(index)
             return item._replace(image=item.image[:, : 8 - index % 2])
 
-    mixed = Mixed(np.random.default_rng(0).random((4, 8, 8)), [0, 1, 0, 1], "each")
+    mixed = Mixed(np.random.default_rng(0).random((4, 8, 8)), [0, 1, 0, 1], "image")
     part = LabelledSubset(mixed, np.array([[0.0], [1.0], [0.0], [1.0]]))
     with refused("shape.mismatch", "8×7"):
         train(settings, tmp_path, machine=CPU, data=(part, part))
@@ -164,8 +164,8 @@ def test_images_of_mixed_sizes_are_refused(settings, tmp_path):
         ({"data": {"select": "area"}}, "dtype.invalid"),
         ({"data": {"path": None}}, "config.missing"),
         ({"data": {"target": "both"}}, "shape.mismatch"),
-        ({"start": {"imagenet": Path("a.pth")}}, "option.unused"),
-        ({"start": {"simclr": Path("a.safetensors")}}, "file.missing"),
+        ({"init_from": {"imagenet": Path("a.pth")}}, "option.unused"),
+        ({"init_from": {"simclr": Path("a.safetensors")}}, "file.missing"),
     ],
 )
 def test_wrong_settings_are_refused(settings, tmp_path, change, code):
