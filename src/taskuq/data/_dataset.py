@@ -380,7 +380,7 @@ class LabelledSubset:
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """Settings [split]: groups for training and tuning; the others calibrate and test."""
+    """Settings [split]: groups for training and tuning; the rest is for calibration and testing."""
 
     path: Path | None = None  #: JSON file of the split, written once and then reused.
     train: float = 0.6  #: Fraction of groups for training.

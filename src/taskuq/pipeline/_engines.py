@@ -141,7 +141,7 @@ class RayOptions:
 
     @classmethod
     def from_options(cls, options: EngineOptions) -> RayOptions:
-        """Return the engine; a worker with a GPU takes a whole one."""
+        """Return the engine; each worker on a GPU gets a whole GPU."""
         options.refuse_slurm()
         gpus = float(pick_device(options.device).startswith("cuda"))
         return cls(address=options.address, workers=options.workers, gpus=gpus)
@@ -257,7 +257,7 @@ class SlurmOptions:
         jobs: Number of jobs that share the cases.
         cluster: 'slurm', or 'local' for processes on this machine.
         parameters: Passed on to submitit, e.g. slurm_partition; a job has a GPU and four hours
-            unless gpus_per_node and timeout_min give something else.
+            unless gpus_per_node and timeout_min set other values.
     """
 
     jobs: int = 2

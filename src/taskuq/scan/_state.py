@@ -271,7 +271,7 @@ class Scan:
     Args:
         rounds: Records of the rounds so far.
         measurements: Measurements of each round, and perhaps of one that is not decided yet.
-        faults: Faults of measurements; a scan with faults is never known in full.
+        faults: Faults of measurements; with any, the target is never known.
     """
 
     rounds: tuple[RoundRecord, ...] = ()
