@@ -52,12 +52,12 @@ class Interval:
 
     @property
     def is_empty(self) -> BoolArray:
-        """Where the ends cross."""
+        """True where the ends cross."""
         return np.asarray(self.lower > self.upper)
 
     @property
     def is_unbounded(self) -> BoolArray:
-        """Where at least one end is infinite."""
+        """True where at least one end is infinite."""
         return np.asarray(np.isinf(self.lower) | np.isinf(self.upper))
 
     @property
@@ -76,12 +76,12 @@ class Interval:
         return np.asarray(self.lower / 2 + self.upper / 2)
 
     def contains(self, values: ArrayLike) -> BoolArray:
-        """Whether each value lies in its interval, ends included."""
+        """Return True where a value lies in its interval, ends included."""
         z = np.asarray(values, dtype=float)
         return np.asarray((self.lower <= z) & (z <= self.upper))
 
     def clip(self, low: float, high: float) -> Interval:
-        """The part of each interval inside [low, high]."""
+        """Return the part of each interval inside [low, high]."""
         return Interval(np.maximum(self.lower, low), np.minimum(self.upper, high))
 
     def __repr__(self) -> str:

@@ -1,1 +1,1 @@
-"""What each command of the command line does: parse nothing, call one function, print one path."""
+"""Commands of the command line: each calls one function and prints one path."""

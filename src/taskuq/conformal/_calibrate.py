@@ -248,7 +248,7 @@ def calibrate(
             out three tenths of the units; `mlwr` uses all outputs, with ``delta`` a tenth.
         acceleration: Round of a table, by acceleration or name; stored with the bound.
         task: Task of a table.
-        seed: Integer or Generator to choose the tuning units at random, not at even steps.
+        seed: Integer or Generator to choose the tuning units at random, not evenly spaced.
 
     Returns:
         The bound; call it with the outputs of new cases.

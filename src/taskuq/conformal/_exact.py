@@ -279,7 +279,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """Evaluations for each acceleration, score and number of samples, with options as inputs."""
+    """Evaluations for each acceleration, score and number of samples, with their options."""
 
     results: tuple[Evaluation, ...]
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -438,7 +438,7 @@ def evaluate_exact(
         task_range: Range that intervals are clipped to.
         calibration_fraction: Fraction of cases used for calibration.
         tuning_repeats: Number of tuning sets to average over, if the score is fitted to targets.
-        seed: Integer or Generator to choose the tuning sets at random, not at even steps.
+        seed: Integer or Generator to choose the tuning sets at random, not evenly spaced.
         acceleration: Round of a table, by acceleration or name.
         task: Task of a table.
 

@@ -118,7 +118,7 @@ class Guarantee:
 
     @cached_property
     def levels(self) -> tuple[Fraction, Fraction | None]:
-        """Alpha and delta of each end, exactly."""
+        """Alpha and delta of each end, as exact fractions."""
         ends = self.quantiles_per_interval
         delta = None if self.delta is None else exact_alpha(self.delta, "delta") / ends
         return exact_alpha(self.alpha) / ends, delta
@@ -220,7 +220,7 @@ class Guarantee:
         return replace(self, caveat=f"{reason}: {WHOLE_RANGE}"), quantile
 
     def quantile(self, scores: FloatArray, group: np.ndarray | None) -> float:
-        """Return the quantile of calibration scores (case,), of one end where each has its own."""
+        """Return the quantile of calibration scores (case,), for one end if each has its own."""
         return self._unit_per_quantile.quantile(scores, group, *self.levels)
 
     def allowed(self, units: int) -> float:

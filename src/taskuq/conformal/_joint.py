@@ -99,7 +99,7 @@ class JointBound(BaseBound):
         scores: One score per task.
         quantiles: One quantile per task.
         guarantee: Guarantee for all tasks together.
-        method: How the tasks were put on one scale.
+        method: Method that put the tasks on one scale.
         samples: Number of posterior samples per case.
         task_ranges: Range that intervals of each task are clipped to.
         provenance: Further facts about the calibration.
@@ -222,7 +222,7 @@ def calibrate_joint(
         targets: Targets (case, task); omit with a table.
         alpha: Error rate for all tasks together.
         score: Name or object of a score, used for every task.
-        method: How the tasks are put on one scale.
+        method: Method that puts the tasks on one scale.
         group: Group of each case.
         unit: 'case' or 'group'; the group if groups are given.
         cases: With groups, the cases of a new group to cover, as in :func:`taskuq.calibrate`.
@@ -231,7 +231,7 @@ def calibrate_joint(
         task_range: Range of all tasks, or of each, in order or by name.
         task_names: Names of the tasks; of a table, the tasks to use.
         acceleration: Round of a table, by acceleration or name; stored with the bound.
-        seed: Integer or Generator to choose the tuning units at random, not at even steps.
+        seed: Integer or Generator to choose the tuning units at random, not evenly spaced.
 
     Example:
         >>> truth = rng.random((400, 2))

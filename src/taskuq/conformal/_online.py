@@ -25,13 +25,13 @@ SCHEMA = "taskuq.online-bound/1"
 
 @dataclass(frozen=True)
 class OnlineBound(BaseBound):
-    r"""A bound whose level moves after every audit; frozen, each audit returns the next one.
+    r"""Bound whose level moves after every audit; immutable, each audit returns a new bound.
 
     After audit :math:`t` with :math:`e_t = 1` for a miss and 0 otherwise,
 
     .. math:: \alpha_{t+1} = \alpha_t + \gamma (\alpha - e_t)
 
-    so that over :math:`T` audits, whatever happens,
+    so that over :math:`T` audits, for any outcomes,
 
     .. math:: \Big| \frac1T \sum_t e_t - \alpha \Big| \le
         \frac{\max(\alpha_1, 1 - \alpha_1) + \gamma}{T \gamma}
@@ -45,9 +45,9 @@ class OnlineBound(BaseBound):
 
     Args:
         score: Score that defines the intervals.
-        scores: Calibration scores in rising order.
+        scores: Calibration scores in ascending order.
         alpha: Error rate :math:`\alpha` aimed at.
-        level: Present level :math:`\alpha_t`.
+        level: Current level :math:`\alpha_t`.
         step_size: Step :math:`\gamma`.
         audits: Number of audits.
         miscovered: Number of audits whose interval missed the target.
@@ -81,7 +81,7 @@ class OnlineBound(BaseBound):
 
     @property
     def quantile(self) -> float:
-        """The quantile at the present level; infinite at level 0 and below."""
+        """Quantile at the current level; infinite at level 0 and below."""
         if self.level <= 0:
             return float("inf")
         if self.level >= 1:

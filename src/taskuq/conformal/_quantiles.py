@@ -32,7 +32,7 @@ def exact_alpha(alpha: float | Fraction, name: str = "alpha") -> Fraction:
 
 
 def coverage_rank(n_cal: int, alpha: float | Fraction) -> int:
-    r"""Rank of the calibration score that bounds a new score with probability 1 - alpha.
+    r"""Return the rank of the calibration score that bounds a new score with probability 1 - alpha.
 
     .. math:: k = \lceil (1 - \alpha)(n + 1) \rceil
 
@@ -253,7 +253,7 @@ class CoverageLaw:
         return np.asarray(np.exp(choose + betaln(k + j, n + 1 - k + m - j) - betaln(k, n + 1 - k)))
 
     def central(self, probability: float) -> tuple[float, float]:
-        """Return the coverages between which a test fold's coverage lies with that probability."""
+        """Return the central range of a test fold's coverage with that probability."""
         cdf = np.cumsum(self.pmf)
         tail = (1 - probability) / 2
         low = int(np.searchsorted(cdf, tail))
@@ -273,8 +273,8 @@ def calibration_size(
     r"""Return the number of cases that keep the coverage of one calibration set near its target.
 
     The coverage of a calibrated bound over all future cases is
-    :math:`B_n \sim \mathrm{Beta}(k, n + 1 - k)`. The answer is the smallest :math:`n` from which
-    on, for every larger one,
+    :math:`B_n \sim \mathrm{Beta}(k, n + 1 - k)`. The answer is the smallest :math:`n` that
+    satisfies, like every larger one,
 
     .. math:: \mathbb P\{|B_n - (1 - \alpha)| \le \varepsilon\} \ge 1 - \delta
 
@@ -285,7 +285,7 @@ def calibration_size(
     Args:
         alpha: Error rate.
         epsilon: Acceptable deviation :math:`\varepsilon`.
-        delta: Probability :math:`\delta` of a larger one.
+        delta: Probability :math:`\delta` of a larger deviation.
         two_sided: True if too much coverage counts as a deviation.
         group_size: Mean number :math:`g` of cases in a group.
         icc: Correlation of misses within a group.

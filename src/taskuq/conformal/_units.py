@@ -307,7 +307,7 @@ def as_generator(seed: int | np.random.Generator) -> np.random.Generator:
 def choose_units(
     index: NDArray[np.int64], take: int, seed: int | np.random.Generator | None
 ) -> BoolArray:
-    """Choose units to hold out: at random, or at even steps without a seed."""
+    """Choose units to hold out: at random, or evenly spaced without a seed."""
     units = int(index.max()) + 1
     if seed is not None:
         return np.isin(index, as_generator(seed).permutation(units)[:take])
@@ -316,7 +316,7 @@ def choose_units(
 
 
 def choose_fraction(index: NDArray[np.int64], fraction: float) -> BoolArray:
-    """Choose a fraction of the units at even steps."""
+    """Choose a fraction of the units, evenly spaced."""
     units = int(index.max()) + 1
     take = round(fraction * units) if 0 < fraction < 1 else 0
     if not 0 < take < units:

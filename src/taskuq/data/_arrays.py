@@ -98,8 +98,8 @@ def read_npz(
 
     Args:
         path: File with ``images``, ``label``, ``group`` and, optionally, ``case``.
-        group: ``"image"`` if the file has no groups: each image is its own.
-        normalise: As of :class:`ArrayDataset`.
+        group: ``"image"`` if the file has no groups: each image is its own group.
+        normalise: As in :class:`ArrayDataset`.
     """
     with open_npz(path, "images") as file:
         arrays = {name: file[name] for name in ("images", "label", "group", "case") if name in file}
@@ -126,7 +126,7 @@ class NpzData(DataConfig):
     """Settings [data] of one .npz file, read by :func:`read_npz`."""
 
     path: Path | None = None  #: The .npz file with images, label and group.
-    #: "image" if the file has no groups: each image is its own.
+    #: "image" if the file has no groups: each image is its own group.
     group: Literal["image"] | None = None
     select: str | None = None  #: Name of a boolean array; only cases marked True are used.
     target: str = "label"  #: Array of training targets, (case,) or (case, task).

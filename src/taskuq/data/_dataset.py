@@ -344,7 +344,7 @@ class Split:
         return _subset(dataset, self.train), _subset(dataset, self.tune), self.judged(dataset)
 
     def judged(self, dataset: Dataset) -> Subset:
-        """Return the cases of the groups that calibrate and test."""
+        """Return the cases of the groups for calibration and testing."""
         groups = {*self.train, *self.tune, *self.judge}
         unknown = sorted(set(map(str, dataset.groups)) - groups)
         if unknown:
@@ -380,7 +380,7 @@ class LabelledSubset:
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """Settings [split]: groups for training and tuning; the others calibrate and test."""
+    """Settings [split]: groups for training and tuning; the rest is for calibration and testing."""
 
     path: Path | None = None  #: JSON file of the split, written once and then reused.
     train: float = 0.6  #: Fraction of groups for training.
@@ -401,7 +401,7 @@ def split_groups(groups: Iterable[str], train: float, tune: float, *, seed: int)
     Args:
         groups: Names of groups; repetitions count once.
         train: Fraction for training.
-        tune: Fraction for tuning; the others calibrate and test.
+        tune: Fraction for tuning; the rest is for calibration and testing.
         seed: Seed of the split.
 
     Example:
@@ -435,7 +435,7 @@ def save_split(split: Split, path: Path | str) -> Path:
 
 
 def load_split(path: Path | str) -> Split:
-    """Read what :func:`save_split` wrote; a split in which a group has two parts is refused."""
+    """Read a split written by :func:`save_split`; refuse one with a group in two parts."""
     record = read_json(path, SCHEMA, is_sealed=False)
     parts = [record.get(part) for part in PARTS]
     if not all(isinstance(p, list) and all(isinstance(n, str) for n in p) for p in parts):

@@ -154,7 +154,7 @@ class ImageFolder:
     Args:
         folder: Folder of the images.
         labels: CSV with the columns file, label and, optionally, group and slice.
-        group: What a group is, if the CSV has no groups: ``"file"``, ``"folder"`` or ``"image"``.
+        group: Definition of a group if the CSV has none: ``"file"``, ``"folder"`` or ``"image"``.
         size: Crop or pad images to this size.
         normalise: Divide each group by the 99.5 % quantile of its magnitudes.
     """

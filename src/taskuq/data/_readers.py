@@ -71,7 +71,7 @@ def _group_maps(coils: int, height: int, width: int, seed: int, group: str) -> T
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(ABC):
-    """Settings [data] of every kind; a reader overrides what its data have.
+    """Settings [data] shared by all kinds; readers override the methods that differ.
 
     Args:
         coils: Number of simulated or virtual coils; 0 keeps magnitude images.
@@ -89,7 +89,7 @@ class DataConfig(ABC):
 
     @abstractmethod
     def open(self) -> Dataset:
-        """Open all cases, of all groups."""
+        """Open the cases of all groups."""
 
     @property
     def has_test_set(self) -> bool:
@@ -97,7 +97,7 @@ class DataConfig(ABC):
         return False
 
     def open_test(self) -> Dataset:
-        """Open the cases that may calibrate and test."""
+        """Open the cases for calibration and testing."""
         return self.open()
 
     def open_targets(self) -> LabelledSubset:
@@ -160,7 +160,7 @@ def open_data(reader: DataConfig) -> tuple[Dataset, Dataset]:
 
 
 def open_all(reader: DataConfig) -> Dataset:
-    """Open all test cases, without a split: of fastMRI, the validation folder."""
+    """Open all test cases, without a split: for fastMRI, the validation folder."""
     return _in_memory(_with_coils(reader.open_test(), reader), reader)
 
 

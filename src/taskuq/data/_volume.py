@@ -94,7 +94,7 @@ def read_annotations(path: Path | str) -> _Annotations:
 
 
 def read_file_list(path: Path | str) -> frozenset[str]:
-    """Read the list of annotated volumes, one name in each line."""
+    """Read the list of annotated volumes, one name per line."""
     with reading(path, "a list of file names"):
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     return frozenset(line.strip().strip(",").removesuffix(".h5") for line in lines if line.strip())
@@ -283,7 +283,7 @@ class FastMRIPreprocessing:
         return gro_mask(self.size, round(self.size / self.first_acceleration), density=density)
 
     def refusal(self, volume: Volume) -> str | None:
-        """Return why a volume is not used, or None."""
+        """Return the reason why a volume is not used, or None."""
         lines = volume.encoded_lines or volume.width
         if self.acquisition and volume.acquisition != self.acquisition:
             return f"acquisition is {volume.acquisition or 'not stated'}, not {self.acquisition}"

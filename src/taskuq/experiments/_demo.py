@@ -157,7 +157,7 @@ def run_demo(
     log: Callable[[str], None] = lambda line: None,
     quiet: bool = True,
 ) -> Path:
-    """Run the embedded experiment, write everything the report shows, and return its page."""
+    """Run the embedded experiment, write everything the report shows, and return its path."""
     from taskuq.report._report import write_report
 
     make_folder(folder)

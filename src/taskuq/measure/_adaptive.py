@@ -296,7 +296,7 @@ class AdaptiveConfig:
     lookahead: int | None = None
 
     def require_samples(self, samples: int) -> None:
-        """Raise InputError if there are fewer samples than lines are chosen by."""
+        """Raise InputError if there are fewer samples than the choice of lines needs."""
         if self.selection_samples is not None and self.selection_samples > samples:
             text = f"selection_samples is {self.selection_samples} of {samples} samples; set fewer"
             raise InputError(text, code="samples.mismatch")
@@ -419,7 +419,7 @@ class AdaptiveLines:
         return chosen
 
     def fallback_lines(self, round: int, lines: BoolArray) -> BoolArray:
-        """Return lines of the next round by the masks: theirs that are free, then the lowest."""
+        """Return the next lines from the masks, filled up with the lowest free lines."""
         chosen, count = np.array(lines, dtype=bool), int(self.masks[round + 1].sum())
         for more in (self.masks[round + 1] & ~chosen, ~chosen):
             chosen[np.flatnonzero(more & ~chosen)[: max(0, count - int(chosen.sum()))]] = True

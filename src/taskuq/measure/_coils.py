@@ -16,7 +16,7 @@ from taskuq.errors import InputError
 
 
 def rss(images: Tensor, axis: int = -3) -> Tensor:
-    """Root sum of squares over coils."""
+    """Return the root sum of squares over coils."""
     if images.is_complex() and images.device.type == "cpu" and not images.requires_grad:
         # A norm of complex numbers takes 16 times as long there. Its gradient is defined where an
         # image is 0, which this one's is not.

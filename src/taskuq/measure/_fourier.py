@@ -108,7 +108,7 @@ def sensitivity_window(count: Tensor, width: int) -> Tensor:
 
 
 def central_lines(mask: Tensor) -> Tensor:
-    """Count the measured lines around the zero frequency without a gap, integers (case,).
+    """Count the contiguous measured lines around the zero frequency, integers (case,).
 
     Example:
         >>> mask = torch.zeros(1, 320, dtype=torch.bool)

@@ -45,7 +45,7 @@ def save_masks(
     gains: Sequence[float] = (),
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write masks as an .npz file, whole or not at all."""
+    """Write masks atomically as an .npz file."""
     if path.suffix != ".npz":
         raise InputError(f"the output is {path}; use a name that ends in .npz", code="file.format")
     arrays: dict[str, Any] = {
@@ -230,7 +230,7 @@ def nested_masks(
         rng: Source of the random lines.
         rule: Density of random lines.
         acs: Number of central columns of each round; by default it grows with the rounds.
-        density: Of the GRO mask; by default as in the paper.
+        density: Density of the GRO mask; by default as in the paper.
 
     Example:
         >>> nested_masks(32, (8, 4), rng=np.random.default_rng(0)).sum(axis=1)

@@ -135,7 +135,7 @@ class MultiCoilMRI:
         return with_random_lines(lines, int(lines.sum()) + n, "inverse-distance", rng)
 
     def measure_lines(self, image: Tensor, acceleration: float, lines: BoolArray) -> MRIMeasurement:
-        """Measure the given columns, booleans (width,), of coil images."""
+        """Measure the columns of coil images that a boolean mask (width,) selects."""
         if image.ndim < 3 or image.shape[-1] != self.masks.shape[1]:
             given, need = tuple(image.shape), f"(coil, height, {self.n_lines})"
             raise InputError(f"the image is {given}; pass {need}", code="shape.mismatch")

@@ -273,7 +273,7 @@ def _view_weights(mask: Tensor, angles: Sequence[float]) -> Tensor:
 
 
 def landweber_update(images: Tensor, sinograms: SinogramBatch, *, steps: int = STEPS) -> Tensor:
-    """Preconditioned Landweber steps towards the measured views."""
+    """Take preconditioned Landweber steps towards the measured views."""
     radon, lead = sinograms.radon, (1,) * (images.ndim - 3)
     mask = sinograms.mask.to(images.dtype)
     count = mask.sum(1)
@@ -399,13 +399,13 @@ class ParallelBeamCT:
         return self.views
 
     def initial_lines(self, n: int) -> BoolArray:
-        """Return n views, evenly over the half turn."""
+        """Return n views, evenly spaced over the half turn."""
         return np.isin(np.arange(self.views), np.arange(n) * self.views // n)
 
     def add_random_lines(
         self, lines: BoolArray, n: int, seed: int | np.random.Generator
     ) -> BoolArray:
-        """Add n views, each more likely the wider the gap that it is in."""
+        """Add n random views, more likely in wider gaps."""
         rng, mask = np.random.default_rng(seed), lines.copy()
         for _ in range(n):
             at = np.flatnonzero(mask)
@@ -417,7 +417,7 @@ class ParallelBeamCT:
         return mask
 
     def measure_lines(self, image: Tensor, acceleration: float, lines: BoolArray) -> Sinogram:
-        """Measure the given views, booleans (view,), of images (..., size, size)."""
+        """Measure the views of images (..., size, size) that a boolean mask (view,) selects."""
         if image.ndim < 2 or image.shape[-2:] != (self.size, self.size) or image.is_complex():
             given = f"the image has shape {tuple(image.shape)} and type {image.dtype}"
             text = f"{given}; pass real (..., {self.size}, {self.size})"

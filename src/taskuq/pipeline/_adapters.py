@@ -33,7 +33,7 @@ class DeepinvRecover:
         kind: 'point' for a reconstructor of one image; 'sampler' for one sample per call (DDRM,
             DiffPIR, PosteriorDiffusion); 'chain' for a Markov chain (ULA, SKRock,
             sampling_builder) whose last states are the samples.
-        together: Samples that a sampler draws in one call; its numbers depend on that.
+        together: Samples that a sampler draws in one call; its results depend on it.
         finish: Converts (image, channel, height, width) to images (image, height, width).
 
     Example:
@@ -131,7 +131,7 @@ class RecoveryFolder:
     The recoveries of case ``a`` at R = 8 are one file ``a/R8.npz`` with all samples, or a folder
     ``a/R8/`` with a file for each, ordered by name. Files are .npz (one array), .npy, .nii or
     .nii.gz. Arrays are (sample, height, width), or (height, width) for one sample; NIfTI volumes
-    are (x, y, sample) and are rotated as slices of volumes are. Of complex numbers the magnitude
+    are (x, y, sample) and are rotated as slices of volumes are. The magnitude of complex numbers
     is used.
 
     Args:

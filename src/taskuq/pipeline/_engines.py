@@ -60,20 +60,20 @@ class WorkItems(Protocol):
 
     @property
     def folder(self) -> Path:
-        """Folder of finished pieces, within reach of every worker."""
+        """Folder of finished items, which every worker can reach."""
 
     @property
     def size(self) -> int:
-        """Number of pieces that are best done together."""
+        """Number of items that are best run together."""
 
     def run(self, indices: list[int], progress: Progress | None = None) -> int:
-        """Do pieces, store each, and return how many were tried."""
+        """Run items, store each, and return the number that was tried."""
 
     def unfinished(self, indices: Sequence[int]) -> list[int]:
-        """Return the pieces that are not stored yet."""
+        """Return the items that are not stored yet."""
 
     def record_failure(self, index: int, error: Exception) -> None:
-        """Skip a piece whose worker dies again and again, or raise."""
+        """Skip an item whose worker dies repeatedly, or raise."""
 
 
 class Engine(Protocol):
@@ -81,13 +81,13 @@ class Engine(Protocol):
 
     @classmethod
     def from_options(cls, options: EngineOptions) -> Engine:
-        """Return the engine of command-line options; refuse those without a meaning here."""
+        """Return the engine of command-line options; refuse options that do not apply."""
 
     def ready(self, scratch: Path) -> AbstractContextManager[None]:
         """Connect to the machines before anything is computed."""
 
     def run(self, work: WorkItems, todo: list[int], progress: Progress) -> None:
-        """Have the pieces of these numbers done by ``work.run``."""
+        """Run the items with these indices by calling ``work.run``."""
 
 
 ENGINES: Registry[type[Engine]] = Registry(
@@ -124,8 +124,8 @@ class RayOptions:
     """Ray engine: workers load the networks once and write shards themselves.
 
     Args:
-        address: Of a running cluster; a local one is started where None.
-        workers: Number of workers; as many as fit where None.
+        address: Address of a running cluster; None starts a local one.
+        workers: Number of workers; None starts as many as fit.
         cpus: CPUs of each worker.
         gpus: GPUs of each worker; a fraction shares one.
         chunk: Cases handed to a worker at a time.
@@ -141,7 +141,7 @@ class RayOptions:
 
     @classmethod
     def from_options(cls, options: EngineOptions) -> RayOptions:
-        """Return the engine; a worker on a GPU takes a whole one."""
+        """Return the engine; each worker on a GPU gets a whole GPU."""
         options.refuse_slurm()
         gpus = float(pick_device(options.device).startswith("cuda"))
         return cls(address=options.address, workers=options.workers, gpus=gpus)
@@ -257,7 +257,7 @@ class SlurmOptions:
         jobs: Number of jobs that share the cases.
         cluster: 'slurm', or 'local' for processes on this machine.
         parameters: Passed on to submitit, e.g. slurm_partition; a job has a GPU and four hours
-            unless gpus_per_node and timeout_min give something else.
+            unless gpus_per_node and timeout_min set other values.
     """
 
     jobs: int = 2
@@ -288,7 +288,7 @@ class SlurmOptions:
 
     @property
     def requested(self) -> dict[str, Any]:
-        """Parameters of each job: those given, and else a GPU and four hours."""
+        """Parameters of each job: those given, otherwise one GPU and four hours."""
         given = dict(self.parameters)
         has_gpus = any("gpu" in name or "gres" in name for name in given)
         has_time = any(name.removeprefix("slurm_") in ("timeout_min", "time") for name in given)
@@ -300,7 +300,7 @@ class SlurmOptions:
         return nullcontext()
 
     def run(self, work: WorkItems, todo: list[int], progress: Progress) -> None:
-        """Submit an array of jobs and wait for them, after jobs of an earlier start."""
+        """Submit an array of jobs and wait for them, after the jobs of an earlier run."""
         name, began = _job_name(work.folder), time.monotonic()
         states = _states(f"--name={name}", {}) if self.cluster == "slurm" else {}
         if not ENDED.issuperset(states.values()):

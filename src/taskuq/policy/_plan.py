@@ -73,7 +73,7 @@ def plan(
     Args:
         table: Task outputs of all rounds; or arrays (outputs, targets).
         alpha: Error rate in (0, 1).
-        max_width: Stop when the interval is this narrow. This, levels and side are one for all
+        max_width: Stop when the interval is this narrow. Widths, levels and sides are one for all
             tasks, or one for each, in order or by name.
         at_least: Stop when a lower bound exceeds this level.
         at_most: Stop when an upper bound is below this level.
@@ -94,7 +94,7 @@ def plan(
             others, and keeps its guarantee.
         certificate_alpha: Error rate of the certificate for the mean acceleration.
         task: Tasks whose goals must be reached; all by default.
-        seed: Seed or Generator that chooses tuning cases; by default they lie at even steps.
+        seed: Seed or Generator that chooses tuning cases; evenly spaced by default.
         table_kwargs: With arrays: ``accelerations`` and other fields of a table.
 
     Example:

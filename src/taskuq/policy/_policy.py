@@ -80,7 +80,7 @@ class Policy:
     Args:
         kind: A name in :data:`taskuq.policy.POLICIES`.
         goal: Goal of the report, one for all tasks or one for each.
-        accelerations: Of the rounds, decreasing; the full measurement is implied at the end.
+        accelerations: One per round, decreasing; the full measurement is implied at the end.
         _rules: Stopping rule of each round and task.
         thresholds: One per round; the same for all but the paper's policy.
         guarantee: Guarantee; for the paper's policy, of each round by itself.

@@ -213,7 +213,7 @@ class Simulation:
         center_error: Mean distance of the target from the centre of early reports, likewise.
         max_center_error: Mean over groups of the largest such distance in a group.
         stops: Fraction and coverage of the cases of each round, the full measurement last.
-        standard_errors: Of mean acceleration and coverage, over other tables and splits.
+        standard_errors: Those of mean acceleration and coverage, over tables and splits.
         sd: Standard deviations over splits of mean acceleration, coverage and width.
         given: 'early' if coverage among early stops is guaranteed.
     """

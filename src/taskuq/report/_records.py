@@ -71,7 +71,7 @@ def experiment_record(
             is shown first and the others are folded.
         verdict: 'supported', 'partly supported', 'not supported' or 'not tested'.
         number: The one number to remember, in a few words.
-        criterion: What the verdict was decided by, in a sentence.
+        criterion: Criterion of the verdict, in a sentence.
 
     Example:
         >>> table = {"name": "t", "caption": "Widths.", "columns": ["R", "w"], "rows": [[8, 0.2]]}

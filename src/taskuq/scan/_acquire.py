@@ -79,7 +79,7 @@ def acquire(
     The cases of a group are scanned together if there is a scanner for each, or if ``cases`` names
     them and ``measure`` of one scanner returns a measurement for each. A policy for whole groups
     makes one decision for all of them; under every other policy each case stops on its own, and
-    what a shared scanner still measures of it is ignored.
+    further measurements of it by a shared scanner are ignored.
 
     With ``state`` every round is stored before the next one begins. Calling again with the same
     file and ``scan_id`` resumes after the last stored round, once every stored decision has been
@@ -269,7 +269,7 @@ class ScanLoop:
                 self.options.on_round(record)
 
     def _repeat(self, scans: dict[str, Scan]) -> Generator[Awaited, None, None]:
-        """Have verifiable scanners measure the stored rounds again."""
+        """Repeat the stored rounds on scanners that can be verified."""
         scanners, selector = self.decider.scanners, self.decider.selector
         verifiable = {n: s for n, s in scanners.of_case.items() if isinstance(s, VerifiableScanner)}
         rounds = max((len(scans[name].measurements) for name in verifiable), default=0)

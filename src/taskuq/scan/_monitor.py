@@ -140,8 +140,8 @@ class Monitor:
         policy: The policy, which holds the statistics of its calibration units.
         delta: The probability :math:`\delta` of a false alarm, over all time.
         calibration_statistics: Your own statistics of each calibration unit, by name.
-        compute_statistics: Computes them from the measurement of a first round, by name, for
-            :func:`taskuq.acquire`; of a group the mean over its cases is used.
+        compute_statistics: Function that computes them, by name, from the measurement of a first
+            round, for :func:`taskuq.acquire`; for a group the mean over its cases is used.
         state: JSON file of the monitor's state; a monitor with the same file resumes it.
 
     Example:
@@ -259,8 +259,8 @@ class Monitor:
 
         Args:
             outputs: As for :meth:`Policy.decide`; only the first round is used. If groups are the
-                units, those of all cases of one group.
-            unit: Name of the unit, or of each; one that was seen before is not counted again.
+                units, pass the outputs of all cases of one group.
+            unit: Name of the unit, or of each unit; a unit seen before is not counted again.
             statistics: Your own statistics of the unit, or of each, by name.
         """
         found = self._seen(outputs, None)

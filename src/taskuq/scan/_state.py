@@ -206,8 +206,8 @@ class RoundRecord:
         upper: Upper end.
         fault: The fault that prevented a decision, or None.
         next_lines: Lines that the next round adds, if they are chosen for each case.
-        void_reason: Why the guarantee does not apply, or None if it does.
-        shadow: True if the decision was logged only: a stop stopped nothing.
+        void_reason: Reason why the guarantee does not apply, or None if it does.
+        shadow: True if the decision was only logged and did not stop the scan.
         restored: True if the record comes from the stored state; not stored itself.
     """
 
@@ -271,7 +271,7 @@ class Scan:
     Args:
         rounds: Records of the rounds so far.
         measurements: Measurements of each round, and perhaps of one that is not decided yet.
-        faults: Faults of measurements; a scan with faults is never known in full.
+        faults: Faults of measurements; with any, the target is never known.
     """
 
     rounds: tuple[RoundRecord, ...] = ()
@@ -295,12 +295,12 @@ class Scan:
 
     @property
     def reason(self) -> str:
-        """Reason of the last decision."""
+        """Reason for the last decision."""
         return self.rounds[-1].reason
 
     @property
     def void_reason(self) -> str | None:
-        """Why the guarantee does not apply, or None if it does."""
+        """Reason why the guarantee does not apply, or None if it does."""
         reasons = (record.void_reason for record in reversed(self.rounds))
         return next(filter(None, reasons), None)
 

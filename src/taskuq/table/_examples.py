@@ -43,7 +43,7 @@ def synthetic_outputs(scanner: SyntheticTable, *, seed: int) -> TaskOutputs:
     """Sample a synthetic table.
 
     Args:
-        scanner: Its parameters.
+        scanner: Parameters of the table.
         seed: Seed of all random numbers.
 
     Example:

@@ -21,7 +21,7 @@ class AttackConfig:
     square root of the number of pixels.
 
     Args:
-        radius: Largest :math:`\ell_2` norm of a perturbation; 0 does not attack.
+        radius: Largest :math:`\ell_2` norm of a perturbation; 0 for no attack.
         reference_size: Rows and columns to which the radius refers.
         steps: Number of gradient steps.
         step_size: Length of one step, relative to the radius; all steps together must reach it.

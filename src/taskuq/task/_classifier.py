@@ -61,9 +61,9 @@ class Classifier(nn.Module):
 
     .. math:: f(x) = \varsigma\big(\mathrm{MLP}(\mathrm{backbone}(\tilde x))\big)
 
-    :math:`\tilde x` is the image scaled to [0, 1] and :math:`\varsigma` a sigmoid, for regression
-    :math:`\mu + s\,\cdot`, with mean and standard deviation of the training targets; for
-    non-negative targets it is :math:`\mu\, (e^{\max(\cdot, 0)} - 1)`.
+    :math:`\tilde x` is the image scaled to [0, 1]. :math:`\varsigma` is a sigmoid; for regression,
+    :math:`\mu + s\,\cdot` with mean :math:`\mu` and standard deviation :math:`s` of the training
+    targets; for non-negative targets, :math:`\mu\, (e^{\max(\cdot, 0)} - 1)`.
 
     Args:
         config: Layers and outputs; the paper's by default.

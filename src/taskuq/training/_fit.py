@@ -131,7 +131,7 @@ def train(
     cases: tuple[Any, ...] | None = None,
     steps: int | None = None,
 ) -> Path:
-    """Train the network of some settings and return its best weights.
+    """Train the network that the settings describe and return its best weights.
 
     Args:
         settings: Network, data and optimiser.

@@ -119,7 +119,7 @@ def read_card(path: Path | str, kinds: Collection[str]) -> dict[str, Any]:
 
 
 def load_weights(network: nn.Module, path: Path | str) -> None:
-    """Fill a network from a weights file; every name and shape must agree."""
+    """Load a weights file into a network; every name and shape must agree."""
     load_tensors(network, read_tensors(path), path)
 
 

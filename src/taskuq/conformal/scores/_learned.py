@@ -100,7 +100,7 @@ class LearnedScore(NestedIntervalScore):
     regularised spread :math:`\tilde s` and skewness. Two robust ridge regressions predict the bias
     of :math:`\bar L` and the size of the residual; in a multi-round scan the moves since the
     earlier rounds are features too. The fit uses tuning cases only, so calibration on the other
-    cases keeps its guarantee, however bad the fit. It pays from about 400 calibration cases on.
+    cases keeps its guarantee, however bad the fit. It helps from about 400 calibration cases on.
 
     Args:
         side: ``two``, ``upper`` or ``lower``.

@@ -25,9 +25,9 @@ class SamplerConfig:
         width: Channels of the encoder's first level; they double with each halving of the image.
         max_multiplier: Limit of that growth, in multiples of the width.
         decoder_channels: Channels of the decoder for each level, the finest first.
-        noise_channels: Noise maps at each level; tensor cores want a multiple of 8.
+        noise_channels: Noise maps at each level; a multiple of 8 suits tensor cores.
         global_noise: Noise numbers for the whole image.
-        residual_scale: Residual, in units of the estimate's scale, that is an output of 1.
+        residual_scale: Residual of an output of 1, in units of the estimate's scale.
 
     Example:
         >>> SamplerConfig().levels, SamplerConfig().widths
@@ -256,7 +256,7 @@ class SamplerNet(nn.Module):
         return self.decode(self.encode(estimate, sampled_fraction), noise)
 
     def encode(self, estimate: Tensor, sampled_fraction: Tensor) -> Condition:
-        """Return all that does not depend on noise; arguments as in forward."""
+        """Return the noise-independent features of each case; arguments as in forward."""
         if estimate.ndim != 4 or estimate.shape[1] != self.config.in_channels:
             text = f"the condition must be (case, {self.config.in_channels}, height, width), got "
             raise InputError(f"{text}{tuple(estimate.shape)}", code="shape.axes")

@@ -205,7 +205,7 @@ class SamplerRecovery(BatchRecovery):
 
     @torch.no_grad()
     def from_seeds(self, *tensors: Tensor) -> Tensor:
-        """Return one sample for each seed, the last of the tensors."""
+        """Return one sample for each seed; the seeds are the last tensor."""
         *measurement, seeds = tensors
         batch = cast(TensorEstimator, self.estimator).estimate(*measurement)
         with _mixed_precision(seeds.device, self.dtype):
