@@ -9,6 +9,8 @@ import pytest
 
 # Test folders whose modules share slow fixtures: one process runs all of them.
 TOGETHER = ("tests/report/",)
+# Modules whose tests share nothing: any process runs any of them.
+APART = ("tests/test_documents.py",)
 # The slowest modules start first.
 LONGEST = (
     "tests/test_rehearse", "tests/test_documents", "tests/site/", "tests/report/", "tests/laws/",
@@ -25,7 +27,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return next(filter(file.startswith, TOGETHER), file)
+            together = next(filter(file.startswith, TOGETHER), file)
+            return nodeid if file in APART else together
 
     config.option.loadscopereorder = False
     return ByFile(config, log)

@@ -31,7 +31,7 @@ LARGEST = 300_000
 # A run made with --fast has fewer splits than the README needs.
 FEWEST_TRIALS = 10_000
 # Colours of the scan in the report.
-SAMPLES, REPORT, TRUTH = "#1c232d", "#0072b2", "#a3003f"
+SAMPLES, REPORT, TRUTH = "#1c232d", "#0072b2", "#c1121f"
 
 
 def save_small(picture: Image.Image, path: Path) -> Path:

@@ -165,7 +165,7 @@ def test_too_few_groups_have_no_verdict(table, few, name):
     record = run_one(name, make_inputs(table), replace(few, alpha=0.05))
     finding = record["finding"]
     assert "y group, an error rate of 0.05 cannot be guaranteed from 16 groups" in finding
-    assert tables(record)["summary"]["columns"] == ["what", "by case"]
+    assert tables(record)["summary"]["columns"] == ["quantity", "by case"]
     assert "nan" not in finding
     assert "inf" not in finding
 

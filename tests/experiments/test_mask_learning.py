@@ -156,7 +156,7 @@ def test_batched_cases_give_the_same_order(tmp_path):
     assert orders[0].lines == orders[1].lines
 
 
-def test_tries_need_a_task_and_a_number():
+def test_random_candidates_need_a_task_and_a_number():
     for settings in ({"random_candidates": -1}, {"random_candidates": 2, "objective": "variance"}):
-        with refused("value.invalid", "tries"):
+        with refused("value.invalid", "random_candidates"):
             MaskLearningConfig(**settings)

@@ -61,8 +61,8 @@ def evaluate(folder, images, *, coils=2, normalise=True, **settings):
     groups = np.arange(len(images)) // 2
     data = ArrayDataset(images, label=[0] * len(images), group=groups, normalise=normalise)
     table = {"kind": "npz", "path": str(_save_npz(data, folder / "images.npz")), "coils": coils}
-    if "part" not in settings:
-        table["validation"] = 0.5
+    if "subset" not in settings:
+        table["validation_fraction"] = 0.5
     measure = {"accelerations": settings.pop("accelerations", [4]), "published": False}
     (folder / "q.toml").write_text(toml_text({**settings, "data": table, "measure": measure}))
     quality(folder / "q.toml", output=folder / "q.json")
@@ -83,7 +83,7 @@ def test_networks_are_named_by_their_files(tmp_path):
         saved(net, tmp_path / f"{name}.safetensors", "varnet")
         for name in ("first", "net-of-mine", "varnet")
     )
-    rows = evaluate(tmp_path, blocks(4), varnet=first, recoveries=[mine])["results"]
+    rows = evaluate(tmp_path, blocks(4), varnet=first, networks=[mine])["results"]
     assert [row.pop("method") for row in rows] == ["zero-filled", "varnet", "net-of-mine"]
     assert rows[1] == rows[2] != rows[0]
     assert "net-of-mine" in write_report(tmp_path).read_text()
@@ -107,8 +107,8 @@ def test_table_of_image_quality(tmp_path, capsys):
     assert {method for (_, method), row in rows.items() if "spread_error_ratio" in row} == {"flow"}
 
 
-def test_part_all_evaluates_all_cases(tmp_path):
-    (row,) = evaluate(tmp_path, blocks(4), part="all")["results"]
+def test_subset_all_evaluates_all_cases(tmp_path):
+    (row,) = evaluate(tmp_path, blocks(4), subset="all")["results"]
     assert row["volumes"] == 2
     with refused("option.conflict"):
         QualityConfig(subset="all", vgg_weights=Path("vgg.safetensors"))

@@ -41,7 +41,7 @@ TOY = COMMANDS.with_name("toy.toml")
 SIZE = 64  # of toy images
 CONFIGS = Path("configs/fastmri-knee")
 TABLES = ("knee.csv", "knee_file_list.csv")
-IMAGENET = {"resnet50_imagenet1k_v2.pth": "imagenet", "vgg16.safetensors": "features"}
+IMAGENET = {"resnet50_imagenet1k_v2.pth": "imagenet", "vgg16.safetensors": "vgg_weights"}
 # Options of a path to write to, and folders of what commands make; all else was there before.
 _WRITES, _MADE = ("-o", "--output", "--json", "--cache"), ("runs/", "cache/")
 # Random splits: their number changes no code that is run.

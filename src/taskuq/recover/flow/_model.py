@@ -425,7 +425,7 @@ class ConditionalFlow(nn.Module):
 
     Example:
         >>> flow = ConditionalFlow(FlowConfig(coils=1, unet_width=4, unet_pools=2,
-        ...                                   condition_channels=4, steps=2))
+        ...                                   condition_channels=4, steps_per_layer=2))
         >>> x, y = torch.randn(3, 2, 16, 16), torch.randn(3, 2, 16, 16)
         >>> conditions = flow.condition(y)
         >>> latents, log_det = flow(x, conditions)

@@ -165,7 +165,7 @@ class FlowSampler:
     Example:
         >>> from taskuq.recover.flow._model import FlowConfig
         >>> flow = ConditionalFlow(FlowConfig(coils=1, unet_width=4, unet_pools=2,
-        ...                                   condition_channels=4, steps=2, limit=1e9))
+        ...     condition_channels=4, steps_per_layer=2, max_value=1e9))
         >>> y, mask = torch.randn(1, 1, 16, 16) + 0j, torch.ones(1, 16, dtype=torch.bool)
         >>> two = FlowSampler(flow)(y, mask, samples=2, seeds=[7], temperature=0.01)
         >>> torch.allclose(two.images[:, 0], y, atol=1e-5)  # everything is measured
