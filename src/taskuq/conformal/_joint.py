@@ -145,7 +145,7 @@ class JointBound(BaseBound):
         return f"Quantiles: {quantiles}. {self.guarantee}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as values that JSON can hold."""
+        """Return all fields as JSON values."""
         return {
             "schema": SCHEMA,
             "scores": [score_to_dict(score) for score in self.scores],
