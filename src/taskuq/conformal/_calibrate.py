@@ -226,7 +226,7 @@ def calibrate(
 
     Args:
         outputs: Task outputs on recovered images (case, sample), (case,) for point estimates, or
-            (round, case, sample) with the current round last. Or a table, which has the rest.
+            (round, case, sample) with the current round last. Or a table with all arrays.
         targets: Task outputs on the true images (case,); omit with a table.
         alpha: Error rate in (0, 1).
         score: ar, lwr, cqr, mlwr, learned, another registered name, or an object.

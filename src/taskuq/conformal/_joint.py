@@ -218,7 +218,7 @@ def calibrate_joint(
         multi-target follow-up, for ``minimax``; Timans et al., ECCV 2024, for ranks.
 
     Args:
-        outputs: Task outputs (case, sample, task); or a table, which has the rest.
+        outputs: Task outputs (case, sample, task); or a table with all arrays.
         targets: Targets (case, task); omit with a table.
         alpha: Error rate for all tasks together.
         score: Name or object of a score, used for every task.

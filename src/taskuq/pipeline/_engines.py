@@ -251,7 +251,7 @@ def _resources(ray: Any) -> str:
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """SLURM engine: each array job runs a part and writes its own shards.
+    """SLURM engine: each array job runs some cases and writes their shards.
 
     Args:
         jobs: Number of jobs that share the cases.

@@ -98,7 +98,7 @@ class PolicySpec:
 
     @property
     def tuning_fraction(self) -> float:
-        """Fraction of units held out, except for the score."""
+        """Fraction of units held out for the policy, not its score."""
         return max(self.policy.tuning_fraction(self), EARLY_FRACTION if self.given else 0.0)
 
     def thresholds(

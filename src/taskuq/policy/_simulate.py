@@ -210,7 +210,7 @@ class Simulation:
         coverage_early: Coverage among the cases stopped early; NaN if there are none.
         early_fraction: Fraction of cases stopped early.
         width: Mean width of early reports; with several tasks, of the widest.
-        center_error: Mean distance of target and centre of early reports; of tasks, the largest.
+        center_error: Mean distance of target and centre in early reports; largest over tasks.
         max_center_error: Mean over groups of the largest such distance in a group.
         stops: Fraction and coverage of the cases of each round, the full measurement last.
         standard_errors: Standard errors of mean acceleration and coverage, over tables and splits.

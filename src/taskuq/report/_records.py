@@ -68,7 +68,7 @@ def experiment_record(
         settings: The settings of the experiment, as JSON values.
         figures: Figures as data.
         tables: Tables with ``name``, ``caption``, ``columns`` and ``rows``; one called ``summary``
-            is shown first and the others are folded.
+            is shown first, the others collapsed.
         verdict: 'supported', 'partly supported', 'not supported' or 'not tested'.
         number: The key number, in a few words.
         criterion: Criterion of the verdict, in a sentence.
