@@ -233,7 +233,7 @@ class BaseBound(ABC):
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as values that JSON can hold."""
+        """Return all fields as JSON values."""
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the bound as JSON and return the path."""
@@ -348,7 +348,7 @@ class Bound(BaseBound):
         return f"{name} at alpha {self.alpha:g}, {text.format(*each)}. {self.guarantee}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as values that JSON can hold."""
+        """Return all fields as JSON values."""
         return {
             "schema": SCHEMA,
             "alpha": self.alpha,

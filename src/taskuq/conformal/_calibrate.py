@@ -226,7 +226,7 @@ def calibrate(
 
     Args:
         outputs: Task outputs on recovered images (case, sample), (case,) for point estimates, or
-            (round, case, sample) with the current round last. Or a table, which has the rest.
+            (round, case, sample) with the current round last. Or a table with all arrays.
         targets: Task outputs on the true images (case,); omit with a table.
         alpha: Error rate in (0, 1).
         score: ar, lwr, cqr, mlwr, learned, another registered name, or an object.
@@ -238,8 +238,8 @@ def calibrate(
         strata: Stratum of each case, any function of the inputs; the guarantee holds within each
             stratum, and calls need the stratum of a new case.
         condition_on: With groups and strata or labels, the random draw: 'case', a random case of
-            a new group, which falls in the stratum (default), or 'group', a group that has cases
-            of the stratum, and one of those (default if ``cases`` is 'all' or a fraction).
+            a new group, given its stratum (default), or 'group', a random case of the stratum in
+            a new group that has some (default if ``cases`` is 'all' or a fraction).
         delta_scope: With delta and strata, 'each' for each separately or 'all' for all jointly.
         weights: Likelihood ratios of the new inputs to these; calls need the weight of a new case.
         side: 'two', 'upper' or 'lower'; 'each' for a quantile per end at half the error rate.

@@ -90,7 +90,7 @@ class Diagnosis:
     unit: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a record of schema ``taskuq.diagnose/1`` that JSON can hold."""
+        """Return a JSON record of schema ``taskuq.diagnose/1``."""
         head = {"schema": SCHEMA, "samples": self.samples, "unit": self.unit, "band": BAND}
         return {**head, "results": [to_json_value(asdict(result)) for result in self.results]}
 
@@ -121,10 +121,10 @@ def diagnose(
     task: str | None = None,
     bins: int | None = None,
 ) -> Diagnosis:
-    r"""Test if the truth could be one of the posterior samples (simulation-based calibration).
+    r"""Test whether posterior samples are calibrated (simulation-based calibration).
 
     If truth and :math:`p` samples are exchangeable, the rank of the truth among them is uniform
-    on :math:`0, \dots, p`. A tied truth counts in equal parts for all ranks it could have. The
+    on :math:`0, \dots, p`. A tied truth is spread equally over its possible ranks. The
     band of the histogram contains all :math:`B` bars of calibrated samples with probability
     0.95 or more: each bar is a binomial fraction of :math:`n` cases, and each tail has probability
     :math:`0.05 / (2B)`. With groups, :math:`n` is Kish's effective :math:`N^2 / \sum_v n_v^2`.

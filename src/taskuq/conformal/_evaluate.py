@@ -163,7 +163,7 @@ def evaluate(
     case is covered if its reported interval contains its target.
 
     Args:
-        outputs: Task outputs as in :func:`taskuq.calibrate`, or a table, which has the rest.
+        outputs: Task outputs as in :func:`taskuq.calibrate`, or a table with all arrays.
         targets: Targets (case,); omit with a table.
         alpha: Error rate.
         score: Name or object of a score.

@@ -261,7 +261,7 @@ class Evaluation:
         return round_label(self.acceleration or math.nan, self.round_name) if known else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as values that JSON can hold."""
+        """Return all fields as JSON values."""
         fields = asdict(self, dict_factory=lambda items: {STORED.get(k, k): v for k, v in items})
         return dict(to_json_value(fields))
 

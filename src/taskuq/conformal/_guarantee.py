@@ -129,7 +129,7 @@ class Guarantee:
         return self.condition and self.condition.removeprefix("each ")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as values that JSON can hold."""
+        """Return all fields as JSON values."""
         return {STORED.get(f.name, f.name): getattr(self, f.name) for f in fields(self)}
 
     @classmethod
@@ -211,7 +211,7 @@ class Guarantee:
         )
 
     def calibrated(self, scores: FloatArray, group: np.ndarray | None) -> tuple[Guarantee, float]:
-        """Return the guarantee, with a caveat if no finite interval keeps it, and the quantile."""
+        """Return the guarantee (with a caveat if no finite interval exists) and the quantile."""
         quantile = self.quantile(scores, group)
         if quantile < math.inf:
             return self, quantile

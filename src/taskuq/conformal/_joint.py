@@ -145,7 +145,7 @@ class JointBound(BaseBound):
         return f"Quantiles: {quantiles}. {self.guarantee}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as values that JSON can hold."""
+        """Return all fields as JSON values."""
         return {
             "schema": SCHEMA,
             "scores": [score_to_dict(score) for score in self.scores],
@@ -218,7 +218,7 @@ def calibrate_joint(
         multi-target follow-up, for ``minimax``; Timans et al., ECCV 2024, for ranks.
 
     Args:
-        outputs: Task outputs (case, sample, task); or a table, which has the rest.
+        outputs: Task outputs (case, sample, task); or a table with all arrays.
         targets: Targets (case, task); omit with a table.
         alpha: Error rate for all tasks together.
         score: Name or object of a score, used for every task.

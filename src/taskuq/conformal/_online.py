@@ -46,7 +46,7 @@ class OnlineBound(BaseBound):
     Args:
         score: Score that defines the intervals.
         scores: Calibration scores in ascending order.
-        alpha: Error rate :math:`\alpha` aimed at.
+        alpha: Target error rate :math:`\alpha`.
         level: Current level :math:`\alpha_t`.
         step_size: Step :math:`\gamma`.
         audits: Number of audits.
@@ -134,7 +134,7 @@ class OnlineBound(BaseBound):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as values that JSON can hold."""
+        """Return all fields as JSON values."""
         return {
             "schema": SCHEMA,
             "score": score_to_dict(self.score),
@@ -176,12 +176,12 @@ def calibrate_online(
     task_range: TaskRange = None,
     seed: int | np.random.Generator | None = None,
 ) -> OnlineBound:
-    r"""Calibrate a bound that is to be corrected by audits.
+    r"""Calibrate a bound for correction by audits.
 
     Args:
         outputs: Task outputs (case, sample).
         targets: Targets (case,).
-        alpha: Error rate aimed at.
+        alpha: Target error rate.
         step_size: Step :math:`\gamma` of each correction.
         score: Name or object of a score.
         side: 'two', 'upper' or 'lower'.

@@ -253,7 +253,7 @@ class CoverageLaw:
         return np.asarray(np.exp(choose + betaln(k + j, n + 1 - k + m - j) - betaln(k, n + 1 - k)))
 
     def central(self, probability: float) -> tuple[float, float]:
-        """Return the central range of a test fold's coverage with that probability."""
+        """Return the central interval of coverage with this probability."""
         cdf = np.cumsum(self.pmf)
         tail = (1 - probability) / 2
         low = int(np.searchsorted(cdf, tail))

@@ -125,7 +125,7 @@ def make_fastmri(
     layout: FastMRILayout | None = None,
     workers: int = 1,
 ) -> None:
-    """Write (volumes, slices per volume) in the folder layout of docs/how-to/fastmri.md."""
+    """Write synthetic volumes in the folder layout of docs/how-to/fastmri.md."""
     if min(*training, *validation) < 1:
         text = f"there are {training} and {validation}; pass at least 1 of each"
         raise InputError(text, code="value.invalid")

@@ -321,7 +321,7 @@ class AdaptiveLines:
 
     Args:
         system: Imaging system.
-        masks: Booleans (round, line): the number of lines of each round, and the first lines.
+        masks: Booleans (round, line) that set the first lines and the number in each round.
         accelerations: R of each round, decreasing.
         objective: Reduce the variance of the task, by its ``"gradient"`` or its ``"outputs"``, or
             the ``"variance"`` of the image.

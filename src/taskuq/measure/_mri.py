@@ -130,7 +130,7 @@ class MultiCoilMRI:
     def add_random_lines(
         self, lines: BoolArray, n: int, seed: int | np.random.Generator
     ) -> BoolArray:
-        """Add n columns, more likely the nearer they are to the centre."""
+        """Add n random columns, more likely near the centre."""
         rng = np.random.default_rng(seed)
         return with_random_lines(lines, int(lines.sum()) + n, "inverse-distance", rng)
 

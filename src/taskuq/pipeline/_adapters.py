@@ -33,7 +33,7 @@ class DeepinvRecover:
         kind: 'point' for a reconstructor of one image; 'sampler' for one sample per call (DDRM,
             DiffPIR, PosteriorDiffusion); 'chain' for a Markov chain (ULA, SKRock,
             sampling_builder) whose last states are the samples.
-        together: Samples that a sampler draws in one call; its results depend on it.
+        together: Samples per call of a sampler; results depend on this number.
         finish: Converts (image, channel, height, width) to images (image, height, width).
 
     Example:

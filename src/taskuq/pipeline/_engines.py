@@ -64,10 +64,10 @@ class WorkItems(Protocol):
 
     @property
     def size(self) -> int:
-        """Number of items that are best run together."""
+        """Preferred number of items per batch."""
 
     def run(self, indices: list[int], progress: Progress | None = None) -> int:
-        """Run items, store each, and return the number that was tried."""
+        """Run items, store each, and return the number attempted."""
 
     def unfinished(self, indices: Sequence[int]) -> list[int]:
         """Return the items that are not stored yet."""
@@ -141,7 +141,7 @@ class RayOptions:
 
     @classmethod
     def from_options(cls, options: EngineOptions) -> RayOptions:
-        """Return the engine; each worker on a GPU gets a whole GPU."""
+        """Return the engine with one whole GPU for each GPU worker."""
         options.refuse_slurm()
         gpus = float(pick_device(options.device).startswith("cuda"))
         return cls(address=options.address, workers=options.workers, gpus=gpus)
@@ -251,7 +251,7 @@ def _resources(ray: Any) -> str:
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """SLURM engine: every job of an array does its share and writes its own shards.
+    """SLURM engine: each array job runs some cases and writes their shards.
 
     Args:
         jobs: Number of jobs that share the cases.

@@ -97,7 +97,7 @@ class Goal:
         return end, np.asarray(sign * (link(end) - anchor))
 
     def is_reached(self, interval: Interval, estimate: FloatArray | float = 0.0) -> np.ndarray:
-        """Return True for intervals that reach the goal; strict, and never if empty."""
+        """Return True for nonempty intervals that strictly reach the goal."""
         end = interval.upper if self.side == "upper" else interval.lower
         width = float(self.max_width or 0.0)
         if self.level is not None:

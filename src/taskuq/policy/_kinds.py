@@ -98,7 +98,7 @@ class PolicySpec:
 
     @property
     def tuning_fraction(self) -> float:
-        """Fraction of units that is held out for anything but the score."""
+        """Fraction of units held out for the policy, not its score."""
         return max(self.policy.tuning_fraction(self), EARLY_FRACTION if self.given else 0.0)
 
     def thresholds(
@@ -180,7 +180,7 @@ class PolicyKind(ABC):
 
     @abstractmethod
     def thresholds(self, statistics: StoppingStatistics, calibrator: Calibrator) -> FloatArray:
-        """Return one calibrated threshold for all rounds, or one for each; along the first axis."""
+        """Return the calibrated thresholds, one for all rounds or one per round (first axis)."""
 
     @abstractmethod
     def statement(self, goal: Goal | Goals, guarantee: str) -> str:

@@ -92,7 +92,7 @@ class Policy:
         round_names: Display names of the rounds, if any.
         certificate: Mean acceleration measured at calibration, and certified.
         provenance: Record of the calibration.
-        warning: Sentence if no scan stops early, or every scan in the first round.
+        warning: Warning if no scan stops early, or all stop in the first round.
         monitor_reference: First-round statistics by name, the reference of :class:`taskuq.Monitor`.
     """
 
@@ -153,7 +153,7 @@ class Policy:
         """Return the decision after a round; its interval is the report if the scan stops now.
 
         A policy for whole groups takes the cases as all cases of one group. It never stops a group
-        of one case early unless a calibration group had one: likely it is part of a group.
+        of one case early unless a calibration group had one: it is probably incomplete.
 
         Args:
             round: Round just measured, from 0; after the last one comes the full measurement.

@@ -197,10 +197,10 @@ class Simulation:
         unit: 'case', 'group' or 'whole-group'.
         splits: Number of random splits.
         n: Number of units.
-        n_calibration: Calibration units, tuning units among them.
+        n_calibration: Calibration units, including tuning units.
         n_test: Test units.
         n_tuning: Tuning units.
-        coverage_of: Unit of the coverage, in words.
+        coverage_of: Unit of coverage, in words.
         mean_over: Unit of all other means, in words.
         mean_acceleration: Harmonic mean of the accelerations at the stop, groups weighted equally.
         case_mean_acceleration: The same, cases weighted equally.
@@ -209,11 +209,11 @@ class Simulation:
         coverage_from_full_scans: Part of case_coverage that comes from fully sampled cases.
         coverage_early: Coverage among the cases stopped early; NaN if there are none.
         early_fraction: Fraction of cases stopped early.
-        width: Mean width of early reports; of several tasks, of the widest interval.
-        center_error: Mean distance of the target from the centre of early reports, likewise.
+        width: Mean width of early reports; with several tasks, of the widest.
+        center_error: Mean distance of target and centre in early reports; largest over tasks.
         max_center_error: Mean over groups of the largest such distance in a group.
         stops: Fraction and coverage of the cases of each round, the full measurement last.
-        standard_errors: Those of mean acceleration and coverage, over tables and splits.
+        standard_errors: Standard errors of mean acceleration and coverage, over tables and splits.
         sd: Standard deviations over splits of mean acceleration, coverage and width.
         given: 'early' if coverage among early stops is guaranteed.
     """

@@ -65,12 +65,12 @@ def experiment_record(
         title: The heading.
         claim: The claim, in a sentence.
         finding: The finding, in at most two sentences computed from the numbers.
-        settings: The settings that decided the numbers; values that JSON can hold.
+        settings: The settings of the experiment, as JSON values.
         figures: Figures as data.
         tables: Tables with ``name``, ``caption``, ``columns`` and ``rows``; one called ``summary``
-            is shown first and the others are folded.
+            is shown first, the others collapsed.
         verdict: 'supported', 'partly supported', 'not supported' or 'not tested'.
-        number: The one number to remember, in a few words.
+        number: The key number, in a few words.
         criterion: Criterion of the verdict, in a sentence.
 
     Example:

@@ -292,7 +292,7 @@ class Monitor:
         self._add({key: found[key] for key in self._audited}, unit)
 
     def review(self, decision: Decision) -> Decision:
-        """Return a decision, without an early stop after an alarm.
+        """Return the decision, or one to continue after an alarm.
 
         Args:
             decision: The decision of the policy.

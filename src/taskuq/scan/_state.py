@@ -200,7 +200,7 @@ class RoundRecord:
 
     Args:
         round: The round, from 0.
-        outputs: Task outputs (sample,) or (sample, task); one value of a full measurement.
+        outputs: Task outputs (sample,) or (sample, task); one value if fully sampled.
         stop: True if the policy stopped here.
         lower: Lower end of the interval, one per task.
         upper: Upper end.
@@ -270,8 +270,8 @@ class Scan:
 
     Args:
         rounds: Records of the rounds so far.
-        measurements: Measurements of each round, and perhaps of one that is not decided yet.
-        faults: Faults of measurements; with any, the target is never known.
+        measurements: Measurements of each round, possibly of one not yet decided.
+        faults: Measurement faults; after one, the target is never known.
     """
 
     rounds: tuple[RoundRecord, ...] = ()

@@ -139,7 +139,7 @@ def train(
         machine: Accelerator, devices and nodes.
         fresh: If True, overwrite a training in the folder instead of resuming it.
         data: Data to use instead of those of the settings.
-        cases: Cases that were prepared already.
+        cases: Cases already prepared.
         steps: Number of steps of a trial; None trains all epochs.
     """
     machine = machine or TrainerOptions()

@@ -289,7 +289,7 @@ class MLWR(NestedIntervalScore):
         range_: TaskRange = None,
         group: np.ndarray | None = None,
     ) -> MLWR:
-        """Return the score with the prior of other cases; targets are not used."""
+        """Return the score with a prior fitted to other cases, without targets."""
         read = self.summarise(outputs)
         if read.samples < 2 or len(read.mean) < FEWEST_TUNING_CASES:
             return self
@@ -303,7 +303,7 @@ class MLWR(NestedIntervalScore):
         return _SampleVariances(*mean_and_variance(outputs, ddof=1), outputs.shape[1])
 
     def leave_one_out(self, read: _SampleVariances, range_: TaskRange) -> _SelfTunedMLWR:
-        """Return the fit to the outputs of calibration units, none of which is held out."""
+        """Return the score fitted to outputs of calibration units, without a hold-out."""
         # Without a declared range there is no trend: a new unit could leave the observed one.
         link = IDENTITY if range_ is None else natural_link(range_)
         return _SelfTunedMLWR(replace(self, link=link), _levels(read, link), read)

@@ -483,7 +483,7 @@ class ConditionalFlow(nn.Module):
         Args:
             x: Null-space images as real channels, (case, 2 * coil, height, width).
             conditions: Result of :meth:`condition`.
-            start: Set every ActNorm from this batch, layer after layer.
+            start: Initialise each ActNorm from this batch, in order.
         """
         self._check(x, self.config.channels)
         latents, log_det = [], x.new_zeros(len(x))
@@ -528,7 +528,7 @@ class ConditionalFlow(nn.Module):
 
 
 def bits_per_dimension(latents: Sequence[Tensor], log_det: Tensor) -> Tensor:
-    r"""Return the negative log-likelihood of each case, in bits for each real number of the image.
+    r"""Return the negative log-likelihood of each case, in bits per real number.
 
     .. math:: -\frac{\log \mathcal N(z; 0, I) + \log|\det|}{D \ln 2}
 
