@@ -88,7 +88,7 @@ def test_networks_are_named_by_their_files(tmp_path):
     assert rows[1] == rows[2] != rows[0]
     assert "net-of-mine" in write_report(tmp_path).read_text()
     with refused("table.duplicate", "varnet"):
-        evaluate(tmp_path, blocks(4), varnet=first, recoveries=[same])
+        evaluate(tmp_path, blocks(4), varnet=first, networks=[same])
 
 
 def test_table_of_image_quality(tmp_path, capsys):
