@@ -192,7 +192,9 @@ def _replay(sender: _LineSender, remaining: list[int]) -> None:
     connection.send(mrd.HEADER, scan.xml or mrd.header_xml(scan.header))
     first = _wait(connection, mrd.TEXT)
     if "lines" not in first:
-        raise InputError(f"the service refuses the scan: {first['message']}", code="policy.mismatch")
+        raise InputError(
+            f"the service refuses the scan: {first['message']}", code="policy.mismatch"
+        )
     # Slices that are decided together need all their lines before the first decision.
     parts = [list(remaining)] if first.get("together") else [[slice_] for slice_ in remaining]
     for slices in parts:
