@@ -123,6 +123,15 @@ def test_the_command_line_makes_a_page_of_a_table(tmp_path, capsys):
     assert "--terminology" in capsys.readouterr().err
 
 
+def test_report_takes_a_bundled_table(tmp_path, capsys):
+    where = ["--alpha", "0.1", "--splits", "2", "-o", str(tmp_path / "out")]
+    main(["report", "atlas-varnet", *where])
+    assert (tmp_path / "out" / "report.html").exists()
+    with pytest.raises(SystemExit, match="2"):
+        main(["report", "atlas-varnt", *where])
+    assert "atlas-varnt" in capsys.readouterr().err
+
+
 def pictured(tmp_path, **more):
     """A page with pictures of five scenes."""
     rng = np.random.default_rng(0)

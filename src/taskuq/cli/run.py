@@ -55,14 +55,15 @@ def report(
     from taskuq.report import _report as writing
 
     run_dir = source
-    if source.is_file() or (source / "table.json").is_file():
+    if not source.is_dir() or (source / "table.json").is_file():
+        table = app.load_table(source, range)
         if alpha is None:
             raise InputError(f"{source} is a table; use --alpha 0.1", code="option.missing")
         run_dir = output or source.with_name(f"{source.stem}-report")
         page = writing.make_report(
-            source, run_dir, alpha=alpha, max_width=app.parse_per_task(max_width, "max-width"),
-            unit=unit, splits=splits, seed=seed, title=title, task_range=app.parse_range(range),
-            log=app.print_message, terminology=app.parse_mapping(terminology, "terminology"),
+            table, run_dir, alpha=alpha, max_width=app.parse_per_task(max_width, "max-width"),
+            unit=unit, splits=splits, seed=seed, title=title, log=app.print_message,
+            terminology=app.parse_mapping(terminology, "terminology"),
         )  # fmt: skip
     elif alpha is not None:
         raise InputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,16 +31,16 @@ class MeasurementLike(Protocol):
     def mask(self) -> Tensor: ...  # measured columns, booleans (width,)
 
 
-class BatchRecovery:
+class BatchRecovery(ABC):
     """Base of recoveries that recover one case as a batch of one."""
 
     def __call__(self, measurement: Any, *, samples: int, seed: int) -> Tensor:
         """Return the samples of one case, (sample, height, width)."""
         return self.batch([measurement], samples=samples, seeds=[seed])[0]
 
+    @abstractmethod
     def batch(self, measurements: Sequence[Any], *, samples: int, seeds: Sequence[int]) -> Tensor:
         """Return the samples of several cases, (case, sample, height, width)."""
-        raise NotImplementedError
 
 
 def check_samples(samples: int) -> None:
