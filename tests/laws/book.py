@@ -199,11 +199,12 @@ SET_ASIDE = [
 CHOICES = ("fixed-width:spread", "adaptive:lwr", "adaptive:mlwr")
 CHOSEN = [
     Law(
-        "the report at the stop of the best of three policies, by group", 1,
+        f"the report at the stop of the best of three policies, by {by}", 1,
         partial(draw, units=(8, 9), largest=4, rounds=2),
-        partial(stopped, by="group", choose=CHOICES, max_width=0.3),
+        partial(stopped, by=by, choose=CHOICES, max_width=0.3),
         enumerate=given_those_set_aside,
     )
+    for by in ("group", "whole-group")
 ]  # fmt: skip
 
 STOPPED = [
@@ -286,7 +287,7 @@ GIVEN = [
             given(partial(stopped, by=by, max_width=0.1)), levels=((0.3, 0.5), (0.5, 0.3)),
             by_place=by != "case",
         )
-        for by in ("case", "group")
+        for by in ("case", "group", "whole-group")
     ),
     # Ten units are the fewest of which one is set aside for the thresholds to test. Groups:
     # tests/policy/test_stopping.py.
