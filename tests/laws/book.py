@@ -289,14 +289,22 @@ GIVEN = [
         )
         for by in ("case", "group", "whole-group")
     ),
-    # Ten units are the fewest of which one is set aside for the thresholds to test. Groups:
-    # tests/policy/test_stopping.py.
+    # Ten units are the fewest of which one is set aside for the thresholds to test.
     GivenLaw(
         "an early stop by case, given the calibration set", 1,
         partial(later, first=3, units=(2, 2), rounds=2),
         given(partial(stopped, by="case", given="early", max_width=0.2)),
         an_early_stop, size=10, levels=((0.4, 0.3),),
         aside=int(np.flatnonzero(choose_units(np.arange(10), 1, None))[0]),
+    ),
+    *(
+        GivenLaw(
+            f"an early stop by {by}, given the calibration set", 1,
+            partial(later, first=3, units=(2, 2), rounds=2, largest=3),
+            given(partial(stopped, by=by, given="early", max_width=0.3)),
+            an_early_stop, size=10, levels=((0.4, 0.3),),
+        )
+        for by in ("group", "whole-group")
     ),
 ]  # fmt: skip
 
