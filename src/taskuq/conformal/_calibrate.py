@@ -38,7 +38,7 @@ from taskuq.conformal._guarantee import (
     quantiles_within,
 )
 from taskuq.conformal._quantiles import exact_alpha
-from taskuq.conformal._units import Level, Unit, UnitName, as_unit, choose_units
+from taskuq.conformal._units import Level, Unit, UnitName, as_unit, case_contents, choose_units
 from taskuq.conformal.scores import resolve_score
 from taskuq.conformal.scores._mlwr import FEWEST_TUNING_CASES
 from taskuq.errors import InputError
@@ -248,7 +248,7 @@ def calibrate(
             out three tenths of the units; `mlwr` uses all outputs, with ``delta`` a tenth.
         acceleration: Round of a table, by acceleration or name; stored with the bound.
         task: Task of a table.
-        seed: Integer or Generator to choose the tuning units at random, not evenly spaced.
+        seed: Integer or Generator of the random choice of units to hold out, if some are.
 
     Returns:
         The bound; call it with the outputs of new cases.
@@ -324,7 +324,8 @@ def _fit(
         return fitted, BracketedFamily(*(families if ends == 1 else map(each_end, families))), kept
     level = exact_alpha(guarantee.alpha) / ends
     take = tuning_units(score, unit, int(index.max()) + 1, level, guarantee.delta)
-    aside = choose_units(index, take, seed)
+    first = np.moveaxis(outputs[..., :2], -2, 0)
+    aside = choose_units(index, take, seed, case_contents(first, targets))
     by = None if group is None else group[aside]
     tuned = tuned_score(score, outputs[..., aside, :], targets[aside], range_, by)
     # Scoring the cases held out too is cheaper than a copy of all the others.

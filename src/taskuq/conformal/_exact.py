@@ -438,7 +438,7 @@ def evaluate_exact(
         task_range: Range that intervals are clipped to.
         calibration_fraction: Fraction of cases used for calibration.
         tuning_repeats: Number of tuning sets to average over, if the score is fitted to targets.
-        seed: Integer or Generator to choose the tuning sets at random, not evenly spaced.
+        seed: Integer or Generator of the random choice of tuning sets.
         acceleration: Round of a table, by acceleration or name.
         task: Task of a table.
 

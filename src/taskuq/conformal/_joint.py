@@ -32,7 +32,7 @@ from taskuq.conformal._family import (
 )
 from taskuq.conformal._guarantee import WHOLE_RANGE, Guarantee
 from taskuq.conformal._quantiles import coverage_rank, order_statistic
-from taskuq.conformal._units import UnitName, as_unit, choose_units
+from taskuq.conformal._units import UnitName, as_unit, case_contents, choose_units
 from taskuq.conformal.scores import resolve_score, score_from_dict, score_to_dict
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, Interval, TaskRange
@@ -231,7 +231,7 @@ def calibrate_joint(
         task_range: Range of all tasks, or of each, in order or by name.
         task_names: Names of the tasks; of a table, the tasks to use.
         acceleration: Round of a table, by acceleration or name; stored with the bound.
-        seed: Integer or Generator to choose the tuning units at random, not evenly spaced.
+        seed: Integer or Generator of the random choice of units to hold out, if some are.
 
     Example:
         >>> truth = rng.random((400, 2))
@@ -273,7 +273,7 @@ def calibrate_joint(
     else:
         least = TUNING_FRACTION if method in ("scale", "minimax") else 0.0
         take = tuning_units(chosen[0], by_unit, int(index.max()) + 1, alpha, delta, least)
-        aside = choose_units(index, take, seed)
+        aside = choose_units(index, take, seed, case_contents(x[:, :2], z))
         scores = tuple(
             tuned_score(one, x[aside][:, :, k], z[aside, k], ranges[k], None)
             for k, one in enumerate(chosen)

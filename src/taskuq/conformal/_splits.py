@@ -15,7 +15,7 @@ from taskuq.conformal._calibrate import tuned_score, tuning_count, tuning_fracti
 from taskuq.conformal._family import LinearFamily, clipped, interval_family, intervals_at
 from taskuq.conformal._guarantee import Guarantee
 from taskuq.conformal._quantiles import BettingEProcess, exact_alpha, smallest_certified
-from taskuq.conformal._units import Unit, as_unit
+from taskuq.conformal._units import Unit, as_unit, case_contents, choose_units
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray, Interval, TaskRange
 from taskuq.protocols import IntervalFamily, Score
@@ -233,18 +233,14 @@ def make_pools(
         tuned = tuned_score(score, outputs, targets, range_, None)
         yield _pool(checked, tuned, everyone, 0, ends)
         return
-    units, n = checked.units, checked.n_calibration
+    n = checked.n_calibration
     take = tuning_count(n, tuning_fraction(score), exact_alpha(alpha) / ends)
     if not 1 <= take < n:
         message = f"a score that learns needs more calibration {checked.unit.counted}s, got {n}"
         raise InputError(f"{message}; use mlwr or collect more", code="units.few")
+    contents = case_contents(np.moveaxis(outputs[..., :2], -2, 0), targets)
     for draw in range(tuning_repeats):
-        if rng is not None:
-            chosen = rng.permutation(units)[:take]
-        else:
-            offset = (draw + 0.5) / tuning_repeats
-            chosen = np.floor((np.arange(take) + offset) * units / take).astype(np.int64)
-        aside = np.isin(checked.unit_of_case, chosen)
+        aside = choose_units(checked.unit_of_case, take, draw if rng is None else rng, contents)
         group = None if checked.group is None else checked.group[aside]
         tuned = tuned_score(score, outputs[..., aside, :], targets[aside], range_, group)
         yield _pool(checked, tuned, everyone[~aside], take, ends)

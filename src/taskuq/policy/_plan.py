@@ -10,7 +10,14 @@ import numpy as np
 
 from taskuq.conformal._calibrate import tuning_count
 from taskuq.conformal._guarantee import Guarantee
-from taskuq.conformal._units import PolicyUnitName, Unit, as_unit, choose_units, unit_index
+from taskuq.conformal._units import (
+    PolicyUnitName,
+    Unit,
+    as_unit,
+    choose_units,
+    table_contents,
+    unit_index,
+)
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.policy._goal import make_goals
@@ -94,7 +101,7 @@ def plan(
             others, and keeps its guarantee.
         certificate_alpha: Error rate of the certificate for the mean acceleration.
         task: Tasks whose goals must be reached; all by default.
-        seed: Seed or Generator that chooses tuning cases; evenly spaced by default.
+        seed: Seed or Generator of the random choice of units to hold out, if some are.
         table_kwargs: With arrays: ``accelerations`` and other fields of a table.
 
     Example:
@@ -235,7 +242,7 @@ def _choose_policy(
         raise InputError(
             f"{units} {unit.counted}s are too few to choose on; plan one policy", code="units.few"
         )
-    held_out = choose_units(index, take, rng)
+    held_out = choose_units(index, take, rng, table_contents(table))
     part, level = table.select(cases=held_out), default.alpha
     costs = [_cost(one, part, unit, make) for one in specs]
     while min(costs) == 1 and level < 0.5:
