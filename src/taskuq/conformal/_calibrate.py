@@ -57,6 +57,7 @@ class RoundArrays(NamedTuple):
     acceleration: float | None
     task_names: tuple[str, ...] | None = None
     label: Any = None
+    site: Any = None
     round_name: str | None = None
 
     @property
@@ -110,6 +111,7 @@ def as_round(
         acceleration=None if np.isnan(R) else R,
         task_names=table.task_names,
         label=table.label,
+        site=table.site,
         round_name=None if table.round_names is None else table.round_names[k],
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from taskuq._arrays import ranges_to_json
-from taskuq.conformal._calibrate import as_round, require_own_targets
+from taskuq.conformal._calibrate import as_round, calibrate, require_own_targets
 from taskuq.conformal._exact import (
     Evaluation,
     EvaluationRecord,
@@ -21,11 +21,13 @@ from taskuq.conformal._exact import (
     StratumCoverage,
     coverage_histogram,
     evaluate_exact_score,
+    part_measures,
     quantile_position,
 )
 from taskuq.conformal._family import BoundSide, parse_side, use_numba
 from taskuq.conformal._guarantee import Guarantee
 from taskuq.conformal._splits import (
+    TABLE_NUMBERS,
     EvaluationInputs,
     Pool,
     SplitResults,
@@ -37,7 +39,7 @@ from taskuq.conformal._splits import (
     splitmix64,
     sums_at_quantiles,
 )
-from taskuq.conformal._units import Unit, as_generator, make_unit
+from taskuq.conformal._units import as_generator, make_unit
 from taskuq.conformal.scores import resolve_score, score_name
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, TaskRange
@@ -48,15 +50,16 @@ PAPER_SIZE_BINS = (0.0, 0.05, 0.1, 0.15, 0.2, math.inf)
 
 
 # Number of test cases of each stratum, their weight and that of the covered ones, (3, trial); a
-# stratum is a pair of 'class' or 'width' and the name of the class or the range.
+# stratum is a pair of 'class', 'site' or 'width' and the name of the class, site or range.
 StratumCounts = dict[tuple[str, str], FloatArray]
 
 
 def _stratum_coverage(
-    parts: Sequence[StratumCounts], kind: str, unit: Unit
+    parts: Sequence[StratumCounts], kind: str, checked: EvaluationInputs, by_case: FloatArray
 ) -> tuple[StratumCoverage, ...]:
     """Average over the trials in which a stratum is not empty: empty is missing, not zero."""
-    found = []
+    found, unit = [], checked.unit
+    members = {name: inside for of, name, inside in checked.parts if of == kind}
     for stratum in (stratum for stratum in parts[0] if stratum[0] == kind):
         cases, inside, covered = np.concatenate([part[stratum] for part in parts], axis=1)
         there = cases > 0
@@ -65,23 +68,26 @@ def _stratum_coverage(
             # A mean of the shares of small folds would count groups, not cases of groups, alike.
             each = covered[there] / inside[there]
             coverage = float(covered.sum() / inside.sum() if unit.is_group else each.mean())
-        found.append(StratumCoverage(stratum[1], coverage, float(cases.mean()), int(there.sum())))
+        name, measures = stratum[1], (math.nan, math.nan)
+        if name in members:
+            measures = part_measures(checked, members[name], by_case)[1:]
+        counts = float(cases.mean()), int(there.sum())
+        found.append(StratumCoverage(name, coverage, *counts, *measures))
     return tuple(found)
 
 
 def _count_strata(
     options: _Options, pool: Pool, splitting: Splits, quantile: FloatArray
 ) -> StratumCounts:
-    """Count and weigh test cases, and covered ones, in each class and each range of widths."""
+    """Count and weigh test cases, and covered ones, in each class, site and range of widths."""
     checked, edges = options.checked, options.size_bins
-    labels = None if checked.label is None else checked.label[pool.index]
-    classes = [] if labels is None else list(np.unique(labels))
-    if not classes and not edges:
+    known = [part for part in checked.parts if part[2][pool.index].any()]
+    if not known and not edges:
         return {}
 
     def tables(q: FloatArray) -> FloatArray:
         covered = pool.covered(q)
-        inside = [np.broadcast_to(labels == c, covered.shape) for c in classes]
+        inside = [np.broadcast_to(each[pool.index], covered.shape) for *_, each in known]
         if edges:
             width = pool.intervals(q).width
             inside += [
@@ -94,12 +100,28 @@ def _count_strata(
     unit = checked.unit
     weight = unit.weights(splitting.unit_of_case) if unit.is_group else None
     sums = sums_at_quantiles(splitting, quantile, tables)
-    titles = [("class", str(c)) for c in classes]
+    titles = [(kind, name) for kind, name, _ in known]
     titles += [("width", f"[{low:g}, {high:g})") for low, high in pairwise(edges)]
     last, strata = len(sums), len(titles)
     return {
         title: sums[[i, last - 2 * strata + i, last - strata + i]] for i, title in enumerate(titles)
     }
+
+
+def _sum_by_case(pool: Pool, splitting: Splits, quantile: FloatArray) -> FloatArray:
+    """Count how often each case is tested and covered, and add its widths, (3, case)."""
+    distinct, row = np.unique(quantile, axis=0 if quantile.ndim > 1 else None, return_inverse=True)
+    sums, row = np.zeros((3, len(pool.index))), row.ravel()
+    step = max(1, TABLE_NUMBERS // len(pool.index))
+    for start in range(0, len(distinct), step):
+        some = distinct[start : start + step]
+        covered, width = pool.covered(some), pool.intervals(some).width
+        for t in np.flatnonzero((row >= start) & (row < start + step)).tolist():
+            test = splitting.of_cases(splitting.fold(t)[None])[0].astype(bool)
+            sums[0, test] += 1
+            sums[1, test] += covered[row[t] - start, test]
+            sums[2, test] += width[row[t] - start, test]
+    return sums
 
 
 def _group_coverage(
@@ -138,6 +160,7 @@ def evaluate(
     splits: int = 10_000,
     seed: int | np.random.Generator = 0,
     group: Any = None,
+    site: Any = None,
     label: Any = None,
     unit: str | None = None,
     cases: float | str = "random",
@@ -170,6 +193,7 @@ def evaluate(
         splits: Number of random splits.
         seed: Integer or Generator.
         group: Group of each case.
+        site: Site of each case, for coverage by site.
         label: Class of each case, for class-conditional coverage.
         unit: 'case' or 'group'; the group if groups are given.
         cases: With groups, the cases of a new group to cover, as in :func:`taskuq.calibrate`.
@@ -195,7 +219,8 @@ def evaluate(
     arrays = as_round(outputs, targets, acceleration, task, group, task_range)
     checked = check_cases(
         arrays.outputs, arrays.targets, group=arrays.group, unit=unit, cases=cases,
-        label=arrays.label if label is None else label, task_range=arrays.task_range,
+        label=arrays.label if label is None else label,
+        site=arrays.site if site is None else site, task_range=arrays.task_range,
         calibration_fraction=calibration_fraction,
     )  # fmt: skip
     (result,) = _evaluate_scores(
@@ -258,8 +283,35 @@ def _evaluate_scores(
     together = _run(options, list(whole.values()), splits, split_seed) if whole else []
     for k, part in zip(whole, together, strict=True):
         parts[k].append(part)
-    names = map(score_name, chosen)
-    return [_summarise(options, *each, splits) for each in zip(names, parts, strict=True)]
+    results = []
+    for one, of_pools in zip(chosen, parts, strict=True):
+        result = _summarise(options, score_name(one), of_pools, splits)
+        left_out = tuple(_left_out(checked, one, guarantee, side))
+        results.append(replace(result, site_left_out=left_out))
+    return results
+
+
+def _left_out(
+    checked: EvaluationInputs, score: Score, guarantee: Guarantee, side: BoundSide
+) -> Iterator[StratumCoverage]:
+    """Yield the coverage of each site after calibration on all others."""
+    sites = [(name, inside) for kind, name, inside in checked.parts if kind == "site"]
+    for name, inside in sites if len(sites) > 1 else ():
+        rest, by_case = ~inside, np.zeros((3, len(inside)))
+        try:
+            bound = calibrate(
+                checked.outputs[..., rest, :], checked.targets[rest], score=score, side=side,
+                group=None if checked.group is None else checked.group[rest],
+                alpha=guarantee.alpha, delta=guarantee.delta, task_range=checked.task_range,
+                unit=checked.unit.counted, cases=checked.unit.cases,
+            )  # fmt: skip
+        except InputError:  # too few other units
+            continue
+        interval = bound(checked.outputs[..., inside, :])
+        covered = interval.contains(checked.targets[inside])
+        by_case[:, inside] = np.stack([np.ones(len(covered)), covered, interval.width])
+        coverage, *measures = part_measures(checked, inside, by_case)
+        yield StratumCoverage(name, coverage, int(inside.sum()), None, *measures)
 
 
 @dataclass(frozen=True)
@@ -273,6 +325,7 @@ class _PoolResults:
     is_infinite: np.ndarray
     n_tuning: int
     strata: StratumCounts
+    by_case: FloatArray
     whole_groups: FloatArray | None
     pmf: FloatArray | None
 
@@ -346,6 +399,9 @@ def _of_pool(
         kept = None if share is None else _group_coverage(pool, splitting, quantile, share)
         coverage = case_coverage if kept is None else kept
     whole = _group_coverage(pool, splitting, quantile, Fraction(1)) if unit.is_group else None
+    by_case = np.zeros((3, len(options.checked.targets)))
+    if options.checked.parts:
+        by_case[:, pool.index] = _sum_by_case(pool, splitting, quantile)
     return _PoolResults(
         coverage=coverage,
         case_coverage=case_coverage,
@@ -354,6 +410,7 @@ def _of_pool(
         is_infinite=kind > 0,
         n_tuning=pool.n_tuning,
         strata=_count_strata(options, pool, splitting, quantile),
+        by_case=by_case,
         whole_groups=whole,
         pmf=None if outcomes is None else _law(options, pool),
     )
@@ -397,6 +454,7 @@ def _summarise(options: _Options, name: str, parts: list[_PoolResults], splits: 
 
     checked, pmf = options.checked, parts[0].pmf
     covered = np.rint(joined("coverage") * checked.n_test).astype(np.int64)
+    rest = checked, np.sum([part.by_case for part in parts], axis=0)
     strata = [part.strata for part in parts]
     return Evaluation(
         score=name,
@@ -412,8 +470,9 @@ def _summarise(options: _Options, name: str, parts: list[_PoolResults], splits: 
         whole_group_coverage=(
             float(joined("whole_groups").mean()) if checked.unit.is_group else None
         ),
-        class_coverage=_stratum_coverage(strata, "class", checked.unit),
-        size_coverage=_stratum_coverage(strata, "width", checked.unit),
+        class_coverage=_stratum_coverage(strata, "class", *rest),
+        site_coverage=_stratum_coverage(strata, "site", *rest),
+        size_coverage=_stratum_coverage(strata, "width", *rest),
         histogram=None if pmf is None else coverage_histogram(covered, pmf),
     )
 
@@ -489,6 +548,7 @@ def _round(table: TaskOutputs, k: int, comparison: EvaluationGrid) -> list[Evalu
         # Where all splits are taken at once, nothing is learnt from groups either.
         group=None if splits is None else table.group,
         label=table.label,
+        site=table.site,
         unit=unit,
         cases=comparison.cases,
         task_range=table.task_range,

@@ -117,10 +117,21 @@ class EvaluationInputs:
     task_range: TaskRange
     group: np.ndarray | None
     label: np.ndarray | None
+    site: np.ndarray | None
 
     @property
     def units(self) -> int:
         return self.n_calibration + self.n_test
+
+    @property
+    def parts(self) -> list[tuple[str, str, BoolArray]]:
+        """Classes and sites: kind, name, and True for their cases."""
+        ids = {"class": self.label, "site": self.site}
+        return [
+            (kind, str(name), np.asarray(of_case == name))
+            for kind, of_case in ids.items()
+            for name in (() if of_case is None else np.unique(of_case))
+        ]
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -200,6 +211,7 @@ def check_cases(
     *,
     group: Any = None,
     label: Any = None,
+    site: Any = None,
     unit: str | None = None,
     cases: float | str = "random",
     task_range: Any = None,
@@ -214,7 +226,8 @@ def check_cases(
     unit_of_case = chosen.index(n, groups)
     sizes = fold_sizes(int(unit_of_case.max()) + 1 if n else 0, calibration_fraction)
     labels = None if label is None else as_ids(label, "label", n)
-    return EvaluationInputs(x, z, chosen, unit_of_case, *sizes, range_, groups, labels)
+    sites = None if site is None else as_ids(site, "site", n)
+    return EvaluationInputs(x, z, chosen, unit_of_case, *sizes, range_, groups, labels, sites)
 
 
 def make_pools(
