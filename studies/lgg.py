@@ -5,7 +5,7 @@
 SOURCE holds images, label, group, the area of tumour in pixels of 256×256 (``tumour_area_px256``),
 a flag of central slices, ``central``, and the TCGA ids of the ``patients``. Of 88 patients 56 go to
 FOLDER/lgg-training.npz (networks, their early stopping) and 32 to FOLDER/lgg-judged.npz
-(calibration and test). FOLDER/lgg-sites.npz holds four slices of every patient, for networks that
+(calibration and test). FOLDER/lgg-sites.npz holds two slices of every patient, for networks that
 saw none of them. The ``site`` is the institution, the second part of an id; the ``area`` is in
 pixels of 128×128.
 """
@@ -20,7 +20,7 @@ import numpy as np
 from taskuq.data import split_groups
 
 NEEDED = ("images", "label", "group", "tumour_area_px256", "central", "patients")
-SLICES = 4
+SLICES = 2
 
 
 def main(source: Path, folder: Path) -> None:

@@ -360,6 +360,14 @@ def show_table(
     Console(stderr=to_stderr, width=width, highlight=False).print(table)
 
 
+MARKED = "Worst classes and sites are measured; ! is below {:g} by more than two standard errors."
+
+
+def mark_coverage(name: str, coverage: float, is_below: bool) -> str:
+    """Return the coverage of a class or site for a table."""
+    return f"{coverage:.3f} ({name}){' !' * is_below}"
+
+
 def print_json(record: Mapping[str, Any], path: str | None) -> None:
     """Write JSON to a file or stdout."""
     if path == "-":

@@ -15,7 +15,7 @@ from taskuq.errors import InputError
 
 if TYPE_CHECKING:
     from taskuq.conformal._bound import Bound
-    from taskuq.conformal._exact import EvaluationRecord
+    from taskuq.conformal._exact import Evaluation, EvaluationRecord
     from taskuq.conformal._joint import JointBound
     from taskuq.interval import FloatArray, Interval
     from taskuq.table._table import TaskOutputs
@@ -280,10 +280,11 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
     by_one = first.width_single_quantile is not None
     differs = any(not math.isclose(r.coverage.mean, r.case_coverage.mean) for r in record.results)
     named = any(r.round_name for r in record.results)
+    kinds = [k for k in ("class", "site", "left out") if any(r.worst(k) for r in record.results)]
     columns = [
         *(["task"] if several else []), "round" if named else "R", "score", "samples", "coverage",
         "sd", *(["case coverage"] if differs else []), "width", "sd", "centre error", "infinite",
-        *(["by one"] if by_one else []),
+        *(["by one"] if by_one else []), *(f"worst {kind}" for kind in kinds),
     ]  # fmt: skip
     number = partial(app.format_number, digits=5)
     rows: list[Sequence[str]] = [
@@ -298,6 +299,7 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
             *map(number, (r.width.mean, r.width.sd, r.center_error.mean)),
             f"{r.infinite:.3g}",
             *([_ratio(r.width.mean, one.mean)] if (one := r.width_single_quantile) else []),
+            *(_worst(r, kind) for kind in kinds),
         ]
         for r in record.results
     ]
@@ -306,6 +308,10 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
         app.print_message(
             f"Coverage is for {first.coverage_unit}; the other means are for {first.mean_unit}."
         )
+    if kinds:
+        app.print_message(app.MARKED.format(1 - first.alpha))
+    if "left out" in kinds:
+        app.print_message("'left out': the worst site after calibration on all others.")
     if by_one:
         app.print_message(
             "'by one' is the width relative to one quantile for both ends, on the same splits. "
@@ -316,6 +322,14 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
         app.print_message(
             f"Coverage and its exact law: smallest goodness-of-fit {worst}. {fits[0].reading}"
         )
+
+
+def _worst(result: Evaluation, kind: str) -> str:
+    part = result.worst(kind)
+    if part is None:
+        return "-"
+    low = result._is_below(part)
+    return app.mark_coverage(part.name, part.coverage, low)
 
 
 def _ratio(width: float, by_one: float) -> str:

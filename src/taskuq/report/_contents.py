@@ -46,7 +46,7 @@ STORY = {
     "data-splits": "Data splits",
 }
 _TABLES: Mapping[str, Callable[[Record, str], Table | tuple[Table, ...]]] = {
-    records.EVALUATE: records._score_table,
+    records.EVALUATE: records._score_tables,
     records.SIMULATE: records._policy_tables,
     records.DIAGNOSE: records._sample_table,
     records.QUALITY: records._quality_table,
