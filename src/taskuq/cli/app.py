@@ -293,11 +293,8 @@ def parse_mapping(text: str | None, name: str) -> dict[str, str] | None:
 
 def load_table(path: Path, range_: str | None, task: str | None = None) -> TaskOutputs:
     """Load a table with the declared range, or some of its tasks."""
-    from taskuq.table._examples import FOLDER, stored
     from taskuq.table._table import TaskOutputs
 
-    if not path.exists() and str(path) in stored():
-        path = FOLDER / f"{path}.npz"
     table = TaskOutputs.load(path, task_range=parse_range(range_))
     if task is None:
         return table
