@@ -192,11 +192,13 @@ def _command(words: Sequence[str]) -> str | None:
 
 def _print_warnings() -> None:
     """Print our own warnings as sentences."""
-    show = warnings.showwarning
+    show, printed = warnings.showwarning, set()
 
     def print_warning(message: Any, category: Any, *where: Any, **more: Any) -> None:
         if issubclass(category, ChecksumWarning | GuaranteeWarning):
-            print_message(f"taskuq: {message}")
+            if str(message) not in printed:
+                print_message(f"taskuq: {message}")
+            printed.add(str(message))
         else:
             show(message, category, *where, **more)
 

@@ -452,8 +452,9 @@ def compare(
     adjusted, least = [], 0.0
     for place, k in enumerate(np.argsort(p_values, kind="stable").tolist()):
         least = max(least, min(1.0, (len(ranks) - place) * float(p_values[k])))
+        (name, called, task), p = names[k], float(p_values[k])
         a, b = (float(part[k].mean()) for part in parts)
-        adjusted.append(ComparedStatistic(*names[k], a, b, float(p_values[k]), least))
+        adjusted.append(ComparedStatistic(name, called, task, a, b, p, least))
     return Comparison(tuple(adjusted), by.counted, n, m, None if is_all else permutations)
 
 

@@ -504,8 +504,12 @@ def evaluate_table(table: TaskOutputs, comparison: EvaluationGrid) -> Evaluation
     """Evaluate every score, acceleration and sample count of a table."""
     require_own_targets(table)
     results: list[Evaluation] = []
+    left_out: dict[str, str] = {}
     for name in table.task_names:
-        results += _task(table.select(task=name) if table.tasks > 1 else table, comparison)
+        one = table.select(task=name) if table.tasks > 1 else table
+        results += _task(one, comparison, left_out)
+    if not results:
+        raise InputError("; ".join(left_out.values()), code="units.few")
     scores = [s if isinstance(s, str) else type(s).__name__ for s in comparison.scores]
     inputs = {
         "table": repr(table),
@@ -515,18 +519,21 @@ def evaluate_table(table: TaskOutputs, comparison: EvaluationGrid) -> Evaluation
         "round_names": called_rounds(table.accelerations, table.round_names),
         "scores": scores,
         "trials": comparison.splits,
+        **({"left_out": left_out} if left_out else {}),
         **{name: getattr(comparison, name) for name in ("alpha", "seed", "side", "cases", "delta")},
     }
     return EvaluationRecord(tuple(results), inputs)
 
 
-def _task(table: TaskOutputs, comparison: EvaluationGrid) -> Iterator[Evaluation]:
+def _task(
+    table: TaskOutputs, comparison: EvaluationGrid, left_out: dict[str, str]
+) -> Iterator[Evaluation]:
     accelerations: Sequence[float] = comparison.accelerations or tuple(table.accelerations)
     for R in accelerations:
         k = 0 if np.isnan(R) else table.round_index(R)
         for p in comparison.samples or (table.samples,):
             smaller = table.select(samples=p)
-            for result in _round(smaller, k, comparison):
+            for result in _round(smaller, k, comparison, left_out):
                 yield replace(
                     result,
                     acceleration=None if np.isnan(R) else float(R),
@@ -535,7 +542,9 @@ def _task(table: TaskOutputs, comparison: EvaluationGrid) -> Iterator[Evaluation
                 )
 
 
-def _round(table: TaskOutputs, k: int, comparison: EvaluationGrid) -> list[Evaluation]:
+def _round(
+    table: TaskOutputs, k: int, comparison: EvaluationGrid, left_out: dict[str, str]
+) -> list[Evaluation]:
     splits, unit = comparison.splits, comparison.unit
     if splits is None:
         unit = unit or "case"
@@ -553,22 +562,32 @@ def _round(table: TaskOutputs, k: int, comparison: EvaluationGrid) -> list[Evalu
         cases=comparison.cases,
         task_range=table.task_range,
     )
-    if splits is None:
-        return [
-            evaluate_exact_score(checked, score, alpha=comparison.alpha, side=comparison.side)
-            for score in comparison.scores
-        ]
+    score_side, ends = parse_side(comparison.side)
 
-    def judged(side: BoundSide, size_bins: tuple[float, ...] | None) -> list[Evaluation]:
+    def judged(
+        score: str | Score, side: BoundSide, size_bins: tuple[float, ...] | None
+    ) -> Evaluation:
+        if splits is None:
+            return evaluate_exact_score(checked, score, alpha=comparison.alpha, side=side)
         # The same splits at every acceleration, so that differences are not those of the splits.
-        return _evaluate_scores(
-            checked, comparison.scores, alpha=comparison.alpha, splits=splits, seed=comparison.seed,
+        (found,) = _evaluate_scores(
+            checked, [score], alpha=comparison.alpha, splits=splits, seed=comparison.seed,
             delta=comparison.delta, side=side, size_bins=size_bins,
         )  # fmt: skip
+        return found
 
-    results = judged(comparison.side, comparison.size_bins)
-    score_side, ends = parse_side(comparison.side)
-    if ends == 1:
-        return results
-    pairs = zip(results, judged(score_side, None), strict=True)
-    return [replace(each, width_single_quantile=one.width) for each, one in pairs]
+    results = []
+    for score in comparison.scores:
+        try:
+            found = judged(score, comparison.side, comparison.size_bins)
+            if ends > 1 and splits is not None:
+                one = judged(score, score_side, None)
+                found = replace(found, width_single_quantile=one.width)
+        except InputError as error:
+            if error.code not in ("units.few", "samples.mismatch"):
+                raise
+            # One score that cannot be computed must not hide the others.
+            left_out[score if isinstance(score, str) else type(score).__name__] = str(error)
+            continue
+        results.append(found)
+    return results

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from taskuq.conformal._quantiles import (
     order_statistic,
     smallest_certified,
 )
-from taskuq.errors import InputError
+from taskuq.errors import GuaranteeWarning, InputError
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.table._table import TaskOutputs
 
@@ -256,6 +257,12 @@ class _GroupFractionUnit(_RankedUnit):
         return "every case" if share == 1 else f"at least {float(share):.4g} of the cases"
 
 
+GROUPED = (
+    "cases come in groups, and unit='case' takes them as exchangeable one by one: nothing is "
+    "guaranteed for a new group; use unit='group'"
+)
+
+
 def as_unit(
     unit: str | None, cases: float | str = "random", *, has_groups: bool, whole: bool = False
 ) -> Unit:
@@ -264,6 +271,8 @@ def as_unit(
     if made.is_group and not has_groups:
         message = f"unit={unit!r} needs the group of each case; pass group= or use unit='case'"
         raise InputError(message, code="groups.missing")
+    if has_groups and not made.is_group:
+        warnings.warn(GROUPED, GuaranteeWarning, stacklevel=4)
     return made
 
 

@@ -318,7 +318,8 @@ def _facts(contents: Contents) -> list[tuple[str, str]]:
             "Average acceleration, certified",
             f"at least {number(certificate['certified']):.2f} for "
             f"{words.apply(certificate['mean_over'])}, except for a fraction "
-            f"{certificate['delta']:g} of calibration sets",
+            f"{certificate['delta']:g} of calibration sets, if all "
+            f"{words.many('group' if run.get('unit') else 'case')} are independent",
         ))  # fmt: skip
     if run.get("seed") is not None:
         found.append(("Seed", str(run["seed"])))
