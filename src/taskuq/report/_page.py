@@ -174,6 +174,7 @@ def _context(contents: Contents) -> dict[str, Any]:
         "words": words,
         "answer": answer_of(contents),
         "no_guarantee": NO_GUARANTEE,
+        "needs_independence": "independent" in getattr(answer.guarantee, "sentence", ""),
         "scan": None if scan is None else scan_picture(scan, folder.explorer, words)
         | {"colour": _policy_colour(contents)},
         "explorer": explorer,
