@@ -26,7 +26,7 @@ from taskuq.training._fit import TrainerOptions
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """Settings [augment] of task networks: random changes of an image."""
+    """Settings [augment] of task networks: random augmentation of images."""
 
     flip: float = 0.5  #: Probability of a left-right flip.
     rotation: float = 15.0  #: Maximum rotation in degrees.
@@ -112,7 +112,7 @@ def unit_scale(images: Tensor) -> Tensor:
 
 
 def require_images(given: Any) -> Tensor:
-    """Return images as a tensor if they are real, (image, height, width)."""
+    """Return images (image, height, width) as a tensor; raise InputError if they are not real."""
     images = torch.as_tensor(given)
     if images.ndim != 3 or images.is_complex() or 0 in images.shape:
         message = f"images must be real (image, height, width), got {tuple(images.shape)}"
@@ -165,7 +165,7 @@ def collate(cases: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class TaskTraining:
-    """Settings shared by trainings of task networks."""
+    """Settings shared by all training runs of task networks."""
 
     network: Any = None  #: Size of the network.
     training: TrainingConfig = field(default_factory=TrainingConfig)  #: Optimiser and schedule.
@@ -187,5 +187,5 @@ class TaskTraining:
     def prepare(
         self, machine: TrainerOptions, data: Sequence[LabelledSubset] | None = None
     ) -> tuple[TaskDataset, ...]:
-        """Return the cases of the settings, or of other data, by (epoch, index)."""
+        """Return the cases of the configured data, or of other data, by (epoch, index)."""
         return tuple(TaskDataset(part.cases, part.targets) for part in data or self.open_parts())
