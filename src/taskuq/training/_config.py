@@ -1,4 +1,4 @@
-"""Settings of a training, and recipes of networks."""
+"""Settings of a training run, and training recipes of networks."""
 
 from __future__ import annotations
 
