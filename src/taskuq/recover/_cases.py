@@ -1,4 +1,4 @@
-"""Training data of recovery networks: random masks, augmentation, simulated scans."""
+"""Training data of recovery networks: random masks, augmentation and simulated scans."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FIRST = 1e6
 
 @dataclass(frozen=True)
 class _RandomMasks:
-    """Settings [randomise.masks]: a sampled centre, and other lines in one of three patterns."""
+    """Settings [randomise.masks]: a sampled centre and other lines in one of three patterns."""
 
     #: Lowest and highest acceleration; the number of lines is log-uniform.
     acceleration_range: tuple[float, float] = (2.0, 16.0)
@@ -144,7 +144,7 @@ class MaskedDataset:
 
 
 def random_round(seed: int | None, epoch: int, index: int, rounds: int) -> int:
-    """Return the round of a case in an epoch; without a seed, rounds in turn."""
+    """Return a random round for a case and epoch; without a seed, cycle through the rounds."""
     if seed is None:
         return index % rounds
     return int(np.random.default_rng([seed, epoch, index]).integers(rounds))
@@ -165,7 +165,7 @@ def _volume_maxima(source: Dataset) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class RecoveryTraining:
-    """Settings shared by trainings of recovery networks."""
+    """Settings shared by all training runs of recovery networks."""
 
     network: Any = None  #: Size of the network.
     training: TrainingConfig = field(default_factory=TrainingConfig)  #: Optimiser and schedule.
@@ -235,7 +235,7 @@ def _shear(images: Tensor, slope: Tensor, axis: int) -> Tensor:
 
 
 def _resample(images: Tensor, axis: int, scale: Tensor, shift: Tensor) -> Tensor:
-    """Stretch along an axis and shift, by the trigonometric polynomial through the pixels."""
+    """Stretch and shift along an axis by trigonometric interpolation."""
     size = images.shape[axis]
     pixel = torch.arange(size, device=images.device)
     centre = (size - 1) / 2
@@ -274,7 +274,7 @@ class ScanRandomisation:
             raise InputError(text, code="value.invalid")
 
     def __call__(self, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
-        """Return the batch with coil images, ``kspace``, mask and its central lines."""
+        """Return the batch with coil images, ``kspace``, mask and number of central lines."""
         images, mask = batch["image"], batch["mask"]
         if self.contrast:
             images = _random_contrast(images, self.contrast, generator)

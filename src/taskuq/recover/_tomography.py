@@ -48,7 +48,7 @@ from taskuq.training._networks import NetworkKind
 
 @dataclass(frozen=True)
 class _UnrolledConfig:
-    """Size of an unrolled network; the default is for 256×256."""
+    """Size of an unrolled network; the defaults are for 256×256 images."""
 
     cascades: int = 6  #: Number of refinements.
     width: int = 32  #: Channels of the first level of each U-Net.
@@ -61,7 +61,7 @@ class _UnrolledConfig:
 
 
 class _UnrolledNet(nn.Module):
-    """Unrolled network: Landweber steps towards the measured views alternate with U-Nets."""
+    """Unrolled network that alternates Landweber steps towards the measured views with U-Nets."""
 
     def __init__(self, config: _UnrolledConfig | None = None) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class _SinogramDataset:
 
 @dataclass(frozen=True)
 class _CTTraining:
-    """Settings shared by CT trainings."""
+    """Settings shared by all CT training runs."""
 
     network: Any = None  #: Size of the network.
     training: TrainingConfig = field(default_factory=TrainingConfig)  #: Optimiser and schedule.
@@ -158,7 +158,7 @@ class _SinogramSimulator:
         self.fractions = 1 / torch.tensor(measure.accelerations)
 
     def __call__(self, batch: Batch, generator: torch.Generator) -> tuple[SinogramBatch, Tensor]:
-        """Return measured views, and the images that were measured, (case, height, width)."""
+        """Return the measured views and the true images (case, height, width)."""
         images = batch["image"]
         if self.augment is not None and "progress" in batch:
             images = self.augment(images[:, None] + 0j, generator)[:, 0].abs()
@@ -183,7 +183,7 @@ class _SinogramSimulator:
     def _random_views(
         self, mask: Tensor, fraction: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Replace the views of some cases by random ones; return masks and sampled fractions."""
+        """Replace the views of some cases by random views; return masks and sampled fractions."""
         cases, total = mask.shape
 
         def uniform(*shape: int) -> Tensor:

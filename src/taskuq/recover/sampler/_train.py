@@ -1,4 +1,4 @@
-"""Training of the one-step sampler by proper scores, and its recovery method."""
+"""Training of the one-step sampler with proper scoring rules, and its recovery method."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def _loss(
 
 @torch.no_grad()
 def _update_running_means(sizes: Tensor, place: Tensor, scores: Tensor) -> Tensor:
-    """Update running means by acceleration; return those before, of each case."""
+    """Update running means per acceleration; return the previous means for each case."""
     counted = torch.cat([scores, torch.ones_like(scores[:, :1])], dim=1)
     sums = counted.new_zeros(len(sizes), counted.shape[1]).index_add_(0, place, counted)
     if distributed.is_available() and distributed.is_initialized():
@@ -284,7 +284,7 @@ def _validate(
 
 
 def _summary(values: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the geometric mean over accelerations of their mean scores, PSNR and spread."""
+    """Return the geometric mean of mean scores over accelerations, PSNR and spread."""
     summary: dict[str, float] = {}
     logs = []
     for place, rate in enumerate(ACCELERATIONS):
@@ -406,7 +406,7 @@ class SamplerMethod:
 
 
 class SamplerTrainingMixin:
-    """Checks and recipe of sampler trainings."""
+    """Validation and recipe shared by sampler training runs."""
 
     network: SamplerConfig
     training: TrainingConfig
