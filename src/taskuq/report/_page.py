@@ -1,4 +1,4 @@
-"""HTML report, its sentences, and exports."""
+"""HTML report, its sentences and exports."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def page_text(contents: Contents) -> str:
 
 
 def _grid(table: Table, say: Say = str) -> dict[str, Any]:
-    """Return a table for the template: cells as text, errors next to their values."""
+    """Return a table for the template, with cells as text and errors next to their values."""
     kept = [k for k, name in enumerate(table.columns) if k == 0 or not name.startswith("±")]
 
     def text(row: Sequence[Any], k: int) -> str:
@@ -110,7 +110,7 @@ def _grid(table: Table, say: Say = str) -> dict[str, Any]:
 
 
 def _download(table: Table) -> str:
-    """Return a table as the address of a CSV file within the report."""
+    """Return a table as a data URL of a CSV file."""
     encoded = base64.b64encode(csv_text(table).encode("utf-8-sig")).decode()
     return f"data:text/csv;charset=utf-8;base64,{encoded}"
 
@@ -334,7 +334,7 @@ def _facts(contents: Contents) -> list[tuple[str, str]]:
 
 
 def _key_evaluation(contents: Contents) -> tuple[str, Record]:
-    """Return the first evaluation by the run's own unit, or else the first one."""
+    """Return the first evaluation with the run's unit, or else the first one."""
     unit, every = contents.folder.run.get("unit"), list(contents.evaluations.items())
     mine = (of for of in every if unit is None or of[1]["results"][0]["unit"] == unit)
     return next(mine, every[0])
@@ -426,7 +426,7 @@ _FOUND = re.compile(r"(?<![\w-])(AR|M?LWR|CQR|α|τ|R̄|q̂)(?![\w-])")
 
 
 def _explained(text: str) -> Markup:
-    """Explain acronyms and letters on hover; everything is escaped."""
+    """Escape text, and add explanations of acronyms and symbols on hover."""
     pieces = _FOUND.split(str(text))
     abbr = Markup('<abbr title="{}">{}</abbr>')
     return Markup("").join(
