@@ -1,4 +1,4 @@
-"""Embedded experiment."""
+"""Bundled demo experiment."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _scan_slice(
     shown: int = 8,
     log: Callable[[str], None] = lambda line: None,
 ) -> _DemoScan:
-    """Scan one slice until the policy stops; then look at the rounds it did not need."""
+    """Scan one slice until the policy stops, then compute the remaining rounds for display."""
     item = data[index]
     rates = tuple(float(R) for R in policy.accelerations)
     samples: list[Tensor] = []
@@ -145,7 +145,7 @@ class DemoSettings:
 
     @classmethod
     def fast(cls, seed: int = 0) -> DemoSettings:
-        """The smallest demo that still does everything."""
+        """Settings of the smallest demo with all steps."""
         return cls(patients=1, slices=3, trials=100, seed=seed)
 
 
@@ -157,7 +157,7 @@ def run_demo(
     log: Callable[[str], None] = lambda line: None,
     quiet: bool = True,
 ) -> Path:
-    """Run the embedded experiment, write everything the report shows, and return its path."""
+    """Run the demo, write all results and the report, and return the report's path."""
     from taskuq.report._report import write_report
 
     make_folder(folder)
@@ -188,7 +188,7 @@ def _scan(
     log: Callable[[str], None],
     progress: Progress,
 ) -> dict[str, Any]:
-    """Scan new patients, write what the explorer shows of them, and return what was reported."""
+    """Scan new patients, write the explorer's data and return the reported intervals."""
     import numpy as np
 
     from taskuq.data._atlas import Atlas
@@ -231,7 +231,7 @@ def _judge(
     log: Callable[[str], None],
     quiet: bool,
 ) -> None:
-    """Judge the policy, then look at the paper's claims; write each record as it is found."""
+    """Evaluate the policy, then the paper's claims; write each record when it is complete."""
     from taskuq.data._atlas import PatientDistribution
     from taskuq.experiments._claims import EXPERIMENTS, ClaimSettings, make_inputs, run_experiments
     from taskuq.measure._mri import MaskConfig

@@ -1,4 +1,4 @@
-"""Run from a configuration file."""
+"""Runs from configuration files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ImagingConfig:
 
 @dataclass(frozen=True)
 class RunConfig(ImagingConfig):
-    """Settings of a run that makes a table."""
+    """Settings of a run that computes a table."""
 
     subset: Literal["all", "training", "validation"] = "validation"  #: Subset of the data.
     #: Display names of the report; default: those of the imaging system.
