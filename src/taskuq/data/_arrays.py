@@ -125,8 +125,8 @@ def _save_npz(dataset: Dataset, path: Path | str) -> Path:
 class NpzData(DataConfig):
     """Settings [data] of one .npz file, read by :func:`read_npz`."""
 
-    path: Path | None = None  #: The .npz file with images, label and group.
-    #: "image" if the file has no groups: each image is its own group.
+    path: Path | None = None  #: .npz file with images, label and group.
+    #: "image" for one group per image, if the file has no groups.
     group: Literal["image"] | None = None
     select: str | None = None  #: Name of a boolean array; only cases marked True are used.
     target: str = "label"  #: Array of training targets, (case,) or (case, task).

@@ -101,7 +101,7 @@ class ChestData(DataConfig):
     """Settings [data] of synthetic chest CT; targets are air fractions."""
 
     processes: ClassVar[int] = 8
-    coils: int = 0  #: Always 0.
+    coils: int = 0  #: Number of coils; must be 0.
     patients: int = 100  #: Number of synthetic patients.
     size: int = 128  #: Rows and columns of a slice.
     slices: int = 4  #: Slices per patient.

@@ -327,17 +327,17 @@ class FastMRIData(DataConfig):
     path: Path | None = None  #: Folder of training volumes (.h5); all slices are used.
     #: Folder of validation volumes; default: a fraction of the training volumes.
     validation_path: Path | None = None
-    labels: Path | None = None  #: fastMRI+ annotation file; without it every label is 0.
+    labels: Path | None = None  #: fastMRI+ annotation file; without it, all labels are 0.
     file_list: Path | None = None  #: List of annotated volumes; others are skipped.
     pathology: str = "Meniscus Tear"  #: fastMRI+ annotation that counts as label 1.
     cache: Path | None = None  #: Folder of prepared slices (taskuq data prepare).
-    acquisition: str = "CORPD_FBK"  #: Acquisition to use; "" uses all.
+    acquisition: str = "CORPD_FBK"  #: fastMRI acquisition type to use; "" uses all.
     min_coils: int = 9  #: Skip volumes with fewer receive coils.
     min_lines: int = 320  #: Skip volumes with fewer phase-encoding lines.
     size: int = 320  #: Rows and columns of the central crop.
-    #: Lines that virtual coils are computed from: of the first round, or all.
+    #: Lines used to compute virtual coils: those of the first round, or all.
     compression: Literal["measured", "full"] = "measured"
-    slices: Slices = "central-60"  #: Slices of validation volumes to use, in percent.
+    slices: Slices = "central-60"  #: Slices of validation volumes to use.
     # A volume takes a processor to transform.
     processes: ClassVar[int] = 8
 

@@ -214,7 +214,7 @@ class FolderData(DataConfig):
 
     path: Path | None = None  #: Folder of PNG, TIFF, NIfTI or DICOM images.
     labels: Path | None = None  #: CSV with the columns file, label, group and optionally slice.
-    group: Grouping | None = None  #: Definition of a group, if the CSV has no column group.
+    group: Grouping | None = None  #: Unit used as group if the CSV has no column group.
     size: int | None = None  #: Crop or pad images to this many rows and columns.
 
     def open(self) -> Dataset:

@@ -33,11 +33,11 @@ class MaskLearningConfig(ImagingConfig):
     """Settings of taskuq masks --learn."""
 
     cases: int = 200  #: Number of training cases, evenly spaced.
-    #: Lines measured before any is chosen; default: half of the first round.
+    #: Number of lines measured before any line is chosen; default: half of the first round.
     initial_lines: int | None = None
-    lines_per_step: int = 4  #: Lines chosen before new samples are drawn.
-    random_candidates: int = 0  #: Random alternatives compared by the task's CRPS in each step.
-    #: Reduce the variance of the task, by its gradient or its outputs, or of the image.
+    lines_per_step: int = 4  #: Number of lines to choose before new samples are drawn.
+    random_candidates: int = 0  #: Random candidates to compare by the task's CRPS in each step.
+    #: Variance to reduce: of the task, by its gradient or its outputs, or of the image.
     objective: Aim = "gradient"
     regularisation: float = RIDGE  #: Noise variance relative to the variance of samples.
 

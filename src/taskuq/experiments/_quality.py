@@ -274,19 +274,20 @@ HEADER = "judging.json"
 class QualityConfig:
     """Settings of an evaluation of image quality."""
 
-    #: Images; validation cases are evaluated, training cases are the reference of FID.
+    #: Images; validation cases are evaluated, training cases are the reference for FID.
     data: Data = field(default_factory=paper_data)
-    subset: Literal["validation", "all"] = "validation"  #: Subset of the data; "all" excludes FID.
-    measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))  #: Masks.
+    subset: Literal["validation", "all"] = "validation"  #: Subset of the data; "all" disables FID.
+    #: Sampling masks.
+    measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
     varnet: Path | None = None  #: VarNet weights.
     flow: Path | None = None  #: Flow weights.
     networks: tuple[Path, ...] | None = None  #: Weights of other recovery networks.
-    #: VarNet weights of a residual flow; default: those it was trained with.
+    #: VarNet weights of a residual flow; default: those used in training.
     estimate: Path | None = None
-    vgg_weights: Path | None = None  #: VGG-16 weights (safetensors); without them there is no FID.
-    samples: int = 32  #: Posterior samples averaged per reconstruction.
+    vgg_weights: Path | None = None  #: VGG-16 weights (safetensors), required for FID.
+    samples: int = 32  #: Number of posterior samples averaged per reconstruction.
     seed: int = 0  #: Seed of the samples.
-    max_volumes: int | None = None  #: Evaluate only the first volumes; default: all.
+    max_volumes: int | None = None  #: Evaluate only this many volumes; default: all.
     fid_images: int | None = None  #: Training images used for FID; default: all.
 
     def __post_init__(self) -> None:

@@ -286,13 +286,13 @@ def _mean_gradients(read: Callable[[Any], Any], images: Tensor) -> Tensor:
 class AdaptiveConfig:
     """Settings [adaptive]: choice of lines for each case from its posterior samples."""
 
-    #: Reduce the variance of the task, by its gradient or its outputs, or of the image.
+    #: Variance to reduce: of the task, by its gradient or its outputs, or of the image.
     objective: Aim = "gradient"
     regularisation: float = RIDGE  #: Noise variance relative to the variance of samples.
     selection_samples: int | None = None  #: Number of samples used to choose lines; default: all.
-    #: Fraction of a round's lines that is chosen; the others follow the masks.
+    #: Fraction of a round's new lines that are chosen; the others come from the masks.
     adaptive_fraction: float = 1.0
-    #: Choose among lines of the masks this many rounds later; default: all lines.
+    #: Choose only among lines of the mask this many rounds later; default: all lines.
     lookahead: int | None = None
 
     def require_samples(self, samples: int) -> None:

@@ -509,12 +509,12 @@ def view_angles(views: NDArray[np.int64], total: int) -> tuple[float, ...]:
 class TomographyConfig:
     """Settings [measure] of tomography: views of the rounds and photon noise."""
 
-    #: Acceleration R of each round, of views / R views.
+    #: Acceleration R of each round; a round has views / R views.
     accelerations: tuple[float, ...] = (16.0, 8.0, 4.0, 2.0)
     views: int = 192  #: Views of a full scan, evenly spaced over 180 degrees.
     photons: float = 0.0  #: Photons per detector bin without an object; 0 for no noise.
-    attenuation: float = 6.0  #: Line integral through a full row of ones.
-    operator: str = "taskuq"  #: Projector of a run: taskuq, hat or deepinv.
+    attenuation: float = 6.0  #: Line integral along one full row of an image of ones.
+    operator: str = "taskuq"  #: Implementation of the projector: taskuq, hat or deepinv.
     path: Path | None = None  #: Order of views written by taskuq masks.
 
     def __post_init__(self) -> None:

@@ -37,7 +37,7 @@ class _RandomMasks:
     acceleration_range: tuple[float, float] = (2.0, 16.0)
     #: Range of the fraction of lines in the fully sampled centre.
     acs_fraction: tuple[float, float] = (0.2, 0.7)
-    patterns: tuple[str, ...] = PATTERNS  #: Patterns of the other lines, chosen at random.
+    patterns: tuple[str, ...] = PATTERNS  #: Patterns of the other lines; one is drawn at random.
 
     def __post_init__(self) -> None:
         (low, high), (narrow, wide) = self.acceleration_range, self.acs_fraction
@@ -191,7 +191,7 @@ class CoilAugmentation:
 
     rotation: float = 10.0  #: Maximum rotation in degrees.
     shift: float = 0.1  #: Maximum shift, as a fraction of the side.
-    stretch: float = 0.1  #: Maximum relative change of each side.
+    stretch: float = 0.1  #: Maximum relative stretch of each side.
     flip: float = 0.5  #: Probability of a left-right flip.
 
     def __post_init__(self) -> None:
@@ -257,9 +257,9 @@ class ScanRandomisation:
     """Settings [randomise]: random masks, coils, noise and contrast."""
 
     fixed_mask_fraction: float = 0.25  #: Fraction of cases that use a mask of [measure].
-    #: Distribution of the random masks of the others.
+    #: Distribution of the random masks of the other cases.
     masks: _RandomMasks = field(default_factory=_RandomMasks)
-    coils: tuple[int, ...] = ()  #: Numbers of coils, one drawn per batch; needs data.coils = 0.
+    coils: tuple[int, ...] = ()  #: Numbers of coils; one is drawn per batch; needs data.coils = 0.
     noise_fraction: float = 0.5  #: Fraction of cases with noise added to k-space.
     snr_db: tuple[float, float] = (20.0, 60.0)  #: Range of the signal-to-noise ratio, in decibels.
     contrast: float = 0.5  #: Strength of a random monotone map of intensities.

@@ -249,14 +249,14 @@ class EstimateConfig:
     """Settings [estimate]: point-estimate network and its cross-fitting."""
 
     weights: Path | None = None  #: Trained VarNet; default: one is trained first.
-    folds: int = 0  #: Folds of cross-fitting; 0 if the weights were trained on other patients.
-    #: Folder of an earlier training whose point-estimate networks are reused.
+    folds: int = 0  #: Cross-fitting folds; 0 if the weights were trained on other patients.
+    #: Folder of an earlier training run with point-estimate networks to reuse.
     reuse_from: Path | None = None
-    #: Size of the networks that are trained first.
+    #: Size of the point-estimate networks, which are trained first.
     network: VarNetConfig = field(default_factory=VarNetConfig)
-    training: TrainingConfig = PAPER  #: Their optimiser and schedule.
-    init_from: Path | None = None  #: Their initial weights.
-    #: Maximum in SSIM: of the volume or of the slice.
+    training: TrainingConfig = PAPER  #: Optimiser and schedule of these networks.
+    init_from: Path | None = None  #: Initial weights of these networks.
+    #: Data range of SSIM: maximum of the volume or of the slice.
     data_range: Literal["volume", "slice"] = "volume"
 
     def __post_init__(self) -> None:

@@ -181,9 +181,9 @@ class Backbone(nn.Module):
 class InitConfig:
     """Settings [init_from]: source of the initial weights, at most one; default: random weights."""
 
-    simclr: Path | None = None  #: Weights of a SimCLR pre-training.
+    simclr: Path | None = None  #: Weights from SimCLR pre-training.
     imagenet: Path | None = None  #: torchvision weights of a ResNet-50.
-    classifier: Path | None = None  #: Weights of a classifier, the head included.
+    classifier: Path | None = None  #: Weights of a classifier, including its head.
 
     def __post_init__(self) -> None:
         if sum(path is not None for path in (self.simclr, self.imagenet, self.classifier)) > 1:

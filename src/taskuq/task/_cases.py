@@ -32,9 +32,9 @@ class AugmentConfig:
     rotation: float = 15.0  #: Maximum rotation in degrees.
     shift: float = 0.1  #: Maximum shift, as a fraction of the image.
     crop: float = 0.8  #: Smallest fraction of the area that a random crop keeps.
-    contrast: float = 0.0  #: Maximum exponent of the intensities, minus 1.
+    contrast: float = 0.0  #: Random gamma correction: maximum exponent of the intensities, minus 1.
     blur: float = 0.0  #: Maximum standard deviation of a Gaussian blur, in pixels.
-    contrast_probability: float = 0.8  #: Probability of the change of contrast.
+    contrast_probability: float = 0.8  #: Probability of a random contrast change.
 
     def __post_init__(self) -> None:
         for name in ("flip", "shift", "contrast_probability", "crop"):

@@ -45,7 +45,7 @@ class Area:
 
     threshold: float  #: Intensity threshold.
     pixel_area: float = 1.0  #: Area of a pixel; 0 returns the fraction of the image.
-    unit: str = "px"  #: Unit of the area, for the task's name.
+    unit: str = "px"  #: Unit of the area, appended to the task's name.
     below: bool = False  #: Count pixels below the threshold.
 
     def __post_init__(self) -> None:

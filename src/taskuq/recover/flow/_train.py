@@ -226,7 +226,7 @@ class FlowMethod:
     """Settings [recover] of a flow."""
 
     weights: Path | None = None  #: Trained flow, a file or a bundled name.
-    #: VarNet weights of a residual flow; default: those it was trained with.
+    #: VarNet weights of a residual flow; default: those used in training.
     estimate: Path | None = None
     #: Standard deviation of the latents; default: that of the weights, or 1.
     temperature: float | None = None
@@ -260,9 +260,9 @@ class _FlowTraining(RecoveryTraining):
     training: TrainingConfig = PAPER
     #: VarNet weights of a residual flow; default: a flow of whole images.
     estimate: Path | None = None
-    #: Pairs of acceleration and temperature of a residual flow.
+    #: Temperature of a residual flow at each acceleration, as pairs.
     temperatures: tuple[tuple[float, float], ...] = ()
-    #: Settings [training] of the conditioning U-Net before the flow.
+    #: Settings [training] for pre-training the conditioning U-Net.
     pretrain: TrainingConfig | None = None
     augment: CoilAugmentation | None = None  #: Augmentation of coil images.
 
