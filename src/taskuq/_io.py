@@ -210,7 +210,7 @@ def content_fingerprint(path: Path) -> str:
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], *, exclusive: bool = False) -> Iterator[Path]:
-    """Yield a temporary path that durably replaces the file on success."""
+    """Yield a temporary path; on success, it durably replaces the file."""
     target = Path(path)
     with writing(target):
         make_folder(target.parent)

@@ -269,7 +269,7 @@ class Bound(BaseBound):
         guarantee: Finite-sample guarantee of the intervals.
         samples: Number of posterior samples per case; new cases need as many.
         rounds: Number of rounds that the score uses; 1 for the current round only.
-        task_range: Range that intervals are clipped to.
+        task_range: Range to which intervals are clipped.
         acceleration: Acceleration of the outputs, if given.
         provenance: Origin of the calibration data.
 

@@ -175,7 +175,7 @@ def evaluate(
         cases: With groups, the cases of a new group to cover, as in :func:`taskuq.calibrate`.
         delta: Failure probability over calibration sets, as in :func:`taskuq.calibrate`.
         side: 'two', 'upper', 'lower' or 'each'.
-        task_range: Range that intervals are clipped to.
+        task_range: Range to which intervals are clipped.
         calibration_fraction: Fraction of units used for calibration.
         size_bins: Edges of the width ranges for size-stratified coverage.
         tuning_repeats: Number of tuning sets to average over, if the score is fitted to targets.

@@ -435,7 +435,7 @@ def evaluate_exact(
         alpha: Error rate.
         score: Name or object of a score.
         side: 'two', 'upper' or 'lower'.
-        task_range: Range that intervals are clipped to.
+        task_range: Range to which intervals are clipped.
         calibration_fraction: Fraction of cases used for calibration.
         tuning_repeats: Number of tuning sets to average over, if the score is fitted to targets.
         seed: Integer or Generator for a random choice of tuning sets; default: evenly spaced.

@@ -25,7 +25,7 @@ SCHEMA = "taskuq.online-bound/1"
 
 @dataclass(frozen=True)
 class OnlineBound(BaseBound):
-    r"""Immutable bound with a level that each audit updates in a new bound.
+    r"""Bound whose level is updated by audits; each audit returns a new bound.
 
     After audit :math:`t`, with :math:`e_t = 1` for a miss and 0 otherwise,
 
@@ -52,7 +52,7 @@ class OnlineBound(BaseBound):
         audits: Number of audits.
         miscovered: Number of audits whose interval missed the target.
         samples: Number of posterior samples per case.
-        task_range: Range that intervals are clipped to.
+        task_range: Range to which intervals are clipped.
 
     Example:
         >>> truth = rng.random(300)
@@ -185,7 +185,7 @@ def calibrate_online(
         step_size: Step :math:`\gamma` of each correction.
         score: Name or object of a score.
         side: 'two', 'upper' or 'lower'.
-        task_range: Range that intervals are clipped to.
+        task_range: Range to which intervals are clipped.
         seed: Integer or Generator for a random choice of tuning cases.
     """
     exact_alpha(step_size, "step_size")

@@ -195,7 +195,7 @@ class Monitor:
 
     @property
     def units(self) -> int:
-        """Number of new units, without audits."""
+        """Number of new units, excluding audits."""
         return max(len(s.values) for name, s in self._streams.items() if name not in self._audited)
 
     @property

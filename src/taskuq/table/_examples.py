@@ -40,7 +40,7 @@ class SyntheticTable:
 
 
 def synthetic_outputs(scanner: SyntheticTable, *, seed: int) -> TaskOutputs:
-    """Sample a synthetic table.
+    """Generate a synthetic table.
 
     Args:
         scanner: Parameters of the table.

@@ -136,7 +136,7 @@ class LearnedScore(NestedIntervalScore):
         range_: TaskRange = None,
         group: np.ndarray | None = None,
     ) -> LearnedScore:
-        """Return the score fitted to tuning cases, outputs (case, sample) or with rounds first."""
+        """Return the score fitted to tuning outputs (case, sample) or (round, case, sample)."""
         rounds = outputs if outputs.ndim == 3 else outputs[None]
         cases = rounds.shape[1]
         if targets is None or cases < FEWEST_TO_LEARN:
