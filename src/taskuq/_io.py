@@ -329,7 +329,7 @@ def append_jsonl(
             raise MachineError(f"cannot write {path}: it is a link or a pipe; remove it") from None
         try:
             if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise MachineError(f"cannot write {path}: it is no file; remove it")
+                raise MachineError(f"cannot write {path}: it is not a file; remove it")
             while data:
                 data = data[os.write(file, data) :]
             if durable:

@@ -90,7 +90,7 @@ def plan(
 def _acceleration(certificate: Mapping[str, Any]) -> str:
     name, whom = "mean_acceleration", certificate["mean_over"]
     mean, of_cases = (f"{certificate[key]:.2f}" for key in (name, f"{name}_of_cases"))
-    plain = "" if mean == of_cases else f" ({of_cases} if every case counts the same)"
+    plain = "" if mean == of_cases else f" ({of_cases} with equal weight for every case)"
     sentence = f"Mean acceleration for {whom}: {mean} on the calibration set{plain}"
     if "certified" in certificate:
         sentence += (

@@ -27,7 +27,7 @@ NEGLIGIBLE = 1e-16
 # Bins of the chi-square test are pooled until each expects this many trials.
 EXPECTED = 10.0
 HONESTLY = (
-    "A random split of a fixed set obeys this law whatever the data are: agreement shows that the "
+    "Random splits of a fixed set follow this law for any data: agreement shows that the "
     "code is right, not that new cases are exchangeable with these."
 )
 

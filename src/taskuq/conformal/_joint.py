@@ -207,9 +207,9 @@ def calibrate_joint(
     their maximum over the tasks is calibrated like a single score:
 
     ===========  ============================================================================
-    ``max`` the scores unchanged; suitable if the tasks have comparable scores
+    ``max``      the scores unchanged; suitable if the tasks have comparable scores
     ``scale``    divided by their :math:`1 - \alpha/2` quantile on tuning cases
-    ``minimax`` their empirical distribution on tuning cases, extrapolated beyond the largest
+    ``minimax``  their empirical distribution on tuning cases, extrapolated at the end
     ``rank``     their ranks among the calibration cases, plus one; needs no tuning cases
     ===========  ============================================================================
 

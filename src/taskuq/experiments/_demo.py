@@ -161,7 +161,7 @@ def run_demo(
     from taskuq.report._report import write_report
 
     make_folder(folder)
-    stage("1/4  Planning when to stop, on a stored table of patients.")
+    stage("1/4  Planning a stopping policy on a stored table of patients.")
     samples, point = stored_table("atlas-sampler"), stored_table("atlas-varnet")
     path = samples.save(folder / "table.npz")
     log(f"{path}: {samples}, made earlier on patients that no network was trained on.")
@@ -173,9 +173,9 @@ def run_demo(
     with Progress(number, what="slices", quiet=quiet) as scanned:
         live = _scan(settings, policy, samples, folder, log, scanned)
     write_json(folder / "records" / "live.json", live)
-    stage(f"3/4  Judging the policy and the paper's claims over {settings.trials} random splits.")
+    stage(f"3/4  Evaluating the policy and the paper's claims on {settings.trials} random splits.")
     _judge(settings, samples, point, folder, log, quiet)
-    stage("4/4  Writing the page.")
+    stage("4/4  Writing the report.")
     write_json(folder / "run.json", _run(settings, policy))
     return write_report(folder)
 
@@ -302,12 +302,12 @@ def _run(settings: DemoSettings, policy: Policy) -> dict[str, Any]:
         "schema": "taskuq.run/1",
         "title": "The embedded experiment",
         "what": {
-            "data": "Synthetic brain slices with and without lesions (the embedded atlas, 128×128, "
+            "data": "Synthetic brain slices with and without lesions (the bundled atlas, 128×128, "
             "8 coils). Calibration, evaluation and scanned patients are separate, and no network "
             "was trained on any of them.",
             "measure": "Nested Cartesian masks at R = 16, 8, 4, 2; every round adds lines.",
             "recover": "A variational network (point estimate) and a sampler trained by proper "
-            "scores around its estimates (posterior samples), both in the package.",
+            "scores around its estimates (posterior samples), both bundled.",
             "task": "Probability that a slice shows a lesion, by a small residual network.",
         },
         "alpha": ALPHA,

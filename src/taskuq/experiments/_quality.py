@@ -178,7 +178,7 @@ class _QualityWork:
         return [index for index in todo if not self._file(index).exists()]
 
     def record_failure(self, index: int, error: Exception) -> None:
-        text = f"a piece ended its worker again and again ({first_line(error):.160})"
+        text = f"a worker died repeatedly ({first_line(error):.160})"
         raise MachineError(f"{text}; start the same command again to do the rest")
 
     def run(self, todo: list[int], progress: Progress | None = None) -> int:

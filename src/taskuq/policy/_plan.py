@@ -59,10 +59,10 @@ def plan(
     r"""Calibrate a policy that stops scans early, with a guarantee at the stop.
 
     ===============  ======================================================================
-    ``fixed-width`` report a window that reaches the goal; stop when its risk is small
-    ``adaptive`` report the interval of the score; stop as soon as it reaches the goal
-    ``anytime`` report intervals valid in all rounds jointly, for any stopping rule
-    ``paper`` calibrate each round separately; no guarantee for the stopped report
+    ``fixed-width``  report a window that reaches the goal; stop when its risk is small
+    ``adaptive``     report the interval of the score; stop as soon as it reaches the goal
+    ``anytime``      report intervals valid in all rounds jointly, for any stopping rule
+    ``paper``        calibrate each round separately; no guarantee for the stopped report
     ===============  ======================================================================
 
     For the first two, :math:`\hat\lambda` is the conformal quantile of the stopping scores

@@ -414,13 +414,13 @@ TERMS = {
     "AR": "absolute residual: intervals of one width around a point estimate",
     "LWR": "locally weighted residual: intervals as wide as the samples spread",
     "CQR": "conformalized quantile regression: between two sample quantiles, widened",
-    "MLWR": "moderated LWR: each spread is shrunk towards the spreads of all cases",
+    "MLWR": "LWR with a regularised spread: each spread is shrunk towards those of all cases",
     "α": "error rate: at most this fraction of reports may miss the truth",
     "τ": "interval width at which a scan may stop",
     "R̄": "average acceleration: measurements of a full scan over those taken, harmonic mean",
-    "q̂": "calibrated quantile that intervals are widened by",
+    "q̂": "calibrated quantile, by which intervals are widened",
     "coverage": "fraction of reports or intervals that contain the truth",
-    "exchangeable": "new and calibration units are as if drawn in random order",
+    "exchangeable": "all orders of new and calibration units are equally likely",
 }
 _FOUND = re.compile(r"(?<![\w-])(AR|M?LWR|CQR|α|τ|R̄|q̂)(?![\w-])")
 

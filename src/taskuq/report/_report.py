@@ -117,7 +117,7 @@ def make_report(
     if loaded.samples > 1:
         write_json(run / "diagnose.json", diagnose(loaded).to_dict())
     if goal is not None and not np.isnan(loaded.accelerations).any():
-        log(f"Planning when to stop: {policy}.")
+        log(f"Planning a stopping policy: {policy}.")
         made = plan(loaded, alpha=alpha, policy=policy, unit=unit, **asked)
         made.save(run / "policy.json")
         others = [k for k in OTHERS if POLICIES[k].stops_whole_groups or not whom.stops_together]

@@ -311,7 +311,7 @@ class ScanLoop:
             scans[name] = Scan(scan.rounds, (*scan.measurements, measurement), faults)
         if self.state is None or arrays is None or not all_stored:
             if self.state is not None and all_stored:
-                text = f"the measurement of round {k} is no array or dictionary of arrays: it is "
+                text = f"the measurement of round {k} is not an array or dict of arrays: it is "
                 text += "not checked, and the scan cannot be resumed; return arrays from measure"
                 warnings.warn(text, UserWarning, stacklevel=5)
             return None

@@ -158,7 +158,7 @@ def collate(cases: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     sizes = sorted({tuple(case["image"].shape) for case in cases})
     if len(sizes) > 1:
         shown = " and ".join("×".join(map(str, size)) for size in sizes[:2])
-        message = f"images have sizes {shown}; crop them (data.cut for a folder)"
+        message = f"images have sizes {shown}; crop them (data.size for a folder)"
         raise InputError(message, code="shape.mismatch")
     return {name: torch.stack([case[name] for case in cases]) for name in ("image", "target")}
 

@@ -23,7 +23,7 @@ class TrainingConfig:
     weight_decay: float = 0.0  #: Weight decay.
     adamw: bool = False  #: Use AdamW (decoupled weight decay) instead of Adam.
     warmup_steps: int = 0  #: Steps of linear learning-rate warm-up.
-    #: Decay of the exponential moving average of the weights; 0 disables it.
+    #: Decay of the moving average (EMA) of the weights; 0 disables it.
     ema: float = 0.0
     schedule: Literal["constant", "step", "cosine"] = "constant"  #: Learning-rate schedule.
     #: Factor per step ("step") or final factor ("cosine") of the learning rate.

@@ -87,7 +87,7 @@ def save_weights(
 
     path = Path(path)
     if path.suffix != ".safetensors":
-        text = f"the weights' name is {path.name}; let it end in .safetensors"
+        text = f"the weights' name is {path.name}; it must end in .safetensors"
         raise InputError(text, code="value.invalid")
     trained = {name for name, _ in network.named_parameters()}
     state = {}
