@@ -184,7 +184,7 @@ def _array(record: Path, name: str) -> Path:
 
 
 def _is_of(volume: Volume, source: dict[str, Any]) -> bool:
-    """Return True if slices came from this file or a copy of it; a copy may differ in its time."""
+    """Return True if slices were prepared from this file or from a copy of it."""
     stat = volume.path.stat()
     return bool(stat.st_size == source["bytes"]) and (
         stat.st_mtime_ns == source["modified"]
