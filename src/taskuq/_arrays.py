@@ -1,4 +1,4 @@
-"""Checks of arrays and task ranges."""
+"""Validation of arrays and task ranges."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_tensor(values: Any) -> bool:
 
 
 def no_grad() -> AbstractContextManager[None]:
-    """torch.no_grad() if torch is loaded, else a null context."""
+    """Return torch.no_grad() if torch is loaded, else a null context."""
     torch = sys.modules.get("torch")
     return nullcontext() if torch is None else torch.no_grad()
 
@@ -58,7 +58,7 @@ def as_real_array(values: Any, name: str, *, ndim: tuple[int, ...]) -> FloatArra
 
 
 def require_finite(array: FloatArray, name: str) -> None:
-    """Raise InputError for NaN, infinity and too large values."""
+    """Raise InputError for NaN, infinite or too large values."""
     if array.size == 0:
         return
     if array.flags.c_contiguous:
@@ -162,7 +162,7 @@ def require_in_range(values: FloatArray, range_: TaskRange, name: str) -> None:
 
 
 def require_nested_lines(values: Any, lines: BoolArray, round: int) -> BoolArray:
-    """Raise InputError if chosen lines drop measured ones."""
+    """Raise InputError if the chosen lines omit lines already measured."""
     chosen = np.asarray(values)
     if chosen.dtype != bool or chosen.shape != lines.shape or (chosen < lines).any():
         raise InputError(
@@ -197,7 +197,7 @@ def per_task(
 
 
 def as_ranges(value: Any, names: Sequence[str]) -> tuple[TaskRange, ...]:
-    """Return a range per task from one for all, a list or a mapping."""
+    """Return one range per task from a common range, a list or a mapping."""
     ends = str | int | float | np.number  # files store ends as strings
     is_list = isinstance(value, Sequence | np.ndarray) and len(value) > 0
     if is_list and all(isinstance(end, ends) for end in value):
@@ -221,7 +221,7 @@ def require_in_ranges(
 
 
 def ranges_to_json(ranges: Sequence[TaskRange]) -> dict[str, Any]:
-    """Return the ranges as fields of a record, one per task only if they differ."""
+    """Return the ranges as JSON fields: one common range, or one per task if they differ."""
     if len(set(ranges)) == 1:
         return {"task_range": range_to_json(ranges[0])}
     return {"task_range": None, "task_ranges": [range_to_json(one) for one in ranges]}

@@ -71,7 +71,7 @@ class Interval:
 
     @property
     def center(self) -> FloatArray:
-        """The midpoint, the interval's own estimate of the target."""
+        """Midpoint, a point estimate of the target."""
         # Halving first keeps two ends near the largest float from overflowing.
         return np.asarray(self.lower / 2 + self.upper / 2)
 

@@ -1,4 +1,4 @@
-"""Calibrated bound and its thresholds."""
+"""Calibrated bounds and their thresholds."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Threshold(ABC):
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """Return fields that JSON can hold, infinity as a string."""
+        """Return all fields as JSON values, infinity as a string."""
 
     @property
     @abstractmethod
     def quantiles(self) -> tuple[float, ...]:
-        """Largest quantile, or that of the lower and of the upper end."""
+        """Largest quantile, or the quantiles of the lower and the upper end."""
 
     @property
     def quantile(self) -> float:
@@ -71,7 +71,7 @@ class SingleQuantile(Threshold):
 
 @dataclass(frozen=True)
 class StratumQuantiles(Threshold):
-    """A quantile for each stratum; a stratum never calibrated gets an infinite one."""
+    """One quantile per stratum; infinite for strata without calibration cases."""
 
     kind: ClassVar[str] = "strata"
     by_stratum: Mapping[str, float]
@@ -98,7 +98,7 @@ class StratumQuantiles(Threshold):
 
 @dataclass(frozen=True)
 class WeightedQuantile(Threshold):
-    """A quantile of reweighted scores, for a known shift of the inputs."""
+    """Quantile of weighted scores, for a known shift of the inputs."""
 
     kind: ClassVar[str] = "weighted"
     scores: FloatArray
@@ -220,7 +220,7 @@ SCHEMA = "taskuq.bound/1"
 
 
 class BaseBound(ABC):
-    """Common part of single, joint and online bounds."""
+    """Base class of single, joint and online bounds."""
 
     samples: int
     rounds: int = 1
@@ -268,10 +268,10 @@ class Bound(BaseBound):
         threshold: Quantile of each case.
         guarantee: Finite-sample guarantee of the intervals.
         samples: Number of posterior samples per case; new cases need as many.
-        rounds: Number of rounds the score uses (1 unless it uses the earlier ones).
-        task_range: Range that intervals are clipped to.
+        rounds: Number of rounds that the score uses; 1 for the current round only.
+        task_range: Range to which intervals are clipped.
         acceleration: Acceleration of the outputs, if given.
-        provenance: Further facts about the calibration.
+        provenance: Origin of the calibration data.
 
     Example:
         >>> truth = rng.random(200)
@@ -301,7 +301,7 @@ class Bound(BaseBound):
 
     @property
     def quantile(self) -> float:
-        """Quantile (the largest, if strata differ); infinite with too few units."""
+        """Quantile (the largest, if strata differ); infinite with too few calibration units."""
         return self.threshold.quantile
 
     @property

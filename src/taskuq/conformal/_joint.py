@@ -1,4 +1,4 @@
-"""Joint intervals of several tasks."""
+"""Joint intervals for several tasks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Method: TypeAlias = Literal["max", "scale", "minimax", "rank"]
 
 @dataclass(frozen=True)
 class _MonotoneScale:
-    """Strictly increasing, piecewise linear map, extrapolated beyond its knots."""
+    """Strictly increasing, piecewise linear map with linear extrapolation."""
 
     knots: tuple[float, ...]
     values: tuple[float, ...]
@@ -99,11 +99,11 @@ class JointBound(BaseBound):
         scores: One score per task.
         quantiles: One quantile per task.
         guarantee: Guarantee for all tasks together.
-        method: Method that put the tasks on one scale.
+        method: Method that brings the scores of all tasks to one scale.
         samples: Number of posterior samples per case.
-        task_ranges: Range that intervals of each task are clipped to.
-        provenance: Further facts about the calibration.
-        task_names: One per task.
+        task_ranges: Range to which the intervals of each task are clipped.
+        provenance: Origin of the calibration data.
+        task_names: One name per task.
         acceleration: Acceleration of the outputs, if given.
     """
 
@@ -201,15 +201,15 @@ def calibrate_joint(
     acceleration: float | str | None = None,
     seed: int | np.random.Generator | None = None,
 ) -> JointBound:
-    r"""Calibrate intervals for several tasks that hold together with probability 1 - alpha.
+    r"""Calibrate intervals for several tasks with joint coverage of at least 1 - alpha.
 
     The scores :math:`s_{ik}` of case :math:`i` and task :math:`k` are brought to one scale and
     their maximum over the tasks is calibrated like a single score:
 
     ===========  ============================================================================
-    ``max``      the scores as they are; right for scores that are normalised alike
+    ``max``      the scores unchanged; suitable if the tasks have comparable scores
     ``scale``    divided by their :math:`1 - \alpha/2` quantile on tuning cases
-    ``minimax``  their empirical distribution on tuning cases, continued beyond the largest
+    ``minimax``  their empirical distribution on tuning cases, extrapolated at the end
     ``rank``     their ranks among the calibration cases, plus one; needs no tuning cases
     ===========  ============================================================================
 
@@ -222,16 +222,16 @@ def calibrate_joint(
         targets: Targets (case, task); omit with a table.
         alpha: Error rate for all tasks together.
         score: Name or object of a score, used for every task.
-        method: Method that puts the tasks on one scale.
+        method: Method that brings the scores to one scale.
         group: Group of each case.
-        unit: 'case' or 'group'; the group if groups are given.
+        unit: 'case' or 'group'; default: 'group' if groups are given.
         cases: With groups, the cases of a new group to cover, as in :func:`taskuq.calibrate`.
-        delta: For a guarantee given the calibration set, as in :func:`taskuq.calibrate`.
-        side: 'two', 'upper' or 'lower', for all tasks or for each, in order or by name.
-        task_range: Range of all tasks, or of each, in order or by name.
-        task_names: Names of the tasks; of a table, the tasks to use.
+        delta: Failure probability over calibration sets, as in :func:`taskuq.calibrate`.
+        side: 'two', 'upper' or 'lower': one for all tasks, or one per task, in order or by name.
+        task_range: One range for all tasks, or one per task, in order or by name.
+        task_names: Names of the tasks; with a table, the tasks to use.
         acceleration: Round of a table, by acceleration or name; stored with the bound.
-        seed: Integer or Generator to choose the tuning units at random, not evenly spaced.
+        seed: Integer or Generator for a random choice of tuning units; default: evenly spaced.
 
     Example:
         >>> truth = rng.random((400, 2))
@@ -342,7 +342,7 @@ def _quantiles(
 
 
 def _max_rank_quantiles(scores: FloatArray, alpha: float) -> tuple[float, ...]:
-    """Return one quantile per task from ranks alone, such that all tasks are covered together."""
+    """Return one quantile per task from ranks alone, such that all tasks are covered jointly."""
     n = len(scores)
     ordered = np.sort(scores, axis=0)
     columns = range(scores.shape[1])
