@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from functools import partial
 from typing import Any, Literal
@@ -71,6 +72,15 @@ def describe_error(error: BaseException, most: int = 300) -> str:
     # The name of our own error adds nothing to its sentence.
     name = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
     return f"{name}{message}" + (f" ({notes})" if notes else "")
+
+
+def import_extra(module: str, install: str) -> Any:
+    """Import an optional library; raise InputError with the command that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        message = f"{module.partition('.')[0]} is not installed; run pip install '{install}'"
+        raise InputError(message, code="dependency.missing") from None
 
 
 def first_line(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
-from taskuq._arrays import as_ids, as_real_array, as_task_range
+from taskuq._arrays import align_cases, as_ids, as_real_array, as_task_range, case_ids
 from taskuq._io import complete_record, number_from_json, number_to_json, read_json, write_json
 from taskuq.conformal._family import clipped, interval_family
 from taskuq.conformal._guarantee import WHOLE_RANGE, Guarantee
@@ -314,7 +314,22 @@ class Bound(BaseBound):
         return ((self.score, self.quantile),)
 
     def __call__(self, outputs: Any, *, strata: Any = None, weights: Any = None) -> Interval:
-        """Return the interval of each new case."""
+        """Return the interval of each new case, as :meth:`predict` does."""
+        return self.predict(outputs, strata=strata, weights=weights)
+
+    def predict(self, outputs: Any, *, strata: Any = None, weights: Any = None) -> Interval:
+        """Return the interval of each new case.
+
+        Args:
+            outputs: Task outputs (case, sample), or (sample,) of one case.
+            strata: Stratum of each case, for a bound calibrated with strata.
+            weights: Weight of each case, for a bound calibrated with weights.
+
+        Raises:
+            InputError: If the number of samples differs from calibration.
+        """
+        given = {"outputs": outputs, "strata": strata, "weights": weights}
+        outputs, strata, weights = align_cases(given).values()
         array = as_real_array(outputs, "outputs", ndim=(1, 2, 3))
         array = array[:, None] if array.ndim == 1 and self.samples == 1 < len(array) else array
         single = array.ndim == 1
@@ -328,7 +343,8 @@ class Bound(BaseBound):
             raise InputError(message, code="samples.mismatch")
         quantile = self.threshold.at(array.shape[-2], strata, weights)
         family = interval_family(self.score, array, self.guarantee.quantiles_per_interval)
-        interval = clipped(family.interval(quantile), self.task_range)
+        lower, upper = clipped(family.interval(quantile), self.task_range)
+        interval = Interval(lower, upper, case=None if single else case_ids(outputs))
         return interval[0] if single else interval
 
     def coverage_law(self, n_test: int) -> CoverageLaw:

@@ -9,7 +9,13 @@ from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
-from taskuq._arrays import as_ids, as_outputs_and_targets, as_real_array, as_task_range
+from taskuq._arrays import (
+    align_cases,
+    as_ids,
+    as_outputs_and_targets,
+    as_real_array,
+    as_task_range,
+)
 from taskuq.conformal._bound import (
     Bound,
     EndQuantiles,
@@ -264,6 +270,11 @@ def calibrate(
         >>> bool(interval.contains(truth[:2]).all())
         True
     """
+    given = align_cases({
+        "outputs": outputs, "targets": targets, "group": group,
+        "label": label, "strata": strata, "weights": weights,
+    })  # fmt: skip
+    outputs, targets, group, label, strata, weights = given.values()
     arrays = as_round(outputs, targets, acceleration, task, group, task_range, unit)
     range_ = None if arrays.task_range is None else as_task_range(arrays.task_range)
     x, z = as_outputs_and_targets(arrays.outputs, arrays.targets, range_)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from taskuq._arrays import ranges_to_json
+from taskuq._arrays import align_cases, ranges_to_json
 from taskuq.conformal._calibrate import as_round, require_own_targets
 from taskuq.conformal._exact import (
     Evaluation,
@@ -192,6 +192,8 @@ def evaluate(
         >>> abs(result.coverage.mean - 0.9) < 0.02
         True
     """
+    given = {"outputs": outputs, "targets": targets, "group": group, "label": label}
+    outputs, targets, group, label = align_cases(given).values()
     arrays = as_round(outputs, targets, acceleration, task, group, task_range)
     checked = check_cases(
         arrays.outputs, arrays.targets, group=arrays.group, unit=unit, cases=cases,

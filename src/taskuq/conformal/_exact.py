@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from taskuq._arrays import align_cases
 from taskuq._io import to_json_value
 from taskuq.conformal._calibrate import as_round
 from taskuq.conformal._family import BoundSide, parse_side
@@ -452,6 +453,7 @@ def evaluate_exact(
         >>> abs(exact.coverage.mean - 64 / 71) < 1e-12  # rank 64 of 70 calibration cases
         True
     """
+    outputs, targets = align_cases({"outputs": outputs, "targets": targets}).values()
     arrays = as_round(outputs, targets, acceleration, task, None, task_range)
     checked = check_cases(
         arrays.outputs, arrays.targets, task_range=arrays.task_range,

@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taskuq._arrays import (
+    align_cases,
     as_ids,
     as_ranges,
     as_real_array,
+    case_ids,
     per_task,
     ranges_from_json,
     ranges_to_json,
@@ -126,8 +128,9 @@ class JointBound(BaseBound):
         """True if all quantiles are finite; otherwise the guarantee's caveat gives the reason."""
         return bool(np.isfinite(self.quantiles).all())
 
-    def __call__(self, outputs: Any) -> Interval:
+    def predict(self, outputs: Any) -> Interval:
         """Return the intervals of new cases, (case, task)."""
+        outputs = align_cases({"outputs": outputs})["outputs"]
         x = as_real_array(outputs, "outputs", ndim=(3,))
         expected = (self.samples, len(self.scores))
         if x.shape[1:] != expected:
@@ -137,7 +140,12 @@ class JointBound(BaseBound):
             clipped(interval_family(score, x[:, :, k]).interval(q), self.task_ranges[k])
             for k, (score, q) in enumerate(self._parts)
         ]
-        return stack_intervals(each, axis=1)
+        lower, upper = stack_intervals(each, axis=1)
+        return Interval(lower, upper, case=case_ids(outputs), task_names=self.task_names)
+
+    def __call__(self, outputs: Any) -> Interval:
+        """Return the intervals of new cases, as :meth:`predict` does."""
+        return self.predict(outputs)
 
     def __repr__(self) -> str:
         pairs = zip(self.task_names, self.quantiles, strict=True)
@@ -243,6 +251,8 @@ def calibrate_joint(
     if method not in get_args(Method):
         message = f"method must be max, scale, minimax or rank, got {method!r}"
         raise InputError(message, code="choice.unknown")
+    given = {"outputs": outputs, "targets": targets, "group": group}
+    outputs, targets, group = align_cases(given).values()
     arrays = as_round(
         outputs, targets, acceleration, task_names, group, task_range, unit, joint=True
     )

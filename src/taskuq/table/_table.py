@@ -12,7 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from taskuq._arrays import as_array, as_ids, as_ranges, as_real_array, require_in_ranges
+from taskuq._arrays import (
+    align_cases,
+    as_array,
+    as_ids,
+    as_ranges,
+    as_real_array,
+    require_in_ranges,
+)
 from taskuq._io import reading
 from taskuq._registry import Registry
 from taskuq.errors import InputError
@@ -149,6 +156,8 @@ class TaskOutputs:
         images_path: Path | None = None,
         sampled_lines: Any = None,
     ) -> None:
+        given = {"outputs": outputs, "targets": targets, "group": group, "label": label}
+        outputs, targets, group, label = align_cases(given).values()
         x = as_real_array(outputs, "outputs", ndim=(1, 2, 3, 4))
         x = x[:, None] if x.ndim == 1 else x
         x = x[None] if x.ndim == 2 else x
