@@ -75,7 +75,7 @@ class _Worst(NamedTuple):
         found = f"{_percent(self.coverage)} {_error(self.error, _percent(self.error))}".strip()
         far = f", more than {CHANCE:g} standard errors below {100 * (1 - self.alpha):.6g}\u00a0%"
         by = f", {self.by}" if self.by else ""
-        return f"worst {self.kind}: {found} ({self.name}{by}){far if self.is_below else ''}"
+        return f"Worst {self.kind}: {found} ({self.name}{by}){far if self.is_below else ''}"
 
 
 class _Verdict(NamedTuple):
@@ -98,11 +98,6 @@ class _Answer(NamedTuple):
     verdicts: tuple[_Verdict, ...]
     about: tuple[tuple[str, str], ...]  # task, data, baseline
     worst: tuple[_Worst, ...] = ()  # classes and sites with the lowest coverage
-
-    @property
-    def at(self) -> int:
-        """Place of the number that is coverage, from 1."""
-        return 2 if len(self.numbers) > 2 else 1
 
     @property
     def lines(self) -> list[str]:
@@ -289,10 +284,9 @@ def _of_simulation(
         ),
         _width(contents, best),
     )  # fmt: skip
-    but = (
-        f", but only {early_coverage} for scans that stopped early" if _is_worse_early(best) else ""
-    )
-    but += _but_only(worst)
+    early = [f"{early_coverage} for scans that stopped early"] if _is_worse_early(best) else []
+    low = [*early, *(f"{_percent(one.coverage)} for {one.name}" for one in worst if one.is_below)]
+    but = f", but only {' and '.join(low)}" if low else ""
     sentence = (
         f"Measuring each {contents.words.case} only until the answer is certain enough took "
         f"{_percent(1 / R, 0)} of the {measurements}, and the reported intervals contained the "
@@ -305,12 +299,6 @@ def _of_simulation(
         f"standard error{varies if '±' in numbers[-1].error else ''}."
     )
     return sentence, numbers, measured
-
-
-def _but_only(worst: Sequence[_Worst]) -> str:
-    """Return the end of a sentence about classes and sites whose coverage is too low."""
-    low = [f"{_percent(one.coverage)} for {one.name}" for one in worst if one.is_below]
-    return f", but only {' and '.join(low)}" if low else ""
 
 
 def _evaluated(contents: Contents) -> list[tuple[Record, Record]]:
