@@ -282,7 +282,7 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
     by_one = first.width_single_quantile is not None
     differs = any(not math.isclose(r.coverage.mean, r.case_coverage.mean) for r in record.results)
     named = any(r.round_name for r in record.results)
-    kinds = [k for k in ("class", "site", "left out") if any(r.worst(k) for r in record.results)]
+    kinds = [k for k in ("class", "site") if any(r.worst(k) for r in record.results)]
     columns = [
         *(["task"] if several else []), "round" if named else "R", "score", "samples", "coverage",
         "sd", *(["case coverage"] if differs else []), "width", "sd", "centre error", "infinite",
@@ -312,8 +312,7 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
         )
     if kinds:
         app.print_message(app.MARKED.format(1 - first.alpha))
-    if "left out" in kinds:
-        app.print_message("'left out': the worst site after calibration on all others.")
+    _print_left_out(record, to_stderr=to_stderr)
     if by_one:
         app.print_message(
             "'by one' is the width relative to one quantile for both ends, on the same splits. "
@@ -324,6 +323,24 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
         app.print_message(
             f"Coverage and its exact law: smallest goodness-of-fit {worst}. {fits[0].reading}"
         )
+
+
+def _print_left_out(record: EvaluationRecord, *, to_stderr: bool) -> None:
+    """Print the coverage of each site after calibration on all others."""
+    number = partial(app.format_number, digits=3)
+    rows = [
+        [
+            f"{r.score}{f', {r.task}' if r.task else ''}", r.round_label or "-", part.name,
+            f"{part.cases:g}", number(part.coverage), number(part.standard_error),
+            number(part.width), "!" if r._is_below(part) else "",
+        ]
+        for r in record.results
+        for part in r.site_left_out
+    ]  # fmt: skip
+    if rows:
+        columns = ["score", "round", "site", "cases", "coverage", "±", "width", ""]
+        title = "each site after calibration on all others, measured; ± is one standard error"
+        app.show_table(title, columns, rows, to_stderr=to_stderr)
 
 
 def _worst(result: Evaluation, kind: str) -> str:

@@ -292,10 +292,10 @@ class Evaluation:
         """Return the class or the site with the lowest coverage.
 
         Args:
-            kind: 'class', 'site', or 'left out' for a site after calibration on all others.
+            kind: 'class' or 'site'.
         """
-        parts = {"class": self.class_coverage, "site": self.site_coverage}
-        known = [p for p in {**parts, "left out": self.site_left_out}[kind] if p.coverage >= 0]
+        parts = self.class_coverage if kind == "class" else self.site_coverage
+        known = [part for part in parts if part.coverage >= 0]
         return min(known, key=lambda part: part.coverage, default=None)
 
     def _is_below(self, part: StratumCoverage) -> bool:
