@@ -13,7 +13,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from taskuq._arrays import align_cases, ranges_to_json
-from taskuq.conformal._calibrate import as_round, calibrate, require_own_targets
+from taskuq.conformal._bound import Bound
+from taskuq.conformal._calibrate import (
+    as_round,
+    calibrate,
+    is_self_tuned,
+    require_own_targets,
+)
 from taskuq.conformal._exact import (
     Evaluation,
     EvaluationRecord,
@@ -32,6 +38,7 @@ from taskuq.conformal._splits import (
     Pool,
     SplitResults,
     Splits,
+    center_distance,
     check_cases,
     make_pools,
     rank_for_guarantee,
@@ -42,10 +49,13 @@ from taskuq.conformal._splits import (
 from taskuq.conformal._units import as_generator, make_unit
 from taskuq.conformal.scores import resolve_score, score_name
 from taskuq.errors import InputError
-from taskuq.interval import FloatArray, TaskRange
+from taskuq.interval import BoolArray, FloatArray, TaskRange
 from taskuq.protocols import Score
 from taskuq.table._table import TaskOutputs, called_rounds
 
+# With at most so many units a score that learns is fitted again in each split, in so many splits:
+# with more, a fit to all units differs little from those of calibration.
+FEW_UNITS, REFITS = 100, 1000
 PAPER_SIZE_BINS = (0.0, 0.05, 0.1, 0.15, 0.2, math.inf)
 
 
@@ -274,7 +284,12 @@ def _evaluate_scores(
     parts: list[list[_PoolResults]] = [[] for _ in chosen]
     whole: dict[int, Pool] = {}
     draws = min(tuning_repeats, splits)
+    trials = [splits] * len(chosen)
     for k, one in enumerate(chosen):
+        if is_self_tuned(one, delta) and checked.units <= FEW_UNITS:
+            trials[k] = min(splits, REFITS)
+            parts[k].append(_refitted(options, one, side, trials[k], split_seed))
+            continue
         for draw, pool in enumerate(make_pools(checked, one, alpha, draws, rng, ends)):
             if len(pool.index) == len(checked.targets):
                 whole[k] = pool
@@ -286,11 +301,69 @@ def _evaluate_scores(
     for k, part in zip(whole, together, strict=True):
         parts[k].append(part)
     results = []
-    for one, of_pools in zip(chosen, parts, strict=True):
-        result = _summarise(options, score_name(one), of_pools, splits)
+    for one, of_pools, of_score in zip(chosen, parts, trials, strict=True):
+        result = _summarise(options, score_name(one), of_pools, of_score)
         left_out = tuple(_left_out(checked, one, guarantee, side))
         results.append(replace(result, site_left_out=left_out))
     return results
+
+
+def _bound(
+    checked: EvaluationInputs, score: Score, guarantee: Guarantee, side: BoundSide, kept: BoolArray
+) -> Bound:
+    """Return the bound that some cases calibrate."""
+    group = checked.unit.groups(checked.group)
+    return calibrate(
+        checked.outputs[..., kept, :], checked.targets[kept], score=score, side=side,
+        group=None if group is None else group[kept], alpha=guarantee.alpha,
+        delta=guarantee.delta, task_range=checked.task_range, unit=checked.unit.counted,
+        cases=checked.unit.cases,
+    )  # fmt: skip
+
+
+def _refitted(
+    options: _Options, score: Score, side: BoundSide, trials: int, seed: int
+) -> _PoolResults:
+    """Evaluate a score that learns from the calibration set of each split, as calibration does."""
+    checked, edges = options.checked, options.size_bins
+    unit, index, m = checked.unit, checked.unit_of_case, checked.n_test
+    of_case = index if unit.is_group else np.empty(0, np.int64)
+    splitting = Splits(checked.units, m, trials, seed, of_case, options.is_compiled)
+    test = np.stack([splitting.of_cases(splitting.fold(t)[None])[0] > 0 for t in range(trials)])
+    covered, width, error = np.zeros((3, *test.shape))
+    for t, inside in enumerate(test):
+        bound = _bound(checked, score, options.guarantee, side, ~inside)
+        interval, z = bound(checked.outputs[..., inside, :]), checked.targets[inside]
+        covered[t, inside], width[t, inside] = interval.contains(z), interval.width
+        error[t, inside] = center_distance(interval, z, checked.task_range)
+    weight = unit.weights(index)
+    means = [(values * weight).sum(axis=1) / m for values in (covered, width, error)]
+    sizes = np.bincount(index)
+    hits = np.stack([np.bincount(index, row, len(sizes)) for row in covered])
+    tested = np.stack([np.bincount(index, row, len(sizes)) > 0 for row in test])
+    coverage = means[0]
+    if unit.fraction is not None:
+        coverage = ((hits >= unit.enough(sizes)) & tested).sum(axis=1) / m
+    inside_of = {(kind, name): test & each for kind, name, each in checked.parts}
+    for low, high in pairwise(edges):
+        within = (width >= low) & ((width < high) | (high == math.inf))
+        inside_of["width", f"[{low:g}, {high:g})"] = test & within
+    weights = weight if unit.is_group else np.ones(len(index))
+    return _PoolResults(
+        coverage=coverage,
+        case_coverage=means[0],
+        width=means[1],
+        center_error=means[2],
+        is_infinite=np.isinf(means[1]),
+        n_tuning=0,
+        strata={
+            name: np.stack([part.sum(axis=1), part @ weights, (part * covered) @ weights])
+            for name, part in inside_of.items()
+        },
+        by_case=np.stack([test.sum(axis=0), covered.sum(axis=0), width.sum(axis=0)]),
+        whole_groups=((hits == sizes) & tested).sum(axis=1) / m if unit.is_group else None,
+        pmf=None,
+    )
 
 
 def _left_out(
@@ -301,12 +374,7 @@ def _left_out(
     for name, inside in sites if len(sites) > 1 else ():
         rest, by_case = ~inside, np.zeros((3, len(inside)))
         try:
-            bound = calibrate(
-                checked.outputs[..., rest, :], checked.targets[rest], score=score, side=side,
-                group=None if checked.group is None else checked.group[rest],
-                alpha=guarantee.alpha, delta=guarantee.delta, task_range=checked.task_range,
-                unit=checked.unit.counted, cases=checked.unit.cases,
-            )  # fmt: skip
+            bound = _bound(checked, score, guarantee, side, rest)
         except InputError:  # too few other units
             continue
         interval = bound(checked.outputs[..., inside, :])
