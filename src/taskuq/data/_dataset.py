@@ -80,8 +80,15 @@ class Subset:
 
     @property
     def cases(self) -> NDArray[np.str_] | None:
-        names = getattr(self.source, "cases", None)
-        return None if names is None else np.asarray(names[np.asarray(self.indices, dtype=int)])
+        return self._of_source("cases")
+
+    @property
+    def sites(self) -> NDArray[np.str_] | None:
+        return self._of_source("sites")
+
+    def _of_source(self, name: str) -> NDArray[np.str_] | None:
+        ids = getattr(self.source, name, None)
+        return None if ids is None else np.asarray(ids[np.asarray(self.indices, dtype=int)])
 
     @property
     def precision(self) -> str | None:
