@@ -157,7 +157,9 @@ class _Rows:
         if targets is not None:
             targets = targets.reshape(rounds, n)[:, complete]
             targets = targets[0] if (targets == targets[0]).all() else targets
-        ids = {name: self._entries(name, case, n) for name in ("group", "site", "label")}
+        ids: dict[str, Any] = {
+            name: self._entries(name, case, n) for name in ("group", "site", "label")
+        }
         round_names = self._entries("round", round, rounds)
         return TaskOutputs(
             filled[:, complete], targets, rates, case=names[complete],
