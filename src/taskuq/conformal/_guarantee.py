@@ -236,6 +236,20 @@ class Guarantee:
         """Return the rank of the quantile among the scores of ``units`` units."""
         return guaranteed_rank(units, *self.levels)
 
+    @property
+    def stratum_levels(self) -> tuple[Fraction, Fraction | None]:
+        """Alpha and delta of each stratum or class."""
+        alpha, delta = self.levels
+        if delta is not None and self.delta_scope == "all" and self.kind == "stratum":
+            delta /= self.strata or 1
+        return alpha, delta
+
+    def stratum(self, scores: FloatArray, group: np.ndarray | None, inside: np.ndarray) -> Stratum:
+        """Return the scores of the cases inside a stratum, ready for its quantile."""
+        index, sizes = group_index(np.arange(len(scores)) if group is None else group)
+        by = None if group is None else group[inside]
+        return Stratum(self, self.stratum_levels, scores[inside], by, index[inside], sizes)
+
 
 # Strata named in a caveat; the others are counted.
 NAMED = 5
@@ -254,7 +268,8 @@ def parse_condition_on(
             raise InputError(message, code="option.unused")
         return None
     if unit.fraction is None:
-        return "group" if condition_on == "group" else "case"
+        default = "group" if unit.stops_together else "case"
+        return "group" if (condition_on or default) == "group" else "case"
     if condition_on == "case":
         message = f"condition_on='case' needs cases='random', got {unit.cases!r}"
         raise InputError(message, code="option.conflict")
@@ -277,7 +292,7 @@ def parse_delta_scope(
 
 
 @dataclass(frozen=True)
-class _Stratum:
+class Stratum:
     """Calibration cases of one stratum."""
 
     guarantee: Guarantee
@@ -321,17 +336,7 @@ def quantiles_within(
     """Return the guarantee with its caveat, and the quantile of each stratum."""
     names = np.unique(strata)
     guarantee = replace(guarantee, strata=len(names))
-    alpha, delta = guarantee.levels
-    if guarantee.delta_scope == "all" and guarantee.kind == "stratum" and delta is not None:
-        delta /= len(names)
-    index, sizes = group_index(np.arange(len(scores)) if group is None else group)
-    by_name = {}
-    for name in names:
-        inside = strata == name
-        of_stratum = None if group is None else group[inside]
-        by_name[str(name)] = _Stratum(
-            guarantee, (alpha, delta), scores[inside], of_stratum, index[inside], sizes
-        )
+    by_name = {str(name): guarantee.stratum(scores, group, strata == name) for name in names}
     quantiles = {name: part.quantile() for name, part in by_name.items()}
     lacking = {name: by_name[name] for name, q in quantiles.items() if q == math.inf}
     return replace(guarantee, caveat=_caveat(lacking)), quantiles
@@ -361,17 +366,27 @@ def _quantile_given_stratum(
     )
 
 
-def _caveat(lacking: Mapping[str, _Stratum]) -> str | None:
+def too_few_within(guarantee: Guarantee, group: np.ndarray | None, strata: np.ndarray) -> str:
+    """Return how many units the strata that have too few of them need; empty if none has."""
+    zeros = np.zeros(len(strata))
+    parts = {str(s): guarantee.stratum(zeros, group, strata == s) for s in np.unique(strata)}
+    few = {name: part for name, part in parts.items() if not part.is_large_enough}
+    return _too_few_within(few) if few else ""
+
+
+def _too_few_within(few: Mapping[str, Stratum]) -> str:
+    first = next(iter(few.values()))
+    counts = _listing([f"{part.count} in {name}" for name, part in few.items()])
+    levels, condition = first.guarantee._levels_text, first.guarantee.condition
+    return f"{levels} needs {first.needed} in {condition}, got {counts}"
+
+
+def _caveat(lacking: Mapping[str, Stratum]) -> str | None:
     if not lacking:
         return None
     guarantee = next(iter(lacking.values())).guarantee
     few = {name: part for name, part in lacking.items() if not part.is_large_enough}
-    reasons = []
-    if few:
-        needed = next(iter(few.values())).needed
-        counts = _listing([f"{part.count} in {name}" for name, part in few.items()])
-        levels = guarantee._levels_text
-        reasons.append(f"{levels} needs {needed} in {guarantee.condition}, got {counts}")
+    reasons = [_too_few_within(few)] if few else []
     for name in [name for name in lacking if name not in few]:
         scores = lacking[name].scores
         reasons.append(guarantee._infinite_scores(scores, f" in {guarantee.kind} {name}"))

@@ -13,7 +13,7 @@ from taskuq._registry import Registry
 from taskuq.conformal._quantiles import exact_alpha
 from taskuq.conformal.scores import resolve_score, score_name
 from taskuq.errors import InputError
-from taskuq.interval import FloatArray, TaskRange
+from taskuq.interval import BoolArray, FloatArray, TaskRange
 from taskuq.policy._goal import Goal, Goals
 from taskuq.policy._rules import IntervalRule, Rules, StoppingRule, StoppingStatistics
 from taskuq.policy._stopping import (
@@ -106,19 +106,43 @@ class PolicySpec:
         statistics: StoppingStatistics,
         calibrator: Calibrator,
         tuning: TuningCases | None = None,
+        within: np.ndarray | None = None,
     ) -> FloatArray:
-        """Return the calibrated threshold of each round, (round,) or (round, split)."""
+        """Return the threshold of each round, (round,), (round, split) or (round, stratum).
+
+        Classes or strata of the calibration cases, then of the tuning cases, come in ``within``.
+        """
         if calibrator.unit.stops_together and not self.policy.stops_whole_groups:
             raise InputError(
                 f"{self.kind!r} cannot stop whole groups; use unit='group'", code="option.conflict"
             )
         if calibrator.unit.stops_together and not statistics.is_always_open:
             raise InputError("cqr cannot stop whole groups; use mlwr", code="option.conflict")
+        n, classes = statistics.cases, [calibrator]
+        inside: list[BoolArray | None] = [None]
+        if within is not None:
+            names = np.unique(within[:n])
+            classes = [replace(calibrator, inside=within[:n] == name) for name in names]
+            inside = [within[n:] == name for name in names]
+        is_class = calibrator.guarantee.kind == "class"
         if self.given:
             assert tuning is not None
-            found = last_certified(statistics, calibrator, threshold_grid(tuning, calibrator))
+            chunks = (
+                [(classes, inside)]
+                if is_class
+                else [([c], [i]) for c, i in zip(classes, inside, strict=True)]
+            )
+            each = [
+                last_certified(statistics, some, threshold_grid(tuning, calibrator, of_tuning))
+                for some, of_tuning in chunks
+            ]
         else:
-            found = self.policy.thresholds(statistics, calibrator)
+            each = [self.policy.thresholds(statistics, one) for one in classes]
+        if within is None:
+            found = each[0]
+        else:
+            # The class of a new case is unknown: the largest threshold serves them all.
+            found = np.max(each, axis=0) if is_class else np.stack(each, axis=-1)
         return np.broadcast_to(found, (len(statistics.score), *found.shape[1:]))
 
 

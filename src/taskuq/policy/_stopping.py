@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,6 +29,18 @@ class Calibrator(ABC):
     guarantee: Guarantee
     unit: Unit
     index: NDArray[np.int64]
+    # Cases of the class or stratum that is calibrated; all if None.
+    inside: BoolArray | None = field(default=None, kw_only=True)
+
+    @property
+    def weights(self) -> FloatArray:
+        """Weight of each case in a mean over units; with a class, of its cases alone."""
+        weight = self.unit.weights(self.index)
+        if self.inside is None:
+            return weight
+        if self.guarantee.condition_on == "group":
+            weight = 1 / np.maximum(np.bincount(self.index, weights=self.inside), 1)[self.index]
+        return np.asarray(weight * self.inside)
 
     @property
     @abstractmethod
@@ -50,23 +62,32 @@ class Calibrator(ABC):
     def stopping_threshold(self, statistics: StoppingStatistics) -> FloatArray:
         """Return the threshold, along a first axis, with a guarantee for stopped reports."""
         if self.unit.stops_together:
-            score, allowance = statistics.score, statistics.allowance(self.index)
-            sure = allowance
-            if statistics.surely is not None:
-                sure = statistics.group_thresholds(statistics.surely, self.index)
-            # Losses change only where a group starts to stop or a case starts to be covered.
-            ends = np.concatenate([sure.ravel(), allowance.ravel(), score.ravel(), [-np.inf]])
-
-            def losses(thresholds: FloatArray) -> FloatArray:
-                return _group_losses(allowance, score, self.index, thresholds, self.unit, sure)
-
-            least = self.smallest(np.unique(ends), losses)[None]
-            return np.asarray(np.maximum(least, statistics.lowest.max()))
+            return self._group_threshold(statistics)
         Lambda = stopping_score(
             statistics.lowest, statistics.largest, statistics.score, statistics.surely
         )
         # A larger threshold keeps the guarantee, and below every opening no case could stop.
         return np.asarray(np.maximum(self.quantiles(Lambda[None]), statistics.lowest.min()))
+
+    def _group_threshold(self, statistics: StoppingStatistics) -> FloatArray:
+        score, index, allowance = statistics.score, self.index, statistics.allowance(self.index)
+        sure, sizes = allowance, np.bincount(index)
+        if statistics.surely is not None:
+            sure = statistics.group_thresholds(statistics.surely, index)
+        if self.inside is not None:
+            # A whole group is decided, and only its cases of the class can be lost.
+            score, index = score[:, self.inside], index[self.inside]
+            if self.guarantee.condition_on == "group":
+                has, index = np.unique(index, return_inverse=True)
+                allowance, sure, sizes = allowance[:, has], sure[:, has], np.bincount(index)
+        # Losses change only where a group starts to stop or a case starts to be covered.
+        ends = np.concatenate([sure.ravel(), allowance.ravel(), score.ravel(), [-np.inf]])
+
+        def losses(thresholds: FloatArray) -> FloatArray:
+            return _group_losses(allowance, score, index, thresholds, self.unit, sure, sizes)
+
+        least = self.smallest(np.unique(ends), losses)[None]
+        return np.asarray(np.maximum(least, statistics.lowest.max()))
 
 
 def stopping_score(
@@ -93,11 +114,13 @@ def _group_losses(
     thresholds: FloatArray,
     unit: Unit,
     sure: FloatArray | None = None,
+    sizes: NDArray[np.int64] | None = None,
 ) -> FloatArray:
     """Return the loss of each group at each threshold, made monotone, (group, threshold)."""
     sure = allowance if sure is None else sure
     groups, step = allowance.shape[1], max(1, BLOCK // allowance.shape[1])
-    sizes = np.bincount(index, minlength=groups)[:, None]
+    counted = np.bincount(index, minlength=groups)[:, None]
+    whole = counted if sizes is None else sizes[:, None]
     blocks = []
     for start in range(0, len(thresholds), step):
         block = thresholds[start : start + step]
@@ -108,9 +131,9 @@ def _group_losses(
             # below `before`, only what is missed there counts.
             place = index * (count + 1) + np.searchsorted(block, score[k])
             counts = np.bincount(place, minlength=groups * (count + 1)).reshape(groups, count + 1)
-            missed = sizes - np.cumsum(counts[:, :-1], axis=1)
+            missed = counted - np.cumsum(counts[:, :-1], axis=1)
             at_before = np.bincount(index[score[k] > before[index, 0]], minlength=groups)[:, None]
-            loss = unit.loss(np.where(block < before, at_before, missed), sizes)
+            loss = unit.loss(np.where(block < before, at_before, missed), whole)
             stops = np.maximum(block, before) < allowance[k][:, None]
             losses = np.maximum(losses, np.where(stops, loss, 0.0))
             before = np.maximum(before, sure[k][:, None])
@@ -173,8 +196,11 @@ def make_certificate(
         if unit.stops_together:
             largest = statistics.group_thresholds(largest, index)
             weight = np.asarray(np.bincount(index, weights=weight), dtype=float)
-        lowest = np.full(largest.shape, -np.inf) if unit.stops_together else statistics.lowest
-        return mean_cost(lowest, largest, accelerations, thresholds, weight)
+            return mean_cost(
+                np.full(largest.shape, -np.inf), largest, accelerations,
+                by_group(thresholds, index), weight,
+            )  # fmt: skip
+        return mean_cost(statistics.lowest, largest, accelerations, thresholds, weight)
 
     weights = unit.weights(index)
     certificate: dict[str, Any] = {
@@ -183,7 +209,7 @@ def make_certificate(
         "mean_acceleration_of_cases": 1 / cost(statistics.largest, np.ones(len(index))),
     }
     # The certificate rests on stops that are monotone in one threshold.
-    if len(set(thresholds)) > 1 or not statistics.is_always_open:
+    if len(np.unique(thresholds)) > 1 or not statistics.is_always_open:
         return certificate
     units, slowest = int(index.max()) + 1, statistics.largest
     if with_margin is not None:
@@ -210,10 +236,18 @@ def mean_cost(
     weight: FloatArray | None = None,
 ) -> float:
     r"""Return the mean sampled fraction at the stop, :math:`\mathbb E[1 / R_T]`."""
-    at = np.broadcast_to(np.asarray(threshold, float), len(largest))[:, None]
+    at = np.asarray(threshold, dtype=float)
+    at = at if at.ndim == 2 else np.broadcast_to(at, len(largest))[:, None]
     stops = (lowest <= at) & (at < largest)
     stopped = np.concatenate([stops, np.ones((1, stops.shape[1]), bool)]).argmax(axis=0)
     return float(np.average(costs(accelerations)[stopped], weights=weight))
+
+
+def by_group(thresholds: FloatArray, index: NDArray[np.int64]) -> FloatArray:
+    """Return the thresholds of groups from those of cases (round, case), or one for all."""
+    if thresholds.ndim == 1:
+        return thresholds
+    return np.asarray(thresholds[:, np.unique(index, return_index=True)[1]])
 
 
 def costs(accelerations: FloatArray) -> FloatArray:
@@ -260,7 +294,9 @@ def _early_stops(
     return early, missed
 
 
-def threshold_grid(tuning: TuningCases, calibrator: Calibrator) -> FloatArray:
+def threshold_grid(
+    tuning: TuningCases, calibrator: Calibrator, classes: Sequence[BoolArray | None] = (None,)
+) -> FloatArray:
     """Return thresholds to test, from conservative to aggressive."""
     statistics, index = tuning
     grid = np.unique(statistics.largest[np.isfinite(statistics.largest)])[::-1]
@@ -268,32 +304,37 @@ def threshold_grid(tuning: TuningCases, calibrator: Calibrator) -> FloatArray:
         return grid
     grid = grid[np.unique(np.linspace(0, len(grid) - 1, RUNGS).round().astype(np.int64))]
     unit, guarantee = calibrator.unit, calibrator.guarantee
-    early = _early_stops(statistics, grid, unit, index)[0] @ (
-        unit.weights(index) / (index.max() + 1)
-    )
+    stops = _early_stops(statistics, grid, unit, index)[0]
+    weight = unit.weights(index) / (index.max() + 1)
     enough = min(1.0, guarantee._unit.needed(guarantee.alpha, guarantee.delta) / calibrator.units)
-    return grid[int((early >= (early.max() ** 2 * enough) ** (1 / 3)).argmax()) :]
+    starts = []
+    for inside in classes:
+        early = stops @ (weight if inside is None else weight * inside)
+        starts.append(int((early >= (early.max() ** 2 * enough) ** (1 / 3)).argmax()))
+    return grid[max(starts) :]
 
 
 def last_certified(
-    statistics: StoppingStatistics, calibrator: Calibrator, grid: FloatArray
+    statistics: StoppingStatistics, classes: Sequence[Calibrator], grid: FloatArray
 ) -> FloatArray:
     """Return the last threshold before the first failed test (fixed-sequence testing)."""
-    alpha, delta = calibrator.guarantee.alpha, calibrator.guarantee.delta
-    unit, index = calibrator.unit, calibrator.index
+    first = classes[0]
+    unit, index, (alpha, delta) = first.unit, first.index, first.guarantee.stratum_levels
     assert delta is not None
-    stops = _early_stops(statistics, grid, unit, index)
-    weight = unit.weights(index)[:, None]
-    early, missed = np.zeros((2, int(index.max()) + 1, len(grid)))
-    np.add.at(early, index, weight * stops[0].T)
-    np.add.at(missed, index, weight * stops[1].T)
+    stops, tests = _early_stops(statistics, grid, unit, index), []
+    for one in classes:
+        early, missed = np.zeros((2, int(index.max()) + 1, len(grid)))
+        np.add.at(early, index, one.weights[:, None] * stops[0].T)
+        np.add.at(missed, index, one.weights[:, None] * stops[1].T)
+        tests.append((early, missed))
     certify = _certified_groups if unit.is_group else _certified_cases
 
     def test(kept: BoolArray) -> float:
-        certified = certify(early[kept], missed[kept], alpha, delta)
-        return float(np.append(np.inf, grid)[np.append(certified, False).argmin()])
+        # A threshold passes if it does for every class.
+        each = [certify(e[kept], m[kept], float(alpha), float(delta)) for e, m in tests]
+        return float(np.append(np.inf, grid)[np.append(np.all(each, axis=0), False).argmin()])
 
-    return calibrator.map_sets(test)[None]
+    return first.map_sets(test)[None]
 
 
 def _certified_cases(
