@@ -20,7 +20,7 @@ from laws.enumeration import (
     given_its_stratum,
     given_those_set_aside,
 )
-from laws.populations import Population, draw
+from laws.populations import Population, draw, draw_groups_in_strata
 from laws.trials import bound, given, in_all_rounds, joint_bound, stopped
 from taskuq.conformal._units import choose_units
 
@@ -245,6 +245,60 @@ STOPPED = [
     ),
 ]  # fmt: skip
 
+OF_CLASS = partial(stopped, within="label")
+IN_STRATUM = partial(stopped, within="strata")
+class_scans = partial(draw, units=(6, 12), rounds=3)
+class_groups = partial(draw, units=(5, 9), largest=5, rounds=3)
+# A random case given its class; a case of the class in a group that has it; enough of those.
+READINGS = (
+    ("a case, given its", {}, given_its_stratum),
+    ("a case of a group that has some of the", {"condition_on": "group"}, a_case_of_the_stratum),
+    ("all cases of a group in the", {"cases": "all"}, enough_cases_of_the_stratum("all")),
+    ("0.6 of the cases of a group in the", {"cases": 0.6}, enough_cases_of_the_stratum(0.6)),
+)
+STOPPED_WITHIN = [
+    *(
+        Law(
+            f"the report at the stop, {policy} {score}, in each {kind}", 12, class_scans,
+            partial(trial, by="case", policy=policy, **({} if score == "-" else {"score": score})),
+            given_its_stratum, fewest=fewest,
+        )
+        for policy, score in (("fixed-width", "-"), ("adaptive", "lwr"), ("adaptive", "cqr"))
+        for kind, trial, fewest in (("class", OF_CLASS, 2), ("stratum", IN_STRATUM, 1))
+    ),
+    *(
+        Law(
+            f"the report at the stop, {policy}, {what} class, by {by}", 8, class_groups,
+            partial(OF_CLASS, by=by, policy=policy, **asked), losses, fewest=2,
+        )
+        for by in ("group", "whole-group")
+        for policy in ("fixed-width", "adaptive")
+        for what, asked, losses in READINGS[by != "group":]
+    ),
+    Law(
+        "the report at the stop, fixed-width, a case, given its class, by whole-group", 12,
+        class_groups, partial(OF_CLASS, by="whole-group", condition_on="case"), given_its_stratum,
+        fewest=2,
+    ),
+    Law(
+        "the report at the stop, fixed-width, in each stratum, by group", 12, class_groups,
+        partial(IN_STRATUM, by="group"), given_its_stratum,
+    ),
+    Law(
+        "the report at the stop, fixed-width, in each stratum, by whole-group", 12,
+        partial(draw_groups_in_strata, units=(6, 10), largest=4, rounds=3),
+        partial(IN_STRATUM, by="whole-group"), a_case_of_the_stratum,
+    ),
+    *(
+        Law(
+            f"the intervals of all rounds in each class, by {by}", 10,
+            class_scans if by == "case" else class_groups,
+            partial(in_all_rounds, score="lwr", by=by, within="label"), given_its_stratum, fewest=2,
+        )
+        for by in ("case", "group")
+    ),
+]  # fmt: skip
+
 GIVEN = [
     GivenLaw(
         "a new case, given the calibration set", 3, partial(draw, units=(3, 3)),
@@ -289,6 +343,12 @@ GIVEN = [
         )
         for by in ("case", "group", "whole-group")
     ),
+    GivenLaw(
+        "the report at the stop of each class, given the calibration set", 1,
+        partial(later, first=3, units=(3, 3), rounds=2),
+        given(partial(OF_CLASS, by="case", max_width=0.1)), given_its_stratum,
+        levels=((0.5, 0.3),), together=True, seen=True, by_place=False,
+    ),
     # Ten units are the fewest of which one is set aside for the thresholds to test.
     GivenLaw(
         "an early stop by case, given the calibration set", 1,
@@ -308,4 +368,4 @@ GIVEN = [
     ),
 ]  # fmt: skip
 
-LAWS = [*BOUNDS, *GROUPS, *STRATA, *JOINT, *SET_ASIDE, *CHOSEN, *STOPPED, *GIVEN]
+LAWS = [*BOUNDS, *GROUPS, *STRATA, *JOINT, *SET_ASIDE, *CHOSEN, *STOPPED, *STOPPED_WITHIN, *GIVEN]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -114,6 +114,13 @@ def draw(
             )
         )
     return Population(tuple(made), (0.0, 1.0) if grid == 255 else None)
+
+
+def draw_groups_in_strata(seed: int, **how: int | tuple[int, int]) -> Population:
+    """Draw a population whose groups lie in one stratum each."""
+    population = draw(seed, **how)  # type: ignore[arg-type]  # as draw takes them
+    units = [replace(u, strata=np.full(len(u), u.strata[0])) for u in population.units]
+    return replace(population, units=tuple(units))
 
 
 def _numbers(

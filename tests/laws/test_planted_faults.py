@@ -16,6 +16,7 @@ from laws.trials import bound, given, informed, planned, scan, stopped
 from taskuq.conformal import _bound as threshold
 from taskuq.conformal import _joint as joint
 from taskuq.conformal import _units as units
+from taskuq.policy import _plan as planning
 from taskuq.policy import _stopping as stopping
 
 BOOK = {law.name: law for law in LAWS}
@@ -75,7 +76,30 @@ def first_round_only(monkeypatch):
     )
 
 
+def classes_pooled(monkeypatch):
+    """Take the quantile of all classes together for each of them."""
+    right = planning.SetCalibrator.quantiles
+    pooled = lambda self, scores: right(replace(self, inside=None), scores)  # noqa: E731 short
+    monkeypatch.setattr(planning.SetCalibrator, "quantiles", pooled)
+
+
+def groups_without_the_class_counted(monkeypatch):
+    """Let groups that lack a class allow for its losses too."""
+    right = planning.search_threshold
+    monkeypatch.setattr(
+        planning, "search_threshold", lambda *asked: right(*asked[:2], asked[2] + 0.5)
+    )
+
+
 PLANTED = [
+    (classes_pooled, "the report at the stop, fixed-width -, in each class"),
+    (classes_pooled, "the report at the stop, fixed-width -, in each stratum"),
+    (classes_pooled, "the intervals of all rounds in each class, by case"),
+    (
+        groups_without_the_class_counted,
+        "the report at the stop, fixed-width, a case of a group that has some of the class, "
+        "by whole-group",
+    ),
     (rank_one_too_low, "a new case, ar"),
     (rank_one_too_low, "a new case in each of 3 strata"),
     (rank_one_too_low, "all of the cases of a new group"),
@@ -112,6 +136,18 @@ def test_equal_case_weights_break_the_guarantee_for_groups():
     law = BOOK["a random case of a new group, ar"]
     assert law.losses is a_random_case
     assert is_broken(replace(law, trial=partial(bound, score="ar")))
+
+
+def test_one_threshold_for_all_classes_breaks_the_guarantee_of_each():
+    law = BOOK["the report at the stop, fixed-width -, in each class"]
+    assert law.losses is given_its_stratum
+    assert is_broken(replace(law, trial=partial(stopped, by="case")))
+
+
+def test_classes_weighted_by_group_break_the_guarantee_given_the_class():
+    law = BOOK["the report at the stop, fixed-width, a case, given its class, by group"]
+    by_group = partial(law.trial, condition_on="group")
+    assert is_broken(replace(law, trial=by_group, populations=20))
 
 
 def test_single_decisions_break_the_guarantee_for_whole_groups():

@@ -84,9 +84,11 @@ def planned(
     alpha: float,
     by: str,
     max_width: float = 0.3,
+    within: str | None = None,
     **options: Any,
 ) -> Any:
-    """Plan a policy on a table of the given cases."""
+    """Plan a policy on a table of the given cases, `within` classes ('label') or 'strata'."""
+    options |= {} if within is None else {within: known.strata}
     table = tq.TaskOutputs(
         known.outputs[..., 0], known.targets[:, 0], RATES[: len(known.outputs)],
         group=None if by == "case" else known.group, task_range=population.task_range,
@@ -99,6 +101,8 @@ def scan(policy: Any, new: Unit) -> tuple[np.ndarray, np.ndarray]:
 
     A case is missed if the interval at the stop lacks its target, or is wider than was asked.
     """
+    if policy.strata:
+        return scan_in_strata(policy, new)
     missed, scanning = np.zeros(len(new), dtype=bool), np.ones(len(new), dtype=bool)
     for k in range(len(new.outputs)):
         decision = policy.decide(k, new.outputs[: k + 1, ..., 0])
@@ -107,6 +111,17 @@ def scan(policy: Any, new: Unit) -> tuple[np.ndarray, np.ndarray]:
         missed |= scanning & decision.stops & bad
         scanning &= ~decision.stops
     return missed, ~scanning
+
+
+def scan_in_strata(policy: Any, new: Unit) -> tuple[np.ndarray, np.ndarray]:
+    """Scan the cases of each stratum with its own policy; those of no stratum do not stop."""
+    missed, early = np.zeros(len(new), dtype=bool), np.zeros(len(new), dtype=bool)
+    for stratum in np.unique(new.strata):
+        inside = new.strata == stratum
+        if str(stratum) in policy.strata:
+            part = Unit(new.outputs[:, inside], new.targets[inside], new.strata[inside], new.weight)
+            missed[inside], early[inside] = scan(policy.for_stratum(stratum), part)
+    return missed, early
 
 
 def stopped(population: Population, alpha: float, *, by: str, **options: Any) -> Trial:
