@@ -12,6 +12,7 @@ from laws.enumeration import (
     Law,
     a_case_of_the_stratum,
     a_random_case,
+    a_stop_in_each_round,
     an_early_stop,
     as_likely_as_its_weight,
     enough_cases,
@@ -210,12 +211,12 @@ CHOSEN = [
 STOPPED = [
     *(
         Law(
-            f"the report at the stop, {policy} {score}, by {by}", 16,
+            f"the report at the stop, {policy} {score or 'mlwr'}, by {by}", 16,
             scans if by == "case" else group_scans,
             partial(stopped, policy=policy, score=score, by=by),
         )
         for policy, score in (
-            ("fixed-width", "mlwr"), ("adaptive", "lwr"), ("adaptive", "mlwr")
+            ("fixed-width", None), ("adaptive", "lwr"), ("adaptive", "mlwr")
         )
         for by in ("case", "group", "whole-group")
     ),
@@ -356,6 +357,12 @@ GIVEN = [
         given(partial(stopped, by="case", given="early", max_width=0.2)),
         an_early_stop, size=10, levels=((0.4, 0.3),),
         aside=int(np.flatnonzero(choose_units(np.arange(10), 1, None))[0]),
+    ),
+    GivenLaw(
+        "a stop in each round, given the calibration set", 1,
+        partial(later, first=4, units=(2, 2), rounds=2),
+        given(partial(stopped, by="case", given="round", max_width=0.2)),
+        a_stop_in_each_round, size=10, levels=((0.4, 0.5),), together=True,
     ),
     *(
         GivenLaw(

@@ -122,6 +122,13 @@ def an_early_stop(new: Unit, missed: np.ndarray, informed: np.ndarray) -> Counte
     yield "early", *(Fraction(int((x & informed).sum()), len(missed)) for x in (missed, informed))
 
 
+def a_stop_in_each_round(new: Unit, missed: np.ndarray, informed: np.ndarray) -> Counted:
+    """A case drawn from the new unit, given the round in which its scan stops early."""
+    for k in np.unique(informed[informed > 0]):
+        here = informed == k
+        yield int(k), *(Fraction(int((x & here).sum()), len(missed)) for x in (missed, here))
+
+
 def leave_one_out(population: Population, trial: Trial, losses: Losses) -> Tally:
     """Let each unit in turn be the new one; the order of the others must not matter."""
     tally = Tally()

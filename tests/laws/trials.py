@@ -104,13 +104,16 @@ def scan(policy: Any, new: Unit) -> tuple[np.ndarray, np.ndarray]:
     if policy.strata:
         return scan_in_strata(policy, new)
     missed, scanning = np.zeros(len(new), dtype=bool), np.ones(len(new), dtype=bool)
+    stop_round = np.zeros(len(new), dtype=int)
     for k in range(len(new.outputs)):
         decision = policy.decide(k, new.outputs[: k + 1, ..., 0])
         wide = decision.interval.width > policy.goal.max_width * (1 + 1e-12)
         bad = wide | ~decision.interval.contains(new.targets[:, 0])
         missed |= scanning & decision.stops & bad
+        stop_round[scanning & decision.stops] = k + 1
         scanning &= ~decision.stops
-    return missed, ~scanning
+    # Where each round has its guarantee, the round of the stop counts from 1.
+    return missed, stop_round if policy.guarantee.given == "round" else ~scanning
 
 
 def scan_in_strata(policy: Any, new: Unit) -> tuple[np.ndarray, np.ndarray]:

@@ -192,9 +192,13 @@ def table(outputs, cases=200, **more):
 
 def planned(outputs, cases=200, *, policy="fixed-width", group=None, **asked):
     more = {} if group is None else {"group": group}
-    return tq.plan(
-        table(outputs, cases, **more), alpha=0.1, max_width=0.5, policy=policy, score="lwr", **asked
-    )
+    asked |= {} if policy == "fixed-width" else {"score": "lwr"}
+    return tq.plan(table(outputs, cases, **more), alpha=0.1, max_width=0.5, policy=policy, **asked)
+
+
+def test_score_that_the_policy_does_not_use_is_refused():
+    with refused("option.unused"):
+        tq.plan(table(SURE), alpha=0.1, max_width=0.5, score="lwr")
 
 
 @pytest.mark.parametrize("unit", ["case", "group", "whole-group"])

@@ -60,7 +60,8 @@ class Guarantee:
         delta_scope: 'each' if delta holds for each stratum or class, 'all' for all jointly.
         strata: Number of calibrated strata or classes.
         caveat: Reason why some or all intervals are not finite.
-        given: 'early' for a guarantee conditional on stopping early.
+        given: 'early' for a guarantee conditional on stopping early, 'round' for one conditional
+            on the round of an early stop.
 
     Example:
         >>> print(Guarantee(alpha=0.05, unit="case", n_cases=1531).statement)
@@ -94,10 +95,10 @@ class Guarantee:
             message = f"condition must be 'each stratum' or 'each class', got {self.condition!r}"
             raise InputError(message, code="choice.unknown")
         if self.given and self.delta is None:
-            message = "given='early' needs delta; pass e.g. delta=0.1"
+            message = f"given={self.given!r} needs delta; pass e.g. delta=0.1"
             raise InputError(message, code="option.missing")
         if self.given and self._unit.fraction is not None:
-            message = f"given='early' covers a random case, got cases={self.cases!r}; remove cases="
+            message = f"given={self.given!r} needs cases='random', got {self.cases!r}"
             raise InputError(message, code="option.conflict")
         if self.quantiles_per_interval not in (1, 2):
             message = f"quantiles_per_interval must be 1 or 2, got {self.quantiles_per_interval}"
@@ -173,6 +174,8 @@ class Guarantee:
 
     @property
     def _condition_text(self) -> str:
+        if self.given == "round":
+            return " given the round in which its scan stops, whichever it is"
         if self.given:
             return " given that its scan stops before everything is measured"
         if self.condition_on == "group" or not self.condition:

@@ -18,8 +18,10 @@ from taskuq.policy._goal import Goal, Goals
 from taskuq.policy._rules import IntervalRule, Rules, StoppingRule, StoppingStatistics
 from taskuq.policy._stopping import (
     EARLY_FRACTION,
+    ROUND_FRACTION,
     Calibrator,
     TuningCases,
+    certified_rounds,
     guarantee_at_stop,
     last_certified,
     threshold_grid,
@@ -27,7 +29,7 @@ from taskuq.policy._stopping import (
 from taskuq.protocols import Score
 
 Statistic = Literal["spread", "learned"]
-Given = Literal["early"]
+Given = Literal["early", "round"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class PolicySpec:
         budget: For 'fixed-width': fraction of the error rate spent on stopping early; the rest
             is spent on reports narrower than the window.
         round_tolerance: For 'fixed-width': exponent of the acceleration in the risk statistic.
-        given: 'early' for a guarantee among the scans that stop before the full measurement.
+        given: 'early' for a guarantee among the scans that stop before the full measurement,
+            'round' for one among those that stop in each round.
 
     Example:
         >>> PolicySpec("paper", alpha=0.1, goal=Goal(max_width=0.2), score="cqr").name
@@ -68,8 +71,9 @@ class PolicySpec:
             raise InputError(f"budget must be in (0, 1], got {self.budget}", code="value.invalid")
         if not -10 <= self.round_tolerance <= 10:
             raise InputError("round_tolerance must be in [-10, 10]", code="value.invalid")
-        if self.given not in (None, "early"):
-            raise InputError(f"given must be 'early', got {self.given!r}", code="choice.unknown")
+        if self.given not in (None, *get_args(Given)):
+            message = f"given must be 'early' or 'round', got {self.given!r}"
+            raise InputError(message, code="choice.unknown")
         if self.given and not kind.supports_early:
             raise InputError(
                 f"given={self.given!r} needs 'adaptive' or 'fixed-width'", code="option.conflict"
@@ -99,7 +103,8 @@ class PolicySpec:
     @property
     def tuning_fraction(self) -> float:
         """Fraction of units held out for the policy, not its score."""
-        return max(self.policy.tuning_fraction(self), EARLY_FRACTION if self.given else 0.0)
+        own = {None: 0.0, "early": EARLY_FRACTION, "round": ROUND_FRACTION}[self.given]
+        return max(self.policy.tuning_fraction(self), own)
 
     def thresholds(
         self,
@@ -125,6 +130,12 @@ class PolicySpec:
             classes = [replace(calibrator, inside=within[:n] == name) for name in names]
             inside = [within[n:] == name for name in names]
         is_class = calibrator.guarantee.kind == "class"
+        if self.given == "round":
+            if within is not None:
+                message = "given='round' excludes label and strata; use given='early'"
+                raise InputError(message, code="option.conflict")
+            assert tuning is not None
+            return certified_rounds(statistics, calibrator, tuning)
         if self.given:
             assert tuning is not None
             chunks = (

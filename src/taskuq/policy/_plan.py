@@ -23,7 +23,14 @@ from taskuq.conformal._units import PolicyUnitName, Unit, as_unit, choose_units,
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.policy._goal import make_goals
-from taskuq.policy._kinds import Given, PolicyName, PolicySpec, Statistic, parse_policy
+from taskuq.policy._kinds import (
+    POLICIES,
+    Given,
+    PolicyName,
+    PolicySpec,
+    Statistic,
+    parse_policy,
+)
 from taskuq.policy._learned import fit_rules, round_arrays
 from taskuq.policy._policy import Policy, monitor_statistics
 from taskuq.policy._rules import LEAST, StoppingStatistics, stopping_statistics
@@ -54,7 +61,7 @@ def plan(
     at_least: Any = None,
     at_most: Any = None,
     policy: str = "fixed-width",
-    score: str | Score = "mlwr",
+    score: str | Score | None = None,
     statistic: Statistic = "spread",
     budget: float = 1.0,
     round_tolerance: float = 0.25,
@@ -95,7 +102,8 @@ def plan(
         at_least: Stop when a lower bound exceeds this level.
         at_most: Stop when an upper bound is below this level.
         policy: Kind of policy, one of these or your own.
-        score: Score of the nested intervals; fixed-width policies have a statistic instead.
+        score: Score of the nested intervals, 'mlwr' by default; fixed-width policies have a
+            statistic instead.
         statistic: 'spread' needs no tuning targets, 'learned' also corrects the sampler's bias.
         budget: For fixed-width: below 1, trade acceleration for narrower reports.
         round_tolerance: For fixed-width: exponent that makes later rounds more tolerant.
@@ -104,7 +112,8 @@ def plan(
         cases: With groups: cover a 'random' case, 'all' cases, or a fraction of them.
         delta: Guarantee coverage for all but this fraction of calibration sets.
         given: 'early' guarantees coverage among the scans that stop before the full measurement,
-            which needs ``delta``; its price in acceleration is in the certificate.
+            'round' among those that stop in each round, for all rounds at once. Both need
+            ``delta``; their price in acceleration is in the certificate.
         label: Class of each case, as an array or the name of a column of the table ('label'); the
             guarantee holds within each class, known or not.
         strata: Stratum of each case, known before its scan, in the same way; the guarantee holds
@@ -133,6 +142,10 @@ def plan(
     table = as_table(table, table_kwargs, "plan")
     table = table if task is None else table.select(task=task)
     goal = make_goals(max_width, at_least, at_most, side, table.task_names)
+    if score is not None and choose is None and "score" not in POLICIES[policy].options:
+        message = f"{policy!r} uses a statistic, not a score; remove score="
+        raise InputError(message, code="option.unused")
+    score = PolicySpec.score if score is None else score
     spec = PolicySpec(policy, alpha, goal, score, statistic, budget, round_tolerance, given)
     require_targets(table)
     of = policy_unit(table, unit, cases)
@@ -495,7 +508,7 @@ class SetCalibrator(Calibrator):
         parts = [self.guarantee.stratum(row, group, self.inside) for row in scores]
         return np.array([part.quantile() for part in parts])
 
-    def map_sets(self, function: Callable[[BoolArray], float]) -> FloatArray:
+    def map_sets(self, function: Callable[[BoolArray], Any]) -> FloatArray:
         return np.asarray(function(np.ones(self.units, dtype=bool)))
 
     def smallest(self, thresholds: FloatArray, losses: Losses) -> FloatArray:

@@ -159,7 +159,7 @@ class _SplitCalibrator(Calibrator):
         found = run_splits(splits, rankings, np.zeros((len(scores), 0, len(self.index))))
         return np.stack([r.quantiles(p) for r, p in zip(rankings, found.position, strict=True)])
 
-    def map_sets(self, function: Callable[[BoolArray], float]) -> FloatArray:
+    def map_sets(self, function: Callable[[BoolArray], Any]) -> FloatArray:
         splits = self.splitting
         fold = splits.folds if self._by_unit else splits.case_folds
         return np.array([function(fold(np.array([t]))[0] == 0) for t in range(splits.trials)])
@@ -228,7 +228,7 @@ class Simulation:
         stops: Fraction and coverage of the cases of each round, the full measurement last.
         standard_errors: Standard errors of mean acceleration and coverage, over tables and splits.
         sd: Standard deviations over splits of mean acceleration, coverage and width.
-        given: 'early' if coverage among early stops is guaranteed.
+        given: 'early' if coverage among early stops is guaranteed, 'round' if in each round.
         condition: 'each class' or 'each stratum' if the guarantee holds within them.
         class_coverage: For each class its cases, coverage with a standard error, mean acceleration
             and early width, measured.
@@ -274,14 +274,16 @@ class Simulation:
 
     def __repr__(self) -> str:
         guaranteed = "guaranteed" if self.guaranteed else "measured, not guaranteed"
-        error = self.standard_errors
+        error = {
+            n: f"± {e:.2g}" if e == e else "(± unknown)" for n, e in self.standard_errors.items()
+        }
         at = (f"{round_label(s.acceleration)} {s.fraction:.3g}" for s in self.stops)
         return "\n".join([
             f"{self.policy}, {self.statistic or self.score}, {guaranteed}: {self.splits} random "
             f"splits by {self.unit}, {self.n_calibration} to calibrate, {self.n_test} to test, "
             f"alpha {self.alpha:g}",
-            f"  mean R       {self.mean_acceleration:8.4g}  ± {error['mean_acceleration']:.2g}",
-            f"  coverage     {self.coverage:8.4g}  ± {error['coverage']:.2g}",
+            f"  mean R       {self.mean_acceleration:8.4g}  {error['mean_acceleration']}",
+            f"  coverage     {self.coverage:8.4g}  {error['coverage']}",
             f"  early width  {self.width:8.4g}",
             f"  stopped at   {', '.join(at)}",
         ])  # fmt: skip
@@ -334,7 +336,8 @@ def simulate(
         unit: 'case', 'group' or 'whole-group'; with groups, the group.
         cases: With groups: cover a 'random' case, 'all' cases, or a fraction of them.
         delta: Guarantee coverage for all but this fraction of calibration sets.
-        given: 'early' for a guarantee among early stops, of the policies by name that have one.
+        given: 'early' or 'round' for a guarantee among early stops, or those of each round, of the
+            policies by name that have one.
         label: Guarantee each class, as in :func:`taskuq.plan`.
         strata: Guarantee each stratum, likewise.
         condition_on: Likewise.

@@ -52,7 +52,7 @@ class Calibrator(ABC):
         """Return the guaranteed quantile of each row of scores (row, case)."""
 
     @abstractmethod
-    def map_sets(self, function: Callable[[BoolArray], float]) -> FloatArray:
+    def map_sets(self, function: Callable[[BoolArray], Any]) -> FloatArray:
         """Return the function of the units (unit,) of the calibration set, or of each."""
 
     @abstractmethod
@@ -173,8 +173,8 @@ def smallest_certified(thresholds: FloatArray, losses: FloatArray, bets: Betting
 def guarantee_at_stop(goal: Goal | Goals, guarantee: str) -> str:
     what = guarantee.removeprefix("Guaranteed: ")
     return (
-        f"Guaranteed for the report at the stop, where {goal.statement}: {what} "
-        "A fully sampled scan yields the target itself."
+        f"Guaranteed for the report at the stop, made once it can state that {goal.statement}: "
+        f"{what} A fully sampled scan yields the target itself."
     )
 
 
@@ -275,23 +275,36 @@ def _deviation(units: int, failing: float, *, groups: bool) -> float:
 
 # Fraction of units from which the thresholds to test are taken, and the most thresholds tested.
 EARLY_FRACTION, RUNGS = 0.1, 64
+# The same for guarantees of each round, and the parts of alpha that are missed on those units.
+ROUND_FRACTION, ROUND_PARTS = 0.2, (0.35, 0.65)
 # Held-out cases under the rules, and the unit of each.
 TuningCases: TypeAlias = tuple[StoppingStatistics, NDArray[np.int64]]
+
+
+def _stops_by_round(
+    statistics: StoppingStatistics, thresholds: FloatArray, unit: Unit, index: NDArray[np.int64]
+) -> list[tuple[BoolArray, BoolArray]]:
+    """Return the cases that stop in each round, and are missed, at thresholds (step, round)."""
+    largest = statistics.largest
+    if unit.stops_together:
+        largest = statistics.allowance(index)[:, index]
+    early = np.zeros((len(thresholds), statistics.cases), dtype=bool)
+    found = []
+    for k, lowest in enumerate(statistics.lowest):
+        at = thresholds[:, k, None]
+        here = ~early & (lowest <= at) & (at < largest[k])
+        early = early | here
+        found.append((here, here & (statistics.score[k] > at)))
+    return found
 
 
 def _early_stops(
     statistics: StoppingStatistics, thresholds: FloatArray, unit: Unit, index: NDArray[np.int64]
 ) -> tuple[BoolArray, BoolArray]:
-    largest, at = statistics.largest, thresholds[:, None]
-    if unit.stops_together:
-        largest = statistics.allowance(index)[:, index]
-    early = np.zeros((len(thresholds), statistics.cases), dtype=bool)
-    missed = early.copy()
-    for lowest, top, score in zip(statistics.lowest, largest, statistics.score, strict=True):
-        here = ~early & (lowest <= at) & (at < top)
-        early |= here
-        missed |= here & (score > at)
-    return early, missed
+    of_rounds = np.repeat(thresholds[:, None], len(statistics.lowest), axis=1)
+    rounds = _stops_by_round(statistics, of_rounds, unit, index)
+    early, missed = (np.any(each, axis=0) for each in zip(*rounds, strict=True))
+    return np.asarray(early), np.asarray(missed)
 
 
 def threshold_grid(
@@ -312,6 +325,75 @@ def threshold_grid(
         early = stops @ (weight if inside is None else weight * inside)
         starts.append(int((early >= (early.max() ** 2 * enough) ** (1 / 3)).argmax()))
     return grid[max(starts) :]
+
+
+def certified_rounds(
+    statistics: StoppingStatistics, calibrator: Calibrator, tuning: TuningCases
+) -> FloatArray:
+    """Return a threshold for each round, certified by itself; infinite if there is none.
+
+    Each is tested given those of the rounds before, whose combinations share delta.
+    """
+    alpha, delta = calibrator.guarantee.alpha, calibrator.guarantee.delta
+    unit, index, rounds = calibrator.unit, calibrator.index, len(statistics.lowest)
+    assert delta is not None
+    certify = _certified_groups if unit.is_group else _certified_cases
+    known: dict[tuple[float, ...], tuple[FloatArray, FloatArray, FloatArray]] = {}
+
+    def stops(before: tuple[float, ...], level: float) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return the thresholds to test after others, stops and misses of units at each."""
+        if before in known:
+            return known[before]
+        k = len(before)
+        enough = 1.5 * calibrator.guarantee._unit.needed(alpha, level) / calibrator.units
+        grid = _round_grid(tuning, unit, before, rounds, alpha, enough)
+        path = np.full((len(grid), rounds), np.inf)
+        path[:, :k], path[:, k] = before, grid
+        here, missed = np.zeros((2, int(index.max()) + 1, len(grid)))
+        found = _stops_by_round(statistics, path, unit, index)[k]
+        np.add.at(here, index, unit.weights(index)[:, None] * found[0].T)
+        np.add.at(missed, index, unit.weights(index)[:, None] * found[1].T)
+        known[before] = grid, here, missed
+        return known[before]
+
+    def test(kept: BoolArray) -> tuple[float, ...]:
+        row: tuple[float, ...] = ()
+        for k in range(rounds):
+            level = delta / (rounds * (len(ROUND_PARTS) + 1) ** k)
+            grid, here, missed = stops(row, level)
+            passed = certify(here[kept], missed[kept], alpha, level)
+            row += (float(np.append(np.inf, grid)[np.append(passed, False).argmin()]),)
+        return row
+
+    return calibrator.map_sets(test).T
+
+
+def _round_grid(
+    tuning: TuningCases,
+    unit: Unit,
+    before: tuple[float, ...],
+    rounds: int,
+    alpha: float,
+    enough: float,
+) -> FloatArray:
+    """Return thresholds of the next round that miss parts of alpha of its held-out stops."""
+    statistics, index = tuning
+    k, weight = len(before), unit.weights(index) / (index.max() + 1)
+    top = statistics.allowance(index)[k, index] if unit.stops_together else statistics.largest[k]
+    # Just below the threshold of a case, so that it stops.
+    grid = np.nextafter(np.unique(top[np.isfinite(top)]), -np.inf)
+    if not grid.size:
+        return grid
+    grid = grid[np.unique(np.linspace(0, len(grid) - 1, RUNGS).round().astype(np.int64))]
+    trial = np.full((len(grid), rounds), np.inf)
+    trial[:, :k], trial[:, k] = before, grid
+    here, missed = _stops_by_round(statistics, trial, unit, index)[k]
+    stops, lost = here @ weight, missed @ weight
+    found = []
+    for part in ROUND_PARTS:
+        good = np.flatnonzero((lost <= part * alpha * stops) & (stops >= enough))
+        found += [grid[good[0]]] if good.size else []
+    return np.unique(found)[::-1]
 
 
 def last_certified(
