@@ -10,6 +10,7 @@ import numpy as np
 from laws.enumeration import (
     GivenLaw,
     Law,
+    a_case_of_a_patient,
     a_case_of_the_stratum,
     a_random_case,
     a_stop_in_each_round,
@@ -21,7 +22,7 @@ from laws.enumeration import (
     given_its_stratum,
     given_those_set_aside,
 )
-from laws.populations import Population, draw, draw_groups_in_strata
+from laws.populations import Population, draw, draw_groups_in_strata, draw_sites
 from laws.trials import bound, given, in_all_rounds, joint_bound, stopped
 from taskuq.conformal._units import choose_units
 
@@ -36,6 +37,11 @@ few_group_scans = partial(draw, units=(5, 5), largest=6, rounds=2)
 def later(seed: int, first: int, **how: Any) -> Population:
     """Draw populations from another first seed."""
     return draw(first + seed, **how)
+
+
+def places_aside(units: int, take: int) -> tuple[int, ...]:
+    """Return the places of cases that are set aside."""
+    return tuple(np.flatnonzero(choose_units(np.arange(units), take, None)).tolist())
 
 
 BOUNDS = [
@@ -300,6 +306,24 @@ STOPPED_WITHIN = [
     ),
 ]  # fmt: skip
 
+site_scans = partial(draw_sites, units=(4, 7), rounds=2)
+SITES = [
+    *(
+        Law(
+            f"a random case of a random patient of a new site, {score}", 12, site_scans,
+            partial(bound, score=score, by_site=True), a_case_of_a_patient,
+        )
+        for score in ("ar", "mlwr")
+    ),
+    *(
+        Law(
+            f"the report at the stop, {policy}, at a new site", 12, site_scans,
+            partial(stopped, by="site", policy=policy, **options), a_case_of_a_patient,
+        )
+        for policy, options in (("fixed-width", {}), ("adaptive", {"score": "lwr"}))
+    ),
+]  # fmt: skip
+
 GIVEN = [
     GivenLaw(
         "a new case, given the calibration set", 3, partial(draw, units=(3, 3)),
@@ -356,13 +380,7 @@ GIVEN = [
         partial(later, first=3, units=(2, 2), rounds=2),
         given(partial(stopped, by="case", given="early", max_width=0.2)),
         an_early_stop, size=10, levels=((0.4, 0.3),),
-        aside=int(np.flatnonzero(choose_units(np.arange(10), 1, None))[0]),
-    ),
-    GivenLaw(
-        "a stop in each round, given the calibration set", 1,
-        partial(later, first=4, units=(2, 2), rounds=2),
-        given(partial(stopped, by="case", given="round", max_width=0.2)),
-        a_stop_in_each_round, size=10, levels=((0.4, 0.5),), together=True,
+        aside=places_aside(10, 1),
     ),
     *(
         GivenLaw(
@@ -375,4 +393,23 @@ GIVEN = [
     ),
 ]  # fmt: skip
 
-LAWS = [*BOUNDS, *GROUPS, *STRATA, *JOINT, *SET_ASIDE, *CHOSEN, *STOPPED, *STOPPED_WITHIN, *GIVEN]
+# Tests of every round leave so little of delta that it has a test of its own.
+EACH_ROUND = GivenLaw(
+    "a stop in each round, given the calibration set", 5,
+    partial(draw, units=(2, 2), rounds=2),
+    given(partial(stopped, by="case", given="round", max_width=0.2)),
+    a_stop_in_each_round, size=10, levels=((0.4, 0.3),), together=True, aside=places_aside(10, 3),
+)  # fmt: skip
+
+LAWS = [
+    *BOUNDS,
+    *GROUPS,
+    *STRATA,
+    *JOINT,
+    *SET_ASIDE,
+    *CHOSEN,
+    *STOPPED,
+    *STOPPED_WITHIN,
+    *SITES,
+    *GIVEN,
+]

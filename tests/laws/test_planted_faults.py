@@ -9,8 +9,14 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from laws.book import LAWS, groups, scans
-from laws.enumeration import Calibrated, Law, a_random_case, given_its_stratum
+from laws.book import EACH_ROUND, LAWS, groups, scans
+from laws.enumeration import (
+    Calibrated,
+    Law,
+    a_case_of_a_patient,
+    a_random_case,
+    given_its_stratum,
+)
 from laws.populations import Population, Unit
 from laws.trials import bound, given, informed, planned, scan, stopped
 from taskuq.conformal import _bound as threshold
@@ -150,6 +156,52 @@ def test_classes_weighted_by_group_break_the_guarantee_given_the_class():
     assert is_broken(replace(law, trial=by_group, populations=20))
 
 
+def hard_small_patients(seed):
+    """Sites with a patient of one case, who is missed unless q is large, and one of five cases."""
+
+    def site(error):
+        targets = np.array([[error], [0.0], [0.0], [0.0], [0.0], [0.0]])
+        return Unit(np.zeros((1, 6, 2, 1)), targets, np.array([0, 1, 1, 1, 1, 1]), 1.0)
+
+    return Population(tuple(map(site, (1.0, 2.0, 3.0, 4.0, 5.0))), None)
+
+
+@pytest.mark.parametrize(
+    "trial",
+    [
+        partial(bound, score="ar", by_site=True),
+        partial(stopped, by="site", policy="adaptive", score="ar", max_width=100.0),
+    ],
+    ids=["bound", "policy"],
+)
+def test_equal_weights_of_cases_break_the_guarantee_for_sites(monkeypatch, trial):
+    def flat(ids):
+        index, sizes = units.group_index(ids["site"])
+        return sizes[index]
+
+    law = Law("hard", 1, hard_small_patients, trial, a_case_of_a_patient, alphas=(0.3,))
+    assert not is_broken(law)
+    monkeypatch.setattr(units, "nested_denominators", flat)
+    monkeypatch.setattr(planning, "nested_denominators", flat)
+    assert is_broken(law)
+
+
+def test_stops_of_each_round_keep_the_guarantee():
+    outcomes = [EACH_ROUND.judged(seed) for seed in range(EACH_ROUND.populations)]
+    assert not any(one.broken for one in outcomes)
+    assert np.mean([one.informed for one in outcomes]) > 0.1
+    assert any(one.used > 0 for one in outcomes)
+
+
+def test_rounds_that_are_not_tested_break_the_guarantee(monkeypatch):
+    passed = lambda early, *_: np.ones(early.shape[1], dtype=bool)  # noqa: E731 short
+    # Thresholds may be as bold as they like: the test alone keeps the guarantee.
+    monkeypatch.setattr(stopping, "ROUND_PARTS", (10.0,))
+    assert not is_broken(EACH_ROUND)
+    monkeypatch.setattr(stopping, "_certified_cases", passed)
+    assert is_broken(EACH_ROUND)
+
+
 def test_single_decisions_break_the_guarantee_for_whole_groups():
     def one_by_one(population, alpha):
         def trial(cases):
@@ -224,7 +276,7 @@ def test_coverage_of_all_scans_is_not_coverage_of_early_stops():
     law = replace(
         BOOK["an early stop by case, given the calibration set"], populations=1, size=5,
         draw=certain_and_wrong, levels=((0.5, 0.3),), trial=given(partial(stopped, by="case")),
-        by_place=False, aside=None,
+        by_place=False, aside=(),
     )  # fmt: skip
     assert is_broken(law)
     assert not is_broken(replace(law, losses=a_random_case))

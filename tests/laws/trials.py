@@ -19,6 +19,7 @@ def bound(
     alpha: float,
     *,
     by_group: bool = False,
+    by_site: bool = False,
     strata: bool = False,
     label: bool = False,
     weights: bool = False,
@@ -28,7 +29,8 @@ def bound(
 
     def trial(cases: Cases) -> Calibrated:
         given = {
-            "group": cases.group if by_group else None,
+            "group": patients(cases) if by_site else cases.group if by_group else None,
+            **({"site": cases.group, "unit": "site"} if by_site else {}),
             "strata": cases.strata if strata else None,
             "label": cases.strata if label else None,
             "weights": cases.weights if weights else None,
@@ -78,6 +80,11 @@ def informed(interval: tq.Interval, population: Population) -> np.ndarray:
     return np.asarray((interval.lower > low) | (interval.upper < high))
 
 
+def patients(cases: Cases) -> np.ndarray:
+    """Return the patient of each case, where units are sites and strata their patients."""
+    return np.asarray(100 * cases.group + cases.strata)
+
+
 def planned(
     population: Population,
     known: Cases,
@@ -89,9 +96,10 @@ def planned(
 ) -> Any:
     """Plan a policy on a table of the given cases, `within` classes ('label') or 'strata'."""
     options |= {} if within is None else {within: known.strata}
+    group = {"case": None, "site": patients(known)}.get(by, known.group)
     table = tq.TaskOutputs(
         known.outputs[..., 0], known.targets[:, 0], RATES[: len(known.outputs)],
-        group=None if by == "case" else known.group, task_range=population.task_range,
+        group=group, site=known.group if by == "site" else None, task_range=population.task_range,
     )  # fmt: skip
     return tq.plan(table, alpha=alpha, max_width=max_width, unit=by, **options)
 

@@ -29,7 +29,7 @@ class _Goal:
     max_width: str | None = None
     at_least: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
     at_most: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
-    unit: Literal["case", "group", "whole-group"] | None = None
+    unit: Literal["case", "group", "whole-group", "site"] | None = None
     cases: str = "random"
     delta: float | None = None
     given: Literal["early", "round"] | None = None

@@ -47,11 +47,11 @@ class Guarantee:
 
     Args:
         alpha: Error rate in (0, 1).
-        unit: Exchangeable unit, 'case' or 'group'.
+        unit: Exchangeable unit, 'case', 'group' or 'site'.
         n_cases: Number of calibration cases.
         cases: Cases of a new group that are covered: 'random', 'all' or a fraction.
         delta: Fraction of calibration sets for which the guarantee may fail.
-        n_groups: Number of calibration groups, if groups are the unit.
+        n_groups: Number of calibration groups or sites, if these are the unit.
         condition: 'each stratum' or 'each class' for conditional guarantees.
         weighted: True if calibration scores are weighted for a known shift of the inputs.
         tasks: Number of tasks that are covered jointly.
@@ -99,6 +99,9 @@ class Guarantee:
             raise InputError(message, code="option.missing")
         if self.given and self._unit.fraction is not None:
             message = f"given={self.given!r} needs cases='random', got {self.cases!r}"
+            raise InputError(message, code="option.conflict")
+        if self.unit == "site" and (self.delta is not None or self.condition):
+            message = "unit='site' excludes delta, label and strata; remove them or use 'group'"
             raise InputError(message, code="option.conflict")
         if self.quantiles_per_interval not in (1, 2):
             message = f"quantiles_per_interval must be 1 or 2, got {self.quantiles_per_interval}"
@@ -358,7 +361,7 @@ def _quantile_given_stratum(
     effective, level = _effective_groups(index, sizes), exact_alpha(alpha)
     if delta is None:
         allowed = level * (effective + 1) - 1
-        return math.inf if allowed < 0 else quantile_of_mean_loss(scores, index, sizes, allowed)
+        return math.inf if allowed < 0 else quantile_of_mean_loss(scores, sizes[index], allowed)
     # What a group loses at every finite threshold stands above them all.
     outside = 1 - np.bincount(index, minlength=len(sizes)) / sizes
     return smallest_certified(

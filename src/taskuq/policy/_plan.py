@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, final
 
 import numpy as np
@@ -19,7 +20,17 @@ from taskuq.conformal._guarantee import (
     parse_delta_scope,
     too_few_within,
 )
-from taskuq.conformal._units import PolicyUnitName, Unit, as_unit, choose_units, unit_index
+from taskuq.conformal._units import (
+    PolicyUnitName,
+    SiteUnit,
+    Unit,
+    as_unit,
+    choose_units,
+    nested_denominators,
+    nested_ids,
+    quantile_of_mean_loss,
+    unit_index,
+)
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.policy._goal import make_goals
@@ -107,8 +118,9 @@ def plan(
         statistic: 'spread' needs no tuning targets, 'learned' also corrects the sampler's bias.
         budget: For fixed-width: below 1, trade acceleration for narrower reports.
         round_tolerance: For fixed-width: exponent that makes later rounds more tolerant.
-        unit: 'case', 'group' (a random case of a new group), or 'whole-group' (one decision for
-            all its cases); with groups, the group.
+        unit: 'case', 'group' (a random case of a new group), 'whole-group' (one decision for all
+            its cases), or 'site' (a random case of a random group of a new site); with groups,
+            the group.
         cases: With groups: cover a 'random' case, 'all' cases, or a fraction of them.
         delta: Guarantee coverage for all but this fraction of calibration sets.
         given: 'early' guarantees coverage among the scans that stop before the full measurement,
@@ -179,7 +191,24 @@ class Setup:
 
     @property
     def index(self) -> NDArray[np.int64]:
-        return self.unit.index(self.table.cases, self.table.group)
+        return self.unit.index(self.table.cases, self._ids)
+
+    @property
+    def _ids(self) -> np.ndarray | None:
+        site = self.table.site if isinstance(self.unit, SiteUnit) else None
+        return self.table.group if site is None else nested_ids(site, self.table.group)
+
+    @property
+    def denominator(self) -> NDArray[np.int64] | None:
+        """Inverse weight of each case in its site."""
+        is_site, ids = isinstance(self.unit, SiteUnit), self._ids
+        return nested_denominators(ids) if is_site and ids is not None else None
+
+    @property
+    def weights(self) -> FloatArray:
+        """Weight of each case in a mean over units."""
+        denominator = self.denominator
+        return self.unit.weights(self.index) if denominator is None else 1 / denominator
 
     @property
     def within(self) -> np.ndarray | None:
@@ -251,7 +280,9 @@ def _calibrate_policy(
     fit = fit_rules(spec, table, unit, index, setup.delta, rng)
     kept, cases = unit_index(fit.statistics.cases, index[~fit.held_out]), ~fit.held_out
     guarantee = setup.guarantee(spec, kept, cases)
-    calibrator, accelerations = SetCalibrator(guarantee, unit, kept), table.accelerations
+    accelerations, denominator = table.accelerations, setup.denominator
+    denominator = None if denominator is None else denominator[cases]
+    calibrator = SetCalibrator(guarantee, unit, kept, denominator=denominator)
     within = setup.within
     of_kept = None if within is None else within[cases]
     of_all = None if within is None else np.append(within[cases], within[fit.held_out])
@@ -326,7 +357,7 @@ def _by_class_and_site(
     n = statistics.cases
     stopped = np.vstack([stops, np.ones((1, n), bool)]).argmax(axis=0)
     hit = np.vstack([statistics.score <= q, np.ones((1, n), bool)])[stopped, np.arange(n)]
-    cost, weight, found = costs(table.accelerations)[stopped], unit.weights(index), {}
+    cost, weight, found = costs(table.accelerations)[stopped], calibrator.weights, {}
     for kind, values in names:
         if values is None:
             continue
@@ -359,7 +390,8 @@ def require_targets(table: TaskOutputs) -> None:
 
 
 def policy_unit(table: TaskOutputs, unit: PolicyUnitName | None, cases: float | str) -> Unit:
-    return as_unit(unit, cases, has_groups=table.group is not None, whole=True)
+    has_groups, has_sites = table.group is not None, table.site is not None
+    return as_unit(unit, cases, has_groups=has_groups, whole=True, has_sites=has_sites)
 
 
 def _choose_policy(
@@ -429,7 +461,8 @@ def _cost(spec: PolicySpec, setup: Setup, make: Callable[[PolicySpec, Setup], Po
         policy = make(spec, setup.select(~held))
         statistics = stopping_statistics(policy._rules, x[:, held], z[:, held])
         number = unit_index(0, index[held])
-        lowest, largest, weight = statistics.lowest, statistics.largest, unit.weights(number)
+        lowest, largest = statistics.lowest, statistics.largest
+        weight = setup.weights[held]
         thresholds = np.array(policy.thresholds)
         if policy.strata and setup.within is not None:
             # No scan of a stratum that the other folds lack stops.
@@ -502,6 +535,12 @@ class SetCalibrator(Calibrator):
         return int(self.index.max()) + 1
 
     def quantiles(self, scores: FloatArray) -> FloatArray:
+        if self.denominator is not None:
+            allowed = Fraction(self.guarantee.levels[0]) * (self.units + 1) - 1
+            if allowed < 0:
+                return np.full(len(scores), np.inf)
+            of_site = self.denominator
+            return np.array([quantile_of_mean_loss(row, of_site, allowed) for row in scores])
         if self.inside is None:
             return np.array([self.guarantee.quantile(row, self.index) for row in scores])
         group = self.index if self.unit.is_group else None

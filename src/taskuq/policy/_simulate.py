@@ -207,7 +207,7 @@ class Simulation:
         budget: Fraction of the error rate spent on stopping early.
         guaranteed: True if the report at the stop has a guarantee.
         alpha: Error rate.
-        unit: 'case', 'group' or 'whole-group'.
+        unit: 'case', 'group', 'whole-group' or 'site'.
         splits: Number of random splits.
         n: Number of units.
         n_calibration: Calibration units, including tuning units.
@@ -333,7 +333,7 @@ def simulate(
         side: Likewise.
         splits: Number of random splits.
         seed: Seed or Generator; all policies use the same splits if possible.
-        unit: 'case', 'group' or 'whole-group'; with groups, the group.
+        unit: 'case', 'group', 'whole-group' or 'site'; with groups, the group.
         cases: With groups: cover a 'random' case, 'all' cases, or a fraction of them.
         delta: Guarantee coverage for all but this fraction of calibration sets.
         given: 'early' or 'round' for a guarantee among early stops, or those of each round, of the
@@ -446,7 +446,7 @@ class _SimulationJob:
                 test = on.fold(t)
                 test = test if self.unit.is_group else on.of_cases(test[None])[0]
                 units, bracketed, final = rules.learn_outside(test, self.index)
-                calibrator = SetCalibrator(self.guarantee, self.unit, units)
+                calibrator = self._calibrator(units, np.flatnonzero(test[self.index] == 0))
                 allowance = self._allowance(final, scans.unit_of_case)
                 learned = replace(scans, statistics=final, allowance=allowance)
                 return learned, self._thresholds(bracketed, calibrator, test[self.index] == 0)
@@ -459,6 +459,16 @@ class _SimulationJob:
         if leaving is None:
             return sums, None, everyone
         return sums, _replicate(calibrate(leaving), leaving, group, everyone), everyone
+
+    def _calibrator(self, units: NDArray[np.int64], cases: NDArray[np.int64]) -> SetCalibrator:
+        denominator = self.setup.denominator
+        denominator = None if denominator is None else denominator[cases]
+        return SetCalibrator(self.guarantee, self.unit, units, denominator=denominator)
+
+    @property
+    def _clusters(self) -> np.ndarray | None:
+        """Independent clusters of cases: the groups, or the sites if these are the unit."""
+        return self.index if self.setup.denominator is not None else self.table.group
 
     def _thresholds(
         self,
@@ -486,12 +496,12 @@ class _SimulationJob:
         return thresholds
 
     def _scans(self, statistics: StoppingStatistics, pool: NDArray[np.int64]) -> StoredScans:
-        index, group = unit_index(len(pool), self.index[pool]), self.table.group
+        index, group = unit_index(len(pool), self.index[pool]), self._clusters
         return StoredScans(
             statistics=statistics,
             targets=round_arrays(self.table)[1][:, pool],
             accelerations=self.table.accelerations,
-            weight=self.unit.weights(index),
+            weight=self.setup.weights[pool],
             group_of_case=unit_index(len(pool), None if group is None else group[pool]),
             unit_of_case=index,
             enough=self.unit.enough(np.bincount(index)),
@@ -513,17 +523,16 @@ class _SimulationJob:
         splitting = Splits(units, self.n_test, splits, seed, of_case, self._is_compiled)
         if self.spec.given:
             tuning = evaluate_tuning_cases(rules, self.table, held_out, self.index)
-        group = unit_index(self.table.cases, self.table.group)
+        group = unit_index(self.table.cases, self._clusters)
         leaving = _jackknife_folds(splitting, scans.group_of_case, self.unit.is_group)
-        if self.setup.condition is not None:
+        if self.setup.condition is not None or self.setup.denominator is not None:
             of_tuning = None if tuning is None else (tuning, held_out)
 
             def calibrate(on: Splits) -> Callable[[int], tuple[StoredScans, FloatArray]]:
                 def one_split(t: int) -> tuple[StoredScans, FloatArray]:
                     kept = on.case_folds(np.array([t]))[0] == 0
-                    calibrator = SetCalibrator(
-                        self.guarantee, self.unit, unit_index(int(kept.sum()), index[kept])
-                    )
+                    units = unit_index(int(kept.sum()), index[kept])
+                    calibrator = self._calibrator(units, pool[kept])
                     some = statistics.select(kept)
                     return scans, self._thresholds(some, calibrator, kept, pool, of_tuning)
 
@@ -611,7 +620,7 @@ class _SimulationJob:
         found, group = [], unit_index(self.table.cases, self.table.group)
         for name in () if of_case is None else np.unique(of_case):
             inside = of_case == name
-            weight = self.unit.weights(self.index)
+            weight = self.setup.weights
             if kind == "class" and self.guarantee.condition_on == "group":
                 weight = 1 / np.maximum(np.bincount(self.index, inside), 1)[self.index]
             tested, covered, cost, early, width = by_case * weight * inside
@@ -619,7 +628,8 @@ class _SimulationJob:
             error = math.nan
             if groups > 1 and tested.sum() > 0:
                 misses = np.bincount(group, covered - coverage * tested)
-                error = math.sqrt(groups / (groups - 1) * (misses**2).sum()) / tested.sum()
+                spread = groups / (groups - 1) * float((misses**2).sum())
+                error = math.sqrt(spread) / float(tested.sum())
             record = {
                 kind: str(name),
                 "cases": int(inside.sum()),

@@ -31,10 +31,14 @@ class Calibrator(ABC):
     index: NDArray[np.int64]
     # Cases of the class or stratum that is calibrated; all if None.
     inside: BoolArray | None = field(default=None, kw_only=True)
+    # Inverse weights of the cases of sites.
+    denominator: NDArray[np.int64] | None = field(default=None, kw_only=True)
 
     @property
     def weights(self) -> FloatArray:
         """Weight of each case in a mean over units; with a class, of its cases alone."""
+        if self.denominator is not None:
+            return np.asarray(1 / self.denominator)
         weight = self.unit.weights(self.index)
         if self.inside is None:
             return weight
@@ -202,7 +206,7 @@ def make_certificate(
             )  # fmt: skip
         return mean_cost(statistics.lowest, largest, accelerations, thresholds, weight)
 
-    weights = unit.weights(index)
+    weights = calibrator.weights
     certificate: dict[str, Any] = {
         "mean_over": unit.mean_unit,
         "mean_acceleration": 1 / cost(statistics.largest, weights),
@@ -381,7 +385,7 @@ def _round_grid(
     k, weight = len(before), unit.weights(index) / (index.max() + 1)
     top = statistics.allowance(index)[k, index] if unit.stops_together else statistics.largest[k]
     # Just below the threshold of a case, so that it stops.
-    grid = np.nextafter(np.unique(top[np.isfinite(top)]), -np.inf)
+    grid: FloatArray = np.nextafter(np.unique(top[np.isfinite(top)]), -np.inf)
     if not grid.size:
         return grid
     grid = grid[np.unique(np.linspace(0, len(grid) - 1, RUNGS).round().astype(np.int64))]
@@ -393,7 +397,7 @@ def _round_grid(
     for part in ROUND_PARTS:
         good = np.flatnonzero((lost <= part * alpha * stops) & (stops >= enough))
         found += [grid[good[0]]] if good.size else []
-    return np.unique(found)[::-1]
+    return np.asarray(np.unique(found)[::-1])
 
 
 def last_certified(
