@@ -160,7 +160,7 @@ class Policy:
             return self
         named = ", ".join(self.strata)
         if stratum is None:
-            message = f"the policy needs the stratum of the scan; pass one of {named}"
+            message = f"the policy needs the stratum of a scan, one of {named}: use for_stratum"
             raise InputError(message, code="option.missing")
         if str(stratum) not in self.strata:
             message = f"stratum {stratum!r} was not calibrated; the policy has {named}"
