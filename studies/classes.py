@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import taskuq as tq
+from taskuq.conformal._units import PolicyUnitName
 from taskuq.table._table import replace_arrays
 
 TABLES, GOALS = ("joint_effusion", "meniscus_tear"), ((0.05, 0.1), (0.1, 0.2))
@@ -24,7 +25,7 @@ FIELDS = (
     "negatives", "negatives_error", "positives", "positives_error",
 )  # fmt: skip
 # Few volumes have effusion: by volume, the guarantee of a class is for the volumes that have it.
-CONDITIONS: dict[str, dict[str, Any]] = {
+CONDITIONS: dict[PolicyUnitName, dict[str, Any]] = {
     "case": {"label": "label"},
     "group": {"label": "label", "condition_on": "group"},
 }
