@@ -251,7 +251,7 @@ class FolderData(DataConfig):
 
 
 def _center_fit(image: FloatArray, height: int, width: int) -> FloatArray:
-    """Crop or zero-pad an image; the pixel at half its size stays at half its size."""
+    """Crop or zero-pad an image; the pixel at half the size stays at half the size."""
     for axis, size in enumerate((height, width)):
         have = image.shape[axis]
         if have > size:
@@ -266,7 +266,7 @@ def _center_fit(image: FloatArray, height: int, width: int) -> FloatArray:
 
 
 def _read_table(folder: Path, table: Path, group: Grouping | None) -> tuple[_ImageFrame, ...]:
-    """Read the images of a table of labels, in its order."""
+    """Read the images listed in a table of labels, in the same order."""
     with reading(table, "a CSV file"), table.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         columns = set(reader.fieldnames or ())

@@ -1,4 +1,4 @@
-"""Simulated stops of stored scans."""
+"""Simulation of stops on stored scans."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class StoredScans:
         return np.stack(found)
 
     def covered_at(self, thresholds: FloatArray) -> FloatArray:
-        """Return the same near one threshold of each round, for the cases that stop there."""
+        """Return the smallest covering threshold of cases that stop near each round's threshold."""
         found = self.statistics.score.copy()
         for k, row in enumerate(thresholds):
             q = np.broadcast_to(row, found[k].shape)
