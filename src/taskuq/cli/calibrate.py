@@ -32,7 +32,7 @@ def calibrate(
     score: str = app.SCORE,
     alpha: float = 0.05,
     acceleration: str | None = None,
-    unit: Literal["case", "group"] | None = None,
+    unit: Literal["case", "group", "site"] | None = None,
     cases: str = "random",
     delta: float | None = None,
     side: Literal["two", "upper", "lower", "each"] = "two",
@@ -51,11 +51,14 @@ def calibrate(
     if not loaded.has_targets:
         raise InputError(f"{table} has no targets f(x) of true images", code="targets.missing")
     k, R = _round(loaded, acceleration)
-    group = as_unit(unit, has_groups=loaded.group is not None).groups(loaded.group)
+    has_groups, has_sites = loaded.group is not None, loaded.site is not None
+    group = as_unit(unit, has_groups=has_groups, has_sites=has_sites).groups(loaded.group)
     bound: Bound | JointBound
     if joint is not None:
         if loaded.outputs.ndim != 4:
             raise InputError("--joint needs a table of several tasks", code="option.unused")
+        if unit == "site":
+            raise InputError("--joint excludes --unit site", code="option.conflict")
         if side == "each":
             raise InputError("--joint excludes --side each", code="option.conflict")
         bound = calibrate_joint(
@@ -71,8 +74,8 @@ def calibrate(
             raise InputError("--by-label needs a table with labels", code="groups.missing")
         bound = calibrate_arrays(
             loaded.rounds_up_to(k), loaded.targets_at(k), alpha=alpha, score=score, group=group,
-            unit=unit, cases=app.parse_number_or_name(cases), delta=delta, side=side,
-            task_range=loaded.task_range, label=loaded.label if by_label else None,
+            site=loaded.site, unit=unit, cases=app.parse_number_or_name(cases), delta=delta,
+            side=side, task_range=loaded.task_range, label=loaded.label if by_label else None,
             condition_on=within, acceleration=R,
         )  # fmt: skip
     app.print_table_notes(loaded)
