@@ -167,8 +167,8 @@ class _ColumnHashes:
 
 # Characters of the longest id: a million longer ones would fill the memory.
 LONGEST = 1000
-# Readers that take a folder of Parquet as one table skip names with an underscore.
-CASE_LIST = "_cases.parquet"
+# A Parquet file too, but other tools read *.parquet of a folder as one table: only shards match.
+CASE_LIST = "cases.pq"
 
 
 def identities(column: Any, name: str, source: str, *, floats: bool = False) -> Any:
