@@ -85,6 +85,16 @@ def heard(wire):
     return [one for one in images if not one["undecided"]], texts
 
 
+def ends_undecided(wire, slices=1):
+    """Return True if only images without a decision follow, which continue the scan."""
+    found = []
+    while (message := wire.read()) is not None:
+        found.append(_decision(message))
+    return len(found) == slices and all(
+        one["undecided"] and one["decision"] == "continue" and one["fault"] for one in found
+    )
+
+
 def replies(wire):
     """Close a connection; return all images and texts until its end."""
     wire.send(CLOSE)
