@@ -461,11 +461,11 @@ class Connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
     def wait_until(self, until: float | None) -> None:
-        """Set the time of the monotonic clock after which nothing is read."""
+        """Set the deadline of all reads, on the monotonic clock."""
         self._until = until
 
     def read(self) -> Message | None:
-        """Return the next message that is not a waveform, or None at the end of the stream."""
+        """Return the next message other than a waveform, or None at the end of the stream."""
         while start := self._some(2):
             kind = struct.unpack("<H", start + self._exactly(2 - len(start)))[0]
             match kind:
