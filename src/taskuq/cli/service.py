@@ -90,21 +90,21 @@ def monitor(
     test = Monitor(load_policy(policy), delta=delta, state=output)
     before = test.units
     monitor_table(test, TaskOutputs.load(table), audited=audited)
-    number = len(test._streams)
     rows = [
         [
             name,
             str(len(stream.values)),
             f"{100 * stream.median_rank:.3g} %" if stream.values else "-",
-            f"{stream.evidence[-1] / number:.3g}" if stream.values else "-",
-            f"{stream.largest / number:.3g}",
+            f"{test._shares[name] * stream.evidence[-1]:.3g}" if stream.values else "-",
+            f"{test._shares[name] * stream.largest:.3g}",
             "yes" if name in test.alarms else "no",
         ]
         for name, stream in test._streams.items()
     ]
     title = (
         f"{test.units - before} new {test.policy.guarantee.unit}s, {test.units} in all; evidence "
-        f"is divided by {number} statistics, and {1 / test.delta:g} in one withdraws the guarantee"
+        f"is times each statistic's share of delta, and {1 / test.delta:g} in one withdraws the "
+        "guarantee"
     )
     columns = ["statistic", "seen", "median rank", "evidence", "largest", "changed"]
     app.show_table(title, columns, rows)
