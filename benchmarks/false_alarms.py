@@ -101,7 +101,7 @@ def _withdrawn(policy: tq.Policy, table: tq.TaskOutputs, *, audited: bool) -> st
 def drift(streams: int = 41, units: int = 300, delta: float = 0.1) -> None:
     """Print coverage and the units until the alarm for other contrasts of the guide's patients."""
     guide = Path(__file__).parents[1] / "docs/how-to/scanner.md"
-    code = re.findall(r"```python\n(.*?)```", guide.read_text("utf-8"), flags=re.S)[:4]
+    code = re.findall(r"```python\n(.*?)```", guide.read_text("utf-8"), flags=re.S)[:3]
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         names: dict[str, Any] = {}
         for block in code:

@@ -448,6 +448,7 @@ class Connection:
         self._sending = threading.Lock()
         self._until: float | None = None
         self._paced: float | None = None
+        self.has_begun = False
         # True while the client waits for a reply.
         self.is_awaited: Callable[[], bool] = lambda: False
         connection.settimeout(limits.idle)
@@ -467,6 +468,7 @@ class Connection:
     def read(self) -> Message | None:
         """Return the next message other than a waveform, or None at the end of the stream."""
         while start := self._some(2):
+            self.has_begun = True
             kind = struct.unpack("<H", start + self._exactly(2 - len(start)))[0]
             match kind:
                 case 1008:
@@ -481,7 +483,8 @@ class Connection:
                 case 2 | 3 | 5:
                     size = struct.unpack("<I", self._exactly(4))[0]
                     text = self._exactly(size, self.limits.text)
-                    return Message(kind, text.decode("utf-8", "replace"))
+                    # Some clients count a closing zero.
+                    return Message(kind, text.rstrip(b"\0").decode("utf-8", "replace"))
                 case 4:
                     return None
                 case _:

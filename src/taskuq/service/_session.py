@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from taskuq._arrays import as_array, is_tensor
 from taskuq._config import from_toml_table
-from taskuq._io import complete_record, file_lock, to_json_value
+from taskuq._io import complete_record, file_lock, parse_json, to_json_value
 from taskuq._seeds import case_seed
 from taskuq.errors import InputError, first_line
 from taskuq.measure._mri import MRIMeasurement, _combine_columns
@@ -291,6 +291,7 @@ class Session:
     done: set[int] = field(default_factory=set)
     skipped_kinds: set[str] = field(default_factory=set)
     queue: _DecisionQueue = field(init=False)
+    shadow: bool = field(init=False)
     _active: dict[int, _ActiveScan] = field(default_factory=dict)
     _buffered: int = 0
     _progress: float = field(default_factory=time.monotonic)
@@ -302,6 +303,7 @@ class Session:
     _held: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
+        self.shadow = self.model.shadow
         self.queue = _DecisionQueue(self.connection.limits.waiting, self._end)
         # One for all slices, so that late rounds queue instead of adding threads.
         self._worker = DeadlineWorker(self.model.deadline)
@@ -310,12 +312,13 @@ class Session:
     def run(self) -> None:
         """Read until the client is done, and decide the rounds that are ready."""
         self.connection.wait_until(time.monotonic() + self.connection.limits.header)
-        fault, received = None, False
+        fault = None
         try:
             while (message := self.connection.read()) is not None:
-                received = True
                 if message.kind == mrd.HEADER:
                     self._begin(message.content)
+                elif message.kind in (mrd.CONFIG_TEXT, mrd.TEXT):
+                    self._configure(message.content)
                 elif message.kind == mrd.ACQUISITION:
                     self._line(message.content)
                 self._require_progress()
@@ -336,7 +339,7 @@ class Session:
             self.send_text(fault)
         finally:
             self.queue.close()
-            if received:
+            if self.connection.has_begun:
                 self._answer_undecided(fault)
             # A reference to this session must not keep the lines in memory.
             self.slices.clear()
@@ -347,6 +350,14 @@ class Session:
             if fault is not None:
                 self.connection.drain(LINGER)
             self.connection.close()
+
+    def _configure(self, text: str) -> None:
+        """Turn on shadow mode if a client's parameters ask for it; they cannot turn it off."""
+        with suppress(ValueError, RecursionError):
+            record = parse_json(text)
+            given = record.get("parameters") if isinstance(record, dict) else None
+            value = given.get("shadow") if isinstance(given, dict) else None
+            self.shadow |= str(value).lower() == "true"
 
     def send_text(self, sentence: str, **more: Any) -> None:
         self.service.count("sentences")
@@ -553,7 +564,7 @@ class Session:
         options = ScanOptions(
             header.scan_id, model.folder / f"scan-{key}.json", model.folder / "log.jsonl",
             model.monitor, reply, model.adaptive,
-            ScanFlags(self.void, model.shadow, patient),
+            ScanFlags(self.void, self.shadow, patient),
         )  # fmt: skip
         if model.is_joint:
             scanners = as_scanners({name: slices[k] for name, k in slice_of.items()}, None, None)
@@ -602,7 +613,7 @@ class Session:
         meta = dict.fromkeys(REPLIED, "null") | {
             "decision": "continue", "would_stop": "false", "lines": json.dumps(lines),
             "guarantee": "No guarantee: not decided.", "guaranteed": "false", "undecided": "true",
-            "shadow": str(self.model.shadow).lower(), "stored": "false",
+            "shadow": str(self.shadow).lower(), "stored": "false",
             "reason": json.dumps(f"continue: {fault:.300}"), "fault": json.dumps(fault[:300]),
         }  # fmt: skip
         if self.header is not None:
@@ -613,7 +624,7 @@ class Session:
     def _reply(self, record: RoundRecord, slice_: int, image: Any) -> None:
         """Send the image with interval and decision."""
         assert self.header is not None, "slices come after the header"
-        shadow = self.model.shadow
+        shadow = self.shadow
         stops = "would stop" if shadow else "stops"
         what = "told again" if record.restored else stops if record.stop else "continues"
         self.service.count(what)
@@ -663,7 +674,7 @@ class Session:
     def _next_lines(self, record: RoundRecord, slice_: int) -> list[int]:
         """Return the lines of the next round; after a stop in shadow mode, all remaining lines."""
         columns, k = self.model.columns, record.round + 1
-        if not (record.stop and self.model.shadow):
+        if not (record.stop and self.shadow):
             is_chosen = record.stop or self.model.adaptive is not None
             return list(record.next_lines) if is_chosen else columns[k].tolist()
         if self.model.adaptive is None:
