@@ -39,6 +39,8 @@ from taskuq.service._session import SCHEMA, ServiceModel, Session, policy_geomet
 from taskuq.training._weights import locate
 
 LOOPBACK = "127.0.0.1"
+# Without a handler, warnings would go to standard error.
+logging.getLogger("taskuq.service").addHandler(logging.NullHandler())
 ANY_GEOMETRY = Geometry()
 # Seconds after a failed accept.
 PAUSE = 0.1
