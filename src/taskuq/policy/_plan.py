@@ -378,12 +378,12 @@ def _by_class_and_site(
 def _origin(table: TaskOutputs) -> dict[str, Any]:
     record = table.provenance.get("configuration")
     record = record if isinstance(record, Mapping) else {}
-    stored, coils = record.get("fingerprints"), record.get("coils")
+    stored, geometry = record.get("fingerprints"), record.get("geometry")
     # Lines that were chosen in the scan have a rule, known or not.
     fingerprints = {} if table.sampled_lines is None else {"rule": ""}
     fingerprints |= stored if isinstance(stored, Mapping) else {}
     origin: dict[str, Any] = {"fingerprints": fingerprints} if fingerprints else {}
-    return origin | ({"coils": coils} if isinstance(coils, int) and coils > 0 else {})
+    return origin | ({"geometry": dict(geometry)} if isinstance(geometry, Mapping) else {})
 
 
 def require_targets(table: TaskOutputs) -> None:
