@@ -187,7 +187,7 @@ def tuning_units(
 
 
 def tuning_count(units: int, fraction: float, alpha: Level) -> int:
-    """Return about a fraction of the units, chosen to make the conformal rank tight."""
+    """Return a number of tuning units near the fraction that wastes no calibration unit."""
     level = exact_alpha(alpha)
     take = math.floor(fraction * units)
     left = units - take
