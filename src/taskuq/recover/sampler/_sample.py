@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from taskuq._seeds import mix_seeds
-from taskuq.recover._compiled import CudaGraph
+from taskuq.recover._compiled import CudaGraph, compile_methods, compile_region
 from taskuq.recover._methods import BatchRecovery, check_samples
 from taskuq.recover.sampler._network import (
     ACCELERATIONS,
@@ -66,8 +67,13 @@ def _shift_right(x: Tensor, by: int) -> Tensor:
 
 def counter_normal(seeds: Tensor, count: int) -> Tensor:
     """Return counter-based standard normal numbers, (seed, count)."""
-    half = (count + 1) // 2
-    x = seeds[:, None] + torch.arange(1, half + 1, device=seeds.device) * _STEP
+    counter = torch.arange(1, (count + 1) // 2 + 1, device=seeds.device) * _STEP
+    normal = compile_region(_hash_normal) if seeds.is_cuda else _hash_normal
+    return normal(seeds, counter)[:, :count]
+
+
+def _hash_normal(seeds: Tensor, counter: Tensor) -> Tensor:
+    x = seeds[:, None] + counter
     x = (x ^ _shift_right(x, 30)) * _FIRST
     x = (x ^ _shift_right(x, 27)) * _SECOND
     x = x ^ _shift_right(x, 31)
@@ -75,7 +81,7 @@ def counter_normal(seeds: Tensor, count: int) -> Tensor:
     first, second = ((part.float() + 0.5) * 2**-32 for part in halves)
     radius = (-2 * torch.log(first)).clamp_min(0).sqrt()
     angle = 2 * math.pi * second
-    return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=1)[:, :count]
+    return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=1)
 
 
 @torch.no_grad()
@@ -185,6 +191,10 @@ class SamplerRecovery(BatchRecovery):
         on_gpu = device.type == "cuda"
         self.dtype = dtype or (torch.bfloat16 if on_gpu else torch.float32)
         self._factors = None if noise_scale is None else torch.tensor(noise_scale, device=device)
+        self._quick = net
+        if on_gpu:
+            self._quick = deepcopy(net).requires_grad_(False)
+            compile_methods(self._quick, SamplerNet.encode, SamplerNet.decode)
         self._graph: CudaGraph[Tensor] = CudaGraph(self.from_seeds)
         self._captured: dict[torch.Size, int] = {}
         self._uses_graphs = on_gpu and isinstance(estimator, TensorEstimator)
@@ -195,7 +205,7 @@ class SamplerRecovery(BatchRecovery):
         if self._uses_graphs:
             return self._replay(measurements, samples, seeds)
         return _sample_images(
-            self.net,
+            self._quick,
             self.estimator(measurements),
             samples=samples,
             seeds=seeds,
@@ -209,8 +219,8 @@ class SamplerRecovery(BatchRecovery):
         *measurement, seeds = tensors
         batch = cast(TensorEstimator, self.estimator).estimate(*measurement)
         with _mixed_precision(seeds.device, self.dtype):
-            condition = self.net.encode(batch.inputs(), batch.sampled_fraction())
-        return _decode_images(self.net, batch, condition, seeds, self.dtype, self._factors)[0]
+            condition = self._quick.encode(batch.inputs(), batch.sampled_fraction())
+        return _decode_images(self._quick, batch, condition, seeds, self.dtype, self._factors)[0]
 
     def _replay(self, measurements: Sequence[Any], samples: int, seeds: Sequence[int]) -> Tensor:
         """Sample case by case, so that one CUDA graph serves batches of any size."""
