@@ -54,6 +54,9 @@ def part(request, randomise):
             encoded = module.coupling.subnet.encode(condition)
         case FlowLayer():
             encoded = module.encode(condition)
+    if isinstance(module, _Coupling):
+        joined = lambda y: torch.cat(module.inverse(y, encoded), dim=1)  # noqa: E731
+        return (lambda x: module(x, condition)), joined
     return (lambda x: module(x, condition)), (lambda y: module.inverse(y, encoded))
 
 

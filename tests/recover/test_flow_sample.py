@@ -12,7 +12,6 @@ from taskuq._seeds import mix_seeds
 from taskuq.data._arrays import ArrayDataset
 from taskuq.data._dataset import Subset
 from taskuq.data._readers import simulate_coil_dataset
-from taskuq.measure._coils import to_channels, to_complex
 from taskuq.measure._fourier import data_consistency, data_consistency_1d, project_measured
 from taskuq.measure._mri import MultiCoilMRI
 from taskuq.recover._cases import MaskedDataset

@@ -20,9 +20,9 @@ from taskuq.recover.flow._sample import (
     FlowSampler,
     PosteriorMean,
     _CoilRotation,
-    split_latents,
     gaussian_blur,
     posterior_mean,
+    split_latents,
 )
 from taskuq.recover.flow._train import (
     _fit_inflation,

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from functools import lru_cache, partial, wraps
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -35,7 +36,7 @@ def half_unet(unet: UNet, dtype: torch.dtype, *, aligned: int = ALIGNED) -> UNet
     joined = {block if i < unet.pools - 1 else block[0] for i, block in enumerate(unet.up_conv)}  # type: ignore[index]
     for block in unet.modules():
         layers = list(getattr(block, "layers", ()))
-        for i, (conv, norm) in enumerate(zip(layers, layers[1:], strict=False)):
+        for i, (conv, norm) in enumerate(pairwise(layers)):
             if not isinstance(norm, InstanceNorm):
                 continue
             is_transposed = isinstance(conv, nn.ConvTranspose2d)
@@ -66,7 +67,9 @@ def half_convolutions(network: nn.Module, dtype: torch.dtype) -> None:
     """Convert convolutions to another precision, channels last."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
-            module.to(dtype=dtype, memory_format=torch.channels_last)
+            module.weight = _weight(module.weight, dtype)
+            if module.bias is not None:
+                module.bias = nn.Parameter(module.bias.to(dtype), requires_grad=False)
 
 
 def half_varnet(net: VarNet, dtype: torch.dtype) -> VarNet:

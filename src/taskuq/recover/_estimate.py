@@ -366,9 +366,11 @@ class CrossFitEstimates:
         randomise: ScanRandomisation | None = None,
         *,
         cuda_graphs: bool = False,
+        compiled: bool = False,
     ) -> None:
         self.networks = [net.eval().requires_grad_(False) for net in networks]
-        self.augment, self.randomise, self.cuda_graphs = augment, randomise, cuda_graphs
+        self.augment, self.randomise = augment, randomise
+        self.cuda_graphs, self.compiled = cuda_graphs, compiled
         self._estimators: dict[int, Estimator] = {}
 
     def __call__(self, batch: Batch, generator: torch.Generator) -> tuple[VarNetEstimate, Tensor]:
@@ -389,7 +391,7 @@ class CrossFitEstimates:
 
     def _estimator(self, index: int, device: torch.device) -> Estimator:
         if index not in self._estimators:
-            net = inference_varnet(self.networks[index].to(device), compiled=False)
+            net = inference_varnet(self.networks[index].to(device), compiled=self.compiled)
             plain = partial(varnet_estimate, net)
             self._estimators[index] = CudaGraph(plain, most=SHAPES) if self.cuda_graphs else plain
         return self._estimators[index]

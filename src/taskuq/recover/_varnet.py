@@ -190,7 +190,8 @@ class VarNetBlock(nn.Module):
         """Refine spectra along the rows of coil images; ``lines`` is 1 where measured."""
         combined = (torch.fft.ifft(refined) * maps.conj()).sum(1)
         correction = torch.fft.fft(self.model(combined)[:, None] * maps)
-        return refined - self.dc_weight * lines * (refined - measured) - correction
+        consistent: Tensor = refined - self.dc_weight * lines * (refined - measured)
+        return consistent - correction
 
 
 class VarNet(nn.Module):

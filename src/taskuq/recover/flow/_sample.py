@@ -167,7 +167,8 @@ def inference_flow(
             half_convolutions(part, dtype)
         quick.unet = half_unet(quick.unet, dtype, aligned=1)
     if device.type == "cuda":
-        compile_methods(quick, UNet.features, ConditionStage.forward, FlowStep.inverse)
+        methods = (UNet.features, ConditionStage.forward, ConditionalFlow.join, FlowStep.inverse)
+        compile_methods(quick, *methods)
     return quick.to(device)
 
 
