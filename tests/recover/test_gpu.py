@@ -50,7 +50,8 @@ def test_affine_map_in_bfloat16_parts_is_exact_enough(channels):
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-3), (torch.float16, 2e-2)])
-def test_compiled_varnet_is_the_varnet(dtype, limit):
+def test_compiled_varnet_is_the_varnet(dtype, limit, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     with seeded(0):
         net = build("varnet", preset="tiny").cuda().eval()
     mask = _central_window(torch.tensor([6, 9]), 50).cuda()
@@ -64,7 +65,8 @@ def test_compiled_varnet_is_the_varnet(dtype, limit):
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-3), (torch.bfloat16, 5e-2)])
-def test_compiled_flow_is_the_flow(dtype, limit):
+def test_compiled_flow_is_the_flow(dtype, limit, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     with seeded(0):
         flow = ConditionalFlow(FlowConfig(coils=4, unet_width=8, unet_pools=2, steps_per_layer=4,
                                           condition_channels=8, max_value=1e9))  # fmt: skip

@@ -189,8 +189,8 @@ class VarNetBlock(nn.Module):
     def forward(self, refined: Tensor, measured: Tensor, lines: Tensor, maps: Tensor) -> Tensor:
         """Refine spectra along the rows of coil images; ``lines`` is 1 where measured."""
         combined = (torch.fft.ifft(refined) * maps.conj()).sum(1)
-        correction = torch.fft.fft(self.model(combined)[:, None] * maps)
-        consistent: Tensor = refined - self.dc_weight * lines * (refined - measured)
+        correction: Tensor = torch.fft.fft(self.model(combined)[:, None] * maps)
+        consistent = refined - self.dc_weight * lines * (refined - measured)
         return consistent - correction
 
 
