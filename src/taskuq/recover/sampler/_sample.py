@@ -1,4 +1,4 @@
-"""One-step posterior samples around a point estimate, and their noise scale."""
+"""One-step posterior sampling around a point estimate, and its noise scale."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Estimator(Protocol):
 
 @runtime_checkable
 class TensorEstimator(Estimator, Protocol):
-    """Estimator of tensors only, for CUDA graphs."""
+    """Estimator with tensor arguments only, for CUDA graphs."""
 
     def tensors(self, measurements: Sequence[Any]) -> tuple[Tensor, ...]: ...
 
@@ -94,7 +94,7 @@ def _hash_normal(seeds: Tensor, counter: Tensor) -> Tensor:
 def fit_noise_scale(
     net: SamplerNet, batches: Iterable[tuple[ConditionedBatch, Tensor]]
 ) -> tuple[float, ...]:
-    """Fit the noise scale so that sample spread matches the error, for each acceleration."""
+    """Fit the noise scale of each acceleration such that the sample spread matches the error."""
     sums = torch.zeros(len(NOISE_SCALES), len(ACCELERATIONS), 2, dtype=torch.float64)
     for number, (batch, truth) in enumerate(batches):
         inputs, fraction = batch.inputs(), batch.sampled_fraction()
@@ -178,10 +178,10 @@ class SamplerRecovery(BatchRecovery):
     """One-step posterior sampler of residuals around a point estimate.
 
     Args:
-        net: The sampler, on the device where it runs.
+        net: Sampler, on the device to use.
         estimator: Function of measurements that returns estimates, on the same device.
-        dtype: Precision of the sampler; by default bfloat16 on a GPU, float32 elsewhere.
-        noise_scale: Factor of the noise at each acceleration; 1 by default.
+        dtype: Precision of the sampler; default: bfloat16 on a GPU, float32 elsewhere.
+        noise_scale: Factor of the noise at each acceleration; default: 1.
     """
 
     def __init__(
