@@ -65,7 +65,7 @@ def ranks_without_the_new_case(monkeypatch):
 def aside_by_share_of_cases(monkeypatch):
     """Set aside the fewest units that hold three tenths of the cases."""
 
-    def largest_first(index, take, rng):
+    def largest_first(index, take, *_):
         sizes = np.bincount(index)
         order = np.argsort(-sizes, kind="stable")
         count = 1 + int(np.searchsorted(np.cumsum(sizes[order]), 0.3 * len(index)))

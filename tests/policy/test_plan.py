@@ -9,7 +9,7 @@ import pytest
 import taskuq as tq
 from raising import refused
 from taskuq.conformal._calibrate import tuning_count
-from taskuq.conformal._units import choose_units
+from taskuq.conformal._units import choose_units, table_contents
 from taskuq.policy import _plan as planning
 from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import PolicySpec, parse_policy
@@ -133,7 +133,8 @@ def test_chosen_policy_stores_its_candidates(unit, tmp_path):
 
 def test_chosen_policy_is_planned_on_the_other_cases():
     made = tq.plan(TABLE, unit="case", choose=NAMES[:1], **ASKED)
-    aside = choose_units(np.arange(TABLE.cases), tuning_count(TABLE.cases, 0.3, 0.1), None)
+    take = tuning_count(TABLE.cases, 0.3, 0.1)
+    aside = choose_units(np.arange(TABLE.cases), take, None, table_contents(TABLE))
     alone = tq.plan(TABLE.select(cases=~aside), unit="case", **ASKED)
     assert made.thresholds == alone.thresholds
     assert made.guarantee == alone.guarantee

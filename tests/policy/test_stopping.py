@@ -18,6 +18,7 @@ from taskuq.conformal._units import (
     CaseUnit,
     RandomCaseUnit,
     choose_units,
+    table_contents,
     unit_index,
 )
 from taskuq.conformal.scores._mlwr import MLWR, SpreadPrior
@@ -507,7 +508,7 @@ def test_fold_is_calibrated_as_a_set_of_its_own(unit):
     spec = PolicySpec("fixed-width", 0.1, Goal(max_width=0.2), given="early")
     whom = policy_unit(TABLE, unit, "random")
     index = whom.index(TABLE.cases, TABLE.group)
-    aside = choose_units(index, 6, None)
+    aside = choose_units(index, 6, None, table_contents(TABLE))
     rules, seen = evaluate_rules(spec, TABLE, aside, ~aside)
     guarantee = Guarantee(0.1, whom.counted, seen.cases, delta=0.1, given="early")
     kept = unit_index(seen.cases, index[~aside])

@@ -213,11 +213,13 @@ def _print(
     means = [(r.mean_acceleration, r.case_mean_acceleration) for _, r in results]
     unequal = any(not math.isclose(*both) for both in means)
     number = app.format_number
+    kinds = [k for k in ("class", "site") if getattr(first, f"{k}_coverage", ())]
     # A mean over tasks, or the widest of them, would mix their units.
     widths = ["width", "centre error"] if table.tasks == 1 else []
     columns = [
         "policy", "score", "p", "guaranteed", "mean R", "±", *(["R by case"] if unequal else []),
-        "coverage", "±", *(["case coverage"] if differs else []), "early", *widths, *rates,
+        "coverage", "±", *(["case coverage"] if differs else []), *(f"worst {k}" for k in kinds),
+        "early", *widths, *rates,
     ]  # fmt: skip
     rows = [
         [
@@ -232,6 +234,7 @@ def _print(
             f"{r.coverage:.4f}",
             number(r.standard_errors["coverage"], 4),
             *([f"{r.case_coverage:.4f}"] if differs else []),
+            *(_worst(r, kind) for kind in kinds),
             number(r.coverage_early, 4),
             *([number(r.width, 4), number(r.center_error, 4)] if widths else []),
             *(f"{s.fraction:.3f}" for s in r.stops),
@@ -245,6 +248,22 @@ def _print(
         + ("; 'R by case' weights every case equally" if unequal else "")
         + ". ± is the standard error, as a sample of groups (or cases), calibration included."
         + ("" if widths else " Widths by task: taskuq evaluate and taskuq report.")
+    )
+    if kinds:
+        app.print_message(app.MARKED.format(1 - first.alpha))
+
+
+def _worst(result: Simulation, kind: str) -> str:
+    """Return the class or site with the lowest coverage, marked if it is too low."""
+    from taskuq.report._records import parts_of
+
+    record = {f"{kind}_coverage": getattr(result, f"{kind}_coverage", ())}
+    known = [part for part in parts_of(record, kind) if part.coverage >= 0]
+    low = min(known, key=lambda part: part.coverage, default=None)
+    return (
+        "-"
+        if low is None
+        else app.mark_coverage(low.name, low.coverage, low.is_below(result.alpha))
     )
 
 

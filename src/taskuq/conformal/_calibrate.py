@@ -50,6 +50,7 @@ from taskuq.conformal._units import (
     Unit,
     UnitName,
     as_unit,
+    case_contents,
     choose_units,
     nested_ids,
 )
@@ -71,8 +72,8 @@ class RoundArrays(NamedTuple):
     acceleration: float | None
     task_names: tuple[str, ...] | None = None
     label: Any = None
-    round_name: str | None = None
     site: Any = None
+    round_name: str | None = None
 
     @property
     def labels(self) -> dict[str, Any]:
@@ -271,7 +272,7 @@ def calibrate(
             ``delta`` of a tenth of them.
         acceleration: Round of a table, by acceleration or name; stored with the bound.
         task: Task of a table.
-        seed: Integer or Generator for a random choice of tuning units; default: evenly spaced.
+        seed: Integer or Generator of the random choice of units to hold out, if some are.
 
     Returns:
         The bound; call it with the outputs of new cases.
@@ -358,7 +359,8 @@ def _fit(
         return fitted, BracketedFamily(*(families if ends == 1 else map(each_end, families))), kept
     level = exact_alpha(guarantee.alpha) / ends
     take = tuning_units(score, unit, int(index.max()) + 1, level, guarantee.delta)
-    aside = choose_units(index, take, seed)
+    first = np.moveaxis(outputs[..., :2], -2, 0)
+    aside = choose_units(index, take, seed, case_contents(first, targets))
     by = None if group is None else group[aside]
     tuned = tuned_score(score, outputs[..., aside, :], targets[aside], range_, by)
     # Scoring the cases held out too is cheaper than a copy of all the others.

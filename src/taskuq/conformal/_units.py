@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -11,6 +13,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from taskuq.conformal import _quantiles
 from taskuq.conformal._quantiles import (
     BettingEProcess,
     exact_alpha,
@@ -19,8 +22,9 @@ from taskuq.conformal._quantiles import (
     order_statistic,
     smallest_certified,
 )
-from taskuq.errors import InputError
+from taskuq.errors import GuaranteeWarning, InputError
 from taskuq.interval import BoolArray, FloatArray
+from taskuq.table._table import TaskOutputs
 
 UnitName: TypeAlias = Literal["case", "group", "site"]
 PolicyUnitName: TypeAlias = Literal["case", "group", "whole-group", "site"]
@@ -295,6 +299,12 @@ class _GroupFractionUnit(_RankedUnit):
         return "every case" if share == 1 else f"at least {float(share):.4g} of the cases"
 
 
+GROUPED = (
+    "cases come in groups, and unit='case' takes them as exchangeable one by one: nothing is "
+    "guaranteed for a new group; use unit='group'"
+)
+
+
 def as_unit(
     unit: str | None,
     cases: float | str = "random",
@@ -313,6 +323,8 @@ def as_unit(
     if made.is_group and not has_groups:
         message = f"unit={unit!r} needs the group of each case; pass group= or use unit='case'"
         raise InputError(message, code="groups.missing")
+    if has_groups and not made.is_group:
+        warnings.warn(GROUPED, GuaranteeWarning, stacklevel=4)
     return made
 
 
@@ -362,21 +374,57 @@ def as_generator(seed: int | np.random.Generator) -> np.random.Generator:
 
 
 def choose_units(
-    index: NDArray[np.int64], take: int, seed: int | np.random.Generator | None
+    index: NDArray[np.int64],
+    take: int,
+    seed: int | np.random.Generator | None,
+    contents: Sequence[bytes],
 ) -> BoolArray:
-    """Choose units to hold out: at random, or evenly spaced without a seed."""
-    units = int(index.max()) + 1
-    if seed is not None:
-        return np.isin(index, as_generator(seed).permutation(units)[:take])
-    steps = np.floor((np.arange(take) + 0.5) * units / max(take, 1)).astype(np.int64)
-    return np.isin(index, steps)
+    """Choose units to hold out at random; see :func:`random_order`.
+
+    Args:
+        index: Unit of each case.
+        take: Number of units.
+        seed: Seed of the choice, 0 by default.
+        contents: Contents of each case, see :func:`case_contents`.
+    """
+    as_generator(0 if seed is None else seed)
+    cases: list[list[bytes]] = [[] for _ in range(int(index.max()) + 1)]
+    for unit, content in zip(index.tolist(), contents, strict=True):
+        cases[unit].append(content)
+    order = _quantiles.random_order([b"".join(sorted(each)) for each in cases], seed or 0)
+    return np.isin(index, order[:take])
 
 
-def choose_fraction(index: NDArray[np.int64], fraction: float) -> BoolArray:
-    """Choose a fraction of the units, evenly spaced."""
+def case_contents(outputs: FloatArray, targets: FloatArray) -> list[bytes]:
+    """Return for each case the ranks of its values among those of all cases.
+
+    Ranks, because another unit of measurement must not change a choice.
+
+    Args:
+        outputs: (case, ...)
+        targets: (case, ...)
+    """
+    columns = [np.asarray(v, dtype=float).reshape(len(v), -1) for v in (outputs, targets)]
+    values = np.concatenate(columns, axis=1)
+    order = np.argsort(values, axis=0, kind="stable")
+    steps = np.diff(np.take_along_axis(values, order, axis=0), axis=0, prepend=-np.inf) > 0
+    ranks = np.empty(values.shape, dtype=np.int64)
+    np.put_along_axis(ranks, order, np.cumsum(steps, axis=0), axis=0)
+    return [row.tobytes() for row in ranks]
+
+
+def table_contents(table: TaskOutputs) -> list[bytes]:
+    """Return the contents of the cases of a table, see :func:`case_contents`."""
+    targets = table.targets.swapaxes(0, 1) if table.has_round_targets else table.targets
+    # Cases of equal targets and first samples are copies, or coarse.
+    return case_contents(table.outputs[:, :, :2].swapaxes(0, 1), targets)
+
+
+def choose_fraction(table: TaskOutputs, index: NDArray[np.int64], fraction: float) -> BoolArray:
+    """Choose a random fraction of the units."""
     units = int(index.max()) + 1
     take = round(fraction * units) if 0 < fraction < 1 else 0
     if not 0 < take < units:
         message = f"a fraction of {units} units must leave some on both sides, got {fraction}"
         raise InputError(message, code="units.few")
-    return choose_units(index, take, None)
+    return choose_units(index, take, None, table_contents(table))

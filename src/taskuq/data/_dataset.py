@@ -177,6 +177,7 @@ class InMemoryDataset:
     labels: NDArray[np.int64]
     groups: NDArray[np.str_]
     precision: str | None = None
+    sites: NDArray[np.str_] | None = None
 
     @classmethod
     def of(cls, source: Dataset, processes: int = 1) -> InMemoryDataset:
@@ -191,7 +192,8 @@ class InMemoryDataset:
                 _write(source, processes, partial)
                 items = _mapped(partial.replace(own)) or ()
         labels = np.array([item.label for item in items], dtype=np.int64)
-        dataset = cls(items, labels, source.groups, precision_of(source))
+        sites = getattr(source, "sites", None)
+        dataset = cls(items, labels, source.groups, precision_of(source), sites)
         if is_owner:
             # Until then other processes find it; mapped images stay.
             for path in (own, lock):

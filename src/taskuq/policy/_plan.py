@@ -29,6 +29,7 @@ from taskuq.conformal._units import (
     nested_denominators,
     nested_ids,
     quantile_of_mean_loss,
+    table_contents,
     unit_index,
 )
 from taskuq.errors import InputError
@@ -140,9 +141,9 @@ def plan(
             the largest mean acceleration on three tenths of the units is calibrated on the other
             units, so its guarantee holds.
         certificate_alpha: Error rate of the certificate for the mean acceleration.
-        task: Tasks whose goals must be reached; default: all.
-        seed: Integer or Generator for a random choice of tuning units; default: evenly spaced.
-        table_kwargs: With arrays, ``accelerations`` and other fields of a table.
+        task: Tasks whose goals must be reached; all by default.
+        seed: Seed or Generator of the random choice of units to hold out, if some are.
+        table_kwargs: With arrays: ``accelerations`` and other fields of a table.
 
     Example:
         >>> from taskuq.table._examples import SyntheticTable, synthetic_outputs
@@ -377,12 +378,12 @@ def _by_class_and_site(
 def _origin(table: TaskOutputs) -> dict[str, Any]:
     record = table.provenance.get("configuration")
     record = record if isinstance(record, Mapping) else {}
-    stored, coils = record.get("fingerprints"), record.get("coils")
+    stored, geometry = record.get("fingerprints"), record.get("geometry")
     # Lines that were chosen in the scan have a rule, known or not.
     fingerprints = {} if table.sampled_lines is None else {"rule": ""}
     fingerprints |= stored if isinstance(stored, Mapping) else {}
     origin: dict[str, Any] = {"fingerprints": fingerprints} if fingerprints else {}
-    return origin | ({"coils": coils} if isinstance(coils, int) and coils > 0 else {})
+    return origin | ({"geometry": dict(geometry)} if isinstance(geometry, Mapping) else {})
 
 
 def require_targets(table: TaskOutputs) -> None:
@@ -427,7 +428,7 @@ def _choose_policy(
         raise InputError(
             f"{units} {unit.counted}s are too few to choose on; plan one policy", code="units.few"
         )
-    held_out = choose_units(index, take, rng)
+    held_out = choose_units(index, take, rng, table_contents(table))
     part, level = setup.select(held_out), default.alpha
     each = [_cost(one, part, make) for one in specs]
     while min(each) == 1 and level < 0.5:

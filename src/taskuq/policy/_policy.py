@@ -409,6 +409,7 @@ def monitor_statistics(
         columns = {"centre": centre}
         if x.shape[1] > 1:
             columns["spread"] = x[..., t].std(axis=1)
+            columns["largest"] = x[..., t].max(axis=1)
         if targets is not None:
             columns[ERROR] = np.abs(targets[:, t] - centre)
         for name, values in columns.items():

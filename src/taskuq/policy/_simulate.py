@@ -23,7 +23,7 @@ from taskuq.conformal._splits import (
     splitmix64,
     test_sets,
 )
-from taskuq.conformal._units import PolicyUnitName, Unit, choose_units, unit_index
+from taskuq.conformal._units import PolicyUnitName, Unit, choose_units, table_contents, unit_index
 from taskuq.conformal.scores import score_name
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray
@@ -423,7 +423,8 @@ class _SimulationJob:
                     f"{n} calibration units are too few to tune {spec.name}", code="units.few"
                 )
             draws = range(min(tuning_repeats, self.splits))
-            tuning_sets = [choose_units(self.index, take, rng) for _ in draws]
+            contents = table_contents(self.table)
+            tuning_sets = [choose_units(self.index, take, rng, contents) for _ in draws]
         for draw, held_out in enumerate(tuning_sets):
             count = self.splits // len(tuning_sets) + (draw < self.splits % len(tuning_sets))
             # Policies that need no tuning set all see the same splits.

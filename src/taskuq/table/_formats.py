@@ -16,7 +16,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from taskuq._arrays import ranges_to_json
-from taskuq._io import atomic_write, open_npz
+from taskuq._io import atomic_write, open_npz, parse_json
 from taskuq.errors import InputError, first_line
 from taskuq.interval import FloatArray
 from taskuq.table._parquet import identities, index_of, to_numpy
@@ -262,7 +262,9 @@ def read_npz(path: Path) -> TaskOutputs:
             message = f"{path} has no array outputs but {', '.join(sorted(archive))}"
             raise InputError(message, code="table.column")
         arrays: dict[str, Any] = {ARRAYS[name]: archive[name] for name in ARRAYS if name in archive}
-        attributes = json.loads(str(archive[ATTRIBUTES]) if ATTRIBUTES in archive else "{}")
+        attributes = parse_json(
+            str(archive[ATTRIBUTES]) if ATTRIBUTES in archive else "{}", constants=True
+        )
     if not isinstance(attributes, dict):
         raise InputError(f"{path} has attributes of something else", code="file.format")
     return TaskOutputs(

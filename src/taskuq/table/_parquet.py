@@ -25,6 +25,7 @@ from taskuq._io import (
     complete_record,
     fingerprint,
     is_regular_file,
+    parse_json,
     read_json,
     to_json_value,
     verify_checksum,
@@ -114,7 +115,7 @@ def _read_note(path: Path, schema: Any) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        note = dict(json.loads(text))
+        note = dict(parse_json(text))
         verify_checksum(note, path)
         absent = set(note["columns"]) - set(schema.names)
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -167,8 +168,8 @@ class _ColumnHashes:
 
 # Characters of the longest id: a million longer ones would fill the memory.
 LONGEST = 1000
-# Readers that take a folder of Parquet as one table skip names with an underscore.
-CASE_LIST = "_cases.parquet"
+# A Parquet file too, but other tools read *.parquet of a folder as one table: only shards match.
+CASE_LIST = "cases.pq"
 
 
 def identities(column: Any, name: str, source: str, *, floats: bool = False) -> Any:

@@ -164,7 +164,7 @@ class TaskOutputs:
         sampled_lines: Any = None,
     ) -> None:
         given = {"outputs": outputs, "targets": targets, "group": group, "label": label}
-        outputs, targets, group, label = align_cases(given).values()
+        outputs, targets, group, label, site = align_cases({**given, "site": site}).values()
         x = as_real_array(outputs, "outputs", ndim=(1, 2, 3, 4))
         x = x[:, None] if x.ndim == 1 else x
         x = x[None] if x.ndim == 2 else x
@@ -370,13 +370,17 @@ class TaskOutputs:
 
         Args:
             path: A folder of Parquet shards; a ``.npz`` file of arrays; a ``.csv`` or ``.parquet``
-                file of rows; or rows as a data frame of pandas, polars or Arrow.
+                file of rows; rows as a data frame of pandas, polars or Arrow; or the name of a
+                bundled table, 'atlas-sampler' or 'atlas-varnet'.
             task_range: Task range, if the file has none.
         """
         if not isinstance(path, str | os.PathLike):
             table = READERS[FRAME](path)
         elif not Path(path).exists():
-            raise InputError(f"there is no table {path}; check the path", code="file.missing")
+            bundled = BUNDLED / f"{path}.npz"
+            if str(path) not in {stored.stem for stored in BUNDLED.glob("*.npz")}:
+                raise InputError(f"there is no table {path}; check the path", code="file.missing")
+            table = READERS[".npz"](bundled)
         else:
             kind = FOLDER if Path(path).is_dir() else Path(path).suffix
             with reading(path, "a table"):
@@ -390,6 +394,7 @@ class TaskOutputs:
         return replace_arrays(table, task_ranges=ranges)
 
 
+BUNDLED = Path(__file__).parent / "bundled"
 # Readers and writers: of a folder of shards, of files by their suffix, of data frames.
 FOLDER, FRAME = "folder", "data frame"
 READERS: Registry[Callable[[Any], TaskOutputs]] = Registry(
