@@ -103,7 +103,7 @@ def read_npz(
 
     Args:
         path: File with ``images``, ``label``, ``group`` and, optionally, ``case`` and ``site``.
-        group: ``"image"`` if the file has no groups: each image is its own group.
+        group: ``"image"`` for one group per image, if the file has no groups.
         normalise: As in :class:`ArrayDataset`.
     """
     with open_npz(path, "images") as file:
