@@ -28,7 +28,9 @@ from taskuq.experiments._paper_protocol import (
     _scan,
     _table,
 )
+from taskuq.measure._masks import masks_to_text, nested_masks
 from taskuq.table._table import replace_arrays
+from taskuq.table._terminology import MRI
 
 
 def tables(record):
@@ -113,6 +115,19 @@ def test_half_of_the_test_groups_have_the_finding(table):
         chosen = set(table.group[is_test])
         assert len(chosen) == 8
         assert len(chosen & ill) == 4
+
+
+def test_masks_of_the_run_are_judged(table):
+    """A hole next to the zero frequency, at 368 columns, in the masks that a table names."""
+    rates = (16.0, 8.0)
+    masks = nested_masks(368, rates, rng=np.random.default_rng(0))
+    for hole, verdict in ((False, "supported"), (True, "partly supported")):
+        if hole:
+            far = np.flatnonzero(~masks[1])[0]
+            masks[:, 183], masks[:, far] = False, True
+        made = {"measure": {"accelerations": rates}, "masks": masks_to_text(masks)}
+        used = replace_arrays(table, provenance={"configuration": made, "words": MRI.to_dict()})
+        assert run_one("masks", ClaimInputs(used), ClaimSettings())["verdict"] == verdict
 
 
 def test_masks_that_are_not_nested_are_found():

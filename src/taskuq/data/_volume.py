@@ -24,7 +24,7 @@ from taskuq._io import atomic_write, open_npz, reading, require_plausible_size
 from taskuq.errors import InputError, MachineError, first_line
 from taskuq.measure._coils import compress_coils, compression_matrix
 from taskuq.measure._fourier import fft2c, ifft2c
-from taskuq.measure._masks import gro_mask, published_masks
+from taskuq.measure._masks import gro_mask, mask_fingerprint, published_masks
 
 _BOX = ("x", "y", "width", "height")
 # The columns of a fastMRI+ file.
@@ -271,7 +271,9 @@ class FastMRIPreprocessing:
         """Digest of the configuration, the name of its cache."""
         # Which slices and volumes are used does not change how one is prepared.
         kept = ("size", "coils", "compression", "first_acceleration")
-        text = json.dumps([_VERSION, {name: asdict(self)[name] for name in kept}], sort_keys=True)
+        settings = {name: asdict(self)[name] for name in kept}
+        first = mask_fingerprint(self.first_mask)
+        text = json.dumps([_VERSION, settings, first], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
