@@ -104,7 +104,7 @@ class DataConfig(ABC):
         """Open all cases with the targets of a task network, by default their labels."""
         return LabelledSubset.of(self.open())
 
-    def check(self, *, strict: bool = False, thorough: bool = False) -> DataCheck:
+    def check(self, *, strict: bool = False, quick: bool = False) -> DataCheck:
         """Describe the data file by file, by default group by group."""
         cases, rows = self.open(), []
         labels, groups = cases.labels, cases.groups

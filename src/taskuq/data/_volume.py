@@ -165,6 +165,9 @@ class Volume:
     width: int
     acquisition: str
     encoded_lines: int | None
+    patient: str = ""
+    site: str = ""
+    recon_size: tuple[int, int] | None = None
 
     @property
     def name(self) -> str:
@@ -182,6 +185,7 @@ class Volume:
         # A handle for each read keeps workers independent of each other.
         with _opened(self.path, f"breaks off in slice {index}") as file:
             kspace = np.asarray(file["kspace"][index])
+        kspace = kspace.reshape(self.coils, *kspace.shape[-2:])
         if not np.isfinite(kspace).all():
             text = f"{self.path} has NaN in slice {index}; fetch it again"
             raise InputError(text, code="value.nonfinite")
@@ -189,37 +193,65 @@ class Volume:
 
 
 def open_volume(path: Path | str) -> Volume:
-    """Open a fastMRI multi-coil file, knee or brain, without reading its k-space."""
+    """Open a fastMRI file, knee or brain, one coil or several, without reading its k-space."""
     path = Path(path)
     with _opened(path, "cannot be opened as HDF5") as file:
         kspace = file.get("kspace")
         if not isinstance(kspace, h5py.Dataset):
-            text = f"{path} has no dataset kspace; use fastMRI multi-coil files"
+            text = f"{path} has no dataset kspace; use fastMRI k-space files"
             raise InputError(text, code="file.format")
-        if kspace.ndim != 4 or kspace.dtype.kind != "c" or 0 in kspace.shape:
+        if kspace.ndim not in (3, 4) or kspace.dtype.kind != "c" or 0 in kspace.shape:
             given = f"{path} has kspace of shape {kspace.shape} and type {kspace.dtype}"
-            raise InputError(f"{given}; use complex multi-coil files", code="file.format")
+            raise InputError(f"{given}; use complex fastMRI files", code="file.format")
         require_plausible_size(path, math.prod(kspace.shape) * kspace.dtype.itemsize)
-        lines = None
-        if "ismrmrd_header" in file:
-            lines = _encoded_lines(file["ismrmrd_header"][()])
-        acquisition = file.attrs.get("acquisition", "")
-        if isinstance(acquisition, bytes):
-            acquisition = acquisition.decode()
-        slices, coils, height, width = kspace.shape
-        return Volume(path, slices, coils, height, width, str(acquisition), lines)
+        header = _Header.read(file["ismrmrd_header"][()] if "ismrmrd_header" in file else None)
+        slices, *coils, height, width = kspace.shape
+        acquisition, patient = (_attribute(file, name) for name in ("acquisition", "patient_id"))
+        return Volume(
+            path, slices, *(coils or [1]), height, width, acquisition, header.encoded_lines,
+            patient, header.site, header.recon_size,
+        )  # fmt: skip
 
 
-def _encoded_lines(xml: bytes | str) -> int | None:
-    """Return the number of encoded lines of an ISMRMRD header, or None."""
-    try:
-        header = ElementTree.fromstring(xml)
-    except ElementTree.ParseError as error:
-        text = f"the ISMRMRD header is not XML ({error}); fetch the file again"
-        raise InputError(text, code="file.format") from error
-    # In any namespace, or in none.
-    lines = header.findtext("{*}encoding/{*}encodedSpace/{*}matrixSize/{*}y", "")
-    return int(lines) if lines.strip().isdecimal() else None
+def _attribute(file: Any, name: str) -> str:
+    value = file.attrs.get(name, "")
+    return (value.decode() if isinstance(value, bytes) else str(value)).strip()
+
+
+@dataclass(frozen=True)
+class _Header:
+    """Fields of an ISMRMRD header."""
+
+    encoded_lines: int | None = None
+    recon_size: tuple[int, int] | None = None
+    site: str = ""
+
+    @classmethod
+    def read(cls, xml: bytes | str | None) -> _Header:
+        if xml is None:
+            return cls()
+        try:
+            header = ElementTree.fromstring(xml)
+        except ElementTree.ParseError as error:
+            text = f"the ISMRMRD header is not XML ({error}); fetch the file again"
+            raise InputError(text, code="file.format") from error
+
+        def text_of(path: str) -> str:
+            # In any namespace, or in none.
+            found = header.findtext("/".join(f"{{*}}{tag}" for tag in path.split("/")), "")
+            return found.strip()
+
+        def number(path: str) -> int | None:
+            return int(found) if (found := text_of(path)).isdecimal() else None
+
+        rows, columns = (number(f"encoding/reconSpace/matrixSize/{axis}") for axis in "xy")
+        system = "acquisitionSystemInformation"
+        named = (text_of(f"{system}/{tag}") for tag in ("institutionName", "systemModel"))
+        return cls(
+            number("encoding/encodedSpace/matrixSize/y"),
+            None if rows is None or columns is None else (rows, columns),
+            ", ".join(filter(None, named)),
+        )
 
 
 @contextmanager
@@ -290,12 +322,22 @@ class FastMRIPreprocessing:
         if self.acquisition and volume.acquisition != self.acquisition:
             return f"acquisition is {volume.acquisition or 'not stated'}, not {self.acquisition}"
         if volume.coils < self.min_coils:
-            return f"{volume.coils} coils, at least {self.min_coils} are needed"
+            coils = f"{volume.coils} coil{'s' * (volume.coils != 1)}"
+            return f"{coils}, at least {self.min_coils} are needed"
         if lines < self.min_lines:
             return f"{lines} encoded lines, at least {self.min_lines} are needed"
         if min(volume.height, volume.width) < self.size:
             return f"k-space is {volume.height}×{volume.width}, smaller than the crop {self.size}"
         return None
+
+    def crop_note(self, volume: Volume) -> str | None:
+        """Return by how much the crop differs from the size of the scanner's images, or None."""
+        if volume.recon_size in (None, (self.size, self.size)):
+            return None
+        rows, columns = volume.recon_size or ()
+        is_cut = max(rows, columns) > self.size
+        verb = "are cropped to" if is_cut else "are smaller than the crop,"
+        return f"images of {rows}×{columns} (reconSpace) {verb} {self.size}×{self.size}"
 
     def chosen_slices(self, count: int) -> range:
         if self.slices == "all":
