@@ -85,7 +85,7 @@ def _reader(
     if labels is None:
         needed = "for images use --labels with a CSV of the columns file, label, group"
         raise InputError(f"{source} holds no .h5 file; {needed}", code="option.missing")
-    if group in ("patient", "volume"):
+    if group == "patient" or group == "volume":
         text = "--group must be file, folder or image for images"
         raise InputError(text, code="option.conflict")
     return FolderData(path=source, labels=labels, group=group)

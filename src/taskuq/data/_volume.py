@@ -205,10 +205,11 @@ def open_volume(path: Path | str) -> Volume:
             raise InputError(f"{given}; use complex fastMRI files", code="file.format")
         require_plausible_size(path, math.prod(kspace.shape) * kspace.dtype.itemsize)
         header = _Header.read(file["ismrmrd_header"][()] if "ismrmrd_header" in file else None)
-        slices, *coils, height, width = kspace.shape
+        height, width = kspace.shape[-2:]
+        slices, coils = kspace.shape[0], 1 if kspace.ndim == 3 else kspace.shape[1]
         acquisition, patient = (_attribute(file, name) for name in ("acquisition", "patient_id"))
         return Volume(
-            path, slices, *(coils or [1]), height, width, acquisition, header.encoded_lines,
+            path, slices, coils, height, width, acquisition, header.encoded_lines,
             patient, header.site, header.recon_size,
         )  # fmt: skip
 
@@ -332,9 +333,9 @@ class FastMRIPreprocessing:
 
     def crop_note(self, volume: Volume) -> str | None:
         """Return by how much the crop differs from the size of the scanner's images, or None."""
-        if volume.recon_size in (None, (self.size, self.size)):
+        if volume.recon_size is None or volume.recon_size == (self.size, self.size):
             return None
-        rows, columns = volume.recon_size or ()
+        rows, columns = volume.recon_size
         is_cut = max(rows, columns) > self.size
         verb = "are cropped to" if is_cut else "are smaller than the crop,"
         return f"images of {rows}×{columns} (reconSpace) {verb} {self.size}×{self.size}"

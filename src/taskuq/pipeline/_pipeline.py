@@ -131,6 +131,8 @@ class Pipeline:
         recover: :math:`g`, called with a measurement, ``samples`` and ``seed``; or stored
             recoveries, such as a :class:`taskuq.pipeline.RecoveryFolder`.
         task: :math:`f`, called with images. It may declare ``names`` and ``range`` of its outputs.
+            Image quality (:class:`taskuq.task.ImageQuality`) compares the mean of the samples with
+            each of them, and with the true image.
         device: Device to which tensors are moved before they are measured.
 
     Example:
@@ -338,9 +340,11 @@ class _TableRun:
         if (self.folder / HEADER).exists():
             stored = read_header(self.folder)
             samples, tasks, lines = stored.samples, len(stored.task_names), stored.lines
+            depends = stored.round_targets
         else:
             row = next(f for f in first.values() if isinstance(f, CaseOutputs))
-            samples, tasks = int(row.outputs.shape[1]), len(row.targets)
+            samples, tasks = int(row.outputs.shape[1]), int(row.targets.shape[-1])
+            depends = row.targets.ndim == 2
             lines = None if row.lines is None else int(row.lines.shape[1])
         default = ["task"] if tasks == 1 else [f"task{i}" for i in range(tasks)]
         names = tuple(map(str, self.task_names or default))
@@ -359,6 +363,7 @@ class _TableRun:
             task_ranges=as_ranges(self.task_range, names),
             round_names=executor.round_names,
             lines=lines,
+            round_targets=depends,
             order="roster",
             provenance=made,
         )
