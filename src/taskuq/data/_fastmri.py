@@ -54,6 +54,8 @@ TYPES: dict[Precision, tuple[Any, torch.dtype]] = {
     "single": (np.float32, torch.float32),
 }
 ARRAYS = ("coils", "magnitude")
+# Rows and columns of the images that fastMRI+ annotates.
+_ANNOTATED = 320
 
 
 @dataclass(frozen=True, eq=False)
@@ -456,6 +458,24 @@ class FastMRIData(DataConfig):
             return frozenset()
         surveyed = _survey(self.validation_path, self._preparation(self.slices))
         return frozenset(f.volume.patient for f in surveyed if f.volume is not None) - {""}
+
+    def boxes(self, cases: Sequence[str]) -> dict[str, tuple[slice, slice]]:
+        """Return the fastMRI+ boxes of the pathology, moved into the crop."""
+        found: dict[str, tuple[slice, slice]] = {}
+        labels = self._labels
+        for row in () if labels is None else labels.annotations.of(self.pathology):
+            case = f"{row.file}-{row.slice_index}"
+            if row.box is not None and case in cases:
+                # Boxes refer to the central 320×320 pixels.
+                rows, columns = row.rows_and_columns(_ANNOTATED)
+                shift = (self.size - _ANNOTATED) // 2
+                box = tuple(
+                    slice(max(0, side.start + shift), min(self.size, side.stop + shift))
+                    for side in (rows, columns)
+                )
+                if all(side.stop > side.start for side in box):
+                    found.setdefault(case, (box[0], box[1]))
+        return found
 
     def check(self, *, strict: bool = False, quick: bool = False) -> DataCheck:
         """Describe each file of both folders."""

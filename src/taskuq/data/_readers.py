@@ -104,6 +104,10 @@ class DataConfig(ABC):
         """Open all cases with the targets of a task network, by default their labels."""
         return LabelledSubset.of(self.open())
 
+    def boxes(self, cases: Sequence[str]) -> dict[str, tuple[slice, slice]]:
+        """Return rows and columns of the annotated finding, of those cases that have one."""
+        return {}
+
     def check(self, *, strict: bool = False, quick: bool = False) -> DataCheck:
         """Describe the data file by file, by default group by group."""
         cases, rows = self.open(), []

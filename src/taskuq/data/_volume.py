@@ -58,16 +58,17 @@ class _Annotations:
 
     def positive_slices(self, pathology: str) -> dict[str, set[int]]:
         positive: dict[str, set[int]] = {}
-        for row in self._chosen(pathology):
+        for row in self.of(pathology):
             if not row.is_study_level:
                 positive.setdefault(row.file, set()).add(row.slice_index)
         return positive
 
     def positive_volumes(self, pathology: str) -> set[str]:
         """Return the volumes with a pathology, in a slice or as a whole."""
-        return {row.file for row in self._chosen(pathology)}
+        return {row.file for row in self.of(pathology)}
 
-    def _chosen(self, pathology: str) -> list[_Annotation]:
+    def of(self, pathology: str) -> list[_Annotation]:
+        """Return the rows of one pathology."""
         name = pathology.strip().lower()
         chosen = [row for row in self.rows if row.label.lower() == name]
         if not chosen:
