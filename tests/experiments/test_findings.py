@@ -138,10 +138,10 @@ def test_examples_are_drawn_with_intervals_of_other_groups(table, point):
     shown = [_example(table, k, box=None if k else box) for k in (0, 30, 60)]
     inputs = make_inputs(table, point, examples=shown)
     record = run_one("examples", inputs, ClaimSettings(alpha=0.2, accelerations=(16.0, 4.0)))
-    assert [f["name"] for f in record["figures"]][0] == f"example-{table.case[0]}"
+    assert record["figures"][0]["name"] == f"example-{table.case[0]}"
     assert len(record["figures"]) == 2
     drawn = [e.group for e in shown if e.case in record["settings"]["cases"]]
-    others = table.select(cases=np.flatnonzero(~np.isin(table.group, drawn)))
+    others = table.select(cases=np.flatnonzero(~np.isin(table.group.astype(str), drawn)))
     for row in record["tables"][0]["rows"][:2]:
         bound = tq.calibrate(others, alpha=0.2, score="cqr", acceleration=row[1])
         interval = bound(shown[0].outputs[table.round_index(row[1])][None])

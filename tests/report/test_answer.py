@@ -46,7 +46,7 @@ def test_error_of_auroc_is_that_of_groups(run_dir):
     table = TaskOutputs.load(run_dir / "table.npz")
     rng = np.random.default_rng(0)
     label = rng.integers(0, 2, table.cases)
-    one = replace_arrays(table, label=label, group=np.arange(table.cases).astype(str))
+    one = replace_arrays(table, label=label, case=None, group=np.arange(table.cases).astype(str))
     twice = one.select(cases=np.tile(np.arange(one.cases), 2))
     area, error = task_auroc(one)
     assert task_auroc(twice) == pytest.approx((area, error))
