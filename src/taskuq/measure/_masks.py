@@ -1,4 +1,4 @@
-"""Nested masks and mask files."""
+"""Nested sampling masks and mask files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def save_masks(
 
 
 def read_masks(path: Path, accelerations: Sequence[float], width: int | None = None) -> BoolArray:
-    """Read the masks (round, line) of some accelerations; others in the file are left out."""
+    """Read the masks (round, line) of the given accelerations from a file."""
     with open_npz(path, "masks") as arrays:
         if not {"masks", "accelerations"} <= set(arrays):
             raise InputError(f"{path} holds no masks; run taskuq masks", code="file.format")
@@ -144,7 +144,7 @@ Rule = Literal["inverse-distance", "uniform"]
 
 
 def with_random_lines(mask: BoolArray, n: int, rule: Rule, rng: np.random.Generator) -> BoolArray:
-    """Add random lines to a mask until it has ``n``."""
+    """Add random lines to a mask until it has ``n`` lines."""
     free = np.flatnonzero(~mask)
     # The central line is always measured, so no distance is 0.
     weight = np.ones(len(free)) if rule == "uniform" else 1 / np.abs(free - len(mask) / 2).clip(0.5)
@@ -160,7 +160,7 @@ _SHARPNESS = 8.0
 
 
 def _gro_lines(width: int, lines: int, *, density: float, sharpness: float) -> list[int]:
-    """Return the sorted columns of a GRO frame, fewer if several round to one."""
+    """Return the sorted columns of a GRO frame; duplicates after rounding are dropped."""
     if not 0 < lines <= width:
         raise InputError(f"lines is {lines}; pass 1 to {width}", code="value.invalid")
     for name, value in (("density", density), ("sharpness", sharpness)):
@@ -190,7 +190,7 @@ def gro_mask(
     Args:
         width: Number of columns of k-space.
         lines: Number of sampled columns.
-        density: Density at the centre over the average, at least 1.
+        density: Ratio of the density at the centre to the average density, at least 1.
         sharpness: Exponent of the transition to sparse lines, at least 1.
         acs: Least number of contiguous central columns; by default 9 of 20 lines, as in the paper.
 
@@ -262,7 +262,7 @@ def nested_masks(
     Args:
         width: Number of columns of k-space.
         accelerations: R of each round, decreasing.
-        rng: Source of the random lines.
+        rng: Generator for the random lines.
         rule: Density of random lines.
         acs: Number of contiguous central columns of each round; by default 9 of 20 lines in the
             first round, and later the paper's 16, 24 and 32 of 320 columns at R = 8, 4 and 2,
