@@ -173,6 +173,14 @@ def test_examples_come_from_the_images_of_a_run(tmp_path):
     found = stored_examples(made, made)
     boxes = AtlasData(patients=12, slices=3, size=32).boxes([e.case for e in found])
     assert len(found) == 6
+    named = ["patient-3-slice-1", "patient-5-slice-2"]
+    again = {"accelerations": (4, 2), "samples": 4, "seed": 0, "progress": False}
+    chosen = opened.pipeline.run(
+        opened.images, **again, store=tmp_path / "named", keep_images=named
+    )
+    assert [e.case for e in stored_examples(chosen, None)] == named
+    with refused("choice.unknown"):
+        opened.pipeline.run(opened.images, **again, store=tmp_path / "no", keep_images=["absent"])
     assert {e.case: e.box for e in found if e.box is not None} == boxes != {}
     record = run_one("examples", make_inputs(made, made), ClaimSettings(alpha=0.2))
     assert record["settings"]["cases"][0] in boxes

@@ -401,7 +401,8 @@ def _volume_notes(
     notes = []
     if several := [name for name, count in of_group.items() if count > 1]:
         files = sum(of_group[name] for name in several)
-        text = f"{files} volumes were joined into {len(several)} groups by patient_id"
+        joined = f"{len(several)} group{'s' * (len(several) > 1)}"
+        text = f"{files} volumes were joined into {joined} by patient_id"
         notes.append(f'{text}; set group = "volume" for one group per file')
     crops = Counter(filter(None, map(preparation.crop_note, volumes)))
     notes += [f"{text} in {n} of {len(volumes)} volumes; set size" for text, n in crops.items()]

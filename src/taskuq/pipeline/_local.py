@@ -418,8 +418,14 @@ def _agree(now: FloatArray, then: FloatArray, others: FloatArray) -> bool:
     return bool((np.abs(now - then) <= tolerance).all())
 
 
-def choose_cases(executor: CaseExecutor, cases: RunCases, n: int) -> list[int]:
-    """Choose the cases to display, spread over the targets, before any recovery."""
+def choose_cases(executor: CaseExecutor, cases: RunCases, chosen: int | Sequence[str]) -> list[int]:
+    """Choose the cases to display before any recovery: by name, or spread over the targets."""
+    if not isinstance(chosen, int):
+        if missing := [name for name in chosen if name not in cases.case]:
+            text = f"keep_images names {missing[0]}, which is no case; use names such as "
+            raise InputError(f"{text}{cases.case[0]}", code="choice.unknown")
+        return sorted(cases.case.index(name) for name in chosen)
+    n = chosen
     count = min(len(cases), CANDIDATES * n)
     candidates = np.unique(np.linspace(0, len(cases) - 1, count).astype(int)).tolist()
     targets: list[tuple[float, int]] = []

@@ -180,7 +180,7 @@ class Pipeline:
         engine: Engine | None = None,
         batch: int | None = None,
         threads: int | None = None,
-        keep_images: int = 0,
+        keep_images: int | Sequence[str] = 0,
         terminology: Any = None,
         overwrite: bool = False,
         progress: bool = True,
@@ -216,15 +216,16 @@ class Pipeline:
             threads: Number of torch threads per worker; default: that of this process, one for
                 workers of other engines, or that of the resumed table. Tables computed with equal
                 threads and batches are bit-identical.
-            keep_images: Number of cases whose images are stored for the explorer; they are spread
-                over the targets and chosen before any recovery.
+            keep_images: Cases whose images are stored for the report: their names, or a number of
+                cases spread over the targets, chosen before any recovery.
             terminology: Display names of cases, groups and rounds in the report.
             overwrite: Delete the table in the folder first.
             progress: Show a progress bar.
         """
         if samples < 1:
             raise InputError(f"samples must be at least 1, got {samples}", code="value.invalid")
-        if keep_images > 0 and store is None:
+        keeps = keep_images > 0 if isinstance(keep_images, int) else len(keep_images) > 0
+        if keeps and store is None:
             raise InputError("keep_images needs store=, the table's folder", code="option.missing")
         rates, names = as_rounds(accelerations, costs, full_cost, round_names)
         cases = as_cases(images, case, group, label)
@@ -257,7 +258,7 @@ class Pipeline:
                 threads = run.threads(threads)
                 with pinned_threads(threads):
                     shown: list[int] = []
-                    if keep_images > 0:
+                    if keeps:
                         for image in first.values():
                             # Refused before anything is computed.
                             as_display_image(reference_image(image))
