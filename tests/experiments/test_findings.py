@@ -16,7 +16,6 @@ from taskuq.experiments._claims import (
     EXPERIMENTS,
     ClaimInputs,
     ClaimSettings,
-    StoredExample,
     SubsetMembers,
     evaluate_scores,
     make_inputs,
@@ -124,18 +123,9 @@ def test_half_of_the_test_groups_have_the_finding(table):
         assert len(chosen & ill) == 4
 
 
-def _example(table, k=0, **others):
-    rng = np.random.default_rng(k)
-    truth, mean = rng.random((24, 20)), rng.random((4, 24, 20))
-    return StoredExample(
-        str(table.case[k]), str(table.group[k]), truth, mean, 0.1 * mean, table.outputs[:, k],
-        float(table.targets[k]), mean, table.outputs[:, k, 0], **others,
-    )  # fmt: skip
-
-
-def test_examples_are_drawn_with_intervals_of_other_groups(table, point):
+def test_examples_are_drawn_with_intervals_of_other_groups(table, point, make_example):
     box = (slice(3, 9), slice(15, 20))
-    shown = [_example(table, k, box=None if k else box) for k in (0, 30, 60)]
+    shown = [make_example(k, box=None if k else box) for k in (0, 30, 60)]
     inputs = make_inputs(table, point, examples=shown)
     record = run_one("examples", inputs, ClaimSettings(alpha=0.2, accelerations=(16.0, 4.0)))
     assert record["figures"][0]["name"] == f"example-{table.case[0]}"
