@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from taskuq._io import atomic_write, image_format, open_npz, to_json_value
+from taskuq._io import atomic_write, image_format, open_npz, parse_json, to_json_value
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray
 
@@ -99,7 +99,7 @@ def masks_from_text(stored: Mapping[str, Any]) -> BoolArray:
 def mask_provenance(path: Path) -> dict[str, Any]:
     with open_npz(path, "masks") as arrays:
         text = str(arrays["provenance"]) if "provenance" in arrays else "{}"
-    return dict(json.loads(text))
+    return dict(parse_json(text))
 
 
 def plot_masks(
