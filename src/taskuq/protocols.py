@@ -161,6 +161,18 @@ class Task(Protocol):
         """Return one output for each image, (image,), or several, (image, task)."""
 
 
+@runtime_checkable
+class FullReferenceTask(Task, Protocol):
+    r"""Image quality :math:`m(\hat x, x)` of a reported image; the target depends on the round.
+
+    A call with the samples of one case returns :math:`m(\hat x, \tilde x^{(j)})`, with their mean
+    as the reported image :math:`\hat x`.
+    """
+
+    def compare(self, reported: Any, images: Any) -> Any:
+        """Return the quality of one image (height, width) against each of several."""
+
+
 def declared_names(task: Any) -> tuple[str, ...] | None:
     """Return the declared names of a task's outputs, or None."""
     names = getattr(task, "names", None)

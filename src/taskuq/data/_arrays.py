@@ -161,7 +161,7 @@ class NpzData(DataConfig):
             raise InputError(text, code="value.nonfinite")
         return LabelledSubset(labelled.cases, targets)
 
-    def check(self, *, strict: bool = False, thorough: bool = False) -> DataCheck:
+    def check(self, *, strict: bool = False, quick: bool = False) -> DataCheck:
         data = read_npz(self._file, group=self.group, normalise=False)
         chosen = self._chosen(data)
         counts = int(chosen.sum()), int((data.labels[chosen] > 0).sum())

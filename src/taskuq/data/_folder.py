@@ -226,7 +226,7 @@ class FolderData(DataConfig):
     def open(self) -> Dataset:
         return self._images(normalise=True)
 
-    def check(self, *, strict: bool = False, thorough: bool = False) -> DataCheck:
+    def check(self, *, strict: bool = False, quick: bool = False) -> DataCheck:
         """Describe each file; raise InputError if one cannot be read."""
         data = self._images(normalise=False)
         files: dict[Path, list[int]] = {}

@@ -25,6 +25,8 @@ class TrainingConfig:
     warmup_steps: int = 0  #: Steps of linear learning-rate warm-up.
     #: Decay of the moving average (EMA) of the weights; 0 disables it.
     ema: float = 0.0
+    #: First epoch after which weights are averaged, equally, once an epoch; 0 for none.
+    average_from: int = 0
     schedule: Literal["constant", "step", "cosine"] = "constant"  #: Learning-rate schedule.
     #: Factor per step ("step") or final factor ("cosine") of the learning rate.
     lr_decay: float = 0.1
@@ -48,13 +50,22 @@ class TrainingConfig:
             if getattr(self, name) <= 0:
                 text = f"training.{name} must be positive, got {getattr(self, name)}"
                 raise InputError(text, code="value.invalid")
-        for name in ("warmup_steps", "clip_norm", "weight_decay", "workers", "patience"):
+        for name in (
+            "average_from",
+            "warmup_steps",
+            "clip_norm",
+            "weight_decay",
+            "workers",
+            "patience",
+        ):
             if getattr(self, name) < 0:
                 text = f"training.{name} must not be negative, got {getattr(self, name)}"
                 raise InputError(text, code="value.invalid")
         if not 0 <= self.ema < 1:
             text = f"training.ema must be in [0, 1), got {self.ema}"
             raise InputError(text, code="value.invalid")
+        if self.ema and self.average_from:
+            raise InputError("set only training.ema or average_from", code="option.conflict")
         if self.cuda_graphs and self.accumulate > 1:
             # A CUDA graph overwrites the gradients of the last batch.
             raise InputError("training.cuda_graphs needs accumulate = 1", code="option.conflict")
