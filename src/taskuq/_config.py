@@ -11,6 +11,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from taskuq._io import read_text
 from taskuq._registry import Registry
 from taskuq.errors import InputError, first_line
 
@@ -19,7 +20,9 @@ T = TypeVar("T")
 
 def read_toml(path: Path | str) -> dict[str, Any]:
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(path))
+    except InputError:
+        raise
     except OSError as error:
         message = f"cannot read {path}: {error.strerror or error}"
         raise InputError(message, code="file.missing") from None
