@@ -1,13 +1,15 @@
 """Short run of the fuzzer, with planted faults."""
 
 import tempfile
+from collections import Counter
 
 import pytest
 
 import fuzz
+import fuzz_files
 from fuzz_files import Kind
 
-INPUTS = 50
+INPUTS, SETTINGS = 50, 300
 
 
 def test_damaged_files_are_refused_or_read_as_whole():
@@ -46,3 +48,14 @@ def test_silent_change_is_seen(monkeypatch):
         fault, _ = fuzz.tried([kind], {kind: fuzz.ended(kind)}, 0, 0)
 
     assert fault == "another result, silently"
+
+
+def test_malformed_settings(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    kinds = fuzz_files._settings()
+    ends = Counter()
+    for number in range(SETTINGS):
+        fault, end = fuzz.tried(kinds, {}, 3, number)
+        assert fault == "", (number, end)
+        ends["refused" if end.status else "read"] += 1
+    assert min(ends.values()) > SETTINGS / 10

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from scipy.spatial import ConvexHull
 
+from taskuq._config import Count, Size
 from taskuq._io import atomic_write, open_npz
 from taskuq.data._arrays import ArrayDataset
 from taskuq.data._dataset import (
@@ -492,9 +493,9 @@ def save_atlas(atlas: Atlas, path: Path | str, *, workers: int = 1) -> Path:
 class AtlasData(DataConfig):
     """Settings [data] of the synthetic brain atlas; ``seed`` chooses its patients too."""
 
-    patients: int = 200  #: Number of synthetic patients.
-    size: int = 128  #: Rows and columns of a slice.
-    slices: int = 8  #: Slices per patient.
+    patients: Count = 200  #: Number of synthetic patients.
+    size: Size = 128  #: Rows and columns of a slice.
+    slices: Count = 8  #: Slices per patient.
     contrast: Contrasts = "flair"  #: Image contrast; "mixed" varies by patient.
     target: Literal["label", "lesion_area"] = "label"  #: Training target of a task network.
     # A patient takes a processor to draw.
