@@ -226,6 +226,7 @@ x = np.stack([z[:, None] + s * rng.normal(size=(60, 4)) for s in (0.2, 0.1)]).cl
 tq.TaskOutputs(x, z, (4, 2), task_range=(0, 1)).save("t.npz")
 """
 COMMANDS = (
+    "--help",
     "calibrate t.npz --alpha 0.1 --acceleration 4 -o bound.json",
     "predict bound.json t.npz --acceleration 4 -o intervals.csv",
     "evaluate t.npz --alpha 0.1 --splits 20",
@@ -251,7 +252,10 @@ def matrix(wheel: Path, pythons: list[str]) -> str:
 def _line(folder: Path, wheel: Path, python: str, resolution: str, extra: str) -> str:
     run("uv", "venv", "-q", "--python", python, str(folder / "env"))
     install = ("uv", "pip", "install", "-q", "--python", str(folder / "env"))
-    run(*install, "--resolution", resolution, f"taskuq{extra} @ {wheel.resolve().as_uri()}")
+    # The lowest versions are chosen of direct requirements alone, so that they are named here.
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    archive = f"taskuq{extra} @ {wheel.resolve().as_uri()}"
+    run(*install, "--resolution", resolution, archive, *project["dependencies"])
     here = str(folder / "env/bin/python")
     empty = {"PATH": str(folder / "env/bin"), "LANG": "C", "OMP_NUM_THREADS": "1"}
     subprocess.run([here, "-c", ARRAYS], cwd=folder, env=empty, check=True)

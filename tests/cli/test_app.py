@@ -24,6 +24,7 @@ from taskuq.cli.plan import plan, simulate
 from taskuq.errors import InputError, MachineError
 from taskuq.protocols import Score
 from taskuq.scan._audit import SCHEMA, append_entries
+from taskuq.service._interval import write_interval
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
 
@@ -440,3 +441,9 @@ def test_plain_callables_implement_the_protocols():
     }
     assert len(kinds) > 20
     assert {k for k, kind in kinds.items() if kind is Parameter.POSITIONAL_OR_KEYWORD} == set()
+
+
+def test_files_with_names_of_patients_are_private(tmp_path):
+    write_interval({"case": "patient-1"}, tmp_path / "interval.json")
+    app.print_json({"scans": ["patient-1"]}, str(tmp_path / "replay.json"), private=True)
+    assert {p.stat().st_mode & 0o777 for p in tmp_path.iterdir()} == {0o600}
