@@ -1,4 +1,4 @@
-"""Durable files, JSON records, fingerprints, locks."""
+"""Durable files, JSON records, fingerprints and locks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EM
 
 
 class ExistingFileError(Exception):
-    """File that must be new but exists already."""
+    """Error for a file that must be new but exists."""
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def reading(path: str | os.PathLike[str], what: str, advice: str = "") -> Iterator[None]:
-    """Convert any exception while reading into one error that names the file."""
+    """Convert any exception during reading into one error that names the file."""
     tail = f"; {advice}" if advice else ""
     try:
         require_file(path)
@@ -130,7 +130,7 @@ def fsync(path: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder with its parents, durably."""
+    """Make a folder and its parents, and flush them to disk."""
     if folder.is_dir():
         return
     with writing(folder):
@@ -141,7 +141,7 @@ def make_folder(folder: Path) -> None:
 
 
 def _create_file(partial: Path, target: Path) -> None:
-    """Link a finished temporary file to a new name, or copy it without links."""
+    """Hard-link a finished temporary file to a new name, or copy it if links are not supported."""
     try:
         try:
             os.link(partial, target)
@@ -190,7 +190,7 @@ WHOLE, BLOCKS, BLOCK = 2**25, 64, 2**16
 
 
 def fingerprint(record: Any) -> str:
-    """Return the SHA-256 of JSON values, independent of the order of keys."""
+    """Return the SHA-256 of JSON values, independent of key order."""
     # Back and forth: JSON turns numeric keys into strings.
     plain = json.loads(json.dumps(record))
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
@@ -209,7 +209,7 @@ def verify_checksum(
     *,
     always: bool = True,
 ) -> None:
-    """Raise InputError if a record was changed after writing."""
+    """Raise InputError if a record was modified after it was written."""
     if SEAL in record:
         if record[SEAL] != fingerprint({k: v for k, v in record.items() if k != SEAL}):
             raise InputError(f"{path} does not match its SHA-256; {remedy}", code="file.damaged")
@@ -221,7 +221,7 @@ def verify_checksum(
 
 
 def content_fingerprint(path: Path) -> str:
-    """Return the fingerprint of a file, or of a folder's files and their names."""
+    """Return the fingerprint of a file, or of the names and contents of a folder's files."""
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
         return fingerprint([(str(p.relative_to(path)), content_fingerprint(p)) for p in files])
@@ -377,9 +377,23 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(name)
 
 
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse an object with a key twice, which readers take differently."""
+    record = dict(pairs)
+    if len(record) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return record
+
+
+def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
+    """Parse JSON; raise ValueError for a key that occurs twice, and for NaN and Infinity."""
+    refuse = None if constants else _refuse_constant
+    return json.loads(text, parse_constant=refuse, object_pairs_hook=_unique_keys)
+
+
 def load_json(path: str | os.PathLike[str]) -> Any:
     """Parse a JSON file."""
-    return json.loads(read_text(path), parse_constant=_refuse_constant)
+    return parse_json(read_text(path))
 
 
 def read_json(
@@ -397,7 +411,8 @@ def read_json(
         message = f"cannot read {path}: {error.strerror or error}"
         raise InputError(message, code="file.missing") from None
     except (ValueError, RecursionError):
-        raise InputError(f"{path} is not JSON, or cut off; {remedy}", code="file.format") from None
+        text = f"{path} is not JSON, cut off, or has a key twice; {remedy}"
+        raise InputError(text, code="file.format") from None
     found = record.get("schema") if isinstance(record, dict) else None
     known = {schema.split("/")[0]: schema for schema in schemas}
     kind, slash, _ = found.partition("/") if isinstance(found, str) else ("", "", "")
@@ -424,7 +439,7 @@ def complete_record(path: str | os.PathLike[str], what: str, remedy: str = "") -
 def append_jsonl(
     path: Path, records: Iterable[Mapping[str, Any]], *, durable: bool = False
 ) -> None:
-    """Append records to a file of JSON lines in one write, never through a link or a pipe."""
+    """Append records to a JSON Lines file in one write; links and pipes are refused."""
     text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     # A lone surrogate, from a file name, is escaped.
     data = text.encode("utf-8", "backslashreplace")
@@ -440,7 +455,7 @@ def append_jsonl(
             raise MachineError(f"cannot write {path}: it is a link or a pipe; remove it") from None
         try:
             if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise MachineError(f"cannot write {path}: it is no file; remove it")
+                raise MachineError(f"cannot write {path}: it is not a file; remove it")
             while data:
                 data = data[os.write(file, data) :]
             if durable:
@@ -452,23 +467,23 @@ def append_jsonl(
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any] | None]:
-    """Yield the record of each line, None for a damaged one."""
+    """Yield the record of each line, or None for a damaged line."""
     require_file(path)
     for line in path.read_bytes().splitlines():
         try:
-            record = json.loads(line) if len(line) <= LARGEST_TEXT else None
+            record = parse_json(line, constants=True) if len(line) <= LARGEST_TEXT else None
         except (ValueError, RecursionError):
             record = None
         yield record if isinstance(record, dict) else None
 
 
 def number_to_json(value: float) -> float | str:
-    """Write infinity as a string."""
+    """Convert infinity to a string; return other numbers unchanged."""
     return float(value) if math.isfinite(value) else str(float(value))
 
 
 def number_from_json(value: float | str) -> float:
-    """Read a number, or infinity as a string."""
+    """Read a number, which may be infinity as a string."""
     number = float(value)
     if math.isnan(number):
         raise InputError("the file has NaN instead of a number", code="value.nonfinite")
@@ -518,7 +533,7 @@ def open_npz(
 
 
 def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]) -> None:
-    """Raise InputError if the header of an array claims another size than its data."""
+    """Raise InputError if an array's header and its data differ in size."""
     from numpy.lib import format
 
     for member in archive.infolist():

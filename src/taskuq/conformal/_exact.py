@@ -1,4 +1,4 @@
-"""Evaluation over all splits in closed form; results."""
+"""Evaluation over all splits in closed form, and evaluation results."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from taskuq._arrays import align_cases
 from taskuq._io import to_json_value
 from taskuq.conformal._calibrate import as_round
 from taskuq.conformal._family import BoundSide, parse_side
 from taskuq.conformal._quantiles import coverage_rank
 from taskuq.conformal._splits import EvaluationInputs, Pool, check_cases, make_pools
-from taskuq.conformal._units import as_generator
+from taskuq.conformal._units import as_generator, unit_index
 from taskuq.conformal.scores import resolve_score, score_name
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray, Interval, TaskRange
@@ -27,14 +28,14 @@ NEGLIGIBLE = 1e-16
 # Bins of the chi-square test are pooled until each expects this many trials.
 EXPECTED = 10.0
 HONESTLY = (
-    "A random split of a fixed set obeys this law whatever the data are: agreement shows that the "
+    "Random splits of a fixed set follow this law for any data: agreement shows that the "
     "code is right, not that new cases are exchangeable with these."
 )
 
 
 @dataclass(frozen=True)
 class _QuantileLaw:
-    """Distribution of the quantile's rank among all N scores over random splits."""
+    """Distribution, over random splits, of the quantile's rank among all N scores."""
 
     position: NDArray[np.int64]
     probability: FloatArray
@@ -77,7 +78,7 @@ class _QuantileLaw:
         return pmf
 
     def mean_over_test(self, first: FloatArray, second: FloatArray) -> MeanAndSD:
-        """Return mean and sd of the test-fold mean of numbers that depend on the position."""
+        """Return mean and sd of the test-fold mean of values that depend on the position."""
         mean, variance = np.zeros((2, len(self.position)))
         N = self.n_calibration + self.n_test
         for total, square, size, taken in (
@@ -92,7 +93,7 @@ class _QuantileLaw:
         return self.total(mean / self.n_test, variance / self.n_test**2)
 
     def total(self, mean: FloatArray, variance: FloatArray) -> MeanAndSD:
-        """Return moments over all positions from those given each of them."""
+        """Combine moments conditional on each position into total moments."""
         p = self.probability
         if not np.isfinite(mean).all():
             return MeanAndSD(float("inf"), float("nan"))
@@ -138,7 +139,7 @@ class MeanAndSD:
 
 @dataclass(frozen=True)
 class _CoverageHistogram:
-    """Distribution of coverage over splits and its exact law."""
+    """Distribution of coverage over splits, with its exact law."""
 
     covered: tuple[int, ...]
     splits: tuple[int, ...]
@@ -179,14 +180,37 @@ def coverage_histogram(covered: NDArray[np.int64], pmf: FloatArray) -> _Coverage
 
 @dataclass(frozen=True)
 class StratumCoverage:
-    """Coverage within a class or a range of widths."""
+    """Coverage within a class, a site or a range of widths.
+
+    Args:
+        name: Class, site or range.
+        coverage: Covered fraction of its test cases.
+        cases: Mean number of its test cases.
+        splits: Splits in which it has test cases; None for all splits, exactly.
+        width: Mean interval width; of classes and sites.
+        standard_error: Of the coverage, over groups, or over cases without groups; NaN if unknown.
+    """
 
     name: str
     coverage: float
     cases: float
-    splits: int
+    splits: int | None
+    width: float = math.nan
+    standard_error: float = math.nan
+
+    def __str__(self) -> str:
+        error = "" if math.isnan(self.standard_error) else f" ± {self.standard_error:.2g}"
+        return f"{self.coverage:.3g}{error} ({self.name})"
 
 
+def is_below(coverage: float, standard_error: float, alpha: float) -> bool:
+    """Return True if a coverage lies below 1 - alpha by more than two standard errors."""
+    if math.isnan(standard_error):  # unknown, or no variation
+        return coverage == 0
+    return coverage + 2 * standard_error < 1 - alpha
+
+
+BELOW = ", below 1 - alpha by more than two standard errors"
 # Names of fields in stored files, where they differ.
 STORED = {
     "splits": "trials",
@@ -210,23 +234,25 @@ class Evaluation:
         n_calibration: Units in a calibration set, tuning units included.
         n_test: Units in a test set.
         n_tuning: Units of the calibration set that the score is fitted to.
-        splits: Number of random splits; None for all splits, exactly.
-        coverage: Covered fraction of the test set: of cases, every group with equal weight, or of
-            groups. Mean and standard deviation over splits.
-        case_coverage: Covered fraction of cases, every group with equal weight.
+        splits: Number of random splits; None if all splits are evaluated exactly.
+        coverage: Covered fraction of the test set: of cases, with equal weight for every group, or
+            of groups. Mean and standard deviation over splits.
+        case_coverage: Covered fraction of cases, with equal weight for every group.
         coverage_unit: Unit of coverage, in words.
         mean_unit: Unit of all other means, in words.
         width: Mean interval width.
-        center_error: Mean distance between target and interval centre, or one-sided bound.
+        center_error: Mean distance of the target from the interval centre or the one-sided bound.
         infinite: Fraction of splits without a finite interval.
         whole_group_coverage: With groups, the fraction of test groups with all cases covered.
         class_coverage: Coverage within each class.
+        site_coverage: Coverage within each site.
+        site_left_out: Coverage of each site after calibration on all others.
         size_coverage: Coverage within each range of widths.
-        histogram: Distribution of coverage, by cases.
+        histogram: Distribution of coverage over splits, if cases are the unit.
         acceleration: Acceleration of the round, if given.
         round_name: Name of the round, if it has one.
         task: Task, if there are several.
-        width_single_quantile: For a quantile per end, the width with one quantile for both.
+        width_single_quantile: With a quantile per end, the width that one quantile for both gives.
     """
 
     score: str
@@ -247,6 +273,8 @@ class Evaluation:
     infinite: float = 0.0
     whole_group_coverage: float | None = None
     class_coverage: tuple[StratumCoverage, ...] = ()
+    site_coverage: tuple[StratumCoverage, ...] = ()
+    site_left_out: tuple[StratumCoverage, ...] = ()
     size_coverage: tuple[StratumCoverage, ...] = ()
     histogram: _CoverageHistogram | None = None
     acceleration: float | None = None
@@ -259,6 +287,19 @@ class Evaluation:
         """Name of the round, or its acceleration if known."""
         known = self.acceleration is not None or self.round_name is not None
         return round_label(self.acceleration or math.nan, self.round_name) if known else None
+
+    def worst(self, kind: str) -> StratumCoverage | None:
+        """Return the class or the site with the lowest coverage.
+
+        Args:
+            kind: 'class' or 'site'.
+        """
+        parts = self.class_coverage if kind == "class" else self.site_coverage
+        known = [part for part in parts if part.coverage >= 0]
+        return min(known, key=lambda part: part.coverage, default=None)
+
+    def _is_below(self, part: StratumCoverage) -> bool:
+        return is_below(part.coverage, part.standard_error, self.alpha)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
@@ -273,13 +314,18 @@ class Evaluation:
             f"{named}: {how} by {self.unit}, {self.n_calibration} to calibrate, {self.n_test} to "
             f"test, alpha {self.alpha:g}",
             *(f"  {name:13}{found.mean:8.4g}  sd {found.sd:.2g}" for name, found in rows.items()),
+            *(
+                f"  worst {kind:7}{worst}{BELOW * self._is_below(worst)}"
+                for kind in ("class", "site")
+                if (worst := self.worst(kind)) is not None
+            ),
             *([f"  no finite interval in {self.infinite:.3g} of the splits"] * (self.infinite > 0)),
         ])  # fmt: skip
 
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """Evaluations for each acceleration, score and number of samples, with their options."""
+    """Evaluations by acceleration, score and number of samples, with their options."""
 
     results: tuple[Evaluation, ...]
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -300,7 +346,7 @@ TABLE = 24_576
 
 
 def _pool_sums(pool: Pool, position: NDArray[np.int64]) -> FloatArray:
-    """Return sums of widths and of distances from the centre, at each position of the quantile."""
+    """Return the sums of widths and centre distances at each position of the quantile."""
     sums = np.zeros((2, 2, 3, len(position)))
     ranks = np.arange(len(pool.scores))
     _add(sums, _Segment(pool, ranks, pool.scores[position - 1], position))
@@ -324,7 +370,7 @@ class _Segment:
 
 
 def _add(sums: FloatArray, part: _Segment) -> None:
-    """Add the cases of a part to the sums: lines at once, the others in two halves."""
+    """Add the cases of a segment to the sums: linear ones at once, the others by bisection."""
     count = len(part.position)
     if count == 1 or part.rank.size * count <= TABLE or not part.pool.moves_in_lines:
         _add_tables(sums, part)
@@ -337,7 +383,7 @@ def _add(sums: FloatArray, part: _Segment) -> None:
 
 
 def _add_lines(sums: FloatArray, part: _Segment) -> BoolArray:
-    """Add the cases that are linear from the first quantile to the last, and return them."""
+    """Add and return the cases that are linear from the first to the last quantile."""
     q = part.quantiles
     ends = [part.pool.interval(float(quantile)) for quantile in (q[0], q[-1])]
     offsets = [part.pool.offset(interval) for interval in ends]
@@ -360,7 +406,7 @@ def _add_lines(sums: FloatArray, part: _Segment) -> BoolArray:
 
 
 def _is_straight(pool: Pool, ends: list[Interval], offsets: list[FloatArray]) -> BoolArray:
-    """Return True if width and distance of each case are linear between two quantiles."""
+    """Return True for cases whose width and centre distance are linear between two quantiles."""
     first, last = ends
     low, high = (-np.inf, np.inf) if pool.task_range is None else pool.task_range
     straight = (first.is_empty == last.is_empty) & (offsets[0] * offsets[1] >= 0)
@@ -390,7 +436,7 @@ def _edges(part: _Segment) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def _sums_at(
     values: FloatArray, before: NDArray[np.int64], upto: NDArray[np.int64], *, squared: bool = False
 ) -> FloatArray:
-    """Sums of each row before its position, up to it, and over all, (3, position)."""
+    """Return the sums of each row before its position, up to it, and in total, (3, position)."""
     low, high = int(before[0]), int(upto[-1])
     near = values[:, low:high]
     near = np.cumsum(near**2 if squared else near, axis=1)
@@ -424,9 +470,9 @@ def evaluate_exact(
 ) -> Evaluation:
     r"""Evaluate a score exactly over all splits.
 
-    A split enters only through the position of the quantile among the ordered scores, whose law
-    is known. Mean and standard deviation over all :math:`\binom{N}{n}` splits of the test set's
-    coverage and mean width follow without simulation, ties and clipping included. A case is
+    The result of a split depends only on the position of the quantile among the ordered scores, and
+    the law of this position is known. Mean and standard deviation of coverage and mean width over
+    all :math:`\binom{N}{n}` splits follow without simulation, ties and clipping included. A case is
     covered if its reported interval contains its target.
 
     Args:
@@ -435,10 +481,10 @@ def evaluate_exact(
         alpha: Error rate.
         score: Name or object of a score.
         side: 'two', 'upper' or 'lower'.
-        task_range: Range that intervals are clipped to.
+        task_range: Range to which intervals are clipped.
         calibration_fraction: Fraction of cases used for calibration.
         tuning_repeats: Number of tuning sets to average over, if the score is fitted to targets.
-        seed: Integer or Generator to choose the tuning sets at random, not evenly spaced.
+        seed: Integer or Generator of the random choice of tuning sets.
         acceleration: Round of a table, by acceleration or name.
         task: Task of a table.
 
@@ -452,10 +498,11 @@ def evaluate_exact(
         >>> abs(exact.coverage.mean - 64 / 71) < 1e-12  # rank 64 of 70 calibration cases
         True
     """
+    outputs, targets = align_cases({"outputs": outputs, "targets": targets}).values()
     arrays = as_round(outputs, targets, acceleration, task, None, task_range)
     checked = check_cases(
-        arrays.outputs, arrays.targets, task_range=arrays.task_range,
-        calibration_fraction=calibration_fraction,
+        arrays.outputs, arrays.targets, label=arrays.label, site=arrays.site,
+        task_range=arrays.task_range, calibration_fraction=calibration_fraction,
     )  # fmt: skip
     result = evaluate_exact_score(
         checked, score, alpha=alpha, side=side, tuning_repeats=tuning_repeats, seed=seed
@@ -472,7 +519,7 @@ def evaluate_exact_score(
     tuning_repeats: int = 10,
     seed: int | np.random.Generator | None = None,
 ) -> Evaluation:
-    """Evaluate a score on checked inputs; see :func:`evaluate_exact`."""
+    """Evaluate a score on validated inputs; see :func:`evaluate_exact`."""
     score_side, ends = parse_side(side)
     if ends > 1:
         message = "exact evaluation needs one quantile; use random splits for side='each'"
@@ -483,7 +530,11 @@ def evaluate_exact_score(
     chosen = resolve_score(score, alpha, score_side)
     rng = None if seed is None else as_generator(seed)
     pools = make_pools(checked, chosen, alpha, tuning_repeats, rng)
-    results = [_evaluate_pool(checked, pool, alpha) for pool in pools]
+    results, by_case = [], np.zeros((3, len(checked.targets)))
+    for pool in pools:
+        results.append(_evaluate_pool(checked, pool, alpha))
+        if checked.parts:
+            by_case[:, pool.index] += _expected_by_case(checked, pool, alpha)
     coverage, width, center_error, infinite, n_tuning = zip(*results, strict=True)
     return Evaluation(
         score=score_name(chosen),
@@ -496,7 +547,68 @@ def evaluate_exact_score(
         width=_mixture_moments(width),
         center_error=_mixture_moments(center_error),
         infinite=float(np.mean(infinite)),
+        class_coverage=_exact_parts(checked, "class", by_case),
+        site_coverage=_exact_parts(checked, "site", by_case),
     )
+
+
+def _exact_parts(
+    checked: EvaluationInputs, kind: str, by_case: FloatArray
+) -> tuple[StratumCoverage, ...]:
+    found = []
+    for _, name, inside in (part for part in checked.parts if part[0] == kind):
+        cases = int(inside.sum()) * checked.n_test / checked.units
+        measures = part_measures(checked, inside, by_case)
+        found.append(StratumCoverage(name, measures[0], cases, None, *measures[1:]))
+    return tuple(found)
+
+
+def part_measures(
+    checked: EvaluationInputs, inside: BoolArray, by_case: FloatArray
+) -> tuple[float, float, float]:
+    """Return coverage, mean width and the standard error of coverage of some cases.
+
+    Args:
+        checked: Inputs of the evaluation.
+        inside: True for the cases, (case,).
+        by_case: How often each case was tested and covered, and the sum of its widths, (3, case).
+    """
+    weight = checked.unit.weights(checked.unit_of_case) * inside
+    tested, covered, width = np.where(inside, by_case, 0.0) * weight
+    if not tested.sum() > 0:
+        return math.nan, math.nan, math.nan
+    coverage = covered.sum() / tested.sum()
+    group = unit_index(len(inside), checked.group)
+    there, error = np.unique(group[tested > 0]), math.nan
+    if len(there) > 1:
+        misses = np.bincount(group, covered - coverage * tested)[there]
+        spread = math.sqrt(len(there) / (len(there) - 1) * float((misses**2).sum()))
+        error = spread / float(tested.sum())
+    # No variation at all is no evidence of precision.
+    return float(coverage), float(width.sum() / tested.sum()), error or math.nan
+
+
+def _expected_by_case(checked: EvaluationInputs, pool: Pool, alpha: float) -> FloatArray:
+    """Return 1, the probability of coverage and the mean width of each case as a test case."""
+    n, m, rank = pool.n_calibration, checked.n_test, coverage_rank(pool.n_calibration, alpha)
+    if rank > n:
+        width = pool.interval(math.inf).width
+        return np.stack([np.ones(len(width)), np.ones(len(width)), width])
+    # The quantile is one of the other cases: the k-th smallest of n of them.
+    law = quantile_position(n, m - 1, rank)
+    order = np.argsort(pool.scores, kind="stable")
+    ordered = pool.scores[order]
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    covered, width = np.zeros(len(order)), np.zeros(len(order))
+    step = max(1, TABLE * 40 // len(order))
+    for start in range(0, len(law.position), step):
+        j, p = law.position[start : start + step, None], law.probability[start : start + step]
+        before, after = (pool.intervals(ordered[k.ravel()]).width for k in (j - 1, j))
+        quantile = np.where(j > place, ordered[j], ordered[j - 1])
+        covered += p @ (pool.covered_from <= quantile)
+        width += p @ np.where(j > place, after, before)
+    return np.stack([np.ones(len(order)), covered, width])
 
 
 def _mixture_moments(parts: tuple[MeanAndSD, ...]) -> MeanAndSD:

@@ -1,8 +1,10 @@
-"""Exact conformal ranks, betting bounds, coverage law."""
+"""Exact conformal ranks, betting bounds and the law of coverage."""
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Real
@@ -60,7 +62,7 @@ def min_calibration_size(alpha: float | Fraction) -> int:
 
 
 def _pac_rank(n_cal: int, alpha: float | Fraction, delta: float | Fraction) -> int:
-    """Rank whose bound covers 1 - alpha of all new cases for all but delta of calibration sets."""
+    """Return the rank for coverage 1 - alpha with probability 1 - delta over calibration sets."""
     from scipy.special import betainc
 
     level, allowed = float(exact_alpha(alpha)), float(exact_alpha(delta, "delta"))
@@ -115,8 +117,6 @@ def conformal_quantile(scores: ArrayLike, alpha: float | Fraction) -> float:
 SLACK = 1e-9
 # Losses held in memory at a time.
 NUMBERS = 4_000_000
-# Steps of the golden section through the groups leave no order among their names.
-GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,8 @@ class BettingEProcess:
         square, seen = np.full(left.shape, 1 - alpha), np.full(left.shape, 1 / alpha)
         goal = (1 + SLACK) / delta
         with np.errstate(divide="ignore", over="ignore"):
-            for v in _low_discrepancy_order(len(losses)):
+            rows = zip(losses, takes_part, strict=True)
+            for v in random_order([loss.tobytes() + part.tobytes() for loss, part in rows]):
                 growth = np.log(np.maximum(goal / capital, 1.0)) / np.maximum(left, 1.0)
                 bet = np.sqrt(2 * growth * seen / square)
                 # Never less than what reaches the goal if no group loses anything any more.
@@ -155,8 +156,20 @@ class BettingEProcess:
         return np.asarray((capital >= 1 / delta) & is_less)
 
 
-def _low_discrepancy_order(groups: int) -> NDArray[np.int64]:
-    return np.argsort(np.arange(groups) * GOLDEN % 1, kind="stable")
+def random_order(
+    contents: Sequence[bytes], seed: int | np.random.Generator = 0
+) -> NDArray[np.int64]:
+    """Return a random order of units; their names and their order have no influence on it.
+
+    Units are sorted by a digest of their contents, then permuted at random. The digests of all
+    units are part of the seed: no place of the sorted units is favoured.
+    """
+    digests = [hashlib.blake2b(content, digest_size=16).digest() for content in contents]
+    ranked = np.array(sorted(range(len(digests)), key=digests.__getitem__), dtype=np.int64)
+    key = hashlib.blake2b(b"".join(sorted(digests)), digest_size=16).digest()
+    number = int(seed.integers(2**63)) if isinstance(seed, np.random.Generator) else int(seed)
+    rng = np.random.default_rng([number, int.from_bytes(key, "little")])
+    return np.asarray(ranked[rng.permutation(len(ranked))])
 
 
 def smallest_certified(
@@ -202,8 +215,8 @@ class CoverageLaw:
 
     .. math:: \#\text{covered} \sim \mathrm{BetaBin}(m,\, k,\, n + 1 - k)
 
-    The same law holds over random splits of *any* fixed set of distinct scores, whatever the data
-    are: agreement with it shows that the code is right, not that future cases are exchangeable.
+    The same law holds over random splits of *any* fixed set of distinct scores: agreement with it
+    shows that the code is correct, not that future cases are exchangeable.
 
     References:
         Marques F., On the Universal Distribution of the Coverage in Split Conformal Prediction,
@@ -234,7 +247,7 @@ class CoverageLaw:
 
     @property
     def sd(self) -> float:
-        """Standard deviation of the coverage of one test fold."""
+        """Standard deviation of the coverage of a test fold."""
         n, k, m = self.n_calibration, self.rank, self.n_test
         if k > n:
             return 0.0
@@ -253,7 +266,7 @@ class CoverageLaw:
         return np.asarray(np.exp(choose + betaln(k + j, n + 1 - k + m - j) - betaln(k, n + 1 - k)))
 
     def central(self, probability: float) -> tuple[float, float]:
-        """Return the central interval of coverage with this probability."""
+        """Return the central interval that contains the coverage with the given probability."""
         cdf = np.cumsum(self.pmf)
         tail = (1 - probability) / 2
         low = int(np.searchsorted(cdf, tail))
@@ -274,21 +287,21 @@ def calibration_size(
 
     The coverage of a calibrated bound over all future cases is
     :math:`B_n \sim \mathrm{Beta}(k, n + 1 - k)`. The answer is the smallest :math:`n` that
-    satisfies, like every larger one,
+    satisfies, as every larger one does,
 
     .. math:: \mathbb P\{|B_n - (1 - \alpha)| \le \varepsilon\} \ge 1 - \delta
 
     or :math:`\mathbb P\{B_n \ge 1 - \alpha - \varepsilon\} \ge 1 - \delta` if one side matters.
-    Cases that come in groups carry less information: the size is multiplied by the design effect
+    Grouped cases carry less information: the size is multiplied by the design effect
     :math:`1 + (g - 1)\,\mathrm{ICC}`, an approximation.
 
     Args:
         alpha: Error rate.
         epsilon: Acceptable deviation :math:`\varepsilon`.
         delta: Probability :math:`\delta` of a larger deviation.
-        two_sided: True if too much coverage counts as a deviation.
+        two_sided: True if over-coverage counts as a deviation too.
         group_size: Mean number :math:`g` of cases in a group.
-        icc: Correlation of misses within a group.
+        icc: Intraclass correlation of misses within a group.
 
     Example:
         >>> calibration_size(0.05, epsilon=0.02, delta=0.05, group_size=21.9, icc=0.05)

@@ -1,4 +1,4 @@
-"""Images in memory or npz."""
+"""Data sets from arrays and .npz files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from taskuq.interval import BoolArray
 
 @dataclass(frozen=True, eq=False)
 class ArrayDataset:
-    """Data set from arrays.
+    """Data set of images in memory.
 
     Args:
         images: Magnitude images (case, height, width), or complex coil images (case, coil, height,
@@ -27,6 +27,7 @@ class ArrayDataset:
         label: Integer class of each case.
         group: Volume or patient of each case; ``"image"`` for one group per case.
         case: Names of the cases; default: their indices.
+        site: Hospital or scanner of each case.
         normalise: Divide each group by its :func:`group_scale`, or all images by a number.
 
     Example:
@@ -40,6 +41,7 @@ class ArrayDataset:
     groups: NDArray[np.str_]
     cases: NDArray[np.str_]
     scales: NDArray[np.float64] = field(repr=False)
+    sites: NDArray[np.str_] | None = None
 
     def __init__(
         self,
@@ -48,12 +50,14 @@ class ArrayDataset:
         group: ArrayLike | str,
         case: ArrayLike | None = None,
         normalise: bool | float = True,
+        site: ArrayLike | None = None,
     ) -> None:
         images = np.asarray(images)
         _check_images(images)
         names = np.arange(len(images)) if case is None else np.asarray(case)
         groups = np.arange(len(images)) if isinstance(group, str) and group == "image" else group
         columns = {"label": np.asarray(label), "group": np.asarray(groups), "case": names}
+        columns |= {} if site is None else {"site": np.asarray(site)}
         for name, column in columns.items():
             if column.shape != (len(images),):
                 text = f"{name} has shape {column.shape}; pass one per image"
@@ -68,7 +72,8 @@ class ArrayDataset:
         scales = np.full(len(images), float(normalise) or 1.0)
         for name in np.unique(group_names) if normalise is True else ():
             scales[group_names == name] = group_scale(images[group_names == name])
-        values = (images, labels.astype(np.int64), group_names, names.astype(str), scales)
+        sites = None if site is None else columns["site"].astype(str)
+        values = (images, labels.astype(np.int64), group_names, names.astype(str), scales, sites)
         for attribute, value in zip(fields(self), values, strict=True):
             object.__setattr__(self, attribute.name, value)
 
@@ -86,7 +91,7 @@ class ArrayDataset:
 
 
 def group_scale(values: NDArray[Any]) -> float:
-    """Return the scale of a group: the 99.5 % quantile of its magnitudes, 1 if it is black."""
+    """Return the scale of a group: the 99.5 % quantile of its magnitudes, or 1 if all are 0."""
     # A few bright pixels above this quantile must not set the scale.
     quantile = float(np.quantile(np.abs(values), 0.995))
     return quantile if quantile > 0 else 1.0
@@ -98,22 +103,25 @@ def read_npz(
     """Read a data set from one .npz file into memory.
 
     Args:
-        path: File with ``images``, ``label``, ``group`` and, optionally, ``case``.
+        path: File with ``images``, ``label``, ``group`` and, optionally, ``case`` and ``site``.
         group: ``"image"`` if the file has no groups: each image is its own group.
         normalise: As in :class:`ArrayDataset`.
     """
     with open_npz(path, "images") as file:
-        arrays = {name: file[name] for name in ("images", "label", "group", "case") if name in file}
+        names = ("images", "label", "group", "case", "site")
+        arrays = {name: file[name] for name in names if name in file}
     needed = {"images", "label"} if group == "image" else {"images", "label", "group"}
     if missing := needed - set(arrays):
         text = f"{path} has no {', '.join(sorted(missing))}; see read_npz"
         raise InputError(text, code="table.column")
     groups = arrays["group"] if group is None else group
-    return ArrayDataset(arrays["images"], arrays["label"], groups, arrays.get("case"), normalise)
+    return ArrayDataset(
+        arrays["images"], arrays["label"], groups, arrays.get("case"), normalise, arrays.get("site")
+    )
 
 
 def _save_npz(dataset: Dataset, path: Path | str) -> Path:
-    """Write any data set into one .npz file that :func:`read_npz` reads."""
+    """Write any data set as an .npz file for :func:`read_npz`."""
     items = [dataset[i] for i in range(len(dataset))]
     with atomic_write(path) as partial, partial.open("wb") as file:
         images, *columns = zip(*items, strict=True)
@@ -126,8 +134,8 @@ def _save_npz(dataset: Dataset, path: Path | str) -> Path:
 class NpzData(DataConfig):
     """Settings [data] of one .npz file, read by :func:`read_npz`."""
 
-    path: Path | None = None  #: The .npz file with images, label and group.
-    #: "image" if the file has no groups: each image is its own group.
+    path: Path | None = None  #: .npz file with images, label and group.
+    #: "image" for one group per image, if the file has no groups.
     group: Literal["image"] | None = None
     select: str | None = None  #: Name of a boolean array; only cases marked True are used.
     target: str = "label"  #: Array of training targets, (case,) or (case, task).

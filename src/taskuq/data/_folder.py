@@ -147,6 +147,7 @@ class _ImageFrame:
     label: int
     group: str
     case: str
+    site: str
 
 
 class ImageFolder:
@@ -154,7 +155,7 @@ class ImageFolder:
 
     Args:
         folder: Folder of the images.
-        labels: CSV with the columns file, label and, optionally, group and slice.
+        labels: CSV with the columns file, label and, optionally, group, slice and site.
         group: Definition of a group if the CSV has none: ``"file"``, ``"folder"`` or ``"image"``.
         size: Crop or pad images to this size.
         normalise: Divide each group by the 99.5 % quantile of its magnitudes.
@@ -185,6 +186,11 @@ class ImageFolder:
     def cases(self) -> NDArray[np.str_]:
         return np.array([frame.case for frame in self.frames])
 
+    @property
+    def sites(self) -> NDArray[np.str_] | None:
+        sites = np.array([frame.site for frame in self.frames])
+        return sites if (sites != "").all() else None
+
     def __len__(self) -> int:
         return len(self.frames)
 
@@ -214,7 +220,7 @@ class FolderData(DataConfig):
     """Settings [data] of image files and a CSV, read by :class:`ImageFolder`."""
 
     path: Path | None = None  #: Folder of PNG, TIFF, NIfTI or DICOM images.
-    labels: Path | None = None  #: CSV with the columns file, label, group and optionally slice.
+    labels: Path | None = None  #: CSV with the columns file, label, group; optionally slice, site.
     group: Grouping | None = None  #: Definition of a group, if the CSV has no column group.
     size: Size | None = None  #: Crop or pad images to this many rows and columns.
 
@@ -246,7 +252,7 @@ class FolderData(DataConfig):
 
 
 def _center_fit(image: FloatArray, height: int, width: int) -> FloatArray:
-    """Crop or zero-pad an image; the pixel at half its size stays at half its size."""
+    """Crop or zero-pad an image; the pixel at half the size stays at half the size."""
     for axis, size in enumerate((height, width)):
         have = image.shape[axis]
         if have > size:
@@ -261,7 +267,7 @@ def _center_fit(image: FloatArray, height: int, width: int) -> FloatArray:
 
 
 def _read_table(folder: Path, table: Path, group: Grouping | None) -> tuple[_ImageFrame, ...]:
-    """Read the images of a table of labels, in its order."""
+    """Read the images listed in a table of labels, in the same order."""
     with reading(table, "a CSV file"), table.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         columns = set(reader.fieldnames or ())
@@ -281,6 +287,8 @@ def _read_table(folder: Path, table: Path, group: Grouping | None) -> tuple[_Ima
         again = [f"{name} twice" for name in names if names.count(name) > 1]
         text = f"{table} names {(*again, 'no image')[0]}; use one row each"
         raise InputError(text, code="table.duplicate")
+    if len({frame.site == "" for frame in frames}) > 1:
+        raise InputError(f"{table} has rows without a site; add it", code="groups.missing")
     return tuple(frames)
 
 
@@ -311,5 +319,6 @@ def _frames(
         case = name if count == 1 else f"{name}#{index}"
         names = {None: row.get("group") or "", "file": name, "image": case}
         names["folder"] = str(path.parent.relative_to(folder))
-        frames.append(_ImageFrame(path, index, label, names[group].strip(), case))
+        site = (row.get("site") or "").strip()
+        frames.append(_ImageFrame(path, index, label, names[group].strip(), case, site))
     return frames

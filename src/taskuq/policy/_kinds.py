@@ -13,13 +13,15 @@ from taskuq._registry import Registry
 from taskuq.conformal._quantiles import exact_alpha
 from taskuq.conformal.scores import resolve_score, score_name
 from taskuq.errors import InputError
-from taskuq.interval import FloatArray, TaskRange
+from taskuq.interval import BoolArray, FloatArray, TaskRange
 from taskuq.policy._goal import Goal, Goals
 from taskuq.policy._rules import IntervalRule, Rules, StoppingRule, StoppingStatistics
 from taskuq.policy._stopping import (
     EARLY_FRACTION,
+    ROUND_FRACTION,
     Calibrator,
     TuningCases,
+    certified_rounds,
     guarantee_at_stop,
     last_certified,
     threshold_grid,
@@ -27,23 +29,24 @@ from taskuq.policy._stopping import (
 from taskuq.protocols import Score
 
 Statistic = Literal["spread", "learned"]
-Given = Literal["early"]
+Given = Literal["early", "round"]
 
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """Policy kind, score, goal and error rate; everything but the data.
+    """Specification of a policy: everything but the calibration data.
 
     Args:
         kind: A name in :data:`POLICIES`: 'fixed-width', 'adaptive', 'anytime', 'paper' or yours.
         alpha: Error rate in (0, 1).
-        goal: Goal of the report, one for all tasks or one for each.
+        goal: Goal of the report, one for all tasks or one per task.
         score: For 'adaptive', 'anytime' and 'paper': score of the nested intervals.
         statistic: For 'fixed-width': 'spread' or 'learned'.
         budget: For 'fixed-width': fraction of the error rate spent on stopping early; the rest
             is spent on reports narrower than the window.
         round_tolerance: For 'fixed-width': exponent of the acceleration in the risk statistic.
-        given: 'early' for a guarantee among the scans that stop before the full measurement.
+        given: 'early' for a guarantee among the scans that stop before the full measurement,
+            'round' for one among those that stop in each round.
 
     Example:
         >>> PolicySpec("paper", alpha=0.1, goal=Goal(max_width=0.2), score="cqr").name
@@ -68,8 +71,9 @@ class PolicySpec:
             raise InputError(f"budget must be in (0, 1], got {self.budget}", code="value.invalid")
         if not -10 <= self.round_tolerance <= 10:
             raise InputError("round_tolerance must be in [-10, 10]", code="value.invalid")
-        if self.given not in (None, "early"):
-            raise InputError(f"given must be 'early', got {self.given!r}", code="choice.unknown")
+        if self.given not in (None, *get_args(Given)):
+            message = f"given must be 'early' or 'round', got {self.given!r}"
+            raise InputError(message, code="choice.unknown")
         if self.given and not kind.supports_early:
             raise InputError(
                 f"given={self.given!r} needs 'adaptive' or 'fixed-width'", code="option.conflict"
@@ -90,7 +94,7 @@ class PolicySpec:
 
     @property
     def base_score(self) -> Score:
-        """The score of the first task before any tuning."""
+        """Score of the first task before tuning."""
         return self.policy.make_score(self.for_task(0))
 
     def for_task(self, task: int) -> TaskSpec:
@@ -99,26 +103,57 @@ class PolicySpec:
     @property
     def tuning_fraction(self) -> float:
         """Fraction of units held out for the policy, not its score."""
-        return max(self.policy.tuning_fraction(self), EARLY_FRACTION if self.given else 0.0)
+        own = {None: 0.0, "early": EARLY_FRACTION, "round": ROUND_FRACTION}[self.given]
+        return max(self.policy.tuning_fraction(self), own)
 
     def thresholds(
         self,
         statistics: StoppingStatistics,
         calibrator: Calibrator,
         tuning: TuningCases | None = None,
+        within: np.ndarray | None = None,
     ) -> FloatArray:
-        """Return the calibrated threshold of each round, (round,) or (round, split)."""
+        """Return the threshold of each round, (round,), (round, split) or (round, stratum).
+
+        Classes or strata of the calibration cases, then of the tuning cases, come in ``within``.
+        """
         if calibrator.unit.stops_together and not self.policy.stops_whole_groups:
             raise InputError(
                 f"{self.kind!r} cannot stop whole groups; use unit='group'", code="option.conflict"
             )
         if calibrator.unit.stops_together and not statistics.is_always_open:
             raise InputError("cqr cannot stop whole groups; use mlwr", code="option.conflict")
+        n, classes = statistics.cases, [calibrator]
+        inside: list[BoolArray | None] = [None]
+        if within is not None:
+            names = np.unique(within[:n])
+            classes = [replace(calibrator, inside=within[:n] == name) for name in names]
+            inside = [within[n:] == name for name in names]
+        is_class = calibrator.guarantee.kind == "class"
+        if self.given == "round":
+            if within is not None:
+                message = "given='round' excludes label and strata; use given='early'"
+                raise InputError(message, code="option.conflict")
+            assert tuning is not None
+            return certified_rounds(statistics, calibrator, tuning)
         if self.given:
             assert tuning is not None
-            found = last_certified(statistics, calibrator, threshold_grid(tuning, calibrator))
+            chunks = (
+                [(classes, inside)]
+                if is_class
+                else [([c], [i]) for c, i in zip(classes, inside, strict=True)]
+            )
+            each = [
+                last_certified(statistics, some, threshold_grid(tuning, calibrator, of_tuning))
+                for some, of_tuning in chunks
+            ]
         else:
-            found = self.policy.thresholds(statistics, calibrator)
+            each = [self.policy.thresholds(statistics, one) for one in classes]
+        if within is None:
+            found = each[0]
+        else:
+            # The class of a new case is unknown: the largest threshold serves them all.
+            found = np.max(each, axis=0) if is_class else np.stack(each, axis=-1)
         return np.broadcast_to(found, (len(statistics.score), *found.shape[1:]))
 
 
@@ -132,7 +167,7 @@ PolicyName: TypeAlias = str | Mapping[str, Any] | PolicySpec
 
 
 def parse_policy(named: PolicyName, default: PolicySpec) -> PolicySpec:
-    """Parse a policy name such as adaptive:mlwr; what it leaves out is as in the default."""
+    """Parse a policy name such as adaptive:mlwr; omitted parts keep their defaults."""
     if isinstance(named, PolicySpec):
         return named
     if isinstance(named, str):
@@ -154,7 +189,7 @@ def parse_policy(named: PolicyName, default: PolicySpec) -> PolicySpec:
 
 
 class PolicyKind(ABC):
-    """Base class of policies: statistic, calibration and guarantee."""
+    """Base class of policies, with statistic, calibration and guarantee."""
 
     # The fields of a specification that it reads, the main one first.
     options: ClassVar[tuple[str, ...]]
@@ -170,28 +205,28 @@ class PolicyKind(ABC):
 
     @abstractmethod
     def make_score(self, spec: TaskSpec) -> Score:
-        """Return the score of a task before any tuning."""
+        """Return the score of a task before tuning."""
 
     @abstractmethod
     def make_rule(
         self, spec: TaskSpec, score: Score, range_: TaskRange, acceleration: float
     ) -> StoppingRule:
-        """Return the stopping rule of a task in a round, given its tuned score."""
+        """Return the stopping rule of a task and round, given the tuned score."""
 
     @abstractmethod
     def thresholds(self, statistics: StoppingStatistics, calibrator: Calibrator) -> FloatArray:
-        """Return the calibrated thresholds, one for all rounds or one per round (first axis)."""
+        """Return calibrated thresholds; the first axis has length 1 or one entry per round."""
 
     @abstractmethod
     def statement(self, goal: Goal | Goals, guarantee: str) -> str:
         """Return the guarantee at the stop as a sentence."""
 
     def tuning_fraction(self, spec: PolicySpec) -> float:
-        """Return the fraction of units that :meth:`fit` learns from."""
+        """Return the fraction of units to hold out for :meth:`fit`."""
         return 0.0
 
     def fit(self, spec: PolicySpec, rules: Rules, x: FloatArray, z: FloatArray) -> Rules:
-        """Return the rules fitted to held-out outputs and targets."""
+        """Return rules fitted to held-out outputs and targets."""
         return rules
 
 
@@ -223,7 +258,7 @@ POLICIES: Registry[type[PolicyKind]] = Registry(
 
 @final
 class AdaptivePolicy(NestedPolicy):
-    """One threshold for all rounds, calibrated at the stop."""
+    """Policy with one threshold for all rounds, calibrated on the reports at the stop."""
 
     is_guaranteed: ClassVar[bool] = True
     stops_whole_groups: ClassVar[bool] = True
@@ -238,7 +273,7 @@ class AdaptivePolicy(NestedPolicy):
 
 @final
 class AnytimePolicy(NestedPolicy):
-    """One threshold for all rounds, calibrated on the maximum score over rounds."""
+    """Policy with one threshold for all rounds, calibrated on the maximum score over rounds."""
 
     is_guaranteed: ClassVar[bool] = True
     stops_whole_groups: ClassVar[bool] = False
@@ -254,7 +289,7 @@ class AnytimePolicy(NestedPolicy):
 
 @final
 class PaperPolicy(NestedPolicy):
-    """One threshold per round, as in the paper; no guarantee at the stop."""
+    """Policy with one threshold per round, as in the paper; no guarantee at the stop."""
 
     is_guaranteed: ClassVar[bool] = False
     stops_whole_groups: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Stopping rules fitted to the units of a table."""
+"""Stopping rules fitted to the calibration units of a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taskuq.conformal._calibrate import is_self_tuned, tuned_score, tuning_units
-from taskuq.conformal._units import Unit, choose_units, unit_index
+from taskuq.conformal._units import Unit, choose_units, table_contents, unit_index
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.policy._kinds import PolicySpec
 from taskuq.policy._rules import (
@@ -55,7 +55,7 @@ def fit_rules(
         return _FittedRules(rules, ~everyone, statistics, fit.final(rules), margin)
     units = int(index.max()) + 1
     take = tuning_units(spec.base_score, unit, units, spec.alpha, delta, spec.tuning_fraction)
-    held_out = choose_units(index, take, rng)
+    held_out = choose_units(index, take, rng, table_contents(table))
     rules, statistics = evaluate_rules(spec, table, held_out, ~held_out)
     tuning = evaluate_tuning_cases(rules, table, held_out, index) if spec.given else None
     return _FittedRules(rules, held_out, statistics, statistics, tuning=tuning)
@@ -97,7 +97,7 @@ def round_arrays(table: TaskOutputs) -> tuple[FloatArray, FloatArray]:
 
 @dataclass(frozen=True)
 class _SelfTunedCell:
-    """Self-tuned rule of one task and round, examined at scale 1."""
+    """Self-tuned rule of one task and round, evaluated at scale 1."""
 
     fit: LeaveOneOutFit
     summary: Any
@@ -115,7 +115,7 @@ class SelfTunedRules:
     targets: FloatArray
 
     def learn(self, kept: BoolArray, index: NDArray[np.int64]) -> tuple[Rules, StoppingStatistics]:
-        """Return the rules for new cases, and the bracketed statistics of the calibration cases."""
+        """Return the rules for new cases, and bounds on the statistics of the calibration cases."""
         make, table = self.spec.policy.make_rule, self.table
         fits = [[cell.fit.fit(kept, index) for cell in row] for row in self.cells]
         tasks = [(self.spec.for_task(t), range_) for t, range_ in enumerate(table.task_ranges)]
@@ -131,7 +131,7 @@ class SelfTunedRules:
     def with_margin(
         self, kept: BoolArray, index: NDArray[np.int64], margin: float
     ) -> StoppingStatistics:
-        """Return the statistics over all rules whose medians are off by a margin."""
+        """Return bounds on the statistics for an error of up to a margin in the rules' medians."""
         ends = [[cell.fit.between(kept, index, margin) for cell in row] for row in self.cells]
         return self._bracketed(ends, kept)
 
@@ -176,7 +176,7 @@ class SelfTunedRules:
     def learn_outside(
         self, test: NDArray[np.uint8], index: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], StoppingStatistics, StoppingStatistics]:
-        """Learn from the units outside a test set: their index, bracketed and final statistics."""
+        """Fit to the units outside a test set; return their index, bounded and final statistics."""
         kept = test[index] == 0
         units = (np.cumsum(test == 0) - 1)[index[kept]]
         rules, statistics = self.learn(kept, units)
@@ -186,7 +186,7 @@ class SelfTunedRules:
 def self_tuned_rules(
     spec: PolicySpec, table: TaskOutputs, delta: float | None
 ) -> SelfTunedRules | None:
-    """Return rules that learn from the calibration units themselves, if the policy can."""
+    """Return rules fitted to the calibration units themselves, if the policy supports it."""
     policy, scaling = spec.policy, spec.policy.rule_class.scaling
     if policy.tuning_fraction(spec) or not scaling or not is_self_tuned(spec.base_score, delta):
         return None

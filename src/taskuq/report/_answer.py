@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from taskuq.conformal._exact import is_below
 from taskuq.report._contents import STORY, Contents, Statement
 from taskuq.report._records import (
     NOT_SUPPORTED,
@@ -14,13 +15,14 @@ from taskuq.report._records import (
     VERDICTS,
     Record,
     number,
+    parts_of,
     policy_name,
     round_called,
     shown,
     two_digits,
 )
 from taskuq.report.figures import method_label
-from taskuq.table._terminology import count_noun
+from taskuq.table._terminology import count_noun, round_label
 
 NOTHING = (
     "No results yet: no simulation of a policy and no evaluation of intervals is stored with this "
@@ -45,7 +47,7 @@ MISSING = "none; no record of this experiment is stored with the run."
 
 
 class _Number(NamedTuple):
-    """A number of the first screen, with its error and its meaning."""
+    """Number on the first screen, with its error and meaning."""
 
     value: str
     error: str
@@ -55,8 +57,29 @@ class _Number(NamedTuple):
         return f"{self.value} {self.error}".strip()
 
 
+class _Worst(NamedTuple):
+    """The class or site with the lowest coverage."""
+
+    kind: str
+    name: str
+    coverage: float
+    error: float
+    alpha: float
+    by: str = ""  # the score and the round of an evaluation
+
+    @property
+    def is_below(self) -> bool:
+        return is_below(self.coverage, self.error, self.alpha)
+
+    def __str__(self) -> str:
+        found = f"{_percent(self.coverage)} {_error(self.error, _percent(self.error))}".strip()
+        far = f", more than {CHANCE:g} standard errors below {100 * (1 - self.alpha):.6g}\u00a0%"
+        by = f", {self.by}" if self.by else ""
+        return f"Worst {self.kind}: {found} ({self.name}{by}){far if self.is_below else ''}"
+
+
 class _Verdict(NamedTuple):
-    """Outcome of a claim, with one number, a link, and the criterion."""
+    """Outcome of a claim, with one number, a link and the criterion."""
 
     verdict: str
     title: str
@@ -66,7 +89,7 @@ class _Verdict(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """The first screen of a report."""
+    """First screen of a report."""
 
     sentence: str
     numbers: tuple[_Number, ...]
@@ -74,14 +97,15 @@ class _Answer(NamedTuple):
     guarantee: Statement | None
     verdicts: tuple[_Verdict, ...]
     about: tuple[tuple[str, str], ...]  # task, data, baseline
-    worst: str = ""  # coverage of the worst class and site
+    worst: tuple[_Worst, ...] = ()  # classes and sites with the lowest coverage
 
     @property
     def lines(self) -> list[str]:
-        """The same as lines for a terminal."""
+        """First screen as lines for a terminal."""
         lines = [self.sentence]
         wide = max((len(str(n)) for n in self.numbers), default=0)
         lines += [f"  {n!s:>{wide}}  {n.what}" for n in self.numbers]
+        lines += [f"  {'!' if one.is_below else '':>{wide}}  {one}" for one in self.worst]
         lines += [self.measured] if self.measured else []
         guarantee = self.guarantee or Statement(NO_GUARANTEE)
         lines += [guarantee.sentence, *guarantee.shortages]
@@ -103,16 +127,19 @@ def answer_of(contents: Contents) -> _Answer:
                 "stopped early missed the truth: fully sampled scans count as covered."
             )
             guarantee = guarantee._replace(shortages=(*guarantee.shortages, warning))
-        answer = _of_simulation(contents, best)
-        return _Answer(*answer, guarantee, verdicts, about, _worst(contents, best))
-    sentence, numbers, measured = _of_evaluation(contents) or ("", (), "")
+        worst = tuple(_worst(contents, [best]))
+        answer = _of_simulation(contents, best, worst)
+        return _Answer(*answer, guarantee, verdicts, about, worst)
+    rows = _evaluated(contents)
+    worst = tuple(_worst(contents, [row for row, _ in rows]))
+    sentence, numbers, measured = _of_evaluation(contents, rows) or ("", (), "")
     if contents.simulations:
         sentence = f"{OTHERS if contents.policy else SEVERAL} {sentence}".strip()
-    return _Answer(sentence or NOTHING, numbers, measured, guarantee, verdicts, about)
+    return _Answer(sentence or NOTHING, numbers, measured, guarantee, verdicts, about, worst)
 
 
 def _about(contents: Contents, best: Record | None) -> Iterator[tuple[str, str]]:
-    """Task, data and baseline, as far as the run names them."""
+    """Return the task, data and baseline named by the run."""
     table, words, what = contents.folder.table, contents.words, contents.folder.run.get("what")
     named = what if isinstance(what, Mapping) else {}
     task, data = (_first_sentence(named.get(key)) for key in ("task", "data"))
@@ -135,7 +162,7 @@ def _first_sentence(text: object) -> str:
 
 
 def _baseline(contents: Contents, best: Record | None) -> Record | None:
-    """Return the fastest of the paper's rules that was simulated together with the policy."""
+    """Return the fastest of the paper's rules in the policy's simulation."""
     for rows in contents.simulations.values():
         if best is not None and best["policy"] != "paper" and any(row is best for row in rows):
             paper = [r for r in rows if r["policy"] == "paper" and r["samples"] == best["samples"]]
@@ -143,20 +170,26 @@ def _baseline(contents: Contents, best: Record | None) -> Record | None:
     return None
 
 
-def _worst(contents: Contents, best: Record) -> str:
-    """Return the lowest coverage of a class and of a site, if the simulation has them."""
-    found = []
-    for strata in ("class", "site"):
-        rows = best.get(f"{strata}_coverage") or ()
-        known = [(number(r["coverage"]), str(r["name"])) for r in rows]
-        low = min((pair for pair in known if not math.isnan(pair[0])), default=None)
-        named = "–" if low is None else f"{_percent(low[0])} ({contents.class_name(low[1])})"
-        found.append(f"worst {strata} {named}")
-    return ", ".join(found)
+def _worst(contents: Contents, rows: Sequence[Record]) -> Iterator[_Worst]:
+    """Yield the class and the site with the lowest coverage, as far as results have them."""
+    for kind in ("class", "site"):
+        found = []
+        for row in rows:
+            by = ""
+            if "policy" not in row and len(rows) > 1:
+                R = row["acceleration"]
+                at = f" at {round_label(R, row.get('round_name'))}" if R else ""
+                by = f"{method_label(row['score'])}{at}"
+            for part in parts_of(row, kind):
+                named = contents.class_name(part.name) if kind == "class" else part.name
+                alpha = number(row["alpha"])
+                found.append(_Worst(kind, named, part.coverage, part.error, alpha, by))
+        if known := [one for one in found if not math.isnan(one.coverage)]:
+            yield min(known, key=lambda one: one.coverage)
 
 
 def _the_simulation(contents: Contents) -> Record | None:
-    """Return the simulation of the run's policy, or the only guaranteed one without a policy."""
+    """Return the simulation of the run's policy; without a policy, the only guaranteed one."""
     if contents.policy is not None:
         return contents.simulated
     unit = contents.folder.run.get("unit")
@@ -176,24 +209,24 @@ def _error(value: float, text: str) -> str:
 
 
 def _deviation(value: float, of: float) -> str:
-    """Format a standard deviation; a width that varies by rounding alone is fixed."""
+    """Format a standard deviation; ignore rounding errors of a fixed width."""
     return "fixed" if value <= 1e-9 * abs(of) else _error(value, two_digits(value))
 
 
 def _slack(best: Record, share: float = 1.0) -> float:
-    """Chance error of the coverage of a fraction of all scans."""
+    """Return the random error of coverage within a fraction of all scans."""
     error = number(best["standard_errors"]["coverage"])
     return 0.0 if math.isnan(error) else CHANCE * error / share
 
 
 def _is_worse_early(best: Record) -> bool:
-    """Return True if early reports clearly miss the nominal coverage."""
+    """Return True if early reports fall short of the nominal coverage by more than chance."""
     slack = _slack(best, number(best["early"]))
     return number(best["coverage_early"]) + slack < 1 - number(best["alpha"])
 
 
 def _of_full_scans(contents: Contents, best: Record) -> tuple[str, tuple[_Number, ...], str]:
-    """_Answer of a policy under which no scan stopped early."""
+    """Return the first screen for a policy under which no scan stopped early."""
     words = contents.words
     units = words.many("case" if best["unit"] == "case" else "group")
     target = f"at least {100 * (1 - best['alpha']):.6g}\u00a0%"
@@ -212,7 +245,7 @@ def _of_full_scans(contents: Contents, best: Record) -> tuple[str, tuple[_Number
 
 
 def _width(contents: Contents, best: Record) -> _Number:
-    """Width of early reports; tasks with different limits have no common mean."""
+    """Return the width of early reports; tasks with different limits have no common mean."""
     stored = contents.policy
     goal: Record = stored["goal"] if stored else {"max_width": contents.max_width}
     limits = [(one["task"], one["max_width"]) for one in goal.get("tasks", ())]
@@ -227,7 +260,9 @@ def _width(contents: Contents, best: Record) -> _Number:
     return _Number(shown(width), _deviation(deviation, width), what)
 
 
-def _of_simulation(contents: Contents, best: Record) -> tuple[str, tuple[_Number, ...], str]:
+def _of_simulation(
+    contents: Contents, best: Record, worst: Sequence[_Worst]
+) -> tuple[str, tuple[_Number, ...], str]:
     R, coverage = number(best["mean_acceleration"]), number(best["coverage"])
     R_error = number(best["standard_errors"]["mean_acceleration"])
     error = number(best["standard_errors"]["coverage"])
@@ -249,9 +284,9 @@ def _of_simulation(contents: Contents, best: Record) -> tuple[str, tuple[_Number
         ),
         _width(contents, best),
     )  # fmt: skip
-    but = (
-        f", but only {early_coverage} for scans that stopped early" if _is_worse_early(best) else ""
-    )
+    early = [f"{early_coverage} for scans that stopped early"] if _is_worse_early(best) else []
+    low = [*early, *(f"{_percent(one.coverage)} for {one.name}" for one in worst if one.is_below)]
+    but = f", but only {' and '.join(low)}" if low else ""
     sentence = (
         f"Measuring each {contents.words.case} only until the answer is certain enough took "
         f"{_percent(1 / R, 0)} of the {measurements}, and the reported intervals contained the "
@@ -266,8 +301,9 @@ def _of_simulation(contents: Contents, best: Record) -> tuple[str, tuple[_Number
     return sentence, numbers, measured
 
 
-def _of_evaluation(contents: Contents) -> tuple[str, tuple[_Number, ...], str] | None:
-    rows = [
+def _evaluated(contents: Contents) -> list[tuple[Record, Record]]:
+    """Return the results of evaluations that describe this run, each with its record."""
+    return [
         (row, record)
         for record in contents.evaluations.values()
         for row in record["results"]
@@ -275,6 +311,11 @@ def _of_evaluation(contents: Contents) -> tuple[str, tuple[_Number, ...], str] |
         # Results at other error rates do not describe this run's policy.
         and (contents.policy is None or row["alpha"] == contents.policy["alpha"])
     ]
+
+
+def _of_evaluation(
+    contents: Contents, rows: Sequence[tuple[Record, Record]]
+) -> tuple[str, tuple[_Number, ...], str] | None:
     if not rows:
         return None
     narrowest: dict[str | None, tuple[Record, Record]] = {}
@@ -297,7 +338,7 @@ def _of_evaluation(contents: Contents) -> tuple[str, tuple[_Number, ...], str] |
 
 
 def _narrowest(found: Mapping[str | None, tuple[Record, Record]]) -> tuple[str, _Number]:
-    """Widths of the narrowest intervals, as the start of a sentence and as a number."""
+    """Return the width of the narrowest intervals, as text and as a number."""
     of = {}
     for task, (row, record) in found.items():
         at = f" at {round_called(record, row['acceleration'])}" if row["acceleration"] else ""
@@ -319,6 +360,8 @@ def _narrowest(found: Mapping[str | None, tuple[Record, Record]]) -> tuple[str, 
 
 def _verdicts(contents: Contents, best: Record | None) -> list[_Verdict]:
     found = [_of_reports(contents, best)] if contents.policy or best else []
+    if best is not None and number(best["early"]) > 0 and (worst := list(_worst(contents, [best]))):
+        found.append(_of_parts(worst))
     for identity, e in zip(contents.experiment_ids, contents.experiments, strict=True):
         criterion = e.criterion or DESCRIPTIVE
         found.append(
@@ -330,8 +373,20 @@ def _verdicts(contents: Contents, best: Record | None) -> list[_Verdict]:
     return found + [_Verdict(NOT_TESTED, title, "", "", MISSING) for title in missing]
 
 
+def _of_parts(worst: Sequence[_Worst]) -> _Verdict:
+    """_Verdict on the coverage of reports within each class and site."""
+    low, target = min(worst, key=lambda one: one.coverage), 1 - worst[0].alpha
+    kinds = " and ".join(f"each {one.kind}" for one in worst)
+    error = "" if math.isnan(low.error) else f" ± {low.error:.2g}"
+    return _Verdict(
+        NOT_SUPPORTED if any(one.is_below for one in worst) else SUPPORTED,
+        f"Reports contain the truth as often within {kinds}", f"{low.coverage:.3f}{error}",
+        "results", f"The lowest is at least {target:g}, within {CHANCE:g} standard errors.",
+    )  # fmt: skip
+
+
 def _of_reports(contents: Contents, best: Record | None) -> _Verdict:
-    """_Verdict on the coverage of reports."""
+    """Return the verdict on the coverage of reports."""
     source = best or contents.policy
     assert source is not None
     target = 1 - source["alpha"]

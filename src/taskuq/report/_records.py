@@ -1,4 +1,4 @@
-"""Stored records, tables of numbers, and the folder of a run."""
+"""Records, tables of numbers and the folder of a run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from taskuq._io import SEAL, atomic_write, load_json, number_from_json, verify_checksum
+from taskuq.conformal._exact import is_below
 from taskuq.errors import InputError
 from taskuq.report._explorer import Explorer, load_explorer
 from taskuq.report.figures import FIGURES, Figure, plain_values
@@ -58,20 +59,20 @@ def experiment_record(
     number: str | None = None,
     criterion: str | None = None,
 ) -> dict[str, Any]:
-    """Return the record of an experiment, which the report shows as one section.
+    """Return the record of an experiment, one section of the report.
 
     Args:
-        name: A short name for files and links.
-        title: The heading.
-        claim: The claim, in a sentence.
-        finding: The finding, in at most two sentences computed from the numbers.
-        settings: The settings of the experiment, as JSON values.
+        name: Short name for files and links.
+        title: Heading of the section.
+        claim: Claim, in one sentence.
+        finding: Finding, in at most two sentences computed from the results.
+        settings: Settings of the experiment as JSON values.
         figures: Figures as data.
         tables: Tables with ``name``, ``caption``, ``columns`` and ``rows``; one called ``summary``
             is shown first, the others collapsed.
         verdict: 'supported', 'partly supported', 'not supported' or 'not tested'.
-        number: The key number, in a few words.
-        criterion: Criterion of the verdict, in a sentence.
+        number: Key number, in a few words.
+        criterion: Criterion of the verdict, in one sentence.
 
     Example:
         >>> table = {"name": "t", "caption": "Widths.", "columns": ["R", "w"], "rows": [[8, 0.2]]}
@@ -102,7 +103,7 @@ def experiment_record(
 
 
 def _require_table(table: Any) -> None:
-    """Refuse a table whose rows do not fit its columns."""
+    """Raise InputError if the rows of a table do not match its columns."""
     if not isinstance(table, Mapping) or not {"name", "caption", "columns", "rows"} <= set(table):
         raise InputError(
             f"a table needs name, caption, columns and rows, got {table!s:.60}; give all four",
@@ -119,7 +120,7 @@ def _require_table(table: Any) -> None:
 
 
 def number(value: Any) -> float:
-    """Read a number of a record: NaN for null, infinity as text."""
+    """Read a number of a record; null is NaN and infinity is text."""
     return math.nan if value is None else number_from_json(value)
 
 
@@ -137,12 +138,80 @@ def policy_name(row: Record) -> str:
     return f"{row['policy']} {row['statistic'] or row['score']}{budget}{given}"
 
 
+class Part(NamedTuple):
+    """Measures of a class or a site."""
+
+    name: str
+    cases: float
+    coverage: float
+    error: float
+    width: float
+    acceleration: float
+
+    def is_below(self, alpha: float) -> bool:
+        return is_below(self.coverage, self.error, alpha)
+
+
+def parts_of(row: Record, kind: str) -> list[Part]:
+    """Return the measures of each class, or each site, of a result."""
+    return [
+        Part(
+            str(part.get(kind.partition("_")[0], part.get("name"))),
+            *(number(part.get(name)) for name in
+              ("cases", "coverage", "standard_error", "width", "mean_acceleration")),
+        )
+        for part in row.get(kind if kind == "site_left_out" else f"{kind}_coverage") or ()
+    ]  # fmt: skip
+
+
+def _parts_table(record: Record, name: str, what: str, kinds: Mapping[str, str]) -> list[Table]:
+    """Return a table of coverage within classes and sites, if the record has them."""
+    is_stop = record["schema"] == SIMULATE
+    body = []
+    for row in record["results"]:
+        method = policy_name(row) if is_stop else str(row["score"])
+        where = () if is_stop else (row.get("task"), row.get("round_name") or row["acceleration"])
+        for kind, called in kinds.items():
+            for part in parts_of(row, kind):
+                rate = (part.acceleration,) if is_stop else ()
+                low = part.is_below(number(row["alpha"]))
+                body.append(
+                    (*where, method, row["samples"], called, *part[:4], *rate, part.width, low)
+                )
+    head = (
+        *(() if is_stop else ("task", "round")), "policy" if is_stop else "score", "p", "by",
+        "name", "cases", "coverage", "± coverage", *(("average R",) if is_stop else ()),
+        "early width" if is_stop else "width", "below",
+    )  # fmt: skip
+    target = 1 - number(record["results"][0]["alpha"])
+    caption = (
+        f"{what} Measured, not guaranteed; ± is one standard error over groups, or over cases "
+        f"without groups. Below: coverage is less than {target:g} by more than two standard errors."
+    )
+    rows = tuple(body)
+    if not is_stop and all(row[0] is None for row in rows):
+        head, rows = head[1:], tuple(row[1:] for row in rows)
+    return [Table(name, caption, head, rows)] if rows else []
+
+
+PARTS = {"class": "class", "site": "site"}
+
+
 def has_several_tasks(record: Record) -> bool:
     inputs, goal = record.get("inputs"), record.get("goal")
     names = inputs.get("task_names") if isinstance(inputs, Mapping) else None
     # Records of earlier revisions name tasks only if each has its own goal.
     goals = goal.get("tasks") if isinstance(goal, Mapping) else None
     return len(names or goals or ()) > 1
+
+
+def _score_tables(record: Record, name: str) -> tuple[Table, ...]:
+    left_out = "Each site after calibration on all others."
+    return (
+        _score_table(record, name),
+        *_parts_table(record, f"{name}-parts", "Coverage and width by class and site.", PARTS),
+        *_parts_table(record, f"{name}-left-out", left_out, {"site_left_out": "site left out"}),
+    )
 
 
 def _score_table(record: Record, name: str) -> Table:
@@ -176,7 +245,7 @@ def _score_table(record: Record, name: str) -> Table:
     return Table(name, caption, head, body)
 
 
-def _policy_tables(record: Record, name: str) -> tuple[Table, Table]:
+def _policy_tables(record: Record, name: str) -> tuple[Table, ...]:
     """Tables of policies: their coverage and acceleration, and where scans stop."""
     first = record["results"][0]
     of = first["mean_over"]
@@ -225,11 +294,12 @@ def _policy_tables(record: Record, name: str) -> tuple[Table, Table]:
         Table(name, caption, head, rows),
         Table(f"{name}-stops", "Fraction of cases that stop in each round, and means over cases.",
               ("policy", "p", *stops, "average R by case", "coverage of cases"), shares),
+        *_parts_table(record, f"{name}-parts", "Reports at the stop, by class and site.", PARTS),
     )  # fmt: skip
 
 
 def _error(row: Record, name: str) -> float:
-    """Standard error without rounding noise."""
+    """Return a standard error without rounding noise."""
     found = number(row["standard_errors"][name])
     return 0.0 if abs(found) < ROUNDING else found
 
@@ -301,7 +371,7 @@ SPECIAL = {
 
 @dataclass(frozen=True)
 class Table:
-    """A table with numbers as numbers, and a caption."""
+    """Table of unformatted values, with a caption."""
 
     name: str
     caption: str
@@ -310,7 +380,7 @@ class Table:
 
 
 def shown(value: Any) -> str:
-    """Format a value with three significant digits; only 1 itself is shown as 1."""
+    """Format a value with three significant digits; only an exact 1 is printed as 1."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if isinstance(value, bool):
@@ -343,7 +413,7 @@ def figure_table(figure: Figure) -> Table:
 
 
 def cell(value: Any) -> str:
-    """Format a CSV cell: all digits, no text that becomes a formula."""
+    """Format a CSV cell with all digits; prevent text from being read as a formula."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, bool):
@@ -455,7 +525,7 @@ def read_folder(path: Path) -> RunFolder:
 def _tried(
     read: Callable[[Path], T], file: Path, path: Path, unreadable: list[tuple[str, str]]
 ) -> T | None:
-    """Read a file, or list why it cannot be read."""
+    """Read a file, or record the reason why it is unreadable."""
     try:
         return read(file)
     except InputError as error:
@@ -497,7 +567,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _table(path: Path, unreadable: list[tuple[str, str]]) -> tuple[TaskOutputs | None, str | None]:
-    """Find the table: a folder of shards, table.npz, or another file of arrays."""
+    """Find the table of a run: a folder of shards, table.npz, or another file of arrays."""
     candidates = [path / "table", path / "table.npz"]
     candidates += sorted(header.parent for header in path.glob(f"*/{HEADER}"))
     candidates += sorted(p for p in path.glob("*.npz") if p.name != "explorer.npz")
@@ -510,7 +580,7 @@ def _table(path: Path, unreadable: list[tuple[str, str]]) -> tuple[TaskOutputs |
 
 
 def slug(text: str) -> str:
-    """Return a name for files and links: letters, digits and hyphens."""
+    """Return a name for files and links, with letters, digits and hyphens only."""
     plain = "".join(c if c.isascii() else f"x{ord(c):x}" for c in text.lower())
     return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:80] or "unnamed"
 

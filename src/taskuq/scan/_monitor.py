@@ -1,4 +1,4 @@
-"""Monitor of exchangeability: conformal test martingales."""
+"""Monitor of exchangeability with conformal test martingales."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -23,11 +23,16 @@ from taskuq.interval import FloatArray
 from taskuq.policy._policy import ERROR, Decision, Policy, monitor_statistics, round_significant
 from taskuq.table._table import TaskOutputs
 
-# A bet pays as this power of the rank, counted from below or from above: the first two for ranks
-# near an end, the others for most ranks in one half. The first two also bet on both ends at once.
-POWERS = np.array([-0.75, -0.5, 1.0, 3.0])
-ENDS = 2
-BETS = 2 * len(POWERS) + ENDS
+# Bets on the ranks, counted from below and from above. Some pay as a power of the rank: near the
+# end ranks are more frequent. Some pay as a power of the distance from the other end, and one pays
+# STEP for the last fifth: there they are rarer.
+NEAR, FAR, LAST, STEP = (-0.75, -0.4), (1.0, 3.0), 0.2, 0.3
+POWERS = np.array([*NEAR, *FAR])
+# Shares of the capital, for one direction of counting.
+SHARES = np.array([0.08, 0.04, 0.08, 0.02, 0.28])
+BETS = 2 * len(SHARES)
+# Share of delta of the statistics of location; the others have the rest.
+LOCATION, LOCATION_SHARE = "centre", 0.8
 # Largest wealth of a bet, so that floats do not overflow.
 MOST = 1e100
 # Relative margin of the alarm level for rounding.
@@ -39,14 +44,16 @@ def _betting_payoffs(low: Any, high: Any, units: int) -> FloatArray:
     first, last = np.asarray(low)[..., None], np.asarray(high)[..., None]
     # The mean of each power over the ranks 1 to units.
     means = _sums(1 << max(6, (units - 1).bit_length()))[units - 1] / units
+    rare = int(LAST * units)
+    common = (units - STEP * rare) / (units - rare)
 
-    def paid(first: np.ndarray, last: np.ndarray) -> FloatArray:
-        worst = np.where(POWERS < 0, last, first)
-        return np.asarray((worst - 0.5) ** POWERS / means)
+    def paid(worst: np.ndarray) -> FloatArray:
+        # All bets fall with the rank: a tie is paid for its last one.
+        places = np.where(POWERS < 0, worst, units + 1 - worst) - 0.5
+        steps = np.where(worst > units - rare, STEP, common)
+        return np.concatenate([places**POWERS / means, steps], axis=-1)
 
-    below, above = paid(first, last), paid(units + 1 - last, units + 1 - first)
-    both = (below[..., :ENDS] + above[..., :ENDS]) / 2
-    return np.concatenate([below, above, both], axis=-1)
+    return np.concatenate([paid(last), paid(units + 1 - first)], axis=-1)
 
 
 def _unbet_wealth(bet_on: int) -> float:
@@ -54,7 +61,7 @@ def _unbet_wealth(bet_on: int) -> float:
 
 
 def _update_wealth(capital: FloatArray, bet_on: int, low: Any, high: Any, units: int) -> FloatArray:
-    woken = (_unbet_wealth(bet_on) - _unbet_wealth(bet_on + 1)) / BETS
+    woken = (_unbet_wealth(bet_on) - _unbet_wealth(bet_on + 1)) * np.tile(SHARES, 2)
     return np.asarray(np.minimum((capital + woken) * _betting_payoffs(low, high, units), MOST))
 
 
@@ -114,7 +121,7 @@ class _MartingaleStream:
             self._value_of[unit] = value
 
     def has(self, unit: str | None, value: float) -> bool:
-        """Return True if a unit was seen already; refuse another value of it."""
+        """Return True if a unit was seen before; raise InputError if its value differs."""
         before = None if unit is None else self._value_of.get(unit)
         if before is None:
             return False
@@ -126,23 +133,23 @@ class _MartingaleStream:
 
 @dataclass
 class Monitor:
-    r"""Evidence that new units are not exchangeable with the calibration units of a policy.
+    r"""Test whether new units are exchangeable with the calibration units of a policy.
 
-    Statistics of each new unit in the first round (the centre and the spread of its outputs, and
-    your own) are ranked among all units so far, calibration units first. A conformal test
-    martingale bets on these ranks. If the units are exchangeable, it reaches :math:`1/\delta` at
-    any time with probability at most :math:`\delta`; then the guarantee is withdrawn for good.
-
-    No targets are needed. :meth:`audit` takes those of scans that were completed at random, and
-    bets on the distance of outputs from them.
+    First-round statistics of each new unit (the centre and the spread of its outputs, and your own)
+    are ranked among those of all units so far, including the calibration units. A conformal test
+    martingale bets on these ranks. If the units are exchangeable, it ever reaches :math:`1/\delta`
+    with probability at most :math:`\delta`. When it does, the guarantee is withdrawn permanently.
+    No targets are needed. :meth:`audit` uses the targets of randomly selected, completed scans, and
+    bets on the distance of the outputs from them.
 
     Args:
-        policy: The policy, which holds the statistics of its calibration units.
-        delta: The probability :math:`\delta` of a false alarm, over all time.
-        calibration_statistics: Your own statistics of each calibration unit, by name.
-        compute_statistics: Function that computes them, by name, from the measurement of a first
-            round, for :func:`taskuq.acquire`; for a group the mean over its cases is used.
-        state: JSON file of the monitor's state; a monitor with the same file resumes it.
+        policy: Policy, which contains the statistics of its calibration units.
+        delta: Probability :math:`\delta` of ever raising a false alarm.
+        calibration_statistics: Additional statistics of each calibration unit, by name.
+        compute_statistics: Function that :func:`taskuq.acquire` uses to compute these statistics,
+            by name, from the measurement of a first round; for a group, their mean over cases is
+            used.
+        state: JSON file of the monitor's state; if it exists, the monitor resumes from it.
 
     Example:
         >>> from taskuq.policy._plan import plan
@@ -195,7 +202,7 @@ class Monitor:
 
     @property
     def units(self) -> int:
-        """Number of new units, without audits."""
+        """Number of new units, excluding audits."""
         return max(len(s.values) for name, s in self._streams.items() if name not in self._audited)
 
     @property
@@ -203,26 +210,38 @@ class Monitor:
         """Statistics that need targets."""
         return [n for n in self.policy.monitor_reference if n.partition(" of ")[0] == ERROR]
 
-    @property
-    def e_value(self) -> float:
-        """Largest evidence so far, divided by the number of statistics."""
-        return max(stream.largest for stream in self._streams.values()) / len(self._streams)
+    @cached_property
+    def _shares(self) -> dict[str, float]:
+        """Share of delta of each statistic."""
+        is_location = [name.partition(" of ")[0] == LOCATION for name in self._streams]
+        of_each = {True: LOCATION_SHARE, False: 1 - LOCATION_SHARE}
+        if all(is_location):
+            of_each[True] = 1.0
+        return {
+            name: of_each[location] / is_location.count(location)
+            for name, location in zip(self._streams, is_location, strict=True)
+        }
+
+    def _weighted(self, name: str) -> FloatArray:
+        """Return the evidence of a statistic after each unit, times its share of delta."""
+        return self._shares[name] * np.array(self._streams[name].evidence)
 
     @property
-    def alarm_level(self) -> float:
-        """Evidence in one statistic that withdraws the guarantee; all share delta equally."""
-        return len(self._streams) * (1 + SLACK) / self.delta
+    def e_value(self) -> float:
+        """Largest evidence so far, times the statistic's share of delta."""
+        return max(self._shares[name] * s.largest for name, s in self._streams.items())
 
     @property
     def alarms(self) -> dict[str, _MartingaleStream]:
-        """Statistics whose evidence reaches the alarm level."""
-        return {name: s for name, s in self._streams.items() if s.largest >= self.alarm_level}
+        """Statistics whose evidence withdraws the guarantee."""
+        level = (1 + SLACK) / self.delta
+        return {n: s for n, s in self._streams.items() if self._shares[n] * s.largest >= level}
 
     @property
     def alarm_after(self) -> int | None:
-        """Number of units, or audits, until the alarm; None without one."""
-        level, changed = self.alarm_level, self.alarms.values()
-        first = [next(k for k, e in enumerate(s.evidence) if e >= level) for s in changed]
+        """Number of units, or audits, until the alarm; None if there is no alarm."""
+        level = (1 + SLACK) / self.delta
+        first = [int(np.argmax(self._weighted(name) >= level)) for name in self.alarms]
         return 1 + min(first) if first else None
 
     @property
@@ -232,7 +251,7 @@ class Monitor:
 
     @property
     def statement(self) -> str:
-        """Result of the test in a sentence."""
+        """Result of the test in one sentence."""
         unit = self.policy.guarantee.unit
         n = len(next(iter(self.policy.monitor_reference.values())))
         if not self.alarm:
@@ -260,8 +279,8 @@ class Monitor:
         Args:
             outputs: As for :meth:`Policy.decide`; only the first round is used. If groups are the
                 units, pass the outputs of all cases of one group.
-            unit: Name of the unit, or of each unit; a unit seen before is not counted again.
-            statistics: Your own statistics of the unit, or of each, by name.
+            unit: Name of the unit, or one name per unit; a unit seen before is not counted again.
+            statistics: Additional statistics by name, for the unit or for each unit.
         """
         found = self._seen(outputs, None)
         given = dict(statistics or {})
@@ -281,21 +300,21 @@ class Monitor:
     def audit(self, outputs: Any, targets: Any, *, unit: Names = None) -> None:
         """Update the evidence with units whose targets are known.
 
-        Choose their scans at random: those that a policy completed are the hard ones.
+        Choose their scans at random, because scans that a policy completes are the hard ones.
 
         Args:
             outputs: As for :meth:`update`.
-            targets: One for each case, (case,) or (case, task); a number for one case.
-            unit: Name of the unit, or of each.
+            targets: One target per case, (case,) or (case, task); a number for one case.
+            unit: Name of the unit, or one name per unit.
         """
         found = self._seen(outputs, targets)
         self._add({key: found[key] for key in self._audited}, unit)
 
     def review(self, decision: Decision) -> Decision:
-        """Return the decision, or one to continue after an alarm.
+        """Return the decision unchanged, or a decision to continue after an alarm.
 
         Args:
-            decision: The decision of the policy.
+            decision: Decision of the policy.
         """
         if not self.alarm or decision.round == len(self.policy.accelerations):
             return decision
@@ -371,7 +390,7 @@ class Monitor:
 
     @contextmanager
     def _synchronised(self) -> Iterator[None]:
-        """Load what other processes stored, and store what is added."""
+        """Load the units stored by other processes; store the units added here."""
         with self._lock:
             if self.state is None or self._is_open:
                 yield
@@ -390,7 +409,7 @@ class Monitor:
                     self.save(path)
 
     def _catch_up(self, path: Path) -> None:
-        """Add units that others have stored; refuse the state of another monitor."""
+        """Add units stored by other processes; raise InputError if the monitor differs."""
         record = read_json(path, SCHEMA, remedy="begin a new one")
         for name, mine in self._made_of.items():
             if record.get(name) != mine:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from taskuq._io import read_json
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
-from taskuq.table._table import TaskOutputs
+from taskuq.table._table import BUNDLED, TaskOutputs
 
 
 @dataclass(frozen=True)
@@ -19,14 +18,14 @@ class SyntheticTable:
     """Parameters of a synthetic table of task outputs.
 
     Args:
-        volumes: Number of groups, of 18 to 28 cases each.
+        volumes: Number of groups, each with 18 to 28 cases.
         positives: Fraction of cases with label 1.
         accelerations: Acceleration of each round.
         samples: Samples per case and round.
         error: Standard deviation of the logit's error in each round.
-        dispersion: Standard deviation of samples over that of errors.
-        bias: Bias in each round, in units of its error.
-        volume_bias: Standard deviation of the bias of a group.
+        dispersion: Ratio of the standard deviation of samples to that of errors.
+        bias: Bias in each round, in units of the error of that round.
+        volume_bias: Standard deviation of the bias shared by a group.
     """
 
     volumes: int = 100
@@ -40,7 +39,7 @@ class SyntheticTable:
 
 
 def synthetic_outputs(scanner: SyntheticTable, *, seed: int) -> TaskOutputs:
-    """Sample a synthetic table.
+    """Generate a synthetic table.
 
     Args:
         scanner: Parameters of the table.
@@ -96,11 +95,8 @@ def _sigmoid(logit: FloatArray) -> FloatArray:
     return np.asarray(1 / (1 + np.exp(-logit)))
 
 
-FOLDER = Path(__file__).parent / "bundled"
-
-
 def stored() -> list[str]:
-    return sorted(path.stem for path in FOLDER.glob("*.npz"))
+    return sorted(path.stem for path in BUNDLED.glob("*.npz"))
 
 
 def stored_table(name: str) -> TaskOutputs:
@@ -115,9 +111,9 @@ def stored_table(name: str) -> TaskOutputs:
     """
     if name not in stored():
         raise InputError(f"no table {name!r} in {', '.join(stored())}", code="choice.unknown")
-    return TaskOutputs.load(FOLDER / f"{name}.npz")
+    return TaskOutputs.load(name)
 
 
 def stored_quality() -> dict[str, Any]:
     """Read the image quality of the bundled networks on unseen patients."""
-    return read_json(FOLDER / "atlas-quality.json", "taskuq.quality/1")
+    return read_json(BUNDLED / "atlas-quality.json", "taskuq.quality/1")

@@ -1,4 +1,4 @@
-"""Folder of checksummed Parquet shards."""
+"""Tables as folders of checksummed Parquet shards."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from taskuq._io import (
     complete_record,
     fingerprint,
     is_regular_file,
+    parse_json,
     read_json,
     to_json_value,
     verify_checksum,
@@ -45,7 +46,7 @@ REMEDY = "delete it and rerun to recompute its cases"
 def _write_parquet(
     table: Any, path: Path, note: Mapping[str, Any] | None = None, *, exclusive: bool = False
 ) -> Path:
-    """Write an Arrow table whole, with checksums."""
+    """Write an Arrow table atomically, with checksums."""
     hashes = _ColumnHashes(table.column_names)
     for rows in table.to_batches():
         hashes.update(rows)
@@ -65,7 +66,7 @@ def _write_parquet(
 
 
 def _read_batches(path: Path, columns: list[str], identity: str = "") -> Iterator[Any]:
-    """Yield batches of rows; raise InputError if the file is damaged or of another table."""
+    """Yield batches of rows; raise InputError if the file is damaged or part of another table."""
     schema = _read_schema(path)
     note = _read_note(path, schema)
     if identity and note.get("table", identity) != identity:
@@ -109,12 +110,12 @@ def _irregular(path: Path) -> InputError:
 
 
 def _read_note(path: Path, schema: Any) -> dict[str, Any]:
-    """Return the note of a file's metadata, empty for files of other programs."""
+    """Return this package's entry in a file's metadata; empty for files of other programs."""
     text = (schema.metadata or {}).get(NOTE)
     if text is None:
         return {}
     try:
-        note = dict(json.loads(text))
+        note = dict(parse_json(text))
         verify_checksum(note, path)
         absent = set(note["columns"]) - set(schema.names)
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -130,7 +131,7 @@ def _damaged(path: Path, reason: str) -> InputError:
 
 
 class _ColumnHashes:
-    """Incremental SHA-256 of columns: their types, content and lengths."""
+    """Incremental SHA-256 of the types, contents and lengths of columns."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.parts: dict[str, tuple[set[str], Any, Any]] = {}
@@ -167,8 +168,8 @@ class _ColumnHashes:
 
 # Characters of the longest id: a million longer ones would fill the memory.
 LONGEST = 1000
-# Readers that take a folder of Parquet as one table skip names with an underscore.
-CASE_LIST = "_cases.parquet"
+# A Parquet file too, but other tools read *.parquet of a folder as one table: only shards match.
+CASE_LIST = "cases.pq"
 
 
 def identities(column: Any, name: str, source: str, *, floats: bool = False) -> Any:
@@ -225,8 +226,8 @@ def to_numpy(array: Any, name: str) -> np.ndarray:
     return texts
 
 
-def write_case_list(folder: Path, case: list[str], group: Any = None, label: Any = None) -> Path:
-    columns = {"case": case, "group": group, "label": label}
+def write_case_list(folder: Path, case: list[str], **ids: Any) -> Path:
+    columns = {"case": case, **ids}
     rows = pa.table({name: pa.array(v) for name, v in columns.items() if v is not None})
     return _write_parquet(rows, folder / CASE_LIST, exclusive=True)
 
@@ -253,7 +254,7 @@ def _lines_as_texts(lines: Any, rows: int, count: int | None) -> list[str]:
 
 
 def _lines_from_texts(texts: list[str], count: int, source: str) -> BoolArray:
-    """Read the texts of :func:`_lines_as_texts`, booleans (row, line)."""
+    """Read back the texts of :func:`_lines_as_texts` as booleans (row, line)."""
     mask = np.zeros((len(texts), count), dtype=bool)
     for row, text in zip(mask, texts, strict=True):
         parts = str(text).split()
@@ -298,7 +299,7 @@ class TableHeader:
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
-        """Attributes that determine the numbers of the table."""
+        """Attributes that determine the values of the table."""
         # As in the file, so that a tuple equals the list it was written as.
         record = dict(to_json_value(self.to_dict()))
         free = ("made_by", "words")
@@ -319,14 +320,14 @@ class TableHeader:
 
 
 class TableWriter:
-    """Writer of a table's shards, resumable.
+    """Resumable writer of a table's shards.
 
     Args:
-        folder: Folder of the table; a table in it must have the same header.
+        folder: Folder of the table; an existing table must have the same header.
         header: Attributes of the table.
 
     Raises:
-        TableMismatchError: If the folder holds the table of another run.
+        TableMismatchError: If the folder holds the table of a different run.
     """
 
     def __init__(self, folder: str | os.PathLike[str], header: TableHeader) -> None:
@@ -357,6 +358,7 @@ class TableWriter:
         targets: Any,
         *,
         group: Any = None,
+        site: Any = None,
         label: Any = None,
         image: Any = None,
         lines: Any = None,
@@ -369,11 +371,13 @@ class TableWriter:
             outputs: (row, sample) or (row, sample, task).
             targets: (row,) or (row, task).
             group: Group of each row.
+            site: Site of each row.
             label: Class of each row.
             image: Fingerprint of each row's image.
             lines: Sampled lines, booleans (row, line).
         """
-        x = np.asarray(outputs, dtype=np.float32)
+        x = np.asarray(outputs)
+        x = x if x.dtype == np.float64 else x.astype(np.float32)
         z = np.asarray(targets, dtype=float)
         x = x[..., None] if x.ndim == 2 else x
         z = z[..., None] if z.ndim == 1 else z
@@ -386,7 +390,8 @@ class TableWriter:
         if (lines is None) != (self.header.lines is None):
             raise InputError("pass lines for every row of a table, or none", code="option.missing")
         columns: dict[str, Any] = {"case": pa.array(np.asarray(case))}
-        for name, values in (("group", group), ("label", label), ("image", image)):
+        ids = {"group": group, "site": site, "label": label, "image": image}
+        for name, values in ids.items():
             if values is not None:
                 columns[name] = pa.array(np.asarray(values))
         if lines is not None:
@@ -403,7 +408,7 @@ class TableWriter:
 
 
 def finished_cases(folder: Path, header: TableHeader, names: Sequence[str]) -> np.ndarray:
-    """Return True per case whose rounds are all stored."""
+    """Return one boolean per case, True if all of its rounds are stored."""
     there = np.zeros((len(header.accelerations), len(names)), dtype=bool)
     places = _read_places(_shard_paths(folder), header)
     if places:
@@ -425,7 +430,7 @@ def image_marks(folder: Path) -> dict[str, str]:
 
 
 def _read_places(shards: Sequence[Path], header: TableHeader) -> list[tuple[Any, np.ndarray]]:
-    """Return case and round of each row, by shard."""
+    """Return the case and round of each row, per shard."""
     places = []
     for shard in shards:
         rows = _read_columns(shard, ["case", "acceleration"], header.identity)
@@ -504,7 +509,7 @@ def write_shards(table: TaskOutputs, folder: Path) -> Path:
     for k, R in enumerate(table.accelerations):
         writer.write(
             case, float(R), table.outputs[k], table.targets_at(k), group=table.group,
-            label=table.label, lines=None if lines is None else lines[k],
+            site=table.site, label=table.label, lines=None if lines is None else lines[k],
         )  # fmt: skip
     return folder
 
@@ -524,7 +529,7 @@ Places = tuple[np.ndarray, np.ndarray]
 
 
 def read_shards(folder: Path) -> TaskOutputs:
-    """Read a table, some rows at a time into arrays of the final size."""
+    """Read a table in batches of rows into arrays of the final size."""
     header = read_header(folder)
     shards = _shard_paths(folder)
     if not shards:
@@ -538,7 +543,9 @@ def read_shards(folder: Path) -> TaskOutputs:
     for shard, schema in zip(shards, schemas, strict=True):
         # Before memory is allocated for the samples that the header claims.
         _require_lists(schema, header, shard)
-    outputs = np.empty((rounds, n, header.samples, tasks), dtype=np.float32)
+    kinds = {schema.field(name).type.value_type for schema in schemas for _, name in header.columns}
+    precision = np.float64 if pa.float64() in kinds else np.float32
+    outputs = np.empty((rounds, n, header.samples, tasks), dtype=precision)
     targets = np.empty((rounds, n, tasks))
     for shard, place in zip(shards, places, strict=True):
         _fill(outputs, targets, header, shard, place)
@@ -555,8 +562,7 @@ def read_shards(folder: Path) -> TaskOutputs:
     return TaskOutputs(
         outputs, None if unknown else targets, header.accelerations,
         case=to_numpy(ids.filter(complete), "case"),
-        group=known.get("group"),
-        label=known.get("label"),
+        **known,
         task_names=header.task_names,
         task_range=header.task_ranges,
         round_names=header.round_names,
@@ -568,7 +574,7 @@ def read_shards(folder: Path) -> TaskOutputs:
 
 
 def _place_rows(header: TableHeader, shards: list[Path]) -> tuple[Any, list[Places], np.ndarray]:
-    """Return all ids, the place of each row, and True for each complete case."""
+    """Return all ids, the position of each row, and True for each complete case."""
     cases, rounds = zip(*_read_places(shards, header), strict=True)
     names = _concatenate(cases)
     ids = pc.unique(names)
@@ -616,8 +622,8 @@ def _fill(
 def _read_ids(
     shards: list[Path], schemas: list[Any], places: list[Places], n: int
 ) -> dict[str, np.ndarray]:
-    """Return group and label if they are known of all cases."""
-    read: dict[str, list[tuple[Any, np.ndarray]]] = {"group": [], "label": []}
+    """Return groups, sites and labels if they are known of all cases."""
+    read: dict[str, list[tuple[Any, np.ndarray]]] = {"group": [], "site": [], "label": []}
     for shard, schema, (case, _) in zip(shards, schemas, places, strict=True):
         present = [name for name in read if name in schema.names]
         if not present:

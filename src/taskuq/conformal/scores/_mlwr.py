@@ -38,7 +38,7 @@ class _UnitMedian(NamedTuple):
 def _unit_median(
     values: FloatArray, index: NDArray[np.int64], order: NDArray[np.int64] | None = None
 ) -> _UnitMedian:
-    """Return the median of values that come in units, and its range were one unit another."""
+    """Return the median over units, and its range under replacement of any one unit."""
     order = np.argsort(values, kind="stable") if order is None else order
     ordered = np.concatenate([[-np.inf], np.asarray(values, dtype=float)[order], [np.inf]])
     unit = index[order]
@@ -64,7 +64,7 @@ def _unit_median(
 
 
 def _unit_quantile(values: FloatArray, index: NDArray[np.int64], level: float) -> float:
-    """Return a quantile of the mean distribution function of units."""
+    """Return a quantile of the mean of the units' distribution functions."""
     if not 0 < level <= 1:
         return -np.inf if level <= 0 else np.inf
     order = np.argsort(values, kind="stable")
@@ -73,7 +73,7 @@ def _unit_quantile(values: FloatArray, index: NDArray[np.int64], level: float) -
 
 
 def _case_median(ordered: FloatArray, unit: NDArray[np.int64]) -> _UnitMedian:
-    """Return the median of units of one case: without a case, later ones move up by one."""
+    """Return the median of units with one case each, and its range under replacement of one."""
     units = len(unit)
     place = np.empty(units, dtype=np.int64)
     place[unit] = np.arange(1, units + 1)
@@ -155,7 +155,7 @@ def fit_spread_prior(variance: FloatArray, covariate: FloatArray, samples: int) 
 
 
 def _inverse_trigamma(value: float) -> float:
-    """Solve trigamma(y) = value by Newton steps on 1/trigamma, which is nearly linear."""
+    """Solve trigamma(y) = value by Newton's method on 1/trigamma, which is nearly linear."""
     from scipy.special import zeta
 
     y = 0.5 + 1 / value
@@ -195,7 +195,7 @@ class _LogSpreads:
     def learn(
         self, kept: BoolArray, index: NDArray[np.int64]
     ) -> tuple[SpreadPrior, SpreadPrior, SpreadPrior]:
-        """Return the prior of some cases, and the least and the largest for each of them."""
+        """Return the prior fitted to some cases, with its lower and upper bound for each case."""
         place = np.cumsum(kept) - 1
         c, t = (
             _unit_median(e[kept], index, place[order[kept[order]]])
@@ -213,7 +213,7 @@ class _LogSpreads:
 
 
 def _steady_prior(level: Any, typical: Any, trend: float) -> SpreadPrior:
-    """Return the prior of two logarithms; one number each, or one for each case."""
+    """Return the prior given by two log-spreads, each a number or an array (case,)."""
     from scipy.special import digamma
 
     half = DEGREES / 2
@@ -242,23 +242,22 @@ class _SampleVariances(NamedTuple):
 
 @dataclass(frozen=True)
 class MLWR(NestedIntervalScore):
-    r"""Regularised LWR, the default: a shrunken spread plus a fraction of the typical spread.
+    r"""Locally weighted residual with a regularised spread (default score).
 
     .. math:: s = \frac{|z - \bar z|}{u}, \qquad u = \tilde\sigma + c \cdot
         \operatorname{median}\sigma, \qquad \mathcal C = [\bar z \pm \hat q u]
 
-    :math:`\tilde\sigma` is the sample spread shrunk towards a trend in :math:`\bar z` (see
-    :class:`~taskuq.conformal.scores._mlwr.SpreadPrior`). The prior is two medians over units,
-    fitted without targets: from the outputs of the calibration units themselves
-    (:meth:`leave_one_out`), from other cases, or from all cases of an evaluation; each keeps the
-    guarantee exact. With one sample, or without a prior, the width is constant or
-    :math:`u = \sigma_z`.
+    :math:`\tilde\sigma` is the sample spread, shrunk towards a trend in :math:`\bar z` (see
+    :class:`~taskuq.conformal.scores._mlwr.SpreadPrior`). The prior consists of two medians over
+    units. It is fitted without targets: to the outputs of the calibration units themselves
+    (:meth:`leave_one_out`), to other cases, or to all cases of an evaluation. Each choice keeps the
+    guarantee exact. With one sample the width is constant; without a prior, :math:`u = \sigma_z`.
 
     Args:
         side: ``two``, ``upper`` or ``lower``.
-        floor: Fraction :math:`c` of the typical spread that is always added.
+        floor: Fraction :math:`c` of the typical (median) spread to add.
         prior: Fitted prior; absent until :meth:`fit`.
-        link: Scale of the task; the trend exists only for a logit.
+        link: Scale of the task; only a logit has a trend.
 
     Example:
         >>> outputs = np.clip(0.5 + 0.1 * rng.standard_normal((60, 4)), 0, 1)
@@ -303,7 +302,7 @@ class MLWR(NestedIntervalScore):
         return _SampleVariances(*mean_and_variance(outputs, ddof=1), outputs.shape[1])
 
     def leave_one_out(self, read: _SampleVariances, range_: TaskRange) -> _SelfTunedMLWR:
-        """Return the score fitted to outputs of calibration units, without a hold-out."""
+        """Return the score fitted to the outputs of calibration units, without held-out units."""
         # Without a declared range there is no trend: a new unit could leave the observed one.
         link = IDENTITY if range_ is None else natural_link(range_)
         return _SelfTunedMLWR(replace(self, link=link), _levels(read, link), read)
@@ -357,7 +356,7 @@ def _levels(read: _SampleVariances, link: Link) -> _LogSpreads:
 
 
 def _covariate(mean: FloatArray, link: Link) -> FloatArray:
-    """Half the log of the variance a soft output of this mean could have; 0 off a range."""
+    """Return half the log of the largest variance of an output in the range, given its mean."""
     if link.is_identity:
         return np.zeros_like(mean)
     t = np.clip((mean - link.low) / (link.high - link.low), 0, 1)

@@ -1,4 +1,4 @@
-"""Training of the one-step sampler by proper scores, and its recovery method."""
+"""Training of the one-step sampler with proper scoring rules, and its recovery method."""
 
 from __future__ import annotations
 
@@ -126,14 +126,14 @@ class _FeatureTask(Protocol):
 class TaskLossConfig:
     """Settings [task_loss]: weights of the proper scores of a task network."""
 
-    weights: Path | None = None  #: The task network, which is not changed.
+    weights: Path | None = None  #: Task network; its weights are not trained.
     logits: NonNegative = 0.1  #: Weight of the fair CRPS of logits.
     outputs: NonNegative = 0.1  #: Weight of the fair CRPS of outputs.
     features: NonNegative = 0.1  #: Weight of the energy score of hidden features.
-    #: Largest ratio of the gradients of task loss and image loss.
+    #: Maximum ratio of the gradient norms of task loss and image loss.
     gradient_limit: NonNegative = 4.0
     ramp_start: Unit = 0.5  #: Fraction of the training at which the task loss begins.
-    ramp_end: Unit = 0.75  #: Fraction of the training at which it has its full weight.
+    ramp_end: Unit = 0.75  #: Fraction of the training at which the task loss has its full weight.
 
     def __post_init__(self) -> None:
         smallest = min(self.logits, self.outputs, self.features, self.gradient_limit)
@@ -245,7 +245,7 @@ def _loss(
 
 @torch.no_grad()
 def _update_running_means(sizes: Tensor, place: Tensor, scores: Tensor) -> Tensor:
-    """Update running means by acceleration; return those before, of each case."""
+    """Update running means per acceleration; return the previous means for each case."""
     counted = torch.cat([scores, torch.ones_like(scores[:, :1])], dim=1)
     sums = counted.new_zeros(len(sizes), counted.shape[1]).index_add_(0, place, counted)
     if distributed.is_available() and distributed.is_initialized():
@@ -285,7 +285,7 @@ def _validate(
 
 
 def _summary(values: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the geometric mean over accelerations of their mean scores, PSNR and spread."""
+    """Return the geometric mean of mean scores over accelerations, PSNR and spread."""
     summary: dict[str, float] = {}
     logs = []
     for place, rate in enumerate(ACCELERATIONS):
@@ -352,6 +352,10 @@ class _RescaledEstimates:
     def images(self, residuals: Tensor) -> Tensor:
         return self.estimate.images(residuals) * self.size.view(-1, 1, 1, 1)
 
+    def __getitem__(self, cases: slice) -> _RescaledEstimates:
+        own = VarNetEstimate(*(part[cases] for part in self.estimate))
+        return _RescaledEstimates(own, self.size[cases])
+
 
 class VarNetEstimator:
     def __init__(self, net: VarNet, *, dtype: torch.dtype = torch.float16) -> None:
@@ -386,9 +390,9 @@ class SamplerMethod:
     """Settings [recover] of a sampler."""
 
     weights: Path | None = None  #: Trained sampler, a file or a bundled name.
-    estimate: Path | None = None  #: VarNet weights; default: those it was trained with.
+    estimate: Path | None = None  #: VarNet weights; default: those used in training.
     precision: Literal["auto", "float32"] = "auto"  #: "auto" samples in bfloat16 on a GPU.
-    inflate: bool = False  #: Scale the noise by the factor fitted on validation patients.
+    inflate: bool = False  #: Scale the noise by the factor fitted to validation patients.
 
     def open(self, device: torch.device | str) -> SamplerRecovery:
         path, net = RECOVERIES.trained("sampler", self.weights)
@@ -407,13 +411,13 @@ class SamplerMethod:
 
 
 class SamplerTrainingMixin:
-    """Checks and recipe of sampler trainings."""
+    """Validation and recipe shared by sampler training runs."""
 
     network: SamplerConfig
     training: TrainingConfig
     loss: ImageLossConfig  #: Proper scoring loss of images.
     task_loss: TaskLossConfig | None  #: Proper scoring loss of the outputs of a task network.
-    samples: int  #: Samples per case in a step.
+    samples: int  #: Number of samples per case and training step.
     init_from: Path | None  #: Initial weights of the sampler.
 
     def check(self, channels: tuple[int, int]) -> None:
@@ -474,7 +478,13 @@ class _SamplerTraining(SamplerTrainingMixin, RecoveryTraining):
     def recipe(self, cases: tuple[Any, ...], machine: TrainerOptions) -> Recipe:
         graphs = machine.may_be_one_gpu and self.training.cuda_graphs
         nets = [load_estimator(path, VarNet) for path in cases[2]]
-        estimates = CrossFitEstimates(nets, self.augment, self.randomise, cuda_graphs=graphs)
+        estimates = CrossFitEstimates(
+            nets,
+            self.augment,
+            self.randomise,
+            cuda_graphs=graphs,
+            compiled=self.training.compile,
+        )
         recipe = self.sampler_recipe("sampler", estimates, machine)
         on_gpu = machine.accelerator != "cpu" and torch.cuda.is_available()
         net, device = cast(SamplerNet, recipe.network), "cuda" if on_gpu else "cpu"
