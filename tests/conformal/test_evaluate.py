@@ -194,7 +194,7 @@ def test_evaluation_equals_calibrate_and_predict(kind, score, tied):
     units = int(unit.max()) + 1
     range_, side = options.get("task_range"), options.get("side", "two")
     own_side = "two" if side == "each" else side
-    same = MLWR(own_side).fit(outputs, range_=range_) if score == "mlwr" else score
+    same = MLWR(own_side).fit(outputs, targets, range_=range_) if score == "mlwr" else score
     coverage, of_cases, width = [], [], []
     for fold in folds_of(units, fold_sizes(units)[1], trials, seed):
         test = fold[unit]

@@ -86,7 +86,7 @@ PLANTED = [
     (new_group_forgotten, "the report at the stop, adaptive lwr, by group"),
     (new_weight_forgotten, "a new case under a shift"),
     (ranks_without_the_new_case, "all tasks of a new case, rank, lwr"),
-    (aside_by_share_of_cases, "all tasks of a random case of a new group, scale, in every order"),
+    (aside_by_share_of_cases, "all tasks of a random case of a new group, minimax, in every order"),
     (new_group_forgotten, "the report at the stop, two phases, by group"),
     (new_group_forgotten, "a random case of a new group, learned"),
     (first_round_only, "the report at the stop, fixed-width mlwr, by case"),
@@ -153,7 +153,7 @@ def test_narrowest_of_several_bounds_breaks_the_guarantee():
 def test_tuning_units_chosen_by_size_are_found(monkeypatch):
     aside_by_share_of_cases(monkeypatch)
     with pytest.raises(AssertionError, match="set aside by their contents"):
-        is_broken(BOOK["all tasks of a random case of a new group, scale, ar"])
+        is_broken(BOOK["all tasks of a random case of a new group, minimax, ar"])
 
 
 PLANS = [
