@@ -166,7 +166,7 @@ SET_ASIDE = [
     # In every order of the units, whichever are set aside.
     Law(
         "all tasks of a random case of a new group, minimax, in every order", 3,
-        partial(later, first=3, units=(5, 5), largest=6, tasks=2),
+        partial(later, first=11, units=(5, 5), largest=6, tasks=2),
         partial(joint_bound, score="ar", method="minimax", by_group=True),
         enumerate=every_order, alphas=(0.5, 0.4, 0.34),
     ),
@@ -284,7 +284,7 @@ SHIFTED = [
         for by in ("case", "group", "whole-group")
     ),
     Law(
-        "the intervals of all rounds, shifted", 5, shifted_scans,
+        "the intervals of all rounds, shifted", 6, shifted_scans,
         partial(in_all_rounds, score="mlwr", by="case"),
     ),
 ]  # fmt: skip

@@ -16,6 +16,7 @@ from laws.trials import bound, given, informed, planned, scan, stopped
 from taskuq.conformal import _bound as threshold
 from taskuq.conformal import _joint as joint
 from taskuq.conformal import _units as units
+from taskuq.conformal.scores import _mlwr as mlwr
 from taskuq.policy import _stopping as stopping
 
 BOOK = {law.name: law for law in LAWS}
@@ -75,7 +76,33 @@ def first_round_only(monkeypatch):
     )
 
 
+def range_of_the_shift_left_out(monkeypatch):
+    right = mlwr._SelfTunedMLWR.fit
+
+    def fit(self, kept, index):
+        fitted, corners, hull = right(self, kept, index)
+        same = tuple(replace(corner, shift=fitted.shift) for corner in corners)
+        return mlwr.SelfTuned(fitted, same, hull)
+
+    monkeypatch.setattr(mlwr._SelfTunedMLWR, "fit", fit)
+
+
+def scale_without_its_range(monkeypatch):
+    """Divide by the quantile of all calibration units, the unit itself among them."""
+
+    def quantile(values, index, level, *order):
+        found = right(values, index, level, *order)
+        same = np.full_like(found.low, found.value)
+        return found._replace(low=same, high=same)
+
+    right = joint.unit_quantile
+    monkeypatch.setattr(joint, "unit_quantile", quantile)
+
+
 PLANTED = [
+    (range_of_the_shift_left_out, "a random case of a new group, shifted, two"),
+    (range_of_the_shift_left_out, "the intervals of all rounds, shifted"),
+    (scale_without_its_range, "all tasks of a new case, scale, lwr"),
     (rank_one_too_low, "a new case, ar"),
     (rank_one_too_low, "a new case in each of 3 strata"),
     (rank_one_too_low, "all of the cases of a new group"),
