@@ -1,4 +1,4 @@
-"""Intervals with a guarantee for what a task network would have said about the true image."""
+"""Guaranteed prediction intervals for the output of a task network on the true image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of arrays and task ranges."""
+"""Validation of arrays and task ranges."""
 
 from __future__ import annotations
 
@@ -24,23 +24,28 @@ def is_tensor(values: Any) -> bool:
 
 
 def no_grad() -> AbstractContextManager[None]:
-    """torch.no_grad() if torch is loaded, else a null context."""
+    """Return torch.no_grad() if torch is loaded, else a null context."""
     torch = sys.modules.get("torch")
     return nullcontext() if torch is None else torch.no_grad()
 
 
 def as_array(values: Any, name: str) -> np.ndarray:
     """Convert an array, a list or a torch tensor on any device to NumPy."""
+    if isinstance(values, np.ma.MaskedArray):
+        message = f"{name} is a masked array; leave out the masked cases and pass its data"
+        raise InputError(message, code="dtype.invalid")
     try:
         if not isinstance(values, np.ndarray) and is_tensor(values):
             values = values.detach().cpu()
             # NumPy has no bfloat16, whose values float32 holds exactly.
             values = (values.float() if "bfloat16" in str(values.dtype) else values).numpy()
         array = np.asarray(values)
+        if array.dtype == object and not any(isinstance(v, str | bytes) for v in array.flat):
+            array = array.astype(float)
     except (ValueError, TypeError, OverflowError) as error:
         raise InputError(f"{name} must be an array ({error})", code="dtype.invalid") from None
     if array.dtype == object:
-        raise InputError(f"{name} has mixed or ragged entries, not numbers", code="dtype.invalid")
+        raise InputError(f"{name} has text among its entries; pass numbers", code="dtype.invalid")
     return array
 
 
@@ -48,7 +53,10 @@ def as_real_array(values: Any, name: str, *, ndim: tuple[int, ...]) -> FloatArra
     """Validate real, finite values; keep float32, else convert to float64."""
     array = as_array(values, name)
     if array.dtype.kind not in "fiub":
-        raise InputError(f"{name} must be real numbers, got {array.dtype}", code="dtype.invalid")
+        advice = "; pass the magnitude, or real and imaginary part as two tasks"
+        text = f"{name} must be real numbers, got {array.dtype}"
+        text += advice if array.dtype.kind == "c" else ""
+        raise InputError(text, code="dtype.invalid")
     if array.ndim not in ndim:
         raise InputError(f"{name} must have {ndim} axes, got {array.shape}", code="shape.axes")
     if array.dtype not in (np.float32, np.float64):
@@ -57,8 +65,73 @@ def as_real_array(values: Any, name: str, *, ndim: tuple[int, ...]) -> FloatArra
     return array
 
 
+# Order of the axes of outputs and targets, by the names that xarray gives them.
+AXES = ("round", "case", "sample", "task")
+# Libraries whose arrays have labels.
+LABELLED = ("pandas", "xarray")
+
+
+def case_index(values: Any) -> Any | None:
+    """Return the index of the cases of a pandas or xarray object, or None."""
+    library = type(values).__module__.partition(".")[0]
+    if library == "pandas" and hasattr(values, "index"):
+        return values.index
+    if library == "xarray" and "case" in getattr(values, "indexes", ()):
+        return values.indexes["case"]
+    return None
+
+
+def case_ids(values: Any) -> np.ndarray | None:
+    """Return the ids of the cases of a pandas or xarray object, or None."""
+    if not type(values).__module__.startswith(LABELLED):
+        return None
+    index = case_index(values)
+    return None if index is None else np.asarray(index)
+
+
+def _ordered_axes(values: Any, name: str) -> Any:
+    """Return an xarray.DataArray with its axes in the order of :data:`AXES`."""
+    if not hasattr(values, "dims") or not hasattr(values, "transpose"):
+        return values
+    unknown = [dim for dim in values.dims if dim not in AXES]
+    if unknown:
+        message = f"{name} has the dimension {unknown[0]!r:.40}; rename it to one of {AXES}"
+        raise InputError(message, code="shape.axes")
+    return values.transpose(*(dim for dim in AXES if dim in values.dims))
+
+
+def align_cases(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return named arrays with labelled cases in the order of the first labelled one.
+
+    Data frames and series of pandas and arrays of xarray are matched by the labels of their cases;
+    arrays without labels are taken by position.
+
+    Raises:
+        InputError: If labels differ, or occur twice in different orders.
+    """
+    for values in arrays.values():
+        if type(values).__module__.startswith(LABELLED):
+            break
+    else:
+        return dict(arrays)
+    found = {name: _ordered_axes(values, name) for name, values in arrays.items()}
+    labelled = {name: index for name, v in found.items() if (index := case_index(v)) is not None}
+    first = next(iter(labelled), "")
+    for name, index in labelled.items():
+        if name == first or index.equals(labelled[first]):
+            continue
+        same = index.is_unique and len(index) == len(labelled[first])
+        place = index.get_indexer(labelled[first]) if same else np.array([-1])
+        if (place < 0).any():
+            message = f"{first} and {name} have different indexes; align them, or pass arrays"
+            raise InputError(message, code="shape.mismatch")
+        values = found[name]
+        found[name] = values.iloc[place] if hasattr(values, "iloc") else values.isel(case=place)
+    return found
+
+
 def require_finite(array: FloatArray, name: str) -> None:
-    """Raise InputError for NaN, infinity and too large values."""
+    """Raise InputError for NaN, infinite or too large values."""
     if array.size == 0:
         return
     if array.flags.c_contiguous:
@@ -162,7 +235,7 @@ def require_in_range(values: FloatArray, range_: TaskRange, name: str) -> None:
 
 
 def require_nested_lines(values: Any, lines: BoolArray, round: int) -> BoolArray:
-    """Raise InputError if chosen lines drop measured ones."""
+    """Raise InputError if the chosen lines omit lines already measured."""
     chosen = np.asarray(values)
     if chosen.dtype != bool or chosen.shape != lines.shape or (chosen < lines).any():
         raise InputError(
@@ -197,7 +270,7 @@ def per_task(
 
 
 def as_ranges(value: Any, names: Sequence[str]) -> tuple[TaskRange, ...]:
-    """Return a range per task from one for all, a list or a mapping."""
+    """Return one range per task from a common range, a list or a mapping."""
     ends = str | int | float | np.number  # files store ends as strings
     is_list = isinstance(value, Sequence | np.ndarray) and len(value) > 0
     if is_list and all(isinstance(end, ends) for end in value):
@@ -221,7 +294,7 @@ def require_in_ranges(
 
 
 def ranges_to_json(ranges: Sequence[TaskRange]) -> dict[str, Any]:
-    """Return the ranges as fields of a record, one per task only if they differ."""
+    """Return the ranges as JSON fields: one common range, or one per task if they differ."""
     if len(set(ranges)) == 1:
         return {"task_range": range_to_json(ranges[0])}
     return {"task_range": None, "task_ranges": [range_to_json(one) for one in ranges]}

@@ -1,4 +1,4 @@
-"""Dataclasses from TOML and JSON, and back."""
+"""Conversion of dataclasses from and to TOML and JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read_toml(path: Path | str) -> dict[str, Any]:
 def from_toml_table(
     cls: type[T], table: Mapping[str, Any], where: str = "", *, over: T | None = None
 ) -> T:
-    """Build a dataclass from a TOML table, over the values of another or the defaults.
+    """Build a dataclass from a TOML table; missing keys take the base's values or the defaults.
 
     Example:
         >>> from dataclasses import dataclass
@@ -52,7 +52,7 @@ def from_toml_table(
 def from_registry(
     kinds: Registry[type[T]], table: Mapping[str, Any], where: str, *, over: T | None = None
 ) -> T:
-    """Build the dataclass that the key `kind` names."""
+    """Build the dataclass registered under the value of the key `kind`."""
     kind = table.get("kind")
     if kind is None and over is not None:
         kind = kinds.name_of(type(over))
@@ -68,7 +68,7 @@ def from_registry(
 
 
 def read_config(layout: Any, config: Path | str) -> Any:
-    """Read a TOML file over the defaults."""
+    """Read a TOML file; missing keys take their defaults."""
     return from_toml_table(layout, read_toml(config), over=layout())
 
 
@@ -102,7 +102,7 @@ def toml_text(table: Mapping[str, Any]) -> str:
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested tables under dotted names."""
+    """Flatten nested tables into dotted names."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         is_table = isinstance(value, Mapping)
@@ -143,7 +143,7 @@ def _build(cls: type[T], table: Mapping[str, Any], where: str, over: T | None, w
 
 @cache
 def _kinds(hint: Any) -> Registry[Any] | None:
-    """Return the registry that a field is annotated with, if any."""
+    """Return the registry in a field's annotation, if any."""
     if get_origin(hint) in (Union, UnionType):
         return next(filter(None, map(_kinds, get_args(hint))), None)
     return next((mark for mark in get_args(hint)[1:] if isinstance(mark, Registry)), None)

@@ -1,4 +1,4 @@
-"""Durable files, JSON records, fingerprints, locks."""
+"""Durable files, JSON records, fingerprints and locks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EM
 
 
 class ExistingFileError(Exception):
-    """File that must be new but exists already."""
+    """Error for a file that must be new but exists."""
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def reading(path: str | os.PathLike[str], what: str, advice: str = "") -> Iterator[None]:
-    """Convert any exception while reading into one error that names the file."""
+    """Convert any exception during reading into one error that names the file."""
     tail = f"; {advice}" if advice else ""
     try:
         yield
@@ -102,7 +102,7 @@ def fsync(path: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder with its parents, durably."""
+    """Make a folder and its parents, and flush them to disk."""
     if folder.is_dir():
         return
     with writing(folder):
@@ -113,7 +113,7 @@ def make_folder(folder: Path) -> None:
 
 
 def _create_file(partial: Path, target: Path) -> None:
-    """Link a finished temporary file to a new name, or copy it without links."""
+    """Hard-link a finished temporary file to a new name, or copy it if links are not supported."""
     try:
         try:
             os.link(partial, target)
@@ -160,7 +160,7 @@ WHOLE, BLOCKS, BLOCK = 2**25, 64, 2**16
 
 
 def fingerprint(record: Any) -> str:
-    """Return the SHA-256 of JSON values, independent of the order of keys."""
+    """Return the SHA-256 of JSON values, independent of key order."""
     # Back and forth: JSON turns numeric keys into strings.
     plain = json.loads(json.dumps(record))
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
@@ -179,7 +179,7 @@ def verify_checksum(
     *,
     always: bool = True,
 ) -> None:
-    """Raise InputError if a record was changed after writing."""
+    """Raise InputError if a record was modified after it was written."""
     if SEAL in record:
         if record[SEAL] != fingerprint({k: v for k, v in record.items() if k != SEAL}):
             raise InputError(f"{path} does not match its SHA-256; {remedy}", code="file.damaged")
@@ -191,7 +191,7 @@ def verify_checksum(
 
 
 def content_fingerprint(path: Path) -> str:
-    """Return the fingerprint of a file, or of a folder's files and their names."""
+    """Return the fingerprint of a file, or of the names and contents of a folder's files."""
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
         return fingerprint([(str(p.relative_to(path)), content_fingerprint(p)) for p in files])
@@ -210,7 +210,7 @@ def content_fingerprint(path: Path) -> str:
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], *, exclusive: bool = False) -> Iterator[Path]:
-    """Yield a temporary path that durably replaces the file on success."""
+    """Yield a temporary path; on success, it durably replaces the file."""
     target = Path(path)
     with writing(target):
         make_folder(target.parent)
@@ -314,7 +314,7 @@ def complete_record(path: str | os.PathLike[str], what: str, remedy: str = "") -
 def append_jsonl(
     path: Path, records: Iterable[Mapping[str, Any]], *, durable: bool = False
 ) -> None:
-    """Append records to a file of JSON lines in one write, never through a link or a pipe."""
+    """Append records to a JSON Lines file in one write; links and pipes are refused."""
     text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     # A lone surrogate, from a file name, is escaped.
     data = text.encode("utf-8", "backslashreplace")
@@ -329,7 +329,7 @@ def append_jsonl(
             raise MachineError(f"cannot write {path}: it is a link or a pipe; remove it") from None
         try:
             if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise MachineError(f"cannot write {path}: it is no file; remove it")
+                raise MachineError(f"cannot write {path}: it is not a file; remove it")
             while data:
                 data = data[os.write(file, data) :]
             if durable:
@@ -339,7 +339,7 @@ def append_jsonl(
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any] | None]:
-    """Yield the record of each line, None for a damaged one."""
+    """Yield the record of each line, or None for a damaged line."""
     for line in path.read_bytes().splitlines():
         try:
             record = json.loads(line)
@@ -349,12 +349,12 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any] | None]:
 
 
 def number_to_json(value: float) -> float | str:
-    """Write infinity as a string."""
+    """Convert infinity to a string; return other numbers unchanged."""
     return float(value) if math.isfinite(value) else str(float(value))
 
 
 def number_from_json(value: float | str) -> float:
-    """Read a number, or infinity as a string."""
+    """Read a number, which may be infinity as a string."""
     number = float(value)
     if math.isnan(number):
         raise InputError("the file has NaN instead of a number", code="value.nonfinite")
@@ -404,7 +404,7 @@ def open_npz(
 
 
 def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]) -> None:
-    """Raise InputError if the header of an array claims another size than its data."""
+    """Raise InputError if an array's header and its data differ in size."""
     from numpy.lib import format
 
     for member in archive.infolist():

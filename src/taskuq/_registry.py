@@ -1,4 +1,4 @@
-"""Registries by name, loaded on first use."""
+"""Registries of extensions by name, loaded on first use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GROUP = "taskuq.extensions"
 
 
 class Registry(Generic[T]):
-    """Names of one kind of extension, each loaded on first use.
+    """Registry of one kind of extension by name; each is loaded on first use.
 
     Args:
         what: Noun for messages, e.g. ``"score"``.
@@ -44,14 +44,14 @@ class Registry(Generic[T]):
         self._known: dict[str, T | str] = dict(listed)
 
     def register(self, name: str, thing: T) -> T:
-        """Add one by a new name, and return it."""
+        """Register an extension under a new name and return it."""
         if self._known.get(name, thing) is not thing:
             raise InputError(f"{self.what} {name!r} exists already", code="choice.unknown")
         self._known[name] = thing
         return thing
 
     def __getitem__(self, name: str) -> T:
-        """Return the extension of a name; raise InputError for unknown names."""
+        """Return the extension registered under a name; raise InputError if there is none."""
         is_name = isinstance(name, str)
         if is_name and name not in self._known:
             _load_extensions()
@@ -72,7 +72,7 @@ class Registry(Generic[T]):
         return name
 
     def find(self, thing: T) -> str | None:
-        """Return the name of a thing, or None."""
+        """Return the name of an extension, or None."""
         place = f"{getattr(thing, '__module__', '')}:{getattr(thing, '__qualname__', '')}"
         for name, known in self._known.items():
             if known is thing or known == place:
@@ -90,7 +90,7 @@ class Registry(Generic[T]):
 
 
 def _load_extensions() -> None:
-    """Run, once, the files and modules that register extensions."""
+    """Load the files and modules that register extensions, once."""
     for point in _installed():
         _load_once(point.name, point.load)
     for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
@@ -121,7 +121,7 @@ def _load_once(name: str, load: Callable[[], object]) -> None:
 
 
 def _run_file(path: Path) -> None:
-    """Import a file under its own name, so that its classes can be pickled."""
+    """Import a file as a module of the same name, so that its classes can be pickled."""
     known = sys.modules.get(path.stem)
     if known is not None:
         if Path(getattr(known, "__file__", None) or "").resolve() == path.resolve():

@@ -1,4 +1,4 @@
-"""Seeds by case and round."""
+"""Random seeds per case and round."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MASK = (1 << 64) - 1
 
 
 def case_seed(seed: int, case: str, acceleration: float) -> int:
-    """Return the seed of the samples of one case in one round."""
+    """Return the seed for the samples of a case in a round."""
     text = f"{seed}\x00{case}\x00{float(acceleration)!r}"
     # 63 bits: torch and NumPy both take it.
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
@@ -31,7 +31,7 @@ def mix_seeds(*numbers: int) -> int:
 
 @dataclass(frozen=True)
 class BatchShard:
-    """Cases of a batch that belong to this process."""
+    """Cases of a batch assigned to this process."""
 
     start: int
     stop: int
@@ -50,7 +50,7 @@ class BatchShard:
 
     @property
     def rows(self) -> slice:
-        """Cases that the process computes, at least one."""
+        """Indices of the cases that this process computes, at least one."""
         return slice(self.start, self.stop) if self.counts else slice(0, 1)
 
     @property

@@ -1,7 +1,8 @@
-"""Errors with a code."""
+"""Errors and warnings, with stable codes."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from functools import partial
 from typing import Any, Literal
@@ -19,13 +20,13 @@ Code = Literal[
 
 
 class InputError(ValueError):
-    """Invalid input, with one sentence that states the remedy and a stable code.
+    """Invalid input: one sentence that states the remedy, and a stable code.
 
     The command line prints the sentence and exits with status 2.
 
     Args:
         message: The sentence.
-        code: A stable name of the mistake, such as ``"range.outside"``.
+        code: A stable name for the kind of error, such as ``"range.outside"``.
 
     Example:
         >>> error = InputError("alpha must be in (0, 1), got 2", code="alpha.invalid")
@@ -43,14 +44,14 @@ class InputError(ValueError):
 
 
 class TableMismatchError(InputError):
-    """A folder that holds the table of another run, which the caller may overwrite."""
+    """Folder that holds the table of a different run; the caller may overwrite it."""
 
     def __init__(self, message: str = "", *, code: Code = "resume.mismatch") -> None:
         super().__init__(message, code=code)
 
 
 class MachineError(RuntimeError):
-    """Failure of the machine, such as a full disk or missing permission, in one sentence.
+    """Failure of the machine, such as a full disk or a missing permission.
 
     The command line prints the sentence and exits with status 1.
     """
@@ -61,11 +62,11 @@ class GuaranteeWarning(UserWarning):
 
 
 class ChecksumWarning(UserWarning):
-    """File without a checksum, whose damage cannot be detected."""
+    """File without a checksum; damage to it cannot be detected."""
 
 
 def describe_error(error: BaseException, most: int = 300) -> str:
-    """Return an error on one line: its name, message (at most ``most`` characters) and notes."""
+    """Format an error on one line: name, message (at most ``most`` characters) and notes."""
     message = " ".join(str(error).split())[:most]
     notes = "; ".join(getattr(error, "__notes__", ()))
     # The name of our own error adds nothing to its sentence.
@@ -73,13 +74,22 @@ def describe_error(error: BaseException, most: int = 300) -> str:
     return f"{name}{message}" + (f" ({notes})" if notes else "")
 
 
+def import_extra(module: str, install: str) -> Any:
+    """Import an optional library; raise InputError with the command that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        message = f"{module.partition('.')[0]} is not installed; run pip install '{install}'"
+        raise InputError(message, code="dependency.missing") from None
+
+
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its name where the message is empty."""
+    """Return the first line of an error's message, or the error's name if the message is empty."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if memory ran out, on a GPU or on the host."""
+    """Return True if the GPU or the host ran out of memory."""
     torch = sys.modules.get("torch")
     kinds = (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
     # On a CPU torch raises a bare RuntimeError.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from taskuq.errors import import_extra
 
 FloatArray: TypeAlias = NDArray[np.floating]
 BoolArray: TypeAlias = NDArray[np.bool_]
@@ -24,12 +27,20 @@ class Interval:
     An interval whose ends cross (:math:`\ell_i > u_i`, which CQR can produce) is *empty*: it has
     width 0 and contains nothing.
 
+    Unpack it into ``lower, upper``, or pass it to NumPy, which sees an array (case, 2), or
+    (case, task, 2) for several tasks.
+
     Args:
         lower: The lower ends, any shape.
         upper: The upper ends, the same shape.
+        case: Ids of the cases along the first axis, if known.
+        task_names: Names of the tasks along the last axis, for several tasks.
 
     Example:
         >>> interval = Interval([0.1, 0.6, -0.2], [0.3, 0.5, 0.2])
+        >>> lower, upper = interval
+        >>> np.asarray(interval).shape
+        (3, 2)
         >>> interval.width
         array([0.2, 0. , 0.4])
         >>> interval.is_empty
@@ -42,13 +53,24 @@ class Interval:
 
     lower: FloatArray
     upper: FloatArray
+    case: NDArray[Any] | None
+    task_names: tuple[str, ...]
 
-    def __init__(self, lower: ArrayLike, upper: ArrayLike) -> None:
+    def __init__(
+        self,
+        lower: ArrayLike,
+        upper: ArrayLike,
+        *,
+        case: NDArray[Any] | None = None,
+        task_names: tuple[str, ...] = (),
+    ) -> None:
         lower_ends, upper_ends = np.broadcast_arrays(
             np.asarray(lower, dtype=float), np.asarray(upper, dtype=float)
         )
         object.__setattr__(self, "lower", lower_ends)
         object.__setattr__(self, "upper", upper_ends)
+        object.__setattr__(self, "case", case)
+        object.__setattr__(self, "task_names", task_names)
 
     @property
     def is_empty(self) -> BoolArray:
@@ -71,7 +93,7 @@ class Interval:
 
     @property
     def center(self) -> FloatArray:
-        """The midpoint, the interval's own estimate of the target."""
+        """Midpoint, a point estimate of the target."""
         # Halving first keeps two ends near the largest float from overflowing.
         return np.asarray(self.lower / 2 + self.upper / 2)
 
@@ -82,7 +104,35 @@ class Interval:
 
     def clip(self, low: float, high: float) -> Interval:
         """Return the part of each interval inside [low, high]."""
-        return Interval(np.maximum(self.lower, low), np.minimum(self.upper, high))
+        lower, upper = np.maximum(self.lower, low), np.minimum(self.upper, high)
+        return Interval(lower, upper, case=self.case, task_names=self.task_names)
+
+    def to_frame(self) -> Any:
+        """Return a pandas DataFrame with columns lower, upper and width.
+
+        Its index holds the ids of the cases, if known; with several tasks, case and task.
+
+        Raises:
+            InputError: If pandas is not installed.
+        """
+        pandas = import_extra("pandas", "pandas")
+        columns = {"lower": self.lower, "upper": self.upper, "width": self.width}
+        cases = self.case
+        if cases is None:
+            cases = np.arange(self.lower.shape[0] if self.lower.ndim else 1)
+        index = pandas.Index(np.atleast_1d(cases), name="case")
+        if self.task_names:
+            index = pandas.MultiIndex.from_product([index, self.task_names], names=["case", "task"])
+        return pandas.DataFrame({n: np.ravel(v) for n, v in columns.items()}, index=index)
+
+    def _repr_html_(self) -> str:
+        return str(self.to_frame().head(SHOWN).to_html())
+
+    def __iter__(self) -> Iterator[FloatArray]:
+        return iter((self.lower, self.upper))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.stack([self.lower, self.upper], axis=-1, dtype=dtype)
 
     def __repr__(self) -> str:
         if self.lower.ndim == 0:
@@ -95,7 +145,13 @@ class Interval:
         return len(self.lower)
 
     def __getitem__(self, index: Any) -> Interval:
-        return Interval(self.lower[index], self.upper[index])
+        first, *rest = index if isinstance(index, tuple) else (index,)
+        case = None if self.case is None else self.case[first]
+        names = self.task_names
+        for at in rest if names else ():
+            picked = np.asarray(names)[at]
+            names = tuple(picked.tolist()) if picked.ndim else ()
+        return Interval(self.lower[index], self.upper[index], case=case, task_names=names)
 
 
 def _pair(lower: float, upper: float) -> str:

@@ -1,13 +1,13 @@
-"""Protocols of the objects that users bring.
+"""Protocols for user-supplied measurements, recoveries, tasks, scanners and scores.
 
-A capability is a method with the arguments, or an attribute of the type, given here. Tasks,
+An object supports a protocol if it has the methods and attributes listed here. Tasks,
 recoveries and rules may declare attributes:
 
 - ``names`` of a task: one string for each output;
 - ``range`` of a task: two numbers (low, high), or one pair for each output;
 - ``fingerprint`` of a recovery, task or rule: a string that differs between networks.
 
-``None`` and attributes of another kind declare nothing; ``names`` must be strings.
+Attributes that are ``None`` or of another type are ignored; ``names`` must be strings.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ class LineMeasure(Measure, Protocol):
         """Number of lines or views of a full measurement."""
 
     def initial_lines(self, n: int) -> BoolArray:
-        """Return the n lines that every measurement should have, booleans (line,)."""
+        """Return the n lines that every measurement should include, booleans (line,)."""
 
     def add_random_lines(
         self, lines: BoolArray, n: int, seed: int | np.random.Generator
     ) -> BoolArray:
-        """Return these lines and n random others, distributed as in masks, booleans (line,)."""
+        """Add n random lines, distributed as in the masks; return booleans (line,)."""
 
     def measure_lines(self, image: Any, acceleration: float, lines: BoolArray) -> Any:
         """Measure the given lines of an image, booleans (line,), at an acceleration."""
 
     def line_values(self, images: Any, measurement: Any) -> Any:
-        """Return each line's values of samples (sample, ...), a tensor (line, sample, value)."""
+        """Return the values of samples (sample, ...) on each line, (line, sample, value)."""
 
 
 @runtime_checkable
 class AdaptiveMeasure(Measure, Protocol):
-    """Choice of lines from each case alone; a call measures only the first round or R = 1."""
+    """Imaging system that chooses lines per case; a call measures the first round or R = 1."""
 
     def initial_lines(self) -> BoolArray:
         """Return the lines of the first round, booleans (line,), the same for every case."""
@@ -72,12 +72,13 @@ class AdaptiveMeasure(Measure, Protocol):
     ) -> BoolArray:
         """Return the lines of the next round, including those measured so far.
 
-        ``recoveries`` are samples (sample, ...) of the current round, ``lines`` booleans (line,);
-        ``task`` returns the task outputs of images, those of the samples from a cache.
+        ``recoveries`` are samples (sample, ...) of the current round; ``lines`` are booleans
+        (line,);
+        ``task`` returns the task outputs of images, from a cache for the samples.
         """
 
     def fallback_lines(self, round: int, lines: BoolArray) -> BoolArray:
-        """Return the lines of the next round if no choice is possible and the scan continues."""
+        """Return the lines of the next round to use if no choice can be made."""
 
 
 @runtime_checkable
@@ -85,12 +86,12 @@ class Scanner(Protocol):
     """A device that measures round by round."""
 
     def measure(self, round: int) -> Any:
-        """Return what a round adds, for each case of a group; the last adds all the rest."""
+        """Measure a round: return its new data for each case; the last round completes the scan."""
 
 
 @runtime_checkable
 class CombiningScanner(Scanner, Protocol):
-    """A scanner that combines its rounds; otherwise the recovery receives their list."""
+    """A scanner that combines its rounds; without it, the recovery receives a list of rounds."""
 
     def combine(self, measurements: list[Any]) -> Any:
         """Combine the measurements of all rounds of a case so far."""
@@ -98,23 +99,23 @@ class CombiningScanner(Scanner, Protocol):
 
 @runtime_checkable
 class CompletableScanner(Scanner, Protocol):
-    """A scanner that can check if a case is fully measured."""
+    """A scanner that reports whether a case is fully measured."""
 
     def is_complete(self, measurements: list[Any]) -> bool:
-        """Return True if the measurements of all rounds leave nothing out."""
+        """Return True if the measurements of all rounds are complete."""
 
 
 @runtime_checkable
 class AdaptiveScanner(Scanner, Protocol):
-    """A scanner that measures requested lines, as adaptive measurements need."""
+    """A scanner that measures requested lines, for adaptive sampling."""
 
     def request(self, round: int, lines: NDArray[np.int64]) -> None:
-        """Set the lines that a round adds, before it is measured."""
+        """Request the lines that a round adds, before it is measured."""
 
 
 @runtime_checkable
 class VerifiableScanner(Scanner, Protocol):
-    """A scanner that repeats stored rounds before a scan is resumed."""
+    """A scanner that can repeat stored rounds before a scan is resumed."""
 
     def remeasure(self, round: int, measurement: Any) -> None:
         """Measure a stored round again; raise an error if it differs."""
@@ -122,10 +123,10 @@ class VerifiableScanner(Scanner, Protocol):
 
 @runtime_checkable
 class FinalizingScanner(Scanner, Protocol):
-    """A scanner whose measurements may turn out wrong while a round is computed."""
+    """A scanner whose measurements may prove faulty while a round is computed."""
 
     def finalize(self) -> str | None:
-        """Return a fault found late, or None; later ones are ignored after None."""
+        """Return a fault found so far, or None; faults found after that are ignored."""
 
 
 @runtime_checkable
@@ -146,7 +147,7 @@ class BatchRecover(Recover, Protocol):
 
 @runtime_checkable
 class StoredRecover(Protocol):
-    """Recoveries made elsewhere, found by case instead of measurement."""
+    """Recoveries computed elsewhere, looked up by case instead of measurement."""
 
     def load(self, case: str, acceleration: float, *, samples: int) -> Any:
         """Return the samples of a case in a round, an array (sample, height, width)."""
@@ -186,9 +187,9 @@ def declared_fingerprint(component: Any) -> str:
 
 @runtime_checkable
 class Score(Protocol):
-    r"""A nonconformity score and the intervals it stands for.
+    r"""A nonconformity score and the intervals it defines.
 
-    The two methods describe one family of sets, nested in the quantile :math:`q`:
+    Both methods describe one family of sets, nested in the quantile :math:`q`:
 
     .. math:: \mathcal C_q(x) = \{ z : s(x, z) \le q \}
     """
@@ -197,7 +198,7 @@ class Score(Protocol):
         """Score targets (case,) against outputs (case, sample); larger is worse."""
 
     def interval(self, outputs: FloatArray, quantile: ArrayLike) -> Interval:
-        """Return the targets that score at most ``quantile``, one number or one per case."""
+        """Return the interval of targets with a score of at most ``quantile``, for each case."""
 
 
 class IntervalFamily(Protocol):
@@ -215,10 +216,10 @@ class IntervalFamily(Protocol):
 
 @runtime_checkable
 class NestedScore(Score, Protocol):
-    """A score with a family of nested intervals of fixed cases."""
+    """A score that returns the nested intervals of fixed cases as a family."""
 
     def family(self, outputs: FloatArray) -> IntervalFamily:
-        """Return the nested intervals of some cases."""
+        """Return the nested intervals of cases."""
 
 
 @runtime_checkable
@@ -227,12 +228,12 @@ class MultiRoundScore(Score, Protocol):
 
     @property
     def uses_earlier_rounds(self) -> bool:
-        """True if it takes outputs (round, case, sample), the current round last."""
+        """True if the score takes outputs (round, case, sample), the current round last."""
 
 
 @runtime_checkable
 class NamedScore(Score, Protocol):
-    """A score with a display name; the default is the name of its class."""
+    """A score with a display name; the default is its class name."""
 
     @property
     def name(self) -> str:
@@ -251,19 +252,19 @@ class TunableScore(Score, Protocol):
 
 @runtime_checkable
 class FittedScore(TunableScore, Protocol):
-    """A tunable score and its needs."""
+    """A tunable score that declares its tuning requirements."""
 
     @property
     def needs_tuning(self) -> bool:
-        """True if it is not fitted yet."""
+        """True if the score is not fitted yet."""
 
     @property
     def tuning_fraction(self) -> float:
-        """Approximate fraction of calibration units to set aside for it."""
+        """Approximate fraction of calibration units to set aside for tuning."""
 
     @property
     def tuning_needs_targets(self) -> bool:
-        """True if it is fitted to targets as well as outputs."""
+        """True if the score is fitted to targets as well as outputs."""
 
 
 class SelfTuned(NamedTuple):
@@ -279,7 +280,7 @@ class SelfTunedScore(FittedScore, Protocol):
     """A score that is fitted to the calibration units themselves."""
 
     def summarise(self, outputs: FloatArray) -> Any:
-        """Return a summary of outputs (case, sample); its ``take`` selects some cases."""
+        """Return a summary of outputs (case, sample); its method ``take`` selects cases."""
 
     def summary_family(self, read: Any) -> IntervalFamily:
         """Return the nested intervals of summarised cases."""

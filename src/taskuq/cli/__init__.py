@@ -1,1 +1,1 @@
-"""Commands of the command line: each calls one function and prints one path."""
+"""Command line: each command calls one function and prints one path."""

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=Callable[..., Any])
 
-# Sentence, example and module of every command, and the help of its options.
+# Summary, example and module of each command, and the help of its options.
 COMMANDS: dict[str, dict[str, str]] = tomllib.loads(
     Path(__file__).with_name("help.toml").read_text("utf-8")
 )
 OPTIONS, GOAL, GROUPS = (COMMANDS.pop(name) for name in ("options", "goal", "groups"))
-# Extra to install for a package that a light installation lacks.
+# Extra that installs an optional package.
 EXTRAS = dict.fromkeys(("torch", "pytorch_lightning", "h5py", "safetensors"), "mri") | {
     "nilearn": "demo",
     "nibabel": "nifti",
@@ -53,7 +53,7 @@ TRACEBACK = "--traceback"
 
 
 def command(name: str) -> Callable[[T], T]:
-    """Document the function of a command, or a class of options, with the help of its options."""
+    """Set the docstring of a command's function, or of a class of options, from the help texts."""
 
     def document(function: T) -> T:
         texts = OPTIONS | (GOAL if name == "goal" else COMMANDS[name])
@@ -67,13 +67,13 @@ def command(name: str) -> Callable[[T], T]:
 app = cyclopts.App(
     name="taskuq",
     help="Prediction intervals with a guarantee for image-based measurements, and scans that stop "
-    "when the answer is certain. --traceback shows the traceback of an error.",
+    "when the answer is certain. --traceback prints the traceback of an error.",
     version=lambda: __import__("taskuq").__version__,
     exit_on_error=False,
     print_error=False,
     help_on_error=False,
     help_format="plaintext",
-    # An interrupted command prints what is kept.
+    # An interrupted command prints which results are kept.
     suppress_keyboard_interrupt=False,
     result_action="return_value",
 )
@@ -99,8 +99,8 @@ for _name in ("--help", "--version", "--install-completion"):
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; exit 0 if done, 2 on bad input, 1 on other failures."""
-    # Two threads spinning for one free core make torch 17 times slower; it reads this when loaded.
+    """Run the command line; exit with 0 on success, 2 on bad input, 1 on other failures."""
+    # Spinning threads make torch up to 17 times slower on a busy core; it reads this on import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     words = list(sys.argv[1:] if arguments is None else arguments)
     is_traced = TRACEBACK in words
@@ -131,7 +131,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _release_stdout() -> None:
-    """Discard pending output where the reader has gone or the disk is full."""
+    """Discard pending output if the pipe is closed or the disk is full."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -139,7 +139,7 @@ def _release_stdout() -> None:
 
 
 def _describe(error: Exception, words: Sequence[str]) -> tuple[int, str]:
-    """Return the exit status and the sentence of an error."""
+    """Return the exit status and the message of an error."""
     match error:
         case InputError():
             return 2, _name_options(str(error), words)
@@ -172,7 +172,7 @@ def _describe(error: Exception, words: Sequence[str]) -> tuple[int, str]:
 
 
 def _name_options(sentence: str, words: Sequence[str]) -> str:
-    """Name the options of a command where a sentence names arguments, as in max_width=0.1."""
+    """Replace Python arguments in a message by options: max_width=0.1 by --max-width 0.1."""
     if (name := _command(words)) is None:
         return sentence
     goal = GOAL if name in ("plan", "simulate") else {}
@@ -191,7 +191,7 @@ def _command(words: Sequence[str]) -> str | None:
 
 
 def _print_warnings() -> None:
-    """Print our own warnings as sentences."""
+    """Print this package's warnings as one-line messages."""
     show = warnings.showwarning
 
     def print_warning(message: Any, category: Any, *where: Any, **more: Any) -> None:
@@ -236,7 +236,7 @@ def parse_ints(text: str | None, name: str) -> tuple[int, ...] | None:
 
 
 def parse_per_task(text: str | None, name: str) -> float | dict[str, float] | None:
-    """Parse one number, or one per task."""
+    """Parse one number for all tasks, or one per task."""
     if text is None:
         return None
     try:
@@ -250,7 +250,7 @@ def parse_per_task(text: str | None, name: str) -> float | dict[str, float] | No
 
 
 def parse_range(text: str | None) -> tuple[float, ...] | dict[str, tuple[float, ...]] | None:
-    """Parse the range of all tasks, or the ranges of some by name."""
+    """Parse one range for all tasks, or ranges by task name."""
     if text is None or "=" not in text:
         declared = parse_floats(text, "range")
         if declared is not None and len(declared) != 2:
@@ -292,7 +292,7 @@ def parse_mapping(text: str | None, name: str) -> dict[str, str] | None:
 
 
 def load_table(path: Path, range_: str | None, task: str | None = None) -> TaskOutputs:
-    """Load a table with the declared range, or some of its tasks."""
+    """Load a table with the given range; keep only the given tasks."""
     from taskuq.table._examples import FOLDER, stored
     from taskuq.table._table import TaskOutputs
 
@@ -305,7 +305,7 @@ def load_table(path: Path, range_: str | None, task: str | None = None) -> TaskO
     return table.select(task=chosen[0] if len(chosen) == 1 else chosen)
 
 
-# Columns beyond which a sentence is hard to read.
+# Largest line width of messages.
 WIDEST = 100
 
 
@@ -346,7 +346,7 @@ def print_result(text: str) -> None:
 def show_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, to_stderr: bool = False
 ) -> None:
-    """Print a table; numbers are strings already, with the digits that matter."""
+    """Print a table of formatted strings."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

@@ -161,7 +161,7 @@ def sample_size(
 def _rows(
     table: TaskOutputs, k: int, acceleration: float | None, interval: Interval
 ) -> Iterator[Sequence[Any]]:
-    """Yield the rows of the file, computed for a block of cases at a time."""
+    """Yield the rows of the CSV file, one block of cases at a time."""
     yield ["case", "group", "acceleration", "task", "lower", "upper", "width", "center",
            "target", "covered"]  # fmt: skip
     import numpy as np
@@ -309,7 +309,7 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
     if by_one:
         app.print_message(
             "'by one' is the width relative to one quantile for both ends, on the same splits. "
-            "Choose on other cases than the calibration cases, or the guarantee is void."
+            "Do not choose on the calibration cases, or the guarantee is void."
         )
     if fits := [r.histogram for r in record.results if r.histogram is not None]:
         worst = f"p-value {min(fit.p_value for fit in fits):.2g} of {len(fits)}"

@@ -37,7 +37,7 @@ class _Goal:
 
     @property
     def levels(self) -> dict[str, Any]:
-        """Widths and levels of all tasks or of each."""
+        """Widths and levels, for all tasks or per task."""
         return {
             name: app.parse_per_task(getattr(self, name), name.replace("_", "-"))
             for name in ("max_width", "at_least", "at_most")
@@ -90,7 +90,7 @@ def plan(
 def _acceleration(certificate: Mapping[str, Any]) -> str:
     name, whom = "mean_acceleration", certificate["mean_over"]
     mean, of_cases = (f"{certificate[key]:.2f}" for key in (name, f"{name}_of_cases"))
-    plain = "" if mean == of_cases else f" ({of_cases} if every case counts the same)"
+    plain = "" if mean == of_cases else f" ({of_cases} with equal weight for every case)"
     sentence = f"Mean acceleration for {whom}: {mean} on the calibration set{plain}"
     if "certified" in certificate:
         sentence += (
@@ -155,7 +155,7 @@ def simulate(
 def _plans(
     policies: tuple[str, ...], options: dict[str, str], goal: _Goal, stop: Goal | Goals
 ) -> list[PolicySpec]:
-    """Return every policy with every value of the options of its kind."""
+    """Return every policy with every combination of its options."""
     from taskuq.policy._kinds import POLICIES, PolicySpec
 
     def values(option: str) -> tuple[Any, ...]:

@@ -167,7 +167,7 @@ def table(
 
 
 def train_command(kind: str) -> Callable[..., None]:
-    """Return the command that trains networks of a kind."""
+    """Return the command that trains one kind of network."""
 
     @app.command("train")
     def start(

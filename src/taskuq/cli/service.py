@@ -179,7 +179,7 @@ def _print_terms(model: ServiceModel) -> None:
 
 
 def _require_positive(**options: float | None) -> None:
-    """Refuse limits that no scan could meet, before networks are loaded."""
+    """Raise InputError for limits that no scan can meet, before networks are loaded."""
     for name, value in options.items():
         if value is not None and not 0 < value < 1e6:
             flag = f"--{name.replace('_', '-')}"

@@ -1,4 +1,4 @@
-"""Outputs and targets in, a bound out: ranks, scores, guarantees. NumPy only."""
+"""Calibration and evaluation of bounds: scores, quantiles and guarantees, in NumPy."""
 
 from __future__ import annotations
 

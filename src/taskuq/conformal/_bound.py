@@ -1,4 +1,4 @@
-"""Calibrated bound and its thresholds."""
+"""Calibrated bounds and their thresholds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
-from taskuq._arrays import as_ids, as_real_array, as_task_range
+from taskuq._arrays import align_cases, as_ids, as_real_array, as_task_range, case_ids
 from taskuq._io import complete_record, number_from_json, number_to_json, read_json, write_json
 from taskuq.conformal._family import clipped, interval_family
 from taskuq.conformal._guarantee import WHOLE_RANGE, Guarantee
@@ -32,12 +32,12 @@ class Threshold(ABC):
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """Return fields that JSON can hold, infinity as a string."""
+        """Return all fields as JSON values, infinity as a string."""
 
     @property
     @abstractmethod
     def quantiles(self) -> tuple[float, ...]:
-        """Largest quantile, or that of the lower and of the upper end."""
+        """Largest quantile, or the quantiles of the lower and the upper end."""
 
     @property
     def quantile(self) -> float:
@@ -71,7 +71,7 @@ class SingleQuantile(Threshold):
 
 @dataclass(frozen=True)
 class StratumQuantiles(Threshold):
-    """A quantile for each stratum; a stratum never calibrated gets an infinite one."""
+    """One quantile per stratum; infinite for strata without calibration cases."""
 
     kind: ClassVar[str] = "strata"
     by_stratum: Mapping[str, float]
@@ -98,7 +98,7 @@ class StratumQuantiles(Threshold):
 
 @dataclass(frozen=True)
 class WeightedQuantile(Threshold):
-    """A quantile of reweighted scores, for a known shift of the inputs."""
+    """Quantile of weighted scores, for a known shift of the inputs."""
 
     kind: ClassVar[str] = "weighted"
     scores: FloatArray
@@ -220,7 +220,7 @@ SCHEMA = "taskuq.bound/1"
 
 
 class BaseBound(ABC):
-    """Common part of single, joint and online bounds."""
+    """Base class of single, joint and online bounds."""
 
     samples: int
     rounds: int = 1
@@ -268,10 +268,10 @@ class Bound(BaseBound):
         threshold: Quantile of each case.
         guarantee: Finite-sample guarantee of the intervals.
         samples: Number of posterior samples per case; new cases need as many.
-        rounds: Number of rounds the score uses (1 unless it uses the earlier ones).
-        task_range: Range that intervals are clipped to.
+        rounds: Number of rounds that the score uses; 1 for the current round only.
+        task_range: Range to which intervals are clipped.
         acceleration: Acceleration of the outputs, if given.
-        provenance: Further facts about the calibration.
+        provenance: Origin of the calibration data.
 
     Example:
         >>> truth = rng.random(200)
@@ -301,7 +301,7 @@ class Bound(BaseBound):
 
     @property
     def quantile(self) -> float:
-        """Quantile (the largest, if strata differ); infinite with too few units."""
+        """Quantile (the largest, if strata differ); infinite with too few calibration units."""
         return self.threshold.quantile
 
     @property
@@ -314,7 +314,22 @@ class Bound(BaseBound):
         return ((self.score, self.quantile),)
 
     def __call__(self, outputs: Any, *, strata: Any = None, weights: Any = None) -> Interval:
-        """Return the interval of each new case."""
+        """Return the interval of each new case, as :meth:`predict` does."""
+        return self.predict(outputs, strata=strata, weights=weights)
+
+    def predict(self, outputs: Any, *, strata: Any = None, weights: Any = None) -> Interval:
+        """Return the interval of each new case.
+
+        Args:
+            outputs: Task outputs (case, sample), or (sample,) of one case.
+            strata: Stratum of each case, for a bound calibrated with strata.
+            weights: Weight of each case, for a bound calibrated with weights.
+
+        Raises:
+            InputError: If the number of samples differs from calibration.
+        """
+        given = {"outputs": outputs, "strata": strata, "weights": weights}
+        outputs, strata, weights = align_cases(given).values()
         array = as_real_array(outputs, "outputs", ndim=(1, 2, 3))
         array = array[:, None] if array.ndim == 1 and self.samples == 1 < len(array) else array
         single = array.ndim == 1
@@ -328,7 +343,8 @@ class Bound(BaseBound):
             raise InputError(message, code="samples.mismatch")
         quantile = self.threshold.at(array.shape[-2], strata, weights)
         family = interval_family(self.score, array, self.guarantee.quantiles_per_interval)
-        interval = clipped(family.interval(quantile), self.task_range)
+        lower, upper = clipped(family.interval(quantile), self.task_range)
+        interval = Interval(lower, upper, case=None if single else case_ids(outputs))
         return interval[0] if single else interval
 
     def coverage_law(self, n_test: int) -> CoverageLaw:

@@ -1,4 +1,4 @@
-"""Calibration of one task; units set aside for tuning."""
+"""Calibration of one task, with units held out for tuning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
-from taskuq._arrays import as_ids, as_outputs_and_targets, as_real_array, as_task_range
+from taskuq._arrays import (
+    align_cases,
+    as_ids,
+    as_outputs_and_targets,
+    as_real_array,
+    as_task_range,
+)
 from taskuq.conformal._bound import (
     Bound,
     EndQuantiles,
@@ -48,7 +54,7 @@ from taskuq.table._table import TaskOutputs, is_stored
 
 
 class RoundArrays(NamedTuple):
-    """Arrays of one round, not yet validated."""
+    """Unvalidated arrays of one round."""
 
     outputs: Any
     targets: Any
@@ -78,7 +84,7 @@ def as_round(
     *,
     joint: bool = False,
 ) -> RoundArrays:
-    """Return the arrays of one round and task, or of several tasks, from arrays or a table."""
+    """Return the arrays of one round, for one or several tasks, from arrays or a table."""
     if targets is None and is_stored(outputs):
         outputs = TaskOutputs.load(outputs)
     if not isinstance(outputs, TaskOutputs):
@@ -128,7 +134,7 @@ def _round_index(table: TaskOutputs, targets: Any, acceleration: float | str | N
 
 
 def require_own_targets(table: TaskOutputs, targets: Any = None) -> None:
-    """Raise InputError unless a table has targets, and no others are given."""
+    """Raise InputError if a table has no targets or if targets are also given as an argument."""
     if targets is not None:
         raise InputError("the table has its own targets; remove targets=", code="option.unused")
     if not table.has_targets:
@@ -156,7 +162,7 @@ def is_self_tuned(score: Score, delta: float | None = None) -> TypeGuard[SelfTun
 def tuning_units(
     score: Score, unit: Unit, units: int, alpha: Level, delta: float | None, least: float = 0.0
 ) -> int:
-    """Return the number of units to hold out, a fraction ``least`` of them or more."""
+    """Return the number of units to hold out, at least a fraction ``least`` of all units."""
     held_out = tuning_count(units, least, alpha) if least else 0
     if not needs_tuning(score):
         return held_out
@@ -169,7 +175,7 @@ def tuning_units(
 
 
 def tuning_count(units: int, fraction: float, alpha: Level) -> int:
-    """Return about a fraction of the units, such that no calibration unit is wasted."""
+    """Return about a fraction of the units, chosen to make the conformal rank tight."""
     level = exact_alpha(alpha)
     take = math.floor(fraction * units)
     left = units - take
@@ -186,7 +192,7 @@ def tuned_score(
     range_: TaskRange,
     group: np.ndarray | None,
 ) -> Score:
-    """Return the score fitted to the given cases, or as it is if it needs no fit."""
+    """Return the score fitted to the given cases; unchanged if it needs no fit."""
     if not needs_tuning(score):
         return score
     return score.fit(rounds_for_score(score, outputs), targets, range_=range_, group=group)
@@ -226,29 +232,32 @@ def calibrate(
 
     Args:
         outputs: Task outputs on recovered images (case, sample), (case,) for point estimates, or
-            (round, case, sample) with the current round last. Or a table with all arrays.
+            (round, case, sample) with the current round last; or a table of task outputs.
         targets: Task outputs on the true images (case,); omit with a table.
         alpha: Error rate in (0, 1).
-        score: ar, lwr, cqr, mlwr, learned, another registered name, or an object.
+        score: ar, lwr, cqr, mlwr, learned, another registered name, or a score object.
         group: Group of each case (case,), e.g. its patient.
-        unit: Exchangeable unit, 'case' or 'group'; the group if groups are given.
-        cases: With groups, the covered cases of a new group: a 'random' one, 'all' or a fraction.
-        delta: Fraction of calibration sets for which coverage, given the set, may fall short.
-        label: Class of each case; the guarantee holds within each class, known or not.
+        unit: Exchangeable unit, 'case' or 'group'; default: 'group' if groups are given.
+        cases: With groups, cases of a new group to cover: 'random' (one), 'all' or a fraction.
+        delta: Probability, over calibration sets, that coverage given the set falls short.
+        label: Class of each case; the guarantee holds within each class, and new cases need no
+            label.
         strata: Stratum of each case, any function of the inputs; the guarantee holds within each
-            stratum, and calls need the stratum of a new case.
-        condition_on: With groups and strata or labels, the random draw: 'case', a random case of
-            a new group, given its stratum (default), or 'group', a random case of the stratum in
-            a new group that has some (default if ``cases`` is 'all' or a fraction).
-        delta_scope: With delta and strata, 'each' for each separately or 'all' for all jointly.
-        weights: Likelihood ratios of the new inputs to these; calls need the weight of a new case.
+            stratum, and new cases need their stratum.
+        condition_on: With groups and strata or labels, the unit drawn at random: 'case', a random
+            case of a new group, given its stratum (default), or 'group', a random case of the
+            stratum in a new group that contains it (default if ``cases`` is 'all' or a fraction).
+        delta_scope: With delta and strata, 'each' for each stratum separately, 'all' for all
+            jointly.
+        weights: Likelihood ratios of new inputs to calibration inputs; new cases need their weight.
         side: 'two', 'upper' or 'lower'; 'each' for a quantile per end at half the error rate.
         task_range: Range of the task; intervals are clipped to it.
-        tuning: Outputs and targets of other cases to fit a score to. Without it `learned` holds
-            out three tenths of the units; `mlwr` uses all outputs, with ``delta`` a tenth.
+        tuning: Outputs and targets of other cases to which a score is fitted. Without it, `learned`
+            holds out three tenths of the units; `mlwr` uses the outputs of all units, or with
+            ``delta`` of a tenth of them.
         acceleration: Round of a table, by acceleration or name; stored with the bound.
         task: Task of a table.
-        seed: Integer or Generator to choose the tuning units at random, not evenly spaced.
+        seed: Integer or Generator for a random choice of tuning units; default: evenly spaced.
 
     Returns:
         The bound; call it with the outputs of new cases.
@@ -261,6 +270,11 @@ def calibrate(
         >>> bool(interval.contains(truth[:2]).all())
         True
     """
+    given = align_cases({
+        "outputs": outputs, "targets": targets, "group": group,
+        "label": label, "strata": strata, "weights": weights,
+    })  # fmt: skip
+    outputs, targets, group, label, strata, weights = given.values()
     arrays = as_round(outputs, targets, acceleration, task, group, task_range, unit)
     range_ = None if arrays.task_range is None else as_task_range(arrays.task_range)
     x, z = as_outputs_and_targets(arrays.outputs, arrays.targets, range_)
@@ -311,7 +325,7 @@ def _fit(
     range_: TaskRange,
     seed: int | np.random.Generator | None,
 ) -> tuple[Score, IntervalFamily | BracketedFamily, BoolArray]:
-    """Return the fitted score, the family that scores calibration cases, and the cases kept."""
+    """Return the fitted score, the interval family of the calibration cases, and their indices."""
     unit, ends = guarantee._unit, guarantee.quantiles_per_interval
     kept = np.ones(len(targets), bool)
     if not isinstance(score, TunableScore):
@@ -387,7 +401,7 @@ def _calibrate_threshold(
     group: np.ndarray | None,
     condition: tuple[str, np.ndarray] | None,
 ) -> tuple[Guarantee, Threshold]:
-    """Return the completed guarantee and the threshold of scores (case,) or (end, case)."""
+    """Return the guarantee with its caveats, and the threshold of scores (case,) or (end, case)."""
     if not kept.all():
         scores, guarantee = scores[..., kept], replace(guarantee, n_cases=int(kept.sum()))
         group = None if group is None else group[kept]

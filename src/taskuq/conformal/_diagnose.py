@@ -1,4 +1,4 @@
-"""Calibration of posterior samples: rank histogram, CRPS, spread and bias."""
+"""Calibration diagnostics of posterior samples: rank histogram, CRPS, spread and bias."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_BINS, CASES_PER_BIN = 20, 10
 
 @dataclass(frozen=True)
 class Estimate:
-    """Value, its standard error over units (NaN for one), and the value if calibrated."""
+    """Value, standard error over units (NaN for one unit), and value for calibrated samples."""
 
     value: float
     se: float
@@ -36,7 +36,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class RankBin:
-    """Bar of a rank histogram: truths with ``first`` to ``last`` samples below them."""
+    """Bar of a rank histogram: cases with ``first`` to ``last`` samples below the truth."""
 
     first: int
     last: int
@@ -58,11 +58,11 @@ class SampleDiagnosis:
         label: Class of the cases; None for all cases.
         n: Number of cases.
         n_units: Number of groups, or of cases without groups.
-        histogram: Rank histogram of the truth among the samples, with its band.
+        histogram: Rank histogram of the truth among the samples, with its 95 % band.
         crps: Mean continuous ranked probability score; smaller is better.
         outside: Fraction of truths outside all samples.
-        spread_over_error: RMS spread over RMS error of the mean; below 1 is under-dispersed.
-        bias: Mean of sample mean minus truth.
+        spread_over_error: Ratio of RMS spread to RMS error of the mean; below 1 if under-dispersed.
+        bias: Mean over cases of the sample mean minus the truth.
         verdict: 'calibrated' if all bars are in the band; otherwise 'under-dispersed',
             'over-dispersed', 'biased' or 'miscalibrated'.
     """
@@ -123,10 +123,10 @@ def diagnose(
 ) -> Diagnosis:
     r"""Test whether posterior samples are calibrated (simulation-based calibration).
 
-    If truth and :math:`p` samples are exchangeable, the rank of the truth among them is uniform
-    on :math:`0, \dots, p`. A tied truth is spread equally over its possible ranks. The
+    If the truth and :math:`p` samples are exchangeable, the rank of the truth is uniform
+    on :math:`0, \dots, p`. A truth tied with samples counts equally for each possible rank. The
     band of the histogram contains all :math:`B` bars of calibrated samples with probability
-    0.95 or more: each bar is a binomial fraction of :math:`n` cases, and each tail has probability
+    at least 0.95: each bar is a binomial fraction of :math:`n` cases, and each tail has probability
     :math:`0.05 / (2B)`. With groups, :math:`n` is Kish's effective :math:`N^2 / \sum_v n_v^2`.
 
     Also measured, with jackknife standard errors over groups (or cases): the fair CRPS; the
@@ -135,16 +135,16 @@ def diagnose(
     .. math:: \frac{\text{spread}}{\text{error}} = \sqrt{\frac{(1 + 1/p) \sum_i s_i^2}
         {\sum_i (z_i - \bar z_i)^2}}
 
-    with the unbiased sample variance :math:`s_i^2`, which is 1 if calibrated.
+    with the unbiased sample variance :math:`s_i^2`. This ratio is 1 if calibrated.
 
     Args:
         outputs: Task outputs (case, sample) or (round, case, sample), or a table.
         targets: Targets (case,); omit with a table.
         group: Group of each case.
-        label: Class of each case; each class has its own results.
-        acceleration: Only this round of a table, by acceleration or name.
-        task: Only this task of a table.
-        bins: Number of bars; by default up to 20 with 10 cases each.
+        label: Class of each case; results are also returned for each class.
+        acceleration: Round of a table, by acceleration or name; default: all rounds.
+        task: Task of a table; default: all tasks.
+        bins: Number of bars; default: up to 20, with at least 10 cases each.
 
     Returns:
         Results for each round, task and class; ``print`` shows them as a table.
@@ -244,7 +244,7 @@ def _diagnose(
 
 
 def _jackknife(sums: FloatArray, p: int) -> list[Estimate]:
-    """Return statistics of the sums of units (unit, column) with standard errors over units."""
+    """Return statistics of per-unit sums (unit, column), with jackknife standard errors."""
 
     def statistics(total: FloatArray) -> FloatArray:
         count, score, outside, bias, error, variance = total.T
@@ -297,7 +297,7 @@ def _rank_bins(fractions: FloatArray, n: int, bins: int | None) -> tuple[RankBin
 
 
 def binomial_band(n: int, p: FloatArray, alpha: float) -> tuple[FloatArray, FloatArray]:
-    """Return fractions that a binomial fraction leaves with probability alpha / 2 on each side."""
+    """Return the band of a binomial fraction, with probability at most alpha / 2 in each tail."""
     from scipy.special import bdtr
 
     # A count at the edge, off by rounding, is inside.

@@ -1,4 +1,4 @@
-"""Evaluation over random splits, by class and width."""
+"""Evaluation over random splits, also by class and by width."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from taskuq._arrays import ranges_to_json
+from taskuq._arrays import align_cases, ranges_to_json
 from taskuq.conformal._calibrate import as_round, require_own_targets
 from taskuq.conformal._exact import (
     Evaluation,
@@ -55,7 +55,7 @@ StratumCounts = dict[tuple[str, str], FloatArray]
 def _stratum_coverage(
     parts: Sequence[StratumCounts], kind: str, unit: Unit
 ) -> tuple[StratumCoverage, ...]:
-    """Average over the trials in which a stratum is not empty: empty is missing, not zero."""
+    """Average over the trials in which a stratum is not empty."""
     found = []
     for stratum in (stratum for stratum in parts[0] if stratum[0] == kind):
         cases, inside, covered = np.concatenate([part[stratum] for part in parts], axis=1)
@@ -72,7 +72,7 @@ def _stratum_coverage(
 def _count_strata(
     options: _Options, pool: Pool, splitting: Splits, quantile: FloatArray
 ) -> StratumCounts:
-    """Count and weigh test cases, and covered ones, in each class and each range of widths."""
+    """Sum the weights of test cases and of covered cases in each class and width range."""
     checked, edges = options.checked, options.size_bins
     labels = None if checked.label is None else checked.label[pool.index]
     classes = [] if labels is None else list(np.unique(labels))
@@ -105,7 +105,7 @@ def _count_strata(
 def _group_coverage(
     pool: Pool, splitting: Splits, quantile: FloatArray, share: Fraction
 ) -> FloatArray:
-    """Return the share of test groups of which at least a share of cases is covered, (trial,)."""
+    """Return the fraction of test groups with a given fraction of cases covered, (trial,)."""
     enough = [math.ceil(share * int(size)) for size in np.bincount(splitting.unit_of_case)]
     by_group = replace(splitting, unit_of_case=np.empty(0, np.int64))
 
@@ -152,14 +152,14 @@ def evaluate(
 ) -> Evaluation:
     r"""Evaluate a score over random calibration and test splits.
 
-    In split :math:`t`, one set of units is used for calibration and the other for the measures
+    In split :math:`t`, some units are used for calibration and the others for testing:
 
     .. math:: \mathrm{coverage}[t] = \frac1m \sum_{i \in \mathrm{test}}
         \mathbb 1\{z_i \in \mathcal C_i\}, \qquad
         \mathrm{width}[t] = \frac1m \sum_{i \in \mathrm{test}} |\mathcal C_i|
 
-    With groups as the unit whole groups are split, and every group has equal weight. If all
-    cases of a group, or a fraction, are to be covered, coverage is the fraction of such groups. A
+    With groups as the unit, whole groups are split, and every group has equal weight. If ``cases``
+    is 'all' or a fraction, coverage is the fraction of groups with that many cases covered. A
     case is covered if its reported interval contains its target.
 
     Args:
@@ -171,13 +171,13 @@ def evaluate(
         seed: Integer or Generator.
         group: Group of each case.
         label: Class of each case, for class-conditional coverage.
-        unit: 'case' or 'group'; the group if groups are given.
+        unit: 'case' or 'group'; default: 'group' if groups are given.
         cases: With groups, the cases of a new group to cover, as in :func:`taskuq.calibrate`.
-        delta: For a guarantee given the calibration set, as in :func:`taskuq.calibrate`.
+        delta: Failure probability over calibration sets, as in :func:`taskuq.calibrate`.
         side: 'two', 'upper', 'lower' or 'each'.
-        task_range: Range that intervals are clipped to.
+        task_range: Range to which intervals are clipped.
         calibration_fraction: Fraction of units used for calibration.
-        size_bins: Edges of width ranges for size-stratified coverage.
+        size_bins: Edges of the width ranges for size-stratified coverage.
         tuning_repeats: Number of tuning sets to average over, if the score is fitted to targets.
         acceleration: Round of a table, by acceleration or name.
         task: Task of a table.
@@ -192,6 +192,8 @@ def evaluate(
         >>> abs(result.coverage.mean - 0.9) < 0.02
         True
     """
+    given = {"outputs": outputs, "targets": targets, "group": group, "label": label}
+    outputs, targets, group, label = align_cases(given).values()
     arrays = as_round(outputs, targets, acceleration, task, group, task_range)
     checked = check_cases(
         arrays.outputs, arrays.targets, group=arrays.group, unit=unit, cases=cases,
@@ -264,7 +266,7 @@ def _evaluate_scores(
 
 @dataclass(frozen=True)
 class _PoolResults:
-    """Per-split results of one pool."""
+    """Results of one pool for each split."""
 
     coverage: FloatArray
     case_coverage: FloatArray
@@ -314,7 +316,7 @@ def _of_pool(
     outcomes: SplitResults | None,
     weight: FloatArray,
 ) -> _PoolResults:
-    """Sum up a pool at the quantile (trial,), or at those of both ends (trial, end)."""
+    """Summarise a pool at the quantile (trial,), or at the quantiles of both ends (trial, end)."""
     unit, m = options.checked.unit, splitting.n_test
     linear = None if outcomes is None else pool.linear_width
     is_linear = False
@@ -360,7 +362,7 @@ def _of_pool(
 
 
 def _means(pool: Pool, splitting: Splits, quantile: FloatArray, weight: FloatArray) -> FloatArray:
-    """Coverage, mean width and mean centre error of each test fold, case by case."""
+    """Return coverage, mean width and mean centre error of each test fold, for cases."""
 
     def tables(q: FloatArray) -> FloatArray:
         interval = pool.intervals(q)
@@ -374,7 +376,7 @@ def _means(pool: Pool, splitting: Splits, quantile: FloatArray, weight: FloatArr
 
 
 def _is_open(pool: Pool, quantile: ArrayLike) -> tuple[bool, bool]:
-    """Return True if widths, and distances to the target, are infinite at a quantile."""
+    """Return True if any interval is unbounded, and True if any is unbounded at both ends."""
     interval = pool.interval(quantile)
     both = np.isinf(interval.lower) & np.isinf(interval.upper)
     return bool(interval.is_unbounded.any()), bool(both.any())

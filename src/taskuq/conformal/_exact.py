@@ -1,4 +1,4 @@
-"""Evaluation over all splits in closed form; results."""
+"""Evaluation over all splits in closed form, and evaluation results."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from taskuq._arrays import align_cases
 from taskuq._io import to_json_value
 from taskuq.conformal._calibrate import as_round
 from taskuq.conformal._family import BoundSide, parse_side
@@ -27,14 +28,14 @@ NEGLIGIBLE = 1e-16
 # Bins of the chi-square test are pooled until each expects this many trials.
 EXPECTED = 10.0
 HONESTLY = (
-    "A random split of a fixed set obeys this law whatever the data are: agreement shows that the "
+    "Random splits of a fixed set follow this law for any data: agreement shows that the "
     "code is right, not that new cases are exchangeable with these."
 )
 
 
 @dataclass(frozen=True)
 class _QuantileLaw:
-    """Distribution of the quantile's rank among all N scores over random splits."""
+    """Distribution, over random splits, of the quantile's rank among all N scores."""
 
     position: NDArray[np.int64]
     probability: FloatArray
@@ -77,7 +78,7 @@ class _QuantileLaw:
         return pmf
 
     def mean_over_test(self, first: FloatArray, second: FloatArray) -> MeanAndSD:
-        """Return mean and sd of the test-fold mean of numbers that depend on the position."""
+        """Return mean and sd of the test-fold mean of values that depend on the position."""
         mean, variance = np.zeros((2, len(self.position)))
         N = self.n_calibration + self.n_test
         for total, square, size, taken in (
@@ -92,7 +93,7 @@ class _QuantileLaw:
         return self.total(mean / self.n_test, variance / self.n_test**2)
 
     def total(self, mean: FloatArray, variance: FloatArray) -> MeanAndSD:
-        """Return moments over all positions from those given each of them."""
+        """Combine moments conditional on each position into total moments."""
         p = self.probability
         if not np.isfinite(mean).all():
             return MeanAndSD(float("inf"), float("nan"))
@@ -138,7 +139,7 @@ class MeanAndSD:
 
 @dataclass(frozen=True)
 class _CoverageHistogram:
-    """Distribution of coverage over splits and its exact law."""
+    """Distribution of coverage over splits, with its exact law."""
 
     covered: tuple[int, ...]
     splits: tuple[int, ...]
@@ -210,23 +211,23 @@ class Evaluation:
         n_calibration: Units in a calibration set, tuning units included.
         n_test: Units in a test set.
         n_tuning: Units of the calibration set that the score is fitted to.
-        splits: Number of random splits; None for all splits, exactly.
-        coverage: Covered fraction of the test set: of cases, every group with equal weight, or of
-            groups. Mean and standard deviation over splits.
-        case_coverage: Covered fraction of cases, every group with equal weight.
+        splits: Number of random splits; None if all splits are evaluated exactly.
+        coverage: Covered fraction of the test set: of cases, with equal weight for every group, or
+            of groups. Mean and standard deviation over splits.
+        case_coverage: Covered fraction of cases, with equal weight for every group.
         coverage_unit: Unit of coverage, in words.
         mean_unit: Unit of all other means, in words.
         width: Mean interval width.
-        center_error: Mean distance between target and interval centre, or one-sided bound.
+        center_error: Mean distance of the target from the interval centre or the one-sided bound.
         infinite: Fraction of splits without a finite interval.
         whole_group_coverage: With groups, the fraction of test groups with all cases covered.
         class_coverage: Coverage within each class.
         size_coverage: Coverage within each range of widths.
-        histogram: Distribution of coverage, by cases.
+        histogram: Distribution of coverage over splits, if cases are the unit.
         acceleration: Acceleration of the round, if given.
         round_name: Name of the round, if it has one.
         task: Task, if there are several.
-        width_single_quantile: For a quantile per end, the width with one quantile for both.
+        width_single_quantile: With a quantile per end, the width that one quantile for both gives.
     """
 
     score: str
@@ -279,7 +280,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """Evaluations for each acceleration, score and number of samples, with their options."""
+    """Evaluations by acceleration, score and number of samples, with their options."""
 
     results: tuple[Evaluation, ...]
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -300,7 +301,7 @@ TABLE = 24_576
 
 
 def _pool_sums(pool: Pool, position: NDArray[np.int64]) -> FloatArray:
-    """Return sums of widths and of distances from the centre, at each position of the quantile."""
+    """Return the sums of widths and centre distances at each position of the quantile."""
     sums = np.zeros((2, 2, 3, len(position)))
     ranks = np.arange(len(pool.scores))
     _add(sums, _Segment(pool, ranks, pool.scores[position - 1], position))
@@ -324,7 +325,7 @@ class _Segment:
 
 
 def _add(sums: FloatArray, part: _Segment) -> None:
-    """Add the cases of a part to the sums: lines at once, the others in two halves."""
+    """Add the cases of a segment to the sums: linear ones at once, the others by bisection."""
     count = len(part.position)
     if count == 1 or part.rank.size * count <= TABLE or not part.pool.moves_in_lines:
         _add_tables(sums, part)
@@ -337,7 +338,7 @@ def _add(sums: FloatArray, part: _Segment) -> None:
 
 
 def _add_lines(sums: FloatArray, part: _Segment) -> BoolArray:
-    """Add the cases that are linear from the first quantile to the last, and return them."""
+    """Add and return the cases that are linear from the first to the last quantile."""
     q = part.quantiles
     ends = [part.pool.interval(float(quantile)) for quantile in (q[0], q[-1])]
     offsets = [part.pool.offset(interval) for interval in ends]
@@ -360,7 +361,7 @@ def _add_lines(sums: FloatArray, part: _Segment) -> BoolArray:
 
 
 def _is_straight(pool: Pool, ends: list[Interval], offsets: list[FloatArray]) -> BoolArray:
-    """Return True if width and distance of each case are linear between two quantiles."""
+    """Return True for cases whose width and centre distance are linear between two quantiles."""
     first, last = ends
     low, high = (-np.inf, np.inf) if pool.task_range is None else pool.task_range
     straight = (first.is_empty == last.is_empty) & (offsets[0] * offsets[1] >= 0)
@@ -390,7 +391,7 @@ def _edges(part: _Segment) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def _sums_at(
     values: FloatArray, before: NDArray[np.int64], upto: NDArray[np.int64], *, squared: bool = False
 ) -> FloatArray:
-    """Sums of each row before its position, up to it, and over all, (3, position)."""
+    """Return the sums of each row before its position, up to it, and in total, (3, position)."""
     low, high = int(before[0]), int(upto[-1])
     near = values[:, low:high]
     near = np.cumsum(near**2 if squared else near, axis=1)
@@ -424,9 +425,9 @@ def evaluate_exact(
 ) -> Evaluation:
     r"""Evaluate a score exactly over all splits.
 
-    A split enters only through the position of the quantile among the ordered scores, whose law
-    is known. Mean and standard deviation over all :math:`\binom{N}{n}` splits of the test set's
-    coverage and mean width follow without simulation, ties and clipping included. A case is
+    The result of a split depends only on the position of the quantile among the ordered scores, and
+    the law of this position is known. Mean and standard deviation of coverage and mean width over
+    all :math:`\binom{N}{n}` splits follow without simulation, ties and clipping included. A case is
     covered if its reported interval contains its target.
 
     Args:
@@ -435,10 +436,10 @@ def evaluate_exact(
         alpha: Error rate.
         score: Name or object of a score.
         side: 'two', 'upper' or 'lower'.
-        task_range: Range that intervals are clipped to.
+        task_range: Range to which intervals are clipped.
         calibration_fraction: Fraction of cases used for calibration.
         tuning_repeats: Number of tuning sets to average over, if the score is fitted to targets.
-        seed: Integer or Generator to choose the tuning sets at random, not evenly spaced.
+        seed: Integer or Generator for a random choice of tuning sets; default: evenly spaced.
         acceleration: Round of a table, by acceleration or name.
         task: Task of a table.
 
@@ -452,6 +453,7 @@ def evaluate_exact(
         >>> abs(exact.coverage.mean - 64 / 71) < 1e-12  # rank 64 of 70 calibration cases
         True
     """
+    outputs, targets = align_cases({"outputs": outputs, "targets": targets}).values()
     arrays = as_round(outputs, targets, acceleration, task, None, task_range)
     checked = check_cases(
         arrays.outputs, arrays.targets, task_range=arrays.task_range,
@@ -472,7 +474,7 @@ def evaluate_exact_score(
     tuning_repeats: int = 10,
     seed: int | np.random.Generator | None = None,
 ) -> Evaluation:
-    """Evaluate a score on checked inputs; see :func:`evaluate_exact`."""
+    """Evaluate a score on validated inputs; see :func:`evaluate_exact`."""
     score_side, ends = parse_side(side)
     if ends > 1:
         message = "exact evaluation needs one quantile; use random splits for side='each'"

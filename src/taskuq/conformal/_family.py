@@ -1,4 +1,4 @@
-"""Nested interval families, link functions, sample summaries."""
+"""Families of nested intervals, link functions and sample summaries."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ ROUNDING = 4 * float(np.finfo(float).eps)
 
 @dataclass(frozen=True)
 class LinearFamily:
-    """Intervals growing linearly from two anchors on a link scale."""
+    """Intervals that grow linearly from two anchors on a link scale."""
 
     low: FloatArray
     high: FloatArray
@@ -231,7 +231,7 @@ def stack_intervals(intervals: Sequence[Interval], axis: int) -> Interval:
 
 
 def clipped(interval: Interval, task_range: TaskRange) -> Interval:
-    """Return the part of intervals inside the task's range, if it has one."""
+    """Clip intervals to the task's range, if it has one."""
     return interval if task_range is None else interval.clip(*task_range)
 
 
@@ -243,14 +243,14 @@ class NestedIntervalScore(ABC):
 
     @abstractmethod
     def family(self, outputs: FloatArray) -> LinearFamily:
-        """Return the nested intervals of some cases."""
+        """Return the nested intervals of cases."""
 
     def score(self, outputs: FloatArray, targets: FloatArray) -> FloatArray:
         """Score targets (case,) against outputs (case, sample); larger is worse."""
         return self.family(outputs).score(targets)
 
     def interval(self, outputs: FloatArray, quantile: ArrayLike) -> Interval:
-        """Return the set of targets that score at most ``quantile``, for each case."""
+        """Return the interval of targets with a score of at most ``quantile``, for each case."""
         return self.family(outputs).interval(quantile)
 
 
@@ -316,7 +316,7 @@ def _moments(x: FloatArray, degrees: int) -> tuple[FloatArray, FloatArray]:
 
 
 def sample_quantiles(outputs: FloatArray, levels: Sequence[float]) -> tuple[FloatArray, ...]:
-    r"""Empirical quantiles :math:`\hat z(\omega)` of each case, an array (case,) for each level."""
+    r"""Return empirical quantiles :math:`\hat z(\omega)`, one array (case,) per level."""
     cases, p = outputs.shape
     positions = [level * (p - 1) for level in levels]
     from_below = [math.floor(position) + 2 for position in positions]
@@ -344,7 +344,7 @@ def sample_quantiles(outputs: FloatArray, levels: Sequence[float]) -> tuple[Floa
 
 
 def _extremes(outputs: FloatArray, low: int, high: int) -> FloatArray:
-    """Return the smallest and the largest samples of each case in rising order."""
+    """Return the smallest and the largest samples of each case in ascending order."""
     from taskuq.conformal import _kernels as kernels
 
     smallest, largest = np.empty((len(outputs), low)), np.empty((len(outputs), high))

@@ -1,4 +1,4 @@
-"""Guarantees, also within classes and strata."""
+"""Finite-sample guarantees, overall and within classes and strata."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ class Guarantee:
         alpha: Error rate in (0, 1).
         unit: Exchangeable unit, 'case' or 'group'.
         n_cases: Number of calibration cases.
-        cases: Cases of a new group that are covered: 'random', 'all' or a fraction.
-        delta: Fraction of calibration sets for which the guarantee may fail.
+        cases: Cases of a new group to cover: 'random' (one), 'all' or a fraction.
+        delta: Probability, over calibration sets, that the guarantee fails.
         n_groups: Number of calibration groups, if groups are the unit.
         condition: 'each stratum' or 'each class' for conditional guarantees.
         weighted: True if calibration scores are weighted for a known shift of the inputs.
         tasks: Number of tasks that are covered jointly.
         quantiles_per_interval: 2 if each end has its own quantile at half the error rate.
-        condition_on: Random draw within strata of groups, as in :func:`taskuq.calibrate`.
+        condition_on: Unit drawn at random within strata, as in :func:`taskuq.calibrate`.
         delta_scope: 'each' if delta holds for each stratum or class, 'all' for all jointly.
         strata: Number of calibrated strata or classes.
-        caveat: Reason why some or all intervals are not finite.
+        caveat: Reason why some or all intervals are infinite.
         given: 'early' for a guarantee conditional on stopping early.
 
     Example:
@@ -109,7 +109,7 @@ class Guarantee:
 
     @cached_property
     def _unit_per_quantile(self) -> Unit:
-        """Unit that each end covers by itself, so that both together keep the guarantee."""
+        """Unit covered at each end separately, such that both ends together keep the guarantee."""
         fraction = self._unit.fraction
         if fraction is None or self.quantiles_per_interval == 1:
             return self._unit
@@ -168,7 +168,7 @@ class Guarantee:
 
     @property
     def _strata_text(self) -> str:
-        """Only calibrated classes are covered, but any stratum."""
+        """Name of the strata; the guarantee excludes classes that were not calibrated."""
         return f"of the {self.strata} calibrated classes" if self.kind == "class" else "stratum"
 
     @property
@@ -224,12 +224,12 @@ class Guarantee:
         return self._unit_per_quantile.quantile(scores, group, *self.levels)
 
     def allowed(self, units: int) -> float:
-        """Return the weight of scores that may lie above the quantile of ``units`` units."""
+        """Return the total weight of scores that may exceed the quantile, for ``units`` units."""
         return self._unit_per_quantile.allowed(units, *self.levels)
 
     @property
     def bets(self) -> BettingEProcess | None:
-        """E-process that certifies the losses of groups, with delta."""
+        """E-process that certifies the losses of groups, if delta is set."""
         return self._unit_per_quantile.bets(*self.levels)
 
     def rank(self, units: int) -> int:
@@ -244,7 +244,7 @@ NAMED = 5
 def parse_condition_on(
     condition_on: str | None, unit: Unit, condition: str | None
 ) -> ConditionOn | None:
-    """Return the random draw of a guarantee within strata of groups, None for any other."""
+    """Return the unit drawn at random within strata of groups; None for other guarantees."""
     if condition_on not in (None, "case", "group"):
         message = f"condition_on must be 'case' or 'group', got {condition_on!r}"
         raise InputError(message, code="choice.unknown")
@@ -264,7 +264,7 @@ def parse_condition_on(
 def parse_delta_scope(
     scope: str | None, delta: float | None, condition: str | None
 ) -> DeltaScope | None:
-    """Return what a failure within delta is about, None without delta or strata."""
+    """Return 'each' or 'all', the scope of delta; None without delta or strata."""
     if scope not in (None, "each", "all"):
         message = f"delta_scope must be 'each' or 'all', got {scope!r}"
         raise InputError(message, code="choice.unknown")

@@ -1,4 +1,4 @@
-"""Joint intervals of several tasks."""
+"""Joint intervals for several tasks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taskuq._arrays import (
+    align_cases,
     as_ids,
     as_ranges,
     as_real_array,
+    case_ids,
     per_task,
     ranges_from_json,
     ranges_to_json,
@@ -44,7 +46,7 @@ Method: TypeAlias = Literal["scale", "max", "minimax", "rank"]
 
 @dataclass(frozen=True)
 class _MonotoneScale:
-    """Strictly increasing, piecewise linear map, extrapolated beyond its knots."""
+    """Strictly increasing, piecewise linear map with linear extrapolation."""
 
     knots: tuple[float, ...]
     values: tuple[float, ...]
@@ -102,11 +104,11 @@ class JointBound(BaseBound):
         scores: One score per task.
         quantiles: One quantile per task.
         guarantee: Guarantee for all tasks together.
-        method: Method that put the tasks on one scale.
+        method: Method that brings the scores of all tasks to one scale.
         samples: Number of posterior samples per case.
-        task_ranges: Range that intervals of each task are clipped to.
-        provenance: Further facts about the calibration.
-        task_names: One per task.
+        task_ranges: Range to which the intervals of each task are clipped.
+        provenance: Origin of the calibration data.
+        task_names: One name per task.
         acceleration: Acceleration of the outputs, if given.
         miss_rates: Fraction of the calibration units' cases that each task's quantile misses;
             measured, not guaranteed.
@@ -132,8 +134,9 @@ class JointBound(BaseBound):
         """True if all quantiles are finite; otherwise the guarantee's caveat gives the reason."""
         return bool(np.isfinite(self.quantiles).all())
 
-    def __call__(self, outputs: Any) -> Interval:
+    def predict(self, outputs: Any) -> Interval:
         """Return the intervals of new cases, (case, task)."""
+        outputs = align_cases({"outputs": outputs})["outputs"]
         x = as_real_array(outputs, "outputs", ndim=(3,))
         expected = (self.samples, len(self.scores))
         if x.shape[1:] != expected:
@@ -143,7 +146,12 @@ class JointBound(BaseBound):
             clipped(interval_family(score, x[:, :, k]).interval(q), self.task_ranges[k])
             for k, (score, q) in enumerate(self._parts)
         ]
-        return stack_intervals(each, axis=1)
+        lower, upper = stack_intervals(each, axis=1)
+        return Interval(lower, upper, case=case_ids(outputs), task_names=self.task_names)
+
+    def __call__(self, outputs: Any) -> Interval:
+        """Return the intervals of new cases, as :meth:`predict` does."""
+        return self.predict(outputs)
 
     def __repr__(self) -> str:
         pairs = zip(self.task_names, self.quantiles, strict=True)
@@ -210,7 +218,7 @@ def calibrate_joint(
     acceleration: float | str | None = None,
     seed: int | np.random.Generator | None = None,
 ) -> JointBound:
-    r"""Calibrate intervals for several tasks that hold together with probability 1 - alpha.
+    r"""Calibrate intervals for several tasks with joint coverage of at least 1 - alpha.
 
     The scores :math:`s_{ik}` of case :math:`i` and task :math:`k` are brought to one scale and
     their maximum over the tasks is calibrated like a single score:
@@ -232,16 +240,16 @@ def calibrate_joint(
         targets: Targets (case, task); omit with a table.
         alpha: Error rate for all tasks together.
         score: Name or object of a score, used for every task.
-        method: Method that puts the tasks on one scale.
+        method: Method that brings the scores to one scale.
         group: Group of each case.
-        unit: 'case' or 'group'; the group if groups are given.
+        unit: 'case' or 'group'; default: 'group' if groups are given.
         cases: With groups, the cases of a new group to cover, as in :func:`taskuq.calibrate`.
-        delta: For a guarantee given the calibration set, as in :func:`taskuq.calibrate`.
-        side: 'two', 'upper' or 'lower', for all tasks or for each, in order or by name.
-        task_range: Range of all tasks, or of each, in order or by name.
-        task_names: Names of the tasks; of a table, the tasks to use.
+        delta: Failure probability over calibration sets, as in :func:`taskuq.calibrate`.
+        side: 'two', 'upper' or 'lower': one for all tasks, or one per task, in order or by name.
+        task_range: One range for all tasks, or one per task, in order or by name.
+        task_names: Names of the tasks; with a table, the tasks to use.
         acceleration: Round of a table, by acceleration or name; stored with the bound.
-        seed: Integer or Generator to choose the tuning units at random, not evenly spaced.
+        seed: Integer or Generator for a random choice of tuning units; default: evenly spaced.
 
     Example:
         >>> truth = rng.random((400, 2))
@@ -253,6 +261,8 @@ def calibrate_joint(
     if method not in get_args(Method):
         message = f"method must be scale, max, minimax or rank, got {method!r}"
         raise InputError(message, code="choice.unknown")
+    given = {"outputs": outputs, "targets": targets, "group": group}
+    outputs, targets, group = align_cases(given).values()
     arrays = as_round(
         outputs, targets, acceleration, task_names, group, task_range, unit, joint=True
     )
@@ -393,7 +403,7 @@ def _quantiles(
 
 
 def _max_rank_quantiles(scores: FloatArray, alpha: float) -> tuple[float, ...]:
-    """Return one quantile per task from ranks alone, such that all tasks are covered together."""
+    """Return one quantile per task from ranks alone, such that all tasks are covered jointly."""
     n = len(scores)
     ordered = np.sort(scores, axis=0)
     columns = range(scores.shape[1])

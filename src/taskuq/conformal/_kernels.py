@@ -32,7 +32,7 @@ def mean_and_deviation(outputs, ddof, mean, deviation):  # type: ignore[no-untyp
 
 @njit(cache=True, nogil=True)
 def extremes(outputs, smallest, largest):  # type: ignore[no-untyped-def]  # compiled
-    """Fill the smallest values of each row in rising order and the largest in falling order."""
+    """Fill in the smallest values of each row, ascending, and the largest, descending."""
     cases, p = outputs.shape
     low_count, high_count = smallest.shape[1], largest.shape[1]
     for i in range(cases):
@@ -54,7 +54,7 @@ def extremes(outputs, smallest, largest):  # type: ignore[no-untyped-def]  # com
 
 @njit(cache=True, nogil=True)
 def two_extremes(outputs, smallest, largest):  # type: ignore[no-untyped-def]  # compiled
-    """Do as ``extremes`` for two at each end, the case of 95 % intervals from 32 outputs."""
+    """Fill in two values at each end like ``extremes``, as 95 % intervals from 32 outputs need."""
     cases, p = outputs.shape
     for i in range(cases):
         low, next_low = np.inf, np.inf
@@ -84,7 +84,7 @@ def _hash(state):  # type: ignore[no-untyped-def]  # compiled
 
 @njit(cache=True, nogil=True)
 def fill_test_fold(seed, trial, units, n_test, threshold, words, fold):  # type: ignore[no-untyped-def]  # compiled
-    """Fill the test fold of one trial, as ``splits.test_folds`` does."""
+    """Fill in the test fold of one trial; numba version of ``splits.test_folds``."""
     start = _hash(_hash(np.uint64(seed)) + np.uint64(trial + 1) * GOLDEN)
     for i in range(words.size):
         words[i] = _hash(start + np.uint64(i + 1) * GOLDEN)
@@ -110,7 +110,7 @@ def fill_test_fold(seed, trial, units, n_test, threshold, words, fold):  # type:
 
 @njit(cache=True, nogil=True)
 def _scan(entry_unit, entry_weight, ends_tie, fold, allowed):  # type: ignore[no-untyped-def]  # compiled
-    """Walk down the ordered scores to the quantile and return its position."""
+    """Return the position of the quantile, searched from the largest score down."""
     above = 0.0
     pending = 0.0
     position = -1
@@ -128,7 +128,7 @@ def _scan(entry_unit, entry_weight, ends_tie, fold, allowed):  # type: ignore[no
 
 @njit(cache=True, nogil=True)
 def _not_covered(test_unit, test_weight, covered, fold):  # type: ignore[no-untyped-def]  # compiled
-    """Weigh what of a test fold is not among the first so many that are covered."""
+    """Return the weight of the test cases at position ``covered`` and beyond."""
     total = 0.0
     for e in range(test_unit.size - 1, covered - 1, -1):
         if fold[test_unit[e]]:
@@ -174,7 +174,7 @@ def run_trials(  # type: ignore[no-untyped-def]  # compiled
 
 @njit(cache=True, nogil=True)
 def sum_table_rows(seed, trial_numbers, sizes, rows, tables, sums):  # type: ignore[no-untyped-def]  # compiled
-    """Add, over the test units of each trial, the row of each table that belongs to the trial."""
+    """Sum, over the test units of each trial, the row of each table selected by the trial."""
     units, n_test, threshold = sizes
     words, fold = np.empty(-(-units // 8), np.uint64), np.empty(units, np.uint8)
     chosen = np.empty(units)
@@ -201,7 +201,7 @@ def _inverse(w, is_logit, low, high):  # type: ignore[no-untyped-def]  # compile
 def _report(  # type: ignore[no-untyped-def]  # compiled
     k, i, q, targets, low, high, scale, floor, ceiling, window_from, is_logit, link_low, link_high,
 ):  # fmt: skip
-    """Width, and distance of the target from the centre; the largest over tasks."""
+    """Return the width and the target's distance from the centre, each the largest over tasks."""
     width = 0.0
     error = 0.0
     for task in range(low.shape[1]):

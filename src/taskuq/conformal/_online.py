@@ -25,9 +25,9 @@ SCHEMA = "taskuq.online-bound/1"
 
 @dataclass(frozen=True)
 class OnlineBound(BaseBound):
-    r"""Bound whose level moves after every audit; immutable, each audit returns a new bound.
+    r"""Bound whose level is updated by audits; each audit returns a new bound.
 
-    After audit :math:`t` with :math:`e_t = 1` for a miss and 0 otherwise,
+    After audit :math:`t`, with :math:`e_t = 1` for a miss and 0 otherwise,
 
     .. math:: \alpha_{t+1} = \alpha_t + \gamma (\alpha - e_t)
 
@@ -37,8 +37,8 @@ class OnlineBound(BaseBound):
         \frac{\max(\alpha_1, 1 - \alpha_1) + \gamma}{T \gamma}
 
     This is a statement about the long run of audits, not about the next case. Audits must be
-    chosen at random: scans that a stopping rule completed are the hard ones, and learning
-    from them only is biased.
+    chosen at random: scans that a stopping rule completed are the hard ones, and updates from them
+    alone are biased.
 
     References:
         Gibbs and Candès, Adaptive Conformal Inference Under Distribution Shift, NeurIPS 2021.
@@ -52,7 +52,7 @@ class OnlineBound(BaseBound):
         audits: Number of audits.
         miscovered: Number of audits whose interval missed the target.
         samples: Number of posterior samples per case.
-        task_range: Range that intervals are clipped to.
+        task_range: Range to which intervals are clipped.
 
     Example:
         >>> truth = rng.random(300)
@@ -91,7 +91,7 @@ class OnlineBound(BaseBound):
 
     @property
     def largest_deviation(self) -> float:
-        """Largest distance of the miss rate over all audits so far from alpha."""
+        """Largest possible deviation of the miss rate over all audits so far from alpha."""
         if self.audits == 0:
             return 1.0
         bound = (max(self.alpha, 1 - self.alpha) + self.step_size) / (self.audits * self.step_size)
@@ -122,7 +122,7 @@ class OnlineBound(BaseBound):
         return interval[0] if single else interval
 
     def update(self, outputs: Any, target: float) -> OnlineBound:
-        """Return the bound after an audit of one random case, its outputs (sample,) and target."""
+        """Return the bound updated by an audit: outputs (sample,) and target of a random case."""
         z = as_real_array(target, "target", ndim=(0,))
         require_in_range(z[None], self.task_range, "targets")
         missed = not bool(self(as_real_array(outputs, "outputs", ndim=(1,))).contains(float(z)))
@@ -176,7 +176,7 @@ def calibrate_online(
     task_range: TaskRange = None,
     seed: int | np.random.Generator | None = None,
 ) -> OnlineBound:
-    r"""Calibrate a bound for correction by audits.
+    r"""Calibrate a bound that audits correct online.
 
     Args:
         outputs: Task outputs (case, sample).
@@ -185,8 +185,8 @@ def calibrate_online(
         step_size: Step :math:`\gamma` of each correction.
         score: Name or object of a score.
         side: 'two', 'upper' or 'lower'.
-        task_range: Range that intervals are clipped to.
-        seed: Integer or Generator to choose tuning cases at random.
+        task_range: Range to which intervals are clipped.
+        seed: Integer or Generator for a random choice of tuning cases.
     """
     exact_alpha(step_size, "step_size")
     x = as_real_array(outputs, "outputs", ndim=(2,))

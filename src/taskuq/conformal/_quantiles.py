@@ -1,4 +1,4 @@
-"""Exact conformal ranks, betting bounds, coverage law."""
+"""Exact conformal ranks, betting bounds and the law of coverage."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def min_calibration_size(alpha: float | Fraction) -> int:
 
 
 def _pac_rank(n_cal: int, alpha: float | Fraction, delta: float | Fraction) -> int:
-    """Rank whose bound covers 1 - alpha of all new cases for all but delta of calibration sets."""
+    """Return the rank for coverage 1 - alpha with probability 1 - delta over calibration sets."""
     from scipy.special import betainc
 
     level, allowed = float(exact_alpha(alpha)), float(exact_alpha(delta, "delta"))
@@ -202,8 +202,8 @@ class CoverageLaw:
 
     .. math:: \#\text{covered} \sim \mathrm{BetaBin}(m,\, k,\, n + 1 - k)
 
-    The same law holds over random splits of *any* fixed set of distinct scores, whatever the data
-    are: agreement with it shows that the code is right, not that future cases are exchangeable.
+    The same law holds over random splits of *any* fixed set of distinct scores: agreement with it
+    shows that the code is correct, not that future cases are exchangeable.
 
     References:
         Marques F., On the Universal Distribution of the Coverage in Split Conformal Prediction,
@@ -234,7 +234,7 @@ class CoverageLaw:
 
     @property
     def sd(self) -> float:
-        """Standard deviation of the coverage of one test fold."""
+        """Standard deviation of the coverage of a test fold."""
         n, k, m = self.n_calibration, self.rank, self.n_test
         if k > n:
             return 0.0
@@ -253,7 +253,7 @@ class CoverageLaw:
         return np.asarray(np.exp(choose + betaln(k + j, n + 1 - k + m - j) - betaln(k, n + 1 - k)))
 
     def central(self, probability: float) -> tuple[float, float]:
-        """Return the central interval of coverage with this probability."""
+        """Return the central interval that contains the coverage with the given probability."""
         cdf = np.cumsum(self.pmf)
         tail = (1 - probability) / 2
         low = int(np.searchsorted(cdf, tail))
@@ -274,21 +274,21 @@ def calibration_size(
 
     The coverage of a calibrated bound over all future cases is
     :math:`B_n \sim \mathrm{Beta}(k, n + 1 - k)`. The answer is the smallest :math:`n` that
-    satisfies, like every larger one,
+    satisfies, as every larger one does,
 
     .. math:: \mathbb P\{|B_n - (1 - \alpha)| \le \varepsilon\} \ge 1 - \delta
 
     or :math:`\mathbb P\{B_n \ge 1 - \alpha - \varepsilon\} \ge 1 - \delta` if one side matters.
-    Cases that come in groups carry less information: the size is multiplied by the design effect
+    Grouped cases carry less information: the size is multiplied by the design effect
     :math:`1 + (g - 1)\,\mathrm{ICC}`, an approximation.
 
     Args:
         alpha: Error rate.
         epsilon: Acceptable deviation :math:`\varepsilon`.
         delta: Probability :math:`\delta` of a larger deviation.
-        two_sided: True if too much coverage counts as a deviation.
+        two_sided: True if over-coverage counts as a deviation too.
         group_size: Mean number :math:`g` of cases in a group.
-        icc: Correlation of misses within a group.
+        icc: Intraclass correlation of misses within a group.
 
     Example:
         >>> calibration_size(0.05, epsilon=0.02, delta=0.05, group_size=21.9, icc=0.05)

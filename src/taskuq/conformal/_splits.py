@@ -1,4 +1,4 @@
-"""Random splits: pools of cases, folds, trials."""
+"""Random splits of pools of cases into folds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FULL = 0xFFFFFFFFFFFFFFFF
 
 
 def fold_sizes(units: int, calibration_fraction: float = 0.7) -> tuple[int, int]:
-    r"""Return the sizes of calibration and test set, :math:`\lfloor 0.7 n \rfloor` and the rest."""
+    r"""Return the sizes of calibration set, :math:`\lfloor 0.7 n \rfloor`, and test set."""
     calibration = int(exact_alpha(calibration_fraction, "calibration_fraction") * units)
     if not 1 <= calibration < units:
         message = f"{units} units cannot be split at a fraction {calibration_fraction:g}"
@@ -64,12 +64,12 @@ def test_sets(
 
 
 def byte_threshold(units: int, n_test: int) -> int:
-    """Return the byte below which a unit starts in the test fold."""
+    """Return the threshold of a random byte below which a unit starts in the test fold."""
     return min(255, max(1, (256 * n_test + units // 2) // units))
 
 
 def _settle(fold: NDArray[np.uint8], start: int, words: int, n_test: int) -> None:
-    """Move uniformly chosen units until the test fold has its size."""
+    """Move uniformly chosen units until the test fold has the required size."""
     units, count = len(fold), int(fold.sum())
     wanted = 1 if count < n_test else 0
     number = words
@@ -124,7 +124,7 @@ class EvaluationInputs:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Fields of an evaluation."""
+        """Fields of the evaluation that describe its inputs."""
         return {
             "unit": self.unit.counted,
             "samples": int(self.outputs.shape[-1]),
@@ -138,7 +138,7 @@ class EvaluationInputs:
 
 @dataclass(frozen=True)
 class Pool:
-    """Cases to split, with their fitted score."""
+    """Cases to split, with the fitted score."""
 
     index: NDArray[np.int64]
     family: IntervalFamily
@@ -150,12 +150,12 @@ class Pool:
 
     @property
     def moves_in_lines(self) -> bool:
-        """True if the ends of intervals, before they are clipped, are linear in the quantile."""
+        """True if the ends of unclipped intervals are linear in the quantile."""
         return isinstance(self.family, LinearFamily) and self.family.link.is_identity
 
     @property
     def linear_width(self) -> tuple[FloatArray, FloatArray] | None:
-        """Base and slope of widths that are linear in the quantile, or None if they are not."""
+        """Intercept and slope of widths that are linear in the quantile, or None."""
         family = self.family
         if self.task_range is None and isinstance(family, LinearFamily) and self.moves_in_lines:
             return (family.high - family.low, 2 * family.scale) if family.side == "two" else None
@@ -175,7 +175,7 @@ class Pool:
 
     @cached_property
     def covered_from(self) -> FloatArray:
-        """The smallest score at which each case is covered, if there is one quantile."""
+        """Smallest quantile at which each case is covered, if both ends share one quantile."""
 
         def contains(cases: NDArray[np.int64], at: FloatArray) -> BoolArray:
             interval = clipped(self.family.select(cases).interval(at), self.task_range)
@@ -184,7 +184,7 @@ class Pool:
         return covering_quantile(self.scores, np.sort(self.scores), contains)
 
     def offset(self, interval: Interval) -> FloatArray:
-        """Return the distance of each target above the centre of its interval."""
+        """Return each target minus the centre of its interval."""
         return _center_offset(interval, self.targets, self.task_range)
 
     def take(self, order: NDArray[np.int64]) -> Pool:
@@ -323,7 +323,7 @@ class Splits:
         return folds[:, self.unit_of_case] if len(self.unit_of_case) else folds
 
     def of_units(self, values: np.ndarray) -> np.ndarray:
-        """Add numbers of cases (row, case) within each unit (row, unit)."""
+        """Sum values of cases (row, case) within each unit, (row, unit)."""
         if not len(self.unit_of_case):
             return values
         order = np.argsort(self.unit_of_case, kind="stable")
@@ -337,7 +337,7 @@ class Splits:
 
 @dataclass(frozen=True)
 class RankedScores:
-    """Sorted scores from which calibration quantiles are read."""
+    """Sorted scores for fast lookup of calibration quantiles."""
 
     scores: FloatArray
     unit: NDArray[np.int64]
@@ -350,7 +350,7 @@ class RankedScores:
 
     @property
     def ends_tie(self) -> BoolArray:
-        """True where a score is the last of its equals."""
+        """True for the last of each run of tied scores."""
         return np.append(self.scores[1:] != self.scores[:-1], True)
 
     def quantiles(self, position: NDArray[np.int64]) -> FloatArray:
@@ -439,7 +439,7 @@ def run_splits(
 def sums_at_quantiles(
     splitting: Splits, quantiles: FloatArray, tables: Callable[[FloatArray], FloatArray]
 ) -> FloatArray:
-    """Add numbers that depend on the quantile over the test cases of each trial, (table, trial)."""
+    """Sum values that depend on the quantile over the test cases of each trial, (table, trial)."""
     axis = 0 if quantiles.ndim > 1 else None
     distinct, row = np.unique(quantiles, axis=axis, return_inverse=True)
     row = row.ravel()
@@ -472,7 +472,7 @@ def _scan(
     ends_tie: BoolArray,
     allowed: FloatArray,
 ) -> NDArray[np.int64]:
-    """Find the quantile of each fold; -1 where there is none."""
+    """Find the position of the quantile of each fold; -1 if there is none."""
     in_calibration = folds[:, unit] == 0
     last = np.flatnonzero(ends_tie)
     end_of_tie = last[np.searchsorted(last, np.arange(len(unit)))]
@@ -488,13 +488,13 @@ def _not_covered(
     weight: FloatArray,
     covered: NDArray[np.int64],
 ) -> FloatArray:
-    """Weigh the test cases that are not covered at each position; none are at -1."""
+    """Return the weight of uncovered test cases at each position; 0 at position -1."""
     beyond = _from_top(weight * folds[:, unit])[np.arange(len(folds)), covered[position]]
     return np.where(position < 0, 0.0, beyond)
 
 
 def _from_top(weights: FloatArray) -> FloatArray:
-    """Sums of each row from each place to its end, and 0 beyond it."""
+    """Return reversed cumulative sums of each row, followed by 0."""
     # Summed from the top, in the order of the compiled loop, for equal rounding.
     from_top = np.cumsum(weights[:, ::-1], axis=1)[:, ::-1]
     return np.concatenate([from_top, np.zeros((len(weights), 1))], axis=1)
@@ -503,7 +503,7 @@ def _from_top(weights: FloatArray) -> FloatArray:
 def _certified(
     splitting: Splits, ranking: RankedScores, bets: BettingEProcess
 ) -> tuple[NDArray[np.int64], FloatArray]:
-    """Find the quantile of each trial if bets have to certify the losses of its fold."""
+    """Find the quantile of each trial at which an e-process certifies the losses of its fold."""
     position, test_above = np.full(splitting.trials, -1), np.zeros(splitting.trials)
     for block in _trial_blocks(splitting):
         folds = splitting.folds(block)

@@ -1,4 +1,4 @@
-"""Exchangeable units: cases, groups, whole groups."""
+"""Exchangeable units: cases, groups and whole groups."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def quantile_of_mean_loss(
 
 
 def _worst_scores(scores: FloatArray, group: np.ndarray, share: float | Fraction) -> FloatArray:
-    """Return for each group the score that the given share of its cases does not exceed."""
+    """Return, for each group, the score that the given fraction of its cases does not exceed."""
     index, sizes = group_index(group)
     exact = Fraction(str(share))
     ordered = np.lexsort((scores, index))
@@ -83,7 +83,7 @@ def _worst_scores(scores: FloatArray, group: np.ndarray, share: float | Fraction
 
 
 class Unit(ABC):
-    """Exchangeable unit and the cases its guarantee covers."""
+    """Exchangeable unit and the cases that its guarantee covers."""
 
     is_group: ClassVar[bool]
     # Cases of a new group that are covered, as the user gave them.
@@ -121,7 +121,7 @@ class Unit(ABC):
     @property
     @abstractmethod
     def fraction(self) -> Fraction | None:
-        """Fraction of a group's cases that is covered at once; None if one case is."""
+        """Fraction of a group's cases to cover at the same time; None for one random case."""
 
     def source(self, n_cases: int, n_groups: int | None) -> str:
         """Return the calibration units, in words."""
@@ -137,36 +137,36 @@ class Unit(ABC):
         return unit_index(cases, self.groups(group))
 
     def weights(self, index: NDArray[np.int64]) -> FloatArray:
-        """Return the weight of each case in a mean over units: every group counts the same."""
+        """Return the weight of each case in a mean over units; all groups have equal weight."""
         return 1 / np.bincount(index)[index] if self.is_group else np.ones(len(index))
 
     def entries(
         self, scores: FloatArray, index: NDArray[np.int64]
     ) -> tuple[FloatArray, NDArray[np.int64], FloatArray]:
-        """Return the scores that are ranked, of cases or one of each group, units and weights."""
+        """Return the scores to rank (of cases, or one per group) with their units and weights."""
         if self.fraction is None:
             return scores, index, self.weights(index)
         worst = _worst_scores(scores, index, self.fraction)
         return worst, np.arange(len(worst)), np.ones(len(worst))
 
     def loss(self, missed: NDArray[np.int64], cases: NDArray[np.int64]) -> FloatArray:
-        """Return the loss of units by their missed cases, from 0 to 1."""
+        """Return the loss of units, in [0, 1], from the numbers of missed cases."""
         if self.fraction is None:
             return np.asarray(missed / cases)
         return np.asarray(cases - missed < self.enough(cases), dtype=float)
 
     def enough(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of cases to cover in groups; none if one case is."""
+        """Return the number of cases to cover in each group; empty for one random case."""
         if self.fraction is None:
             return np.empty(0, dtype=np.int64)
         return np.asarray(-(-self.fraction.numerator * sizes // self.fraction.denominator))
 
     @abstractmethod
     def allowed(self, units: int, alpha: Level, delta: Level | None) -> float:
-        """Return the weight of scores that may lie above the quantile."""
+        """Return the total weight of scores that may exceed the quantile."""
 
     def bets(self, alpha: Level, delta: Level | None) -> BettingEProcess | None:
-        """Return the e-process that certifies losses, if no fixed weight allows them."""
+        """Return the e-process that certifies losses; None if a fixed weight suffices."""
         return None
 
     @abstractmethod
@@ -185,7 +185,7 @@ class Unit(ABC):
 
 
 class _RankedUnit(Unit):
-    """Unit with one score: the quantile is a rank among them."""
+    """Unit with one score; the quantile is an order statistic of the scores."""
 
     def allowed(self, units: int, alpha: Level, delta: Level | None) -> float:
         return float(units - guaranteed_rank(units, alpha, delta))
@@ -256,7 +256,7 @@ class _GroupFractionUnit(_RankedUnit):
 def as_unit(
     unit: str | None, cases: float | str = "random", *, has_groups: bool, whole: bool = False
 ) -> Unit:
-    """Return the unit of an argument ``unit``; the group if groups are given and it is None."""
+    """Return the unit for the argument ``unit``; None selects the group if groups are given."""
     made = make_unit(unit or ("group" if has_groups else "case"), cases, whole=whole)
     if made.is_group and not has_groups:
         message = f"unit={unit!r} needs the group of each case; pass group= or use unit='case'"

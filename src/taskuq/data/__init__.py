@@ -1,4 +1,4 @@
-"""Data sets: fastMRI, image folders, arrays and the embedded atlas."""
+"""Data sets: fastMRI, image folders, arrays, and the bundled atlas and chest phantom."""
 
 import lazy_loader
 

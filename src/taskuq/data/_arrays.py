@@ -1,4 +1,4 @@
-"""Images in memory or npz."""
+"""Data sets from arrays and .npz files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from taskuq.interval import BoolArray
 
 @dataclass(frozen=True, eq=False)
 class ArrayDataset:
-    """Data set from arrays.
+    """Data set of images in memory.
 
     Args:
         images: Magnitude images (case, height, width), or complex coil images (case, coil, height,
@@ -85,7 +85,7 @@ class ArrayDataset:
 
 
 def group_scale(values: NDArray[Any]) -> float:
-    """Return the scale of a group: the 99.5 % quantile of its magnitudes, 1 if it is black."""
+    """Return the scale of a group: the 99.5 % quantile of its magnitudes, or 1 if all are 0."""
     # A few bright pixels above this quantile must not set the scale.
     quantile = float(np.quantile(np.abs(values), 0.995))
     return quantile if quantile > 0 else 1.0
@@ -98,7 +98,7 @@ def read_npz(
 
     Args:
         path: File with ``images``, ``label``, ``group`` and, optionally, ``case``.
-        group: ``"image"`` if the file has no groups: each image is its own group.
+        group: ``"image"`` for one group per image, if the file has no groups.
         normalise: As in :class:`ArrayDataset`.
     """
     with open_npz(path, "images") as file:
@@ -112,7 +112,7 @@ def read_npz(
 
 
 def _save_npz(dataset: Dataset, path: Path | str) -> Path:
-    """Write any data set into one .npz file that :func:`read_npz` reads."""
+    """Write any data set as an .npz file for :func:`read_npz`."""
     items = [dataset[i] for i in range(len(dataset))]
     with atomic_write(path) as partial, partial.open("wb") as file:
         images, *columns = zip(*items, strict=True)
@@ -125,8 +125,8 @@ def _save_npz(dataset: Dataset, path: Path | str) -> Path:
 class NpzData(DataConfig):
     """Settings [data] of one .npz file, read by :func:`read_npz`."""
 
-    path: Path | None = None  #: The .npz file with images, label and group.
-    #: "image" if the file has no groups: each image is its own group.
+    path: Path | None = None  #: .npz file with images, label and group.
+    #: "image" for one group per image, if the file has no groups.
     group: Literal["image"] | None = None
     select: str | None = None  #: Name of a boolean array; only cases marked True are used.
     target: str = "label"  #: Array of training targets, (case,) or (case, task).

@@ -1,4 +1,4 @@
-"""Embedded brain atlas: anatomy, contrast, lesions, patients."""
+"""Synthetic brain atlas: anatomy, contrast, lesions and patients."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _VOLUMES = (*_TEMPLATES, "depth", "outer")
 
 @dataclass(frozen=True, eq=False)
 class _Anatomy:
-    """Average brain on a grid of 1 mm: (left-right, back-front, bottom-top)."""
+    """Average brain on a 1 mm grid, with axes (left-right, back-front, bottom-top)."""
 
     t1: NDArray[np.uint8]
     grey: NDArray[np.uint8]
@@ -52,7 +52,7 @@ class _Anatomy:
     outer: NDArray[np.uint8]
 
     def sample(self, points: NDArray[np.floating]) -> dict[str, NDArray[np.float32]]:
-        """Interpolate linearly at points (3, ...) in voxels; distances in mm."""
+        """Interpolate linearly at points (3, ...) in voxel coordinates; distances are in mm."""
         values = {}
         for name in _VOLUMES:
             unit, edge = (255, 0) if name in _TEMPLATES else (1 / _DEPTH_UNIT, 255)
@@ -64,13 +64,13 @@ class _Anatomy:
 
 
 def load_anatomy(path: Path | str | None = None) -> _Anatomy:
-    """Load the base volumes of the atlas, built once if nilearn is installed."""
+    """Load the base volumes of the atlas; build them on first use if nilearn is installed."""
     source = path or os.environ.get(BASE_VARIABLE)
     return _load(str(source) if source else None)
 
 
 def save_anatomy(path: Path | str, anatomy: _Anatomy | None = None) -> Path:
-    """Write the base volumes into one .npz file, for machines without nilearn."""
+    """Write the base volumes as an .npz file for machines without nilearn."""
     anatomy = anatomy or load_anatomy()
     with atomic_write(path) as partial, partial.open("wb") as file:
         np.savez_compressed(file, **{name: getattr(anatomy, name) for name in _VOLUMES})
@@ -208,7 +208,7 @@ def _head_signal(
 
 
 def _soft_step(distance: FloatArray, softness: float = 0.5) -> FloatArray:
-    """Step smoothly from 0 at negative to 1 at positive distances."""
+    """Return a smooth step from 0 at negative to 1 at positive distances."""
     return np.asarray(1 / (1 + np.exp(-np.clip(distance / softness, -30, 30))), dtype=np.float32)
 
 
@@ -236,7 +236,7 @@ def _draw_lesions(
     tissue: FloatArray,
     rng: np.random.Generator,
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the fraction of the lesion signal, and of lesion tissue, of each pixel."""
+    """Return the fractions of lesion signal and of lesion tissue in each pixel."""
     shown = np.zeros(white.shape, dtype=np.float32)
     share = np.zeros(white.shape, dtype=np.float32)
     # Drawn first, so that the fraction of patients does not change other numbers.
@@ -268,7 +268,7 @@ def _draw_lesions(
 def _draw_dots(
     plan: LesionDistribution, axes: Axes, white: FloatArray, rng: np.random.Generator
 ) -> FloatArray:
-    """Return the fraction of the lesion signal of each pixel from dots that are not lesions."""
+    """Return the fraction of lesion signal in each pixel due to dots that are not lesions."""
     shown = np.zeros(white.shape, dtype=np.float32)
     places = np.flatnonzero(white > 0.7)
     for _ in range(int(rng.poisson(plan.dots)) if len(places) else 0):
@@ -283,7 +283,7 @@ def _draw_dots(
 def _uneven_distance(
     axes: Axes, center: NDArray[np.float64], radius: float, rng: np.random.Generator
 ) -> FloatArray:
-    """Return the distance to the centre, 1 at the surface of a randomly bent ellipsoid."""
+    """Return the distance to the centre, 1 on the surface of a randomly deformed ellipsoid."""
     stretch = np.exp(0.22 * rng.normal(size=3))
     angle = rng.uniform(0, np.pi)
     z, y, x = (axis - c for axis, c in zip(axes, center, strict=True))
@@ -325,7 +325,7 @@ class Patient:
 def draw_patient(
     plan: PatientDistribution, anatomy: _Anatomy, *, rng: np.random.Generator
 ) -> Patient:
-    """Draw one patient; its slices share everything but the noise."""
+    """Draw one patient, whose slices share everything but the noise."""
     pixel = plan.field_of_view / plan.size
     in_plane = (np.arange(plan.size, dtype=np.float64) - (plan.size - 1) / 2) * pixel
     heights = rng.uniform(*plan.lowest) - _CENTER[2] + plan.spacing * np.arange(plan.slices)
@@ -430,7 +430,7 @@ class Atlas(PatientDataset):
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
-        """1 for slices with a lesion of at least the plan's minimum area, (case,)."""
+        """1 for slices with a lesion of at least the configured minimum area, (case,)."""
         return np.asarray(self.lesion_area >= self.plan.minimum_area, dtype=np.int64)
 
     @cached_property
@@ -465,12 +465,12 @@ class Atlas(PatientDataset):
 
 
 def _draw_patients(atlas: Atlas, *, workers: int = 1) -> list[Patient]:
-    """Draw all patients of an atlas in order; any number of processes gives the same."""
+    """Draw all patients of an atlas in order, independent of the number of processes."""
     return list(parallel_map(atlas.patient, range(atlas.patients), workers=workers))
 
 
 def save_atlas(atlas: Atlas, path: Path | str, *, workers: int = 1) -> Path:
-    """Write an atlas into one .npz file that :func:`taskuq.data._arrays.read_npz` reads."""
+    """Write an atlas as an .npz file for :func:`taskuq.data._arrays.read_npz`."""
     patients = _draw_patients(atlas, workers=workers)
     area = np.concatenate([patient.area for patient in patients])
     with atomic_write(path) as partial, partial.open("wb") as file:
@@ -490,7 +490,7 @@ def save_atlas(atlas: Atlas, path: Path | str, *, workers: int = 1) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class AtlasData(DataConfig):
-    """Settings [data] of the synthetic brain atlas; ``seed`` chooses its patients too."""
+    """Settings [data] of the synthetic brain atlas; ``seed`` also determines its patients."""
 
     patients: int = 200  #: Number of synthetic patients.
     size: int = 128  #: Rows and columns of a slice.

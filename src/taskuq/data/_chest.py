@@ -1,4 +1,4 @@
-"""Embedded chest for tomography."""
+"""Synthetic chest phantom for tomography."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ THRESHOLD = 0.3
 
 
 def air_fraction(images: ArrayLike, threshold: float = THRESHOLD) -> NDArray[np.float64]:
-    """Return the air fraction of the body per image."""
+    """Return the air fraction of the body in each image."""
     from scipy import ndimage
 
     images = np.asarray(images)
@@ -101,7 +101,7 @@ class ChestData(DataConfig):
     """Settings [data] of synthetic chest CT; targets are air fractions."""
 
     processes: ClassVar[int] = 8
-    coils: int = 0  #: Always 0.
+    coils: int = 0  #: Number of coils; must be 0.
     patients: int = 100  #: Number of synthetic patients.
     size: int = 128  #: Rows and columns of a slice.
     slices: int = 4  #: Slices per patient.
@@ -143,7 +143,7 @@ class _Lean(NamedTuple):
 
 
 class _Canvas:
-    """Points of a slice, x to the right and y down, each from -1 to 1."""
+    """Pixel coordinates of a slice, x to the right and y down, in [-1, 1]."""
 
     def __init__(self, size: int, rng: np.random.Generator) -> None:
         axis = (np.arange(size * FINE) + 0.5) / (size * FINE) * 2 - 1
@@ -154,7 +154,7 @@ class _Canvas:
         self, centre: tuple[float, float], axes: tuple[float, float], *, wobble: float = 0.0,
         turn: float = 0.0,
     ) -> NDArray[np.bool_]:  # fmt: skip
-        """Return the points of an ellipse whose edge wobbles by a fraction of its radius."""
+        """Return the points inside an ellipse with a perturbed edge."""
         # Only near it: most structures of a chest are small.
         reach, points = max(axes) * (1 + 4 * wobble), len(self.x)
         ends = [np.array([at - reach, at + reach + 4 / points]) for at in centre]

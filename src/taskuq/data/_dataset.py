@@ -1,4 +1,4 @@
-"""Data sets, splits, cases in memory-mapped arrays."""
+"""Data sets, splits and memory-mapped cases."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Case(NamedTuple):
 
 @runtime_checkable
 class Dataset(Protocol):
-    """Cases that are read on access."""
+    """Data set of cases, read on access."""
 
     @property
     def labels(self) -> NDArray[np.int64]:
@@ -59,7 +59,7 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True)
 class Subset:
-    """Chosen cases of a data set, in the given order, each transformed on read."""
+    """Chosen cases of a data set in the given order, transformed on access."""
 
     source: Dataset
     indices: Sequence[int]
@@ -141,7 +141,7 @@ def precision_of(dataset: Dataset) -> str | None:
 def split_by_group(
     dataset: Dataset, fractions: Sequence[float], *, rng: np.random.Generator
 ) -> tuple[Subset, ...]:
-    """Split a data set by fractions of its groups; within each subset, cases stay in order."""
+    """Split a data set by fractions of its groups; the order of cases is kept."""
     if min(fractions, default=0) <= 0 or abs(sum(fractions) - 1) > 1e-9:
         text = f"fractions are {list(fractions)}; pass some of sum 1"
         raise InputError(text, code="value.invalid")
@@ -173,7 +173,7 @@ class InMemoryDataset:
 
     @classmethod
     def of(cls, source: Dataset, processes: int = 1) -> InMemoryDataset:
-        """Read every case; the processes of one training share one memory-mapped file."""
+        """Read every case; the processes of a training run share one memory-mapped file."""
         name, folder = _name(source), _folder()
         own, lock = folder / f"{name}.images.{os.getpid()}", folder / f"{name}.lock"
         with file_lock(lock, wait=True):
@@ -248,7 +248,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _name(source: Dataset) -> str:
-    """Return the same name in all processes of a training, which open data in the same order."""
+    """Return a name that is the same in all processes of a training run."""
     keys = ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID")
     job = [os.environ.get(key, "") for key in keys]
     chosen = np.unique(np.linspace(0, len(source) - 1, 3).astype(int)) if len(source) else ()
@@ -260,7 +260,7 @@ def _name(source: Dataset) -> str:
 
 
 def _folder() -> Path:
-    """Return this user's temporary folder, without the files of killed processes."""
+    """Return this user's temporary folder, after deleting the files of killed processes."""
     folder = Path(tempfile.gettempdir()) / f"taskuq-{os.getuid()}"
     with writing(folder):
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -281,7 +281,7 @@ def _read(source: Dataset, indices: NDArray[np.int64]) -> list[tuple[Case, NDArr
 
 
 def _write(source: Dataset, processes: int, path: Path) -> None:
-    """Write the images of all cases, then their other fields as JSON, then the length of that."""
+    """Write the images of all cases, then their other fields as JSON, then the JSON's length."""
     workers = useful_workers(processes, len(source))
     chunks = np.array_split(np.arange(len(source)), max(1, min(4 * workers, len(source))))
     read = parallel_map(_read, [source] * len(chunks), chunks, workers=workers)
@@ -298,7 +298,7 @@ def _write(source: Dataset, processes: int, path: Path) -> None:
 
 
 def _mapped(path: Path) -> tuple[Case, ...] | None:
-    """Return all cases, their images as views of the file; None if its owner has just ended."""
+    """Return all cases with images as views of the file; None if the owner process has ended."""
     import torch
 
     try:
@@ -340,7 +340,7 @@ class Split:
                 raise InputError(text, code="table.duplicate")
 
     def of(self, dataset: Dataset) -> tuple[Subset, Subset, Subset]:
-        """Return the three subsets of a data set, which must have no other groups."""
+        """Return the three subsets of a data set; raise InputError if it has other groups."""
         return _subset(dataset, self.train), _subset(dataset, self.tune), self.judged(dataset)
 
     def judged(self, dataset: Dataset) -> Subset:
@@ -388,7 +388,7 @@ class SplitConfig:
     seed: int = 0  #: Seed of the split.
 
     def split(self, groups: NDArray[np.str_], *, is_stored: bool = True) -> Split:
-        """Return the stored split, or store a new one; fractions and seed must agree with it."""
+        """Return the stored split, with the same fractions and seed, or store a new one."""
         new = split_groups(groups, self.train, self.tune, seed=self.seed)
         if self.path is None or not (is_stored or self.path.exists()):
             return new
@@ -399,7 +399,7 @@ def split_groups(groups: Iterable[str], train: float, tune: float, *, seed: int)
     """Split a set of groups for training, tuning and testing.
 
     Args:
-        groups: Names of groups; repetitions count once.
+        groups: Names of groups; duplicates are ignored.
         train: Fraction for training.
         tune: Fraction for tuning; the rest is for calibration and testing.
         seed: Seed of the split.
@@ -422,7 +422,7 @@ def split_groups(groups: Iterable[str], train: float, tune: float, *, seed: int)
 
 
 def save_split(split: Split, path: Path | str) -> Path:
-    """Store a split; a file that holds another one is not overwritten."""
+    """Store a split; raise InputError if the file holds a different one."""
     path = Path(path)
     if path.exists():
         stored = load_split(path)
@@ -435,7 +435,7 @@ def save_split(split: Split, path: Path | str) -> Path:
 
 
 def load_split(path: Path | str) -> Split:
-    """Read a split written by :func:`save_split`; refuse one with a group in two parts."""
+    """Read a split written by :func:`save_split`; raise InputError if its parts overlap."""
     record = read_json(path, SCHEMA, is_sealed=False)
     parts = [record.get(part) for part in PARTS]
     if not all(isinstance(p, list) and all(isinstance(n, str) for n in p) for p in parts):

@@ -1,4 +1,4 @@
-"""fastMRI data set and prepared store."""
+"""fastMRI data set and its prepared slices."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class _StoredSlices:
 
 
 def _stored_slices(volume: Volume, preparation: FastMRIPreprocessing, cache: Path) -> _StoredSlices:
-    """Find the slices of a volume in the store; raise InputError if they cannot be used."""
+    """Find the prepared slices of a volume; raise InputError if they are unusable."""
     path = _record(volume, preparation, cache)
     if not path.exists():
         raise InputError(f"{volume.name} is not in {cache}", code="file.missing")
@@ -154,7 +154,7 @@ def is_prepared(
 def _find_prepared(
     volumes: Sequence[Volume], preparation: FastMRIPreprocessing, cache: Path | None, *, exact: bool
 ) -> tuple[list[_StoredSlices], str]:
-    """Find the prepared slices of all volumes, or the reason why not."""
+    """Find the prepared slices of all volumes, or the reason for their absence."""
     if cache is None:
         return [], "no cache is named"
     prepared, missing = [], []
@@ -184,7 +184,7 @@ def _array(record: Path, name: str) -> Path:
 
 
 def _is_of(volume: Volume, source: dict[str, Any]) -> bool:
-    """Return True if slices came from this file, or a copy of it, which has another time."""
+    """Return True if slices were prepared from this file or from a copy of it."""
     stat = volume.path.stat()
     return bool(stat.st_size == source["bytes"]) and (
         stat.st_mtime_ns == source["modified"]
@@ -239,7 +239,7 @@ def _survey(
     strict: bool = False,
     thorough: bool = False,
 ) -> list[_VolumeSurvey]:
-    """Inspect every .h5 file of a folder, sorted by path: used, or skipped and why."""
+    """Inspect every .h5 file of a folder, sorted by path; give the reason for each skipped file."""
     files = sorted(Path(folder).rglob("*.h5"))
     if not files:
         raise InputError(f"{folder} has no .h5 file; use one of volumes", code="file.missing")
@@ -327,23 +327,23 @@ class FastMRIData(DataConfig):
     path: Path | None = None  #: Folder of training volumes (.h5); all slices are used.
     #: Folder of validation volumes; default: a fraction of the training volumes.
     validation_path: Path | None = None
-    labels: Path | None = None  #: fastMRI+ annotation file; without it every label is 0.
+    labels: Path | None = None  #: fastMRI+ annotation file; without it, all labels are 0.
     file_list: Path | None = None  #: List of annotated volumes; others are skipped.
     pathology: str = "Meniscus Tear"  #: fastMRI+ annotation that counts as label 1.
     cache: Path | None = None  #: Folder of prepared slices (taskuq data prepare).
-    acquisition: str = "CORPD_FBK"  #: Acquisition to use; "" uses all.
+    acquisition: str = "CORPD_FBK"  #: fastMRI acquisition type to use; "" uses all.
     min_coils: int = 9  #: Skip volumes with fewer receive coils.
     min_lines: int = 320  #: Skip volumes with fewer phase-encoding lines.
     size: int = 320  #: Rows and columns of the central crop.
-    #: Lines that virtual coils are computed from: of the first round, or all.
+    #: Lines used to compute virtual coils: those of the first round, or all.
     compression: Literal["measured", "full"] = "measured"
-    slices: Slices = "central-60"  #: Slices of validation volumes to use, in percent.
+    slices: Slices = "central-60"  #: Slices of validation volumes to use.
     # A volume takes a processor to transform.
     processes: ClassVar[int] = 8
 
     @property
     def has_test_set(self) -> bool:
-        """True with a folder of validation volumes."""
+        """True if a folder of validation volumes is set."""
         return self.validation_path is not None
 
     def open(self) -> FastMRIDataset:
@@ -355,7 +355,7 @@ class FastMRIData(DataConfig):
         return self._volumes(folder, self.slices, exact=True)
 
     def open_targets(self) -> LabelledSubset:
-        """Open the training volumes as magnitude images; labels are needed."""
+        """Open the training volumes as magnitude images; labels are required."""
         require_path(self.labels, "labels", "the fastMRI+ annotations (knee.csv)")
         return LabelledSubset.of(self._volumes(self._training_folder, "all", combined=True))
 
@@ -436,7 +436,7 @@ def _survey_file(
 
 
 def _warn_raw(folder: Path, data: FastMRIDataset, precision: Precision) -> None:
-    """Warn once for all processes of a training that raw files are read, and how fast."""
+    """Warn, once per training run, that raw files are read and how fast."""
     if folder in _warned or any(os.environ.get(name, "0") != "0" for name in _RANKS):
         return
     _warned.add(folder)

@@ -154,7 +154,7 @@ class ImageFolder:
     Args:
         folder: Folder of the images.
         labels: CSV with the columns file, label and, optionally, group and slice.
-        group: Definition of a group if the CSV has none: ``"file"``, ``"folder"`` or ``"image"``.
+        group: Unit used as group if the CSV has no groups: ``"file"``, ``"folder"`` or ``"image"``.
         size: Crop or pad images to this size.
         normalise: Divide each group by the 99.5 % quantile of its magnitudes.
     """
@@ -214,7 +214,7 @@ class FolderData(DataConfig):
 
     path: Path | None = None  #: Folder of PNG, TIFF, NIfTI or DICOM images.
     labels: Path | None = None  #: CSV with the columns file, label, group and optionally slice.
-    group: Grouping | None = None  #: Definition of a group, if the CSV has no column group.
+    group: Grouping | None = None  #: Unit used as group if the CSV has no column group.
     size: int | None = None  #: Crop or pad images to this many rows and columns.
 
     def open(self) -> Dataset:
@@ -245,7 +245,7 @@ class FolderData(DataConfig):
 
 
 def _center_fit(image: FloatArray, height: int, width: int) -> FloatArray:
-    """Crop or zero-pad an image; the pixel at half its size stays at half its size."""
+    """Crop or zero-pad an image; the pixel at half the size stays at half the size."""
     for axis, size in enumerate((height, width)):
         have = image.shape[axis]
         if have > size:
@@ -260,7 +260,7 @@ def _center_fit(image: FloatArray, height: int, width: int) -> FloatArray:
 
 
 def _read_table(folder: Path, table: Path, group: Grouping | None) -> tuple[_ImageFrame, ...]:
-    """Read the images of a table of labels, in its order."""
+    """Read the images listed in a table of labels, in the same order."""
     with reading(table, "a CSV file"), table.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         columns = set(reader.fieldnames or ())

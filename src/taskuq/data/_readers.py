@@ -1,4 +1,4 @@
-"""Registry of readers, folder check, preview, simulated coils."""
+"""Registry of readers, folder checks, previews and simulated coils."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _group_maps(coils: int, height: int, width: int, seed: int, group: str) -> T
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(ABC):
-    """Settings [data] shared by all kinds; readers override the methods that differ.
+    """Settings [data] shared by all readers, which override the methods that differ.
 
     Args:
         coils: Number of simulated or virtual coils; 0 keeps magnitude images.
@@ -89,7 +89,7 @@ class DataConfig(ABC):
 
     @abstractmethod
     def open(self) -> Dataset:
-        """Open the cases of all groups."""
+        """Open all cases."""
 
     @property
     def has_test_set(self) -> bool:
@@ -101,11 +101,11 @@ class DataConfig(ABC):
         return self.open()
 
     def open_targets(self) -> LabelledSubset:
-        """Open all cases with the targets of a task network, by default their labels."""
+        """Open all cases with the targets of a task network; default: their labels."""
         return LabelledSubset.of(self.open())
 
     def check(self, *, strict: bool = False, thorough: bool = False) -> DataCheck:
-        """Describe the data file by file, by default group by group."""
+        """Describe the data by file; default: by group."""
         cases, rows = self.open(), []
         labels, groups = cases.labels, cases.groups
         for group in dict.fromkeys(groups.tolist()):
@@ -134,12 +134,12 @@ Data = Annotated[DataConfig, READERS]
 
 
 def paper_data() -> DataConfig:
-    """Return the reader of the paper's data, the default of configurations."""
+    """Return the reader of the paper's data, the default in configurations."""
     return READERS["fastmri"]()
 
 
 def read_data(config: Path | str) -> DataConfig:
-    """Read the table ``[data]`` of a configuration as the reader that it names."""
+    """Return the reader named and configured by the table ``[data]``."""
     table = read_toml(config).get("data")
     if not isinstance(table, dict):
         text = f"{config} has no table data; name a configuration that has one"
@@ -148,7 +148,7 @@ def read_data(config: Path | str) -> DataConfig:
 
 
 def open_data(reader: DataConfig) -> tuple[Dataset, Dataset]:
-    """Open training and validation data, which share no group."""
+    """Open training and validation data with disjoint groups."""
     training = _with_coils(reader.open(), reader)
     if reader.has_test_set:
         validation: Dataset = _with_coils(reader.open_test(), reader)
@@ -160,7 +160,7 @@ def open_data(reader: DataConfig) -> tuple[Dataset, Dataset]:
 
 
 def open_all(reader: DataConfig) -> Dataset:
-    """Open all test cases, without a split: for fastMRI, the validation folder."""
+    """Open all test cases without a split; for fastMRI, the validation folder."""
     return _in_memory(_with_coils(reader.open_test(), reader), reader)
 
 

@@ -1,4 +1,4 @@
-"""Small synthetic fastMRI folder."""
+"""Small synthetic data sets in the fastMRI layout."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class FastMRILayout:
 
     @property
     def acquired(self) -> tuple[int, int]:
-        """First and one past the last acquired phase-encode line; others are zero."""
+        """Range (first, last + 1) of acquired phase-encoding lines; all others are zero."""
         left = self.width // 20
         return left, self.width - left
 
@@ -78,7 +78,7 @@ class _SyntheticVolume:
 
 
 def _make_volume(volume: _SyntheticVolume, layout: FastMRILayout) -> list[str]:
-    """Write one volume as fastMRI distributes it, and return its rows of fastMRI+ annotations."""
+    """Write one volume in the fastMRI format and return its rows of fastMRI+ annotations."""
     import h5py
     import torch
 
@@ -164,7 +164,7 @@ def _patient(volume: _SyntheticVolume, size: int) -> Patient:
 
 
 def _rows(name: str, patient: Patient) -> list[str]:
-    """Return a row for each slice with a lesion, its box as annotators saw it: upside down."""
+    """Return one annotation row per slice with a lesion; boxes are flipped as in fastMRI+."""
     rows = []
     for index in np.flatnonzero(patient.area >= PatientDistribution.minimum_area):
         lesion: NDArray[np.bool_] = patient.lesion[index]

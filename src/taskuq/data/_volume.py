@@ -1,4 +1,4 @@
-"""fastMRI files: volumes, preparation, annotations."""
+"""fastMRI files: volumes, preprocessing and annotations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Annotation:
     label: str
 
     def rows_and_columns(self, image_height: int) -> tuple[slice, slice]:
-        """Return the box in the image as stored; annotators saw it upside down."""
+        """Return the box in the stored image; fastMRI+ boxes are flipped vertically."""
         if self.box is None:
             text = f"{self.file}, slice {self.slice_index} has no box"
             raise InputError(text, code="value.invalid")
@@ -77,7 +77,7 @@ class _Annotations:
 
 
 def read_annotations(path: Path | str) -> _Annotations:
-    """Read a fastMRI+ file such as knee.csv or brain.csv; bad rows are listed, not raised."""
+    """Read a fastMRI+ file such as knee.csv or brain.csv; list invalid rows without raising."""
     path = Path(path)
     rows, unreadable = [], []
     with reading(path, "a fastMRI+ CSV file"), path.open(newline="", encoding="utf-8") as file:
@@ -109,7 +109,7 @@ class AnnotationLabels:
     files: frozenset[str] | None = None
 
     def of(self, name: str, slices: range) -> NDArray[np.int64]:
-        """Return the labels of slices of a volume."""
+        """Return the labels of the slices of a volume."""
         positive = self._positive_slices.get(name, set())
         return np.array([index in positive for index in slices], dtype=np.int64)
 
@@ -121,7 +121,7 @@ class AnnotationLabels:
 def read_labels(
     annotations: Path | None, files: Path | None, pathology: str = "Meniscus Tear"
 ) -> AnnotationLabels | None:
-    """Read the labels of slices from the files of fastMRI+."""
+    """Read slice labels from fastMRI+ files."""
     if annotations is None:
         if files is not None:
             text = f"files is {files} without labels; set the fastMRI+ CSV too"
@@ -156,7 +156,7 @@ def _whole(text: str, name: str) -> int:
 
 @dataclass(frozen=True)
 class Volume:
-    """A volume that can be read slice by slice; the file is opened for each read."""
+    """fastMRI volume, read slice by slice; the file is opened for each read."""
 
     path: Path
     slices: int
@@ -168,7 +168,7 @@ class Volume:
 
     @property
     def name(self) -> str:
-        """File name without its ending, as in fastMRI+."""
+        """File name without extension, as in fastMRI+."""
         return self.path.stem
 
     @property
@@ -224,7 +224,7 @@ def _encoded_lines(xml: bytes | str) -> int | None:
 
 @contextmanager
 def _opened(path: Path, trouble: str) -> Iterator[Any]:
-    """Open a file; errors of the library follow what is wrong with it."""
+    """Open an HDF5 file; raise an error that states the problem first."""
     try:
         with h5py.File(path, "r") as file:
             yield file
@@ -268,7 +268,7 @@ class FastMRIPreprocessing:
 
     @property
     def key(self) -> str:
-        """Digest of the configuration, the name of its cache."""
+        """Digest of the configuration, used as the name of its cache."""
         # Which slices and volumes are used does not change how one is prepared.
         kept = ("size", "coils", "compression", "first_acceleration")
         text = json.dumps([_VERSION, {name: asdict(self)[name] for name in kept}], sort_keys=True)
@@ -283,7 +283,7 @@ class FastMRIPreprocessing:
         return gro_mask(self.size, round(self.size / self.first_acceleration), density=density)
 
     def refusal(self, volume: Volume) -> str | None:
-        """Return the reason why a volume is not used, or None."""
+        """Return the reason for skipping a volume, or None."""
         lines = volume.encoded_lines or volume.width
         if self.acquisition and volume.acquisition != self.acquisition:
             return f"acquisition is {volume.acquisition or 'not stated'}, not {self.acquisition}"
@@ -307,7 +307,7 @@ class FastMRIPreprocessing:
 
 @dataclass(frozen=True, eq=False)
 class VirtualCoils:
-    """Virtual coils for each slice of a volume, and its scale."""
+    """Virtual coils of each slice of a volume, and the scale of the volume."""
 
     matrices: NDArray[np.complex64]
     scale: float
@@ -327,7 +327,7 @@ def cropped_coils(
 
 
 def _inverse(kspace: Tensor, axis: int) -> Tensor:
-    """One axis of :func:`taskuq.measure._fourier.ifft2c`."""
+    """Apply :func:`taskuq.measure._fourier.ifft2c` along one axis."""
     images = torch.fft.ifft(torch.fft.ifftshift(kspace, dim=axis), dim=axis, norm="ortho")
     shifted: Tensor = torch.fft.fftshift(images, dim=axis)
     return shifted
@@ -361,7 +361,7 @@ def _prepare_volume(volume: Volume, preparation: FastMRIPreprocessing) -> Virtua
 def cached_coils(
     volume: Volume, preparation: FastMRIPreprocessing, cache: Path | None
 ) -> VirtualCoils:
-    """Return the virtual coils of a volume, from the cache or else computed and stored."""
+    """Return the virtual coils of a volume from the cache; compute and store them if missing."""
     if cache is None:
         return _prepare_volume(volume, preparation)
     stat = volume.path.stat()

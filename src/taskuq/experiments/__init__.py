@@ -1,4 +1,4 @@
-"""Runs from configurations, the demo, and one module for each claim of the paper."""
+"""Runs from configurations, the demo, and one module per claim of the paper."""
 
 import lazy_loader
 

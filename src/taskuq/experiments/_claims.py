@@ -1,4 +1,4 @@
-"""Registry of claims, inputs, findings."""
+"""Registry of claims, their inputs and findings."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ClaimSettings:
 
     @property
     def replays(self) -> int:
-        """Random splits in which stopping rules are replayed."""
+        """Number of random splits in which stopping rules are replayed."""
         few = max(min(self.trials, FEWEST_REPLAYS), self.trials // 50)
         return few if self.round_trials is None else self.round_trials
 
@@ -82,7 +82,7 @@ class ClaimSettings:
         return max(1, self.trials // 50) if self.protocol_trials is None else self.protocol_trials
 
     def used(self, *names: str) -> dict[str, Any]:
-        """Return the named values, for a record that depends on them alone."""
+        """Return the named settings, for a record that depends only on them."""
         values = asdict(self)
         return {name: values[name] for name in names}
 
@@ -114,7 +114,7 @@ class ClaimInputs:
         return self.samples
 
     def lacks(self, needs: Sequence[str]) -> str | None:
-        """Return what is missing for an experiment, in words; None where nothing is."""
+        """Return a description of the missing inputs of an experiment, or None."""
         return next((reason for need in needs if (reason := self._lacks(need))), None)
 
     def _lacks(self, need: str) -> str | None:
@@ -154,7 +154,7 @@ class Experiment:
 def make_inputs(
     samples: TaskOutputs | None, point: TaskOutputs | None = None, **others: Any
 ) -> ClaimInputs:
-    """Return tables brought together: the same cases in the same order, and one task."""
+    """Return tables with the same cases in the same order, for one task."""
     for table in (samples, point):
         if table is not None and not table.has_targets:
             raise InputError("a table has no targets; fill them in", code="targets.missing")
@@ -167,7 +167,7 @@ def make_inputs(
 
 
 def units(inputs: ClaimInputs) -> tuple[Unit, ...]:
-    """Return by what the table can be split: by case, and by group where it has some groups."""
+    """Return the units by which a table can be split: case and, if it has groups, group."""
     return (CaseUnit(),) if inputs.lacks(("groups",)) else (CaseUnit(), RandomCaseUnit())
 
 
@@ -181,7 +181,7 @@ def has_tuning_cases(inputs: ClaimInputs, unit: Unit, alphas: Sequence[float]) -
 
 
 def nearest_acceleration(table: TaskOutputs, wanted: float) -> float:
-    """Return the acceleration of the table that is nearest to a wanted one, by ratio."""
+    """Return the acceleration of the table nearest to a requested one, by ratio."""
     rates = table.accelerations
     if np.isnan(rates).any():
         return float("nan")
@@ -242,7 +242,7 @@ def run_all(
     log: Log = lambda line: None,
     **others: Any,
 ) -> list[dict[str, Any]]:
-    """Return records ``taskuq.experiment/1`` of every experiment that the inputs permit."""
+    """Return a record ``taskuq.experiment/1`` for every experiment that the inputs allow."""
     inputs = make_inputs(samples_table, point_table, **others)
     return list(run_experiments(inputs, ClaimSettings() if settings is None else settings, log=log))
 
@@ -269,7 +269,7 @@ def evaluate_scores(
     exact: bool = False,
     clip: bool = True,
 ) -> list[Evaluation]:
-    """Evaluate the paper's scores and ours on the same splits."""
+    """Evaluate the paper's scores and mlwr on the same splits."""
     learns = has_tuning_cases(inputs, unit, [settings.alpha])
     every = (*settings.scores, *settings.ours)
     names = [s for s in every if learns or not tuning_fraction(resolve_score(s, settings.alpha))]
@@ -305,7 +305,7 @@ def evaluate_scores(
 def length_figure(
     found: Sequence[Evaluation], along: Literal["acceleration", "samples"], unit: Unit, caption: str
 ) -> Figure:
-    """Return mean interval lengths, as the paper calls the widths of intervals."""
+    """Return the figure of mean interval lengths (the paper's term for widths)."""
     return replace(
         width_against([r.to_dict() for r in found], along),
         name=f"length-against-{along}-by-{unit.counted}",
@@ -319,13 +319,13 @@ def table_for_score(inputs: ClaimInputs, score: str) -> TaskOutputs:
 
 
 def point_source(inputs: ClaimInputs) -> str:
-    """Return where AR's estimate comes from, in words."""
+    """Return a description of the source of AR's point estimate."""
     return "the point estimate" if inputs.point is not None else "the mean of the samples"
 
 
 @dataclass
 class FindingWriter:
-    """Tables, figures and finding of one claim."""
+    """Writer of the tables, figures and finding of one claim."""
 
     name: str
     title: str
@@ -339,14 +339,14 @@ class FindingWriter:
     rows_are: str = "quantity"
 
     def find(self, unit: Unit, compared: Mapping[str, Any], parts: Mapping[str, bool]) -> None:
-        """Add the results in splits by a unit, and the parts of the claim they support."""
+        """Add the results of splits by a unit, and the parts of the claim that they support."""
         by = f"by {unit.counted}"
         self.parts[by] = dict(parts)
         for what, value in compared.items():
             self.compared.setdefault(what, {})[by] = value
 
     def lack(self, unit: Unit, reason: str) -> None:
-        """Add the reason why nothing can be compared in splits by a unit."""
+        """Add the reason why splits by a unit allow no comparison."""
         self.reasons.append(f"by {unit.counted}, {reason}")
 
     def record(
@@ -395,12 +395,12 @@ class FindingWriter:
 
 
 def _of(value: Any, name: str) -> Any:
-    """One of several numbers by its name, or the only one."""
+    """Return one of several numbers by name, or the only number."""
     return value.get(name) if isinstance(value, Mapping) else value
 
 
 def finding(outcome: str, measured: str | None, but: str = "") -> str:
-    """Return the finding in at most two sentences, the verdict first."""
+    """Return the finding in at most two sentences, beginning with the verdict."""
     head = outcome[:1].upper() + outcome[1:]
     if measured is None:
         return f"{head}: {but.rstrip('.')}."
@@ -426,7 +426,7 @@ def format_range(values: Iterable[float], digits: int = 2) -> str:
 
 
 def listing(words: Iterable[str]) -> str:
-    """Return words as a list in a sentence."""
+    """Join words into a list for a sentence."""
     found = list(words)
     if len(found) < 2:
         return found[0] if found else "none"
@@ -434,7 +434,7 @@ def listing(words: Iterable[str]) -> str:
 
 
 def title(score: str) -> str:
-    """Return the name of a score in sentences: short names are acronyms, in capitals."""
+    """Return the name of a score for sentences; acronyms are capitalised."""
     return score.upper() if len(score) <= 4 else score
 
 
@@ -443,7 +443,7 @@ def is_decreasing(values: Iterable[float]) -> bool:
 
 
 def no_finite_interval(found: Sequence[Evaluation]) -> str | None:
-    """Return why nothing can be compared, or None."""
+    """Return the reason why no comparison is possible, or None."""
     if any(r.infinite < 1 for r in found):
         return None
     first = found[0]

@@ -1,4 +1,4 @@
-"""Coverage, its law, classes and widths."""
+"""Claims about coverage: its exact law, and coverage by class and width."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _conditional_table(found: Sequence[Evaluation], strata: str, unit: Unit) -> 
 
 
 def _compared(found: Sequence[Evaluation]) -> tuple[dict[str, float], dict[str, bool]]:
-    """Return the lowest coverage of a class, its unevenness over widths, and the claim's parts."""
+    """Return the lowest class coverage, the variation over widths, and the parts of the claim."""
     target = 1 - found[0].alpha
     classes = {r.score: _judged(r.class_coverage) for r in found if _judged(r.class_coverage)}
     lowest = {name: min(s.coverage for s in of) for name, of in classes.items()}
@@ -212,7 +212,7 @@ def _law_rows(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict
 
 
 def _parts(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[str, bool]:
-    """Return the parts of the claim: the law by case, at least the guarantee by group."""
+    """Return the parts of the claim: the exact law for cases, the guarantee for groups."""
     if unit.is_group:
         target = 1 - found[0].alpha
         return {

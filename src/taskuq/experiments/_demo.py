@@ -1,4 +1,4 @@
-"""Embedded experiment."""
+"""Bundled demo experiment."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _scan_slice(
     shown: int = 8,
     log: Callable[[str], None] = lambda line: None,
 ) -> _DemoScan:
-    """Scan one slice until the policy stops; then look at the rounds it did not need."""
+    """Scan one slice until the policy stops, then compute the remaining rounds for display."""
     item = data[index]
     rates = tuple(float(R) for R in policy.accelerations)
     samples: list[Tensor] = []
@@ -145,7 +145,7 @@ class DemoSettings:
 
     @classmethod
     def fast(cls, seed: int = 0) -> DemoSettings:
-        """The smallest demo that still does everything."""
+        """Settings of the smallest demo with all steps."""
         return cls(patients=1, slices=3, trials=100, seed=seed)
 
 
@@ -157,11 +157,11 @@ def run_demo(
     log: Callable[[str], None] = lambda line: None,
     quiet: bool = True,
 ) -> Path:
-    """Run the embedded experiment, write everything the report shows, and return its path."""
+    """Run the demo, write all results and the report, and return the report's path."""
     from taskuq.report._report import write_report
 
     make_folder(folder)
-    stage("1/4  Planning when to stop, on a stored table of patients.")
+    stage("1/4  Planning a stopping policy on a stored table of patients.")
     samples, point = stored_table("atlas-sampler"), stored_table("atlas-varnet")
     path = samples.save(folder / "table.npz")
     log(f"{path}: {samples}, made earlier on patients that no network was trained on.")
@@ -173,9 +173,9 @@ def run_demo(
     with Progress(number, what="slices", quiet=quiet) as scanned:
         live = _scan(settings, policy, samples, folder, log, scanned)
     write_json(folder / "records" / "live.json", live)
-    stage(f"3/4  Judging the policy and the paper's claims over {settings.trials} random splits.")
+    stage(f"3/4  Evaluating the policy and the paper's claims on {settings.trials} random splits.")
     _judge(settings, samples, point, folder, log, quiet)
-    stage("4/4  Writing the page.")
+    stage("4/4  Writing the report.")
     write_json(folder / "run.json", _run(settings, policy))
     return write_report(folder)
 
@@ -188,7 +188,7 @@ def _scan(
     log: Callable[[str], None],
     progress: Progress,
 ) -> dict[str, Any]:
-    """Scan new patients, write what the explorer shows of them, and return what was reported."""
+    """Scan new patients, write the explorer's data and return the reported intervals."""
     import numpy as np
 
     from taskuq.data._atlas import Atlas
@@ -231,7 +231,7 @@ def _judge(
     log: Callable[[str], None],
     quiet: bool,
 ) -> None:
-    """Judge the policy, then look at the paper's claims; write each record as it is found."""
+    """Evaluate the policy, then the paper's claims; write each record when it is complete."""
     from taskuq.data._atlas import PatientDistribution
     from taskuq.experiments._claims import EXPERIMENTS, ClaimSettings, make_inputs, run_experiments
     from taskuq.measure._mri import MaskConfig
@@ -302,12 +302,12 @@ def _run(settings: DemoSettings, policy: Policy) -> dict[str, Any]:
         "schema": "taskuq.run/1",
         "title": "The embedded experiment",
         "what": {
-            "data": "Synthetic brain slices with and without lesions (the embedded atlas, 128×128, "
+            "data": "Synthetic brain slices with and without lesions (the bundled atlas, 128×128, "
             "8 coils). Calibration, evaluation and scanned patients are separate, and no network "
             "was trained on any of them.",
             "measure": "Nested Cartesian masks at R = 16, 8, 4, 2; every round adds lines.",
             "recover": "A variational network (point estimate) and a sampler trained by proper "
-            "scores around its estimates (posterior samples), both in the package.",
+            "scores around its estimates (posterior samples), both bundled.",
             "task": "Probability that a slice shows a lesion, by a small residual network.",
         },
         "alpha": ALPHA,

@@ -1,4 +1,4 @@
-"""Interval length against R and against p."""
+"""Claims about interval length against acceleration R and number of samples p."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def _count_table(
 
 
 def _count_ratios(whole: Sequence[Evaluation]) -> dict[str, float]:
-    """Return each score's length with the fewest samples over that with the most."""
+    """Return, for each score, the ratio of lengths with the fewest and the most samples."""
     ratio = {}
     for score in dict.fromkeys(r.score for r in whole):
         mine = sorted((r for r in whole if r.score == score), key=lambda r: r.samples)

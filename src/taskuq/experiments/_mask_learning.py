@@ -33,11 +33,11 @@ class MaskLearningConfig(ImagingConfig):
     """Settings of taskuq masks --learn."""
 
     cases: int = 200  #: Number of training cases, evenly spaced.
-    #: Lines measured before any is chosen; default: half of the first round.
+    #: Number of lines measured before any line is chosen; default: half of the first round.
     initial_lines: int | None = None
-    lines_per_step: int = 4  #: Lines chosen before new samples are drawn.
-    random_candidates: int = 0  #: Random alternatives compared by the task's CRPS in each step.
-    #: Reduce the variance of the task, by its gradient or its outputs, or of the image.
+    lines_per_step: int = 4  #: Number of lines to choose before new samples are drawn.
+    random_candidates: int = 0  #: Random candidates to compare by the task's CRPS in each step.
+    #: Variance to reduce: of the task, by its gradient or its outputs, or of the image.
     objective: Aim = "gradient"
     regularisation: float = RIDGE  #: Noise variance relative to the variance of samples.
 
@@ -82,7 +82,7 @@ class _MaskLearner:
         return Executor(self.recover, self.task, self.config.seed)
 
     def next(self, order: _LineOrder, count: int, progress: Progress) -> _LineOrder:
-        """Sample all cases measured by the order so far, and choose ``count`` more lines."""
+        """Sample all cases with the lines so far, and choose ``count`` more lines."""
         measured = order.until(int(order.begin.sum()) + len(order.lines))
         rate = self.system.n_lines / int(measured.sum())
         covariances = []
@@ -106,7 +106,7 @@ class _MaskLearner:
         return _LineOrder(order.begin, (*order.lines, *lines), (*order.gains, *gains))
 
     def _best(self, lines: list[int], measured: BoolArray, progress: Progress) -> list[int]:
-        """Return the lines with the lowest CRPS of the task: these, or as many at random."""
+        """Return the given lines or equally many random ones, whichever have the lower CRPS."""
         rng = np.random.default_rng([self.config.seed, int(measured.sum())])
         candidates = [lines]
         for _ in range(self.config.random_candidates):
@@ -198,7 +198,7 @@ def learn_masks(
 
 
 def _identity(config: MaskLearningConfig) -> dict[str, Any]:
-    """Return the settings, and fingerprints of the files that they name."""
+    """Return the settings with fingerprints of the files that they name."""
     files = {
         name: [content_fingerprint(path) for path in referenced_files(getattr(config, name))]
         for name in ("data", "recover", "task")
@@ -208,7 +208,7 @@ def _identity(config: MaskLearningConfig) -> dict[str, Any]:
 
 
 def _load_order(path: Path, about: dict[str, Any], order: _LineOrder) -> _LineOrder:
-    """Return the stored order, if it was learned in the same way."""
+    """Return the stored order, if it was learned with the same settings."""
     record = read_json(path, SCHEMA, remedy="start again with --overwrite")
     if fingerprint({name: record.get(name) for name in about}) != fingerprint(about):
         text = f"{path} was started with other settings, data, networks or code; use --overwrite"

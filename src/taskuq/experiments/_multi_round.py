@@ -1,4 +1,4 @@
-"""Multi-round table."""
+"""Claim about multi-round acquisition."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _overview(found: Simulated, unit: Unit) -> Figure:
 
 
 def _fastest(found: Simulated) -> str:
-    """Return the rule that is fastest at most settings."""
+    """Return the rule with the highest acceleration at most settings."""
     wins = Counter(max(rules, key=lambda n: rules[n].mean_acceleration) for rules in found.values())
     ((name, count),) = wins.most_common(1)
     return f"{method_label(name)} is fastest at {count} of {len(found)} settings"
@@ -194,7 +194,7 @@ def _accepted(rules: Rules, alpha: float, width: float) -> Figure:
 
 
 def _acceleration_width_curve(inputs: ClaimInputs, settings: ClaimSettings) -> Figure:
-    """Acceleration against width for each policy."""
+    """Return the curve of acceleration against width for each policy."""
     points = []
     for width in settings.widths:
         goal = Goal(max_width=width)
@@ -220,7 +220,7 @@ def _acceleration_width_curve(inputs: ClaimInputs, settings: ClaimSettings) -> F
 
 
 def _possible(found: Simulated, unit: Unit, account: FindingWriter) -> Simulated:
-    """Return the settings whose error rate can be guaranteed; note the others as reasons."""
+    """Return the settings with a feasible error rate; add a reason for each of the others."""
     n = _first(found).n_calibration
     left_out = dict.fromkeys(f"{alpha:g}" for alpha, _ in found if n < min_calibration_size(alpha))
     if left_out:
@@ -237,7 +237,7 @@ def _ratio(rules: Rules) -> float:
 
 
 def _compared(found: Simulated) -> tuple[dict[str, dict[str, float]], dict[str, bool]]:
-    """Return ours and the better of the paper's for each setting, and the parts of the claim."""
+    """Compare fixed-width with the paper's rules at each setting; return the claim's parts too."""
     fastest = _first(found).stops[0].acceleration
     compared, parts, adaptive = {}, {}, []
     for (alpha, width), rules in found.items():

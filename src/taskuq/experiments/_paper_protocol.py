@@ -1,4 +1,4 @@
-"""The paper's own multi-round protocol."""
+"""Multi-round protocol of the paper."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _draws(table: TaskOutputs, count: int, settings: ClaimSettings) -> Iterator[
 def _families(
     table: TaskOutputs, name: str, alpha: float
 ) -> list[tuple[IntervalFamily, FloatArray]]:
-    """The nested intervals of all cases at each round, and the scores of their targets."""
+    """Return the nested intervals of all cases in each round, and the scores of the targets."""
     score = resolve_score(name, alpha)
     families = []
     for k in range(table.rounds):
@@ -184,7 +184,7 @@ def _accepted(found: Draws, table: TaskOutputs, alpha: float, width: float) -> F
 
 
 def _found(found: Draws, alpha: float) -> dict[str, str | None]:
-    """Return the verdict, the finding, and the number to remember."""
+    """Return the verdict, the finding and the key number."""
     mean = {
         what: {name: _summary(drawn, what) for name, drawn in found.items()}
         for what in ("acceleration", "coverage", "center_error")

@@ -1,4 +1,4 @@
-"""Image quality: PSNR, SSIM, FID by method and R."""
+"""Image quality: PSNR, SSIM and FID by method and acceleration."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FloatArray = NDArray[np.float64]
 
 
 def _volume_psnr(recovered: Tensor, truth: Tensor) -> float:
-    """Return the peak signal-to-noise ratio of a volume in decibels, infinite for equal ones."""
+    """Return the peak signal-to-noise ratio of a volume in decibels; infinite for equal volumes."""
     x, y = truth.double(), recovered.double()
     error = (x - y).square().mean()
     return float(10 * torch.log10(x.max() ** 2 / error))
@@ -61,7 +61,7 @@ def _volume_ssim(recovered: Tensor, truth: Tensor) -> float:
 def _spread_error_correlation(
     samples: Tensor, truth: Tensor, *, foreground: float = 0.05, block: int = 1
 ) -> float:
-    """Return Spearman's correlation of the samples' deviation and error, or NaN."""
+    """Return Spearman's correlation of sample spread and error, or NaN."""
     maps = torch.stack([samples.std(0), (samples.mean(0) - truth).abs(), truth])
     maps = torch.nn.functional.avg_pool2d(maps[:, None], block)[:, 0]
     inside = maps[2] > foreground * truth.max() if foreground else torch.ones_like(maps[2]).bool()
@@ -69,7 +69,7 @@ def _spread_error_correlation(
 
 
 def _rank_correlation(first: NDArray[Any], second: NDArray[Any]) -> float:
-    """Return Spearman's correlation; NaN where either has one value only."""
+    """Return Spearman's correlation; NaN if either variable is constant."""
     from scipy.stats import spearmanr
 
     if min(np.ptp(values) if len(values) else 0.0 for values in (first, second)) == 0:
@@ -78,7 +78,7 @@ def _rank_correlation(first: NDArray[Any], second: NDArray[Any]) -> float:
 
 
 def _frechet_distance(first: FloatArray, second: FloatArray) -> float:
-    """Return the Fréchet distance between two clouds of features, each taken as a Gaussian."""
+    """Return the Fréchet distance between two sets of features, modelled as Gaussian."""
     shift = first.mean(0) - second.mean(0)
     # Sigma = A' A for centred features A, so that the cross term is the sum of the singular values
     # of A1 A2': as large as the numbers of images, or of features where those are fewer.
@@ -93,7 +93,7 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class _VGG16(nn.Module):
-    """VGG-16 up to its last hidden layer: 4096 features of an image."""
+    """VGG-16 up to its last hidden layer, with 4096 features per image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class _VGG16(nn.Module):
         )  # fmt: skip
 
     def forward(self, images: Tensor, data_range: Tensor) -> Tensor:
-        """Features (image, feature) of magnitude images (image, height, width)."""
+        """Return features (image, feature) of magnitude images (image, height, width)."""
         unit = (images / data_range.view(-1, 1, 1))[:, None].expand(-1, 3, -1, -1)
         mean, std = (unit.new_tensor(v).view(1, 3, 1, 1) for v in (_MEAN, _STD))
         pooled = self.avgpool(self.features((unit - mean) / std)).flatten(1)
@@ -178,7 +178,7 @@ class _QualityWork:
         return [index for index in todo if not self._file(index).exists()]
 
     def record_failure(self, index: int, error: Exception) -> None:
-        text = f"a piece ended its worker again and again ({first_line(error):.160})"
+        text = f"a worker died repeatedly ({first_line(error):.160})"
         raise MachineError(f"{text}; start the same command again to do the rest")
 
     def run(self, todo: list[int], progress: Progress | None = None) -> int:
@@ -259,7 +259,7 @@ def _no_task(images: Any) -> Any:
 
 
 def _some_pixels(drawn: Tensor, truth: Tensor, seed: int) -> FloatArray:
-    """Spread and error of some pixels, relative to the slice's maximum, (2, pixel)."""
+    """Return spread and error of some pixels, relative to the slice's maximum, (2, pixel)."""
     maps = torch.stack([drawn.std(0), (drawn.mean(0) - truth).abs()]).flatten(1)
     maps /= truth.max().clamp_min(1e-12)
     chosen = np.random.default_rng(seed).permutation(maps.shape[1])[:PIXELS]
@@ -274,19 +274,20 @@ HEADER = "judging.json"
 class QualityConfig:
     """Settings of an evaluation of image quality."""
 
-    #: Images; validation cases are evaluated, training cases are the reference of FID.
+    #: Images; validation cases are evaluated, training cases are the reference for FID.
     data: Data = field(default_factory=paper_data)
-    subset: Literal["validation", "all"] = "validation"  #: Subset of the data; "all" excludes FID.
-    measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))  #: Masks.
+    subset: Literal["validation", "all"] = "validation"  #: Subset of the data; "all" disables FID.
+    #: Sampling masks.
+    measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
     varnet: Path | None = None  #: VarNet weights.
     flow: Path | None = None  #: Flow weights.
     networks: tuple[Path, ...] | None = None  #: Weights of other recovery networks.
-    #: VarNet weights of a residual flow; default: those it was trained with.
+    #: VarNet weights of a residual flow; default: those used in training.
     estimate: Path | None = None
-    vgg_weights: Path | None = None  #: VGG-16 weights (safetensors); without them there is no FID.
-    samples: int = 32  #: Posterior samples averaged per reconstruction.
+    vgg_weights: Path | None = None  #: VGG-16 weights (safetensors), required for FID.
+    samples: int = 32  #: Number of posterior samples averaged per reconstruction.
     seed: int = 0  #: Seed of the samples.
-    max_volumes: int | None = None  #: Evaluate only the first volumes; default: all.
+    max_volumes: int | None = None  #: Evaluate only this many volumes; default: all.
     fid_images: int | None = None  #: Training images used for FID; default: all.
 
     def __post_init__(self) -> None:
@@ -402,14 +403,14 @@ def _row(found: Arrays, samples: int) -> dict[str, Any]:
 
 
 def _size_ratio(pixels: FloatArray, samples: int) -> float | None:
-    """The spread's root mean square over the error's; none where there is no error."""
+    """Return the ratio of RMS spread to RMS error; None if the error is 0."""
     spread, error = np.square(pixels.astype(float)).mean(axis=1) ** 0.5
     # The mean of p samples has an error of its own, of one p-th of the variance.
     return float(spread / error) * (1 + 1 / samples) ** 0.5 if error else None
 
 
 def _average(values: FloatArray) -> dict[str, float | None]:
-    """Mean over volumes and its standard error; null where a volume has no finite value."""
+    """Return the mean over volumes and its standard error; None if a value is not finite."""
     # One volume that is recovered exactly has infinite PSNR, which JSON cannot hold.
     if not np.isfinite(values).all():
         return {"mean": None, "standard_error": None}

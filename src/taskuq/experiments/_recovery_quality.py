@@ -20,7 +20,7 @@ CORRELATION = "spread_error_correlation"
 
 
 def _recovery_quality(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Read a quality record as the paper's table, with the gain over zero-filling."""
+    """Convert a quality record into the paper's table, with the gain over zero-filling."""
     rows = _rows(inputs.quality)
     figures = [
         *quality_figures({"results": rows}),
@@ -105,7 +105,7 @@ def _psnr_gain(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> flo
 
 
 def _found(rows: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
-    """Return the verdict, the finding, and the number to remember."""
+    """Return the verdict, the finding and the key number."""
     methods = {name: of for name, of in _methods(rows).items() if name != BASE}
     parts, gains_over_base, gained = {}, [], None
     for name, of in methods.items():

@@ -1,4 +1,4 @@
-"""Document's commands with a few steps."""
+"""Rehearsal of the commands of a guide, with a few steps each."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class _Command:
 
     @property
     def makes(self) -> tuple[str, ...]:
-        """The files and folders that it writes, relative to the working folder."""
+        """Files and folders that the command writes, relative to the working folder."""
         pairs = zip(self.words, self.words[1:], strict=False)
         made = [value for option, value in pairs if option in _WRITES]
         if self.verb == "train" and self.config is not None:
@@ -81,7 +81,7 @@ class _Command:
         return tuple(made)
 
     def follows(self, other: _Command, folder: Path) -> bool:
-        """Return True if it reads what another makes, by its words or its configuration."""
+        """Return True if the command or its configuration reads the output of another command."""
         words = [*self.words]
         if self.config is not None and (folder / self.config).exists():
             words += _texts(read_toml(folder / self.config))
@@ -103,7 +103,7 @@ def _texts(table: Any) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Rehearsal in a folder; options as of ``taskuq rehearse``."""
+    """Rehearsal in a folder, with the options of ``taskuq rehearse``."""
 
     output: Path
     configs: Path
@@ -126,7 +126,7 @@ class Rehearsal:
         return {"steps": self.steps, "volumes": self.volumes, "data": data, "toy": self.toy}
 
     def run(self, *, fresh: bool = False) -> dict[str, Any]:
-        """Run every command that has not passed before, and return the record."""
+        """Run every command that has not succeeded yet, and return the record."""
         start = time.monotonic()
         wanted = {command.config.name for command in self.recipe if command.config is not None}
         if missing := sorted(n for n in wanted if not (self.configs / n).is_file()):
@@ -171,7 +171,7 @@ class Rehearsal:
         return record
 
     def added(self, command: _Command) -> str:
-        """Options beyond the document's, with which a command ends soon."""
+        """Additional options that shorten a command."""
         if command.verb == "train":
             return f"--steps {self.steps}"
         is_small = self.toy and command.verb.startswith("data ")
@@ -222,7 +222,7 @@ class Rehearsal:
         return {**found, "status": "passed", "peak_gpu_bytes": gpu, "cost": cost}
 
     def _clear(self, command: _Command) -> None:
-        """Remove what an earlier try made; a shared place is removed before its first command."""
+        """Remove the outputs of an earlier attempt; shared folders before their first command."""
         for made in command.makes:
             others = [m for other in self.recipe if other != command for m in other.makes]
             first = next(other for other in self.recipe if made in other.makes)
@@ -235,7 +235,7 @@ class Rehearsal:
                 path.unlink(missing_ok=True)
 
     def _copy_configs(self) -> None:
-        """Copy the configurations without ImageNet files that are missing, or at toy size."""
+        """Copy the configurations, without missing ImageNet files, or at toy size."""
         there = None if self.toy else self.data
         missing = [IMAGENET[n] for n in IMAGENET if there is None or not (there / n).exists()]
         toy = read_toml(TOY)
@@ -247,7 +247,7 @@ class Rehearsal:
                 partial.write_text(toml_text(table), encoding="utf-8")
 
     def lay_out(self) -> None:
-        """Make or link the data, unless they are there already."""
+        """Generate or link the data, unless they exist."""
         data, marker = self.work / "data", self.work / "data.json"
         if marker.exists():
             return
@@ -277,7 +277,7 @@ class Rehearsal:
         write_json(marker, {"schema": SCHEMA})
 
     def _link(self, data: Path, source: Path, batch: int) -> None:
-        """Link a few volumes and the tables of a folder, which is only read."""
+        """Link a few volumes and the tables of a folder without modifying it."""
         # Nine tenths are trained on; each step takes a batch of its own.
         wanted = {"train": self.steps * batch / 0.85, "val": JUDGED / 0.6}
         links = [source / name for name in (*TABLES, *IMAGENET) if (source / name).exists()]
@@ -300,7 +300,7 @@ class Rehearsal:
 
 
 def _usable(folder: Path, source: Path) -> Iterator[tuple[Path, int]]:
-    """Yield volumes that are used, those with a tear first, and the slices of each."""
+    """Yield the usable volumes, those with a tear first, with their slices."""
     from taskuq.data._volume import open_volume, read_annotations, read_file_list
 
     listed = read_file_list(source / TABLES[1])
@@ -316,7 +316,7 @@ def _usable(folder: Path, source: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _changed(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace what a table has; whole tables that it lacks are left out."""
+    """Replace existing keys of a table; skip subtables that it lacks."""
     changed = dict(table)
     for key, value in changes.items():
         if not isinstance(value, dict):
@@ -337,7 +337,7 @@ def _code() -> str:
 
 
 def _machine() -> list[Any]:
-    """Return the GPU, or None, and the processors."""
+    """Return the GPU, or None, and the number of processors."""
     import torch
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
@@ -378,7 +378,7 @@ def _run_command(words: Sequence[str], folder: Path, log: Path) -> _Ended:
 
 
 def _cost(command: _Command, work: Path, seconds: float) -> dict[str, Any]:
-    """Return the seconds of a unit of work, and the hours of the whole experiment."""
+    """Return the seconds per unit of work and the hours of the full experiment."""
     if command.verb == "train":
         from taskuq.training._module import read_timing
 
@@ -412,7 +412,7 @@ def _cost(command: _Command, work: Path, seconds: float) -> dict[str, Any]:
 
 
 def _full_training(record: Mapping[str, Any], learned: int) -> float:
-    """Return the hours of a training of so many slices, by the ``timing.json`` of a few steps."""
+    """Return the estimated hours of a full training, from the ``timing.json`` of a few steps."""
     from taskuq.training._module import projected_hours
 
     batch, before = int(record["batch"]), record["before"]

@@ -1,4 +1,4 @@
-"""Run from a configuration file."""
+"""Runs from configuration files."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ from taskuq.training._weights import _mark, referenced_files
 class ImagingConfig:
     """Settings shared by runs and mask learning."""
 
-    data: Data = field(default_factory=paper_data)  #: Images.
-    measure: AnySystem = field(default_factory=MaskConfig)  #: Rounds of measurements.
+    data: Data = field(default_factory=paper_data)  #: Images to measure.
+    measure: AnySystem = field(default_factory=MaskConfig)  #: Measurement rounds.
     noise: float = 0.0  #: Standard deviation of the measurement noise of MRI.
     #: Recovery method g.
     recover: Annotated[MethodConfig, RECOVERIES] = field(default_factory=ZeroFilled)
     task: Annotated[MethodConfig, TASKS] = field(default_factory=MeanIntensityMethod)  #: Task f.
-    samples: int = 32  #: Posterior samples per case and round.
+    samples: int = 32  #: Number of posterior samples per case and round.
     seed: int = 0  #: Seed of noise and samples.
 
 
 @dataclass(frozen=True)
 class RunConfig(ImagingConfig):
-    """Settings of a run that makes a table."""
+    """Settings of a run that computes a table."""
 
-    subset: Literal["all", "training", "validation"] = "validation"  #: Subset of the data.
-    #: Display names of the report; default: those of the imaging system.
+    subset: Literal["all", "training", "validation"] = "validation"  #: Subset of the data to use.
+    #: Display names in the report; default: those of the imaging system.
     terminology: Terminology = field(default_factory=Terminology)
-    adaptive: AdaptiveConfig | None = None  #: Lines chosen for each case in later rounds.
+    adaptive: AdaptiveConfig | None = None  #: Adaptive choice of lines for each case.
 
 
 @dataclass(frozen=True)

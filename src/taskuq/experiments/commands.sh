@@ -1,4 +1,4 @@
-# 2. Look
+# 2. Check
 taskuq data check data/knee_multicoil_val --labels data/knee.csv --file-list data/knee_file_list.csv \
     --json runs/fastmri-knee/data-check.json
 taskuq data check data/knee_multicoil_train --labels data/knee.csv --file-list data/knee_file_list.csv \

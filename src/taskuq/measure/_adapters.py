@@ -1,4 +1,4 @@
-"""Imaging systems from callables or deepinv physics."""
+"""Imaging systems built from callables or deepinv physics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from taskuq.measure._fourier import image_seed, round_at
 
 @dataclass(frozen=True)
 class CallableMeasure:
-    """Measure built from one callable per acceleration."""
+    """Imaging system built from one callable per acceleration."""
 
     systems: Mapping[float, Callable[[Any], Any]]
 
@@ -44,7 +44,7 @@ class DeepinvMeasurement:
 
 @dataclass(frozen=True, eq=False)
 class DeepinvMeasure:
-    """deepinv physics as a Measure, one per acceleration."""
+    """Imaging system built from one deepinv physics per acceleration."""
 
     physics: Mapping[float, Any]
     seed: int | None = None

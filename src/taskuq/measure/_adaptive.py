@@ -1,4 +1,4 @@
-"""Adaptive lines by expected variance reduction."""
+"""Adaptive choice of lines by expected variance reduction."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Posterior(Protocol):
 
 
 class LineCovariance(ABC):
-    """Covariance of lines and objective over the posterior samples of cases."""
+    """Covariance of lines and objective over posterior samples."""
 
     @abstractmethod
     def _given(self, lines: Sequence[int]) -> _Posterior: ...
@@ -45,13 +45,13 @@ class LineCovariance(ABC):
     def _line_variance(self) -> FloatArray: ...
 
     def left(self, lines: Sequence[int]) -> float:
-        """Return the mean over cases of the variance that these lines leave, :math:`V(S)`."""
+        """Return the variance :math:`V(S)` that remains given these lines, averaged over cases."""
         return float(self._given(lines).variance().mean())
 
     def greedy(
         self, count: int, measured: BoolArray, known: Sequence[int] = ()
     ) -> tuple[list[int], list[float]]:
-        """Choose lines that are not measured, each by the largest reduction given ``known``."""
+        """Choose new lines in turn, each with the largest variance reduction given the others."""
         free = ~np.asarray(measured, dtype=bool)
         if not 0 <= count <= free.sum():
             text = f"count is {count}, and {free.sum()} lines are left"
@@ -91,7 +91,7 @@ class _GramCovariance(LineCovariance):
 
 
 class _GramPosterior:
-    """Precision of samples given some lines; bounds spare most lines their exact reduction."""
+    """Precision of samples given some lines; bounds avoid most exact variance reductions."""
 
     def __init__(self, covariance: _GramCovariance, lines: Sequence[int]) -> None:
         self.of = covariance
@@ -122,14 +122,14 @@ class _GramPosterior:
 
 
 def _variance(precision: FloatArray, aims: FloatArray) -> FloatArray:
-    """Return the trace of the inverse precision times the objective; leading axes stay."""
+    """Return the trace of the inverse precision times the objective, over the last two axes."""
     solved = np.linalg.solve(precision, np.broadcast_to(aims, precision.shape))
     return np.asarray(np.trace(solved, axis1=-2, axis2=-1))
 
 
 @dataclass(frozen=True, eq=False)
 class _ScalarCovariance(LineCovariance):
-    """One value of each sample in each line, and the outputs: Gram matrices of rank 1."""
+    """Covariance for one value per sample and line, where Gram matrices have rank 1."""
 
     values: FloatArray  # (case, line, sample)
     outputs: FloatArray  # (case, sample, task)
@@ -144,7 +144,7 @@ class _ScalarCovariance(LineCovariance):
 
 
 class _ScalarPosterior:
-    """Rank-1 downdates of a covariance: a line costs a product with the values of all lines."""
+    """Covariance given some lines, updated by rank-1 downdates."""
 
     def __init__(self, covariance: _ScalarCovariance, lines: Sequence[int]) -> None:
         cases, _, samples = covariance.values.shape
@@ -243,7 +243,7 @@ def _gram_covariance(
 
 
 def _noise_variance(total: FloatArray, regularisation: float) -> FloatArray:
-    """Return the noise variance that regularises few samples, relative to their variance."""
+    """Return the regularising noise variance, relative to the variance of samples."""
     if not 0 < regularisation < math.inf:
         text = f"regularisation is {regularisation}; set a number above 0"
         raise InputError(text, code="value.invalid")
@@ -259,7 +259,7 @@ def _require_samples(samples: int, objective: Aim) -> None:
 
 
 def _leave_one_out(values: Tensor, held: Tensor, z: Tensor) -> Tensor:
-    """Remove from each sample's values what it contributed to the direction itself."""
+    """Remove each sample's own contribution to the direction from its values."""
     scale = len(z) / (len(z) - 1)
     own = held.abs().square().sum(2)
     others = values - scale * own[..., None] * z
@@ -267,7 +267,7 @@ def _leave_one_out(values: Tensor, held: Tensor, z: Tensor) -> Tensor:
 
 
 def _mean_gradients(read: Callable[[Any], Any], images: Tensor) -> Tensor:
-    """Return the mean over samples of the gradient of each of the task's outputs, (task, ...)."""
+    """Return the gradient of each task output, averaged over samples, (task, ...)."""
     with torch.enable_grad():
         leaf = images.clone().requires_grad_()
         outputs = read(leaf)
@@ -284,15 +284,15 @@ def _mean_gradients(read: Callable[[Any], Any], images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class AdaptiveConfig:
-    """Settings [adaptive]: lines chosen for each case by its posterior samples."""
+    """Settings [adaptive]: choice of lines for each case from its posterior samples."""
 
-    #: Reduce the variance of the task, by its gradient or its outputs, or of the image.
+    #: Variance to reduce: of the task, by its gradient or its outputs, or of the image.
     objective: Aim = "gradient"
     regularisation: float = RIDGE  #: Noise variance relative to the variance of samples.
     selection_samples: int | None = None  #: Number of samples used to choose lines; default: all.
-    #: Fraction of a round's lines that is chosen; the others follow the masks.
+    #: Fraction of a round's new lines that are chosen; the others come from the masks.
     adaptive_fraction: float = 1.0
-    #: Choose among lines of the masks this many rounds later; default: all lines.
+    #: Choose only among lines of the mask this many rounds later; default: all lines.
     lookahead: int | None = None
 
     def require_samples(self, samples: int) -> None:
@@ -303,7 +303,7 @@ class AdaptiveConfig:
         _require_samples(samples, self.objective)
 
     def rule(self, system: Any, masks: BoolArray, rates: tuple[float, ...]) -> AdaptiveLines:
-        """Return the rule for a system that measures any lines."""
+        """Return the rule for an imaging system that can measure any lines."""
         chosen = require_line_measure(system)
         return AdaptiveLines(chosen, masks, rates, **asdict(self))
 
@@ -317,18 +317,20 @@ def require_line_measure(system: Any) -> LineMeasure:
 
 @dataclass(frozen=True, eq=False)
 class AdaptiveLines:
-    """Choose the lines that reduce the task's variance most.
+    """Rule that chooses the lines with the largest reduction of the task's variance.
 
     Args:
         system: Imaging system.
-        masks: Booleans (round, line) that set the first lines and the number in each round.
+        masks: Booleans (round, line) that set the lines of the first round and the number of lines
+            in every round.
         accelerations: R of each round, decreasing.
-        objective: Reduce the variance of the task, by its ``"gradient"`` or its ``"outputs"``, or
-            the ``"variance"`` of the image.
+        objective: Variance to reduce: of the task, by its ``"gradient"`` or its ``"outputs"``, or
+            of the image (``"variance"``).
         regularisation: Noise variance relative to the variance of samples.
         selection_samples: Number of samples used to choose lines; default: all.
-        adaptive_fraction: Fraction of new lines that is chosen; the others are those of the masks.
-        lookahead: Choose among the lines of the masks this many rounds later; default: all lines.
+        adaptive_fraction: Fraction of new lines that are chosen; the others come from the masks.
+        lookahead: Choose only among the lines of the mask this many rounds later; default: all
+            lines.
     """
 
     system: LineMeasure
@@ -380,7 +382,7 @@ class AdaptiveLines:
         return fingerprint(content)[:16]
 
     def __call__(self, image: Any, acceleration: float) -> Any:
-        """Measure the first round, or everything; other rounds depend on samples."""
+        """Measure the first round or everything; other rounds depend on samples."""
         k = round_at(acceleration, [*self.accelerations, 1])
         if k == 0:
             return self.measure_lines(image, acceleration, self.initial_lines())
@@ -419,7 +421,7 @@ class AdaptiveLines:
         return chosen
 
     def fallback_lines(self, round: int, lines: BoolArray) -> BoolArray:
-        """Return the next lines from the masks, filled up with the lowest free lines."""
+        """Return the next lines from the masks, completed with the lowest unmeasured lines."""
         chosen, count = np.array(lines, dtype=bool), int(self.masks[round + 1].sum())
         for more in (self.masks[round + 1] & ~chosen, ~chosen):
             chosen[np.flatnonzero(more & ~chosen)[: max(0, count - int(chosen.sum()))]] = True

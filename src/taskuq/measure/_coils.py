@@ -1,4 +1,4 @@
-"""Coil combination, compression, sensitivities."""
+"""Coil combination, coil compression and sensitivities."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def rss(images: Tensor, axis: int = -3) -> Tensor:
 
 
 def magnitude(image: Tensor) -> Tensor:
-    """Return the magnitude image, float32 (height, width), of the image of any case."""
+    """Return the magnitude image, float32 (height, width), of a real or multi-coil image."""
     return (rss(image) if image.ndim == 3 else image).to(torch.float32)
 
 
 def compression_matrix(coil_images: Tensor, coils: int) -> Tensor:
-    """Return the orthonormal mixing (..., coil, virtual coil) that retains the most energy."""
+    """Return the orthonormal matrix (..., coil, virtual coil) that retains the most energy."""
     if coil_images.ndim < 3 or not 1 <= coils <= coil_images.shape[-3]:
         raise InputError(f"coils is {coils}; pass 1 to those of the images", code="value.invalid")
     # The Gram matrix has the same V and is as small as the number of coils. In double precision
@@ -61,7 +61,7 @@ def to_channels(images: Tensor) -> Tensor:
 
 
 def to_complex(channels: Tensor) -> Tensor:
-    """Convert channels back to complex images: the inverse of :func:`to_channels`."""
+    """Convert channels back to complex images; the inverse of :func:`to_channels`."""
     if channels.is_complex() or channels.ndim < 3 or channels.shape[-3] % 2:
         given = f"channels have shape {tuple(channels.shape)} and type {channels.dtype}"
         raise InputError(f"{given}; pass real (..., 2 * coil, height, width)", code="shape.axes")
@@ -71,7 +71,7 @@ def to_complex(channels: Tensor) -> Tensor:
 
 
 def _spline_basis(positions: ArrayLike, knots: int) -> NDArray[np.float64]:
-    """Values (position, knot) of uniform cubic B-splines at given positions."""
+    """Return the values (position, knot) of uniform cubic B-splines at given positions."""
     t = np.abs(np.asarray(positions, dtype=float)[:, None] + 1 - np.arange(knots))
     near = 2 / 3 - t**2 + t**3 / 2
     far = (2 - t) ** 3 / 6
@@ -81,7 +81,7 @@ def _spline_basis(positions: ArrayLike, knots: int) -> NDArray[np.float64]:
 def smooth_field(
     axes: Sequence[ArrayLike | int], spacing: Sequence[float], *, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Draw a random field of mean 0 and standard deviation 1 that varies over a distance."""
+    """Draw a smooth random field of mean 0, standard deviation 1 and given correlation length."""
     bases = []
     for axis, step in zip(axes, spacing, strict=True):
         p = np.arange(axis, dtype=float) if isinstance(axis, int) else np.asarray(axis, dtype=float)
@@ -120,7 +120,7 @@ def coil_sensitivities(coils: int, height: int, width: int, *, rng: np.random.Ge
 def _ring_sensitivities(
     angle: Tensor, distance: Tensor, radius: Tensor, phase: Tensor, height: int, width: int
 ) -> Tensor:
-    """Return sensitivities (..., coil, height, width) of given loops."""
+    """Return the sensitivities (..., coil, height, width) of given loops."""
     field = phase[..., None, None] * _loop_field(angle, distance, radius, _COARSE)
     # The field varies over centimetres; a coarse grid and cubic splines carry it exactly enough.
     rows, columns = (_upsampling(size, field.dtype, field.device) for size in (height, width))
@@ -132,7 +132,7 @@ def _ring_sensitivities(
 def random_sensitivities(
     cases: int, coils: int, height: int, width: int, generator: torch.Generator
 ) -> Tensor:
-    """Draw sensitivities (case, coil, height, width) of a random ring for each case."""
+    """Draw the sensitivities (case, coil, height, width) of one random ring of loops per case."""
     device = generator.device
 
     def between(low: float, high: float, *shape: int) -> Tensor:
@@ -157,7 +157,7 @@ def smooth_phase(height: int, width: int, *, rng: np.random.Generator) -> Tensor
 
 
 def random_phases(cases: int, height: int, width: int, generator: torch.Generator) -> Tensor:
-    """Draw smooth phase factors (case, height, width), up to twice as strong as usual."""
+    """Draw smooth phase factors (case, height, width), of up to twice the usual strength."""
     device = generator.device
     knots = per_case_random(torch.randn, (cases, _KNOTS, _KNOTS), generator, device=device)
     strength = 2 * per_case_random(torch.rand, (cases, 1, 1), generator, device=device)
@@ -173,7 +173,7 @@ def simulate_coils(image: Tensor, sensitivities: Tensor, phase: Tensor | None = 
 
 
 def _loop_field(angle: Tensor, distance: Tensor, radius: Tensor, size: int) -> Tensor:
-    """The transverse field of loops that face the centre, complex (..., size, size)."""
+    """Return the transverse field of loops that face the centre, complex (..., size, size)."""
     # A loop is its own mirror image below the plane, and so is its field there: half of it does.
     t = (torch.arange(_SEGMENTS // 2, device=angle.device) + 0.5) * 2 * math.pi / _SEGMENTS
     sine, cosine = torch.sin(t).to(angle), torch.cos(t).to(angle)
@@ -207,7 +207,7 @@ def _upsampling(fine: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=32)
 def _splines(size: int, device: torch.device) -> Tensor:
-    """Splines (pixel, knot) whose squares sum to 1: white knots become a field of deviation 1."""
+    """Return splines (pixel, knot) normalised to turn white noise into a field of unit variance."""
     basis = _spline_basis(np.linspace(0, _KNOTS - 3, size), _KNOTS)
     basis /= np.sqrt((basis**2).sum(axis=1, keepdims=True))
     return torch.as_tensor(basis.astype(np.float32)).to(device)

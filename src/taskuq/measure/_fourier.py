@@ -1,4 +1,4 @@
-"""Fourier transform, mask projections, columns, noise."""
+"""Fourier transform, mask projections, column masks and noise."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ _SPACE = (-2, -1)
 
 
 def fft2c(image: Tensor) -> Tensor:
-    """Transform images to k-space of the same shape, with the zero frequency in the middle."""
+    """Transform images to k-space of the same shape, with the zero frequency at the centre."""
     shifted = torch.fft.ifftshift(image, dim=_SPACE)
     kspace: Tensor = torch.fft.fftshift(torch.fft.fft2(shifted, norm="ortho"), dim=_SPACE)
     return kspace
 
 
 def ifft2c(kspace: Tensor) -> Tensor:
-    """Transform k-space to complex images: the inverse, and the adjoint, of :func:`fft2c`."""
+    """Transform k-space to complex images; the inverse and adjoint of :func:`fft2c`."""
     shifted = torch.fft.ifftshift(kspace, dim=_SPACE)
     image: Tensor = torch.fft.fftshift(torch.fft.ifft2(shifted, norm="ortho"), dim=_SPACE)
     return image
 
 
 def require_seed(noise: float, seed: int | None) -> None:
-    """Raise InputError if the noise level is negative, or noise has no seed."""
+    """Raise InputError if the noise level is negative or a seed for the noise is missing."""
     if noise < 0 or (noise > 0 and seed is None):
         text = f"noise is {noise} and seed {seed}; pass both, of at least 0"
         raise InputError(text, code="value.invalid")
 
 
 def noise_for(image: Tensor, shape: tuple[int, ...], seed: int | None) -> Tensor:
-    """Return standard normal noise, on the CPU, seeded by a seed and the bytes of one image."""
+    """Return standard normal noise on the CPU, seeded by a seed and the bytes of one image."""
     assert seed is not None, "checked when the operator is made"
     rng = np.random.default_rng(image_seed(image, seed))
     return torch.as_tensor(rng.standard_normal(shape, dtype=np.float32))
@@ -51,7 +51,7 @@ def image_seed(image: Tensor, seed: int) -> int:
 
 
 def complex_noise(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw complex white noise like some images, with parts of unit variance."""
+    """Draw complex white noise with the shape of images and unit variance in both parts."""
     shape, dtype = (*images.shape, 2), images.real.dtype
     pairs = per_case_random(torch.randn, shape, generator, device=images.device, dtype=dtype)
     return torch.view_as_complex(pairs)
@@ -129,7 +129,7 @@ def central_lines(mask: Tensor) -> Tensor:
 
 
 def data_consistency_1d(x: Tensor, measured: Tensor, mask: Tensor) -> Tensor:
-    """Replace measured columns using only the Fourier transform along the width."""
+    """Replace measured columns, using only the Fourier transform along the width."""
     missing = torch.fft.ifftshift(~mask, dim=-1)
     unmeasured: Tensor = torch.fft.ifft(torch.fft.fft(x) * missing)
     return unmeasured + measured

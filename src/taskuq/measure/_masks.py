@@ -1,4 +1,4 @@
-"""Nested masks and mask files."""
+"""Nested sampling masks and mask files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def save_masks(
 
 
 def read_masks(path: Path, accelerations: Sequence[float], width: int | None = None) -> BoolArray:
-    """Read the masks (round, line) of some accelerations; others in the file are left out."""
+    """Read the masks (round, line) of the given accelerations from a file."""
     with open_npz(path, "masks") as arrays:
         if not {"masks", "accelerations"} <= set(arrays):
             raise InputError(f"{path} holds no masks; run taskuq masks", code="file.format")
@@ -134,7 +134,7 @@ Rule = Literal["inverse-distance", "uniform"]
 
 
 def with_random_lines(mask: BoolArray, n: int, rule: Rule, rng: np.random.Generator) -> BoolArray:
-    """Add random lines to a mask until it has ``n``."""
+    """Add random lines to a mask until it has ``n`` lines."""
     free = np.flatnonzero(~mask)
     # The central line is always measured, so no distance is 0.
     weight = np.ones(len(free)) if rule == "uniform" else 1 / np.abs(free - len(mask) / 2).clip(0.5)
@@ -151,7 +151,7 @@ _SHARPNESS = 8.0
 
 
 def _gro_lines(width: int, lines: int, *, density: float = 15.0) -> list[int]:
-    """Return the sorted columns of a GRO frame, fewer if several round to one."""
+    """Return the sorted columns of a GRO frame; duplicates after rounding are dropped."""
     if not 0 < lines <= width:
         raise InputError(f"lines is {lines}; pass 1 to {width}", code="value.invalid")
     if density < 1:
@@ -173,7 +173,7 @@ def gro_mask(width: int, lines: int, *, density: float = 15.0) -> BoolArray:
     Args:
         width: Number of columns of k-space.
         lines: Number of sampled columns.
-        density: Density at the centre over the average, at least 1.
+        density: Ratio of the density at the centre to the average density, at least 1.
 
     Example:
         >>> gro_mask(16, 4, density=2).nonzero()[0]
@@ -227,10 +227,11 @@ def nested_masks(
     Args:
         width: Number of columns of k-space.
         accelerations: R of each round, decreasing.
-        rng: Source of the random lines.
+        rng: Generator for the random lines.
         rule: Density of random lines.
-        acs: Number of central columns of each round; by default it grows with the rounds.
-        density: Density of the GRO mask; by default as in the paper.
+        acs: Number of fully sampled central columns of each round; default: increasing with the
+            rounds.
+        density: Density of the GRO mask; default: the paper's.
 
     Example:
         >>> nested_masks(32, (8, 4), rng=np.random.default_rng(0)).sum(axis=1)

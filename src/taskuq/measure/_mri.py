@@ -1,4 +1,4 @@
-"""Multi-coil MRI and simulated scanner."""
+"""Multi-coil MRI and simulated scanners."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ class MRIMeasurement:
 
     @property
     def kspace(self) -> Tensor:
-        """k-space: the measured lines, and exact zeros elsewhere."""
+        """Measured lines of k-space, and exact zeros elsewhere."""
         kspace = fft2c(self.zero_filled)
         return torch.where(broadcast_mask(self.mask, kspace), kspace, 0)
 
 
 @dataclass(frozen=True, eq=False)
 class MultiCoilMRI:
-    """A scanner that measures whole columns of the k-space of every coil."""
+    """Imaging system that measures whole columns of the k-space of every coil."""
 
     masks: BoolArray
     accelerations: Sequence[float]
@@ -135,7 +135,7 @@ class MultiCoilMRI:
         return with_random_lines(lines, int(lines.sum()) + n, "inverse-distance", rng)
 
     def measure_lines(self, image: Tensor, acceleration: float, lines: BoolArray) -> MRIMeasurement:
-        """Measure the columns of coil images that a boolean mask (width,) selects."""
+        """Measure the columns of coil images selected by a boolean mask (width,)."""
         if image.ndim < 3 or image.shape[-1] != self.masks.shape[1]:
             given, need = tuple(image.shape), f"(coil, height, {self.n_lines})"
             raise InputError(f"the image is {given}; pass {need}", code="shape.mismatch")
@@ -150,7 +150,7 @@ class MultiCoilMRI:
         return MRIMeasurement(zero_filled, mask, float(acceleration))
 
     def line_values(self, images: Tensor, measurement: MRIMeasurement) -> Tensor:
-        """Return the columns of samples under sensitivities estimated from the central lines."""
+        """Return k-space columns of samples, with sensitivities estimated from central lines."""
         measured = measurement.mask.cpu().numpy()
         centre = center_lines(len(measured), max(1, acs_width(measured)))
         kept = torch.as_tensor(centre & measured, device=images.device)
@@ -162,7 +162,7 @@ class MultiCoilMRI:
 
 
 class _ColumnScanner:
-    """Simulated scanner that measures new columns and their k-space (coil, height, column)."""
+    """Simulated scanner; a round returns new columns and their k-space (coil, height, column)."""
 
     image: Tensor
     accelerations: Sequence[float]
@@ -220,7 +220,7 @@ class AdaptiveMRIScanner(_ColumnScanner):
 
 
 def added_columns(masks: BoolArray) -> list[NDArray[np.intp]]:
-    """Return the columns that each round adds, and finally the remaining ones."""
+    """Return the columns that each round adds, and the remaining columns last."""
     everything = np.ones((1, masks.shape[1]), dtype=bool)
     until = np.concatenate([~everything, masks, everything])
     return [np.flatnonzero(now & ~before) for before, now in pairwise(until)]

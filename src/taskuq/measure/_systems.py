@@ -11,7 +11,7 @@ from taskuq.table._terminology import Terminology
 
 
 class MeasureConfig(Protocol):
-    """Settings [measure]: a frozen dataclass whose fields are the keys of the table."""
+    """Settings [measure]: a frozen dataclass with one field per key."""
 
     @property
     def accelerations(self) -> tuple[float, ...]:
@@ -19,17 +19,17 @@ class MeasureConfig(Protocol):
 
     @property
     def round_names(self) -> tuple[str, ...] | None:
-        """Display names of the rounds; None for R."""
+        """Display names of the rounds; None to display R."""
 
     @property
     def terminology(self) -> Terminology:
         """Display names of cases, groups, images and measurements."""
 
     def masks(self, width: int) -> BoolArray:
-        """Return the lines or views of each round for images of a width, (round, line)."""
+        """Return the lines or views of each round for images of a given width, (round, line)."""
 
     def scanner(self, width: int, *, noise: float, seed: int) -> Measure:
-        """Return the imaging system for images of a width; ``noise`` is a standard deviation."""
+        """Return the imaging system for images of a given width and noise standard deviation."""
 
 
 SYSTEMS: Registry[type[MeasureConfig]] = Registry(

@@ -25,7 +25,7 @@ from taskuq.table._terminology import Terminology
 
 @dataclass(frozen=True)
 class Radon:
-    """Line integrals of images along parallel rays."""
+    """Radon transform: line integrals of images along parallel rays."""
 
     size: int
     angles: tuple[float, ...]
@@ -75,7 +75,7 @@ def _applied(rows: Tensor, matrix: Tensor, transpose: Tensor) -> Tensor:
 
 @lru_cache(maxsize=12)
 def _matrices(radon: Radon, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the matrix and its transpose in compressed rows, on a device."""
+    """Return the matrix and its transpose in compressed sparse row format, on a device."""
     from scipy.sparse import csr_array
 
     size, detectors, views = radon.size, radon.detectors, len(radon.angles)
@@ -100,7 +100,7 @@ def _as_tensor(matrix: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _footprints(radon: Radon) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return bins (view, pixel, bin) of a square pixel's shadow, and its fraction in each."""
+    """Return the detector bins of each square pixel (view, pixel, bin), and its fractions."""
     axis = np.arange(radon.size) - (radon.size - 1) / 2
     y, x = np.meshgrid(-axis, axis, indexing="ij")
     theta = np.array(radon.angles)[:, None]
@@ -125,7 +125,7 @@ def _footprints(radon: Radon) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
 
 @dataclass(frozen=True)
 class DeepinvRadon:
-    """Line integrals of images by ``deepinv.physics.Tomography``, which rotates the image."""
+    """Radon transform by ``deepinv.physics.Tomography``, which rotates the image."""
 
     size: int
     angles: tuple[float, ...]
@@ -176,7 +176,7 @@ EVEN = 1.13
 
 @dataclass(frozen=True, eq=False)
 class Sinogram:
-    """Measured views of one image or several, (..., view, detector)."""
+    """Measured views of one or several images, (..., view, detector)."""
 
     projections: Tensor
     angles: tuple[float, ...]
@@ -234,7 +234,7 @@ def stack_sinograms(scans: Sequence[Sinogram], device: torch.device | str = "cpu
 
 
 def filtered_back_projection(views: SinogramBatch | Sinogram, window: Window = "ram-lak") -> Tensor:
-    """Reconstruct images (..., size, size): a ramp filter, then back-projection."""
+    """Reconstruct images (..., size, size) by a ramp filter and back-projection."""
     if isinstance(views, Sinogram):
         radon = Radon(views.size, views.angles)
         every = torch.ones(1, len(radon.angles), dtype=torch.bool)
@@ -332,7 +332,7 @@ OPERATORS: Registry[Callable[[int, tuple[float, ...]], Callable[[Tensor], Tensor
 
 
 def _nested_views(views: int, accelerations: Sequence[float]) -> list[NDArray[np.int64]]:
-    """Return nested sorted sets of views, each spread evenly over the half turn."""
+    """Return nested, sorted sets of views, each spread evenly over the half turn."""
     counts = [round(views / R) for R in accelerations]
     if not counts or counts[0] < 1 or counts[-1] > views or counts != sorted(set(counts)):
         given = f"accelerations {list(accelerations)} take {counts} of {views} views"
@@ -366,7 +366,7 @@ class PhotonNoise:
         return -size / self.attenuation * torch.log(counts.clamp_min(1) / self.photons)
 
     def variance(self, projections: Tensor, size: int) -> Tensor:
-        """Return the variance of measured line integrals, to first order; 0 without noise."""
+        """Return the first-order variance of measured line integrals; 0 without noise."""
         if not self.photons:
             return torch.zeros_like(projections)
         return (size / self.attenuation) ** 2 / self.rate(projections, size).clamp_min(1)
@@ -374,7 +374,7 @@ class PhotonNoise:
 
 @dataclass(frozen=True)
 class ParallelBeamCT:
-    """A CT scanner that takes views one after another."""
+    """Parallel-beam CT system that acquires any set of views."""
 
     size: int
     views: int
@@ -417,7 +417,7 @@ class ParallelBeamCT:
         return mask
 
     def measure_lines(self, image: Tensor, acceleration: float, lines: BoolArray) -> Sinogram:
-        """Measure the views of images (..., size, size) that a boolean mask (view,) selects."""
+        """Measure the views of images (..., size, size) selected by a boolean mask (view,)."""
         if image.ndim < 2 or image.shape[-2:] != (self.size, self.size) or image.is_complex():
             given = f"the image has shape {tuple(image.shape)} and type {image.dtype}"
             text = f"{given}; pass real (..., {self.size}, {self.size})"
@@ -460,7 +460,7 @@ class SimulatedCTScanner:
     scanner: ParallelBeamCT
 
     def measure(self, round: int) -> Views:
-        """Measure the views that a round adds: their indices, and line integrals."""
+        """Measure the views that a round adds; return their indices and line integrals."""
         rates = [*self.scanner.accelerations, 1.0]
         if not 0 <= round < len(rates):
             raise InputError(f"round is {round}; pass 0 to {len(rates) - 1}", code="value.invalid")
@@ -501,7 +501,7 @@ class AdaptiveCTScanner(SimulatedCTScanner):
 
 
 def view_angles(views: NDArray[np.int64], total: int) -> tuple[float, ...]:
-    """Return the angles of some views of a full scan, in radians."""
+    """Return the angles, in radians, of given views of a full scan."""
     return tuple((np.asarray(views) * (np.pi / total)).tolist())
 
 
@@ -509,12 +509,12 @@ def view_angles(views: NDArray[np.int64], total: int) -> tuple[float, ...]:
 class TomographyConfig:
     """Settings [measure] of tomography: views of the rounds and photon noise."""
 
-    #: Acceleration R of each round, of views / R views.
+    #: Acceleration R of each round; a round has views / R views.
     accelerations: tuple[float, ...] = (16.0, 8.0, 4.0, 2.0)
     views: int = 192  #: Views of a full scan, evenly spaced over 180 degrees.
     photons: float = 0.0  #: Photons per detector bin without an object; 0 for no noise.
-    attenuation: float = 6.0  #: Line integral through a full row of ones.
-    operator: str = "taskuq"  #: Projector of a run: taskuq, hat or deepinv.
+    attenuation: float = 6.0  #: Line integral along one full row of an image of ones.
+    operator: str = "taskuq"  #: Implementation of the projector: taskuq, hat or deepinv.
     path: Path | None = None  #: Order of views written by taskuq masks.
 
     def __post_init__(self) -> None:
@@ -537,7 +537,7 @@ class TomographyConfig:
         return PhotonNoise(self.photons, self.attenuation)
 
     def masks(self, width: int) -> BoolArray:
-        """Return the views of each round, booleans (round, view), for any width of images."""
+        """Return the views of each round, booleans (round, view), for any image width."""
         if self.path is not None:
             return read_masks(self.path, self.accelerations, self.views)
         chosen = _nested_views(self.views, self.accelerations)

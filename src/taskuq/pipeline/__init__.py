@@ -1,4 +1,4 @@
-"""From images to the table: the one place where measurement, recovery and task meet."""
+"""Pipeline from images to a table of task outputs: measurement, recovery and task."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""deepinv recoveries and precomputed folders."""
+"""Recoveries from deepinv models and from folders of precomputed images."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from taskuq.errors import InputError
 
 
 def _magnitude(images: Any) -> Any:
-    """Combine the channels of images: one is the image, several are real and imaginary parts."""
+    """Return the magnitude of images; several channels are real and imaginary parts."""
     return images[:, 0] if images.shape[1] == 1 else (images**2).sum(1) ** 0.5
 
 
 @dataclass(frozen=True, eq=False)
 class DeepinvRecover:
-    """deepinv model as a Recover.
+    """Recovery that calls a deepinv model.
 
     Measurements come from :class:`taskuq.measure._adapters.DeepinvMeasure`. The global generators
-    of torch and NumPy, from which deepinv draws, are seeded for each call and then restored.
+    of torch and NumPy, which deepinv uses, are seeded for each call and then restored.
 
     Args:
-        model: Called as ``model(y, physics)`` and, if it takes one, with ``seed``.
+        model: Model, called as ``model(y, physics)``, with ``seed`` if it accepts one.
         kind: 'point' for a reconstructor of one image; 'sampler' for one sample per call (DDRM,
             DiffPIR, PosteriorDiffusion); 'chain' for a Markov chain (ULA, SKRock,
             sampling_builder) whose last states are the samples.
-        together: Samples per call of a sampler; results depend on this number.
-        finish: Converts (image, channel, height, width) to images (image, height, width).
+        together: Number of samples per call of a sampler; results depend on it.
+        finish: Function that converts (image, channel, height, width) to (image, height, width).
 
     Example:
         >>> import torch
@@ -92,7 +92,7 @@ class DeepinvRecover:
             return self.model(y, physics, **({"seed": small} if takes_seed else {}))
 
     def _states(self, samples: int) -> list[Any]:
-        """Return the last states of the chain, without the one it started from."""
+        """Return the last states of the chain, without its initial state."""
         chain = self.model
         kept = sum(
             step >= chain.max_iter * chain.burnin_ratio and step % chain.thinning == 0
@@ -126,16 +126,16 @@ ENDINGS = (".npz", ".npy", ".nii.gz", ".nii")
 
 @dataclass(frozen=True)
 class RecoveryFolder:
-    """Folder of precomputed reconstructions used as a Recover.
+    """Recovery that reads a folder of precomputed reconstructions.
 
     The recoveries of case ``a`` at R = 8 are one file ``a/R8.npz`` with all samples, or a folder
-    ``a/R8/`` with a file for each, ordered by name. Files are .npz (one array), .npy, .nii or
-    .nii.gz. Arrays are (sample, height, width), or (height, width) for one sample; NIfTI volumes
-    are (x, y, sample) and are rotated as slices of volumes are. The magnitude of complex numbers
-    is used.
+    ``a/R8/`` with one file per sample, ordered by name. Files are .npz (one array), .npy, .nii or
+    .nii.gz. Arrays are (sample, height, width), or (height, width) for one sample. NIfTI volumes
+    are (x, y, sample) and are rotated like NIfTI image data. Complex values are replaced by their
+    magnitude.
 
     Args:
-        path: The folder.
+        path: Folder of the reconstructions.
 
     Example:
         >>> import tempfile
@@ -156,7 +156,7 @@ class RecoveryFolder:
     def load(self, case: str, acceleration: float, *, samples: int) -> np.ndarray:
         """Return the recoveries of a case in a round, (sample, height, width).
 
-        More than ``samples`` are left out; fewer are refused, except one, a point estimate.
+        Only the first ``samples`` are used. Fewer raise InputError, except for one point estimate.
         """
         stem = safe_join(self.path, f"{case}/R{acceleration:g}")
         if stem.is_dir():

@@ -1,4 +1,4 @@
-"""Engines: this process, Ray, SLURM."""
+"""Execution engines: local process, Ray and SLURM."""
 
 from __future__ import annotations
 
@@ -60,31 +60,31 @@ class WorkItems(Protocol):
 
     @property
     def folder(self) -> Path:
-        """Folder of finished items, which every worker can reach."""
+        """Folder of finished items, accessible to every worker."""
 
     @property
     def size(self) -> int:
         """Preferred number of items per batch."""
 
     def run(self, indices: list[int], progress: Progress | None = None) -> int:
-        """Run items, store each, and return the number attempted."""
+        """Run and store items; return the number attempted."""
 
     def unfinished(self, indices: Sequence[int]) -> list[int]:
         """Return the items that are not stored yet."""
 
     def record_failure(self, index: int, error: Exception) -> None:
-        """Skip an item whose worker dies repeatedly, or raise."""
+        """Skip an item whose worker dies repeatedly, or raise an error."""
 
 
 class Engine(Protocol):
-    """Executor of work items with its options."""
+    """Base class of engines that execute work items."""
 
     @classmethod
     def from_options(cls, options: EngineOptions) -> Engine:
-        """Return the engine of command-line options; refuse options that do not apply."""
+        """Return the engine for command-line options; raise InputError for unused options."""
 
     def ready(self, scratch: Path) -> AbstractContextManager[None]:
-        """Connect to the machines before anything is computed."""
+        """Connect to the machines before the computation starts."""
 
     def run(self, work: WorkItems, todo: list[int], progress: Progress) -> None:
         """Run the items with these indices by calling ``work.run``."""
@@ -102,7 +102,7 @@ ENGINES: Registry[type[Engine]] = Registry(
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """Run all cases in this process."""
+    """Engine that runs all cases in this process."""
 
     @classmethod
     def from_options(cls, options: EngineOptions) -> LocalEngine:
@@ -121,15 +121,15 @@ class LocalEngine:
 
 @dataclass(frozen=True)
 class RayOptions:
-    """Ray engine: workers load the networks once and write shards themselves.
+    """Ray engine; workers load the networks once and write their own shards.
 
     Args:
         address: Address of a running cluster; None starts a local one.
         workers: Number of workers; None starts as many as fit.
         cpus: CPUs of each worker.
-        gpus: GPUs of each worker; a fraction shares one.
-        chunk: Cases handed to a worker at a time.
-        patience: Seconds without a finished chunk before the run gives up.
+        gpus: GPUs of each worker; with a fraction, workers share a GPU.
+        chunk: Number of cases sent to a worker at a time.
+        patience: Seconds without a finished chunk before the run is aborted.
     """
 
     address: str | None = None
@@ -141,14 +141,14 @@ class RayOptions:
 
     @classmethod
     def from_options(cls, options: EngineOptions) -> RayOptions:
-        """Return the engine with one whole GPU for each GPU worker."""
+        """Return the engine with one GPU per worker if GPUs are used."""
         options.refuse_slurm()
         gpus = float(pick_device(options.device).startswith("cuda"))
         return cls(address=options.address, workers=options.workers, gpus=gpus)
 
     @contextmanager
     def ready(self, scratch: Path) -> Iterator[None]:
-        """Join a cluster, or start one; refuse one that cannot be reached or is too small."""
+        """Connect to a cluster or start one; raise an error if it is unreachable or too small."""
         ray = _extra("ray", "ray")
         started_here = not ray.is_initialized()
         host, _, port = (self.address or "").removeprefix("ray://").rpartition(":")
@@ -174,7 +174,7 @@ class RayOptions:
                 ray.shutdown()
 
     def run(self, work: WorkItems, todo: list[int], progress: Progress) -> None:
-        """Run cases on the cluster; replace workers that die, skip a chunk after a few deaths."""
+        """Run cases on the cluster; replace dead workers and skip a chunk after repeated deaths."""
         ray = _extra("ray", "ray")
         actor = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(_RayWorker)
         shared = ray.put(work)
@@ -251,13 +251,13 @@ def _resources(ray: Any) -> str:
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """SLURM engine: each array job runs some cases and writes their shards.
+    """SLURM engine; each array job runs some cases and writes their shards.
 
     Args:
-        jobs: Number of jobs that share the cases.
+        jobs: Number of jobs among which the cases are divided.
         cluster: 'slurm', or 'local' for processes on this machine.
-        parameters: Passed on to submitit, e.g. slurm_partition; a job has a GPU and four hours
-            unless gpus_per_node and timeout_min set other values.
+        parameters: Parameters of submitit, e.g. slurm_partition. The defaults are one GPU
+            (gpus_per_node) and four hours (timeout_min) per job.
     """
 
     jobs: int = 2
@@ -266,7 +266,7 @@ class SlurmOptions:
 
     @classmethod
     def from_options(cls, options: EngineOptions) -> SlurmOptions:
-        """Return the engine; refuse jobs with a GPU from a machine without one."""
+        """Return the engine; raise InputError for GPU jobs from a machine without a GPU."""
         parameters: dict[str, Any] = {}
         if options.device is not None and not options.device.startswith("cuda"):
             parameters["gpus_per_node"] = 0
@@ -288,19 +288,19 @@ class SlurmOptions:
 
     @property
     def requested(self) -> dict[str, Any]:
-        """Parameters of each job: those given, otherwise one GPU and four hours."""
+        """Parameters of each job; default: one GPU and four hours."""
         given = dict(self.parameters)
         has_gpus = any("gpu" in name or "gres" in name for name in given)
         has_time = any(name.removeprefix("slurm_") in ("timeout_min", "time") for name in given)
         return {**({} if has_gpus else GPUS), **({} if has_time else MINUTES), **given}
 
     def ready(self, scratch: Path) -> AbstractContextManager[None]:
-        """Refuse a machine from which nothing can be submitted."""
+        """Raise InputError if jobs cannot be submitted from this machine."""
         self._executor(scratch / "table")
         return nullcontext()
 
     def run(self, work: WorkItems, todo: list[int], progress: Progress) -> None:
-        """Submit an array of jobs and wait for them, after the jobs of an earlier run."""
+        """Wait for the jobs of an earlier run, then submit an array of jobs and wait for it."""
         name, began = _job_name(work.folder), time.monotonic()
         states = _states(f"--name={name}", {}) if self.cluster == "slurm" else {}
         if not ENDED.issuperset(states.values()):
@@ -334,7 +334,7 @@ class SlurmOptions:
             raise MachineError(text)
 
     def _submit(self, work: WorkItems, shares: list[list[int]], progress: Progress) -> list[Any]:
-        """Submit an array, without the settings of a job that this runs in."""
+        """Submit an array, without the environment settings of an enclosing job."""
         executor = self._executor(work.folder)
         from submitit.core.utils import FailedJobError, FailedSubmissionError
         from submitit.helpers import clean_env
@@ -371,11 +371,11 @@ class SlurmOptions:
 
 
 class _JobTimeout(BaseException):
-    """Time limit of a job, which no case may catch as an error of its own."""
+    """Time limit of a job; not an Exception, so that no case handles it as its own error."""
 
 
 def _run_share(work: WorkItems, todo: list[int]) -> Exception | None:
-    """Do the pieces of a job, less those it finished before it was requeued."""
+    """Run the items of a job that were not finished before it was requeued."""
     from submitit.core.job_environment import JobEnvironment
 
     number = JobEnvironment._usr_sig()
@@ -407,7 +407,7 @@ def _job_name(folder: Path) -> str:
 
 
 def _states(which: str, before: dict[str, str]) -> dict[str, str]:
-    """Return the state of each job by squeue, since a cluster may have no accounting."""
+    """Return the state of each job from squeue, because a cluster may have no accounting."""
     command = ["squeue", "--noheader", "--array", "--states=all", "--format=%F_%K %T", which]
     found = subprocess.run(command, capture_output=True, text=True)
     if found.returncode == 0:
@@ -418,7 +418,7 @@ def _states(which: str, before: dict[str, str]) -> dict[str, str]:
 
 
 def _wait(jobs: Sequence[Any]) -> Iterator[tuple[int, Exception | None]]:
-    """Yield the place of each job when it has ended, with its error if it failed."""
+    """Yield the index of each job when it ends, with the error if it failed."""
     from submitit import SlurmJob
 
     began, looked, states = time.monotonic(), -math.inf, dict[str, str]()

@@ -1,4 +1,4 @@
-"""The executor of recovery g and task f: seeds, batches, checks, no-grad, errors, deadline."""
+"""Executor of recovery g and task f: seeds, batches, validation, errors and deadlines."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def component_name(component: Any) -> str:
 
 @dataclass(frozen=True)
 class Executor:
-    """The only caller of a recovery g and a task f."""
+    """Executor of a recovery g and a task f, their only caller."""
 
     recover: Recover | StoredRecover
     task: Task
@@ -107,7 +107,7 @@ class Executor:
     def sample_batch(
         self, measurements: list[Any], cases: Sequence[str], acceleration: float, samples: int
     ) -> Any:
-        """Return the samples of cases, (sample, ...); the last case fills up the batch."""
+        """Return the samples (sample, ...) of each case; repeat the last case to fill the batch."""
         if len(measurements) == 1:
             return self.sample(measurements[0], cases[0], acceleration, samples)
         assert isinstance(self.recover, BatchRecover), "cases run one by one without it"
@@ -122,7 +122,7 @@ class Executor:
         return recoveries.reshape(-1, *recoveries.shape[2:])
 
     def load(self, case: str, acceleration: float, samples: int, like: Any) -> Any:
-        """Return the stored samples of a case, a tensor if the true image is one."""
+        """Return the stored samples of a case, as a tensor if the true image is a tensor."""
         assert isinstance(self.recover, StoredRecover)
         recoveries = self.recover.load(case, acceleration, samples=samples)
         if not is_tensor(like):
@@ -132,7 +132,7 @@ class Executor:
         return torch.as_tensor(recoveries, device=like.device)
 
     def read(self, images: Any) -> Any:
-        """Return the task outputs of images as the task returns them, without gradients."""
+        """Return the unvalidated task outputs of images, without gradients."""
         with self.lock, no_grad():
             return self.task(images)
 
@@ -141,7 +141,7 @@ class Executor:
         return as_real_array(self.read(images), "task outputs", ndim=(1, 2))
 
     def cached_task(self, images: Any = None) -> CachedTask:
-        """Return the task as a callable; outputs of these images are computed once."""
+        """Return the task as a callable that computes the outputs of these images only once."""
         # Before the task, which may write into the images.
         memory = None if images is None else _memory(images)
         return CachedTask(self, None if images is None else _copied(self.read(images)), memory)
@@ -149,7 +149,7 @@ class Executor:
 
 @dataclass(frozen=True, eq=False)
 class CachedTask:
-    """Task of an executor with cached outputs of one batch of samples; gradients pass."""
+    """Task of an executor with cached outputs of one batch of samples; differentiable."""
 
     executor: Executor
     outputs: Any = None
@@ -172,7 +172,7 @@ def _copied(outputs: Any) -> Any:
 
 
 def _memory(images: Any) -> tuple[Any, ...] | None:
-    """Return what identifies the content of a tensor, or None."""
+    """Return an identifier of a tensor's memory and version, or None."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(images, torch.Tensor) or torch.is_grad_enabled():
         return None
@@ -186,7 +186,7 @@ def _memory(images: Any) -> tuple[Any, ...] | None:
 
 
 def reference_image(image: Any) -> Any:
-    """Return the image that the task reads: the magnitude, coils combined."""
+    """Return the input image of the task: the magnitude, with coils combined."""
     if not (image.is_complex() if is_tensor(image) else np.iscomplexobj(image)):
         return image
     magnitude = abs(image)
@@ -211,7 +211,7 @@ class RoundBatch:
 
 @dataclass(frozen=True)
 class CaseExecutor:
-    """Measurement, recovery and task of whole cases, round by round."""
+    """Executor of measurement, recovery and task of whole cases, round by round."""
 
     measure: Measure
     executor: Executor
@@ -226,7 +226,7 @@ class CaseExecutor:
         return image.to(self.device, non_blocking=True) if moves else image
 
     def run(self, images: Sequence[Any], names: Sequence[str]) -> list[CaseOutputs | InputError]:
-        """Measure, recover and read images of one shape at every acceleration, all at once."""
+        """Measure and recover images of one shape in all rounds, and run the task on them."""
         assert 1 <= len(images) <= self.size
         with no_grad():
             truth = [reference_image(image) for image in images]
@@ -351,7 +351,7 @@ class CaseExecutor:
 
 
 def _filled(items: list[T], size: int) -> list[T]:
-    """Repeat the last item, so that every batch has one size."""
+    """Repeat the last item, so that all batches have the same size."""
     return items + items[-1:] * (size - len(items))
 
 
@@ -368,7 +368,7 @@ def _stack(images: list[Any]) -> Any:
 
 
 def pick_device(device: str | None) -> str:
-    """Return the device to use: what was asked for, or the best one there is."""
+    """Return the requested device, or the best one available."""
     import torch
 
     if device is None:
@@ -405,7 +405,7 @@ def pinned_threads(count: int | None) -> Iterator[None]:
 
 
 def peak_host_bytes() -> int:
-    """Return the most memory that this process has had so far."""
+    """Return the peak memory use of this process so far, in bytes."""
     try:
         status = Path("/proc/self/status").read_text()
         (line,) = (row for row in status.splitlines() if row.startswith("VmHWM:"))

@@ -1,4 +1,4 @@
-"""Cases of a run in this process: batches, rows of the table, resume check, display images."""
+"""Execution of a run in this process: batches, table rows, resume check and display images."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class RunCases:
         return len(self.case)
 
     def image(self, index: int) -> Any:
-        """Read one image; an item of a data set holds it as ``image``."""
+        """Read one image; items of a data set have it as attribute ``image``."""
         item = self.images[index]
         return getattr(item, "image", item)
 
@@ -96,7 +96,7 @@ def as_cases(
     group: Sequence[Any] | None = None,
     label: Sequence[Any] | None = None,
 ) -> RunCases:
-    """Return the cases of a run from a data set, an array of images, or a list of them."""
+    """Return the cases of a run from a data set, an array of images or a list of images."""
     if not hasattr(images, "__len__") or not hasattr(images, "__getitem__"):
         text = f"images must be an array, a list or a data set, got {type(images).__name__}"
         raise InputError(text, code="component.invalid")
@@ -115,7 +115,7 @@ def as_cases(
 
 
 def _image_digest(image: Any) -> str:
-    """Return the digest of an image, or an empty string if it is no array."""
+    """Return the digest of an image, or an empty string if it is not an array."""
     try:
         array = np.ascontiguousarray(as_array(image, "image"))
     except (InputError, TypeError):
@@ -138,7 +138,7 @@ class RunLog:
         self.write("failed", case=case, error=describe_error(error, 500))
 
     def failures(self) -> dict[str, str]:
-        """Return the cases that failed when they were last tried, and the errors."""
+        """Return the cases that failed in their last attempt, with the errors."""
         errors: dict[str, str] = {}
         for event in self.events():
             if event.get("event") == "failed":
@@ -148,7 +148,7 @@ class RunLog:
         return errors
 
     def events(self) -> list[dict[str, Any]]:
-        """Return all events; a line torn by a power cut is skipped."""
+        """Return all events; incomplete lines, e.g. after a power cut, are skipped."""
         path = self.folder / LOG
         if not is_regular_file(path):
             return []
@@ -165,7 +165,7 @@ def batch_size(
     device: str | None = None,
     batch: int | None = None,
 ) -> int:
-    """Return the number of cases that run at once; it depends on run and device alone."""
+    """Return the number of cases per batch, which depends only on the run and the device."""
     if batch is not None and batch < 1:
         raise InputError(f"batch must be at least 1, got {batch}", code="value.invalid")
     if not isinstance(recover, BatchRecover):
@@ -184,7 +184,7 @@ def batch_size(
 
 
 class BatchRunner:
-    """Run cases in batches; halve them when memory runs out."""
+    """Runner of cases in batches, which are halved when memory runs out."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class BatchRunner:
         yield from self._run_batch(batch)
 
     def _read_ahead(self, indices: Sequence[int]) -> Iterator[tuple[int, Future[Any]]]:
-        """Yield cases with their images, which a second thread reads."""
+        """Yield cases with their images, read ahead by a background thread."""
         ahead = max(AHEAD, 2 * self.executor.size)
         with ThreadPoolExecutor(max_workers=1) as reader:
             waiting: deque[tuple[int, Future[Any]]] = deque()
@@ -268,7 +268,7 @@ class BatchRunner:
 
 @dataclass(frozen=True)
 class CaseWorker:
-    """Work items of a run: cases whose outputs are written to the table."""
+    """Work items of a run: cases with outputs to write to the table."""
 
     executor: CaseExecutor
     cases: RunCases
@@ -347,7 +347,7 @@ class CaseWorker:
 
 
 def _row_error(row: CaseOutputs | Exception, header: TableHeader) -> Exception | None:
-    """Return why a row cannot be stored, or None."""
+    """Return the reason why a row cannot be stored, or None."""
     if isinstance(row, Exception):
         return row
     shape = (len(header.accelerations), header.samples, len(header.task_names))
@@ -406,14 +406,14 @@ def _mismatch(folder: Path, name: str, reason: str) -> str:
 
 
 def _agree(now: FloatArray, then: FloatArray, others: FloatArray) -> bool:
-    """Return True if values are equal up to rounding, relative to all values of their case."""
+    """Return True if values are equal up to rounding errors, relative to all values of the case."""
     every = np.concatenate([then.ravel(), others.ravel()])
     tolerance = SPREAD * np.ptp(every) + ROUNDING * np.abs(every).max()
     return bool((np.abs(now - then) <= tolerance).all())
 
 
 def choose_cases(executor: CaseExecutor, cases: RunCases, n: int) -> list[int]:
-    """Choose cases to display before anything is recovered, spread over the targets."""
+    """Choose the cases to display, spread over the targets, before any recovery."""
     count = min(len(cases), CANDIDATES * n)
     candidates = np.unique(np.linspace(0, len(cases) - 1, count).astype(int)).tolist()
     targets: list[tuple[float, int]] = []
@@ -494,7 +494,7 @@ def _display_arrays(executor: CaseExecutor, cases: RunCases, index: int) -> dict
 
 
 def _preview(batch: RoundBatch) -> FloatArray | None:
-    """Return the measurement as an image, if it is or has one; missing pixels are 0."""
+    """Return the measurement or its preview as an image, or None; missing pixels are 0."""
     try:
         preview = getattr(batch.measurements[0], "preview", None)
         shown = reference_image(batch.measurements[0]) if preview is None else preview

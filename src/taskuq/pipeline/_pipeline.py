@@ -1,4 +1,4 @@
-"""Pipeline: run, resume, status, provenance."""
+"""Pipeline runs: start, resume, status and provenance."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ PACKAGES = ("numpy", "torch", "deepinv")
 
 
 def provenance(configuration: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Return what made a table; only what is under ``made_by`` may differ when a run is resumed."""
+    """Return the provenance of a table; a resumed run may differ only in ``made_by``."""
     made_by: dict[str, Any] = {"taskuq": taskuq.__version__, "python": platform.python_version()}
     made_by["revision"] = _revision()
     for package in PACKAGES:
@@ -90,7 +90,7 @@ def _code_fingerprint() -> str:
 
 
 def _revision() -> str | None:
-    """The revision of the source tree we run from; None for an installed package."""
+    """Return the revision of the source tree in use; None for an installed package."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
@@ -124,12 +124,12 @@ def _remove_table(folder: Path) -> None:
 class Pipeline:
     r"""Measurement, recovery and task: :math:`\hat z^{(j)} = f(g(h(x), v^{(j)}))`.
 
-    Any callables on NumPy arrays or torch tensors will do; see :mod:`taskuq.protocols`.
+    All three may be any callables on NumPy arrays or torch tensors; see :mod:`taskuq.protocols`.
 
     Args:
         measure: :math:`h`, called with an image and an acceleration.
         recover: :math:`g`, called with a measurement, ``samples`` and ``seed``; or stored
-            recoveries, such as a :class:`taskuq.pipeline.RecoveryFolder`.
+            recoveries, e.g. a :class:`taskuq.pipeline.RecoveryFolder`.
         task: :math:`f`, called with images. It may declare ``names`` and ``range`` of its outputs.
         device: Device to which tensors are moved before they are measured.
 
@@ -183,40 +183,42 @@ class Pipeline:
         overwrite: bool = False,
         progress: bool = True,
     ) -> TaskOutputs:
-        """Fill a table of task outputs, or resume it.
+        """Compute a table of task outputs, or resume it.
 
-        A run that was interrupted resumes with the same ``store``: finished cases are not
-        repeated, except for a few that are compared. Other settings, images or callables are
-        refused. Cases that fail are listed in the table's ``missing`` and in its log.
+        An interrupted run resumes if it is called with the same ``store``: finished cases are not
+        repeated, except for a few that are compared with their stored results. Different settings,
+        images or callables raise an error. Cases that fail are listed in ``missing_cases`` of the
+        table and in its log.
 
         Args:
             images: A data set, an array (case, ...), or a sequence of images.
-            accelerations: The rounds, the fewest measurements first; a mapping names them.
-            costs: Instead of accelerations, the total cost of each round, increasing; h is called
-                with ``full_cost / cost``.
-            full_cost: The cost of a full measurement.
+            accelerations: Acceleration of each round, decreasing; or a mapping from names.
+            costs: Instead of accelerations, the total cost of each round, increasing; :math:`h` is
+                called with ``full_cost / cost``.
+            full_cost: Cost of a full measurement.
             round_names: Display names of the rounds.
-            samples: Posterior samples per case and round.
+            samples: Number of posterior samples per case and round.
             seed: Seed of all samples.
-            store: Folder of the table; a temporary one by default.
+            store: Folder of the table; default: a temporary folder.
             case: Id of each image.
             group: Group of each image.
             label: Class of each image.
             task_names: Names of the outputs, instead of those that the task declares.
-            task_range: Range of the outputs, instead of the declared one: one for all, one for
-                each, or by name.
-            configuration: Stored with the table; a resumed run must have the same.
-            engine: A Ray cluster or SLURM jobs, or your own engine; this process by default.
-            batch: Cases that run at once if the recovery has a method ``batch``; chosen by memory
-                by default, and halved if memory runs out.
-            threads: Torch threads of every worker. Defaults to those of this process, one for
-                workers of another engine, or those of the resumed table. Tables of equal threads
-                and batches are equal bit for bit.
-            keep_images: Number of cases whose images are stored for the explorer, chosen before
-                anything is recovered and spread over the targets.
+            task_range: Range of the outputs, instead of the one that the task declares: one for
+                all, one per output, or by name.
+            configuration: Configuration to store with the table; a resumed run must have the same
+                one.
+            engine: Ray, SLURM or custom engine; default: this process.
+            batch: Number of cases per batch if the recovery has a method ``batch``; default: as
+                many as fit in memory, halved if memory runs out.
+            threads: Number of torch threads per worker; default: that of this process, one for
+                workers of other engines, or that of the resumed table. Tables computed with equal
+                threads and batches are bit-identical.
+            keep_images: Number of cases whose images are stored for the explorer; they are spread
+                over the targets and chosen before any recovery.
             terminology: Display names of cases, groups and rounds in the report.
             overwrite: Delete the table in the folder first.
-            progress: Show progress.
+            progress: Show a progress bar.
         """
         if samples < 1:
             raise InputError(f"samples must be at least 1, got {samples}", code="value.invalid")
@@ -291,7 +293,7 @@ class _TableRun:
     def fill(
         self, executor: CaseExecutor, images: Mapping[int, Any], threads: int | None
     ) -> TaskOutputs:
-        """Begin or resume the table, and run the remaining cases."""
+        """Start or resume the table and run the remaining cases."""
         first: dict[int, CaseOutputs | Exception] = {}
         since = time.monotonic()
         if not (self.folder / HEADER).exists():
@@ -334,7 +336,7 @@ class _TableRun:
         executor: CaseExecutor,
         threads: int | None,
     ) -> TableHeader:
-        """Return the header of the table; the first cases show the number of samples and tasks."""
+        """Return the header of the table; the first cases set the number of samples and tasks."""
         if (self.folder / HEADER).exists():
             stored = read_header(self.folder)
             samples, tasks, lines = stored.samples, len(stored.task_names), stored.lines
@@ -376,7 +378,7 @@ def _first_image(cases: RunCases) -> dict[int, Any]:
 def _run_first(
     executor: CaseExecutor, cases: RunCases, images: Mapping[int, Any]
 ) -> tuple[dict[int, CaseOutputs | Exception], CaseExecutor]:
-    """Run the first cases until one works; return them and an executor whose batches fit."""
+    """Run cases until one succeeds; return their results and an executor with that batch size."""
     first: dict[int, CaseOutputs | Exception] = {}
     batches = BatchRunner(executor, cases, images=images)
     for start in range(0, min(len(cases), HOPELESS), executor.size):
@@ -403,7 +405,7 @@ def _check_case_list(folder: Path, cases: RunCases) -> None:
 
 
 def status(folder: str | Path) -> dict[str, Any]:
-    """Return the progress and the failures of a run.
+    """Return the progress and failures of a run.
 
     Args:
         folder: Folder of the table.

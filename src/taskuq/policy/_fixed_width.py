@@ -1,4 +1,4 @@
-"""Fixed-width policy."""
+"""Fixed-width stopping policy."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ STATISTICS: dict[str, Callable[[Goal], Score]] = {
 
 @final
 class FixedWidthPolicy(PolicyKind):
-    """Report a window of the requested width; stop when its risk is small."""
+    """Policy that reports a window of the requested width and stops when its risk is small."""
 
     options: ClassVar[tuple[str, ...]] = ("statistic", "budget", "round_tolerance")
     rule_class: ClassVar[type[StoppingRule]] = WindowRule
@@ -101,7 +101,7 @@ class FixedWidthPolicy(PolicyKind):
 def window_distribution(
     score: Score, outputs: FloatArray, targets: FloatArray
 ) -> ResidualDistribution | None:
-    """Return the distribution by which windows are placed; None if they are centred."""
+    """Return the residual distribution used to place windows; None if they are centred."""
     # Near the ends of a range the centre is rarely the best place; without a range it is.
     if not isinstance(score, LearnedScore) or score.side != "two" or score.link.is_identity:
         return None
@@ -112,7 +112,7 @@ def window_distribution(
 def _fit_shrinkage(
     spec: PolicySpec, rules: Rules, outputs: FloatArray, targets: FloatArray
 ) -> Rules:
-    """Fit when to stop and how reports shrink, on tuning cases."""
+    """Fit the stopping statistic and the shrinkage of reports to tuning cases."""
     statistics = stopping_statistics(rules, outputs, targets)
     Lambda = stopping_score(statistics.lowest, statistics.largest, statistics.score)
     level = float(exact_alpha(spec.alpha)) * spec.budget

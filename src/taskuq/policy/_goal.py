@@ -1,4 +1,4 @@
-"""Goals: width or level."""
+"""Goals of a report: a maximal width or a level."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ BISECTIONS = 60
 
 @dataclass(frozen=True)
 class Goal:
-    """Goal of a report: a maximal width, or a level that a one-sided bound must pass.
+    """Goal of a report: a maximal width, or a level that a one-sided bound must cross.
 
     Args:
-        max_width: Width of a two-sided interval, or distance of a bound from the estimate.
-        level: Level that the bound of one side must pass.
+        max_width: Largest width of a two-sided interval, or distance of a bound from the estimate.
+        level: Level that a one-sided bound must cross.
         side: 'two', 'upper' or 'lower'.
 
     Example:
@@ -133,7 +133,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Goals:
-    """Goals of several tasks, all of which must be reached."""
+    """Goals of several tasks; all must be reached."""
 
     names: tuple[str, ...]
     each: tuple[Goal, ...]
@@ -163,7 +163,7 @@ def goal_from_dict(record: Mapping[str, Any]) -> Goal | Goals:
 def make_goals(
     max_width: Any, at_least: Any, at_most: Any, side: Any, names: Sequence[str]
 ) -> Goal | Goals:
-    """Return one goal for all tasks, or one for each."""
+    """Return one goal for all tasks, or one per task."""
     arguments = {"max_width": max_width, "at_least": at_least, "at_most": at_most}
     columns = [per_task(v, names, name, partial(_number, name)) for name, v in arguments.items()]
     sides = per_task(side, names, "side", lambda one: one)
@@ -192,7 +192,7 @@ def _number(name: str, value: Any) -> float | None:
 def bisect_threshold(
     claim: Callable[[FloatArray], BoolArray], shape: tuple[int, ...]
 ) -> tuple[FloatArray, FloatArray, BoolArray, BoolArray]:
-    """Bracket the threshold from which a claim holds: low, high, True if everywhere, or nowhere."""
+    """Bracket the threshold from which a claim holds; flag claims that always or never hold."""
     low, high = np.full(shape, -1.0), np.full(shape, 1.0)
     for _ in range(BISECTIONS):
         held, fails = claim(low), ~claim(high)

@@ -32,18 +32,18 @@ Given = Literal["early"]
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """Policy kind, score, goal and error rate; everything but the data.
+    """Specification of a policy: everything but the calibration data.
 
     Args:
         kind: A name in :data:`POLICIES`: 'fixed-width', 'adaptive', 'anytime', 'paper' or yours.
         alpha: Error rate in (0, 1).
-        goal: Goal of the report, one for all tasks or one for each.
+        goal: Goal of the report, one for all tasks or one per task.
         score: For 'adaptive', 'anytime' and 'paper': score of the nested intervals.
         statistic: For 'fixed-width': 'spread' or 'learned'.
         budget: For 'fixed-width': fraction of the error rate spent on stopping early; the rest
             is spent on reports narrower than the window.
         round_tolerance: For 'fixed-width': exponent of the acceleration in the risk statistic.
-        given: 'early' for a guarantee among the scans that stop before the full measurement.
+        given: 'early' for a guarantee among the scans that stop early, before the full measurement.
 
     Example:
         >>> PolicySpec("paper", alpha=0.1, goal=Goal(max_width=0.2), score="cqr").name
@@ -90,7 +90,7 @@ class PolicySpec:
 
     @property
     def base_score(self) -> Score:
-        """The score of the first task before any tuning."""
+        """Score of the first task before tuning."""
         return self.policy.make_score(self.for_task(0))
 
     def for_task(self, task: int) -> TaskSpec:
@@ -98,7 +98,7 @@ class PolicySpec:
 
     @property
     def tuning_fraction(self) -> float:
-        """Fraction of units held out for the policy, not its score."""
+        """Fraction of units held out to fit the policy, in addition to its score."""
         return max(self.policy.tuning_fraction(self), EARLY_FRACTION if self.given else 0.0)
 
     def thresholds(
@@ -132,7 +132,7 @@ PolicyName: TypeAlias = str | Mapping[str, Any] | PolicySpec
 
 
 def parse_policy(named: PolicyName, default: PolicySpec) -> PolicySpec:
-    """Parse a policy name such as adaptive:mlwr; what it leaves out is as in the default."""
+    """Parse a policy name such as adaptive:mlwr; omitted parts keep their defaults."""
     if isinstance(named, PolicySpec):
         return named
     if isinstance(named, str):
@@ -154,7 +154,7 @@ def parse_policy(named: PolicyName, default: PolicySpec) -> PolicySpec:
 
 
 class PolicyKind(ABC):
-    """Base class of policies: statistic, calibration and guarantee."""
+    """Base class of policies, with statistic, calibration and guarantee."""
 
     # The fields of a specification that it reads, the main one first.
     options: ClassVar[tuple[str, ...]]
@@ -170,28 +170,28 @@ class PolicyKind(ABC):
 
     @abstractmethod
     def make_score(self, spec: TaskSpec) -> Score:
-        """Return the score of a task before any tuning."""
+        """Return the score of a task before tuning."""
 
     @abstractmethod
     def make_rule(
         self, spec: TaskSpec, score: Score, range_: TaskRange, acceleration: float
     ) -> StoppingRule:
-        """Return the stopping rule of a task in a round, given its tuned score."""
+        """Return the stopping rule of a task and round, given the tuned score."""
 
     @abstractmethod
     def thresholds(self, statistics: StoppingStatistics, calibrator: Calibrator) -> FloatArray:
-        """Return the calibrated thresholds, one for all rounds or one per round (first axis)."""
+        """Return calibrated thresholds; the first axis has length 1 or one entry per round."""
 
     @abstractmethod
     def statement(self, goal: Goal | Goals, guarantee: str) -> str:
         """Return the guarantee at the stop as a sentence."""
 
     def tuning_fraction(self, spec: PolicySpec) -> float:
-        """Return the fraction of units that :meth:`fit` learns from."""
+        """Return the fraction of units to hold out for :meth:`fit`."""
         return 0.0
 
     def fit(self, spec: PolicySpec, rules: Rules, x: FloatArray, z: FloatArray) -> Rules:
-        """Return the rules fitted to held-out outputs and targets."""
+        """Return rules fitted to held-out outputs and targets."""
         return rules
 
 
@@ -223,7 +223,7 @@ POLICIES: Registry[type[PolicyKind]] = Registry(
 
 @final
 class AdaptivePolicy(NestedPolicy):
-    """One threshold for all rounds, calibrated at the stop."""
+    """Policy with one threshold for all rounds, calibrated on the reports at the stop."""
 
     is_guaranteed: ClassVar[bool] = True
     stops_whole_groups: ClassVar[bool] = True
@@ -238,7 +238,7 @@ class AdaptivePolicy(NestedPolicy):
 
 @final
 class AnytimePolicy(NestedPolicy):
-    """One threshold for all rounds, calibrated on the maximum score over rounds."""
+    """Policy with one threshold for all rounds, calibrated on the maximum score over rounds."""
 
     is_guaranteed: ClassVar[bool] = True
     stops_whole_groups: ClassVar[bool] = False
@@ -254,7 +254,7 @@ class AnytimePolicy(NestedPolicy):
 
 @final
 class PaperPolicy(NestedPolicy):
-    """One threshold per round, as in the paper; no guarantee at the stop."""
+    """Policy with one threshold per round, as in the paper; no guarantee at the stop."""
 
     is_guaranteed: ClassVar[bool] = False
     stops_whole_groups: ClassVar[bool] = False

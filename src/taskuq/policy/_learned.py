@@ -1,4 +1,4 @@
-"""Stopping rules fitted to the units of a table."""
+"""Stopping rules fitted to the calibration units of a table."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class SelfTunedRules:
     def learn_outside(
         self, test: NDArray[np.uint8], index: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], StoppingStatistics, StoppingStatistics]:
-        """Learn from the units outside a test set: their index, bracketed and final statistics."""
+        """Fit to the units outside a test set; return their index, bounded and final statistics."""
         kept = test[index] == 0
         units = (np.cumsum(test == 0) - 1)[index[kept]]
         rules, statistics = self.learn(kept, units)

@@ -1,4 +1,4 @@
-"""Planning a policy, choosing among policies."""
+"""Calibration of a policy and choice among policies."""
 
 from __future__ import annotations
 
@@ -56,46 +56,47 @@ def plan(
     seed: int | np.random.Generator | None = None,
     **table_kwargs: Any,
 ) -> Policy:
-    r"""Calibrate when to stop scanning, with a guarantee at the stop.
+    r"""Calibrate a policy that stops scans early, with a guarantee at the stop.
 
     ===============  ======================================================================
-    ``fixed-width``  report a window that reaches the goal, stop as soon as that is safe
-    ``adaptive``     report the score's own interval, stop as soon as it reaches the goal
-    ``anytime``      intervals that hold in all rounds jointly, for any way of stopping
-    ``paper``        each round calibrated by itself; no guarantee for the stopped report
+    ``fixed-width``  report a window that reaches the goal; stop when its risk is small
+    ``adaptive``     report the interval of the score; stop as soon as it reaches the goal
+    ``anytime``      report intervals valid in all rounds jointly, for any stopping rule
+    ``paper``        calibrate each round separately; no guarantee for the stopped report
     ===============  ======================================================================
 
     For the first two, :math:`\hat\lambda` is the conformal quantile of the stopping scores
-    :math:`\Lambda_i`, the largest threshold at which case i stops with a miss, so that
+    :math:`\Lambda_i`. :math:`\Lambda_i` is the largest threshold at which case i stops with a miss,
+    so that
 
     .. math:: \mathbb P\{z \in \mathcal C_T \text{ and the goal is reached}\} \ge 1 - \alpha
 
     Args:
-        table: Task outputs of all rounds; or arrays (outputs, targets).
+        table: Task outputs of all rounds, or arrays (outputs, targets).
         alpha: Error rate in (0, 1).
-        max_width: Stop when the interval is this narrow. Widths, levels and sides are one for all
-            tasks, or one for each, in order or by name.
+        max_width: Stop when the interval is this narrow. Widths, levels and sides are given once
+            for all tasks, or per task, in order or by name.
         at_least: Stop when a lower bound exceeds this level.
         at_most: Stop when an upper bound is below this level.
-        policy: Kind of policy, one of these or your own.
-        score: Score of the nested intervals; fixed-width policies have a statistic instead.
-        statistic: 'spread' needs no tuning targets, 'learned' also corrects the sampler's bias.
-        budget: For fixed-width: below 1, trade acceleration for narrower reports.
+        policy: Kind of policy, one of the above or a registered one.
+        score: Score of the nested intervals; fixed-width policies use ``statistic`` instead.
+        statistic: 'spread', which needs no tuning targets, or 'learned', which also corrects bias.
+        budget: For fixed-width: values below 1 trade acceleration for narrower reports.
         round_tolerance: For fixed-width: exponent that makes later rounds more tolerant.
-        unit: 'case', 'group' (a random case of a new group), or 'whole-group' (one decision for
-            all its cases); with groups, the group.
-        cases: With groups: cover a 'random' case, 'all' cases, or a fraction of them.
-        delta: Guarantee coverage for all but this fraction of calibration sets.
-        given: 'early' guarantees coverage among the scans that stop before the full measurement,
-            which needs ``delta``; its price in acceleration is in the certificate.
-        side: 'two', 'upper' or 'lower'; follows from ``at_least`` and ``at_most``.
-        choose: Policies to choose among, such as 'fixed-width:learned' or 'adaptive:mlwr': the one
-            with the largest mean acceleration on three tenths of the units is calibrated on the
-            others, and keeps its guarantee.
+        unit: 'case', 'group' (a random case of a new group), or 'whole-group' (one decision for all
+            cases of a group); default: 'group' if the table has groups.
+        cases: With groups, cases of a new group to cover: 'random' (one), 'all' or a fraction.
+        delta: Guarantee coverage with probability 1 - delta over calibration sets.
+        given: 'early' guarantees coverage among the scans that stop before the full measurement. It
+            needs ``delta``; the certificate records its cost in acceleration.
+        side: 'two', 'upper' or 'lower'; default: derived from ``at_least`` and ``at_most``.
+        choose: Candidate policies such as 'fixed-width:learned' or 'adaptive:mlwr'. The one with
+            the largest mean acceleration on three tenths of the units is calibrated on the other
+            units, so its guarantee holds.
         certificate_alpha: Error rate of the certificate for the mean acceleration.
-        task: Tasks whose goals must be reached; all by default.
-        seed: Seed or Generator that chooses tuning cases; evenly spaced by default.
-        table_kwargs: With arrays: ``accelerations`` and other fields of a table.
+        task: Tasks whose goals must be reached; default: all.
+        seed: Integer or Generator for a random choice of tuning units; default: evenly spaced.
+        table_kwargs: With arrays, ``accelerations`` and other fields of a table.
 
     Example:
         >>> from taskuq.table._examples import SyntheticTable, synthetic_outputs
@@ -210,7 +211,7 @@ def _choose_policy(
     make: Callable[[PolicySpec, TaskOutputs], Policy],
     rng: np.random.Generator | None,
 ) -> tuple[PolicySpec, BoolArray, dict[str, Any]]:
-    """Choose the policy with the largest acceleration on held-out units; return them too."""
+    """Return the policy with the largest acceleration on held-out units, and these units."""
     if isinstance(named, str | Mapping | PolicySpec) or not isinstance(named, Iterable):
         named = [named]
     specs = [parse_policy(one, default) for one in named]

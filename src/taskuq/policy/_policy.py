@@ -1,4 +1,4 @@
-"""Stopping policy and its decisions."""
+"""Stopping policies and their decisions."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Decision:
     """Decision of a policy after a round.
 
     Args:
-        stop: True if the scan may stop; for several cases, if all may.
+        stop: True if the scan may stop; for several cases, if all of them may stop.
         stops: True for each case that may stop, (case,).
-        interval: Interval of each case, as it would be reported now.
-        round: Round, from 0.
-        acceleration: Its acceleration; 1 when everything is measured.
-        reason: Reason, in a sentence.
+        interval: Interval of each case if the scan stops now.
+        round: Index of the round, from 0.
+        acceleration: Acceleration of the round; 1 when everything is measured.
+        reason: Reason for the decision, in one sentence.
         task_names: One per task.
     """
 
@@ -76,25 +76,26 @@ class Decision:
 class Policy:
     """Calibrated stopping policy: when to stop scanning, and the interval to report then.
 
-    :func:`taskuq.plan` makes one, :meth:`decide` applies it.
+    :func:`taskuq.plan` calibrates a policy; :meth:`decide` applies it.
 
     Args:
         kind: A name in :data:`taskuq.policy.POLICIES`.
-        goal: Goal of the report, one for all tasks or one for each.
+        goal: Goal of the report, one for all tasks or one per task.
         accelerations: One per round, decreasing; the full measurement is implied at the end.
         _rules: Stopping rule of each round and task.
-        thresholds: One per round; the same for all but the paper's policy.
-        guarantee: Guarantee; for the paper's policy, of each round by itself.
+        thresholds: One threshold per round; all are equal except for the paper's policy.
+        guarantee: Guarantee at the stop; for the paper's policy, of each round separately.
         samples: Number of posterior samples per case and round.
         whole_group: True if all cases of a group stop together.
-        min_group_size: Fewest cases of a calibration group, for whole groups.
+        min_group_size: Smallest number of cases of a calibration group, for whole groups.
         task_ranges: Declared range of each task, if any.
         task_names: One per task.
         round_names: Display names of the rounds, if any.
-        certificate: Mean acceleration measured at calibration, and certified.
+        certificate: Mean acceleration on the calibration set, and its certified lower bound.
         provenance: Record of the calibration.
         warning: Warning if no scan stops early, or all stop in the first round.
-        monitor_reference: First-round statistics by name, the reference of :class:`taskuq.Monitor`.
+        monitor_reference: First-round statistics of the calibration units by name, for
+            :class:`taskuq.Monitor`.
     """
 
     kind: str
@@ -140,7 +141,7 @@ class Policy:
 
     @property
     def statement(self) -> str:
-        """Guarantee for the interval that is reported when the scan stops."""
+        """Guarantee for the interval reported when the scan stops."""
         parts = [POLICIES[self.kind]().statement(self.goal, self.guarantee.statement)]
         if self.whole_group:
             parts.append("All cases of a group stop together.")
@@ -153,14 +154,16 @@ class Policy:
     ) -> Decision:
         """Return the decision after a round; its interval is the report if the scan stops now.
 
-        A policy for whole groups takes the cases as all cases of one group. It never stops a group
-        of one case early unless a calibration group had one: it is probably incomplete.
+        A policy for whole groups treats the given cases as all cases of one group. It does not stop
+        a group of one case early, which is probably incomplete, unless a calibration group had one
+        case.
 
         Args:
-            round: Round just measured, from 0; after the last one comes the full measurement.
+            round: Index of the round just measured, from 0; the full measurement follows the last
+                one.
             outputs: Outputs of all rounds so far: (round, sample) for one case,
                 (round, case, sample) for several or a group, with a last axis for several tasks.
-            value: Target, known once everything is measured.
+            value: Target, once everything is measured.
         """
         last = len(self.accelerations)
         if not isinstance(round, int | np.integer) or not 0 <= round <= last:

@@ -36,7 +36,7 @@ class RoundStatistics:
 
     @property
     def is_risk(self) -> bool:
-        """True if the threshold bounds a risk, and the window is reported at any."""
+        """True if the threshold bounds a risk; the reported window does not depend on it."""
         return self.window_from == -np.inf
 
     def select(self, cases: NDArray[np.int64]) -> RoundStatistics:
@@ -46,7 +46,7 @@ class RoundStatistics:
         )  # fmt: skip
 
     def stops(self, threshold: float) -> np.ndarray:
-        """Return True if the policy stops each case at a threshold; strict, so ties continue."""
+        """Return True for each case that stops at a threshold; ties continue."""
         return np.asarray((self.lowest <= threshold) & (threshold < self.largest))
 
     def score(self, targets: FloatArray) -> FloatArray:
@@ -57,7 +57,7 @@ class RoundStatistics:
         return np.where(inside, np.minimum(self.family.score(targets), self.window_from), np.inf)
 
     def report(self, threshold: ArrayLike) -> Interval:
-        """Return the interval that is reported when stopping at a threshold."""
+        """Return the interval reported for a stop at a threshold."""
         if self.is_risk:
             return self.window
         level = np.asarray(threshold, dtype=float)
@@ -70,7 +70,7 @@ class RoundStatistics:
 
 
 class StoppingRule(ABC):
-    """Stopping statistic and reported interval of one task and round."""
+    """Rule for one task and round: its stopping statistic and reported interval."""
 
     # Name in stored policies.
     name: ClassVar[str]
@@ -81,7 +81,7 @@ class StoppingRule(ABC):
     task_range: TaskRange
 
     def examine(self, outputs: FloatArray) -> RoundStatistics:
-        """Return the statistics of cases from all rounds so far (round, case, sample)."""
+        """Return the statistics of cases from their outputs so far, (round, case, sample)."""
         return self.examine_family(interval_family(self.score, outputs), outputs.shape[-2])
 
     @abstractmethod
@@ -105,7 +105,7 @@ Rules: TypeAlias = tuple[tuple[StoppingRule, ...], ...]
 @final
 @dataclass(frozen=True)
 class IntervalRule(StoppingRule):
-    """Stop when the calibrated interval reaches the goal."""
+    """Rule that stops when the calibrated interval reaches the goal."""
 
     name: ClassVar[str] = "family"
     is_bracketed: ClassVar[bool] = True
@@ -164,7 +164,7 @@ class ResidualDistribution:
 @final
 @dataclass(frozen=True)
 class WindowRule(StoppingRule):
-    """Stop when the risk of a goal-sized window is below the threshold."""
+    """Rule that stops when the risk of a window of the goal's width is below the threshold."""
 
     name: ClassVar[str] = "window"
     is_bracketed: ClassVar[bool] = True
@@ -231,7 +231,7 @@ class WindowRule(StoppingRule):
 
 
 def window_place(score: Score, task_range: TaskRange) -> TaskRange:
-    """Return the range that windows stay in: the declared one, or that of the score's link."""
+    """Return the range of windows: the declared range, or that of the score's link."""
     link = score.link if isinstance(score, MLWR | LearnedScore) else IDENTITY
     return (link.low, link.high) if task_range is None and not link.is_identity else task_range
 
@@ -317,11 +317,11 @@ class StoppingStatistics:
 
     @property
     def is_always_open(self) -> bool:
-        """True if no interval is empty at any threshold that can occur."""
+        """True if no interval is empty at any possible threshold."""
         return bool(((self.lowest == 0) | (self.lowest <= LEAST)).all())
 
     def allowance(self, index: NDArray[np.int64]) -> FloatArray:
-        """Return the threshold below which each round stops each whole group (round, group)."""
+        """Return the threshold below which each whole group stops in each round, (round, group)."""
         return self.group_thresholds(self.largest, index)
 
     def group_thresholds(self, largest: FloatArray, index: NDArray[np.int64]) -> FloatArray:
@@ -356,7 +356,7 @@ def combine_tasks(
 
 
 def joint_report(tasks: Sequence[RoundStatistics], threshold: ArrayLike) -> Interval:
-    """Return the reported interval of all tasks of a round; (case,) or (case, task)."""
+    """Return the reported intervals of all tasks in a round, (case,) or (case, task)."""
     if len(tasks) == 1:
         return tasks[0].report(threshold)
     return stack_intervals([e.report(threshold) for e in tasks], axis=-1)

@@ -105,7 +105,7 @@ def _standard_errors(
 def _jackknife_variance(
     values: FloatArray, kept: NDArray[np.float64], fraction: float, order: int = 2
 ) -> float:
-    """Return the variance over tables of a mean over all splits, from replicates."""
+    """Return the jackknife variance, over tables, of a mean over all splits."""
     B, n = kept.shape
     if B < 2 or n < 2:
         return math.nan
@@ -189,7 +189,7 @@ class Simulation:
 
     Args:
         policy: Kind of policy.
-        score: Its score.
+        score: Score of the policy.
         statistic: Risk statistic of a fixed-width policy.
         budget: Fraction of the error rate spent on stopping early.
         guaranteed: True if the report at the stop has a guarantee.
@@ -202,17 +202,19 @@ class Simulation:
         n_tuning: Tuning units.
         coverage_of: Unit of coverage, in words.
         mean_over: Unit of all other means, in words.
-        mean_acceleration: Harmonic mean of the accelerations at the stop, groups weighted equally.
-        case_mean_acceleration: The same, cases weighted equally.
+        mean_acceleration: Harmonic mean of the accelerations at the stop, with groups weighted
+            equally.
+        case_mean_acceleration: Harmonic mean with cases weighted equally.
         coverage: Fraction of units for which the guarantee holds; R = 1 counts as covered.
         case_coverage: Fraction of cases whose report contains the target.
         coverage_from_full_scans: Part of case_coverage that comes from fully sampled cases.
-        coverage_early: Coverage among the cases stopped early; NaN if there are none.
+        coverage_early: Coverage among the cases stopped early; NaN if none is.
         early_fraction: Fraction of cases stopped early.
-        width: Mean width of early reports; with several tasks, of the widest.
-        center_error: Mean distance of target and centre in early reports; largest over tasks.
-        max_center_error: Mean over groups of the largest such distance in a group.
-        stops: Fraction and coverage of the cases of each round, the full measurement last.
+        width: Mean width of early reports; with several tasks, of the widest interval.
+        center_error: Mean distance between target and centre in early reports; the largest over
+            tasks.
+        max_center_error: Largest of these distances in a group, averaged over groups.
+        stops: Fraction and coverage of the cases stopped in each round, the full measurement last.
         standard_errors: Standard errors of mean acceleration and coverage, over tables and splits.
         sd: Standard deviations over splits of mean acceleration, coverage and width.
         given: 'early' if coverage among early stops is guaranteed.
@@ -248,7 +250,7 @@ class Simulation:
     given: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values; a missing number is null."""
+        """Return all fields as JSON values; missing numbers are null."""
         record = {_KEYS.get(name, name): value for name, value in asdict(self).items()}
         return dict(to_json_value(record))
 
@@ -288,32 +290,32 @@ def simulate(
 ) -> list[Simulation]:
     r"""Simulate stopping policies over random splits of a table.
 
-    In each split a policy is calibrated on one part, and every case of the other part is scanned
-    round by round until the policy stops it. The mean acceleration is harmonic,
+    In each split, a policy is calibrated on one part, and every case of the other part is scanned
+    round by round until the policy stops. The mean acceleration is harmonic:
 
     .. math:: \bar R = \Big( \frac1m \sum_i \frac{1}{R_{T_i}} \Big)^{-1}
 
-    With groups as the unit this is for a random case of a new group. Standard errors come from a
-    jackknife: up to 300 times three tenths of the groups (or cases) are left out, and the policy
-    is calibrated and evaluated on the rest; the error of finitely many splits is added.
+    With groups as the unit, this mean is for a random case of a new group. Standard errors come
+    from a jackknife: up to 300 times, three tenths of the groups (or cases) are left out, and the
+    policy is calibrated and evaluated on the rest. The error due to finitely many splits is added.
 
     Args:
         table: Task outputs of all rounds with targets, or arrays as :func:`taskuq.plan` takes them.
         policies: Names such as 'fixed-width:learned' or 'paper:cqr', or a :class:`PolicySpec`.
-        alpha: Error rate of the policies by name.
-        max_width: Their goal, as in :func:`taskuq.plan`.
-        at_least: Likewise.
-        at_most: Likewise.
-        side: Likewise.
+        alpha: Error rate of the policies given by name.
+        max_width: Largest width, as in :func:`taskuq.plan`.
+        at_least: Level of a lower bound, as in :func:`taskuq.plan`.
+        at_most: Level of an upper bound, as in :func:`taskuq.plan`.
+        side: Side of the intervals, as in :func:`taskuq.plan`.
         splits: Number of random splits.
         seed: Seed or Generator; all policies use the same splits if possible.
-        unit: 'case', 'group' or 'whole-group'; with groups, the group.
-        cases: With groups: cover a 'random' case, 'all' cases, or a fraction of them.
-        delta: Guarantee coverage for all but this fraction of calibration sets.
-        given: 'early' for a guarantee among early stops, of the policies by name that have one.
-        tuning_repeats: Number of tuning sets to average over, for policies that need one.
-        task: Tasks whose goals must be reached; all by default.
-        table_kwargs: With arrays: ``accelerations`` and other fields of a table.
+        unit: 'case', 'group' or 'whole-group'; default: 'group' if the table has groups.
+        cases: With groups, cases of a new group to cover: 'random' (one), 'all' or a fraction.
+        delta: Guarantee coverage with probability 1 - delta over calibration sets.
+        given: 'early' for a guarantee among early stops, for named policies that support it.
+        tuning_repeats: Number of tuning sets to average over, for policies that need tuning.
+        task: Tasks whose goals must be reached; default: all.
+        table_kwargs: With arrays, ``accelerations`` and other fields of a table.
 
     Example:
         >>> from taskuq.table._examples import SyntheticTable, synthetic_outputs
@@ -397,7 +399,7 @@ class _SimulationJob:
         return use_numba(10 * self.splits * self.table.cases * self.table.rounds)
 
     def _self_tuned(self, rules: SelfTunedRules) -> _Part:
-        """Simulate a policy that learns from its calibration set, anew in each split."""
+        """Simulate a policy that is fitted to its calibration set in each split."""
         of_case = self.index if self.unit.is_group else np.empty(0, np.int64)
         n, everyone = self.n_calibration + self.n_test, np.arange(self.table.cases)
         splitting = Splits(n, self.n_test, self.splits, self.seed, of_case, self._is_compiled)

@@ -1,4 +1,4 @@
-"""Policy as numbers for other languages."""
+"""Export of a policy's decision rule for other languages."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _outputs(policy: Policy, k: int, rng: np.random.Generator) -> FloatArray:
 
 
 def _is_close(policy: Policy, k: int, x: FloatArray) -> bool:
-    """Return True if rounding could decide."""
+    """Return True if rounding errors could change a decision."""
     threshold = policy.thresholds[k]
     for t, rule in enumerate(policy._rules[k]):
         e = rule.examine(x[:, None, :, t])

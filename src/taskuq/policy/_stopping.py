@@ -1,4 +1,4 @@
-"""Thresholds, guarantee for early stops, certified acceleration."""
+"""Calibrated thresholds, guarantees for early stops and certified acceleration."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Calibrator(ABC):
     @property
     @abstractmethod
     def units(self) -> int:
-        """The number of units in a calibration set."""
+        """Number of units in a calibration set."""
 
     @abstractmethod
     def quantiles(self, scores: FloatArray) -> FloatArray:
@@ -41,14 +41,14 @@ class Calibrator(ABC):
 
     @abstractmethod
     def map_sets(self, function: Callable[[BoolArray], float]) -> FloatArray:
-        """Return the function of the units (unit,) of the calibration set, or of each."""
+        """Apply a function to the units (unit,) of the calibration set, or of each set."""
 
     @abstractmethod
     def smallest(self, thresholds: FloatArray, losses: Losses) -> FloatArray:
-        """Return the smallest threshold with an allowed total loss of the groups."""
+        """Return the smallest threshold at which the total loss of the groups is allowed."""
 
     def stopping_threshold(self, statistics: StoppingStatistics) -> FloatArray:
-        """Return the threshold, along a first axis, with a guarantee for stopped reports."""
+        """Return the threshold that guarantees reports at the stop, with a leading axis."""
         if self.unit.stops_together:
             score, allowance = statistics.score, statistics.allowance(self.index)
             sure = allowance
@@ -94,7 +94,7 @@ def _group_losses(
     unit: Unit,
     sure: FloatArray | None = None,
 ) -> FloatArray:
-    """Return the loss of each group at each threshold, made monotone, (group, threshold)."""
+    """Return the monotone loss of each group at each threshold, (group, threshold)."""
     sure = allowance if sure is None else sure
     groups, step = allowance.shape[1], max(1, BLOCK // allowance.shape[1])
     sizes = np.bincount(index, minlength=groups)[:, None]
@@ -119,7 +119,7 @@ def _group_losses(
 
 
 def smallest_threshold(thresholds: FloatArray, totals: FloatArray, allowed: float) -> FloatArray:
-    """Return the smallest threshold with an allowed total loss, or infinity."""
+    """Return the smallest threshold with an allowed total loss; infinity if there is none."""
     # Fractions of cases are not exact in floats; equal sums count as allowed.
     good = (totals <= allowed + 1e-9) & (allowed >= 0)
     first = np.where(good.any(axis=-1), good.argmax(axis=-1), len(thresholds))
@@ -138,7 +138,7 @@ def search_threshold(thresholds: FloatArray, losses: Losses, allowed: float) -> 
 
 
 def smallest_certified(thresholds: FloatArray, losses: FloatArray, bets: BettingEProcess) -> float:
-    """Return the smallest threshold from which all losses are certified, or infinity."""
+    """Return the smallest threshold from which all losses are certified; infinity if none."""
     totals = losses.sum(axis=0)
     # Losses with the same total are the same: each is tested once, where it begins.
     begins = np.flatnonzero(np.append(True, totals[1:] < totals[:-1]))
@@ -163,7 +163,7 @@ def make_certificate(
     delta: float,
     with_margin: Callable[[float], StoppingStatistics] | None = None,
 ) -> dict[str, Any]:
-    """Return the mean acceleration at calibration and, if there is one, the certified one."""
+    """Return the mean acceleration on the calibration set and its certified lower bound, if any."""
     failing = float(exact_alpha(delta, "certificate_alpha"))
     if np.isnan(accelerations).any():
         return {}
@@ -217,14 +217,14 @@ def mean_cost(
 
 
 def costs(accelerations: FloatArray) -> FloatArray:
-    """Return the sampled fraction of each round, 0 where unknown, and of the end."""
+    """Return the sampled fraction of each round (0 if unknown) and of the full measurement."""
     return np.append(1 / np.where(np.isnan(accelerations), np.inf, accelerations), 1.0)
 
 
 def _certified_acceleration(
     cost: float, accelerations: FloatArray, units: int, delta: float, *, groups: bool
 ) -> float:
-    """Return a mean acceleration that new units exceed, but for delta of calibration sets."""
+    """Return a lower bound of the mean acceleration that holds with probability 1 - delta."""
     failing = float(exact_alpha(delta, "delta")) / len(accelerations)
     epsilon = _deviation(units, failing, groups=groups)
     first = accelerations[0] if np.isfinite(accelerations[0]) else np.inf

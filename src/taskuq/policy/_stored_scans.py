@@ -1,4 +1,4 @@
-"""Simulated stops of stored scans."""
+"""Simulation of stops on stored scans."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class StoredScans:
         return np.stack(found)
 
     def covered_at(self, thresholds: FloatArray) -> FloatArray:
-        """Return the same near one threshold of each round, for the cases that stop there."""
+        """Return the smallest covering threshold of cases that stop near each round's threshold."""
         found = self.statistics.score.copy()
         for k, q in enumerate(thresholds):
             cases = np.flatnonzero((found[k] > q) & (q < self.statistics.largest[k]))
@@ -79,7 +79,7 @@ class StoredScans:
     def outcomes(
         self, thresholds: FloatArray, covered_from: FloatArray
     ) -> tuple[NDArray[np.int64], BoolArray]:
-        """Return the round in which each case stops, and True if its report is a hit."""
+        """Return the round in which each case stops, and True if its report contains the target."""
         q, statistics = thresholds[:, None], self.statistics
         if self.allowance.size:
             stops = (q < self.allowance)[:, self.unit_of_case]
@@ -133,7 +133,7 @@ def _add_splits(
     covered_from: FloatArray,
     sums: FloatArray,
 ) -> None:
-    """Fill the columns of sums for splits by their numbers, compiled where reports are linear."""
+    """Fill the columns of sums for the given splits, with compiled code if reports are linear."""
     rounds = scans.statistics.rounds
     is_linear = all(isinstance(e.family, LinearFamily) for row in rounds for e in row)
     if splitting.is_compiled and is_linear:

@@ -1,8 +1,7 @@
-"""From a measurement to recoveries: zero-filled, a variational network, a flow, a sampler.
+"""Recovery methods: zero-filled, variational network, flow and one-step sampler.
 
-``build`` makes a network by name, ``load`` reads a trained one, and ``ZeroFilled``,
-``VarNetRecovery``, ``FlowRecovery`` and ``SamplerRecovery`` are recovery methods as the pipeline
-calls them.
+``build`` makes a network by name and ``load`` reads a trained one. ``ZeroFilled``,
+``VarNetRecovery``, ``FlowRecovery`` and ``SamplerRecovery`` are recovery methods for the pipeline.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Training data of recovery networks: random masks, augmentation, simulated scans."""
+"""Training data of recovery networks: random masks, augmentation and simulated scans."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _FIRST = 1e6
 
 @dataclass(frozen=True)
 class _RandomMasks:
-    """Settings [randomise.masks]: a sampled centre, and other lines in one of three patterns."""
+    """Settings [randomise.masks]: a sampled centre and other lines in one of three patterns."""
 
     #: Lowest and highest acceleration; the number of lines is log-uniform.
     acceleration_range: tuple[float, float] = (2.0, 16.0)
     #: Range of the fraction of lines in the fully sampled centre.
     acs_fraction: tuple[float, float] = (0.2, 0.7)
-    patterns: tuple[str, ...] = PATTERNS  #: Patterns of the other lines, chosen at random.
+    patterns: tuple[str, ...] = PATTERNS  #: Patterns of the other lines; one is drawn at random.
 
     def __post_init__(self) -> None:
         (low, high), (narrow, wide) = self.acceleration_range, self.acs_fraction
@@ -144,7 +144,7 @@ class MaskedDataset:
 
 
 def random_round(seed: int | None, epoch: int, index: int, rounds: int) -> int:
-    """Return the round of a case in an epoch; without a seed, rounds in turn."""
+    """Return a random round for a case and epoch; without a seed, cycle through the rounds."""
     if seed is None:
         return index % rounds
     return int(np.random.default_rng([seed, epoch, index]).integers(rounds))
@@ -165,7 +165,7 @@ def _volume_maxima(source: Dataset) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class RecoveryTraining:
-    """Settings shared by trainings of recovery networks."""
+    """Settings shared by all training runs of recovery networks."""
 
     network: Any = None  #: Size of the network.
     training: TrainingConfig = field(default_factory=TrainingConfig)  #: Optimiser and schedule.
@@ -191,7 +191,7 @@ class CoilAugmentation:
 
     rotation: float = 10.0  #: Maximum rotation in degrees.
     shift: float = 0.1  #: Maximum shift, as a fraction of the side.
-    stretch: float = 0.1  #: Maximum relative change of each side.
+    stretch: float = 0.1  #: Maximum relative stretch of each side.
     flip: float = 0.5  #: Probability of a left-right flip.
 
     def __post_init__(self) -> None:
@@ -235,7 +235,7 @@ def _shear(images: Tensor, slope: Tensor, axis: int) -> Tensor:
 
 
 def _resample(images: Tensor, axis: int, scale: Tensor, shift: Tensor) -> Tensor:
-    """Stretch along an axis and shift, by the trigonometric polynomial through the pixels."""
+    """Stretch and shift along an axis by trigonometric interpolation."""
     size = images.shape[axis]
     pixel = torch.arange(size, device=images.device)
     centre = (size - 1) / 2
@@ -257,9 +257,9 @@ class ScanRandomisation:
     """Settings [randomise]: random masks, coils, noise and contrast."""
 
     fixed_mask_fraction: float = 0.25  #: Fraction of cases that use a mask of [measure].
-    #: Distribution of the random masks of the others.
+    #: Distribution of the random masks of the other cases.
     masks: _RandomMasks = field(default_factory=_RandomMasks)
-    coils: tuple[int, ...] = ()  #: Numbers of coils, one drawn per batch; needs data.coils = 0.
+    coils: tuple[int, ...] = ()  #: Numbers of coils; one is drawn per batch; needs data.coils = 0.
     noise_fraction: float = 0.5  #: Fraction of cases with noise added to k-space.
     snr_db: tuple[float, float] = (20.0, 60.0)  #: Range of the signal-to-noise ratio, in decibels.
     contrast: float = 0.5  #: Strength of a random monotone map of intensities.
@@ -274,7 +274,7 @@ class ScanRandomisation:
             raise InputError(text, code="value.invalid")
 
     def __call__(self, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
-        """Return the batch with coil images, ``kspace``, mask and its central lines."""
+        """Return the batch with coil images, ``kspace``, mask and number of central lines."""
         images, mask = batch["image"], batch["mask"]
         if self.contrast:
             images = _random_contrast(images, self.contrast, generator)

@@ -35,7 +35,7 @@ def convolution_of(
 
 
 def convolve(x: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
-    """Convolve rows of pixels without bias, keeping the size: (image, pixel, outputs)."""
+    """Convolve rows of pixels without bias, keeping the size; return (image, pixel, outputs)."""
     if weight.shape[-1] == 1:
         return x @ weight[:, :, 0, 0].T
     image = _to_image(x, height, width)
@@ -68,7 +68,7 @@ def _normalise_leaky(
 
 
 def _pool(x: Tensor, height: int, width: int) -> Tensor:
-    """Average 2×2 blocks of pixels; a last row or column that is alone is dropped."""
+    """Average 2×2 blocks of pixels; an odd last row or column is dropped."""
     if fused := kernels_for(x):
         result: Tensor = fused.pool(x, height, width)
         return result
@@ -85,7 +85,7 @@ class _NormConv(NamedTuple):
     def of(
         cls, weight: Tensor, inputs: tuple[int, ...], *, device: torch.device, dtype: torch.dtype
     ) -> _NormConv:
-        """Divide by a power of 2 against overflow in float16; the normalisation undoes it."""
+        """Divide weights by a power of 2, cancelled by the normalisation, to avoid overflow."""
         largest = torch.linalg.vector_norm(weight, dim=inputs).max().item()
         scale = 2.0 ** math.ceil(math.log2(largest)) if largest > 0 else 1.0
         form = torch.channels_last if weight.ndim == 4 else torch.contiguous_format
@@ -108,12 +108,12 @@ class FusedUNet(NamedTuple):
         return self.bottom[0].weight.dtype
 
     def features(self, x: Tensor) -> Tensor:
-        """Return the features of real channels (case, channel, height, width), channels last."""
+        """Return the features of channels (case, channel, height, width), with channels last."""
         height, width = x.shape[-2:]
         return _to_image(self.rows(to_rows(x), height, width), height, width)[:, : self.width]
 
     def rows(self, x: Tensor, height: int, width: int) -> Tensor:
-        """Return padded features (case, pixel, width or more) of rows (case, pixel, channel)."""
+        """Return features of rows (case, pixel, channel), with padded channels."""
         if missing := self.down[0][0].weight.shape[1] - x.shape[-1]:
             x = F.pad(x, (0, missing))
         skips = []
@@ -133,7 +133,7 @@ class FusedUNet(NamedTuple):
         return x
 
     def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the features of real channels, and the output in the precision of ``x``."""
+        """Return the features of real channels and the output, in the precision of ``x``."""
         weight, bias = self.output
         features = self.features(x.to(self.dtype, memory_format=torch.channels_last))
         return features, F.conv2d(features.to(weight.dtype), weight[:, : self.width], bias)

@@ -1,4 +1,4 @@
-"""Point estimates of a variational network, and their cross-fitting."""
+"""Point estimates by a variational network, and their cross-fitting."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ MULTIPLE, SHAPES = 4, 16
 
 
 def case_scale(y: Tensor) -> Tensor:
-    """Return the 95 % quantile of each case's magnitudes, at least a hundredth of the largest."""
+    """Return the 95 % quantile of each case's magnitudes, at least 1 % of their maximum."""
     magnitudes = y.abs().flatten(1)
     rank = max(1, math.ceil(0.95 * magnitudes.shape[1]))
     if y.is_cuda:
@@ -64,7 +64,7 @@ def case_scale(y: Tensor) -> Tensor:
 
 
 class VarNetEstimate(NamedTuple):
-    """Estimate of a batch with its condition channels."""
+    """Estimates of a batch with their condition channels."""
 
     image: Tensor
     first: Tensor
@@ -249,14 +249,14 @@ class EstimateConfig:
     """Settings [estimate]: point-estimate network and its cross-fitting."""
 
     weights: Path | None = None  #: Trained VarNet; default: one is trained first.
-    folds: int = 0  #: Folds of cross-fitting; 0 if the weights were trained on other patients.
-    #: Folder of an earlier training whose point-estimate networks are reused.
+    folds: int = 0  #: Cross-fitting folds; 0 if the weights were trained on other patients.
+    #: Folder of an earlier training run with point-estimate networks to reuse.
     reuse_from: Path | None = None
-    #: Size of the networks that are trained first.
+    #: Size of the point-estimate networks, which are trained first.
     network: VarNetConfig = field(default_factory=VarNetConfig)
-    training: TrainingConfig = PAPER  #: Their optimiser and schedule.
-    init_from: Path | None = None  #: Their initial weights.
-    #: Maximum in SSIM: of the volume or of the slice.
+    training: TrainingConfig = PAPER  #: Optimiser and schedule of these networks.
+    init_from: Path | None = None  #: Initial weights of these networks.
+    #: Data range of SSIM: maximum of the volume or of the slice.
     data_range: Literal["volume", "slice"] = "volume"
 
     def __post_init__(self) -> None:
@@ -272,7 +272,7 @@ class EstimateConfig:
         return train_estimators(settings, self.weights, self.folds, cases, folder, **options)
 
     def _stored(self, folder: Path, settings: VarNetTraining) -> list[Path]:
-        """Return the estimators of another training, which must be of the same data and folds."""
+        """Return the estimators of another training run; data and folds must be the same."""
         path = folder / "config.toml"
         if not path.exists():
             text = f"estimate.reuse_from {folder} has no {path.name}; train its estimators first"
@@ -329,7 +329,7 @@ class CrossFitDataset:
 
 
 def collate(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Make a batch; the index of each case's network stays a number on the CPU."""
+    """Make a batch; the indices of the out-of-fold networks stay on the CPU."""
     rest = [{key: value for key, value in case.items() if key != "network"} for case in cases]
     return {**default_collate(rest), "network": tuple(case["network"] for case in cases)}
 
@@ -341,7 +341,7 @@ def by_network(
     *,
     multiple: int = 1,
 ) -> list[Tensor]:
-    """Estimate the cases of each network together, in a multiple of cases, in the batch's order."""
+    """Estimate the cases of each network in padded batches; keep the order of cases."""
     of_case = np.array(networks)
     order, parts = [], []
     for index in np.unique(of_case):
@@ -396,7 +396,7 @@ class CrossFitEstimates:
 
 
 def _to_device(indices: NDArray[np.int64], device: torch.device) -> Tensor:
-    """Copy indices to a device without waiting for a GPU."""
+    """Copy indices to a device without synchronising with the GPU."""
     tensor = torch.as_tensor(indices)
     tensor = tensor.pin_memory() if device.type == "cuda" else tensor
     return tensor.to(device, non_blocking=True)

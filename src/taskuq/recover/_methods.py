@@ -22,7 +22,7 @@ from taskuq.training._weights import load_weights, locate, read_card
 
 @runtime_checkable
 class MeasurementLike(Protocol):
-    """Protocol of a measurement: zero_filled and mask."""
+    """Protocol of a measurement with ``zero_filled`` and ``mask``."""
 
     @property
     def zero_filled(self) -> Tensor: ...  # coil images, complex (coil, height, width)
@@ -32,7 +32,7 @@ class MeasurementLike(Protocol):
 
 
 class BatchRecovery(ABC):
-    """Base of recoveries that recover one case as a batch of one."""
+    """Base class of recoveries that treat one case as a batch of one."""
 
     def __call__(self, measurement: Any, *, samples: int, seed: int) -> Tensor:
         """Return the samples of one case, (sample, height, width)."""
@@ -107,7 +107,7 @@ RECOVERIES = MethodRegistry(
 
 @dataclass(frozen=True)
 class ZeroFilled(BatchRecovery):
-    """Zero-filled baseline: zeros in the lines that were not measured, coils combined.
+    """Zero-filled baseline: zeros in unmeasured lines, with coils combined.
 
     Example:
         >>> from taskuq.measure._mri import MRIMeasurement
@@ -127,7 +127,7 @@ class ZeroFilled(BatchRecovery):
 
 @dataclass(frozen=True)
 class FolderMethod:
-    """Settings [recover] of reconstructions made elsewhere."""
+    """Settings [recover] of precomputed reconstructions."""
 
     path: Path | None = None  #: Folder of reconstructions.
 
@@ -140,12 +140,12 @@ class FolderMethod:
 def open_recovery(
     weights: Path | str, *, device: torch.device | str = "cpu", **settings: Any
 ) -> Recover:
-    """Load a trained network of any kind as a recovery of :class:`taskuq.Pipeline`.
+    """Load a trained network as a recovery for :class:`taskuq.Pipeline`.
 
     Args:
         weights: A .safetensors file, or the name of a bundled network.
         device: Device to run on.
-        settings: Other keys of its table ``[recover]``, e.g. ``temperature`` of a flow.
+        settings: Further keys of ``[recover]``, e.g. ``temperature`` of a flow.
 
     Example:
         >>> type(open_recovery("varnet-atlas")).__name__
@@ -158,7 +158,7 @@ def open_recovery(
 
 @dataclass(frozen=True)
 class Ensemble(BatchRecovery):
-    r"""Sample :math:`j` is drawn by member :math:`j \bmod n`, from a seed of that member's own."""
+    r"""Ensemble in which member :math:`j \bmod n` draws sample :math:`j` from its own seed."""
 
     members: tuple[Recover, ...]
 

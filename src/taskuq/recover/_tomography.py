@@ -48,10 +48,10 @@ from taskuq.training._networks import NetworkKind
 
 @dataclass(frozen=True)
 class _UnrolledConfig:
-    """Size of an unrolled network; the default is for 256×256."""
+    """Size of an unrolled network; the defaults are for 256×256 images."""
 
-    cascades: int = 6  #: Number of refinements.
-    width: int = 32  #: Channels of the first level of each U-Net.
+    cascades: int = 6  #: Number of refinement steps.
+    width: int = 32  #: Channels at the first level of each U-Net.
     pools: int = 4  #: Number of times a U-Net halves the image.
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class _UnrolledConfig:
 
 
 class _UnrolledNet(nn.Module):
-    """Unrolled network: Landweber steps towards the measured views alternate with U-Nets."""
+    """Unrolled network that alternates Landweber steps towards the measured views with U-Nets."""
 
     def __init__(self, config: _UnrolledConfig | None = None) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class _SinogramDataset:
 
 @dataclass(frozen=True)
 class _CTTraining:
-    """Settings shared by CT trainings."""
+    """Settings shared by all CT training runs."""
 
     network: Any = None  #: Size of the network.
     training: TrainingConfig = field(default_factory=TrainingConfig)  #: Optimiser and schedule.
@@ -123,7 +123,7 @@ class _CTTraining:
     #: Views; one round is drawn per case and epoch.
     measure: TomographyConfig = field(default_factory=TomographyConfig)
     augment: CoilAugmentation | None = None  #: Augmentation of images.
-    random_views_fraction: float = 0.0  #: Fraction of training cases measured at random views.
+    random_views_fraction: float = 0.0  #: Fraction of training cases measured with random views.
 
     def simulator(self) -> _SinogramSimulator:
         return _SinogramSimulator(self.measure, self.augment, self.random_views_fraction)
@@ -158,7 +158,7 @@ class _SinogramSimulator:
         self.fractions = 1 / torch.tensor(measure.accelerations)
 
     def __call__(self, batch: Batch, generator: torch.Generator) -> tuple[SinogramBatch, Tensor]:
-        """Return measured views, and the images that were measured, (case, height, width)."""
+        """Return the measured views and the true images (case, height, width)."""
         images = batch["image"]
         if self.augment is not None and "progress" in batch:
             images = self.augment(images[:, None] + 0j, generator)[:, 0].abs()
@@ -183,7 +183,7 @@ class _SinogramSimulator:
     def _random_views(
         self, mask: Tensor, fraction: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Replace the views of some cases by random ones; return masks and sampled fractions."""
+        """Replace the views of some cases by random views; return masks and sampled fractions."""
         cases, total = mask.shape
 
         def uniform(*shape: int) -> Tensor:
@@ -340,7 +340,7 @@ class CTSamplerMethod:
     """Settings [recover] of the CT sampler."""
 
     weights: Path | None = None  #: Trained CT sampler, a file or a bundled name.
-    estimate: Path | None = None  #: Unrolled-network weights; default: those it was trained with.
+    estimate: Path | None = None  #: Unrolled-network weights; default: those used in training.
     precision: Literal["auto", "float32"] = "auto"  #: "auto" samples in bfloat16 on a GPU.
 
     def open(self, device: torch.device | str) -> SamplerRecovery:
@@ -355,11 +355,11 @@ class _CTEstimateConfig:
     """Settings [estimate] of the CT sampler."""
 
     weights: Path | None = None  #: Trained unrolled network; default: one is trained first.
-    folds: int = 0  #: Folds of cross-fitting; 0 if the weights were trained on other patients.
-    #: Size of the networks that are trained first.
+    folds: int = 0  #: Cross-fitting folds; 0 if the weights were trained on other patients.
+    #: Size of the point-estimate networks, which are trained first.
     network: _UnrolledConfig = field(default_factory=_UnrolledConfig)
-    training: TrainingConfig = UNROLLED_TRAINING  #: Their optimiser and schedule.
-    init_from: Path | None = None  #: Their initial weights.
+    training: TrainingConfig = UNROLLED_TRAINING  #: Optimiser and schedule of these networks.
+    init_from: Path | None = None  #: Initial weights of these networks.
 
     def __post_init__(self) -> None:
         check_folds(self.folds)

@@ -1,4 +1,4 @@
-"""Triton kernels of the flow and the U-Net."""
+"""Triton kernels for the flow and the U-Net."""
 
 # mypy: ignore-errors
 # Kernels are compiled from this text by Triton, in a language of its own.
@@ -139,7 +139,7 @@ def supports_channels(channels: int) -> bool:
 
 
 def fused_step(x: Tensor, raw: Tensor | None, affine, attend, kept: Tensor) -> None:
-    """Finish one step and start the next, in place."""
+    """Finish one flow step and start the next, in place."""
     images, pixels, channels = x.shape
     rows = images * pixels
     block, warps, each, stages = STEP_TILES.get(channels, (64, 4, 4, 1))
@@ -194,7 +194,7 @@ def supports_pixelwise(x: Tensor, hidden: int) -> bool:
 
 
 def pixelwise(x: Tensor, condition: Tensor, step, slope: float, samples: int) -> Tensor:
-    """A whole subnet of 1×1 convolutions without its last bias."""
+    """Run a whole subnet of 1×1 convolutions without its last bias."""
     images, pixels, half = x.shape
     hidden, rows = step.second.shape[0], images * pixels
     raw = x.new_empty((images, pixels, 2 * half))

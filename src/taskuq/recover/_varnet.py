@@ -30,7 +30,7 @@ class _ConvBlock(nn.Module):
 
 
 def _conv_block(inputs: int, outputs: int) -> _ConvBlock:
-    """Two 3×3 convolutions, each followed by instance normalisation and a leaky ReLU."""
+    """Apply two 3×3 convolutions, each with instance normalisation and a leaky ReLU."""
     first = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
     second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
     # The positions 0 and 4 give the parameter names of the public fastMRI weights.
@@ -38,7 +38,7 @@ def _conv_block(inputs: int, outputs: int) -> _ConvBlock:
 
 
 class _InstanceNorm(nn.Module):
-    """Channels of each image with mean 0 and variance 1 over its pixels."""
+    """Instance normalisation: channels of each image with mean 0 and variance 1."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not torch.compiler.is_compiling():
@@ -55,7 +55,7 @@ def _normed(convolution: nn.Module) -> tuple[nn.Module, ...]:
 
 
 class UNet(nn.Module):
-    """A U-Net with average pooling, instance normalisation and transposed convolutions."""
+    """U-Net with average pooling, instance normalisation and transposed convolutions."""
 
     def __init__(self, inputs: int, outputs: int, *, width: int, pools: int) -> None:
         super().__init__()
@@ -110,10 +110,10 @@ class VarNetConfig:
     """Size of a variational network; the defaults are the paper's.
 
     Args:
-        cascades: Number of refinements.
-        width: Channels of the first level of each refinement U-Net.
+        cascades: Number of refinement steps.
+        width: Channels at the first level of each refinement U-Net.
         pools: Number of times a refinement U-Net halves the image.
-        sensitivity_width: Channels of the first level of the sensitivity U-Net.
+        sensitivity_width: Channels at the first level of the sensitivity U-Net.
         sensitivity_pools: Number of times the sensitivity U-Net halves the image.
 
     Example:
@@ -133,7 +133,7 @@ def pad_amount(size: int, pools: int) -> int:
 
 
 class NormUnet(nn.Module):
-    """A U-Net on one complex image, blind to the image's scale and offset."""
+    """U-Net on one complex image, normalised for scale and offset."""
 
     def __init__(self, width: int, pools: int) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class NormUnet(nn.Module):
 
 
 class _SensitivityModel(nn.Module):
-    """Estimate coil sensitivities from the central lines of k-space."""
+    """Network that estimates coil sensitivities from the central lines of k-space."""
 
     def __init__(self, width: int, pools: int) -> None:
         super().__init__()
@@ -180,11 +180,11 @@ class VarNetBlock(nn.Module):
 
 
 class VarNet(nn.Module):
-    r"""End-to-end variational network, a point estimate of the magnitude image.
+    r"""End-to-end variational network, which returns a point estimate of the magnitude image.
 
-    Every case of a batch may have its own mask. Sensitivities are estimated from a number of
-    central lines; :func:`~taskuq.measure._fourier.central_lines` counts those of a mask. A fully
-    sampled image is returned as it is.
+    Every case of a batch may have its own mask. Sensitivities are estimated from central lines;
+    :func:`~taskuq.measure._fourier.central_lines` counts those of a mask. A fully sampled image is
+    returned unchanged.
 
     References:
         Sriram et al., End-to-End Variational Networks for Accelerated MRI Reconstruction,

@@ -1,4 +1,4 @@
-"""Recovery by a variational network, and its training."""
+"""Recovery by a variational network and training of the network."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WINDOW, K1, K2 = 7, 0.01, 0.03
 
 
 def _ssim(images: Tensor, targets: Tensor, data_range: Tensor) -> Tensor:
-    """Return the mean structural similarity of each image to its target, (case,); 1 where equal."""
+    """Return the mean structural similarity of each image to its target, (case,); 1 if equal."""
     x, y = images[:, None], targets[:, None]
     scale = WINDOW**2 / (WINDOW**2 - 1)
     mean_x, mean_y = F.avg_pool2d(x, WINDOW, 1), F.avg_pool2d(y, WINDOW, 1)
@@ -68,7 +68,7 @@ class VarNetRecovery(BatchRecovery):
     """Point estimate by a variational network.
 
     Args:
-        net: The network, on the device where it runs.
+        net: Network, on the device to use.
         dtype: Precision of the convolutions on a GPU.
 
     Example:
@@ -114,11 +114,11 @@ class VarNetMethod:
 
 @dataclass(frozen=True)
 class VarNetTraining(RecoveryTraining):
-    """Settings of a VarNet training; the defaults are the paper's."""
+    """Settings for training a VarNet; the defaults are the paper's."""
 
     network: VarNetConfig = field(default_factory=VarNetConfig)
     training: TrainingConfig = PAPER
-    #: Maximum in SSIM: of the volume or of the slice.
+    #: Data range of SSIM: maximum of the volume or of the slice.
     data_range: Literal["volume", "slice"] = "volume"
     augment: CoilAugmentation | None = None  #: Augmentation of coil images.
     randomise: ScanRandomisation | None = None  #: Random masks, coils, noise and contrast.
@@ -167,10 +167,10 @@ def _varnet_recipe(
 
 
 def load_public_varnet(path: Path | str) -> VarNet:
-    """Read the public fastMRI weights of the paper's variational network (a state dict in .pt).
+    """Read the public fastMRI weights of the paper's variational network from a .pt file.
 
     Args:
-        path: The .pt file.
+        path: File with the state dict.
 
     Example:
         >>> load_public_varnet("absent.pt")

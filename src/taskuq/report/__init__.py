@@ -1,4 +1,4 @@
-"""Reports of runs and tables, their figures, and their explorer."""
+"""Reports of runs and tables, with figures and an explorer."""
 
 from __future__ import annotations
 

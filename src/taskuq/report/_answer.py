@@ -45,7 +45,7 @@ MISSING = "none; no record of this experiment is stored with the run."
 
 
 class _Number(NamedTuple):
-    """A number of the first screen, with its error and its meaning."""
+    """Number on the first screen, with its error and meaning."""
 
     value: str
     error: str
@@ -56,7 +56,7 @@ class _Number(NamedTuple):
 
 
 class _Verdict(NamedTuple):
-    """Outcome of a claim, with one number, a link, and the criterion."""
+    """Outcome of a claim, with one number, a link and the criterion."""
 
     verdict: str
     title: str
@@ -66,7 +66,7 @@ class _Verdict(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """The first screen of a report."""
+    """First screen of a report."""
 
     sentence: str
     numbers: tuple[_Number, ...]
@@ -78,7 +78,7 @@ class _Answer(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """The same as lines for a terminal."""
+        """First screen as lines for a terminal."""
         lines = [self.sentence]
         wide = max((len(str(n)) for n in self.numbers), default=0)
         lines += [f"  {n!s:>{wide}}  {n.what}" for n in self.numbers]
@@ -112,7 +112,7 @@ def answer_of(contents: Contents) -> _Answer:
 
 
 def _about(contents: Contents, best: Record | None) -> Iterator[tuple[str, str]]:
-    """Task, data and baseline, as far as the run names them."""
+    """Return the task, data and baseline named by the run."""
     table, words, what = contents.folder.table, contents.words, contents.folder.run.get("what")
     named = what if isinstance(what, Mapping) else {}
     task, data = (_first_sentence(named.get(key)) for key in ("task", "data"))
@@ -135,7 +135,7 @@ def _first_sentence(text: object) -> str:
 
 
 def _baseline(contents: Contents, best: Record | None) -> Record | None:
-    """Return the fastest of the paper's rules that was simulated together with the policy."""
+    """Return the fastest of the paper's rules in the policy's simulation."""
     for rows in contents.simulations.values():
         if best is not None and best["policy"] != "paper" and any(row is best for row in rows):
             paper = [r for r in rows if r["policy"] == "paper" and r["samples"] == best["samples"]]
@@ -156,7 +156,7 @@ def _worst(contents: Contents, best: Record) -> str:
 
 
 def _the_simulation(contents: Contents) -> Record | None:
-    """Return the simulation of the run's policy, or the only guaranteed one without a policy."""
+    """Return the simulation of the run's policy; without a policy, the only guaranteed one."""
     if contents.policy is not None:
         return contents.simulated
     unit = contents.folder.run.get("unit")
@@ -176,24 +176,24 @@ def _error(value: float, text: str) -> str:
 
 
 def _deviation(value: float, of: float) -> str:
-    """Format a standard deviation; a width that varies by rounding alone is fixed."""
+    """Format a standard deviation; ignore rounding errors of a fixed width."""
     return "fixed" if value <= 1e-9 * abs(of) else _error(value, two_digits(value))
 
 
 def _slack(best: Record, share: float = 1.0) -> float:
-    """Chance error of the coverage of a fraction of all scans."""
+    """Return the random error of coverage within a fraction of all scans."""
     error = number(best["standard_errors"]["coverage"])
     return 0.0 if math.isnan(error) else CHANCE * error / share
 
 
 def _is_worse_early(best: Record) -> bool:
-    """Return True if early reports clearly miss the nominal coverage."""
+    """Return True if early reports fall short of the nominal coverage by more than chance."""
     slack = _slack(best, number(best["early"]))
     return number(best["coverage_early"]) + slack < 1 - number(best["alpha"])
 
 
 def _of_full_scans(contents: Contents, best: Record) -> tuple[str, tuple[_Number, ...], str]:
-    """_Answer of a policy under which no scan stopped early."""
+    """Return the first screen for a policy under which no scan stopped early."""
     words = contents.words
     units = words.many("case" if best["unit"] == "case" else "group")
     target = f"at least {100 * (1 - best['alpha']):.6g}\u00a0%"
@@ -212,7 +212,7 @@ def _of_full_scans(contents: Contents, best: Record) -> tuple[str, tuple[_Number
 
 
 def _width(contents: Contents, best: Record) -> _Number:
-    """Width of early reports; tasks with different limits have no common mean."""
+    """Return the width of early reports; tasks with different limits have no common mean."""
     stored = contents.policy
     goal: Record = stored["goal"] if stored else {"max_width": contents.max_width}
     limits = [(one["task"], one["max_width"]) for one in goal.get("tasks", ())]
@@ -297,7 +297,7 @@ def _of_evaluation(contents: Contents) -> tuple[str, tuple[_Number, ...], str] |
 
 
 def _narrowest(found: Mapping[str | None, tuple[Record, Record]]) -> tuple[str, _Number]:
-    """Widths of the narrowest intervals, as the start of a sentence and as a number."""
+    """Return the width of the narrowest intervals, as text and as a number."""
     of = {}
     for task, (row, record) in found.items():
         at = f" at {round_called(record, row['acceleration'])}" if row["acceleration"] else ""
@@ -331,7 +331,7 @@ def _verdicts(contents: Contents, best: Record | None) -> list[_Verdict]:
 
 
 def _of_reports(contents: Contents, best: Record | None) -> _Verdict:
-    """_Verdict on the coverage of reports."""
+    """Return the verdict on the coverage of reports."""
     source = best or contents.policy
     assert source is not None
     target = 1 - source["alpha"]

@@ -1,4 +1,4 @@
-"""Contents of a report, built once from the folder of a run."""
+"""Contents of a report, computed from the folder of a run."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class _Experiment:
 
 @dataclass(frozen=True)
 class _CaseReport:
-    """The interval reported for one case and task."""
+    """Interval reported for one case and task."""
 
     case: str
     group: str
@@ -104,7 +104,7 @@ class _CaseReport:
 
 
 class Statement(NamedTuple):
-    """A guarantee as a sentence, and its limits."""
+    """Guarantee in one sentence, with its limits."""
 
     sentence: str
     shortages: tuple[str, ...] = ()
@@ -120,7 +120,7 @@ class _Section(NamedTuple):
 
 @dataclass(frozen=True)
 class Contents:
-    """Everything that the report of a run shows."""
+    """Contents of the report of a run."""
 
     folder: RunFolder
     words: Terminology
@@ -155,7 +155,7 @@ class Contents:
         return [*self.tables, *of]
 
     def class_name(self, label: object) -> str:
-        """Return the name of a class, from the run's ``classes`` where it has them."""
+        """Return the name of a class, from the run's ``classes`` if it has any."""
         names = self.folder.run.get("classes")
         known = names.get(str(label)) if isinstance(names, Mapping) else None
         return f"class {label}" if known is None and str(label).isdigit() else str(known or label)
@@ -166,7 +166,7 @@ class Contents:
 
 
 def build_contents(folder: RunFolder) -> Contents:
-    """Read and compute everything that a report shows; a record that does not fit is noted."""
+    """Read and compute the contents of a report; add a note for each unusable record."""
     folder, policies = _opened(folder, records.POLICY, load_policy)
     folder, bounds = _opened(folder, records.BOUND, load_bound)
     # A policy called policy.json decided; others are stored for comparison.
@@ -217,7 +217,7 @@ def build_contents(folder: RunFolder) -> Contents:
 
 
 class _Shown(NamedTuple):
-    """Everything that the report shows of one record."""
+    """Contents of the report for one record."""
 
     name: str
     schema: str
@@ -271,7 +271,7 @@ def _figures(record: Record, prefix: str = "") -> list[tuple[str, str, str, Figu
 
 
 def _computed(folder: RunFolder, words: Terminology, sizes: Record | None) -> Iterator[_Shown]:
-    """Figures that need no record: masks, chosen lines, calibration sizes."""
+    """Return the figures that need no record: masks, chosen lines, calibration sizes."""
     found: list[Record] = []
     if folder.explorer is not None and folder.explorer.masks is not None:
         masks, rates = folder.explorer.masks, folder.explorer.accelerations
@@ -337,7 +337,7 @@ def _with_goal(found: StoredRecord) -> StoredRecord:
 
 
 def _failed(folder: RunFolder) -> dict[str, str]:
-    """Reasons of failed cases, from the log of an unfinished table."""
+    """Return the errors of failed cases from the log of an unfinished table."""
     path = folder.path / (folder.table_path or "")
     if folder.table is None or not folder.table.missing_cases or not path.is_dir():
         return {}
@@ -351,7 +351,7 @@ def _failed(folder: RunFolder) -> dict[str, str]:
 
 @contextmanager
 def _noted(notes: list[str], sentence: str) -> Iterator[None]:
-    """Add a note in place of what cannot be shown."""
+    """Add a note if a part of the report cannot be computed."""
     try:
         yield
     except InputError as error:
@@ -412,7 +412,7 @@ def _simulated(
 def _guarantees(
     evaluations: Iterable[Record], opened: Sequence[Policy | Bound], monitors: Iterable[Record]
 ) -> list[Statement]:
-    """Return the first few guarantees, and all with a shortage; of evaluations as a last resort."""
+    """Return the first few guarantees and all with a caveat; without any, those of evaluations."""
     withdrawn = {w["policy"]: str(w["sentence"]) for w in monitors if w["withdrawn"] is not False}
     found = [
         Statement(
@@ -428,7 +428,7 @@ def _guarantees(
 
 
 def _shortages(stored: Policy | Bound, withdrawn: Mapping[str, str]) -> tuple[str, ...]:
-    """Reasons why a policy or bound is less useful than its guarantee suggests."""
+    """Return the reasons why a policy or bound is less useful than its guarantee suggests."""
     short = stored.guarantee.caveat
     if isinstance(stored, Policy):
         if short is None and np.isposinf(stored.thresholds).any():
@@ -441,7 +441,7 @@ def _shortages(stored: Policy | Bound, withdrawn: Mapping[str, str]) -> tuple[st
 
 
 def _of_splits(record: Mapping[str, Any]) -> Statement | None:
-    """Return the guarantee of intervals calibrated as in an evaluation."""
+    """Return the guarantee of the intervals in an evaluation."""
     first = record["results"][0]
     unit = _unit(first["unit"])
     if unit is None:
@@ -491,7 +491,7 @@ def _sample_sizes(folder: RunFolder, alpha: float | None, policy: Policy | None)
 def _cases(
     table: TaskOutputs | None, policy: Policy | None, bounds: Mapping[str, Bound], notes: list[str]
 ) -> list[_CaseReport]:
-    """Return the reports of the policy and the bounds about each case of the table."""
+    """Return the reports of the policy and the bounds on each case of the table."""
     if table is None:
         return []
     named = ({} if policy is None else {"The policy": policy}) | dict(bounds)
@@ -524,7 +524,7 @@ def _explorer_numbers(
 
 
 def _ranges(folder: RunFolder, policy: Policy | None) -> list[TaskRange]:
-    """Range of each task of the explorer, as first declared."""
+    """Return the range of each task of the explorer, as first declared."""
     explorer = folder.explorer
     assert explorer is not None
     declared = [[explorer.for_task(task).task_range for task in range(explorer.tasks)]]
@@ -534,7 +534,7 @@ def _ranges(folder: RunFolder, policy: Policy | None) -> list[TaskRange]:
 
 
 def _policy_reports(policy: Policy, table: TaskOutputs) -> Iterator[_CaseReport]:
-    """Stop every case of a table by a policy."""
+    """Apply a policy to every case of a table."""
     if list(policy.accelerations) != [float(R) for R in table.accelerations]:
         raise InputError(
             f"it decides at R = {', '.join(f'{R:g}' for R in policy.accelerations)}, the table has "
@@ -647,7 +647,7 @@ def patient_table(table: TaskOutputs | None, reports: Sequence[_CaseReport]) -> 
 
 
 def task_table(reports: Sequence[_CaseReport]) -> Table | None:
-    """Return the reports of the policy task by task, if there are several tasks."""
+    """Return the reports of the policy per task, if there are several tasks."""
     tasks: dict[str, list[_CaseReport]] = {}
     for report in reports:
         if report.is_stopped:
@@ -669,7 +669,7 @@ def task_table(reports: Sequence[_CaseReport]) -> Table | None:
 
 
 def _stopping(reports: list[_CaseReport], tasks: Sequence[str]) -> list[object]:
-    """Stopping columns of one group; a scan reports on all tasks at once."""
+    """Return the stopping columns of one group; a scan reports all tasks at once."""
     early = _early(reports)
     # The tasks of a case stop together, so that one of them counts scans.
     scans = [r for r in reports if r.task == tasks[0]]

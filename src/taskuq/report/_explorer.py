@@ -1,4 +1,4 @@
-"""Data of the explorer: stored arrays, numbers and pictures."""
+"""Data of the explorer: arrays, numbers and images."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _OneTask(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Explorer:
-    """Shown slices and the stored calibration set."""
+    """Data of the explorer: displayed slices and the calibration set."""
 
     case: np.ndarray  # (S,)
     group: np.ndarray  # (S,), patient or volume
@@ -108,16 +108,17 @@ IDS = ("case", "group", "label", "calibration_group", "round_names", "task_names
 
 
 def save_explorer(path: str | os.PathLike[str], **arrays: Any) -> Path:
-    """Check the arrays of an explorer and write them as one ``.npz`` file.
+    """Validate the arrays of an explorer and write them as an ``.npz`` file.
 
-    S slices in T rounds, with J of the p posterior samples as pictures of H x W; n calibration
-    cases. Needed: ``case``, ``group`` (S,), ``accelerations`` (T,), ``truth`` (S, H, W), ``mean``,
+    S is the number of slices, T of rounds, p of posterior samples, J of sample images of size H x
+    W, and n of calibration cases. Required: ``case``, ``group`` (S,), ``accelerations`` (T,),
+    ``truth`` (S, H, W), ``mean``,
     ``sd`` (S, T, H, W), ``outputs`` (S, T, p), ``targets`` (S,), ``calibration_outputs``
-    (n, T, p), ``calibration_targets`` (n,). The rest of :class:`Explorer` is optional.
+    (n, T, p), ``calibration_targets`` (n,). All other arrays of :class:`Explorer` are optional.
 
     Args:
-        path: The file, ``explorer.npz`` in a run's folder.
-        arrays: The arrays by name; tensors are accepted.
+        path: Output file, ``explorer.npz`` in a run's folder.
+        arrays: Arrays or tensors by name.
 
     Example:
         >>> import tempfile
@@ -143,7 +144,7 @@ def load_explorer(path: str | os.PathLike[str]) -> Explorer:
 
 
 def _check_explorer(arrays: Mapping[str, Any]) -> Explorer:
-    """Check arrays, by name, against each other."""
+    """Validate the arrays against each other."""
     unknown = sorted(set(arrays) - set(NAMES))
     missing = [name for name in NEEDED if arrays.get(name) is None]
     if unknown or missing:
@@ -217,7 +218,7 @@ def _check_explorer(arrays: Mapping[str, Any]) -> Explorer:
 
 
 def _kept(value: np.ndarray, name: str) -> np.ndarray:
-    """Keep float32 and float64 outputs; pictures need less."""
+    """Keep float32 and float64 outputs; reduce the precision of images."""
     if name == "masks":
         return value.astype(bool)
     if name in ("targets", "calibration_targets", "accelerations", "task_ranges"):
@@ -309,7 +310,7 @@ def _packed(array: np.ndarray) -> str:
 
 
 def _learning_cases(score: Score, cases: int, alpha: float, group: _Ids, unit: str) -> np.ndarray:
-    """Return the calibration cases that a score learns from."""
+    """Return the calibration cases used to fit a score."""
     whom = make_unit(unit)
     index = whom.index(cases, group)
     take = tuning_units(score, whom, int(index.max()) + 1, alpha, None)
@@ -319,7 +320,7 @@ def _learning_cases(score: Score, cases: int, alpha: float, group: _Ids, unit: s
 def _tuned_scores(
     score: Score, x: FloatArray, z: FloatArray, aside: np.ndarray, range_: TaskRange, group: _Ids
 ) -> list[Score]:
-    """Return the score of each round after learning from the cases set aside."""
+    """Return the score of each round, fitted to the held-out cases."""
     members = None if group is None else group[aside]
     return [tuned_score(score, x[: k + 1, aside], z[aside], range_, members) for k in range(len(x))]
 
@@ -378,7 +379,7 @@ def _steady(
     group: _Ids,
     range_: TaskRange,
 ) -> dict[str, Any]:
-    """Families of a score that learns from all calibration cases, for each unit."""
+    """Return the families of a score fitted to all calibration cases, for each unit."""
     everyone = np.ones(x.shape[1], dtype=bool)
     reads, seen = [score.summarise(of_round) for of_round in x], [score.summarise(r) for r in shown]
     families: dict[str, Any] = {
@@ -406,7 +407,7 @@ def _pack(rounds: list[FloatArray]) -> str:
 
 
 def _windows(plan: PolicySpec, places: list[TaskRange], explorer: Explorer) -> dict[str, Any]:
-    """Places of the windows, and weights of the rounds."""
+    """Return the positions of the windows and the weights of the rounds."""
     return {
         "places": [None if place is None else [_word(v) for v in place] for place in places],
         "weights": [float(R**plan.round_tolerance) for R in explorer.accelerations],
@@ -458,7 +459,7 @@ SMALL = 64
 
 @dataclass(frozen=True)
 class _Pictures:
-    """Compressed pictures of the shown slices."""
+    """Compressed images of the displayed slices."""
 
     tiles: list[str]
     height: int
@@ -472,7 +473,7 @@ class _Pictures:
 def explorer_payload(
     explorer: Explorer, numbers: Mapping[str, Any], words: Terminology
 ) -> dict[str, Any]:
-    """Return everything that the explorer reads, for JSON."""
+    """Return all data of the explorer as JSON values."""
     made = _slice_pictures(explorer)
     tasks = [explorer.for_task(task) for task in range(explorer.tasks)]
     return {
@@ -506,7 +507,7 @@ def explorer_payload(
 
 
 def _slice_pictures(explorer: Explorer, budget: int = BUDGET) -> _Pictures:
-    """Compress the pictures; quality gives way to the budget first, then size."""
+    """Compress the images to the size budget: reduce quality first, then resolution."""
     S, H, W = explorer.truth.shape[:3]
     J = 0 if explorer.samples is None else explorer.samples.shape[2]
     tiles = ["estimate"] if explorer.estimate is not None else []
@@ -531,7 +532,7 @@ def _slice_pictures(explorer: Explorer, budget: int = BUDGET) -> _Pictures:
 
 
 def _lines(masks: np.ndarray | None, s: int | None = None) -> dict[str, Any] | None:
-    """Lines that each round adds: of all slices, or of one."""
+    """Return the lines that each round adds, for all slices or for one."""
     if masks is None or (masks.ndim == 3) != (s is not None):
         return None
     masks = masks if s is None else masks[s]
@@ -541,13 +542,13 @@ def _lines(masks: np.ndarray | None, s: int | None = None) -> dict[str, Any] | N
 
 
 def _doubt(explorer: Explorer, s: int) -> float:
-    """Common scale of spread and error of a slice, over all rounds."""
+    """Return the common scale of spread and error of a slice over all rounds."""
     both = np.concatenate([explorer.sd[s].astype(np.float32), _error(explorer, s)])
     return float(np.quantile(both, 0.999)) or 1.0
 
 
 def _error(explorer: Explorer, s: int) -> FloatArray:
-    """Errors of the posterior means of a slice (round, height, width)."""
+    """Return the errors of the posterior means of a slice, (round, height, width)."""
     true = explorer.truth[s].astype(np.float32)
     error = np.abs(explorer.mean[s].astype(np.float32) - true)
     return np.asarray(error.mean(-1) if true.ndim == 3 else error)
@@ -580,13 +581,13 @@ def _encoded_slice(
 
 
 def brightness(image: FloatArray) -> tuple[float, float]:
-    """Return the values shown as black and white."""
+    """Return the values displayed as black and as white."""
     low, top = min(0.0, float(image.min())), float(image.max())
     return low, top if top > low else low + 1.0
 
 
 def _grey(image: FloatArray, top: float, shrink: int, low: float = 0.0) -> np.ndarray:
-    """Quantise an image to 256 levels and shrink it."""
+    """Quantise an image to 256 levels and downsample it."""
     scaled = (np.asarray(image, dtype=np.float32) - low) * (255 / (top - low))
     if shrink > 1:
         H, W = scaled.shape[:2]

@@ -1,4 +1,4 @@
-"""HTML report, its sentences, and exports."""
+"""HTML report, its sentences and exports."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def page_text(contents: Contents) -> str:
 
 
 def _grid(table: Table, say: Say = str) -> dict[str, Any]:
-    """Return a table for the template: cells as text, errors next to their values."""
+    """Return a table for the template, with cells as text and errors next to their values."""
     kept = [k for k, name in enumerate(table.columns) if k == 0 or not name.startswith("±")]
 
     def text(row: Sequence[Any], k: int) -> str:
@@ -110,7 +110,7 @@ def _grid(table: Table, say: Say = str) -> dict[str, Any]:
 
 
 def _download(table: Table) -> str:
-    """Return a table as the address of a CSV file within the report."""
+    """Return a table as a data URL of a CSV file."""
     encoded = base64.b64encode(csv_text(table).encode("utf-8-sig")).decode()
     return f"data:text/csv;charset=utf-8;base64,{encoded}"
 
@@ -334,7 +334,7 @@ def _facts(contents: Contents) -> list[tuple[str, str]]:
 
 
 def _key_evaluation(contents: Contents) -> tuple[str, Record]:
-    """Return the first evaluation by the run's own unit, or else the first one."""
+    """Return the first evaluation with the run's unit, or else the first one."""
     unit, every = contents.folder.run.get("unit"), list(contents.evaluations.items())
     mine = (of for of in every if unit is None or of[1]["results"][0]["unit"] == unit)
     return next(mine, every[0])
@@ -414,19 +414,19 @@ TERMS = {
     "AR": "absolute residual: intervals of one width around a point estimate",
     "LWR": "locally weighted residual: intervals as wide as the samples spread",
     "CQR": "conformalized quantile regression: between two sample quantiles, widened",
-    "MLWR": "moderated LWR: each spread is shrunk towards the spreads of all cases",
+    "MLWR": "LWR with a regularised spread: each spread is shrunk towards those of all cases",
     "α": "error rate: at most this fraction of reports may miss the truth",
     "τ": "interval width at which a scan may stop",
     "R̄": "average acceleration: measurements of a full scan over those taken, harmonic mean",
-    "q̂": "calibrated quantile that intervals are widened by",
+    "q̂": "calibrated quantile, by which intervals are widened",
     "coverage": "fraction of reports or intervals that contain the truth",
-    "exchangeable": "new and calibration units are as if drawn in random order",
+    "exchangeable": "all orders of new and calibration units are equally likely",
 }
 _FOUND = re.compile(r"(?<![\w-])(AR|M?LWR|CQR|α|τ|R̄|q̂)(?![\w-])")
 
 
 def _explained(text: str) -> Markup:
-    """Explain acronyms and letters on hover; everything is escaped."""
+    """Escape text, and add explanations of acronyms and symbols on hover."""
     pieces = _FOUND.split(str(text))
     abbr = Markup('<abbr title="{}">{}</abbr>')
     return Markup("").join(

@@ -1,4 +1,4 @@
-"""Stored records, tables of numbers, and the folder of a run."""
+"""Records, tables of numbers and the folder of a run."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ def experiment_record(
     number: str | None = None,
     criterion: str | None = None,
 ) -> dict[str, Any]:
-    """Return the record of an experiment, which the report shows as one section.
+    """Return the record of an experiment, one section of the report.
 
     Args:
-        name: A short name for files and links.
-        title: The heading.
-        claim: The claim, in a sentence.
-        finding: The finding, in at most two sentences computed from the numbers.
-        settings: The settings of the experiment, as JSON values.
+        name: Short name for files and links.
+        title: Heading of the section.
+        claim: Claim, in one sentence.
+        finding: Finding, in at most two sentences computed from the results.
+        settings: Settings of the experiment as JSON values.
         figures: Figures as data.
         tables: Tables with ``name``, ``caption``, ``columns`` and ``rows``; one called ``summary``
             is shown first, the others collapsed.
         verdict: 'supported', 'partly supported', 'not supported' or 'not tested'.
-        number: The key number, in a few words.
-        criterion: Criterion of the verdict, in a sentence.
+        number: Key number, in a few words.
+        criterion: Criterion of the verdict, in one sentence.
 
     Example:
         >>> table = {"name": "t", "caption": "Widths.", "columns": ["R", "w"], "rows": [[8, 0.2]]}
@@ -102,7 +102,7 @@ def experiment_record(
 
 
 def _require_table(table: Any) -> None:
-    """Refuse a table whose rows do not fit its columns."""
+    """Raise InputError if the rows of a table do not match its columns."""
     if not isinstance(table, Mapping) or not {"name", "caption", "columns", "rows"} <= set(table):
         raise InputError(
             f"a table needs name, caption, columns and rows, got {table!s:.60}; give all four",
@@ -119,7 +119,7 @@ def _require_table(table: Any) -> None:
 
 
 def number(value: Any) -> float:
-    """Read a number of a record: NaN for null, infinity as text."""
+    """Read a number of a record; null is NaN and infinity is text."""
     return math.nan if value is None else number_from_json(value)
 
 
@@ -177,7 +177,7 @@ def _score_table(record: Record, name: str) -> Table:
 
 
 def _policy_tables(record: Record, name: str) -> tuple[Table, Table]:
-    """Tables of policies: their coverage and acceleration, and where scans stop."""
+    """Return the tables of policies: coverage and acceleration, and the rounds of the stops."""
     first = record["results"][0]
     of = first["mean_over"]
     others = "" if of == first["coverage_of"] else f" for {of}"
@@ -229,7 +229,7 @@ def _policy_tables(record: Record, name: str) -> tuple[Table, Table]:
 
 
 def _error(row: Record, name: str) -> float:
-    """Standard error without rounding noise."""
+    """Return a standard error without rounding noise."""
     found = number(row["standard_errors"][name])
     return 0.0 if abs(found) < ROUNDING else found
 
@@ -301,7 +301,7 @@ SPECIAL = {
 
 @dataclass(frozen=True)
 class Table:
-    """A table with numbers as numbers, and a caption."""
+    """Table of unformatted values, with a caption."""
 
     name: str
     caption: str
@@ -310,7 +310,7 @@ class Table:
 
 
 def shown(value: Any) -> str:
-    """Format a value with three significant digits; only 1 itself is shown as 1."""
+    """Format a value with three significant digits; only an exact 1 is printed as 1."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if isinstance(value, bool):
@@ -343,7 +343,7 @@ def figure_table(figure: Figure) -> Table:
 
 
 def cell(value: Any) -> str:
-    """Format a CSV cell: all digits, no text that becomes a formula."""
+    """Format a CSV cell with all digits; prevent text from being read as a formula."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, bool):
@@ -455,7 +455,7 @@ def read_folder(path: Path) -> RunFolder:
 def _tried(
     read: Callable[[Path], T], file: Path, path: Path, unreadable: list[tuple[str, str]]
 ) -> T | None:
-    """Read a file, or list why it cannot be read."""
+    """Read a file, or record the reason why it is unreadable."""
     try:
         return read(file)
     except InputError as error:
@@ -497,7 +497,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _table(path: Path, unreadable: list[tuple[str, str]]) -> tuple[TaskOutputs | None, str | None]:
-    """Find the table: a folder of shards, table.npz, or another file of arrays."""
+    """Find the table of a run: a folder of shards, table.npz, or another file of arrays."""
     candidates = [path / "table", path / "table.npz"]
     candidates += sorted(header.parent for header in path.glob(f"*/{HEADER}"))
     candidates += sorted(p for p in path.glob("*.npz") if p.name != "explorer.npz")
@@ -510,7 +510,7 @@ def _table(path: Path, unreadable: list[tuple[str, str]]) -> tuple[TaskOutputs |
 
 
 def slug(text: str) -> str:
-    """Return a name for files and links: letters, digits and hyphens."""
+    """Return a name for files and links, with letters, digits and hyphens only."""
     plain = "".join(c if c.isascii() else f"x{ord(c):x}" for c in text.lower())
     return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:80] or "unnamed"
 

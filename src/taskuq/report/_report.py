@@ -54,28 +54,30 @@ def make_report(
     log: Callable[[str], None] = lambda line: None,
     **table_kwargs: Any,
 ) -> Path:
-    """Evaluate a table of task outputs, plan when to stop, and write a report.
+    """Evaluate a table of task outputs, plan a stopping policy and write a report.
 
-    The folder gets the table, ``evaluate.json``, ``report.html``; ``diagnose.json`` if there are
-    several posterior samples; ``policy.json`` and ``simulate.json`` if there is a goal and more
-    than one round; and ``explorer.npz`` if the run that made the table kept pictures.
+    The output folder contains the table, ``evaluate.json`` and ``report.html``; ``diagnose.json``
+    if there are several posterior samples; ``policy.json`` and ``simulate.json`` if there is a goal
+    and more than one round; and ``explorer.npz`` if images were stored with the table.
 
     Args:
         table: A table, its path, a data frame, or arrays (outputs, targets).
-        output: A new folder, or one that this function has filled before from the same table.
-        alpha: The error rate.
-        max_width: Stop when intervals are this narrow; one for each of several tasks, also by name.
-        at_least: Stop when a lower bound exceeds this level, likewise.
-        at_most: Stop when an upper bound is below this level, likewise.
-        policy: The kind of policy to plan; others are simulated for comparison.
-        unit: Unit of the guarantee: 'case', 'group' or 'whole-group'; with groups, the group.
-        scores: Scores to evaluate; by default ar, lwr, cqr and mlwr, or ar for point estimates.
-        splits: The number of random splits.
-        seed: Their seed.
+        output: Output folder, either new or with an earlier report of the same table.
+        alpha: Error rate.
+        max_width: Stop when intervals are this narrow; one value, or one per task, in order or by
+            name.
+        at_least: Stop when a lower bound exceeds this level; one value, or one per task.
+        at_most: Stop when an upper bound is below this level; one value, or one per task.
+        policy: Kind of policy to plan; others are simulated for comparison.
+        unit: Unit of the guarantee: 'case', 'group' or 'whole-group'; default: 'group' if the table
+            has groups.
+        scores: Scores to evaluate; default: ar, lwr, cqr and mlwr, or only ar for point estimates.
+        splits: Number of random splits.
+        seed: Seed of the splits.
         title: Title of the report.
-        terminology: Terms for cases, groups, rounds and pictures, a mapping or a Terminology.
-        log: Called with lines of progress.
-        table_kwargs: With arrays: ``accelerations``, ``group``, ``task_range``, ``round_names`` ...
+        terminology: Terms for cases, groups, rounds and images, a mapping or a Terminology.
+        log: Function called with progress messages.
+        table_kwargs: With arrays, ``accelerations`` and other fields of a table.
 
     Returns:
         The path of the report.
@@ -115,7 +117,7 @@ def make_report(
     if loaded.samples > 1:
         write_json(run / "diagnose.json", diagnose(loaded).to_dict())
     if goal is not None and not np.isnan(loaded.accelerations).any():
-        log(f"Planning when to stop: {policy}.")
+        log(f"Planning a stopping policy: {policy}.")
         made = plan(loaded, alpha=alpha, policy=policy, unit=unit, **asked)
         made.save(run / "policy.json")
         others = [k for k in OTHERS if POLICIES[k].stops_whole_groups or not whom.stops_together]
@@ -150,7 +152,7 @@ def make_report(
 
 
 def _claim(run: Path, table: TaskOutputs) -> None:
-    """Make the folder; refuse one with other files than a report of this table."""
+    """Make the folder; raise InputError if it holds anything but a report of this table."""
     make_folder(run)
     others = sorted(path.name for path in run.iterdir() if not path.name.startswith("."))
     if others and "table.npz" not in others:
@@ -171,7 +173,7 @@ def _mark(table: TaskOutputs) -> str:
 
 
 def _explorer(table: TaskOutputs, run: Path, whom: Unit) -> None:
-    """Write the explorer: cases with pictures are shown, the others calibrate."""
+    """Write the explorer's data; cases with images are displayed, the others calibrate."""
     assert table.images_path is not None
     with open_npz(table.images_path, "pictures") as archive:
         seen = {name: archive[name] for name in archive}
@@ -208,7 +210,7 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
     """Build the report of a run from its stored results, and return its path.
 
     Args:
-        run_dir: The folder of the run; records are found anywhere in it.
+        run_dir: Folder of the run; it is searched recursively for records.
 
     Example:
         >>> import tempfile
@@ -229,7 +231,7 @@ def export(run_dir: str | os.PathLike[str], endings: Sequence[str] = ENDINGS) ->
 
 
 def _write(write: Callable[[Contents], Path], run_dir: str | os.PathLike[str]) -> Path:
-    """Write a run's results; leave out a record that cannot be shown."""
+    """Write the report of a run; omit records that cannot be rendered."""
     folder = read_folder(Path(run_dir))
     try:
         return write(build_contents(folder))

@@ -1,4 +1,4 @@
-"""One scan, stopped by the policy of a run."""
+"""Example scan, stopped by the policy of a run."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _scanned(
 
 
 def _with_calibration(scan: OneScan, policy: Policy, folder: RunFolder) -> OneScan:
-    """Mark a scan whose case the policy was calibrated on."""
+    """Mark a scan if the policy was calibrated on its case."""
     table, explorer, whom = folder.table, folder.explorer, policy.guarantee._unit
     if table is None or not table.has_targets or not policy.monitor_reference:
         return scan
@@ -109,7 +109,7 @@ class _ScanRound:
 
 @dataclass(frozen=True)
 class OneScan:
-    """A scan of one case, up to the round in which it stops."""
+    """Scan of one case up to the round in which it stops."""
 
     case: str
     target: float
@@ -126,7 +126,7 @@ class OneScan:
 
 
 def scan_picture(scan: OneScan, explorer: Explorer | None, words: Terminology) -> dict[str, Any]:
-    """Return a scan for the template: one row for each round, the truth last, on one scale."""
+    """Return a scan for the template: one row per round and the truth last, on a common scale."""
     every = [scan.target, *(v for r in scan.rounds for v in r.outputs)]
     every += [v for r in scan.rounds if r.report is not None for v in r.report]
     known = [v for v in (scan.task_range or ()) if math.isfinite(v)]
@@ -167,7 +167,7 @@ def scan_picture(scan: OneScan, explorer: Explorer | None, words: Terminology) -
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers from low to high, at least two."""
+    """Return at least two round numbers from low to high."""
     from matplotlib.ticker import MaxNLocator
 
     high = high if high > low else low + (abs(low) or 1.0)
@@ -176,7 +176,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _ending(scan: OneScan, words: Terminology) -> str:
-    """End of the caption, with a remark if the policy was calibrated on the case."""
+    """Return the end of the caption, with a remark if the policy was calibrated on the case."""
     truth, last = shown(scan.target), scan.rounds[-1]
     end = f"is measured in full, which yields the truth, {truth}."
     if last.report is not None:

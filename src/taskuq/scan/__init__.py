@@ -1,4 +1,4 @@
-"""One scan in time: acquisition rounds, state on disk, audit trail and monitor."""
+"""Running scans: acquisition by rounds, stored state, audit trail and monitor."""
 
 from taskuq.scan._acquire import acquire
 from taskuq.scan._monitor import Monitor

@@ -72,46 +72,48 @@ def acquire(
 ) -> Scan | GroupScan:
     """Scan a case, or all cases of a group, round by round until the policy stops.
 
-    Each round measures what it adds, recovers posterior samples from everything measured so far,
-    runs the task on them and applies the policy. After the last round the target is known. Samples
-    depend on seed, case and acceleration only, as in :class:`taskuq.Pipeline`.
+    Each round acquires new data, recovers posterior samples from all data so far, runs the task on
+    them and applies the policy. The last round completes the measurement and yields the target.
+    Samples depend only on seed, case and acceleration, as in :class:`taskuq.Pipeline`.
 
-    The cases of a group are scanned together if there is a scanner for each, or if ``cases`` names
-    them and ``measure`` of one scanner returns a measurement for each. A policy for whole groups
-    makes one decision for all of them; under every other policy each case stops on its own, and
-    further measurements of it by a shared scanner are ignored.
+    The cases of a group are scanned together if each has a scanner, or if ``cases`` names them and
+    one scanner's ``measure`` returns one measurement per case. A policy for whole groups makes one
+    decision for all cases. Under other policies each case stops separately, and later measurements
+    of a stopped case by a shared scanner are ignored.
 
-    With ``state`` every round is stored before the next one begins. Calling again with the same
-    file and ``scan_id`` resumes after the last stored round, once every stored decision has been
-    reproduced. A scanner with a method ``remeasure`` repeats the stored rounds, and ``on_round``
-    is called for them again. Measurements are stored if they are arrays or dictionaries of arrays;
-    tensors become arrays. ``taskuq audit`` checks and prints the audit log.
+    With ``state``, every round is stored before the next one begins. A second call with the same
+    file and ``scan_id`` reproduces every stored decision and resumes after the last stored round. A
+    scanner with a method ``remeasure`` repeats the stored rounds, and ``on_round`` is called for
+    them again. Measurements are stored if they are arrays or dictionaries of arrays; tensors are
+    converted to arrays. ``taskuq audit`` verifies and prints the audit log.
 
-    A fault is never a reason to stop: a measurement that is empty, zero, not finite, repeated, or
-    of another round or scan; invalid outputs; a recovery or task that fails or misses the
-    deadline. The scan then continues to its end, because its guarantee needs every round, unless
-    the policy's intervals hold at any stop, the measurements are sound and no lines are chosen.
+    A fault never stops a scan early. Faults are measurements that are empty, zero, not finite,
+    repeated, or of another round or scan; invalid outputs; and a recovery or task that fails or
+    misses the deadline. After a fault the scan is completed, because the guarantee needs every
+    round. An anytime policy may still stop early if the measurements are valid and lines are not
+    chosen adaptively.
 
     Args:
-        policy: The policy of :func:`taskuq.plan`.
-        scanner: A scanner; for a group a list of scanners, a dictionary by case, or one scanner of
-            all cases. The recovery receives what ``combine`` returns, or the list of measurements.
-        recover: The recovery, called with the measurement, ``samples`` and ``seed``.
-        task: The task, called with recoveries.
-        samples: Posterior samples, as many as the policy was calibrated with.
+        policy: Policy returned by :func:`taskuq.plan`.
+        scanner: A scanner; for a group, a list of scanners, a dictionary by case, or one scanner
+            for all cases. The recovery receives the result of ``combine``, or the list of
+            measurements.
+        recover: Recovery, called with the measurement, ``samples`` and ``seed``.
+        task: Task, called with the recovered images.
+        samples: Number of posterior samples, equal to that of the policy.
         seed: Seed of the recoveries.
-        case: Name of the case; ``"0"`` by default, as in a pipeline without names.
-        cases: Names of all cases of a group, in the order in which they are measured; by default
-            the positions in the list of scanners.
+        case: Name of the case; default: ``"0"``, as in a pipeline without names.
+        cases: Names of all cases of a group, in the order in which they are measured; default:
+            positions in the list of scanners.
         scan_id: Identity of the scan, e.g. the accession number; required with ``state``.
         state: File for the state of the scan.
-        audit_log: The audit log; by default ``log.jsonl`` next to the state.
-        deadline: Seconds that recovery and task may take together for a case in a round; not for
-            the last round, nor for repeated ones.
-        monitor: Monitor of exchangeability; after its alarm no scan stops early.
+        audit_log: Audit log; default: ``log.jsonl`` next to the state.
+        deadline: Time limit in seconds for recovery and task of a case in a round; it does not
+            apply to the last round or to repeated rounds.
+        monitor: Monitor of exchangeability; after an alarm no scan stops early.
         on_round: Called after each round with the record of each case.
-        adaptive: The choice of lines that the policy's table was made with. Every scanner gets a
-            ``request`` before it measures a round; records name the next lines.
+        adaptive: Adaptive choice of lines used for the policy's table. ``request`` of each scanner
+            is called before it measures a round; records contain the next lines.
 
     Returns:
         A :class:`taskuq.scan.Scan`; for a group a :class:`taskuq.scan.GroupScan`.
@@ -182,7 +184,7 @@ def _validate_monitor(monitor: Monitor, policy: Policy, scanners: Scanners) -> N
 
 @dataclass(frozen=True)
 class ScanLoop:
-    """Scan from its current state to its end."""
+    """Loop over the remaining rounds of a scan."""
 
     decider: RoundDecider
     options: ScanOptions
@@ -294,7 +296,7 @@ class ScanLoop:
     def _measure(
         self, k: int, active: list[str], scans: dict[str, Scan], all_stored: bool
     ) -> Work | None:
-        """Measure a round of the active cases; return what stores it, if all was stored so far."""
+        """Measure a round of the active cases; return a function that stores it, or None."""
         selector = self.decider.selector
         measurements, arrays = self.decider.scanners.measure(k, active), None
         if self.state is not None:
@@ -309,7 +311,7 @@ class ScanLoop:
             scans[name] = Scan(scan.rounds, (*scan.measurements, measurement), faults)
         if self.state is None or arrays is None or not all_stored:
             if self.state is not None and all_stored:
-                text = f"the measurement of round {k} is no array or dictionary of arrays: it is "
+                text = f"the measurement of round {k} is not an array or dict of arrays: it is "
                 text += "not checked, and the scan cannot be resumed; return arrays from measure"
                 warnings.warn(text, UserWarning, stacklevel=5)
             return None

@@ -94,7 +94,7 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]
 
 
 def _last_hash(path: Path) -> str:
-    """Return the hash of the last line; refuse a file that is no audit log."""
+    """Return the hash of the last line; raise InputError if the file is not an audit log."""
     if not path.exists() or path.stat().st_size == 0:
         return BEGINNING
     text, whole = _last_line(path)

@@ -1,4 +1,4 @@
-"""Monitor of exchangeability: conformal test martingales."""
+"""Monitor of exchangeability with conformal test martingales."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class _MartingaleStream:
             self._value_of[unit] = value
 
     def has(self, unit: str | None, value: float) -> bool:
-        """Return True if a unit was seen already; refuse another value of it."""
+        """Return True if a unit was seen before; raise InputError if its value differs."""
         before = None if unit is None else self._value_of.get(unit)
         if before is None:
             return False
@@ -126,23 +126,23 @@ class _MartingaleStream:
 
 @dataclass
 class Monitor:
-    r"""Evidence that new units are not exchangeable with the calibration units of a policy.
+    r"""Test whether new units are exchangeable with the calibration units of a policy.
 
-    Statistics of each new unit in the first round (the centre and the spread of its outputs, and
-    your own) are ranked among all units so far, calibration units first. A conformal test
-    martingale bets on these ranks. If the units are exchangeable, it reaches :math:`1/\delta` at
-    any time with probability at most :math:`\delta`; then the guarantee is withdrawn for good.
-
-    No targets are needed. :meth:`audit` takes those of scans that were completed at random, and
-    bets on the distance of outputs from them.
+    First-round statistics of each new unit (the centre and the spread of its outputs, and your own)
+    are ranked among those of all units so far, including the calibration units. A conformal test
+    martingale bets on these ranks. If the units are exchangeable, it ever reaches :math:`1/\delta`
+    with probability at most :math:`\delta`. When it does, the guarantee is withdrawn permanently.
+    No targets are needed. :meth:`audit` uses the targets of randomly selected, completed scans, and
+    bets on the distance of the outputs from them.
 
     Args:
-        policy: The policy, which holds the statistics of its calibration units.
-        delta: The probability :math:`\delta` of a false alarm, over all time.
-        calibration_statistics: Your own statistics of each calibration unit, by name.
-        compute_statistics: Function that computes them, by name, from the measurement of a first
-            round, for :func:`taskuq.acquire`; for a group the mean over its cases is used.
-        state: JSON file of the monitor's state; a monitor with the same file resumes it.
+        policy: Policy, which contains the statistics of its calibration units.
+        delta: Probability :math:`\delta` of ever raising a false alarm.
+        calibration_statistics: Additional statistics of each calibration unit, by name.
+        compute_statistics: Function that :func:`taskuq.acquire` uses to compute these statistics,
+            by name, from the measurement of a first round; for a group, their mean over cases is
+            used.
+        state: JSON file of the monitor's state; if it exists, the monitor resumes from it.
 
     Example:
         >>> from taskuq.policy._plan import plan
@@ -195,7 +195,7 @@ class Monitor:
 
     @property
     def units(self) -> int:
-        """Number of new units, without audits."""
+        """Number of new units, excluding audits."""
         return max(len(s.values) for name, s in self._streams.items() if name not in self._audited)
 
     @property
@@ -210,7 +210,7 @@ class Monitor:
 
     @property
     def alarm_level(self) -> float:
-        """Evidence in one statistic that withdraws the guarantee; all share delta equally."""
+        """Evidence in one statistic that triggers the alarm; all statistics share delta equally."""
         return len(self._streams) * (1 + SLACK) / self.delta
 
     @property
@@ -220,7 +220,7 @@ class Monitor:
 
     @property
     def alarm_after(self) -> int | None:
-        """Number of units, or audits, until the alarm; None without one."""
+        """Number of units, or audits, until the alarm; None if there is no alarm."""
         level, changed = self.alarm_level, self.alarms.values()
         first = [next(k for k, e in enumerate(s.evidence) if e >= level) for s in changed]
         return 1 + min(first) if first else None
@@ -232,7 +232,7 @@ class Monitor:
 
     @property
     def statement(self) -> str:
-        """Result of the test in a sentence."""
+        """Result of the test in one sentence."""
         unit = self.policy.guarantee.unit
         n = len(next(iter(self.policy.monitor_reference.values())))
         if not self.alarm:
@@ -260,8 +260,8 @@ class Monitor:
         Args:
             outputs: As for :meth:`Policy.decide`; only the first round is used. If groups are the
                 units, pass the outputs of all cases of one group.
-            unit: Name of the unit, or of each unit; a unit seen before is not counted again.
-            statistics: Your own statistics of the unit, or of each, by name.
+            unit: Name of the unit, or one name per unit; a unit seen before is not counted again.
+            statistics: Additional statistics by name, for the unit or for each unit.
         """
         found = self._seen(outputs, None)
         given = dict(statistics or {})
@@ -281,21 +281,21 @@ class Monitor:
     def audit(self, outputs: Any, targets: Any, *, unit: Names = None) -> None:
         """Update the evidence with units whose targets are known.
 
-        Choose their scans at random: those that a policy completed are the hard ones.
+        Choose their scans at random, because scans that a policy completes are the hard ones.
 
         Args:
             outputs: As for :meth:`update`.
-            targets: One for each case, (case,) or (case, task); a number for one case.
-            unit: Name of the unit, or of each.
+            targets: One target per case, (case,) or (case, task); a number for one case.
+            unit: Name of the unit, or one name per unit.
         """
         found = self._seen(outputs, targets)
         self._add({key: found[key] for key in self._audited}, unit)
 
     def review(self, decision: Decision) -> Decision:
-        """Return the decision, or one to continue after an alarm.
+        """Return the decision unchanged, or a decision to continue after an alarm.
 
         Args:
-            decision: The decision of the policy.
+            decision: Decision of the policy.
         """
         if not self.alarm or decision.round == len(self.policy.accelerations):
             return decision
@@ -371,7 +371,7 @@ class Monitor:
 
     @contextmanager
     def _synchronised(self) -> Iterator[None]:
-        """Load what other processes stored, and store what is added."""
+        """Load the units stored by other processes; store the units added here."""
         with self._lock:
             if self.state is None or self._is_open:
                 yield
@@ -390,7 +390,7 @@ class Monitor:
                     self.save(path)
 
     def _catch_up(self, path: Path) -> None:
-        """Add units that others have stored; refuse the state of another monitor."""
+        """Add units stored by other processes; raise InputError if the monitor differs."""
         record = read_json(path, SCHEMA, remedy="begin a new one")
         for name, mine in self._made_of.items():
             if record.get(name) != mine:

@@ -1,4 +1,4 @@
-"""One round of a scan: recovery, task, decision, compatibility with the policy."""
+"""One round of a scan: recovery, task, decision and compatibility with the policy."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def coil_mismatch(policy: Policy, coils: int) -> str | None:
 
 
 def void_reason(mismatches: Sequence[str], *, depth: int) -> str | None:
-    """Warn and return why the guarantee does not apply."""
+    """Return the reason why the guarantee does not apply, if any, and warn."""
     if not mismatches:
         return None
     text = "; ".join(mismatches)
@@ -75,7 +75,7 @@ def void_reason(mismatches: Sequence[str], *, depth: int) -> str | None:
 
 @dataclass(frozen=True)
 class RoundDecider:
-    """Recover, run the task and decide one round."""
+    """Recovery, task and decision of each round of a scan."""
 
     policy: Policy
     scanners: Scanners
@@ -153,7 +153,7 @@ class RoundDecider:
         return self._for_group(faults, [record.case for record in records]) if faults else faults
 
     def revoke(self, record: RoundRecord, scan: Scan, fault: str) -> RoundRecord:
-        """Return a decision to continue instead of a stop with wrong measurements."""
+        """Replace a stop with faulty measurements by a decision to continue."""
         if record.round == len(self.policy.accelerations):
             raise _unknown_value(record.case, fault)
         undecided = self._undecided(record.round, record.case, fault, record.outputs)
@@ -203,7 +203,7 @@ class RoundDecider:
         monitor.update(x, unit=unit, statistics=statistics)
 
     def require_same(self, scans: dict[str, Scan], path: Path) -> None:
-        """Refuse a stored scan whose decisions are not reproduced."""
+        """Raise InputError if the decisions of a stored scan are not reproduced."""
         for k in range(max((len(scan.rounds) for scan in scans.values()), default=0)):
             stored = {
                 name: scan
@@ -228,7 +228,7 @@ class RoundDecider:
                     raise InputError(f"{text}; start a new scan", code="file.damaged")
 
     def _require_same_outputs(self, k: int, name: str, scan: Scan, path: Path) -> None:
-        """Refuse a stored round whose measurements now give other outputs or lines."""
+        """Raise InputError if a stored round does not reproduce its outputs and lines."""
         record = scan.rounds[k]
         then = Scan(scan.rounds[:k], scan.measurements[: k + 1])
         outputs, chosen = self._outputs(k, name, then)
@@ -263,7 +263,7 @@ class RoundDecider:
         return POLICIES[self.policy.kind].holds_at_any_stop and is_free
 
     def _outputs(self, k: int, case: str, scan: Scan) -> tuple[FloatArray, BoolArray | None]:
-        """Return the outputs of a round, and the lines of the next one if they are chosen."""
+        """Return the outputs of a round, and the lines chosen for the next one, if any."""
         is_last = k == len(self.policy.accelerations)
         R = 1.0 if is_last else float(self.policy.accelerations[k])
         samples = 1 if is_last else self.policy.samples
@@ -292,7 +292,7 @@ class RoundDecider:
     def _decisions(
         self, k: int, scans: dict[str, Scan], outputs: dict[str, FloatArray]
     ) -> list[Decision]:
-        """Return the decision of each case, or the one of a whole group."""
+        """Return the decision for each case, or for the whole group."""
         rounds = []
         for name, scan in scans.items():
             x = outputs[name]

@@ -1,4 +1,4 @@
-"""Scanners of cases and groups; adaptive choice of lines."""
+"""Scanners of cases and groups, and the adaptive choice of lines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEASURES = "has no method measure; pass an object that has one, or for a group a
 
 @dataclass(frozen=True)
 class Scanners:
-    """Scanner of each case."""
+    """Scanners of all cases."""
 
     of_case: Mapping[str, Scanner]
     is_group: bool = True
@@ -38,14 +38,14 @@ class Scanners:
         return tuple(self.of_case)
 
     def measure(self, round: int, active: Sequence[str]) -> list[Any]:
-        """Return what a round adds to each active case."""
+        """Return the new measurements of a round for each active case."""
         if self.is_shared:
             of_case = dict(zip(self.cases, self._measure_group(round), strict=True))
             return [of_case[case] for case in active]
         return [self.of_case[case].measure(round) for case in active]
 
     def combine(self, case: str, measurements: Sequence[Any]) -> Any:
-        """Combine the measurements of a case if its scanner can; otherwise return their list."""
+        """Combine the measurements of a case if its scanner can; otherwise return a list."""
         scanner, combined = self.of_case[case], list(measurements)
         if isinstance(scanner, CombiningScanner):
             combined = scanner.combine(combined)
@@ -140,7 +140,7 @@ class LineSelector:
         return require_nested_lines(chosen, lines, k)
 
     def added(self, k: int, scan: Scan, chosen: BoolArray | None) -> tuple[int, ...]:
-        """Return the lines that round k + 1 adds: as chosen, or else the fallback."""
+        """Return the lines that round k + 1 adds: the chosen ones, or else the fallback."""
         lines = self.measured(scan)
         if k + 1 >= self.rounds:
             after = np.ones_like(lines)

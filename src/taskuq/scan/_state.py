@@ -1,4 +1,4 @@
-"""Scan records, faults, state on disk."""
+"""Records, faults and stored state of scans."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def background(
 ) -> Iterator[Callable[[], None]]:
     """Run work in a background thread; join and re-raise on exit.
 
-    With ``waits`` the thread starts when the yielded function is called, on exit at the latest.
+    With ``waits``, the thread starts when the yielded function is called, or on exit.
     """
     failed: list[BaseException] = []
     threads: list[threading.Thread] = []
@@ -127,7 +127,7 @@ def output_fault(policy: Policy, outputs: FloatArray, *, round: int) -> str | No
 
 
 def require_value(policy: Policy, outputs: FloatArray) -> None:
-    """Refuse what is not the one value of a fully measured scan."""
+    """Raise InputError unless outputs are the single value of a fully measured scan."""
     if len(outputs) != 1:
         text = f"recovery and task returned {len(outputs)} values of a full measurement, not one"
         raise InputError(text, code="component.invalid")
@@ -137,7 +137,7 @@ def require_value(policy: Policy, outputs: FloatArray) -> None:
 
 
 def _outside(policy: Policy, outputs: FloatArray) -> str | None:
-    """Return the first task's range that values (value,) or (value, task) leave, or None."""
+    """Return the range of the first task with values outside it, or None."""
     values = outputs.reshape(len(outputs), -1)
     for t, range_ in enumerate(policy.task_ranges):
         low, high = range_ or (-np.inf, np.inf)
@@ -148,7 +148,7 @@ def _outside(policy: Policy, outputs: FloatArray) -> str | None:
 
 
 def _as_arrays(measurement: Any) -> dict[str, np.ndarray] | None:
-    """Return a measurement as arrays by name, or None if it is something else."""
+    """Return a measurement as named arrays, or None if it does not consist of arrays."""
     # The prefix keeps names apart from the arguments of np.savez, and from a lone array.
     if isinstance(measurement, Mapping):
         values = {f"of {name}": value for name, value in measurement.items()}
@@ -199,12 +199,12 @@ class RoundRecord:
     """Outputs and decision of one case in one round.
 
     Args:
-        round: The round, from 0.
+        round: Index of the round, from 0.
         outputs: Task outputs (sample,) or (sample, task); one value if fully sampled.
-        stop: True if the policy stopped here.
+        stop: True if the policy stopped the scan in this round.
         lower: Lower end of the interval, one per task.
-        upper: Upper end.
-        fault: The fault that prevented a decision, or None.
+        upper: Upper end of the interval, one per task.
+        fault: Fault that prevented a decision, or None.
         next_lines: Lines that the next round adds, if they are chosen for each case.
         void_reason: Reason why the guarantee does not apply, or None if it does.
         shadow: True if the decision was only logged and did not stop the scan.
@@ -270,8 +270,8 @@ class Scan:
 
     Args:
         rounds: Records of the rounds so far.
-        measurements: Measurements of each round, possibly of one not yet decided.
-        faults: Measurement faults; after one, the target is never known.
+        measurements: Measurements of each round, including a round not yet decided.
+        faults: Measurement faults; after a fault the target remains unknown.
     """
 
     rounds: tuple[RoundRecord, ...] = ()
@@ -314,7 +314,7 @@ class GroupScan:
     """Scans of all cases of a group.
 
     Args:
-        cases: The scan of each case by name, in the given order.
+        cases: Scans by case name, in the given order.
     """
 
     cases: Mapping[str, Scan]
@@ -349,7 +349,7 @@ class ScanFlags:
 
 
 def format_reason(reason: str, *, shadow: bool) -> str:
-    """Return the reason of a decision, in the conditional for shadow mode."""
+    """Return the reason for a decision, in the conditional mood in shadow mode."""
     is_early = reason.startswith("stop ")
     return f"would have stopped {reason.removeprefix('stop ')}" if shadow and is_early else reason
 
@@ -384,7 +384,7 @@ class ScanState:
     def storable(
         self, active: Sequence[str], measurements: Sequence[Any]
     ) -> tuple[list[Any], Arrays | None]:
-        """Return the measurements of a round as they are read back, and as arrays to store."""
+        """Return the measurements of a round as they will be read back, and as arrays to store."""
         each = [_as_arrays(measurement) for measurement in measurements]
         read_back = [
             measurement if arrays is None else _from_arrays(arrays)
@@ -399,14 +399,14 @@ class ScanState:
         return read_back, stored
 
     def store_measured(self, round: int, arrays: Arrays, scans: Mapping[str, Scan]) -> None:
-        """Store the measurements of a round, and then that they are stored."""
+        """Store the measurements of a round, then mark them as stored."""
         named: Arrays = {SCAN: np.array(self.scan_id), ROUND: np.array(round), **arrays}
         with atomic_write(_arrays_path(self.path, round)) as partial, partial.open("wb") as file:
             np.savez(file, allow_pickle=False, **named)
         self.store(scans, pieces_stored=True)
 
     def store(self, scans: Mapping[str, Scan], *, pieces_stored: bool, first: Any = None) -> None:
-        """Store the decisions so far; run ``first`` before they are visible."""
+        """Store the decisions so far; call ``first`` before they become visible."""
         each = [[record.to_dict() for record in scan.rounds] for scan in scans.values()]
         record = {
             "schema": SCHEMA,
@@ -433,8 +433,8 @@ def load_scan(path: str | os.PathLike[str], policy: Policy) -> Scan | GroupScan:
     """Load a stored scan of a case or of a group.
 
     Args:
-        path: The state that :func:`taskuq.acquire` wrote.
-        policy: The policy of the scan; another one is refused.
+        path: State file written by :func:`taskuq.acquire`.
+        policy: Policy of the scan; a different policy raises InputError.
     """
     source = Path(path)
     scans, is_group = _read_scans(source, policy, _read_record(source, policy))

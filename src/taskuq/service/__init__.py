@@ -1,1 +1,1 @@
-"""MRD server and replay, DICOM SR, export of networks."""
+"""MRD server, replay of scans, DICOM SR and export of networks."""

@@ -1,4 +1,4 @@
-"""Export of recovery and task by torch.export."""
+"""Export of recovery and task networks with torch.export."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from taskuq.service._runtime import MANIFEST, SCHEMA, checksum
 
 
 class _Export(nn.Module):
-    """Exportable recovery, in a list so that folded weights are exported as constants."""
+    """Exportable recovery; the list lets folded weights be exported as constants."""
 
     def __init__(self, recover: Any) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ def write_runtime(
     shape: tuple[int, int, int],
     fingerprints: Mapping[str, str] | None = None,
 ) -> Path:
-    """Export recovery and task, and require that they agree with the networks."""
+    """Export recovery and task; raise an error if the exports and the networks disagree."""
     if not isinstance(task, torch.nn.Module):
         raise InputError(
             f"a task must be a torch module, got {type(task).__name__}", code="component.invalid"

@@ -144,7 +144,7 @@ def non_imaging_kind(acquisition: Any) -> str | None:
 
 
 def line_problem(acquisition: Any) -> str | None:
-    """Return why an acquisition is rejected, or None."""
+    """Return the reason for rejecting an acquisition, or None."""
     if acquisition.is_flag_set(REVERSED):
         return "a reversed line; reverse it before sending"
     if any(acquisition.is_flag_set(flag) for flag in COMPRESSED):
@@ -201,12 +201,12 @@ class Connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def wait_until(self, until: float | None) -> None:
-        """Set the time of the monotonic clock after which nothing is read."""
+        """Set the deadline of all reads, on the monotonic clock."""
         self._until = until
         self.connection.settimeout(self.limits.idle)
 
     def read(self) -> Message | None:
-        """Return the next message that is not a waveform, or None at the end of the stream."""
+        """Return the next message other than a waveform, or None at the end of the stream."""
         while start := self._some(2):
             kind = struct.unpack("<H", start + self._exactly(2 - len(start)))[0]
             match kind:

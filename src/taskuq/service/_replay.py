@@ -1,4 +1,4 @@
-"""Stored scans replayed against a server."""
+"""Replay of stored scans against a server."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def replay_scan(
     tr: float = 0.0,
     log: Callable[[str], None] = lambda sentence: None,
 ) -> _ReplayResult:
-    """Send a scan to a service and follow its decisions."""
+    """Send a scan to a service and apply its decisions."""
     result, connections, remaining = _ReplayResult(), 0, list(scan.kspace)
     until, is_logged = time.monotonic() + PATIENCE, False
     while time.monotonic() < until:
@@ -170,7 +170,7 @@ def replay_scan(
 
 
 class _LineSender:
-    """Send acquisitions at a fixed interval."""
+    """Sender of acquisitions at a fixed interval."""
 
     def __init__(
         self, connection: mrd.Connection, scan: _StoredScan, result: _ReplayResult, tr: float
@@ -230,7 +230,7 @@ def _rounds(sender: _LineSender, lines: dict[int, list[int]]) -> None:
 
 
 def _wait(connection: mrd.Connection, kind: int) -> dict[str, Any]:
-    """Return the next reply of a kind."""
+    """Return the next reply of a given kind."""
     while (message := connection.read()) is not None:
         if message.kind == kind == mrd.IMAGE:
             return _decision(message)

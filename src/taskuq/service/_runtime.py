@@ -1,4 +1,4 @@
-"""Exported recovery and task, opened without network code."""
+"""Exported recovery and task, loaded without the code of the networks."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class _ExportedRecover:
         return images[:samples]
 
     def _sample_within_limit(self, zero_filled: Tensor, mask: Tensor, seed: int) -> Tensor:
-        """Redraw samples beyond the limit of the flow, at last with lower temperatures."""
+        """Redraw samples that exceed the flow's limit, eventually at lower temperatures."""
         deviations = {int(lines): float(wide) for lines, wide in self.draws["deviations"]}
         lines, most = int(mask.sum()), int(self.draws["attempts"])
         if lines not in deviations:
@@ -140,7 +140,7 @@ def open_runtime(folder: Path, policy: Policy) -> _ExportedModel:
 
 
 def _verified(folder: Path, part: Mapping[str, Any]) -> Path:
-    """Return the path of an exported program whose checksum fits."""
+    """Return the path of an exported program; raise InputError if its checksum differs."""
     path = safe_join(folder, str(part["file"]))
     if not path.is_file():
         raise InputError(f"{path} does not exist; export again", code="file.missing")

@@ -40,7 +40,7 @@ PAUSE = 0.1
 
 @dataclass
 class Service:
-    """MRD server with two threads per connection and one model for all."""
+    """MRD server with two threads per connection and one shared model."""
 
     model: ServiceModel
     host: str = LOOPBACK
@@ -56,7 +56,7 @@ class Service:
     _lock: Any = field(default_factory=threading.RLock, init=False, repr=False)
 
     def start(self) -> None:
-        """Listen in background threads, and set the ports."""
+        """Start listening in background threads and set the ports."""
         if not self.model.folder.exists():
             # It holds data of patients.
             make_folder(self.model.folder)
@@ -83,7 +83,7 @@ class Service:
         self._threads.append(thread)
 
     def stop(self) -> None:
-        """Accept no more connections, finish the decisions in progress, and close."""
+        """Stop accepting connections, finish the decisions in progress and close."""
         listener, self._listener = self._listener, None
         if listener is not None:
             # Otherwise the accepting thread would keep the port.
@@ -138,7 +138,7 @@ class Service:
                 connection.close()
 
     def _open_session(self, client: socket.socket) -> None:
-        """Serve a client, or refuse it if there are too many."""
+        """Serve a client, or refuse it if there are too many connections."""
         connection = Connection(client, self.limits)
         with self._lock:
             is_full = len(self.sessions) >= self.limits.connections
@@ -200,12 +200,12 @@ def _health(service: Service) -> type[BaseHTTPRequestHandler]:
     slots = threading.Semaphore(service.limits.connections)
 
     class Health(BaseHTTPRequestHandler):
-        """Health as JSON, for every path."""
+        """Request handler that returns the health as JSON for every path."""
 
         timeout = 10
 
         def handle(self) -> None:
-            """Answer at most as many requests at once as there are connections."""
+            """Handle a request, within the limit on simultaneous requests."""
             if slots.acquire(blocking=False):
                 try:
                     super().handle()
@@ -226,7 +226,7 @@ def _health(service: Service) -> type[BaseHTTPRequestHandler]:
 
 
 def freeze_gc() -> None:
-    """Freeze the garbage collector."""
+    """Exclude all current objects from garbage collection."""
     gc.collect()
     gc.freeze()
 
@@ -255,7 +255,7 @@ def open_service_model(
     adaptive: Path | None = None,
     allow_mismatch: bool = False,
 ) -> ServiceModel:
-    """Load and check policy, networks and masks."""
+    """Load policy, networks and masks, and check that they match."""
     loaded = load_policy(policy)
     if runtime is not None:
         if any(option is not None for option in (recover, task, masks, device, adaptive)):
@@ -282,7 +282,7 @@ def _mismatch(
     policy: Policy, is_allowed: bool, recover: Any, task: Any, columns: Sequence[NDArray[np.intp]],
     adaptive: Any = None, fingerprints: Mapping[str, str] | None = None, **others: Any,
 ) -> str | None:  # fmt: skip
-    """Return why the guarantee does not hold for these parts, or None."""
+    """Return the reason why the guarantee does not hold for these networks and masks, or None."""
     masks = np.zeros((len(columns) - 1, sum(map(len, columns))), dtype=bool)
     for k, added in enumerate(columns[:-1]):
         masks[k:, added] = True
@@ -297,7 +297,7 @@ def _mismatch(
 
 
 def _adaptive_lines(path: Path, policy: Policy, masks: Path | None) -> AdaptiveLines:
-    """Return the rule of the table [adaptive] of a run."""
+    """Return the adaptive rule configured by [adaptive] of a run."""
     table = read_toml(path).get("adaptive")
     if table is None:
         raise InputError(f"{path} has no table [adaptive]", code="config.missing")
@@ -324,7 +324,7 @@ def _load_networks(
 
 
 def _masks_of_rounds(policy: Policy, masks: Path | None) -> BoolArray:
-    """Return the masks (round, width) of a policy; without a file, those of bundled networks."""
+    """Return the masks (round, width) of a policy; default: those of the bundled networks."""
     rates = tuple(map(float, policy.accelerations))
     return MaskConfig(accelerations=rates).masks(128) if masks is None else read_masks(masks, rates)
 

@@ -1,4 +1,4 @@
-"""One client connection: slices, rounds, replies."""
+"""Client connections: slices, rounds and replies."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _StreamedSlice:
         return 8 * coils * height * len(self.lines)
 
     def add(self, column: int, data: Any) -> str | None:
-        """Add a line of k-space (coil, height); return why it is rejected, or None."""
+        """Add a line of k-space (coil, height); return the reason for rejecting it, or None."""
         (coils, height, width), line = self.shape, np.asarray(data)
         if not 0 <= column < width:
             return f"line {column} of {width} lines"
@@ -70,7 +70,7 @@ class _StreamedSlice:
         return None
 
     def request(self, round: int, lines: NDArray[np.int64]) -> None:
-        """Set the columns that a round adds."""
+        """Request the columns that a round adds."""
         columns = list(self.columns)
         columns[round] = np.asarray(lines, dtype=np.intp)
         self.columns = columns
@@ -101,7 +101,7 @@ class _StreamedSlice:
         }
 
     def remeasure(self, round: int, measurement: dict[str, Any]) -> None:
-        """Refuse lines of a stored round that differ from the stored ones."""
+        """Raise an error if the lines of a stored round differ from the stored ones."""
         arrived, names = self.measure(round), ("columns", "kspace")
         is_same = all(np.array_equal(arrived[name], measurement[name]) for name in names)
         if self.faults or not is_same:
@@ -151,7 +151,7 @@ class _DecisionQueue:
         self._thread.start()
 
     def offer(self, scan: _ActiveScan) -> None:
-        """Queue a scan whose lines have arrived, unless it is queued."""
+        """Queue a scan with a complete round, unless it is already queued."""
         with self._changed:
             if not self._is_closing and not scan.is_queued and scan.is_ready:
                 scan.is_queued = True
@@ -159,12 +159,12 @@ class _DecisionQueue:
                 self._changed.notify_all()
 
     def wait(self) -> None:
-        """Block while too many rounds wait, so that the client stops sending."""
+        """Block while the queue is full, so that the client stops sending."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closing or self._waiting < self.max_waiting)
 
     def close(self) -> None:
-        """Accept no more rounds, and decide those that are ready."""
+        """Stop accepting rounds and decide those that are ready."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -236,7 +236,7 @@ class ServiceModel:
 
     @property
     def is_joint(self) -> bool:
-        """Return True if all slices of a scan are decided together."""
+        """Return True if one decision applies to all slices of a scan."""
         by_group = self.monitor is not None and self.monitor._is_by_group
         return self.policy.whole_group or by_group
 
@@ -268,7 +268,7 @@ class Session:
         self.connection.is_awaited = lambda: self.queue.is_busy(self.connection.limits.idle)
 
     def run(self) -> None:
-        """Read until the client is done, and finish the rounds that are ready."""
+        """Read until the client is done, and decide the rounds that are ready."""
         self.connection.wait_until(time.monotonic() + self.connection.limits.header)
         try:
             while (message := self.connection.read()) is not None:
@@ -323,7 +323,7 @@ class Session:
             self._open(range(header.slices))
 
     def _require_supported(self, header: mrd.ScanHeader) -> None:
-        """Refuse a scan that the model does not fit, or that is too large."""
+        """Raise an error if a scan does not match the model or is too large."""
         limits, width = self.connection.limits, sum(map(len, self.model.columns))
         self.void = self.model.void
         if mismatch := coil_mismatch(self.model.policy, header.shape[0]):
@@ -357,7 +357,7 @@ class Session:
         return hashlib.sha256(key.encode()).hexdigest()[:24]
 
     def _open(self, numbers: Iterable[int]) -> _ActiveScan:
-        """Open a slice, or all slices that are decided together."""
+        """Open a slice, or all slices that share a decision."""
         assert self.header is not None, "slices come after the header"
         rates, columns = self.model.policy.accelerations, self.model.columns
         same = (columns, self.header.shape, rates, self.header.scan_id)
@@ -369,7 +369,7 @@ class Session:
         return scan
 
     def _line(self, acquisition: Any) -> None:
-        """Add a line to its slice, or send why it is rejected."""
+        """Add a line to its slice, or send the reason for rejecting it."""
         self.count("lines")
         number, column = int(acquisition.idx.slice), int(acquisition.idx.kspace_encode_step_1)
         if self.header is None:
@@ -411,7 +411,7 @@ class Session:
     def _rounds(
         self, slices: dict[int, _StreamedSlice], slice_of: dict[str, int]
     ) -> Generator[Awaited, None, Any]:
-        """Scan a slice, or all that are decided together, from the stored state to the end."""
+        """Scan a slice, or all slices that share a decision, from the stored state to the end."""
         header, model = self.header, self.model
         assert header is not None, "slices come after the header"
         key = self._key("all" if model.is_joint else min(slices))
@@ -496,7 +496,7 @@ class Session:
             self.connection.send(mrd.IMAGE, reply)
 
     def _next_lines(self, record: RoundRecord, slice_: int) -> list[int]:
-        """Return the lines of the next round, or all others of a scan that would stop."""
+        """Return the lines of the next round; after a stop in shadow mode, all remaining lines."""
         columns, k = self.model.columns, record.round + 1
         if not (record.stop and self.model.shadow):
             is_chosen = record.stop or self.model.adaptive is not None

@@ -1,4 +1,4 @@
-"""TaskOutputs, its files, and example tables."""
+"""TaskOutputs, its file formats and example tables."""
 
 import lazy_loader
 

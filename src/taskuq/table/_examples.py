@@ -19,14 +19,14 @@ class SyntheticTable:
     """Parameters of a synthetic table of task outputs.
 
     Args:
-        volumes: Number of groups, of 18 to 28 cases each.
+        volumes: Number of groups, each with 18 to 28 cases.
         positives: Fraction of cases with label 1.
         accelerations: Acceleration of each round.
         samples: Samples per case and round.
         error: Standard deviation of the logit's error in each round.
-        dispersion: Standard deviation of samples over that of errors.
-        bias: Bias in each round, in units of its error.
-        volume_bias: Standard deviation of the bias of a group.
+        dispersion: Ratio of the standard deviation of samples to that of errors.
+        bias: Bias in each round, in units of the error of that round.
+        volume_bias: Standard deviation of the bias shared by a group.
     """
 
     volumes: int = 100
@@ -40,7 +40,7 @@ class SyntheticTable:
 
 
 def synthetic_outputs(scanner: SyntheticTable, *, seed: int) -> TaskOutputs:
-    """Sample a synthetic table.
+    """Generate a synthetic table.
 
     Args:
         scanner: Parameters of the table.

@@ -123,7 +123,7 @@ def _read_rows(rows: Any, source: str) -> TaskOutputs:
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Rows of one task, to be pivoted into arrays."""
+    """Rows of one task, before they are pivoted into arrays."""
 
     rows: Any
     source: str
@@ -169,7 +169,7 @@ class _Rows:
         )  # fmt: skip
 
     def _entries(self, name: str, index: np.ndarray, count: int) -> np.ndarray | None:
-        """Return the entry of a column for each index, on which all of its rows must agree."""
+        """Return one entry of a column per index; raise InputError if its rows differ."""
         if name not in self:
             return None
         values = self.numbers(name) if name == "target" else self.ids(name)
@@ -182,7 +182,7 @@ class _Rows:
         return entries
 
     def _outputs(self, place: np.ndarray) -> tuple[np.ndarray, FloatArray]:
-        """Return the outputs (place, sample) and the place of each, a case in a round."""
+        """Return the outputs (place, sample), with case and round of each place."""
         if "sample" in self:
             return self._sampled_outputs(place)
         if len(np.unique(place)) != len(place):
@@ -236,7 +236,7 @@ def _numbers(column: Any, name: str, source: str) -> FloatArray:
 
 
 def write_npz(table: TaskOutputs, path: Path) -> Path:
-    """Write a table as compressed arrays, and its attributes as JSON."""
+    """Write a table as compressed arrays with its attributes as JSON."""
     arrays = {name: getattr(table, field) for name, field in ARRAYS.items()}
     arrays = {name: values for name, values in arrays.items() if values is not None}
     for name in ("accelerations", "targets"):

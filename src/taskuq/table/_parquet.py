@@ -1,4 +1,4 @@
-"""Folder of checksummed Parquet shards."""
+"""Tables as folders of checksummed Parquet shards."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ REMEDY = "delete it and rerun to recompute its cases"
 def _write_parquet(
     table: Any, path: Path, note: Mapping[str, Any] | None = None, *, exclusive: bool = False
 ) -> Path:
-    """Write an Arrow table whole, with checksums."""
+    """Write an Arrow table atomically, with checksums."""
     hashes = _ColumnHashes(table.column_names)
     for rows in table.to_batches():
         hashes.update(rows)
@@ -65,7 +65,7 @@ def _write_parquet(
 
 
 def _read_batches(path: Path, columns: list[str], identity: str = "") -> Iterator[Any]:
-    """Yield batches of rows; raise InputError if the file is damaged or of another table."""
+    """Yield batches of rows; raise InputError if the file is damaged or part of another table."""
     schema = _read_schema(path)
     note = _read_note(path, schema)
     if identity and note.get("table", identity) != identity:
@@ -109,7 +109,7 @@ def _irregular(path: Path) -> InputError:
 
 
 def _read_note(path: Path, schema: Any) -> dict[str, Any]:
-    """Return the note of a file's metadata, empty for files of other programs."""
+    """Return this package's entry in a file's metadata; empty for files of other programs."""
     text = (schema.metadata or {}).get(NOTE)
     if text is None:
         return {}
@@ -130,7 +130,7 @@ def _damaged(path: Path, reason: str) -> InputError:
 
 
 class _ColumnHashes:
-    """Incremental SHA-256 of columns: their types, content and lengths."""
+    """Incremental SHA-256 of the types, contents and lengths of columns."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.parts: dict[str, tuple[set[str], Any, Any]] = {}
@@ -253,7 +253,7 @@ def _lines_as_texts(lines: Any, rows: int, count: int | None) -> list[str]:
 
 
 def _lines_from_texts(texts: list[str], count: int, source: str) -> BoolArray:
-    """Read the texts of :func:`_lines_as_texts`, booleans (row, line)."""
+    """Read back the texts of :func:`_lines_as_texts` as booleans (row, line)."""
     mask = np.zeros((len(texts), count), dtype=bool)
     for row, text in zip(mask, texts, strict=True):
         parts = str(text).split()
@@ -298,7 +298,7 @@ class TableHeader:
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
-        """Attributes that determine the numbers of the table."""
+        """Attributes that determine the values of the table."""
         # As in the file, so that a tuple equals the list it was written as.
         record = dict(to_json_value(self.to_dict()))
         free = ("made_by", "words")
@@ -319,14 +319,14 @@ class TableHeader:
 
 
 class TableWriter:
-    """Writer of a table's shards, resumable.
+    """Resumable writer of a table's shards.
 
     Args:
-        folder: Folder of the table; a table in it must have the same header.
+        folder: Folder of the table; an existing table must have the same header.
         header: Attributes of the table.
 
     Raises:
-        TableMismatchError: If the folder holds the table of another run.
+        TableMismatchError: If the folder holds the table of a different run.
     """
 
     def __init__(self, folder: str | os.PathLike[str], header: TableHeader) -> None:
@@ -403,7 +403,7 @@ class TableWriter:
 
 
 def finished_cases(folder: Path, header: TableHeader, names: Sequence[str]) -> np.ndarray:
-    """Return True per case whose rounds are all stored."""
+    """Return one boolean per case, True if all of its rounds are stored."""
     there = np.zeros((len(header.accelerations), len(names)), dtype=bool)
     places = _read_places(_shard_paths(folder), header)
     if places:
@@ -425,7 +425,7 @@ def image_marks(folder: Path) -> dict[str, str]:
 
 
 def _read_places(shards: Sequence[Path], header: TableHeader) -> list[tuple[Any, np.ndarray]]:
-    """Return case and round of each row, by shard."""
+    """Return the case and round of each row, per shard."""
     places = []
     for shard in shards:
         rows = _read_columns(shard, ["case", "acceleration"], header.identity)
@@ -524,7 +524,7 @@ Places = tuple[np.ndarray, np.ndarray]
 
 
 def read_shards(folder: Path) -> TaskOutputs:
-    """Read a table, some rows at a time into arrays of the final size."""
+    """Read a table in batches of rows into arrays of the final size."""
     header = read_header(folder)
     shards = _shard_paths(folder)
     if not shards:
@@ -568,7 +568,7 @@ def read_shards(folder: Path) -> TaskOutputs:
 
 
 def _place_rows(header: TableHeader, shards: list[Path]) -> tuple[Any, list[Places], np.ndarray]:
-    """Return all ids, the place of each row, and True for each complete case."""
+    """Return all ids, the position of each row, and True for each complete case."""
     cases, rounds = zip(*_read_places(shards, header), strict=True)
     names = _concatenate(cases)
     ids = pc.unique(names)
@@ -616,7 +616,7 @@ def _fill(
 def _read_ids(
     shards: list[Path], schemas: list[Any], places: list[Places], n: int
 ) -> dict[str, np.ndarray]:
-    """Return group and label if they are known of all cases."""
+    """Return groups and labels if they are known for all cases."""
     read: dict[str, list[tuple[Any, np.ndarray]]] = {"group": [], "label": []}
     for shard, schema, (case, _) in zip(shards, schemas, places, strict=True):
         present = [name for name in read if name in schema.names]

@@ -1,4 +1,4 @@
-"""TaskOutputs: arrays, checks, selection."""
+"""TaskOutputs: its arrays, their validation and selection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from taskuq._arrays import as_array, as_ids, as_ranges, as_real_array, require_in_ranges
+from taskuq._arrays import (
+    align_cases,
+    as_array,
+    as_ids,
+    as_ranges,
+    as_real_array,
+    require_in_ranges,
+)
 from taskuq._io import reading
 from taskuq._registry import Registry
 from taskuq.errors import InputError
@@ -90,19 +97,20 @@ class TaskOutputs:
             (case,) one round of point estimates.
         targets: (case,) or (case, task), with a leading round axis if they depend on the round;
             None if unknown, as for new cases.
-        accelerations: Full cost over the cost of each round, decreasing. The fully sampled round
+        accelerations: Full cost divided by the cost of each round, decreasing. The fully sampled
+            round
             R = 1 is implied, not stored.
         group: Group of each case, e.g. a patient; integers or strings.
         label: Class of each case.
         case: Id of each case.
-        task_names: One per task.
+        task_names: One name per task.
         task_range: Range of outputs and targets, None if unbounded: one for all tasks, or one per
             task, in order or by name.
-        task_ranges: One per task; ``task_range`` is stored like this.
+        task_ranges: One range per task, as which ``task_range`` is stored.
         round_names: Names of the rounds, e.g. '20 views'; default: their accelerations.
         provenance: Origin of the table.
-        missing_cases: Cases that a run did not finish; they are not in the arrays.
-        images_path: Stored images of some cases.
+        missing_cases: Ids of the cases that a run did not finish; the arrays omit them.
+        images_path: File of the stored images of some cases.
         sampled_lines: Lines that adaptive sampling chose, booleans (round, case, line).
 
     Raises:
@@ -148,6 +156,8 @@ class TaskOutputs:
         images_path: Path | None = None,
         sampled_lines: Any = None,
     ) -> None:
+        given = {"outputs": outputs, "targets": targets, "group": group, "label": label}
+        outputs, targets, group, label = align_cases(given).values()
         x = as_real_array(outputs, "outputs", ndim=(1, 2, 3, 4))
         x = x[:, None] if x.ndim == 1 else x
         x = x[None] if x.ndim == 2 else x
@@ -338,8 +348,8 @@ class TaskOutputs:
         """Write the table and return its path.
 
         Args:
-            path: A ``.npz`` file; a ``.csv`` or ``.parquet`` file of rows, without ranges and
-                provenance; or else a folder of Parquet shards.
+            path: A ``.npz`` file; a ``.csv`` or ``.parquet`` file of rows, which stores no ranges
+                or provenance; or a folder for Parquet shards.
         """
         target = Path(path)
         return WRITERS[target.suffix if target.suffix in WRITERS else FOLDER](self, target)
@@ -394,7 +404,7 @@ WRITERS: Registry[Callable[[TaskOutputs, Path], Path]] = Registry(
 
 
 def replace_arrays(table: TaskOutputs, **changes: Any) -> TaskOutputs:
-    """Return a table with some fields replaced, validated again."""
+    """Return a validated copy of a table with some fields replaced."""
     parts = {name: getattr(table, name) for name in table.__dataclass_fields__} | changes
     if np.isnan(parts["targets"]).all():
         parts["targets"] = None
@@ -427,11 +437,11 @@ DESCRIBED = tuple(signature(TaskOutputs).parameters)[2:]
 
 
 def as_table(given: Any, described: Mapping[str, Any], what: str) -> TaskOutputs:
-    """Return a TaskOutputs from a table, path, frame or arrays.
+    """Return a TaskOutputs from a table, a path, a data frame or arrays.
 
     Args:
         given: A table, its path, a data frame, or a pair (outputs, targets).
-        described: Arguments of :class:`TaskOutputs`, for arrays.
+        described: Further arguments of :class:`TaskOutputs`, used with arrays.
         what: Name of the calling function, for errors.
 
     Example:
@@ -488,7 +498,7 @@ def suggest_range(table: TaskOutputs) -> str | None:
 
 
 def sum_groups(table: TaskOutputs, weight: float = 1.0) -> TaskOutputs:
-    """Return a table with one case per group: the weighted sums over its cases.
+    """Return a table with one case per group: the weighted sum over the group's cases.
 
     Args:
         table: A table with groups and without missing cases.

@@ -1,4 +1,4 @@
-"""Display labels of cases, groups and rounds."""
+"""Display names of cases, groups, rounds and measurements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Terminology:
 
     Args:
         case: One image: 'slice', 'digit', 'scene'.
-        group: Unit of related cases: 'patient', 'writer', 'film'.
+        group: Set of related cases: 'patient', 'writer', 'film'.
         estimate: Preview of the measurement: 'zero-filled', 'back-projection', 'blurred'.
         round: One measurement configuration: 'round', 'exposure'.
         measurement: Unit saved by stopping early: 'line of k-space', 'view', 'second'.
@@ -53,7 +53,7 @@ class Terminology:
         return _plural(first) + of + rest
 
     def title(self, name: str) -> str:
-        """Return a term with a capital letter."""
+        """Return a term with an initial capital."""
         term = str(getattr(self, name))
         return term[:1].upper() + term[1:]
 

@@ -1,7 +1,7 @@
-"""From an image to numbers: the classifier, its self-supervised start, its adversarial training.
+"""Tasks that map images to numbers: classifier, pre-training and adversarial training.
 
-``build`` makes a network by name, ``load`` reads a trained one. ``MeanIntensity`` is a task without
-a network and ``AsTask`` makes one of any module or function.
+``build`` makes a network by name and ``load`` reads a trained one. ``MeanIntensity`` is a task
+without a network; ``TorchTask`` wraps any module or function.
 """
 
 from __future__ import annotations

@@ -15,16 +15,17 @@ from taskuq.task._classifier import Classifier, eval_mode
 
 @dataclass(frozen=True)
 class AttackConfig:
-    r"""Projected-gradient attack; the defaults are the paper's.
+    r"""Settings of a projected-gradient attack; the defaults are the paper's.
 
-    A ball of one radius is a stronger attack on a smaller image, so the radius is scaled with the
-    square root of the number of pixels.
+    A given radius is a stronger attack on a smaller image, so the radius is scaled with the square
+    root of the number of pixels.
 
     Args:
         radius: Largest :math:`\ell_2` norm of a perturbation; 0 for no attack.
         reference_size: Rows and columns to which the radius refers.
         steps: Number of gradient steps.
-        step_size: Length of one step, relative to the radius; all steps together must reach it.
+        step_size: Length of one step relative to the radius; all steps together must reach the
+            radius.
 
     Example:
         >>> AttackConfig().radius_for(128, 128)
@@ -45,14 +46,14 @@ class AttackConfig:
             raise InputError(text, code="value.invalid")
 
     def radius_for(self, height: int, width: int) -> float:
-        """Return the radius for images of a size."""
+        """Return the radius for images of a given size."""
         return self.radius * math.sqrt(height * width) / self.reference_size
 
 
 def l2_pgd(
     loss: Callable[[Tensor], Tensor], images: Tensor, *, radius: float, steps: int, step: float
 ) -> Tensor:
-    """Perturb images within a ball to increase a loss."""
+    r"""Perturb images within an :math:`\ell_2` ball to increase a loss."""
     x = images.detach()
     for _ in range(steps):
         with torch.enable_grad():

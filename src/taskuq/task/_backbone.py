@@ -81,7 +81,7 @@ def _read_imagenet(network: nn.Module, path: Path | str) -> None:
 
 
 class _SmallResNet(nn.Module):
-    """Residual blocks; each stage halves the image and doubles the width."""
+    """Small ResNet; each stage halves the image size and doubles the number of channels."""
 
     def __init__(self, channels: int, width: int, blocks: Sequence[int]) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class BackboneConfig:
 
 
 class Backbone(nn.Module):
-    """Images in [0, 1] to features."""
+    """Backbone network from images in [0, 1] to features."""
 
     mean: Tensor
     std: Tensor
@@ -179,11 +179,11 @@ class Backbone(nn.Module):
 
 @dataclass(frozen=True)
 class InitConfig:
-    """Settings [init_from]: initial weights, at most one; default: random."""
+    """Settings [init_from]: source of the initial weights, at most one; default: random weights."""
 
-    simclr: Path | None = None  #: Weights of a SimCLR pre-training.
+    simclr: Path | None = None  #: Weights from SimCLR pre-training.
     imagenet: Path | None = None  #: torchvision weights of a ResNet-50.
-    classifier: Path | None = None  #: Weights of a classifier, the head included.
+    classifier: Path | None = None  #: Weights of a classifier, including its head.
 
     def __post_init__(self) -> None:
         if sum(path is not None for path in (self.simclr, self.imagenet, self.classifier)) > 1:

@@ -26,15 +26,15 @@ from taskuq.training._fit import TrainerOptions
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """Settings [augment] of task networks: random changes of an image."""
+    """Settings [augment] of task networks: random augmentation of images."""
 
     flip: float = 0.5  #: Probability of a left-right flip.
     rotation: float = 15.0  #: Maximum rotation in degrees.
     shift: float = 0.1  #: Maximum shift, as a fraction of the image.
     crop: float = 0.8  #: Smallest fraction of the area that a random crop keeps.
-    contrast: float = 0.0  #: Maximum exponent of the intensities, minus 1.
+    contrast: float = 0.0  #: Random gamma correction: maximum exponent of the intensities, minus 1.
     blur: float = 0.0  #: Maximum standard deviation of a Gaussian blur, in pixels.
-    contrast_probability: float = 0.8  #: Probability of the change of contrast.
+    contrast_probability: float = 0.8  #: Probability of a random contrast change.
 
     def __post_init__(self) -> None:
         for name in ("flip", "shift", "contrast_probability", "crop"):
@@ -112,7 +112,7 @@ def unit_scale(images: Tensor) -> Tensor:
 
 
 def require_images(given: Any) -> Tensor:
-    """Return images as a tensor if they are real, (image, height, width)."""
+    """Return images (image, height, width) as a tensor; raise InputError if they are not real."""
     images = torch.as_tensor(given)
     if images.ndim != 3 or images.is_complex() or 0 in images.shape:
         message = f"images must be real (image, height, width), got {tuple(images.shape)}"
@@ -158,14 +158,14 @@ def collate(cases: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     sizes = sorted({tuple(case["image"].shape) for case in cases})
     if len(sizes) > 1:
         shown = " and ".join("×".join(map(str, size)) for size in sizes[:2])
-        message = f"images have sizes {shown}; crop them (data.cut for a folder)"
+        message = f"images have sizes {shown}; crop them (data.size for a folder)"
         raise InputError(message, code="shape.mismatch")
     return {name: torch.stack([case[name] for case in cases]) for name in ("image", "target")}
 
 
 @dataclass(frozen=True)
 class TaskTraining:
-    """Settings shared by trainings of task networks."""
+    """Settings shared by all training runs of task networks."""
 
     network: Any = None  #: Size of the network.
     training: TrainingConfig = field(default_factory=TrainingConfig)  #: Optimiser and schedule.
@@ -187,5 +187,5 @@ class TaskTraining:
     def prepare(
         self, machine: TrainerOptions, data: Sequence[LabelledSubset] | None = None
     ) -> tuple[TaskDataset, ...]:
-        """Return the cases of the settings, or of other data, by (epoch, index)."""
+        """Return the cases of the configured data, or of other data, by (epoch, index)."""
         return tuple(TaskDataset(part.cases, part.targets) for part in data or self.open_parts())

@@ -1,4 +1,4 @@
-"""Task network."""
+"""Task networks for classification and regression."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ClassifierConfig:
         tasks: Name of each output.
         output: ``"probability"`` (sigmoid), ``"real"`` (regression) or ``"positive"``
             (regression of a non-negative quantity such as an area, by its logarithm).
-        units: Unit of each number, e.g. ``["mm²"]``; none by default.
+        units: Unit of each output, e.g. ``["mm²"]``; default: none.
 
     Example:
         >>> ClassifierConfig().hidden
@@ -66,7 +66,7 @@ class Classifier(nn.Module):
     targets; for non-negative targets, :math:`\mu\, (e^{\max(\cdot, 0)} - 1)`.
 
     Args:
-        config: Layers and outputs; the paper's by default.
+        config: Layers and outputs; default: the paper's.
 
     Example:
         >>> net = Classifier(ClassifierConfig(BackboneConfig("small", width=4))).eval()
@@ -143,7 +143,7 @@ class Classifier(nn.Module):
 
 @contextmanager
 def eval_mode(network: nn.Module) -> Iterator[None]:
-    """Run a network in eval mode; restore its mode."""
+    """Run a network in evaluation mode, then restore its mode."""
     was_training = network.training
     network.eval()
     try:

@@ -1,4 +1,4 @@
-"""Training and evaluation of the classifier, and its settings in a run."""
+"""Training and evaluation of the classifier, and its settings."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _regression_metrics(network: Classifier, part: LabelledSubset) -> list[dict[
 def _task_outputs(
     network: Classifier, part: LabelledSubset, attack: AttackConfig | None = None
 ) -> FloatArray:
-    """Return the outputs (case, task), under attack if given."""
+    """Return the outputs (case, task), under an attack if one is given."""
     device, cases, outputs = network.shift.device, TaskDataset(part.cases, part.targets), []
     with eval_mode(network):
         for first in range(0, len(cases), 256):
@@ -134,7 +134,7 @@ class ClassifierMethod:
 
 @dataclass(frozen=True)
 class _ClassifierTraining(TaskTraining):
-    """Settings of a classifier training; the defaults are the paper's."""
+    """Settings for training a classifier; the defaults are the paper's."""
 
     network: ClassifierConfig = field(default_factory=ClassifierConfig)
     training: TrainingConfig = PAPER

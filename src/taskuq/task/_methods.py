@@ -1,4 +1,4 @@
-"""Registry of tasks, functionals of images, several tasks."""
+"""Registry of tasks, image functionals and combinations of tasks."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class AirFraction:
 
 @dataclass(frozen=True)
 class Area:
-    """Area of an image above (or below) a threshold, in a given unit."""
+    """Area of an image with intensity above (or below) a threshold, in a given unit."""
 
     threshold: float  #: Intensity threshold.
     pixel_area: float = 1.0  #: Area of a pixel; 0 returns the fraction of the image.
-    unit: str = "px"  #: Unit of the area, for the task's name.
+    unit: str = "px"  #: Unit of the area, appended to the task's name.
     below: bool = False  #: Count pixels below the threshold.
 
     def __post_init__(self) -> None:
@@ -86,7 +86,7 @@ TASKS = MethodRegistry(
 
 @dataclass(frozen=True, eq=False)
 class TorchTask:
-    """Task from a torch module or a function of images.
+    """Task that calls a torch module or a function of images.
 
     A module is called in evaluation mode, without gradients, on its device. Images are not scaled.
 
@@ -130,11 +130,11 @@ class TorchTask:
 
 @dataclass(frozen=True)
 class MeanIntensity:
-    """Mean of a rectangle of the image.
+    """Mean intensity within a rectangle of the image.
 
     Args:
         rows: First and last edge of the rectangle, as fractions of the height.
-        columns: The same for the width.
+        columns: First and last edge, as fractions of the width.
 
     Example:
         >>> task = MeanIntensity(rows=(0.0, 0.5))  # the upper half

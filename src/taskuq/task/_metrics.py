@@ -1,4 +1,4 @@
-"""AUROC, rates and reliability of a classifier."""
+"""Classifier metrics: AUROC, rates and reliability."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def classification_rates(outputs: Any, labels: Any, threshold: float = 0.5) -> d
 
 
 def reliability(outputs: Any, labels: Any, bins: int = 10) -> list[dict[str, float]]:
-    """Return mean probability, fraction of positives and cases of each non-empty bin."""
+    """Return mean probability, fraction of positives and number of cases of each non-empty bin."""
     z, y = _checked(outputs, labels)
     index = np.minimum((z * bins).astype(int), bins - 1)
     return [
@@ -59,7 +59,7 @@ def reliability(outputs: Any, labels: Any, bins: int = 10) -> list[dict[str, flo
 
 
 def require_classes(labels: Any, what: str) -> None:
-    """Refuse labels other than 0 and 1, and a set in which one of them is missing."""
+    """Raise InputError unless labels are 0 and 1 and both occur."""
     columns = np.asarray(labels).reshape(len(labels), -1)
     found = np.unique(columns)
     if not np.isin(found, (0, 1)).all():

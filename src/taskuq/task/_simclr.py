@@ -75,7 +75,7 @@ def _nt_xent(first: Tensor, second: Tensor, temperature: float, *, counts: bool 
 
 
 def _gathered(own: Tensor, counts: bool) -> tuple[Tensor, int]:
-    """Return the rows of all processes, with gradients, and the number before our own."""
+    """Return the rows of all processes, with gradients, and the offset of this process."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return own, 0
     lengths = [torch.zeros((), dtype=torch.long, device=own.device) for _ in range(_world())]
@@ -95,7 +95,7 @@ def _world() -> int:
 
 
 class _AllGather(torch.autograd.Function):
-    """Gather rows; the gradient of a row is the sum over processes."""
+    """Differentiable gather of rows; the gradient of a row is summed over processes."""
 
     @staticmethod
     def forward(ctx: object, own: Tensor) -> Tensor:
@@ -112,14 +112,14 @@ class _AllGather(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _SimCLRTraining(TaskTraining):
-    """Settings of a SimCLR pre-training."""
+    """Settings of SimCLR pre-training."""
 
     network: _SimCLRConfig = field(default_factory=_SimCLRConfig)
     training: TrainingConfig = PAPER
     augment: AugmentConfig = VIEWS
 
     def recipe(self, cases: tuple[Any, ...], machine: TrainerOptions) -> Recipe:
-        """Return the recipe: two augmentations of each image attract each other."""
+        """Return the recipe, a contrastive loss between two augmentations of each image."""
         if self.training.batch < 2:
             text = "training.batch is 1; a contrastive loss compares images: give more"
             raise InputError(text, code="value.invalid")

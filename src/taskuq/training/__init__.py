@@ -1,4 +1,4 @@
-"""Training from a configuration: exact resume, weights without pickle."""
+"""Training from a configuration, with exact resume and weights without pickle."""
 
 import lazy_loader
 

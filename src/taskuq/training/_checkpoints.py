@@ -1,4 +1,4 @@
-"""Folder of a training: settings, checkpoints, resume state, logs."""
+"""Folder of a training run: settings, checkpoints, resume state and logs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _read_log(path: Path) -> list[dict[str, float]]:
 
 
 def _log_epoch(path: Path, row: Mapping[str, float]) -> None:
-    """Append an epoch; it replaces this and later epochs of a killed run."""
+    """Append an epoch to the log, replacing this and later epochs of a killed run."""
     rows = [old for old in _read_log(path) if old["epoch"] < row["epoch"]]
     rows.append({name: float(value) for name, value in row.items()})
     with atomic_write(path) as partial, partial.open("w", newline="") as file:
@@ -125,7 +125,7 @@ def _load_state(path: Path | str) -> Any:
 
 
 def _to_json(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
-    """Return JSON, with {"kind": [...]} for types that JSON does not have."""
+    """Return JSON values, with {"kind": [...]} for types that JSON lacks."""
     if isinstance(value, Tensor):
         # safetensors refuses two names of one storage.
         tensors[name] = value.detach().cpu().clone().contiguous()
@@ -161,7 +161,7 @@ def _from_json(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 class SafetensorsIO(CheckpointIO):
-    """Lightning CheckpointIO without pickles."""
+    """Lightning CheckpointIO without pickle."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None

@@ -1,4 +1,4 @@
-"""Settings of a training, and recipes of networks."""
+"""Settings of a training run, and training recipes of networks."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class TrainingConfig:
     weight_decay: float = 0.0  #: Weight decay.
     adamw: bool = False  #: Use AdamW (decoupled weight decay) instead of Adam.
     warmup_steps: int = 0  #: Steps of linear learning-rate warm-up.
-    #: Decay of the moving average of the weights, which is validated and saved; 0 for none.
+    #: Decay of the moving average (EMA) of the weights; 0 disables it.
     ema: float = 0.0
     schedule: Literal["constant", "step", "cosine"] = "constant"  #: Learning-rate schedule.
     #: Factor per step ("step") or final factor ("cosine") of the learning rate.
     lr_decay: float = 0.1
     lr_decay_epochs: int = 40  #: Epochs between steps of the schedule "step".
     clip_norm: float = 0.0  #: Maximum gradient norm; 0 for no limit.
-    precision: Literal["32-true", "bf16-mixed"] = "32-true"  #: Precision of Lightning.
+    precision: Literal["32-true", "bf16-mixed"] = "32-true"  #: Training precision, as in Lightning.
     accumulate: int = 1  #: Batches per optimiser step.
     workers: int = 0  #: Data-loading processes per training process.
-    #: Keep all cases on the device or load them one by one; "auto": small data in memory, on a GPU.
+    #: Keep all cases on the device or load them one by one; "auto" keeps small data on a GPU.
     dataloader: Literal["auto", "device", "loader"] = "auto"
     seed: int = 0  #: Seed of all random numbers of the training.
     compile: bool = False  #: Compile the network with torch.compile.
-    cuda_graphs: bool = False  #: Run training steps as CUDA graphs, on one GPU.
+    cuda_graphs: bool = False  #: Run training steps as CUDA graphs; one GPU only.
     deterministic: bool = False  #: Use deterministic kernels only.
     checkpoint_every: int = 1  #: Epochs between checkpoints.
     patience: int = 0  #: Epochs without improvement before training stops; 0 to train all epochs.

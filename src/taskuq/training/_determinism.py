@@ -1,4 +1,4 @@
-"""Seeded order, feed and batch layers."""
+"""Seeded data order, data loading and batch-dependent layers."""
 
 from __future__ import annotations
 
@@ -121,11 +121,11 @@ def preload(
 
 
 class CaseGenerator(ShardedGenerator, torch.Generator):
-    """Per-case random numbers of a recipe."""
+    """Random numbers of a recipe, with one stream per case."""
 
 
 def gaussian_rows(out: Tensor, seeds: Sequence[int]) -> Tensor:
-    """Fill each row with normal numbers from a seed of its own, in place."""
+    """Fill each row in place with normal random numbers from its own seed."""
     generator = torch.Generator(out.device)
     for row, seed in zip(out, seeds, strict=True):
         row.normal_(generator=generator.manual_seed(seed))
@@ -203,7 +203,7 @@ class SyncLayers:
 
 
 class _Sum(torch.autograd.Function):
-    """Sum over processes, whose gradient is the sum over processes, too."""
+    """Differentiable sum over processes; its gradient is also summed over processes."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor) -> Tensor:

@@ -115,7 +115,7 @@ class _TrainingSettings(Protocol):
     def training(self) -> TrainingConfig: ...
 
     def prepare(self, machine: TrainerOptions, data: Any = None) -> tuple[Any, ...]:
-        """Return training and validation cases by (epoch, index); others may follow."""
+        """Return training and validation cases by (epoch, index), and optional further results."""
 
     def recipe(self, cases: tuple[Any, ...], machine: TrainerOptions) -> Recipe:
         """Return the recipe for the cases of :meth:`prepare`."""
@@ -131,16 +131,16 @@ def train(
     cases: tuple[Any, ...] | None = None,
     steps: int | None = None,
 ) -> Path:
-    """Train the network that the settings describe and return its best weights.
+    """Train the configured network and return its best weights.
 
     Args:
         settings: Network, data and optimiser.
-        folder: Folder of weights, logs and the resume state.
+        folder: Folder for weights, logs and the resume state.
         machine: Accelerator, devices and nodes.
-        fresh: If True, overwrite a training in the folder instead of resuming it.
-        data: Data to use instead of those of the settings.
+        fresh: If True, overwrite the training run in the folder instead of resuming it.
+        data: Data to use instead of the configured data.
         cases: Cases already prepared.
-        steps: Number of steps of a trial; None trains all epochs.
+        steps: Number of steps of a trial run; None trains for all epochs.
     """
     machine = machine or TrainerOptions()
     if cases is None:
@@ -172,7 +172,7 @@ def _fit(
     fresh: bool = False,
     steps: int | None = None,
 ) -> Path:
-    """Train a recipe, leave its weights in a folder and return the best."""
+    """Train a recipe, store its weights in a folder and return the best weights."""
     machine, folder = machine or TrainerOptions(), Path(folder)
     _refuse_impossible(config, machine, training, steps)
     settings, earlier = settings or {}, None
@@ -224,7 +224,7 @@ def _estimate_training_cost(
     steps: int = PROBES,
     earlier: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Time a few steps and project the full training."""
+    """Time a few steps and estimate the cost of the full training."""
     machine = machine or TrainerOptions()
     _refuse_impossible(config, machine, training, steps)
     if recipe.pretraining is not None:
@@ -248,7 +248,7 @@ def _loop(
     keep: Checkpoint | None = None,
     resume: Path | None = None,
 ) -> dict[str, Any]:
-    """Run the training loop, saved or only timed, and return its timing."""
+    """Run the training loop, with or without saving, and return its timing."""
     batch = _batch_per_process(config, machine, len(training))  # type: ignore[arg-type]
 
     def loader(cases: Any, seed: int | None, most: int | None) -> DataLoader[Any] | DeviceLoader:
@@ -304,7 +304,7 @@ def _loop(
 
 
 def _worker_error(error: Exception) -> Exception:
-    """Return the error of a data loader's process, of which torch sends the text only."""
+    """Return the error of a data-loading process, rebuilt from the text that torch forwards."""
     found = re.match("Caught (InputError|MachineError) ", str(error))
     if found is None:
         return error
@@ -336,7 +336,7 @@ def _unfrozen(network: nn.Module) -> Iterator[None]:
 def _refuse_impossible(
     config: TrainingConfig, machine: TrainerOptions, cases: TorchDataset[Any], steps: int | None
 ) -> None:
-    """Raise InputError for an impossible training, before anything is written."""
+    """Raise InputError for infeasible settings, before any file is written."""
     if steps is not None and steps < 1:
         raise InputError(f"steps must be at least 1, got {steps}", code="value.invalid")
     _batch_per_process(config, machine, len(cases))  # type: ignore[arg-type]
@@ -387,7 +387,7 @@ def train_config(
 def estimate_training(
     kind: str, config: Path | str, *, machine: TrainerOptions | None = None, steps: int = PROBES
 ) -> dict[str, Any]:
-    """Time a few steps of the training of a TOML file; nothing is saved."""
+    """Time a few training steps of a TOML file without saving anything."""
     machine = machine or TrainerOptions()
     settings = read_config(NETWORKS[kind].training, config)
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Lightning module of a training, and its timer."""
+"""Lightning module and step timer of a training run."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TrainingModule(LightningModule):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Use the EMA as weights in a context."""
+        """Use the exponential moving average (EMA) of the weights within a context."""
         self._exchange()
         try:
             yield
@@ -147,7 +147,7 @@ class TrainingModule(LightningModule):
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
     ) -> None:
-        """Take one step; the learning rate is lower in the warm-up."""
+        """Take one optimiser step, with a reduced learning rate during warm-up."""
         rates = [group["lr"] for group in optimizer.param_groups]
         factor = self.warmup_factor(self.global_step + 1)
         for group in optimizer.param_groups:
@@ -216,7 +216,7 @@ class StepTimer(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Time a step; end a trial after its steps."""
+        """Time a step; end a trial run after its number of steps."""
         is_timed = batch_idx < SYNCHRONISED * self.config.accumulate
         is_timed &= len(self._epochs) < CLOCKED
         now = _now(pl_module if is_timed else None)
@@ -296,7 +296,7 @@ def read_timing(folder: Path) -> dict[str, Any]:
 
 
 def projected_hours(record: Mapping[str, Any]) -> float:
-    """Return the hours of all epochs, with validation, saving and pre-training."""
+    """Return the estimated hours for all epochs, including validation, saving and pre-training."""
     epoch = record["epoch_s"]
     if epoch is None:
         epoch = record["steps_per_epoch"] * record["step_s"]
@@ -325,7 +325,7 @@ def format_timing(record: Mapping[str, Any]) -> str:
 
 
 def _now(module: LightningModule | None) -> float:
-    """Return the time after a module's GPU has finished."""
+    """Return the time after the module's GPU has finished its work."""
     if module is not None and module.device.type == "cuda":
         torch.cuda.synchronize(module.device)
     return time.perf_counter()

@@ -68,7 +68,7 @@ LISTED = {
 
 @dataclass(frozen=True)
 class NetworkKind:
-    """Config, constructor and training settings of one kind of network."""
+    """Configuration, constructor and training settings of one kind of network."""
 
     config: type[Any]
     build: Callable[[Any], nn.Module]
@@ -107,10 +107,10 @@ NETWORKS: Registry[NetworkKind] = Registry(
 
 
 class MethodConfig(Protocol):
-    """Settings table [recover] or [task]."""
+    """Settings [recover] or [task]."""
 
     def open(self, device: torch.device | str) -> Any:
-        """Return what the pipeline calls, on a device."""
+        """Return the callable for the pipeline, on a device."""
 
 
 class MethodRegistry(Registry[type[Any]]):
@@ -123,7 +123,7 @@ class MethodRegistry(Registry[type[Any]]):
         self.table = table
 
     def add(self, name: str, network: NetworkKind) -> NetworkKind:
-        """List a network of your own: it can be trained, and opened where it has a method."""
+        """Register a custom network for training and, if it has a method, for runs."""
         NETWORKS.register(name, network)
         if network.method is not None:
             self.register(name, network.method)
@@ -148,7 +148,7 @@ class MethodRegistry(Registry[type[Any]]):
         return NETWORKS[card["kind"]].load(Path(path), card["network"])
 
     def trained(self, kind: str, weights: Path | str | None) -> tuple[Path, Any]:
-        """Return the file of a table's weights and its network."""
+        """Return the weights file given in a settings table, and its network."""
         from taskuq.training._weights import locate, read_card
 
         if weights is None:

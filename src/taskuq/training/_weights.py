@@ -1,4 +1,4 @@
-"""Bundled and trained weights, cards."""
+"""Bundled and trained weights, and their model cards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def shipped() -> list[str]:
 
 
 def locate(weights: Path | str) -> Path:
-    """Return the path of weights, given by path or by the name of bundled ones."""
+    """Return the path of weights, given as a path or a bundled name."""
     path = Path(weights)
     if path.suffix:
         return path
@@ -54,7 +54,7 @@ def _mark(files: Iterable[Path]) -> str:
 
 
 def _files_behind(named: Path) -> Iterator[Path]:
-    """Yield the file or folder of a path, or all files of a network."""
+    """Yield all files of a network, or the path itself if it is not a weights file."""
     path = named if named.exists() or named.suffix else locate(named)
     if path.suffix != ".safetensors":
         if path.exists():
@@ -82,12 +82,12 @@ def save_weights(
     notes: Mapping[str, Any] | None = None,
     half: bool = False,
 ) -> Path:
-    """Write a network's weights, and its card next to them."""
+    """Write a network's weights, with a model card next to them."""
     from safetensors.torch import save_file
 
     path = Path(path)
     if path.suffix != ".safetensors":
-        text = f"the weights' name is {path.name}; let it end in .safetensors"
+        text = f"the weights' name is {path.name}; it must end in .safetensors"
         raise InputError(text, code="value.invalid")
     trained = {name for name, _ in network.named_parameters()}
     state = {}

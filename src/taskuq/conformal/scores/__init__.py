@@ -33,10 +33,10 @@ MOST_SAMPLES = 1_000_000
 
 
 def resolve_score(score: str | Score, alpha: float, side: Side = "two") -> Score:
-    """Return the score of a name; an object with ``score`` and ``interval`` as it is.
+    """Return the score of a name; return a score object unchanged.
 
-    A registered class gets the error rate and the side if it has parameters ``alpha`` and
-    ``side``, and nothing else.
+    A registered class receives ``alpha`` and ``side`` if its constructor has these parameters, and
+    no other arguments.
 
     Example:
         >>> resolve_score("cqr", alpha=0.1)
@@ -109,7 +109,7 @@ def score_from_dict(record: Mapping[str, Any], custom: Score | None = None) -> S
 def require_usable(
     path: str | os.PathLike[str], score: Score, quantile: float, samples: int, rounds: int = 1
 ) -> None:
-    """Refuse a stored score whose fields do not fit each other, by one trial."""
+    """Raise InputError if a stored score fails on one trial input."""
     if not isinstance(score, NestedScore):
         return
     try:

@@ -1,4 +1,4 @@
-"""Score learned from units set aside."""
+"""Score learned from held-out units."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _SampleMoments(NamedTuple):
 
 @dataclass(frozen=True)
 class _RobustRidge:
-    r"""Linear model :math:`y \approx b_0 + \sum_k b_k t_k` of standardised, clipped features."""
+    r"""Linear model :math:`y \approx b_0 + \sum_k b_k t_k` on standardised, clipped features."""
 
     intercept: float
     coefficients: tuple[float, ...]
@@ -57,7 +57,7 @@ class _RobustRidge:
 
 
 def _fit_robust_ridge(features: FloatArray, response: FloatArray) -> _RobustRidge:
-    """Fit by ridge with a free intercept, down-weighting responses far from the fit."""
+    """Fit a ridge regression with unpenalised intercept; down-weight outlying responses."""
     centers = features.mean(axis=0)
     widths = features.std(axis=0)
     varies = widths > 1e-12 * (1 + np.abs(centers))
@@ -97,16 +97,17 @@ class _LocationScale:
 
 @dataclass(frozen=True)
 class LearnedScore(NestedIntervalScore):
-    r"""Learned location and scale.
+    r"""Residual of a learned location, relative to a learned scale.
 
     .. math:: s = \frac{|g(z) - m|}{s_x}, \qquad
         \mathcal C = g^{-1}[\,m - \hat q s_x,\; m + \hat q s_x\,]
 
     On the scale :math:`g` (a logit for soft outputs) the samples have mean :math:`\bar L`,
     regularised spread :math:`\tilde s` and skewness. Two robust ridge regressions predict the bias
-    of :math:`\bar L` and the size of the residual; in a multi-round scan the moves since the
-    earlier rounds are features too. The fit uses tuning cases only, so calibration on the other
-    cases keeps its guarantee, however bad the fit. It helps from about 400 calibration cases on.
+    of :math:`\bar L` and the size of the residual; in a multi-round scan the changes since the
+    earlier rounds are also features. The fit uses tuning cases only, so the guarantee of the
+    calibration on other cases holds however poor the fit. Use it with 400 calibration cases or
+    more.
 
     Args:
         side: ``two``, ``upper`` or ``lower``.
@@ -141,7 +142,7 @@ class LearnedScore(NestedIntervalScore):
         range_: TaskRange = None,
         group: np.ndarray | None = None,
     ) -> LearnedScore:
-        """Return the score fitted to tuning cases, outputs (case, sample) or with rounds first."""
+        """Return the score fitted to tuning outputs (case, sample) or (round, case, sample)."""
         rounds = outputs if outputs.ndim == 3 else outputs[None]
         cases = rounds.shape[1]
         if targets is None or cases < FEWEST_TO_LEARN:

@@ -162,7 +162,7 @@ def fit_spread_prior(deviation: FloatArray, covariate: FloatArray, samples: int)
 
 
 def _inverse_trigamma(value: float) -> float:
-    """Solve trigamma(y) = value by Newton steps on 1/trigamma, which is nearly linear."""
+    """Solve trigamma(y) = value by Newton's method on 1/trigamma, which is nearly linear."""
     from scipy.special import zeta
 
     y = 0.5 + 1 / value
@@ -288,7 +288,7 @@ class MLWR(NestedIntervalScore):
 
     Args:
         side: ``two``, ``upper`` or ``lower``.
-        floor: Fraction :math:`c` of the typical spread that is always added.
+        floor: Fraction :math:`c` of the typical (median) spread to add.
         prior: Fitted prior; absent until :meth:`fit`.
         link: Scale of the task; the trend exists only for a logit.
         shift: Distance :math:`b` of the centre from the sample mean, in units of :math:`u`.
@@ -457,7 +457,7 @@ class _SelfTunedMLWR:
 
 
 def _covariate(mean: FloatArray, link: Link) -> FloatArray:
-    """Half the log of the variance a soft output of this mean could have; 0 off a range."""
+    """Return half the log of the largest variance of an output in the range, given its mean."""
     if link.is_identity:
         return np.zeros_like(mean)
     t = np.clip((mean - link.low) / (link.high - link.low), 0, 1)

@@ -45,7 +45,7 @@ class AR(NestedIntervalScore):
 
 @dataclass(frozen=True)
 class CQR(NestedIntervalScore):
-    r"""Conformalised quantile regression: sample quantiles, shifted outwards by one number.
+    r"""Conformalised quantile regression: sample quantiles, both shifted outwards by the quantile.
 
     .. math:: s = \max\{\hat z(\tfrac\alpha2) - z,\; z - \hat z(1 - \tfrac\alpha2)\}, \qquad
         \mathcal C = [\hat z(\tfrac\alpha2) - \hat q,\; \hat z(1 - \tfrac\alpha2) + \hat q]
@@ -59,7 +59,7 @@ class CQR(NestedIntervalScore):
         Romano, Patterson and Candès, Conformalized Quantile Regression, NeurIPS 2019.
 
     Args:
-        alpha: The error rate whose sample quantiles are used.
+        alpha: Error rate that sets the levels of the sample quantiles.
         side: ``two``, ``upper`` or ``lower``.
 
     Example:
@@ -84,8 +84,8 @@ class LWR(NestedIntervalScore):
     .. math:: s = \frac{|z - \bar z|}{\sigma_z}, \qquad
         \mathcal C = [\bar z - \hat q \sigma_z,\; \bar z + \hat q \sigma_z]
 
-    :math:`\sigma_z` is the population standard deviation of the :math:`p` samples. Identical
-    samples make the interval the point :math:`\bar z`; a target elsewhere scores infinity.
+    :math:`\sigma_z` is the population standard deviation of the :math:`p` samples. If all samples
+    are equal, the interval is the point :math:`\bar z`, and any other target has an infinite score.
 
     References:
         Lei et al., Distribution-Free Predictive Inference for Regression, JASA 2018.

@@ -1,4 +1,4 @@
-"""A conditional normalising flow that draws from the posterior of an image."""
+"""Conditional normalising flow that samples the posterior of an image."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from taskuq.recover.flow._model import (
 
 
 class _FusedAffine(NamedTuple):
-    """Bias and channel affine map after a coupling net."""
+    """Bias and affine channel map after a coupling network."""
 
     raw_bias: Tensor
     matrix: Tensor
@@ -51,7 +51,7 @@ class _FusedAffine(NamedTuple):
 
 
 class _FusedCouplingNet(NamedTuple):
-    """Coupling net without the condition's contribution."""
+    """Coupling network without the contribution of the condition."""
 
     first: Tensor
     second: Tensor
@@ -68,7 +68,7 @@ class _FusedAttention(NamedTuple):
 
 
 def _leaky(y: Tensor, add: Tensor, slope: float, samples: int = 1) -> Tensor:
-    """Add a bias or a map, then a leaky ReLU, in place where that is possible."""
+    """Add a bias or a map and apply a leaky ReLU, in place if possible."""
     if fused := kernels_for(y):
         result: Tensor = fused.bias_leaky_relu(y, add, slope, samples)
         return result
@@ -109,7 +109,7 @@ def _fused_step(
 def _pixelwise(
     x: Tensor, condition: Tensor, subnet: _FusedCouplingNet, slope: float, samples: int
 ) -> Tensor:
-    """Run 1×1 convolutions: scale and shift (case * sample, pixel, 2 * channel), no last bias."""
+    """Run 1×1 convolutions without the last bias; return (case * sample, pixel, 2 * channel)."""
     fused = kernels_for(x)
     if fused and fused.supports_pixelwise(x, len(subnet.second)):
         result: Tensor = fused.pixelwise(x, condition, subnet, slope, samples)
@@ -122,7 +122,7 @@ Convolution = tuple[Tensor, Tensor]  # weight and bias
 
 
 def _chain(x: Tensor, convolutions: Sequence[Convolution], slope: float) -> Tensor:
-    """Run convolutions of one size, with leaky ReLUs between them."""
+    """Run convolutions of one size with leaky ReLUs between them."""
     for i, (weight, bias) in enumerate(convolutions):
         if i:
             x = F.leaky_relu(x, slope, inplace=True)
@@ -173,7 +173,7 @@ class _FusedLayer(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FusedFlow:
-    """Flow for inference on one device and precision."""
+    """Flow for inference on one device in one precision."""
 
     unet: FusedUNet
     stages: tuple[_FusedStage, ...]
@@ -184,7 +184,7 @@ class FusedFlow:
     device: torch.device
 
     def encode(self, condition: Tensor) -> list[list[Tensor]]:
-        """Return the condition's part of first convolutions: layers, finest first, of steps."""
+        """Return the condition's part of the first convolution of each step, finest layer first."""
         condition = self._to_device(condition)
         x = condition if self.size else self.unet.features(condition)
         if self.direct:
@@ -213,7 +213,7 @@ class FusedFlow:
         return condition.to(self.device, self.dtype, memory_format=torch.channels_last)
 
     def inverse(self, latents: Sequence[Tensor], condition: Sequence[Sequence[Tensor]]) -> Tensor:
-        """Turn latents into complex null-space images (case * sample, coil, height, width)."""
+        """Map latents to complex null-space images (case * sample, coil, height, width)."""
         *factored, coarsest = latents
         height, width = coarsest.shape[1:3]
         x = coarsest.flatten(1, 2)
@@ -251,7 +251,7 @@ class FusedFlow:
 def fuse_flow(
     flow: ConditionalFlow, *, device: torch.device | str, dtype: torch.dtype
 ) -> FusedFlow:
-    """Rearrange a flow to draw the same samples on one device, in one precision."""
+    """Rearrange a flow for inference on one device in one precision."""
     device, size = torch.device(device), flow.size
     scale = () if size is None else (size.first, size.second, size.third)
     with torch.no_grad():
@@ -314,7 +314,7 @@ def _subnet(
 def _raw(
     kept: Tensor, step: _FusedStep, condition: Tensor, samples: int, height: int, width: int
 ) -> Tensor:
-    """Return raw scale and shift of one step, without the last bias."""
+    """Return the raw scale and shift of one step, without the last bias."""
     subnet = step.subnet
     if step.kernel == 1:
         return _pixelwise(kept, condition, subnet, COUPLING_SLOPE, samples)

@@ -23,7 +23,7 @@ class _ActNorm(nn.Module):
 
     @torch.no_grad()
     def start(self, x: Tensor) -> None:
-        """Set scale and bias so that ``x`` (of all processes together) is standardised."""
+        """Set scale and bias such that ``x``, over all processes, is standardised."""
         moments = torch.stack([x.mean((0, 2, 3)), x.square().mean((0, 2, 3))]).double()
         if distributed.is_available() and distributed.is_initialized():
             # Every process holds a batch of the same size; its own moments would start it apart.
@@ -60,7 +60,7 @@ class _ChannelRotation(nn.Module):
         self.register_buffer("matrix", q.float())
 
     def exact(self) -> Tensor:
-        """Return the matrix in float64, orthogonal to the last digit."""
+        """Return the matrix in float64, orthogonal to machine precision."""
         rounded = self.matrix.double()
         eye = torch.eye(len(rounded), dtype=rounded.dtype, device=rounded.device)
         return rounded @ (3 * eye - rounded.T @ rounded) / 2
@@ -79,7 +79,7 @@ STAGE_SLOPE = 0.01
 
 
 class ConditionStage(nn.Module):
-    """Halve the size, refine by a residual block, and mix channels."""
+    """Stage that halves the size, applies a residual block and mixes channels."""
 
     def __init__(self, inputs: int, channels: int) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class ConditionStage(nn.Module):
 
 
 class _ConditionNet(nn.Module):
-    """A chain of stages; each stage's output conditions one layer and feeds the next stage."""
+    """Chain of stages; the output of each conditions one layer and is the input of the next."""
 
     def __init__(self, inputs: int, channels: int, *, layers: int) -> None:
         super().__init__()
@@ -123,25 +123,26 @@ class FlowConfig:
     """Size of a conditional flow; the defaults are the paper's (507 million parameters).
 
     Args:
-        coils: Number of (virtual) coils; the flow has two real channels for each.
-        in_channels: Condition channels; 0 means two for each coil. A residual flow has 6.
-        unet_width: Channels of the first level of the conditioning U-Net.
+        coils: Number of (virtual) coils; the flow has two real channels per coil.
+        in_channels: Condition channels; 0 means two per coil. A residual flow has 6.
+        unet_width: Channels at the first level of the conditioning U-Net.
         unet_pools: Number of times the conditioning U-Net halves the image.
-        condition_channels: Channels of every layer's condition.
-        condition_skip: Feed the inputs to the conditioning network past the U-Net as well.
-        layers: Layers of the flow, each at half the size of the one before.
+        condition_channels: Channels of the condition of every layer.
+        condition_skip: Pass the inputs to the conditioning network directly as well as through the
+            U-Net.
+        layers: Number of layers, each at half the size of the previous one.
         steps_per_layer: Flow steps per layer; couplings alternate between 1×1 and 3×3 pixels.
         measured_noise: Standard deviation of the training noise in the measured subspace; data
             consistency removes it from every sample.
-        null_noise: The same for the null space. It widens the posterior by as much: keep it below
-            the noise of the images.
-        fill: Training noise in the measured subspace: ``"noise"`` of one size everywhere, or with
-            the local size and spectrum of the ``"residual"``.
-        rotate_coils: Rotate the coils of each pixel so that the first is the combined image.
+        null_noise: Standard deviation of the training noise in the null space. It widens the
+            posterior, so keep it below the noise of the images.
+        fill: Kind of training noise in the measured subspace: ``"noise"`` is white,
+            ``"residual"`` has the local size and spectrum of the residual.
+        rotate_coils: Rotate the coils of each pixel such that the first is the combined image.
         mean_passes: Passes of the U-Net that predict the posterior mean, around which the flow
-            samples; the U-Net is trained for it before the flow (``[pretrain]``) and then frozen.
-        normalise: Divide each case by the 95 % quantile of its own zero-filled magnitudes.
-        max_value: A sample with a larger value (in normalised units) is drawn again and counted.
+            samples. The U-Net is trained first (``[pretrain]``) and then frozen.
+        normalise: Divide each case by the 95 % quantile of its zero-filled magnitudes.
+        max_value: Limit in normalised units; samples with larger values are redrawn and counted.
         seed: Seed of the rotations and of the initial weights.
 
     Example:
@@ -220,7 +221,7 @@ class CouplingNet(nn.Module):
         self.third = nn.Conv2d(hidden, 2 * inputs, kernel, padding=pad)
 
     def reset(self, generator: torch.Generator) -> None:
-        """Draw weights from N(0, 0.02²), the last convolution's excepted."""
+        """Draw weights from N(0, 0.02²), except for the last convolution."""
         with torch.no_grad():
             for conv in (self.first, self.second):
                 conv.weight.normal_(0, 0.02, generator=generator)
@@ -236,12 +237,12 @@ class CouplingNet(nn.Module):
 
 
 def log_scale(raw: Tensor) -> Tensor:
-    r"""Soften a raw scale to :math:`s = 1.5 \cdot 0.636 \arctan(a)`, which stays within ±1.5."""
+    r"""Bound a raw scale: :math:`s = 1.5 \cdot 0.636 \arctan(a)` lies within ±1.5."""
     return CLAMP * ATAN_SCALE * torch.atan(raw)
 
 
 class _Coupling(nn.Module):
-    """Scale and shift the second half of the channels by a function of the first half."""
+    """Coupling layer: the first half of the channels sets scale and shift of the second."""
 
     def __init__(self, channels: int, condition: int, *, kernel: int) -> None:
         super().__init__()
@@ -327,7 +328,7 @@ class FlowStep(nn.Module):
             self.attention.reset(generator)
 
     def forward(self, x: Tensor, condition: Tensor, start: bool = False) -> tuple[Tensor, Tensor]:
-        """Return the result and the log-determinant; ``start`` sets the _ActNorm from ``x``."""
+        """Return result and log-determinant; ``start`` initialises the ActNorm from ``x``."""
         if start:
             self.norm.start(x)
         x, by_norm = self.norm(x)
@@ -413,8 +414,8 @@ class ConditionalFlow(nn.Module):
     :math:`x` is the null-space part of the image, :math:`y` the zero-filled image, both as real
     channels. A U-Net and a chain of convolutions turn :math:`y` into one condition for each
     layer. Every layer squeezes, runs its steps and factors out half of its channels as latents.
-    With ``passes`` the U-Net predicts the mean and :math:`x` is the residual, divided by a scale
-    predicted from the condition.
+    With ``mean_passes``, the U-Net predicts the mean, and :math:`x` is the residual divided by a
+    scale predicted from the condition.
 
     References:
         Wen et al., A Conditional Normalizing Flow for Accelerated Multi-Coil MR Imaging,
@@ -460,7 +461,7 @@ class ConditionalFlow(nn.Module):
             self.register_buffer("widening", torch.ones(len(ACCELERATIONS), c.channels))
 
     def condition(self, inputs: Tensor) -> list[Tensor]:
-        """Return one condition per layer, and with a mean the logarithms of residual scales."""
+        """Return one condition per layer and, if the mean is predicted, log residual scales."""
         self._check(inputs, self.config.condition_inputs)
         if self.size is not None:
             return [*self.conditioner(inputs), self.size(inputs)]
@@ -500,7 +501,7 @@ class ConditionalFlow(nn.Module):
         return [*latents, x], log_det
 
     def inverse(self, latents: Sequence[Tensor], conditions: Sequence[Tensor]) -> Tensor:
-        """Turn latents into null-space images: the inverse of :meth:`forward`."""
+        """Map latents to null-space images; the inverse of :meth:`forward`."""
         *factored, x = latents
         size = None
         if self.size is not None:
@@ -528,7 +529,7 @@ class ConditionalFlow(nn.Module):
 
 
 def bits_per_dimension(latents: Sequence[Tensor], log_det: Tensor) -> Tensor:
-    r"""Return the negative log-likelihood of each case, in bits per real number.
+    r"""Return the negative log-likelihood of each case in bits per dimension.
 
     .. math:: -\frac{\log \mathcal N(z; 0, I) + \log|\det|}{D \ln 2}
 

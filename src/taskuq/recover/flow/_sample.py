@@ -1,4 +1,4 @@
-"""Posterior samples of the flow, of whole images and of residuals around an estimate."""
+"""Posterior sampling with the flow: whole images, or residuals around an estimate."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def posterior_mean(
 def _redraw_rejected(
     rejected: Tensor, redraw: Callable[[int, Tensor], Tensor], *, attempts: int, limit: float
 ) -> Tensor:
-    """Redraw rejected samples (case, sample) until none is left; return their number by case."""
+    """Redraw rejected samples (case, sample) until none remains; return their number per case."""
     counts = torch.zeros(len(rejected), dtype=torch.long)
     for attempt in range(1, attempts + 1):
         if not bool(rejected.any()):
@@ -132,7 +132,7 @@ def _redraw_rejected(
 
 
 def _split_latents(latents: Tensor, shapes: Sequence[tuple[int, int, int]]) -> list[Tensor]:
-    """Split rows of numbers into latents (image, height, width, channel) of each layer."""
+    """Split rows of numbers into the latents (image, height, width, channel) of each layer."""
     parts = torch.split(latents, [math.prod(shape) for shape in shapes], dim=1)
     return [
         part.view(-1, height, width, channels)
@@ -141,25 +141,25 @@ def _split_latents(latents: Tensor, shapes: Sequence[tuple[int, int, int]]) -> l
 
 
 class FlowSamples(NamedTuple):
-    """Posterior samples of a batch and rejection counts."""
+    """Posterior samples and rejection counts of a batch."""
 
     images: Tensor  # complex (case, sample, coil, height, width), or the results of ``finish``
     rejected: Tensor  # rejected draws of each case, (case,)
 
 
 class FlowSampler:
-    """Draw posterior samples from the conditional flow.
+    """Posterior sampler based on a conditional flow.
 
-    A sample depends on its case's measurement, the case's seed and its own index, not on how
-    many samples or cases are drawn together.
+    A sample depends on the measurement, the seed of the case and the sample's index, not on the
+    number of samples or cases drawn together.
 
     Args:
-        flow: The flow; it is not changed.
-        device: Device to sample on; by default that of the flow.
-        dtype: Precision of the convolutions; by default bfloat16 on a GPU, float32 elsewhere.
-        memory: Bytes that the samples of one chunk may take in addition to the weights.
-        graphs: Capture the work of one shape as CUDA graphs on a GPU.
-        finish: Function of complex coil images (image, coil, height, width), for instance
+        flow: Flow; it is not modified.
+        device: Device to sample on; default: that of the flow.
+        dtype: Precision of the convolutions; default: bfloat16 on a GPU, float32 elsewhere.
+        memory: Memory for the samples of one chunk, in bytes, in addition to the weights.
+        graphs: Capture CUDA graphs for each input shape on a GPU.
+        finish: Function applied to complex coil images (image, coil, height, width), e.g.
             :func:`taskuq.measure._coils.rss`.
 
     Example:
@@ -207,7 +207,7 @@ class FlowSampler:
         Args:
             measured: Zero-filled images, complex (case, coil, height, width).
             mask: Booleans (case, width); True is measured.
-            samples: Number of samples of each case.
+            samples: Number of samples per case.
             seeds: Seed of each case.
             temperature: Standard deviation of the latents.
         """
@@ -233,7 +233,7 @@ class FlowSampler:
         return FlowSamples(torch.cat(images)[: len(y)], torch.cat(rejected)[: len(y)])
 
     def chunk_limit(self, height: int, width: int) -> int:
-        """Return the number of samples that fit into the memory budget at one time."""
+        """Return the number of samples that fit into the memory budget."""
         c = self.config
         bytes_each = 2 if self.fused.dtype == torch.bfloat16 else 4
         hidden = self.fused.layers[0].steps[0].subnet.second_bias.shape[0]
@@ -243,7 +243,7 @@ class FlowSampler:
         return max(1, int(self.memory / max(layer, finish)))
 
     def _batches(self, cases: int, samples: int, height: int, width: int) -> list[list[int]]:
-        """Split cases into batches of one size, so that one graph serves."""
+        """Split cases into batches of equal size, so that one CUDA graph suffices."""
         most = max(1, self.chunk_limit(height, width) // samples)
         size = math.ceil(cases / math.ceil(cases / most))
         places = [min(i, cases - 1) for i in range(size * math.ceil(cases / size))]
@@ -329,7 +329,7 @@ class _FlowGraph:
             self._encode()
 
     def decode(self, seeds: Sequence[int], temperature: float) -> tuple[Tensor, Tensor]:
-        """Return images of one chunk, overwritten by the next one, and True where invalid."""
+        """Return the images of one chunk, overwritten by the next call, and True where invalid."""
         gaussian_rows(self.latents, seeds)
         self.temperature.fill_(temperature)
         if not self.steps:
@@ -392,7 +392,7 @@ def temperature_at(temperature: float | Temperatures, mask: Tensor) -> float:
 
 
 class ResidualFlowSampler(BatchRecovery):
-    """Sample residuals around a point estimate with a flow; enforce data consistency."""
+    """Sampler of residuals around a point estimate with a flow and data consistency."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Training of the flow, and its recovery method."""
+"""Training of the flow and its recovery method."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _normalised(config: FlowConfig, images: Tensor, mask: Tensor) -> tuple[Tenso
 
 
 def _residual_fill(prior: PosteriorMean, residual: Tensor, mask: Tensor, noise: Tensor) -> Tensor:
-    """Return noise for the measured lines that is like the residual in the others."""
+    """Return noise for the measured lines that resembles the residual in the other lines."""
     power = to_channels(prior.rotate(residual)).square()
     scales = gaussian_blur(power, PIXELS).clamp_min(0).sqrt()
     white = prior.unrotate(to_complex(scales * to_channels(noise)))
@@ -141,7 +141,7 @@ def _fit_inflation(flow: ConditionalFlow, cases: MaskedDataset, *, device: str) 
 
 
 def _inflation(sampler: FlowSampler, cases: MaskedDataset, mask: Tensor, round: int) -> FloatArray:
-    """Return the inflation of each real channel at one acceleration."""
+    """Return the inflation factor of each real channel at one acceleration."""
     error = spread = torch.zeros(sampler.config.channels, device=sampler.device)
     for start in range(0, len(cases), BATCH):
         indices = range(start, min(start + BATCH, len(cases)))
@@ -187,7 +187,7 @@ class FlowRecovery(BatchRecovery):
     """Posterior samples by a conditional flow.
 
     Args:
-        flow: The flow; it is not changed.
+        flow: Flow; it is not modified.
         temperature: Standard deviation of the latents; 1 samples the posterior.
         options: ``device``, ``dtype`` and ``memory`` of :class:`FlowSampler`.
 
@@ -226,7 +226,7 @@ class FlowMethod:
     """Settings [recover] of a flow."""
 
     weights: Path | None = None  #: Trained flow, a file or a bundled name.
-    #: VarNet weights of a residual flow; default: those it was trained with.
+    #: VarNet weights of a residual flow; default: those used in training.
     estimate: Path | None = None
     #: Standard deviation of the latents; default: that of the weights, or 1.
     temperature: float | None = None
@@ -254,15 +254,15 @@ class FlowMethod:
 
 @dataclass(frozen=True)
 class _FlowTraining(RecoveryTraining):
-    """Settings of a flow training; the defaults are the paper's."""
+    """Settings for training a flow; the defaults are the paper's."""
 
     network: FlowConfig = field(default_factory=FlowConfig)
     training: TrainingConfig = PAPER
     #: VarNet weights of a residual flow; default: a flow of whole images.
     estimate: Path | None = None
-    #: Pairs of acceleration and temperature of a residual flow.
+    #: Temperature of a residual flow at each acceleration, as pairs.
     temperatures: tuple[tuple[float, float], ...] = ()
-    #: Settings [training] of the conditioning U-Net before the flow.
+    #: Settings [training] for pre-training the conditioning U-Net.
     pretrain: TrainingConfig | None = None
     augment: CoilAugmentation | None = None  #: Augmentation of coil images.
 

@@ -1,4 +1,4 @@
-"""Posterior samples in one evaluation of a network that is trained by proper scores."""
+"""One-step posterior sampler: a network trained with proper scoring rules."""
 
 from __future__ import annotations
 

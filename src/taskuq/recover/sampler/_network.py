@@ -15,19 +15,21 @@ from taskuq.errors import InputError
 
 @dataclass(frozen=True)
 class SamplerConfig:
-    """Size of a sampler: a large encoder that runs once per case, a light decoder per sample.
+    """Size of a sampler: a large encoder runs once per case, a light decoder once per sample.
 
-    The default is the preset ``paper``, for 320×320.
+    The defaults are the preset ``paper`` for 320×320 images.
 
     Args:
         in_channels: Channels of the condition, a multiple of ``out_channels``.
         out_channels: Channels of a residual: 2 for a complex image, 1 for a real one.
-        width: Channels of the encoder's first level; they double with each halving of the image.
-        max_multiplier: Limit of that growth, in multiples of the width.
-        decoder_channels: Channels of the decoder for each level, the finest first.
-        noise_channels: Noise maps at each level; a multiple of 8 suits tensor cores.
-        global_noise: Noise numbers for the whole image.
-        residual_scale: Residual of an output of 1, in units of the estimate's scale.
+        width: Channels at the encoder's first level; they double with each halving of the image.
+        max_multiplier: Maximum number of channels as a multiple of ``width``.
+        decoder_channels: Channels of the decoder at each level, finest first.
+        noise_channels: Number of noise maps at each level; multiples of 8 are fastest on tensor
+            cores.
+        global_noise: Number of noise values for the whole image.
+        residual_scale: Residual that corresponds to an output of 1, in units of the estimate's
+            scale.
 
     Example:
         >>> SamplerConfig().levels, SamplerConfig().widths
@@ -57,12 +59,12 @@ class SamplerConfig:
 
     @property
     def levels(self) -> int:
-        """Number of image sizes, the image itself included."""
+        """Number of resolution levels, including the full resolution."""
         return len(self.decoder_channels)
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Channels of the encoder for each level, the finest first."""
+        """Channels of the encoder at each level, finest first."""
         return tuple(
             self.width * min(2**level, self.max_multiplier) for level in range(self.levels)
         )
@@ -139,7 +141,7 @@ class Condition(NamedTuple):
 
 
 class NoiseLevel(nn.Module):
-    """Decoder level: coarser features, condition, fresh noise."""
+    """Decoder level that combines coarser features, condition and new noise."""
 
     def __init__(self, inputs: int, coarser: int, width: int, noise: int, embedding: int) -> None:
         super().__init__()
@@ -184,13 +186,13 @@ def unflatten_samples(rows: Tensor, cases: int) -> Tensor:
 
 
 class SamplerNet(nn.Module):
-    r"""Conditional generator of residuals of a point estimate, in one evaluation.
+    r"""Conditional one-step generator of residuals of a point estimate.
 
     .. math:: r^{(j)} = \epsilon\, G(c, m, v^{(j)}), \qquad v^{(j)} \sim \mathcal N(0, I)
 
-    The condition :math:`c` are images that describe the estimate, :math:`m` is the sampled
+    The condition :math:`c` consists of images that describe the estimate; :math:`m` is the sampled
     fraction. Noise enters every level of the decoder as maps, scaled by features of the case, and
-    as numbers for the whole image.
+    as values for the whole image.
 
     Args:
         config: Size of the network.
@@ -235,7 +237,7 @@ class SamplerNet(nn.Module):
         self.register_buffer("sizes", torch.zeros(len(ACCELERATIONS), SCORES + GRADIENTS))
 
     def noise_shapes(self, height: int, width: int) -> list[tuple[int, int, int]]:
-        """Return maps, height and width of the noise at each level, the finest first."""
+        """Return number of maps, height and width of the noise at each level, finest first."""
         height, width = (side + -side % self.config.size_multiple for side in (height, width))
         return [
             (self.config.noise_channels, height // 2**level, width // 2**level)
@@ -250,13 +252,13 @@ class SamplerNet(nn.Module):
 
         Args:
             estimate: Condition channels, (case, inputs, height, width).
-            sampled_fraction: (case,).
+            sampled_fraction: Sampled fraction of each case, (case,).
             noise: Normal numbers, (case, sample, noise_size).
         """
         return self.decode(self.encode(estimate, sampled_fraction), noise)
 
     def encode(self, estimate: Tensor, sampled_fraction: Tensor) -> Condition:
-        """Return the noise-independent features of each case; arguments as in forward."""
+        """Return the noise-independent features of each case; arguments as in :meth:`forward`."""
         if estimate.ndim != 4 or estimate.shape[1] != self.config.in_channels:
             text = f"the condition must be (case, {self.config.in_channels}, height, width), got "
             raise InputError(f"{text}{tuple(estimate.shape)}", code="shape.axes")

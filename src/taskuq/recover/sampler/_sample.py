@@ -1,4 +1,4 @@
-"""One-step posterior samples around a point estimate, and their noise scale."""
+"""One-step posterior sampling around a point estimate, and its noise scale."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Estimator(Protocol):
 
 @runtime_checkable
 class TensorEstimator(Estimator, Protocol):
-    """Estimator of tensors only, for CUDA graphs."""
+    """Estimator with tensor arguments only, for CUDA graphs."""
 
     def tensors(self, measurements: Sequence[Any]) -> tuple[Tensor, ...]: ...
 
@@ -82,7 +82,7 @@ def counter_normal(seeds: Tensor, count: int) -> Tensor:
 def fit_noise_scale(
     net: SamplerNet, batches: Iterable[tuple[ConditionedBatch, Tensor]]
 ) -> tuple[float, ...]:
-    """Fit the noise scale so that sample spread matches the error, for each acceleration."""
+    """Fit the noise scale of each acceleration such that the sample spread matches the error."""
     sums = torch.zeros(len(NOISE_SCALES), len(ACCELERATIONS), 2, dtype=torch.float64)
     for number, (batch, truth) in enumerate(batches):
         inputs, fraction = batch.inputs(), batch.sampled_fraction()
@@ -166,10 +166,10 @@ class SamplerRecovery(BatchRecovery):
     """One-step posterior sampler of residuals around a point estimate.
 
     Args:
-        net: The sampler, on the device where it runs.
+        net: Sampler, on the device to use.
         estimator: Function of measurements that returns estimates, on the same device.
-        dtype: Precision of the sampler; by default bfloat16 on a GPU, float32 elsewhere.
-        noise_scale: Factor of the noise at each acceleration; 1 by default.
+        dtype: Precision of the sampler; default: bfloat16 on a GPU, float32 elsewhere.
+        noise_scale: Factor of the noise at each acceleration; default: 1.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class SamplerRecovery(BatchRecovery):
 
     @torch.no_grad()
     def from_seeds(self, *tensors: Tensor) -> Tensor:
-        """Return one sample for each seed; the seeds are the last tensor."""
+        """Return one sample per seed; the seeds are the last tensor."""
         *measurement, seeds = tensors
         batch = cast(TensorEstimator, self.estimator).estimate(*measurement)
         with _mixed_precision(seeds.device, self.dtype):
@@ -213,7 +213,7 @@ class SamplerRecovery(BatchRecovery):
         return _decode_images(self.net, batch, condition, seeds, self.dtype, self._factors)[0]
 
     def _replay(self, measurements: Sequence[Any], samples: int, seeds: Sequence[int]) -> Tensor:
-        """Sample case by case, so that one CUDA graph serves batches of any size."""
+        """Sample case by case, so that one CUDA graph suffices for batches of any size."""
         tensors = cast(TensorEstimator, self.estimator).tensors(measurements)
         shape, device = tensors[0].shape[1:], tensors[0].device
         chunk = min(samples, max(1, CHUNK_PIXELS["cuda"] // math.prod(shape[-2:])))

@@ -1,4 +1,4 @@
-"""Training of the one-step sampler by proper scores, and its recovery method."""
+"""Training of the one-step sampler with proper scoring rules, and its recovery method."""
 
 from __future__ import annotations
 
@@ -126,13 +126,13 @@ class _FeatureTask(Protocol):
 class TaskLossConfig:
     """Settings [task_loss]: weights of the proper scores of a task network."""
 
-    weights: Path | None = None  #: The task network, which is not changed.
+    weights: Path | None = None  #: Task network; its weights are not trained.
     logits: float = 0.1  #: Weight of the fair CRPS of logits.
     outputs: float = 0.1  #: Weight of the fair CRPS of outputs.
     features: float = 0.1  #: Weight of the energy score of hidden features.
-    gradient_limit: float = 4.0  #: Largest ratio of the gradients of task loss and image loss.
+    gradient_limit: float = 4.0  #: Maximum ratio of the gradient norms of task loss and image loss.
     ramp_start: float = 0.5  #: Fraction of the training at which the task loss begins.
-    ramp_end: float = 0.75  #: Fraction of the training at which it has its full weight.
+    ramp_end: float = 0.75  #: Fraction of the training at which the task loss has its full weight.
 
     def __post_init__(self) -> None:
         smallest = min(self.logits, self.outputs, self.features, self.gradient_limit)
@@ -244,7 +244,7 @@ def _loss(
 
 @torch.no_grad()
 def _update_running_means(sizes: Tensor, place: Tensor, scores: Tensor) -> Tensor:
-    """Update running means by acceleration; return those before, of each case."""
+    """Update running means per acceleration; return the previous means for each case."""
     counted = torch.cat([scores, torch.ones_like(scores[:, :1])], dim=1)
     sums = counted.new_zeros(len(sizes), counted.shape[1]).index_add_(0, place, counted)
     if distributed.is_available() and distributed.is_initialized():
@@ -284,7 +284,7 @@ def _validate(
 
 
 def _summary(values: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the geometric mean over accelerations of their mean scores, PSNR and spread."""
+    """Return the geometric mean of mean scores over accelerations, PSNR and spread."""
     summary: dict[str, float] = {}
     logs = []
     for place, rate in enumerate(ACCELERATIONS):
@@ -385,9 +385,9 @@ class SamplerMethod:
     """Settings [recover] of a sampler."""
 
     weights: Path | None = None  #: Trained sampler, a file or a bundled name.
-    estimate: Path | None = None  #: VarNet weights; default: those it was trained with.
+    estimate: Path | None = None  #: VarNet weights; default: those used in training.
     precision: Literal["auto", "float32"] = "auto"  #: "auto" samples in bfloat16 on a GPU.
-    inflate: bool = False  #: Scale the noise by the factor fitted on validation patients.
+    inflate: bool = False  #: Scale the noise by the factor fitted to validation patients.
 
     def open(self, device: torch.device | str) -> SamplerRecovery:
         path, net = RECOVERIES.trained("sampler", self.weights)
@@ -406,13 +406,13 @@ class SamplerMethod:
 
 
 class SamplerTrainingMixin:
-    """Checks and recipe of sampler trainings."""
+    """Validation and recipe shared by sampler training runs."""
 
     network: SamplerConfig
     training: TrainingConfig
     loss: ImageLossConfig  #: Proper scoring loss of images.
     task_loss: TaskLossConfig | None  #: Proper scoring loss of the outputs of a task network.
-    samples: int  #: Samples per case in a step.
+    samples: int  #: Number of samples per case and training step.
     init_from: Path | None  #: Initial weights of the sampler.
 
     def check(self, channels: tuple[int, int]) -> None:

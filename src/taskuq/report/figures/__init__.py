@@ -1,4 +1,4 @@
-"""Figures as data, the registry of figures, and their matplotlib renderer."""
+"""Figures as data, their registry and their matplotlib renderer."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ _Point = tuple[float, float, float]  # position, value, error
 
 @dataclass(frozen=True)
 class Series:
-    """One line, or one set of bars or marks.
+    """One line, or one set of bars or marks, of a figure.
 
     Args:
         name: Name in the legend.
         x: Positions, numbers or categories.
         y: Values; None if missing.
         error: Half-lengths of the error bars.
-        style: 'line', 'bars', 'points', 'step', or 'strip': one row of marks at the positions,
-            fainter for values further below 1.
+        style: 'line', 'bars', 'points', 'step' or 'strip' (one row of marks, fainter for values
+            further below 1).
     """
 
     name: str
@@ -79,16 +79,16 @@ class Figure:
     """A figure as data.
 
     Args:
-        name: Name for files.
-        caption: A sentence that says what is shown.
+        name: File name of the figure.
+        caption: Caption, one sentence.
         x_label: Label of the horizontal axis.
         y_label: Label of the vertical axis.
-        series: The series.
+        series: Series to plot.
         x_scale: 'linear', 'log2' (accelerations, sample counts) or 'category'.
         y_scale: 'linear' or 'log'.
         x_reversed: True to put large values on the left.
-        reference: Horizontal lines with a name, such as the target coverage.
-        title: The finding, in a few words; by default the name.
+        reference: Named horizontal lines, such as the target coverage.
+        title: Finding in a few words; default: the name.
     """
 
     name: str
@@ -104,28 +104,28 @@ class Figure:
 
     @property
     def is_empty(self) -> bool:
-        """True if there is no number to draw."""
+        """True if the figure has no values to plot."""
         return not any(_is_number(y) for series in self.series for y in series.y)
 
     @property
     def is_strip(self) -> bool:
-        """True if its series are rows of marks."""
+        """True if the series are rows of marks."""
         return any(series.style == "strip" for series in self.series)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the figure's numbers for JSON; values that are not finite are null."""
+        """Return the figure as JSON values; values that are not finite are null."""
         return dict(plain_values(asdict(self)))
 
 
 @dataclass(frozen=True)
 class FigureKind:
-    """One kind of figure and its place in the report.
+    """Kind of figure and its place in the report.
 
     Args:
-        schema: Schema of the records it is drawn from, e.g. ``"taskuq.evaluate/1"``.
-        describe: Function from such a record to its figures.
+        schema: Schema of the source records, e.g. ``"taskuq.evaluate/1"``.
+        describe: Function that converts a record to figures.
         heading: Heading in the report.
-        reading: Function from a record to a sentence on how to read the figures.
+        reading: Function that converts a record to a sentence on how to read the figures.
     """
 
     schema: str
@@ -176,7 +176,7 @@ def series_from_rows(
     error: Callable[[Row], float | None] | None = None,
     style: Style = "line",
 ) -> tuple[Series, ...]:
-    """Group rows, one point each, into one series for each name.
+    """Group rows, one point each, into one series per name.
 
     The functions map a row to the name of its series, its position, value and error.
 
@@ -195,7 +195,7 @@ def series_from_rows(
 
 
 def figure_from_dict(record: Any) -> Figure:
-    """Return the figure that :meth:`Figure.to_dict` described; the record may be hand-written."""
+    """Return the figure of a record written by :meth:`Figure.to_dict` or by hand."""
     try:
         figure = Figure(
             **{name: str(record[name]) for name in ("name", "caption", "x_label", "y_label")},
@@ -233,7 +233,7 @@ def _series_from_dict(record: Mapping[str, Any]) -> Series:
 
 
 def plain_values(value: Any) -> Any:
-    """Return values that JSON can hold: arrays as lists, numbers that are not finite as null."""
+    """Convert values to JSON types: arrays to lists, numbers that are not finite to null."""
     if isinstance(value, Mapping):
         return {str(k): plain_values(v) for k, v in value.items()}
     if isinstance(value, np.ndarray | np.generic):
@@ -246,7 +246,7 @@ def plain_values(value: Any) -> Any:
 
 
 def save_figure(figure: Figure, path: str | Path) -> Path:
-    """Draw a figure to a file; the ending selects SVG, PNG or PDF."""
+    """Draw a figure to a file; the extension selects SVG, PNG or PDF."""
     return draw_all(figure, [Path(path)])[0]
 
 
@@ -266,7 +266,7 @@ def draw_all(figure: Figure, paths: Sequence[Path]) -> list[Path]:
 def save_figures(
     record: Mapping[str, Any], folder: Path, endings: Sequence[str] = (".svg", ".png")
 ) -> Path:
-    """Draw every figure that a record supports into a folder, and return the folder."""
+    """Save every figure that a record supports to a folder, and return the folder."""
     for _, figure in figures_from_record(record):
         draw_all(figure, [folder / f"{figure.name}{ending}" for ending in endings])
     return folder
@@ -292,7 +292,7 @@ def figure_svg(figure: Figure, identity: str = "fig") -> Markup:
 
 
 def legend_of(figure: Figure) -> list[tuple[Markup, str]]:
-    """Return the swatch and the name of each series, if there are several."""
+    """Return the colour and name of each series, if there are several."""
     if len(figure.series) < 2 or figure.is_strip:
         return []
     swatch = Markup('<span class="swatch c{}" aria-hidden="true">{}</span>')
@@ -314,7 +314,7 @@ def method_colour(name: str) -> int | None:
 
 
 def method_label(name: str) -> str:
-    """Return the name of a method as the report prints it: acronyms in capitals."""
+    """Return the display name of a method; acronyms are capitalised."""
     if method_colour(name) is None:
         return name
     return re.sub(r"\b(m?lwr|cqr|ar)\b", lambda word: word[0].upper(), name)
@@ -327,7 +327,7 @@ class _Look(NamedTuple):
 
 
 def _looks(figure: Figure) -> list[_Look]:
-    """Colour and marker of each series: a method's own, or the first that no method takes."""
+    """Return colour and marker of each series: those of its method, or the first free ones."""
     known = [method_colour(series.name) for series in figure.series]
     free = itertools.cycle([k for k in range(7) if k not in known] or range(7))
     looks: list[_Look] = []
@@ -339,7 +339,7 @@ def _looks(figure: Figure) -> list[_Look]:
 
 
 def _short_tag(tag: str, identity: str) -> str:
-    """Shorten one SVG tag: one decimal, CSS variables for colours, classes for fonts."""
+    """Shorten an SVG tag: one decimal, CSS variables for colours, classes for fonts."""
     tag = re.sub(r"-?\d+\.\d+", lambda n: f"{float(n[0]):.1f}".removesuffix(".0"), tag)
     tag = re.sub(r"#[0-9a-f]{6}\b", lambda c: _VARIABLES.get(c[0], c[0]), tag)
     tag = re.sub(r'(id="|href="#)m', rf"\1{identity}-m", tag).replace("xlink:href", "href")
@@ -355,7 +355,7 @@ def _short_tag(tag: str, identity: str) -> str:
 
 @contextmanager
 def _settings() -> Iterator[None]:
-    """Settings of matplotlib: text as text, the same file for the same numbers, no formulas."""
+    """Return matplotlib settings for reproducible files with text instead of paths."""
     import matplotlib as mpl
 
     settings: Any = {
@@ -369,7 +369,7 @@ def _settings() -> Iterator[None]:
 
 
 def _drawn(figure: Figure, *, legend: bool) -> Any:
-    """Return a matplotlib figure; the report has its legend in HTML."""
+    """Return a matplotlib figure; in the report, the legend is HTML."""
     from matplotlib.figure import Figure as MplFigure
 
     if figure.is_strip:
@@ -409,7 +409,7 @@ def _drawn(figure: Figure, *, legend: bool) -> Any:
 
 
 def _drawn_strips(figure: Figure) -> Any:
-    """One row of marks for each series, with its name above it."""
+    """Draw one row of marks per series, with its name above."""
     from matplotlib.figure import Figure as MplFigure
 
     # Many rows are narrow ones.
@@ -435,7 +435,7 @@ def _drawn_strips(figure: Figure) -> Any:
 
 
 def _shades(series: Series) -> list[tuple[float, list[float]]]:
-    """Places of a row of marks by their darkness in tenths."""
+    """Return the positions of a row of marks, grouped by darkness in tenths."""
     found: dict[float, list[float]] = {}
     for x, y in zip(series.x, series.y, strict=True):
         if _is_number(x) and _is_number(y) and y:
@@ -493,7 +493,7 @@ def _draw_bars(
 
 
 def _draw_boxes(axes: Any, boxes: Sequence[tuple[float, ...]], **look: Any) -> None:
-    """Draw rectangles as one path, which keeps the file small."""
+    """Draw rectangles as one path to keep the file small."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Outline
 
@@ -572,7 +572,7 @@ def _scale(axes: Any, figure: Figure) -> None:
 
 
 def _name_ticks(axes: Any, places: Sequence[float], names: Sequence[str]) -> None:
-    """Name positions of the horizontal axis; leave out or shorten names that would collide."""
+    """Label positions on the horizontal axis; omit or shorten labels that would overlap."""
     inside = _WIDTH - _LEFT - _RIGHT
     # As wide as the larger letters of a phone.
     lines = [line for name in names for line in name.split("\n")]
@@ -587,7 +587,7 @@ def _name_ticks(axes: Any, places: Sequence[float], names: Sequence[str]) -> Non
 
 
 def _ends(values: Sequence[float], pad: float) -> tuple[float, float]:
-    """Ends of a linear axis around values; an end at zero stays there."""
+    """Return the limits of a linear axis with a margin, except for a limit at zero."""
     low, high = min(values, default=0.0), max(values, default=1.0)
     if high - low <= max(1e-9 * max(abs(low), abs(high)), _SMALLEST):
         size = max(abs(low), abs(high)) or 1.0

@@ -1,4 +1,4 @@
-"""Figures of evaluations: widths, coverage law, conditional coverage."""
+"""Figures of evaluations: widths, law of coverage and conditional coverage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WITHIN = {
 
 
 def width_against(rows: Sequence[Row], along: Literal["acceleration", "samples"]) -> Figure:
-    """Return mean interval widths against acceleration or the number of samples."""
+    """Return mean interval widths against acceleration or number of samples."""
     sentence = (
         "against acceleration; bars are one standard deviation over splits."
         if along == "acceleration"
@@ -98,7 +98,7 @@ def coverage_within(rows: Sequence[Row], strata: str) -> Figure:
 
 
 def lowest_coverage(series: Sequence[Series], where: str = "") -> str:
-    """Return the lowest coverage of any series, its method and its place."""
+    """Return the lowest coverage of any series, with its method and position."""
     every = [
         (y, f"{method_label(one.name)}, {where} {x}".replace(",  ", ", "))
         for one in series
@@ -143,7 +143,7 @@ def _each_task(
     *,
     first_alone: bool = False,
 ) -> list[Figure]:
-    """Figures of each task, with its name if there are several."""
+    """Return the figures of each task, with its name if there are several."""
     tasks: dict[str | None, list[Row]] = {}
     for row in record["results"]:
         tasks.setdefault(row.get("task"), []).append(row)

@@ -21,7 +21,7 @@ _TOLERANCES = (0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05)
 
 
 def masks_figure(masks: np.ndarray, accelerations: Any) -> Figure:
-    """Return the lines of k-space that the mask (round, width) of each round measures."""
+    """Return the k-space lines measured in each round, from masks (round, width)."""
     width = masks.shape[1]
     nested = all((a <= b).all() for a, b in itertools.pairwise(masks))
     note = "Every round keeps the lines of the rounds before it." if nested else (
@@ -39,7 +39,7 @@ def masks_figure(masks: np.ndarray, accelerations: Any) -> Figure:
 
 
 def quality_figures(record: Mapping[str, Any]) -> list[Figure]:
-    """Return PSNR and SSIM against acceleration, of a record ``taskuq.quality/1``."""
+    """Return PSNR and SSIM against acceleration from a record ``taskuq.quality/1``."""
     figures = [
         against_acceleration(
             [(row, row[name]["mean"]) for row in record["results"] if name in row],
@@ -58,7 +58,7 @@ def against_acceleration(
     values: Sequence[tuple[Row, float | None]], *,
     name: str, caption: str, y_label: str, errors: str | None = None,
 ) -> Figure:  # fmt: skip
-    """Return values of a quality record against acceleration, one line for each method."""
+    """Return values of a quality record against acceleration, one line per method."""
     series = series_from_rows(
         values,
         lambda pair: str(pair[0]["method"]),

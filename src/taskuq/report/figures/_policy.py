@@ -79,7 +79,7 @@ def _coverage_at_stop(record: Mapping[str, Any]) -> Figure:
 def acceleration_against_width(
     points: Sequence[tuple[str, float, float]], style: Style = "points"
 ) -> Figure:
-    """Return average acceleration against the mean width of early reports, by rule."""
+    """Return mean acceleration against the mean width of early reports, by rule."""
     caption = (
         "Average acceleration against the mean width of early reports: up and to the left is "
         "better. The paper's rules have no guarantee."
