@@ -316,7 +316,7 @@ def calibrate_joint(
     if is_scaled:
         scaled, scales = _scaled_by_others(values, sizes, units, alpha)
         guarantee, level = guarantee.calibrated(scaled, by)
-        quantiles = tuple(scale.inverse(level) if scale else level for scale in scales)
+        quantiles = tuple(_rescaled(level, scale) for scale in scales)
     else:
         tuning = _scores(scores, x[aside], z[aside])
         guarantee, quantiles = _quantiles(method, values, tuning, guarantee, by)
@@ -329,7 +329,7 @@ def calibrate_joint(
 
 def _scaled_by_others(
     values: FloatArray, sizes: FloatArray, index: NDArray[np.int64], alpha: float
-) -> tuple[FloatArray, list[_MonotoneScale | None]]:
+) -> tuple[FloatArray, list[float]]:
     """Return the largest scaled score of each case at its worst, and the scales of new cases.
 
     A scale is a quantile over units of the sizes of scores: as fitted, least and largest.
@@ -343,9 +343,15 @@ def _scaled_by_others(
             ratio = v / by
         # Zero over zero is zero; infinity over infinity is not known to be less.
         scaled.append(np.where(np.isnan(ratio), np.where(v == np.inf, np.inf, 0.0), ratio))
-        is_usable = 0 < own.value < np.inf
-        scales.append(_MonotoneScale((0.0, own.value), (0.0, 1.0)) if is_usable else None)
+        scales.append(own.value)
     return np.max(scaled, axis=0), scales
+
+
+def _rescaled(level: float, scale: float) -> float:
+    """Return the quantile of a task: of scale zero only its scores of zero are below infinity."""
+    if 0 < scale < math.inf:
+        return _MonotoneScale((0.0, scale), (0.0, 1.0)).inverse(level)
+    return math.inf if math.inf in (level, scale) else 0.0
 
 
 def _self_tuned_scores(
