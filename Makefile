@@ -12,7 +12,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED ?= 0
 export MPLBACKEND ?= Agg
 
-.PHONY: demo test test-deepinv test-wheel lint bench docs release clean
+.PHONY: openrecon demo test test-deepinv test-wheel lint bench docs release clean
 
 $(VENV)/.uv:
 	$(PY) -m venv $(VENV)
@@ -71,6 +71,17 @@ release: $(VENV)/.uv
 	$(PY) -m venv $(VENV)-release
 	$(BIN)/uv pip install -q --python $(VENV)-release/bin/python -c constraints.txt 'build>=1.2' 'twine>=6'
 	$(VENV)-release/bin/python -m studies.release
+
+# OpenRecon's package: an image that carries the label, its archive, and both in one zip.
+OPENRECON := OpenRecon_taskuq_taskuq_V0.1.0
+openrecon:
+	@command -v docker >/dev/null || { echo "make openrecon needs docker"; exit 1; }
+	mkdir -p dist/openrecon
+	docker build -f deploy/Containerfile -t $(shell echo $(OPENRECON) | tr A-Z a-z) --label \
+		"com.siemens-healthineers.magneticresonance.openrecon.metadata:1.1.0=$$(base64 -w0 deploy/OpenReconLabel.json)" .
+	docker save -o dist/openrecon/$(OPENRECON).tar $(shell echo $(OPENRECON) | tr A-Z a-z)
+	cp docs/how-to/service.md dist/openrecon/$(OPENRECON).md
+	cd dist/openrecon && $(PY) -m zipfile -c $(OPENRECON).zip $(OPENRECON).tar $(OPENRECON).md
 
 clean:
 	rm -rf $(VENV) build dist docs/_build docs/_made .pytest_cache .mypy_cache .ruff_cache

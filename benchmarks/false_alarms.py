@@ -2,13 +2,21 @@
 
 ``python -m benchmarks false_alarms`` draws 1000 streams of 10,000 cases after 200 calibration
 cases each and counts those in which the evidence ever reaches 1/delta; then the cases until it
-does, after a change. The last
-lines are for patients of the bundled atlas table, selected by an adversary who has their targets.
+does, after a change. Further lines are for patients of the bundled atlas table, selected by an
+adversary who has their targets. ``python -m benchmarks.false_alarms drift`` prints coverage and
+delays for the patients of docs/how-to/scanner.md whose images have another contrast.
 """
 
 from __future__ import annotations
 
+import contextlib
+import re
+import sys
+import tempfile
 import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +98,37 @@ def _withdrawn(policy: tq.Policy, table: tq.TaskOutputs, *, audited: bool) -> st
     return f"never (evidence {monitor.e_value:.2g})" if after is None else f"after {after}"
 
 
+def drift(streams: int = 41, units: int = 300, delta: float = 0.1) -> None:
+    """Print coverage and the units until the alarm for other contrasts of the guide's patients."""
+    guide = Path(__file__).parents[1] / "docs/how-to/scanner.md"
+    code = re.findall(r"```python\n(.*?)```", guide.read_text("utf-8"), flags=re.S)[:3]
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        names: dict[str, Any] = {}
+        for block in code:
+            exec(block, names)
+    policy, patient, rates = names["policy"], names["patient"], names["ACCELERATIONS"]
+    images = [patient(seed) for seed in range(10_000, 12_400)]
+    targets = None
+    for contrast in (1.0, 0.9, 0.8, 0.7, 0.5, 1.25):
+        table = names["pipeline"].run(
+            [contrast * image for image in images], accelerations=rates, samples=names["SAMPLES"],
+            seed=0, task_range=(0, 1), progress=False,
+        )  # fmt: skip
+        rng, found = np.random.default_rng(0), []
+        targets = table.targets if targets is None else targets  # of the unchanged contrast
+        lost = missed(policy, replace(table, targets=targets)).mean()
+        for _ in range(streams):
+            monitor = tq.Monitor(policy, delta=delta)
+            for case in rng.permutation(table.cases)[:units]:
+                monitor.update(table.outputs[:1, case])
+                if monitor.alarm:
+                    break
+            found.append(monitor.alarm_after or np.inf)
+        most = np.quantile(found, 0.9, method="higher")
+        print(f"contrast x {contrast:g}: coverage {1 - lost:.2f}, alarm after {np.median(found):g} "
+              f"units in the median, {most:g} in nine of ten")  # fmt: skip
+
+
 def main() -> None:
     """Print the streams with an alarm, and delays until one."""
     rng, begun = np.random.default_rng(0), time.perf_counter()
@@ -113,4 +152,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    drift() if sys.argv[1:] == ["drift"] else main()

@@ -30,7 +30,7 @@ from taskuq.measure._coils import to_channels, to_complex
 from taskuq.measure._fourier import data_consistency, project_null_space
 from taskuq.recover import FlowSampler, SamplerRecovery, VarNet, build
 from taskuq.recover._cases import MaskedDataset
-from taskuq.recover._compiled import CudaGraph, fuse_varnet
+from taskuq.recover._compiled import CudaGraph, half_varnet, inference_varnet
 from taskuq.recover._estimate import CrossFitDataset, CrossFitEstimates, collate
 from taskuq.recover.flow import ConditionalFlow, FlowConfig
 from taskuq.recover.flow._train import PAPER, _flow_recipe
@@ -162,12 +162,11 @@ def plain_outputs(
     sizes = [a * b * c for a, b, c in shapes]
     with torch.no_grad():
         for chunk in z.split(4):
-            conditions = flow.condition(to_channels(y).expand(len(chunk), -1, -1, -1))
             latents = [
                 part.view(-1, h, w, c).permute(0, 3, 1, 2).contiguous()
                 for part, (c, h, w) in zip(chunk.split(sizes, dim=1), shapes, strict=True)
             ]
-            x = flow.inverse(latents, conditions)
+            x = flow.inverse(latents, flow.encode(to_channels(y)))
             images = data_consistency(to_complex(x), y, mask[0])
             outputs.append(classifier(rss(images)))
     return torch.cat(outputs)
@@ -272,14 +271,15 @@ def decibels(found: Tensor, expected: Tensor) -> float:
 
 @torch.no_grad()
 def varnet() -> None:
-    """The variational network: folded in float16, and as torch runs it."""
+    """The variational network: compiled in float16, as torch runs it, and in float32."""
     torch.manual_seed(0)
     net = VarNet().cuda().eval()
     _, y, mask = case(torch.Generator("cuda").manual_seed(0), batch=16)
     kspace, lines = fft2c(y), torch.full((16,), 16, device="cuda")
     exact = torch.cat([net(kspace[i, None], mask[i, None], lines[i, None]) for i in range(16)])
-    folded = CudaGraph(fuse_varnet(net, device="cuda", dtype=torch.float16))
-    for name, way in (("folded, float16", folded), ("plain", CudaGraph(net))):
+    compiled = CudaGraph(inference_varnet(net))
+    eager = CudaGraph(half_varnet(net, torch.float16))
+    for name, way in (("compiled", compiled), ("eager", eager), ("float32", CudaGraph(net))):
         for batch in (1, 16):
             inputs = kspace[:batch], mask[:batch], lines[:batch]
             error = decibels(way(*inputs), exact[:batch])

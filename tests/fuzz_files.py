@@ -59,7 +59,7 @@ def make(folder):
     _networks()
     _scan()
     exact = ("--exact", "--acceleration", "8", "--json", "-")
-    header, cases = "table/table.json", "table/_cases.parquet"
+    header, cases = "table/table.json", "table/cases.pq"
     table = [(header, in_json), (cases, in_bytes), (_shard(), in_bytes)]
     stored = ("python", "fuzz_files:read_scan", "scan/scan.json")
     check = ("data", "check", "pictures", "--labels", "pictures/labels.csv", "--json", "-")

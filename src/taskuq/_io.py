@@ -268,10 +268,23 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(name)
 
 
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse an object with a key twice, which readers take differently."""
+    record = dict(pairs)
+    if len(record) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return record
+
+
+def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
+    """Parse JSON; raise ValueError for a key that occurs twice, and for NaN and Infinity."""
+    refuse = None if constants else _refuse_constant
+    return json.loads(text, parse_constant=refuse, object_pairs_hook=_unique_keys)
+
+
 def load_json(path: str | os.PathLike[str]) -> Any:
     """Parse a JSON file."""
-    text = Path(path).read_text(encoding="utf-8")
-    return json.loads(text, parse_constant=_refuse_constant)
+    return parse_json(Path(path).read_text(encoding="utf-8"))
 
 
 def read_json(
@@ -287,7 +300,8 @@ def read_json(
         message = f"cannot read {path}: {error.strerror or error}"
         raise InputError(message, code="file.missing") from None
     except (ValueError, RecursionError):
-        raise InputError(f"{path} is not JSON, or cut off; {remedy}", code="file.format") from None
+        text = f"{path} is not JSON, cut off, or has a key twice; {remedy}"
+        raise InputError(text, code="file.format") from None
     found = record.get("schema") if isinstance(record, dict) else None
     known = {schema.split("/")[0]: schema for schema in schemas}
     kind, slash, _ = found.partition("/") if isinstance(found, str) else ("", "", "")
@@ -342,7 +356,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any] | None]:
     """Yield the record of each line, or None for a damaged line."""
     for line in path.read_bytes().splitlines():
         try:
-            record = json.loads(line)
+            record = parse_json(line, constants=True)
         except (ValueError, RecursionError):
             record = None
         yield record if isinstance(record, dict) else None

@@ -24,7 +24,9 @@ def same(a, b):
 
 def test_table_equals_a_plain_loop(tmp_path):
     images = toy.images(5)
-    table = PIPELINE.run(images, store=tmp_path / "t", group=list("aabbc"), **RUN)
+    table = PIPELINE.run(
+        images, store=tmp_path / "t", group=list("aabbc"), site=list("HHHHK"), **RUN
+    )
     executor = Executor(toy.recover, toy.task, seed=3)
     chain = CaseExecutor(toy.measure, executor, toy.ACCELERATIONS, samples=4)
     for i, image in enumerate(images):
@@ -32,6 +34,7 @@ def test_table_equals_a_plain_loop(tmp_path):
         assert np.array_equal(table.outputs[:, i], one.outputs[..., 0].astype(np.float32))
         assert table.targets[i] == one.targets[0]
     assert list(table.group) == list("aabbc")
+    assert list(table.site) == list("HHHHK")
 
 
 def test_order_of_cases_changes_nothing(tmp_path):

@@ -8,9 +8,11 @@ import run_folder
 from run_folder import GOAL, PolicySpec, write_simulation
 
 import taskuq as tq
+from taskuq._io import write_json
+from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
 from taskuq.report._answer import answer_of
 from taskuq.report._contents import build_contents
-from taskuq.report._records import experiment_record, read_folder
+from taskuq.report._records import NOT_SUPPORTED, experiment_record, read_folder
 from taskuq.report._report import answer_lines
 from taskuq.table._table import TaskOutputs
 
@@ -96,15 +98,47 @@ def test_task_data_and_baseline_are_named(run_dir):
     assert f"baseline {100 / paper['mean_acceleration']:.1f}\u00a0%" in share.what
 
 
-def test_the_worst_class_and_site_have_a_place(run_dir):
+def test_the_worst_class_and_site_are_named_and_marked(run_dir):
     contents = build_contents(read_folder(run_dir))
-    empty = answer_of(contents).worst
+    target = 1 - contents.simulated["alpha"]
     contents.simulated["class_coverage"] = [
-        {"name": "0", "coverage": 0.9}, {"name": "1", "coverage": 0.7}]  # fmt: skip
+        {"class": "0", "coverage": target + 0.05, "standard_error": 0.01},
+        {"class": "1", "coverage": target - 0.21, "standard_error": 0.1},
+    ]
+    contents.simulated["site_coverage"] = [
+        {"site": "north", "coverage": target - 0.19, "standard_error": 0.1},
+        {"site": "south", "coverage": None, "standard_error": None},
+    ]
     contents.folder.run["classes"] = {"1": "lesion"}
+    answer = answer_of(contents)
+    low, within = answer.worst
 
-    assert empty == "worst class –, worst site –"
-    assert answer_of(contents).worst == "worst class 70.0\u00a0% (lesion), worst site –"
+    assert (low.name, low.is_below, within.name, within.is_below) == (
+        "lesion",
+        True,
+        "north",
+        False,
+    )
+    assert "lesion" in answer.sentence
+    assert "north" not in answer.sentence
+    assert answer.verdicts[1].verdict == NOT_SUPPORTED
+    assert [line for line in answer.lines if "lesion" in line and "!" in line]
+
+
+def test_an_evaluation_without_stopping_names_the_worst_part(tmp_path):
+    rng = np.random.default_rng(0)
+    z, label = rng.random(200), np.arange(200) % 10 == 0
+    x = z[:, None] + 0.1 * rng.standard_normal((200, 4)) + label[:, None]
+    table = tq.TaskOutputs(x, z, label=label.astype(int), site=np.arange(200) % 3)
+    record = evaluate_table(table, EvaluationGrid(scores=("ar",), splits=50, alpha=0.2))
+    write_json(tmp_path / "evaluation.json", record.to_dict())
+    contents = build_contents(read_folder(tmp_path))
+    low = answer_of(contents).worst[0]
+    names = {t.name for t in contents.tables}
+
+    assert (low.name, low.is_below) == ("class 1", True)
+    assert {"evaluation-parts", "evaluation-left-out"} <= names
+    assert any("site-left-out" in figure.name for figure in contents.all_figures)
 
 
 def test_without_a_policy_none_of_several_is_taken(run_dir, tmp_path):

@@ -7,9 +7,10 @@ import tracemalloc
 import numpy as np
 import pytest
 
+import taskuq as tq
 from raising import refused
 from taskuq.cli.app import main
-from taskuq.scan._audit import append_entries, read_audit_log
+from taskuq.scan._audit import append_entries, lines_after, read_audit_log
 
 LINE = {"schema": "taskuq.audit/1", "scan_id": "one"}
 
@@ -118,3 +119,61 @@ def test_two_processes_append_to_one_log(tmp_path):
     assert [one.wait() for one in both] == [0, 0]
     assert len(read_audit_log(path)) == 40
     assert np.unique([line["hash"] for line in read_audit_log(path)]).size == 40
+
+
+def test_expected_hash_finds_a_cut_or_rewritten_log(toy, toy_policy, tmp_path, capsys):
+    path = tmp_path / "log.jsonl"
+    for seed in (1000, 1001):
+        toy.scan(toy.scanner_of(seed), policy=toy_policy, audit_log=path, scan_id=str(seed))
+    lines = read_audit_log(path)
+    last = lines[-1]["hash"]
+    main(["audit", str(path), "--expect", last[:16]])
+    assert f"ends in {last}" in capsys.readouterr().out
+    append_entries(path, [LINE | {"round": 0}])
+    assert lines_after(read_audit_log(path, expect=last), last) == 1
+    # Both are whole chains.
+    cut, rewritten = tmp_path / "cut.jsonl", tmp_path / "rewritten.jsonl"
+    cut.write_text("".join(path.read_text().splitlines(keepends=True)[: len(lines) - 1]))
+    plain = [{k: v for k, v in line.items() if k not in ("hash", "previous")} for line in lines]
+    append_entries(rewritten, [line | {"latency": 0.0} for line in plain])
+    for other in (cut, rewritten):
+        read_audit_log(other)
+        with refused("file.damaged", last):
+            read_audit_log(other, expect=last)
+    for unclear in ("abc", "x" * 16):
+        with refused("value.invalid"):
+            read_audit_log(path, expect=unclear)
+
+
+def test_ids_are_printed_on_one_line_and_time_is_checked(toy, toy_policy, tmp_path, capsys):
+    path, forged = tmp_path / "log.jsonl", "one\nscan two\x1b[2K"
+    toy.scan(toy.scanner_of(1000), policy=toy_policy, audit_log=path, scan_id=forged)
+    (first, *_) = read_audit_log(path)
+    entry = {k: v for k, v in first.items() if k not in ("hash", "previous")}
+    append_entries(path, [entry | {"time": "2001-01-01T00:00:00.000+00:00"}])
+    main(["audit", str(path)])
+    printed = capsys.readouterr().out
+    assert "scan one\\nscan two\\x1b[2K" in printed
+    assert not any(line.startswith("scan two") for line in printed.splitlines())
+    number = len(read_audit_log(path))
+    assert f"line {number}: time goes backwards" in printed
+
+
+def test_key_that_occurs_twice_is_refused(toy_policy, tmp_path):
+    # Readers take the first or the last: what one checks, another does not see.
+    path = tmp_path / "log.jsonl"
+    append_entries(path, [LINE])
+    path.write_text(path.read_text().replace("{", '{"scan_id": "two", ', 1))
+    with refused("file.schema"):
+        read_audit_log(path)
+    with refused("file.schema"):
+        append_entries(path, [LINE])
+    toy_policy.save(tmp_path / "policy.json")
+    text = (tmp_path / "policy.json").read_text()
+    (tmp_path / "policy.json").write_text(text.replace('"alpha"', '"alpha": 0.5, "alpha"', 1))
+    with refused("file.format", "twice"):
+        tq.load_policy(tmp_path / "policy.json")
+    arrays = {"outputs": np.zeros((1, 3, 2)), "attributes": np.array('{"range": 1, "range": 2}')}
+    np.savez(tmp_path / "t.npz", **arrays)
+    with refused("file.format"):
+        tq.TaskOutputs.load(tmp_path / "t.npz")

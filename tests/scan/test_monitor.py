@@ -219,7 +219,7 @@ def test_e_process_has_mean_1_and_keeps_villes_inequality():
     found = largest(every, sizes)
     assert np.allclose(found.mean(axis=0), 1, rtol=1e-12)
     assert broken(found.max(axis=1)) <= 1 + 1e-9
-    assert found.max() > 20
+    assert found.max() > 9
 
 
 @pytest.mark.parametrize("population", POPULATIONS.values(), ids=POPULATIONS)
@@ -237,6 +237,29 @@ def test_no_order_of_a_population_breaks_villes_inequality(population):
     assert last / len(tops) <= 1 + Fraction(1, 10**9)
 
 
+def test_shares_of_delta_add_up(toy_policy):
+    own = {"noise": [1.0, 2.0], "energy": [1.0, 2.0]}
+    for monitor in (tq.Monitor(toy_policy), tq.Monitor(toy_policy, calibration_statistics=own)):
+        shares = monitor._shares
+        assert sum(shares.values()) == pytest.approx(1)
+        assert max(shares, key=shares.get) == "centre"
+    alone = replace(toy_policy, monitor_reference={"centre": (0.1, 0.2)})
+    assert tq.Monitor(alone)._shares == {"centre": 1.0}
+
+
+def test_fewer_large_ranks_are_noticed_early():
+    # The largest fifth is missing, as after a loss of contrast: 40 units are enough for 1/delta
+    # = 10 at the share of the centre.
+    rng, found = np.random.default_rng(0), []
+    for _ in range(21):
+        stream = _MartingaleStream(tuple(np.sort(rng.random(300))))
+        for _ in range(60):
+            stream.add(0.8 * rng.random(), None)
+        level = np.array(stream.evidence) >= 10 / 0.8
+        found.append(1 + int(level.argmax()) if level.any() else 99)
+    assert np.median(found) <= 40
+
+
 def test_ranks_among_calibration_units_alone_break_the_law():
     # The fault: each new unit is compared with the calibration units, as if it came alone.
     every = np.array(list(permutations(range(CALIBRATION + NEW))))
@@ -244,7 +267,7 @@ def test_ranks_among_calibration_units_alone_break_the_law():
     old, new = every[:, :CALIBRATION], every[:, CALIBRATION:]
     alone = 1 + (old[:, None] < new[:, :, None]).sum(axis=2)
     # A fair bet is worth 1 on average, at any time.
-    assert largest(alone, [CALIBRATION + 1] * NEW)[:, -1].mean() > 1.5
+    assert largest(alone, [CALIBRATION + 1] * NEW)[:, -1].mean() > 1.2
 
 
 def test_tie_is_paid_for_its_worst_rank():

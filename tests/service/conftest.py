@@ -31,6 +31,7 @@ def serving(small, small_policy, tmp_path):
 
     def serve(limits=None, port=0, **options):
         given = {"policy": small_policy, "recover": small.recover, "task": small.task}
+        given["geometry"] = small.GEOMETRY
         model = ServiceModel(
             **{**given, "columns": small.COLUMNS, "folder": tmp_path / "states", **options}
         )

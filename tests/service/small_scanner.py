@@ -13,10 +13,11 @@ import taskuq as tq
 from taskuq.measure._fourier import fft2c
 from taskuq.measure._masks import nested_masks
 from taskuq.measure._mri import MultiCoilMRI, SimulatedMRIScanner, added_columns
-from taskuq.service._mrd import ACQUISITION, CLOSE, HEADER, IMAGE, ScanHeader, header_xml
+from taskuq.service._mrd import ACQUISITION, CLOSE, HEADER, IMAGE, Geometry, ScanHeader, header_xml
 from taskuq.service._replay import _decision, _StoredScan
 
 SIZE, COILS, RATES, SAMPLES = 16, 2, (8.0, 4.0, 2.0), 4
+GEOMETRY = Geometry(COILS, (SIZE, SIZE), (float(SIZE), float(SIZE), 1.0))
 MASKS = nested_masks(SIZE, RATES, rng=np.random.default_rng(0))
 COLUMNS = added_columns(MASKS)
 
@@ -71,7 +72,31 @@ def begin(wire, scan, columns=(), slices=None):
 
 
 def heard(wire):
-    """Close a connection; return the decisions and the texts until its end."""
+    """Close a connection; return the decisions and the texts until its end.
+
+    Images without a decision must continue the scan and carry a fault.
+    """
+    images, texts = replies(wire)
+    for one in images:
+        if one["undecided"]:
+            assert (one["decision"], one["would_stop"]) == ("continue", "false")
+            assert one["fault"]
+            assert one["lower"] is one["round"] is None
+    return [one for one in images if not one["undecided"]], texts
+
+
+def ends_undecided(wire, slices=1):
+    """Return True if only images without a decision follow, which continue the scan."""
+    found = []
+    while (message := wire.read()) is not None:
+        found.append(_decision(message))
+    return len(found) == slices and all(
+        one["undecided"] and one["decision"] == "continue" and one["fault"] for one in found
+    )
+
+
+def replies(wire):
+    """Close a connection; return all images and texts until its end."""
     wire.send(CLOSE)
     found = []
     while (message := wire.read()) is not None:

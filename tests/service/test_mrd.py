@@ -1,19 +1,11 @@
-"""MRD messages: lines of other kinds, oversampling, coils."""
-
-import json
-from dataclasses import replace
+"""MRD messages: lines of other kinds."""
 
 import numpy as np
 import pytest
 
-import taskuq as tq
-from raising import refused
-from taskuq.scan._round import coil_mismatch
 from taskuq.service import _mrd as lines
-from taskuq.service._interval import stored_interval
 from taskuq.service._mrd import ACQUISITION, HEADER, header_xml
-from taskuq.service._replay import read_mrd, replay_scan
-from taskuq.table._examples import SyntheticTable, synthetic_outputs
+from taskuq.service._replay import read_mrd
 
 ismrmrd = pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 BESIDE = [
@@ -88,55 +80,3 @@ def test_flags_equal_those_of_ismrmrd():
     assert named == set(lines.NON_IMAGING)
     assert lines.REVERSED == ismrmrd.ACQ_IS_REVERSE
     assert lines.CALIBRATION_AND_IMAGING == ismrmrd.ACQ_IS_PARALLEL_CALIBRATION_AND_IMAGING
-
-
-HOST = "127.0.0.1"
-
-
-def oversampled(small):
-    xml = header_xml(small.scan_of(1).header)
-    shown = xml.index("reconSpace")
-    return xml[:shown] + xml[shown:].replace("<x>16</x>", "<x>8</x>", 1)
-
-
-def test_service_refuses_oversampled_readouts(small, serving, connect):
-    wire = connect(serving())
-    wire.send(HEADER, oversampled(small))
-    said = json.loads(wire.read().content)["message"]
-    assert "readouts of 16 samples for images of 8" in said
-
-
-def test_replay_refuses_oversampled_readouts(small, tmp_path):
-    replace(small.scan_of(1), xml=oversampled(small)).save(tmp_path / "a.h5")
-    with refused("shape.mismatch", "16", "8"):
-        read_mrd(tmp_path / "a.h5")
-
-
-@pytest.fixture
-def of_eight_coils(small):
-    policy = small.policy(width=0.15)
-    return replace(policy, provenance={**policy.provenance, "coils": 8})
-
-
-def test_other_number_of_coils_is_refused(small, serving, of_eight_coils):
-    service = serving(policy=of_eight_coils)
-    with refused("policy.mismatch", "8 coils", "2"):
-        replay_scan(small.scan_of(5), HOST, service.port)
-
-
-def test_allowed_coil_mismatch_voids_the_guarantee(small, serving, of_eight_coils, tmp_path):
-    service = serving(policy=of_eight_coils, allow_mismatch=True)
-    played = replay_scan(small.scan_of(5, slices=1), HOST, service.port)
-    (state,) = (tmp_path / "states").glob("scan-*.json")
-    assert "8 coils" in played.decisions[0]["guarantee"]
-    assert not stored_interval(state, of_eight_coils)["guaranteed"]
-
-
-def test_policy_records_coils():
-    table = synthetic_outputs(SyntheticTable(volumes=20), seed=0)
-    for coils in (8, None):
-        made = {"configuration": {"coils": coils} if coils else {}}
-        policy = tq.plan(replace(table, provenance=made), alpha=0.2, max_width=0.2)
-        assert policy.provenance.get("coils") == coils
-        assert (coil_mismatch(policy, 12) is None) == (coils is None)
-        assert coil_mismatch(policy, 8) is None

@@ -23,6 +23,7 @@ from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
 from taskuq.recover.sampler._sample import SamplerRecovery
 from taskuq.recover.sampler._train import VarNetEstimator
 from taskuq.service._export import write_runtime
+from taskuq.service._mrd import Geometry
 from taskuq.service._runtime import open_runtime
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 from taskuq.task import build as build_task
@@ -185,8 +186,12 @@ def test_serve_takes_a_runtime_or_networks(written, tmp_path):
 
     folder, policy, _ = written
     policy.save(tmp_path / "policy.json")
-    model = open_service_model(tmp_path / "policy.json", None, None, None, tmp_path, runtime=folder)
-    assert model.shape == SHAPE
+    given = (tmp_path / "policy.json", None, None, None, tmp_path)
+    with refused("policy.mismatch", "coils, matrix, field of view"):
+        open_service_model(*given, runtime=folder)
+    geometry = Geometry(SHAPE[0], SHAPE[1:], (240.0, 240.0, 5.0))
+    model = open_service_model(*given, runtime=folder, geometry=geometry)
+    assert (model.shape, model.geometry, model.void) == (SHAPE, geometry, None)
     assert [c.tolist() for c in model.columns] == [c.tolist() for c in added_columns(MASKS)]
     for code, *given in (
         ("option.missing", None, None, None), ("option.conflict", "flow-atlas", None, Path("x")),

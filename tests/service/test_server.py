@@ -10,7 +10,6 @@ import stat
 import struct
 import threading
 import time
-from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -30,6 +29,7 @@ from taskuq.service._mrd import (
     IMAGE,
     TEXT,
     Connection,
+    Geometry,
     ScanHeader,
     StreamError,
     StreamLimits,
@@ -74,7 +74,7 @@ def test_half_a_message_closes_the_connection():
     ours, theirs = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     sender = Connection(ours, StreamLimits(idle=0.2))
-    reader = Connection(theirs, StreamLimits(idle=300))
+    reader = Connection(theirs, StreamLimits(idle=300, text=2**25))
     with pytest.raises(TimeoutError):
         sender.send(TEXT, "a" * 2**24)
     with pytest.raises(OSError):
@@ -158,28 +158,41 @@ def test_internal_failure_is_sent_before_closing(small, serving, connect, monkey
     wire.send(HEADER, header_xml(small.scan_of(1).header))
 
     assert "the service failed (ZeroDivisionError)" in wire.read().content
-    assert wire.read() is None
+    assert small.ends_undecided(wire)
     assert service.counts["failed connections"] == 1
 
 
-def test_second_connection_of_a_scan_takes_over(small, serving, connect, monkeypatch):
-    service, scan, both = serving(), small.scan_of(1), threading.Barrier(2)
-    take_over = service._take_over
+def test_second_client_of_a_running_scan_is_refused(small, serving, connect):
+    service, scan = serving(limits=StreamLimits(claim=0.2)), small.scan_of(1)
+    first, second = connect(service), connect(service)
+    first.send(HEADER, header_xml(scan.header))
+    assert "send these lines" in first.read().content
+    second.send(HEADER, header_xml(scan.header))
+    assert "running on another connection" in second.read().content
+    assert small.ends_undecided(second)
+    # The first one is not disturbed, and when it has gone its place is free.
+    for column in small.COLUMNS[0]:
+        first.send(ACQUISITION, scan.line(0, int(column)))
+    assert first.read().kind == IMAGE
+    first.close()
+    assert len(replay_scan(scan, HOST, service.port).decisions) == 3
 
-    def at_once(header, session):
-        take_over(header, session)
-        # Whoever would be let go is given time to be overlooked.
-        with suppress(threading.BrokenBarrierError):
-            both.wait(1)
 
-    monkeypatch.setattr(service, "_take_over", at_once)
-    for wire in [connect(service) for _ in range(2)]:
-        wire.send(HEADER, header_xml(scan.header))
-    until = time.monotonic() + 300
-    while time.monotonic() < until and [s.header for s in service.sessions] != [scan.header]:
-        time.sleep(0.02)
+def test_client_that_reconnects_waits_for_its_last_round(small, serving, connect):
+    service, scan, go_on = serving(limits=StreamLimits(claim=300)), small.scan_of(1), []
 
-    assert [session.header for session in service.sessions] == [scan.header]
+    def slow(measurement, **options):
+        go_on.append(time.sleep(0.3))
+        return small.recover(measurement, **options)
+
+    service = serving(recover=slow, folder=service.model.folder / "slow")
+    lost = connect(service)
+    small.begin(lost, scan, small.COLUMNS[0])
+    while not go_on:
+        time.sleep(0.01)
+    lost.close()
+    assert len(replay_scan(scan, HOST, service.port).decisions) == 3
+    assert not list(service.model.folder.glob(".scan-*.lock"))
 
 
 HOST, MANY = "127.0.0.1", 100
@@ -245,14 +258,14 @@ def test_interleaved_slices_are_decided(small, small_policy, serving, connect):
 
 
 def test_header_above_the_limit_is_refused(small, serving, connect):
-    service = serving()
+    service = serving(geometry=Geometry())
     held = begun(connect, service, small.scan_of(2, slices=1))
     large = ScanHeader("MR-large", "large", (512, 60_000, small.SIZE), 1024)
     wire = connect(service)
     wire.send(HEADER, header_xml(large))
     answer = wire.read().content
     assert "3840000 MiB of k-space, the limit is 8192 MiB; raise --max-scan" in answer
-    assert wire.read() is None
+    assert small.ends_undecided(wire)
     assert len(replay_scan(small.scan_of(3), HOST, service.port).decisions) == 3
     all_read(held)
 
@@ -264,7 +277,7 @@ def test_slices_above_the_buffer_are_refused(small, serving, connect, unit):
     wire = connect(serving(policy=small.policy(unit, width=0.2), limits=StreamLimits(buffer=room)))
     wire.send(HEADER, header_xml(scan.header))
     assert "--max-buffer" in wire.read().content
-    assert wire.read() is None
+    assert small.ends_undecided(wire)
 
 
 def test_full_buffer_closes_one_connection(small, serving, connect):
@@ -282,7 +295,7 @@ def test_full_buffer_closes_one_connection(small, serving, connect):
     said = wire.read().content
 
     assert "--max-buffer" in said
-    assert wire.read() is None
+    assert small.ends_undecided(wire, slices=scan.header.slices)
     # Slices that are decided make room: many of them are scanned one after another.
     assert len(replay_scan(many_slices(small, 4, slices=5), HOST, service.port).decisions) == 5
     all_read(held)

@@ -20,7 +20,13 @@ import pytest
 import taskuq as tq
 from raising import refused
 from taskuq._io import with_checksum, write_json
-from taskuq.table._parquet import TableHeader, TableWriter, _shard_paths
+from taskuq.table._parquet import (
+    CASE_LIST,
+    TableHeader,
+    TableWriter,
+    _shard_paths,
+    write_case_list,
+)
 
 HEADER = TableHeader(accelerations=(4.0, 2.0), samples=3, provenance={"sizes": (1, 2)})
 
@@ -377,10 +383,19 @@ def test_folder_with_a_pickle_is_refused_and_not_run(tmp_path, part):
     folder = tmp_path / "t"
     writer = TableWriter(folder, TableHeader((4.0,), 3, order="roster"))
     shard = writer.write(["a"], 4.0, np.zeros((1, 3)), [0.0])
-    names = {"header": "table.json", "roster": "_cases.parquet", "shard": shard.name}
+    names = {"header": "table.json", "roster": "cases.pq", "shard": shard.name}
     pickled(folder / names[part], Bomb(tmp_path / "boom"))
     refuses(tq.TaskOutputs.load, folder, "file.format", "file.damaged")
     assert not (tmp_path / "boom").exists()
+
+
+def test_only_shards_match_parquet(tmp_path):
+    folder = tmp_path / "t"
+    writer = TableWriter(folder, TableHeader((4.0,), 3, order="roster"))
+    write_case_list(folder, ["a", "b"])
+    shard = writer.write(["a"], 4.0, np.zeros((1, 3)), [0.0])
+    assert list(folder.glob("*.parquet")) == [shard]
+    assert pq.ParquetFile(folder / CASE_LIST).metadata.num_rows == 2
 
 
 def table_of(folder, samples):

@@ -191,12 +191,14 @@ def _command(words: Sequence[str]) -> str | None:
 
 
 def _print_warnings() -> None:
-    """Print this package's warnings as one-line messages."""
-    show = warnings.showwarning
+    """Print our own warnings as sentences."""
+    show, printed = warnings.showwarning, set()
 
     def print_warning(message: Any, category: Any, *where: Any, **more: Any) -> None:
         if issubclass(category, ChecksumWarning | GuaranteeWarning):
-            print_message(f"taskuq: {message}")
+            if str(message) not in printed:
+                print_message(f"taskuq: {message}")
+            printed.add(str(message))
         else:
             show(message, category, *where, **more)
 
@@ -292,12 +294,9 @@ def parse_mapping(text: str | None, name: str) -> dict[str, str] | None:
 
 
 def load_table(path: Path, range_: str | None, task: str | None = None) -> TaskOutputs:
-    """Load a table with the given range; keep only the given tasks."""
-    from taskuq.table._examples import FOLDER, stored
+    """Load a table with the declared range, or some of its tasks."""
     from taskuq.table._table import TaskOutputs
 
-    if not path.exists() and str(path) in stored():
-        path = FOLDER / f"{path}.npz"
     table = TaskOutputs.load(path, task_range=parse_range(range_))
     if task is None:
         return table
@@ -358,6 +357,14 @@ def show_table(
         table.add_row(*row)
     width = max(100, sum(max(len(r[k]) for r in [columns, *rows]) + 4 for k in range(len(columns))))
     Console(stderr=to_stderr, width=width, highlight=False).print(table)
+
+
+MARKED = "Worst classes and sites are measured; ! is below {:g} by more than two standard errors."
+
+
+def mark_coverage(name: str, coverage: float, is_below: bool) -> str:
+    """Return the coverage of a class or site for a table."""
+    return f"{coverage:.3f} ({name}){' !' * is_below}"
 
 
 def print_json(record: Mapping[str, Any], path: str | None) -> None:

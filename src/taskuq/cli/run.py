@@ -161,7 +161,7 @@ def table(
     from taskuq.conformal._units import as_unit, choose_fraction
 
     whom = as_unit(unit, has_groups=loaded.group is not None)
-    part = choose_fraction(whom.index(loaded.cases, loaded.group), fraction)
+    part = choose_fraction(loaded, whom.index(loaded.cases, loaded.group), fraction)
     app.print_result(str(loaded.select(cases=part).save(output)))
     app.print_result(str(loaded.select(cases=~part).save(remainder)))
 

@@ -8,11 +8,13 @@ import signal
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter, validators
 
 from taskuq.cli import app
 from taskuq.errors import InputError
-from taskuq.scan._audit import entries_by_scan, read_audit_log
+from taskuq.scan._audit import backward_times, entries_by_scan, lines_after, read_audit_log
 from taskuq.scan._state import format_reason
 
 if TYPE_CHECKING:
@@ -20,12 +22,12 @@ if TYPE_CHECKING:
 
 
 @app.command("audit")
-def audit(log: Path, *, scan: str | None = None) -> None:
-    lines = read_audit_log(log)
+def audit(log: Path, *, scan: str | None = None, expect: str | None = None) -> None:
+    lines = read_audit_log(log, expect=expect)
     for name, entries in entries_by_scan(lines).items():
         if scan is not None and name != scan:
             continue
-        app.print_result(f"scan {name or '(unnamed)'}")
+        _print_escaped(f"scan {name or '(unnamed)'}")
         for line in entries:
             both = zip(line["lower"], line["upper"], strict=True)
             ends = ", ".join(f"[{low}, {high}]" for low, high in both)
@@ -34,13 +36,22 @@ def audit(log: Path, *, scan: str | None = None) -> None:
             state = f"; state {line['state']}" if line["stop"] and "state" in line else ""
             reason = format_reason(line["reason"], shadow=line.get("shadow", False))
             text = f"{reason}{interval}; {1000 * line['latency']:.0f} ms{state}"
-            app.print_result(f"  {line['time']}  {line['case']}  {text}")
+            _print_escaped(f"  {line['time']}  {line['case']}  {text}")
         if any(line.get("shadow") for line in entries):
             app.print_result("  Shadow mode: decisions were logged, and all lines were measured.")
         for void in dict.fromkeys(line["void"] for line in entries if line.get("void")):
-            app.print_result(f"  {void}")
-    end = lines[-1]["hash"][:16] if lines else "-"
-    app.print_result(f"{log}: {len(lines)} lines, the hash chain is valid and ends in {end}")
+            _print_escaped(f"  {void}")
+    for note in backward_times(lines):
+        _print_escaped(f"{log}: {note}")
+    end = lines[-1]["hash"] if lines else "-"
+    since = "" if expect is None else f", {lines_after(lines, expect)} of them after --expect"
+    app.print_result(f"{log}: {len(lines)} lines{since}, the hash chain is valid and ends in {end}")
+
+
+def _print_escaped(text: str) -> None:
+    """Print names that others chose: a newline in one must not look like another line."""
+    escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    app.print_result("".join(escaped))
 
 
 @app.command("interval")
@@ -79,21 +90,21 @@ def monitor(
     test = Monitor(load_policy(policy), delta=delta, state=output)
     before = test.units
     monitor_table(test, TaskOutputs.load(table), audited=audited)
-    number = len(test._streams)
     rows = [
         [
             name,
             str(len(stream.values)),
             f"{100 * stream.median_rank:.3g} %" if stream.values else "-",
-            f"{stream.evidence[-1] / number:.3g}" if stream.values else "-",
-            f"{stream.largest / number:.3g}",
+            f"{test._shares[name] * stream.evidence[-1]:.3g}" if stream.values else "-",
+            f"{test._shares[name] * stream.largest:.3g}",
             "yes" if name in test.alarms else "no",
         ]
         for name, stream in test._streams.items()
     ]
     title = (
         f"{test.units - before} new {test.policy.guarantee.unit}s, {test.units} in all; evidence "
-        f"is divided by {number} statistics, and {1 / test.delta:g} in one withdraws the guarantee"
+        f"is times each statistic's share of delta, and {1 / test.delta:g} in one withdraws the "
+        "guarantee"
     )
     columns = ["statistic", "seen", "median rank", "evidence", "largest", "changed"]
     app.show_table(title, columns, rows)
@@ -111,60 +122,66 @@ def serve(
     masks: Path | None = None,
     adaptive: Path | None = None,
     runtime: Path | None = None,
-    output: app.Output = Path("scans"),
-    host: str = "127.0.0.1",
-    port: int = 9002,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    host: str | None = None,
+    port: int | None = None,
     health_port: int | None = None,
-    shadow: bool = False,
+    shadow: bool | None = None,
     monitor: float | None = None,
     deadline: float | None = None,
     device: str | None = None,
-    connections: int = 16,
-    max_message: int = 32,
-    max_scan: int = 8192,
-    max_buffer: int = 2048,
-    idle_timeout: float = 600.0,
-    allow_mismatch: bool = False,
-    seed: app.Seed = 0,
+    connections: int | None = None,
+    max_message: int | None = None,
+    max_scan: int | None = None,
+    max_buffer: int | None = None,
+    idle_timeout: float | None = None,
+    allow_mismatch: bool | None = None,
+    seed: Annotated[int | None, Parameter(validator=validators.Number(gte=0))] = None,
+    log: Path | None = None,
+    log_level: str | None = None,
+    coils: int | None = None,
+    matrix: tuple[int, int] | None = None,
+    field_of_view: tuple[float, float, float] | None = None,
+    prewhitened: bool | None = None,
 ) -> None:
+    given = {name: value for name, value in locals().items() if value is not None}
     import ismrmrd  # noqa: F401 - fail early if it is not installed
 
-    from taskuq.service._mrd import StreamLimits
+    from taskuq.service._operations import open_log, read_serve_config
     from taskuq.service._server import LOOPBACK, Service, freeze_gc, open_service_model
 
-    _require_positive(
-        deadline=deadline, connections=connections, max_message=max_message,
-        max_scan=max_scan, max_buffer=max_buffer, idle_timeout=idle_timeout,
-    )  # fmt: skip
-    for name, value in (("port", port), ("health-port", health_port)):
-        if value is not None and not 0 <= value < 2**16:
-            raise InputError(f"--{name} must be a port, got {value}", code="value.invalid")
+    config = read_serve_config(given)
     # States hold data of patients: other users of this computer must not read them.
     os.umask(0o077)
     model = open_service_model(
-        policy, recover, task, masks, output, runtime=runtime, adaptive=adaptive, seed=seed,
-        deadline=deadline, monitor=monitor, shadow=shadow, device=device,
-        allow_mismatch=allow_mismatch,
+        config.policy, config.recover, config.task, config.masks, config.output,
+        runtime=config.runtime, adaptive=config.adaptive, seed=config.seed,
+        deadline=config.deadline, monitor=config.monitor, shadow=config.shadow,
+        device=config.device, allow_mismatch=config.allow_mismatch, geometry=config.geometry,
     )  # fmt: skip
-    limits = StreamLimits(
-        message=max_message * 2**20, connections=connections, idle=idle_timeout,
-        scan=max_scan * 2**20, buffer=max_buffer * 2**20,
-    )  # fmt: skip
-    service = Service(model, host, port, health_port, limits)
+    logger = open_log(config.log, config.log_level)
+    service = Service(
+        model, config.host, config.port, config.health_port, config.limits, logger=logger
+    )
     freeze_gc()
     service.start()
     _print_terms(model)
-    if host != LOOPBACK:
-        app.print_message(f"Every client that reaches {host} is accepted; use a proxy with login.")
-    health = "" if health_port is None else f", health at http://{host}:{service.health_port}/"
-    place = f"{host}, port {service.port}{health}"
+    if config.host != LOOPBACK:
+        text = f"Every client that reaches {config.host} is accepted; use a proxy with login."
+        app.print_message(text)
+    health = ""
+    if config.health_port is not None:
+        health = f", health at http://{config.host}:{service.health_port}/"
+    place = f"{config.host}, port {service.port}{health}"
     app.print_message(f"Listening on {place}; Ctrl-C or SIGTERM ends it.")
+    service.log("info", "listening", port=service.port, policy=model.policy.fingerprint)
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *signal: ended.set())
     with suppress(KeyboardInterrupt):
         ended.wait()
     app.print_message("Stopping after the decisions in progress.")
     service.stop()
+    service.log("info", "stopped")
 
 
 def _print_terms(model: ServiceModel) -> None:
@@ -174,16 +191,6 @@ def _print_terms(model: ServiceModel) -> None:
         app.print_message("Shadow mode: decisions are logged, and all lines are requested.")
     if "fingerprints" not in model.policy.provenance:
         app.print_message("The policy does not record its networks and masks: check them.")
-    if "coils" not in model.policy.provenance:
-        app.print_message("The policy does not record its number of coils: check that scans match.")
-
-
-def _require_positive(**options: float | None) -> None:
-    """Raise InputError for limits that no scan can meet, before networks are loaded."""
-    for name, value in options.items():
-        if value is not None and not 0 < value < 1e6:
-            flag = f"--{name.replace('_', '-')}"
-            raise InputError(f"{flag} must be in (0, 1e+06), got {value}", code="value.invalid")
 
 
 @app.command("export")
@@ -219,20 +226,25 @@ def replay(
     coils: int = 8,
     seed: app.Seed = 1,
     tr_ms: float = 0.0,
+    scan_id: str | None = None,
     json: app.Json = None,
 ) -> None:
     from taskuq.interval import Interval
     from taskuq.service import _replay
     from taskuq.service._server import parse_address
 
-    _require_positive(patients=patients, coils=coils)
+    for name, number in (("patients", patients), ("coils", coils)):
+        if number < 1:
+            raise InputError(f"--{name} must be positive, got {number}", code="value.invalid")
     if not 0 <= tr_ms < math.inf:
         raise InputError(f"--tr-ms must be at least 0, got {tr_ms:g}", code="value.invalid")
     host, port = parse_address(address)
     if source == "atlas":
+        if scan_id is not None:
+            raise InputError("--scan-id is for MRD files, not for atlas", code="option.conflict")
         scans = _replay.simulate_atlas_scans(patients, seed, first_patient, coils)
     elif Path(source).is_file():
-        scans = iter([_replay.read_mrd(Path(source))])
+        scans = iter([_replay.read_mrd(Path(source), scan_id)])
     else:
         raise InputError(f"{source} does not exist; use an MRD file, or atlas", code="file.missing")
     results, width, log = [], 0, app.print_message

@@ -80,8 +80,15 @@ class Subset:
 
     @property
     def cases(self) -> NDArray[np.str_] | None:
-        names = getattr(self.source, "cases", None)
-        return None if names is None else np.asarray(names[np.asarray(self.indices, dtype=int)])
+        return self._of_source("cases")
+
+    @property
+    def sites(self) -> NDArray[np.str_] | None:
+        return self._of_source("sites")
+
+    def _of_source(self, name: str) -> NDArray[np.str_] | None:
+        ids = getattr(self.source, name, None)
+        return None if ids is None else np.asarray(ids[np.asarray(self.indices, dtype=int)])
 
     @property
     def precision(self) -> str | None:
@@ -170,6 +177,7 @@ class InMemoryDataset:
     labels: NDArray[np.int64]
     groups: NDArray[np.str_]
     precision: str | None = None
+    sites: NDArray[np.str_] | None = None
 
     @classmethod
     def of(cls, source: Dataset, processes: int = 1) -> InMemoryDataset:
@@ -184,7 +192,8 @@ class InMemoryDataset:
                 _write(source, processes, partial)
                 items = _mapped(partial.replace(own)) or ()
         labels = np.array([item.label for item in items], dtype=np.int64)
-        dataset = cls(items, labels, source.groups, precision_of(source))
+        sites = getattr(source, "sites", None)
+        dataset = cls(items, labels, source.groups, precision_of(source), sites)
         if is_owner:
             # Until then other processes find it; mapped images stay.
             for path in (own, lock):

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from taskuq._config import read_config, to_toml_table
-from taskuq.data._atlas import AtlasData
+from taskuq.data._atlas import AtlasData, PatientDistribution
 from taskuq.data._dataset import precision_of
 from taskuq.data._readers import Data, open_all, open_data, paper_data
 from taskuq.errors import InputError
@@ -78,7 +78,12 @@ class _Run:
             # Where none is given, the temperature is that of the weights.
             values["recover"]["temperature"] = temperature
         if isinstance(self.config.data, AtlasData) and self.config.data.coils:
-            values["coils"] = self.config.data.coils
+            # The scanner service compares scans with it.
+            plan, size = PatientDistribution(), self.config.data.size
+            fov = [plan.field_of_view, plan.field_of_view, plan.spacing]
+            values["geometry"] = {
+                "coils": self.config.data.coils, "matrix": [size, size], "field_of_view": fov
+            }  # fmt: skip
         return values | {"fingerprints": self.fingerprints}
 
     @property

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from taskuq._io import atomic_write, image_format, open_npz, to_json_value
+from taskuq._io import atomic_write, image_format, open_npz, parse_json, to_json_value
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray
 
@@ -89,7 +89,7 @@ def mask_fingerprint(masks: BoolArray) -> str:
 def mask_provenance(path: Path) -> dict[str, Any]:
     with open_npz(path, "masks") as arrays:
         text = str(arrays["provenance"]) if "provenance" in arrays else "{}"
-    return dict(json.loads(text))
+    return dict(parse_json(text))
 
 
 def plot_masks(

@@ -79,6 +79,7 @@ class RunCases:
     images: Any
     case: tuple[str, ...]
     group: np.ndarray | None
+    site: np.ndarray | None
     label: np.ndarray | None
 
     def __len__(self) -> int:
@@ -94,6 +95,7 @@ def as_cases(
     images: Any,
     case: Sequence[Any] | None = None,
     group: Sequence[Any] | None = None,
+    site: Sequence[Any] | None = None,
     label: Sequence[Any] | None = None,
 ) -> RunCases:
     """Return the cases of a run from a data set, an array of images or a list of images."""
@@ -105,13 +107,18 @@ def as_cases(
         raise InputError("images are empty; check the data set", code="table.incomplete")
     # Data sets declare these without reading images.
     group = getattr(images, "groups", None) if group is None else group
+    site = getattr(images, "sites", None) if site is None else site
     label = getattr(images, "labels", None) if label is None else label
     case = getattr(images, "cases", None) if case is None else case
     names = tuple(map(str, range(n) if case is None else as_ids(case, "case", n)))
     if len(set(names)) != n:
         raise InputError("two images have the same case; pass unique ids", code="table.duplicate")
-    groups = None if group is None else as_ids(group, "group", n).astype(str)
-    return RunCases(images, names, groups, None if label is None else as_ids(label, "label", n))
+    groups, sites = (
+        None if ids is None else as_ids(ids, name, n).astype(str)
+        for name, ids in (("group", group), ("site", site))
+    )
+    labels = None if label is None else as_ids(label, "label", n)
+    return RunCases(images, names, groups, sites, labels)
 
 
 def _image_digest(image: Any) -> str:
@@ -331,7 +338,7 @@ class CaseWorker:
         rates, cases, index = self.writer.header.accelerations, self.cases, list(rows)
         outputs = np.stack([row.outputs for row in rows.values()], axis=1)
         lines = [row.lines for row in rows.values() if row.lines is not None]
-        ids = {"group": cases.group, "label": cases.label}
+        ids = {"group": cases.group, "site": cases.site, "label": cases.label}
         try:
             self.writer.write(
                 np.tile([cases.case[i] for i in index], len(rates)),

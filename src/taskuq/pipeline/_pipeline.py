@@ -171,6 +171,7 @@ class Pipeline:
         store: str | Path | None = None,
         case: Sequence[Any] | None = None,
         group: Sequence[Any] | None = None,
+        site: Sequence[Any] | None = None,
         label: Sequence[Any] | None = None,
         task_names: Sequence[str] | None = None,
         task_range: Any = None,
@@ -202,6 +203,7 @@ class Pipeline:
             store: Folder of the table; default: a temporary folder.
             case: Id of each image.
             group: Group of each image.
+            site: Site of each image, e.g. a hospital.
             label: Class of each image.
             task_names: Names of the outputs, instead of those that the task declares.
             task_range: Range of the outputs, instead of the one that the task declares: one for
@@ -225,7 +227,7 @@ class Pipeline:
         if keep_images > 0 and store is None:
             raise InputError("keep_images needs store=, the table's folder", code="option.missing")
         rates, names = as_rounds(accelerations, costs, full_cost, round_names)
-        cases = as_cases(images, case, group, label)
+        cases = as_cases(images, case, group, site, label)
         with tempfile.TemporaryDirectory() as scratch:
             run = _TableRun(
                 cases=cases,
@@ -394,7 +396,8 @@ def _run_first(
 def _check_case_list(folder: Path, cases: RunCases) -> None:
     with suppress(ExistingFileError):
         if not (folder / CASE_LIST).exists():
-            write_case_list(folder, list(cases.case), cases.group, cases.label)
+            ids = {"group": cases.group, "site": cases.site, "label": cases.label}
+            write_case_list(folder, list(cases.case), **ids)
             return
     stored = read_case_list(folder) or []
     if stored != list(cases.case):

@@ -69,7 +69,7 @@ class _UnrolledNet(nn.Module):
         self.refinements = nn.ModuleList()
         for _ in range(c.cascades):
             self.refinements.append(UNet(3, 1, width=c.width, pools=c.pools))
-            last = cast(nn.Conv2d, cast(UNet, self.refinements[-1]).output)
+            last = cast(UNet, self.refinements[-1]).output
             # Small outputs at first: the network starts at least squares.
             nn.init.normal_(last.weight, std=1e-3)
             nn.init.zeros_(cast(Tensor, last.bias))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from taskuq._io import (
     file_lock,
     fingerprint,
     make_folder,
+    parse_json,
     read_jsonl,
     to_json_value,
     writing,
@@ -61,7 +62,10 @@ def append_entries(path: str | os.PathLike[str], lines: list[dict[str, Any]]) ->
         append_jsonl(target, chained, durable=bool(chained))
 
 
-def read_audit_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+def read_audit_log(
+    path: str | os.PathLike[str], *, expect: str | None = None
+) -> list[dict[str, Any]]:
+    """Return the lines of an audit log; refuse a broken chain, or one without an expected hash."""
     previous, found = BEGINNING, []
     for number, line in _lines(path):
         chained = {name: value for name, value in line.items() if name != "hash"}
@@ -70,7 +74,32 @@ def read_audit_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
             raise InputError(text, code="file.damaged")
         previous = line["hash"]
         found.append(line)
+    if expect is not None:
+        lines_after(found, expect)
     return found
+
+
+def lines_after(lines: list[dict[str, Any]], expect: str) -> int:
+    """Return the number of lines after the one with a hash, or its first 16 digits or more."""
+    if len(expect) < 16 or set(expect.lower()) - set("0123456789abcdef"):
+        text = f"--expect must be a hash of 16 to 64 hexadecimal digits, got {expect!r}"
+        raise InputError(text, code="value.invalid")
+    for k, line in enumerate(reversed(lines)):
+        if str(line["hash"]).startswith(expect.lower()):
+            return k
+    text = f"no line of the audit log has the hash {expect}: it was cut or rewritten"
+    raise InputError(text, code="file.damaged")
+
+
+def backward_times(lines: list[dict[str, Any]]) -> list[str]:
+    """Return a note for each line that is older than the one before."""
+    notes = []
+    for number, (before, line) in enumerate(pairwise(lines), start=2):
+        then, now = str(before.get("time")), str(line.get("time"))
+        # ISO times of one zone and precision sort as texts.
+        if now < then:
+            notes.append(f"line {number}: time goes backwards, from {then} to {now}")
+    return notes
 
 
 def entries_by_scan(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -99,7 +128,7 @@ def _last_hash(path: Path) -> str:
         return BEGINNING
     text, whole = _last_line(path)
     try:
-        line = json.loads(text)
+        line = parse_json(text)
     except ValueError:
         line = None
     if not isinstance(line, dict) or line.get("schema") != SCHEMA:

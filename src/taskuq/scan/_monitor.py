@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -23,11 +23,16 @@ from taskuq.interval import FloatArray
 from taskuq.policy._policy import ERROR, Decision, Policy, monitor_statistics, round_significant
 from taskuq.table._table import TaskOutputs
 
-# A bet pays as this power of the rank, counted from below or from above: the first two for ranks
-# near an end, the others for most ranks in one half. The first two also bet on both ends at once.
-POWERS = np.array([-0.75, -0.5, 1.0, 3.0])
-ENDS = 2
-BETS = 2 * len(POWERS) + ENDS
+# Bets on the ranks, counted from below and from above. Some pay as a power of the rank: near the
+# end ranks are more frequent. Some pay as a power of the distance from the other end, and one pays
+# STEP for the last fifth: there they are rarer.
+NEAR, FAR, LAST, STEP = (-0.75, -0.4), (1.0, 3.0), 0.2, 0.3
+POWERS = np.array([*NEAR, *FAR])
+# Shares of the capital, for one direction of counting.
+SHARES = np.array([0.08, 0.04, 0.08, 0.02, 0.28])
+BETS = 2 * len(SHARES)
+# Share of delta of the statistics of location; the others have the rest.
+LOCATION, LOCATION_SHARE = "centre", 0.8
 # Largest wealth of a bet, so that floats do not overflow.
 MOST = 1e100
 # Relative margin of the alarm level for rounding.
@@ -39,14 +44,16 @@ def _betting_payoffs(low: Any, high: Any, units: int) -> FloatArray:
     first, last = np.asarray(low)[..., None], np.asarray(high)[..., None]
     # The mean of each power over the ranks 1 to units.
     means = _sums(1 << max(6, (units - 1).bit_length()))[units - 1] / units
+    rare = int(LAST * units)
+    common = (units - STEP * rare) / (units - rare)
 
-    def paid(first: np.ndarray, last: np.ndarray) -> FloatArray:
-        worst = np.where(POWERS < 0, last, first)
-        return np.asarray((worst - 0.5) ** POWERS / means)
+    def paid(worst: np.ndarray) -> FloatArray:
+        # All bets fall with the rank: a tie is paid for its last one.
+        places = np.where(POWERS < 0, worst, units + 1 - worst) - 0.5
+        steps = np.where(worst > units - rare, STEP, common)
+        return np.concatenate([places**POWERS / means, steps], axis=-1)
 
-    below, above = paid(first, last), paid(units + 1 - last, units + 1 - first)
-    both = (below[..., :ENDS] + above[..., :ENDS]) / 2
-    return np.concatenate([below, above, both], axis=-1)
+    return np.concatenate([paid(last), paid(units + 1 - first)], axis=-1)
 
 
 def _unbet_wealth(bet_on: int) -> float:
@@ -54,7 +61,7 @@ def _unbet_wealth(bet_on: int) -> float:
 
 
 def _update_wealth(capital: FloatArray, bet_on: int, low: Any, high: Any, units: int) -> FloatArray:
-    woken = (_unbet_wealth(bet_on) - _unbet_wealth(bet_on + 1)) / BETS
+    woken = (_unbet_wealth(bet_on) - _unbet_wealth(bet_on + 1)) * np.tile(SHARES, 2)
     return np.asarray(np.minimum((capital + woken) * _betting_payoffs(low, high, units), MOST))
 
 
@@ -203,26 +210,38 @@ class Monitor:
         """Statistics that need targets."""
         return [n for n in self.policy.monitor_reference if n.partition(" of ")[0] == ERROR]
 
-    @property
-    def e_value(self) -> float:
-        """Largest evidence so far, divided by the number of statistics."""
-        return max(stream.largest for stream in self._streams.values()) / len(self._streams)
+    @cached_property
+    def _shares(self) -> dict[str, float]:
+        """Share of delta of each statistic."""
+        is_location = [name.partition(" of ")[0] == LOCATION for name in self._streams]
+        of_each = {True: LOCATION_SHARE, False: 1 - LOCATION_SHARE}
+        if all(is_location):
+            of_each[True] = 1.0
+        return {
+            name: of_each[location] / is_location.count(location)
+            for name, location in zip(self._streams, is_location, strict=True)
+        }
+
+    def _weighted(self, name: str) -> FloatArray:
+        """Return the evidence of a statistic after each unit, times its share of delta."""
+        return self._shares[name] * np.array(self._streams[name].evidence)
 
     @property
-    def alarm_level(self) -> float:
-        """Evidence in one statistic that triggers the alarm; all statistics share delta equally."""
-        return len(self._streams) * (1 + SLACK) / self.delta
+    def e_value(self) -> float:
+        """Largest evidence so far, times the statistic's share of delta."""
+        return max(self._shares[name] * s.largest for name, s in self._streams.items())
 
     @property
     def alarms(self) -> dict[str, _MartingaleStream]:
-        """Statistics whose evidence reaches the alarm level."""
-        return {name: s for name, s in self._streams.items() if s.largest >= self.alarm_level}
+        """Statistics whose evidence withdraws the guarantee."""
+        level = (1 + SLACK) / self.delta
+        return {n: s for n, s in self._streams.items() if self._shares[n] * s.largest >= level}
 
     @property
     def alarm_after(self) -> int | None:
         """Number of units, or audits, until the alarm; None if there is no alarm."""
-        level, changed = self.alarm_level, self.alarms.values()
-        first = [next(k for k, e in enumerate(s.evidence) if e >= level) for s in changed]
+        level = (1 + SLACK) / self.delta
+        first = [int(np.argmax(self._weighted(name) >= level)) for name in self.alarms]
         return 1 + min(first) if first else None
 
     @property

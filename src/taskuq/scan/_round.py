@@ -56,14 +56,6 @@ def find_mismatches(
     return found
 
 
-def coil_mismatch(policy: Policy, coils: int) -> str | None:
-    """Return a message if the number of coils differs."""
-    calibrated = policy.provenance.get("coils")
-    if calibrated in (None, coils):
-        return None
-    return f"the policy was calibrated with {calibrated} coils, this scan has {coils}: {VOID}"
-
-
 def void_reason(mismatches: Sequence[str], *, depth: int) -> str | None:
     """Return the reason why the guarantee does not apply, if any, and warn."""
     if not mismatches:

@@ -8,32 +8,155 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+import unicodedata
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from taskuq.errors import InputError, first_line
+
+# Relative difference up to which two fields of view are equal.
+TOLERANCE = 0.01
+LONGEST_ID = 256
+FieldOfView = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Geometry that a policy was calibrated on; None where it is not recorded."""
+
+    coils: int | None = None  #: Receive coils.
+    matrix: tuple[int, int] | None = None  #: Samples of a readout, without oversampling; lines.
+    field_of_view: FieldOfView | None = None  #: Readout, phase encoding, slice thickness in mm.
+    prewhitened: bool = False  #: Noise scans prewhiten the coils.
+
+    def __post_init__(self) -> None:
+        sizes = (self.coils or 1, *(self.matrix or ()), *(self.field_of_view or ()))
+        if not all(0 < size < math.inf for size in sizes):
+            raise InputError(f"a geometry has positive sizes, got {self}", code="value.invalid")
+
+    @property
+    def unrecorded(self) -> list[str]:
+        """Names of the fields that no scan can be compared with."""
+        return [name for name, value in vars(self).items() if value is None]
+
+    def differences(self, header: ScanHeader) -> list[str]:
+        """Return the fields of a header that differ, with both values."""
+        coils, height, width = header.shape
+        scan: dict[str, tuple[Any, Any]] = {
+            "receiverChannels": (coils, self.coils),
+            "reconSpace.matrixSize": ((height, width), self.matrix),
+            "reconSpace.fieldOfView_mm": (header.field_of_view, self.field_of_view),
+        }
+        return [
+            f"{name} is {got}, the policy was calibrated with {mine}"
+            for name, (got, mine) in scan.items()
+            if mine is not None and not _agree(got, mine)
+        ]
+
+
+def _agree(a: Any, b: Any) -> bool:
+    """Return True if integers are equal, and lengths up to the tolerance."""
+    is_length = np.asarray(a).dtype.kind == "f"
+    return bool(np.allclose(a, b, rtol=TOLERANCE, atol=0) if is_length else np.array_equal(a, b))
 
 
 @dataclass(frozen=True)
 class ScanHeader:
-    """Identity and size of a scan."""
+    """Identity and geometry of a scan; the shape is (coil, readout, line) without oversampling."""
 
     scan_id: str
     patient: str
     shape: tuple[int, int, int]
     slices: int
+    field_of_view: FieldOfView = (0.0, 0.0, 0.0)
+    oversampling: int = 1
+    noise_bandwidth: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not any(self.field_of_view):
+            size = (*map(float, self.shape[1:]), 1.0)
+            object.__setattr__(self, "field_of_view", size)
 
     @property
     def nbytes(self) -> int:
         return 8 * math.prod(self.shape) * self.slices
 
+    @property
+    def readouts(self) -> tuple[int, ...]:
+        """Numbers of samples that lines may have."""
+        samples = self.shape[1]
+        # A header that encodes no oversampling may still come with oversampled lines.
+        return (2 * samples,) if self.oversampling == 2 else (samples, 2 * samples)
+
     def case(self, slice_: int) -> str:
         return f"{self.patient}-slice-{slice_}"
 
 
-def read_header(xml: str) -> ScanHeader:
+def read_header(xml: str, scan_id: str | None = None) -> ScanHeader:
+    """Read the header of a two-dimensional Cartesian scan; refuse any other by the field's name."""
+    document = _parse(xml)
+    try:
+        # An accession number names a study, and a study has several scans.
+        info, subject = document.measurementInformation, document.subjectInformation
+        named = {"measurementID": info.measurementID, "seriesInstanceUIDRoot":
+                 info.seriesInstanceUIDRoot} if info else {}  # fmt: skip
+        names = {"scan_id": scan_id, **named}
+        field, found = next(((n, v) for n, v in names.items() if v), ("", ""))
+        patient = subject.patientID if subject else None
+        for name, value in ((field, found), ("patientID", patient)):
+            _require_identifier(name, value or "")
+        problem = next(_header_problems(document), None)
+        if problem is None:
+            encoding, system = document.encoding[0], document.acquisitionSystemInformation
+            size, space = encoding.encodedSpace.matrixSize, encoding.reconSpace
+            limits, fov = encoding.encodingLimits.slice, space.fieldOfView_mm
+            shape = int(system.receiverChannels), int(space.matrixSize.x), int(size.y)
+            geometry = (
+                shape,
+                1 if limits is None else 1 + int(limits.maximum),
+                (float(fov.x), float(fov.y), float(fov.z)),
+                int(size.x) // shape[1],
+                float(system.relativeReceiverNoiseBandwidth or 1),
+            )
+    except InputError:
+        raise
+    except Exception as error:
+        raise _unreadable(error) from None
+    if not found:
+        raise InputError(
+            "the MRD header names no scan; set measurementID or seriesInstanceUIDRoot, or use "
+            "replay --scan-id",
+            code="option.missing",
+        )
+    if problem:
+        raise InputError(f"the MRD header cannot be used: {problem}", code="policy.mismatch")
+    return ScanHeader(str(found), str(patient or found), *geometry)
+
+
+def with_scan_id(xml: str, scan_id: str) -> str:
+    """Return a header with another measurementID."""
+    from ismrmrd import xsd
+
+    document = _parse(xml)
+    if document.measurementInformation is None:
+        position = xsd.patientPositionType.HFS
+        document.measurementInformation = xsd.measurementInformationType(patientPosition=position)
+    document.measurementInformation.measurementID = scan_id
+    return _ascii(document.toXML())
+
+
+def _ascii(xml: str) -> str:
+    """Return XML with references for other characters: the package declares ASCII."""
+    return xml.encode("ascii", "xmlcharrefreplace").decode()
+
+
+def _parse(xml: str) -> Any:
     from ismrmrd.xsd import CreateFromDocument
 
     if "<!DOCTYPE" in xml or "<!ENTITY" in xml:
@@ -41,41 +164,83 @@ def read_header(xml: str) -> ScanHeader:
             "the MRD header defines XML entities; send a plain header", code="file.format"
         )
     try:
-        document: Any = CreateFromDocument(xml)
-        encoding = document.encoding[0]
-        size, recon = encoding.encodedSpace.matrixSize, encoding.reconSpace.matrixSize
-        limits = encoding.encodingLimits.slice if encoding.encodingLimits else None
-        system = document.acquisitionSystemInformation
-        coils = int(system.receiverChannels) if system and system.receiverChannels else 0
-        # An accession number names a study, and a study has several scans.
-        info = document.measurementInformation
-        scan_id = (info.measurementID or info.seriesInstanceUIDRoot) if info else None
-        subject = document.subjectInformation
-        patient = subject.patientID if subject else None
-        shape, readout = (coils, int(size.x), int(size.y)), int(recon.x or 0)
-        slices = 1 + int(limits.maximum) if limits is not None else 1
+        # A text where a number belongs is only warned of.
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return CreateFromDocument(_ascii(xml))
     except Exception as error:
-        raise InputError(
-            f"the MRD header cannot be read ({first_line(error):.120})", code="file.format"
-        ) from None
-    if not scan_id:
-        raise InputError(
-            "the MRD header names no scan; set measurementID or seriesInstanceUIDRoot",
-            code="option.missing",
-        )
-    if min(shape) < 1:
-        raise InputError(
-            f"the MRD header has the size {shape} (coil, x, y); all must be positive",
-            code="value.invalid",
-        )
-    if readout not in (0, shape[1]):
-        # Networks were calibrated on images of the field of view, not on wider ones.
-        raise InputError(
-            f"the MRD header has readouts of {shape[1]} samples for images of {readout}; remove "
-            "readout oversampling",
-            code="shape.mismatch",
-        )
-    return ScanHeader(str(scan_id), str(patient or scan_id), shape, slices)
+        raise _unreadable(error) from None
+
+
+def _unreadable(error: Exception) -> InputError:
+    text = f"the MRD header cannot be read ({first_line(error):.120})"
+    return InputError(text, code="file.format")
+
+
+def _require_identifier(field: str, value: str) -> None:
+    is_plain = not any(unicodedata.category(c)[0] == "C" or c in "\u2028\u2029" for c in value)
+    if len(value) > LONGEST_ID or not is_plain:
+        text = f"{field} has {len(value)} characters or control characters; the limit is"
+        raise InputError(f"{text} {LONGEST_ID} printable ones", code="value.invalid")
+
+
+def _header_problems(document: Any) -> Iterator[str]:
+    """Yield the fields of a header that describe another geometry than a 2-D Cartesian one."""
+    if len(document.encoding) != 1:
+        yield f"encoding occurs {len(document.encoding)} times; one is needed"
+        return
+    encoding, system = document.encoding[0], document.acquisitionSystemInformation
+    encoded, recon = encoding.encodedSpace, encoding.reconSpace
+    size, shown = encoded.matrixSize, recon.matrixSize
+    parallel, limits = encoding.parallelImaging, encoding.encodingLimits
+    factor = parallel.accelerationFactor if parallel else None
+    found: list[tuple[str, Any, Any]] = [
+        ("trajectory", encoding.trajectory.value, "cartesian"),
+        ("trajectoryDescription", encoding.trajectoryDescription and "present", None),
+        ("encodedSpace.matrixSize.z", int(size.z), 1),
+        ("reconSpace.matrixSize.z", int(shown.z), 1),
+        ("reconSpace.matrixSize.y", int(shown.y), int(size.y)),
+        ("parallelImaging.multiband", parallel and parallel.multiband and "present", None),
+        ("encodingLimits.kspace_encoding_step_1", bool(limits.kspace_encoding_step_1), True),
+    ]
+    for step in ("kspace_encoding_step_1", "kspace_encoding_step_2"):
+        got = 1 if factor is None else int(getattr(factor, step))
+        found.append((f"parallelImaging.accelerationFactor.{step}", got, 1))
+    counters = ("kspace_encoding_step_2", "average", "contrast", "phase", "set")
+    for name in (*counters, "slice", "repetition"):
+        if (limit := getattr(limits, name)) is not None:
+            last = int(limit.maximum) if name in counters else 0
+            ends = f"{limit.minimum} to {last}"
+            found.append((f"encodingLimits.{name}", ends, "0 to 0"))
+    yield from (f"{name} is {got}; {need} is needed" for name, got, need in found if got != need)
+    for name, value in (("x", size.x), ("y", size.y)):
+        if not 0 < int(value) < 2**16:
+            yield f"encodedSpace.matrixSize.{name} is {value}; 1 to 65535 is needed"
+            return
+    if int(size.x) not in (int(shown.x), 2 * int(shown.x)):
+        yield f"reconSpace.matrixSize.x is {shown.x}; {size.x} or its half is needed"
+        return
+    channels = system.receiverChannels if system else None
+    if not channels or not 0 < int(channels) < 2**16:
+        yield f"receiverChannels is {channels}; 1 to 65535 is needed"
+    for axis, factor_ in (("x", int(size.x) // int(shown.x)), ("y", 1), ("z", 1)):
+        length, wide = (float(getattr(s.fieldOfView_mm, axis)) for s in (recon, encoded))
+        if not 0 < length < math.inf:
+            yield f"reconSpace.fieldOfView_mm.{axis} is {length:g}; a length is needed"
+        elif not _agree(wide, factor_ * length):
+            need = f"{factor_ * length:g} is needed"
+            yield f"encodedSpace.fieldOfView_mm.{axis} is {wide:g}; {need}"
+    both = {int(size.x), 2 * int(shown.x)}
+    for name, sizes in (("step_0", both), ("step_1", {int(size.y)})):
+        limit = getattr(limits, f"kspace_encoding_{name}")
+        if limit is None:
+            continue
+        is_ = int(limit.minimum), int(limit.maximum), int(limit.center)
+        if is_ not in {(0, n - 1, n // 2) for n in sizes}:
+            n = max(sizes)
+            need = f"0 to {n - 1} around {n // 2}"
+            has = f"{is_[0]} to {is_[1]} around {is_[2]}"
+            yield f"encodingLimits.kspace_encoding_{name} is {has}; {need} is needed"
 
 
 def header_xml(header: ScanHeader) -> str:
@@ -83,16 +248,20 @@ def header_xml(header: ScanHeader) -> str:
     from ismrmrd import xsd
 
     coils, height, width = header.shape
-    space = xsd.encodingSpaceType(
-        matrixSize=xsd.matrixSizeType(x=height, y=width, z=1),
-        fieldOfView_mm=xsd.fieldOfViewMm(x=float(height), y=float(width), z=1.0),
+    x, y, z = header.field_of_view
+    encoded, recon = (
+        xsd.encodingSpaceType(
+            matrixSize=xsd.matrixSizeType(x=height * factor, y=width, z=1),
+            fieldOfView_mm=xsd.fieldOfViewMm(x=x * factor, y=y, z=z),
+        )
+        for factor in (header.oversampling, 1)
     )
 
-    def limit(last: int) -> Any:
-        return xsd.limitType(minimum=0, maximum=last, center=last // 2)
+    def limit(last: int, center: int) -> Any:
+        return xsd.limitType(minimum=0, maximum=last, center=center)
 
     limits = xsd.encodingLimitsType(
-        kspace_encoding_step_1=limit(width - 1), slice=limit(header.slices - 1)
+        kspace_encoding_step_1=limit(width - 1, width // 2), slice=limit(header.slices - 1, 0)
     )
 
     document = xsd.ismrmrdHeader(
@@ -104,14 +273,14 @@ def header_xml(header: ScanHeader) -> str:
         experimentalConditions=xsd.experimentalConditionsType(H1resonanceFrequency_Hz=128_000_000),
         encoding=[
             xsd.encodingType(
-                encodedSpace=space,
-                reconSpace=space,
+                encodedSpace=encoded,
+                reconSpace=recon,
                 encodingLimits=limits,
                 trajectory=xsd.trajectoryType.CARTESIAN,
             )
         ],
     )
-    return str(document.toXML())
+    return _ascii(document.toXML())
 
 
 # Kinds of acquisitions outside the image, by MRD flag (numbers from 1, as in the package).
@@ -128,8 +297,10 @@ NON_IMAGING = {
     31: "phase stabilization",
 }
 # Calibration lines that belong to the image have a second flag.
-CALIBRATION, CALIBRATION_AND_IMAGING, REVERSED = 20, 21, 22
+NOISE, CALIBRATION, CALIBRATION_AND_IMAGING, REVERSED = 19, 20, 21, 22
 COMPRESSED = (53, 54, 55, 56)
+# Bits without a meaning in MRD; those after the compressions belong to users.
+UNDEFINED = ((1 << 52) - 1) & ~((1 << 31) - 1)
 # There is one image per slice: other counters must be 0.
 COUNTED = ("kspace_encode_step_2", "average", "contrast", "phase", "repetition", "set")
 
@@ -143,18 +314,95 @@ def non_imaging_kind(acquisition: Any) -> str | None:
     return None
 
 
-def line_problem(acquisition: Any) -> str | None:
-    """Return the reason for rejecting an acquisition, or None."""
+def line_problem(acquisition: Any, header: ScanHeader) -> str | None:
+    """Return why an acquisition is rejected, by the field's name, or None."""
     if acquisition.is_flag_set(REVERSED):
-        return "a reversed line; reverse it before sending"
+        return "a reversed line (ACQ_IS_REVERSE); reverse it before sending"
     if any(acquisition.is_flag_set(flag) for flag in COMPRESSED):
-        return "a compressed line; send it uncompressed"
+        return "a compressed line (ACQ_COMPRESSION); send it uncompressed"
+    if int(acquisition.flags) & UNDEFINED:
+        return f"a line with undefined flags {int(acquisition.flags):#x}"
     if acquisition.encoding_space_ref:
-        return f"a line of encoding space {acquisition.encoding_space_ref}; only the first is used"
+        reference = f"encoding_space_ref {acquisition.encoding_space_ref}"
+        return f"a line of another encoding space ({reference}); only the first is used"
     for name in COUNTED:
         if count := int(getattr(acquisition.idx, name)):
             return f"a line of {name.replace('kspace_encode', 'encoding')} {count}; only 0 is used"
+    samples, coils = int(acquisition.number_of_samples), int(acquisition.active_channels)
+    allowed = " or ".join(map(str, header.readouts))
+    for name, got, need in (
+        ("discard_pre", int(acquisition.discard_pre), 0),
+        ("discard_post", int(acquisition.discard_post), 0),
+        ("trajectory_dimensions", int(acquisition.trajectory_dimensions), 0),
+        ("active_channels", coils, header.shape[0]),
+        ("number_of_samples", samples, samples if samples in header.readouts else allowed),
+        ("center_sample", int(acquisition.center_sample), samples // 2),
+    ):
+        if got != need:
+            return f"a line with {name} {got}; {need} is needed"
     return None
+
+
+def line_frame(acquisition: Any) -> tuple[Any, ...]:
+    """Return what all lines of a slice have in common."""
+    of_slice = ("position", "read_dir", "phase_dir", "slice_dir")
+    same = ("measurement_uid", "number_of_samples", "sample_time_us")
+    return (
+        *((name, getattr(acquisition, name)) for name in same),
+        *((name, tuple(getattr(acquisition, name))) for name in of_slice),
+    )
+
+
+def remove_oversampling(data: NDArray[np.complexfloating], samples: int) -> NDArray[np.complex64]:
+    """Return a line (coil, samples) from one with two-fold readout oversampling, or as it is.
+
+    The image row is cropped to its central half. What lies inside it keeps its k-space values.
+    """
+    if data.shape[-1] == samples:
+        return data.astype(np.complex64)
+    wide = np.fft.fftshift(np.fft.ifft(np.fft.ifftshift(data.astype(complex), axes=-1)), axes=-1)
+    start = samples - samples // 2
+    row = np.fft.ifftshift(wide[..., start : start + samples], axes=-1)
+    return np.fft.fftshift(np.fft.fft(row), axes=-1).astype(np.complex64)
+
+
+@dataclass
+class Prewhitening:
+    """Noise covariance of the coils, and the matrix that makes it the identity."""
+
+    bandwidth: float
+    noise: list[NDArray[np.complexfloating]] = field(default_factory=list)
+    dwell: float = 0.0
+    _matrix: NDArray[Any] | None = None
+
+    def add(self, acquisition: Any) -> None:
+        """Add a noise scan that comes before the image."""
+        if self._matrix is None:
+            self.noise.append(np.array(acquisition.data))
+            self.dwell = float(acquisition.sample_time_us)
+
+    def apply(self, acquisition: Any) -> NDArray[np.complexfloating]:
+        """Return a line with noise of unit variance in real and imaginary part of each coil."""
+        if self._matrix is None:
+            coils = int(acquisition.active_channels)
+            fitting = [n for n in self.noise if n.shape[0] == coils and np.isfinite(n).all()]
+            noise = np.concatenate([np.zeros((coils, 0), complex), *fitting], axis=1)
+            if len(fitting) < len(self.noise) or noise.size < 2 * coils**2:
+                raise InputError(
+                    "the policy was calibrated on prewhitened coils: noise scans of all coils are "
+                    "needed before the first line",
+                    code="policy.mismatch",
+                )
+            covariance = noise @ noise.conj().T / noise.shape[1]
+            try:
+                self._matrix = np.linalg.inv(np.linalg.cholesky(covariance))
+            except np.linalg.LinAlgError:
+                text = "the noise scans have a singular covariance; check the coils"
+                raise InputError(text, code="policy.mismatch") from None
+            self.noise.clear()
+        dwell = float(acquisition.sample_time_us)
+        ratio = dwell / self.dwell if dwell > 0 and self.dwell > 0 else 1.0
+        return np.asarray(math.sqrt(2 * ratio * self.bandwidth) * (self._matrix @ acquisition.data))
 
 
 CONFIG_FILE, CONFIG_TEXT, HEADER, CLOSE, TEXT = 1, 2, 3, 4, 5
@@ -173,6 +421,12 @@ class StreamLimits:
     idle: float = 600.0
     header: float = 30.0
     waiting: int = 4
+    text: int = 2**20
+    # A message may take so many seconds, and one more for each of so many bytes.
+    grace: float = 10.0
+    pace: int = 1024
+    # Seconds that an earlier connection of the same scan may take to end.
+    claim: float = 10.0
 
 
 class StreamError(InputError):
@@ -193,21 +447,28 @@ class Connection:
         self.connection, self.limits = connection, limits
         self._sending = threading.Lock()
         self._until: float | None = None
+        self._paced: float | None = None
+        self.has_begun = False
         # True while the client waits for a reply.
         self.is_awaited: Callable[[], bool] = lambda: False
         connection.settimeout(limits.idle)
-        # The last line of a round must not wait for acknowledgements. Socket pairs lack the option.
-        with suppress(OSError):
+        # The last line of a round must not wait for acknowledgements, and a client that lost its
+        # power must be noticed. Socket pairs lack the options.
+        with suppress(OSError, AttributeError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, seconds in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5)):
+                connection.setsockopt(socket.IPPROTO_TCP, option, seconds)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
     def wait_until(self, until: float | None) -> None:
         """Set the deadline of all reads, on the monotonic clock."""
         self._until = until
-        self.connection.settimeout(self.limits.idle)
 
     def read(self) -> Message | None:
         """Return the next message other than a waveform, or None at the end of the stream."""
         while start := self._some(2):
+            self.has_begun = True
             kind = struct.unpack("<H", start + self._exactly(2 - len(start)))[0]
             match kind:
                 case 1008:
@@ -221,7 +482,9 @@ class Connection:
                     return Message(kind, raw.rstrip(b"\0").decode("utf-8", "replace"))
                 case 2 | 3 | 5:
                     size = struct.unpack("<I", self._exactly(4))[0]
-                    return Message(kind, self._exactly(size).decode("utf-8", "replace"))
+                    text = self._exactly(size, self.limits.text)
+                    # Some clients count a closing zero.
+                    return Message(kind, text.rstrip(b"\0").decode("utf-8", "replace"))
                 case 4:
                     return None
                 case _:
@@ -280,37 +543,46 @@ class Connection:
         head = ismrmrd.WaveformHeader.from_buffer_copy(raw)
         self._exactly(4 * int(head.channels) * int(head.number_of_samples))
 
-    def _exactly(self, size: int) -> bytes:
-        if size > self.limits.message:
+    def _exactly(self, size: int, limit: int | None = None) -> bytes:
+        if size > (limit or self.limits.message):
+            remedy = "raise --max-message" if limit is None else f"a text has at most {limit}"
             raise StreamError(
-                f"a message of {size} bytes exceeds the limit; raise --max-message",
-                code="value.invalid",
+                f"a message of {size} bytes exceeds the limit; {remedy}", code="value.invalid"
             )
         data = bytearray()
-        while len(data) < size:
-            part = self._some(size - len(data))
-            if not part:
-                raise StreamError(
-                    f"the stream ended {size - len(data)} bytes short of a message",
-                    code="file.damaged",
-                )
-            data += part
+        self._paced = time.monotonic() + self.limits.grace + size / self.limits.pace
+        try:
+            while len(data) < size:
+                part = self._some(size - len(data))
+                if not part:
+                    raise StreamError(
+                        f"the stream ended {size - len(data)} bytes short of a message",
+                        code="file.damaged",
+                    )
+                data += part
+        finally:
+            self._paced = None
         return bytes(data)
 
     def _some(self, size: int) -> bytes:
         while True:
+            ends = [until for until in (self._until, self._paced) if until is not None]
+            left = min([self.limits.idle, *(until - time.monotonic() for until in ends)])
             try:
-                if self._until is not None:
-                    left = self._until - time.monotonic()
-                    if left <= 0:
-                        raise TimeoutError
-                    self.connection.settimeout(min(left, self.limits.idle))
+                if left <= 0:
+                    raise TimeoutError
+                self.connection.settimeout(left)
                 return self.connection.recv(min(size, 2**20))
             except TimeoutError:
-                if self._until is None and self.is_awaited():
+                now = time.monotonic()
+                is_slow = self._paced is not None and now >= self._paced
+                if self._until is None and not is_slow and self.is_awaited():
                     continue
-                is_late = self._until is not None and time.monotonic() >= self._until
+                is_late = self._until is not None and now >= self._until
                 self.wait_until(None)
+                if is_slow and not is_late:
+                    text = f"a message came slower than {self.limits.pace} bytes a second"
+                    raise StreamError(text, code="value.invalid") from None
                 what, limit = ("header", "header") if is_late else ("message", "idle")
                 raise StreamError(
                     f"no {what} arrived within {getattr(self.limits, limit):g} s",
@@ -318,3 +590,13 @@ class Connection:
                 ) from None
             except OSError:
                 return b""
+
+    def drain(self, seconds: float) -> None:
+        """Read and drop what a client still sends, so that it receives the last reply."""
+        until = time.monotonic() + seconds
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_WR)
+            while (left := until - time.monotonic()) > 0:
+                self.connection.settimeout(left)
+                if not self.connection.recv(2**20):
+                    return

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from taskuq._io import content_fingerprint
 from taskuq.errors import InputError, MachineError
 from taskuq.service import _mrd as mrd
 from taskuq.table._terminology import count_noun
@@ -21,12 +22,13 @@ from taskuq.table._terminology import count_noun
 
 @dataclass(frozen=True)
 class _StoredScan:
-    """Fully sampled scan."""
+    """Fully sampled scan, as it was sent: readouts may be oversampled."""
 
     header: mrd.ScanHeader
     kspace: Mapping[int, NDArray[np.complex64]]
     xml: str | None = None
     skipped: tuple[str, ...] = ()
+    noise: tuple[Any, ...] = ()
 
     def line(self, slice_: int, column: int) -> Any:
         """Return one line as an MRD acquisition."""
@@ -35,6 +37,7 @@ class _StoredScan:
         data = np.ascontiguousarray(self.kspace[slice_][..., column])
         line = ismrmrd.Acquisition.from_array(data.astype(np.complex64))
         line.idx.slice, line.idx.kspace_encode_step_1 = slice_, column
+        line.center_sample = data.shape[1] // 2
         return line
 
     def save(self, path: Path) -> Path:
@@ -43,14 +46,16 @@ class _StoredScan:
 
         with ismrmrd.Dataset(str(path), "dataset", create_if_needed=True) as file:
             file.write_xml_header((self.xml or mrd.header_xml(self.header)).encode())
+            for noise in self.noise:
+                file.append_acquisition(noise)
             for slice_ in self.kspace:
                 for column in range(self.header.shape[2]):
                     file.append_acquisition(self.line(slice_, column))
         return path
 
 
-def read_mrd(path: Path) -> _StoredScan:
-    """Read a Cartesian scan from an MRD file."""
+def read_mrd(path: Path, scan_id: str | None = None) -> _StoredScan:
+    """Read a Cartesian scan from an MRD file; without a scan id its fingerprint names it."""
     import ismrmrd
 
     try:
@@ -62,15 +67,23 @@ def read_mrd(path: Path) -> _StoredScan:
             f"{path} is not an MRD file with a group 'dataset', or it is damaged",
             code="file.format",
         ) from None
-    header = mrd.read_header(xml)
-    coils, height, width = header.shape
+    try:
+        header = mrd.read_header(xml, scan_id)
+    except InputError as error:
+        if error.code != "option.missing":
+            raise
+        scan_id = content_fingerprint(path)[:24]
+        header = mrd.read_header(xml, scan_id)
+    xml = xml if scan_id is None else mrd.with_scan_id(xml, scan_id)
+    width, noise = header.shape[2], list[Any]()
     kspace: dict[int, NDArray[np.complex64]] = {}
     stored: set[tuple[int, int]] = set()
     reasons: Counter[str] = Counter()
     for one in acquisitions:
         place = int(one.idx.slice), int(one.idx.kspace_encode_step_1)
-        reason = mrd.line_problem(one)
+        reason = mrd.line_problem(one, header)
         if kind := mrd.non_imaging_kind(one):
+            noise += [one] if one.is_flag_set(mrd.NOISE) else []
             reason = f"outside the image ({kind})"
         elif reason is None and place[1] >= width:
             reason = f"beyond the {width} lines of the header"
@@ -79,20 +92,22 @@ def read_mrd(path: Path) -> _StoredScan:
         if reason is not None:
             reasons[reason] += 1
             continue
-        if one.data.shape != (coils, height):
+        stored.add(place)
+        if place[0] not in kspace:
+            kspace[place[0]] = np.zeros((*one.data.shape, width), np.complex64)
+        if kspace[place[0]].shape[1] != one.number_of_samples:
             raise InputError(
-                f"{path}: a line has shape {one.data.shape}, the header {(coils, height)}",
+                f"{path}: number_of_samples differs between lines of slice {place[0]}",
                 code="shape.mismatch",
             )
-        stored.add(place)
-        kspace.setdefault(place[0], np.zeros(header.shape, np.complex64))[..., place[1]] = one.data
+        kspace[place[0]][..., place[1]] = one.data
     skipped = tuple(f"{count_noun(n, 'line')} skipped: {reason}" for reason, n in reasons.items())
     if not kspace or (missing := len(kspace) * width - len(stored)):
         lacks = "; ".join([count_noun(missing, "line") if kspace else "all lines", *skipped])
         raise InputError(
             f"{path} is not a fully sampled scan: it lacks {lacks:.300}", code="table.incomplete"
         )
-    return _StoredScan(header, kspace, xml, skipped)
+    return _StoredScan(header, kspace, xml, skipped, tuple(noise))
 
 
 def simulate_atlas_scans(patients: int, seed: int, first: int, coils: int) -> Iterator[_StoredScan]:
@@ -106,7 +121,8 @@ def simulate_atlas_scans(patients: int, seed: int, first: int, coils: int) -> It
         kspace = {s: fft2c(atlas[k * per + s].image).numpy() for s in range(per)}
         name = f"patient-{first + k}"
         scan_id = f"{name}-seed-{seed}-coils-{coils}"
-        yield _StoredScan(mrd.ScanHeader(scan_id, name, kspace[0].shape, per), kspace)
+        size = (atlas.plan.field_of_view, atlas.plan.field_of_view, atlas.plan.spacing)
+        yield _StoredScan(mrd.ScanHeader(scan_id, name, kspace[0].shape, per, size), kspace)
 
 
 # Seconds that a service may take to be there, to come back (networks are loaded), between tries.
@@ -195,6 +211,8 @@ def _replay(sender: _LineSender, remaining: list[int]) -> None:
         raise InputError(
             f"the service refuses the scan: {first['message']}", code="policy.mismatch"
         )
+    for noise in scan.noise:
+        connection.send(mrd.ACQUISITION, noise)
     # Slices that are decided together need all their lines before the first decision.
     parts = [list(remaining)] if first.get("together") else [[slice_] for slice_ in remaining]
     for slices in parts:
@@ -233,13 +251,15 @@ def _wait(connection: mrd.Connection, kind: int) -> dict[str, Any]:
     """Return the next reply of a given kind."""
     while (message := connection.read()) is not None:
         if message.kind == kind == mrd.IMAGE:
-            return _decision(message)
+            decision = _decision(message)
+            if decision["undecided"]:
+                problem = f"slice {decision['slice']} cannot be decided: {decision['fault']}"
+                raise InputError(problem, code="component.invalid")
+            return decision
         if message.kind == mrd.TEXT:
             text = dict(json.loads(message.content))
             if kind == mrd.TEXT:
                 return text
-            if "cannot be decided" in str(text.get("message")):
-                raise InputError(text["message"], code="component.invalid")
     raise mrd.StreamError("the service has closed the connection", code="file.damaged")
 
 

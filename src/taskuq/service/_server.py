@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
+import math
 import socket
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +33,22 @@ from taskuq.pipeline._executor import Executor, pick_device
 from taskuq.policy._policy import Policy, load_policy
 from taskuq.scan._monitor import Monitor
 from taskuq.scan._round import find_mismatches, void_reason
-from taskuq.service._mrd import CLOSE, TEXT, Connection, ScanHeader, StreamLimits
-from taskuq.service._session import SCHEMA, ServiceModel, Session
+from taskuq.service._mrd import CLOSE, TEXT, Connection, Geometry, ScanHeader, StreamLimits
+from taskuq.service._operations import LatencyHistogram, metrics
+from taskuq.service._session import SCHEMA, ServiceModel, Session, policy_geometry
 from taskuq.training._weights import locate
 
 LOOPBACK = "127.0.0.1"
+# Without a handler, warnings would go to standard error.
+logging.getLogger("taskuq.service").addHandler(logging.NullHandler())
+ANY_GEOMETRY = Geometry()
 # Seconds after a failed accept.
 PAUSE = 0.1
+# Seconds until the health endpoint notices that it is stopped.
+POLL = 0.05
+# So many rounds without a decision in a row make a service fail; one makes it degraded for so many
+# seconds.
+FAILING, RECENT = 3, 3600.0
 
 
 @dataclass
@@ -47,9 +60,15 @@ class Service:
     port: int = 9002
     health_port: int | None = None
     limits: StreamLimits = field(default_factory=StreamLimits)
+    logger: logging.Logger = field(default_factory=lambda: logging.getLogger("taskuq.service"))
     sessions: dict[Session, threading.Thread] = field(default_factory=dict, init=False, repr=False)
     counts: Counter[str] = field(default_factory=Counter, init=False)
-    started: float = field(default_factory=time.time, init=False)
+    latencies: LatencyHistogram = field(default_factory=LatencyHistogram, init=False)
+    started: float = field(default_factory=time.monotonic, init=False)
+    _outcomes: deque[bool] = field(
+        default_factory=lambda: deque(maxlen=FAILING), init=False, repr=False
+    )
+    _last_failure: float = field(default=-math.inf, init=False, repr=False)
     _listener: socket.socket | None = field(default=None, init=False, repr=False)
     _http: ThreadingHTTPServer | None = field(default=None, init=False, repr=False)
     _threads: list[threading.Thread] = field(default_factory=list, init=False, repr=False)
@@ -69,7 +88,7 @@ class Service:
                 port = self.health_port
                 self._http = ThreadingHTTPServer((self.host, self.health_port), _health(self))
                 self.health_port = int(self._http.server_address[1])
-                self._start_thread(self._http.serve_forever)
+                self._start_thread(partial(self._http.serve_forever, POLL))
         except OSError as error:
             self.stop()
             raise MachineError(
@@ -106,13 +125,21 @@ class Service:
             scans = [s.header.scan_id for s in self.sessions if s.header is not None]
             slices = sum(len(session.slices) for session in self.sessions)
             counts = dict(self.counts)
+            outcomes, last = list(self._outcomes), self._last_failure
         monitor, reason = self.model.monitor, self.model.void
         if reason is None and monitor is not None and monitor.alarm:
             reason = monitor.statement
+        status = "ready"
+        if reason is not None or time.monotonic() < last + RECENT:
+            status = "degraded"
+        if len(outcomes) == FAILING and not any(outcomes):
+            status = "failing"
         return {
             "schema": "taskuq.health/1",
-            "status": "stopping" if self._listener is None else "ready",
-            "seconds": round(time.time() - self.started, 1),
+            "status": "stopping" if self._listener is None else status,
+            "version": version("taskuq"),
+            "policy": self.model.policy.fingerprint,
+            "seconds": round(time.monotonic() - self.started, 1),
             "connections": len(self.sessions),
             "scans": len(scans),
             "slices": slices,
@@ -134,7 +161,7 @@ class Service:
             try:
                 self._open_session(connection)
             except Exception:  # one client must not end the others
-                self._count("failed connections")
+                self.count("failed connections")
                 connection.close()
 
     def _open_session(self, client: socket.socket) -> None:
@@ -143,14 +170,14 @@ class Service:
         with self._lock:
             is_full = len(self.sessions) >= self.limits.connections
         if is_full:
-            self._count("refused connections")
+            self.count("refused connections")
             text = f"the limit of {self.limits.connections} connections is reached; try again later"
             with suppress(OSError):
                 connection.send(TEXT, json.dumps({"schema": SCHEMA, "message": text}))
                 connection.send(CLOSE)
             connection.close()
             return
-        session = Session(connection, self.model, self._count, self._take_over)
+        session = Session(connection, self.model, self)
         thread = threading.Thread(target=self._run, args=(session,), daemon=True)
         with self._lock:
             self.sessions[session] = thread
@@ -162,31 +189,57 @@ class Service:
             raise
 
     def _run(self, session: Session) -> None:
-        self._count("connections")
+        self.count("connections")
         try:
             session.run()
         finally:
             with self._lock:
                 self.sessions.pop(session, None)
 
-    def _take_over(self, header: ScanHeader, newcomer: Session) -> None:
-        """Close earlier connections of the same scan."""
+    def claim(self, header: ScanHeader, session: Session) -> None:
+        """Give a scan to a session; refuse it while another connection has it."""
+
+        def is_same(other: Session) -> bool:
+            theirs = other.header
+            return other is not session and theirs is not None and (
+                theirs.scan_id, theirs.patient) == (header.scan_id, header.patient)  # fmt: skip
+
         with self._lock:
             # Of two simultaneous sessions the later one sees the other.
-            newcomer.header = header
-            earlier = {
-                session: thread
-                for session, thread in self.sessions.items()
-                if session is not newcomer
-                and session.header is not None
-                and (session.header.scan_id, session.header.patient)
-                == (header.scan_id, header.patient)
-            }
-        _close(earlier)
+            session.header = header
+            earlier = [thread for other, thread in self.sessions.items() if is_same(other)]
+        until = time.monotonic() + self.limits.claim
+        for thread in earlier:
+            # Its client may have gone while a round is still being decided.
+            thread.join(timeout=max(0.0, until - time.monotonic()))
+        if any(thread.is_alive() for thread in earlier):
+            session.header = None
+            raise InputError(
+                "this scan is running on another connection; close that one first",
+                code="file.exists",
+            )
 
-    def _count(self, what: str) -> None:
+    def count(self, what: str) -> None:
+        """Count an event."""
         with self._lock:
             self.counts[what] += 1
+
+    def observe(self, latency: float) -> None:
+        """Add the seconds from the last line of a round to its decision."""
+        with self._lock:
+            self.latencies.add(latency)
+
+    def note_outcome(self, is_sound: bool) -> None:
+        """Add a round, or a scan that ended without a decision, to the health."""
+        with self._lock:
+            self._outcomes.append(is_sound)
+            if not is_sound:
+                self._last_failure = time.monotonic()
+
+    def log(self, level: str, event: str, **more: Any) -> None:
+        """Log an event; the fields name no patient."""
+        number = getattr(logging, level.upper())
+        self.logger.log(number, event, extra={"fields": more})
 
 
 def _close(sessions: dict[Session, threading.Thread]) -> None:
@@ -200,7 +253,7 @@ def _health(service: Service) -> type[BaseHTTPRequestHandler]:
     slots = threading.Semaphore(service.limits.connections)
 
     class Health(BaseHTTPRequestHandler):
-        """Request handler that returns the health as JSON for every path."""
+        """Metrics at /metrics, and health as JSON at every other path."""
 
         timeout = 10
 
@@ -213,12 +266,18 @@ def _health(service: Service) -> type[BaseHTTPRequestHandler]:
                     slots.release()
 
         def do_GET(self) -> None:
-            text = json.dumps(service.health()).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(text)))
+            health = service.health()
+            if self.path.partition("?")[0] == "/metrics":
+                status, kind, text = metrics(health, service.latencies)
+            else:
+                is_up = health["status"] in ("ready", "degraded")
+                status, kind, text = 200 if is_up else 503, "application/json", json.dumps(health)
+            body = text.encode()
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(text)
+            self.wfile.write(body)
 
         def log_message(self, format: str, *given: Any) -> None: ...
 
@@ -254,9 +313,10 @@ def open_service_model(
     device: str | None = None,
     adaptive: Path | None = None,
     allow_mismatch: bool = False,
+    geometry: Geometry = ANY_GEOMETRY,
 ) -> ServiceModel:
-    """Load policy, networks and masks, and check that they match."""
-    loaded = load_policy(policy)
+    """Load and check policy, networks, masks and geometry."""
+    loaded = load_policy(policy).for_stratum(None)
     if runtime is not None:
         if any(option is not None for option in (recover, task, masks, device, adaptive)):
             message = "--runtime excludes --recover, --task, --masks, --adaptive and --device"
@@ -271,23 +331,31 @@ def open_service_model(
         if adaptive is not None:
             parts["adaptive"] = _adaptive_lines(adaptive, loaded, masks)
     state = folder / "monitor.json"
+    merged, problems = policy_geometry(loaded, geometry)
+    if unrecorded := merged.unrecorded:
+        names = ", ".join(unrecorded).replace("_", " ")
+        options = "pass --coils, --matrix or --field-of-view"
+        problems.append(f"the policy does not record {names}: {options}")
     return ServiceModel(
         policy=loaded, **parts, folder=folder, seed=seed, deadline=deadline, shadow=shadow,
         monitor=None if monitor is None else Monitor(loaded, delta=monitor, state=state),
-        void=_mismatch(loaded, allow_mismatch, **parts), allow_mismatch=allow_mismatch,
+        void=_mismatch(loaded, allow_mismatch, problems, **parts), allow_mismatch=allow_mismatch,
+        geometry=merged,
     )  # fmt: skip
 
 
 def _mismatch(
-    policy: Policy, is_allowed: bool, recover: Any, task: Any, columns: Sequence[NDArray[np.intp]],
-    adaptive: Any = None, fingerprints: Mapping[str, str] | None = None, **others: Any,
+    policy: Policy, is_allowed: bool, others: Sequence[str], recover: Any, task: Any,
+    columns: Sequence[NDArray[np.intp]], adaptive: Any = None,
+    fingerprints: Mapping[str, str] | None = None, **rest: Any,
 ) -> str | None:  # fmt: skip
     """Return the reason why the guarantee does not hold for these networks and masks, or None."""
     masks = np.zeros((len(columns) - 1, sum(map(len, columns))), dtype=bool)
     for k, added in enumerate(columns[:-1]):
         masks[k:, added] = True
     executor = Executor(recover, task, fingerprints=fingerprints or {})
-    differences = find_mismatches(policy, executor, adaptive, mask_fingerprint(masks))
+    found = find_mismatches(policy, executor, adaptive, mask_fingerprint(masks))
+    differences = [*found, *others]
     if differences and not is_allowed:
         raise InputError(
             f"{'; '.join(differences)}; use --allow-mismatch to serve without a guarantee",
@@ -337,8 +405,8 @@ def export_service(
 
     if coils < 1 or (height is not None and height < 1):
         raise InputError("--coils and --height must be positive", code="value.invalid")
-    loaded = load_policy(policy)
+    loaded = load_policy(policy).for_stratum(None)
     parts = _load_networks(loaded, recover, task, masks, "cpu")
-    _mismatch(loaded, allow_mismatch, **parts)
+    _mismatch(loaded, allow_mismatch, (), **parts)
     width = sum(map(len, parts["columns"]))
     return write_runtime(folder, loaded, **parts, shape=(coils, height or width, width))

@@ -9,16 +9,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from taskuq._arrays import as_array, is_tensor
-from taskuq._io import file_lock, to_json_value
+from taskuq._config import from_toml_table
+from taskuq._io import complete_record, file_lock, parse_json, to_json_value
 from taskuq._seeds import case_seed
 from taskuq.errors import InputError, first_line
 from taskuq.measure._mri import MRIMeasurement, _combine_columns
@@ -27,7 +28,6 @@ from taskuq.policy._policy import Policy
 from taskuq.protocols import AdaptiveMeasure, Recover, Task
 from taskuq.scan._acquire import Awaited, ScanOptions, open_scan
 from taskuq.scan._monitor import Monitor
-from taskuq.scan._round import coil_mismatch
 from taskuq.scan._scanners import as_scanners
 from taskuq.scan._state import RoundRecord, ScanFlags
 from taskuq.service import _mrd as mrd
@@ -43,6 +43,7 @@ class _StreamedSlice:
     scan_id: str
     lines: dict[int, NDArray[np.complex64]] = field(default_factory=dict, repr=False)
     faults: dict[int, str] = field(default_factory=dict)
+    frame: tuple[Any, ...] | None = None
     is_final: bool = False
     lock: Any = field(default_factory=threading.RLock, repr=False)
 
@@ -126,6 +127,7 @@ class _ActiveScan:
     rounds: Generator[Awaited, None, Any]
     awaited: Awaited
     is_queued: bool = False
+    ready_since: float = 0.0
 
     @property
     def is_ready(self) -> bool:
@@ -154,7 +156,7 @@ class _DecisionQueue:
         """Queue a scan with a complete round, unless it is already queued."""
         with self._changed:
             if not self._is_closing and not scan.is_queued and scan.is_ready:
-                scan.is_queued = True
+                scan.is_queued, scan.ready_since = True, time.perf_counter()
                 self._ready.append(scan)
                 self._changed.notify_all()
 
@@ -207,11 +209,41 @@ class _DecisionQueue:
             self._is_deciding, self._last = False, time.monotonic()
             scan.is_queued = is_over or scan.is_ready
             if scan.is_queued and not is_over:
+                scan.ready_since = time.perf_counter()
                 self._ready.append(scan)
             self._changed.notify_all()
 
 
 SCHEMA = "taskuq.mrd/1"
+# Fields of a round's record that are replied as JSON.
+REPLIED = ("case", "round", "acceleration", "lower", "upper", "reason", "fault")
+# Seconds in which a refused client may read why.
+LINGER = 5.0
+
+
+def policy_geometry(policy: Policy, given: mrd.Geometry) -> tuple[mrd.Geometry, list[str]]:
+    """Return the geometry of a policy, with what it does not record, and where both differ."""
+    stored = policy.provenance.get("geometry", {})
+    with complete_record("the policy", "record of its geometry", "plan again"):
+        recorded = from_toml_table(mrd.Geometry, stored, "geometry")
+    both = {name: (getattr(recorded, name), mine) for name, mine in vars(given).items() if mine}
+    differ = [
+        f"the policy was calibrated with {name} {theirs}, got {mine}"
+        for name, (theirs, mine) in both.items()
+        if theirs and theirs != mine
+    ]
+    missing = {name: mine for name, (theirs, mine) in both.items() if not theirs}
+    return replace(recorded, **missing), differ
+
+
+class SessionEvents(Protocol):
+    """Service that a session belongs to."""
+
+    def count(self, what: str) -> None: ...
+    def observe(self, latency: float) -> None: ...
+    def note_outcome(self, is_sound: bool) -> None: ...
+    def log(self, level: str, event: str, **more: Any) -> None: ...
+    def claim(self, header: mrd.ScanHeader, session: Session) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -229,10 +261,15 @@ class ServiceModel:
     shadow: bool = False
     adaptive: AdaptiveMeasure | None = None
     shape: tuple[int, int, int] | None = None
+    geometry: mrd.Geometry = field(default_factory=mrd.Geometry)
     void: str | None = None
     allow_mismatch: bool = False
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def __post_init__(self) -> None:
+        geometry, _ = policy_geometry(self.policy, self.geometry)
+        object.__setattr__(self, "geometry", geometry)
 
     @property
     def is_joint(self) -> bool:
@@ -247,21 +284,26 @@ class Session:
 
     connection: mrd.Connection
     model: ServiceModel
-    count: Callable[[str], None]
-    take_over: Callable[[mrd.ScanHeader, Session], None]
+    service: SessionEvents
     header: mrd.ScanHeader | None = None
     void: str | None = None
     slices: dict[int, _StreamedSlice] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
     skipped_kinds: set[str] = field(default_factory=set)
     queue: _DecisionQueue = field(init=False)
+    shadow: bool = field(init=False)
     _active: dict[int, _ActiveScan] = field(default_factory=dict)
     _buffered: int = 0
+    _progress: float = field(default_factory=time.monotonic)
+    # Rounds and problems of refused lines, by slice.
+    _refused: dict[int, tuple[int, str]] = field(default_factory=dict)
+    _noise: mrd.Prewhitening | None = None
     _worker: DeadlineWorker = field(init=False)
     _lock: Any = field(default_factory=threading.RLock)
     _held: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
+        self.shadow = self.model.shadow
         self.queue = _DecisionQueue(self.connection.limits.waiting, self._end)
         # One for all slices, so that late rounds queue instead of adding threads.
         self._worker = DeadlineWorker(self.model.deadline)
@@ -270,37 +312,77 @@ class Session:
     def run(self) -> None:
         """Read until the client is done, and decide the rounds that are ready."""
         self.connection.wait_until(time.monotonic() + self.connection.limits.header)
+        fault = None
         try:
             while (message := self.connection.read()) is not None:
                 if message.kind == mrd.HEADER:
                     self._begin(message.content)
+                elif message.kind in (mrd.CONFIG_TEXT, mrd.TEXT):
+                    self._configure(message.content)
                 elif message.kind == mrd.ACQUISITION:
                     self._line(message.content)
+                self._require_progress()
                 self.queue.wait()
         except InputError as error:
-            self.send_text(first_line(error))
+            fault = first_line(error)
+            is_plain = self.header is None and error.code != "file.format"
+            # Sentences of later errors may name the scan or the patient.
+            reason = fault if is_plain or isinstance(error, mrd.StreamError) else None
+            self._log("warning", "refused", code=error.code, reason=reason)
+            self.service.count("refused scans" if self.header is None else "ended scans")
+            self.send_text(fault)
         except Exception as error:  # one connection must not end the others
-            self.count("failed connections")
-            self.send_text(f"the service failed ({type(error).__name__})")
+            fault = f"the service failed ({type(error).__name__})"
+            self._log("error", "failed connection", error=type(error).__name__)
+            self.service.count("failed connections")
+            self.service.note_outcome(False)
+            self.send_text(fault)
         finally:
             self.queue.close()
+            if self.connection.has_begun:
+                self._answer_undecided(fault)
             # A reference to this session must not keep the lines in memory.
             self.slices.clear()
             self._active.clear()
             self._held.close()
             with suppress(OSError):
                 self.connection.send(mrd.CLOSE)
+            if fault is not None:
+                self.connection.drain(LINGER)
             self.connection.close()
 
+    def _configure(self, text: str) -> None:
+        """Turn on shadow mode if a client's parameters ask for it; they cannot turn it off."""
+        with suppress(ValueError, RecursionError):
+            record = parse_json(text)
+            given = record.get("parameters") if isinstance(record, dict) else None
+            value = given.get("shadow") if isinstance(given, dict) else None
+            self.shadow |= str(value).lower() == "true"
+
     def send_text(self, sentence: str, **more: Any) -> None:
-        self.count("sentences")
+        self.service.count("sentences")
         text = json.dumps({"schema": SCHEMA, "message": sentence, **more})
         with suppress(OSError):
             self.connection.send(mrd.TEXT, text)
 
-    def _reject(self, problem: str, **more: Any) -> None:
-        self.count("refused lines")
+    def _log(self, level: str, event: str, **more: Any) -> None:
+        scan = None if self.header is None else self._key()
+        self.service.log(level, event, scan=scan, **more)
+
+    def _reject(self, problem: str, slice_: int | None = None, **more: Any) -> None:
+        """Refuse a line, and once in a round answer the scanner that may wait for an image."""
+        self.service.count("refused lines")
         self.send_text(f"{problem}; it is skipped", **more)
+        if slice_ is None:
+            return
+        scan = self._active.get(slice_)
+        round_ = -1 if scan is None else scan.awaited[0]
+        if self._refused.get(slice_, (None, ""))[0] != round_:
+            self._log("warning", "refused line", slice=slice_, reason=problem)
+            self._refused[slice_] = round_, problem
+            streamed = None if scan is None else scan.slices[slice_]
+            columns = (streamed or self.model).columns[max(0, round_)].tolist()
+            self._send_undecided(slice_, problem, columns)
 
     def _begin(self, xml: str) -> None:
         if self.header is not None:
@@ -309,9 +391,15 @@ class Session:
         header, model = mrd.read_header(xml), self.model
         self._require_supported(header)
         self.connection.wait_until(None)
-        self.take_over(header, self)
+        self.service.claim(header, self)
         lock = model.folder / f".scan-{self._key()}.lock"
+        # First in, last out: the file goes while the lock is held.
         self._held.enter_context(file_lock(lock, what=f"scan {header.scan_id}"))
+        self._held.callback(lock.unlink, missing_ok=True)
+        if model.geometry.prewhitened:
+            self._noise = mrd.Prewhitening(header.noise_bandwidth)
+        self.service.count("scans")
+        self._log("info", "scan", slices=header.slices, shape=header.shape, void=self.void)
         rates = [R for R in model.policy.accelerations if np.isfinite(R)]
         slices = "all slices, which are decided together," if model.is_joint else "each slice"
         self.send_text(
@@ -319,6 +407,7 @@ class Session:
             accelerations=rates, slices=header.slices, together=model.is_joint,
         )  # fmt: skip
         self.queue.start()
+        self._progress = time.monotonic()
         if model.is_joint:
             self._open(range(header.slices))
 
@@ -326,15 +415,17 @@ class Session:
         """Raise an error if a scan does not match the model or is too large."""
         limits, width = self.connection.limits, sum(map(len, self.model.columns))
         self.void = self.model.void
-        if mismatch := coil_mismatch(self.model.policy, header.shape[0]):
-            if not self.model.allow_mismatch:
-                raise InputError(f"{mismatch}; use serve --allow-mismatch", code="policy.mismatch")
-            self.void = self.void or f"No guarantee: {mismatch}."
         if header.shape[2] != width:
             raise InputError(
-                f"the scan has {header.shape[2]} lines, the masks {width}; use other masks",
+                f"encodedSpace.matrixSize.y is {header.shape[2]}, the masks have {width} lines; "
+                "use other masks",
                 code="policy.mismatch",
             )
+        if differences := self.model.geometry.differences(header):
+            text = "; ".join(differences)
+            if not self.model.allow_mismatch:
+                raise InputError(f"{text}; use serve --allow-mismatch", code="policy.mismatch")
+            self.void = self.void or f"No guarantee: {text}."
         if self.model.shape not in (None, header.shape):
             raise InputError(
                 f"the scan has slices {header.shape}, the runtime {self.model.shape}; export again",
@@ -350,6 +441,13 @@ class Session:
             problem = f"a decision needs {_of_limit(at_once, limits.buffer)}; raise --max-buffer"
         if problem:
             raise InputError(problem, code="value.invalid")
+
+    def _require_progress(self) -> None:
+        """Refuse a client that sends messages but no lines of its scan."""
+        idle = self.connection.limits.idle
+        is_late = self.header is not None and time.monotonic() > self._progress + idle
+        if is_late and not self.queue.is_busy(idle):
+            raise mrd.StreamError(f"no line arrived within {idle:g} s", code="value.invalid")
 
     def _key(self, *more: int | str) -> str:
         assert self.header is not None, "slices come after the header"
@@ -370,25 +468,29 @@ class Session:
 
     def _line(self, acquisition: Any) -> None:
         """Add a line to its slice, or send the reason for rejecting it."""
-        self.count("lines")
+        self.service.count("lines")
         number, column = int(acquisition.idx.slice), int(acquisition.idx.kspace_encode_step_1)
         if self.header is None:
             self._reject("a line before the header")
             return
         if kind := mrd.non_imaging_kind(acquisition):
-            self.count("other lines")
-            if kind not in self.skipped_kinds:
-                self.skipped_kinds.add(kind)
-                self.send_text(f"data outside the image is skipped: {kind}")
+            self._skip(acquisition, kind)
             return
         if number in self.done:
+            self._progress = time.monotonic()
             return
         if number >= self.header.slices:
             self._reject(f"slice {number} of {self.header.slices}")
             return
-        if problem := mrd.line_problem(acquisition):
-            self._reject(problem, slice=number)
+        problem = mrd.line_problem(acquisition, self.header)
+        if problem is None and not np.isfinite(acquisition.data).all():
+            problem = f"line {column} contains NaN or infinity"
+        if problem:
+            self._reject(problem, number, slice=number)
             return
+        data = acquisition.data if self._noise is None else self._noise.apply(acquisition)
+        line = mrd.remove_oversampling(data, self.header.shape[1])
+        frame = mrd.line_frame(acquisition)
         with self._lock:
             # It may have been decided in the meantime.
             if number in self.done:
@@ -396,10 +498,18 @@ class Session:
             scan = self._active.get(number) or self._open([number])
             slice_ = scan.slices[number]
             before = slice_.nbytes
-            problem = slice_.add(column, acquisition.data)
+            unlike = dict(frame).items() - dict(slice_.frame or frame).items()
+            if unlike:
+                name, value = min(unlike)
+                problem = f"a line with {name} {value}, unlike the first of its slice"
+            else:
+                problem = slice_.add(column, line)
+            if problem is None:
+                slice_.frame, self._progress = frame, time.monotonic()
             self._buffered += slice_.nbytes - before
         if problem:
-            self._reject(problem, slice=number)
+            # A line that came twice is a fault, which the decision reports.
+            self._reject(problem, None if column in slice_.faults else number, slice=number)
         if self._buffered > self.connection.limits.buffer:
             used = _of_limit(self._buffered, self.connection.limits.buffer)
             raise InputError(
@@ -407,6 +517,17 @@ class Session:
                 code="value.invalid",
             )
         self.queue.offer(scan)
+
+    def _skip(self, acquisition: Any, kind: str) -> None:
+        """Use noise for prewhitening, and skip other data outside the image."""
+        self.service.count("other lines")
+        if self._noise is not None and acquisition.is_flag_set(mrd.NOISE):
+            self._noise.add(acquisition)
+            return
+        if kind not in self.skipped_kinds:
+            self.skipped_kinds.add(kind)
+            self._log("info", "skipped", kind=kind)
+            self.send_text(f"data outside the image is skipped: {kind}")
 
     def _rounds(
         self, slices: dict[int, _StreamedSlice], slice_of: dict[str, int]
@@ -443,7 +564,7 @@ class Session:
         options = ScanOptions(
             header.scan_id, model.folder / f"scan-{key}.json", model.folder / "log.jsonl",
             model.monitor, reply, model.adaptive,
-            ScanFlags(self.void, model.shadow, patient),
+            ScanFlags(self.void, self.shadow, patient),
         )  # fmt: skip
         if model.is_joint:
             scanners = as_scanners({name: slices[k] for name, k in slice_of.items()}, None, None)
@@ -455,8 +576,13 @@ class Session:
     def _end(self, scan: _ActiveScan, error: str | None) -> None:
         """Release the slices of a scan that has ended."""
         if error is not None:
-            self.count("failed scans")
+            self.service.count("failed scans")
+            self.service.note_outcome(False)
+            self._log("error", "undecided", slices=sorted(scan.slices))
             self.send_text(f"slices {sorted(scan.slices)} cannot be decided: {error:.300}")
+            for k, slice_ in scan.slices.items():
+                width = slice_.shape[2]
+                self._send_undecided(k, error, [c for c in range(width) if c not in slice_.lines])
         with self._lock:
             for k, slice_ in scan.slices.items():
                 self.done.add(k)
@@ -464,16 +590,57 @@ class Session:
                 self._active.pop(k)
                 self._buffered -= slice_.nbytes
 
+    def _answer_undecided(self, fault: str | None) -> None:
+        """Answer all slices without a final decision, so that no scanner waits for them."""
+        if self.header is None:
+            self._send_undecided(0, fault or "the stream ended before the header", [])
+            return
+        for k in range(self.header.slices):
+            if k in self.done:
+                continue
+            _, problem = self._refused.get(k, (0, ""))
+            slice_ = self.slices.get(k)
+            missing = [
+                c for c in range(self.header.shape[2]) if slice_ is None or c not in slice_.lines
+            ]
+            text = fault or "the stream ended before all lines of a round had arrived"
+            if not self._send_undecided(k, f"{text} ({problem})" if problem else text, missing):
+                return
+
+    def _send_undecided(self, slice_: int, fault: str, lines: Sequence[int]) -> bool:
+        """Send an image that continues an undecided scan; return False if it is lost."""
+        self.service.count("undecided")
+        meta = dict.fromkeys(REPLIED, "null") | {
+            "decision": "continue", "would_stop": "false", "lines": json.dumps(lines),
+            "guarantee": "No guarantee: not decided.", "guaranteed": "false", "undecided": "true",
+            "shadow": str(self.shadow).lower(), "stored": "false",
+            "reason": json.dumps(f"continue: {fault:.300}"), "fault": json.dumps(fault[:300]),
+        }  # fmt: skip
+        if self.header is not None:
+            case = json.dumps(self.header.case(slice_))
+            meta |= {"scan_id": self.header.scan_id, "case": case}
+        return self._send_image(meta, slice_, 0, None)
+
     def _reply(self, record: RoundRecord, slice_: int, image: Any) -> None:
         """Send the image with interval and decision."""
-        import ismrmrd
-
         assert self.header is not None, "slices come after the header"
-        shadow = self.model.shadow
+        shadow = self.shadow
         stops = "would stop" if shadow else "stops"
-        self.count("told again" if record.restored else stops if record.stop else "continues")
+        what = "told again" if record.restored else stops if record.stop else "continues"
+        self.service.count(what)
+        if not record.restored:
+            self.service.note_outcome(record.fault is None)
+            scan = self._active.get(slice_)
+            latency = time.perf_counter() - scan.ready_since if scan is not None else 0.0
+            self.service.observe(latency)
+            if record.fault is not None:
+                self.service.count("faults")
+            self._log(
+                "info" if record.fault is None else "warning", "decision", slice=slice_,
+                round=record.round, stop=record.stop, fault=record.fault is not None,
+                guaranteed=record.void_reason is None, ms=round(1000 * latency, 1),
+            )  # fmt: skip
         fields = to_json_value(record.to_dict())
-        replied = ("case", "round", "acceleration", "lower", "upper", "reason", "fault")
         is_guaranteed = record.void_reason is None and self.model.policy.is_guaranteed
         meta = {
             "decision": "stop" if record.stop and not shadow else "continue",
@@ -482,23 +649,32 @@ class Session:
             "scan_id": self.header.scan_id,
             "guarantee": record.void_reason or self.model.policy.statement,
             "guaranteed": str(is_guaranteed).lower(),
+            "undecided": "false",
             "shadow": str(shadow).lower(),
             "stored": str(record.restored).lower(),
-            **{name: json.dumps(fields[name]) for name in replied},
+            **{name: json.dumps(fields[name]) for name in REPLIED},
         }
-        shape = self.header.shape[1:]
+        self._send_image(meta, slice_, record.round + 1, image)
+
+    def _send_image(self, meta: dict[str, str], slice_: int, index: int, image: Any) -> bool:
+        import ismrmrd
+
+        shape = (1, 1) if self.header is None else self.header.shape[1:]
         pixels = np.zeros(shape, dtype=np.float32) if image is None else as_array(image, "image")
         reply = ismrmrd.Image.from_array(np.ascontiguousarray(pixels.T), slice=slice_)
-        reply.image_index = record.round + 1
+        reply.image_index = index
         reply.meta = ismrmrd.Meta({f"taskuq_{name}": value for name, value in meta.items()})
-        # A client that has gone gets the stored decision when it reconnects.
-        with suppress(OSError):
+        try:
             self.connection.send(mrd.IMAGE, reply)
+        except OSError:
+            # A client that has gone gets the stored decision when it reconnects.
+            return False
+        return True
 
     def _next_lines(self, record: RoundRecord, slice_: int) -> list[int]:
         """Return the lines of the next round; after a stop in shadow mode, all remaining lines."""
         columns, k = self.model.columns, record.round + 1
-        if not (record.stop and self.model.shadow):
+        if not (record.stop and self.shadow):
             is_chosen = record.stop or self.model.adaptive is not None
             return list(record.next_lines) if is_chosen else columns[k].tolist()
         if self.model.adaptive is None:

@@ -150,7 +150,7 @@ def _inflation(sampler: FlowSampler, cases: MaskedDataset, mask: Tensor, round: 
         truth, measured = _normalised(sampler.config, images, lines)
         seeds = [mix_seeds(round, index) for index in indices]
         drawn = sampler(measured, lines, samples=SAMPLES, seeds=seeds).images
-        prior = posterior_mean(sampler.config, measured, lines, sampler.fused.unet.predict)
+        prior = posterior_mean(sampler.config, measured, lines, sampler.flow.predict)
         target = to_channels(prior.rotate(truth))
         samples = torch.stack([to_channels(prior.rotate(drawn[:, k])) for k in range(SAMPLES)])
         error = error + (samples.mean(0) - target).square().sum((0, 2, 3))

@@ -139,6 +139,12 @@ class Condition(NamedTuple):
     sampled_fraction: Tensor  # (case,)
     size: tuple[int, int]  # before padding
 
+    def of(self, cases: slice) -> Condition:
+        """Return the features of some cases."""
+        levels = [_LevelCondition(*(part[cases] for part in level)) for level in self.levels]
+        mean, scale, fraction = self.mean, self.noise_scale, self.sampled_fraction
+        return Condition(levels, mean[cases], scale[cases], fraction[cases], self.size)
+
 
 class NoiseLevel(nn.Module):
     """Decoder level that combines coarser features, condition and new noise."""

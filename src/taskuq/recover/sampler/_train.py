@@ -351,6 +351,10 @@ class _RescaledEstimates:
     def images(self, residuals: Tensor) -> Tensor:
         return self.estimate.images(residuals) * self.size.view(-1, 1, 1, 1)
 
+    def __getitem__(self, cases: slice) -> _RescaledEstimates:
+        own = VarNetEstimate(*(part[cases] for part in self.estimate))
+        return _RescaledEstimates(own, self.size[cases])
+
 
 class VarNetEstimator:
     def __init__(self, net: VarNet, *, dtype: torch.dtype = torch.float16) -> None:
@@ -473,7 +477,13 @@ class _SamplerTraining(SamplerTrainingMixin, RecoveryTraining):
     def recipe(self, cases: tuple[Any, ...], machine: TrainerOptions) -> Recipe:
         graphs = machine.may_be_one_gpu and self.training.cuda_graphs
         nets = [load_estimator(path, VarNet) for path in cases[2]]
-        estimates = CrossFitEstimates(nets, self.augment, self.randomise, cuda_graphs=graphs)
+        estimates = CrossFitEstimates(
+            nets,
+            self.augment,
+            self.randomise,
+            cuda_graphs=graphs,
+            compiled=self.training.compile,
+        )
         recipe = self.sampler_recipe("sampler", estimates, machine)
         on_gpu = machine.accelerator != "cpu" and torch.cuda.is_available()
         net, device = cast(SamplerNet, recipe.network), "cuda" if on_gpu else "cpu"

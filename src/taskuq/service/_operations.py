@@ -1,0 +1,195 @@
+"""Configuration, logs and metrics of a service."""
+
+from __future__ import annotations
+
+import json
+import logging
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from taskuq._config import from_toml_table, read_toml
+from taskuq.errors import InputError
+from taskuq.service._mrd import Geometry, StreamLimits
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """Settings of taskuq serve; the options of the command line replace those of a file."""
+
+    policy: Path = Path("policy.json")  #: Policy written by taskuq plan.
+    recover: str | None = None  #: Recovery network: weights file or bundled name.
+    task: str | None = None  #: Task network: weights file or bundled name.
+    masks: Path | None = None  #: Mask file written by taskuq masks.
+    adaptive: Path | None = None  #: TOML file of the run whose [adaptive] chooses lines.
+    runtime: Path | None = None  #: Folder written by taskuq export.
+    output: Path = Path("scans")  #: Folder for scan states, audit log and monitor.
+    host: str = "127.0.0.1"  #: Address to listen on.
+    port: int = 9002  #: Port to listen on.
+    health_port: int | None = None  #: Port of health and metrics.
+    shadow: bool = False  #: Log decisions but never stop a scan.
+    monitor: float | None = None  #: False-alarm probability of the monitor.
+    deadline: float | None = None  #: Seconds allowed for recovery and task of a round.
+    device: str | None = None  #: cpu, cuda or mps.
+    connections: int = 16  #: Maximum number of simultaneous connections.
+    max_message: int = 32  #: Maximum message size in MiB.
+    max_scan: int = 8192  #: Maximum k-space size of a scan in MiB.
+    max_buffer: int = 2048  #: Maximum undecided data per connection in MiB.
+    idle_timeout: float = 600.0  #: Seconds without a line after which a connection is closed.
+    allow_mismatch: bool = False  #: Serve what differs from the calibration, without a guarantee.
+    seed: int = 0  #: Seed of the posterior samples.
+    log: Path | None = None  #: File for JSON lines; default: standard error.
+    log_level: str = "info"  #: debug, info, warning or error.
+    geometry: Geometry = field(default_factory=Geometry)  #: What the policy does not record.
+
+    def __post_init__(self) -> None:
+        limits = ("connections", "max_message", "max_scan", "max_buffer", "idle_timeout")
+        for name in (*limits, "deadline"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < 1e6:
+                _refuse(name, "in (0, 1e+06)", value)
+        for name in ("port", "health_port"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 2**16:
+                _refuse(name, "a port", value)
+        if self.log_level not in ("debug", "info", "warning", "error"):
+            _refuse("log_level", "debug, info, warning or error", self.log_level)
+
+    @property
+    def limits(self) -> StreamLimits:
+        """Maximum sizes accepted from clients."""
+        return StreamLimits(
+            message=self.max_message * 2**20,
+            connections=self.connections,
+            idle=self.idle_timeout,
+            scan=self.max_scan * 2**20,
+            buffer=self.max_buffer * 2**20,
+        )
+
+
+def read_serve_config(given: Mapping[str, Any]) -> ServeConfig:
+    """Return the settings of a TOML file, if one is given as the policy, and of options."""
+    options, table = dict(given), dict[str, Any]()
+    if Path(options["policy"]).suffix == ".toml":
+        table = read_toml(options.pop("policy"))
+        if "policy" not in table:
+            raise InputError("the configuration needs the key policy", code="config.missing")
+    config = from_toml_table(ServeConfig, table)
+    names = [one.name for one in fields(Geometry)]
+    geometry = {name: options.pop(name) for name in names if name in options}
+    return replace(config, **options, geometry=replace(config.geometry, **geometry))
+
+
+def _refuse(name: str, need: str, value: Any) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    raise InputError(f"{flag} must be {need}, got {value}", code="value.invalid")
+
+
+class _JsonLines(logging.Formatter):
+    """One JSON object for each event: time, level, event and its fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of an event."""
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {"time": time, "level": record.levelname.lower(), "event": record.getMessage()}
+        return json.dumps(line | getattr(record, "fields", {}), default=str)
+
+
+def open_log(path: Path | None, level: str) -> logging.Logger:
+    """Return the logger of a service, which writes JSON lines to a file or to standard error."""
+    handler = logging.StreamHandler() if path is None else logging.FileHandler(path)
+    handler.setFormatter(_JsonLines())
+    logger = logging.Logger("taskuq.service", level.upper())
+    logger.addHandler(handler)
+    return logger
+
+
+# Upper ends of the buckets of latencies, in seconds.
+BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+@dataclass
+class LatencyHistogram:
+    """Number of latencies in each bucket, and their sum."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
+    total: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Add a latency."""
+        self.counts[bisect_left(BUCKETS, seconds)] += 1
+        self.total += seconds
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Return the number of latencies up to the end of each bucket."""
+        found, so_far = [], 0
+        for end, count in zip((*map(str, BUCKETS), "+Inf"), self.counts, strict=True):
+            so_far += count
+            found.append((end, float(so_far)))
+        return found
+
+
+# Counters of a service by metric and the value of its label.
+COUNTERS = {
+    "decisions": ("Decisions", "decision", {
+        "stop": "stops", "would_stop": "would stop", "continue": "continues",
+        "stored": "told again",
+    }),
+    "faults": ("What could not be decided or used", "kind", {
+        "header": "refused scans", "line": "refused lines", "round": "faults",
+        "scan": "failed scans", "stream": "ended scans", "connection": "failed connections",
+    }),
+    "scans": ("Scans begun", None, {"": "scans"}),
+    "lines": ("Acquisitions received", None, {"": "lines"}),
+}  # fmt: skip
+
+
+def metrics(health: Mapping[str, Any], latencies: LatencyHistogram) -> tuple[int, str, str]:
+    """Return the metrics of a service for Prometheus: status, content type and text."""
+    try:
+        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
+            InfoMetricFamily,
+        )
+    except ImportError:
+        return 501, "text/plain", "install prometheus-client: pip install 'taskuq[mrd]'\n"
+
+    class Collector:
+        """Values of one moment."""
+
+        def collect(self) -> list[Any]:
+            about = {"version": health["version"], "policy": health["policy"]}
+            families: list[Any] = [InfoMetricFamily("taskuq", "Version and policy", about)]
+            for name, (text, label, of_value) in COUNTERS.items():
+                labels = [] if label is None else [label]
+                family = CounterMetricFamily(f"taskuq_{name}", text, labels=labels)
+                for value, counted in of_value.items():
+                    given = [value] if labels else []
+                    family.add_metric(given, health["counts"].get(counted, 0))
+                families.append(family)
+            gauges = {
+                "ready": ("1 if ready or degraded", health["status"] in ("ready", "degraded")),
+                "guarantee": ("0 if the guarantee is withdrawn", health["reason"] is None),
+                "connections": ("Open connections", health["connections"]),
+                "uptime_seconds": ("Seconds since the start", health["seconds"]),
+                "monitor_evidence": ("Evidence of drift (e-value)", health["evidence"]),
+            }
+            families += [
+                GaugeMetricFamily(f"taskuq_{name}", text, value=float(value))
+                for name, (text, value) in gauges.items()
+                if value is not None
+            ]
+            text = "Seconds from the last line of a round to its decision"
+            of_latency = HistogramMetricFamily("taskuq_decision_seconds", text)
+            of_latency.add_metric([], latencies.cumulative(), sum_value=latencies.total)
+            return [*families, of_latency]
+
+    registry = CollectorRegistry()
+    registry.register(Collector())
+    return 200, CONTENT_TYPE_LATEST, generate_latest(registry).decode()
