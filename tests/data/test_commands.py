@@ -83,7 +83,7 @@ def test_prepare_fills_the_cache(write_volume, tmp_path, capsys):
     printed = capsys.readouterr()
     assert "0.00348 GB" in printed.err
     assert "good" in printed.err
-    assert {p.suffix for p in cache.rglob("good*")} == {".npz", ".npy", ".json", ".lock"}
+    assert {p.suffix for p in cache.rglob("good*")} == {".npz", ".npy", ".json"}
     assert printed.out.startswith(str(cache))
 
 

@@ -251,11 +251,12 @@ def calibrate(
         score: ar, lwr, cqr, mlwr, learned, another registered name, or a score object.
         group: Group of each case (case,), e.g. its patient.
         site: Site of each case (case,), e.g. its hospital, for ``unit='site'``.
-        unit: Exchangeable unit: 'case', 'group' (default if groups are given), or 'site' (a random
-            case of a random group of a new site).
-        cases: With groups, the covered cases of a new group: a 'random' one, 'all' or a fraction.
-        delta: Fraction of calibration sets for which coverage, given the set, may fall short.
-        label: Class of each case; the guarantee holds within each class, known or not.
+        unit: Exchangeable unit, 'case', 'group' or 'site' (a random case of a random group of a
+            new site); default: 'group' if groups are given.
+        cases: With groups, cases of a new group to cover: 'random' (one), 'all' or a fraction.
+        delta: Probability, over calibration sets, that coverage given the set falls short.
+        label: Class of each case; the guarantee holds within each class, and new cases need no
+            label.
         strata: Stratum of each case, any function of the inputs; the guarantee holds within each
             stratum, and new cases need their stratum.
         condition_on: With groups and strata or labels, the unit drawn at random: 'case', a random

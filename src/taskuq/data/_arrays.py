@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from taskuq._config import NonNegative
 from taskuq._io import atomic_write, open_npz
 from taskuq.data._dataset import Case, Dataset, LabelledSubset, Subset
 from taskuq.data._readers import DataCheck, DataConfig, FileCheck, as_size, require_path
@@ -103,7 +104,7 @@ def read_npz(
 
     Args:
         path: File with ``images``, ``label``, ``group`` and, optionally, ``case`` and ``site``.
-        group: ``"image"`` if the file has no groups: each image is its own group.
+        group: ``"image"`` for one group per image, if the file has no groups.
         normalise: As in :class:`ArrayDataset`.
     """
     with open_npz(path, "images") as file:
@@ -139,7 +140,7 @@ class NpzData(DataConfig):
     select: str | None = None  #: Name of a boolean array; only cases marked True are used.
     target: str = "label"  #: Array of training targets, (case,) or (case, task).
     #: Divide all images by this value; 0 divides each group by its 99.5 % quantile.
-    scale: float = 0.0
+    scale: NonNegative = 0.0
 
     def open(self) -> Dataset:
         whole = read_npz(self._file, group=self.group, normalise=self.scale or True)

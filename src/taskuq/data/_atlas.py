@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from scipy.spatial import ConvexHull
 
+from taskuq._config import Count, Size
 from taskuq._io import atomic_write, open_npz
 from taskuq.data._arrays import ArrayDataset
 from taskuq.data._dataset import (
@@ -501,9 +502,9 @@ def mask_box(mask: NDArray[np.bool_]) -> tuple[slice, slice] | None:
 class AtlasData(DataConfig):
     """Settings [data] of the synthetic brain atlas; ``seed`` also determines its patients."""
 
-    patients: int = 200  #: Number of synthetic patients.
-    size: int = 128  #: Rows and columns of a slice.
-    slices: int = 8  #: Slices per patient.
+    patients: Count = 200  #: Number of synthetic patients.
+    size: Size = 128  #: Rows and columns of a slice.
+    slices: Count = 8  #: Slices per patient.
     contrast: Contrasts = "flair"  #: Image contrast; "mixed" varies by patient.
     target: Literal["label", "lesion_area"] = "label"  #: Training target of a task network.
     # A patient takes a processor to draw.

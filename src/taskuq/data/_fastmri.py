@@ -21,6 +21,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
 
+from taskuq._config import Count, Size
 from taskuq._io import (
     atomic_write,
     complete_record,
@@ -421,9 +422,9 @@ class FastMRIData(DataConfig):
     pathology: str = "Meniscus Tear"  #: fastMRI+ annotation that counts as label 1.
     cache: Path | None = None  #: Folder of prepared slices (taskuq data prepare).
     acquisition: str = "CORPD_FBK"  #: fastMRI acquisition type to use; "" uses all.
-    min_coils: int = 9  #: Skip volumes with fewer receive coils.
-    min_lines: int = 320  #: Skip volumes with fewer phase-encoding lines.
-    size: int = 320  #: Rows and columns of the central crop.
+    min_coils: Count = 9  #: Skip volumes with fewer receive coils.
+    min_lines: Count = 320  #: Skip volumes with fewer phase-encoding lines.
+    size: Size = 320  #: Rows and columns of the central crop.
     #: Lines used to compute virtual coils: those of the first round, or all.
     compression: Literal["measured", "full"] = "measured"
     slices: Slices = "central-60"  #: Slices of validation volumes to use.

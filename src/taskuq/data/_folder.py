@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from taskuq._config import Size
 from taskuq._io import reading, require_plausible_size
 from taskuq.data._arrays import group_scale
 from taskuq.data._dataset import Case, Dataset
@@ -155,7 +156,7 @@ class ImageFolder:
     Args:
         folder: Folder of the images.
         labels: CSV with the columns file, label and, optionally, group, slice and site.
-        group: Definition of a group if the CSV has none: ``"file"``, ``"folder"`` or ``"image"``.
+        group: Unit used as group if the CSV has no groups: ``"file"``, ``"folder"`` or ``"image"``.
         size: Crop or pad images to this size.
         normalise: Divide each group by the 99.5 % quantile of its magnitudes.
     """
@@ -220,8 +221,8 @@ class FolderData(DataConfig):
 
     path: Path | None = None  #: Folder of PNG, TIFF, NIfTI or DICOM images.
     labels: Path | None = None  #: CSV with the columns file, label, group; optionally slice, site.
-    group: Grouping | None = None  #: Definition of a group, if the CSV has no column group.
-    size: int | None = None  #: Crop or pad images to this many rows and columns.
+    group: Grouping | None = None  #: Unit used as group if the CSV has no column group.
+    size: Size | None = None  #: Crop or pad images to this many rows and columns.
 
     def open(self) -> Dataset:
         return self._images(normalise=True)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from taskuq._config import to_toml_table, toml_text
+from taskuq._config import Count, Seed, to_toml_table, toml_text
 from taskuq._io import (
     atomic_write,
     content_fingerprint,
@@ -285,10 +285,10 @@ class QualityConfig:
     #: VarNet weights of a residual flow; default: those used in training.
     estimate: Path | None = None
     vgg_weights: Path | None = None  #: VGG-16 weights (safetensors), required for FID.
-    samples: int = 32  #: Number of posterior samples averaged per reconstruction.
-    seed: int = 0  #: Seed of the samples.
-    max_volumes: int | None = None  #: Evaluate only this many volumes; default: all.
-    fid_images: int | None = None  #: Training images used for FID; default: all.
+    samples: Count = 32  #: Number of posterior samples averaged per reconstruction.
+    seed: Seed = 0  #: Seed of the samples.
+    max_volumes: Count | None = None  #: Evaluate only this many volumes; default: all.
+    fid_images: Count | None = None  #: Training images used for FID; default: all.
 
     def __post_init__(self) -> None:
         if self.vgg_weights is not None and self.subset == "all":

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from taskuq._config import read_config, to_toml_table
+from taskuq._config import Count, NonNegative, Seed, read_config, to_toml_table
 from taskuq.data._atlas import AtlasData, PatientDistribution
 from taskuq.data._dataset import precision_of
 from taskuq.data._readers import Data, open_all, open_data, paper_data
@@ -41,12 +41,12 @@ class ImagingConfig:
 
     data: Data = field(default_factory=paper_data)  #: Images to measure.
     measure: AnySystem = field(default_factory=MaskConfig)  #: Measurement rounds.
-    noise: float = 0.0  #: Standard deviation of the measurement noise of MRI.
+    noise: NonNegative = 0.0  #: Standard deviation of the measurement noise of MRI.
     #: Recovery method g.
     recover: Annotated[MethodConfig, RECOVERIES] = field(default_factory=ZeroFilled)
     task: Annotated[MethodConfig, TASKS] = field(default_factory=MeanIntensityMethod)  #: Task f.
-    samples: int = 32  #: Number of posterior samples per case and round.
-    seed: int = 0  #: Seed of noise and samples.
+    samples: Count = 32  #: Number of posterior samples per case and round.
+    seed: Seed = 0  #: Seed of noise and samples.
 
 
 @dataclass(frozen=True)

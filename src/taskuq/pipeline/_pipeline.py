@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -20,7 +20,14 @@ import numpy as np
 
 import taskuq
 from taskuq._arrays import as_ranges, require_methods
-from taskuq._io import ExistingFileError, content_fingerprint, fingerprint, sigterm_as_exit
+from taskuq._io import (
+    LOCK,
+    ExistingFileError,
+    content_fingerprint,
+    file_lock,
+    fingerprint,
+    sigterm_as_exit,
+)
 from taskuq.errors import InputError, describe_error
 from taskuq.pipeline._engines import Engine, LocalEngine
 from taskuq.pipeline._executor import (
@@ -104,11 +111,7 @@ def _revision() -> str | None:
 
 
 def _remove_table(folder: Path) -> None:
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise InputError(f"{folder} is a file, not a table; use another name", code="file.exists")
-    plain = "|".join(map(re.escape, (HEADER, LOG, CASE_LIST, PICTURES)))
+    plain = "|".join(map(re.escape, (HEADER, LOG, CASE_LIST, PICTURES, LOCK)))
     known = rf"({plain}|part-\d+-\w+\.parquet)"
     files = sorted(folder.iterdir())
     for path in files:
@@ -117,7 +120,8 @@ def _remove_table(folder: Path) -> None:
             text = f"{folder} holds {path.name}, which is not part of a table; use another folder"
             raise InputError(text, code="file.exists")
     for path in files:
-        path.unlink()
+        if path.name != LOCK:
+            path.unlink()
 
 
 @dataclass(frozen=True)
@@ -254,7 +258,7 @@ class Pipeline:
                 self.measure, Executor(self.recover, self.task, seed), tuple(rates.tolist()),
                 samples, size, self.device, names,
             )  # fmt: skip
-            with run.engine.ready(Path(scratch)):
+            with run.engine.ready(Path(scratch)), run.only_writer():
                 if overwrite and store is not None:
                     _remove_table(run.folder)
                 threads = run.threads(threads)
@@ -282,6 +286,13 @@ class _TableRun:
     configuration: Mapping[str, Any]
     terminology: Terminology
     quiet: bool
+
+    def only_writer(self) -> AbstractContextManager[None]:
+        """Refuse a second run in the same folder, which would repeat or delete this one's work."""
+        if self.folder.exists() and not self.folder.is_dir():
+            text = f"{self.folder} is a file, not a table; use another name"
+            raise InputError(text, code="file.exists")
+        return file_lock(self.folder / LOCK, what=str(self.folder))
 
     def threads(self, threads: int | None) -> int | None:
         if threads is not None:
@@ -320,7 +331,8 @@ class _TableRun:
                     self.engine.run(work, rest, progress)
                 # Without the first cases, which compile and load.
                 seconds = round(time.monotonic() - start, 3)
-                work.log.write("finished", cases=len(rest), seconds=seconds)
+                done = finished_cases(self.folder, header, self.cases.case)
+                work.log.write("finished", cases=int(done.sum()), timed=len(rest), seconds=seconds)
         except (KeyboardInterrupt, SystemExit) as stopped:
             n, names = int(finished_cases(self.folder, header, self.cases.case).sum()), self.cases
             stopped.add_note(

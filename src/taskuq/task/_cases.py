@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from taskuq._config import NonNegative, Unit
 from taskuq._seeds import per_case_random
 from taskuq.data._dataset import Dataset, LabelledSubset, SplitConfig, load_all_images, precision_of
 from taskuq.data._readers import Data, paper_data
@@ -29,13 +30,14 @@ from taskuq.training._fit import TrainerOptions
 class AugmentConfig:
     """Settings [augment] of task networks: random augmentation of images."""
 
-    flip: float = 0.5  #: Probability of a left-right flip.
-    rotation: float = 15.0  #: Maximum rotation in degrees.
-    shift: float = 0.1  #: Maximum shift, as a fraction of the image.
-    crop: float = 0.8  #: Smallest fraction of the area that a random crop keeps.
-    contrast: float = 0.0  #: Random gamma correction: maximum exponent of the intensities, minus 1.
-    blur: float = 0.0  #: Maximum standard deviation of a Gaussian blur, in pixels.
-    contrast_probability: float = 0.8  #: Probability of a random contrast change.
+    flip: Unit = 0.5  #: Probability of a left-right flip.
+    rotation: NonNegative = 15.0  #: Maximum rotation in degrees.
+    shift: Unit = 0.1  #: Maximum shift, as a fraction of the image.
+    crop: Unit = 0.8  #: Smallest fraction of the area that a random crop keeps.
+    #: Random gamma correction: maximum exponent of the intensities, minus 1.
+    contrast: NonNegative = 0.0
+    blur: NonNegative = 0.0  #: Maximum standard deviation of a Gaussian blur, in pixels.
+    contrast_probability: Unit = 0.8  #: Probability of a random contrast change.
 
     def __post_init__(self) -> None:
         for name in ("flip", "shift", "contrast_probability", "crop"):

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
+from taskuq._config import NonNegative, Unit
 from taskuq.data._chest import THRESHOLD, air_fraction
 from taskuq.errors import InputError
 from taskuq.interval import TaskRange
@@ -44,7 +45,7 @@ class Area:
     """Area of an image with intensity above (or below) a threshold, in a given unit."""
 
     threshold: float  #: Intensity threshold.
-    pixel_area: float = 1.0  #: Area of a pixel; 0 returns the fraction of the image.
+    pixel_area: NonNegative = 1.0  #: Area of a pixel; 0 returns the fraction of the image.
     unit: str = "px"  #: Unit of the area, appended to the task's name.
     below: bool = False  #: Count pixels below the threshold.
 
@@ -172,8 +173,8 @@ class MeanIntensity:
 class MeanIntensityMethod:
     """Settings [task] of the mean intensity of a rectangle."""
 
-    rows: tuple[float, float] = (0.25, 0.75)  #: Upper and lower edge, as fractions of the height.
-    columns: tuple[float, float] = (0.25, 0.75)  #: Left and right edge, as fractions of the width.
+    rows: tuple[Unit, Unit] = (0.25, 0.75)  #: Upper and lower edge, as fractions of the height.
+    columns: tuple[Unit, Unit] = (0.25, 0.75)  #: Left and right edge, as fractions of the width.
 
     def open(self, device: torch.device | str) -> MeanIntensity:
         return MeanIntensity(self.rows, self.columns)
