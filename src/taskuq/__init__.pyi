@@ -1,11 +1,13 @@
 from .conformal import (
     Bound,
+    Comparison,
     Diagnosis,
     Evaluation,
     calibrate,
     calibrate_joint,
     calibrate_online,
     calibration_size,
+    compare,
     diagnose,
     evaluate,
     evaluate_exact,
@@ -34,6 +36,7 @@ __version__: str
 
 __all__ = [
     "Bound",
+    "Comparison",
     "Diagnosis",
     "Evaluation",
     "InputError",
@@ -51,6 +54,7 @@ __all__ = [
     "calibrate_joint",
     "calibrate_online",
     "calibration_size",
+    "compare",
     "diagnose",
     "evaluate",
     "evaluate_exact",

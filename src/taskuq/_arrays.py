@@ -31,6 +31,8 @@ def no_grad() -> AbstractContextManager[None]:
 
 def as_array(values: Any, name: str) -> np.ndarray:
     """Convert an array, a list or a torch tensor on any device to NumPy."""
+    if values is None:
+        raise InputError(f"{name} is None; pass an array", code="dtype.invalid")
     if isinstance(values, np.ma.MaskedArray):
         message = f"{name} is a masked array; leave out the masked cases and pass its data"
         raise InputError(message, code="dtype.invalid")

@@ -1,7 +1,7 @@
 """Diagnosis of samples, against exchangeability, proper scores and planted faults."""
 
 import json
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -155,3 +155,46 @@ def test_invalid_samples_are_refused():
         tq.diagnose([[0.5, 0.6]], [0.5], bins=4)
     with refused("option.unused"):
         tq.diagnose([[0.5, 0.6]], [0.5], task="a")
+
+
+def p_values(seed, unit):
+    """P-values of all assignments of some groups to two tables, (statistic, assignment)."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 4, 6)
+    group = np.repeat(np.arange(6), sizes)
+    # Coarse, so that there are ties.
+    x, z = rng.integers(0, 4, (2, len(group), 2)), rng.integers(0, 3, len(group))
+    found = []
+    for chosen in combinations(range(6), 3):
+        inside = np.isin(group, chosen)
+        parts = [tq.TaskOutputs(x[:, i], z[i], (8, 4), group=group[i]) for i in (inside, ~inside)]
+        result = tq.compare(*parts, unit=unit)
+        alone = sorted((r.name, r.round, r.p_value) for r in result.results)
+        found.append([result.p_value, *(p for *_, p in alone)])
+    return np.array(found).T
+
+
+def exceeds(found):
+    """Return True if some level is reached more often than it may be."""
+    return any((p <= u + 1e-9).mean() > u + 1e-9 for p in found for u in p[p < 1])
+
+
+def test_exchangeable_tables_are_distinguished_at_the_level():
+    assert not any(exceeds(p_values(seed, "group")) for seed in range(12))
+
+
+def test_cases_of_groups_as_units_are_found():
+    assert any(exceeds(p_values(seed, "case")) for seed in range(12))
+
+
+def test_comparison_names_the_difference():
+    rng = np.random.default_rng(0)
+    x, z = rng.standard_normal((2, 80, 6)), rng.standard_normal(80)
+    x[1, 40:] *= 3
+    a, b = (tq.TaskOutputs(x[:, i], z[i], (8, 4)) for i in (slice(40), slice(40, 80)))
+    found = tq.compare(a, b, permutations=500)
+    assert (found.results[0].name, found.results[0].round) == ("spread", "R = 4")
+    assert found.p_value <= 0.02 < found.results[-1].adjusted
+    assert found.to_dict()["schema"] == "taskuq.compare/1"
+    with refused("samples.mismatch"):
+        tq.compare(a, b.select(samples=2))

@@ -1,5 +1,8 @@
 """Random splits: both engines give the same numbers, and the numbers are those of the splits."""
 
+import math
+import warnings
+from functools import partial
 from itertools import combinations
 from math import inf
 
@@ -9,8 +12,11 @@ import pytest
 import taskuq as tq
 from raising import refused
 from taskuq.cli.app import main
+from taskuq.conformal import _evaluate as evaluating
 from taskuq.conformal import _family as summaries
 from taskuq.conformal import _splits as splits
+from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
+from taskuq.conformal._exact import is_below
 from taskuq.conformal._guarantee import Guarantee
 from taskuq.conformal._splits import (
     RankedScores,
@@ -23,6 +29,8 @@ from taskuq.conformal._splits import (
 )
 from taskuq.conformal._units import _hierarchical_quantile, group_index
 from taskuq.conformal.scores._mlwr import MLWR
+from taskuq.errors import GuaranteeWarning
+from taskuq.table._table import replace_arrays
 
 RNG = np.random.default_rng(31)
 N, P = 180, 4
@@ -194,7 +202,9 @@ def test_evaluation_equals_calibrate_and_predict(kind, score, tied):
     units = int(unit.max()) + 1
     range_, side = options.get("task_range"), options.get("side", "two")
     own_side = "two" if side == "each" else side
-    same = MLWR(own_side).fit(outputs, range_=range_) if score == "mlwr" else score
+    same, is_pooled = score, units > evaluating.FEW_UNITS or "delta" in options
+    if score == "mlwr" and is_pooled:
+        same = MLWR(own_side).fit(outputs, range_=range_)
     coverage, of_cases, width = [], [], []
     for fold in folds_of(units, fold_sizes(units)[1], trials, seed):
         test = fold[unit]
@@ -343,3 +353,99 @@ def test_commands_take_rounds_by_name(table, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["predict", bound, path, "--acceleration", "one frame"])
     assert "--acceleration" in capsys.readouterr().err
+
+
+def few_groups(groups=6, seed=0):
+    """A table of few groups of unequal size, with classes and sites."""
+    rng = np.random.default_rng(seed)
+    group = np.repeat(np.arange(groups), rng.integers(2, 6, groups))
+    z = rng.random(len(group)) + rng.random(groups)[group]
+    x = z[:, None] + 0.2 * rng.random((groups, 1))[group] * rng.standard_normal((len(z), 4))
+    label, site = rng.integers(0, 2, len(z)), group % 3
+    return tq.TaskOutputs(x, z, group=group, label=label, site=site)
+
+
+def test_evaluation_learns_as_calibration_does():
+    table, widths = few_groups(), []
+    for test in combinations(range(6), 2):
+        inside = np.isin(table.group, test)
+        bound = tq.calibrate(table.select(cases=~inside), alpha=0.3)
+        width = bound(table.outputs[0, inside]).width
+        widths.append(np.mean([width[table.group[inside] == g].mean() for g in test]))
+    found = tq.evaluate(table, alpha=0.3, splits=1000)
+    assert found.width.mean == pytest.approx(np.mean(widths), rel=0.02)
+    assert found.width.sd == pytest.approx(np.std(widths), rel=0.1)
+    # A fit to all groups is narrower.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluating, "FEW_UNITS", 0)
+        pooled = tq.evaluate(table, alpha=0.3, splits=1000)
+    assert pooled.width.mean < 0.97 * found.width.mean
+
+
+@pytest.mark.parametrize("kind", ["class", "site"])
+def test_exact_coverage_of_parts_is_that_of_random_splits(kind):
+    table = few_groups(14)
+    options = {"alpha": 0.2, "score": "ar"}
+    exact = tq.evaluate_exact(table, **options)
+    drawn = tq.evaluate(replace_arrays(table, group=None), splits=20_000, **options)
+    for one, other in zip(*(getattr(r, f"{kind}_coverage") for r in (exact, drawn)), strict=True):
+        assert one.name == other.name
+        assert one.coverage == pytest.approx(other.coverage, abs=0.02)
+        assert one.width == pytest.approx(other.width, rel=0.02)
+        assert one.standard_error == pytest.approx(other.standard_error, rel=0.05)
+
+
+def test_parts_add_up_to_the_whole():
+    table = few_groups(12)
+    found = tq.evaluate(table, alpha=0.3, score="lwr", splits=500)
+    sites = found.site_coverage
+    groups = [len(np.unique(table.group[table.site == int(s.name)])) for s in sites]
+    # Every group is tested about as often, so that sites count by their groups.
+    mean = np.average([s.coverage for s in sites], weights=groups)
+    assert mean == pytest.approx(found.case_coverage.mean, abs=0.02)
+    width = np.average([s.width for s in sites], weights=groups)
+    assert width == pytest.approx(found.width.mean, rel=0.02)
+
+
+def test_site_left_out_is_calibrated_on_the_others():
+    table = few_groups(9)
+    found = tq.evaluate(table, alpha=0.3, score="lwr", splits=20).site_left_out
+    for part in found:
+        inside = table.site == int(part.name)
+        bound = tq.calibrate(table.select(cases=~inside), alpha=0.3, score="lwr")
+        interval = bound(table.outputs[0, inside])
+        weight = 1 / np.bincount(table.group)[table.group[inside]]
+        covered = interval.contains(table.targets[inside])
+        assert part.coverage == pytest.approx(np.average(covered, weights=weight))
+        assert part.width == pytest.approx(np.average(interval.width, weights=weight))
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize(
+    ("coverage", "error", "below"),
+    [(0.79, 0.05, True), (0.81, 0.05, False), (0.5, math.nan, False), (0.0, math.nan, True)],
+)
+def test_mark_needs_two_standard_errors(coverage, error, below):
+    assert is_below(coverage, error, 0.1) == below
+
+
+def test_score_that_cannot_be_computed_is_left_out(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    path = tq.TaskOutputs(rng.random((18, 4)), rng.random(18)).save(tmp_path / "t.npz")
+    main(["evaluate", str(path), "--score", "ar,learned", "--splits", "5", "--alpha", "0.2"])
+    assert "learned is left out" in capsys.readouterr().err
+    with refused("units.few"):
+        evaluate_table(
+            tq.TaskOutputs.load(path), EvaluationGrid(scores=("learned",), splits=5, alpha=0.2)
+        )
+
+
+@pytest.mark.parametrize("ask", [tq.calibrate, partial(tq.evaluate, splits=5)])
+def test_cases_of_groups_are_warned_about(ask):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        ask(few_groups(), alpha=0.3, unit="case", score="ar")
+        assert any(issubclass(w.category, GuaranteeWarning) for w in found)
+        found.clear()
+        ask(few_groups(), alpha=0.3, score="ar")
+        assert not found

@@ -1,8 +1,9 @@
 """Units: quantiles, allowed weights and exact sums of losses."""
 
+from collections import Counter
 from fractions import Fraction
-from itertools import product
-from math import inf
+from itertools import combinations_with_replacement, product
+from math import factorial, inf, prod
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 import taskuq as tq
 from raising import refused
+from taskuq.conformal import _quantiles
 from taskuq.conformal._units import (
     CaseUnit,
     RandomCaseUnit,
@@ -18,6 +20,8 @@ from taskuq.conformal._units import (
     _hierarchical_quantile,
     _worst_scores,
     as_unit,
+    case_contents,
+    choose_units,
     make_unit,
     quantile_of_mean_loss,
 )
@@ -163,3 +167,59 @@ def test_groups_without_a_name_are_refused(missing):
     group[:6] = missing
     with refused("groups.missing"):
         tq.calibrate(truth[:, None] + rng.random((40, 3)), truth, alpha=0.1, group=group)
+
+
+def held_out(x, z, group, seed=None, take=5):
+    """Targets of the units that are held out."""
+    index = as_unit("group", has_groups=True).index(len(z), group)
+    return sorted(z[choose_units(index, take, seed, case_contents(x, z))].tolist())
+
+
+def test_neither_rows_nor_names_nor_units_of_measurement_choose():
+    rng = np.random.default_rng(0)
+    x, z, group = rng.random((60, 2)), rng.random(60), np.repeat(np.arange(20), 3)
+    before, order = held_out(x, z, group), rng.permutation(60)
+    names = np.array([f"{'hard' if g % 7 else 'easy'} {g}" for g in rng.permutation(20)])
+    assert held_out(x[order], z[order], group[order]) == before
+    assert held_out(x, z, names[group]) == before
+    scaled = held_out(1e9 * x - 5, 1e9 * z - 5, group)
+    assert np.allclose((np.array(scaled) + 5) / 1e9, before)
+
+
+def test_every_unit_is_held_out_as_often_as_another():
+    rng = np.random.default_rng(1)
+    x, z, group = rng.random((20, 1)), np.arange(20) // 4.0, np.arange(20)
+    x[:8] = 0.5  # copies
+    found = Counter(v for seed in range(2000) for v in held_out(x, z, group, seed))
+    # 5 of 20 units, four units with each target: 2000 choices, each within 5 standard deviations.
+    assert all(abs(found[v] - 2000) < 5 * np.sqrt(2000 * 4 * 0.25 * 0.75) for v in range(5))
+
+
+def coverage_of_joint(kinds, n, alpha, orders):
+    """Exact coverage after calibration on n units, drawn from kinds that are sorted by name."""
+    total = Fraction(0)
+    for sample in combinations_with_replacement(range(len(kinds)), n):
+        ways = factorial(n) // prod(map(factorial, Counter(sample).values()))
+        for order in orders:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(_quantiles, "random_order", lambda *_, o=order: np.array(o))
+                bound = tq.calibrate_joint(
+                    np.zeros((n, 1, 2)), kinds[list(sample)], alpha=alpha, score="ar",
+                    method="scale",
+                )  # fmt: skip
+            hits = bound(np.zeros((len(kinds), 1, 2))).contains(kinds).all(axis=1).sum()
+            total += Fraction(ways * int(hits), len(orders) * len(kinds) ** (n + 1))
+    return total
+
+
+# Difficulty follows the name; one unit of four is held out.
+KINDS = np.arange(5.0)[:, None] * [1.0, 2.0]
+ORDERS = [(k, *(i for i in range(4) if i != k)) for k in range(4)]
+
+
+def test_units_held_out_at_random_keep_the_guarantee():
+    assert coverage_of_joint(KINDS, 4, 0.25, ORDERS) >= Fraction(3, 4)
+
+
+def test_units_held_out_by_sorted_names_are_found():
+    assert coverage_of_joint(KINDS, 4, 0.25, ORDERS[-1:]) < Fraction(3, 4)

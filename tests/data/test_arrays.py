@@ -38,10 +38,12 @@ def test_saved_data_round_trip(data, tmp_path):
 
 def test_groups_are_required_or_refused_explicitly(tmp_path):
     path = tmp_path / "mine.npz"
-    np.savez(path, images=np.ones((3, 8, 8)), label=[0, 1, 0])
+    np.savez(path, images=np.ones((3, 8, 8)), label=[0, 1, 0], site=list("AAB"))
     with refused("table.column", "group"):
         read_npz(path)
-    assert read_npz(path, group="image").groups.tolist() == ["0", "1", "2"]
+    found = Subset(read_npz(path, group="image"), [2, 0])
+    assert found.groups.tolist() == ["2", "0"]
+    assert found.sites.tolist() == ["B", "A"]
 
 
 @pytest.mark.parametrize(

@@ -91,21 +91,25 @@ def test_formats_can_be_mixed(tmp_path, table):
     volume = np.full((8, 6, 2), 7, dtype=np.float32)
     nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), tmp_path / "v.nii")
     Image.fromarray(np.full((6, 8), 90, dtype=np.uint8)).save(tmp_path / "p.png")
-    path = table("file,slice,label,group\nv.nii,,1,anna\np.png,,0,bert\n")
+    path = table("file,slice,label,group,site\nv.nii,,1,anna,A\np.png,,0,bert,B\n")
     data = ImageFolder(tmp_path, path)
     assert isinstance(data, Dataset)
     assert [item.case for item in data] == ["v.nii#0", "v.nii#1", "p.png"]
     assert data.groups.tolist() == ["anna", "anna", "bert"]
     assert data.labels.tolist() == [1, 1, 0]
+    assert data.sites.tolist() == ["A", "A", "B"]
     assert [(item.scale, item.image.max().item()) for item in data] == [(7, 1), (7, 1), (90, 1)]
 
 
 def test_groups_are_required_once(tmp_path, table):
-    Image.fromarray(PIXELS).save(tmp_path / "a.png")
+    for name in ("a.png", "b.png"):
+        Image.fromarray(PIXELS).save(tmp_path / name)
     bare = table("file,label\na.png,1\n")
     with refused("groups.missing"):
         ImageFolder(tmp_path, bare)
     assert ImageFolder(tmp_path, bare, group="image").groups.tolist() == ["a.png"]
+    with refused("groups.missing"):
+        ImageFolder(tmp_path, table("file,label,group,site\na.png,1,g,A\nb.png,1,g,\n"))
     with refused("option.conflict"):
         ImageFolder(tmp_path, table("file,label,group\na.png,1,g\n"), group="image")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from laws.enumeration import (
     GivenLaw,
     Law,
+    a_case_of_a_patient,
     a_case_of_the_stratum,
     a_random_case,
+    a_stop_in_each_round,
     an_early_stop,
     as_likely_as_its_weight,
     enough_cases,
@@ -20,9 +20,8 @@ from laws.enumeration import (
     given_its_stratum,
     given_those_set_aside,
 )
-from laws.populations import Population, draw
+from laws.populations import Population, draw, draw_groups_in_strata, draw_sites
 from laws.trials import bound, given, in_all_rounds, joint_bound, stopped
-from taskuq.conformal._units import choose_units
 
 cases = partial(draw, units=(4, 10))
 groups = partial(draw, units=(4, 8), largest=5)
@@ -210,12 +209,12 @@ CHOSEN = [
 STOPPED = [
     *(
         Law(
-            f"the report at the stop, {policy} {score}, by {by}", 16,
+            f"the report at the stop, {policy} {score or 'mlwr'}, by {by}", 16,
             scans if by == "case" else group_scans,
             partial(stopped, policy=policy, score=score, by=by),
         )
         for policy, score in (
-            ("fixed-width", "mlwr"), ("adaptive", "lwr"), ("adaptive", "mlwr")
+            ("fixed-width", None), ("adaptive", "lwr"), ("adaptive", "mlwr")
         )
         for by in ("case", "group", "whole-group")
     ),
@@ -242,6 +241,78 @@ STOPPED = [
         )
         for score in ("lwr", "mlwr")
         for by in ("case", "group")
+    ),
+]  # fmt: skip
+
+OF_CLASS = partial(stopped, within="label")
+IN_STRATUM = partial(stopped, within="strata")
+class_scans = partial(draw, units=(6, 12), rounds=3)
+class_groups = partial(draw, units=(5, 9), largest=5, rounds=3)
+# A random case given its class; a case of the class in a group that has it; enough of those.
+READINGS = (
+    ("a case, given its", {}, given_its_stratum),
+    ("a case of a group that has some of the", {"condition_on": "group"}, a_case_of_the_stratum),
+    ("all cases of a group in the", {"cases": "all"}, enough_cases_of_the_stratum("all")),
+    ("0.6 of the cases of a group in the", {"cases": 0.6}, enough_cases_of_the_stratum(0.6)),
+)
+STOPPED_WITHIN = [
+    *(
+        Law(
+            f"the report at the stop, {policy} {score}, in each {kind}", 12, class_scans,
+            partial(trial, by="case", policy=policy, **({} if score == "-" else {"score": score})),
+            given_its_stratum, fewest=fewest,
+        )
+        for policy, score in (("fixed-width", "-"), ("adaptive", "lwr"), ("adaptive", "cqr"))
+        for kind, trial, fewest in (("class", OF_CLASS, 2), ("stratum", IN_STRATUM, 1))
+    ),
+    *(
+        Law(
+            f"the report at the stop, {policy}, {what} class, by {by}", 8, class_groups,
+            partial(OF_CLASS, by=by, policy=policy, **asked), losses, fewest=2,
+        )
+        for by in ("group", "whole-group")
+        for policy in ("fixed-width", "adaptive")
+        for what, asked, losses in READINGS[by != "group":]
+    ),
+    Law(
+        "the report at the stop, fixed-width, a case, given its class, by whole-group", 12,
+        class_groups, partial(OF_CLASS, by="whole-group", condition_on="case"), given_its_stratum,
+        fewest=2,
+    ),
+    Law(
+        "the report at the stop, fixed-width, in each stratum, by group", 12, class_groups,
+        partial(IN_STRATUM, by="group"), given_its_stratum,
+    ),
+    Law(
+        "the report at the stop, fixed-width, in each stratum, by whole-group", 12,
+        partial(draw_groups_in_strata, units=(6, 10), largest=4, rounds=3),
+        partial(IN_STRATUM, by="whole-group"), a_case_of_the_stratum,
+    ),
+    *(
+        Law(
+            f"the intervals of all rounds in each class, by {by}", 10,
+            class_scans if by == "case" else class_groups,
+            partial(in_all_rounds, score="lwr", by=by, within="label"), given_its_stratum, fewest=2,
+        )
+        for by in ("case", "group")
+    ),
+]  # fmt: skip
+
+site_scans = partial(draw_sites, units=(4, 7), rounds=2)
+SITES = [
+    *(
+        Law(
+            f"a random case of a random patient of a new site, {score}", 12, site_scans,
+            partial(bound, score=score, by_site=True), a_case_of_a_patient,
+        )
+        for score in ("ar", "mlwr")
+    ),
+    *(
+        Law(
+            f"the report at the stop, {policy}, at a new site", 12, site_scans,
+            partial(stopped, by="site", policy=policy, **options), a_case_of_a_patient,
+        )
+        for policy, options in (("fixed-width", {}), ("adaptive", {"score": "lwr"}))
     ),
 ]  # fmt: skip
 
@@ -289,13 +360,19 @@ GIVEN = [
         )
         for by in ("case", "group", "whole-group")
     ),
+    GivenLaw(
+        "the report at the stop of each class, given the calibration set", 1,
+        partial(later, first=3, units=(3, 3), rounds=2),
+        given(partial(OF_CLASS, by="case", max_width=0.1)), given_its_stratum,
+        levels=((0.5, 0.3),), together=True, seen=True, by_place=False,
+    ),
     # Ten units are the fewest of which one is set aside for the thresholds to test.
     GivenLaw(
         "an early stop by case, given the calibration set", 1,
         partial(later, first=3, units=(2, 2), rounds=2),
         given(partial(stopped, by="case", given="early", max_width=0.2)),
         an_early_stop, size=10, levels=((0.4, 0.3),),
-        aside=int(np.flatnonzero(choose_units(np.arange(10), 1, None))[0]),
+        aside=(0,),
     ),
     *(
         GivenLaw(
@@ -308,4 +385,23 @@ GIVEN = [
     ),
 ]  # fmt: skip
 
-LAWS = [*BOUNDS, *GROUPS, *STRATA, *JOINT, *SET_ASIDE, *CHOSEN, *STOPPED, *GIVEN]
+# Tests of every round leave so little of delta that it has a test of its own.
+EACH_ROUND = GivenLaw(
+    "a stop in each round, given the calibration set", 5,
+    partial(draw, units=(2, 2), rounds=2),
+    given(partial(stopped, by="case", given="round", max_width=0.2)),
+    a_stop_in_each_round, size=10, levels=((0.4, 0.3),), together=True, aside=(0, 1, 2),
+)  # fmt: skip
+
+LAWS = [
+    *BOUNDS,
+    *GROUPS,
+    *STRATA,
+    *JOINT,
+    *SET_ASIDE,
+    *CHOSEN,
+    *STOPPED,
+    *STOPPED_WITHIN,
+    *SITES,
+    *GIVEN,
+]

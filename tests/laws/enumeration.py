@@ -111,6 +111,12 @@ def enough_cases_of_the_stratum(share: float | str) -> Losses:
     return losses
 
 
+def a_case_of_a_patient(new: Unit, missed: np.ndarray, informed: np.ndarray) -> Counted:
+    """A case drawn from a patient drawn from the new site; its strata are the patients."""
+    shares = [lost for _, lost, _ in a_case_of_the_stratum(new, missed, informed)]
+    yield "all", sum(shares, Fraction(0)) / len(shares), Fraction(1)
+
+
 def as_likely_as_its_weight(new: Unit, missed: np.ndarray, informed: np.ndarray) -> Counted:
     """The new case when, given all cases, each is the new one in proportion to its weight."""
     weight = Fraction(new.weight)
@@ -120,6 +126,13 @@ def as_likely_as_its_weight(new: Unit, missed: np.ndarray, informed: np.ndarray)
 def an_early_stop(new: Unit, missed: np.ndarray, informed: np.ndarray) -> Counted:
     """A case drawn from the new unit, given that its scan stops before everything is measured."""
     yield "early", *(Fraction(int((x & informed).sum()), len(missed)) for x in (missed, informed))
+
+
+def a_stop_in_each_round(new: Unit, missed: np.ndarray, informed: np.ndarray) -> Counted:
+    """A case drawn from the new unit, given the round in which its scan stops early."""
+    for k in np.unique(informed[informed > 0]):
+        here = informed == k
+        yield int(k), *(Fraction(int((x & here).sum()), len(missed)) for x in (missed, here))
 
 
 def leave_one_out(population: Population, trial: Trial, losses: Losses) -> Tally:
@@ -174,19 +187,19 @@ def given_those_set_aside(population: Population, trial: Trial, losses: Losses) 
 
 
 def every_sample(
-    kinds: Population, size: int, *, by_place: bool, aside: int | None
+    kinds: Population, size: int, *, by_place: bool, aside: tuple[int, ...]
 ) -> list[tuple[Cases, int]]:
     """Return what can be drawn of independent units of the kinds, and how many sequences it is.
 
-    All sequences are equally likely; where only the place set aside matters, or none, those that
+    All sequences are equally likely; where only the places set aside matter, or none, those that
     differ in the order of the others are one.
     """
 
     def ordered(drawn: tuple[int, ...]) -> tuple[int, ...]:
-        if aside is None:
+        if not aside:
             return drawn if by_place else tuple(sorted(drawn))
-        rest = sorted(drawn[:aside] + drawn[aside + 1 :])
-        return (*rest[:aside], drawn[aside], *rest[aside:])
+        rest = iter(sorted(kind for place, kind in enumerate(drawn) if place not in aside))
+        return tuple(drawn[p] if p in aside else next(rest) for p in range(size))
 
     counts = Counter(map(ordered, product(range(len(kinds.units)), repeat=size)))
     return [(Cases.of(tuple(kinds.units[k] for k in drawn)), n) for drawn, n in counts.items()]
@@ -250,7 +263,7 @@ class GivenLaw:
         seen: True if the law is about strata of the calibration set only.
         by_place: True if the order of a sample matters: units are set aside by their place, or
             groups are bet on one after another.
-        aside: The only place that matters: the one set aside.
+        aside: The only places that matter: those set aside.
     """
 
     name: str
@@ -263,7 +276,7 @@ class GivenLaw:
     together: bool = False
     seen: bool = False
     by_place: bool = True
-    aside: int | None = None
+    aside: tuple[int, ...] = ()
 
     def judged(self, seed: int) -> Outcome:
         """Enumerate a population."""

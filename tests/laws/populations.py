@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -114,6 +114,27 @@ def draw(
             )
         )
     return Population(tuple(made), (0.0, 1.0) if grid == 255 else None)
+
+
+def draw_groups_in_strata(seed: int, **how: int | tuple[int, int]) -> Population:
+    """Draw a population whose groups lie in one stratum each."""
+    population = draw(seed, **how)  # type: ignore[arg-type]  # as draw takes them
+    units = [replace(u, strata=np.full(len(u), u.strata[0])) for u in population.units]
+    return replace(population, units=tuple(units))
+
+
+def draw_sites(seed: int, *, units: tuple[int, int], rounds: int) -> Population:
+    """Draw sites with a small and a large patient, who differ in difficulty; strata name them."""
+    count = int(np.random.default_rng([17, seed]).integers(units[0], units[1] + 1))
+    few, many = (
+        draw(2 * seed + k, units=(count, count), smallest=low, largest=high, rounds=rounds)
+        for k, (low, high) in enumerate([(1, 2), (4, 6)])
+    )
+    sites = []
+    for small, large in zip(few.units, many.units, strict=True):
+        both = Cases.of((small, large))
+        sites.append(Unit(both.outputs, both.targets, both.group, 1.0))
+    return Population(tuple(sites), few.task_range and many.task_range)
 
 
 def _numbers(

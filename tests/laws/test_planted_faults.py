@@ -9,13 +9,20 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from laws.book import LAWS, groups, scans
-from laws.enumeration import Calibrated, Law, a_random_case, given_its_stratum
+from laws.book import EACH_ROUND, LAWS, groups, scans
+from laws.enumeration import (
+    Calibrated,
+    Law,
+    a_case_of_a_patient,
+    a_random_case,
+    given_its_stratum,
+)
 from laws.populations import Population, Unit
 from laws.trials import bound, given, informed, planned, scan, stopped
 from taskuq.conformal import _bound as threshold
 from taskuq.conformal import _joint as joint
 from taskuq.conformal import _units as units
+from taskuq.policy import _plan as planning
 from taskuq.policy import _stopping as stopping
 
 BOOK = {law.name: law for law in LAWS}
@@ -58,7 +65,7 @@ def ranks_without_the_new_case(monkeypatch):
 def aside_by_share_of_cases(monkeypatch):
     """Set aside the fewest units that hold three tenths of the cases."""
 
-    def largest_first(index, take, rng):
+    def largest_first(index, take, *_):
         sizes = np.bincount(index)
         order = np.argsort(-sizes, kind="stable")
         count = 1 + int(np.searchsorted(np.cumsum(sizes[order]), 0.3 * len(index)))
@@ -75,7 +82,30 @@ def first_round_only(monkeypatch):
     )
 
 
+def classes_pooled(monkeypatch):
+    """Take the quantile of all classes together for each of them."""
+    right = planning.SetCalibrator.quantiles
+    pooled = lambda self, scores: right(replace(self, inside=None), scores)  # noqa: E731 short
+    monkeypatch.setattr(planning.SetCalibrator, "quantiles", pooled)
+
+
+def groups_without_the_class_counted(monkeypatch):
+    """Let groups that lack a class allow for its losses too."""
+    right = planning.search_threshold
+    monkeypatch.setattr(
+        planning, "search_threshold", lambda *asked: right(*asked[:2], asked[2] + 0.5)
+    )
+
+
 PLANTED = [
+    (classes_pooled, "the report at the stop, fixed-width -, in each class"),
+    (classes_pooled, "the report at the stop, fixed-width -, in each stratum"),
+    (classes_pooled, "the intervals of all rounds in each class, by case"),
+    (
+        groups_without_the_class_counted,
+        "the report at the stop, fixed-width, a case of a group that has some of the class, "
+        "by whole-group",
+    ),
     (rank_one_too_low, "a new case, ar"),
     (rank_one_too_low, "a new case in each of 3 strata"),
     (rank_one_too_low, "all of the cases of a new group"),
@@ -112,6 +142,64 @@ def test_equal_case_weights_break_the_guarantee_for_groups():
     law = BOOK["a random case of a new group, ar"]
     assert law.losses is a_random_case
     assert is_broken(replace(law, trial=partial(bound, score="ar")))
+
+
+def test_one_threshold_for_all_classes_breaks_the_guarantee_of_each():
+    law = BOOK["the report at the stop, fixed-width -, in each class"]
+    assert law.losses is given_its_stratum
+    assert is_broken(replace(law, trial=partial(stopped, by="case")))
+
+
+def test_classes_weighted_by_group_break_the_guarantee_given_the_class():
+    law = BOOK["the report at the stop, fixed-width, a case, given its class, by group"]
+    by_group = partial(law.trial, condition_on="group")
+    assert is_broken(replace(law, trial=by_group, populations=20))
+
+
+def hard_small_patients(seed):
+    """Sites with a patient of one case, who is missed unless q is large, and one of five cases."""
+
+    def site(error):
+        targets = np.array([[error], [0.0], [0.0], [0.0], [0.0], [0.0]])
+        return Unit(np.zeros((1, 6, 2, 1)), targets, np.array([0, 1, 1, 1, 1, 1]), 1.0)
+
+    return Population(tuple(map(site, (1.0, 2.0, 3.0, 4.0, 5.0))), None)
+
+
+@pytest.mark.parametrize(
+    "trial",
+    [
+        partial(bound, score="ar", by_site=True),
+        partial(stopped, by="site", policy="adaptive", score="ar", max_width=100.0),
+    ],
+    ids=["bound", "policy"],
+)
+def test_equal_weights_of_cases_break_the_guarantee_for_sites(monkeypatch, trial):
+    def flat(ids):
+        index, sizes = units.group_index(ids["site"])
+        return sizes[index]
+
+    law = Law("hard", 1, hard_small_patients, trial, a_case_of_a_patient, alphas=(0.3,))
+    assert not is_broken(law)
+    monkeypatch.setattr(units, "nested_denominators", flat)
+    monkeypatch.setattr(planning, "nested_denominators", flat)
+    assert is_broken(law)
+
+
+def test_stops_of_each_round_keep_the_guarantee():
+    outcomes = [EACH_ROUND.judged(seed) for seed in range(EACH_ROUND.populations)]
+    assert not any(one.broken for one in outcomes)
+    assert np.mean([one.informed for one in outcomes]) > 0.1
+    assert any(one.used > 0 for one in outcomes)
+
+
+def test_rounds_that_are_not_tested_break_the_guarantee(monkeypatch):
+    passed = lambda early, *_: np.ones(early.shape[1], dtype=bool)  # noqa: E731 short
+    # Thresholds may be as bold as they like: the test alone keeps the guarantee.
+    monkeypatch.setattr(stopping, "ROUND_PARTS", (10.0,))
+    assert not is_broken(EACH_ROUND)
+    monkeypatch.setattr(stopping, "_certified_cases", passed)
+    assert is_broken(EACH_ROUND)
 
 
 def test_single_decisions_break_the_guarantee_for_whole_groups():
@@ -188,7 +276,7 @@ def test_coverage_of_all_scans_is_not_coverage_of_early_stops():
     law = replace(
         BOOK["an early stop by case, given the calibration set"], populations=1, size=5,
         draw=certain_and_wrong, levels=((0.5, 0.3),), trial=given(partial(stopped, by="case")),
-        by_place=False, aside=None,
+        by_place=False, aside=(),
     )  # fmt: skip
     assert is_broken(law)
     assert not is_broken(replace(law, losses=a_random_case))

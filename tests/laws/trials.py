@@ -19,6 +19,7 @@ def bound(
     alpha: float,
     *,
     by_group: bool = False,
+    by_site: bool = False,
     strata: bool = False,
     label: bool = False,
     weights: bool = False,
@@ -28,7 +29,8 @@ def bound(
 
     def trial(cases: Cases) -> Calibrated:
         given = {
-            "group": cases.group if by_group else None,
+            "group": patients(cases) if by_site else cases.group if by_group else None,
+            **({"site": cases.group, "unit": "site"} if by_site else {}),
             "strata": cases.strata if strata else None,
             "label": cases.strata if label else None,
             "weights": cases.weights if weights else None,
@@ -78,18 +80,26 @@ def informed(interval: tq.Interval, population: Population) -> np.ndarray:
     return np.asarray((interval.lower > low) | (interval.upper < high))
 
 
+def patients(cases: Cases) -> np.ndarray:
+    """Return the patient of each case, where units are sites and strata their patients."""
+    return np.asarray(100 * cases.group + cases.strata)
+
+
 def planned(
     population: Population,
     known: Cases,
     alpha: float,
     by: str,
     max_width: float = 0.3,
+    within: str | None = None,
     **options: Any,
 ) -> Any:
-    """Plan a policy on a table of the given cases."""
+    """Plan a policy on a table of the given cases, `within` classes ('label') or 'strata'."""
+    options |= {} if within is None else {within: known.strata}
+    group = {"case": None, "site": patients(known)}.get(by, known.group)
     table = tq.TaskOutputs(
         known.outputs[..., 0], known.targets[:, 0], RATES[: len(known.outputs)],
-        group=None if by == "case" else known.group, task_range=population.task_range,
+        group=group, site=known.group if by == "site" else None, task_range=population.task_range,
     )  # fmt: skip
     return tq.plan(table, alpha=alpha, max_width=max_width, unit=by, **options)
 
@@ -99,14 +109,30 @@ def scan(policy: Any, new: Unit) -> tuple[np.ndarray, np.ndarray]:
 
     A case is missed if the interval at the stop lacks its target, or is wider than was asked.
     """
+    if policy.strata:
+        return scan_in_strata(policy, new)
     missed, scanning = np.zeros(len(new), dtype=bool), np.ones(len(new), dtype=bool)
+    stop_round = np.zeros(len(new), dtype=int)
     for k in range(len(new.outputs)):
         decision = policy.decide(k, new.outputs[: k + 1, ..., 0])
         wide = decision.interval.width > policy.goal.max_width * (1 + 1e-12)
         bad = wide | ~decision.interval.contains(new.targets[:, 0])
         missed |= scanning & decision.stops & bad
+        stop_round[scanning & decision.stops] = k + 1
         scanning &= ~decision.stops
-    return missed, ~scanning
+    # Where each round has its guarantee, the round of the stop counts from 1.
+    return missed, stop_round if policy.guarantee.given == "round" else ~scanning
+
+
+def scan_in_strata(policy: Any, new: Unit) -> tuple[np.ndarray, np.ndarray]:
+    """Scan the cases of each stratum with its own policy; those of no stratum do not stop."""
+    missed, early = np.zeros(len(new), dtype=bool), np.zeros(len(new), dtype=bool)
+    for stratum in np.unique(new.strata):
+        inside = new.strata == stratum
+        if str(stratum) in policy.strata:
+            part = Unit(new.outputs[:, inside], new.targets[inside], new.strata[inside], new.weight)
+            missed[inside], early[inside] = scan(policy.for_stratum(stratum), part)
+    return missed, early
 
 
 def stopped(population: Population, alpha: float, *, by: str, **options: Any) -> Trial:

@@ -24,7 +24,9 @@ def same(a, b):
 
 def test_table_equals_a_plain_loop(tmp_path):
     images = toy.images(5)
-    table = PIPELINE.run(images, store=tmp_path / "t", group=list("aabbc"), **RUN)
+    table = PIPELINE.run(
+        images, store=tmp_path / "t", group=list("aabbc"), site=list("HHHHK"), **RUN
+    )
     executor = Executor(toy.recover, toy.task, seed=3)
     chain = CaseExecutor(toy.measure, executor, toy.ACCELERATIONS, samples=4)
     for i, image in enumerate(images):
@@ -32,6 +34,7 @@ def test_table_equals_a_plain_loop(tmp_path):
         assert np.array_equal(table.outputs[:, i], one.outputs[..., 0].astype(np.float32))
         assert table.targets[i] == one.targets[0]
     assert list(table.group) == list("aabbc")
+    assert list(table.site) == list("HHHHK")
 
 
 def test_order_of_cases_changes_nothing(tmp_path):
@@ -93,6 +96,25 @@ def test_other_cases_are_refused(tmp_path):
     PIPELINE.run(toy.images(3), store=tmp_path / "t", **RUN)
     with refused("resume.mismatch"):
         PIPELINE.run(toy.images(4), store=tmp_path / "t", **RUN)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_run_folder_has_one_writer(tmp_path, overwrite):
+    images, seen = toy.images(3), []
+
+    def recover(measurement, *, samples, seed):
+        if not seen:
+            seen.append(True)
+            with refused("file.exists", str(tmp_path / "t")):
+                PIPELINE.run(images, store=tmp_path / "t", overwrite=overwrite, **RUN)
+        return toy.recover(measurement, samples=samples, seed=seed)
+
+    pipeline = tq.Pipeline(toy.measure, recover, toy.task)
+    table = pipeline.run(images, store=tmp_path / "t", **RUN)
+    assert seen
+    assert same(table, PIPELINE.run(images, **RUN))
+    events = local.RunLog(tmp_path / "t").events()
+    assert [e["cases"] for e in events if e["event"] == "finished"] == [3]
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", ".keys", "part-1.parquet", "part-0-a.parquet/x"])

@@ -9,7 +9,7 @@ import pytest
 import taskuq as tq
 from raising import refused
 from taskuq.conformal._calibrate import tuning_count
-from taskuq.conformal._units import choose_units
+from taskuq.conformal._units import choose_units, table_contents
 from taskuq.policy import _plan as planning
 from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import PolicySpec, parse_policy
@@ -56,10 +56,10 @@ def remember_costs(monkeypatch):
     """Compare policies on the same cases once, not again for each new case."""
     cost, known = planning._cost, {}
 
-    def remembered(plan, table, unit, make):
-        key = repr(plan), table.targets.tobytes()
+    def remembered(plan, setup, make):
+        key = repr(plan), setup.table.targets.tobytes()
         if key not in known:
-            known[key] = cost(plan, table, unit, make)
+            known[key] = cost(plan, setup, make)
         return known[key]
 
     monkeypatch.setattr(planning, "_cost", remembered)
@@ -101,9 +101,9 @@ def test_policy_chosen_on_its_calibration_set_breaks_it(seed):
 def test_choice_by_calibration_cases_is_found(monkeypatch):
     honest = planning._choose_policy
 
-    def peeking(named, asked, table, unit, make, rng):
-        _, held_out, record = honest(named, asked, table, unit, make, rng)
-        rest = table.select(cases=~held_out)
+    def peeking(named, asked, setup, make, rng):
+        _, held_out, record = honest(named, asked, setup, make, rng)
+        rest = setup.select(~held_out)
         specs = [parse_policy(one, asked) for one in named]
         best = max(specs, key=lambda p: make(p, rest).certificate["mean_acceleration"])
         return best, held_out, record
@@ -133,7 +133,8 @@ def test_chosen_policy_stores_its_candidates(unit, tmp_path):
 
 def test_chosen_policy_is_planned_on_the_other_cases():
     made = tq.plan(TABLE, unit="case", choose=NAMES[:1], **ASKED)
-    aside = choose_units(np.arange(TABLE.cases), tuning_count(TABLE.cases, 0.3, 0.1), None)
+    take = tuning_count(TABLE.cases, 0.3, 0.1)
+    aside = choose_units(np.arange(TABLE.cases), take, None, table_contents(TABLE))
     alone = tq.plan(TABLE.select(cases=~aside), unit="case", **ASKED)
     assert made.thresholds == alone.thresholds
     assert made.guarantee == alone.guarantee
@@ -192,9 +193,13 @@ def table(outputs, cases=200, **more):
 
 def planned(outputs, cases=200, *, policy="fixed-width", group=None, **asked):
     more = {} if group is None else {"group": group}
-    return tq.plan(
-        table(outputs, cases, **more), alpha=0.1, max_width=0.5, policy=policy, score="lwr", **asked
-    )
+    asked |= {} if policy == "fixed-width" else {"score": "lwr"}
+    return tq.plan(table(outputs, cases, **more), alpha=0.1, max_width=0.5, policy=policy, **asked)
+
+
+def test_score_that_the_policy_does_not_use_is_refused():
+    with refused("option.unused"):
+        tq.plan(table(SURE), alpha=0.1, max_width=0.5, score="lwr")
 
 
 @pytest.mark.parametrize("unit", ["case", "group", "whole-group"])

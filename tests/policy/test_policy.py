@@ -10,6 +10,7 @@ from raising import refused
 from taskuq._io import write_json
 from taskuq.conformal.scores._paper import AR
 from taskuq.policy._goal import Goal, Goals
+from taskuq.policy._specification import export_policy
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
 TABLE = synthetic_outputs(SyntheticTable(volumes=24, samples=8), seed=3)
@@ -378,3 +379,41 @@ def test_point_estimates_need_no_sample_axis(score):
     assert tq.TaskOutputs(x, z).samples == 1
     exact = tq.evaluate_exact(x, z, alpha=0.1, score=score)
     assert exact.width == tq.evaluate_exact(x[:, None], z, alpha=0.1, score=score).width
+
+
+def test_policy_with_strata_needs_the_stratum_of_a_scan(tmp_path):
+    table = synthetic_outputs(SyntheticTable(volumes=30), seed=0)
+    site = np.where(table.targets > 0.5, "a", "b")
+    policy = tq.plan(table, alpha=0.1, max_width=0.2, unit="case", strata=site)
+    loaded = tq.load_policy(policy.save(tmp_path / "policy.json"))
+    assert loaded.to_dict() == policy.to_dict()
+    assert set(loaded.strata) == {"a", "b"}
+    assert loaded.thresholds == tuple(map(max, *loaded.strata.values()))
+    outputs = table.outputs[:1, :5]
+    for stratum, thresholds in loaded.strata.items():
+        alone = loaded.for_stratum(stratum)
+        assert alone.thresholds == thresholds
+        one, other = alone.decide(0, outputs), loaded.decide(0, outputs, stratum=stratum)
+        assert (one.stops == other.stops).all()
+        assert export_policy(alone)["thresholds"] == list(thresholds)
+    for refusing in (lambda: loaded.decide(0, outputs), lambda: export_policy(loaded)):
+        with refused("option.missing"):
+            refusing()
+    with refused("choice.unknown"):
+        loaded.for_stratum("c")
+    with refused("option.unused"):
+        loaded.for_stratum("a").for_stratum("a")
+
+
+def test_class_with_too_few_units_is_named():
+    table = synthetic_outputs(SyntheticTable(volumes=30), seed=0)
+    label = np.where(np.arange(table.cases) < 5, "rare", "common")
+    policy = tq.plan(table, alpha=0.1, max_width=0.2, unit="case", label=label)
+    assert set(policy.thresholds) == {np.inf}
+    assert "at least 9 calibration cases in each class, got 5 in rare" in policy.guarantee.caveat
+    with refused("option.conflict"):
+        tq.plan(table, alpha=0.1, max_width=0.2, label=label, strata=label)
+    with refused("groups.missing"):
+        tq.plan(table, alpha=0.1, max_width=0.2, label="site")
+    with refused("option.conflict"):
+        tq.plan(table, alpha=0.1, max_width=0.2, unit="whole-group", strata=np.arange(table.cases))

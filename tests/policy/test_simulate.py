@@ -11,6 +11,7 @@ import taskuq as tq
 from raising import refused
 from taskuq.conformal import _splits as splits
 from taskuq.conformal._family import LinearFamily, Link, NestedIntervalScore
+from taskuq.conformal._units import nested_denominators, nested_ids
 from taskuq.conformal.scores._mlwr import MLWR
 from taskuq.policy import _simulate as simulation
 from taskuq.policy import _stored_scans as replay
@@ -19,7 +20,7 @@ from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import PolicySpec
 from taskuq.policy._simulate import _jackknife_variance, simulate
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
-from taskuq.table._table import TaskOutputs
+from taskuq.table._table import TaskOutputs, replace_arrays
 
 TABLE = synthetic_outputs(SyntheticTable(volumes=20, samples=4), seed=1)
 TWO, AT_LEAST = Goal(max_width=0.2), Goal(level=0.05, side="lower")
@@ -298,9 +299,10 @@ def gap(monkeypatch, steps, name, is_compiled, trials=6):
             table.select(cases=~test), alpha=0.3, max_width=0.3, policy=kind, unit="case", **options
         )
         costs, hits = scanned(policy, table.select(cases=test))
-        cost.append(1 / costs.mean())
+        cost.append(costs.mean())
         covered.append(hits.mean())
-    return max(abs(found.coverage - np.mean(covered)), abs(found.mean_acceleration - np.mean(cost)))
+    R = 1 / np.mean(cost)
+    return max(abs(found.coverage - np.mean(covered)), abs(found.mean_acceleration - R))
 
 
 @pytest.mark.parametrize("name", SCORED)
@@ -346,12 +348,12 @@ def test_coverage_and_means_of_groups(monkeypatch, unit, cases, is_compiled):
             every_cost += list(cost)
         kept.append(np.mean([s if cases == "random" else s >= LEAST[cases] for s in shares]))
         by_case.append(np.mean([float(s) for s in shares]))
-        alike.append(1 / np.mean(costs))
-        plain.append(1 / np.mean(every_cost))
+        alike.append(np.mean(costs))
+        plain += every_cost
     assert found.coverage == pytest.approx(float(np.mean(kept)))
     assert found.case_coverage == pytest.approx(np.mean(by_case))
-    assert found.mean_acceleration == pytest.approx(np.mean(alike))
-    assert found.case_mean_acceleration == pytest.approx(np.mean(plain))
+    assert found.mean_acceleration == pytest.approx(1 / np.mean(alike))
+    assert found.case_mean_acceleration == pytest.approx(1 / np.mean(plain))
     assert (found.coverage == found.case_coverage) == (cases == "random")
 
 
@@ -479,3 +481,44 @@ def test_jackknife_without_recalibration_is_found(monkeypatch):
     of_R, of_coverage = ratios(monkeypatch, "adaptive", by_group(20), "group", tables=40)
     assert of_R < 0.8
     assert of_coverage > 1.25
+
+
+@pytest.mark.parametrize(
+    ("unit", "within"), [*product(["case", "group"], [None, "label", "strata"]), ("site", None)]
+)
+def test_classes_and_sites_are_those_of_planning_and_scanning(monkeypatch, unit, within):
+    label, site = np.where(UNEQUAL.targets > 0.5, "high", "low"), GROUP % 9
+    table = replace_arrays(UNEQUAL, label=label, site=site)
+    options = {} if within is None else {within: "label"}
+    asked = {"alpha": 0.3, "max_width": 0.25, "unit": unit, **options}
+    folds = []
+
+    def watching(original):
+        def watch(scans, splitting, *rest):
+            folds.extend(splitting.case_folds(np.arange(splitting.trials)) == 1)
+            return original(scans, splitting, *rest)
+
+        return watch
+
+    for name in ("simulate_splits", "simulate_each_split"):
+        monkeypatch.setattr(simulation, name, watching(getattr(simulation, name)))
+    (found,) = simulate(table, ["adaptive:lwr"], splits=3, **asked)
+    weight = {"case": np.ones(len(GROUP)), "group": 1 / np.bincount(GROUP)[GROUP],
+              "site": 1 / nested_denominators(nested_ids(site, GROUP))}[unit]  # fmt: skip
+    rows = []
+    for test in folds:
+        policy = tq.plan(table.select(cases=~test), policy="adaptive", score="lwr", **asked)
+        for case in np.flatnonzero(test):
+            own = policy.for_stratum(label[case]) if policy.strata else policy
+            cost, hit = scanned(own, table.select(cases=[case]))
+            rows.append((label[case], site[case], weight[case], cost[0], hit[0]))
+    kinds = {"class": (0, found.class_coverage), "site": (1, found.site_coverage)}
+    for kind, (column, parts) in kinds.items():
+        for part in parts:
+            inside = [row for row in rows if str(row[column]) == part[kind]]
+            if not inside:
+                assert np.isnan(part["coverage"])
+                continue
+            w, cost, hit = (np.array([row[k] for row in inside], float) for k in (2, 3, 4))
+            assert part["coverage"] == pytest.approx(np.average(hit, weights=w))
+            assert part["mean_acceleration"] == pytest.approx(1 / np.average(cost, weights=w))

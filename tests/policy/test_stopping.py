@@ -18,6 +18,7 @@ from taskuq.conformal._units import (
     CaseUnit,
     RandomCaseUnit,
     choose_units,
+    table_contents,
     unit_index,
 )
 from taskuq.conformal.scores._mlwr import MLWR, SpreadPrior
@@ -395,7 +396,7 @@ def unlucky(law, units, alpha, delta, found=last_certified):
     every = combinations_with_replacement if by_count else lambda t, r: product(t, repeat=r)
     for drawn in every(range(law.types), units):
         seen, index = law.seen(list(drawn))
-        (threshold,) = found(seen, SetCalibrator(guarantee, law.unit, index), RUNGS)
+        (threshold,) = found(seen, [SetCalibrator(guarantee, law.unit, index)], RUNGS)
         if law.is_broken(threshold, alpha):
             counts = [drawn.count(t) for t in range(law.types)]
             orders = math.factorial(units) // math.prod(map(math.factorial, counts))
@@ -416,8 +417,8 @@ def test_early_stops_of_groups_break_the_guarantee_with_probability_delta(seed):
     assert unlucky(Law(seed, types=3, size=2), 6, ALPHA, DELTA) <= DELTA
 
 
-def boldest_of_all(seen, calibrator, rungs):
-    return min(last_certified(seen, calibrator, np.array([rung])) for rung in rungs)
+def boldest_of_all(seen, calibrators, rungs):
+    return min(last_certified(seen, calibrators, np.array([rung])) for rung in rungs)
 
 
 def always_too_many(weights):
@@ -507,7 +508,7 @@ def test_fold_is_calibrated_as_a_set_of_its_own(unit):
     spec = PolicySpec("fixed-width", 0.1, Goal(max_width=0.2), given="early")
     whom = policy_unit(TABLE, unit, "random")
     index = whom.index(TABLE.cases, TABLE.group)
-    aside = choose_units(index, 6, None)
+    aside = choose_units(index, 6, None, table_contents(TABLE))
     rules, seen = evaluate_rules(spec, TABLE, aside, ~aside)
     guarantee = Guarantee(0.1, whom.counted, seen.cases, delta=0.1, given="early")
     kept = unit_index(seen.cases, index[~aside])
@@ -517,11 +518,11 @@ def test_fold_is_calibrated_as_a_set_of_its_own(unit):
     rungs = threshold_grid(
         evaluate_tuning_cases(rules, TABLE, aside, index), SetCalibrator(guarantee, whom, kept)
     )
-    (found,) = last_certified(seen, _SplitCalibrator(guarantee, whom, kept, splitting), rungs)
+    (found,) = last_certified(seen, [_SplitCalibrator(guarantee, whom, kept, splitting)], rungs)
     for t, fold in enumerate(splitting.folds(np.arange(6))):
         inside = fold[kept] == 0
         part = StoppingStatistics(
             *(a[:, inside] for a in (seen.lowest, seen.largest, seen.score)), ()
         )
         alone = SetCalibrator(guarantee, whom, unit_index(part.cases, kept[inside]))
-        assert last_certified(part, alone, rungs) == found[t] < np.inf
+        assert last_certified(part, [alone], rungs) == found[t] < np.inf

@@ -12,7 +12,6 @@ from taskuq._seeds import mix_seeds
 from taskuq.data._arrays import ArrayDataset
 from taskuq.data._dataset import Subset
 from taskuq.data._readers import simulate_coil_dataset
-from taskuq.measure._coils import to_channels, to_complex
 from taskuq.measure._fourier import data_consistency, data_consistency_1d, project_measured
 from taskuq.measure._mri import MultiCoilMRI
 from taskuq.recover._cases import MaskedDataset
@@ -26,13 +25,12 @@ from taskuq.recover._estimate import (
 from taskuq.recover._methods import open_recovery
 from taskuq.recover._varnet import VarNet, VarNetConfig
 from taskuq.recover.flow import _sample as around
-from taskuq.recover.flow._fused import fuse_flow
 from taskuq.recover.flow._model import ConditionalFlow, FlowConfig
 from taskuq.recover.flow._sample import (
     FlowSampler,
     ResidualFlowSampler,
     _FlowGraph,
-    _split_latents,
+    split_latents,
     temperature_at,
 )
 from taskuq.training._determinism import seeded
@@ -46,21 +44,19 @@ def measurement(draw):
     return project_measured(x, mask), mask
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-4)])
 @pytest.mark.parametrize("side", [16, 20, 26])  # also odd sides inside the U-Net and the flow
-def test_fused_flow_equals_the_flow(small_flow, randomise, draw, dtype, tolerance, side):
+def test_samples_of_a_case_share_its_condition(small_flow, randomise, draw, side):
     if side == 26:
         one_layer = ConditionalFlow(replace(small_flow.config, layers=1))
         small_flow = randomise(one_layer).eval()
-    flow, samples = small_flow.to(dtype), 3
-    y = draw(2, 4, side, side, dtype=dtype)
-    z = [draw(2 * samples, *shape, dtype=dtype) for shape in flow.latent_shapes(side, side)]
+    flow, samples = small_flow.double(), 3
+    y = draw(2, 4, side, side)
+    x = draw(2 * samples, 4, side, side)
     with torch.no_grad():
-        conditions = [c.repeat_interleave(samples, 0) for c in flow.condition(y)]
-        plain = to_complex(flow.inverse(z, conditions))
-        folded = fuse_flow(flow, device="cpu", dtype=dtype)
-        quick = folded.inverse([latent.movedim(1, -1) for latent in z], folded.encode(y))
-    assert (quick - plain).abs().max() < tolerance * plain.abs().max()
+        conditions = flow.condition(y.repeat_interleave(samples, 0))
+        latents, _ = flow(x, conditions)
+        found = flow.inverse(latents, flow.encode(y))
+    assert (found - x).abs().max() < 1e-11 * x.abs().max()
 
 
 def test_data_consistency_1d(measurement, draw):
@@ -99,9 +95,9 @@ def _largest(flow, y, mask, seed):
     recording = _FlowGraph(FlowSampler(flow), 1, 20, *y.shape[-2:])
     recording.encode(y[case : case + 1], torch.ones(1), mask[case : case + 1])
     recording.decode([mix_seeds(seed, j, 0) for j in range(20)], 1.0)
-    latents = _split_latents(recording.latents, recording.shapes)
-    x = recording.sampler.fused.inverse(latents, recording.condition)
-    return to_channels(x).abs().flatten(1).amax(1).detach()
+    latents = split_latents(recording.latents, recording.shapes)
+    x = recording.sampler.flow.inverse(latents, recording.condition)
+    return x.abs().flatten(1).amax(1).detach()
 
 
 def test_flow_of_nan_is_refused(small_flow, measurement):

@@ -1,4 +1,4 @@
-"""What only a GPU can show: the fused kernels mean what their twins in plain torch mean."""
+"""What only a GPU can show: compiled regions, CUDA graphs, and steps that never wait."""
 
 from functools import partial
 
@@ -7,16 +7,14 @@ import torch
 
 from taskuq.measure._fourier import _central_window, project_measured
 from taskuq.measure._mri import MRIMeasurement
-from taskuq.recover import _triton as compiled
 from taskuq.recover import build
 from taskuq.recover._cases import CoilAugmentation, ScanRandomisation
-from taskuq.recover._compiled import _normalise_leaky, _pool, accelerate
+from taskuq.recover._compiled import CudaGraph, accelerate, inference_varnet
 from taskuq.recover._estimate import CrossFitEstimates
 from taskuq.recover._varnet import VarNetConfig
 from taskuq.recover._varnet_training import _varnet_recipe
-from taskuq.recover.flow import _fused as rows
-from taskuq.recover.flow._fused import _FusedAffine, _FusedAttention, _FusedCouplingNet
-from taskuq.recover.flow._model import FlowConfig
+from taskuq.recover.flow._model import ConditionalFlow, FlowConfig, _affine_in_parts
+from taskuq.recover.flow._sample import FlowSampler
 from taskuq.recover.flow._train import _residual_flow_recipe
 from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
 from taskuq.recover.sampler._sample import SamplerRecovery, _sample_images, counter_normal
@@ -31,19 +29,7 @@ from taskuq.task._backbone import BackboneConfig
 from taskuq.task._classifier import Classifier, ClassifierConfig
 from taskuq.training._determinism import seeded
 
-pytestmark = pytest.mark.skipif(
-    not (torch.cuda.is_available() and compiled.is_available()), reason="needs a GPU with Triton"
-)
-
-
-@pytest.fixture
-def plain(monkeypatch):
-    def run(function, *arguments):
-        with monkeypatch.context() as patch:
-            patch.setattr(compiled, "is_available", lambda: False)
-            return function(*arguments)
-
-    return run
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def random(*shape, dtype=torch.float32):
@@ -55,39 +41,41 @@ def distance(found, expected):
     return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
-@pytest.mark.parametrize("pixels", [25, 400])
 @pytest.mark.parametrize("channels", [64, 128])
-def test_between_is_its_twin(plain, channels, pixels):
+def test_affine_map_in_bfloat16_parts_is_exact_enough(channels):
+    rows, bias = random(3000, channels), 3 * random(channels)
     matrix = torch.linalg.qr(random(channels, channels))[0]
-    fold = _FusedAffine.split(random(channels), matrix, random(channels, 1)[:, 0])
-    attend = _FusedAttention(0.1 * random(channels), random(channels).exp(), random(1)[0])
-    for parts in ((fold, attend), (fold, None), (None, attend)):
-        x, raw = random(3, pixels, channels), random(3, pixels, channels) if parts[0] else None
-        expected, kept = plain(rows._fused_step, x.clone(), raw, *parts, torch.float32)
-        found, fused_kept = rows._fused_step(x.clone(), raw, *parts, torch.float32)
-        assert distance(found, expected) < 3e-5
-        assert kept is None or distance(fused_kept, kept) < 3e-5
+    exact = torch.addmm(bias.double(), rows.double(), matrix.double())
+    assert distance(_affine_in_parts(rows.chunk(2, dim=1), matrix, bias), exact) < 3e-5
 
 
-@pytest.mark.parametrize("channels", [48, 192, 256])
-def test_leaky_is_its_twin(plain, channels):
-    for add, samples in ((random(channels), 1), (random(2, 30, channels), 3)):
-        y = random(6, 30, channels)
-        expected = plain(rows._leaky, y.clone(), add, 0.01, samples)
-        torch.testing.assert_close(rows._leaky(y.clone(), add, 0.01, samples), expected)
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-3), (torch.float16, 2e-2)])
+def test_compiled_varnet_is_the_varnet(dtype, limit, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    with seeded(0):
+        net = build("varnet", preset="tiny").cuda().eval()
+    mask = _central_window(torch.tensor([6, 9]), 50).cuda()
+    kspace = torch.where(mask[:, None, None], torch.complex(*random(2, 2, 3, 45, 50)), 0)
+    arguments = kspace, mask, torch.tensor([6, 9], device="cuda")
+    quick = CudaGraph(inference_varnet(net, dtype))
+    with torch.no_grad():
+        expected = net(*arguments)
+        assert distance(quick(*arguments), expected) < limit
+        assert distance(quick(*arguments), expected) < limit  # replayed
 
 
-@pytest.mark.parametrize("shape", [(1, 25600, 96), (3, 77, 18), (2, 400, 1024), (16, 6400, 40)])
-def test_normalise_is_its_twin(plain, shape):
-    x = 2 + random(*shape)
-    expected = plain(_normalise_leaky, x.clone(), 0.2)
-    torch.testing.assert_close(_normalise_leaky(x.clone(), 0.2), expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(("height", "width"), [(6, 10), (7, 9)])
-def test_pool_is_its_twin(plain, height, width):
-    part = random(2, height * width, 48)[..., 24:]
-    torch.testing.assert_close(_pool(part, height, width), plain(_pool, part, height, width))
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-3), (torch.bfloat16, 5e-2)])
+def test_compiled_flow_is_the_flow(dtype, limit, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    with seeded(0):
+        flow = ConditionalFlow(FlowConfig(coils=4, unet_width=8, unet_pools=2, steps_per_layer=4,
+                                          condition_channels=8, max_value=1e9))  # fmt: skip
+    quick, shapes = FlowSampler(flow, device="cuda", dtype=dtype).flow, flow.latent_shapes(32, 48)
+    latents, inputs = [random(3, *shape) for shape in shapes], random(1, 8, 32, 48)
+    with torch.no_grad():
+        found = quick.inverse(latents, quick.encode(inputs)).cpu()
+        expected = flow.eval().inverse([z.cpu() for z in latents], flow.encode(inputs.cpu()))
+    assert distance(found, expected) < limit
 
 
 def test_normal_numbers_are_those_of_a_cpu():
@@ -112,17 +100,6 @@ def test_replayed_samples_are_drawn_samples():
             assert distance(found, expected[cases]) < 1e-2
     half = SamplerRecovery(net, estimating).batch(scans, samples=5, seeds=[1, 2, 3])
     assert distance(half, expected) < 5e-2
-
-
-@pytest.mark.parametrize(("half", "hidden"), [(32, 192), (64, 256)])
-def test_pixelwise_is_its_twin(plain, half, hidden):
-    shapes = (half, hidden), (hidden, hidden), (hidden,), (hidden, 2 * half)
-    net = _FusedCouplingNet(*(0.1 * random(*shape) for shape in shapes))
-    x, share = random(6, 77, half), random(2, 77, hidden)
-    expected = plain(rows._pixelwise, x, share, net, 0.01, 3)
-    rounded = _FusedCouplingNet(*(w.bfloat16() if w.ndim == 2 else w for w in net))
-    found = rows._pixelwise(x.bfloat16(), share.bfloat16(), rounded, 0.01, 3)
-    assert distance(found, expected) < 1e-2
 
 
 @pytest.mark.parametrize(

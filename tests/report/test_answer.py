@@ -8,11 +8,14 @@ import run_folder
 from run_folder import GOAL, PolicySpec, write_simulation
 
 import taskuq as tq
+from taskuq._io import write_json
+from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
 from taskuq.report._answer import answer_of
 from taskuq.report._contents import build_contents
-from taskuq.report._records import experiment_record, read_folder
+from taskuq.report._records import NOT_SUPPORTED, experiment_record, read_folder
 from taskuq.report._report import answer_lines
-from taskuq.table._table import TaskOutputs
+from taskuq.report.figures._imaging import task_auroc
+from taskuq.table._table import TaskOutputs, replace_arrays
 
 
 def test_the_numbers_are_the_simulations(run_dir):
@@ -26,6 +29,45 @@ def test_the_numbers_are_the_simulations(run_dir):
     assert coverage.value == f"{100 * mine['coverage']:.1f}\u00a0%"
     assert "at least 90\u00a0%" in coverage.what
     assert width.value == f"{mine['width']:.3g}"
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+def test_a_task_that_detects_nothing_is_named(run_dir, tmp_path, direction):
+    table = TaskOutputs.load(run_dir / "table.npz")
+    label = (direction * table.targets > np.median(direction * table.targets)).astype(int)
+    shutil.copytree(run_dir, tmp_path / "run")
+    replace_arrays(table, label=label).save(tmp_path / "run" / "table.npz")
+    answer = answer_of(build_contents(read_folder(tmp_path / "run")))
+    area = {1: "1.000", -1: "0.000"}[direction]
+    assert dict(answer.about)["Task network"].startswith(f"AUROC {area} ± 0 on")
+    assert ("AUROC 0.00" in answer.sentence) == (direction == -1)
+
+
+def test_error_of_auroc_is_that_of_groups(run_dir):
+    """Copies of a case in its group add no information; as groups of their own they do."""
+    table = TaskOutputs.load(run_dir / "table.npz")
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, 2, table.cases)
+    one = replace_arrays(table, label=label, case=None, group=np.arange(table.cases).astype(str))
+    twice = one.select(cases=np.tile(np.arange(one.cases), 2))
+    area, error = task_auroc(one)
+    assert task_auroc(twice) == pytest.approx((area, error))
+    alone = replace_arrays(twice, group=np.arange(twice.cases).astype(str))
+    assert task_auroc(alone)[1] == pytest.approx(error / 2**0.5, rel=0.05)
+    # The jackknife over cases agrees.
+    left = [
+        task_auroc(one.select(cases=np.delete(np.arange(one.cases), k)))[0]
+        for k in range(one.cases)
+    ]
+    jackknife = np.sqrt((one.cases - 1) * np.var(left))
+    assert error == pytest.approx(jackknife, rel=0.05)
+    assert task_auroc(replace_arrays(one, label=None)) is None
+
+
+def test_an_unfinished_run_is_named_first(run_dir, monkeypatch):
+    contents = build_contents(read_folder(run_dir))
+    monkeypatch.setattr(TaskOutputs, "missing_cases", property(lambda table: ("a", "b")))
+    assert answer_of(contents).sentence.startswith("Unfinished: 2 ")
 
 
 def plans_like(alpha=0.1, width=0.1, **options):
@@ -96,15 +138,47 @@ def test_task_data_and_baseline_are_named(run_dir):
     assert f"baseline {100 / paper['mean_acceleration']:.1f}\u00a0%" in share.what
 
 
-def test_the_worst_class_and_site_have_a_place(run_dir):
+def test_the_worst_class_and_site_are_named_and_marked(run_dir):
     contents = build_contents(read_folder(run_dir))
-    empty = answer_of(contents).worst
+    target = 1 - contents.simulated["alpha"]
     contents.simulated["class_coverage"] = [
-        {"name": "0", "coverage": 0.9}, {"name": "1", "coverage": 0.7}]  # fmt: skip
+        {"class": "0", "coverage": target + 0.05, "standard_error": 0.01},
+        {"class": "1", "coverage": target - 0.21, "standard_error": 0.1},
+    ]
+    contents.simulated["site_coverage"] = [
+        {"site": "north", "coverage": target - 0.19, "standard_error": 0.1},
+        {"site": "south", "coverage": None, "standard_error": None},
+    ]
     contents.folder.run["classes"] = {"1": "lesion"}
+    answer = answer_of(contents)
+    low, within = answer.worst
 
-    assert empty == "worst class –, worst site –"
-    assert answer_of(contents).worst == "worst class 70.0\u00a0% (lesion), worst site –"
+    assert (low.name, low.is_below, within.name, within.is_below) == (
+        "lesion",
+        True,
+        "north",
+        False,
+    )
+    assert "lesion" in answer.sentence
+    assert "north" not in answer.sentence
+    assert answer.verdicts[1].verdict == NOT_SUPPORTED
+    assert [line for line in answer.lines if "lesion" in line and "!" in line]
+
+
+def test_an_evaluation_without_stopping_names_the_worst_part(tmp_path):
+    rng = np.random.default_rng(0)
+    z, label = rng.random(200), np.arange(200) % 10 == 0
+    x = z[:, None] + 0.1 * rng.standard_normal((200, 4)) + label[:, None]
+    table = tq.TaskOutputs(x, z, label=label.astype(int), site=np.arange(200) % 3)
+    record = evaluate_table(table, EvaluationGrid(scores=("ar",), splits=50, alpha=0.2))
+    write_json(tmp_path / "evaluation.json", record.to_dict())
+    contents = build_contents(read_folder(tmp_path))
+    low = answer_of(contents).worst[0]
+    names = {t.name for t in contents.tables}
+
+    assert (low.name, low.is_below) == ("class 1", True)
+    assert {"evaluation-parts", "evaluation-left-out"} <= names
+    assert any("site-left-out" in figure.name for figure in contents.all_figures)
 
 
 def test_without_a_policy_none_of_several_is_taken(run_dir, tmp_path):

@@ -18,12 +18,13 @@ def table():
     rng = np.random.default_rng(0)
     return tq.TaskOutputs(
         rng.random((2, 6, 3)), rng.random(6), (8.0, 4.0),
-        case=["007", "b", "c", "a", "e", "f"], group=list("xxyyzz"), label=[0, 1, 0, 1, 0, 1],
+        case=["007", "b", "c", "a", "e", "f"], group=list("xxyyzz"), site=list("hhhhkk"),
+        label=[0, 1, 0, 1, 0, 1],
     )  # fmt: skip
 
 
 def same(a, b):
-    names = ("outputs", "targets", "accelerations", "case", "group", "label")
+    names = ("outputs", "targets", "accelerations", "case", "group", "site", "label")
     return all(np.array_equal(getattr(a, n), getattr(b, n)) for n in names)
 
 
@@ -35,6 +36,7 @@ def wide(table):
         "acceleration": np.repeat(table.accelerations, n),
         "target": np.tile(table.targets, rounds),
         "group": np.tile(table.group, rounds),
+        "site": np.tile(table.site, rounds),
         "label": np.tile(table.label, rounds),
         **{f"output_{k}": table.outputs[:, :, k].ravel() for k in range(table.samples)},
     }
@@ -89,8 +91,8 @@ def test_command_converts_a_table(table, tmp_path, capsys):
     found = tq.TaskOutputs.load(tmp_path / "native")
     assert capsys.readouterr().out.strip() == str(tmp_path / "native")
     assert found.task_range == (0, 1)
-    # A native table keeps outputs in float32.
-    assert np.array_equal(found.outputs, table.outputs.astype(np.float32))
+    assert same(found, table)
+    assert found.outputs.dtype == np.float64
 
 
 def test_rounds_and_targets_are_optional(tmp_path):

@@ -14,7 +14,7 @@ from taskuq.cli.app import main
 from taskuq.table._table import suggest_range, sum_groups
 
 RNG = np.random.default_rng(3)
-PARTS = ("outputs", "targets", "accelerations", "group", "label", "case")
+PARTS = ("outputs", "targets", "accelerations", "group", "site", "label", "case")
 
 
 def table(rounds=2, cases=6, samples=3, tasks=None, round_targets=False, ids="strings", **extra):
@@ -28,6 +28,7 @@ def table(rounds=2, cases=6, samples=3, tasks=None, round_targets=False, ids="st
         extra |= {
             "case": [f"slice {i}" for i in numbers[::-1]] if text else numbers[::-1] + 7,
             "group": [f"knee {i // 2}" for i in numbers] if text else numbers // 2,
+            "site": [f"hospital {i // 4}" for i in numbers] if text else numbers // 4,
             "label": ["tear", "none"] * (cases // 2) if text else numbers % 2,
         }
     return tq.TaskOutputs(
@@ -97,7 +98,7 @@ def test_folder_is_plain_parquet(tmp_path):
     folder = before.save(tmp_path / "folder")
     rows = pq.read_table(sorted(folder.glob("*.parquet"))[0]).to_pydict()
     assert set(rows) == {
-        "case", "group", "label", "acceleration",
+        "case", "group", "site", "label", "acceleration",
         "target_tear 0", "outputs_tear 0", "target_tear 1", "outputs_tear 1",
     }  # fmt: skip
     np.testing.assert_array_equal(rows["outputs_tear 1"], before.outputs[0, :, :, 1])
@@ -261,6 +262,7 @@ def test_rows_without_a_column_are_refused(change, code):
         (lambda: tq.TaskOutputs(np.ones((3, 9, 1)), np.ones(9)), "rounds.invalid"),
         (lambda: tq.calibrate(TABLE, **ASKED, task=1), "choice.unknown"),
         (lambda: tq.plan(TABLE, alpha=0.2), "option.missing"),
+        (lambda: tq.TaskOutputs(np.ones(3), group=[1, 1, 2], site=[1, 2, 2]), "table.duplicate"),
     ],
 )
 def test_incomplete_calls_are_refused(ask, code):

@@ -15,7 +15,7 @@ from taskuq.errors import InputError
 
 if TYPE_CHECKING:
     from taskuq.conformal._bound import Bound
-    from taskuq.conformal._exact import EvaluationRecord
+    from taskuq.conformal._exact import Evaluation, EvaluationRecord
     from taskuq.conformal._joint import JointBound
     from taskuq.interval import FloatArray, Interval
     from taskuq.table._table import TaskOutputs
@@ -32,7 +32,7 @@ def calibrate(
     score: str = app.SCORE,
     alpha: float = 0.05,
     acceleration: str | None = None,
-    unit: Literal["case", "group"] | None = None,
+    unit: Literal["case", "group", "site"] | None = None,
     cases: str = "random",
     delta: float | None = None,
     side: Literal["two", "upper", "lower", "each"] = "two",
@@ -51,11 +51,14 @@ def calibrate(
     if not loaded.has_targets:
         raise InputError(f"{table} has no targets f(x) of true images", code="targets.missing")
     k, R = _round(loaded, acceleration)
-    group = as_unit(unit, has_groups=loaded.group is not None).groups(loaded.group)
+    has_groups, has_sites = loaded.group is not None, loaded.site is not None
+    group = as_unit(unit, has_groups=has_groups, has_sites=has_sites).groups(loaded.group)
     bound: Bound | JointBound
     if joint is not None:
         if loaded.outputs.ndim != 4:
             raise InputError("--joint needs a table of several tasks", code="option.unused")
+        if unit == "site":
+            raise InputError("--joint excludes --unit site", code="option.conflict")
         if side == "each":
             raise InputError("--joint excludes --side each", code="option.conflict")
         bound = calibrate_joint(
@@ -71,8 +74,8 @@ def calibrate(
             raise InputError("--by-label needs a table with labels", code="groups.missing")
         bound = calibrate_arrays(
             loaded.rounds_up_to(k), loaded.targets_at(k), alpha=alpha, score=score, group=group,
-            unit=unit, cases=app.parse_number_or_name(cases), delta=delta, side=side,
-            task_range=loaded.task_range, label=loaded.label if by_label else None,
+            site=loaded.site, unit=unit, cases=app.parse_number_or_name(cases), delta=delta,
+            side=side, task_range=loaded.task_range, label=loaded.label if by_label else None,
             condition_on=within, acceleration=R,
         )  # fmt: skip
     app.print_table_notes(loaded)
@@ -260,6 +263,8 @@ def evaluate(
     )  # fmt: skip
     record = evaluate_table(loaded, grid)
     app.print_table_notes(loaded)
+    for name, reason in record.inputs.get("left_out", {}).items():
+        app.print_message(f"{name} is left out: {reason}")
     _print(record, to_stderr=json == "-")
     app.print_json(record.to_dict(), json)
     if figures is not None:
@@ -280,10 +285,11 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
     by_one = first.width_single_quantile is not None
     differs = any(not math.isclose(r.coverage.mean, r.case_coverage.mean) for r in record.results)
     named = any(r.round_name for r in record.results)
+    kinds = [k for k in ("class", "site") if any(r.worst(k) for r in record.results)]
     columns = [
         *(["task"] if several else []), "round" if named else "R", "score", "samples", "coverage",
         "sd", *(["case coverage"] if differs else []), "width", "sd", "centre error", "infinite",
-        *(["by one"] if by_one else []),
+        *(["by one"] if by_one else []), *(f"worst {kind}" for kind in kinds),
     ]  # fmt: skip
     number = partial(app.format_number, digits=5)
     rows: list[Sequence[str]] = [
@@ -298,6 +304,7 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
             *map(number, (r.width.mean, r.width.sd, r.center_error.mean)),
             f"{r.infinite:.3g}",
             *([_ratio(r.width.mean, one.mean)] if (one := r.width_single_quantile) else []),
+            *(_worst(r, kind) for kind in kinds),
         ]
         for r in record.results
     ]
@@ -306,6 +313,9 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
         app.print_message(
             f"Coverage is for {first.coverage_unit}; the other means are for {first.mean_unit}."
         )
+    if kinds:
+        app.print_message(app.MARKED.format(1 - first.alpha))
+    _print_left_out(record, to_stderr=to_stderr)
     if by_one:
         app.print_message(
             "'by one' is the width relative to one quantile for both ends, on the same splits. "
@@ -316,6 +326,32 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
         app.print_message(
             f"Coverage and its exact law: smallest goodness-of-fit {worst}. {fits[0].reading}"
         )
+
+
+def _print_left_out(record: EvaluationRecord, *, to_stderr: bool) -> None:
+    """Print the coverage of each site after calibration on all others."""
+    number = partial(app.format_number, digits=3)
+    rows = [
+        [
+            f"{r.score}{f', {r.task}' if r.task else ''}", r.round_label or "-", part.name,
+            f"{part.cases:g}", number(part.coverage), number(part.standard_error),
+            number(part.width), "!" if r._is_below(part) else "",
+        ]
+        for r in record.results
+        for part in r.site_left_out
+    ]  # fmt: skip
+    if rows:
+        columns = ["score", "round", "site", "cases", "coverage", "±", "width", ""]
+        title = "each site after calibration on all others, measured; ± is one standard error"
+        app.show_table(title, columns, rows, to_stderr=to_stderr)
+
+
+def _worst(result: Evaluation, kind: str) -> str:
+    part = result.worst(kind)
+    if part is None:
+        return "-"
+    low = result._is_below(part)
+    return app.mark_coverage(part.name, part.coverage, low)
 
 
 def _ratio(width: float, by_one: float) -> str:

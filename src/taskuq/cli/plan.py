@@ -29,10 +29,13 @@ class _Goal:
     max_width: str | None = None
     at_least: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
     at_most: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
-    unit: Literal["case", "group", "whole-group"] | None = None
+    unit: Literal["case", "group", "whole-group", "site"] | None = None
     cases: str = "random"
     delta: float | None = None
-    given: Literal["early"] | None = None
+    given: Literal["early", "round"] | None = None
+    by_label: bool = False
+    strata: Literal["label", "group", "site"] | None = None
+    within: Literal["case", "group"] | None = None
     side: Literal["two", "upper", "lower"] | None = None
 
     @property
@@ -41,6 +44,18 @@ class _Goal:
         return {
             name: app.parse_per_task(getattr(self, name), name.replace("_", "-"))
             for name in ("max_width", "at_least", "at_most")
+        }
+
+    @property
+    def guarantee(self) -> dict[str, Any]:
+        """Unit and conditions of the guarantee."""
+        return {
+            "unit": self.unit,
+            "cases": app.parse_number_or_name(self.cases),
+            "delta": self.delta,
+            "label": "label" if self.by_label else None,
+            "strata": self.strata,
+            "condition_on": self.within,
         }
 
 
@@ -53,7 +68,7 @@ def plan(
     /,
     *,
     policy: str = "fixed-width",
-    score: str = app.SCORE,
+    score: str | None = None,
     statistic: Literal["spread", "learned"] = "spread",
     budget: float = 1.0,
     choose: str | None = None,
@@ -70,7 +85,7 @@ def plan(
         loaded if samples is None else loaded.select(samples=samples),
         policy=policy, score=score, statistic=statistic, budget=budget,
         choose=None if choose is None else app.parse_list(choose),
-        **{**vars(goal), **goal.levels, "cases": app.parse_number_or_name(goal.cases)},
+        alpha=goal.alpha, given=goal.given, side=goal.side, **goal.levels, **goal.guarantee,
     )  # fmt: skip
     app.print_table_notes(loaded)
     app.print_message(str(made))
@@ -78,11 +93,17 @@ def plan(
         app.print_message(f"{name}: mean acceleration {R:.2f} on the cases of the comparison")
     if made.certificate:
         app.print_message(_acceleration(made.certificate))
+        for kind in ("class", "site"):
+            for part in made.certificate.get(f"by_{kind}", ()):
+                app.print_message(
+                    f"{kind} {part[kind]}: mean acceleration {part['mean_acceleration']:.2f} of "
+                    f"{part['cases']} calibration cases"
+                )
     if (without := made.certificate.get("mean_acceleration_without_given")) is not None:
         cost = 1 - made.certificate["mean_acceleration"] / without
         app.print_message(
-            f"Without --given early the mean acceleration would be {without:.2f}; the stronger "
-            f"guarantee costs {100 * cost:.3g} %."
+            f"Without --given {goal.given} the mean acceleration would be {without:.2f}; the "
+            f"stronger guarantee costs {100 * cost:.3g} %."
         )
     app.print_result(str(made.save(output)))
 
@@ -92,11 +113,14 @@ def _acceleration(certificate: Mapping[str, Any]) -> str:
     mean, of_cases = (f"{certificate[key]:.2f}" for key in (name, f"{name}_of_cases"))
     plain = "" if mean == of_cases else f" ({of_cases} with equal weight for every case)"
     sentence = f"Mean acceleration for {whom}: {mean} on the calibration set{plain}"
-    if "certified" in certificate:
+    certified = certificate.get("certified", math.nan)
+    if certified >= 1.005:
         sentence += (
-            f"; certified: at least {certificate['certified']:.2f} with probability "
-            f"{1 - certificate['delta']:g} over calibration sets"
+            f"; certified: at least {math.floor(100 * certified) / 100:.2f} with probability "
+            f"{1 - certificate['delta']:g} over independent calibration sets"
         )
+    elif certified >= 1:
+        sentence += "; too few calibration units to certify a mean acceleration above 1"
     return f"{sentence}."
 
 
@@ -132,8 +156,7 @@ def simulate(
         for p in app.parse_ints(samples, "samples") or (loaded.samples,)
         for result in replay(
             loaded.select(samples=p), plans, splits=splits, seed=seed,
-            unit=goal.unit, cases=app.parse_number_or_name(goal.cases), delta=goal.delta,
-            tuning_repeats=tuning_repeats,
+            tuning_repeats=tuning_repeats, **goal.guarantee,
         )
     ]  # fmt: skip
     app.print_table_notes(loaded)
@@ -142,6 +165,7 @@ def simulate(
         app.print_message(CHOOSING)
     inputs = {
         "seed": seed, "cases": goal.cases, "delta": goal.delta, "given": goal.given,
+        "by_label": goal.by_label, "strata": goal.strata, "within": goal.within,
         "tunings": tuning_repeats,
     }  # fmt: skip
     record = simulation_record(loaded, stop, results, inputs)
@@ -189,16 +213,18 @@ def _print(
     means = [(r.mean_acceleration, r.case_mean_acceleration) for _, r in results]
     unequal = any(not math.isclose(*both) for both in means)
     number = app.format_number
+    kinds = [k for k in ("class", "site") if getattr(first, f"{k}_coverage", ())]
     # A mean over tasks, or the widest of them, would mix their units.
     widths = ["width", "centre error"] if table.tasks == 1 else []
     columns = [
         "policy", "score", "p", "guaranteed", "mean R", "±", *(["R by case"] if unequal else []),
-        "coverage", "±", *(["case coverage"] if differs else []), "early", *widths, *rates,
+        "coverage", "±", *(["case coverage"] if differs else []), *(f"worst {k}" for k in kinds),
+        "early", *widths, *rates,
     ]  # fmt: skip
     rows = [
         [
             f"{r.policy}{'' if r.budget == 1 else f' {r.budget:g}'}"
-            f"{' given early' if r.given else ''}",
+            f"{f' given {r.given}' if r.given else ''}",
             r.statistic or r.score,
             str(p),
             "yes" if r.guaranteed else "no",
@@ -208,6 +234,7 @@ def _print(
             f"{r.coverage:.4f}",
             number(r.standard_errors["coverage"], 4),
             *([f"{r.case_coverage:.4f}"] if differs else []),
+            *(_worst(r, kind) for kind in kinds),
             number(r.coverage_early, 4),
             *([number(r.width, 4), number(r.center_error, 4)] if widths else []),
             *(f"{s.fraction:.3f}" for s in r.stops),
@@ -215,12 +242,53 @@ def _print(
         for p, r in results
     ]
     app.show_table(title, columns, rows, to_stderr=to_stderr)
+    _print_parts(results, to_stderr=to_stderr)
     app.print_message(
         f"Coverage is for {first.coverage_of}; mean R and other means are for {first.mean_over}"
         + ("; 'R by case' weights every case equally" if unequal else "")
         + ". ± is the standard error, as a sample of groups (or cases), calibration included."
         + ("" if widths else " Widths by task: taskuq evaluate and taskuq report.")
     )
+    if kinds:
+        app.print_message(app.MARKED.format(1 - first.alpha))
+
+
+def _worst(result: Simulation, kind: str) -> str:
+    """Return the class or site with the lowest coverage, marked if it is too low."""
+    from taskuq.report._records import parts_of
+
+    record = {f"{kind}_coverage": getattr(result, f"{kind}_coverage", ())}
+    known = [part for part in parts_of(record, kind) if part.coverage >= 0]
+    low = min(known, key=lambda part: part.coverage, default=None)
+    return (
+        "-"
+        if low is None
+        else app.mark_coverage(low.name, low.coverage, low.is_below(result.alpha))
+    )
+
+
+def _print_parts(results: list[tuple[int, Simulation]], *, to_stderr: bool) -> None:
+    """Print coverage, mean acceleration and width by class and by site."""
+    number = app.format_number
+    columns = ["policy", "score", "p", "part", "cases", "coverage", "±", "mean R", "width"]
+    rows = [
+        [
+            r.policy, r.statistic or r.score, str(p), f"{kind} {part[kind]}", str(part["cases"]),
+            number(part["coverage"], 4), number(part["standard_error"], 4),
+            number(part["mean_acceleration"], 3), number(part["width"], 4),
+        ]
+        for p, r in results
+        for kind, parts in (("class", r.class_coverage), ("site", r.site_coverage))
+        for part in parts
+    ]  # fmt: skip
+    if rows:
+        within = results[0][1].condition
+        title = (
+            f"By class and site; guaranteed in {within}"
+            if within
+            else "By class and site, measured"
+        )
+        app.show_table(title, columns, rows, to_stderr=to_stderr)
 
 
 @app.command("export-policy")
@@ -229,6 +297,7 @@ def export_policy(
     /,
     *,
     output: app.Output = Path("decide.json"),
+    stratum: str | None = None,
     vectors: Path | None = None,
     cases: int = 20,
     seed: app.Seed = 0,
@@ -239,7 +308,7 @@ def export_policy(
 
     if cases < 1:
         raise InputError(f"--cases must be at least 1, got {cases}", code="value.invalid")
-    loaded = load_policy(policy)
+    loaded = load_policy(policy).for_stratum(stratum)
     app.print_result(str(write_json(output, export_policy(loaded))))
     if vectors is not None:
         made = export_test_vectors(loaded, cases=cases, seed=seed)

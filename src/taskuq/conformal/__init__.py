@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from taskuq.conformal._bound import Bound, load_bound
 from taskuq.conformal._calibrate import calibrate
-from taskuq.conformal._diagnose import Diagnosis, diagnose
+from taskuq.conformal._diagnose import Comparison, Diagnosis, compare, diagnose
 from taskuq.conformal._evaluate import PAPER_SIZE_BINS, EvaluationGrid, evaluate, evaluate_table
 from taskuq.conformal._exact import Evaluation, EvaluationRecord, evaluate_exact
 from taskuq.conformal._guarantee import Guarantee
@@ -27,6 +27,7 @@ __all__ = [
     "MLWR",
     "PAPER_SIZE_BINS",
     "Bound",
+    "Comparison",
     "CoverageLaw",
     "Diagnosis",
     "Evaluation",
@@ -40,6 +41,7 @@ __all__ = [
     "calibrate_joint",
     "calibrate_online",
     "calibration_size",
+    "compare",
     "conformal_quantile",
     "coverage_rank",
     "diagnose",

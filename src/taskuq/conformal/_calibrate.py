@@ -44,7 +44,16 @@ from taskuq.conformal._guarantee import (
     quantiles_within,
 )
 from taskuq.conformal._quantiles import exact_alpha
-from taskuq.conformal._units import Level, Unit, UnitName, as_unit, choose_units
+from taskuq.conformal._units import (
+    Level,
+    SiteUnit,
+    Unit,
+    UnitName,
+    as_unit,
+    case_contents,
+    choose_units,
+    nested_ids,
+)
 from taskuq.conformal.scores import resolve_score
 from taskuq.conformal.scores._mlwr import FEWEST_TUNING_CASES
 from taskuq.errors import InputError
@@ -63,6 +72,7 @@ class RoundArrays(NamedTuple):
     acceleration: float | None
     task_names: tuple[str, ...] | None = None
     label: Any = None
+    site: Any = None
     round_name: str | None = None
 
     @property
@@ -107,7 +117,8 @@ def as_round(
         raise InputError(message, code="option.missing")
     R = float(table.accelerations[k])
     ranges = table.task_ranges if joint else table.task_ranges[0]
-    own = as_unit(unit, has_groups=table.group is not None).groups(table.group)
+    has_groups, has_sites = table.group is not None, table.site is not None
+    own = as_unit(unit, has_groups=has_groups, has_sites=has_sites).groups(table.group)
     return RoundArrays(
         outputs=table.outputs[k] if joint else table.rounds_up_to(k),
         targets=table.targets_at(k),
@@ -116,6 +127,7 @@ def as_round(
         acceleration=None if np.isnan(R) else R,
         task_names=table.task_names,
         label=table.label,
+        site=table.site,
         round_name=None if table.round_names is None else table.round_names[k],
     )
 
@@ -175,7 +187,7 @@ def tuning_units(
 
 
 def tuning_count(units: int, fraction: float, alpha: Level) -> int:
-    """Return about a fraction of the units, chosen to make the conformal rank tight."""
+    """Return a number of tuning units near the fraction that wastes no calibration unit."""
     level = exact_alpha(alpha)
     take = math.floor(fraction * units)
     left = units - take
@@ -208,6 +220,7 @@ def calibrate(
     alpha: float,
     score: str | Score = "mlwr",
     group: Any = None,
+    site: Any = None,
     unit: UnitName | None = None,
     cases: float | str = "random",
     delta: float | None = None,
@@ -237,7 +250,9 @@ def calibrate(
         alpha: Error rate in (0, 1).
         score: ar, lwr, cqr, mlwr, learned, another registered name, or a score object.
         group: Group of each case (case,), e.g. its patient.
-        unit: Exchangeable unit, 'case' or 'group'; default: 'group' if groups are given.
+        site: Site of each case (case,), e.g. its hospital, for ``unit='site'``.
+        unit: Exchangeable unit, 'case', 'group' or 'site' (a random case of a random group of a
+            new site); default: 'group' if groups are given.
         cases: With groups, cases of a new group to cover: 'random' (one), 'all' or a fraction.
         delta: Probability, over calibration sets, that coverage given the set falls short.
         label: Class of each case; the guarantee holds within each class, and new cases need no
@@ -257,7 +272,7 @@ def calibrate(
             ``delta`` of a tenth of them.
         acceleration: Round of a table, by acceleration or name; stored with the bound.
         task: Task of a table.
-        seed: Integer or Generator for a random choice of tuning units; default: evenly spaced.
+        seed: Integer or Generator of the random choice of units to hold out, if some are.
 
     Returns:
         The bound; call it with the outputs of new cases.
@@ -282,7 +297,10 @@ def calibrate(
     if n < 2:
         raise InputError(f"calibration needs at least 2 cases, got {n}", code="units.few")
     groups = None if arrays.group is None else as_ids(arrays.group, "group", n)
-    by = as_unit(unit, cases, has_groups=groups is not None)
+    site = arrays.site if site is None else site
+    by = as_unit(unit, cases, has_groups=groups is not None, has_sites=site is not None)
+    if isinstance(by, SiteUnit):
+        groups = nested_ids(as_ids(site, "site", n), groups)
     conditions = {"label": label, "strata": strata, "weights": weights}
     has_condition = label is not None or strata is not None or weights is not None
     condition = _condition(by, n, conditions) if has_condition else None
@@ -290,7 +308,7 @@ def calibrate(
     score_side, ends = parse_side(side)
     guarantee = Guarantee(
         alpha=alpha,
-        unit="group" if by.is_group else "case",
+        unit=by.counted,
         cases=by.cases,
         delta=delta,
         n_cases=n,
@@ -304,6 +322,9 @@ def calibrate(
         chosen = _fit_elsewhere(chosen, tuning, x, z, range_)
     fitted, family, kept = _fit(chosen, x, z, guarantee, groups, range_, seed)
     guarantee, threshold = _calibrate_threshold(family.score(z), kept, guarantee, groups, condition)
+    if range_ is None and guarantee.caveat:
+        infinite = guarantee.caveat.replace(WHOLE_RANGE, "the interval is infinite")
+        guarantee = replace(guarantee, caveat=infinite)
     return Bound(
         score=fitted,
         threshold=threshold,
@@ -338,7 +359,8 @@ def _fit(
         return fitted, BracketedFamily(*(families if ends == 1 else map(each_end, families))), kept
     level = exact_alpha(guarantee.alpha) / ends
     take = tuning_units(score, unit, int(index.max()) + 1, level, guarantee.delta)
-    aside = choose_units(index, take, seed)
+    first = np.moveaxis(outputs[..., :2], -2, 0)
+    aside = choose_units(index, take, seed, case_contents(first, targets))
     by = None if group is None else group[aside]
     tuned = tuned_score(score, outputs[..., aside, :], targets[aside], range_, by)
     # Scoring the cases held out too is cheaper than a copy of all the others.
@@ -406,7 +428,8 @@ def _calibrate_threshold(
         group = None if group is None else group[kept]
         condition = None if condition is None else (condition[0], condition[1][kept])
     if guarantee._unit.is_group and group is not None:
-        guarantee = replace(guarantee, n_groups=len(np.unique(group)))
+        units = guarantee._unit.index(len(group), group)
+        guarantee = replace(guarantee, n_groups=len(np.unique(units)))
     else:
         group = None
     if scores.ndim == 1:

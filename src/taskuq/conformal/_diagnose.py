@@ -1,9 +1,11 @@
-"""Calibration diagnostics of posterior samples: rank histogram, CRPS, spread and bias."""
+"""Calibration of posterior samples; comparison of two tables."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,11 @@ from taskuq._arrays import as_ids, as_outputs_and_targets
 from taskuq._io import to_json_value
 from taskuq.conformal._calibrate import require_own_targets
 from taskuq.conformal._family import mean_and_variance
-from taskuq.conformal._units import unit_index
+from taskuq.conformal._units import UnitName, as_generator, as_unit, unit_index
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
-from taskuq.table._table import TaskOutputs, is_stored
+from taskuq.table._table import TaskOutputs, as_table, is_stored
+from taskuq.table._terminology import count_noun
 
 SCHEMA = "taskuq.diagnose/1"
 # Probability that all bars of calibrated samples lie in the band.
@@ -318,3 +321,176 @@ def _verdict(histogram: tuple[RankBin, ...]) -> str:
     if first == last and first:
         return "under-dispersed" if first > 0 else "over-dispersed"
     return "biased" if first > 0 or last > 0 else "miscalibrated"
+
+
+@dataclass(frozen=True)
+class ComparedStatistic:
+    """One statistic of two tables.
+
+    Args:
+        name: 'mean' or 'spread' of the samples, or 'error' of their mean.
+        round: Name or acceleration of the round.
+        task: Name of the task.
+        first: Mean over the units of the first table.
+        second: Mean over the units of the second.
+        p_value: Exact p-value of this statistic alone.
+        adjusted: Holm's p-value, for all statistics at once.
+    """
+
+    name: str
+    round: str
+    task: str | None
+    first: float
+    second: float
+    p_value: float
+    adjusted: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Test whether the units of two tables are exchangeable.
+
+    Args:
+        results: Statistics of each round and task, the smallest p-value first.
+        unit: Unit, 'case' or 'group'.
+        n_first: Units of the first table.
+        n_second: Units of the second.
+        permutations: Permutations drawn; None if all were enumerated.
+    """
+
+    results: tuple[ComparedStatistic, ...]
+    unit: str
+    n_first: int
+    n_second: int
+    permutations: int | None
+
+    @property
+    def p_value(self) -> float:
+        """P-value of exchangeability: the smallest of Holm's."""
+        return self.results[0].adjusted
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return dict(to_json_value({"schema": "taskuq.compare/1", **asdict(self)}))
+
+    def __repr__(self) -> str:
+        first, second = (count_noun(n, self.unit) for n in (self.n_first, self.n_second))
+        lines = [f"{first} and {second}: p-value {self.p_value:.2g} if they are exchangeable"]
+        for r in self.results:
+            of = ", ".join(filter(None, (r.name, r.task, r.round)))
+            shown = f"{r.first:.4g} and {r.second:.4g}"
+            lines.append(f"  {of}: {shown}, p {r.p_value:.2g}, Holm {r.adjusted:.2g}")
+        return "\n".join(lines)
+
+
+def compare(
+    first: Any,
+    second: Any,
+    *,
+    unit: UnitName | None = None,
+    permutations: int = 9999,
+    seed: int | np.random.Generator = 0,
+) -> Comparison:
+    r"""Test whether the units of two tables are exchangeable, e.g. those of two scanners.
+
+    Under exchangeability every assignment of the :math:`n + m` units to the tables is equally
+    likely. For each round and task, the difference of the tables in the mean rank of a unit is
+    compared with that of other assignments :math:`\pi_1, \dots, \pi_B`:
+
+    .. math:: p = \frac{1 + \#\{b : |d(\pi_b)| \ge |d|\}}{1 + B}
+
+    or with all of them if there are at most :math:`B`. A unit counts by its mean over cases of
+    the samples' mean and spread and, with targets, of the error of the mean. Holm's method
+    corrects for all statistics, so a p-value at most :math:`\alpha` occurs with probability at most
+    :math:`\alpha` in exchangeable tables of any size. A large p-value is no evidence of
+    exchangeability: other differences, and small ones, stay undetected.
+
+    Args:
+        first: A table or its path.
+        second: A table of other units, with the same rounds, tasks and number of samples.
+        unit: Exchangeable unit, 'case' or 'group'; the group if both tables have groups.
+        permutations: Number of random assignments, unless all can be enumerated.
+        seed: Integer or Generator of the random assignments.
+
+    Raises:
+        InputError: If the tables differ in rounds, tasks or samples.
+
+    Example:
+        >>> truth = rng.random(60)
+        >>> outputs = truth[:, None] + 0.1 * rng.standard_normal((60, 8))
+        >>> a, b = TaskOutputs(outputs[:30], truth[:30]), TaskOutputs(outputs[30:] + 1, truth[30:])
+        >>> found = compare(a, b)
+        >>> found.p_value < 0.01, found.results[0].name
+        (True, 'mean')
+    """
+    tables = [as_table(one, {}, "compare") for one in (first, second)]
+    alike = [(t.round_labels, t.task_names, t.samples) for t in tables]
+    if alike[0] != alike[1]:
+        message = "the tables differ in rounds, tasks or samples; select the same with .select"
+        raise InputError(message, code="samples.mismatch")
+    if permutations < 1:
+        message = f"permutations must be at least 1, got {permutations}"
+        raise InputError(message, code="value.invalid")
+    has_groups = all(t.group is not None for t in tables)
+    by = as_unit(unit, has_groups=has_groups)
+    has_error = all(t.has_targets for t in tables)
+    names = _statistic_names(tables[0], has_error)
+    parts = [_unit_statistics(t, by.groups(t.group), has_error) for t in tables]
+    n, m = (part.shape[1] for part in parts)
+    ranks = np.stack([_double_ranks(row) for row in np.concatenate(parts, axis=1)])
+    # Whole numbers: ties are exact.
+    center = ranks.sum(axis=1)
+    observed = np.abs((n + m) * ranks[:, :n].sum(axis=1) - n * center)
+    is_all = math.comb(n + m, n) <= permutations
+    # A random assignment is one more draw of the same law as the given one.
+    count, hits = int(not is_all), np.full(len(ranks), int(not is_all))
+    for chosen in _assignments(n, m, None if is_all else permutations, as_generator(seed)):
+        drawn = np.abs((n + m) * (ranks @ chosen.T.astype(np.int64)) - n * center[:, None])
+        hits += (drawn >= observed[:, None]).sum(axis=1)
+        count += len(chosen)
+    p_values = hits / count
+    adjusted, least = [], 0.0
+    for place, k in enumerate(np.argsort(p_values, kind="stable").tolist()):
+        least = max(least, min(1.0, (len(ranks) - place) * float(p_values[k])))
+        (name, called, task), p = names[k], float(p_values[k])
+        a, b = (float(part[k].mean()) for part in parts)
+        adjusted.append(ComparedStatistic(name, called, task, a, b, p, least))
+    return Comparison(tuple(adjusted), by.counted, n, m, None if is_all else permutations)
+
+
+def _statistic_names(table: TaskOutputs, has_error: bool) -> list[tuple[str, str, str | None]]:
+    found = ["mean", *(["spread"] if table.samples > 1 else []), *(["error"] if has_error else [])]
+    tasks = [None if task == "task" else task for task in table.task_names]
+    return [(n, called, task) for called in table.round_labels for task in tasks for n in found]
+
+
+def _unit_statistics(table: TaskOutputs, group: np.ndarray | None, has_error: bool) -> FloatArray:
+    """Return the statistics as means over the cases of each unit, (statistic, unit)."""
+    index, found = unit_index(table.cases, group), []
+    for k in range(table.rounds):
+        x, z = table.outputs[k].astype(float), table.targets_at(k)
+        x, z = x.reshape(*x.shape[:2], -1), z.reshape(len(z), -1)
+        for t in range(table.tasks):
+            mean, variance = mean_and_variance(x[:, :, t])
+            found += [mean, *([np.sqrt(variance)] if table.samples > 1 else [])]
+            found += [np.abs(mean - z[:, t])] if has_error else []
+    return np.stack([np.bincount(index, of_case) / np.bincount(index) for of_case in found])
+
+
+def _double_ranks(values: FloatArray) -> NDArray[np.int64]:
+    """Return twice the mid-ranks."""
+    ordered = np.sort(values)
+    return np.searchsorted(ordered, values) + np.searchsorted(ordered, values, side="right") + 1
+
+
+def _assignments(
+    n: int, m: int, count: int | None, rng: np.random.Generator
+) -> Iterator[NDArray[np.bool_]]:
+    """Yield blocks of assignments of n of n + m units: all of them, or some at random."""
+    if count is None:
+        every = np.array(list(combinations(range(n + m), n)))
+        yield (every[:, :, None] == np.arange(n + m)).any(axis=1)
+        return
+    first = np.arange(n + m) < n
+    for start in range(0, count, 1000):
+        yield rng.permuted(np.tile(first, (min(1000, count - start), 1)), axis=1)

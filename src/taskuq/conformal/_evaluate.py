@@ -13,7 +13,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from taskuq._arrays import align_cases, ranges_to_json
-from taskuq.conformal._calibrate import as_round, require_own_targets
+from taskuq.conformal._bound import Bound
+from taskuq.conformal._calibrate import (
+    as_round,
+    calibrate,
+    is_self_tuned,
+    require_own_targets,
+)
 from taskuq.conformal._exact import (
     Evaluation,
     EvaluationRecord,
@@ -21,15 +27,18 @@ from taskuq.conformal._exact import (
     StratumCoverage,
     coverage_histogram,
     evaluate_exact_score,
+    part_measures,
     quantile_position,
 )
 from taskuq.conformal._family import BoundSide, parse_side, use_numba
 from taskuq.conformal._guarantee import Guarantee
 from taskuq.conformal._splits import (
+    TABLE_NUMBERS,
     EvaluationInputs,
     Pool,
     SplitResults,
     Splits,
+    center_distance,
     check_cases,
     make_pools,
     rank_for_guarantee,
@@ -37,26 +46,30 @@ from taskuq.conformal._splits import (
     splitmix64,
     sums_at_quantiles,
 )
-from taskuq.conformal._units import Unit, as_generator, make_unit
+from taskuq.conformal._units import as_generator, make_unit
 from taskuq.conformal.scores import resolve_score, score_name
 from taskuq.errors import InputError
-from taskuq.interval import FloatArray, TaskRange
+from taskuq.interval import BoolArray, FloatArray, TaskRange
 from taskuq.protocols import Score
 from taskuq.table._table import TaskOutputs, called_rounds
 
+# With at most so many units a score that learns is fitted again in each split, in so many splits:
+# with more, a fit to all units differs little from those of calibration.
+FEW_UNITS, REFITS = 100, 1000
 PAPER_SIZE_BINS = (0.0, 0.05, 0.1, 0.15, 0.2, math.inf)
 
 
 # Number of test cases of each stratum, their weight and that of the covered ones, (3, trial); a
-# stratum is a pair of 'class' or 'width' and the name of the class or the range.
+# stratum is a pair of 'class', 'site' or 'width' and the name of the class, site or range.
 StratumCounts = dict[tuple[str, str], FloatArray]
 
 
 def _stratum_coverage(
-    parts: Sequence[StratumCounts], kind: str, unit: Unit
+    parts: Sequence[StratumCounts], kind: str, checked: EvaluationInputs, by_case: FloatArray
 ) -> tuple[StratumCoverage, ...]:
-    """Average over the trials in which a stratum is not empty."""
-    found = []
+    """Average over the trials in which a stratum is not empty: empty is missing, not zero."""
+    found, unit = [], checked.unit
+    members = {name: inside for of, name, inside in checked.parts if of == kind}
     for stratum in (stratum for stratum in parts[0] if stratum[0] == kind):
         cases, inside, covered = np.concatenate([part[stratum] for part in parts], axis=1)
         there = cases > 0
@@ -65,23 +78,26 @@ def _stratum_coverage(
             # A mean of the shares of small folds would count groups, not cases of groups, alike.
             each = covered[there] / inside[there]
             coverage = float(covered.sum() / inside.sum() if unit.is_group else each.mean())
-        found.append(StratumCoverage(stratum[1], coverage, float(cases.mean()), int(there.sum())))
+        name, measures = stratum[1], (math.nan, math.nan)
+        if name in members:
+            measures = part_measures(checked, members[name], by_case)[1:]
+        counts = float(cases.mean()), int(there.sum())
+        found.append(StratumCoverage(name, coverage, *counts, *measures))
     return tuple(found)
 
 
 def _count_strata(
     options: _Options, pool: Pool, splitting: Splits, quantile: FloatArray
 ) -> StratumCounts:
-    """Sum the weights of test cases and of covered cases in each class and width range."""
+    """Count and weigh test cases, and covered ones, in each class, site and range of widths."""
     checked, edges = options.checked, options.size_bins
-    labels = None if checked.label is None else checked.label[pool.index]
-    classes = [] if labels is None else list(np.unique(labels))
-    if not classes and not edges:
+    known = [part for part in checked.parts if part[2][pool.index].any()]
+    if not known and not edges:
         return {}
 
     def tables(q: FloatArray) -> FloatArray:
         covered = pool.covered(q)
-        inside = [np.broadcast_to(labels == c, covered.shape) for c in classes]
+        inside = [np.broadcast_to(each[pool.index], covered.shape) for *_, each in known]
         if edges:
             width = pool.intervals(q).width
             inside += [
@@ -94,12 +110,28 @@ def _count_strata(
     unit = checked.unit
     weight = unit.weights(splitting.unit_of_case) if unit.is_group else None
     sums = sums_at_quantiles(splitting, quantile, tables)
-    titles = [("class", str(c)) for c in classes]
+    titles = [(kind, name) for kind, name, _ in known]
     titles += [("width", f"[{low:g}, {high:g})") for low, high in pairwise(edges)]
     last, strata = len(sums), len(titles)
     return {
         title: sums[[i, last - 2 * strata + i, last - strata + i]] for i, title in enumerate(titles)
     }
+
+
+def _sum_by_case(pool: Pool, splitting: Splits, quantile: FloatArray) -> FloatArray:
+    """Count how often each case is tested and covered, and add its widths, (3, case)."""
+    distinct, row = np.unique(quantile, axis=0 if quantile.ndim > 1 else None, return_inverse=True)
+    sums, row = np.zeros((3, len(pool.index))), row.ravel()
+    step = max(1, TABLE_NUMBERS // len(pool.index))
+    for start in range(0, len(distinct), step):
+        some = distinct[start : start + step]
+        covered, width = pool.covered(some), pool.intervals(some).width
+        for t in np.flatnonzero((row >= start) & (row < start + step)).tolist():
+            test = splitting.of_cases(splitting.fold(t)[None])[0].astype(bool)
+            sums[0, test] += 1
+            sums[1, test] += covered[row[t] - start, test]
+            sums[2, test] += width[row[t] - start, test]
+    return sums
 
 
 def _group_coverage(
@@ -138,6 +170,7 @@ def evaluate(
     splits: int = 10_000,
     seed: int | np.random.Generator = 0,
     group: Any = None,
+    site: Any = None,
     label: Any = None,
     unit: str | None = None,
     cases: float | str = "random",
@@ -170,6 +203,7 @@ def evaluate(
         splits: Number of random splits.
         seed: Integer or Generator.
         group: Group of each case.
+        site: Site of each case, for coverage by site.
         label: Class of each case, for class-conditional coverage.
         unit: 'case' or 'group'; default: 'group' if groups are given.
         cases: With groups, the cases of a new group to cover, as in :func:`taskuq.calibrate`.
@@ -193,11 +227,12 @@ def evaluate(
         True
     """
     given = {"outputs": outputs, "targets": targets, "group": group, "label": label}
-    outputs, targets, group, label = align_cases(given).values()
+    outputs, targets, group, label, site = align_cases({**given, "site": site}).values()
     arrays = as_round(outputs, targets, acceleration, task, group, task_range)
     checked = check_cases(
         arrays.outputs, arrays.targets, group=arrays.group, unit=unit, cases=cases,
-        label=arrays.label if label is None else label, task_range=arrays.task_range,
+        label=arrays.label if label is None else label,
+        site=arrays.site if site is None else site, task_range=arrays.task_range,
         calibration_fraction=calibration_fraction,
     )  # fmt: skip
     (result,) = _evaluate_scores(
@@ -249,7 +284,12 @@ def _evaluate_scores(
     parts: list[list[_PoolResults]] = [[] for _ in chosen]
     whole: dict[int, Pool] = {}
     draws = min(tuning_repeats, splits)
+    trials = [splits] * len(chosen)
     for k, one in enumerate(chosen):
+        if is_self_tuned(one, delta) and checked.units <= FEW_UNITS:
+            trials[k] = min(splits, REFITS)
+            parts[k].append(_refitted(options, one, side, trials[k], split_seed))
+            continue
         for draw, pool in enumerate(make_pools(checked, one, alpha, draws, rng, ends)):
             if len(pool.index) == len(checked.targets):
                 whole[k] = pool
@@ -260,8 +300,88 @@ def _evaluate_scores(
     together = _run(options, list(whole.values()), splits, split_seed) if whole else []
     for k, part in zip(whole, together, strict=True):
         parts[k].append(part)
-    names = map(score_name, chosen)
-    return [_summarise(options, *each, splits) for each in zip(names, parts, strict=True)]
+    results = []
+    for one, of_pools, of_score in zip(chosen, parts, trials, strict=True):
+        result = _summarise(options, score_name(one), of_pools, of_score)
+        left_out = tuple(_left_out(checked, one, guarantee, side))
+        results.append(replace(result, site_left_out=left_out))
+    return results
+
+
+def _bound(
+    checked: EvaluationInputs, score: Score, guarantee: Guarantee, side: BoundSide, kept: BoolArray
+) -> Bound:
+    """Return the bound that some cases calibrate."""
+    group = checked.unit.groups(checked.group)
+    return calibrate(
+        checked.outputs[..., kept, :], checked.targets[kept], score=score, side=side,
+        group=None if group is None else group[kept], alpha=guarantee.alpha,
+        delta=guarantee.delta, task_range=checked.task_range, unit=checked.unit.counted,
+        cases=checked.unit.cases,
+    )  # fmt: skip
+
+
+def _refitted(
+    options: _Options, score: Score, side: BoundSide, trials: int, seed: int
+) -> _PoolResults:
+    """Evaluate a score that learns from the calibration set of each split, as calibration does."""
+    checked, edges = options.checked, options.size_bins
+    unit, index, m = checked.unit, checked.unit_of_case, checked.n_test
+    of_case = index if unit.is_group else np.empty(0, np.int64)
+    splitting = Splits(checked.units, m, trials, seed, of_case, options.is_compiled)
+    test = np.stack([splitting.of_cases(splitting.fold(t)[None])[0] > 0 for t in range(trials)])
+    covered, width, error = np.zeros((3, *test.shape))
+    for t, inside in enumerate(test):
+        bound = _bound(checked, score, options.guarantee, side, ~inside)
+        interval, z = bound(checked.outputs[..., inside, :]), checked.targets[inside]
+        covered[t, inside], width[t, inside] = interval.contains(z), interval.width
+        error[t, inside] = center_distance(interval, z, checked.task_range)
+    weight = unit.weights(index)
+    means = [(values * weight).sum(axis=1) / m for values in (covered, width, error)]
+    sizes = np.bincount(index)
+    hits = np.stack([np.bincount(index, row, len(sizes)) for row in covered])
+    tested = np.stack([np.bincount(index, row, len(sizes)) > 0 for row in test])
+    coverage = means[0]
+    if unit.fraction is not None:
+        coverage = ((hits >= unit.enough(sizes)) & tested).sum(axis=1) / m
+    inside_of = {(kind, name): test & each for kind, name, each in checked.parts}
+    for low, high in pairwise(edges):
+        within = (width >= low) & ((width < high) | (high == math.inf))
+        inside_of["width", f"[{low:g}, {high:g})"] = test & within
+    weights = weight if unit.is_group else np.ones(len(index))
+    return _PoolResults(
+        coverage=coverage,
+        case_coverage=means[0],
+        width=means[1],
+        center_error=means[2],
+        is_infinite=np.isinf(means[1]),
+        n_tuning=0,
+        strata={
+            name: np.stack([part.sum(axis=1), part @ weights, (part * covered) @ weights])
+            for name, part in inside_of.items()
+        },
+        by_case=np.stack([test.sum(axis=0), covered.sum(axis=0), width.sum(axis=0)]),
+        whole_groups=((hits == sizes) & tested).sum(axis=1) / m if unit.is_group else None,
+        pmf=None,
+    )
+
+
+def _left_out(
+    checked: EvaluationInputs, score: Score, guarantee: Guarantee, side: BoundSide
+) -> Iterator[StratumCoverage]:
+    """Yield the coverage of each site after calibration on all others."""
+    sites = [(name, inside) for kind, name, inside in checked.parts if kind == "site"]
+    for name, inside in sites if len(sites) > 1 else ():
+        rest, by_case = ~inside, np.zeros((3, len(inside)))
+        try:
+            bound = _bound(checked, score, guarantee, side, rest)
+        except InputError:  # too few other units
+            continue
+        interval = bound(checked.outputs[..., inside, :])
+        covered = interval.contains(checked.targets[inside])
+        by_case[:, inside] = np.stack([np.ones(len(covered)), covered, interval.width])
+        coverage, *measures = part_measures(checked, inside, by_case)
+        yield StratumCoverage(name, coverage, int(inside.sum()), None, *measures)
 
 
 @dataclass(frozen=True)
@@ -275,6 +395,7 @@ class _PoolResults:
     is_infinite: np.ndarray
     n_tuning: int
     strata: StratumCounts
+    by_case: FloatArray
     whole_groups: FloatArray | None
     pmf: FloatArray | None
 
@@ -348,6 +469,9 @@ def _of_pool(
         kept = None if share is None else _group_coverage(pool, splitting, quantile, share)
         coverage = case_coverage if kept is None else kept
     whole = _group_coverage(pool, splitting, quantile, Fraction(1)) if unit.is_group else None
+    by_case = np.zeros((3, len(options.checked.targets)))
+    if options.checked.parts:
+        by_case[:, pool.index] = _sum_by_case(pool, splitting, quantile)
     return _PoolResults(
         coverage=coverage,
         case_coverage=case_coverage,
@@ -356,6 +480,7 @@ def _of_pool(
         is_infinite=kind > 0,
         n_tuning=pool.n_tuning,
         strata=_count_strata(options, pool, splitting, quantile),
+        by_case=by_case,
         whole_groups=whole,
         pmf=None if outcomes is None else _law(options, pool),
     )
@@ -399,6 +524,7 @@ def _summarise(options: _Options, name: str, parts: list[_PoolResults], splits: 
 
     checked, pmf = options.checked, parts[0].pmf
     covered = np.rint(joined("coverage") * checked.n_test).astype(np.int64)
+    rest = checked, np.sum([part.by_case for part in parts], axis=0)
     strata = [part.strata for part in parts]
     return Evaluation(
         score=name,
@@ -414,8 +540,9 @@ def _summarise(options: _Options, name: str, parts: list[_PoolResults], splits: 
         whole_group_coverage=(
             float(joined("whole_groups").mean()) if checked.unit.is_group else None
         ),
-        class_coverage=_stratum_coverage(strata, "class", checked.unit),
-        size_coverage=_stratum_coverage(strata, "width", checked.unit),
+        class_coverage=_stratum_coverage(strata, "class", *rest),
+        site_coverage=_stratum_coverage(strata, "site", *rest),
+        size_coverage=_stratum_coverage(strata, "width", *rest),
         histogram=None if pmf is None else coverage_histogram(covered, pmf),
     )
 
@@ -447,8 +574,12 @@ def evaluate_table(table: TaskOutputs, comparison: EvaluationGrid) -> Evaluation
     """Evaluate every score, acceleration and sample count of a table."""
     require_own_targets(table)
     results: list[Evaluation] = []
+    left_out: dict[str, str] = {}
     for name in table.task_names:
-        results += _task(table.select(task=name) if table.tasks > 1 else table, comparison)
+        one = table.select(task=name) if table.tasks > 1 else table
+        results += _task(one, comparison, left_out)
+    if not results:
+        raise InputError("; ".join(left_out.values()), code="units.few")
     scores = [s if isinstance(s, str) else type(s).__name__ for s in comparison.scores]
     inputs = {
         "table": repr(table),
@@ -458,18 +589,21 @@ def evaluate_table(table: TaskOutputs, comparison: EvaluationGrid) -> Evaluation
         "round_names": called_rounds(table.accelerations, table.round_names),
         "scores": scores,
         "trials": comparison.splits,
+        **({"left_out": left_out} if left_out else {}),
         **{name: getattr(comparison, name) for name in ("alpha", "seed", "side", "cases", "delta")},
     }
     return EvaluationRecord(tuple(results), inputs)
 
 
-def _task(table: TaskOutputs, comparison: EvaluationGrid) -> Iterator[Evaluation]:
+def _task(
+    table: TaskOutputs, comparison: EvaluationGrid, left_out: dict[str, str]
+) -> Iterator[Evaluation]:
     accelerations: Sequence[float] = comparison.accelerations or tuple(table.accelerations)
     for R in accelerations:
         k = 0 if np.isnan(R) else table.round_index(R)
         for p in comparison.samples or (table.samples,):
             smaller = table.select(samples=p)
-            for result in _round(smaller, k, comparison):
+            for result in _round(smaller, k, comparison, left_out):
                 yield replace(
                     result,
                     acceleration=None if np.isnan(R) else float(R),
@@ -478,7 +612,9 @@ def _task(table: TaskOutputs, comparison: EvaluationGrid) -> Iterator[Evaluation
                 )
 
 
-def _round(table: TaskOutputs, k: int, comparison: EvaluationGrid) -> list[Evaluation]:
+def _round(
+    table: TaskOutputs, k: int, comparison: EvaluationGrid, left_out: dict[str, str]
+) -> list[Evaluation]:
     splits, unit = comparison.splits, comparison.unit
     if splits is None:
         unit = unit or "case"
@@ -491,26 +627,37 @@ def _round(table: TaskOutputs, k: int, comparison: EvaluationGrid) -> list[Evalu
         # Where all splits are taken at once, nothing is learnt from groups either.
         group=None if splits is None else table.group,
         label=table.label,
+        site=table.site,
         unit=unit,
         cases=comparison.cases,
         task_range=table.task_range,
     )
-    if splits is None:
-        return [
-            evaluate_exact_score(checked, score, alpha=comparison.alpha, side=comparison.side)
-            for score in comparison.scores
-        ]
+    score_side, ends = parse_side(comparison.side)
 
-    def judged(side: BoundSide, size_bins: tuple[float, ...] | None) -> list[Evaluation]:
+    def judged(
+        score: str | Score, side: BoundSide, size_bins: tuple[float, ...] | None
+    ) -> Evaluation:
+        if splits is None:
+            return evaluate_exact_score(checked, score, alpha=comparison.alpha, side=side)
         # The same splits at every acceleration, so that differences are not those of the splits.
-        return _evaluate_scores(
-            checked, comparison.scores, alpha=comparison.alpha, splits=splits, seed=comparison.seed,
+        (found,) = _evaluate_scores(
+            checked, [score], alpha=comparison.alpha, splits=splits, seed=comparison.seed,
             delta=comparison.delta, side=side, size_bins=size_bins,
         )  # fmt: skip
+        return found
 
-    results = judged(comparison.side, comparison.size_bins)
-    score_side, ends = parse_side(comparison.side)
-    if ends == 1:
-        return results
-    pairs = zip(results, judged(score_side, None), strict=True)
-    return [replace(each, width_single_quantile=one.width) for each, one in pairs]
+    results = []
+    for score in comparison.scores:
+        try:
+            found = judged(score, comparison.side, comparison.size_bins)
+            if ends > 1 and splits is not None:
+                one = judged(score, score_side, None)
+                found = replace(found, width_single_quantile=one.width)
+        except InputError as error:
+            if error.code not in ("units.few", "samples.mismatch"):
+                raise
+            # One score that cannot be computed must not hide the others.
+            left_out[score if isinstance(score, str) else type(score).__name__] = str(error)
+            continue
+        results.append(found)
+    return results

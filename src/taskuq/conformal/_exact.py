@@ -16,7 +16,7 @@ from taskuq.conformal._calibrate import as_round
 from taskuq.conformal._family import BoundSide, parse_side
 from taskuq.conformal._quantiles import coverage_rank
 from taskuq.conformal._splits import EvaluationInputs, Pool, check_cases, make_pools
-from taskuq.conformal._units import as_generator
+from taskuq.conformal._units import as_generator, unit_index
 from taskuq.conformal.scores import resolve_score, score_name
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray, Interval, TaskRange
@@ -180,14 +180,37 @@ def coverage_histogram(covered: NDArray[np.int64], pmf: FloatArray) -> _Coverage
 
 @dataclass(frozen=True)
 class StratumCoverage:
-    """Coverage within a class or a range of widths."""
+    """Coverage within a class, a site or a range of widths.
+
+    Args:
+        name: Class, site or range.
+        coverage: Covered fraction of its test cases.
+        cases: Mean number of its test cases.
+        splits: Splits in which it has test cases; None for all splits, exactly.
+        width: Mean interval width; of classes and sites.
+        standard_error: Of the coverage, over groups, or over cases without groups; NaN if unknown.
+    """
 
     name: str
     coverage: float
     cases: float
-    splits: int
+    splits: int | None
+    width: float = math.nan
+    standard_error: float = math.nan
+
+    def __str__(self) -> str:
+        error = "" if math.isnan(self.standard_error) else f" ± {self.standard_error:.2g}"
+        return f"{self.coverage:.3g}{error} ({self.name})"
 
 
+def is_below(coverage: float, standard_error: float, alpha: float) -> bool:
+    """Return True if a coverage lies below 1 - alpha by more than two standard errors."""
+    if math.isnan(standard_error):  # unknown, or no variation
+        return coverage == 0
+    return coverage + 2 * standard_error < 1 - alpha
+
+
+BELOW = ", below 1 - alpha by more than two standard errors"
 # Names of fields in stored files, where they differ.
 STORED = {
     "splits": "trials",
@@ -222,6 +245,8 @@ class Evaluation:
         infinite: Fraction of splits without a finite interval.
         whole_group_coverage: With groups, the fraction of test groups with all cases covered.
         class_coverage: Coverage within each class.
+        site_coverage: Coverage within each site.
+        site_left_out: Coverage of each site after calibration on all others.
         size_coverage: Coverage within each range of widths.
         histogram: Distribution of coverage over splits, if cases are the unit.
         acceleration: Acceleration of the round, if given.
@@ -248,6 +273,8 @@ class Evaluation:
     infinite: float = 0.0
     whole_group_coverage: float | None = None
     class_coverage: tuple[StratumCoverage, ...] = ()
+    site_coverage: tuple[StratumCoverage, ...] = ()
+    site_left_out: tuple[StratumCoverage, ...] = ()
     size_coverage: tuple[StratumCoverage, ...] = ()
     histogram: _CoverageHistogram | None = None
     acceleration: float | None = None
@@ -260,6 +287,19 @@ class Evaluation:
         """Name of the round, or its acceleration if known."""
         known = self.acceleration is not None or self.round_name is not None
         return round_label(self.acceleration or math.nan, self.round_name) if known else None
+
+    def worst(self, kind: str) -> StratumCoverage | None:
+        """Return the class or the site with the lowest coverage.
+
+        Args:
+            kind: 'class' or 'site'.
+        """
+        parts = self.class_coverage if kind == "class" else self.site_coverage
+        known = [part for part in parts if part.coverage >= 0]
+        return min(known, key=lambda part: part.coverage, default=None)
+
+    def _is_below(self, part: StratumCoverage) -> bool:
+        return is_below(part.coverage, part.standard_error, self.alpha)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
@@ -274,6 +314,11 @@ class Evaluation:
             f"{named}: {how} by {self.unit}, {self.n_calibration} to calibrate, {self.n_test} to "
             f"test, alpha {self.alpha:g}",
             *(f"  {name:13}{found.mean:8.4g}  sd {found.sd:.2g}" for name, found in rows.items()),
+            *(
+                f"  worst {kind:7}{worst}{BELOW * self._is_below(worst)}"
+                for kind in ("class", "site")
+                if (worst := self.worst(kind)) is not None
+            ),
             *([f"  no finite interval in {self.infinite:.3g} of the splits"] * (self.infinite > 0)),
         ])  # fmt: skip
 
@@ -439,7 +484,7 @@ def evaluate_exact(
         task_range: Range to which intervals are clipped.
         calibration_fraction: Fraction of cases used for calibration.
         tuning_repeats: Number of tuning sets to average over, if the score is fitted to targets.
-        seed: Integer or Generator for a random choice of tuning sets; default: evenly spaced.
+        seed: Integer or Generator of the random choice of tuning sets.
         acceleration: Round of a table, by acceleration or name.
         task: Task of a table.
 
@@ -456,8 +501,8 @@ def evaluate_exact(
     outputs, targets = align_cases({"outputs": outputs, "targets": targets}).values()
     arrays = as_round(outputs, targets, acceleration, task, None, task_range)
     checked = check_cases(
-        arrays.outputs, arrays.targets, task_range=arrays.task_range,
-        calibration_fraction=calibration_fraction,
+        arrays.outputs, arrays.targets, label=arrays.label, site=arrays.site,
+        task_range=arrays.task_range, calibration_fraction=calibration_fraction,
     )  # fmt: skip
     result = evaluate_exact_score(
         checked, score, alpha=alpha, side=side, tuning_repeats=tuning_repeats, seed=seed
@@ -485,7 +530,11 @@ def evaluate_exact_score(
     chosen = resolve_score(score, alpha, score_side)
     rng = None if seed is None else as_generator(seed)
     pools = make_pools(checked, chosen, alpha, tuning_repeats, rng)
-    results = [_evaluate_pool(checked, pool, alpha) for pool in pools]
+    results, by_case = [], np.zeros((3, len(checked.targets)))
+    for pool in pools:
+        results.append(_evaluate_pool(checked, pool, alpha))
+        if checked.parts:
+            by_case[:, pool.index] += _expected_by_case(checked, pool, alpha)
     coverage, width, center_error, infinite, n_tuning = zip(*results, strict=True)
     return Evaluation(
         score=score_name(chosen),
@@ -498,7 +547,68 @@ def evaluate_exact_score(
         width=_mixture_moments(width),
         center_error=_mixture_moments(center_error),
         infinite=float(np.mean(infinite)),
+        class_coverage=_exact_parts(checked, "class", by_case),
+        site_coverage=_exact_parts(checked, "site", by_case),
     )
+
+
+def _exact_parts(
+    checked: EvaluationInputs, kind: str, by_case: FloatArray
+) -> tuple[StratumCoverage, ...]:
+    found = []
+    for _, name, inside in (part for part in checked.parts if part[0] == kind):
+        cases = int(inside.sum()) * checked.n_test / checked.units
+        measures = part_measures(checked, inside, by_case)
+        found.append(StratumCoverage(name, measures[0], cases, None, *measures[1:]))
+    return tuple(found)
+
+
+def part_measures(
+    checked: EvaluationInputs, inside: BoolArray, by_case: FloatArray
+) -> tuple[float, float, float]:
+    """Return coverage, mean width and the standard error of coverage of some cases.
+
+    Args:
+        checked: Inputs of the evaluation.
+        inside: True for the cases, (case,).
+        by_case: How often each case was tested and covered, and the sum of its widths, (3, case).
+    """
+    weight = checked.unit.weights(checked.unit_of_case) * inside
+    tested, covered, width = np.where(inside, by_case, 0.0) * weight
+    if not tested.sum() > 0:
+        return math.nan, math.nan, math.nan
+    coverage = covered.sum() / tested.sum()
+    group = unit_index(len(inside), checked.group)
+    there, error = np.unique(group[tested > 0]), math.nan
+    if len(there) > 1:
+        misses = np.bincount(group, covered - coverage * tested)[there]
+        spread = math.sqrt(len(there) / (len(there) - 1) * float((misses**2).sum()))
+        error = spread / float(tested.sum())
+    # No variation at all is no evidence of precision.
+    return float(coverage), float(width.sum() / tested.sum()), error or math.nan
+
+
+def _expected_by_case(checked: EvaluationInputs, pool: Pool, alpha: float) -> FloatArray:
+    """Return 1, the probability of coverage and the mean width of each case as a test case."""
+    n, m, rank = pool.n_calibration, checked.n_test, coverage_rank(pool.n_calibration, alpha)
+    if rank > n:
+        width = pool.interval(math.inf).width
+        return np.stack([np.ones(len(width)), np.ones(len(width)), width])
+    # The quantile is one of the other cases: the k-th smallest of n of them.
+    law = quantile_position(n, m - 1, rank)
+    order = np.argsort(pool.scores, kind="stable")
+    ordered = pool.scores[order]
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    covered, width = np.zeros(len(order)), np.zeros(len(order))
+    step = max(1, TABLE * 40 // len(order))
+    for start in range(0, len(law.position), step):
+        j, p = law.position[start : start + step, None], law.probability[start : start + step]
+        before, after = (pool.intervals(ordered[k.ravel()]).width for k in (j - 1, j))
+        quantile = np.where(j > place, ordered[j], ordered[j - 1])
+        covered += p @ (pool.covered_from <= quantile)
+        width += p @ np.where(j > place, after, before)
+    return np.stack([np.ones(len(order)), covered, width])
 
 
 def _mixture_moments(parts: tuple[MeanAndSD, ...]) -> MeanAndSD:

@@ -47,11 +47,11 @@ class Guarantee:
 
     Args:
         alpha: Error rate in (0, 1).
-        unit: Exchangeable unit, 'case' or 'group'.
+        unit: Exchangeable unit, 'case', 'group' or 'site'.
         n_cases: Number of calibration cases.
         cases: Cases of a new group to cover: 'random' (one), 'all' or a fraction.
         delta: Probability, over calibration sets, that the guarantee fails.
-        n_groups: Number of calibration groups, if groups are the unit.
+        n_groups: Number of calibration groups or sites, if these are the unit.
         condition: 'each stratum' or 'each class' for conditional guarantees.
         weighted: True if calibration scores are weighted for a known shift of the inputs.
         tasks: Number of tasks that are covered jointly.
@@ -60,7 +60,8 @@ class Guarantee:
         delta_scope: 'each' if delta holds for each stratum or class, 'all' for all jointly.
         strata: Number of calibrated strata or classes.
         caveat: Reason why some or all intervals are infinite.
-        given: 'early' for a guarantee conditional on stopping early.
+        given: 'early' for a guarantee conditional on stopping early, 'round' for one conditional
+            on the round of an early stop.
 
     Example:
         >>> print(Guarantee(alpha=0.05, unit="case", n_cases=1531).statement)
@@ -94,10 +95,13 @@ class Guarantee:
             message = f"condition must be 'each stratum' or 'each class', got {self.condition!r}"
             raise InputError(message, code="choice.unknown")
         if self.given and self.delta is None:
-            message = "given='early' needs delta; pass e.g. delta=0.1"
+            message = f"given={self.given!r} needs delta; pass e.g. delta=0.1"
             raise InputError(message, code="option.missing")
         if self.given and self._unit.fraction is not None:
-            message = f"given='early' covers a random case, got cases={self.cases!r}; remove cases="
+            message = f"given={self.given!r} needs cases='random', got {self.cases!r}"
+            raise InputError(message, code="option.conflict")
+        if self.unit == "site" and (self.delta is not None or self.condition):
+            message = "unit='site' excludes delta, label and strata; remove them or use 'group'"
             raise InputError(message, code="option.conflict")
         if self.quantiles_per_interval not in (1, 2):
             message = f"quantiles_per_interval must be 1 or 2, got {self.quantiles_per_interval}"
@@ -173,6 +177,8 @@ class Guarantee:
 
     @property
     def _condition_text(self) -> str:
+        if self.given == "round":
+            return " given the round in which its scan stops, whichever it is"
         if self.given:
             return " given that its scan stops before everything is measured"
         if self.condition_on == "group" or not self.condition:
@@ -236,6 +242,20 @@ class Guarantee:
         """Return the rank of the quantile among the scores of ``units`` units."""
         return guaranteed_rank(units, *self.levels)
 
+    @property
+    def stratum_levels(self) -> tuple[Fraction, Fraction | None]:
+        """Alpha and delta of each stratum or class."""
+        alpha, delta = self.levels
+        if delta is not None and self.delta_scope == "all" and self.kind == "stratum":
+            delta /= self.strata or 1
+        return alpha, delta
+
+    def stratum(self, scores: FloatArray, group: np.ndarray | None, inside: np.ndarray) -> Stratum:
+        """Return the scores of the cases inside a stratum, ready for its quantile."""
+        index, sizes = group_index(np.arange(len(scores)) if group is None else group)
+        by = None if group is None else group[inside]
+        return Stratum(self, self.stratum_levels, scores[inside], by, index[inside], sizes)
+
 
 # Strata named in a caveat; the others are counted.
 NAMED = 5
@@ -254,7 +274,8 @@ def parse_condition_on(
             raise InputError(message, code="option.unused")
         return None
     if unit.fraction is None:
-        return "group" if condition_on == "group" else "case"
+        default = "group" if unit.stops_together else "case"
+        return "group" if (condition_on or default) == "group" else "case"
     if condition_on == "case":
         message = f"condition_on='case' needs cases='random', got {unit.cases!r}"
         raise InputError(message, code="option.conflict")
@@ -277,7 +298,7 @@ def parse_delta_scope(
 
 
 @dataclass(frozen=True)
-class _Stratum:
+class Stratum:
     """Calibration cases of one stratum."""
 
     guarantee: Guarantee
@@ -321,17 +342,7 @@ def quantiles_within(
     """Return the guarantee with its caveat, and the quantile of each stratum."""
     names = np.unique(strata)
     guarantee = replace(guarantee, strata=len(names))
-    alpha, delta = guarantee.levels
-    if guarantee.delta_scope == "all" and guarantee.kind == "stratum" and delta is not None:
-        delta /= len(names)
-    index, sizes = group_index(np.arange(len(scores)) if group is None else group)
-    by_name = {}
-    for name in names:
-        inside = strata == name
-        of_stratum = None if group is None else group[inside]
-        by_name[str(name)] = _Stratum(
-            guarantee, (alpha, delta), scores[inside], of_stratum, index[inside], sizes
-        )
+    by_name = {str(name): guarantee.stratum(scores, group, strata == name) for name in names}
     quantiles = {name: part.quantile() for name, part in by_name.items()}
     lacking = {name: by_name[name] for name, q in quantiles.items() if q == math.inf}
     return replace(guarantee, caveat=_caveat(lacking)), quantiles
@@ -350,7 +361,7 @@ def _quantile_given_stratum(
     effective, level = _effective_groups(index, sizes), exact_alpha(alpha)
     if delta is None:
         allowed = level * (effective + 1) - 1
-        return math.inf if allowed < 0 else quantile_of_mean_loss(scores, index, sizes, allowed)
+        return math.inf if allowed < 0 else quantile_of_mean_loss(scores, sizes[index], allowed)
     # What a group loses at every finite threshold stands above them all.
     outside = 1 - np.bincount(index, minlength=len(sizes)) / sizes
     return smallest_certified(
@@ -361,17 +372,27 @@ def _quantile_given_stratum(
     )
 
 
-def _caveat(lacking: Mapping[str, _Stratum]) -> str | None:
+def too_few_within(guarantee: Guarantee, group: np.ndarray | None, strata: np.ndarray) -> str:
+    """Return how many units the strata that have too few of them need; empty if none has."""
+    zeros = np.zeros(len(strata))
+    parts = {str(s): guarantee.stratum(zeros, group, strata == s) for s in np.unique(strata)}
+    few = {name: part for name, part in parts.items() if not part.is_large_enough}
+    return _too_few_within(few) if few else ""
+
+
+def _too_few_within(few: Mapping[str, Stratum]) -> str:
+    first = next(iter(few.values()))
+    counts = _listing([f"{part.count} in {name}" for name, part in few.items()])
+    levels, condition = first.guarantee._levels_text, first.guarantee.condition
+    return f"{levels} needs {first.needed} in {condition}, got {counts}"
+
+
+def _caveat(lacking: Mapping[str, Stratum]) -> str | None:
     if not lacking:
         return None
     guarantee = next(iter(lacking.values())).guarantee
     few = {name: part for name, part in lacking.items() if not part.is_large_enough}
-    reasons = []
-    if few:
-        needed = next(iter(few.values())).needed
-        counts = _listing([f"{part.count} in {name}" for name, part in few.items()])
-        levels = guarantee._levels_text
-        reasons.append(f"{levels} needs {needed} in {guarantee.condition}, got {counts}")
+    reasons = [_too_few_within(few)] if few else []
     for name in [name for name in lacking if name not in few]:
         scores = lacking[name].scores
         reasons.append(guarantee._infinite_scores(scores, f" in {guarantee.kind} {name}"))

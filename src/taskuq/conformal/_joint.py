@@ -34,7 +34,7 @@ from taskuq.conformal._family import (
 )
 from taskuq.conformal._guarantee import WHOLE_RANGE, Guarantee
 from taskuq.conformal._quantiles import coverage_rank, order_statistic
-from taskuq.conformal._units import UnitName, as_unit, choose_units
+from taskuq.conformal._units import UnitName, as_unit, case_contents, choose_units
 from taskuq.conformal.scores import resolve_score, score_from_dict, score_to_dict
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, Interval, TaskRange
@@ -239,7 +239,7 @@ def calibrate_joint(
         task_range: One range for all tasks, or one per task, in order or by name.
         task_names: Names of the tasks; with a table, the tasks to use.
         acceleration: Round of a table, by acceleration or name; stored with the bound.
-        seed: Integer or Generator for a random choice of tuning units; default: evenly spaced.
+        seed: Integer or Generator of the random choice of units to hold out, if some are.
 
     Example:
         >>> truth = rng.random((400, 2))
@@ -283,7 +283,7 @@ def calibrate_joint(
     else:
         least = TUNING_FRACTION if method in ("scale", "minimax") else 0.0
         take = tuning_units(chosen[0], by_unit, int(index.max()) + 1, alpha, delta, least)
-        aside = choose_units(index, take, seed)
+        aside = choose_units(index, take, seed, case_contents(x[:, :2], z))
         scores = tuple(
             tuned_score(one, x[aside][:, :, k], z[aside, k], ranges[k], None)
             for k, one in enumerate(chosen)

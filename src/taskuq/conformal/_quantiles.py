@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Real
@@ -115,8 +117,6 @@ def conformal_quantile(scores: ArrayLike, alpha: float | Fraction) -> float:
 SLACK = 1e-9
 # Losses held in memory at a time.
 NUMBERS = 4_000_000
-# Steps of the golden section through the groups leave no order among their names.
-GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,8 @@ class BettingEProcess:
         square, seen = np.full(left.shape, 1 - alpha), np.full(left.shape, 1 / alpha)
         goal = (1 + SLACK) / delta
         with np.errstate(divide="ignore", over="ignore"):
-            for v in _low_discrepancy_order(len(losses)):
+            rows = zip(losses, takes_part, strict=True)
+            for v in random_order([loss.tobytes() + part.tobytes() for loss, part in rows]):
                 growth = np.log(np.maximum(goal / capital, 1.0)) / np.maximum(left, 1.0)
                 bet = np.sqrt(2 * growth * seen / square)
                 # Never less than what reaches the goal if no group loses anything any more.
@@ -155,8 +156,20 @@ class BettingEProcess:
         return np.asarray((capital >= 1 / delta) & is_less)
 
 
-def _low_discrepancy_order(groups: int) -> NDArray[np.int64]:
-    return np.argsort(np.arange(groups) * GOLDEN % 1, kind="stable")
+def random_order(
+    contents: Sequence[bytes], seed: int | np.random.Generator = 0
+) -> NDArray[np.int64]:
+    """Return a random order of units; their names and their order have no influence on it.
+
+    Units are sorted by a digest of their contents, then permuted at random. The digests of all
+    units are part of the seed: no place of the sorted units is favoured.
+    """
+    digests = [hashlib.blake2b(content, digest_size=16).digest() for content in contents]
+    ranked = np.array(sorted(range(len(digests)), key=digests.__getitem__), dtype=np.int64)
+    key = hashlib.blake2b(b"".join(sorted(digests)), digest_size=16).digest()
+    number = int(seed.integers(2**63)) if isinstance(seed, np.random.Generator) else int(seed)
+    rng = np.random.default_rng([number, int.from_bytes(key, "little")])
+    return np.asarray(ranked[rng.permutation(len(ranked))])
 
 
 def smallest_certified(
@@ -297,8 +310,8 @@ def calibration_size(
     from scipy.special import betainc, ndtri
 
     level, unlucky = exact_alpha(alpha), float(exact_alpha(delta, "delta"))
-    if not 0 < epsilon < 1:
-        raise InputError(f"epsilon must be in (0, 1), got {epsilon}", code="value.invalid")
+    if not 1e-9 <= epsilon < 1:
+        raise InputError(f"epsilon must be in [1e-9, 1), got {epsilon}", code="value.invalid")
     if not (1 <= group_size < math.inf and 0 <= icc <= 1):
         message = f"group_size must be at least 1, icc in [0, 1], got {group_size} and {icc}"
         raise InputError(message, code="value.invalid")

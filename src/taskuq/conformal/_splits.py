@@ -15,7 +15,7 @@ from taskuq.conformal._calibrate import tuned_score, tuning_count, tuning_fracti
 from taskuq.conformal._family import LinearFamily, clipped, interval_family, intervals_at
 from taskuq.conformal._guarantee import Guarantee
 from taskuq.conformal._quantiles import BettingEProcess, exact_alpha, smallest_certified
-from taskuq.conformal._units import Unit, as_unit
+from taskuq.conformal._units import Unit, as_unit, case_contents, choose_units
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray, Interval, TaskRange
 from taskuq.protocols import IntervalFamily, Score
@@ -117,10 +117,21 @@ class EvaluationInputs:
     task_range: TaskRange
     group: np.ndarray | None
     label: np.ndarray | None
+    site: np.ndarray | None
 
     @property
     def units(self) -> int:
         return self.n_calibration + self.n_test
+
+    @property
+    def parts(self) -> list[tuple[str, str, BoolArray]]:
+        """Classes and sites: kind, name, and True for their cases."""
+        ids = {"class": self.label, "site": self.site}
+        return [
+            (kind, str(name), np.asarray(of_case == name))
+            for kind, of_case in ids.items()
+            for name in (() if of_case is None else np.unique(of_case))
+        ]
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -200,6 +211,7 @@ def check_cases(
     *,
     group: Any = None,
     label: Any = None,
+    site: Any = None,
     unit: str | None = None,
     cases: float | str = "random",
     task_range: Any = None,
@@ -214,7 +226,8 @@ def check_cases(
     unit_of_case = chosen.index(n, groups)
     sizes = fold_sizes(int(unit_of_case.max()) + 1 if n else 0, calibration_fraction)
     labels = None if label is None else as_ids(label, "label", n)
-    return EvaluationInputs(x, z, chosen, unit_of_case, *sizes, range_, groups, labels)
+    sites = None if site is None else as_ids(site, "site", n)
+    return EvaluationInputs(x, z, chosen, unit_of_case, *sizes, range_, groups, labels, sites)
 
 
 def make_pools(
@@ -233,18 +246,14 @@ def make_pools(
         tuned = tuned_score(score, outputs, targets, range_, None)
         yield _pool(checked, tuned, everyone, 0, ends)
         return
-    units, n = checked.units, checked.n_calibration
+    n = checked.n_calibration
     take = tuning_count(n, tuning_fraction(score), exact_alpha(alpha) / ends)
     if not 1 <= take < n:
         message = f"a score that learns needs more calibration {checked.unit.counted}s, got {n}"
         raise InputError(f"{message}; use mlwr or collect more", code="units.few")
+    contents = case_contents(np.moveaxis(outputs[..., :2], -2, 0), targets)
     for draw in range(tuning_repeats):
-        if rng is not None:
-            chosen = rng.permutation(units)[:take]
-        else:
-            offset = (draw + 0.5) / tuning_repeats
-            chosen = np.floor((np.arange(take) + offset) * units / take).astype(np.int64)
-        aside = np.isin(checked.unit_of_case, chosen)
+        aside = choose_units(checked.unit_of_case, take, draw if rng is None else rng, contents)
         group = None if checked.group is None else checked.group[aside]
         tuned = tuned_score(score, outputs[..., aside, :], targets[aside], range_, group)
         yield _pool(checked, tuned, everyone[~aside], take, ends)

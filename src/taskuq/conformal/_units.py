@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -11,6 +13,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from taskuq.conformal import _quantiles
 from taskuq.conformal._quantiles import (
     BettingEProcess,
     exact_alpha,
@@ -19,11 +22,12 @@ from taskuq.conformal._quantiles import (
     order_statistic,
     smallest_certified,
 )
-from taskuq.errors import InputError
+from taskuq.errors import GuaranteeWarning, InputError
 from taskuq.interval import BoolArray, FloatArray
+from taskuq.table._table import TaskOutputs
 
-UnitName: TypeAlias = Literal["case", "group"]
-PolicyUnitName: TypeAlias = Literal["case", "group", "whole-group"]
+UnitName: TypeAlias = Literal["case", "group", "site"]
+PolicyUnitName: TypeAlias = Literal["case", "group", "whole-group", "site"]
 # An error rate: as it was written, or an exact part of one.
 Level: TypeAlias = float | Fraction
 Delta: TypeAlias = float | Fraction | None
@@ -44,7 +48,7 @@ def _hierarchical_quantile(
     if delta is not None:
         return smallest_certified(scores, index, 1 / sizes[index], BettingEProcess(alpha, delta))
     allowed = _allowed_total_loss(len(sizes), alpha, delta)
-    return math.inf if allowed < 0 else quantile_of_mean_loss(scores, index, sizes, allowed)
+    return math.inf if allowed < 0 else quantile_of_mean_loss(scores, sizes[index], allowed)
 
 
 def _allowed_total_loss(groups: int, alpha: Level, delta: Level | None) -> Fraction:
@@ -55,17 +59,20 @@ def _allowed_total_loss(groups: int, alpha: Level, delta: Level | None) -> Fract
 
 
 def quantile_of_mean_loss(
-    scores: FloatArray, index: np.ndarray, sizes: np.ndarray, allowed: Fraction
+    scores: FloatArray, denominator: NDArray[np.int64], allowed: Fraction
 ) -> float:
-    r"""Return the smallest score :math:`q` with :math:`\sum_v L_v(q) \le` ``allowed``, exactly."""
+    r"""Return the smallest score :math:`q` with :math:`\sum_v L_v(q) \le` ``allowed``, exactly.
+
+    Each case adds the inverse of its denominator to the loss of its unit.
+    """
     # Counting in units of 1/lcm keeps the comparison free of rounding.
-    common = math.lcm(*(int(n) for n in np.unique(sizes)))
-    weight = np.array([common // int(n) for n in sizes], dtype=object)
-    if common * len(sizes) < 2**62:
+    common = math.lcm(*(int(n) for n in np.unique(denominator)))
+    weight = np.array([common // int(n) for n in denominator], dtype=object)
+    if common * len(denominator) < 2**62:
         weight = weight.astype(np.int64)
     order = np.argsort(scores, kind="stable")
     ordered = np.asarray(scores)[order]
-    at_most = np.cumsum(weight[index[order]])
+    at_most = np.cumsum(weight[order])
     # Tied scores are all at most q: read the cumulative weight at the last of them.
     last = np.searchsorted(ordered, ordered, side="right") - 1
     good = np.nonzero(at_most[-1] - at_most[last] <= math.floor(allowed * common))[0]
@@ -232,6 +239,45 @@ class RandomCaseUnit(Unit):
 
 
 @dataclass(frozen=True)
+class SiteUnit(RandomCaseUnit):
+    """Exchangeable sites; a random case of a random group of a new site is covered.
+
+    Groups are ids from :func:`nested_ids`.
+    """
+
+    counted: ClassVar[UnitName] = "site"
+    covered: ClassVar[str] = "a random case of a random group of a new site"
+    mean_unit: ClassVar[str] = covered
+
+    def source(self, n_cases: int, n_groups: int | None) -> str:
+        return f"the {n_groups} calibration sites ({n_cases} cases)"
+
+    def index(self, cases: int, group: np.ndarray | None) -> NDArray[np.int64]:
+        assert group is not None
+        return unit_index(cases, group["site"])
+
+    def quantile(self, scores: FloatArray, group: Groups, alpha: Level, delta: Delta) -> float:
+        assert group is not None
+        allowed = _allowed_total_loss(len(np.unique(group["site"])), alpha, None)
+        denominator = nested_denominators(group)
+        return math.inf if allowed < 0 else quantile_of_mean_loss(scores, denominator, allowed)
+
+
+def nested_ids(site: np.ndarray, group: np.ndarray | None) -> np.ndarray:
+    """Return site and group of each case as one array; a case is a group if there are none."""
+    ids = np.empty(len(site), dtype=[("site", np.int64), ("group", np.int64)])
+    ids["site"], ids["group"] = unit_index(0, site), unit_index(len(site), group)
+    return ids
+
+
+def nested_denominators(ids: np.ndarray) -> NDArray[np.int64]:
+    """Return for each case the groups of its site times the cases of its group."""
+    pairs, case_pair, cases = np.unique(ids, return_inverse=True, return_counts=True)
+    groups = np.bincount(unit_index(0, pairs["site"]))[unit_index(0, pairs["site"])]
+    return np.asarray((groups * cases)[case_pair], dtype=np.int64)
+
+
+@dataclass(frozen=True)
 class _GroupFractionUnit(_RankedUnit):
     """Exchangeable groups; a fraction of the cases of a new group is covered."""
 
@@ -253,14 +299,32 @@ class _GroupFractionUnit(_RankedUnit):
         return "every case" if share == 1 else f"at least {float(share):.4g} of the cases"
 
 
+GROUPED = (
+    "cases come in groups, and unit='case' takes them as exchangeable one by one: nothing is "
+    "guaranteed for a new group; use unit='group'"
+)
+
+
 def as_unit(
-    unit: str | None, cases: float | str = "random", *, has_groups: bool, whole: bool = False
+    unit: str | None,
+    cases: float | str = "random",
+    *,
+    has_groups: bool,
+    whole: bool = False,
+    has_sites: bool = False,
 ) -> Unit:
     """Return the unit for the argument ``unit``; None selects the group if groups are given."""
     made = make_unit(unit or ("group" if has_groups else "case"), cases, whole=whole)
+    if isinstance(made, SiteUnit):
+        if not has_sites:
+            message = "unit='site' needs the site of each case; pass site= or a table with sites"
+            raise InputError(message, code="groups.missing")
+        return made
     if made.is_group and not has_groups:
         message = f"unit={unit!r} needs the group of each case; pass group= or use unit='case'"
         raise InputError(message, code="groups.missing")
+    if has_groups and not made.is_group:
+        warnings.warn(GROUPED, GuaranteeWarning, stacklevel=4)
     return made
 
 
@@ -270,8 +334,13 @@ def make_unit(name: str, cases: float | str = "random", *, whole: bool = False) 
             message = f"cases={cases!r} needs groups; pass group= or remove cases="
             raise InputError(message, code="groups.missing")
         return _CASE
+    if name == "site":
+        if cases != "random":
+            message = f"unit='site' covers a random case, got cases={cases!r}; remove cases="
+            raise InputError(message, code="option.conflict")
+        return SiteUnit()
     if name != "group" and not (whole and name == "whole-group"):
-        choices = "'case', 'group' or 'whole-group'" if whole else "'case' or 'group'"
+        choices = f"'case', 'group'{', ' + repr('whole-group') if whole else ''} or 'site'"
         raise InputError(f"unit must be {choices}, got {name!r}", code="choice.unknown")
     together = name == "whole-group"
     return RandomCaseUnit(together) if cases == "random" else _GroupFractionUnit(cases, together)
@@ -305,21 +374,57 @@ def as_generator(seed: int | np.random.Generator) -> np.random.Generator:
 
 
 def choose_units(
-    index: NDArray[np.int64], take: int, seed: int | np.random.Generator | None
+    index: NDArray[np.int64],
+    take: int,
+    seed: int | np.random.Generator | None,
+    contents: Sequence[bytes],
 ) -> BoolArray:
-    """Choose units to hold out: at random, or evenly spaced without a seed."""
-    units = int(index.max()) + 1
-    if seed is not None:
-        return np.isin(index, as_generator(seed).permutation(units)[:take])
-    steps = np.floor((np.arange(take) + 0.5) * units / max(take, 1)).astype(np.int64)
-    return np.isin(index, steps)
+    """Choose units to hold out at random; see :func:`random_order`.
+
+    Args:
+        index: Unit of each case.
+        take: Number of units.
+        seed: Seed of the choice, 0 by default.
+        contents: Contents of each case, see :func:`case_contents`.
+    """
+    as_generator(0 if seed is None else seed)
+    cases: list[list[bytes]] = [[] for _ in range(int(index.max()) + 1)]
+    for unit, content in zip(index.tolist(), contents, strict=True):
+        cases[unit].append(content)
+    order = _quantiles.random_order([b"".join(sorted(each)) for each in cases], seed or 0)
+    return np.isin(index, order[:take])
 
 
-def choose_fraction(index: NDArray[np.int64], fraction: float) -> BoolArray:
-    """Choose a fraction of the units, evenly spaced."""
+def case_contents(outputs: FloatArray, targets: FloatArray) -> list[bytes]:
+    """Return for each case the ranks of its values among those of all cases.
+
+    Ranks, because another unit of measurement must not change a choice.
+
+    Args:
+        outputs: (case, ...)
+        targets: (case, ...)
+    """
+    columns = [np.asarray(v, dtype=float).reshape(len(v), -1) for v in (outputs, targets)]
+    values = np.concatenate(columns, axis=1)
+    order = np.argsort(values, axis=0, kind="stable")
+    steps = np.diff(np.take_along_axis(values, order, axis=0), axis=0, prepend=-np.inf) > 0
+    ranks = np.empty(values.shape, dtype=np.int64)
+    np.put_along_axis(ranks, order, np.cumsum(steps, axis=0), axis=0)
+    return [row.tobytes() for row in ranks]
+
+
+def table_contents(table: TaskOutputs) -> list[bytes]:
+    """Return the contents of the cases of a table, see :func:`case_contents`."""
+    targets = table.targets.swapaxes(0, 1) if table.has_round_targets else table.targets
+    # Cases of equal targets and first samples are copies, or coarse.
+    return case_contents(table.outputs[:, :, :2].swapaxes(0, 1), targets)
+
+
+def choose_fraction(table: TaskOutputs, index: NDArray[np.int64], fraction: float) -> BoolArray:
+    """Choose a random fraction of the units."""
     units = int(index.max()) + 1
     take = round(fraction * units) if 0 < fraction < 1 else 0
     if not 0 < take < units:
         message = f"a fraction of {units} units must leave some on both sides, got {fraction}"
         raise InputError(message, code="units.few")
-    return choose_units(index, take, None)
+    return choose_units(index, take, None, table_contents(table))

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from taskuq._config import NonNegative
 from taskuq._io import atomic_write, open_npz
 from taskuq.data._dataset import Case, Dataset, LabelledSubset, Subset
 from taskuq.data._readers import DataCheck, DataConfig, FileCheck, as_size, require_path
@@ -26,6 +27,7 @@ class ArrayDataset:
         label: Integer class of each case.
         group: Volume or patient of each case; ``"image"`` for one group per case.
         case: Names of the cases; default: their indices.
+        site: Hospital or scanner of each case.
         normalise: Divide each group by its :func:`group_scale`, or all images by a number.
 
     Example:
@@ -39,6 +41,7 @@ class ArrayDataset:
     groups: NDArray[np.str_]
     cases: NDArray[np.str_]
     scales: NDArray[np.float64] = field(repr=False)
+    sites: NDArray[np.str_] | None = None
 
     def __init__(
         self,
@@ -47,12 +50,14 @@ class ArrayDataset:
         group: ArrayLike | str,
         case: ArrayLike | None = None,
         normalise: bool | float = True,
+        site: ArrayLike | None = None,
     ) -> None:
         images = np.asarray(images)
         _check_images(images)
         names = np.arange(len(images)) if case is None else np.asarray(case)
         groups = np.arange(len(images)) if isinstance(group, str) and group == "image" else group
         columns = {"label": np.asarray(label), "group": np.asarray(groups), "case": names}
+        columns |= {} if site is None else {"site": np.asarray(site)}
         for name, column in columns.items():
             if column.shape != (len(images),):
                 text = f"{name} has shape {column.shape}; pass one per image"
@@ -67,7 +72,8 @@ class ArrayDataset:
         scales = np.full(len(images), float(normalise) or 1.0)
         for name in np.unique(group_names) if normalise is True else ():
             scales[group_names == name] = group_scale(images[group_names == name])
-        values = (images, labels.astype(np.int64), group_names, names.astype(str), scales)
+        sites = None if site is None else columns["site"].astype(str)
+        values = (images, labels.astype(np.int64), group_names, names.astype(str), scales, sites)
         for attribute, value in zip(fields(self), values, strict=True):
             object.__setattr__(self, attribute.name, value)
 
@@ -97,18 +103,21 @@ def read_npz(
     """Read a data set from one .npz file into memory.
 
     Args:
-        path: File with ``images``, ``label``, ``group`` and, optionally, ``case``.
+        path: File with ``images``, ``label``, ``group`` and, optionally, ``case`` and ``site``.
         group: ``"image"`` for one group per image, if the file has no groups.
         normalise: As in :class:`ArrayDataset`.
     """
     with open_npz(path, "images") as file:
-        arrays = {name: file[name] for name in ("images", "label", "group", "case") if name in file}
+        names = ("images", "label", "group", "case", "site")
+        arrays = {name: file[name] for name in names if name in file}
     needed = {"images", "label"} if group == "image" else {"images", "label", "group"}
     if missing := needed - set(arrays):
         text = f"{path} has no {', '.join(sorted(missing))}; see read_npz"
         raise InputError(text, code="table.column")
     groups = arrays["group"] if group is None else group
-    return ArrayDataset(arrays["images"], arrays["label"], groups, arrays.get("case"), normalise)
+    return ArrayDataset(
+        arrays["images"], arrays["label"], groups, arrays.get("case"), normalise, arrays.get("site")
+    )
 
 
 def _save_npz(dataset: Dataset, path: Path | str) -> Path:
@@ -131,7 +140,7 @@ class NpzData(DataConfig):
     select: str | None = None  #: Name of a boolean array; only cases marked True are used.
     target: str = "label"  #: Array of training targets, (case,) or (case, task).
     #: Divide all images by this value; 0 divides each group by its 99.5 % quantile.
-    scale: float = 0.0
+    scale: NonNegative = 0.0
 
     def open(self) -> Dataset:
         whole = read_npz(self._file, group=self.group, normalise=self.scale or True)
@@ -153,7 +162,7 @@ class NpzData(DataConfig):
             raise InputError(text, code="value.nonfinite")
         return LabelledSubset(labelled.cases, targets)
 
-    def check(self, *, strict: bool = False, thorough: bool = False) -> DataCheck:
+    def check(self, *, strict: bool = False, quick: bool = False) -> DataCheck:
         data = read_npz(self._file, group=self.group, normalise=False)
         chosen = self._chosen(data)
         counts = int(chosen.sum()), int((data.labels[chosen] > 0).sum())

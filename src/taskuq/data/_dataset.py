@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_ch
 import numpy as np
 from numpy.typing import NDArray
 
+from taskuq._config import Seed, Unit
 from taskuq._io import file_lock, fingerprint, read_json, write_json, writing
 from taskuq.errors import InputError, MachineError
 from taskuq.interval import BoolArray, FloatArray
@@ -80,8 +81,15 @@ class Subset:
 
     @property
     def cases(self) -> NDArray[np.str_] | None:
-        names = getattr(self.source, "cases", None)
-        return None if names is None else np.asarray(names[np.asarray(self.indices, dtype=int)])
+        return self._of_source("cases")
+
+    @property
+    def sites(self) -> NDArray[np.str_] | None:
+        return self._of_source("sites")
+
+    def _of_source(self, name: str) -> NDArray[np.str_] | None:
+        ids = getattr(self.source, name, None)
+        return None if ids is None else np.asarray(ids[np.asarray(self.indices, dtype=int)])
 
     @property
     def precision(self) -> str | None:
@@ -170,6 +178,7 @@ class InMemoryDataset:
     labels: NDArray[np.int64]
     groups: NDArray[np.str_]
     precision: str | None = None
+    sites: NDArray[np.str_] | None = None
 
     @classmethod
     def of(cls, source: Dataset, processes: int = 1) -> InMemoryDataset:
@@ -184,7 +193,8 @@ class InMemoryDataset:
                 _write(source, processes, partial)
                 items = _mapped(partial.replace(own)) or ()
         labels = np.array([item.label for item in items], dtype=np.int64)
-        dataset = cls(items, labels, source.groups, precision_of(source))
+        sites = getattr(source, "sites", None)
+        dataset = cls(items, labels, source.groups, precision_of(source), sites)
         if is_owner:
             # Until then other processes find it; mapped images stay.
             for path in (own, lock):
@@ -383,9 +393,9 @@ class SplitConfig:
     """Settings [split]: groups for training and tuning; the rest is for calibration and testing."""
 
     path: Path | None = None  #: JSON file of the split, written once and then reused.
-    train: float = 0.6  #: Fraction of groups for training.
-    tune: float = 0.1  #: Fraction of groups for early stopping.
-    seed: int = 0  #: Seed of the split.
+    train: Unit = 0.6  #: Fraction of groups for training.
+    tune: Unit = 0.1  #: Fraction of groups for early stopping.
+    seed: Seed = 0  #: Seed of the split.
 
     def split(self, groups: NDArray[np.str_], *, is_stored: bool = True) -> Split:
         """Return the stored split, with the same fractions and seed, or store a new one."""

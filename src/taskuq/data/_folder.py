@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from taskuq._config import Size
 from taskuq._io import reading, require_plausible_size
 from taskuq.data._arrays import group_scale
 from taskuq.data._dataset import Case, Dataset
@@ -146,6 +147,7 @@ class _ImageFrame:
     label: int
     group: str
     case: str
+    site: str
 
 
 class ImageFolder:
@@ -153,7 +155,7 @@ class ImageFolder:
 
     Args:
         folder: Folder of the images.
-        labels: CSV with the columns file, label and, optionally, group and slice.
+        labels: CSV with the columns file, label and, optionally, group, slice and site.
         group: Unit used as group if the CSV has no groups: ``"file"``, ``"folder"`` or ``"image"``.
         size: Crop or pad images to this size.
         normalise: Divide each group by the 99.5 % quantile of its magnitudes.
@@ -184,6 +186,11 @@ class ImageFolder:
     def cases(self) -> NDArray[np.str_]:
         return np.array([frame.case for frame in self.frames])
 
+    @property
+    def sites(self) -> NDArray[np.str_] | None:
+        sites = np.array([frame.site for frame in self.frames])
+        return sites if (sites != "").all() else None
+
     def __len__(self) -> int:
         return len(self.frames)
 
@@ -213,14 +220,14 @@ class FolderData(DataConfig):
     """Settings [data] of image files and a CSV, read by :class:`ImageFolder`."""
 
     path: Path | None = None  #: Folder of PNG, TIFF, NIfTI or DICOM images.
-    labels: Path | None = None  #: CSV with the columns file, label, group and optionally slice.
+    labels: Path | None = None  #: CSV with the columns file, label, group; optionally slice, site.
     group: Grouping | None = None  #: Unit used as group if the CSV has no column group.
-    size: int | None = None  #: Crop or pad images to this many rows and columns.
+    size: Size | None = None  #: Crop or pad images to this many rows and columns.
 
     def open(self) -> Dataset:
         return self._images(normalise=True)
 
-    def check(self, *, strict: bool = False, thorough: bool = False) -> DataCheck:
+    def check(self, *, strict: bool = False, quick: bool = False) -> DataCheck:
         """Describe each file; raise InputError if one cannot be read."""
         data = self._images(normalise=False)
         files: dict[Path, list[int]] = {}
@@ -280,6 +287,8 @@ def _read_table(folder: Path, table: Path, group: Grouping | None) -> tuple[_Ima
         again = [f"{name} twice" for name in names if names.count(name) > 1]
         text = f"{table} names {(*again, 'no image')[0]}; use one row each"
         raise InputError(text, code="table.duplicate")
+    if len({frame.site == "" for frame in frames}) > 1:
+        raise InputError(f"{table} has rows without a site; add it", code="groups.missing")
     return tuple(frames)
 
 
@@ -310,5 +319,6 @@ def _frames(
         case = name if count == 1 else f"{name}#{index}"
         names = {None: row.get("group") or "", "file": name, "image": case}
         names["folder"] = str(path.parent.relative_to(folder))
-        frames.append(_ImageFrame(path, index, label, names[group].strip(), case))
+        site = (row.get("site") or "").strip()
+        frames.append(_ImageFrame(path, index, label, names[group].strip(), case, site))
     return frames

@@ -103,7 +103,7 @@ def _central_window(count: Tensor, width: int) -> Tensor:
 
 
 def sensitivity_window(count: Tensor, width: int) -> Tensor:
-    """Mark the columns that sensitivities are estimated from, booleans (case, width)."""
+    """Return a boolean mask (case, width) of the columns used to estimate coil sensitivities."""
     return _central_window(count, width) | (count == 0)[:, None]
 
 

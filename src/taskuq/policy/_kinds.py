@@ -13,13 +13,15 @@ from taskuq._registry import Registry
 from taskuq.conformal._quantiles import exact_alpha
 from taskuq.conformal.scores import resolve_score, score_name
 from taskuq.errors import InputError
-from taskuq.interval import FloatArray, TaskRange
+from taskuq.interval import BoolArray, FloatArray, TaskRange
 from taskuq.policy._goal import Goal, Goals
 from taskuq.policy._rules import IntervalRule, Rules, StoppingRule, StoppingStatistics
 from taskuq.policy._stopping import (
     EARLY_FRACTION,
+    ROUND_FRACTION,
     Calibrator,
     TuningCases,
+    certified_rounds,
     guarantee_at_stop,
     last_certified,
     threshold_grid,
@@ -27,7 +29,7 @@ from taskuq.policy._stopping import (
 from taskuq.protocols import Score
 
 Statistic = Literal["spread", "learned"]
-Given = Literal["early"]
+Given = Literal["early", "round"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class PolicySpec:
         budget: For 'fixed-width': fraction of the error rate spent on stopping early; the rest
             is spent on reports narrower than the window.
         round_tolerance: For 'fixed-width': exponent of the acceleration in the risk statistic.
-        given: 'early' for a guarantee among the scans that stop early, before the full measurement.
+        given: 'early' for a guarantee among the scans that stop before the full measurement,
+            'round' for one among those that stop in each round.
 
     Example:
         >>> PolicySpec("paper", alpha=0.1, goal=Goal(max_width=0.2), score="cqr").name
@@ -68,8 +71,9 @@ class PolicySpec:
             raise InputError(f"budget must be in (0, 1], got {self.budget}", code="value.invalid")
         if not -10 <= self.round_tolerance <= 10:
             raise InputError("round_tolerance must be in [-10, 10]", code="value.invalid")
-        if self.given not in (None, "early"):
-            raise InputError(f"given must be 'early', got {self.given!r}", code="choice.unknown")
+        if self.given not in (None, *get_args(Given)):
+            message = f"given must be 'early' or 'round', got {self.given!r}"
+            raise InputError(message, code="choice.unknown")
         if self.given and not kind.supports_early:
             raise InputError(
                 f"given={self.given!r} needs 'adaptive' or 'fixed-width'", code="option.conflict"
@@ -99,26 +103,57 @@ class PolicySpec:
     @property
     def tuning_fraction(self) -> float:
         """Fraction of units held out to fit the policy, in addition to its score."""
-        return max(self.policy.tuning_fraction(self), EARLY_FRACTION if self.given else 0.0)
+        own = {None: 0.0, "early": EARLY_FRACTION, "round": ROUND_FRACTION}[self.given]
+        return max(self.policy.tuning_fraction(self), own)
 
     def thresholds(
         self,
         statistics: StoppingStatistics,
         calibrator: Calibrator,
         tuning: TuningCases | None = None,
+        within: np.ndarray | None = None,
     ) -> FloatArray:
-        """Return the calibrated threshold of each round, (round,) or (round, split)."""
+        """Return the threshold of each round, (round,), (round, split) or (round, stratum).
+
+        Classes or strata of the calibration cases, then of the tuning cases, come in ``within``.
+        """
         if calibrator.unit.stops_together and not self.policy.stops_whole_groups:
             raise InputError(
                 f"{self.kind!r} cannot stop whole groups; use unit='group'", code="option.conflict"
             )
         if calibrator.unit.stops_together and not statistics.is_always_open:
             raise InputError("cqr cannot stop whole groups; use mlwr", code="option.conflict")
+        n, classes = statistics.cases, [calibrator]
+        inside: list[BoolArray | None] = [None]
+        if within is not None:
+            names = np.unique(within[:n])
+            classes = [replace(calibrator, inside=within[:n] == name) for name in names]
+            inside = [within[n:] == name for name in names]
+        is_class = calibrator.guarantee.kind == "class"
+        if self.given == "round":
+            if within is not None:
+                message = "given='round' excludes label and strata; use given='early'"
+                raise InputError(message, code="option.conflict")
+            assert tuning is not None
+            return certified_rounds(statistics, calibrator, tuning)
         if self.given:
             assert tuning is not None
-            found = last_certified(statistics, calibrator, threshold_grid(tuning, calibrator))
+            chunks = (
+                [(classes, inside)]
+                if is_class
+                else [([c], [i]) for c, i in zip(classes, inside, strict=True)]
+            )
+            each = [
+                last_certified(statistics, some, threshold_grid(tuning, calibrator, of_tuning))
+                for some, of_tuning in chunks
+            ]
         else:
-            found = self.policy.thresholds(statistics, calibrator)
+            each = [self.policy.thresholds(statistics, one) for one in classes]
+        if within is None:
+            found = each[0]
+        else:
+            # The class of a new case is unknown: the largest threshold serves them all.
+            found = np.max(each, axis=0) if is_class else np.stack(each, axis=-1)
         return np.broadcast_to(found, (len(statistics.score), *found.shape[1:]))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taskuq.conformal._calibrate import is_self_tuned, tuned_score, tuning_units
-from taskuq.conformal._units import Unit, choose_units, unit_index
+from taskuq.conformal._units import Unit, choose_units, table_contents, unit_index
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.policy._kinds import PolicySpec
 from taskuq.policy._rules import (
@@ -55,7 +55,7 @@ def fit_rules(
         return _FittedRules(rules, ~everyone, statistics, fit.final(rules), margin)
     units = int(index.max()) + 1
     take = tuning_units(spec.base_score, unit, units, spec.alpha, delta, spec.tuning_fraction)
-    held_out = choose_units(index, take, rng)
+    held_out = choose_units(index, take, rng, table_contents(table))
     rules, statistics = evaluate_rules(spec, table, held_out, ~held_out)
     tuning = evaluate_tuning_cases(rules, table, held_out, index) if spec.given else None
     return _FittedRules(rules, held_out, statistics, statistics, tuning=tuning)

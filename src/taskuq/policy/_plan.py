@@ -3,24 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from taskuq.conformal._calibrate import tuning_count
-from taskuq.conformal._guarantee import Guarantee
-from taskuq.conformal._units import PolicyUnitName, Unit, as_unit, choose_units, unit_index
+from taskuq._arrays import as_ids
+from taskuq.conformal._calibrate import KINDS, tuning_count
+from taskuq.conformal._guarantee import (
+    ConditionOn,
+    DeltaScope,
+    Guarantee,
+    parse_condition_on,
+    parse_delta_scope,
+    too_few_within,
+)
+from taskuq.conformal._units import (
+    PolicyUnitName,
+    SiteUnit,
+    Unit,
+    as_unit,
+    choose_units,
+    nested_denominators,
+    nested_ids,
+    quantile_of_mean_loss,
+    table_contents,
+    unit_index,
+)
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.policy._goal import make_goals
-from taskuq.policy._kinds import Given, PolicyName, PolicySpec, Statistic, parse_policy
+from taskuq.policy._kinds import (
+    POLICIES,
+    Given,
+    PolicyName,
+    PolicySpec,
+    Statistic,
+    parse_policy,
+)
 from taskuq.policy._learned import fit_rules, round_arrays
 from taskuq.policy._policy import Policy, monitor_statistics
 from taskuq.policy._rules import LEAST, StoppingStatistics, stopping_statistics
 from taskuq.policy._stopping import (
     Calibrator,
     Losses,
+    by_group,
+    costs,
     make_certificate,
     mean_cost,
     search_threshold,
@@ -31,6 +61,8 @@ from taskuq.table._table import TaskOutputs, as_table
 
 # Fraction of units on which policies are compared, and the folds it is cut into.
 CHOOSING_FRACTION, FOLDS = 0.3, 5
+# Columns of a table that may name classes or strata.
+COLUMNS = ("label", "group", "site")
 
 
 def plan(
@@ -41,7 +73,7 @@ def plan(
     at_least: Any = None,
     at_most: Any = None,
     policy: str = "fixed-width",
-    score: str | Score = "mlwr",
+    score: str | Score | None = None,
     statistic: Statistic = "spread",
     budget: float = 1.0,
     round_tolerance: float = 0.25,
@@ -49,6 +81,10 @@ def plan(
     cases: float | str = "random",
     delta: float | None = None,
     given: Given | None = None,
+    label: Any = None,
+    strata: Any = None,
+    condition_on: ConditionOn | None = None,
+    delta_scope: DeltaScope | None = None,
     side: Any = None,
     choose: Sequence[PolicyName] | None = None,
     certificate_alpha: float = 0.1,
@@ -79,24 +115,35 @@ def plan(
         at_least: Stop when a lower bound exceeds this level.
         at_most: Stop when an upper bound is below this level.
         policy: Kind of policy, one of the above or a registered one.
-        score: Score of the nested intervals; fixed-width policies use ``statistic`` instead.
+        score: Score of the nested intervals, default 'mlwr'; fixed-width policies use
+            ``statistic`` instead.
         statistic: 'spread', which needs no tuning targets, or 'learned', which also corrects bias.
         budget: For fixed-width: values below 1 trade acceleration for narrower reports.
         round_tolerance: For fixed-width: exponent that makes later rounds more tolerant.
-        unit: 'case', 'group' (a random case of a new group), or 'whole-group' (one decision for all
-            cases of a group); default: 'group' if the table has groups.
+        unit: 'case', 'group' (a random case of a new group), 'whole-group' (one decision for all
+            its cases), or 'site' (a random case of a random group of a new site); default:
+            'group' if the table has groups.
         cases: With groups, cases of a new group to cover: 'random' (one), 'all' or a fraction.
         delta: Guarantee coverage with probability 1 - delta over calibration sets.
-        given: 'early' guarantees coverage among the scans that stop before the full measurement. It
-            needs ``delta``; the certificate records its cost in acceleration.
+        given: 'early' guarantees coverage among the scans that stop before the full measurement,
+            'round' among those that stop in each round, for all rounds at once. Both need
+            ``delta``; the certificate records their cost in acceleration.
+        label: Class of each case, as an array or the name of a column of the table ('label'); the
+            guarantee holds within each class, and new cases need no label.
+        strata: Stratum of each case, known before its scan, in the same way; the guarantee holds
+            within each stratum, and :meth:`Policy.decide` needs the stratum of a new case.
+        condition_on: With groups and classes or strata, the random draw: 'case', a random case of
+            a new group, given its class, or 'group', a random case of the class in a new group
+            that has some (default if whole groups stop, or ``cases`` is 'all' or a fraction).
+        delta_scope: With delta and strata, 'each' for each separately or 'all' for all jointly.
         side: 'two', 'upper' or 'lower'; default: derived from ``at_least`` and ``at_most``.
         choose: Candidate policies such as 'fixed-width:learned' or 'adaptive:mlwr'. The one with
             the largest mean acceleration on three tenths of the units is calibrated on the other
             units, so its guarantee holds.
         certificate_alpha: Error rate of the certificate for the mean acceleration.
-        task: Tasks whose goals must be reached; default: all.
-        seed: Integer or Generator for a random choice of tuning units; default: evenly spaced.
-        table_kwargs: With arrays, ``accelerations`` and other fields of a table.
+        task: Tasks whose goals must be reached; all by default.
+        seed: Seed or Generator of the random choice of units to hold out, if some are.
+        table_kwargs: With arrays: ``accelerations`` and other fields of a table.
 
     Example:
         >>> from taskuq.table._examples import SyntheticTable, synthetic_outputs
@@ -109,62 +156,166 @@ def plan(
     table = as_table(table, table_kwargs, "plan")
     table = table if task is None else table.select(task=task)
     goal = make_goals(max_width, at_least, at_most, side, table.task_names)
+    if score is not None and choose is None and "score" not in POLICIES[policy].options:
+        message = f"{policy!r} uses a statistic, not a score; remove score="
+        raise InputError(message, code="option.unused")
+    score = PolicySpec.score if score is None else score
     spec = PolicySpec(policy, alpha, goal, score, statistic, budget, round_tolerance, given)
     require_targets(table)
     of = policy_unit(table, unit, cases)
+    setup = Setup(table, of, delta, policy_condition(table, of, label, strata))
+    setup = setup.read_as(condition_on, delta_scope)
     rng = None if seed is None else np.random.default_rng(seed)
     if choose is None:
-        return _calibrate_policy(spec, table, of, delta, certificate_alpha, rng)
+        return _calibrate_policy(spec, setup, certificate_alpha, rng)
 
-    def make(one: PolicySpec, part: TaskOutputs) -> Policy:
+    def make(one: PolicySpec, part: Setup) -> Policy:
         # A comparison needs no guarantee: few units have none given the calibration set.
-        return _calibrate_policy(replace(one, given=None), part, of, None, certificate_alpha, rng)
+        part = replace(part, delta=None, delta_scope=None)
+        return _calibrate_policy(replace(one, given=None), part, certificate_alpha, rng)
 
-    best, held_out, record = _choose_policy(choose, spec, table, of, make, rng)
-    table = table.select(cases=~held_out)
-    made = _calibrate_policy(best, table, of, delta, certificate_alpha, rng)
+    best, held_out, record = _choose_policy(choose, spec, setup, make, rng)
+    made = _calibrate_policy(best, setup.select(~held_out), certificate_alpha, rng)
     return replace(made, provenance={**made.provenance, "chosen": record})
 
 
-def _calibrate_policy(
-    spec: PolicySpec,
-    table: TaskOutputs,
-    unit: Unit,
-    delta: float | None,
-    certificate_alpha: float,
-    rng: np.random.Generator | None,
-) -> Policy:
-    index, (x, z) = unit.index(table.cases, table.group), round_arrays(table)
-    fit = fit_rules(spec, table, unit, index, delta, rng)
-    kept = unit_index(fit.statistics.cases, index[~fit.held_out])
-    guarantee = Guarantee(
-        alpha=spec.alpha,
-        **unit.record,
-        delta=delta,
-        n_cases=len(kept),
-        n_groups=int(kept.max()) + 1 if unit.is_group else None,
-        tasks=table.tasks,
-        given=spec.given,
-    )
-    calibrator, accelerations = SetCalibrator(guarantee, unit, kept), table.accelerations
-    thresholds = spec.thresholds(fit.statistics, calibrator, fit.tuning)
-    certificate = make_certificate(
-        fit.final, thresholds, calibrator, accelerations, certificate_alpha, fit.with_margin
-    )
-    if spec.given and certificate:
-        plain = replace(spec, given=None).thresholds(fit.statistics, calibrator)
-        price = make_certificate(
-            fit.statistics, plain, calibrator, accelerations, certificate_alpha
+@dataclass(frozen=True)
+class Setup:
+    """Table, unit and conditions of a guarantee."""
+
+    table: TaskOutputs
+    unit: Unit
+    delta: float | None
+    # 'class' or 'stratum', and that of each case.
+    condition: tuple[str, np.ndarray] | None = None
+    condition_on: ConditionOn | None = None
+    delta_scope: DeltaScope | None = None
+
+    @property
+    def index(self) -> NDArray[np.int64]:
+        return self.unit.index(self.table.cases, self._ids)
+
+    @property
+    def _ids(self) -> np.ndarray | None:
+        site = self.table.site if isinstance(self.unit, SiteUnit) else None
+        return self.table.group if site is None else nested_ids(site, self.table.group)
+
+    @property
+    def denominator(self) -> NDArray[np.int64] | None:
+        """Inverse weight of each case in its site."""
+        is_site, ids = isinstance(self.unit, SiteUnit), self._ids
+        return nested_denominators(ids) if is_site and ids is not None else None
+
+    @property
+    def weights(self) -> FloatArray:
+        """Weight of each case in a mean over units."""
+        denominator = self.denominator
+        return self.unit.weights(self.index) if denominator is None else 1 / denominator
+
+    @property
+    def within(self) -> np.ndarray | None:
+        return None if self.condition is None else self.condition[1]
+
+    def read_as(self, condition_on: str | None, delta_scope: str | None) -> Setup:
+        kind = None if self.condition is None else self.condition[0]
+        return replace(
+            self,
+            condition_on=parse_condition_on(condition_on, self.unit, kind),
+            delta_scope=parse_delta_scope(delta_scope, self.delta, kind),
         )
+
+    def select(self, cases: BoolArray) -> Setup:
+        table, condition = self.table.select(cases=cases), self.condition
+        part = None if condition is None else (condition[0], condition[1][cases])
+        return replace(self, table=table, condition=part)
+
+    def guarantee(self, spec: PolicySpec, kept: NDArray[np.int64], cases: BoolArray) -> Guarantee:
+        within = self.within
+        return Guarantee(
+            alpha=spec.alpha,
+            **self.unit.record,
+            delta=self.delta,
+            n_cases=len(kept),
+            n_groups=int(kept.max()) + 1 if self.unit.is_group else None,
+            tasks=self.table.tasks,
+            given=spec.given,
+            condition=None if self.condition is None else f"each {self.condition[0]}",
+            condition_on=self.condition_on,
+            delta_scope=self.delta_scope,
+            strata=None if within is None else len(np.unique(within[cases])),
+        )
+
+
+def policy_condition(
+    table: TaskOutputs, unit: Unit, label: Any, strata: Any
+) -> tuple[str, np.ndarray] | None:
+    """Return the kind of a condition and its value for each case."""
+    given = {
+        name: value for name, value in (("label", label), ("strata", strata)) if value is not None
+    }
+    if not given:
+        return None
+    if len(given) > 1:
+        raise InputError("choose one of label and strata, got both", code="option.conflict")
+    ((name, value),) = given.items()
+    if isinstance(value, str):
+        column = value
+        if column not in COLUMNS or (value := getattr(table, column)) is None:
+            columns = ", ".join(c for c in COLUMNS if getattr(table, c) is not None) or "none"
+            message = f"{name}={column!r} is no column of the table, which has {columns}"
+            raise InputError(message, code="groups.missing")
+    values = as_ids(value, name, table.cases).astype(str)
+    if name == "strata" and unit.stops_together:
+        index = unit.index(table.cases, table.group)
+        first = np.unique(index, return_index=True)[1]
+        if (values != values[first][index]).any():
+            message = "a whole group is decided at once; give all cases of a group one stratum"
+            raise InputError(message, code="option.conflict")
+    return KINDS[name], values
+
+
+def _calibrate_policy(
+    spec: PolicySpec, setup: Setup, certificate_alpha: float, rng: np.random.Generator | None
+) -> Policy:
+    table, unit, index = setup.table, setup.unit, setup.index
+    x, z = round_arrays(table)
+    fit = fit_rules(spec, table, unit, index, setup.delta, rng)
+    kept, cases = unit_index(fit.statistics.cases, index[~fit.held_out]), ~fit.held_out
+    guarantee = setup.guarantee(spec, kept, cases)
+    accelerations, denominator = table.accelerations, setup.denominator
+    denominator = None if denominator is None else denominator[cases]
+    calibrator = SetCalibrator(guarantee, unit, kept, denominator=denominator)
+    within = setup.within
+    of_kept = None if within is None else within[cases]
+    of_all = None if within is None else np.append(within[cases], within[fit.held_out])
+    thresholds = spec.thresholds(fit.statistics, calibrator, fit.tuning, of_all)
+    by_case = case_thresholds(thresholds, of_kept)
+    part = table.select(cases=cases)
+    certificate = make_certificate(
+        fit.final, by_case, calibrator, accelerations, certificate_alpha, fit.with_margin
+    )
+    if certificate:
+        certificate |= _by_class_and_site(fit.final, by_case, calibrator, part)
+    if spec.given and certificate:
+        plain = replace(spec, given=None).thresholds(fit.statistics, calibrator, within=of_kept)
+        price = make_certificate(
+            fit.statistics, case_thresholds(plain, of_kept), calibrator, accelerations,
+            certificate_alpha,
+        )  # fmt: skip
         certificate["mean_acceleration_without_given"] = price["mean_acceleration"]
+    by_stratum = {}
+    if thresholds.ndim > 1:
+        names = np.unique(of_kept).tolist()  # type: ignore[arg-type]  # strata have values
+        by_stratum = {s: tuple(map(float, q)) for s, q in zip(names, thresholds.T, strict=True)}
     return Policy(
         kind=spec.kind,
         goal=spec.goal,
         accelerations=tuple(map(float, accelerations)),
         _rules=fit.rules,
-        thresholds=tuple(map(float, thresholds)),
-        guarantee=_explain_no_stop(calibrator, thresholds, accelerations),
-        warning=_degenerate_warning(fit.final, calibrator, thresholds, guarantee._levels_text),
+        thresholds=tuple(map(float, thresholds.max(axis=1) if by_stratum else thresholds)),
+        strata=by_stratum,
+        guarantee=_explain_no_stop(calibrator, thresholds, accelerations, of_kept),
+        warning=_degenerate_warning(fit.final, calibrator, by_case, guarantee._levels_text),
         samples=table.samples,
         whole_group=unit.stops_together,
         min_group_size=int(np.bincount(kept).min()) if unit.stops_together else None,
@@ -181,6 +332,47 @@ def _calibrate_policy(
         },
         monitor_reference=monitor_statistics(x[0], index, table.task_names, z[0]),
     )
+
+
+def case_thresholds(thresholds: FloatArray, within: np.ndarray | None) -> FloatArray:
+    """Return thresholds (round,), or by the stratum of each case (round, case)."""
+    if thresholds.ndim == 1 or within is None:
+        return thresholds
+    return np.asarray(thresholds[:, np.unique(within, return_inverse=True)[1]])
+
+
+def _by_class_and_site(
+    statistics: StoppingStatistics,
+    thresholds: FloatArray,
+    calibrator: Calibrator,
+    table: TaskOutputs,
+) -> dict[str, Any]:
+    """Return mean acceleration and coverage of the calibration cases by class and by site."""
+    names = [("class", table.label), ("site", table.site)]
+    if all(values is None for _, values in names):
+        return {}
+    index, unit, q = calibrator.index, calibrator.unit, np.atleast_2d(thresholds.T).T
+    if unit.stops_together:
+        stops = q < statistics.allowance(index)[:, index]
+    else:
+        stops = (statistics.lowest <= q) & (q < statistics.largest)
+    n = statistics.cases
+    stopped = np.vstack([stops, np.ones((1, n), bool)]).argmax(axis=0)
+    hit = np.vstack([statistics.score <= q, np.ones((1, n), bool)])[stopped, np.arange(n)]
+    cost, weight, found = costs(table.accelerations)[stopped], calibrator.weights, {}
+    for kind, values in names:
+        if values is None:
+            continue
+        found[f"by_{kind}"] = [
+            {
+                kind: str(name),
+                "cases": int((values == name).sum()),
+                "mean_acceleration": 1 / float(np.average(cost, weights=weight * (values == name))),
+                "coverage": float(np.average(hit, weights=weight * (values == name))),
+            }
+            for name in np.unique(values)
+        ]
+    return found
 
 
 def _origin(table: TaskOutputs) -> dict[str, Any]:
@@ -200,15 +392,15 @@ def require_targets(table: TaskOutputs) -> None:
 
 
 def policy_unit(table: TaskOutputs, unit: PolicyUnitName | None, cases: float | str) -> Unit:
-    return as_unit(unit, cases, has_groups=table.group is not None, whole=True)
+    has_groups, has_sites = table.group is not None, table.site is not None
+    return as_unit(unit, cases, has_groups=has_groups, whole=True, has_sites=has_sites)
 
 
 def _choose_policy(
     named: Sequence[PolicyName],
     default: PolicySpec,
-    table: TaskOutputs,
-    unit: Unit,
-    make: Callable[[PolicySpec, TaskOutputs], Policy],
+    setup: Setup,
+    make: Callable[[PolicySpec, Setup], Policy],
     rng: np.random.Generator | None,
 ) -> tuple[PolicySpec, BoolArray, dict[str, Any]]:
     """Return the policy with the largest acceleration on held-out units, and these units."""
@@ -227,28 +419,28 @@ def _choose_policy(
                 f"{spec.name} has no guarantee; remove it from choose", code="option.conflict"
             )
     specs = [replace(spec, given=default.given) for spec in specs]
+    table, unit, index = setup.table, setup.unit, setup.index
     if np.isnan(table.accelerations).any():
         raise InputError("choose needs a table with accelerations", code="rounds.invalid")
-    index = unit.index(table.cases, table.group)
     units = int(index.max()) + 1
     take = tuning_count(units, CHOOSING_FRACTION, default.alpha)
     if take < 2:
         raise InputError(
             f"{units} {unit.counted}s are too few to choose on; plan one policy", code="units.few"
         )
-    held_out = choose_units(index, take, rng)
-    part, level = table.select(cases=held_out), default.alpha
-    costs = [_cost(one, part, unit, make) for one in specs]
-    while min(costs) == 1 and level < 0.5:
+    held_out = choose_units(index, take, rng, table_contents(table))
+    part, level = setup.select(held_out), default.alpha
+    each = [_cost(one, part, make) for one in specs]
+    while min(each) == 1 and level < 0.5:
         level = min(0.5, 2 * level)
-        costs = [_cost(replace(one, alpha=level), part, unit, make) for one in specs]
+        each = [_cost(replace(one, alpha=level), part, make) for one in specs]
     accelerations: dict[str, float] = {}
-    for name, cost in zip((spec.name for spec in specs), costs, strict=True):
+    for name, cost in zip((spec.name for spec in specs), each, strict=True):
         # User-defined scores may share a name.
         while name in accelerations:
             name += "'"
         accelerations[name] = 1 / cost
-    best = specs[int(np.argmin(costs))]
+    best = specs[int(np.argmin(each))]
     others = f"{take} other {unit.counted}s, which the guarantee does not use."
     record = {
         "policy": best.name,
@@ -261,46 +453,58 @@ def _choose_policy(
     return best, held_out, record
 
 
-def _cost(
-    spec: PolicySpec,
-    table: TaskOutputs,
-    unit: Unit,
-    make: Callable[[PolicySpec, TaskOutputs], Policy],
-) -> float:
+def _cost(spec: PolicySpec, setup: Setup, make: Callable[[PolicySpec, Setup], Policy]) -> float:
     """Return the cross-validated mean sampled fraction of a policy."""
-    index, (x, z) = unit.index(table.cases, table.group), round_arrays(table)
+    table, unit, index, (x, z) = setup.table, setup.unit, setup.index, round_arrays(setup.table)
     units, total = int(index.max()) + 1, 0.0
     folds = min(FOLDS, units)
     for fold in range(folds):
         held = index % folds == fold
-        policy = make(spec, table.select(cases=~held))
+        policy = make(spec, setup.select(~held))
         statistics = stopping_statistics(policy._rules, x[:, held], z[:, held])
         number = unit_index(0, index[held])
-        lowest, largest, weight = statistics.lowest, statistics.largest, unit.weights(number)
+        lowest, largest = statistics.lowest, statistics.largest
+        weight = setup.weights[held]
+        thresholds = np.array(policy.thresholds)
+        if policy.strata and setup.within is not None:
+            # No scan of a stratum that the other folds lack stops.
+            never = (np.inf,) * len(thresholds)
+            of_case = [policy.strata.get(s, never) for s in setup.within[held].tolist()]
+            thresholds = np.array(of_case).T
         if unit.stops_together:
             largest = statistics.allowance(number)
             lowest, weight = np.full(largest.shape, -np.inf), np.ones(largest.shape[1])
-        cost = mean_cost(lowest, largest, table.accelerations, np.array(policy.thresholds), weight)
+            thresholds = by_group(thresholds, number)
+        cost = mean_cost(lowest, largest, table.accelerations, thresholds, weight)
         total += cost * (number.max() + 1)
     return float(total / units)
 
 
 def _explain_no_stop(
-    calibrator: Calibrator, thresholds: FloatArray, accelerations: FloatArray
+    calibrator: Calibrator,
+    thresholds: FloatArray,
+    accelerations: FloatArray,
+    within: np.ndarray | None,
 ) -> Guarantee:
     guarantee, closed = calibrator.guarantee, np.isposinf(thresholds)
     if not closed.any():
         return guarantee
-    # Scores of zero, all finite: if they have no finite quantile either, the units are too few.
-    least = calibrator.quantiles(np.zeros((1, len(calibrator.index))))
-    if np.isposinf(least).all():
-        reason = guarantee._too_few_units()
-    elif guarantee.given:
-        reason = f"too few early stops, or too many missed, to certify {guarantee._levels_text}"
+    if within is not None:
+        group = calibrator.index if calibrator.unit.is_group else None
+        reason = too_few_within(guarantee, group, within)
     else:
+        # Scores of zero, all finite: if they have no finite quantile either, units are too few.
+        least = calibrator.quantiles(np.zeros((1, len(calibrator.index))))
+        reason = guarantee._too_few_units() if np.isposinf(least).all() else ""
+    if not reason and guarantee.given:
+        reason = f"too few early stops, or too many missed, to certify {guarantee._levels_text}"
+    elif not reason:
         reason = f"too many cases are missed at any threshold for {guarantee._levels_text}"
-    rounds = ", ".join(f"{R:g}" for R in accelerations[closed])
+    rounds = ", ".join(f"{R:g}" for R in accelerations[closed.reshape(len(closed), -1).any(axis=1)])
     what = "every scan continues to the end" if closed.all() else f"no scan stops at R = {rounds}"
+    if closed.ndim > 1 and within is not None and not closed.all():
+        names = ", ".join(np.unique(within)[closed.any(axis=0)])
+        what = f"every scan of stratum {names} continues to the end"
     return replace(guarantee, caveat=f"{reason}: {what}")
 
 
@@ -311,12 +515,13 @@ def _degenerate_warning(
     if calibrator.unit.stops_together:
         largest = statistics.allowance(calibrator.index)
         lowest = np.full(largest.shape, -np.inf)
-    level = np.asarray(thresholds)[:, None]
+        thresholds = by_group(thresholds, calibrator.index)
+    level = np.atleast_2d(thresholds.T).T
     stops = (lowest <= level) & (level < largest)
     if not stops.any():
         many = f"{stops.shape[1]} calibration {calibrator.unit.counted}s"
         return None if np.isposinf(thresholds).all() else f"No scan of the {many} stops early."
-    if thresholds[0] > LEAST:
+    if level[0].max() > LEAST:
         return None
     return (
         f"The threshold is minus infinity: no more is missed without one than {allowed} allows, so "
@@ -332,13 +537,35 @@ class SetCalibrator(Calibrator):
         return int(self.index.max()) + 1
 
     def quantiles(self, scores: FloatArray) -> FloatArray:
-        return np.array([self.guarantee.quantile(row, self.index) for row in scores])
+        if self.denominator is not None:
+            allowed = Fraction(self.guarantee.levels[0]) * (self.units + 1) - 1
+            if allowed < 0:
+                return np.full(len(scores), np.inf)
+            of_site = self.denominator
+            return np.array([quantile_of_mean_loss(row, of_site, allowed) for row in scores])
+        if self.inside is None:
+            return np.array([self.guarantee.quantile(row, self.index) for row in scores])
+        group = self.index if self.unit.is_group else None
+        parts = [self.guarantee.stratum(row, group, self.inside) for row in scores]
+        return np.array([part.quantile() for part in parts])
 
-    def map_sets(self, function: Callable[[BoolArray], float]) -> FloatArray:
+    def map_sets(self, function: Callable[[BoolArray], Any]) -> FloatArray:
         return np.asarray(function(np.ones(self.units, dtype=bool)))
 
     def smallest(self, thresholds: FloatArray, losses: Losses) -> FloatArray:
-        bets = self.guarantee.bets
+        levels, share = self.guarantee.levels, np.ones(self.units)
+        units = float(self.units)
+        if self.inside is not None:
+            levels = self.guarantee.stratum_levels
+            counts = np.bincount(self.index, weights=self.inside)
+            share, units = counts / np.bincount(self.index), float((counts > 0).sum())
+        by_case = self.guarantee.condition_on == "case"
+        bets = self.unit.bets(*levels)
         if bets is not None:
-            return np.asarray(smallest_certified(thresholds, losses(thresholds), bets))
-        return search_threshold(thresholds, losses, self.guarantee.allowed(self.units))
+            # Cases of other classes count as lost at the rate that is allowed.
+            outside = float(bets.alpha) * (1 - share)[:, None] if by_case else 0.0
+            return np.asarray(smallest_certified(thresholds, losses(thresholds) + outside, bets))
+        allowed = self.unit.allowed(int(units), *levels)
+        if by_case:
+            allowed = float(levels[0]) * (float(share.sum()) + 1) - 1
+        return search_threshold(thresholds, losses, allowed)

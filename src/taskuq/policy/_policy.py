@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -93,8 +93,9 @@ class Policy:
         certificate: Mean acceleration on the calibration set, and its certified lower bound.
         provenance: Record of the calibration.
         warning: Warning if no scan stops early, or all stop in the first round.
-        monitor_reference: First-round statistics of the calibration units by name, for
-            :class:`taskuq.Monitor`.
+        monitor_reference: First-round statistics by name, the reference of :class:`taskuq.Monitor`.
+        strata: Thresholds by stratum, for a guarantee within strata; ``thresholds`` are then the
+            largest of each round.
     """
 
     kind: str
@@ -113,12 +114,14 @@ class Policy:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     warning: str | None = None
     monitor_reference: Mapping[str, tuple[float, ...]] = field(default_factory=dict, repr=False)
+    strata: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         POLICIES[self.kind]
         rounds, tasks = len(self.accelerations), len(self.task_names)
         rules = [len(row) for row in self._rules]
         lengths = {len(self.thresholds), len(self.round_names or self.thresholds)}
+        lengths |= {len(thresholds) for thresholds in self.strata.values()}
         is_complete = rules == [tasks] * rounds and len(self.task_ranges) == tasks
         if lengths != {rounds} or not is_complete or not rounds * tasks:
             raise InputError("parts of the policy are missing; plan again", code="shape.mismatch")
@@ -148,8 +151,31 @@ class Policy:
             parts.append(str(self.provenance["chosen"]["sentence"]))
         return " ".join(parts)
 
+    def for_stratum(self, stratum: Any) -> Policy:
+        """Return the policy for scans of one stratum; a policy without strata serves all."""
+        if not self.strata:
+            if stratum is not None:
+                message = f"the policy has no strata; remove stratum={stratum!r}"
+                raise InputError(message, code="option.unused")
+            return self
+        named = ", ".join(self.strata)
+        if stratum is None:
+            message = f"the policy needs the stratum of a scan, one of {named}: use for_stratum"
+            raise InputError(message, code="option.missing")
+        if str(stratum) not in self.strata:
+            message = f"stratum {stratum!r} was not calibrated; the policy has {named}"
+            raise InputError(message, code="choice.unknown")
+        provenance = {**self.provenance, "stratum": str(stratum)}
+        thresholds = self.strata[str(stratum)]
+        return replace(self, thresholds=thresholds, strata={}, provenance=provenance)
+
     def decide(
-        self, round: int, outputs: Any, *, value: float | FloatArray | None = None
+        self,
+        round: int,
+        outputs: Any,
+        *,
+        value: float | FloatArray | None = None,
+        stratum: Any = None,
     ) -> Decision:
         """Return the decision after a round; its interval is the report if the scan stops now.
 
@@ -162,8 +188,11 @@ class Policy:
                 one.
             outputs: Outputs of all rounds so far: (round, sample) for one case,
                 (round, case, sample) for several or a group, with a last axis for several tasks.
-            value: Target, once everything is measured.
+            value: Target, known once everything is measured.
+            stratum: Stratum of all these cases, for a policy with strata.
         """
+        if self.strata or stratum is not None:
+            return self.for_stratum(stratum).decide(round, outputs, value=value)
         last = len(self.accelerations)
         if not isinstance(round, int | np.integer) or not 0 <= round <= last:
             raise InputError(f"round must be in 0 to {last}, got {round!r}", code="value.invalid")
@@ -285,6 +314,7 @@ class Policy:
             "accelerations": [None if np.isnan(R) else R for R in self.accelerations],
             "rules": [[rule.to_dict() for rule in rules] for rules in self._rules],
             "thresholds": [number_to_json(t) for t in self.thresholds],
+            **({"strata": _strata_to_json(self.strata)} if self.strata else {}),
             "guarantee": self.guarantee.to_dict(),
             "guaranteed": self.is_guaranteed,
             "sentence": self.statement,
@@ -303,6 +333,10 @@ class Policy:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the policy as JSON and return the path."""
         return write_json(path, self.to_dict())
+
+
+def _strata_to_json(strata: Mapping[str, tuple[float, ...]]) -> dict[str, list[Any]]:
+    return {name: [number_to_json(t) for t in values] for name, values in strata.items()}
 
 
 def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> Policy:
@@ -338,6 +372,10 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
             thresholds=tuple(number_from_json(t) for t in record["thresholds"]),
             guarantee=Guarantee.from_dict(record["guarantee"]),
             samples=int(record["samples"]),
+            strata={
+                str(name): tuple(map(number_from_json, values))
+                for name, values in record.get("strata", {}).items()
+            },
             whole_group=bool(record["whole_group"]),
             min_group_size=record.get("smallest_group"),
             task_ranges=ranges,

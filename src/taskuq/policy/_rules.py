@@ -17,7 +17,7 @@ from taskuq.conformal.scores import score_to_dict
 from taskuq.conformal.scores._learned import LearnedScore
 from taskuq.conformal.scores._mlwr import MLWR
 from taskuq.errors import InputError
-from taskuq.interval import FloatArray, Interval, TaskRange
+from taskuq.interval import BoolArray, FloatArray, Interval, TaskRange
 from taskuq.policy._goal import BISECTIONS, Goal, bisect_threshold
 from taskuq.protocols import IntervalFamily, Score
 
@@ -311,6 +311,12 @@ class StoppingStatistics:
     def is_always_open(self) -> bool:
         """True if no interval is empty at any possible threshold."""
         return bool(((self.lowest == 0) | (self.lowest <= LEAST)).all())
+
+    def select(self, cases: BoolArray) -> StoppingStatistics:
+        """Return the statistics of some cases; reports stay those of all."""
+        surely = None if self.surely is None else self.surely[:, cases]
+        lowest, largest, score = (a[:, cases] for a in (self.lowest, self.largest, self.score))
+        return StoppingStatistics(lowest, largest, score, self.rounds, surely)
 
     def allowance(self, index: NDArray[np.int64]) -> FloatArray:
         """Return the threshold below which each whole group stops in each round, (round, group)."""

@@ -14,7 +14,7 @@ from taskuq._arrays import ranges_to_json
 from taskuq._io import to_json_value
 from taskuq.conformal._calibrate import tuning_fraction, tuning_units
 from taskuq.conformal._family import use_numba
-from taskuq.conformal._guarantee import Guarantee
+from taskuq.conformal._guarantee import ConditionOn, DeltaScope, Guarantee
 from taskuq.conformal._splits import (
     Splits,
     fold_sizes,
@@ -23,7 +23,7 @@ from taskuq.conformal._splits import (
     splitmix64,
     test_sets,
 )
-from taskuq.conformal._units import PolicyUnitName, Unit, choose_units, unit_index
+from taskuq.conformal._units import PolicyUnitName, Unit, choose_units, table_contents, unit_index
 from taskuq.conformal.scores import score_name
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray
@@ -36,9 +36,21 @@ from taskuq.policy._learned import (
     round_arrays,
     self_tuned_rules,
 )
-from taskuq.policy._plan import SetCalibrator, policy_unit, require_targets
+from taskuq.policy._plan import (
+    SetCalibrator,
+    Setup,
+    policy_condition,
+    policy_unit,
+    require_targets,
+)
 from taskuq.policy._rules import StoppingStatistics
-from taskuq.policy._stopping import Calibrator, Losses, smallest_certified, smallest_threshold
+from taskuq.policy._stopping import (
+    Calibrator,
+    Losses,
+    TuningCases,
+    smallest_certified,
+    smallest_threshold,
+)
 from taskuq.policy._stored_scans import (
     SimulatedStops,
     StoredScans,
@@ -98,7 +110,8 @@ def _standard_errors(
     fraction, errors = float(kept.mean()), {}
     for values, of_splits, name in zip(again, (acceleration, coverage), orders, strict=True):
         variance = _jackknife_variance(values, kept, fraction, orders[name])
-        errors[name] = math.sqrt(variance + of_splits.var() / len(of_splits))
+        # No variation at all is no evidence of precision: the error is unknown.
+        errors[name] = math.sqrt(variance + of_splits.var() / len(of_splits)) or math.nan
     return errors
 
 
@@ -146,7 +159,7 @@ class _SplitCalibrator(Calibrator):
         found = run_splits(splits, rankings, np.zeros((len(scores), 0, len(self.index))))
         return np.stack([r.quantiles(p) for r, p in zip(rankings, found.position, strict=True)])
 
-    def map_sets(self, function: Callable[[BoolArray], float]) -> FloatArray:
+    def map_sets(self, function: Callable[[BoolArray], Any]) -> FloatArray:
         splits = self.splitting
         fold = splits.folds if self._by_unit else splits.case_folds
         return np.array([function(fold(np.array([t]))[0] == 0) for t in range(splits.trials)])
@@ -194,7 +207,7 @@ class Simulation:
         budget: Fraction of the error rate spent on stopping early.
         guaranteed: True if the report at the stop has a guarantee.
         alpha: Error rate.
-        unit: 'case', 'group' or 'whole-group'.
+        unit: 'case', 'group', 'whole-group' or 'site'.
         splits: Number of random splits.
         n: Number of units.
         n_calibration: Calibration units, including tuning units.
@@ -217,7 +230,11 @@ class Simulation:
         stops: Fraction and coverage of the cases stopped in each round, the full measurement last.
         standard_errors: Standard errors of mean acceleration and coverage, over tables and splits.
         sd: Standard deviations over splits of mean acceleration, coverage and width.
-        given: 'early' if coverage among early stops is guaranteed.
+        given: 'early' if coverage among early stops is guaranteed, 'round' if in each round.
+        condition: 'each class' or 'each stratum' if the guarantee holds within them.
+        class_coverage: For each class its cases, coverage with a standard error, mean acceleration
+            and early width, measured.
+        site_coverage: The same for each site.
     """
 
     policy: str
@@ -248,6 +265,9 @@ class Simulation:
     standard_errors: dict[str, float]
     sd: dict[str, float]
     given: str | None = None
+    condition: str | None = None
+    class_coverage: tuple[dict[str, Any], ...] = ()
+    site_coverage: tuple[dict[str, Any], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON values; missing numbers are null."""
@@ -256,14 +276,16 @@ class Simulation:
 
     def __repr__(self) -> str:
         guaranteed = "guaranteed" if self.guaranteed else "measured, not guaranteed"
-        error = self.standard_errors
+        error = {
+            n: f"± {e:.2g}" if e == e else "(± unknown)" for n, e in self.standard_errors.items()
+        }
         at = (f"{round_label(s.acceleration)} {s.fraction:.3g}" for s in self.stops)
         return "\n".join([
             f"{self.policy}, {self.statistic or self.score}, {guaranteed}: {self.splits} random "
             f"splits by {self.unit}, {self.n_calibration} to calibrate, {self.n_test} to test, "
             f"alpha {self.alpha:g}",
-            f"  mean R       {self.mean_acceleration:8.4g}  ± {error['mean_acceleration']:.2g}",
-            f"  coverage     {self.coverage:8.4g}  ± {error['coverage']:.2g}",
+            f"  mean R       {self.mean_acceleration:8.4g}  {error['mean_acceleration']}",
+            f"  coverage     {self.coverage:8.4g}  {error['coverage']}",
             f"  early width  {self.width:8.4g}",
             f"  stopped at   {', '.join(at)}",
         ])  # fmt: skip
@@ -284,6 +306,10 @@ def simulate(
     cases: float | str = "random",
     delta: float | None = None,
     given: Given | None = None,
+    label: Any = None,
+    strata: Any = None,
+    condition_on: ConditionOn | None = None,
+    delta_scope: DeltaScope | None = None,
     tuning_repeats: int = 10,
     task: str | Sequence[str] | None = None,
     **table_kwargs: Any,
@@ -309,10 +335,15 @@ def simulate(
         side: Side of the intervals, as in :func:`taskuq.plan`.
         splits: Number of random splits.
         seed: Seed or Generator; all policies use the same splits if possible.
-        unit: 'case', 'group' or 'whole-group'; default: 'group' if the table has groups.
+        unit: 'case', 'group', 'whole-group' or 'site'; default: 'group' if the table has groups.
         cases: With groups, cases of a new group to cover: 'random' (one), 'all' or a fraction.
         delta: Guarantee coverage with probability 1 - delta over calibration sets.
-        given: 'early' for a guarantee among early stops, for named policies that support it.
+        given: 'early' or 'round' for a guarantee among early stops, or those of each round, for
+            named policies that support it.
+        label: Guarantee each class, as in :func:`taskuq.plan`.
+        strata: Guarantee each stratum, likewise.
+        condition_on: Likewise.
+        delta_scope: Likewise.
         tuning_repeats: Number of tuning sets to average over, for policies that need tuning.
         task: Tasks whose goals must be reached; default: all.
         table_kwargs: With arrays, ``accelerations`` and other fields of a table.
@@ -341,34 +372,41 @@ def simulate(
         spec = parse_policy(one, PolicySpec("fixed-width", alpha, goal))
         specs.append(replace(spec, given=given if spec.policy.supports_early else None))
     of = policy_unit(table, unit, cases)
-    index = of.index(table.cases, table.group)
+    setup = Setup(table, of, delta, policy_condition(table, of, label, strata))
+    setup = setup.read_as(condition_on, delta_scope)
+    index, everyone = setup.index, np.ones(table.cases, bool)
     sizes = fold_sizes(int(index.max()) + 1)
     rng = np.random.default_rng(seed)
     split_seed, results = int(rng.integers(2**63)), []
     for spec in specs:
-        guarantee = Guarantee(
-            alpha=spec.alpha, **of.record, delta=delta, n_cases=table.cases, given=spec.given
-        )
-        job = _SimulationJob(table, spec, guarantee, of, index, *sizes, splits, split_seed)
+        guarantee = setup.guarantee(spec, index, everyone)
+        job = _SimulationJob(setup, spec, guarantee, index, *sizes, splits, split_seed)
         results.append(job.run(tuning_repeats, rng))
     return results
 
 
-# Sums over splits with one tuning set, and their jackknife replicates.
-_Part: TypeAlias = tuple[SimulatedStops, _Replicates | None]
+# Sums over splits with one tuning set, their jackknife replicates, and the cases in them.
+_Part: TypeAlias = tuple[SimulatedStops, _Replicates | None, NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
 class _SimulationJob:
-    table: TaskOutputs
+    setup: Setup
     spec: PolicySpec
     guarantee: Guarantee
-    unit: Unit
     index: NDArray[np.int64]
     n_calibration: int
     n_test: int
     splits: int
     seed: int
+
+    @property
+    def table(self) -> TaskOutputs:
+        return self.setup.table
+
+    @property
+    def unit(self) -> Unit:
+        return self.setup.unit
 
     def run(self, tuning_repeats: int, rng: np.random.Generator) -> Simulation:
         rules = self_tuned_rules(self.spec, self.table, self.guarantee.delta)
@@ -385,7 +423,8 @@ class _SimulationJob:
                     f"{n} calibration units are too few to tune {spec.name}", code="units.few"
                 )
             draws = range(min(tuning_repeats, self.splits))
-            tuning_sets = [choose_units(self.index, take, rng) for _ in draws]
+            contents = table_contents(self.table)
+            tuning_sets = [choose_units(self.index, take, rng, contents) for _ in draws]
         for draw, held_out in enumerate(tuning_sets):
             count = self.splits // len(tuning_sets) + (draw < self.splits % len(tuning_sets))
             # Policies that need no tuning set all see the same splits.
@@ -410,10 +449,10 @@ class _SimulationJob:
                 test = on.fold(t)
                 test = test if self.unit.is_group else on.of_cases(test[None])[0]
                 units, bracketed, final = rules.learn_outside(test, self.index)
-                calibrator = SetCalibrator(self.guarantee, self.unit, units)
+                calibrator = self._calibrator(units, np.flatnonzero(test[self.index] == 0))
                 allowance = self._allowance(final, scans.unit_of_case)
                 learned = replace(scans, statistics=final, allowance=allowance)
-                return learned, self.spec.thresholds(bracketed, calibrator)
+                return learned, self._thresholds(bracketed, calibrator, test[self.index] == 0)
 
             return one_split
 
@@ -421,20 +460,56 @@ class _SimulationJob:
         group = scans.group_of_case
         leaving = _jackknife_folds(splitting, group, self.unit.is_group)
         if leaving is None:
-            return sums, None
-        return sums, _replicate(calibrate(leaving), leaving, group, everyone)
+            return sums, None, everyone
+        return sums, _replicate(calibrate(leaving), leaving, group, everyone), everyone
+
+    def _calibrator(self, units: NDArray[np.int64], cases: NDArray[np.int64]) -> SetCalibrator:
+        denominator = self.setup.denominator
+        denominator = None if denominator is None else denominator[cases]
+        return SetCalibrator(self.guarantee, self.unit, units, denominator=denominator)
+
+    @property
+    def _clusters(self) -> np.ndarray | None:
+        """Independent clusters of cases: the groups, or the sites if these are the unit."""
+        return self.index if self.setup.denominator is not None else self.table.group
+
+    def _thresholds(
+        self,
+        statistics: StoppingStatistics,
+        calibrator: Calibrator,
+        kept: BoolArray,
+        pool: NDArray[np.int64] | None = None,
+        tuning: tuple[TuningCases, BoolArray] | None = None,
+    ) -> FloatArray:
+        """Return the thresholds of one split, (round,), or (round, case) for strata."""
+        within, cases = self.setup.within, None if tuning is None else tuning[0]
+        if within is None:
+            return self.spec.thresholds(statistics, calibrator, cases)
+        of_pool = within if pool is None else within[pool]
+        held_out = within[:0] if tuning is None else within[tuning[1]]
+        by_stratum = self.spec.thresholds(
+            statistics, calibrator, cases, np.append(of_pool[kept], held_out)
+        )
+        if by_stratum.ndim == 1:
+            return by_stratum
+        # No scan of a stratum that was not calibrated stops.
+        thresholds = np.full((len(by_stratum), len(of_pool)), np.inf)
+        for name, level in zip(np.unique(of_pool[kept]), by_stratum.T, strict=True):
+            thresholds[:, of_pool == name] = level[:, None]
+        return thresholds
 
     def _scans(self, statistics: StoppingStatistics, pool: NDArray[np.int64]) -> StoredScans:
-        index, group = unit_index(len(pool), self.index[pool]), self.table.group
+        index, group = unit_index(len(pool), self.index[pool]), self._clusters
         return StoredScans(
             statistics=statistics,
             targets=round_arrays(self.table)[1][:, pool],
             accelerations=self.table.accelerations,
-            weight=self.unit.weights(index),
+            weight=self.setup.weights[pool],
             group_of_case=unit_index(len(pool), None if group is None else group[pool]),
             unit_of_case=index,
             enough=self.unit.enough(np.bincount(index)),
             allowance=self._allowance(statistics, index),
+            has_parts=self.table.label is not None or self.table.site is not None,
         )
 
     def _allowance(self, statistics: StoppingStatistics, index: NDArray[np.int64]) -> FloatArray:
@@ -451,23 +526,45 @@ class _SimulationJob:
         splitting = Splits(units, self.n_test, splits, seed, of_case, self._is_compiled)
         if self.spec.given:
             tuning = evaluate_tuning_cases(rules, self.table, held_out, self.index)
+        group = unit_index(self.table.cases, self._clusters)
+        leaving = _jackknife_folds(splitting, scans.group_of_case, self.unit.is_group)
+        if self.setup.condition is not None or self.setup.denominator is not None:
+            of_tuning = None if tuning is None else (tuning, held_out)
+
+            def calibrate(on: Splits) -> Callable[[int], tuple[StoredScans, FloatArray]]:
+                def one_split(t: int) -> tuple[StoredScans, FloatArray]:
+                    kept = on.case_folds(np.array([t]))[0] == 0
+                    units = unit_index(int(kept.sum()), index[kept])
+                    calibrator = self._calibrator(units, pool[kept])
+                    some = statistics.select(kept)
+                    return scans, self._thresholds(some, calibrator, kept, pool, of_tuning)
+
+                return one_split
+
+            sums = simulate_each_split(calibrate(splitting), splitting, self.table.rounds)
+            again = (
+                None if leaving is None else _replicate(calibrate(leaving), leaving, group, pool)
+            )
+            return sums, again, pool
 
         def thresholds(on: Splits) -> FloatArray:
             calibrator = _SplitCalibrator(self.guarantee, self.unit, index, on)
             return self.spec.thresholds(statistics, calibrator, tuning)
 
         sums = simulate_splits(scans, splitting, thresholds(splitting))
-        leaving = _jackknife_folds(splitting, scans.group_of_case, self.unit.is_group)
         if leaving is None:
-            return sums, None
-        left, group = thresholds(leaving), unit_index(self.table.cases, self.table.group)
-        return sums, _replicate(lambda b: (scans, left[:, b]), leaving, group, pool)
+            return sums, None, pool
+        left = thresholds(leaving)
+        return sums, _replicate(lambda b: (scans, left[:, b]), leaving, group, pool), pool
 
     def _summarise(self, parts: list[_Part], n_tuning: int) -> Simulation:
         def joined(name: str) -> FloatArray:
-            return np.concatenate([getattr(part, name) for part, _ in parts], axis=-1)
+            return np.concatenate([getattr(part, name) for part, *_ in parts], axis=-1)
 
         m, policy = parts[0][0].weight, self.spec.policy
+        by_case = np.zeros((5, self.table.cases))
+        for part, _, pool in parts:
+            by_case[:, pool] += part.by_case
         acceleration, coverage = m / joined("cost"), joined("kept") / m
         early = joined("early")
         rounds = zip(
@@ -494,8 +591,8 @@ class _SimulationJob:
             n_tuning=n_tuning,
             coverage_of=self.unit.covered,
             mean_over=self.unit.mean_unit,
-            mean_acceleration=float(acceleration.mean()),
-            case_mean_acceleration=float((joined("cases") / joined("plain_cost")).mean()),
+            mean_acceleration=float(m / joined("cost").mean()),
+            case_mean_acceleration=_ratio(joined("cases"), joined("plain_cost")),
             coverage=float(coverage.mean()),
             case_coverage=float((joined("covered") / m).mean()),
             coverage_from_full_scans=full,
@@ -506,7 +603,7 @@ class _SimulationJob:
             max_center_error=_ratio(joined("worst_error"), joined("worst_groups")),
             stops=tuple(stops),
             standard_errors=_standard_errors(
-                [left for _, left in parts if left is not None], acceleration, coverage
+                [left for _, left, _ in parts if left is not None], acceleration, coverage
             ),
             sd={
                 "mean_acceleration": float(acceleration.std()),
@@ -514,7 +611,38 @@ class _SimulationJob:
                 "width": float(widths.std()) if np.isfinite(widths).all() else math.nan,
             },
             given=self.spec.given,
+            condition=self.guarantee.condition,
+            class_coverage=self._by_part("class", self.table.label, by_case),
+            site_coverage=self._by_part("site", self.table.site, by_case),
         )
+
+    def _by_part(
+        self, kind: str, of_case: np.ndarray | None, by_case: FloatArray
+    ) -> tuple[dict[str, Any], ...]:
+        """Return the outcomes of the cases of each class or site, weighted as the unit does."""
+        found, group = [], unit_index(self.table.cases, self.table.group)
+        for name in () if of_case is None else np.unique(of_case):
+            inside = of_case == name
+            weight = self.setup.weights
+            if kind == "class" and self.guarantee.condition_on == "group":
+                weight = 1 / np.maximum(np.bincount(self.index, inside), 1)[self.index]
+            tested, covered, cost, early, width = by_case * weight * inside
+            coverage, groups = _ratio(covered, tested), len(np.unique(group[inside]))
+            error = math.nan
+            if groups > 1 and tested.sum() > 0:
+                misses = np.bincount(group, covered - coverage * tested)
+                spread = groups / (groups - 1) * float((misses**2).sum())
+                error = math.sqrt(spread) / float(tested.sum())
+            record = {
+                kind: str(name),
+                "cases": int(inside.sum()),
+                "coverage": coverage,
+                "standard_error": error or math.nan,
+                "mean_acceleration": _ratio(tested, cost),
+                "width": _ratio(width, early),
+            }
+            found.append(record)
+        return tuple(found)
 
 
 def _ratio(part: FloatArray, whole: FloatArray) -> float:

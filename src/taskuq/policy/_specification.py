@@ -23,6 +23,7 @@ KINDS = ("fixed-width", "adaptive", "anytime", "paper")
 
 
 def export_policy(policy: Policy) -> dict[str, Any]:
+    policy.for_stratum(None)
     if policy.kind not in KINDS:
         raise InputError(f"policy {policy.kind!r} has no specification", code="choice.unknown")
     if policy.whole_group:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,6 +29,22 @@ class Calibrator(ABC):
     guarantee: Guarantee
     unit: Unit
     index: NDArray[np.int64]
+    # Cases of the class or stratum that is calibrated; all if None.
+    inside: BoolArray | None = field(default=None, kw_only=True)
+    # Inverse weights of the cases of sites.
+    denominator: NDArray[np.int64] | None = field(default=None, kw_only=True)
+
+    @property
+    def weights(self) -> FloatArray:
+        """Weight of each case in a mean over units; with a class, of its cases alone."""
+        if self.denominator is not None:
+            return np.asarray(1 / self.denominator)
+        weight = self.unit.weights(self.index)
+        if self.inside is None:
+            return weight
+        if self.guarantee.condition_on == "group":
+            weight = 1 / np.maximum(np.bincount(self.index, weights=self.inside), 1)[self.index]
+        return np.asarray(weight * self.inside)
 
     @property
     @abstractmethod
@@ -40,8 +56,8 @@ class Calibrator(ABC):
         """Return the guaranteed quantile of each row of scores (row, case)."""
 
     @abstractmethod
-    def map_sets(self, function: Callable[[BoolArray], float]) -> FloatArray:
-        """Apply a function to the units (unit,) of the calibration set, or of each set."""
+    def map_sets(self, function: Callable[[BoolArray], Any]) -> FloatArray:
+        """Return the function of the units (unit,) of the calibration set, or of each."""
 
     @abstractmethod
     def smallest(self, thresholds: FloatArray, losses: Losses) -> FloatArray:
@@ -50,23 +66,32 @@ class Calibrator(ABC):
     def stopping_threshold(self, statistics: StoppingStatistics) -> FloatArray:
         """Return the threshold that guarantees reports at the stop, with a leading axis."""
         if self.unit.stops_together:
-            score, allowance = statistics.score, statistics.allowance(self.index)
-            sure = allowance
-            if statistics.surely is not None:
-                sure = statistics.group_thresholds(statistics.surely, self.index)
-            # Losses change only where a group starts to stop or a case starts to be covered.
-            ends = np.concatenate([sure.ravel(), allowance.ravel(), score.ravel(), [-np.inf]])
-
-            def losses(thresholds: FloatArray) -> FloatArray:
-                return _group_losses(allowance, score, self.index, thresholds, self.unit, sure)
-
-            least = self.smallest(np.unique(ends), losses)[None]
-            return np.asarray(np.maximum(least, statistics.lowest.max()))
+            return self._group_threshold(statistics)
         Lambda = stopping_score(
             statistics.lowest, statistics.largest, statistics.score, statistics.surely
         )
         # A larger threshold keeps the guarantee, and below every opening no case could stop.
         return np.asarray(np.maximum(self.quantiles(Lambda[None]), statistics.lowest.min()))
+
+    def _group_threshold(self, statistics: StoppingStatistics) -> FloatArray:
+        score, index, allowance = statistics.score, self.index, statistics.allowance(self.index)
+        sure, sizes = allowance, np.bincount(index)
+        if statistics.surely is not None:
+            sure = statistics.group_thresholds(statistics.surely, index)
+        if self.inside is not None:
+            # A whole group is decided, and only its cases of the class can be lost.
+            score, index = score[:, self.inside], index[self.inside]
+            if self.guarantee.condition_on == "group":
+                has, index = np.unique(index, return_inverse=True)
+                allowance, sure, sizes = allowance[:, has], sure[:, has], np.bincount(index)
+        # Losses change only where a group starts to stop or a case starts to be covered.
+        ends = np.concatenate([sure.ravel(), allowance.ravel(), score.ravel(), [-np.inf]])
+
+        def losses(thresholds: FloatArray) -> FloatArray:
+            return _group_losses(allowance, score, index, thresholds, self.unit, sure, sizes)
+
+        least = self.smallest(np.unique(ends), losses)[None]
+        return np.asarray(np.maximum(least, statistics.lowest.max()))
 
 
 def stopping_score(
@@ -93,11 +118,13 @@ def _group_losses(
     thresholds: FloatArray,
     unit: Unit,
     sure: FloatArray | None = None,
+    sizes: NDArray[np.int64] | None = None,
 ) -> FloatArray:
     """Return the monotone loss of each group at each threshold, (group, threshold)."""
     sure = allowance if sure is None else sure
     groups, step = allowance.shape[1], max(1, BLOCK // allowance.shape[1])
-    sizes = np.bincount(index, minlength=groups)[:, None]
+    counted = np.bincount(index, minlength=groups)[:, None]
+    whole = counted if sizes is None else sizes[:, None]
     blocks = []
     for start in range(0, len(thresholds), step):
         block = thresholds[start : start + step]
@@ -108,9 +135,9 @@ def _group_losses(
             # below `before`, only what is missed there counts.
             place = index * (count + 1) + np.searchsorted(block, score[k])
             counts = np.bincount(place, minlength=groups * (count + 1)).reshape(groups, count + 1)
-            missed = sizes - np.cumsum(counts[:, :-1], axis=1)
+            missed = counted - np.cumsum(counts[:, :-1], axis=1)
             at_before = np.bincount(index[score[k] > before[index, 0]], minlength=groups)[:, None]
-            loss = unit.loss(np.where(block < before, at_before, missed), sizes)
+            loss = unit.loss(np.where(block < before, at_before, missed), whole)
             stops = np.maximum(block, before) < allowance[k][:, None]
             losses = np.maximum(losses, np.where(stops, loss, 0.0))
             before = np.maximum(before, sure[k][:, None])
@@ -150,8 +177,8 @@ def smallest_certified(thresholds: FloatArray, losses: FloatArray, bets: Betting
 def guarantee_at_stop(goal: Goal | Goals, guarantee: str) -> str:
     what = guarantee.removeprefix("Guaranteed: ")
     return (
-        f"Guaranteed for the report at the stop, where {goal.statement}: {what} "
-        "A fully sampled scan yields the target itself."
+        f"Guaranteed for the report at the stop, made once it can state that {goal.statement}: "
+        f"{what} A fully sampled scan yields the target itself."
     )
 
 
@@ -173,17 +200,20 @@ def make_certificate(
         if unit.stops_together:
             largest = statistics.group_thresholds(largest, index)
             weight = np.asarray(np.bincount(index, weights=weight), dtype=float)
-        lowest = np.full(largest.shape, -np.inf) if unit.stops_together else statistics.lowest
-        return mean_cost(lowest, largest, accelerations, thresholds, weight)
+            return mean_cost(
+                np.full(largest.shape, -np.inf), largest, accelerations,
+                by_group(thresholds, index), weight,
+            )  # fmt: skip
+        return mean_cost(statistics.lowest, largest, accelerations, thresholds, weight)
 
-    weights = unit.weights(index)
+    weights = calibrator.weights
     certificate: dict[str, Any] = {
         "mean_over": unit.mean_unit,
         "mean_acceleration": 1 / cost(statistics.largest, weights),
         "mean_acceleration_of_cases": 1 / cost(statistics.largest, np.ones(len(index))),
     }
     # The certificate rests on stops that are monotone in one threshold.
-    if len(set(thresholds)) > 1 or not statistics.is_always_open:
+    if len(np.unique(thresholds)) > 1 or not statistics.is_always_open:
         return certificate
     units, slowest = int(index.max()) + 1, statistics.largest
     if with_margin is not None:
@@ -210,10 +240,18 @@ def mean_cost(
     weight: FloatArray | None = None,
 ) -> float:
     r"""Return the mean sampled fraction at the stop, :math:`\mathbb E[1 / R_T]`."""
-    at = np.broadcast_to(np.asarray(threshold, float), len(largest))[:, None]
+    at = np.asarray(threshold, dtype=float)
+    at = at if at.ndim == 2 else np.broadcast_to(at, len(largest))[:, None]
     stops = (lowest <= at) & (at < largest)
     stopped = np.concatenate([stops, np.ones((1, stops.shape[1]), bool)]).argmax(axis=0)
     return float(np.average(costs(accelerations)[stopped], weights=weight))
+
+
+def by_group(thresholds: FloatArray, index: NDArray[np.int64]) -> FloatArray:
+    """Return the thresholds of groups from those of cases (round, case), or one for all."""
+    if thresholds.ndim == 1:
+        return thresholds
+    return np.asarray(thresholds[:, np.unique(index, return_index=True)[1]])
 
 
 def costs(accelerations: FloatArray) -> FloatArray:
@@ -241,26 +279,41 @@ def _deviation(units: int, failing: float, *, groups: bool) -> float:
 
 # Fraction of units from which the thresholds to test are taken, and the most thresholds tested.
 EARLY_FRACTION, RUNGS = 0.1, 64
+# The same for guarantees of each round, and the parts of alpha that are missed on those units.
+ROUND_FRACTION, ROUND_PARTS = 0.2, (0.35, 0.65)
 # Held-out cases under the rules, and the unit of each.
 TuningCases: TypeAlias = tuple[StoppingStatistics, NDArray[np.int64]]
+
+
+def _stops_by_round(
+    statistics: StoppingStatistics, thresholds: FloatArray, unit: Unit, index: NDArray[np.int64]
+) -> list[tuple[BoolArray, BoolArray]]:
+    """Return the cases that stop in each round, and are missed, at thresholds (step, round)."""
+    largest = statistics.largest
+    if unit.stops_together:
+        largest = statistics.allowance(index)[:, index]
+    early = np.zeros((len(thresholds), statistics.cases), dtype=bool)
+    found = []
+    for k, lowest in enumerate(statistics.lowest):
+        at = thresholds[:, k, None]
+        here = ~early & (lowest <= at) & (at < largest[k])
+        early = early | here
+        found.append((here, here & (statistics.score[k] > at)))
+    return found
 
 
 def _early_stops(
     statistics: StoppingStatistics, thresholds: FloatArray, unit: Unit, index: NDArray[np.int64]
 ) -> tuple[BoolArray, BoolArray]:
-    largest, at = statistics.largest, thresholds[:, None]
-    if unit.stops_together:
-        largest = statistics.allowance(index)[:, index]
-    early = np.zeros((len(thresholds), statistics.cases), dtype=bool)
-    missed = early.copy()
-    for lowest, top, score in zip(statistics.lowest, largest, statistics.score, strict=True):
-        here = ~early & (lowest <= at) & (at < top)
-        early |= here
-        missed |= here & (score > at)
-    return early, missed
+    of_rounds = np.repeat(thresholds[:, None], len(statistics.lowest), axis=1)
+    rounds = _stops_by_round(statistics, of_rounds, unit, index)
+    early, missed = (np.any(each, axis=0) for each in zip(*rounds, strict=True))
+    return np.asarray(early), np.asarray(missed)
 
 
-def threshold_grid(tuning: TuningCases, calibrator: Calibrator) -> FloatArray:
+def threshold_grid(
+    tuning: TuningCases, calibrator: Calibrator, classes: Sequence[BoolArray | None] = (None,)
+) -> FloatArray:
     """Return thresholds to test, from conservative to aggressive."""
     statistics, index = tuning
     grid = np.unique(statistics.largest[np.isfinite(statistics.largest)])[::-1]
@@ -268,32 +321,106 @@ def threshold_grid(tuning: TuningCases, calibrator: Calibrator) -> FloatArray:
         return grid
     grid = grid[np.unique(np.linspace(0, len(grid) - 1, RUNGS).round().astype(np.int64))]
     unit, guarantee = calibrator.unit, calibrator.guarantee
-    early = _early_stops(statistics, grid, unit, index)[0] @ (
-        unit.weights(index) / (index.max() + 1)
-    )
+    stops = _early_stops(statistics, grid, unit, index)[0]
+    weight = unit.weights(index) / (index.max() + 1)
     enough = min(1.0, guarantee._unit.needed(guarantee.alpha, guarantee.delta) / calibrator.units)
-    return grid[int((early >= (early.max() ** 2 * enough) ** (1 / 3)).argmax()) :]
+    starts = []
+    for inside in classes:
+        early = stops @ (weight if inside is None else weight * inside)
+        starts.append(int((early >= (early.max() ** 2 * enough) ** (1 / 3)).argmax()))
+    return grid[max(starts) :]
+
+
+def certified_rounds(
+    statistics: StoppingStatistics, calibrator: Calibrator, tuning: TuningCases
+) -> FloatArray:
+    """Return a threshold for each round, certified by itself; infinite if there is none.
+
+    Each is tested given those of the rounds before, whose combinations share delta.
+    """
+    alpha, delta = calibrator.guarantee.alpha, calibrator.guarantee.delta
+    unit, index, rounds = calibrator.unit, calibrator.index, len(statistics.lowest)
+    assert delta is not None
+    certify = _certified_groups if unit.is_group else _certified_cases
+    known: dict[tuple[float, ...], tuple[FloatArray, FloatArray, FloatArray]] = {}
+
+    def stops(before: tuple[float, ...], level: float) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return the thresholds to test after others, stops and misses of units at each."""
+        if before in known:
+            return known[before]
+        k = len(before)
+        enough = 1.5 * calibrator.guarantee._unit.needed(alpha, level) / calibrator.units
+        grid = _round_grid(tuning, unit, before, rounds, alpha, enough)
+        path = np.full((len(grid), rounds), np.inf)
+        path[:, :k], path[:, k] = before, grid
+        here, missed = np.zeros((2, int(index.max()) + 1, len(grid)))
+        found = _stops_by_round(statistics, path, unit, index)[k]
+        np.add.at(here, index, unit.weights(index)[:, None] * found[0].T)
+        np.add.at(missed, index, unit.weights(index)[:, None] * found[1].T)
+        known[before] = grid, here, missed
+        return known[before]
+
+    def test(kept: BoolArray) -> tuple[float, ...]:
+        row: tuple[float, ...] = ()
+        for k in range(rounds):
+            level = delta / (rounds * (len(ROUND_PARTS) + 1) ** k)
+            grid, here, missed = stops(row, level)
+            passed = certify(here[kept], missed[kept], alpha, level)
+            row += (float(np.append(np.inf, grid)[np.append(passed, False).argmin()]),)
+        return row
+
+    return calibrator.map_sets(test).T
+
+
+def _round_grid(
+    tuning: TuningCases,
+    unit: Unit,
+    before: tuple[float, ...],
+    rounds: int,
+    alpha: float,
+    enough: float,
+) -> FloatArray:
+    """Return thresholds of the next round that miss parts of alpha of its held-out stops."""
+    statistics, index = tuning
+    k, weight = len(before), unit.weights(index) / (index.max() + 1)
+    top = statistics.allowance(index)[k, index] if unit.stops_together else statistics.largest[k]
+    # Just below the threshold of a case, so that it stops.
+    grid: FloatArray = np.nextafter(np.unique(top[np.isfinite(top)]), -np.inf)
+    if not grid.size:
+        return grid
+    grid = grid[np.unique(np.linspace(0, len(grid) - 1, RUNGS).round().astype(np.int64))]
+    trial = np.full((len(grid), rounds), np.inf)
+    trial[:, :k], trial[:, k] = before, grid
+    here, missed = _stops_by_round(statistics, trial, unit, index)[k]
+    stops, lost = here @ weight, missed @ weight
+    found = []
+    for part in ROUND_PARTS:
+        good = np.flatnonzero((lost <= part * alpha * stops) & (stops >= enough))
+        found += [grid[good[0]]] if good.size else []
+    return np.asarray(np.unique(found)[::-1])
 
 
 def last_certified(
-    statistics: StoppingStatistics, calibrator: Calibrator, grid: FloatArray
+    statistics: StoppingStatistics, classes: Sequence[Calibrator], grid: FloatArray
 ) -> FloatArray:
     """Return the last threshold before the first failed test (fixed-sequence testing)."""
-    alpha, delta = calibrator.guarantee.alpha, calibrator.guarantee.delta
-    unit, index = calibrator.unit, calibrator.index
+    first = classes[0]
+    unit, index, (alpha, delta) = first.unit, first.index, first.guarantee.stratum_levels
     assert delta is not None
-    stops = _early_stops(statistics, grid, unit, index)
-    weight = unit.weights(index)[:, None]
-    early, missed = np.zeros((2, int(index.max()) + 1, len(grid)))
-    np.add.at(early, index, weight * stops[0].T)
-    np.add.at(missed, index, weight * stops[1].T)
+    stops, tests = _early_stops(statistics, grid, unit, index), []
+    for one in classes:
+        early, missed = np.zeros((2, int(index.max()) + 1, len(grid)))
+        np.add.at(early, index, one.weights[:, None] * stops[0].T)
+        np.add.at(missed, index, one.weights[:, None] * stops[1].T)
+        tests.append((early, missed))
     certify = _certified_groups if unit.is_group else _certified_cases
 
     def test(kept: BoolArray) -> float:
-        certified = certify(early[kept], missed[kept], alpha, delta)
-        return float(np.append(np.inf, grid)[np.append(certified, False).argmin()])
+        # A threshold passes if it does for every class.
+        each = [certify(e[kept], m[kept], float(alpha), float(delta)) for e, m in tests]
+        return float(np.append(np.inf, grid)[np.append(np.all(each, axis=0), False).argmin()])
 
-    return calibrator.map_sets(test)[None]
+    return first.map_sets(test)[None]
 
 
 def _certified_cases(

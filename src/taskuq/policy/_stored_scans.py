@@ -34,6 +34,8 @@ class SimulatedStops:
     cases: FloatArray
     stopped: FloatArray
     stopped_covered: FloatArray
+    # Splits in which each case is tested, covered, its cost, early stops and their width.
+    by_case: FloatArray
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class StoredScans:
     unit_of_case: NDArray[np.int64]
     enough: NDArray[np.int64]
     allowance: FloatArray
+    # Classes or sites are known, so that sums by case are wanted.
+    has_parts: bool = False
 
     @property
     def cost(self) -> FloatArray:
@@ -62,11 +66,13 @@ class StoredScans:
     def covered_at(self, thresholds: FloatArray) -> FloatArray:
         """Return the smallest covering threshold of cases that stop near each round's threshold."""
         found = self.statistics.score.copy()
-        for k, q in enumerate(thresholds):
+        for k, row in enumerate(thresholds):
+            q = np.broadcast_to(row, found[k].shape)
             cases = np.flatnonzero((found[k] > q) & (q < self.statistics.largest[k]))
             # A window is the same at any threshold, so it has no ties.
             if cases.size and not self.statistics.rounds[k][0].is_risk:
-                found[k, cases[self._contains(k, cases, np.full(len(cases), q))]] = q
+                inside = cases[self._contains(k, cases, q[cases])]
+                found[k, inside] = q[inside]
         return found
 
     def _contains(self, k: int, cases: NDArray[np.int64], at: FloatArray) -> BoolArray:
@@ -79,10 +85,10 @@ class StoredScans:
     def outcomes(
         self, thresholds: FloatArray, covered_from: FloatArray
     ) -> tuple[NDArray[np.int64], BoolArray]:
-        """Return the round in which each case stops, and True if its report contains the target."""
-        q, statistics = thresholds[:, None], self.statistics
+        """Return the round in which each case stops, and True if its report is a hit."""
+        q, statistics = thresholds.reshape(len(thresholds), -1), self.statistics
         if self.allowance.size:
-            stops = (q < self.allowance)[:, self.unit_of_case]
+            stops = q < self.allowance[:, self.unit_of_case]
         else:
             stops = (statistics.lowest <= q) & (q < statistics.largest)
         cases = np.arange(statistics.cases)
@@ -102,47 +108,45 @@ def simulate_splits(
     scans: StoredScans, splitting: Splits, thresholds: FloatArray
 ) -> SimulatedStops:
     """Apply policies to the test cases of every split."""
-    sums = np.zeros((11 + 2 * len(thresholds), splitting.trials))
-    numbers, starts = np.arange(splitting.trials), scans.covered_from(thresholds)
-    _add_splits(scans, splitting, numbers, thresholds, starts, sums)
-    return _as_stops(sums, splitting, len(thresholds))
+    sums, by_case = _empty_sums(scans, splitting, len(thresholds))
+    starts, rounds = scans.covered_from(thresholds), scans.statistics.rounds
+    is_linear = all(isinstance(e.family, LinearFamily) for row in rounds for e in row)
+    if splitting.is_compiled and is_linear:
+        _run_kernel(scans, splitting, np.arange(splitting.trials), thresholds, starts, sums)
+        if scans.has_parts:
+            rest = np.zeros_like(sums)
+            for t, level in enumerate(thresholds.T):
+                _simulate_split(scans, splitting, level, starts, t, rest, by_case)
+    else:
+        for t, level in enumerate(thresholds.T):
+            _simulate_split(scans, splitting, level, starts, t, sums, by_case)
+    return _as_stops(sums, splitting, len(thresholds), by_case)
 
 
 def simulate_each_split(
     calibrate: Callable[[int], tuple[StoredScans, FloatArray]], splitting: Splits, rounds: int
 ) -> SimulatedStops:
-    """Apply the rules and thresholds of each split to its test cases."""
-    sums = np.zeros((11 + 2 * rounds, splitting.trials))
+    """Apply rules and thresholds, (round,) or (round, case), of each split to its test cases."""
     for t in range(splitting.trials):
         scans, thresholds = calibrate(t)
+        if t == 0:
+            sums, by_case = _empty_sums(scans, splitting, rounds)
         starts = scans.covered_at(thresholds)
-        _add_splits(scans, splitting, np.array([t]), thresholds[:, None], starts, sums)
-    return _as_stops(sums, splitting, rounds)
+        _simulate_split(scans, splitting, thresholds, starts, t, sums, by_case)
+    return _as_stops(sums, splitting, rounds, by_case)
 
 
-def _as_stops(sums: FloatArray, splitting: Splits, rounds: int) -> SimulatedStops:
+def _empty_sums(
+    scans: StoredScans, splitting: Splits, rounds: int
+) -> tuple[FloatArray, FloatArray]:
+    return np.zeros((11 + 2 * rounds, splitting.trials)), np.zeros((5, scans.statistics.cases))
+
+
+def _as_stops(
+    sums: FloatArray, splitting: Splits, rounds: int, by_case: FloatArray
+) -> SimulatedStops:
     by_round = sums[11 : 11 + rounds], sums[11 + rounds :]
-    return SimulatedStops(float(splitting.n_test), *sums[:11], *by_round)  # type: ignore[call-arg]  # eleven rows
-
-
-def _add_splits(
-    scans: StoredScans,
-    splitting: Splits,
-    numbers: NDArray[np.int64],
-    thresholds: FloatArray,
-    covered_from: FloatArray,
-    sums: FloatArray,
-) -> None:
-    """Fill the columns of sums for the given splits, with compiled code if reports are linear."""
-    rounds = scans.statistics.rounds
-    is_linear = all(isinstance(e.family, LinearFamily) for row in rounds for e in row)
-    if splitting.is_compiled and is_linear:
-        columns = np.zeros((len(sums), len(numbers)))
-        _run_kernel(scans, splitting, numbers, thresholds, covered_from, columns)
-        sums[:, numbers] = columns
-        return
-    for t, level in zip(numbers, thresholds.T, strict=True):
-        _simulate_split(scans, splitting, level, covered_from, t, sums)
+    return SimulatedStops(float(splitting.n_test), *sums[:11], *by_round, by_case)  # type: ignore[call-arg]  # eleven rows
 
 
 def _simulate_split(
@@ -152,6 +156,7 @@ def _simulate_split(
     covered_from: FloatArray,
     t: int,
     sums: Any,
+    by_case: FloatArray,
 ) -> None:
     chosen = splitting.case_folds(np.array([t]))[0].astype(bool)
     stopped, hit = scans.outcomes(thresholds, covered_from)
@@ -175,8 +180,11 @@ def _simulate_split(
         sums[5, t] += (wk * error).sum()
         sums[11 + k, t] += wk.sum()
         sums[11 + rounds + k, t] += covered
+        by_case[3, here] += 1
+        by_case[4, here] += width
         np.maximum.at(worst, scans.group_of_case[here], error)
     cost = scans.cost[stopped]
+    by_case[:3] += [chosen, chosen & hit, chosen * cost]
     sums[0, t] = (w * cost)[chosen].sum()
     sums[1, t] = (w * hit)[chosen].sum()
     sums[6, t] = worst[worst >= 0].sum()

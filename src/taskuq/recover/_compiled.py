@@ -1,267 +1,133 @@
-"""Fused networks for inference, CUDA graphs and compiled training steps."""
+"""Networks in half precision, compiled regions and CUDA graphs."""
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from collections.abc import Callable
+from copy import deepcopy
+from functools import lru_cache, partial, wraps
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.utils._triton import has_triton
 
-from taskuq.measure._coils import rss
-from taskuq.measure._fourier import ifft2c, sensitivity_window
-from taskuq.recover._triton import kernels_for
-from taskuq.recover._varnet import EPS, SLOPE, UNet, VarNet, VarNetBlock, check_kspace, pad_amount
+from taskuq.recover._varnet import EPS, InstanceNorm, NormUnet, UNet, VarNet
+
+logger = logging.getLogger(__name__)
 
 # Tensor cores read channels by eights; others are copied to such a number in every convolution.
 ALIGNED = 8
+# Shapes for which one region may be compiled.
+SHAPES = 64
 
 
-def weight_of(weight: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return weight.detach().to(device, dtype).contiguous(memory_format=torch.channels_last)
+def half_unet(unet: UNet, dtype: torch.dtype, *, aligned: int = ALIGNED) -> UNet:
+    """Copy a U-Net to lower precision, with channels padded by zeros; its output stays as it is.
+
+    Weights are divided by powers of 2 against overflow in float16; normalisation undoes it.
+    """
+    unet = deepcopy(unet).requires_grad_(False)
+    joined = {block if i < unet.pools - 1 else block[0] for i, block in enumerate(unet.up_conv)}  # type: ignore[index]
+    for block in unet.modules():
+        layers = list(getattr(block, "layers", ()))
+        for i, (conv, norm) in enumerate(pairwise(layers)):
+            if not isinstance(norm, InstanceNorm):
+                continue
+            is_transposed = isinstance(conv, nn.ConvTranspose2d)
+            # Concatenated channels are padded part by part.
+            parts = conv.weight.chunk(2 if block in joined and i == 0 else 1, dim=1)
+            weight = torch.cat([_pad_to_multiple(part, aligned) for part in parts], dim=1)
+            largest = torch.linalg.vector_norm(weight, dim=(0 if is_transposed else 1, 2, 3)).max()
+            scale = 2.0 ** math.ceil(math.log2(largest.item())) if largest > 0 else 1.0
+            conv.weight = _weight(weight / scale, dtype)
+            norm.eps = weight.new_tensor(EPS / scale**2)
+    weight = unet.output.weight
+    weight = nn.functional.pad(weight, (0, 0, 0, 0, 0, -weight.shape[1] % aligned))
+    unet.output.weight = _weight(weight, weight.dtype)
+    return unet
 
 
-def convolution_of(
-    module: nn.Module, device: torch.device, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    assert isinstance(module, nn.Conv2d)
-    assert module.bias is not None
-    return weight_of(module.weight, device, dtype), module.bias.detach().to(device, dtype)
+def _pad_to_multiple(weight: Tensor, multiple: int) -> Tensor:
+    outputs, inputs = (-n % multiple for n in weight.shape[:2])
+    return nn.functional.pad(weight, (0, 0, 0, 0, 0, inputs, 0, outputs))
 
 
-def convolve(x: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
-    """Convolve rows of pixels without bias, keeping the size; return (image, pixel, outputs)."""
-    if weight.shape[-1] == 1:
-        return x @ weight[:, :, 0, 0].T
-    image = _to_image(x, height, width)
-    return to_rows(F.conv2d(image, weight, padding=weight.shape[-1] // 2))
+def _weight(weight: Tensor, dtype: torch.dtype) -> nn.Parameter:
+    lower = weight.detach().to(dtype, memory_format=torch.channels_last)
+    return nn.Parameter(lower, requires_grad=False)
 
 
-def to_rows(image: Tensor) -> Tensor:
-    """Reshape (image, channel, height, width) to rows (image, pixel, channel)."""
-    return image.permute(0, 2, 3, 1).contiguous().flatten(1, 2)
+def half_convolutions(network: nn.Module, dtype: torch.dtype) -> None:
+    """Convert convolutions to another precision, channels last."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            module.weight = _weight(module.weight, dtype)
+            if module.bias is not None:
+                module.bias = nn.Parameter(module.bias.to(dtype), requires_grad=False)
 
 
-def _to_image(x: Tensor, height: int, width: int) -> Tensor:
-    return x.view(len(x), height, width, -1).permute(0, 3, 1, 2)
+def half_varnet(net: VarNet, dtype: torch.dtype) -> VarNet:
+    """Copy a variational network with U-Nets in lower precision."""
+    quick = deepcopy(net).requires_grad_(False).eval()
+    for part in quick.modules() if dtype != torch.float32 else ():
+        if isinstance(part, NormUnet):
+            part.unet = half_unet(part.unet, dtype)
+    return quick
 
 
-def _normalise_leaky(
-    x: Tensor, slope: float, *, eps: float = EPS, out: Tensor | None = None, coarse: int = 0
-) -> Tensor:
-    if fused := kernels_for(x):
-        if out is None:
-            out = torch.empty_like(x) if coarse else x
-        result: Tensor = fused.normalise_leaky(x, slope, eps, out, coarse)
-        return result
-    wide = x if x.dtype == torch.float64 else x.float()
-    var, mean = torch.var_mean(wide, dim=1, keepdim=True, correction=0)
-    y = F.leaky_relu((wide - mean) * torch.rsqrt(var + eps), slope).to(x.dtype)
-    if coarse:
-        y = y.view(len(y), -1, coarse, 2, 2, y.shape[-1]).transpose(2, 3).flatten(1, 4)
-    return y if out is None else out.copy_(y)
+def inference_varnet(
+    net: VarNet, dtype: torch.dtype = torch.float16, *, compiled: bool = True
+) -> VarNet:
+    """Return a variational network for inference: on a GPU in lower precision and compiled."""
+    if next(net.parameters()).device.type != "cuda":
+        return net
+    quick = half_varnet(net, dtype)
+    if compiled:
+        compile_methods(quick, NormUnet.refine)
+    return quick
 
 
-def _pool(x: Tensor, height: int, width: int) -> Tensor:
-    """Average 2×2 blocks of pixels; an odd last row or column is dropped."""
-    if fused := kernels_for(x):
-        result: Tensor = fused.pool(x, height, width)
-        return result
-    return to_rows(F.avg_pool2d(_to_image(x, height, width), 2))
+@lru_cache
+def compile_region(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function once for all modules and shapes; run it as it is where that fails."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(cache) / "taskuq" / "compiled"))
+    if not has_triton():
+        logger.warning("no Triton: %s is not compiled", function.__qualname__)
+        return function
+    compiled: Callable[..., Any] | None = compile_on_first_call(function)
+
+    @wraps(function)
+    def region(*arguments: Any) -> Any:
+        nonlocal compiled
+        if compiled is None:
+            return function(*arguments)
+        try:
+            with torch._dynamo.config.patch(recompile_limit=SHAPES):
+                return compiled(*arguments)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:
+            logger.warning("%s is not compiled: %.200s", function.__qualname__, error)
+            compiled = None
+            return function(*arguments)
+
+    return region
 
 
-class _NormConv(NamedTuple):
-    """Convolution followed by instance normalisation."""
-
-    weight: Tensor
-    eps: float
-
-    @classmethod
-    def of(
-        cls, weight: Tensor, inputs: tuple[int, ...], *, device: torch.device, dtype: torch.dtype
-    ) -> _NormConv:
-        """Divide weights by a power of 2, cancelled by the normalisation, to avoid overflow."""
-        largest = torch.linalg.vector_norm(weight, dim=inputs).max().item()
-        scale = 2.0 ** math.ceil(math.log2(largest)) if largest > 0 else 1.0
-        form = torch.channels_last if weight.ndim == 4 else torch.contiguous_format
-        moved = (weight / scale).to(device, dtype).contiguous(memory_format=form)
-        return cls(moved, EPS / scale**2)
-
-
-class FusedUNet(NamedTuple):
-    """U-Net weights arranged for inference."""
-
-    down: tuple[tuple[_NormConv, _NormConv], ...]
-    bottom: tuple[_NormConv, _NormConv]
-    up: tuple[_NormConv, ...]
-    joined: tuple[tuple[_NormConv, _NormConv], ...]
-    output: tuple[Tensor, Tensor]
-    width: int
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.bottom[0].weight.dtype
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return the features of channels (case, channel, height, width), with channels last."""
-        height, width = x.shape[-2:]
-        return _to_image(self.rows(to_rows(x), height, width), height, width)[:, : self.width]
-
-    def rows(self, x: Tensor, height: int, width: int) -> Tensor:
-        """Return features of rows (case, pixel, channel), with padded channels."""
-        if missing := self.down[0][0].weight.shape[1] - x.shape[-1]:
-            x = F.pad(x, (0, missing))
-        skips = []
-        for pair in self.down:
-            # Skipped and upsampled features share one piece of memory.
-            outputs = len(pair[1].weight)
-            both = x.new_empty((len(x), x.shape[1], 2 * outputs))
-            skip = _block(x, pair, height, width, out=both[..., outputs:])
-            skips.append((both, height, width))
-            x, height, width = _pool(skip, height, width), height // 2, width // 2
-        x = _block(x, self.bottom, height, width)
-        for upsample, pair in zip(self.up, self.joined, strict=True):
-            both, *size = skips.pop()
-            _upsample(x, upsample, height, width, size, out=both[..., : both.shape[-1] // 2])
-            height, width = size
-            x = _block(both, pair, height, width)
-        return x
-
-    def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the features of real channels and the output, in the precision of ``x``."""
-        weight, bias = self.output
-        features = self.features(x.to(self.dtype, memory_format=torch.channels_last))
-        return features, F.conv2d(features.to(weight.dtype), weight[:, : self.width], bias)
-
-
-def fuse_unet(
-    unet: UNet, device: torch.device, dtype: torch.dtype, *, aligned: int | None = None
-) -> FusedUNet:
-    if aligned is None:
-        aligned = ALIGNED if device.type == "cuda" else 1
-    fold = partial(_NormConv.of, device=device, dtype=dtype)
-
-    def pair(block: nn.Module, parts: int = 1) -> tuple[_NormConv, _NormConv]:
-        first, second = (m for m in block.modules() if isinstance(m, nn.Conv2d) and m.bias is None)
-        # Concatenated channels are padded part by part.
-        chunks = first.weight.detach().chunk(parts, dim=1)
-        padded = torch.cat([pad_to_multiple(chunk, aligned, 0, 1) for chunk in chunks], dim=1)
-        other = pad_to_multiple(second.weight.detach(), aligned, 0, 1)
-        return fold(padded, (1, 2, 3)), fold(other, (1, 2, 3))
-
-    up = []
-    for block in unet.up_transpose_conv:
-        (transposed,) = (m for m in block.modules() if isinstance(m, nn.ConvTranspose2d))
-        # (in, out, dy, dx) as one matrix (in, dy * dx * out): each pixel becomes a 2×2 block.
-        padded = pad_to_multiple(transposed.weight.detach(), aligned, 0, 1)
-        up.append(fold(padded.permute(0, 2, 3, 1).flatten(1), (0,)))
-    exact = torch.float64 if dtype == torch.float64 else torch.float32
-    weight, bias = convolution_of(unet.output, device, exact)
-    return FusedUNet(
-        down=tuple(pair(block) for block in unet.down_sample_layers),
-        bottom=pair(unet.conv),
-        up=tuple(up),
-        joined=tuple(pair(block, parts=2) for block in unet.up_conv),
-        output=(pad_to_multiple(weight, aligned, 1), bias),
-        width=weight.shape[1],
-    )
-
-
-def pad_to_multiple(weight: Tensor, multiple: int, *axes: int) -> Tensor:
-    for axis in axes:
-        shape = list(weight.shape)
-        shape[axis] = -shape[axis] % multiple
-        weight = torch.cat([weight, weight.new_zeros(shape)], dim=axis)
-    return weight
-
-
-def _block(
-    x: Tensor, pair: tuple[_NormConv, _NormConv], height: int, width: int, out: Tensor | None = None
-) -> Tensor:
-    first, second = pair
-    x = _normalise_leaky(convolve(x, first.weight, height, width), SLOPE, eps=first.eps)
-    raw = convolve(x, second.weight, height, width)
-    return _normalise_leaky(raw, SLOPE, eps=second.eps, out=out)
-
-
-def _upsample(
-    x: Tensor, by: _NormConv, height: int, width: int, size: list[int], out: Tensor
-) -> None:
-    blocks = (x @ by.weight).view(len(x), 4 * x.shape[1], -1)
-    if size == [2 * height, 2 * width]:
-        _normalise_leaky(blocks, SLOPE, eps=by.eps, out=out, coarse=width)
-        return
-    # Pooling drops the last row or column of an odd size; reflection gives it back.
-    doubled = _normalise_leaky(blocks, SLOPE, eps=by.eps, coarse=width)
-    image = _to_image(doubled, 2 * height, 2 * width)
-    missing = (0, size[1] - 2 * width, 0, size[0] - 2 * height)
-    out.copy_(to_rows(F.pad(image, missing, mode="reflect")))
-
-
-@dataclass(frozen=True, eq=False)
-class FusedVarNet:
-    sensitivity: FusedUNet
-    cascades: tuple[tuple[FusedUNet, float], ...]  # with data-consistency weights
-
-    def __call__(self, kspace: Tensor, mask: Tensor, low_frequencies: Tensor) -> Tensor:
-        return rss(self.maps_and_images(kspace, mask, low_frequencies)[1])
-
-    def maps_and_images(
-        self, kspace: Tensor, mask: Tensor, low_frequencies: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        check_kspace(kspace, mask, low_frequencies)
-        zero_padded = ifft2c(kspace)
-        measured = torch.fft.fft(zero_padded)
-        lines = torch.fft.ifftshift(mask, dim=-1)[:, None, None].to(measured.real.dtype)
-        window = torch.fft.ifftshift(sensitivity_window(low_frequencies, mask.shape[-1]), dim=-1)
-        images = torch.fft.ifft(measured * window[:, None, None])
-        maps = _refined(self.sensitivity, images.flatten(0, 1)).view(images.shape)
-        maps = maps / rss(maps)[:, None].clamp_min(torch.finfo(maps.real.dtype).tiny)
-        # The inverse transform's own factor is part of the sensitivities.
-        combining = maps.conj().resolve_conj() / kspace.shape[-1]
-        refined, target = measured, measured * lines
-        for unet, step in self.cascades:
-            combined = (torch.fft.ifft(refined, norm="forward") * combining).sum(1)
-            correction = torch.fft.fft(_refined(unet, combined)[:, None] * maps)
-            refined = refined * (1 - step * lines)
-            refined = refined.add_(target, alpha=step).sub_(correction)
-        whole = mask.all(-1).view(-1, 1, 1, 1)
-        return maps, torch.where(whole, zero_padded, torch.fft.ifft(refined))
-
-
-def fuse_varnet(net: VarNet, *, device: torch.device | str, dtype: torch.dtype) -> FusedVarNet:
-    device = torch.device(device)
-    blocks = cast(Iterable[VarNetBlock], net.cascades)
-    cascades = [(fuse_unet(b.model.unet, device, dtype), b.dc_weight.item()) for b in blocks]
-    return FusedVarNet(fuse_unet(net.sens_net.norm_unet.unet, device, dtype), tuple(cascades))
-
-
-def inference_varnet(net: VarNet, dtype: torch.dtype = torch.float16) -> VarNet | FusedVarNet:
-    device = next(net.parameters()).device
-    return fuse_varnet(net, device=device, dtype=dtype) if device.type == "cuda" else net
-
-
-def _refined(unet: FusedUNet, images: Tensor) -> Tensor:
-    x = torch.view_as_real(images.contiguous())
-    height, width = x.shape[1:3]
-    std, mean = torch.std_mean(x, dim=(1, 2), keepdim=True)
-    std = std.clamp_min(torch.finfo(std.dtype).tiny)
-    x = ((x - mean) / std).to(unet.dtype)
-    rows, columns = (pad_amount(size, len(unet.down)) for size in (height, width))
-    top, left = rows // 2, columns // 2
-    if rows or columns:
-        x = F.pad(x, (0, 0, left, columns - left, top, rows - top))
-    features = unet.rows(x.flatten(1, 2), height + rows, width + columns)
-    weight, bias = unet.output
-    y = torch.addmm(bias, features.flatten(0, 1).to(weight.dtype), weight[:, :, 0, 0].T)
-    y = y.view(len(x), height + rows, width + columns, 2)
-    y = y[:, top : top + height, left : left + width]
-    return torch.view_as_complex((y * std + mean).contiguous())
+def compile_methods(network: nn.Module, *methods: Callable[..., Any]) -> None:
+    """Compile methods of a network's modules; modules of a kind share the compiled code."""
+    for method in methods:
+        owner, _, name = method.__qualname__.rpartition(".")
+        for module in network.modules():
+            if type(module).__name__ == owner:
+                setattr(module, name, partial(compile_region(method), module))
 
 
 T = TypeVar("T")
@@ -269,19 +135,23 @@ Step = Callable[..., Tensor]
 
 
 def capture_graphs(*steps: Callable[[], Any]) -> list[tuple[torch.cuda.CUDAGraph, Any]]:
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side, cudnn = torch.cuda.Stream(), torch.backends.cudnn  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        # Kernels are compiled, algorithms chosen and plans made before anything is captured.
+    before, cudnn.benchmark = cudnn.benchmark, True
+    try:
+        with torch.cuda.stream(side):
+            # Kernels are compiled, algorithms chosen and plans made before anything is captured.
+            for step in steps:
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        graphs: list[tuple[torch.cuda.CUDAGraph, Any]] = []
         for step in steps:
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graphs: list[tuple[torch.cuda.CUDAGraph, Any]] = []
-    for step in steps:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=graphs[0][0].pool() if graphs else None):
-            result = step()
-        graphs.append((graph, result))
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=graphs[0][0].pool() if graphs else None):
+                result = step()
+            graphs.append((graph, result))
+    finally:
+        cudnn.benchmark = before
     return graphs
 
 

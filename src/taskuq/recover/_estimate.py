@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from taskuq._config import read_toml, to_toml_table
+from taskuq._config import Natural, read_toml, to_toml_table
 from taskuq.data._dataset import Subset
 from taskuq.errors import InputError
 from taskuq.measure._coils import rss, to_channels
@@ -29,7 +29,7 @@ from taskuq.measure._fourier import (
 )
 from taskuq.pipeline._progress import Progress
 from taskuq.recover._cases import CoilAugmentation, MaskedDataset, ScanRandomisation, simulate_scan
-from taskuq.recover._compiled import CudaGraph, FusedVarNet, inference_varnet
+from taskuq.recover._compiled import CudaGraph, inference_varnet
 from taskuq.recover._varnet import VarNet, VarNetConfig
 from taskuq.recover._varnet_training import PAPER, VarNetTraining
 from taskuq.training._config import Batch, TrainingConfig
@@ -121,7 +121,7 @@ def _combine(maps: Tensor, images: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def varnet_estimate(net: VarNet | FusedVarNet, zero_filled: Tensor, mask: Tensor) -> VarNetEstimate:
+def varnet_estimate(net: VarNet, zero_filled: Tensor, mask: Tensor) -> VarNetEstimate:
     lines = central_lines(mask)
     kspace = fft2c(zero_filled)
     kspace = torch.where(broadcast_mask(mask, kspace), kspace, 0)
@@ -249,7 +249,7 @@ class EstimateConfig:
     """Settings [estimate]: point-estimate network and its cross-fitting."""
 
     weights: Path | None = None  #: Trained VarNet; default: one is trained first.
-    folds: int = 0  #: Cross-fitting folds; 0 if the weights were trained on other patients.
+    folds: Natural = 0  #: Cross-fitting folds; 0 if the weights were trained on other patients.
     #: Folder of an earlier training run with point-estimate networks to reuse.
     reuse_from: Path | None = None
     #: Size of the point-estimate networks, which are trained first.
@@ -366,9 +366,11 @@ class CrossFitEstimates:
         randomise: ScanRandomisation | None = None,
         *,
         cuda_graphs: bool = False,
+        compiled: bool = False,
     ) -> None:
         self.networks = [net.eval().requires_grad_(False) for net in networks]
-        self.augment, self.randomise, self.cuda_graphs = augment, randomise, cuda_graphs
+        self.augment, self.randomise = augment, randomise
+        self.cuda_graphs, self.compiled = cuda_graphs, compiled
         self._estimators: dict[int, Estimator] = {}
 
     def __call__(self, batch: Batch, generator: torch.Generator) -> tuple[VarNetEstimate, Tensor]:
@@ -389,7 +391,7 @@ class CrossFitEstimates:
 
     def _estimator(self, index: int, device: torch.device) -> Estimator:
         if index not in self._estimators:
-            net = inference_varnet(self.networks[index].to(device))
+            net = inference_varnet(self.networks[index].to(device), compiled=self.compiled)
             plain = partial(varnet_estimate, net)
             self._estimators[index] = CudaGraph(plain, most=SHAPES) if self.cuda_graphs else plain
         return self._estimators[index]

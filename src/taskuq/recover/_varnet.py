@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from taskuq._config import Channels, Depth
 from taskuq.errors import InputError
-from taskuq.measure._coils import rss, to_channels, to_complex
-from taskuq.measure._fourier import broadcast_mask, fft2c, ifft2c, sensitivity_window
+from taskuq.measure._coils import rss
+from taskuq.measure._fourier import broadcast_mask, ifft2c, sensitivity_window
 
 SLOPE = 0.2
 EPS = 1e-5
@@ -37,21 +38,24 @@ def _conv_block(inputs: int, outputs: int) -> _ConvBlock:
     return _ConvBlock(*_normed(first), nn.Identity(), *_normed(second))
 
 
-class _InstanceNorm(nn.Module):
-    """Instance normalisation: channels of each image with mean 0 and variance 1."""
+class InstanceNorm(nn.Module):
+    """Channels of each image with mean 0 and variance 1 over its pixels."""
+
+    eps: Tensor | None = None  # of rescaled convolutions, see `half_unet`
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling():
+        if self.eps is None and not torch.compiler.is_compiling():
             return F.instance_norm(x)
         # torch's own goes through another shape, for which images are copied from channels last
         # and back again.
         wide = x if x.dtype == torch.float64 else x.float()
         var, mean = torch.var_mean(wide, dim=(2, 3), keepdim=True, correction=0)
-        return ((wide - mean) * torch.rsqrt(var + EPS)).to(x.dtype)
+        eps = EPS if self.eps is None else self.eps
+        return ((wide - mean) * torch.rsqrt(var + eps)).to(x.dtype)
 
 
 def _normed(convolution: nn.Module) -> tuple[nn.Module, ...]:
-    return convolution, _InstanceNorm(), nn.LeakyReLU(SLOPE)
+    return convolution, InstanceNorm(), nn.LeakyReLU(SLOPE)
 
 
 class UNet(nn.Module):
@@ -80,6 +84,10 @@ class UNet(nn.Module):
         if min(x.shape[-2:]) < 2 ** (self.pools + 1):
             text = f"images of {x.shape[-2]}×{x.shape[-1]} are too small for {self.pools} pools"
             raise InputError(text, code="shape.mismatch")
+        first = next(self.parameters())
+        x = x.to(first.dtype)
+        if missing := first.shape[1] - x.shape[1]:
+            x = F.pad(x, (0, 0, 0, 0, 0, missing))  # channels that `half_unet` has padded
         skips = []
         for down in self.down_sample_layers:
             x = down(x)
@@ -97,12 +105,12 @@ class UNet(nn.Module):
         return x
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.output(self.features(x))
+        y: Tensor = self.output(self.features(x).to(self.output.weight.dtype))
         return y
 
     @property
-    def output(self) -> nn.Module:
-        return cast(nn.Sequential, self.up_conv[-1])[1]
+    def output(self) -> nn.Conv2d:
+        return cast(nn.Conv2d, cast(nn.Sequential, self.up_conv[-1])[1])
 
 
 @dataclass(frozen=True)
@@ -121,11 +129,11 @@ class VarNetConfig:
         12
     """
 
-    cascades: int = 12
-    width: int = 18
-    pools: int = 4
-    sensitivity_width: int = 8
-    sensitivity_pools: int = 4
+    cascades: Depth = 12
+    width: Channels = 18
+    pools: Depth = 4
+    sensitivity_width: Channels = 8
+    sensitivity_pools: Depth = 4
 
 
 def pad_amount(size: int, pools: int) -> int:
@@ -140,7 +148,12 @@ class NormUnet(nn.Module):
         self.unet = UNet(2, 2, width=width, pools=pools)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = to_channels(images)
+        """Refine complex images (image, height, width)."""
+        x = torch.view_as_real(images.resolve_conj()).movedim(-1, 1)
+        return torch.view_as_complex(self.refine(x).movedim(1, -1).contiguous())
+
+    def refine(self, x: Tensor) -> Tensor:
+        """Refine images as real channels, (image, 2, height, width)."""
         # A constant image (an empty coil) has no spread; the smallest float keeps it finite.
         std, mean = torch.std_mean(x, dim=(-2, -1), keepdim=True)
         std = std.clamp_min(torch.finfo(std.dtype).tiny)
@@ -149,7 +162,8 @@ class NormUnet(nn.Module):
         top, left = rows // 2, columns // 2
         padded = F.pad((x - mean) / std, (left, columns - left, top, rows - top))
         y = self.unet(padded)[..., top : top + height, left : left + width]
-        return to_complex(y.to(std.dtype) * std + mean)
+        refined: Tensor = y.to(std.dtype) * std + mean
+        return refined
 
 
 class _SensitivityModel(nn.Module):
@@ -163,7 +177,7 @@ class _SensitivityModel(nn.Module):
         """Return maps (case, coil, height, width) from k-space and ``count`` central lines."""
         window = sensitivity_window(count, kspace.shape[-1])
         images = ifft2c(torch.where(broadcast_mask(window, kspace), kspace, 0))
-        maps: Tensor = self.norm_unet(images.flatten(0, 1)[:, None]).reshape(images.shape)
+        maps: Tensor = self.norm_unet(images.flatten(0, 1)).view(images.shape)
         return maps / rss(maps)[:, None].clamp_min(torch.finfo(maps.real.dtype).tiny)
 
 
@@ -173,10 +187,12 @@ class VarNetBlock(nn.Module):
         self.model = NormUnet(width, pools)
         self.dc_weight = nn.Parameter(torch.ones(1))
 
-    def forward(self, kspace: Tensor, measured: Tensor, mask: Tensor, maps: Tensor) -> Tensor:
-        combined = (ifft2c(kspace) * maps.conj()).sum(1, keepdim=True)
-        refined = fft2c(self.model(combined) * maps)
-        return kspace - self.dc_weight * torch.where(mask, kspace - measured, 0) - refined
+    def forward(self, refined: Tensor, measured: Tensor, lines: Tensor, maps: Tensor) -> Tensor:
+        """Refine spectra along the rows of coil images; ``lines`` is 1 where measured."""
+        combined = (torch.fft.ifft(refined) * maps.conj()).sum(1)
+        correction: Tensor = torch.fft.fft(self.model(combined)[:, None] * maps)
+        consistent = refined - self.dc_weight * lines * (refined - measured)
+        return consistent - correction
 
 
 class VarNet(nn.Module):
@@ -223,12 +239,16 @@ class VarNet(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return sensitivities and coil images, complex (case, coil, height, width) each."""
         check_kspace(kspace, mask, low_frequencies)
-        columns = broadcast_mask(mask, kspace)
         maps = self.sens_net(kspace, low_frequencies)
-        refined = kspace
+        # Masks are the same in all rows: a Fourier transform of the rows is enough, and one whose
+        # first frequency is 0 needs no shift.
+        zero_filled = ifft2c(kspace)
+        refined = measured = torch.fft.fft(zero_filled)
+        lines = torch.fft.ifftshift(mask, dim=-1)[:, None, None].to(measured.real.dtype)
         for cascade in self.cascades:
-            refined = cascade(refined, kspace, columns, maps)
-        return maps, ifft2c(torch.where(columns.all(-1, keepdim=True), kspace, refined))
+            refined = cascade(refined, measured, lines, maps)
+        whole = mask.all(-1).view(-1, 1, 1, 1)
+        return maps, torch.where(whole, zero_filled, torch.fft.ifft(refined))
 
 
 def check_kspace(kspace: Tensor, mask: Tensor, low_frequencies: Tensor) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from taskuq.conformal._exact import is_below
 from taskuq.report._contents import STORY, Contents, Statement
 from taskuq.report._records import (
     NOT_SUPPORTED,
@@ -14,13 +15,15 @@ from taskuq.report._records import (
     VERDICTS,
     Record,
     number,
+    parts_of,
     policy_name,
     round_called,
     shown,
     two_digits,
 )
 from taskuq.report.figures import method_label
-from taskuq.table._terminology import count_noun
+from taskuq.report.figures._imaging import task_auroc
+from taskuq.table._terminology import count_noun, round_label
 
 NOTHING = (
     "No results yet: no simulation of a policy and no evaluation of intervals is stored with this "
@@ -55,6 +58,27 @@ class _Number(NamedTuple):
         return f"{self.value} {self.error}".strip()
 
 
+class _Worst(NamedTuple):
+    """The class or site with the lowest coverage."""
+
+    kind: str
+    name: str
+    coverage: float
+    error: float
+    alpha: float
+    by: str = ""  # the score and the round of an evaluation
+
+    @property
+    def is_below(self) -> bool:
+        return is_below(self.coverage, self.error, self.alpha)
+
+    def __str__(self) -> str:
+        found = f"{_percent(self.coverage)} {_error(self.error, _percent(self.error))}".strip()
+        far = f", more than {CHANCE:g} standard errors below {100 * (1 - self.alpha):.6g}\u00a0%"
+        by = f", {self.by}" if self.by else ""
+        return f"Worst {self.kind}: {found} ({self.name}{by}){far if self.is_below else ''}"
+
+
 class _Verdict(NamedTuple):
     """Outcome of a claim, with one number, a link and the criterion."""
 
@@ -74,7 +98,7 @@ class _Answer(NamedTuple):
     guarantee: Statement | None
     verdicts: tuple[_Verdict, ...]
     about: tuple[tuple[str, str], ...]  # task, data, baseline
-    worst: str = ""  # coverage of the worst class and site
+    worst: tuple[_Worst, ...] = ()  # classes and sites with the lowest coverage
 
     @property
     def lines(self) -> list[str]:
@@ -82,6 +106,7 @@ class _Answer(NamedTuple):
         lines = [self.sentence]
         wide = max((len(str(n)) for n in self.numbers), default=0)
         lines += [f"  {n!s:>{wide}}  {n.what}" for n in self.numbers]
+        lines += [f"  {'!' if one.is_below else '':>{wide}}  {one}" for one in self.worst]
         lines += [self.measured] if self.measured else []
         guarantee = self.guarantee or Statement(NO_GUARANTEE)
         lines += [guarantee.sentence, *guarantee.shortages]
@@ -90,7 +115,29 @@ class _Answer(NamedTuple):
         return [*lines, f"Claims: {found}."] if self.verdicts else lines
 
 
+# AUROC below which a task network is called uninformative.
+_LOW_AUROC = 0.6
+
+
 def answer_of(contents: Contents) -> _Answer:
+    """Return the answer; unfinished runs and uninformative tasks are named in its sentence."""
+    answer, table = _answer(contents), contents.folder.table
+    if table is None:
+        return answer
+    sentence = answer.sentence
+    if (area := task_auroc(table)) is not None and area[0] < _LOW_AUROC:
+        sentence += (
+            f" But the task hardly detects the labelled finding, even on true images (AUROC "
+            f"{area[0]:.2f}): its answers may be certain and useless."
+        )
+    if missing := len(table.missing_cases):
+        cases = contents.words.apply(count_noun(missing, "case"))
+        total = missing + table.cases
+        sentence = f"Unfinished: {cases} of {total} are missing from the table. {sentence}"
+    return answer._replace(sentence=sentence)
+
+
+def _answer(contents: Contents) -> _Answer:
     best = _the_simulation(contents)
     guarantee = contents.guarantees[0] if contents.guarantees else None
     verdicts, about = tuple(_verdicts(contents, best)), tuple(_about(contents, best))
@@ -103,12 +150,15 @@ def answer_of(contents: Contents) -> _Answer:
                 "stopped early missed the truth: fully sampled scans count as covered."
             )
             guarantee = guarantee._replace(shortages=(*guarantee.shortages, warning))
-        answer = _of_simulation(contents, best)
-        return _Answer(*answer, guarantee, verdicts, about, _worst(contents, best))
-    sentence, numbers, measured = _of_evaluation(contents) or ("", (), "")
+        worst = tuple(_worst(contents, [best]))
+        answer = _of_simulation(contents, best, worst)
+        return _Answer(*answer, guarantee, verdicts, about, worst)
+    rows = _evaluated(contents)
+    worst = tuple(_worst(contents, [row for row, _ in rows]))
+    sentence, numbers, measured = _of_evaluation(contents, rows) or ("", (), "")
     if contents.simulations:
         sentence = f"{OTHERS if contents.policy else SEVERAL} {sentence}".strip()
-    return _Answer(sentence or NOTHING, numbers, measured, guarantee, verdicts, about)
+    return _Answer(sentence or NOTHING, numbers, measured, guarantee, verdicts, about, worst)
 
 
 def _about(contents: Contents, best: Record | None) -> Iterator[tuple[str, str]]:
@@ -122,6 +172,9 @@ def _about(contents: Contents, best: Record | None) -> Iterator[tuple[str, str]]
         of = f" of {count_noun(groups, 'group')}" if groups else ""
         data = f"{data} {words.apply(count_noun(table.cases, 'case') + of)}.".strip()
     yield from ((term, text) for term, text in (("Task", task), ("Data", data)) if text)
+    if table is not None and (area := task_auroc(table)) is not None:
+        error = "" if math.isnan(area[1]) else f" ± {two_digits(area[1])}"
+        yield "Task network", f"AUROC {area[0]:.3f}{error} on the true images of the table."
     if (paper := _baseline(contents, best)) is not None:
         yield (
             "Baseline",
@@ -143,16 +196,22 @@ def _baseline(contents: Contents, best: Record | None) -> Record | None:
     return None
 
 
-def _worst(contents: Contents, best: Record) -> str:
-    """Return the lowest coverage of a class and of a site, if the simulation has them."""
-    found = []
-    for strata in ("class", "site"):
-        rows = best.get(f"{strata}_coverage") or ()
-        known = [(number(r["coverage"]), str(r["name"])) for r in rows]
-        low = min((pair for pair in known if not math.isnan(pair[0])), default=None)
-        named = "–" if low is None else f"{_percent(low[0])} ({contents.class_name(low[1])})"
-        found.append(f"worst {strata} {named}")
-    return ", ".join(found)
+def _worst(contents: Contents, rows: Sequence[Record]) -> Iterator[_Worst]:
+    """Yield the class and the site with the lowest coverage, as far as results have them."""
+    for kind in ("class", "site"):
+        found = []
+        for row in rows:
+            by = ""
+            if "policy" not in row and len(rows) > 1:
+                R = row["acceleration"]
+                at = f" at {round_label(R, row.get('round_name'))}" if R else ""
+                by = f"{method_label(row['score'])}{at}"
+            for part in parts_of(row, kind):
+                named = contents.class_name(part.name) if kind == "class" else part.name
+                alpha = number(row["alpha"])
+                found.append(_Worst(kind, named, part.coverage, part.error, alpha, by))
+        if known := [one for one in found if not math.isnan(one.coverage)]:
+            yield min(known, key=lambda one: one.coverage)
 
 
 def _the_simulation(contents: Contents) -> Record | None:
@@ -227,7 +286,9 @@ def _width(contents: Contents, best: Record) -> _Number:
     return _Number(shown(width), _deviation(deviation, width), what)
 
 
-def _of_simulation(contents: Contents, best: Record) -> tuple[str, tuple[_Number, ...], str]:
+def _of_simulation(
+    contents: Contents, best: Record, worst: Sequence[_Worst]
+) -> tuple[str, tuple[_Number, ...], str]:
     R, coverage = number(best["mean_acceleration"]), number(best["coverage"])
     R_error = number(best["standard_errors"]["mean_acceleration"])
     error = number(best["standard_errors"]["coverage"])
@@ -249,9 +310,9 @@ def _of_simulation(contents: Contents, best: Record) -> tuple[str, tuple[_Number
         ),
         _width(contents, best),
     )  # fmt: skip
-    but = (
-        f", but only {early_coverage} for scans that stopped early" if _is_worse_early(best) else ""
-    )
+    early = [f"{early_coverage} for scans that stopped early"] if _is_worse_early(best) else []
+    low = [*early, *(f"{_percent(one.coverage)} for {one.name}" for one in worst if one.is_below)]
+    but = f", but only {' and '.join(low)}" if low else ""
     sentence = (
         f"Measuring each {contents.words.case} only until the answer is certain enough took "
         f"{_percent(1 / R, 0)} of the {measurements}, and the reported intervals contained the "
@@ -266,8 +327,9 @@ def _of_simulation(contents: Contents, best: Record) -> tuple[str, tuple[_Number
     return sentence, numbers, measured
 
 
-def _of_evaluation(contents: Contents) -> tuple[str, tuple[_Number, ...], str] | None:
-    rows = [
+def _evaluated(contents: Contents) -> list[tuple[Record, Record]]:
+    """Return the results of evaluations that describe this run, each with its record."""
+    return [
         (row, record)
         for record in contents.evaluations.values()
         for row in record["results"]
@@ -275,6 +337,11 @@ def _of_evaluation(contents: Contents) -> tuple[str, tuple[_Number, ...], str] |
         # Results at other error rates do not describe this run's policy.
         and (contents.policy is None or row["alpha"] == contents.policy["alpha"])
     ]
+
+
+def _of_evaluation(
+    contents: Contents, rows: Sequence[tuple[Record, Record]]
+) -> tuple[str, tuple[_Number, ...], str] | None:
     if not rows:
         return None
     narrowest: dict[str | None, tuple[Record, Record]] = {}
@@ -319,15 +386,29 @@ def _narrowest(found: Mapping[str | None, tuple[Record, Record]]) -> tuple[str, 
 
 def _verdicts(contents: Contents, best: Record | None) -> list[_Verdict]:
     found = [_of_reports(contents, best)] if contents.policy or best else []
+    if best is not None and number(best["early"]) > 0 and (worst := list(_worst(contents, [best]))):
+        found.append(_of_parts(worst))
     for identity, e in zip(contents.experiment_ids, contents.experiments, strict=True):
         criterion = e.criterion or DESCRIPTIVE
         found.append(
             _Verdict(e.verdict or NOT_TESTED, e.title, e.number or "", identity, criterion)
         )
-    claims = {name: title for name, title in STORY.items() if name != "live"}
+    claims = {name: title for name, title in STORY.items() if name not in ("live", "examples")}
     known = {e.name for e in contents.experiments} & set(claims)
     missing = [title for name, title in claims.items() if known and name not in known]
     return found + [_Verdict(NOT_TESTED, title, "", "", MISSING) for title in missing]
+
+
+def _of_parts(worst: Sequence[_Worst]) -> _Verdict:
+    """_Verdict on the coverage of reports within each class and site."""
+    low, target = min(worst, key=lambda one: one.coverage), 1 - worst[0].alpha
+    kinds = " and ".join(f"each {one.kind}" for one in worst)
+    error = "" if math.isnan(low.error) else f" ± {low.error:.2g}"
+    return _Verdict(
+        NOT_SUPPORTED if any(one.is_below for one in worst) else SUPPORTED,
+        f"Reports contain the truth as often within {kinds}", f"{low.coverage:.3f}{error}",
+        "results", f"The lowest is at least {target:g}, within {CHANCE:g} standard errors.",
+    )  # fmt: skip
 
 
 def _of_reports(contents: Contents, best: Record | None) -> _Verdict:

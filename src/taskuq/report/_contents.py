@@ -40,13 +40,14 @@ STORY = {
     "coverage-law": "Empirical coverage and its exact law",
     "conditional-coverage": "Coverage within classes and widths",
     "paper-protocol": "The paper's multi-round protocol",
+    "examples": "Example reconstructions and intervals",
     "recovery-quality": "Image quality of reconstructions",
     "classifier-quality": "The task network as a classifier",
     "masks": "Sampling masks",
     "data-splits": "Data splits",
 }
 _TABLES: Mapping[str, Callable[[Record, str], Table | tuple[Table, ...]]] = {
-    records.EVALUATE: records._score_table,
+    records.EVALUATE: records._score_tables,
     records.SIMULATE: records._policy_tables,
     records.DIAGNOSE: records._sample_table,
     records.QUALITY: records._quality_table,
@@ -446,6 +447,9 @@ def _of_splits(record: Mapping[str, Any]) -> Statement | None:
     unit = _unit(first["unit"])
     if unit is None:
         return None
+    delta = (record.get("inputs") or {}).get("delta")
+    given = "" if delta is None else f", except for a fraction {delta:g} of calibration sets"
+    assumed = "exchangeable with" if delta is None else "independent of and alike to"
     without = [r for r in record["results"] if r.get("infinite")]
     short: tuple[str, ...] = ()
     if without:
@@ -462,8 +466,8 @@ def _of_splits(record: Mapping[str, Any]) -> Statement | None:
         )
     return Statement(
         f"Guaranteed: an interval calibrated as in these splits contains the target of "
-        f"{unit.covered} with probability at least {1 - first['alpha']:.10g}, if the new "
-        f"{first['unit']} is exchangeable with the {first['n_calibration']} calibration "
+        f"{unit.covered} with probability at least {1 - first['alpha']:.10g}{given}, if the new "
+        f"{first['unit']} is {assumed} the {first['n_calibration']} calibration "
         f"{first['unit']}s.",
         short,
     )

@@ -17,7 +17,7 @@ from taskuq._arrays import as_array, as_ids, as_task_range, require_finite
 from taskuq._io import atomic_write, open_npz
 from taskuq.conformal._calibrate import is_self_tuned, tuned_score, tuning_fraction, tuning_units
 from taskuq.conformal._family import LinearFamily, interval_family
-from taskuq.conformal._units import choose_units, make_unit
+from taskuq.conformal._units import case_contents, choose_units, make_unit
 from taskuq.conformal.scores import resolve_score
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, TaskRange
@@ -309,12 +309,14 @@ def _packed(array: np.ndarray) -> str:
     return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii")
 
 
-def _learning_cases(score: Score, cases: int, alpha: float, group: _Ids, unit: str) -> np.ndarray:
-    """Return the calibration cases used to fit a score."""
+def _learning_cases(
+    score: Score, x: FloatArray, z: FloatArray, alpha: float, group: _Ids, unit: str
+) -> np.ndarray:
+    """Return the calibration cases that a score learns from."""
     whom = make_unit(unit)
-    index = whom.index(cases, group)
+    index = whom.index(len(z), group)
     take = tuning_units(score, whom, int(index.max()) + 1, alpha, None)
-    return choose_units(index, take, None)
+    return choose_units(index, take, None, case_contents(x[..., :2].swapaxes(0, 1), z))
 
 
 def _tuned_scores(
@@ -354,7 +356,7 @@ def _scores(
             if name in plans:
                 scores[name] |= _windows(plans[name], [range_] * len(x), explorer)
             continue
-        aside = _learning_cases(base, x.shape[1], alpha, group, unit)
+        aside = _learning_cases(base, x, z, alpha, group, unit)
         try:
             tuned = _tuned_scores(base, x, z, aside, range_, group)
         except InputError:

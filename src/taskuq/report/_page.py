@@ -143,6 +143,10 @@ def _plate(
     }
 
 
+# Tables of a simulation: its name with these endings.
+PARTS = ("", "-stops", "-parts")
+
+
 def _context(contents: Contents) -> dict[str, Any]:
     folder, words, run = contents.folder, contents.words, contents.folder.run
     used: set[str] = set()
@@ -150,7 +154,7 @@ def _context(contents: Contents) -> dict[str, Any]:
     explorer, notes = _explorer(contents)
     failures, counted = _failure_tables(contents)
     patients, by_task = patient_table(folder.table, contents.cases), task_table(contents.cases)
-    simulated = {f"{name}{part}" for name in contents.simulations for part in ("", "-stops")}
+    simulated = {f"{name}{part}" for name in contents.simulations for part in PARTS}
     of_policies = [t for t in contents.tables if t.name in simulated]
     of_samples = [t for t in contents.tables if t.name in contents.diagnoses]
     others = [t for t in contents.tables if t not in (*of_policies, *of_samples)]
@@ -160,7 +164,7 @@ def _context(contents: Contents) -> dict[str, Any]:
     # The content security policy lists our scripts, so that no other one runs.
     digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
     hashes = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
-    scan, key = contents.scan, _key_table(contents)
+    scan, key, answer = contents.scan, _key_table(contents), answer_of(contents)
     sections = [
         (
             heading,
@@ -172,8 +176,9 @@ def _context(contents: Contents) -> dict[str, Any]:
     return {
         "title": str(run.get("title") or "Untitled run"),
         "words": words,
-        "answer": answer_of(contents),
+        "answer": answer,
         "no_guarantee": NO_GUARANTEE,
+        "needs_independence": "independent" in getattr(answer.guarantee, "sentence", ""),
         "scan": None if scan is None else scan_picture(scan, folder.explorer, words)
         | {"colour": _policy_colour(contents)},
         "explorer": explorer,
@@ -318,7 +323,8 @@ def _facts(contents: Contents) -> list[tuple[str, str]]:
             "Average acceleration, certified",
             f"at least {number(certificate['certified']):.2f} for "
             f"{words.apply(certificate['mean_over'])}, except for a fraction "
-            f"{certificate['delta']:g} of calibration sets",
+            f"{certificate['delta']:g} of calibration sets, if all "
+            f"{words.many('group' if run.get('unit') else 'case')} are independent",
         ))  # fmt: skip
     if run.get("seed") is not None:
         found.append(("Seed", str(run["seed"])))

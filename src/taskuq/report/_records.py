@@ -9,9 +9,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from taskuq._io import SEAL, atomic_write, load_json, number_from_json, verify_checksum
+from taskuq.conformal._exact import is_below
 from taskuq.errors import InputError
 from taskuq.report._explorer import Explorer, load_explorer
 from taskuq.report.figures import FIGURES, Figure, plain_values
@@ -137,12 +138,80 @@ def policy_name(row: Record) -> str:
     return f"{row['policy']} {row['statistic'] or row['score']}{budget}{given}"
 
 
+class Part(NamedTuple):
+    """Measures of a class or a site."""
+
+    name: str
+    cases: float
+    coverage: float
+    error: float
+    width: float
+    acceleration: float
+
+    def is_below(self, alpha: float) -> bool:
+        return is_below(self.coverage, self.error, alpha)
+
+
+def parts_of(row: Record, kind: str) -> list[Part]:
+    """Return the measures of each class, or each site, of a result."""
+    return [
+        Part(
+            str(part.get(kind.partition("_")[0], part.get("name"))),
+            *(number(part.get(name)) for name in
+              ("cases", "coverage", "standard_error", "width", "mean_acceleration")),
+        )
+        for part in row.get(kind if kind == "site_left_out" else f"{kind}_coverage") or ()
+    ]  # fmt: skip
+
+
+def _parts_table(record: Record, name: str, what: str, kinds: Mapping[str, str]) -> list[Table]:
+    """Return a table of coverage within classes and sites, if the record has them."""
+    is_stop = record["schema"] == SIMULATE
+    body = []
+    for row in record["results"]:
+        method = policy_name(row) if is_stop else str(row["score"])
+        where = () if is_stop else (row.get("task"), row.get("round_name") or row["acceleration"])
+        for kind, called in kinds.items():
+            for part in parts_of(row, kind):
+                rate = (part.acceleration,) if is_stop else ()
+                low = part.is_below(number(row["alpha"]))
+                body.append(
+                    (*where, method, row["samples"], called, *part[:4], *rate, part.width, low)
+                )
+    head = (
+        *(() if is_stop else ("task", "round")), "policy" if is_stop else "score", "p", "by",
+        "name", "cases", "coverage", "± coverage", *(("average R",) if is_stop else ()),
+        "early width" if is_stop else "width", "below",
+    )  # fmt: skip
+    target = 1 - number(record["results"][0]["alpha"])
+    caption = (
+        f"{what} Measured, not guaranteed; ± is one standard error over groups, or over cases "
+        f"without groups. Below: coverage is less than {target:g} by more than two standard errors."
+    )
+    rows = tuple(body)
+    if not is_stop and all(row[0] is None for row in rows):
+        head, rows = head[1:], tuple(row[1:] for row in rows)
+    return [Table(name, caption, head, rows)] if rows else []
+
+
+PARTS = {"class": "class", "site": "site"}
+
+
 def has_several_tasks(record: Record) -> bool:
     inputs, goal = record.get("inputs"), record.get("goal")
     names = inputs.get("task_names") if isinstance(inputs, Mapping) else None
     # Records of earlier revisions name tasks only if each has its own goal.
     goals = goal.get("tasks") if isinstance(goal, Mapping) else None
     return len(names or goals or ()) > 1
+
+
+def _score_tables(record: Record, name: str) -> tuple[Table, ...]:
+    left_out = "Each site after calibration on all others."
+    return (
+        _score_table(record, name),
+        *_parts_table(record, f"{name}-parts", "Coverage and width by class and site.", PARTS),
+        *_parts_table(record, f"{name}-left-out", left_out, {"site_left_out": "site left out"}),
+    )
 
 
 def _score_table(record: Record, name: str) -> Table:
@@ -176,8 +245,8 @@ def _score_table(record: Record, name: str) -> Table:
     return Table(name, caption, head, body)
 
 
-def _policy_tables(record: Record, name: str) -> tuple[Table, Table]:
-    """Return the tables of policies: coverage and acceleration, and the rounds of the stops."""
+def _policy_tables(record: Record, name: str) -> tuple[Table, ...]:
+    """Tables of policies: their coverage and acceleration, and where scans stop."""
     first = record["results"][0]
     of = first["mean_over"]
     others = "" if of == first["coverage_of"] else f" for {of}"
@@ -225,6 +294,7 @@ def _policy_tables(record: Record, name: str) -> tuple[Table, Table]:
         Table(name, caption, head, rows),
         Table(f"{name}-stops", "Fraction of cases that stop in each round, and means over cases.",
               ("policy", "p", *stops, "average R by case", "coverage of cases"), shares),
+        *_parts_table(record, f"{name}-parts", "Reports at the stop, by class and site.", PARTS),
     )  # fmt: skip
 
 

@@ -69,6 +69,7 @@ def acquire(
     monitor: Monitor | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
     adaptive: AdaptiveMeasure | None = None,
+    stratum: Any = None,
 ) -> Scan | GroupScan:
     """Scan a case, or all cases of a group, round by round until the policy stops.
 
@@ -112,8 +113,9 @@ def acquire(
             apply to the last round or to repeated rounds.
         monitor: Monitor of exchangeability; after an alarm no scan stops early.
         on_round: Called after each round with the record of each case.
-        adaptive: Adaptive choice of lines used for the policy's table. ``request`` of each scanner
-            is called before it measures a round; records contain the next lines.
+        adaptive: The choice of lines that the policy's table was made with. Every scanner gets a
+            ``request`` before it measures a round; records name the next lines.
+        stratum: Stratum of the scan, for a policy with strata.
 
     Returns:
         A :class:`taskuq.scan.Scan`; for a group a :class:`taskuq.scan.GroupScan`.
@@ -121,6 +123,7 @@ def acquire(
     if not isinstance(cast(Any, policy), Policy):
         text = f"policy must be a Policy, got {type(policy).__name__}; use taskuq.load_policy"
         raise InputError(text, code="component.invalid")
+    policy = policy.for_stratum(stratum)
     require_methods(recover, "recover", Recover)
     require_methods(task, "task", Task)
     if samples != policy.samples:

@@ -17,14 +17,20 @@ from torch.export import ExportedProgram
 import taskuq
 from taskuq._io import atomic_write, fingerprint, write_json
 from taskuq.errors import InputError, first_line
-from taskuq.measure._coils import rss
+from taskuq.measure._coils import rss, to_complex
 from taskuq.measure._fourier import broadcast_mask, central_lines, fft2c, ifft2c
 from taskuq.pipeline._executor import Executor
 from taskuq.policy._policy import Policy
 from taskuq.recover._estimate import noise_scale_of, varnet_estimate
 from taskuq.recover._methods import rescale_pow2
 from taskuq.recover._varnet_training import VarNetRecovery
-from taskuq.recover.flow._sample import ATTEMPTS, COOLER, ResidualFlowSampler, temperature_at
+from taskuq.recover.flow._sample import (
+    ATTEMPTS,
+    COOLER,
+    ResidualFlowSampler,
+    split_latents,
+    temperature_at,
+)
 from taskuq.recover.sampler._sample import SamplerRecovery, TensorEstimator
 from taskuq.service._runtime import MANIFEST, SCHEMA, checksum
 
@@ -43,12 +49,8 @@ class _FlowExport(_Export):
         estimate = varnet_estimate(recover.net, zero_filled[None], mask[None])
         inputs = estimate.inputs()
         shapes = recover.flow.latent_shapes(*inputs.shape[-2:])
-        rows = torch.split(draws, [math.prod(shape) for shape in shapes], dim=1)
-        latents = [
-            row.view(-1, height, width, channels)
-            for row, (channels, height, width) in zip(rows, shapes, strict=True)
-        ]
-        errors = recover.fused.inverse(latents, recover.fused.encode(inputs))
+        flow = recover.quick
+        errors = to_complex(flow.inverse(split_latents(draws, shapes), flow.encode(inputs)))
         return rss(estimate.coil_images(0, errors)), errors.abs().amax((1, 2, 3))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from taskuq._io import read_json
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
-from taskuq.table._table import TaskOutputs
+from taskuq.table._table import BUNDLED, TaskOutputs
 
 
 @dataclass(frozen=True)
@@ -96,11 +95,8 @@ def _sigmoid(logit: FloatArray) -> FloatArray:
     return np.asarray(1 / (1 + np.exp(-logit)))
 
 
-FOLDER = Path(__file__).parent / "bundled"
-
-
 def stored() -> list[str]:
-    return sorted(path.stem for path in FOLDER.glob("*.npz"))
+    return sorted(path.stem for path in BUNDLED.glob("*.npz"))
 
 
 def stored_table(name: str) -> TaskOutputs:
@@ -115,9 +111,9 @@ def stored_table(name: str) -> TaskOutputs:
     """
     if name not in stored():
         raise InputError(f"no table {name!r} in {', '.join(stored())}", code="choice.unknown")
-    return TaskOutputs.load(FOLDER / f"{name}.npz")
+    return TaskOutputs.load(name)
 
 
 def stored_quality() -> dict[str, Any]:
     """Read the image quality of the bundled networks on unseen patients."""
-    return read_json(FOLDER / "atlas-quality.json", "taskuq.quality/1")
+    return read_json(BUNDLED / "atlas-quality.json", "taskuq.quality/1")

@@ -20,13 +20,12 @@ from taskuq._io import atomic_write, open_npz, parse_json
 from taskuq.errors import InputError, first_line
 from taskuq.interval import FloatArray
 from taskuq.table._parquet import identities, index_of, to_numpy
-from taskuq.table._table import TaskOutputs
+from taskuq.table._table import IDS, TaskOutputs
 
 # Names in an .npz file, and fields of the table.
 ARRAYS = {
     "outputs": "outputs", "targets": "targets", "accelerations": "accelerations",
-    "group": "group", "label": "label", "case": "case", "round_names": "round_names",
-    "lines": "sampled_lines",
+    **{name: name for name in IDS}, "round_names": "round_names", "lines": "sampled_lines",
 }  # fmt: skip
 ATTRIBUTES = "attributes"
 
@@ -49,7 +48,7 @@ def _join_tasks(tables: Mapping[str, TaskOutputs]) -> TaskOutputs:
         table.select(cases=[place[case] for case in shared])
         for table, place in zip(tables.values(), places, strict=True)
     ]
-    for kind in ("group", "label"):
+    for kind in ("group", "site", "label"):
         for part, name in zip(parts, names, strict=True):
             # array_equal(None, None) is True.
             if not np.array_equal(getattr(parts[0], kind), getattr(part, kind)):
@@ -65,7 +64,7 @@ def _join_tasks(tables: Mapping[str, TaskOutputs]) -> TaskOutputs:
         np.stack([part.outputs for part in parts], axis=-1),
         np.stack(targets, axis=-1) if first.has_targets else None,
         first.accelerations,
-        case=parts[0].case, group=parts[0].group, label=parts[0].label, task_names=names,
+        **{name: getattr(parts[0], name) for name in IDS}, task_names=names,
         task_range=tuple(part.task_range for part in parts), round_names=first.round_names,
         provenance=first.provenance, sampled_lines=parts[0].sampled_lines,
         missing_cases=sorted(missing.union(*(part.missing_cases for part in parts))),
@@ -80,7 +79,7 @@ def read_rows_file(path: Path) -> TaskOutputs:
     try:
         if path.suffix == ".csv":
             # "007" is a name, not a number.
-            kinds = dict.fromkeys(("case", "group", "task", "round"), pa.string())
+            kinds = dict.fromkeys(("case", "group", "site", "task", "round"), pa.string())
             convert = pa.csv.ConvertOptions(column_types=kinds)
             rows = pa.csv.read_csv(path, convert_options=convert)
         else:
@@ -138,9 +137,9 @@ class _Rows:
         return to_numpy(identities(self.rows[name], name, self.source, floats=True), name)
 
     def table(self, source: str) -> TaskOutputs:
-        ids = identities(self.rows["case"], "case", self.source)
-        unique = ids.unique()
-        case, names = index_of(ids, unique).astype(np.int64), to_numpy(unique, "case")
+        cases = identities(self.rows["case"], "case", self.source)
+        unique = cases.unique()
+        case, names = index_of(cases, unique).astype(np.int64), to_numpy(unique, "case")
         rates, round = np.full(1, np.nan), np.zeros(len(case), dtype=np.int64)
         if "acceleration" in self:
             rates, round = np.unique(-self.numbers("acceleration"), return_inverse=True)
@@ -158,12 +157,13 @@ class _Rows:
         if targets is not None:
             targets = targets.reshape(rounds, n)[:, complete]
             targets = targets[0] if (targets == targets[0]).all() else targets
-        group, label = (self._entries(name, case, n) for name in ("group", "label"))
+        ids: dict[str, Any] = {
+            name: self._entries(name, case, n) for name in ("group", "site", "label")
+        }
         round_names = self._entries("round", round, rounds)
         return TaskOutputs(
             filled[:, complete], targets, rates, case=names[complete],
-            group=None if group is None else group[complete],
-            label=None if label is None else label[complete],
+            **{name: v if v is None else v[complete] for name, v in ids.items()},
             round_names=None if round_names is None else tuple(map(str, round_names)),
             provenance={"source": source}, missing_cases=[str(name) for name in names[~complete]],
         )  # fmt: skip
@@ -278,7 +278,7 @@ def write_rows(table: TaskOutputs, path: Path) -> Path:
     """Write a table as a CSV or Parquet file of rows."""
     rounds, n, tasks = table.rounds, table.cases, table.tasks
     x = table.outputs if table.outputs.ndim == 4 else table.outputs[..., None]
-    ids = {"case": _ids(table), "group": table.group, "label": table.label}
+    ids = {name: getattr(table, name) for name in IDS} | {"case": _ids(table)}
     columns = {
         name: np.tile(np.repeat(values, tasks), rounds)
         for name, values in ids.items()

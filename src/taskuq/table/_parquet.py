@@ -226,8 +226,8 @@ def to_numpy(array: Any, name: str) -> np.ndarray:
     return texts
 
 
-def write_case_list(folder: Path, case: list[str], group: Any = None, label: Any = None) -> Path:
-    columns = {"case": case, "group": group, "label": label}
+def write_case_list(folder: Path, case: list[str], **ids: Any) -> Path:
+    columns = {"case": case, **ids}
     rows = pa.table({name: pa.array(v) for name, v in columns.items() if v is not None})
     return _write_parquet(rows, folder / CASE_LIST, exclusive=True)
 
@@ -358,6 +358,7 @@ class TableWriter:
         targets: Any,
         *,
         group: Any = None,
+        site: Any = None,
         label: Any = None,
         image: Any = None,
         lines: Any = None,
@@ -370,11 +371,13 @@ class TableWriter:
             outputs: (row, sample) or (row, sample, task).
             targets: (row,) or (row, task).
             group: Group of each row.
+            site: Site of each row.
             label: Class of each row.
             image: Fingerprint of each row's image.
             lines: Sampled lines, booleans (row, line).
         """
-        x = np.asarray(outputs, dtype=np.float32)
+        x = np.asarray(outputs)
+        x = x if x.dtype == np.float64 else x.astype(np.float32)
         z = np.asarray(targets, dtype=float)
         x = x[..., None] if x.ndim == 2 else x
         z = z[..., None] if z.ndim == 1 else z
@@ -387,7 +390,8 @@ class TableWriter:
         if (lines is None) != (self.header.lines is None):
             raise InputError("pass lines for every row of a table, or none", code="option.missing")
         columns: dict[str, Any] = {"case": pa.array(np.asarray(case))}
-        for name, values in (("group", group), ("label", label), ("image", image)):
+        ids = {"group": group, "site": site, "label": label, "image": image}
+        for name, values in ids.items():
             if values is not None:
                 columns[name] = pa.array(np.asarray(values))
         if lines is not None:
@@ -505,7 +509,7 @@ def write_shards(table: TaskOutputs, folder: Path) -> Path:
     for k, R in enumerate(table.accelerations):
         writer.write(
             case, float(R), table.outputs[k], table.targets_at(k), group=table.group,
-            label=table.label, lines=None if lines is None else lines[k],
+            site=table.site, label=table.label, lines=None if lines is None else lines[k],
         )  # fmt: skip
     return folder
 
@@ -539,7 +543,9 @@ def read_shards(folder: Path) -> TaskOutputs:
     for shard, schema in zip(shards, schemas, strict=True):
         # Before memory is allocated for the samples that the header claims.
         _require_lists(schema, header, shard)
-    outputs = np.empty((rounds, n, header.samples, tasks), dtype=np.float32)
+    kinds = {schema.field(name).type.value_type for schema in schemas for _, name in header.columns}
+    precision = np.float64 if pa.float64() in kinds else np.float32
+    outputs = np.empty((rounds, n, header.samples, tasks), dtype=precision)
     targets = np.empty((rounds, n, tasks))
     for shard, place in zip(shards, places, strict=True):
         _fill(outputs, targets, header, shard, place)
@@ -556,8 +562,7 @@ def read_shards(folder: Path) -> TaskOutputs:
     return TaskOutputs(
         outputs, None if unknown else targets, header.accelerations,
         case=to_numpy(ids.filter(complete), "case"),
-        group=known.get("group"),
-        label=known.get("label"),
+        **known,
         task_names=header.task_names,
         task_range=header.task_ranges,
         round_names=header.round_names,
@@ -617,8 +622,8 @@ def _fill(
 def _read_ids(
     shards: list[Path], schemas: list[Any], places: list[Places], n: int
 ) -> dict[str, np.ndarray]:
-    """Return groups and labels if they are known for all cases."""
-    read: dict[str, list[tuple[Any, np.ndarray]]] = {"group": [], "label": []}
+    """Return groups, sites and labels if they are known of all cases."""
+    read: dict[str, list[tuple[Any, np.ndarray]]] = {"group": [], "site": [], "label": []}
     for shard, schema, (case, _) in zip(shards, schemas, places, strict=True):
         present = [name for name in read if name in schema.names]
         if not present:

@@ -88,6 +88,10 @@ def _as_texts(values: Any, name: str) -> tuple[str, ...]:
     return tuple(map(str, values))
 
 
+# Optional ids of cases: columns of a table.
+IDS = ("case", "group", "site", "label")
+
+
 @dataclass(frozen=True, eq=False)
 class TaskOutputs:
     """Task outputs of many cases in all rounds of a scan, with their targets.
@@ -101,6 +105,7 @@ class TaskOutputs:
             round
             R = 1 is implied, not stored.
         group: Group of each case, e.g. a patient; integers or strings.
+        site: Site of each case, e.g. a hospital; the cases of a group share one.
         label: Class of each case.
         case: Id of each case.
         task_names: One name per task.
@@ -128,6 +133,7 @@ class TaskOutputs:
     targets: FloatArray
     accelerations: FloatArray
     group: np.ndarray | None = None
+    site: np.ndarray | None = None
     label: np.ndarray | None = None
     case: np.ndarray | None = None
     task_names: tuple[str, ...] = ("task",)
@@ -145,6 +151,7 @@ class TaskOutputs:
         accelerations: Any = None,
         *,
         group: Any = None,
+        site: Any = None,
         label: Any = None,
         case: Any = None,
         task_names: Sequence[str] | None = None,
@@ -157,7 +164,7 @@ class TaskOutputs:
         sampled_lines: Any = None,
     ) -> None:
         given = {"outputs": outputs, "targets": targets, "group": group, "label": label}
-        outputs, targets, group, label = align_cases(given).values()
+        outputs, targets, group, label, site = align_cases({**given, "site": site}).values()
         x = as_real_array(outputs, "outputs", ndim=(1, 2, 3, 4))
         x = x[:, None] if x.ndim == 1 else x
         x = x[None] if x.ndim == 2 else x
@@ -193,6 +200,7 @@ class TaskOutputs:
             "targets": z,
             "accelerations": _as_accelerations(accelerations, rounds),
             "group": None if group is None else as_ids(group, "group", n),
+            "site": None if site is None else as_ids(site, "site", n),
             "label": None if label is None else as_ids(label, "label", n),
             "case": None if case is None else as_ids(case, "case", n),
             "task_names": names,
@@ -205,6 +213,8 @@ class TaskOutputs:
         }
         if values["case"] is not None and len(np.unique(values["case"])) != n:  # type: ignore[arg-type]  # an array
             raise InputError("case has an id twice; make ids unique", code="table.duplicate")
+        if site is not None and group is not None:
+            _require_one_site(values["group"], values["site"])
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -327,7 +337,7 @@ class TaskOutputs:
             outputs = outputs[:, kept]
             lines = None if lines is None else lines[:, kept]
             targets = np.take(targets, kept, axis=1 if self.has_round_targets else 0)
-            ids = {"group": self.group, "label": self.label, "case": self.case}
+            ids = {name: getattr(self, name) for name in IDS}
             changes |= {name: v if v is None else v[kept] for name, v in ids.items()}
         if task is not None:
             chosen = [task] if isinstance(task, str | int) else list(task)
@@ -360,13 +370,17 @@ class TaskOutputs:
 
         Args:
             path: A folder of Parquet shards; a ``.npz`` file of arrays; a ``.csv`` or ``.parquet``
-                file of rows; or rows as a data frame of pandas, polars or Arrow.
+                file of rows; rows as a data frame of pandas, polars or Arrow; or the name of a
+                bundled table, 'atlas-sampler' or 'atlas-varnet'.
             task_range: Task range, if the file has none.
         """
         if not isinstance(path, str | os.PathLike):
             table = READERS[FRAME](path)
         elif not Path(path).exists():
-            raise InputError(f"there is no table {path}; check the path", code="file.missing")
+            bundled = BUNDLED / f"{path}.npz"
+            if str(path) not in {stored.stem for stored in BUNDLED.glob("*.npz")}:
+                raise InputError(f"there is no table {path}; check the path", code="file.missing")
+            table = READERS[".npz"](bundled)
         else:
             kind = FOLDER if Path(path).is_dir() else Path(path).suffix
             with reading(path, "a table"):
@@ -380,6 +394,7 @@ class TaskOutputs:
         return replace_arrays(table, task_ranges=ranges)
 
 
+BUNDLED = Path(__file__).parent / "bundled"
 # Readers and writers: of a folder of shards, of files by their suffix, of data frames.
 FOLDER, FRAME = "folder", "data frame"
 READERS: Registry[Callable[[Any], TaskOutputs]] = Registry(
@@ -409,6 +424,15 @@ def replace_arrays(table: TaskOutputs, **changes: Any) -> TaskOutputs:
     if np.isnan(parts["targets"]).all():
         parts["targets"] = None
     return TaskOutputs(**parts)
+
+
+def _require_one_site(group: Any, site: Any) -> None:
+    """Raise InputError if cases of a group are at several sites."""
+    names, first, of_case = np.unique(group, return_index=True, return_inverse=True)
+    split = np.flatnonzero(site != site[first][of_case])
+    if len(split):
+        message = f"group {names[of_case[split[0]]]} is at two sites; give each its own group id"
+        raise InputError(message, code="table.duplicate")
 
 
 def _as_lines(values: Any, rounds: int, n: int) -> BoolArray:
@@ -514,7 +538,7 @@ def sum_groups(table: TaskOutputs, weight: float = 1.0) -> TaskOutputs:
     if table.missing_cases:
         message = f"{len(table.missing_cases)} cases are missing (first: {table.missing_cases[0]})"
         raise InputError(message, code="table.incomplete")
-    names, of_case = np.unique(np.asarray(table.group), return_inverse=True)
+    names, first, of_case = np.unique(table.group, return_index=True, return_inverse=True)
     members = (of_case == np.arange(len(names))[:, None]).astype(float)
 
     def summed(values: FloatArray, axis: int) -> FloatArray:
@@ -531,6 +555,7 @@ def sum_groups(table: TaskOutputs, weight: float = 1.0) -> TaskOutputs:
         accelerations=table.accelerations,
         round_names=table.round_names,
         case=names,
+        site=None if table.site is None else table.site[first],
         task_names=table.task_names,
         # Groups differ in size: of the range of a case only the sign holds.
         task_ranges=tuple((0.0, math.inf) if r and r[0] >= 0 else None for r in table.task_ranges),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,13 @@ from taskuq._seeds import mix_seeds
 from taskuq.errors import InputError
 from taskuq.measure._coils import rss, to_channels, to_complex
 from taskuq.measure._fourier import data_consistency_1d
-from taskuq.recover._compiled import capture_graphs, inference_varnet
+from taskuq.recover._compiled import (
+    capture_graphs,
+    compile_methods,
+    half_convolutions,
+    half_unet,
+    inference_varnet,
+)
 from taskuq.recover._estimate import case_scale, noise_scale_of, varnet_estimate
 from taskuq.recover._methods import (
     BatchRecovery,
@@ -22,9 +29,15 @@ from taskuq.recover._methods import (
     check_samples,
     stack_measurements,
 )
-from taskuq.recover._varnet import VarNet
-from taskuq.recover.flow._fused import fuse_flow
-from taskuq.recover.flow._model import ConditionalFlow, FlowConfig, inflation_at
+from taskuq.recover._varnet import UNet, VarNet
+from taskuq.recover.flow._model import (
+    ConditionalFlow,
+    ConditionStage,
+    FlowCondition,
+    FlowConfig,
+    FlowStep,
+    inflation_at,
+)
 from taskuq.training._determinism import gaussian_rows
 
 # Sensitivities are smooth: an image blurred over this fraction of its side shows their ratios.
@@ -131,13 +144,32 @@ def _redraw_rejected(
     return counts
 
 
-def _split_latents(latents: Tensor, shapes: Sequence[tuple[int, int, int]]) -> list[Tensor]:
-    """Split rows of numbers into the latents (image, height, width, channel) of each layer."""
+def split_latents(latents: Tensor, shapes: Sequence[tuple[int, int, int]]) -> list[Tensor]:
+    """Split rows of numbers, in which channels are last, into the latents of each layer."""
     parts = torch.split(latents, [math.prod(shape) for shape in shapes], dim=1)
     return [
-        part.view(-1, height, width, channels)
+        part.view(-1, height, width, channels).movedim(-1, 1)
         for part, (channels, height, width) in zip(parts, shapes, strict=True)
     ]
+
+
+def inference_flow(
+    flow: ConditionalFlow, device: torch.device, dtype: torch.dtype
+) -> ConditionalFlow:
+    """Return a copy for inference, with convolutions in lower precision, compiled on a GPU."""
+    quick = deepcopy(flow).requires_grad_(False).eval()
+    if dtype != torch.float32:
+        for part in (
+            quick.conditioner,
+            quick.layers,
+            *([] if quick.size is None else [quick.size]),
+        ):
+            half_convolutions(part, dtype)
+        quick.unet = half_unet(quick.unet, dtype, aligned=1)
+    if device.type == "cuda":
+        methods = (UNet.features, ConditionStage.forward, ConditionalFlow.join, FlowStep.inverse)
+        compile_methods(quick, *methods)
+    return quick.to(device)
 
 
 class FlowSamples(NamedTuple):
@@ -187,7 +219,7 @@ class FlowSampler:
         self.config, self.latent_shapes = flow.config, flow.latent_shapes
         self.inflation = flow.widening.to(self.device) if flow.config.mean_passes else None
         dtype = dtype or (torch.bfloat16 if on_gpu else torch.float32)
-        self.fused = fuse_flow(flow, device=self.device, dtype=dtype)
+        self.flow, self.dtype = inference_flow(flow, self.device, dtype), dtype
         self.memory, self.graphs = memory, graphs and on_gpu
         self.finish = finish or (lambda images: images)
         self._graphs: dict[tuple[int, ...], _FlowGraph] = {}
@@ -235,8 +267,8 @@ class FlowSampler:
     def chunk_limit(self, height: int, width: int) -> int:
         """Return the number of samples that fit into the memory budget."""
         c = self.config
-        bytes_each = 2 if self.fused.dtype == torch.bfloat16 else 4
-        hidden = self.fused.layers[0].steps[0].subnet.second_bias.shape[0]
+        bytes_each = 2 if self.dtype == torch.bfloat16 else 4
+        hidden = 4 * c.channels + 2 * c.condition_channels
         # Three hidden maps and three states of the finest layer, then the images' transforms.
         layer = height * width / 4 * (3 * hidden * bytes_each + 3 * 4 * c.channels * 4)
         finish = 6 * height * width * c.channels * 4
@@ -313,8 +345,7 @@ class _FlowGraph:
         numbers = sum(math.prod(shape) for shape in self.shapes)
         self.latents = torch.zeros(cases * samples, numbers, device=device)
         self.temperature = torch.ones((), device=device)
-        self.condition: list[list[Tensor]] = []
-        self.residual_scales: Tensor | None = None
+        self.condition = FlowCondition([], None)
         self.rotation: _CoilRotation | None = None
         self.mean: Tensor | None = None
         self.steps = capture_graphs(self._encode, self._decode) if sampler.graphs else []
@@ -339,27 +370,22 @@ class _FlowGraph:
         return images, invalid
 
     def _encode(self) -> None:
-        fused, mask = self.sampler.fused, self.mask[:, 0, 0, 0]
-        prior = posterior_mean(self.sampler.config, self.y, mask, fused.unet.predict)
-        self.condition = fused.encode(prior.condition)
+        flow, mask = self.sampler.flow, self.mask[:, 0, 0, 0]
+        prior = posterior_mean(self.sampler.config, self.y, mask, flow.predict)
+        condition = flow.encode(prior.condition)
         if prior.rotation is not None:
             self.rotation = _CoilRotation(*(part[:, None] for part in prior.rotation))
         self.mean = prior.images[-1][:, None] if prior.images else None
-        scales = fused.residual_scales(prior.condition)
-        if scales is not None and self.sampler.inflation is not None:
-            inflation = inflation_at(self.sampler.inflation, mask)
-            scales = scales * inflation[:, :, None, None]
-            # Real channels in pairs: (case, 1, coil, height, width, 2).
-            scales = scales.view(self.cases, -1, 2, *scales.shape[2:])
-            self.residual_scales = scales.movedim(2, -1)[:, None]
+        if condition.log_scale is not None and self.sampler.inflation is not None:
+            inflation = inflation_at(self.sampler.inflation, mask).log()
+            log_scale = condition.log_scale + inflation[:, :, None, None]
+            condition = condition._replace(log_scale=log_scale)
+        self.condition = condition
 
     def _decode(self) -> tuple[Tensor, Tensor]:
         c = self.sampler.config
-        latents = [z * self.temperature for z in _split_latents(self.latents, self.shapes)]
-        x = self.sampler.fused.inverse(latents, self.condition)
-        if self.residual_scales is not None:
-            pairs = torch.view_as_real(x).view(self.cases, self.samples, *x.shape[1:], 2)
-            x = torch.view_as_complex((pairs * self.residual_scales).flatten(0, 1))
+        latents = split_latents(self.latents * self.temperature, self.shapes)
+        x = to_complex(self.sampler.flow.inverse(latents, self.condition))
         # Not "above the limit": NaN must be invalid too.
         largest = torch.linalg.vector_norm(torch.view_as_real(x).flatten(1), math.inf, dim=1)
         invalid = ~(largest <= c.max_value)
@@ -408,7 +434,7 @@ class ResidualFlowSampler(BatchRecovery):
             raise InputError(f"{text}{flow.config.in_channels}", code="weights.mismatch")
         self.device = torch.device(device or next(flow.parameters()).device)
         self.flow, self.net = flow, inference_varnet(net.to(self.device).eval(), dtype)
-        self.fused = fuse_flow(flow, device=self.device, dtype=torch.float32)
+        self.quick = inference_flow(flow, self.device, torch.float32)
         check_temperature(temperature)
         self.temperature = temperature
         self.rejected = self.cooled = 0
@@ -426,7 +452,7 @@ class ResidualFlowSampler(BatchRecovery):
             raise InputError(text, code="value.nonfinite")
         images, shapes = [], self.flow.latent_shapes(*inputs.shape[-2:])
         for case, seed in enumerate(seeds):
-            condition = self.fused.encode(inputs[case : case + 1])
+            condition = self.quick.encode(inputs[case : case + 1])
             deviation = temperature_at(self.temperature, mask[case]) * noise_scale_of(mask[case])
             for start in range(0, samples, CHUNK):
                 indices = range(start, min(start + CHUNK, samples))
@@ -438,7 +464,7 @@ class ResidualFlowSampler(BatchRecovery):
     def _errors(
         self,
         shapes: Sequence[tuple[int, int, int]],
-        condition: list[list[Tensor]],
+        condition: FlowCondition,
         indices: range,
         seed: int,
         deviation: float,
@@ -451,7 +477,7 @@ class ResidualFlowSampler(BatchRecovery):
             # Two numbers for each pixel: drawn on the CPU, they are the same on every device.
             latents = gaussian_rows(torch.empty(len(rows), numbers), rows).to(self.device)
             latents *= deviation
-            return self.fused.inverse(_split_latents(latents, shapes), condition)
+            return to_complex(self.quick.inverse(split_latents(latents, shapes), condition))
 
         def invalid() -> Tensor:
             # Not "above the limit": NaN must be invalid too.

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from taskuq._config import read_toml
+from taskuq._config import NonNegative, read_toml
 from taskuq._seeds import mix_seeds, per_case_random
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
@@ -150,7 +150,7 @@ def _inflation(sampler: FlowSampler, cases: MaskedDataset, mask: Tensor, round: 
         truth, measured = _normalised(sampler.config, images, lines)
         seeds = [mix_seeds(round, index) for index in indices]
         drawn = sampler(measured, lines, samples=SAMPLES, seeds=seeds).images
-        prior = posterior_mean(sampler.config, measured, lines, sampler.fused.unet.predict)
+        prior = posterior_mean(sampler.config, measured, lines, sampler.flow.predict)
         target = to_channels(prior.rotate(truth))
         samples = torch.stack([to_channels(prior.rotate(drawn[:, k])) for k in range(SAMPLES)])
         error = error + (samples.mean(0) - target).square().sum((0, 2, 3))
@@ -229,7 +229,7 @@ class FlowMethod:
     #: VarNet weights of a residual flow; default: those used in training.
     estimate: Path | None = None
     #: Standard deviation of the latents; default: that of the weights, or 1.
-    temperature: float | None = None
+    temperature: NonNegative | None = None
     #: "auto" samples in bfloat16 on a GPU, with the estimate in float16.
     precision: Literal["auto", "float32"] = "auto"
 

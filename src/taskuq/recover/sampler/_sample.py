@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from taskuq._seeds import mix_seeds
-from taskuq.recover._compiled import CudaGraph
+from taskuq.recover._compiled import CudaGraph, compile_methods, compile_region
 from taskuq.recover._methods import BatchRecovery, check_samples
 from taskuq.recover.sampler._network import (
     ACCELERATIONS,
@@ -25,6 +26,8 @@ from taskuq.recover.sampler._network import (
 
 # Pixels that are sampled together: a GPU wants many, a CPU's cache holds few.
 CHUNK_PIXELS = {"cuda": 2**22, "cpu": 2**17}
+# Cases that are estimated and encoded together on a GPU.
+GROUP = 16
 # Samples of each case, and candidates of the noise scale.
 SAMPLES, NOISE_SCALES = 8, (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
 # Constants of the SplitMix64 generator, as signed integers of 64 bits.
@@ -44,6 +47,10 @@ class ConditionedBatch(Protocol):
     def images(self, residuals: Tensor) -> Tensor: ...  # data-consistent, differentiable
 
 
+class SlicedBatch(ConditionedBatch, Protocol):
+    def __getitem__(self, cases: slice) -> ConditionedBatch: ...
+
+
 class Estimator(Protocol):
     """Function of measurements that returns estimates."""
 
@@ -56,7 +63,7 @@ class TensorEstimator(Estimator, Protocol):
 
     def tensors(self, measurements: Sequence[Any]) -> tuple[Tensor, ...]: ...
 
-    def estimate(self, *tensors: Tensor) -> ConditionedBatch: ...
+    def estimate(self, *tensors: Tensor) -> SlicedBatch: ...
 
 
 def _shift_right(x: Tensor, by: int) -> Tensor:
@@ -66,8 +73,13 @@ def _shift_right(x: Tensor, by: int) -> Tensor:
 
 def counter_normal(seeds: Tensor, count: int) -> Tensor:
     """Return counter-based standard normal numbers, (seed, count)."""
-    half = (count + 1) // 2
-    x = seeds[:, None] + torch.arange(1, half + 1, device=seeds.device) * _STEP
+    counter = torch.arange(1, (count + 1) // 2 + 1, device=seeds.device) * _STEP
+    normal = compile_region(_hash_normal) if seeds.is_cuda else _hash_normal
+    return normal(seeds, counter)[:, :count]
+
+
+def _hash_normal(seeds: Tensor, counter: Tensor) -> Tensor:
+    x = seeds[:, None] + counter
     x = (x ^ _shift_right(x, 30)) * _FIRST
     x = (x ^ _shift_right(x, 27)) * _SECOND
     x = x ^ _shift_right(x, 31)
@@ -75,7 +87,7 @@ def counter_normal(seeds: Tensor, count: int) -> Tensor:
     first, second = ((part.float() + 0.5) * 2**-32 for part in halves)
     radius = (-2 * torch.log(first)).clamp_min(0).sqrt()
     angle = 2 * math.pi * second
-    return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=1)[:, :count]
+    return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=1)
 
 
 @torch.no_grad()
@@ -185,7 +197,11 @@ class SamplerRecovery(BatchRecovery):
         on_gpu = device.type == "cuda"
         self.dtype = dtype or (torch.bfloat16 if on_gpu else torch.float32)
         self._factors = None if noise_scale is None else torch.tensor(noise_scale, device=device)
-        self._graph: CudaGraph[Tensor] = CudaGraph(self.from_seeds)
+        self._quick = net
+        if on_gpu:
+            self._quick = deepcopy(net).requires_grad_(False)
+            compile_methods(self._quick, SamplerNet.encode, SamplerNet.decode)
+        self._graph: CudaGraph[Tensor] = CudaGraph(self.from_seeds, most=2)
         self._captured: dict[torch.Size, int] = {}
         self._uses_graphs = on_gpu and isinstance(estimator, TensorEstimator)
         self.rejected = 0  # every draw is valid
@@ -195,7 +211,7 @@ class SamplerRecovery(BatchRecovery):
         if self._uses_graphs:
             return self._replay(measurements, samples, seeds)
         return _sample_images(
-            self.net,
+            self._quick,
             self.estimator(measurements),
             samples=samples,
             seeds=seeds,
@@ -205,29 +221,38 @@ class SamplerRecovery(BatchRecovery):
 
     @torch.no_grad()
     def from_seeds(self, *tensors: Tensor) -> Tensor:
-        """Return one sample per seed; the seeds are the last tensor."""
+        """Return one sample for each seed; the seeds are the last tensor, as many for each case."""
         *measurement, seeds = tensors
         batch = cast(TensorEstimator, self.estimator).estimate(*measurement)
         with _mixed_precision(seeds.device, self.dtype):
-            condition = self.net.encode(batch.inputs(), batch.sampled_fraction())
-        return _decode_images(self.net, batch, condition, seeds, self.dtype, self._factors)[0]
+            condition = self._quick.encode(batch.inputs(), batch.sampled_fraction())
+        images = []
+        # Networks that run once for a case want many cases, those of each sample need memory.
+        for case, rows in enumerate(seeds.chunk(len(measurement[0]))):
+            own = slice(case, case + 1)
+            part = batch[own], condition.of(own), rows, self.dtype, self._factors
+            images.append(_decode_images(self._quick, *part)[0])
+        return torch.cat(images)
 
     def _replay(self, measurements: Sequence[Any], samples: int, seeds: Sequence[int]) -> Tensor:
-        """Sample case by case, so that one CUDA graph suffices for batches of any size."""
+        """Sample groups of cases, and what is left case by case: two CUDA graphs serve all."""
         tensors = cast(TensorEstimator, self.estimator).tensors(measurements)
         shape, device = tensors[0].shape[1:], tensors[0].device
         chunk = min(samples, max(1, CHUNK_PIXELS["cuda"] // math.prod(shape[-2:])))
         # A fully sampled scan needs one sample: capturing it, and the next scan's first round after
         # it, would take far longer than samples that are not used.
         chunk = self._captured[shape] = max(chunk, self._captured.get(shape, 0))
-        images = []
-        for case, seed in enumerate(seeds):
-            for start in range(0, samples, chunk):
-                rows = [mix_seeds(seed, start + j, 0) for j in range(chunk)]
-                case_tensors = [x[case : case + 1] for x in tensors]
-                part = self._graph(*case_tensors, torch.tensor(rows, device=device))
-                images.append(part[: samples - start])
-        return torch.cat(images).view(len(seeds), samples, *images[0].shape[1:])
+        images, start = [], 0
+        while start < len(seeds):
+            count = GROUP if len(seeds) - start >= GROUP else 1
+            own, parts = slice(start, start + count), []
+            for first in range(0, samples, chunk):
+                rows = [mix_seeds(seed, first + j, 0) for seed in seeds[own] for j in range(chunk)]
+                part = self._graph(*(x[own] for x in tensors), torch.tensor(rows, device=device))
+                parts.append(unflatten_samples(part, count)[:, : samples - first])
+            images.append(torch.cat(parts, dim=1))
+            start += count
+        return torch.cat(images)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         # CUDA graphs cannot be pickled; they are captured again in another process.

@@ -20,6 +20,8 @@ _SMALLEST_P = 1e-4
 ALONG = {"acceleration": "acceleration R", "samples": "posterior samples p"}
 WITHIN = {
     "class": ("Coverage within each class", "class"),
+    "site": ("Coverage within each site", "site"),
+    "site_left_out": ("Coverage of each site after calibration on all others", "site left out"),
     "size": ("Coverage by width of the interval", "interval width"),
 }
 
@@ -80,21 +82,26 @@ def coverage_histogram(row: Row) -> Figure:
 
 
 def coverage_within(rows: Sequence[Row], strata: str) -> Figure:
-    """Return coverage within classes (``"class"``) or ranges of width (``"size"``)."""
+    """Return coverage within classes, sites, sites left out, or ranges of width (``"size"``)."""
     sentence, label = WITHIN[strata]
     series = series_from_rows(
-        [(r["score"], s) for r in rows for s in r[f"{strata}_coverage"]],
+        [(r["score"], s) for r in rows for s in r[_field(strata)]],
         lambda pair: str(pair[0]),
         lambda pair: str(pair[1]["name"]),
-        lambda pair: number(pair[1]["coverage"]) if pair[1]["trials"] else None,
+        lambda pair: None if pair[1]["trials"] == 0 else number(pair[1]["coverage"]),
+        lambda pair: number(pair[1].get("standard_error")),
         style="points",
     )
     return Figure(
-        f"{strata}-coverage-{_where(rows[0]) or 'one-round'}",
+        f"{strata.replace('_', '-')}-coverage-{_where(rows[0]) or 'one-round'}",
         f"{sentence}{_at(rows[0])}; measured, not guaranteed. Empty strata are omitted.",
         label, "coverage", series, x_scale="category",
         reference=(("target", 1 - rows[0]["alpha"]),), title=lowest_coverage(series, label),
     )  # fmt: skip
+
+
+def _field(strata: str) -> str:
+    return strata if strata == "site_left_out" else f"{strata}_coverage"
 
 
 def lowest_coverage(series: Sequence[Series], where: str = "") -> str:
@@ -186,7 +193,7 @@ def _conditional(rows: list[Row]) -> list[Figure]:
         coverage_within(at, strata)
         for at in rates.values()
         for strata in WITHIN
-        if any(r.get(f"{strata}_coverage") for r in at)
+        if any(r.get(_field(strata)) for r in at)
     ]
 
 
