@@ -32,20 +32,6 @@ def marked(line, mark):
     return line
 
 
-@pytest.mark.parametrize("mark", [*BESIDE[:2], *UNFIT[:2], *UNFIT[-2:]])
-def test_other_lines_are_not_decided_on(small, serving, connect, mark):
-    service, scan = serving(), small.scan_of(3, slices=1)
-    wire = connect(service)
-    wire.send(HEADER, header_xml(scan.header))
-    for column in small.COLUMNS[0]:
-        wire.send(ACQUISITION, marked(scan.line(0, int(column)), mark))
-    decisions, said = small.heard(wire)
-    assert decisions == []
-    refused = len(small.COLUMNS[0]) if mark in UNFIT else 0
-    assert sum("skipped" in sentence for sentence in said) == (refused or 1)
-    assert service.counts["refused lines"] == refused
-
-
 def test_noise_changes_no_decision(small, small_policy, serving, connect):
     scan, wire = small.scan_of(3, slices=1), connect(serving())
     wire.send(HEADER, header_xml(scan.header))

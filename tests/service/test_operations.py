@@ -1,7 +1,6 @@
 """Operations: configuration, logs, health, metrics, deployment, foreign clients and files."""
 
 import json
-import logging
 import re
 import shutil
 import socket
@@ -29,8 +28,7 @@ from taskuq.service._mrd import (
 )
 from taskuq.service._operations import ServeConfig, open_log, read_serve_config
 from taskuq.service._replay import _decision, read_mrd, replay_scan
-from taskuq.service._server import FAILING, Service
-from taskuq.service._session import ServiceModel
+from taskuq.service._server import FAILING
 
 ismrmrd = pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 HOST, DEPLOY = "127.0.0.1", Path(__file__).parents[2] / "deploy"
@@ -306,10 +304,3 @@ def test_ids_with_other_letters_survive(small):
     scan = small.scan_of(1)
     header = type(scan.header)("MR-Größe", "Ärztin", scan.header.shape, 1)
     assert read_header(header_xml(header)) == header
-
-
-def test_service_without_geometry_takes_any(small, small_policy, tmp_path):
-    # The command refuses to start without one; see test_runtime.
-    model = ServiceModel(small_policy, small.recover, small.task, small.COLUMNS, tmp_path)
-    assert model.geometry.unrecorded == ["coils", "matrix", "field_of_view"]
-    assert isinstance(Service(model).logger, logging.Logger)
