@@ -65,7 +65,7 @@ def make(folder):
     stored = ("python", "fuzz_files:read_scan", "scan/scan.json")
     check = ("data", "check", "pictures", "--labels", "pictures/labels.csv", "--json", "-")
     scan = ("data", "check", "volumes", "--labels", "knee.csv", "--file-list", "list.csv",
-            "--min-coils", "2", "--min-lines", "8", "--size", "8", "--thorough",
+            "--min-coils", "2", "--min-lines", "8", "--size", "8",
             "--pathology", "Tear", "--json", "-")  # fmt: skip
     dry = ("run", "run.toml", "-o", "out", "--device", "cpu")
     net = ("run", "varnet.toml", "-o", "out", "--device", "cpu", "--dry-run")

@@ -161,6 +161,18 @@ class Task(Protocol):
         """Return one output for each image, (image,), or several, (image, task)."""
 
 
+@runtime_checkable
+class FullReferenceTask(Task, Protocol):
+    r"""Image quality :math:`m(\hat x, x)` of a reported image; the target depends on the round.
+
+    A call with the samples of one case returns :math:`m(\hat x, \tilde x^{(j)})`, with their mean
+    as the reported image :math:`\hat x`.
+    """
+
+    def compare(self, reported: Any, images: Any) -> Any:
+        """Return the quality of one image (height, width) against each of several."""
+
+
 def declared_names(task: Any) -> tuple[str, ...] | None:
     """Return the declared names of a task's outputs, or None."""
     names = getattr(task, "names", None)
@@ -268,16 +280,16 @@ class FittedScore(TunableScore, Protocol):
 
 
 class SelfTuned(NamedTuple):
-    """A score fitted to calibration units, with bounds for the replacement of any one unit."""
+    """A score fitted to calibration units, and its range if one of them is replaced."""
 
     score: SelfTunedScore  # for new cases
-    narrow: SelfTunedScore  # for calibration cases, with the smallest possible scale
-    wide: SelfTunedScore  # with the largest
+    corners: tuple[SelfTunedScore, ...]  # for calibration cases: extreme shifts and scales
+    hull: tuple[SelfTunedScore, ...]  # extremes over all of these cases
 
 
 @runtime_checkable
 class SelfTunedScore(FittedScore, Protocol):
-    """A score fitted to the outputs of the calibration units themselves."""
+    """A score that is fitted to the calibration units themselves."""
 
     def summarise(self, outputs: FloatArray) -> Any:
         """Return a summary of outputs (case, sample); its method ``take`` selects cases."""
@@ -285,8 +297,8 @@ class SelfTunedScore(FittedScore, Protocol):
     def summary_family(self, read: Any) -> IntervalFamily:
         """Return the nested intervals of summarised cases."""
 
-    def leave_one_out(self, read: Any, range_: TaskRange) -> LeaveOneOutFit:
-        """Return a fit for any choice of calibration units among summarised cases."""
+    def leave_one_out(self, read: Any, targets: Any, range_: TaskRange) -> LeaveOneOutFit:
+        """Return the fit to any calibration units among summarised cases with targets."""
 
 
 class LeaveOneOutFit(Protocol):
@@ -297,5 +309,5 @@ class LeaveOneOutFit(Protocol):
 
     def between(
         self, kept: BoolArray, index: NDArray[np.int64], margin: float
-    ) -> tuple[SelfTunedScore, SelfTunedScore]:
-        """Return bounds of the score for an error of up to a margin in quantiles over units."""
+    ) -> tuple[SelfTunedScore, ...]:
+        """Return the corners of its range if quantiles over units are off by up to a margin."""

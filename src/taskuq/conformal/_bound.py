@@ -360,6 +360,10 @@ class Bound(BaseBound):
     def __repr__(self) -> str:
         each = [f"{quantile:.4g}" for quantile in self.threshold.quantiles]
         text = "quantile {}" if len(each) == 1 else "quantiles {} below, {} above"
+        if isinstance(self.threshold, StratumQuantiles):
+            by_stratum = self.threshold.by_stratum.items()
+            text = "quantiles " + ", ".join(f"{q:.4g} in {name}" for name, q in by_stratum)
+            each, text = [], text.replace("{", "{{").replace("}", "}}")
         name = score_name(self.score)
         return f"{name} at alpha {self.alpha:g}, {text.format(*each)}. {self.guarantee}"
 

@@ -251,11 +251,12 @@ def calibrate(
         score: ar, lwr, cqr, mlwr, learned, another registered name, or a score object.
         group: Group of each case (case,), e.g. its patient.
         site: Site of each case (case,), e.g. its hospital, for ``unit='site'``.
-        unit: Exchangeable unit: 'case', 'group' (default if groups are given), or 'site' (a random
-            case of a random group of a new site).
-        cases: With groups, the covered cases of a new group: a 'random' one, 'all' or a fraction.
-        delta: Fraction of calibration sets for which coverage, given the set, may fall short.
-        label: Class of each case; the guarantee holds within each class, known or not.
+        unit: Exchangeable unit, 'case', 'group' or 'site' (a random case of a random group of a
+            new site); default: 'group' if groups are given.
+        cases: With groups, cases of a new group to cover: 'random' (one), 'all' or a fraction.
+        delta: Probability, over calibration sets, that coverage given the set falls short.
+        label: Class of each case; the guarantee holds within each class, and new cases need no
+            label.
         strata: Stratum of each case, any function of the inputs; the guarantee holds within each
             stratum, and new cases need their stratum.
         condition_on: With groups and strata or labels, the unit drawn at random: 'case', a random
@@ -353,9 +354,10 @@ def _fit(
     index = unit.index(len(targets), group)
     if is_self_tuned(score, guarantee.delta):
         summary = score.summarise(rounds_for_score(score, outputs))
-        fitted, *bracket = score.leave_one_out(summary, range_).fit(kept, index)
-        families = [end.summary_family(summary) for end in bracket]
-        return fitted, BracketedFamily(*(families if ends == 1 else map(each_end, families))), kept
+        fitted, corners, _ = score.leave_one_out(summary, targets, range_).fit(kept, index)
+        families = [corner.summary_family(summary) for corner in corners]
+        bracketed = families if ends == 1 else map(each_end, families)
+        return fitted, BracketedFamily(tuple(bracketed)), kept
     level = exact_alpha(guarantee.alpha) / ends
     take = tuning_units(score, unit, int(index.max()) + 1, level, guarantee.delta)
     first = np.moveaxis(outputs[..., :2], -2, 0)

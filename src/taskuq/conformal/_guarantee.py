@@ -49,8 +49,8 @@ class Guarantee:
         alpha: Error rate in (0, 1).
         unit: Exchangeable unit, 'case', 'group' or 'site'.
         n_cases: Number of calibration cases.
-        cases: Cases of a new group that are covered: 'random', 'all' or a fraction.
-        delta: Fraction of calibration sets for which the guarantee may fail.
+        cases: Cases of a new group to cover: 'random' (one), 'all' or a fraction.
+        delta: Probability, over calibration sets, that the guarantee fails.
         n_groups: Number of calibration groups or sites, if these are the unit.
         condition: 'each stratum' or 'each class' for conditional guarantees.
         weighted: True if calibration scores are weighted for a known shift of the inputs.
@@ -59,7 +59,7 @@ class Guarantee:
         condition_on: Unit drawn at random within strata, as in :func:`taskuq.calibrate`.
         delta_scope: 'each' if delta holds for each stratum or class, 'all' for all jointly.
         strata: Number of calibrated strata or classes.
-        caveat: Reason why some or all intervals are not finite.
+        caveat: Reason why some or all intervals are infinite.
         given: 'early' for a guarantee conditional on stopping early, 'round' for one conditional
             on the round of an early stop.
 

@@ -100,6 +100,8 @@ class OnlineBound(BaseBound):
     @property
     def statement(self) -> str:
         """The guarantee in one sentence."""
+        if self.audits == 0:
+            return "No audit yet: the miss rate is guaranteed in the long run, from audits on."
         return (
             f"Guaranteed in the long run: over {self.audits} audits the miss rate is within "
             f"{self.largest_deviation:.4g} of {self.alpha:g}, whatever drifts; no guarantee "

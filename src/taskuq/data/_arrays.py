@@ -104,7 +104,7 @@ def read_npz(
 
     Args:
         path: File with ``images``, ``label``, ``group`` and, optionally, ``case`` and ``site``.
-        group: ``"image"`` if the file has no groups: each image is its own group.
+        group: ``"image"`` for one group per image, if the file has no groups.
         normalise: As in :class:`ArrayDataset`.
     """
     with open_npz(path, "images") as file:
@@ -162,7 +162,7 @@ class NpzData(DataConfig):
             raise InputError(text, code="value.nonfinite")
         return LabelledSubset(labelled.cases, targets)
 
-    def check(self, *, strict: bool = False, thorough: bool = False) -> DataCheck:
+    def check(self, *, strict: bool = False, quick: bool = False) -> DataCheck:
         data = read_npz(self._file, group=self.group, normalise=False)
         chosen = self._chosen(data)
         counts = int(chosen.sum()), int((data.labels[chosen] > 0).sum())

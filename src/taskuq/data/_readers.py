@@ -104,7 +104,11 @@ class DataConfig(ABC):
         """Open all cases with the targets of a task network; default: their labels."""
         return LabelledSubset.of(self.open())
 
-    def check(self, *, strict: bool = False, thorough: bool = False) -> DataCheck:
+    def boxes(self, cases: Sequence[str]) -> dict[str, tuple[slice, slice]]:
+        """Return rows and columns of the annotated finding, of those cases that have one."""
+        return {}
+
+    def check(self, *, strict: bool = False, quick: bool = False) -> DataCheck:
         """Describe the data by file; default: by group."""
         cases, rows = self.open(), []
         labels, groups = cases.labels, cases.groups

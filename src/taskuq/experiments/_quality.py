@@ -30,7 +30,7 @@ from taskuq._seeds import mix_seeds
 from taskuq.data._dataset import Dataset
 from taskuq.data._readers import Data, open_all, open_data, paper_data
 from taskuq.errors import InputError, MachineError, first_line
-from taskuq.measure._coils import rss
+from taskuq.measure._coils import rss, ssim
 from taskuq.measure._mri import MaskConfig, MultiCoilMRI
 from taskuq.pipeline._engines import Engine, LocalEngine
 from taskuq.pipeline._executor import Executor, num_threads, pick_device, pinned_threads
@@ -38,7 +38,7 @@ from taskuq.pipeline._progress import Progress
 from taskuq.protocols import Recover
 from taskuq.recover._cases import as_coil_images
 from taskuq.recover._methods import ZeroFilled, open_recovery
-from taskuq.recover._varnet_training import VarNetMethod, _ssim
+from taskuq.recover._varnet_training import VarNetMethod
 from taskuq.recover.flow._train import FlowMethod
 from taskuq.training._weights import load_weights, referenced_files
 
@@ -55,7 +55,7 @@ def _volume_psnr(recovered: Tensor, truth: Tensor) -> float:
 def _volume_ssim(recovered: Tensor, truth: Tensor) -> float:
     """Return the mean structural similarity over slices, with the volume's data range."""
     x, y = truth.double(), recovered.double()
-    return float(_ssim(y, x, x.max().expand(len(x))).mean())
+    return float(ssim(y, x, x.max().expand(len(x))).mean())
 
 
 def _spread_error_correlation(

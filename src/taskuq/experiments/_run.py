@@ -15,7 +15,7 @@ from taskuq.data._dataset import precision_of
 from taskuq.data._readers import Data, open_all, open_data, paper_data
 from taskuq.errors import InputError
 from taskuq.measure._adaptive import AdaptiveConfig, AdaptiveLines
-from taskuq.measure._masks import mask_fingerprint, mask_provenance
+from taskuq.measure._masks import mask_fingerprint, mask_provenance, masks_to_text
 from taskuq.measure._mri import MaskConfig
 from taskuq.measure._systems import AnySystem
 from taskuq.pipeline._executor import (
@@ -84,6 +84,8 @@ class _Run:
             values["geometry"] = {
                 "coils": self.config.data.coils, "matrix": [size, size], "field_of_view": fov
             }  # fmt: skip
+        if isinstance(self.config.measure, MaskConfig):
+            values["masks"] = masks_to_text(self.masks)
         return values | {"fingerprints": self.fingerprints}
 
     @property

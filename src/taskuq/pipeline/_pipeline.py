@@ -135,6 +135,8 @@ class Pipeline:
         recover: :math:`g`, called with a measurement, ``samples`` and ``seed``; or stored
             recoveries, e.g. a :class:`taskuq.pipeline.RecoveryFolder`.
         task: :math:`f`, called with images. It may declare ``names`` and ``range`` of its outputs.
+            Image quality (:class:`taskuq.task.ImageQuality`) compares the mean of the samples with
+            each of them, and with the true image.
         device: Device to which tensors are moved before they are measured.
 
     Example:
@@ -183,7 +185,7 @@ class Pipeline:
         engine: Engine | None = None,
         batch: int | None = None,
         threads: int | None = None,
-        keep_images: int = 0,
+        keep_images: int | Sequence[str] = 0,
         terminology: Any = None,
         overwrite: bool = False,
         progress: bool = True,
@@ -220,15 +222,16 @@ class Pipeline:
             threads: Number of torch threads per worker; default: that of this process, one for
                 workers of other engines, or that of the resumed table. Tables computed with equal
                 threads and batches are bit-identical.
-            keep_images: Number of cases whose images are stored for the explorer; they are spread
-                over the targets and chosen before any recovery.
+            keep_images: Cases whose images are stored for the report: their names, or a number of
+                cases spread over the targets, chosen before any recovery.
             terminology: Display names of cases, groups and rounds in the report.
             overwrite: Delete the table in the folder first.
             progress: Show a progress bar.
         """
         if samples < 1:
             raise InputError(f"samples must be at least 1, got {samples}", code="value.invalid")
-        if keep_images > 0 and store is None:
+        keeps = keep_images > 0 if isinstance(keep_images, int) else len(keep_images) > 0
+        if keeps and store is None:
             raise InputError("keep_images needs store=, the table's folder", code="option.missing")
         rates, names = as_rounds(accelerations, costs, full_cost, round_names)
         cases = as_cases(images, case, group, site, label)
@@ -261,7 +264,7 @@ class Pipeline:
                 threads = run.threads(threads)
                 with pinned_threads(threads):
                     shown: list[int] = []
-                    if keep_images > 0:
+                    if keeps:
                         for image in first.values():
                             # Refused before anything is computed.
                             as_display_image(reference_image(image))
@@ -354,9 +357,11 @@ class _TableRun:
         if (self.folder / HEADER).exists():
             stored = read_header(self.folder)
             samples, tasks, lines = stored.samples, len(stored.task_names), stored.lines
+            depends = stored.round_targets
         else:
             row = next(f for f in first.values() if isinstance(f, CaseOutputs))
-            samples, tasks = int(row.outputs.shape[1]), len(row.targets)
+            samples, tasks = int(row.outputs.shape[1]), int(row.targets.shape[-1])
+            depends = row.targets.ndim == 2
             lines = None if row.lines is None else int(row.lines.shape[1])
         default = ["task"] if tasks == 1 else [f"task{i}" for i in range(tasks)]
         names = tuple(map(str, self.task_names or default))
@@ -375,6 +380,7 @@ class _TableRun:
             task_ranges=as_ranges(self.task_range, names),
             round_names=executor.round_names,
             lines=lines,
+            round_targets=depends,
             order="roster",
             provenance=made,
         )

@@ -102,7 +102,7 @@ class PolicySpec:
 
     @property
     def tuning_fraction(self) -> float:
-        """Fraction of units held out for the policy, not its score."""
+        """Fraction of units held out to fit the policy, in addition to its score."""
         own = {None: 0.0, "early": EARLY_FRACTION, "round": ROUND_FRACTION}[self.given]
         return max(self.policy.tuning_fraction(self), own)
 

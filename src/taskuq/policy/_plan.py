@@ -114,32 +114,32 @@ def plan(
             for all tasks, or per task, in order or by name.
         at_least: Stop when a lower bound exceeds this level.
         at_most: Stop when an upper bound is below this level.
-        policy: Kind of policy, one of these or your own.
-        score: Score of the nested intervals, 'mlwr' by default; fixed-width policies have a
-            statistic instead.
-        statistic: 'spread' needs no tuning targets, 'learned' also corrects the sampler's bias.
-        budget: For fixed-width: below 1, trade acceleration for narrower reports.
+        policy: Kind of policy, one of the above or a registered one.
+        score: Score of the nested intervals, default 'mlwr'; fixed-width policies use
+            ``statistic`` instead.
+        statistic: 'spread', which needs no tuning targets, or 'learned', which also corrects bias.
+        budget: For fixed-width: values below 1 trade acceleration for narrower reports.
         round_tolerance: For fixed-width: exponent that makes later rounds more tolerant.
         unit: 'case', 'group' (a random case of a new group), 'whole-group' (one decision for all
-            its cases), or 'site' (a random case of a random group of a new site); with groups,
-            the group.
-        cases: With groups: cover a 'random' case, 'all' cases, or a fraction of them.
-        delta: Guarantee coverage for all but this fraction of calibration sets.
+            its cases), or 'site' (a random case of a random group of a new site); default:
+            'group' if the table has groups.
+        cases: With groups, cases of a new group to cover: 'random' (one), 'all' or a fraction.
+        delta: Guarantee coverage with probability 1 - delta over calibration sets.
         given: 'early' guarantees coverage among the scans that stop before the full measurement,
             'round' among those that stop in each round, for all rounds at once. Both need
-            ``delta``; their price in acceleration is in the certificate.
+            ``delta``; the certificate records their cost in acceleration.
         label: Class of each case, as an array or the name of a column of the table ('label'); the
-            guarantee holds within each class, known or not.
+            guarantee holds within each class, and new cases need no label.
         strata: Stratum of each case, known before its scan, in the same way; the guarantee holds
             within each stratum, and :meth:`Policy.decide` needs the stratum of a new case.
         condition_on: With groups and classes or strata, the random draw: 'case', a random case of
             a new group, given its class, or 'group', a random case of the class in a new group
             that has some (default if whole groups stop, or ``cases`` is 'all' or a fraction).
         delta_scope: With delta and strata, 'each' for each separately or 'all' for all jointly.
-        side: 'two', 'upper' or 'lower'; follows from ``at_least`` and ``at_most``.
-        choose: Policies to choose among, such as 'fixed-width:learned' or 'adaptive:mlwr': the one
-            with the largest mean acceleration on three tenths of the units is calibrated on the
-            others, and keeps its guarantee.
+        side: 'two', 'upper' or 'lower'; default: derived from ``at_least`` and ``at_most``.
+        choose: Candidate policies such as 'fixed-width:learned' or 'adaptive:mlwr'. The one with
+            the largest mean acceleration on three tenths of the units is calibrated on the other
+            units, so its guarantee holds.
         certificate_alpha: Error rate of the certificate for the mean acceleration.
         task: Tasks whose goals must be reached; all by default.
         seed: Seed or Generator of the random choice of units to hold out, if some are.

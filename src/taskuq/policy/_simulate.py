@@ -335,18 +335,18 @@ def simulate(
         side: Side of the intervals, as in :func:`taskuq.plan`.
         splits: Number of random splits.
         seed: Seed or Generator; all policies use the same splits if possible.
-        unit: 'case', 'group', 'whole-group' or 'site'; with groups, the group.
-        cases: With groups: cover a 'random' case, 'all' cases, or a fraction of them.
-        delta: Guarantee coverage for all but this fraction of calibration sets.
-        given: 'early' or 'round' for a guarantee among early stops, or those of each round, of the
-            policies by name that have one.
+        unit: 'case', 'group', 'whole-group' or 'site'; default: 'group' if the table has groups.
+        cases: With groups, cases of a new group to cover: 'random' (one), 'all' or a fraction.
+        delta: Guarantee coverage with probability 1 - delta over calibration sets.
+        given: 'early' or 'round' for a guarantee among early stops, or those of each round, for
+            named policies that support it.
         label: Guarantee each class, as in :func:`taskuq.plan`.
         strata: Guarantee each stratum, likewise.
         condition_on: Likewise.
         delta_scope: Likewise.
-        tuning_repeats: Number of tuning sets to average over, for policies that need one.
-        task: Tasks whose goals must be reached; all by default.
-        table_kwargs: With arrays: ``accelerations`` and other fields of a table.
+        tuning_repeats: Number of tuning sets to average over, for policies that need tuning.
+        task: Tasks whose goals must be reached; default: all.
+        table_kwargs: With arrays, ``accelerations`` and other fields of a table.
 
     Example:
         >>> from taskuq.table._examples import SyntheticTable, synthetic_outputs

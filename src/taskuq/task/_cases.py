@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -124,10 +125,11 @@ def require_images(given: Any) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class TaskDataset:
-    """Training data set addressed by (epoch, index)."""
+    """Training data set addressed by (epoch, index); a balance_seed draws classes equally often."""
 
     source: Dataset
     targets: NDArray[np.floating]
+    balance_seed: int | None = None
 
     @property
     def precision(self) -> str | None:
@@ -137,14 +139,28 @@ class TaskDataset:
         return len(self.source)
 
     def __getitem__(self, place: tuple[int, int]) -> dict[str, Tensor]:
-        item = self.source[place[1]]
+        index = self._drawn(*place)
+        item = self.source[index]
         image = magnitude(item.image)
         if not bool(torch.isfinite(image).all()):
             raise InputError(f"case {item.case} has NaN or inf; remove it", code="value.nonfinite")
-        target = torch.as_tensor(self.targets[place[1]], dtype=torch.float32)
+        target = torch.as_tensor(self.targets[index], dtype=torch.float32)
         return {"image": image, "target": target}
 
+    def _drawn(self, epoch: int, index: int) -> int:
+        """Return a case: this one, or with replacement one of a random class."""
+        if self.balance_seed is None:
+            return index
+        rng = np.random.default_rng([self.balance_seed, epoch, index])
+        return int(rng.choice(self._classes[rng.integers(2)]))
+
+    @cached_property
+    def _classes(self) -> list[NDArray[np.intp]]:
+        return [np.flatnonzero(self.targets[:, 0] == y) for y in (0, 1)]
+
     def stock(self, device: torch.device, most: float) -> DeviceDataset | None:
+        if self.balance_seed is not None:
+            return None
         images = load_all_images(self.source, magnitude, device, most)
         if images is None:
             return None

@@ -26,6 +26,8 @@ class TrainingConfig:
     warmup_steps: Natural = 0  #: Steps of linear learning-rate warm-up.
     #: Decay of the moving average (EMA) of the weights; 0 disables it.
     ema: BelowOne = 0.0
+    #: First epoch after which weights are averaged, equally, once an epoch; 0 for none.
+    average_from: Natural = 0
     schedule: Literal["constant", "step", "cosine"] = "constant"  #: Learning-rate schedule.
     #: Factor per step ("step") or final factor ("cosine") of the learning rate.
     lr_decay: Positive = 0.1
@@ -46,6 +48,8 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if self.ema and self.average_from:
+            raise InputError("set only training.ema or average_from", code="option.conflict")
         if self.cuda_graphs and self.accumulate > 1:
             # A CUDA graph overwrites the gradients of the last batch.
             raise InputError("training.cuda_graphs needs accumulate = 1", code="option.conflict")
