@@ -243,7 +243,7 @@ def matrix(wheel: Path, pythons: list[str]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for python in pythons:
-        for resolution, extra in (("highest", ""), ("highest", "[fast]"), ("lowest-direct", "")):
+        for resolution, extra in (("highest", "[fast]"), ("lowest-direct", "")):
             with tempfile.TemporaryDirectory() as scratch:
                 rows.append(_line(Path(scratch), wheel, python, resolution, extra))
     return "\n".join(rows) + "\n"
