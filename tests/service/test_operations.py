@@ -1,7 +1,6 @@
 """Operations: configuration, logs, health, metrics, deployment, foreign clients and files."""
 
 import json
-import logging
 import re
 import shutil
 import socket
@@ -29,8 +28,7 @@ from taskuq.service._mrd import (
 )
 from taskuq.service._operations import ServeConfig, open_log, read_serve_config
 from taskuq.service._replay import _decision, read_mrd, replay_scan
-from taskuq.service._server import FAILING, Service
-from taskuq.service._session import ServiceModel
+from taskuq.service._server import FAILING
 
 ismrmrd = pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 HOST, DEPLOY = "127.0.0.1", Path(__file__).parents[2] / "deploy"
@@ -46,6 +44,10 @@ def get(service, path="/"):
 
 
 def test_configuration_holds_everything_that_serve_takes(tmp_path):
+    deployed = read_serve_config({"policy": DEPLOY / "service.toml"})
+    assert deployed.shadow
+    assert deployed.geometry.unrecorded == []
+    assert Geometry().unrecorded == ["coils", "matrix", "field_of_view"]
     from inspect import signature
 
     from taskuq.cli.service import serve
@@ -63,12 +65,6 @@ def test_configuration_holds_everything_that_serve_takes(tmp_path):
         path.write_text(text)
         with refused(code):
             read_serve_config({"policy": path})
-
-
-def test_deployed_configuration_is_read():
-    config = read_serve_config({"policy": DEPLOY / "service.toml"})
-    assert config.shadow
-    assert config.geometry.unrecorded == []
 
 
 def test_log_is_json_lines_without_patients(small, serving, tmp_path):
@@ -155,7 +151,6 @@ LABEL = {
 
 
 def require_shape(value, shape):
-    """Require the fields of the documented label, with their types, and no others."""
     if not isinstance(shape, dict):
         assert type(value) is shape
         return
@@ -306,10 +301,3 @@ def test_ids_with_other_letters_survive(small):
     scan = small.scan_of(1)
     header = type(scan.header)("MR-Größe", "Ärztin", scan.header.shape, 1)
     assert read_header(header_xml(header)) == header
-
-
-def test_service_without_geometry_takes_any(small, small_policy, tmp_path):
-    # The command refuses to start without one; see test_runtime.
-    model = ServiceModel(small_policy, small.recover, small.task, small.COLUMNS, tmp_path)
-    assert model.geometry.unrecorded == ["coils", "matrix", "field_of_view"]
-    assert isinstance(Service(model).logger, logging.Logger)
