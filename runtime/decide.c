@@ -8,30 +8,46 @@
 
 /* A few units in the last place: ends of intervals are rounded outwards by them. */
 #define ROUNDING (4 * DBL_EPSILON)
-#define LEAST_VARIANCE 1e-12
+/* Margins of a level beyond this count as this. */
+#define MARGIN 300
+/* Squares of smaller numbers, and of their inverses, come near the ends of the range of floats. */
+#define TINY 1e-100
 /* Every finite threshold is above this. */
 #define LEAST (-DBL_MAX)
 
-/* Fourth powers of larger outputs leave the range of floats; Python refuses them too. */
-#define LARGEST 1e60
+/* Sums of larger outputs may leave the range of floats; Python refuses them too. */
+#define LARGEST 1e303
 
-/* What one task of a case looks like: intervals [low - q scale, high + q scale]. */
-typedef struct { double low, high, scale; } family;
+/* What one task of a case looks like: intervals [low - q scale, high + q scale]; both ends were
+   shifted by so much. */
+typedef struct { double low, high, scale, shift; } family;
 
 static double clip(double x, double low, double high) { return fmin(fmax(x, low), high); }
 
-/* Mean and variance; deviations from the first sample make that of identical ones exactly 0. */
+/* Mean and spread; deviations from the first sample make that of identical ones exactly 0. */
 static void moments(const double *x, size_t count, size_t step, double less, double *mean,
-                    double *variance) {
-    double center = 0, squares = 0, n = (double)count;
-    for (size_t j = 0; j < count; j++) center += x[j * step] - x[0];
-    center /= n;
+                    double *spread) {
+    double center = 0, unit = 1, n = (double)count, least = x[0], most = x[0];
     for (size_t j = 0; j < count; j++) {
-        double deviation = x[j * step] - x[0] - center;
-        squares += deviation * deviation;
+        center += x[j * step] - x[0];
+        least = fmin(least, x[j * step]);
+        most = fmax(most, x[j * step]);
     }
+    center /= n;
     *mean = x[0] + center;
-    *variance = squares / fmax(n - less, 1);
+    for (int round = 0; round < 2; round++) {
+        double squares = 0;
+        for (size_t j = 0; j < count; j++) {
+            double deviation = (x[j * step] - x[0] - center) / unit;
+            squares += deviation * deviation;
+        }
+        *spread = sqrt(squares / fmax(n - less, 1)) * unit;
+        if ((*spread > TINY && *spread < 1 / TINY) || !(most > least)) return;
+        /* Squares may have left the range of floats: in another unit they do not. */
+        int exponent;
+        frexp(most - least, &exponent);
+        unit = ldexp(1, exponent - 1);
+    }
 }
 
 static int by_size(const void *a, const void *b) {
@@ -47,21 +63,22 @@ static double quantile(const double *ordered, size_t count, double level) {
     return share < 0.5 ? ordered[index] + step * share : ordered[next] - step * (1 - share);
 }
 
-static double moderated(const rule *how, double mean, double variance, double samples) {
+static double moderated(const rule *how, double mean, double spread, double samples) {
     double x = 0;
     if (how->is_soft) {
         double t = clip((mean - how->soft.low) / (how->soft.high - how->soft.low), 0, 1);
         x = log(t * (1 - t) + 1e-4) / 2;
     }
-    double trend = how->trend * exp(how->slope * clip(x, how->covariates.low, how->covariates.high));
-    double own = (samples - 1) * fmax(variance, LEAST_VARIANCE);
-    return sqrt((how->degrees * trend + own) / (how->degrees + samples - 1)) + how->added;
+    double trend = how->trend * exp(how->slope * clip(x, how->covariates.low, how->covariates.high) / 2);
+    double all = how->degrees + samples - 1;
+    return hypot(sqrt(how->degrees / all) * trend, sqrt((samples - 1) / all) * fmax(spread, how->least)) +
+           how->added;
 }
 
 /* The intervals of one task; false where memory ran out. */
 static bool looked_at(const rule *how, const double *x, size_t count, size_t step, family *out) {
-    double variance = 0, less = how->scale == MODERATED ? 1 : how->less;
-    moments(x, count, step, less, &out->low, &variance);
+    double spread = 0, less = how->scale == MODERATED ? 1 : how->less;
+    moments(x, count, step, less, &out->low, &spread);
     out->high = out->low;
     out->scale = 1;
     if (how->is_quantiles) {
@@ -74,9 +91,12 @@ static bool looked_at(const rule *how, const double *x, size_t count, size_t ste
         free(ordered);
     }
     /* One sample has no spread: then every case has the same width, but for lwr, which has none. */
-    if (how->scale == DEVIATION && (count > 1 || how->less == 0)) out->scale = sqrt(variance);
+    if (how->scale == DEVIATION && (count > 1 || how->less == 0)) out->scale = spread;
     if (how->scale == MODERATED && count > 1)
-        out->scale = moderated(how, out->low, variance, (double)count);
+        out->scale = moderated(how, out->low, spread, (double)count);
+    out->shift = how->shift * out->scale;
+    out->low += out->shift;
+    out->high += out->shift;
     return true;
 }
 
@@ -119,15 +139,16 @@ static pair interval(const rule *how, const family *seen, double q, pair range) 
     } else if (q != INFINITY) {
         double step = isfinite(q) ? q : 0, slack = q > 0 && is_moving ? ROUNDING : 0;
         double reach = (step + ROUNDING * fabs(step)) * seen->scale;
-        if (how->side != UPPER) found.low = seen->low - slack * fabs(seen->low) - reach;
-        if (how->side != LOWER) found.high = seen->high + slack * fabs(seen->high) + reach;
+        double shift = fabs(seen->shift);
+        if (how->side != UPPER) found.low = seen->low - slack * (fabs(seen->low) + shift) - reach;
+        if (how->side != LOWER) found.high = seen->high + slack * (fabs(seen->high) + shift) + reach;
     }
     /* An interval beyond the range is its nearest end, so that only crossed ends are empty. */
     return (pair){fmin(fmax(found.low, range.low), range.high),
                   fmax(fmin(found.high, range.high), range.low)};
 }
 
-/* A window that achieves the goal, and how far its nearer end is from the mean. */
+/* A window that achieves the goal, and how far its nearer end is from the centre. */
 static pair window(const rule *how, double center, double *reach) {
     double end, width = how->max_width;
     if (how->side != TWO) {
@@ -154,7 +175,11 @@ static bool stops(const rule *how, const family *seen, double threshold, pair ra
     pair found = window(how, seen->low, &reach);
     *report = (pair){fmax(found.low, range.low), fmin(found.high, range.high)};
     double risk = (reach > 0 ? how->weight / reach : INFINITY) * seen->scale;
-    /* Not a number where a case without spread lies at the end of its window: it goes on. */
+    if (how->has_level) {
+        double margin = seen->scale > 0 ? reach / seen->scale : reach > 0 ? INFINITY : -INFINITY;
+        risk = how->weight * exp(-clip(margin, -MARGIN, MARGIN));
+    }
+    /* Not a number where a case without spread lies at the end of its window: it continues. */
     return threshold < -risk;
 }
 

@@ -15,7 +15,8 @@ typedef struct {
     double max_width, level, weight;
     pair place, levels;
     scale_kind scale;
-    double less, degrees, trend, slope, added;
+    double shift; /* of the centre from the mean, in units of the scale */
+    double less, degrees, trend, slope, least, added;
     pair covariates, soft;
 } rule;
 

@@ -41,6 +41,8 @@ static bool read_pair(const json *value, pair *out) {
 static const char *read_center(const json *value, rule *out) {
     const json *kind = json_get(value, "kind");
     if (is_text(kind, "mean") && json_has_only(value, NAMES("kind"))) return NULL;
+    if (is_text(kind, "mean") && json_has_only(value, NAMES("kind", "shift")))
+        return read_finite(json_get(value, "shift"), &out->shift) ? NULL : "a shift is not a number";
     if (!is_text(kind, "quantiles") || !json_has_only(value, NAMES("kind", "levels")))
         return "a center is not known";
     out->is_quantiles = true;
@@ -50,7 +52,8 @@ static const char *read_center(const json *value, rule *out) {
 }
 
 static const char *read_scale(const json *value, rule *out) {
-    const char *const *names = NAMES("kind", "degrees", "trend", "slope", "covariates", "soft", "added");
+    const char *const *names = NAMES("kind", "degrees", "trend", "slope", "covariates", "soft", "least",
+                                           "added");
     const json *kind = json_get(value, "kind"), *soft = json_get(value, "soft");
     if (is_text(kind, "one") && json_has_only(value, NAMES("kind"))) {
         out->scale = ONE;
@@ -67,6 +70,7 @@ static const char *read_scale(const json *value, rule *out) {
     bool fine = read_finite(json_get(value, "degrees"), &out->degrees) && out->degrees > 0 &&
                 read_finite(json_get(value, "trend"), &out->trend) && out->trend >= 0 &&
                 read_finite(json_get(value, "slope"), &out->slope) &&
+                read_finite(json_get(value, "least"), &out->least) && out->least >= 0 &&
                 read_finite(json_get(value, "added"), &out->added) && out->added >= 0 &&
                 read_pair(json_get(value, "covariates"), &out->covariates) &&
                 read_pair(soft, &out->soft);

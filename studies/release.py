@@ -2,6 +2,7 @@
 
 python -m studies.release            # all automatic checks; nothing is uploaded
 python -m studies.release --light    # without the demo, which brings torch
+python -m studies.release --matrix   # the table of docs/reference/compatibility.md, by uv
 
 A failed step ends the run. The manual steps are printed at the end.
 """
@@ -9,12 +10,15 @@ A failed step ends the run. The manual steps are printed at the end.
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import re
 import subprocess
 import sys
 import tarfile
 import tempfile
 import tomllib
+import uuid
 import venv
 import zipfile
 from collections.abc import Callable
@@ -34,6 +38,20 @@ bound = tq.calibrate(outputs, truth, alpha=0.1)
 assert bound(outputs).contains(truth).mean() >= 0.9
 assert tq.__version__ == {version!r}, tq.__version__
 """
+# Name, version and licence of each package of an environment.
+PACKAGES = """
+import json
+from importlib.metadata import distributions
+print(json.dumps(sorted(
+    {(d.name, d.version, d.metadata["License-Expression"] or "") for d in distributions()}
+)))
+"""
+# Files that an sdist must hold, and folders of which it must hold something.
+DOCUMENTS = {
+    "pyproject.toml", "setup.py", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff",
+    "SECURITY.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "constraints.txt", "Makefile",
+}  # fmt: skip
+FOLDERS = {"tests", "docs", "configs", "studies", "benchmarks", "runtime"}
 LEFT = """
 Manual steps:
   - read CHANGELOG.md and date its section
@@ -82,8 +100,54 @@ def build(out: Path) -> str:
     )
 
 
+def build_twice(out: Path) -> str:
+    """Build again from a copy in another folder, and compare the bytes."""
+    with tempfile.TemporaryDirectory() as scratch:
+        copy, again = Path(scratch) / "copy", Path(scratch) / "again"
+        run("git", "clone", "-q", str(ROOT), str(copy))
+        run(sys.executable, "-m", "build", "-o", str(again), str(copy))
+        for path in sorted(out.glob("taskuq-*")):
+            other = again / path.name
+            if not other.exists() or other.read_bytes() != path.read_bytes():
+                raise SystemExit(f"{path.name} differs between two builds; commit every change")
+    return "the bytes of both are those of a second build"
+
+
+def bill_of_materials(packages: list[list[str]]) -> dict[str, object]:
+    """Return the packages of an environment as CycloneDX 1.5.
+
+    Arguments:
+        packages: Name, version and licence of each.
+    """
+    components: list[dict[str, object]] = [
+        {
+            "type": "library", "name": name, "version": number, "bom-ref": f"{name}@{number}",
+            "purl": f"pkg:pypi/{name.lower().replace('_', '-')}@{number}",
+            **({"licenses": [{"expression": licence}]} if licence else {}),
+        }
+        for name, number, licence in sorted(packages)
+        if name not in ("taskuq", "pip", "setuptools")
+    ]  # fmt: skip
+    digest = hashlib.sha256(json.dumps(components).encode()).digest()
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "serialNumber": f"urn:uuid:{uuid.UUID(bytes=digest[:16], version=5)}",
+        "version": 1,
+        "metadata": {
+            "component": {
+                "type": "library", "name": "taskuq", "version": version(),
+                "bom-ref": f"taskuq@{version()}", "purl": f"pkg:pypi/taskuq@{version()}",
+                "licenses": [{"license": {"id": "MIT"}}],
+            }
+        },
+        "components": components,
+    }  # fmt: skip
+
+
 def check_metadata(out: Path) -> str:
-    run(sys.executable, "-m", "twine", "check", "--strict", *map(str, sorted(out.iterdir())))
+    made = sorted(map(str, out.glob("taskuq-*")))
+    run(sys.executable, "-m", "twine", "check", "--strict", *made)
     return "twine finds nothing"
 
 
@@ -112,8 +176,9 @@ def check_contents(out: Path, package: set[str]) -> str:
         raise SystemExit(f"{wheel.name} holds {', '.join(sorted(extra))}")
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
-    needed = {"pyproject.toml", "README.md", "LICENSE", *(f"src/{name}" for name in package)}
-    if missing := needed - inside:
+    needed = DOCUMENTS | {f"src/{name}" for name in package}
+    missing = (needed - inside) | (FOLDERS - {name.split("/")[0] for name in inside})
+    if missing:
         raise SystemExit(f"{sdist.name} lacks {', '.join(sorted(missing))}")
     return f"{len(tops)} folders in the wheel, {len(inside)} files in the sdist"
 
@@ -133,6 +198,10 @@ def try_in_empty(archive: Path, extras: str, light: bool) -> str:
             if not (folder / "demo/report.html").exists():
                 raise SystemExit(f"{archive.name}: the demo wrote no page")
         listed = run(python, "-m", "pip", "list", "--format=freeze", cwd=folder).splitlines()
+        packages = json.loads(run(python, "-c", PACKAGES, cwd=folder))
+    suffix = extras.strip("[]") or "light"
+    bill = archive.parent / f"bom-{version()}-{suffix}.cdx.json"
+    bill.write_text(json.dumps(bill_of_materials(packages), indent=1) + "\n")
     if not extras:
         require_no_torch(listed)
     return f"{archive.name}{extras} works; {len(listed)} packages in its environment"
@@ -149,6 +218,61 @@ def require_no_torch(listed: list[str]) -> None:
         raise SystemExit(f"without extras, {', '.join(heavy)} came along")
 
 
+ARRAYS = """
+import numpy as np, taskuq as tq
+rng = np.random.default_rng(0)
+z = rng.random(60)
+x = np.stack([z[:, None] + s * rng.normal(size=(60, 4)) for s in (0.2, 0.1)]).clip(0, 1)
+tq.TaskOutputs(x, z, (4, 2), task_range=(0, 1)).save("t.npz")
+"""
+COMMANDS = (
+    "--help",
+    "calibrate t.npz --alpha 0.1 --acceleration 4 -o bound.json",
+    "predict bound.json t.npz --acceleration 4 -o intervals.csv",
+    "evaluate t.npz --alpha 0.1 --splits 20",
+    "plan t.npz --alpha 0.1 --max-width 0.3 -o policy.json",
+    "simulate t.npz --alpha 0.1 --max-width 0.3 --splits 20",
+    "report t.npz --alpha 0.1 --max-width 0.3 --splits 20 -o report",
+)
+
+
+def matrix(wheel: Path, pythons: list[str]) -> str:
+    """Return a table of Python and library versions, and how many commands worked."""
+    rows = [
+        "| Python | dependencies | NumPy | cyclopts | numba | commands |",
+        "|---|---|---|---|---|---|",
+    ]
+    for python in pythons:
+        for resolution, extra in (("highest", "[fast]"), ("lowest-direct", "")):
+            with tempfile.TemporaryDirectory() as scratch:
+                rows.append(_line(Path(scratch), wheel, python, resolution, extra))
+    return "\n".join(rows) + "\n"
+
+
+def _line(folder: Path, wheel: Path, python: str, resolution: str, extra: str) -> str:
+    run("uv", "venv", "-q", "--python", python, str(folder / "env"))
+    install = ("uv", "pip", "install", "-q", "--python", str(folder / "env"))
+    # The lowest versions are chosen of direct requirements alone, so that they are named here.
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    archive = f"taskuq{extra} @ {wheel.resolve().as_uri()}"
+    run(*install, "--resolution", resolution, archive, *project["dependencies"])
+    here = str(folder / "env/bin/python")
+    empty = {"PATH": str(folder / "env/bin"), "LANG": "C", "OMP_NUM_THREADS": "1"}
+    subprocess.run([here, "-c", ARRAYS], cwd=folder, env=empty, check=True)
+    done = [
+        subprocess.run(
+            [here, "-m", "taskuq", *c.split()], cwd=folder, env=empty, capture_output=True
+        )
+        for c in COMMANDS
+    ]
+    worked = sum(one.returncode == 0 for one in done)
+    found = {name: number for name, number, _ in json.loads(run(here, "-c", PACKAGES))}
+    number = run(here, "-c", "import platform; print(platform.python_version())").strip()
+    names = " | ".join(found.get(name, "none") for name in ("numpy", "cyclopts", "numba"))
+    which = {"highest": "newest", "lowest-direct": "lowest"}[resolution]
+    return f"| {number} | {which} | {names} | {worked} of {len(COMMANDS)} |"
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Go through the list."""
     parser = argparse.ArgumentParser(
@@ -160,13 +284,23 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, default=ROOT / "dist", help="where archives go"
     )
+    parser.add_argument(
+        "--matrix", nargs="*", metavar="PYTHON", help="make the table of versions for these Pythons"
+    )
     given = parser.parse_args(arguments)
     out: Path = given.output
+    if given.matrix is not None:
+        build(out)
+        table = matrix(next(out.glob("*.whl")), given.matrix or ["3.11", "3.12", "3.13"])
+        (ROOT / "docs/results/compatibility.txt").write_text(table)
+        print(table)
+        return
     if out.exists() and any(out.iterdir()):
         raise SystemExit(f"{out} is not empty; a release starts from nothing")
     steps: list[tuple[str, Callable[[], str]]] = [
         ("one version everywhere", require_one_version),
         ("wheel and sdist", lambda: build(out)),
+        ("the same again", lambda: build_twice(out)),
         ("metadata", lambda: check_metadata(out)),
         ("contents", lambda: check_contents(out, package_files())),
         ("the wheel alone", lambda: try_in_empty(next(out.glob("*.whl")), "", True)),

@@ -22,6 +22,15 @@ WORDS = (
 )  # fmt: skip
 
 
+# TOML values: wrong types, zeros, negatives, huge numbers, odd lengths.
+TOML = (
+    "0", "-1", "1", "2", "3", "0.5", "1.5", "-0.1", "1e-300", "1e308", "inf", "nan", "true", "{}",
+    "99999999999999999999", "8000000", "1000000000", '""', '"abc"', '"/dev/zero"', "[]", "[0]",
+    "[-1]", "[1]", "[1, 2, 3, 4, 5]", "[[]]", "[[1, 2]]", "[1e99]", "[nan]", '["a"]', "[2, 4]",
+    "1979-05-27", '"zero-filled"', '"classifier"', '"atlas"', '"tomography"', "16", "[8, 4]",
+)  # fmt: skip
+
+
 class Dice:
     """Random choices from one seed."""
 
@@ -86,6 +95,28 @@ def in_text(dice, content):
     ends = [0] + [i for i, c in enumerate(content) if c in b',\n "=[]'] + [len(content)]
     k = int(dice.rng.integers(len(ends) - 1))
     return content[: ends[k]] + dice.pick(WORDS) + content[ends[k + 1] :], False
+
+
+def in_toml(dice, content):
+    """TOML whose keys are missing, doubled, misplaced, or have an odd value."""
+    if dice.rng.random() < 0.1:
+        return mutated(dice, content), False
+    lines = content.decode().splitlines()
+    keys = [k for k, line in enumerate(lines) if "=" in line]
+    at = dice.pick(keys)
+    key = lines[at].partition("=")[0].strip()
+    match int(dice.rng.integers(8)):
+        case 0:
+            del lines[at]
+        case 1:
+            lines.insert(at, lines[at])
+        case 2:
+            lines.insert(dice.pick(keys), lines.pop(at))
+        case 3:
+            lines[at] = lines[at].replace("[", "[1, ", 1) if "[" in lines[at] else f"{key} = [1]"
+        case _:
+            lines[at] = f"{key} = {dice.pick(TOML)}"
+    return "\n".join(lines).encode(), False
 
 
 def in_archive(dice, content):

@@ -15,6 +15,7 @@ from fuzz_changes import (
     in_json,
     in_packed,
     in_text,
+    in_toml,
 )
 
 
@@ -64,7 +65,7 @@ def make(folder):
     stored = ("python", "fuzz_files:read_scan", "scan/scan.json")
     check = ("data", "check", "pictures", "--labels", "pictures/labels.csv", "--json", "-")
     scan = ("data", "check", "volumes", "--labels", "knee.csv", "--file-list", "list.csv",
-            "--min-coils", "2", "--min-lines", "8", "--size", "8", "--thorough",
+            "--min-coils", "2", "--min-lines", "8", "--size", "8",
             "--pathology", "Tear", "--json", "-")  # fmt: skip
     dry = ("run", "run.toml", "-o", "out", "--device", "cpu")
     net = ("run", "varnet.toml", "-o", "out", "--device", "cpu", "--dry-run")
@@ -99,6 +100,7 @@ def make(folder):
         Kind("volumes/file1.h5", scan), Kind("knee.csv", scan, None, in_text),
         Kind("list.csv", scan, None, in_text),
         Kind("run.toml", (*dry, "--dry-run"), None, in_text),
+        *_settings(),
         Kind("recoveries/a/R4.npz", (*dry, "--dry-run"), None, in_archive),
         Kind("recoveries/f/R4.npy", (*dry, "--dry-run")),
         Kind("recoveries/c/R4.nii", (*dry, "--dry-run")),
@@ -117,6 +119,47 @@ def make(folder):
              in_text),
     ]  # fmt: skip
     return kinds
+
+
+# Commands that read a TOML file, and a file of the repository for each.
+CONFIGS = {
+    "run": "atlas/run-two-tasks", "quality": "lgg/quality", "masks": "atlas/masks",
+    "ct": "chest/run-sampler", "varnet": "atlas/varnet", "flow": "atlas/flow",
+    "sampler": "atlas/sampler-task", "ct-sampler": "chest/ct-sampler",
+    "simclr": "atlas/simclr", "classifier": "atlas/classifier-adversarial",
+}  # fmt: skip
+
+
+def _settings():
+    """Every kind of TOML file, read as its command reads it before it opens data."""
+    Path("settings").mkdir()
+    configs = Path(__file__).resolve().parents[1] / "configs"
+    for name, source in CONFIGS.items():
+        shutil.copy(configs / f"{source}.toml", f"settings/{name}.toml")
+    return [
+        Kind(f"settings/{name}.toml",
+             ("python", "fuzz_files:read_settings", f"settings/{name}.toml"), None, in_toml)
+        for name in CONFIGS
+    ]  # fmt: skip
+
+
+def read_settings(path):
+    """Read a TOML file as its command does, and derive what follows from numbers alone."""
+    from taskuq._config import read_config, to_toml_table
+    from taskuq.experiments._mask_learning import MaskLearningConfig
+    from taskuq.experiments._quality import QualityConfig
+    from taskuq.experiments._run import RunConfig, read_run
+    from taskuq.training._networks import NETWORKS
+
+    if path.stem in ("run", "ct"):
+        config = read_run(path)
+        config = getattr(config, "config", config)
+    else:
+        layout = {"quality": QualityConfig, "masks": MaskLearningConfig}.get(path.stem)
+        config = read_config(layout or NETWORKS[path.stem].training, path)
+    if isinstance(config, RunConfig):
+        config.measure.masks(64)
+    return to_toml_table(config)
 
 
 def _shard():

@@ -118,7 +118,7 @@ def test_document_shows_the_same_table():
 
 
 @pytest.mark.parametrize(
-    "name", re.findall(r"`((?:[a-z_]+\.)+\w+)`", ARCHITECTURE.read_text().split("## The walk")[1])
+    "name", re.findall(r"`((?:[a-z_]+\.)+\w+)`", ARCHITECTURE.read_text().split("## The path")[1])
 )
 def test_walk_names_existing_functions(name):
     assert callable(pkgutil.resolve_name(f"taskuq.{name}")) or name.endswith("POLICIES")

@@ -1,6 +1,7 @@
 """Checks of a release: version, archives, citation, links."""
 
 import re
+import sys
 import tarfile
 import tomllib
 import zipfile
@@ -41,7 +42,7 @@ def archives(
     with zipfile.ZipFile(folder / "taskuq.whl", "w") as wheel:
         for name in inside:
             wheel.writestr(name, "x" * size)
-    needed = ("pyproject.toml", "README.md", "LICENSE", "src/taskuq/a.py")
+    needed = (*release.DOCUMENTS, "src/taskuq/a.py", *(f"{f}/x" for f in release.FOLDERS))
     with tarfile.open(folder / "taskuq.tar.gz", "w:gz") as archive:
         for name in needed if sdist is None else sdist:
             archive.addfile(tarfile.TarInfo(f"taskuq-0.1.0/{name}"))
@@ -58,7 +59,8 @@ def test_good_archives_pass(tmp_path):
         ({"size": int(release.LARGEST)}, "more than"),
         ({"inside": ("taskuq/a.py", "tests/b.py")}, "holds tests"),
         ({"inside": ("taskuq/b.py",)}, "taskuq.whl lacks taskuq/a.py"),
-        ({"sdist": ("pyproject.toml", "README.md", "LICENSE")}, "gz lacks src/taskuq/a.py"),
+        ({"sdist": (*release.DOCUMENTS, *(f"{f}/x" for f in release.FOLDERS))}, "lacks src/taskuq"),
+        ({"sdist": (*release.DOCUMENTS, "src/taskuq/a.py", "docs/a")}, "gz lacks benchmarks, con"),
     ],
 )
 def test_bad_archives_are_refused(tmp_path, faults, said):
@@ -83,3 +85,41 @@ def test_links_lead_to_files(name):
     links = [link for link in LINK.findall((ROOT / name).read_text()) if "://" not in link]
     assert links
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_bill_of_materials_lists_each_package_once():
+    packages = [["numpy", "2.0", "BSD-3-Clause"], ["taskuq", "0.1.0", "MIT"], ["Rich", "13.0", ""]]
+    bill = release.bill_of_materials(packages)
+    assert bill == release.bill_of_materials(packages[::-1])
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.5")
+    assert [c["purl"] for c in bill["components"]] == ["pkg:pypi/rich@13.0", "pkg:pypi/numpy@2.0"]
+    assert bill["components"][1]["licenses"] == [{"expression": "BSD-3-Clause"}]
+
+
+def test_cards_name_a_licence():
+    for card in (ROOT / "src/taskuq/training/bundled").glob("*.md"):
+        assert "| licence |" in card.read_text(), card.name
+
+
+def test_extras_hold_what_tests_import():
+    """Every library that a test imports at its top is a dependency or in an extra."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    known = {
+        re.split(r"[^\w-]", one)[0].lower().replace("-", "_") for many in lists for one in many
+    }
+    names = {
+        "yaml": "pyyaml",
+        "PIL": "pillow",
+        "sklearn": "scikit_learn",
+        "skimage": "scikit_image",
+    }
+    imported = set()
+    for path in (ROOT / "tests").rglob("*.py"):
+        for match in re.finditer(r"^(?:import|from) (\w+)", path.read_text(), re.MULTILINE):
+            imported.add(match[1])
+    ours = {p.stem for p in (ROOT / "tests").rglob("*.py")} | {
+        "taskuq", "studies", "benchmarks", "extensions", "setup", "measure", "pipeline", "laws",
+    }  # fmt: skip
+    used = {names.get(n, n).lower() for n in imported - ours - sys.stdlib_module_names}
+    assert used - known == set()

@@ -1,5 +1,6 @@
 """The wheel carries everything the package needs at run time."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -14,19 +15,42 @@ PACKAGE = ROOT / "src/taskuq"
 MADE = ("__pycache__", ".nbi", ".nbc", ".pyc")
 
 
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory):
-    """The names in a wheel that is built from a copy of the sources, without a network."""
-    folder = tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+def built(folder, kind, mode=0o644):
+    """Build an archive from a copy of the sources, without a network."""
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, folder)
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    shutil.copytree(ROOT / "src", folder / "src", ignore=ignore)
-    build = "from setuptools import build_meta; print(build_meta.build_wheel('.'))"
-    done = subprocess.run([sys.executable, "-c", build], cwd=folder, capture_output=True, text=True)
+    shutil.copytree(ROOT / "src", folder / "src", ignore=ignore, copy_function=shutil.copyfile)
+    for path in folder.rglob("*.py"):
+        path.chmod(mode)
+    build = f"from setuptools import build_meta; print(build_meta.build_{kind}('.'))"
+    done = subprocess.run(
+        [sys.executable, "-c", build], cwd=folder, capture_output=True, text=True,
+        env={**os.environ, "SOURCE_DATE_EPOCH": "1700000000"},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    (wheel,) = folder.glob("*.whl")
+    (made,) = folder.glob("*.whl" if kind == "wheel" else "*.tar.gz")
+    return made
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return built(tmp_path_factory.mktemp("wheel"), "wheel")
+
+
+@pytest.fixture(scope="module")
+def packed(wheel):
     return set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_two_builds_have_the_same_bytes(wheel, tmp_path):
+    folders = [tmp_path / name for name in "abc"]
+    for folder in folders:
+        folder.mkdir()
+    assert built(folders[0], "wheel", 0o664).read_bytes() == wheel.read_bytes()
+    first, second = (built(folder, "sdist", mode) for folder, mode in
+                     zip(folders[1:], (0o600, 0o664), strict=True))  # fmt: skip
+    assert first.read_bytes() == second.read_bytes()
 
 
 def test_package_files_are_in_the_wheel(packed):

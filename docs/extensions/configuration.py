@@ -9,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from extensions.reference import DOCS, write_changed
-from taskuq._config import _kinds, to_toml_table
+from taskuq._config import Within, _kinds, range_of, to_toml_table
 
 SCHEMA = DOCS / "schemas/config.json"
 NAMES = {int: "integer", float: "number", str: "string", bool: "boolean", Path: "path"}
@@ -107,17 +107,26 @@ def titles() -> dict[type, str]:
     return made
 
 
+def plain(hint: Any) -> tuple[Any, Within | None]:
+    """Return a type without its range, and the range of a number or of the numbers of a list."""
+    within = range_of(hint)
+    return (hint, None) if within is None else (get_args(hint)[0], within)
+
+
 def type_name(hint: Any) -> str:
     names = []
     for one in choices(hint):
+        one, within = plain(one)
         if get_origin(one) is Literal:
             names.append(", ".join(f'`"{value}"`' for value in get_args(one)))
         elif get_origin(one) is tuple:
             inner, *more = get_args(one)
+            inner, within = plain(inner)
             length = "" if Ellipsis in more else f"{1 + len(more)} "
             names.append(f"list of {length}{'lists' if get_origin(inner) else NAMES[inner] + 's'}")
         else:
             names.append(NAMES.get(one, "tables" if get_origin(one) is dict else "table"))
+        names[-1] += f" in {within.text}" if within else ""
     return " or ".join(names)
 
 
@@ -210,7 +219,13 @@ def _simple(hint: Any) -> dict[str, Any]:
         inner, *more = get_args(hint)
         length = {} if Ellipsis in more else {"minItems": 1 + len(more), "maxItems": 1 + len(more)}
         return {"type": "array", "items": _simple(inner), **length}
-    return {"type": "string" if hint is Path else NAMES[hint]}
+    hint, within = plain(hint)
+    ends = {}
+    if within:
+        low, high = (float(end) for end in within.text[1:-1].split(","))
+        ends["exclusiveMinimum" if within.text[0] == "(" else "minimum"] = low
+        ends["exclusiveMaximum" if within.text[-1] == ")" else "maximum"] = high
+    return {"type": "string" if hint is Path else NAMES[hint], **ends}
 
 
 def schema_text() -> str:

@@ -13,8 +13,8 @@ from taskuq._io import range_to_json
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray, TaskRange
 
-# Fourth powers of larger numbers leave the range of floats.
-LARGEST = 1e60
+# Sums of larger numbers may leave the range of floats.
+LARGEST = 1e303
 
 
 def is_tensor(values: Any) -> bool:
@@ -138,8 +138,8 @@ def require_finite(array: FloatArray, name: str) -> None:
         return
     if array.flags.c_contiguous:
         with np.errstate(over="ignore", invalid="ignore"):
-            # A large value makes the sum of squares large, NaN makes it NaN.
-            is_moderate = bool(np.vdot(array, array) <= np.float64(LARGEST) ** 2)
+            # A large value makes the sum of squares infinite, NaN makes it NaN.
+            is_moderate = bool(np.isfinite(np.vdot(array, array)))
     else:
         is_moderate = float(array.min()) >= -LARGEST and float(array.max()) <= LARGEST
     if is_moderate:

@@ -5,21 +5,73 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
+from taskuq._io import read_text
 from taskuq._registry import Registry
 from taskuq.errors import InputError, first_line
 
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Within:
+    """Range of a setting in the notation of intervals, such as ``"(0, 1]"``."""
+
+    text: str
+
+    def __contains__(self, value: float) -> bool:
+        low, high = (float(end) for end in self.text[1:-1].split(","))
+        above = value > low if self.text[0] == "(" else value >= low
+        return above and (value < high if self.text[-1] == ")" else value <= high)
+
+
+# Ranges of settings; upper ends keep a typing mistake from taking all memory.
+Count = Annotated[int, Within("[1, 1e6]")]
+Natural = Annotated[int, Within("[0, 1e6]")]
+Seed = Annotated[int, Within("[0, 9.2e18]")]
+Size = Annotated[int, Within("[1, 8192]")]
+Coils = Annotated[int, Within("[0, 256]")]
+Channels = Annotated[int, Within("[1, 4096]")]
+Depth = Annotated[int, Within("[1, 100]")]
+Positive = Annotated[float, Within("(0, 1e30]")]
+NonNegative = Annotated[float, Within("[0, 1e30]")]
+Unit = Annotated[float, Within("[0, 1]")]
+BelowOne = Annotated[float, Within("[0, 1)")]
+Acceleration = Annotated[float, Within("[1, 1e6]")]
+
+
+def range_of(hint: Any) -> Within | None:
+    """Return the range that a type is annotated with, if any."""
+    return next((mark for mark in get_args(hint)[1:] if isinstance(mark, Within)), None)
+
+
+def check_ranges(config: Any) -> None:
+    """Raise InputError for a field out of its range, where a dataclass is made in Python."""
+    for name, hint in _hints(cast(Any, type(config))).items():
+        if isinstance(value := getattr(config, name), int | float | tuple):
+            _convert(list(value) if isinstance(value, tuple) else value, hint, name, None)
+
+
 def read_toml(path: Path | str) -> dict[str, Any]:
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(path))
+    except InputError:
+        raise
     except OSError as error:
         message = f"cannot read {path}: {error.strerror or error}"
         raise InputError(message, code="file.missing") from None
@@ -117,10 +169,7 @@ def _plain(value: Any) -> Any:
 
 
 def _build(cls: type[T], table: Mapping[str, Any], where: str, over: T | None, what: str) -> T:
-    try:
-        hints = get_type_hints(cls, include_extras=True)
-    except NameError:  # a user's class, annotated with local names
-        hints = {}
+    hints = _hints(cast(Any, cls))
     known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
     values = {} if over is None else {name: getattr(over, name) for name in known}
     for key, value in table.items():
@@ -142,6 +191,14 @@ def _build(cls: type[T], table: Mapping[str, Any], where: str, over: T | None, w
 
 
 @cache
+def _hints(cls: Any) -> dict[str, Any]:
+    try:
+        return get_type_hints(cls, include_extras=True)
+    except NameError:  # a user's class, annotated with local names
+        return {}
+
+
+@cache
 def _kinds(hint: Any) -> Registry[Any] | None:
     """Return the registry in a field's annotation, if any."""
     if get_origin(hint) in (Union, UnionType):
@@ -160,6 +217,12 @@ def _convert(value: Any, hint: Any, name: str, over: Any) -> Any:
             with suppress(InputError):
                 return _convert(value, one, name, over)
         return _convert(value, last, name, over)
+    if (within := range_of(hint)) is not None:
+        number = _convert(value, arguments[0], name, over)
+        if number not in within:
+            text = f"{name} must be in {within.text}, got {number!r:.80}"
+            raise InputError(text, code="value.invalid")
+        return number
     if origin is Annotated or (is_dataclass(hint) and isinstance(hint, type)):
         if not isinstance(value, Mapping):
             raise _mistyped(name, value, f"a table [{name}]")
@@ -181,10 +244,13 @@ def _convert(value: Any, hint: Any, name: str, over: Any) -> Any:
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise _mistyped(name, value, "a list")
+        if Ellipsis not in arguments and len(value) != len(arguments):
+            raise _mistyped(name, value, f"a list of {len(arguments)}")
         return tuple(_convert(v, arguments[0], name, None) for v in value)
     # JSON stores infinity as a string.
     if hint is float and (type(value) is int or value in ("inf", "-inf")):
-        return float(value)
+        with suppress(OverflowError):
+            return float(value)
     if hint is Path and isinstance(value, str):
         return Path(value)
     # type(), not isinstance(): true is not an integer here.

@@ -7,15 +7,19 @@ import hashlib
 import json
 import math
 import os
+import platform
 import re
+import shutil
 import signal
 import stat
+import tempfile
 import threading
 import uuid
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -38,6 +42,8 @@ ADVICE = {
 BROKEN = (*REFUSED, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE)
 # Bytes that any file may unpack to, and how many times its size beyond that.
 ROOM, MOST_PACKED = 2**29, 50
+# Most bytes of a text that is parsed as a whole.
+LARGEST_TEXT = 2**26
 # Errors of file systems without hard links.
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -64,6 +70,7 @@ def reading(path: str | os.PathLike[str], what: str, advice: str = "") -> Iterat
     """Convert any exception during reading into one error that names the file."""
     tail = f"; {advice}" if advice else ""
     try:
+        require_file(path)
         yield
     except (InputError, MachineError):
         raise
@@ -76,6 +83,27 @@ def reading(path: str | os.PathLike[str], what: str, advice: str = "") -> Iterat
             raise MachineError(sentence) from None
         missing = isinstance(error, FileNotFoundError)
         raise InputError(sentence, code="file.missing" if missing else "file.format") from None
+
+
+def require_file(path: str | os.PathLike[str]) -> None:
+    """Raise InputError for a device or a pipe, which may never end."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        text = f"{path} is a device or a pipe; copy its contents to a file"
+        raise InputError(text, code="file.format")
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Read a text of limited size from a file, a device or a pipe."""
+    with open(path, "rb") as file:
+        data = file.read(LARGEST_TEXT + 1)
+    if len(data) > LARGEST_TEXT:
+        text = f"{path} is larger than {LARGEST_TEXT >> 20} MiB; use a smaller file"
+        raise InputError(text, code="file.format")
+    return data.decode("utf-8")
 
 
 def require_plausible_size(path: str | os.PathLike[str], claimed: int) -> None:
@@ -155,6 +183,8 @@ def sigterm_as_exit() -> Iterator[None]:
 
 
 SEAL = "sha256"
+# Lock of a run folder, which has one writer at a time.
+LOCK = ".lock"
 # Files up to this size are hashed whole; of larger ones some blocks.
 WHOLE, BLOCKS, BLOCK = 2**25, 64, 2**16
 
@@ -208,20 +238,95 @@ def content_fingerprint(path: Path) -> str:
     return digest.hexdigest()
 
 
+# Folders in which this process has removed the leftovers of killed ones.
+_swept: set[Path] = set()
+
+
 @contextmanager
-def atomic_write(path: str | os.PathLike[str], *, exclusive: bool = False) -> Iterator[Path]:
-    """Yield a temporary path; on success, it durably replaces the file."""
+def atomic_write(
+    path: str | os.PathLike[str], *, exclusive: bool = False, private: bool = False
+) -> Iterator[Path]:
+    """Yield a temporary path that durably replaces the file on success.
+
+    A link is followed, and a device or a pipe is written to. A private file is readable by its
+    owner alone, any other as the umask says.
+    """
     target = Path(path)
-    with writing(target):
-        make_folder(target.parent)
-        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.partial")
+    with writing(target), ExitStack() as scratch:
+        target, in_place = (target, False) if exclusive else _follow_links(target)
+        folder = target.parent
+        if in_place:
+            folder = Path(scratch.enter_context(tempfile.TemporaryDirectory()))
+        else:
+            make_folder(folder)
+            _remove_leftovers(folder)
+        partial = (
+            folder / f".{target.name}.{_machine()}_{os.getpid()}_{uuid.uuid4().hex[:8]}.partial"
+        )
         try:
+            os.close(os.open(partial, os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666))
+            mode = stat.S_IMODE(partial.stat().st_mode)
             yield partial
+            # Some libraries replace the file by one of their own mode.
+            if stat.S_IMODE(partial.stat().st_mode) != mode:
+                partial.chmod(mode)
+            if in_place:
+                _copy_into(partial, target)
+                return
             fsync(partial)
             (_create_file if exclusive else os.replace)(partial, target)
-            fsync(target.parent)
+            fsync(folder)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def _follow_links(path: Path) -> tuple[Path, bool]:
+    """Return the file that a path leads to, and True for a device, a pipe or an open file."""
+    for _ in range(40):
+        # Names such as /dev/stdout lead to an open file, which has no name to replace.
+        if os.path.realpath(path.parent).startswith("/proc/"):
+            return path, True
+        if not path.is_symlink():
+            break
+        path = path.parent / os.readlink(path)
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return path, False
+    return path, not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _copy_into(source: Path, target: Path) -> None:
+    flags = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOCTTY", 0)
+    with open(os.open(target, flags), "wb") as out, source.open("rb") as file:
+        shutil.copyfileobj(file, out)
+
+
+@cache
+def _machine() -> str:
+    """Return a name of this machine and its process numbers."""
+    name = platform.node()
+    with suppress(OSError):
+        name += os.readlink("/proc/self/ns/pid")
+    return hashlib.sha256(name.encode()).hexdigest()[:8]
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files of processes of this machine that were killed."""
+    if folder in _swept:
+        return
+    _swept.add(folder)
+    ours = re.compile(rf"\..*\.{_machine()}_(\d+)_\w{{8}}\.partial")
+    with os.scandir(folder) as entries:
+        found = [(entry.path, ours.fullmatch(entry.name)) for entry in entries]
+    for path, match in found:
+        if match:
+            try:
+                os.kill(int(match[1]), 0)
+            except ProcessLookupError:
+                Path(path).unlink(missing_ok=True)
+            except (OSError, OverflowError):
+                continue
 
 
 def image_format(path: str | os.PathLike[str]) -> str:
@@ -256,9 +361,13 @@ def json_text(record: Mapping[str, Any], *, indent: int | None = 1) -> str:
 
 
 def write_json(
-    path: str | os.PathLike[str], record: Mapping[str, Any], *, exclusive: bool = False
+    path: str | os.PathLike[str],
+    record: Mapping[str, Any],
+    *,
+    exclusive: bool = False,
+    private: bool = False,
 ) -> Path:
-    with atomic_write(path, exclusive=exclusive) as partial:
+    with atomic_write(path, exclusive=exclusive, private=private) as partial:
         partial.write_text(json_text(record) + "\n", encoding="utf-8")
     return Path(path)
 
@@ -284,7 +393,7 @@ def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
 
 def load_json(path: str | os.PathLike[str]) -> Any:
     """Parse a JSON file."""
-    return parse_json(Path(path).read_text(encoding="utf-8"))
+    return parse_json(read_text(path))
 
 
 def read_json(
@@ -296,6 +405,8 @@ def read_json(
     """Read a record of one of the given schemas and verify its checksum."""
     try:
         record = load_json(path)
+    except InputError:
+        raise
     except OSError as error:
         message = f"cannot read {path}: {error.strerror or error}"
         raise InputError(message, code="file.missing") from None
@@ -335,6 +446,7 @@ def append_jsonl(
     # Do not wait for the reader of a pipe, nor follow a link.
     flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     with writing(path):
+        is_new = not path.exists()
         try:
             file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | flags, 0o666)
         except OSError as error:
@@ -350,13 +462,16 @@ def append_jsonl(
                 os.fsync(file)
         finally:
             os.close(file)
+        if durable and is_new:
+            fsync(path.parent)
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any] | None]:
     """Yield the record of each line, or None for a damaged line."""
+    require_file(path)
     for line in path.read_bytes().splitlines():
         try:
-            record = parse_json(line, constants=True)
+            record = parse_json(line, constants=True) if len(line) <= LARGEST_TEXT else None
         except (ValueError, RecursionError):
             record = None
         yield record if isinstance(record, dict) else None
@@ -425,12 +540,12 @@ def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]
         if not member.filename.endswith(".npy"):
             continue
         with archive.open(member) as file:
-            known = {(1, 0): format.read_array_header_1_0, (2, 0): format.read_array_header_2_0}
-            read = known.get(format.read_magic(file))
-            if read is None:
-                continue
+            # Version 3.0 differs from 2.0 in the encoding of field names alone.
+            is_first = format.read_magic(file) == (1, 0)
+            read = format.read_array_header_1_0 if is_first else format.read_array_header_2_0
             shape, _, dtype = read(file)
-            claimed = math.prod(shape) * dtype.itemsize
+            # NumPy makes room for one byte where an empty string is declared.
+            claimed = math.prod(shape) * max(1, dtype.itemsize)
             held = member.file_size - file.tell()
         if claimed != held and not dtype.hasobject:
             message = f"{path}: array {member.filename[:-4]} claims {claimed} bytes but has {held}"
@@ -439,15 +554,22 @@ def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]
 
 @contextmanager
 def file_lock(path: Path, *, wait: bool = False, what: str = "this file") -> Iterator[None]:
-    """Hold a file lock (filelock)."""
+    """Hold a file lock (filelock), whose file exists only while it is held."""
     from filelock import FileLock, Timeout  # here: most commands take no lock
 
+    is_new = not path.parent.exists()
     make_folder(path.parent)
     # A soft lock would outlive a killed process.
     lock = FileLock(path, thread_local=False, poll_interval=0.01, fallback_to_soft=False)
+    is_held = False
     with writing(path):
         try:
-            lock.acquire(blocking=wait)
+            # The last holder may have removed the file after it was opened here.
+            while not is_held:
+                lock.acquire(blocking=wait)
+                is_held = _is_named(lock, path)
+                if not is_held:
+                    lock.release()
         except Timeout:
             message = f"another process is working on {what}; wait until it ends"
             raise InputError(message, code="file.exists") from None
@@ -458,4 +580,16 @@ def file_lock(path: Path, *, wait: bool = False, what: str = "this file") -> Ite
     try:
         yield
     finally:
+        with suppress(OSError):
+            if is_held:
+                path.unlink()
+            if is_new:
+                path.parent.rmdir()
         lock.release()
+
+
+def _is_named(lock: Any, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(lock._context.lock_file_fd), os.stat(path))
+    except FileNotFoundError:
+        return False

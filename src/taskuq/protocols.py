@@ -30,7 +30,7 @@ class Measure(Protocol):
     the attribute ``preview`` of a measurement, an image (height, width), if it has one.
     """
 
-    def __call__(self, image: Any, acceleration: float) -> Any:
+    def __call__(self, image: Any, acceleration: float, /) -> Any:
         """Measure one image at one acceleration."""
 
 
@@ -42,18 +42,18 @@ class LineMeasure(Measure, Protocol):
     def n_lines(self) -> int:
         """Number of lines or views of a full measurement."""
 
-    def initial_lines(self, n: int) -> BoolArray:
+    def initial_lines(self, n: int, /) -> BoolArray:
         """Return the n lines that every measurement should include, booleans (line,)."""
 
     def add_random_lines(
-        self, lines: BoolArray, n: int, seed: int | np.random.Generator
+        self, lines: BoolArray, n: int, seed: int | np.random.Generator, /
     ) -> BoolArray:
         """Add n random lines, distributed as in the masks; return booleans (line,)."""
 
-    def measure_lines(self, image: Any, acceleration: float, lines: BoolArray) -> Any:
+    def measure_lines(self, image: Any, acceleration: float, lines: BoolArray, /) -> Any:
         """Measure the given lines of an image, booleans (line,), at an acceleration."""
 
-    def line_values(self, images: Any, measurement: Any) -> Any:
+    def line_values(self, images: Any, measurement: Any, /) -> Any:
         """Return the values of samples (sample, ...) on each line, (line, sample, value)."""
 
 
@@ -64,11 +64,11 @@ class AdaptiveMeasure(Measure, Protocol):
     def initial_lines(self) -> BoolArray:
         """Return the lines of the first round, booleans (line,), the same for every case."""
 
-    def measure_lines(self, image: Any, acceleration: float, lines: BoolArray) -> Any:
+    def measure_lines(self, image: Any, acceleration: float, lines: BoolArray, /) -> Any:
         """Measure the given lines of an image, booleans (line,), at an acceleration."""
 
     def next_lines(
-        self, round: int, measurement: Any, recoveries: Any, task: Any, lines: BoolArray
+        self, round: int, measurement: Any, recoveries: Any, task: Any, lines: BoolArray, /
     ) -> BoolArray:
         """Return the lines of the next round, including those measured so far.
 
@@ -77,7 +77,7 @@ class AdaptiveMeasure(Measure, Protocol):
         ``task`` returns the task outputs of images, from a cache for the samples.
         """
 
-    def fallback_lines(self, round: int, lines: BoolArray) -> BoolArray:
+    def fallback_lines(self, round: int, lines: BoolArray, /) -> BoolArray:
         """Return the lines of the next round to use if no choice can be made."""
 
 
@@ -85,7 +85,7 @@ class AdaptiveMeasure(Measure, Protocol):
 class Scanner(Protocol):
     """A device that measures round by round."""
 
-    def measure(self, round: int) -> Any:
+    def measure(self, round: int, /) -> Any:
         """Measure a round: return its new data for each case; the last round completes the scan."""
 
 
@@ -93,7 +93,7 @@ class Scanner(Protocol):
 class CombiningScanner(Scanner, Protocol):
     """A scanner that combines its rounds; without it, the recovery receives a list of rounds."""
 
-    def combine(self, measurements: list[Any]) -> Any:
+    def combine(self, measurements: list[Any], /) -> Any:
         """Combine the measurements of all rounds of a case so far."""
 
 
@@ -101,7 +101,7 @@ class CombiningScanner(Scanner, Protocol):
 class CompletableScanner(Scanner, Protocol):
     """A scanner that reports whether a case is fully measured."""
 
-    def is_complete(self, measurements: list[Any]) -> bool:
+    def is_complete(self, measurements: list[Any], /) -> bool:
         """Return True if the measurements of all rounds are complete."""
 
 
@@ -109,7 +109,7 @@ class CompletableScanner(Scanner, Protocol):
 class AdaptiveScanner(Scanner, Protocol):
     """A scanner that measures requested lines, for adaptive sampling."""
 
-    def request(self, round: int, lines: NDArray[np.int64]) -> None:
+    def request(self, round: int, lines: NDArray[np.int64], /) -> None:
         """Request the lines that a round adds, before it is measured."""
 
 
@@ -117,7 +117,7 @@ class AdaptiveScanner(Scanner, Protocol):
 class VerifiableScanner(Scanner, Protocol):
     """A scanner that can repeat stored rounds before a scan is resumed."""
 
-    def remeasure(self, round: int, measurement: Any) -> None:
+    def remeasure(self, round: int, measurement: Any, /) -> None:
         """Measure a stored round again; raise an error if it differs."""
 
 
@@ -133,7 +133,7 @@ class FinalizingScanner(Scanner, Protocol):
 class Recover(Protocol):
     r"""A recovery method :math:`\hat x^{(j)} = g(y, v^{(j)})`, deterministic in y and the seed."""
 
-    def __call__(self, measurement: Any, *, samples: int, seed: int) -> Any:
+    def __call__(self, measurement: Any, /, *, samples: int, seed: int) -> Any:
         """Return samples (sample, height, width), or one point estimate (1, height, width)."""
 
 
@@ -141,7 +141,7 @@ class Recover(Protocol):
 class BatchRecover(Recover, Protocol):
     """A recovery method that samples several cases at once."""
 
-    def batch(self, measurements: Sequence[Any], *, samples: int, seeds: Sequence[int]) -> Any:
+    def batch(self, measurements: Sequence[Any], /, *, samples: int, seeds: Sequence[int]) -> Any:
         """Return samples (case, sample, height, width), one seed for each case."""
 
 
@@ -149,7 +149,7 @@ class BatchRecover(Recover, Protocol):
 class StoredRecover(Protocol):
     """Recoveries computed elsewhere, looked up by case instead of measurement."""
 
-    def load(self, case: str, acceleration: float, *, samples: int) -> Any:
+    def load(self, case: str, acceleration: float, /, *, samples: int) -> Any:
         """Return the samples of a case in a round, an array (sample, height, width)."""
 
 
@@ -157,8 +157,20 @@ class StoredRecover(Protocol):
 class Task(Protocol):
     """A task :math:`f` from images to numbers."""
 
-    def __call__(self, images: Any) -> Any:
+    def __call__(self, images: Any, /) -> Any:
         """Return one output for each image, (image,), or several, (image, task)."""
+
+
+@runtime_checkable
+class FullReferenceTask(Task, Protocol):
+    r"""Image quality :math:`m(\hat x, x)` of a reported image; the target depends on the round.
+
+    A call with the samples of one case returns :math:`m(\hat x, \tilde x^{(j)})`, with their mean
+    as the reported image :math:`\hat x`.
+    """
+
+    def compare(self, reported: Any, images: Any) -> Any:
+        """Return the quality of one image (height, width) against each of several."""
 
 
 def declared_names(task: Any) -> tuple[str, ...] | None:
@@ -194,10 +206,10 @@ class Score(Protocol):
     .. math:: \mathcal C_q(x) = \{ z : s(x, z) \le q \}
     """
 
-    def score(self, outputs: FloatArray, targets: FloatArray) -> FloatArray:
+    def score(self, outputs: FloatArray, targets: FloatArray, /) -> FloatArray:
         """Score targets (case,) against outputs (case, sample); larger is worse."""
 
-    def interval(self, outputs: FloatArray, quantile: ArrayLike) -> Interval:
+    def interval(self, outputs: FloatArray, quantile: ArrayLike, /) -> Interval:
         """Return the interval of targets with a score of at most ``quantile``, for each case."""
 
 
@@ -268,16 +280,16 @@ class FittedScore(TunableScore, Protocol):
 
 
 class SelfTuned(NamedTuple):
-    """A score fitted to calibration units, with bounds for the replacement of any one unit."""
+    """A score fitted to calibration units, and its range if one of them is replaced."""
 
     score: SelfTunedScore  # for new cases
-    narrow: SelfTunedScore  # for calibration cases, with the smallest possible scale
-    wide: SelfTunedScore  # with the largest
+    corners: tuple[SelfTunedScore, ...]  # for calibration cases: extreme shifts and scales
+    hull: tuple[SelfTunedScore, ...]  # extremes over all of these cases
 
 
 @runtime_checkable
 class SelfTunedScore(FittedScore, Protocol):
-    """A score fitted to the outputs of the calibration units themselves."""
+    """A score that is fitted to the calibration units themselves."""
 
     def summarise(self, outputs: FloatArray) -> Any:
         """Return a summary of outputs (case, sample); its method ``take`` selects cases."""
@@ -285,8 +297,8 @@ class SelfTunedScore(FittedScore, Protocol):
     def summary_family(self, read: Any) -> IntervalFamily:
         """Return the nested intervals of summarised cases."""
 
-    def leave_one_out(self, read: Any, range_: TaskRange) -> LeaveOneOutFit:
-        """Return a fit for any choice of calibration units among summarised cases."""
+    def leave_one_out(self, read: Any, targets: Any, range_: TaskRange) -> LeaveOneOutFit:
+        """Return the fit to any calibration units among summarised cases with targets."""
 
 
 class LeaveOneOutFit(Protocol):
@@ -297,5 +309,5 @@ class LeaveOneOutFit(Protocol):
 
     def between(
         self, kept: BoolArray, index: NDArray[np.int64], margin: float
-    ) -> tuple[SelfTunedScore, SelfTunedScore]:
-        """Return bounds of the score for an error of up to a margin in quantiles over units."""
+    ) -> tuple[SelfTunedScore, ...]:
+        """Return the corners of its range if quantiles over units are off by up to a margin."""

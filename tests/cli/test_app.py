@@ -8,13 +8,14 @@ import subprocess
 import sys
 import zipfile
 from importlib import import_module
-from inspect import signature
+from inspect import Parameter, signature
 
 import numpy as np
 import pytest
 import torch
 
 import taskuq as tq
+from taskuq import protocols
 from taskuq.cli import app
 from taskuq.cli import calibrate as bounds
 from taskuq.cli.app import WIDEST, main, print_wrapped
@@ -22,6 +23,9 @@ from taskuq.cli.calibrate import calibrate, evaluate
 from taskuq.cli.plan import simulate
 from taskuq.errors import InputError, MachineError
 from taskuq.policy._kinds import PolicySpec
+from taskuq.protocols import Score
+from taskuq.scan._audit import SCHEMA, append_entries
+from taskuq.service._interval import write_interval
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
 
@@ -373,6 +377,15 @@ def test_error_is_one_sentence_and_a_traceback_on_request(monkeypatch, capsys, e
 
 
 FLAGS = {
+    "data atlas --first-patient -5": "--first-patient",
+    "data atlas --slices -1": "--slices",
+    "data atlas --patients 1.5": "--patients",
+    "masks --size 0": "--size",
+    "data preview atlas --cases 0": "--cases",
+    "data preview atlas --cases 1e-320": "--cases",
+    "train flow a.toml --nodes 0": "--nodes",
+    "train flow a.toml --nodes 1.5": "--nodes",
+    "evaluate t.npz --splits 2.5": "--splits",
     "masks --seed -1": "--seed",
     "evaluate t.npz --seed -1": "--seed",
     "simulate t.npz --seed -1": "--seed",
@@ -386,3 +399,52 @@ def test_invalid_flags_are_refused(tmp_path, monkeypatch, capsys, words):
     tq.TaskOutputs(np.zeros((1, 20, 2)), np.zeros(20)).save("t.npz")
     assert run(*words.split()) == 2
     assert FLAGS[words] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", ["calibrate t.npz -o {}", "evaluate t.npz --json {}", "table t.npz -o {}"]
+)
+@pytest.mark.parametrize("name", ["t.npz", "./t.npz", "link-t.npz"])
+def test_command_does_not_write_over_its_input(tmp_path, monkeypatch, capsys, words, name):
+    monkeypatch.chdir(tmp_path)
+    tq.TaskOutputs(np.zeros((1, 20, 2)), np.zeros(20)).save("t.npz")
+    os.symlink("t.npz", "link-t.npz")
+    before = (tmp_path / "t.npz").read_bytes()
+    assert "t.npz" in refusal(capsys, *words.format(name).split())
+    assert (tmp_path / "t.npz").read_bytes() == before
+
+
+def test_unknown_scan_of_an_audit_log_is_refused(tmp_path, capsys):
+    append_entries(tmp_path / "log", [{"schema": SCHEMA, "scan_id": "one"}])
+    assert "'nope'" in refusal(capsys, "audit", tmp_path / "log", "--scan", "nope")
+
+
+def test_closed_output_is_one_sentence():
+    words = [sys.executable, "-m", "taskuq", "sample-size", "--alpha", "0.1", "--json", "-"]
+    ended = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *words], capture_output=True, text=True
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("taskuq: standard output")
+    assert ended.stderr.count("\n") == 1
+
+
+def test_plain_callables_implement_the_protocols():
+    """Names of a user's arguments are free: those of the protocols are positional only."""
+    users = [c for n, c in vars(protocols).items() if getattr(c, "_is_protocol", False)]
+    users = [c for c in users if not issubclass(c, Score) and "Fit" not in c.__name__]
+    kinds = {
+        (c.__name__, name, p.name): p.kind
+        for c in users
+        for name, method in vars(c).items()
+        if callable(method) and (name == "__call__" or not name.startswith("_"))
+        for p in list(signature(method).parameters.values())[1:]
+    }
+    assert len(kinds) > 20
+    assert {k for k, kind in kinds.items() if kind is Parameter.POSITIONAL_OR_KEYWORD} == set()
+
+
+def test_files_with_names_of_patients_are_private(tmp_path):
+    write_interval({"case": "patient-1"}, tmp_path / "interval.json")
+    app.print_json({"scans": ["patient-1"]}, str(tmp_path / "replay.json"), private=True)
+    assert {p.stat().st_mode & 0o777 for p in tmp_path.iterdir()} == {0o600}

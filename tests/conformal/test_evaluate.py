@@ -204,7 +204,7 @@ def test_evaluation_equals_calibrate_and_predict(kind, score, tied):
     own_side = "two" if side == "each" else side
     same, is_pooled = score, units > evaluating.FEW_UNITS or "delta" in options
     if score == "mlwr" and is_pooled:
-        same = MLWR(own_side).fit(outputs, range_=range_)
+        same = MLWR(own_side).fit(outputs, targets, range_=range_)
     coverage, of_cases, width = [], [], []
     for fold in folds_of(units, fold_sizes(units)[1], trials, seed):
         test = fold[unit]

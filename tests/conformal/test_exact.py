@@ -129,8 +129,8 @@ POPULATIONS = {
 def test_exact_evaluation_equals_every_split(kind, score, task_range, side, monkeypatch):
     outputs, targets = POPULATIONS[kind]
     for alpha in [0.45 if kind == "crossing" else 0.3]:
-        # An evaluation tunes mlwr on the outputs of all cases alike.
-        same = MLWR(side).fit(outputs, range_=task_range) if score == "mlwr" else score
+        # An evaluation tunes mlwr on all cases alike.
+        same = MLWR(side).fit(outputs, targets, range_=task_range) if score == "mlwr" else score
         coverage, width = by_enumeration(outputs, targets, alpha, same, task_range, side)
         for table in (0, sums.TABLE):  # numbers of cases as lines, and at every quantile
             monkeypatch.setattr(sums, "TABLE", table)
@@ -247,7 +247,7 @@ def gaps(steps, score, task_range, side, seeds=range(2)):
     found = []
     for seed in seeds:
         x, z = on_a_grid(steps, seed)
-        same = MLWR(side).fit(x, range_=task_range) if score == "mlwr" else score
+        same = MLWR(side).fit(x, z, range_=task_range) if score == "mlwr" else score
         options = {"alpha": 0.3, "score": same, "task_range": task_range, "side": side}
         coverage, _ = by_enumeration(x, z, *options.values())
         exact = tq.evaluate_exact(x, z, **options).coverage

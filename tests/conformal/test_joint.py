@@ -54,12 +54,39 @@ def test_all_tasks_are_covered_together(method, population, alpha):
     assert covered >= (1 - Fraction(str(alpha))) * turns
 
 
-def test_methods_with_a_scale_set_cases_aside():
-    for method, some in (("max", False), ("scale", True), ("minimax", True), ("rank", False)):
-        bound = tq.calibrate_joint(
-            np.zeros((40, 1, 2)), np.ones((40, 2)), alpha=0.2, score="ar", method=method
-        )
-        assert (bound.provenance["tuning_cases"] > 0) == some
+@pytest.mark.parametrize(
+    ("method", "delta", "some"),
+    [("max", None, False), ("scale", None, False), ("scale", 0.2, True), ("minimax", None, True),
+     ("rank", None, False)],
+)  # fmt: skip
+def test_methods_that_set_cases_aside(method, delta, some):
+    outputs, targets = np.zeros((40, 1, 2)), np.ones((40, 2))
+    bound = tq.calibrate_joint(outputs, targets, alpha=0.2, score="ar", method=method, delta=delta)
+    assert (bound.provenance["tuning_cases"] > 0) == some
+
+
+def two_tasks(rng, n, bias):
+    """One of two tasks is biased by so many standard deviations, and in other units."""
+    targets = rng.random((n, 2))
+    errors = 0.05 * rng.standard_normal((n, 1, 2))
+    outputs = targets[:, None] + errors + 0.05 * rng.standard_normal((n, 8, 2))
+    outputs[..., 1] += 0.05 * bias
+    return outputs * [1.0, 100.0], targets * [1.0, 100.0]
+
+
+@pytest.mark.parametrize("score", ["ar", "lwr", "mlwr"])
+@pytest.mark.parametrize(("n", "grouped"), [(400, False), (400, True)])
+def test_default_is_not_much_wider_than_bonferroni(score, n, grouped):
+    outputs, targets = two_tasks(np.random.default_rng(1), n, bias=3)
+    group = np.arange(n) // 4 if grouped else None
+    joint = tq.calibrate_joint(outputs, targets, alpha=0.1, score=score, group=group)
+    for k in range(2):
+        alone = tq.calibrate(outputs[..., k], targets[:, k], alpha=0.05, score=score, group=group)
+        width = joint(outputs).width[:, k].mean()
+        assert width <= 1.1 * alone(outputs[..., k]).width.mean()
+    missed = ~joint(outputs).contains(targets)
+    assert np.abs(np.array(joint.miss_rates) - missed.mean(axis=0)).max() <= 0.02
+    assert sum(joint.miss_rates) <= 0.11
 
 
 def test_one_task_equals_calibrate():

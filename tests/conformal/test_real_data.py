@@ -89,7 +89,7 @@ def test_coverage_of_a_random_split(tear):
 @pytest.mark.parametrize("task", ["meniscus_tear", "joint_effusion"])
 def test_two_quantiles_shorten_intervals(task):
     table = tq.TaskOutputs.load(FOLDER / f"{task}.npz", task_range=(0, 1))
-    asked = EvaluationGrid(("mlwr",), splits=300, unit="case", side="each")
+    asked = EvaluationGrid(("lwr",), splits=300, unit="case", side="each")
     results = evaluate_table(table, asked).results
     assert np.mean([r.width.mean / r.width_single_quantile.mean for r in results]) < 0.98
     assert all(abs(r.coverage.mean - 0.95) < 0.005 for r in results)

@@ -17,7 +17,7 @@ from taskuq._io import write_json
 from taskuq.cli.app import main
 from taskuq.conformal import _quantiles
 from taskuq.conformal._calibrate import tuning_units
-from taskuq.conformal._family import interval_family, mean_and_variance, sample_quantiles
+from taskuq.conformal._family import interval_family, mean_and_deviation, sample_quantiles
 from taskuq.conformal._quantiles import coverage_rank
 from taskuq.conformal._units import CaseUnit
 from taskuq.conformal.scores import SCORES, resolve_score, score_from_dict, score_to_dict
@@ -162,9 +162,9 @@ def test_compiled_summaries_equal_numpy(p, dtype, levels, monkeypatch):
     from taskuq.conformal import _family as summaries
 
     x = np.random.default_rng(p).random((4000, p)).astype(dtype)
-    plain = (*mean_and_variance(x, ddof=1), *sample_quantiles(x, levels))
+    plain = (*mean_and_deviation(x, ddof=1), *sample_quantiles(x, levels))
     monkeypatch.setattr(summaries, "WORTH_COMPILING", 0)
-    fast = (*mean_and_variance(x, ddof=1), *sample_quantiles(x, levels))
+    fast = (*mean_and_deviation(x, ddof=1), *sample_quantiles(x, levels))
     for a, b in zip(plain, fast, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-15)
 
@@ -330,12 +330,22 @@ def test_self_tuned_tasks_are_missed_together_at_most_alpha(seed):
     assert missed <= floor(0.3 * n)
 
 
-def test_prior_of_calibration_units_alone_breaks_the_guarantee(monkeypatch):
-    def optimistic(self, kept, index):
-        prior = self.levels.at(kept, index, 0.5)
-        score = MLWR(self.score.side, self.score.floor, prior, self.score.link)
-        return SelfTuned(score, score, score)
+def fit_alone(self, kept, index):
+    """Return the score without the range of its parameters."""
+    fitted = RIGHT_FIT(self, kept, index).score
+    return SelfTuned(fitted, (fitted,), (fitted,))
 
+
+def fit_shift_alone(self, kept, index):
+    """Return the range of the scale, but not that of the shift."""
+    fitted, corners, hull = RIGHT_FIT(self, kept, index)
+    return SelfTuned(fitted, tuple(replace(one, shift=fitted.shift) for one in corners), hull)
+
+
+RIGHT_FIT = _SelfTunedMLWR.fit
+
+
+def test_prior_of_calibration_units_alone_breaks_the_guarantee(monkeypatch):
     # A new case of small spread finds a prior of large ones, and the other way round; what is
     # far below an upper bound then scores worst in both.
     small = np.arange(8) < 4
@@ -343,8 +353,54 @@ def test_prior_of_calibration_units_alone_breaks_the_guarantee(monkeypatch):
     targets = np.where(small, -0.2, -1.0)
     everyone = outputs, targets, np.arange(8), 0.5
     assert missed_share(*everyone, side="upper")[0] <= Fraction(1, 2)
-    monkeypatch.setattr(_SelfTunedMLWR, "fit", optimistic)
+    monkeypatch.setattr(_SelfTunedMLWR, "fit", fit_alone)
     assert missed_share(*everyone, side="upper")[0] > Fraction(1, 2)
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_shift_of_calibration_units_alone_breaks_the_guarantee(monkeypatch, samples):
+    # Half of the residuals are -1, half 1: the median is the other half's than the new one.
+    outputs = np.zeros((10, 1)) + (0.0 if samples == 1 else np.array([-1.0, 1.0]))
+    targets = np.where(np.arange(10) < 5, -1.0, 1.0)
+    everyone = outputs, targets, np.arange(10), 0.5
+    assert missed_share(*everyone)[0] <= Fraction(1, 2)
+    monkeypatch.setattr(_SelfTunedMLWR, "fit", fit_shift_alone)
+    assert missed_share(*everyone)[0] > Fraction(1, 2)
+
+
+# Powers of two are exact; the others and a shift change the data in their last digits.
+FACTORS = {2.0**-990: 0, 2.0**990: 0, 2.0**-30: 0, 1e-300: 1e-11, 1e-9: 1e-11, 1e300: 1e-11}
+UNEVEN = np.random.default_rng(3)
+WIDE = UNEVEN.standard_normal(60) * 3 + 5
+DRAWN = WIDE[:, None] + 0.3 + 0.4 * UNEVEN.random((60, 1)) * UNEVEN.standard_normal((60, 6))
+DRAWN[:9] = DRAWN[:9, :1]  # no spread
+
+
+@pytest.mark.parametrize("task_range", [None, (-20.0, 40.0)])
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(
+    ("score", "side"),
+    [*((score, "two") for score in NAMES), ("mlwr", "upper"), ("mlwr", "each"), ("joint", "two")],
+)
+def test_intervals_have_the_unit_of_the_data(score, side, grouped, task_range):
+    def ends(scale, offset=0.0):
+        x, z = DRAWN * scale + offset, WIDE * scale + offset
+        options = {"alpha": 0.3, "group": np.repeat(np.arange(20), 3) if grouped else None}
+        if task_range is not None:
+            options["task_range"] = tuple(end * scale for end in task_range)
+        if score == "joint":
+            x, z = np.stack([x, x[::-1]], axis=2), np.stack([z, z[::-1]], axis=1)
+            interval = tq.calibrate_joint(x, z, **options)(x)
+        else:
+            interval = tq.calibrate(x, z, score=score, side=side, **options)(x)
+        return (np.array([interval.lower, interval.upper]) - offset) / scale
+
+    plain = ends(1.0)
+    assert np.isfinite(plain).any()
+    for factor, slack in FACTORS.items():
+        np.testing.assert_allclose(ends(factor), plain, rtol=slack, atol=slack)
+    if task_range is None:
+        np.testing.assert_allclose(ends(1.0, -300.0), plain, rtol=1e-10, atol=1e-10)
 
 
 RNG = np.random.default_rng(8)

@@ -61,6 +61,21 @@ def test_check_counts_used_and_skipped_files(write_volume, tmp_path, capsys):
     assert record["notes"] == ["label row skipped: line 3: slice is 'x', not a number"]
 
 
+def test_check_prints_reasons_on_narrow_terminals(write_volume, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    write_volume("few.h5", coils=4)
+    write_volume("single.h5", coils=0)
+    with pytest.raises(SystemExit) as ended:
+        check(tmp_path / "volumes", **SMALL)
+    assert ended.value.code == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "few.h5 is skipped: 4 coils, at least 9 are needed" in printed
+    assert "single.h5 is skipped: 1 coil, at least 9 are needed" in printed
+    write_volume("good.h5", recon=36)
+    check(tmp_path / "volumes", **SMALL)
+    assert "36×36 (reconSpace) are cropped to 32×32" in " ".join(capsys.readouterr().out.split())
+
+
 def test_prepare_fills_the_cache(write_volume, tmp_path, capsys):
     write_volume("good.h5", slices=1, coils=9, height=320, width=320)
     cache = tmp_path / "cache"
@@ -68,7 +83,7 @@ def test_prepare_fills_the_cache(write_volume, tmp_path, capsys):
     printed = capsys.readouterr()
     assert "0.00348 GB" in printed.err
     assert "good" in printed.err
-    assert {p.suffix for p in cache.rglob("good*")} == {".npz", ".npy", ".json", ".lock"}
+    assert {p.suffix for p in cache.rglob("good*")} == {".npz", ".npy", ".json"}
     assert printed.out.startswith(str(cache))
 
 

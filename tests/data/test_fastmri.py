@@ -22,6 +22,7 @@ from taskuq.data._fastmri import (
     _survey,
     prepare_slices,
 )
+from taskuq.data._readers import open_data
 from taskuq.data._volume import (
     AnnotationLabels,
     FastMRIPreprocessing,
@@ -258,6 +259,77 @@ def test_incomplete_store_is_not_used(volumes, small_preparation, kept, tmp_path
     assert data.precision == "single"
     kept()
     assert FastMRIDataset(volumes, small_preparation, cache=cache).raw_because == ""
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_unreadable_volume_leaves_the_store_on(
+    write_volume, volumes, small_preparation, kept, no_kspace, tmp_path, prepared
+):
+    """NaN in one volume, before or after the others were prepared."""
+    cache = kept("single")
+    path, _ = write_volume("file3.h5", seed=3)
+    with h5py.File(path, "r+") as file:
+        file["kspace"][1, 0, 0, 0] = np.nan
+    if prepared:
+        with refused("value.nonfinite"):
+            prepare_slices(open_volume(path), small_preparation, cache)
+        no_kspace()
+    data = FastMRIDataset(volumes, small_preparation, cache=cache)
+    assert (data.raw_because, len(data)) == ("", 5)
+    (note,) = data.notes
+    assert "file3.h5 has NaN in slice 1" in note
+
+
+@pytest.mark.parametrize(("group", "groups"), [("patient", 3), ("volume", 4)])
+def test_groups_are_patients(write_volume, tmp_path, group, groups):
+    for k, patient in enumerate(["anna", "anna", "ben", None]):
+        write_volume(f"file{k}.h5", seed=k, patient=patient, institution=f"clinic {k % 2}")
+    small = {"size": 32, "min_lines": 32, "group": group, "validation_fraction": 0.34}
+    reader = FastMRIData(path=tmp_path / "volumes", **small)
+    data = reader.open()
+    assert len(set(data.groups)) == groups == reader.check().groups
+    assert [data[k].group for k in range(len(data))] == data.groups.tolist()
+    assert data.sites.tolist() == np.repeat(["clinic 0", "clinic 1"] * 2, 3).tolist()
+    assert bool([n for n in data.notes if "joined" in n]) == (group == "patient")
+    for one, other in ((0, 1),) if group == "patient" else ():
+        training, validation = open_data(reader)
+        assert not set(training.groups) & set(validation.groups)
+        assert data.groups[3 * one] == data.groups[3 * other]
+
+
+def test_patients_of_the_validation_folder_are_not_trained_on(write_volume, tmp_path):
+    for name, patient in (("train/a", "anna"), ("train/b", "ben"), ("val/c", "anna")):
+        write_volume(f"{name}.h5", patient=patient)
+    folders = {"path": tmp_path / "volumes/train", "validation_path": tmp_path / "volumes/val"}
+    for group, kept in (("patient", {"ben"}), ("volume", {"a", "b"})):
+        data = FastMRIData(size=32, min_lines=32, group=group, **folders).open()
+        assert set(data.groups) == kept
+        assert any("left out of training: 1 volumes" in n for n in data.notes) == (len(kept) == 1)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "coils", "recon", "note"),
+    [
+        (48, 40, 15, 32, None),
+        (63, 35, 15, 32, None),  # odd sizes
+        (76, 39, 20, 38, "images of 38×38 (reconSpace) are cropped to 32×32"),
+        (48, 40, 0, 32, None),  # single coil
+        (48, 40, 16, 24, "images of 24×24 (reconSpace) are smaller than the crop, 32×32"),
+    ],
+)
+def test_layouts_are_read(write_volume, tmp_path, height, width, coils, recon, note):
+    _, kspace = write_volume(coils=coils, height=height, width=width, recon=recon)
+    plan = FastMRIPreprocessing(
+        size=32, min_lines=32, min_coils=max(coils, 1), coils=1 if coils == 0 else 8, slices="all"
+    )
+    data = FastMRIDataset(tmp_path, plan)
+    # Coil compression is unitary on what it keeps: with one coil the magnitude stays.
+    if coils == 0:
+        top, left = (height - 32) // 2, (width - 32) // 2
+        full = ifft2c(torch.as_tensor(kspace[1]))[top : top + 32, left : left + 32]
+        assert torch.allclose(data[1].image[0].abs() * data[1].scale, full.abs(), rtol=1e-4)
+    assert data[0].image.shape == (plan.coils, 32, 32)
+    assert [n.split(" in ")[0] for n in data.notes] == ([] if note is None else [note])
 
 
 def test_store_of_other_settings_is_not_used(volumes, small_preparation, kept):

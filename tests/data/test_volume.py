@@ -9,7 +9,8 @@ import pytest
 
 from raising import refused
 from taskuq.cli import app
-from taskuq.data._volume import _Annotation, _encoded_lines, open_volume, read_annotations
+from taskuq.cli.data import check
+from taskuq.data._volume import _Annotation, _Header, open_volume, read_annotations
 
 
 @pytest.mark.parametrize(
@@ -36,10 +37,10 @@ def test_missing_fields_are_none(write_volume):
 def test_header_without_namespace():
     size = "<matrixSize><x>5</x><y>6</y><z>7</z></matrixSize>"
     xml = f"<h><encoding><encodedSpace>{size}</encodedSpace></encoding></h>"
-    assert _encoded_lines(xml) == 6
-    assert _encoded_lines(xml.replace("<y>6</y>", "<y>many</y>")) is None
+    assert _Header.read(xml).encoded_lines == 6
+    assert _Header.read(xml.replace("<y>6</y>", "<y>many</y>")).encoded_lines is None
     with refused("file.format"):
-        _encoded_lines("<h><encoding>")
+        _Header.read("<h><encoding>")
 
 
 def test_truncated_file_is_refused(write_volume):
@@ -131,6 +132,15 @@ def test_kspace_with_nan_is_not_used(tmp_path, capsys):
         values[1, 0, 0, 0] = np.nan
         file["kspace"] = values
     words = ["--acquisition", "", "--min-lines", "8", "--size", "8", "--slices", "all"]
-    app.main(["data", "check", str(tmp_path), *words, "--thorough", "--json", "-"])
-
-    assert json.loads(capsys.readouterr().out)["summary"]["used"] == 0
+    for option, used in (("--strict", None), ("--no-strict", 0), ("--quick", 1)):
+        if option == "--strict":
+            with refused("file.format", "NaN in slice 1"):
+                check(tmp_path, strict=True, acquisition="", min_lines=8, size=8, slices="all")
+            continue
+        status = 0
+        try:
+            app.main(["data", "check", str(tmp_path), *words, option, "--json", "-"])
+        except SystemExit as ended:
+            status = ended.code
+        assert json.loads(capsys.readouterr().out)["summary"]["used"] == used
+        assert bool(status) == (used == 0)

@@ -1,8 +1,9 @@
 """Small tables of the same synthetic cases: posterior samples and a point estimate."""
 
+import numpy as np
 import pytest
 
-from taskuq.experiments._claims import ClaimSettings, run_all
+from taskuq.experiments._claims import ClaimSettings, StoredExample, run_all
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 from taskuq.table._table import replace_arrays
 
@@ -57,5 +58,19 @@ def quality():
 
 
 @pytest.fixture(scope="session")
-def records(table, point, few, quality):
-    return run_all(table, point, few, published=True, quality=quality)
+def make_example(table):
+    def make(k=0, **others):
+        rng = np.random.default_rng(k)
+        truth, mean = rng.random((24, 20)), rng.random((4, 24, 20))
+        return StoredExample(
+            str(table.case[k]), str(table.group[k]), truth, mean, 0.1 * mean, table.outputs[:, k],
+            float(table.targets[k]), mean, table.outputs[:, k, 0], **others,
+        )  # fmt: skip
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def records(table, point, few, quality, make_example):
+    examples = [make_example()]
+    return run_all(table, point, few, published=True, quality=quality, examples=examples)

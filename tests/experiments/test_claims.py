@@ -99,9 +99,9 @@ def test_experiments_without_inputs_are_left_out(table, few):
     few = replace(few, trials=2, round_trials=2, samples=(2,), goals=((0.1, 0.2),), widths=(0.2,))
     found = [r["name"] for r in run_all(bare, None, few, log=log.append)]
     assert set(EXPERIMENTS) - set(found) == {
-        "paper-protocol", "recovery-quality", "classifier-quality", "masks",
+        "paper-protocol", "recovery-quality", "classifier-quality", "masks", "examples",
     }  # fmt: skip
-    assert sum("left out" in line for line in log) == 4
+    assert sum("left out" in line for line in log) == 5
     with refused("option.missing", "groups"):
         run_one("paper-protocol", make_inputs(bare), few)
 

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 import taskuq as tq
+from raising import refused
+from taskuq._config import toml_text
 from taskuq.conformal._units import CaseUnit, RandomCaseUnit
+from taskuq.data._atlas import AtlasData
 from taskuq.experiments import _coverage as law_module
 from taskuq.experiments._claims import (
     EXPERIMENTS,
@@ -28,7 +31,12 @@ from taskuq.experiments._paper_protocol import (
     _scan,
     _table,
 )
+from taskuq.experiments._recovery_quality import stored_examples
+from taskuq.experiments._run import open_run, read_run
+from taskuq.measure._masks import masks_to_text, nested_masks
+from taskuq.report.figures import figure_from_dict, figure_svg
 from taskuq.table._table import replace_arrays
+from taskuq.table._terminology import MRI
 
 
 def tables(record):
@@ -113,6 +121,72 @@ def test_half_of_the_test_groups_have_the_finding(table):
         chosen = set(table.group[is_test])
         assert len(chosen) == 8
         assert len(chosen & ill) == 4
+
+
+def test_examples_are_drawn_with_intervals_of_other_groups(table, point, make_example):
+    box = (slice(3, 9), slice(15, 20))
+    shown = [make_example(k, box=None if k else box) for k in (0, 30, 60)]
+    inputs = make_inputs(table, point, examples=shown)
+    record = run_one("examples", inputs, ClaimSettings(alpha=0.2, accelerations=(16.0, 4.0)))
+    assert record["figures"][0]["name"] == f"example-{table.case[0]}"
+    assert len(record["figures"]) == 2
+    drawn = [e.group for e in shown if e.case in record["settings"]["cases"]]
+    others = table.select(cases=np.flatnonzero(~np.isin(table.group.astype(str), drawn)))
+    for row in record["tables"][0]["rows"][:2]:
+        bound = tq.calibrate(others, alpha=0.2, score="cqr", acceleration=row[1])
+        interval = bound(shown[0].outputs[table.round_index(row[1])][None])
+        assert row[3:5] == pytest.approx([interval.lower[0], interval.upper[0]])
+    figure = figure_from_dict(record["figures"][0])
+    assert str(figure_svg(figure)).startswith("<img")
+    with refused("choice.unknown"):
+        run_one("examples", inputs, ClaimSettings(cases=("absent",)))
+    with refused("file.format"):
+        figure_from_dict(figure.to_dict() | {"picture": "bm8gUE5H"})
+    with refused("option.missing", "--keep-images"):
+        run_one("examples", make_inputs(table, point), ClaimSettings())
+
+
+def test_examples_come_from_the_images_of_a_run(tmp_path):
+    """Images, outputs and the lesion's box of the atlas, by name of the case."""
+    pytest.importorskip("nilearn")
+    data = {"kind": "atlas", "patients": 12, "slices": 3, "size": 32, "coils": 2}
+    path = tmp_path / "run.toml"
+    path.write_text(
+        f'samples = 4\nsubset = "all"\n[data]\n{toml_text(data)}[measure]\naccelerations = [4, 2]\n'
+        '[recover]\nkind = "zero-filled"\n'
+    )
+    opened = open_run(read_run(path))
+    made = opened.pipeline.run(
+        opened.images, accelerations=(4, 2), samples=4, seed=0, store=tmp_path / "table",
+        keep_images=6, configuration=opened.configuration, progress=False,
+    )  # fmt: skip
+    found = stored_examples(made, made)
+    boxes = AtlasData(patients=12, slices=3, size=32).boxes([e.case for e in found])
+    assert len(found) == 6
+    named = ["patient-3-slice-1", "patient-5-slice-2"]
+    again = {"accelerations": (4, 2), "samples": 4, "seed": 0, "progress": False}
+    chosen = opened.pipeline.run(
+        opened.images, **again, store=tmp_path / "named", keep_images=named
+    )
+    assert [e.case for e in stored_examples(chosen, None)] == named
+    with refused("choice.unknown"):
+        opened.pipeline.run(opened.images, **again, store=tmp_path / "no", keep_images=["absent"])
+    assert {e.case: e.box for e in found if e.box is not None} == boxes != {}
+    record = run_one("examples", make_inputs(made, made), ClaimSettings(alpha=0.2))
+    assert record["settings"]["cases"][0] in boxes
+
+
+def test_masks_of_the_run_are_judged(table):
+    """A hole next to the zero frequency, at 368 columns, in the masks that a table names."""
+    rates = (16.0, 8.0)
+    masks = nested_masks(368, rates, rng=np.random.default_rng(0))
+    for hole, verdict in ((False, "supported"), (True, "partly supported")):
+        if hole:
+            far = np.flatnonzero(~masks[1])[0]
+            masks[:, 183], masks[:, far] = False, True
+        made = {"measure": {"accelerations": rates}, "masks": masks_to_text(masks)}
+        used = replace_arrays(table, provenance={"configuration": made, "words": MRI.to_dict()})
+        assert run_one("masks", ClaimInputs(used), ClaimSettings())["verdict"] == verdict
 
 
 def test_masks_that_are_not_nested_are_found():

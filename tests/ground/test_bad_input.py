@@ -45,7 +45,7 @@ FAULTS = {
     "infinity in outputs": ({"outputs": spoilt(X, -np.inf, (2, 1))}, "value.nonfinite"),
     "NaN in targets": ({"targets": spoilt(Z, np.nan, 7)}, "value.nonfinite"),
     "infinity in targets": ({"targets": spoilt(Z, np.inf, 7)}, "value.nonfinite"),
-    "huge outputs": ({"outputs": spoilt(X, 1e300, (2, 1))}, "value.nonfinite"),
+    "huge outputs": ({"outputs": spoilt(X, 1e305, (2, 1))}, "value.nonfinite"),
     "targets too few": ({"targets": Z[:-1]}, "shape.mismatch"),
     **{f"alpha {a!r}": ({"alpha": a}, "alpha.invalid") for a in (0, 1.0, -0.1, np.nan, "0.1")},
     "one case": ({"outputs": X[:1], "targets": Z[:1]}, "units.few"),

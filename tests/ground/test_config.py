@@ -1,15 +1,26 @@
 """Configurations with tables of several kinds."""
 
 import json
+import tomllib
 from dataclasses import dataclass, field
 from fractions import Fraction
+from pathlib import Path
 from typing import Annotated
 
 import pytest
 
+import fuzz_files
 from raising import refused
-from taskuq._config import from_toml_table, read_config, read_toml, to_toml_table, toml_text
+from taskuq._config import (
+    Within,
+    from_toml_table,
+    read_config,
+    read_toml,
+    to_toml_table,
+    toml_text,
+)
 from taskuq._registry import Registry
+from taskuq.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -89,3 +100,35 @@ def test_complete_table_is_json():
 def test_kind_of_unloaded_module_is_found():
     listed: Registry[type] = Registry("fraction", {"exact": "fractions:Fraction"})
     assert listed.name_of(Fraction) == "exact"
+
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+FAULTS = {
+    "classifier.toml": ["training.betas = [0.9]", "training.epochs = 99999999999999999999"],
+    "ct.toml": ["measure.accelerations = [0]", "data.size = 0", "measure.views = 0"],
+    "run.toml": ["data.coils = 8000000", "data.patients = -1", "samples = 1000000000000"],
+    "flow.toml": ["network.layers = 0", "training.learning_rate = 1" + 400 * "0"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [(name, line) for name, lines in FAULTS.items() for line in lines]
+)
+def test_setting_out_of_range_is_refused(tmp_path, name, line):
+    source = fuzz_files.CONFIGS[name.removesuffix(".toml")]
+    table = read_toml(CONFIGS / f"{source}.toml")
+    changed = tomllib.loads(line)
+    for key, value in changed.items():
+        table[key] = {**table.get(key, {}), **value} if isinstance(value, dict) else value
+    (tmp_path / name).write_text(toml_text(table))
+    with pytest.raises(InputError) as caught:
+        fuzz_files.read_settings(tmp_path / name)
+    assert line.partition(" =")[0] in str(caught.value)
+    assert caught.value.code in ("value.invalid", "config.type")
+
+
+def test_ranges_have_open_and_closed_ends():
+    assert [v in Within("(0, 1]") for v in (0, 0.5, 1, 1.5, float("nan"))] == [
+        False, True, True, False, False,
+    ]  # fmt: skip
+    assert [v in Within("[0, 1)") for v in (-1, 0, 1)] == [False, True, False]

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import signal
+import stat
+import subprocess
+import sys
+import threading
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,17 +20,21 @@ import pytest
 import taskuq as tq
 from raising import refused
 from taskuq import _io as disk
+from taskuq._config import read_toml
 from taskuq._io import (
     BLOCK,
     WHOLE,
     ExistingFileError,
+    append_jsonl,
     atomic_write,
     content_fingerprint,
     file_lock,
+    load_json,
     open_npz,
     to_json_value,
     write_json,
 )
+from taskuq.errors import MachineError
 
 
 def test_second_holder_of_a_lock_is_refused(tmp_path):
@@ -170,3 +180,128 @@ def test_archive_that_unpacks_to_gigabytes_is_refused(tmp_path, monkeypatch):
         file.write(bytes(5 * 2**20))
     with refused("file.damaged", "0.005243 GB"), open_npz(tmp_path / "bomb.npz") as arrays:
         arrays["images"]
+
+
+def test_output_goes_through_links(tmp_path):
+    (tmp_path / "real").mkdir()
+    for name, target in (("a.json", "real/b.json"), ("c.json", str(tmp_path / "a.json"))):
+        (tmp_path / name).symlink_to(target)
+    for seed in (1, 2):  # the file is new, then replaced
+        write_json(tmp_path / "c.json", {"seed": seed})
+        assert load_json(tmp_path / "real/b.json")["seed"] == seed
+    assert (tmp_path / "a.json").is_symlink()
+    assert (tmp_path / "c.json").is_symlink()
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(MachineError):
+        write_json(tmp_path / "loop", {})
+
+
+def test_output_goes_into_pipes_and_open_files(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_json(tmp_path / "pipe", {"seed": 1})
+    assert json.loads(os.read(reader, 1000))["seed"] == 1
+    assert stat.S_ISFIFO((tmp_path / "pipe").lstat().st_mode)
+    with open(tmp_path / "held", "w+") as held:
+        (tmp_path / "out").symlink_to(f"/proc/self/fd/{held.fileno()}")
+        write_json(tmp_path / "out", {"seed": 2})
+        assert json.load(held)["seed"] == 2
+    os.close(reader)
+    assert sorted(os.listdir(tmp_path)) == ["held", "out", "pipe"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device nodes")
+def test_device_stays_a_device(tmp_path):
+    os.mknod(tmp_path / "null", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+    write_json(tmp_path / "null", {})
+    assert stat.S_ISCHR((tmp_path / "null").stat().st_mode)
+
+
+def test_outputs_follow_the_umask_and_private_ones_do_not(tmp_path):
+    modes = {}
+    before = os.umask(0o027)
+    try:
+        write_json(tmp_path / "a.json", {})
+        write_json(tmp_path / "b.json", {}, private=True)
+        with atomic_write(tmp_path / "c") as partial:  # as libraries do that write their own file
+            partial.unlink()
+            partial.touch(0o600)
+        modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in tmp_path.iterdir()}
+    finally:
+        os.umask(before)
+    assert modes == {"a.json": 0o640, "b.json": 0o600, "c": 0o640}
+
+
+def test_leftovers_of_killed_processes_are_removed(tmp_path):
+    code = "import os, sys\nfrom taskuq._io import atomic_write\n"
+    code += "with atomic_write(sys.argv[1]) as partial: os.kill(os.getpid(), 9)"
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")])
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    alive = tmp_path / left.name.replace(left.name.split("_")[1], str(os.getpid()))
+    alive.touch()
+    write_json(tmp_path / "b", {})
+    assert {p.name for p in tmp_path.iterdir()} == {"b", alive.name}
+
+
+def test_name_of_a_new_log_is_synced(tmp_path, monkeypatch):
+    path = tmp_path / "log.jsonl"
+
+    def append():
+        append_jsonl(path, [{"a": 1}], durable=True)
+
+    assert events_of(monkeypatch, append) == "fd"
+    assert events_of(monkeypatch, append) == "f"
+
+
+def test_short_writes_are_completed(tmp_path, monkeypatch):
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:3]))
+    append_jsonl(tmp_path / "log", [{"text": "long enough"}])
+    monkeypatch.undo()
+    assert (tmp_path / "log").read_text() == '{"text": "long enough"}\n'
+
+
+def test_reading_has_an_upper_bound(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk, "LARGEST_TEXT", 10)
+    (tmp_path / "a").write_text("[" + "0," * 10 + "0]")
+    for path in (tmp_path / "a", "/dev/zero"):
+        for read in (disk.load_json, read_toml):
+            with refused("file.format", str(path)):
+                read(path)
+    with refused("file.format", "/dev/zero"):
+        tq.TaskOutputs.load("/dev/zero")
+    with refused("file.format", "/dev/zero"):
+        list(disk.read_jsonl(Path("/dev/zero")))
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+@pytest.mark.parametrize("descr", ["|u1", "|S0", "<U0"])
+def test_array_header_that_claims_more_than_the_file_is_refused(tmp_path, version, descr):
+    text = repr({"descr": descr, "fortran_order": False, "shape": (10**12,)}).encode()
+    size = len(text).to_bytes(2 if version == (1, 0) else 4, "little")
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("outputs.npy", b"\x93NUMPY" + bytes(version) + size + text)
+    with refused("file.damaged", "1000000000000"), open_npz(tmp_path / "a.npz") as arrays:
+        arrays["outputs"]
+
+
+def test_lock_is_exclusive_while_its_file_comes_and_goes(tmp_path):
+    path, inside, errors = tmp_path / "new" / "l", [], []
+
+    def work():
+        for _ in range(40):
+            with file_lock(path, wait=True):
+                inside.append(1)
+                errors.append(len(inside) != 1)
+                inside.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    (tmp_path / "new").mkdir()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 160
+    assert not any(errors)
+    assert list((tmp_path / "new").iterdir()) == []

@@ -28,6 +28,11 @@ groups = partial(draw, units=(4, 8), largest=5)
 large_groups = partial(draw, units=(5, 5), smallest=10, largest=14)
 scans = partial(draw, units=(4, 8), rounds=3)
 group_scans = partial(draw, units=(4, 7), largest=4, rounds=3)
+# Units enough for a shift of the centre.
+shifted_cases = partial(draw, units=(9, 12))
+shifted_groups = partial(draw, units=(9, 11), largest=4)
+shifted_scans = partial(draw, units=(9, 11), rounds=2)
+shifted_group_scans = partial(draw, units=(9, 10), largest=3, rounds=2)
 few_group_scans = partial(draw, units=(5, 5), largest=6, rounds=2)
 
 
@@ -135,8 +140,19 @@ JOINT = [
         f"all tasks of a new case, {method}, {score}", 15, partial(draw, units=(5, 10), tasks=2),
         partial(joint_bound, score=score, method=method),
     )
-    for method in ("max", "rank")
+    for method in ("max", "rank", "scale")
     for score in ("lwr", "mlwr")
+] + [
+    Law(
+        f"all tasks of {what}, scale, {score}, {side}", 8, of,
+        partial(joint_bound, score=score, method="scale", by_group=what != "a new case",
+                side=side),
+    )
+    for what, of in (
+        ("a new case", partial(draw, units=(9, 11), tasks=2)),
+        ("a random case of a new group", partial(draw, units=(9, 10), largest=4, tasks=2)),
+    )
+    for score, side in (("mlwr", "two"), ("mlwr", "upper"), ("cqr", "two"))
 ] + [
     Law(
         "all tasks of a random case of a new group", 15,
@@ -148,9 +164,9 @@ JOINT = [
 SET_ASIDE = [
     # In every order of the units, whichever are set aside.
     Law(
-        "all tasks of a random case of a new group, scale, in every order", 3,
-        partial(later, first=3, units=(5, 5), largest=6, tasks=2),
-        partial(joint_bound, score="ar", method="scale", by_group=True),
+        "all tasks of a random case of a new group, minimax, in every order", 3,
+        partial(later, first=11, units=(5, 5), largest=6, tasks=2),
+        partial(joint_bound, score="ar", method="minimax", by_group=True),
         enumerate=every_order, alphas=(0.5, 0.4, 0.34),
     ),
     Law(
@@ -161,19 +177,18 @@ SET_ASIDE = [
     # Given the units set aside.
     *(
         Law(
-            f"all tasks of a random case of a new group, {method}, {score}", 5,
+            f"all tasks of a random case of a new group, minimax, {score}", 5,
             partial(draw, units=(7, 9), largest=6, tasks=2),
-            partial(joint_bound, score=score, method=method, by_group=True),
+            partial(joint_bound, score=score, method="minimax", by_group=True),
             enumerate=given_those_set_aside,
         )
-        for method in ("scale", "minimax")
         for score in ("ar", "mlwr")
     ),
     # Many cases in few groups: a rule about shares of cases would follow the sizes of groups here.
     Law(
         "all tasks of a random case of a new large group", 4,
         partial(draw, units=(11, 12), smallest=2, largest=60, tasks=2, samples=3),
-        partial(joint_bound, score="mlwr", method="scale", by_group=True),
+        partial(joint_bound, score="mlwr", method="minimax", by_group=True),
         enumerate=given_those_set_aside, alphas=(0.2, 0.3, 0.5),
     ),
     Law(
@@ -241,6 +256,35 @@ STOPPED = [
         )
         for score in ("lwr", "mlwr")
         for by in ("case", "group")
+    ),
+]  # fmt: skip
+
+SHIFTED = [
+    *(
+        Law(
+            f"{what}, shifted, {side}", 8, of,
+            partial(bound, score="mlwr", side=side, by_group=what != "a new case"),
+        )
+        for what, of in (
+            ("a new case", shifted_cases), ("a random case of a new group", shifted_groups)
+        )
+        for side in ("two", "upper", "each")
+    ),
+    *(
+        Law(
+            f"the report at the stop, shifted, {name}, by {by}", 5,
+            shifted_scans if by == "case" else shifted_group_scans, partial(stopped, by=by, **how),
+        )
+        for name, how in (
+            ("window", {"max_width": 0.1}),
+            ("interval", {"policy": "adaptive", "max_width": 0.5}),
+            ("level", {"max_width": None, "at_most": 0.6}),
+        )
+        for by in ("case", "group", "whole-group")
+    ),
+    Law(
+        "the intervals of all rounds, shifted", 6, shifted_scans,
+        partial(in_all_rounds, score="mlwr", by="case"),
     ),
 ]  # fmt: skip
 
@@ -403,5 +447,6 @@ LAWS = [
     *STOPPED,
     *STOPPED_WITHIN,
     *SITES,
+    *SHIFTED,
     *GIVEN,
 ]

@@ -22,7 +22,7 @@ LINES, ALPHAS = 16, (0.2, 0.3, 0.34, 0.5)
 Rule = Callable[[np.ndarray, list[int]], int]
 TRIALS = {
     **{score: partial(bound, score=score) for score in ("ar", "lwr", "mlwr")},
-    "fixed-width": partial(stopped, by="case", policy="fixed-width", score="ar", max_width=1.0),
+    "fixed-width": partial(stopped, by="case", policy="fixed-width", max_width=1.0),
     "anytime": partial(stopped, by="case", policy="anytime", score="ar", max_width=1.0),
 }
 

@@ -22,6 +22,7 @@ from laws.trials import bound, given, informed, planned, scan, stopped
 from taskuq.conformal import _bound as threshold
 from taskuq.conformal import _joint as joint
 from taskuq.conformal import _units as units
+from taskuq.conformal.scores import _mlwr as mlwr
 from taskuq.policy import _plan as planning
 from taskuq.policy import _stopping as stopping
 
@@ -82,6 +83,29 @@ def first_round_only(monkeypatch):
     )
 
 
+def range_of_the_shift_left_out(monkeypatch):
+    right = mlwr._SelfTunedMLWR.fit
+
+    def fit(self, kept, index):
+        fitted, corners, hull = right(self, kept, index)
+        same = tuple(replace(corner, shift=fitted.shift) for corner in corners)
+        return mlwr.SelfTuned(fitted, same, hull)
+
+    monkeypatch.setattr(mlwr._SelfTunedMLWR, "fit", fit)
+
+
+def scale_without_its_range(monkeypatch):
+    """Divide by the quantile of all calibration units, the unit itself among them."""
+
+    def quantile(values, index, level, *order):
+        found = right(values, index, level, *order)
+        same = np.full_like(found.low, found.value)
+        return found._replace(low=same, high=same)
+
+    right = joint.unit_quantile
+    monkeypatch.setattr(joint, "unit_quantile", quantile)
+
+
 def classes_pooled(monkeypatch):
     """Take the quantile of all classes together for each of them."""
     right = planning.SetCalibrator.quantiles
@@ -98,6 +122,9 @@ def groups_without_the_class_counted(monkeypatch):
 
 
 PLANTED = [
+    (range_of_the_shift_left_out, "a random case of a new group, shifted, two"),
+    (range_of_the_shift_left_out, "the intervals of all rounds, shifted"),
+    (scale_without_its_range, "all tasks of a new case, scale, lwr"),
     (classes_pooled, "the report at the stop, fixed-width -, in each class"),
     (classes_pooled, "the report at the stop, fixed-width -, in each stratum"),
     (classes_pooled, "the intervals of all rounds in each class, by case"),
@@ -116,7 +143,7 @@ PLANTED = [
     (new_group_forgotten, "the report at the stop, adaptive lwr, by group"),
     (new_weight_forgotten, "a new case under a shift"),
     (ranks_without_the_new_case, "all tasks of a new case, rank, lwr"),
-    (aside_by_share_of_cases, "all tasks of a random case of a new group, scale, in every order"),
+    (aside_by_share_of_cases, "all tasks of a random case of a new group, minimax, in every order"),
     (new_group_forgotten, "the report at the stop, two phases, by group"),
     (new_group_forgotten, "a random case of a new group, learned"),
     (first_round_only, "the report at the stop, fixed-width mlwr, by case"),
@@ -241,7 +268,7 @@ def test_narrowest_of_several_bounds_breaks_the_guarantee():
 def test_tuning_units_chosen_by_size_are_found(monkeypatch):
     aside_by_share_of_cases(monkeypatch)
     with pytest.raises(AssertionError, match="set aside by their contents"):
-        is_broken(BOOK["all tasks of a random case of a new group, scale, ar"])
+        is_broken(BOOK["all tasks of a random case of a new group, minimax, ar"])
 
 
 PLANS = [

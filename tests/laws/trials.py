@@ -90,7 +90,7 @@ def planned(
     known: Cases,
     alpha: float,
     by: str,
-    max_width: float = 0.3,
+    max_width: float | None = 0.3,
     within: str | None = None,
     **options: Any,
 ) -> Any:
@@ -115,7 +115,7 @@ def scan(policy: Any, new: Unit) -> tuple[np.ndarray, np.ndarray]:
     stop_round = np.zeros(len(new), dtype=int)
     for k in range(len(new.outputs)):
         decision = policy.decide(k, new.outputs[: k + 1, ..., 0])
-        wide = decision.interval.width > policy.goal.max_width * (1 + 1e-12)
+        wide = decision.interval.width > (policy.goal.max_width or np.inf) * (1 + 1e-12)
         bad = wide | ~decision.interval.contains(new.targets[:, 0])
         missed |= scanning & decision.stops & bad
         stop_round[scanning & decision.stops] = k + 1

@@ -98,6 +98,25 @@ def test_other_cases_are_refused(tmp_path):
         PIPELINE.run(toy.images(4), store=tmp_path / "t", **RUN)
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_run_folder_has_one_writer(tmp_path, overwrite):
+    images, seen = toy.images(3), []
+
+    def recover(measurement, *, samples, seed):
+        if not seen:
+            seen.append(True)
+            with refused("file.exists", str(tmp_path / "t")):
+                PIPELINE.run(images, store=tmp_path / "t", overwrite=overwrite, **RUN)
+        return toy.recover(measurement, samples=samples, seed=seed)
+
+    pipeline = tq.Pipeline(toy.measure, recover, toy.task)
+    table = pipeline.run(images, store=tmp_path / "t", **RUN)
+    assert seen
+    assert same(table, PIPELINE.run(images, **RUN))
+    events = local.RunLog(tmp_path / "t").events()
+    assert [e["cases"] for e in events if e["event"] == "finished"] == [3]
+
+
 @pytest.mark.parametrize("name", ["thesis.tex", ".keys", "part-1.parquet", "part-0-a.parquet/x"])
 def test_overwrite_removes_nothing_else(tmp_path, name):
     PIPELINE.run(toy.images(3), store=tmp_path, **RUN)

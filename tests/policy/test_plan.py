@@ -90,7 +90,7 @@ def test_policy_chosen_on_other_cases_keeps_its_guarantee(seed):
         assert miss_of_chosen(table, every[number]) <= Fraction(1, 4)
 
 
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("seed", [7, 10])
 def test_policy_chosen_on_its_calibration_set_breaks_it(seed):
     table = population(seed)
     chosen = [best_on_the_calibration_set(without(table, i)) for i in range(16)]

@@ -98,6 +98,32 @@ def test_every_stop_reaches_the_goal(name):
         assert good.all()
 
 
+SCALED = [n for n in PLANS if n not in ("adaptive own", "too few for this")]
+
+
+@pytest.mark.parametrize("task_range", [None, (0.0, 1.0)])
+@pytest.mark.parametrize("name", SCALED)
+def test_decisions_do_not_depend_on_the_unit_of_the_task(name, task_range):
+    def decided(scale):
+        options = dict(PLANS[name])
+        for key in {"max_width", "at_least", "at_most"} & options.keys():
+            options[key] = options[key] and options[key] * scale
+        options.setdefault("max_width", 0.2 * scale)
+        table = tq.TaskOutputs(
+            TABLE.outputs.astype(float) * scale, TABLE.targets * scale, TABLE.accelerations,
+            group=TABLE.group, task_range=task_range and tuple(scale * end for end in task_range),
+        )  # fmt: skip
+        found = decisions(planned(options, table), NEW.astype(float) * scale)
+        return [
+            (one.stops, one.interval.lower / scale, one.interval.upper / scale) for one in found
+        ]
+
+    plain = decided(1.0)
+    for factor in (2.0**-990, 2.0**990):
+        for one, other in zip(plain, decided(factor), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("name", [n for n in PLANS if n != "too few for this"])
 def test_policies_stop_some_cases(name):
     # Two cases at a time: a whole group of ninety rarely stops as one, and a group of one never.

@@ -51,7 +51,8 @@ REFERENCES = [
 def test_policies_reach_their_acceleration_and_coverage(kind, options, alpha, unit, least):
     found = judged(kind, alpha, unit=unit, **options)
     assert found.mean_acceleration >= least
-    assert 1 - found.coverage <= alpha
+    # Above 1 - alpha on average over all splits; the slack is two standard errors.
+    assert found.coverage >= 1 - alpha - 2 * found.sd["coverage"] / np.sqrt(TRIALS)
 
 
 def test_two_phases_give_narrower_reports():

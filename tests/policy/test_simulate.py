@@ -168,8 +168,8 @@ def tied_table():
 @pytest.mark.parametrize("kind", ["fixed-width", "adaptive", "anytime", "paper"])
 def test_split_equals_the_rules(monkeypatch, kind, is_compiled):
     # A score that knows its prior makes the rules of a window fixed, too.
-    known = _spread_score("two").fit(tied_table().outputs[0], range_=(0.0, 1.0))
-    monkeypatch.setitem(STATISTICS, "spread", lambda side: known)
+    known = _spread_score(Goal(max_width=0.1)).fit(tied_table().outputs[0], range_=(0.0, 1.0))
+    monkeypatch.setitem(STATISTICS, "spread", lambda goal: known)
     table, spec = tied_table(), PolicySpec(kind, 0.1, Goal(max_width=0.1), score="lwr")
     found, scans, splitting, thresholds = watched(
         monkeypatch, table, spec, 1, is_compiled, unit="case"
@@ -436,7 +436,7 @@ def ratios(monkeypatch, kind, make, unit, width=0.2, tables=TABLES):
     """Mean standard errors over the deviations between independent tables, of R and coverage."""
     monkeypatch.setattr(simulation, "use_numba", lambda work: True)
     statistic = MLWR(floor=0.25).fit(ELSEWHERE, range_=(0.0, 1.0))
-    monkeypatch.setitem(STATISTICS, "spread", lambda side: statistic)
+    monkeypatch.setitem(STATISTICS, "spread", lambda goal: statistic)
     return measured_ratios(PolicySpec(kind, 0.1, Goal(max_width=width), score="lwr"), make, unit,
                            trials=100, tables=tables)  # fmt: skip
 

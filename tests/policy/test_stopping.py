@@ -137,8 +137,8 @@ RULES = {
     "mlwr": IntervalRule(MLWR(prior=PRIOR), WIDTH, None),
     "lower bound": IntervalRule(LWR("lower"), Goal(max_width=0.2, side="lower"), RANGE),
     "level": IntervalRule(AR("upper"), Goal(level=0.7, side="upper"), None),
-    "window": WindowRule(_spread_score("two"), WIDTH, RANGE, 1.0),
-    "two-phase": WindowRule(_spread_score("two"), WIDTH, RANGE, 1.5, (2.0, 0.7)),
+    "window": WindowRule(_spread_score(WIDTH), WIDTH, RANGE, 1.0),
+    "two-phase": WindowRule(_spread_score(WIDTH), WIDTH, RANGE, 1.5, (2.0, 0.7)),
 }
 SEEDS = st.integers(0, 10**6)
 

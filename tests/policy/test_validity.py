@@ -93,7 +93,7 @@ def rules_of(name):
             (WindowRule(learned_elsewhere(k + 1), GOAL, None, 1.0, None, law),) for k in range(3)
         )
     narrowing = {"spread": None, "two-phase": (2.5, 0.5)}[name]
-    return tuple((WindowRule(_spread_score("two"), GOAL, None, 1.0, narrowing),) for _ in RATES)
+    return tuple((WindowRule(_spread_score(GOAL), GOAL, None, 1.0, narrowing),) for _ in RATES)
 
 
 WINDOWS = ("spread", "learned", "two-phase")

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from raising import refused
+from taskuq.measure._coils import ssim
 from taskuq.measure._fourier import _central_window, central_lines, fft2c
 from taskuq.recover._varnet import UNet, VarNet, VarNetConfig
-from taskuq.recover._varnet_training import _ssim
 
 SMALL = VarNetConfig(cascades=2, width=4, pools=2, sensitivity_width=4, sensitivity_pools=2)
 
@@ -116,8 +116,11 @@ def test_ssim_equals_scikit_image():
     x = rng.random((3, 40, 36))
     y = x + 0.1 * rng.standard_normal(x.shape)
     ranges = np.array([0.5, 1.0, 2.0])
-    found = _ssim(torch.as_tensor(y), torch.as_tensor(x), torch.as_tensor(ranges))
+    found = ssim(torch.as_tensor(y), torch.as_tensor(x), torch.as_tensor(ranges))
     # Its mean leaves out a border of 3 pixels, where its windows would be padded.
-    ssim, cases = partial(metrics.structural_similarity, win_size=7), zip(y, x, ranges, strict=True)
-    expected = [ssim(a, b, data_range=r) for a, b, r in cases]
+    reference, cases = (
+        partial(metrics.structural_similarity, win_size=7),
+        zip(y, x, ranges, strict=True),
+    )
+    expected = [reference(a, b, data_range=r) for a, b, r in cases]
     assert found.numpy() == pytest.approx(expected, abs=1e-9)

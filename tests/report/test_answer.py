@@ -14,7 +14,8 @@ from taskuq.report._answer import answer_of
 from taskuq.report._contents import build_contents
 from taskuq.report._records import NOT_SUPPORTED, experiment_record, read_folder
 from taskuq.report._report import answer_lines
-from taskuq.table._table import TaskOutputs
+from taskuq.report.figures._imaging import task_auroc
+from taskuq.table._table import TaskOutputs, replace_arrays
 
 
 def test_the_numbers_are_the_simulations(run_dir):
@@ -28,6 +29,45 @@ def test_the_numbers_are_the_simulations(run_dir):
     assert coverage.value == f"{100 * mine['coverage']:.1f}\u00a0%"
     assert "at least 90\u00a0%" in coverage.what
     assert width.value == f"{mine['width']:.3g}"
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+def test_a_task_that_detects_nothing_is_named(run_dir, tmp_path, direction):
+    table = TaskOutputs.load(run_dir / "table.npz")
+    label = (direction * table.targets > np.median(direction * table.targets)).astype(int)
+    shutil.copytree(run_dir, tmp_path / "run")
+    replace_arrays(table, label=label).save(tmp_path / "run" / "table.npz")
+    answer = answer_of(build_contents(read_folder(tmp_path / "run")))
+    area = {1: "1.000", -1: "0.000"}[direction]
+    assert dict(answer.about)["Task network"].startswith(f"AUROC {area} ± 0 on")
+    assert ("AUROC 0.00" in answer.sentence) == (direction == -1)
+
+
+def test_error_of_auroc_is_that_of_groups(run_dir):
+    """Copies of a case in its group add no information; as groups of their own they do."""
+    table = TaskOutputs.load(run_dir / "table.npz")
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, 2, table.cases)
+    one = replace_arrays(table, label=label, case=None, group=np.arange(table.cases).astype(str))
+    twice = one.select(cases=np.tile(np.arange(one.cases), 2))
+    area, error = task_auroc(one)
+    assert task_auroc(twice) == pytest.approx((area, error))
+    alone = replace_arrays(twice, group=np.arange(twice.cases).astype(str))
+    assert task_auroc(alone)[1] == pytest.approx(error / 2**0.5, rel=0.05)
+    # The jackknife over cases agrees.
+    left = [
+        task_auroc(one.select(cases=np.delete(np.arange(one.cases), k)))[0]
+        for k in range(one.cases)
+    ]
+    jackknife = np.sqrt((one.cases - 1) * np.var(left))
+    assert error == pytest.approx(jackknife, rel=0.05)
+    assert task_auroc(replace_arrays(one, label=None)) is None
+
+
+def test_an_unfinished_run_is_named_first(run_dir, monkeypatch):
+    contents = build_contents(read_folder(run_dir))
+    monkeypatch.setattr(TaskOutputs, "missing_cases", property(lambda table: ("a", "b")))
+    assert answer_of(contents).sentence.startswith("Unfinished: 2 ")
 
 
 def plans_like(alpha=0.1, width=0.1, **options):

@@ -168,7 +168,7 @@ def describe(piece):
 def test_unstorable_piece_cannot_be_resumed(toy, bare_scan, tmp_path, lost):
     state, pieces = tmp_path / "scan.json", [np.ones(3), np.ones(3)]
     pieces[lost] = object()
-    with pytest.warns(UserWarning, match=f"measurement of round {lost} is no array") as told:
+    with pytest.warns(UserWarning, match=f"measurement of round {lost} is not an array") as told:
         given = bare_scan(state, lambda lines: pieces.pop(0), cut_in=2)
     assert len(told) == 1
     assert told[0].filename == toy.__spec__.origin  # who called

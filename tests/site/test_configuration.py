@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 import tomllib
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ def test_reference_has_each_table_and_key_once():
     assert len(headings) == len(set(headings)) == len(classes())
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     assert len(rows) == sum(len(configuration.hints(cls)) for cls in classes())
-    assert "| `ema` | number | `0.0` | Decay of the moving average" in text
+    assert "| `ema` | number in [0, 1) | `0.0` | Decay of the moving average" in text
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -88,3 +89,14 @@ def test_stored_schema_is_current():
     stored = configuration.SCHEMA.read_text()
     assert stored == configuration.schema_text(), "python -m extensions.configuration in docs/"
     assert json.loads(stored)["anyOf"]
+
+
+def test_every_number_of_a_setting_has_a_range():
+    """But for those whose meaning has none."""
+    free = {"snr_db", "temperatures", "threshold"}
+    found = set()
+    for cls in configuration.sections():
+        for name, hint in configuration.hints(cls).items():
+            if re.search(r"\b(int|float)\b", str(hint)) and "Within" not in str(hint):
+                found.add(name)
+    assert found <= free

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as few
 from hypothesis import strategies as st
+from scipy.stats import binom
 
 from bits import same_bits
 from raising import refused
@@ -81,6 +82,44 @@ def test_classifier_learns_and_resumes_with_the_same_bits(settings, tmp_path):
     config.write_text(config.read_text().replace("epochs = 3", "epochs = 6"))
     train(settings, tmp_path / "parts", machine=CPU)
     assert same(final(tmp_path / "parts"), final(tmp_path / "whole"))
+
+
+def test_classes_are_sampled_equally_often(settings):
+    settings = replace(settings, balance_by="sampling")
+    train_, tune, _ = settings.prepare(CPU)
+    targets = np.linspace(0, 1, len(train_))[:, None] > 0.9
+    rare = replace(train_, targets=targets.astype(float))
+    epochs = [[rare._drawn(epoch, k) for k in range(len(rare))] for epoch in range(40)]
+    positive = targets[np.concatenate(epochs), 0]
+    low, high = binom.ppf([1e-9, 1 - 1e-9], positive.size, 0.5)
+    assert low <= positive.sum() <= high
+    assert epochs[0] != epochs[1]
+    assert epochs[0] == [rare._drawn(0, k) for k in range(len(rare))]
+    assert tune._drawn(3, 5) == 5
+    two = replace(settings, network=replace(settings.network, tasks=("spot", "other")))
+    with refused("option.conflict"):
+        two.prepare(CPU)
+
+
+def test_weights_are_averaged_from_an_epoch_on(settings, tmp_path):
+    """The saved weights are the mean of those after epochs 2, 3 and 4, also after a restart."""
+    settings = replace(settings, balance_by="sampling")
+
+    def trained(epochs, folder, average_from=0):
+        training = replace(settings.training, epochs=epochs, average_from=average_from)
+        train(replace(settings, training=training), tmp_path / folder, machine=CPU)
+        return final(tmp_path / folder)
+
+    plain = [trained(epochs, f"plain-{epochs}") for epochs in (2, 3, 4)]
+    trained(3, "mean", average_from=2)
+    config = tmp_path / "mean" / "config.toml"
+    config.write_text(config.read_text().replace("epochs = 3", "epochs = 4"))
+    mean = trained(4, "mean", average_from=2)
+    learned = [name for name in mean if name.endswith(("weight", "bias"))]
+    assert learned
+    for name in learned:
+        expected = torch.stack([one[name].double() for one in plain]).mean(0)
+        assert torch.allclose(mean[name].double(), expected, rtol=1e-5, atol=1e-7)
 
 
 def test_training_stops_without_progress(settings, tmp_path):

@@ -20,7 +20,7 @@ from taskuq.recover.flow._train import _FlowTraining
 from taskuq.task import load as load_task
 from taskuq.task._metrics import auroc
 from taskuq.training._checkpoints import _load_state, _save_state
-from taskuq.training._weights import load_weights, read_tensors, save_weights
+from taskuq.training._weights import FOLDER, load_weights, read_tensors, save_weights, shipped
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -215,3 +215,12 @@ def test_shipped_classifier_finds_lesions_in_new_patients():
     with torch.no_grad():
         outputs = load_task(WEIGHTS)(images)
     assert auroc(outputs.numpy(), atlas.labels) > 0.85
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_model_card_has_the_fields_of_a_hub(name):
+    head = (FOLDER / f"{name}.md").read_text().split("---\n")[1]
+    lines = head.splitlines()
+    keys = {line.partition(":")[0] for line in lines if not line.startswith("-")}
+    assert keys == {"license", "library_name", "pipeline_tag", "datasets", "tags", "metrics"}
+    assert "license: mit" in lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -13,9 +14,9 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from inspect import signature
+from inspect import isclass, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import cyclopts
 from cyclopts import Parameter, validators
@@ -50,18 +51,62 @@ EXTRAS = dict.fromkeys(("torch", "pytorch_lightning", "h5py", "safetensors"), "m
     "ismrmrd": "mrd",
 }
 TRACEBACK = "--traceback"
+# Options that name what is written.
+OUTPUTS = ("output", "json", "remainder", "figure", "figures", "vectors")
+# Whole numbers are at least 1, or 0 for these, and at most a million, or these limits.
+FROM_ZERO = ("seed", "first_patient", "keep_images", "port", "health_port")
+MOST = {"seed": 2**63 - 1, "splits": 10**8, "size": 2**13, "coils": 2**12, "port": 2**16 - 1}
 
 
 def command(name: str) -> Callable[[T], T]:
-    """Set the docstring of a command's function, or of a class of options, from the help texts."""
+    """Document and check the function of a command, or document a class of options."""
 
     def document(function: T) -> T:
         texts = OPTIONS | (GOAL if name == "goal" else COMMANDS[name])
         options = [f"    {p}: {texts[p]}" for p in signature(function).parameters if p in texts]
         function.__doc__ = "\n".join([texts.get("help", name), "", "Args:", *options])
-        return function
+        return function if isclass(function) else _checked(function)
 
     return document
+
+
+def _checked(function: Any) -> Any:
+    """Return a command that refuses whole numbers out of range, and to write over its input."""
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        bound = signature(function).bind(*args, **kwargs)
+        bound.apply_defaults()
+        for name, value in bound.arguments.items():
+            if type(value) is int:
+                low, high = int(name not in FROM_ZERO), MOST.get(name, 10**6)
+                if not low <= value <= high:
+                    raise _invalid(name.replace("_", "-"), f"in [{low}, {high}]", value)
+        _refuse_own_input(bound.arguments)
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _refuse_own_input(arguments: Mapping[str, Any]) -> None:
+    for name in OUTPUTS:
+        target = arguments.get(name)
+        if target in (None, "-"):
+            continue
+        for other, source in arguments.items():
+            is_input = isinstance(source, Path) and other not in OUTPUTS
+            if is_input and os.path.realpath(source) == os.path.realpath(target):
+                text = f"--{name} {target} is the input itself; use another name"
+                raise InputError(text, code="option.conflict")
+
+
+def _convert(type_: Any, tokens: Sequence[cyclopts.Token]) -> Any:
+    """Convert as cyclopts does, but refuse fractions where it would round them."""
+    if int in (type_, *get_args(type_)):
+        for token in tokens:
+            if re.search(r"\.\d*[1-9]", token.value):
+                raise ValueError(f"must be a whole number, got {token.value}")
+    return cyclopts.convert(type_, tokens)
 
 
 app = cyclopts.App(
@@ -76,6 +121,7 @@ app = cyclopts.App(
     # An interrupted command prints which results are kept.
     suppress_keyboard_interrupt=False,
     result_action="return_value",
+    default_parameter=Parameter(converter=_convert),
 )
 _groups = {
     name: cyclopts.Group(title, sort_key=k) for k, (name, title) in enumerate(GROUPS.items())
@@ -108,6 +154,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         with sigterm_as_exit(), warnings.catch_warnings():
             _print_warnings()
+            if sys.stdout is None:
+                raise MachineError("standard output is closed; redirect it to a file")
             app(words)
             sys.stdout.flush()
     except BrokenPipeError:
@@ -225,7 +273,7 @@ def parse_floats(text: str | None, name: str) -> tuple[float, ...] | None:
         raise _invalid(name, "comma-separated numbers", text) from None
 
 
-def _invalid(name: str, needed: str, text: str | None, code: Code = "value.invalid") -> InputError:
+def _invalid(name: str, needed: str, text: object, code: Code = "value.invalid") -> InputError:
     return InputError(f"--{name} must be {needed}, got {text!r}", code=code)
 
 
@@ -367,12 +415,12 @@ def mark_coverage(name: str, coverage: float, is_below: bool) -> str:
     return f"{coverage:.3f} ({name}){' !' * is_below}"
 
 
-def print_json(record: Mapping[str, Any], path: str | None) -> None:
+def print_json(record: Mapping[str, Any], path: str | None, *, private: bool = False) -> None:
     """Write JSON to a file or stdout."""
     if path == "-":
         print_result(json_text(record))
     elif path is not None:
-        print_result(str(write_json(Path(path), record)))
+        print_result(str(write_json(Path(path), record, private=private)))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from taskuq.data._volume import FastMRIPreprocessing, Volume
 
 
-Group = Literal["file", "folder", "image"] | None
+Group = Literal["file", "folder", "image", "patient", "volume"] | None
 
 
 @app.command("data check")
@@ -38,14 +38,14 @@ def check(
     slices: Literal["central-60", "central-80", "all"] = "central-60",
     group: Group = None,
     strict: bool = False,
-    thorough: bool = False,
+    quick: bool = False,
     json: app.Json = None,
 ) -> None:
     reader = _reader(
         source, labels=labels, file_list=file_list, pathology=pathology, acquisition=acquisition,
         min_coils=min_coils, min_lines=min_lines, size=size, slices=slices, group=group,
     )  # fmt: skip
-    _show(reader.check(strict=strict, thorough=thorough), json)
+    _show(reader.check(strict=strict, quick=quick), json)
 
 
 def _reader(
@@ -72,6 +72,10 @@ def _reader(
     if any(source.rglob("*.h5")):
         from taskuq.data._fastmri import FastMRIData
 
+        if group not in (None, "patient", "volume"):
+            text = "--group must be patient or volume for .h5 files"
+            raise InputError(text, code="option.conflict")
+        volumes["group"] = group or "patient"
         return FastMRIData(
             validation_path=source, labels=labels, pathology=pathology,
             coils=min(8, volumes["min_coils"]), **volumes,
@@ -81,6 +85,9 @@ def _reader(
     if labels is None:
         needed = "for images use --labels with a CSV of the columns file, label, group"
         raise InputError(f"{source} holds no .h5 file; {needed}", code="option.missing")
+    if group == "patient" or group == "volume":
+        text = "--group must be file, folder or image for images"
+        raise InputError(text, code="option.conflict")
     return FolderData(path=source, labels=labels, group=group)
 
 
@@ -127,7 +134,9 @@ def prepare(
         failed += not is_ready
     app.print_result(str(cache / preparation.key))
     if failed:
-        app.print_message(f"{failed} volumes could not be prepared; download or remove them")
+        app.print_message(
+            f"{failed} volumes could not be prepared and are left out; download them again"
+        )
         sys.exit(1)
 
 
@@ -189,24 +198,25 @@ def preview(
 def _show(checked: DataCheck, json: str | None) -> None:
     if json == "-":
         app.print_json(checked.as_record(), json)
-        return
-    from rich.console import Console
-    from rich.table import Table
+    else:
+        from rich.console import Console
+        from rich.table import Table
 
-    table = Table()
-    for name in ("file", "kind", "size", "slices", "positive"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("skipped because")
-    for row in checked.rows:
-        counts = (str(row.slices), str(row.positives)) if row.used else ("", "")
-        table.add_row(row.file, row.kind, row.size, *counts, row.reason)
-    console, total = Console(), checked.summary
-    console.print(table)
-    used = f"{total['used']} of {total['files']} files used: {total['groups']} groups"
-    found = f"{used}, {total['slices']} images, {total['positives']} positive"
-    for note in (found, *checked.notes):
-        console.print(note, highlight=False)
-    app.print_json(checked.as_record(), json)
+        table = Table("file", "kind", "size", "slices", "positive")
+        for row in checked.rows:
+            counts = (str(row.slices), str(row.positives)) if row.used else ("skipped", "")
+            table.add_row(row.file, row.kind, row.size, *counts)
+        console, total = Console(), checked.summary
+        console.print(table)
+        used = f"{total['used']} of {total['files']} files used: {total['groups']} groups"
+        found = f"{used}, {total['slices']} images, {total['positives']} positive"
+        skipped = (f"{row.file} is skipped: {row.reason}" for row in checked.rows if not row.used)
+        for note in (*skipped, found, *checked.notes):
+            console.print(note, highlight=False, markup=False)
+        app.print_json(checked.as_record(), json)
+    if not any(row.used for row in checked.rows):
+        app.print_message("no file can be used")
+        sys.exit(1)
 
 
 def _prepare(

@@ -38,6 +38,8 @@ def experiment(
     seed: app.Seed = 0,
     range: app.Range = None,
     task: str | None = None,
+    cases: str | None = None,
+    accelerations: str | None = None,
     output: app.Output = Path("runs/experiments"),
 ) -> None:
     from taskuq._io import read_json, write_json
@@ -47,7 +49,10 @@ def experiment(
     widths = app.parse_floats(max_width, "max-width")
     scores = None if score is None else app.parse_list(score)
     changed: dict[str, Any] = {
-        "alpha": alpha, "trials": splits, "size_bins": app.parse_floats(size_bins, "size-bins"),
+        "cases": None if cases is None else tuple(app.parse_list(cases)),
+        "accelerations": app.parse_floats(accelerations, "accelerations"),
+        "alpha": alpha, "trials": splits, "round_trials": splits, "protocol_trials": splits,
+        "size_bins": app.parse_floats(size_bins, "size-bins"),
         "goals": widths and tuple((alpha or ClaimSettings.alpha, width) for width in widths),
         "widths": widths,
         "scores": scores and tuple(s for s in scores if s in ClaimSettings.scores),

@@ -91,7 +91,7 @@ def run(
     device: str | None = None,
     batch: int | None = None,
     threads: int | None = None,
-    keep_images: int = 0,
+    keep_images: str = "0",
     overwrite: bool = False,
     dry_run: bool = False,
 ) -> None:
@@ -110,11 +110,16 @@ def run(
         round_names=opened.config.measure.round_names,
         samples=opened.config.samples, seed=opened.config.seed, store=output,
         configuration=opened.configuration, engine=chosen, batch=batch, threads=threads,
-        overwrite=overwrite, keep_images=keep_images, terminology=opened.terminology,
+        overwrite=overwrite, keep_images=_kept(keep_images), terminology=opened.terminology,
     )  # fmt: skip
     missing = len(filled.missing_cases)
     app.print_message(f"{filled}" + (f", {missing} cases missing" if missing else ""))
     app.print_result(str(output))
+
+
+def _kept(text: str) -> int | tuple[str, ...]:
+    """Return a number of cases, or their names."""
+    return int(text) if text.isdecimal() else tuple(app.parse_list(text))
 
 
 @app.command("status")

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 @app.command("audit")
 def audit(log: Path, *, scan: str | None = None, expect: str | None = None) -> None:
     lines = read_audit_log(log, expect=expect)
-    for name, entries in entries_by_scan(lines).items():
+    scans = entries_by_scan(lines)
+    if scan is not None and scan not in scans:
+        raise InputError(f"{log} has no scan {scan!r:.80}; check --scan", code="choice.unknown")
+    for name, entries in scans.items():
         if scan is not None and name != scan:
             continue
         _print_escaped(f"scan {name or '(unnamed)'}")
@@ -260,4 +263,5 @@ def replay(
             log(f"{scan.header.case(slice_)}: {reason}; {intervals}")
     record = _replay.summarise(results, width)
     log("\n".join(_replay.format_summary(record)))
-    app.print_json(record, json)
+    # Names of scans and cases may identify patients.
+    app.print_json(record, json, private=True)

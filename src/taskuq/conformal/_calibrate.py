@@ -354,9 +354,10 @@ def _fit(
     index = unit.index(len(targets), group)
     if is_self_tuned(score, guarantee.delta):
         summary = score.summarise(rounds_for_score(score, outputs))
-        fitted, *bracket = score.leave_one_out(summary, range_).fit(kept, index)
-        families = [end.summary_family(summary) for end in bracket]
-        return fitted, BracketedFamily(*(families if ends == 1 else map(each_end, families))), kept
+        fitted, corners, _ = score.leave_one_out(summary, targets, range_).fit(kept, index)
+        families = [corner.summary_family(summary) for corner in corners]
+        bracketed = families if ends == 1 else map(each_end, families)
+        return fitted, BracketedFamily(tuple(bracketed)), kept
     level = exact_alpha(guarantee.alpha) / ends
     take = tuning_units(score, unit, int(index.max()) + 1, level, guarantee.delta)
     first = np.moveaxis(outputs[..., :2], -2, 0)

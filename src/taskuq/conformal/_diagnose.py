@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from taskuq._arrays import as_ids, as_outputs_and_targets
 from taskuq._io import to_json_value
 from taskuq.conformal._calibrate import require_own_targets
-from taskuq.conformal._family import mean_and_variance
+from taskuq.conformal._family import mean_and_deviation
 from taskuq.conformal._units import UnitName, as_generator, as_unit, unit_index
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
@@ -235,9 +235,9 @@ def _diagnose(
     sizes = np.bincount(index)
     effective = n**2 // int((sizes**2).sum())
     histogram = _rank_bins(rank_histogram(x, z), effective, bins)
-    mean, variance = mean_and_variance(x, ddof=1)
+    mean, deviation = mean_and_deviation(x, ddof=1)
     outside = (z < x.min(axis=1)) | (z > x.max(axis=1))
-    columns = (np.ones(n), crps(x, z), outside, mean - z, (mean - z) ** 2, variance)
+    columns = (np.ones(n), crps(x, z), outside, mean - z, (mean - z) ** 2, deviation**2)
     sums = np.stack([np.bincount(index, weights=c) for c in columns], axis=1)
     score, outside_all, ratio, bias = _jackknife(np.asarray(sums, dtype=float), p)
     return SampleDiagnosis(
@@ -471,8 +471,8 @@ def _unit_statistics(table: TaskOutputs, group: np.ndarray | None, has_error: bo
         x, z = table.outputs[k].astype(float), table.targets_at(k)
         x, z = x.reshape(*x.shape[:2], -1), z.reshape(len(z), -1)
         for t in range(table.tasks):
-            mean, variance = mean_and_variance(x[:, :, t])
-            found += [mean, *([np.sqrt(variance)] if table.samples > 1 else [])]
+            mean, deviation = mean_and_deviation(x[:, :, t])
+            found += [mean, *([deviation] if table.samples > 1 else [])]
             found += [np.abs(mean - z[:, t])] if has_error else []
     return np.stack([np.bincount(index, of_case) / np.bincount(index) for of_case in found])
 

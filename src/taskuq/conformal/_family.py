@@ -60,13 +60,11 @@ class Link:
 IDENTITY = Link()
 
 
-def natural_link(range_: TaskRange, *seen: FloatArray) -> Link:
-    """Choose the link for a task: a logit on its range, or on [0, 1] if all values lie there."""
+def natural_link(range_: TaskRange) -> Link:
+    """Choose the scale for a task: a logit on its declared range, if that is finite."""
     if range_ is not None and np.isfinite(range_).all():
         return Link("logit", *map(float, range_))
-    if range_ is None and all(v.size and v.min() >= 0 and v.max() <= 1 for v in seen):
-        return Link("logit")
-    return Link("identity")
+    return IDENTITY
 
 
 Side: TypeAlias = Literal["two", "upper", "lower"]
@@ -86,6 +84,8 @@ class LinearFamily:
     scale: FloatArray
     side: Side = "two"
     link: Link = IDENTITY
+    # The sample mean, if the anchors are shifted from it.
+    mean: FloatArray | None = None
 
     def __post_init__(self) -> None:
         if self.side not in SIDES:
@@ -94,7 +94,8 @@ class LinearFamily:
 
     def select(self, index: NDArray[np.int64]) -> LinearFamily:
         low, high, scale = self.low[index], self.high[index], self.scale[index]
-        return replace(self, low=low, high=high, scale=scale)
+        mean = None if self.mean is None else self.mean[index]
+        return replace(self, low=low, high=high, scale=scale, mean=mean)
 
     def score(self, targets: FloatArray) -> FloatArray:
         g = targets if self.link is IDENTITY else self.link(targets)
@@ -120,8 +121,12 @@ class LinearFamily:
         # Beyond the anchors their own rounding counts too; at and within them it does not, and
         # intervals stay nested.
         rounding = ROUNDING if (q > 0).all() else np.where(q > 0, ROUNDING, 0.0)
-        lower: FloatArray = self.low - (rounding * (np.abs(self.low) * moving)) - reach
-        upper: FloatArray = self.high + (rounding * (np.abs(self.high) * moving)) + reach
+        low, high = np.abs(self.low), np.abs(self.high)
+        if self.mean is not None:
+            shift = np.abs(self.low - self.mean)
+            low, high = low + shift, high + shift
+        lower: FloatArray = self.low - rounding * (low * moving) - reach
+        upper: FloatArray = self.high + rounding * (high * moving) + reach
         if not self.link.is_identity:
             # The logit and its inverse round too, on the scale of the task's range.
             slack = ROUNDING * (abs(self.link.low) + abs(self.link.high))
@@ -205,13 +210,12 @@ class _CallableFamily:
 
 @dataclass(frozen=True)
 class BracketedFamily:
-    """Family with lower and upper bounds on its scale; returns its largest scores."""
+    """Family whose centre and scale are bracketed; returns its largest scores."""
 
-    narrow: IntervalFamily
-    wide: IntervalFamily
+    corners: tuple[IntervalFamily, ...]
 
     def score(self, targets: FloatArray) -> FloatArray:
-        return np.maximum(self.narrow.score(targets), self.wide.score(targets))
+        return np.asarray(np.max([family.score(targets) for family in self.corners], axis=0))
 
 
 def intervals_at(family: IntervalFamily, quantiles: FloatArray) -> Interval:
@@ -275,25 +279,40 @@ def use_numba(work: int) -> bool:
     return work >= WORTH_COMPILING and importlib.util.find_spec("numba") is not None
 
 
-def mean_and_variance(outputs: FloatArray, ddof: int = 0) -> tuple[FloatArray, FloatArray]:
-    """Return the mean and variance over the samples of each case."""
+def mean_and_deviation(outputs: FloatArray, ddof: int = 0) -> tuple[FloatArray, FloatArray]:
+    """Mean and standard deviation over the samples of each case."""
     cases, p = outputs.shape
-    mean, variance = np.empty(cases), np.empty(cases)
+    mean, deviation = np.empty(cases), np.empty(cases)
     if use_numba(outputs.size):
         from taskuq.conformal import _kernels as kernels
 
-        kernels.mean_and_variance(outputs, ddof, mean, variance)
-        return mean, variance
-    for start in range(0, cases, BLOCK):
-        block = slice(start, start + BLOCK)
-        deviations = outputs[block].astype(float)
-        first = deviations[:, :1].copy()
-        deviations -= first
-        center = deviations.mean(axis=1, keepdims=True)
-        deviations -= center
-        mean[block] = (first + center)[:, 0]
-        variance[block] = np.einsum("ij,ij->i", deviations, deviations) / max(p - ddof, 1)
-    return mean, variance
+        kernels.mean_and_deviation(outputs, ddof, mean, deviation)
+    else:
+        for start in range(0, cases, BLOCK):
+            block = slice(start, start + BLOCK)
+            mean[block], deviation[block] = _moments(outputs[block].astype(float), p - ddof)
+    # Squares of these may have left the range of floats: in another unit they do not.
+    odd = np.flatnonzero(~((deviation > TINY) & (deviation < 1 / TINY)))
+    if odd.size:
+        x = outputs[odd].astype(float)
+        unit = np.ldexp(1.0, np.frexp(np.ptp(x, axis=1))[1] - 1)[:, None]
+        deviation[odd] = _moments((x - x[:, :1]) / unit, p - ddof)[1] * unit[:, 0]
+    return mean, deviation
+
+
+# Squares of smaller numbers, and of their inverses, come near the ends of the range of floats.
+TINY = 1e-100
+
+
+def _moments(x: FloatArray, degrees: int) -> tuple[FloatArray, FloatArray]:
+    """Return mean and standard deviation, measured from the first sample; changes its argument."""
+    first = x[:, :1].copy()
+    x -= first
+    center = x.mean(axis=1, keepdims=True)
+    x -= center
+    with np.errstate(over="ignore"):
+        squares = np.einsum("ij,ij->i", x, x)
+    return (first + center)[:, 0], np.sqrt(squares / max(degrees, 1))
 
 
 def sample_quantiles(outputs: FloatArray, levels: Sequence[float]) -> tuple[FloatArray, ...]:

@@ -33,14 +33,15 @@ from taskuq.conformal._family import (
     stack_intervals,
 )
 from taskuq.conformal._guarantee import WHOLE_RANGE, Guarantee
-from taskuq.conformal._quantiles import coverage_rank, order_statistic
+from taskuq.conformal._quantiles import coverage_rank, exact_alpha, order_statistic
 from taskuq.conformal._units import UnitName, as_unit, case_contents, choose_units
 from taskuq.conformal.scores import resolve_score, score_from_dict, score_to_dict
+from taskuq.conformal.scores._mlwr import unit_quantile
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, Interval, TaskRange
 from taskuq.protocols import Score, SelfTunedScore
 
-Method: TypeAlias = Literal["max", "scale", "minimax", "rank"]
+Method: TypeAlias = Literal["scale", "max", "minimax", "rank"]
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,12 @@ def _make_scales(
     method: Method, tuning: FloatArray, tasks: int, alpha: float
 ) -> list[_MonotoneScale]:
     scales = [_MonotoneScale((0.0, 1.0), (0.0, 1.0))] * tasks
-    for k in range(tasks) if method != "max" else ():
+    for k in range(tasks) if len(tuning) else ():
         finite = np.unique(tuning[:, k][np.isfinite(tuning[:, k])])
         if method == "scale":
-            high = float(np.quantile(finite, 1 - alpha / 2)) if finite.size else 1.0
+            size = np.sort(np.abs(finite))
+            rank = math.ceil((1 - alpha / tasks) * len(size))
+            high = float(size[rank - 1]) if rank else 1.0
             scales[k] = _MonotoneScale((0.0, high if high > 0 else 1.0), (0.0, 1.0))
         elif finite.size >= 2:
             share = np.searchsorted(np.sort(tuning[:, k]), finite, "right") / (len(tuning) + 1)
@@ -107,6 +110,8 @@ class JointBound(BaseBound):
         provenance: Origin of the calibration data.
         task_names: One name per task.
         acceleration: Acceleration of the outputs, if given.
+        miss_rates: Fraction of the calibration units' cases that each task's quantile misses;
+            measured, not guaranteed.
     """
 
     scores: tuple[Score, ...]
@@ -118,6 +123,7 @@ class JointBound(BaseBound):
     provenance: Mapping[str, Any] = field(default_factory=dict)
     task_names: tuple[str, ...] = ()
     acceleration: float | None = None
+    miss_rates: tuple[float, ...] = ()
 
     @property
     def _parts(self) -> tuple[tuple[Score, float], ...]:
@@ -150,7 +156,8 @@ class JointBound(BaseBound):
     def __repr__(self) -> str:
         pairs = zip(self.task_names, self.quantiles, strict=True)
         quantiles = ", ".join(f"{name} {quantile:.4g}" for name, quantile in pairs)
-        return f"Quantiles: {quantiles}. {self.guarantee}"
+        missed = ", ".join(f"{rate:.1%}" for rate in self.miss_rates)
+        return f"Quantiles: {quantiles} (measured misses: {missed}). {self.guarantee}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
@@ -165,6 +172,7 @@ class JointBound(BaseBound):
             **ranges_to_json(self.task_ranges),
             "task_names": list(self.task_names),
             "acceleration": self.acceleration,
+            "miss_rates": list(self.miss_rates),
             "provenance": dict(self.provenance),
         }
 
@@ -184,6 +192,7 @@ class JointBound(BaseBound):
             provenance=record["provenance"],
             task_names=tuple(names),
             acceleration=record.get("acceleration"),
+            miss_rates=tuple(map(float, record["miss_rates"])),
         )
 
 
@@ -198,7 +207,7 @@ def calibrate_joint(
     *,
     alpha: float,
     score: str | Score = "mlwr",
-    method: Method = "max",
+    method: Method = "scale",
     group: Any = None,
     unit: UnitName | None = None,
     cases: float | str = "random",
@@ -215,9 +224,10 @@ def calibrate_joint(
     their maximum over the tasks is calibrated like a single score:
 
     ===========  ============================================================================
-    ``max``      the scores unchanged; suitable if the tasks have comparable scores
-    ``scale``    divided by their :math:`1 - \alpha/2` quantile on tuning cases
-    ``minimax``  their empirical distribution on tuning cases, extrapolated at the end
+    ``scale``    divided by their :math:`1 - \alpha/K` quantile over the other units, for
+                 :math:`K` tasks; with ``delta`` over tuning cases
+    ``max``      the scores as they are; right for scores that are normalised alike
+    ``minimax``  their empirical distribution on tuning cases, continued beyond the largest
     ``rank``     their ranks among the calibration cases, plus one; needs no tuning cases
     ===========  ============================================================================
 
@@ -249,7 +259,7 @@ def calibrate_joint(
         (3, 2)
     """
     if method not in get_args(Method):
-        message = f"method must be max, scale, minimax or rank, got {method!r}"
+        message = f"method must be scale, max, minimax or rank, got {method!r}"
         raise InputError(message, code="choice.unknown")
     given = {"outputs": outputs, "targets": targets, "group": group}
     outputs, targets, group = align_cases(given).values()
@@ -276,12 +286,14 @@ def calibrate_joint(
         raise InputError(message, code="option.conflict")
     chosen = [resolve_score(score, alpha, one) for one in sides]
     index = by_unit.index(n, groups)
+    # One task needs no scale.
+    is_scaled = method == "scale" and delta is None and tasks > 1
     # Self-tuned calibration scores are upper bounds: enough for their maximum, not for ranks.
-    if method == "max" and is_self_tuned(chosen[0], delta):
+    if method in ("max", "scale") and is_self_tuned(chosen[0], delta):
         aside = np.zeros(n, dtype=bool)
-        scores, values = _self_tuned_scores(chosen, x, z, index, ranges)
+        scores, values, sizes = _self_tuned_scores(chosen, x, z, index, ranges)
     else:
-        least = TUNING_FRACTION if method in ("scale", "minimax") else 0.0
+        least = TUNING_FRACTION if method == "minimax" or (method == "scale" and delta) else 0.0
         take = tuning_units(chosen[0], by_unit, int(index.max()) + 1, alpha, delta, least)
         aside = choose_units(index, take, seed, case_contents(x[:, :2], z))
         scores = tuple(
@@ -289,6 +301,7 @@ def calibrate_joint(
             for k, one in enumerate(chosen)
         )
         values = _scores(scores, x[~aside], z[~aside])
+        sizes = np.stack([np.abs(values)] * 3)
     kept = ~aside
     by = None if groups is None else by_unit.groups(groups[kept])
     guarantee = Guarantee(
@@ -299,11 +312,46 @@ def calibrate_joint(
         n_groups=None if by is None else len(np.unique(by)),
         tasks=tasks,
     )
-    tuning = _scores(scores, x[aside], z[aside])
-    guarantee, quantiles = _quantiles(method, values, tuning, guarantee, by)
+    units = np.unique(index[kept], return_inverse=True)[1]
+    if is_scaled:
+        scaled, scales = _scaled_by_others(values, sizes, units, alpha)
+        guarantee, level = guarantee.calibrated(scaled, by)
+        quantiles = tuple(_rescaled(level, scale) for scale in scales)
+    else:
+        tuning = _scores(scores, x[aside], z[aside])
+        guarantee, quantiles = _quantiles(method, values, tuning, guarantee, by)
+    weights = by_unit.weights(units)
+    missed = tuple(map(float, np.average(values > np.array(quantiles), axis=0, weights=weights)))
     facts = {"tuning_cases": int(aside.sum())}
     R = arrays.acceleration
-    return JointBound(scores, quantiles, guarantee, method, p, ranges, facts, names, R)
+    return JointBound(scores, quantiles, guarantee, method, p, ranges, facts, names, R, missed)
+
+
+def _scaled_by_others(
+    values: FloatArray, sizes: FloatArray, index: NDArray[np.int64], alpha: float
+) -> tuple[FloatArray, list[float]]:
+    """Return the largest scaled score of each case at its worst, and the scales of new cases.
+
+    A scale is a quantile over units of the sizes of scores: as fitted, least and largest.
+    """
+    level, scaled, scales = float(1 - exact_alpha(alpha) / values.shape[1]), [], []
+    for k, v in enumerate(values.T):
+        own, least, largest = (unit_quantile(size[:, k], index, level) for size in sizes)
+        # A positive score is worst at the least scale, a negative one at the largest.
+        by = np.where(v > 0, np.maximum(least.low, 0.0)[index], largest.high[index])
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            ratio = v / by
+        # Zero over zero is zero; infinity over infinity is not known to be less.
+        scaled.append(np.where(np.isnan(ratio), np.where(v == np.inf, np.inf, 0.0), ratio))
+        scales.append(own.value)
+    return np.max(scaled, axis=0), scales
+
+
+def _rescaled(level: float, scale: float) -> float:
+    """Return the quantile of a task: of scale zero only its scores of zero are below infinity."""
+    if 0 < scale < math.inf:
+        return _MonotoneScale((0.0, scale), (0.0, 1.0)).inverse(level)
+    return math.inf if math.inf in (level, scale) else 0.0
 
 
 def _self_tuned_scores(
@@ -312,18 +360,27 @@ def _self_tuned_scores(
     targets: FloatArray,
     index: NDArray[np.int64],
     ranges: Sequence[TaskRange],
-) -> tuple[tuple[Score, ...], FloatArray]:
+) -> tuple[tuple[Score, ...], FloatArray, FloatArray]:
+    """Return the fitted scores, upper bounds of scores, and sizes: as fitted, least, largest."""
     everyone = np.ones(len(targets), dtype=bool)
     scores: list[Score] = []
-    values = []
+    values, sizes = [], []
     for k, score in enumerate(each):
         assert isinstance(score, SelfTunedScore)
         summary = score.summarise(outputs[:, :, k])
-        fitted, narrow, wide = score.leave_one_out(summary, ranges[k]).fit(everyone, index)
+        fit = score.leave_one_out(summary, targets[:, k], ranges[k])
+        fitted, corners, hull = fit.fit(everyone, index)
         scores.append(fitted)
-        family = BracketedFamily(narrow.summary_family(summary), wide.summary_family(summary))
+        family = BracketedFamily(tuple(corner.summary_family(summary) for corner in corners))
         values.append(family.score(targets[:, k]))
-    return tuple(scores), np.stack(values, axis=1)
+        linear: list[Any] = [one.summary_family(summary) for one in (fitted, *hull)]
+        families = [replace(one, side="two") for one in linear]
+        own, *ends = (one.score(targets[:, k]) for one in families)
+        above = np.array([targets[:, k] >= one.low for one in families[1:]])
+        # Between centres on both sides of the target one lies at the target itself.
+        least = np.where(above.all(axis=0) | ~above.any(axis=0), np.min(ends, axis=0), 0.0)
+        sizes.append([own, least, np.max(ends, axis=0)])
+    return tuple(scores), np.stack(values, axis=1), np.moveaxis(np.array(sizes), 0, -1)
 
 
 def _quantiles(

@@ -13,8 +13,8 @@ REORDER = {"reassoc", "contract", "nsz"}
 
 
 @njit(cache=True, fastmath=REORDER, nogil=True)
-def mean_and_variance(outputs, ddof, mean, variance):  # type: ignore[no-untyped-def]  # compiled
-    """Fill in mean and variance of each row, computed relative to its first sample."""
+def mean_and_deviation(outputs, ddof, mean, deviation):  # type: ignore[no-untyped-def]  # compiled
+    """Fill mean and standard deviation of each row, measured from its first sample."""
     cases, p = outputs.shape
     for i in range(cases):
         first = np.float64(outputs[i, 0])
@@ -24,10 +24,10 @@ def mean_and_variance(outputs, ddof, mean, variance):  # type: ignore[no-untyped
         center = total / p
         squares = 0.0
         for j in range(p):
-            deviation = (outputs[i, j] - first) - center
-            squares += deviation * deviation
+            distance = (outputs[i, j] - first) - center
+            squares += distance * distance
         mean[i] = first + center
-        variance[i] = squares / max(p - ddof, 1)
+        deviation[i] = np.sqrt(squares / max(p - ddof, 1))
 
 
 @njit(cache=True, nogil=True)

@@ -310,8 +310,8 @@ def calibration_size(
     from scipy.special import betainc, ndtri
 
     level, unlucky = exact_alpha(alpha), float(exact_alpha(delta, "delta"))
-    if not 0 < epsilon < 1:
-        raise InputError(f"epsilon must be in (0, 1), got {epsilon}", code="value.invalid")
+    if not 1e-9 <= epsilon < 1:
+        raise InputError(f"epsilon must be in [1e-9, 1), got {epsilon}", code="value.invalid")
     if not (1 <= group_size < math.inf and 0 <= icc <= 1):
         message = f"group_size must be at least 1, icc in [0, 1], got {group_size} and {icc}"
         raise InputError(message, code="value.invalid")

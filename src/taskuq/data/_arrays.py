@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from taskuq._config import NonNegative
 from taskuq._io import atomic_write, open_npz
 from taskuq.data._dataset import Case, Dataset, LabelledSubset, Subset
 from taskuq.data._readers import DataCheck, DataConfig, FileCheck, as_size, require_path
@@ -139,7 +140,7 @@ class NpzData(DataConfig):
     select: str | None = None  #: Name of a boolean array; only cases marked True are used.
     target: str = "label"  #: Array of training targets, (case,) or (case, task).
     #: Divide all images by this value; 0 divides each group by its 99.5 % quantile.
-    scale: float = 0.0
+    scale: NonNegative = 0.0
 
     def open(self) -> Dataset:
         whole = read_npz(self._file, group=self.group, normalise=self.scale or True)
@@ -161,7 +162,7 @@ class NpzData(DataConfig):
             raise InputError(text, code="value.nonfinite")
         return LabelledSubset(labelled.cases, targets)
 
-    def check(self, *, strict: bool = False, thorough: bool = False) -> DataCheck:
+    def check(self, *, strict: bool = False, quick: bool = False) -> DataCheck:
         data = read_npz(self._file, group=self.group, normalise=False)
         chosen = self._chosen(data)
         counts = int(chosen.sum()), int((data.labels[chosen] > 0).sum())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from scipy.spatial import ConvexHull
 
+from taskuq._config import Count, Size
 from taskuq._io import atomic_write, open_npz
 from taskuq.data._arrays import ArrayDataset
 from taskuq.data._dataset import (
@@ -488,13 +490,21 @@ def save_atlas(atlas: Atlas, path: Path | str, *, workers: int = 1) -> Path:
     return Path(path)
 
 
+def mask_box(mask: NDArray[np.bool_]) -> tuple[slice, slice] | None:
+    """Return rows and columns of the smallest box around a mask, or None if it is empty."""
+    if not mask.any():
+        return None
+    down, across = (np.flatnonzero(mask.any(axis=axis)) for axis in (1, 0))
+    return slice(int(down[0]), int(down[-1]) + 1), slice(int(across[0]), int(across[-1]) + 1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class AtlasData(DataConfig):
     """Settings [data] of the synthetic brain atlas; ``seed`` also determines its patients."""
 
-    patients: int = 200  #: Number of synthetic patients.
-    size: int = 128  #: Rows and columns of a slice.
-    slices: int = 8  #: Slices per patient.
+    patients: Count = 200  #: Number of synthetic patients.
+    size: Size = 128  #: Rows and columns of a slice.
+    slices: Count = 8  #: Slices per patient.
     contrast: Contrasts = "flair"  #: Image contrast; "mixed" varies by patient.
     target: Literal["label", "lesion_area"] = "label"  #: Training target of a task network.
     # A patient takes a processor to draw.
@@ -524,6 +534,16 @@ class AtlasData(DataConfig):
             area[:, None] if self.target == "lesion_area" else LabelledSubset.of(cases).targets
         )
         return LabelledSubset(cases, targets, is_read=self.in_memory)
+
+    def boxes(self, cases: Sequence[str]) -> dict[str, tuple[slice, slice]]:
+        """Return the bounding boxes of lesions."""
+        atlas, found = self._atlas(coils=0), {}
+        places = {name: index for index, name in enumerate(atlas.cases.tolist())}
+        for case in cases:
+            mask = atlas.lesion_mask(places[case]) if case in places else np.zeros((1, 1), bool)
+            if (box := mask_box(mask)) is not None:
+                found[case] = box
+        return found
 
     def _atlas(self, coils: int) -> Atlas:
         plan = PatientDistribution(size=self.size, slices=self.slices, contrast=self.contrast)

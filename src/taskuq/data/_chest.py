@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from taskuq._config import Coils, Count, Natural, Size
 from taskuq.data._dataset import Case, Dataset, LabelledSubset, PatientDataset
 from taskuq.data._readers import DataConfig
 from taskuq.errors import InputError
@@ -101,11 +102,11 @@ class ChestData(DataConfig):
     """Settings [data] of synthetic chest CT; targets are air fractions."""
 
     processes: ClassVar[int] = 8
-    coils: int = 0  #: Number of coils; must be 0.
-    patients: int = 100  #: Number of synthetic patients.
-    size: int = 128  #: Rows and columns of a slice.
-    slices: int = 4  #: Slices per patient.
-    first_patient: int = 0  #: Index of the first patient.
+    coils: Coils = 0  #: Number of coils; must be 0.
+    patients: Count = 100  #: Number of synthetic patients.
+    size: Size = 128  #: Rows and columns of a slice.
+    slices: Count = 4  #: Slices per patient.
+    first_patient: Natural = 0  #: Index of the first patient.
 
     def open(self) -> Dataset:
         return self._chest

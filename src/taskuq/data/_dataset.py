@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_ch
 import numpy as np
 from numpy.typing import NDArray
 
+from taskuq._config import Seed, Unit
 from taskuq._io import file_lock, fingerprint, read_json, write_json, writing
 from taskuq.errors import InputError, MachineError
 from taskuq.interval import BoolArray, FloatArray
@@ -392,9 +393,9 @@ class SplitConfig:
     """Settings [split]: groups for training and tuning; the rest is for calibration and testing."""
 
     path: Path | None = None  #: JSON file of the split, written once and then reused.
-    train: float = 0.6  #: Fraction of groups for training.
-    tune: float = 0.1  #: Fraction of groups for early stopping.
-    seed: int = 0  #: Seed of the split.
+    train: Unit = 0.6  #: Fraction of groups for training.
+    tune: Unit = 0.1  #: Fraction of groups for early stopping.
+    seed: Seed = 0  #: Seed of the split.
 
     def split(self, groups: NDArray[np.str_], *, is_stored: bool = True) -> Split:
         """Return the stored split, with the same fractions and seed, or store a new one."""

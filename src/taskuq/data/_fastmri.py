@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
 
+from taskuq._config import Count, Size
 from taskuq._io import (
     atomic_write,
     complete_record,
@@ -45,7 +47,7 @@ from taskuq.data._volume import (
 from taskuq.errors import InputError, MachineError
 from taskuq.measure._coils import magnitude
 
-SCHEMA = "taskuq.slices/1"
+SCHEMA, SKIPPED = "taskuq.slices/1", "taskuq.skipped/1"
 REMEDY = "delete it and run 'taskuq data prepare' again"
 Precision = Literal["half", "single"]
 TYPES: dict[Precision, tuple[Any, torch.dtype]] = {
@@ -53,6 +55,8 @@ TYPES: dict[Precision, tuple[Any, torch.dtype]] = {
     "single": (np.float32, torch.float32),
 }
 ARRAYS = ("coils", "magnitude")
+# Rows and columns of the images that fastMRI+ annotates.
+_ANNOTATED = 320
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +124,12 @@ def prepare_slices(
         # Before it is read: a file that changes meanwhile is another one afterwards.
         stat, content = volume.path.stat(), content_fingerprint(volume.path)
         source = {"bytes": stat.st_size, "modified": stat.st_mtime_ns, "content": content}
-        virtual = cached_coils(volume, preparation, cache)
+        try:
+            virtual = cached_coils(volume, preparation, cache)
+        except InputError as error:
+            write_json(_skipped(path), {"schema": SKIPPED, "source": source, "reason": str(error)})
+            raise
+        _skipped(path).unlink(missing_ok=True)
         sums = _write(path, volume, preparation.size, virtual, precision)
         sizes = {name: _array(path, name).stat().st_size for name in ARRAYS}
         record = {"schema": SCHEMA, "source": source, "precision": precision}
@@ -153,26 +162,60 @@ def is_prepared(
 
 def _find_prepared(
     volumes: Sequence[Volume], preparation: FastMRIPreprocessing, cache: Path | None, *, exact: bool
-) -> tuple[list[_StoredSlices], str]:
-    """Find the prepared slices of all volumes, or the reason for their absence."""
+) -> tuple[dict[str, _StoredSlices], dict[str, str], str]:
+    """Find the prepared slices of all readable volumes, or the reason why not.
+
+    Returns the slices by volume, the volumes that cannot be read with the reason for each, and the
+    reason why raw k-space must be read, if it must.
+    """
     if cache is None:
-        return [], "no cache is named"
-    prepared, missing = [], []
+        return {}, {}, "no cache is named"
+    prepared, missing = {}, {}
     for volume in volumes:
         try:
             slices = _stored_slices(volume, preparation, cache)
             if exact and slices.precision != "single":
                 text = f"{volume.name}, a test case, has half precision"
                 raise InputError(text, code="option.conflict")
-            prepared.append(slices)
+            prepared[volume.name] = slices
         except InputError as error:
-            missing.append(str(error).split(";")[0])
+            missing[volume.name] = str(error).split(";")[0]
+    unreadable: dict[str, str] = {}
     if not missing:
-        return prepared, ""
+        return prepared, {}, ""
+    if prepared:
+        # Up to the first volume that can be read: without it the store is incomplete.
+        for volume in volumes:
+            if volume.name in missing:
+                if (reason := _unreadable(volume, preparation, cache)) is None:
+                    break
+                unreadable[volume.name] = reason
+        if len(unreadable) == len(missing):
+            return prepared, unreadable, ""
     others = any(f.is_dir() and f.name != preparation.key for f in cache.glob("*"))
     settings = ", which has some prepared with other settings" if others else ""
-    count = f"{len(missing)} of {len(volumes)} volumes are not available in {cache}{settings}"
-    return [], f"{count}: {missing[0]}"
+    left = [reason for name, reason in missing.items() if name not in unreadable]
+    count = f"{len(left)} of {len(volumes)} volumes are not available in {cache}{settings}"
+    return {}, unreadable, f"{count}: {left[0]}"
+
+
+def _unreadable(volume: Volume, preparation: FastMRIPreprocessing, cache: Path) -> str | None:
+    """Return why a volume cannot be prepared, from the store or by reading it; None if it can."""
+    path = _skipped(_record(volume, preparation, cache))
+    with suppress(InputError, KeyError):
+        record = read_json(path, SKIPPED, remedy=REMEDY)
+        if _is_of(volume, record["source"]):
+            return str(record["reason"]).split(";")[0]
+    try:
+        for index in range(volume.slices):
+            volume.kspace(index)
+    except InputError as error:
+        return str(error).split(";")[0]
+    return None
+
+
+def _skipped(record: Path) -> Path:
+    return record.with_suffix(".skipped.json")
 
 
 def _record(volume: Volume, preparation: FastMRIPreprocessing, cache: Path) -> Path:
@@ -253,8 +296,14 @@ def _survey(
     return surveyed
 
 
+Grouping = Literal["patient", "volume"]
+
+
 class FastMRIDataset:
-    """Slices of fastMRI multi-coil volumes."""
+    """Slices of fastMRI volumes; a group is a patient, or a volume.
+
+    Volumes in ``without`` (patients) and unreadable ones are left out; ``notes`` names them.
+    """
 
     def __init__(
         self,
@@ -266,22 +315,35 @@ class FastMRIDataset:
         combined: bool = False,
         exact: bool = False,
         strict: bool = False,
+        group: Grouping = "patient",
+        without: frozenset[str] = frozenset(),
     ) -> None:
         self.combined = combined
         self.preparation = preparation or FastMRIPreprocessing()
         self.cache = None if cache is None else Path(cache)
         self.surveyed = _survey(folder, self.preparation, labels, strict=strict)
-        self.volumes = [f.volume for f in self.surveyed if f.volume is not None and not f.reason]
-        if not self.volumes:
+        found = [f.volume for f in self.surveyed if f.volume is not None and not f.reason]
+        if not found:
             reasons = "; ".join(sorted({f.reason for f in self.surveyed})[:3])
             raise InputError(f"no file of {folder} can be used ({reasons})", code="file.format")
-        names = [volume.name for volume in self.volumes]
+        names = [volume.name for volume in found]
         if len(set(names)) != len(names):
             raise InputError(f"files repeat below {folder}; keep one each", code="table.duplicate")
-        self._stored, self.raw_because = _find_prepared(
-            self.volumes, self.preparation, self.cache, exact=exact
+        shared = {v.name for v in found if v.patient and v.patient in without}
+        found = [volume for volume in found if volume.name not in shared]
+        self._stored, unreadable, self.raw_because = _find_prepared(
+            found, self.preparation, self.cache, exact=exact
         )
-        rounds = any(slices.precision == "half" for slices in self._stored)
+        self.volumes = [volume for volume in found if volume.name not in unreadable]
+        if not self.volumes:
+            text = f"every volume of {folder} is left out (patients of the validation folder, or "
+            raise InputError(f"{text}unreadable files); add others", code="file.format")
+        self.notes = [f"left out: {reason}" for reason in unreadable.values()]
+        if shared:
+            text = f"left out of training: {len(shared)} volumes of patients in validation_path"
+            self.notes.append(f"{text}, such as {min(shared)}")
+        self.notes += _volume_notes(self.volumes, self.preparation, group)
+        rounds = any(slices.precision == "half" for slices in self._stored.values())
         self.precision: Precision = "half" if rounds else "single"
         self._cases = [
             (number, index)
@@ -292,7 +354,15 @@ class FastMRIDataset:
         if labels is not None:
             chosen = [(v.name, self.preparation.chosen_slices(v.slices)) for v in self.volumes]
             self.labels = np.concatenate([labels.of(*each) for each in chosen])
-        self.groups: NDArray[np.str_] = np.array([names[number] for number, _ in self._cases])
+        self._groups = [_group(volume, group) for volume in self.volumes]
+        self.groups: NDArray[np.str_] = np.array([self._groups[n] for n, _ in self._cases])
+
+    @property
+    def sites(self) -> NDArray[np.str_] | None:
+        """Institution and system of each case where all headers name them, else None."""
+        if not all(volume.site for volume in self.volumes):
+            return None
+        return np.array([self.volumes[number].site for number, _ in self._cases])
 
     @property
     def cases(self) -> NDArray[np.str_]:
@@ -304,12 +374,12 @@ class FastMRIDataset:
     def __getitem__(self, index: int) -> Case:
         number, slice_ = self._cases[index]
         image, scale = self._read(number, slice_)
-        group, case = self.volumes[number].name, self._name(number, slice_)
+        group, case = self._groups[number], self._name(number, slice_)
         return Case(image, int(self.labels[index]), group, case, scale)
 
     def _read(self, number: int, slice_: int) -> tuple[Tensor, float]:
         if self._stored:
-            stored = self._stored[number]
+            stored = self._stored[self.volumes[number].name]
             return (stored.magnitude if self.combined else stored.coils)(slice_), stored.scale
         virtual = _coils(self.volumes[number], self.preparation, self.cache)
         size, matrix = self.preparation.size, virtual.matrices[slice_]
@@ -318,6 +388,26 @@ class FastMRIDataset:
 
     def _name(self, number: int, slice_: int) -> str:
         return f"{self.volumes[number].name}-{slice_}"
+
+
+def _group(volume: Volume, group: Grouping) -> str:
+    return volume.patient if group == "patient" and volume.patient else volume.name
+
+
+def _volume_notes(
+    volumes: Sequence[Volume], preparation: FastMRIPreprocessing, group: Grouping
+) -> list[str]:
+    """Return notes on volumes of one patient and on images larger than the crop."""
+    of_group = Counter(_group(volume, group) for volume in volumes)
+    notes = []
+    if several := [name for name, count in of_group.items() if count > 1]:
+        files = sum(of_group[name] for name in several)
+        joined = f"{len(several)} group{'s' * (len(several) > 1)}"
+        text = f"{files} volumes were joined into {joined} by patient_id"
+        notes.append(f'{text}; set group = "volume" for one group per file')
+    crops = Counter(filter(None, map(preparation.crop_note, volumes)))
+    notes += [f"{text} in {n} of {len(volumes)} volumes; set size" for text, n in crops.items()]
+    return notes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,12 +422,14 @@ class FastMRIData(DataConfig):
     pathology: str = "Meniscus Tear"  #: fastMRI+ annotation that counts as label 1.
     cache: Path | None = None  #: Folder of prepared slices (taskuq data prepare).
     acquisition: str = "CORPD_FBK"  #: fastMRI acquisition type to use; "" uses all.
-    min_coils: int = 9  #: Skip volumes with fewer receive coils.
-    min_lines: int = 320  #: Skip volumes with fewer phase-encoding lines.
-    size: int = 320  #: Rows and columns of the central crop.
+    min_coils: Count = 9  #: Skip volumes with fewer receive coils.
+    min_lines: Count = 320  #: Skip volumes with fewer phase-encoding lines.
+    size: Size = 320  #: Rows and columns of the central crop.
     #: Lines used to compute virtual coils: those of the first round, or all.
     compression: Literal["measured", "full"] = "measured"
     slices: Slices = "central-60"  #: Slices of validation volumes to use.
+    #: Definition of a group: all volumes of one patient_id, where files have one, or each volume.
+    group: Grouping = "patient"
     # A volume takes a processor to transform.
     processes: ClassVar[int] = 8
 
@@ -347,7 +439,7 @@ class FastMRIData(DataConfig):
         return self.validation_path is not None
 
     def open(self) -> FastMRIDataset:
-        return self._volumes(self._training_folder, "all")
+        return self._volumes(self._training_folder, "all", without=self._test_patients)
 
     def open_test(self) -> FastMRIDataset:
         """Open the central slices of the validation volumes, never in half precision."""
@@ -357,9 +449,37 @@ class FastMRIData(DataConfig):
     def open_targets(self) -> LabelledSubset:
         """Open the training volumes as magnitude images; labels are required."""
         require_path(self.labels, "labels", "the fastMRI+ annotations (knee.csv)")
-        return LabelledSubset.of(self._volumes(self._training_folder, "all", combined=True))
+        return LabelledSubset.of(
+            self._volumes(self._training_folder, "all", combined=True, without=self._test_patients)
+        )
 
-    def check(self, *, strict: bool = False, thorough: bool = False) -> DataCheck:
+    @property
+    def _test_patients(self) -> frozenset[str]:
+        """Patients of the validation folder, whose other volumes are not trained on."""
+        if self.validation_path is None or self.group == "volume":
+            return frozenset()
+        surveyed = _survey(self.validation_path, self._preparation(self.slices))
+        return frozenset(f.volume.patient for f in surveyed if f.volume is not None) - {""}
+
+    def boxes(self, cases: Sequence[str]) -> dict[str, tuple[slice, slice]]:
+        """Return the fastMRI+ boxes of the pathology, moved into the crop."""
+        found: dict[str, tuple[slice, slice]] = {}
+        labels = self._labels
+        for row in () if labels is None else labels.annotations.of(self.pathology):
+            case = f"{row.file}-{row.slice_index}"
+            if row.box is not None and case in cases:
+                # Boxes refer to the central 320×320 pixels.
+                rows, columns = row.rows_and_columns(_ANNOTATED)
+                shift = (self.size - _ANNOTATED) // 2
+                box = tuple(
+                    slice(max(0, side.start + shift), min(self.size, side.stop + shift))
+                    for side in (rows, columns)
+                )
+                if all(side.stop > side.start for side in box):
+                    found.setdefault(case, (box[0], box[1]))
+        return found
+
+    def check(self, *, strict: bool = False, quick: bool = False) -> DataCheck:
         """Describe each file of both folders."""
         notes = self._labels
         unreadable = () if notes is None else notes.annotations.unreadable
@@ -372,9 +492,15 @@ class FastMRIData(DataConfig):
         if self.validation_path is not None:
             folders.append((self.validation_path, self.slices))
         rows: list[FileCheck] = []
+        used: list[Volume] = []
+        remarks: list[str] = []
         for folder, slices in folders:
             plan = self._preparation(slices)
-            for found in _survey(folder, plan, notes, strict=strict, thorough=thorough):
+            surveyed = _survey(folder, plan, notes, strict=strict, thorough=not quick)
+            own = [f.volume for f in surveyed if f.volume is not None and not f.reason]
+            remarks += _volume_notes(own, plan, self.group)
+            used += own
+            for found in surveyed:
                 kind, size = "", ""
                 if (volume := found.volume) is not None:
                     kind = volume.acquisition
@@ -383,7 +509,8 @@ class FastMRIData(DataConfig):
                 counts = (found.slices, found.positives, found.reason)
                 rows.append(FileCheck(file, kind, size, *counts))
         skipped = tuple(f"label row skipped: {reason}" for reason in unreadable)
-        return DataCheck(tuple(rows), groups=sum(row.used for row in rows), notes=skipped)
+        groups = len({_group(volume, self.group) for volume in used})
+        return DataCheck(tuple(rows), groups, (*dict.fromkeys(remarks), *skipped))
 
     @property
     def _training_folder(self) -> Path:
@@ -401,14 +528,14 @@ class FastMRIData(DataConfig):
         )  # fmt: skip
 
     def _volumes(
-        self, folder: Path, slices: Slices, *, combined: bool = False, exact: bool = False
-    ) -> FastMRIDataset:
+        self, folder: Path, slices: Slices, *, combined: bool = False, exact: bool = False,
+        without: frozenset[str] = frozenset(),
+    ) -> FastMRIDataset:  # fmt: skip
         data = FastMRIDataset(
             folder, self._preparation(slices), self._labels, cache=self.cache, combined=combined,
-            exact=exact,
+            exact=exact, group=self.group, without=without,
         )  # fmt: skip
-        if data.raw_because:
-            _warn_raw(folder, data, "single" if exact else "half")
+        _warn(folder, data, "single" if exact else "half")
         return data
 
 
@@ -435,11 +562,16 @@ def _survey_file(
     return _VolumeSurvey(file, volume, "", len(slices), positives)
 
 
-def _warn_raw(folder: Path, data: FastMRIDataset, precision: Precision) -> None:
-    """Warn, once per training run, that raw files are read and how fast."""
-    if folder in _warned or any(os.environ.get(name, "0") != "0" for name in _RANKS):
+def _warn(folder: Path, data: FastMRIDataset, precision: Precision) -> None:
+    """Print notes once for all processes of a training, and how fast raw files are read."""
+    if any(os.environ.get(name, "0") != "0" for name in _RANKS):
         return
-    _warned.add(folder)
+    notes = [f"{folder}: {note}\n" for note in data.notes]
+    sys.stderr.write("".join(note for note in notes if note not in _warned))
+    _warned.update(notes)
+    if not data.raw_because or str(folder) in _warned:
+        return
+    _warned.add(str(folder))
     per_pass = sum(volume.bytes_of_slice * volume.slices for volume in data.volumes)
     first, started = data.volumes[0], time.perf_counter()
     matrix = np.eye(first.coils, data.preparation.coils, dtype=np.complex64)
@@ -456,5 +588,5 @@ def _warn_raw(folder: Path, data: FastMRIDataset, precision: Precision) -> None:
 
 # Process numbers set by launchers.
 _RANKS = ("LOCAL_RANK", "SLURM_PROCID")
-_warned: set[Path] = set()
+_warned: set[str] = set()
 _coils = lru_cache(maxsize=2048)(cached_coils)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from taskuq._config import Size
 from taskuq._io import reading, require_plausible_size
 from taskuq.data._arrays import group_scale
 from taskuq.data._dataset import Case, Dataset
@@ -221,12 +222,12 @@ class FolderData(DataConfig):
     path: Path | None = None  #: Folder of PNG, TIFF, NIfTI or DICOM images.
     labels: Path | None = None  #: CSV with the columns file, label, group; optionally slice, site.
     group: Grouping | None = None  #: Unit used as group if the CSV has no column group.
-    size: int | None = None  #: Crop or pad images to this many rows and columns.
+    size: Size | None = None  #: Crop or pad images to this many rows and columns.
 
     def open(self) -> Dataset:
         return self._images(normalise=True)
 
-    def check(self, *, strict: bool = False, thorough: bool = False) -> DataCheck:
+    def check(self, *, strict: bool = False, quick: bool = False) -> DataCheck:
         """Describe each file; raise InputError if one cannot be read."""
         data = self._images(normalise=False)
         files: dict[Path, list[int]] = {}

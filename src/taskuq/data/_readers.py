@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
-from taskuq._config import from_registry, read_toml
+from taskuq._config import Coils, Seed, Unit, from_registry, read_toml
 from taskuq._io import atomic_write, image_format
 from taskuq._registry import Registry
 from taskuq.data._dataset import (
@@ -80,9 +80,9 @@ class DataConfig(ABC):
         in_memory: Read all cases once and keep them in memory.
     """
 
-    coils: int = 8
-    validation_fraction: float = 0.1
-    seed: int = 0
+    coils: Coils = 8
+    validation_fraction: Unit = 0.1
+    seed: Seed = 0
     in_memory: bool = False
     # That read cases into memory. At most 8: containers see all processors and may use few.
     processes: ClassVar[int] = 1
@@ -104,7 +104,11 @@ class DataConfig(ABC):
         """Open all cases with the targets of a task network; default: their labels."""
         return LabelledSubset.of(self.open())
 
-    def check(self, *, strict: bool = False, thorough: bool = False) -> DataCheck:
+    def boxes(self, cases: Sequence[str]) -> dict[str, tuple[slice, slice]]:
+        """Return rows and columns of the annotated finding, of those cases that have one."""
+        return {}
+
+    def check(self, *, strict: bool = False, quick: bool = False) -> DataCheck:
         """Describe the data by file; default: by group."""
         cases, rows = self.open(), []
         labels, groups = cases.labels, cases.groups

@@ -24,7 +24,7 @@ from taskuq._io import atomic_write, open_npz, reading, require_plausible_size
 from taskuq.errors import InputError, MachineError, first_line
 from taskuq.measure._coils import compress_coils, compression_matrix
 from taskuq.measure._fourier import fft2c, ifft2c
-from taskuq.measure._masks import gro_mask, published_masks
+from taskuq.measure._masks import gro_mask, mask_fingerprint, published_masks
 
 _BOX = ("x", "y", "width", "height")
 # The columns of a fastMRI+ file.
@@ -58,16 +58,17 @@ class _Annotations:
 
     def positive_slices(self, pathology: str) -> dict[str, set[int]]:
         positive: dict[str, set[int]] = {}
-        for row in self._chosen(pathology):
+        for row in self.of(pathology):
             if not row.is_study_level:
                 positive.setdefault(row.file, set()).add(row.slice_index)
         return positive
 
     def positive_volumes(self, pathology: str) -> set[str]:
         """Return the volumes with a pathology, in a slice or as a whole."""
-        return {row.file for row in self._chosen(pathology)}
+        return {row.file for row in self.of(pathology)}
 
-    def _chosen(self, pathology: str) -> list[_Annotation]:
+    def of(self, pathology: str) -> list[_Annotation]:
+        """Return the rows of one pathology."""
         name = pathology.strip().lower()
         chosen = [row for row in self.rows if row.label.lower() == name]
         if not chosen:
@@ -165,6 +166,9 @@ class Volume:
     width: int
     acquisition: str
     encoded_lines: int | None
+    patient: str = ""
+    site: str = ""
+    recon_size: tuple[int, int] | None = None
 
     @property
     def name(self) -> str:
@@ -182,6 +186,7 @@ class Volume:
         # A handle for each read keeps workers independent of each other.
         with _opened(self.path, f"breaks off in slice {index}") as file:
             kspace = np.asarray(file["kspace"][index])
+        kspace = kspace.reshape(self.coils, *kspace.shape[-2:])
         if not np.isfinite(kspace).all():
             text = f"{self.path} has NaN in slice {index}; fetch it again"
             raise InputError(text, code="value.nonfinite")
@@ -189,37 +194,66 @@ class Volume:
 
 
 def open_volume(path: Path | str) -> Volume:
-    """Open a fastMRI multi-coil file, knee or brain, without reading its k-space."""
+    """Open a fastMRI file, knee or brain, one coil or several, without reading its k-space."""
     path = Path(path)
     with _opened(path, "cannot be opened as HDF5") as file:
         kspace = file.get("kspace")
         if not isinstance(kspace, h5py.Dataset):
-            text = f"{path} has no dataset kspace; use fastMRI multi-coil files"
+            text = f"{path} has no dataset kspace; use fastMRI k-space files"
             raise InputError(text, code="file.format")
-        if kspace.ndim != 4 or kspace.dtype.kind != "c" or 0 in kspace.shape:
+        if kspace.ndim not in (3, 4) or kspace.dtype.kind != "c" or 0 in kspace.shape:
             given = f"{path} has kspace of shape {kspace.shape} and type {kspace.dtype}"
-            raise InputError(f"{given}; use complex multi-coil files", code="file.format")
+            raise InputError(f"{given}; use complex fastMRI files", code="file.format")
         require_plausible_size(path, math.prod(kspace.shape) * kspace.dtype.itemsize)
-        lines = None
-        if "ismrmrd_header" in file:
-            lines = _encoded_lines(file["ismrmrd_header"][()])
-        acquisition = file.attrs.get("acquisition", "")
-        if isinstance(acquisition, bytes):
-            acquisition = acquisition.decode()
-        slices, coils, height, width = kspace.shape
-        return Volume(path, slices, coils, height, width, str(acquisition), lines)
+        header = _Header.read(file["ismrmrd_header"][()] if "ismrmrd_header" in file else None)
+        height, width = kspace.shape[-2:]
+        slices, coils = kspace.shape[0], 1 if kspace.ndim == 3 else kspace.shape[1]
+        acquisition, patient = (_attribute(file, name) for name in ("acquisition", "patient_id"))
+        return Volume(
+            path, slices, coils, height, width, acquisition, header.encoded_lines,
+            patient, header.site, header.recon_size,
+        )  # fmt: skip
 
 
-def _encoded_lines(xml: bytes | str) -> int | None:
-    """Return the number of encoded lines of an ISMRMRD header, or None."""
-    try:
-        header = ElementTree.fromstring(xml)
-    except ElementTree.ParseError as error:
-        text = f"the ISMRMRD header is not XML ({error}); fetch the file again"
-        raise InputError(text, code="file.format") from error
-    # In any namespace, or in none.
-    lines = header.findtext("{*}encoding/{*}encodedSpace/{*}matrixSize/{*}y", "")
-    return int(lines) if lines.strip().isdecimal() else None
+def _attribute(file: Any, name: str) -> str:
+    value = file.attrs.get(name, "")
+    return (value.decode() if isinstance(value, bytes) else str(value)).strip()
+
+
+@dataclass(frozen=True)
+class _Header:
+    """Fields of an ISMRMRD header."""
+
+    encoded_lines: int | None = None
+    recon_size: tuple[int, int] | None = None
+    site: str = ""
+
+    @classmethod
+    def read(cls, xml: bytes | str | None) -> _Header:
+        if xml is None:
+            return cls()
+        try:
+            header = ElementTree.fromstring(xml)
+        except ElementTree.ParseError as error:
+            text = f"the ISMRMRD header is not XML ({error}); fetch the file again"
+            raise InputError(text, code="file.format") from error
+
+        def text_of(path: str) -> str:
+            # In any namespace, or in none.
+            found = header.findtext("/".join(f"{{*}}{tag}" for tag in path.split("/")), "")
+            return found.strip()
+
+        def number(path: str) -> int | None:
+            return int(found) if (found := text_of(path)).isdecimal() else None
+
+        rows, columns = (number(f"encoding/reconSpace/matrixSize/{axis}") for axis in "xy")
+        system = "acquisitionSystemInformation"
+        named = (text_of(f"{system}/{tag}") for tag in ("institutionName", "systemModel"))
+        return cls(
+            number("encoding/encodedSpace/matrixSize/y"),
+            None if rows is None or columns is None else (rows, columns),
+            ", ".join(filter(None, named)),
+        )
 
 
 @contextmanager
@@ -271,7 +305,9 @@ class FastMRIPreprocessing:
         """Digest of the configuration, used as the name of its cache."""
         # Which slices and volumes are used does not change how one is prepared.
         kept = ("size", "coils", "compression", "first_acceleration")
-        text = json.dumps([_VERSION, {name: asdict(self)[name] for name in kept}], sort_keys=True)
+        settings = {name: asdict(self)[name] for name in kept}
+        first = mask_fingerprint(self.first_mask)
+        text = json.dumps([_VERSION, settings, first], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
@@ -288,12 +324,22 @@ class FastMRIPreprocessing:
         if self.acquisition and volume.acquisition != self.acquisition:
             return f"acquisition is {volume.acquisition or 'not stated'}, not {self.acquisition}"
         if volume.coils < self.min_coils:
-            return f"{volume.coils} coils, at least {self.min_coils} are needed"
+            coils = f"{volume.coils} coil{'s' * (volume.coils != 1)}"
+            return f"{coils}, at least {self.min_coils} are needed"
         if lines < self.min_lines:
             return f"{lines} encoded lines, at least {self.min_lines} are needed"
         if min(volume.height, volume.width) < self.size:
             return f"k-space is {volume.height}×{volume.width}, smaller than the crop {self.size}"
         return None
+
+    def crop_note(self, volume: Volume) -> str | None:
+        """Return by how much the crop differs from the size of the scanner's images, or None."""
+        if volume.recon_size is None or volume.recon_size == (self.size, self.size):
+            return None
+        rows, columns = volume.recon_size
+        is_cut = max(rows, columns) > self.size
+        verb = "are cropped to" if is_cut else "are smaller than the crop,"
+        return f"images of {rows}×{columns} (reconSpace) {verb} {self.size}×{self.size}"
 
     def chosen_slices(self, count: int) -> range:
         if self.slices == "all":

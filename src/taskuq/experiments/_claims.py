@@ -21,7 +21,7 @@ from taskuq.conformal._units import CaseUnit, RandomCaseUnit, Unit
 from taskuq.conformal.scores import resolve_score
 from taskuq.conformal.scores._learned import FEWEST_TO_LEARN, LearnedScore
 from taskuq.errors import InputError
-from taskuq.interval import BoolArray
+from taskuq.interval import BoolArray, FloatArray
 from taskuq.policy._simulate import Simulation
 from taskuq.report._records import (
     NOT_SUPPORTED,
@@ -61,6 +61,8 @@ class ClaimSettings:
     size_bins: tuple[float, ...] = PAPER_SIZE_BINS
     test_groups: int = 8
     protocol_trials: int | None = None
+    cases: tuple[str, ...] = ()  # of examples
+    accelerations: tuple[float, ...] = ()  # of examples; default: all
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -94,6 +96,22 @@ class SubsetMembers:
     label: np.ndarray | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class StoredExample:
+    """Images and outputs of one case in every round."""
+
+    case: str
+    group: str
+    truth: FloatArray  # (H, W)
+    mean: FloatArray  # (T, H, W)
+    sd: FloatArray  # (T, H, W)
+    outputs: FloatArray  # (T, sample)
+    target: float
+    point: FloatArray | None = None  # (T, H, W)
+    point_outputs: FloatArray | None = None  # (T,)
+    box: tuple[slice, slice] | None = None
+
+
 @dataclass(frozen=True)
 class ClaimInputs:
     samples: TaskOutputs | None = None
@@ -104,6 +122,7 @@ class ClaimInputs:
     quality: Mapping[str, Any] | None = None
     task: Mapping[str, Any] | None = None
     parts: Sequence[SubsetMembers] = field(default=())
+    examples: Sequence[StoredExample] = ()  # default: the images stored with the tables
     simulated: Sequence[Simulation] = ()  # by the run itself, with more splits
     simulated_width: float | None = None
 
@@ -123,6 +142,10 @@ class ClaimInputs:
             is_mri = self.samples is None or self.samples.provenance.get("words") == MRI.to_dict()
             known = self.masks is not None or self.published or is_mri
             return None if known else "it needs masks of k-space, and the table is not of MRI"
+        if need == "images":
+            stored = self.samples is not None and self.samples.images_path is not None
+            known = stored or (self.samples is not None and len(self.examples) > 0)
+            return None if known else "it needs a table with images (taskuq run --keep-images 4)"
         if need == "quality":
             return None if self.quality is not None else "it needs a quality record"
         if need == "classifier":
@@ -219,6 +242,7 @@ EXPERIMENTS: Registry[Experiment] = Registry(
         "paper-protocol": "taskuq.experiments._paper_protocol:EXPERIMENT",
         "masks": "taskuq.experiments._sampling_masks:EXPERIMENT",
         "data-splits": "taskuq.experiments._data_splits:EXPERIMENT",
+        "examples": "taskuq.experiments._recovery_quality:EXAMPLES",
         "recovery-quality": "taskuq.experiments._recovery_quality:EXPERIMENT",
         "classifier-quality": "taskuq.experiments._classifier_quality:EXPERIMENT",
     },

@@ -17,6 +17,7 @@ from taskuq._arrays import as_array
 from taskuq._io import make_folder, write_json
 from taskuq.conformal._diagnose import diagnose
 from taskuq.data._dataset import Dataset
+from taskuq.experiments._claims import StoredExample
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.measure._coils import rss
 from taskuq.measure._mri import MultiCoilMRI, SimulatedMRIScanner
@@ -171,10 +172,10 @@ def run_demo(
     number = settings.patients * settings.slices
     stage(f"2/4  Scanning {number} slices of new patients, round by round.")
     with Progress(number, what="slices", quiet=quiet) as scanned:
-        live = _scan(settings, policy, samples, folder, log, scanned)
+        live, examples = _scan(settings, policy, samples, folder, log, scanned)
     write_json(folder / "records" / "live.json", live)
     stage(f"3/4  Evaluating the policy and the paper's claims on {settings.trials} random splits.")
-    _judge(settings, samples, point, folder, log, quiet)
+    _judge(settings, samples, point, examples, folder, log, quiet)
     stage("4/4  Writing the report.")
     write_json(folder / "run.json", _run(settings, policy))
     return write_report(folder)
@@ -187,11 +188,11 @@ def _scan(
     folder: Path,
     log: Callable[[str], None],
     progress: Progress,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], list[StoredExample]]:
     """Scan new patients, write the explorer's data and return the reported intervals."""
     import numpy as np
 
-    from taskuq.data._atlas import Atlas
+    from taskuq.data._atlas import Atlas, mask_box
     from taskuq.measure._mri import MaskConfig
     from taskuq.report._explorer import save_explorer
 
@@ -220,13 +221,22 @@ def _scan(
         calibration_group=table.group,
         task_range=table.task_range,
     )
-    return _record(scanned, settings)
+    places = {name: index for index, name in enumerate(data.cases.tolist())}
+    return _record(scanned, settings), [
+        StoredExample(
+            str(s["case"]), str(s["group"]), s["truth"], s["mean"], s["sd"], s["outputs"],
+            s["targets"], s["point"], s["point_outputs"],
+            mask_box(data.lesion_mask(places[s["case"]])),
+        )
+        for s in (one.shown for one in scanned)
+    ]  # fmt: skip
 
 
 def _judge(
     settings: DemoSettings,
     samples: TaskOutputs,
     point: TaskOutputs,
+    examples: list[StoredExample],
     folder: Path,
     log: Callable[[str], None],
     quiet: bool,
@@ -241,7 +251,7 @@ def _judge(
     inputs = make_inputs(
         samples, point, published=True, masks=measured.masks(PatientDistribution().size),
         mask_accelerations=measured.accelerations, quality=stored_quality(),
-        simulated=simulation, simulated_width=MAX_WIDTH,
+        simulated=simulation, simulated_width=MAX_WIDTH, examples=examples,
     )  # fmt: skip
     claims = ClaimSettings(trials=settings.trials, seed=settings.seed)
     with Progress(1 + len(list(EXPERIMENTS)), what="claims", quiet=quiet) as progress:

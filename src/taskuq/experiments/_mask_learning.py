@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from taskuq._config import to_toml_table
+from taskuq._config import Count, Natural, Positive, to_toml_table
 from taskuq._io import content_fingerprint, fingerprint, read_json, write_json
 from taskuq.conformal._diagnose import crps
 from taskuq.data._readers import open_data
@@ -32,14 +32,14 @@ SCHEMA = "taskuq.order/1"
 class MaskLearningConfig(ImagingConfig):
     """Settings of taskuq masks --learn."""
 
-    cases: int = 200  #: Number of training cases, evenly spaced.
+    cases: Count = 200  #: Number of training cases, evenly spaced.
     #: Number of lines measured before any line is chosen; default: half of the first round.
-    initial_lines: int | None = None
-    lines_per_step: int = 4  #: Number of lines to choose before new samples are drawn.
-    random_candidates: int = 0  #: Random candidates to compare by the task's CRPS in each step.
+    initial_lines: Count | None = None
+    lines_per_step: Count = 4  #: Number of lines to choose before new samples are drawn.
+    random_candidates: Natural = 0  #: Random candidates to compare by the task's CRPS in each step.
     #: Variance to reduce: of the task, by its gradient or its outputs, or of the image.
     objective: Aim = "gradient"
-    regularisation: float = RIDGE  #: Noise variance relative to the variance of samples.
+    regularisation: Positive = RIDGE  #: Noise variance relative to the variance of samples.
 
     def __post_init__(self) -> None:
         least = {"samples": 2, "cases": 1, "lines_per_step": 1, "initial_lines": 1}

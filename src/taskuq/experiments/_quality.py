@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from taskuq._config import to_toml_table, toml_text
+from taskuq._config import Count, Seed, to_toml_table, toml_text
 from taskuq._io import (
     atomic_write,
     content_fingerprint,
@@ -30,7 +30,7 @@ from taskuq._seeds import mix_seeds
 from taskuq.data._dataset import Dataset
 from taskuq.data._readers import Data, open_all, open_data, paper_data
 from taskuq.errors import InputError, MachineError, first_line
-from taskuq.measure._coils import rss
+from taskuq.measure._coils import rss, ssim
 from taskuq.measure._mri import MaskConfig, MultiCoilMRI
 from taskuq.pipeline._engines import Engine, LocalEngine
 from taskuq.pipeline._executor import Executor, num_threads, pick_device, pinned_threads
@@ -38,7 +38,7 @@ from taskuq.pipeline._progress import Progress
 from taskuq.protocols import Recover
 from taskuq.recover._cases import as_coil_images
 from taskuq.recover._methods import ZeroFilled, open_recovery
-from taskuq.recover._varnet_training import VarNetMethod, _ssim
+from taskuq.recover._varnet_training import VarNetMethod
 from taskuq.recover.flow._train import FlowMethod
 from taskuq.training._weights import load_weights, referenced_files
 
@@ -55,7 +55,7 @@ def _volume_psnr(recovered: Tensor, truth: Tensor) -> float:
 def _volume_ssim(recovered: Tensor, truth: Tensor) -> float:
     """Return the mean structural similarity over slices, with the volume's data range."""
     x, y = truth.double(), recovered.double()
-    return float(_ssim(y, x, x.max().expand(len(x))).mean())
+    return float(ssim(y, x, x.max().expand(len(x))).mean())
 
 
 def _spread_error_correlation(
@@ -285,10 +285,10 @@ class QualityConfig:
     #: VarNet weights of a residual flow; default: those used in training.
     estimate: Path | None = None
     vgg_weights: Path | None = None  #: VGG-16 weights (safetensors), required for FID.
-    samples: int = 32  #: Number of posterior samples averaged per reconstruction.
-    seed: int = 0  #: Seed of the samples.
-    max_volumes: int | None = None  #: Evaluate only this many volumes; default: all.
-    fid_images: int | None = None  #: Training images used for FID; default: all.
+    samples: Count = 32  #: Number of posterior samples averaged per reconstruction.
+    seed: Seed = 0  #: Seed of the samples.
+    max_volumes: Count | None = None  #: Evaluate only this many volumes; default: all.
+    fid_images: Count | None = None  #: Training images used for FID; default: all.
 
     def __post_init__(self) -> None:
         if self.vgg_weights is not None and self.subset == "all":

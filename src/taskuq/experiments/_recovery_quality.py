@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from taskuq._io import open_npz
+from taskuq.conformal._calibrate import calibrate
 from taskuq.errors import InputError
 from taskuq.experiments import _claims as claims
-from taskuq.experiments._claims import ClaimInputs, ClaimSettings, Experiment
+from taskuq.experiments._claims import ClaimInputs, ClaimSettings, Experiment, StoredExample
+from taskuq.interval import BoolArray, FloatArray
 from taskuq.report._records import experiment_record
-from taskuq.report.figures._imaging import against_acceleration, quality_figures
+from taskuq.report.figures._imaging import (
+    Example,
+    against_acceleration,
+    example_figure,
+    quality_figures,
+)
+from taskuq.table._table import TaskOutputs
 
 CLAIM = (
     "Image quality falls as R grows; the variational network is slightly better than the flow's "
@@ -151,4 +164,137 @@ def _pairs(methods: Mapping[str, Any], measure: str) -> list[tuple[float, float]
     return [(v, f) for v, f in pairs if v is not None and f is not None]
 
 
+MOST_EXAMPLES = 2
+
+
+def _examples(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
+    """Draw chosen cases; intervals are calibrated on the other groups."""
+    table = inputs.table
+    shown = list(inputs.examples or stored_examples(table, inputs.point))
+    if settings.cases:
+        known = {one.case: one for one in shown}
+        if missing := [name for name in settings.cases if name not in known]:
+            text = f"no image of case {missing[0]} is stored; choose from {', '.join(known)}"
+            raise InputError(text, code="choice.unknown")
+        shown = [known[name] for name in settings.cases]
+    else:
+        # Cases with an annotation first, then those whose output is least certain.
+        shown.sort(key=lambda one: (one.box is None, -float(np.std(one.outputs[0]))))
+        shown = shown[:MOST_EXAMPLES]
+    rates = [float(R) for R in settings.accelerations or table.accelerations]
+    rounds = [table.round_index(R) for R in rates]
+    groups = {one.group for one in shown} if table.group is not None else set()
+    names = np.arange(table.cases).astype(str) if table.case is None else table.case.astype(str)
+    own = np.isin(names, [one.case for one in shown])
+    if table.group is not None:
+        own |= np.isin(table.group.astype(str), list(groups))
+    figures, rows, narrower = [], [], 0
+    for one in shown:
+        intervals = _intervals(table, own, one.outputs, rounds, "cqr", settings.alpha)
+        point = None
+        if one.point is not None and one.point_outputs is not None:
+            source = table if inputs.point is None else inputs.point
+            outputs = one.point_outputs[:, None]
+            point = _intervals(source, own, outputs, rounds, "ar", settings.alpha)
+        example = Example(
+            one.case, one.truth, rates, one.mean[rounds], one.sd[rounds], intervals, one.target,
+            None if one.point is None else one.point[rounds], point, one.box,
+        )  # fmt: skip
+        figures.append(example_figure(example, table.task_names[0], settings.alpha))
+        for name, ends in (("CQR, samples", intervals), ("AR, point network", point)):
+            if ends is not None:
+                z = one.target
+                rows += [
+                    [one.case, R, name, float(low), float(high), z, bool(low <= z <= high)]
+                    for R, (low, high) in zip(rates, ends, strict=True)
+                ]
+        widths = np.diff(intervals)[:, 0].clip(0)
+        narrower += bool(widths[-1] <= widths[0])
+    return experiment_record(
+        "examples",
+        "Example reconstructions and intervals",
+        "The prediction intervals shrink as the posterior samples become more consistent; maps of "
+        "the pixel-wise standard deviation are difficult to connect to the task.",
+        f"Shown for {claims.listing(one.case for one in shown)}, at R = "
+        f"{', '.join(f'{R:g}' for R in rates)}; in {narrower} of {len(shown)} cases the interval "
+        "is no wider in the last round than in the first.",
+        {**settings.used("alpha"), "accelerations": rates, "cases": [one.case for one in shown]},
+        figures,
+        [
+            {
+                "name": "intervals",
+                "caption": f"Intervals at level {1 - settings.alpha:g}, calibrated on all other "
+                "groups of the table.",
+                "columns": ["case", "R", "method", "lower", "upper", "true image", "covered"],
+                "rows": rows,
+            }
+        ],
+        number=f"{len(shown)} cases",
+    )
+
+
+def _intervals(
+    table: TaskOutputs, own: BoolArray, outputs: FloatArray, rounds: Sequence[int], score: str,
+    alpha: float,
+) -> FloatArray:  # fmt: skip
+    """Return the interval of one case in each round, (round, 2)."""
+    rest, found = table.select(cases=np.flatnonzero(~own)), []
+    for k in rounds:
+        bound = calibrate(
+            rest, alpha=alpha, score=score, acceleration=float(table.accelerations[k])
+        )
+        interval = bound(outputs[k][None])
+        found.append((float(interval.lower[0]), float(interval.upper[0])))
+    return np.array(found, dtype=float)
+
+
+def stored_examples(table: TaskOutputs, point: TaskOutputs | None) -> list[StoredExample]:
+    """Return the cases whose images are stored with a table, and with one of point estimates."""
+    assert table.images_path is not None
+    images, others = _images(table.images_path), {}
+    if point is not None and point.images_path is not None:
+        others = _images(point.images_path)
+    boxes = _boxes(table, list(images))
+    names = [str(i) for i in range(table.cases)] if table.case is None else table.case.tolist()
+    place = {str(name): i for i, name in enumerate(names)}
+    found = []
+    for case, of in images.items():
+        if case not in place or of["truth"].ndim != 2:
+            continue
+        i = place[case]
+        group = "" if table.group is None else str(table.group[i])
+        outputs, target = table.outputs[:, i], float(np.asarray(table.targets_at(0))[i])
+        one = StoredExample(
+            case, group, of["truth"], of["mean"], of["sd"], np.asarray(outputs, float), target,
+            box=boxes.get(case),
+        )  # fmt: skip
+        if point is not None and case in others:
+            own = np.asarray(point.outputs[:, i, 0], float)
+            one = replace(one, point=others[case]["mean"], point_outputs=own)
+        found.append(one)
+    return found
+
+
+def _images(path: Path) -> dict[str, dict[str, FloatArray]]:
+    with open_npz(path, "images") as file:
+        arrays = {name: np.asarray(file[name]) for name in ("case", "truth", "mean", "sd")}
+    names = arrays.pop("case")
+    return {str(c): {k: v[i] for k, v in arrays.items()} for i, c in enumerate(names)}
+
+
+def _boxes(table: TaskOutputs, cases: list[str]) -> dict[str, tuple[slice, slice]]:
+    """Return annotated boxes by case, from the data that the table was made of."""
+    data = dict(table.provenance.get("configuration", {}).get("data") or {})
+    if not data:
+        return {}
+    from taskuq._config import from_registry
+    from taskuq.data._readers import READERS
+
+    try:
+        return from_registry(READERS, data, "data").boxes(cases)
+    except InputError:  # moved or deleted data; images are shown without a box
+        return {}
+
+
+EXAMPLES = Experiment(_examples, ("images",), "example reconstructions and intervals")
 EXPERIMENT = Experiment(_recovery_quality, ("quality",), "image quality of recoveries")

@@ -391,7 +391,7 @@ def _cost(command: _Command, work: Path, seconds: float) -> dict[str, Any]:
     if command.verb == "run":
         log = RunLog(work / command.makes[0]).events()
         last = [event for event in log if event["event"] == "finished"][-1]
-        each = last["seconds"] / last["cases"] if last["cases"] else seconds
+        each = last["seconds"] / last["timed"] if last["timed"] else seconds
         return {"unit": "slice", "each": each, "hours": each * JUDGED_SLICES / 3600}
     if command.verb not in ("data check", "data prepare", "quality"):
         return {}  # it reads tables, which takes seconds to minutes at any size

@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from taskuq._config import read_config, to_toml_table
+from taskuq._config import Count, NonNegative, Seed, read_config, to_toml_table
 from taskuq.data._atlas import AtlasData, PatientDistribution
 from taskuq.data._dataset import precision_of
 from taskuq.data._readers import Data, open_all, open_data, paper_data
 from taskuq.errors import InputError
 from taskuq.measure._adaptive import AdaptiveConfig, AdaptiveLines
-from taskuq.measure._masks import mask_fingerprint, mask_provenance
+from taskuq.measure._masks import mask_fingerprint, mask_provenance, masks_to_text
 from taskuq.measure._mri import MaskConfig
 from taskuq.measure._systems import AnySystem
 from taskuq.pipeline._executor import (
@@ -41,12 +41,12 @@ class ImagingConfig:
 
     data: Data = field(default_factory=paper_data)  #: Images to measure.
     measure: AnySystem = field(default_factory=MaskConfig)  #: Measurement rounds.
-    noise: float = 0.0  #: Standard deviation of the measurement noise of MRI.
+    noise: NonNegative = 0.0  #: Standard deviation of the measurement noise of MRI.
     #: Recovery method g.
     recover: Annotated[MethodConfig, RECOVERIES] = field(default_factory=ZeroFilled)
     task: Annotated[MethodConfig, TASKS] = field(default_factory=MeanIntensityMethod)  #: Task f.
-    samples: int = 32  #: Number of posterior samples per case and round.
-    seed: int = 0  #: Seed of noise and samples.
+    samples: Count = 32  #: Number of posterior samples per case and round.
+    seed: Seed = 0  #: Seed of noise and samples.
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,8 @@ class _Run:
             values["geometry"] = {
                 "coils": self.config.data.coils, "matrix": [size, size], "field_of_view": fov
             }  # fmt: skip
+        if isinstance(self.config.measure, MaskConfig):
+            values["masks"] = masks_to_text(self.masks)
         return values | {"fingerprints": self.fingerprints}
 
     @property

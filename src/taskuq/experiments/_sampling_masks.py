@@ -9,7 +9,14 @@ import numpy as np
 
 from taskuq.experiments._claims import ClaimInputs, ClaimSettings, Experiment, finding, verdict
 from taskuq.interval import BoolArray
-from taskuq.measure._masks import acs_width, center_lines, nested_masks, published_masks
+from taskuq.measure._masks import (
+    acs_width,
+    acs_widths,
+    center_lines,
+    masks_from_text,
+    nested_masks,
+    published_masks,
+)
 from taskuq.report._records import experiment_record
 from taskuq.report.figures._imaging import masks_figure
 
@@ -19,14 +26,13 @@ CLAIM = (
     "and 32 of 320 lines)."
 )
 PUBLISHED = (16.0, 8.0, 4.0, 2.0)
-CENTERS = (9, 16, 24, 32)
 
 
 def _sampling_masks(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
     sets = {}
-    if inputs.masks is not None:
-        sets["masks"] = np.asarray(inputs.masks, dtype=bool), inputs.mask_accelerations
-    if inputs.masks is None or inputs.published:
+    if (used := _used(inputs)) is not None:
+        sets["masks"] = used
+    if not sets or inputs.published:
         rng = np.random.default_rng(settings.seed)
         sets |= {
             "published": (published_masks(PUBLISHED), PUBLISHED),
@@ -36,15 +42,19 @@ def _sampling_masks(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, A
     for name, (masks, rates) in sets.items():
         nested = all(bool((a <= b).all()) for a, b in pairwise(masks))
         width = masks.shape[1]
-        right = [m.sum() == round(width / R) for m, R in zip(masks, rates, strict=True)]
+        counts = [round(width / R) for R in rates]
         centers = [acs_width(m) for m in masks]
-        outcomes += [nested, all(right), all(b >= a for a, b in pairwise(centers))]
-        if name in ("published", "rule"):
-            # A run may be longer than designed where a line next to it happens to be measured.
-            outcomes += [c >= least for c, least in zip(centers, CENTERS, strict=True)]
+        # A run may be longer than designed where a line next to it happens to be measured.
+        designed = acs_widths(width, rates, counts)
+        whole = [
+            bool(m[center_lines(width, c)].all()) for m, c in zip(masks, designed, strict=True)
+        ]
+        outcomes += [nested, masks.sum(axis=1).tolist() == counts, all(whole)]
+        outcomes.append(all(b >= a for a, b in pairwise(centers)))
         sentences.append(
             f"{_CALLED[name]} are {'nested' if nested else 'not nested'} and have contiguous "
             f"centres of {', '.join(map(str, centers))} lines"
+            + ("" if all(whole) else f", where {', '.join(map(str, designed))} are designed")
         )
     first, rates = next(iter(sets.values()))
     return experiment_record(
@@ -57,16 +67,26 @@ def _sampling_masks(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, A
         [masks_figure(first, rates)],
         [_table(name, masks, rates) for name, (masks, rates) in sets.items()],
         verdict=verdict(outcomes),
-        criterion="All masks are nested, measure one line in R, and have a centre that widens from "
-        "round to round.",
+        criterion="All masks are nested, measure one line in R, and have a contiguous centre of "
+        "the paper's size that widens from round to round.",
         # Other masks must not be taken for the paper's.
         number=f"{'' if 'masks' in sets else 'the paper: '}"
         f"{', '.join(str(int(m.sum())) for m in first)} of {first.shape[1]} lines",
     )
 
 
+def _used(inputs: ClaimInputs) -> tuple[BoolArray, tuple[float, ...]] | None:
+    """Return the given masks, or those that the table was measured with, and their R."""
+    if inputs.masks is not None:
+        return np.asarray(inputs.masks, dtype=bool), inputs.mask_accelerations
+    made = {} if inputs.samples is None else inputs.samples.provenance.get("configuration", {})
+    if "masks" not in made:
+        return None
+    return masks_from_text(made["masks"]), tuple(made["measure"]["accelerations"])
+
+
 _CALLED = {
-    "masks": "the masks",
+    "masks": "the masks of the run",
     "published": "the published masks",
     "rule": "masks made by the rule of the text",
 }

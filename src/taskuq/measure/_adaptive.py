@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from taskuq._config import Count, Natural, Positive, Unit
 from taskuq._io import fingerprint
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray
@@ -288,12 +289,12 @@ class AdaptiveConfig:
 
     #: Variance to reduce: of the task, by its gradient or its outputs, or of the image.
     objective: Aim = "gradient"
-    regularisation: float = RIDGE  #: Noise variance relative to the variance of samples.
-    selection_samples: int | None = None  #: Number of samples used to choose lines; default: all.
+    regularisation: Positive = RIDGE  #: Noise variance relative to the variance of samples.
+    selection_samples: Count | None = None  #: Number of samples used to choose lines; default: all.
     #: Fraction of a round's new lines that are chosen; the others come from the masks.
-    adaptive_fraction: float = 1.0
+    adaptive_fraction: Unit = 1.0
     #: Choose only among lines of the mask this many rounds later; default: all lines.
-    lookahead: int | None = None
+    lookahead: Natural | None = None
 
     def require_samples(self, samples: int) -> None:
         """Raise InputError if there are fewer samples than the choice of lines needs."""

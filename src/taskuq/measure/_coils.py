@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from taskuq._seeds import per_case_random
 from taskuq.errors import InputError
@@ -211,3 +212,22 @@ def _splines(size: int, device: torch.device) -> Tensor:
     basis = _spline_basis(np.linspace(0, _KNOTS - 3, size), _KNOTS)
     basis /= np.sqrt((basis**2).sum(axis=1, keepdims=True))
     return torch.as_tensor(basis.astype(np.float32)).to(device)
+
+
+# As in fastMRI.
+_WINDOW, _K1, _K2 = 7, 0.01, 0.03
+
+
+def ssim(images: Tensor, targets: Tensor, data_range: Tensor) -> Tensor:
+    """Return the mean structural similarity of each image to its target, (case,); 1 where equal."""
+    x, y = images[:, None], targets[:, None]
+    scale = _WINDOW**2 / (_WINDOW**2 - 1)
+    mean_x, mean_y = F.avg_pool2d(x, _WINDOW, 1), F.avg_pool2d(y, _WINDOW, 1)
+    var_x = scale * (F.avg_pool2d(x * x, _WINDOW, 1) - mean_x**2)
+    var_y = scale * (F.avg_pool2d(y * y, _WINDOW, 1) - mean_y**2)
+    cov = scale * (F.avg_pool2d(x * y, _WINDOW, 1) - mean_x * mean_y)
+    c1, c2 = ((k * data_range.view(-1, 1, 1, 1)) ** 2 for k in (_K1, _K2))
+    ratio = ((2 * mean_x * mean_y + c1) * (2 * cov + c2)) / (
+        (mean_x**2 + mean_y**2 + c1) * (var_x + var_y + c2)
+    )
+    return torch.mean(ratio, dim=(1, 2, 3))

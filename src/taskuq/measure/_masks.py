@@ -86,6 +86,16 @@ def mask_fingerprint(masks: BoolArray) -> str:
     return hashlib.sha256(np.asarray(masks, dtype=bool).tobytes()).hexdigest()[:16]
 
 
+def masks_to_text(masks: BoolArray) -> dict[str, Any]:
+    """Return masks as text for provenance: the number of lines, and hexadecimal bits."""
+    return {"lines": masks.shape[1], "bits": [np.packbits(m).tobytes().hex() for m in masks]}
+
+
+def masks_from_text(stored: Mapping[str, Any]) -> BoolArray:
+    bits = [np.frombuffer(bytes.fromhex(text), np.uint8) for text in stored["bits"]]
+    return np.unpackbits(np.stack(bits), axis=1, count=int(stored["lines"])).astype(bool)
+
+
 def mask_provenance(path: Path) -> dict[str, Any]:
     with open_npz(path, "masks") as arrays:
         text = str(arrays["provenance"]) if "provenance" in arrays else "{}"
@@ -143,55 +153,79 @@ def with_random_lines(mask: BoolArray, n: int, rule: Rule, rng: np.random.Genera
     return mask
 
 
-# Columns of the paper's k-space, and by how many of them its later rounds widen the centre.
-_SIZE, _ACS_STEP = 320, 8
-
-# Exponent by which lines of a GRO mask thin out away from the centre.
+# Columns of the paper's k-space; accelerations and fully sampled centres of its rounds.
+_SIZE, _RATES, _CENTERS = 320, (16, 8, 4, 2), (9, 16, 24, 32)
+# Lines that thin out away from the centre with this exponent, in the paper.
 _SHARPNESS = 8.0
 
 
-def _gro_lines(width: int, lines: int, *, density: float = 15.0) -> list[int]:
+def _gro_lines(width: int, lines: int, *, density: float, sharpness: float) -> list[int]:
     """Return the sorted columns of a GRO frame; duplicates after rounding are dropped."""
     if not 0 < lines <= width:
         raise InputError(f"lines is {lines}; pass 1 to {width}", code="value.invalid")
-    if density < 1:
-        raise InputError(f"density is {density}; pass at least 1", code="value.invalid")
+    for name, value in (("density", density), ("sharpness", sharpness)):
+        if not 1 <= value < math.inf:
+            raise InputError(f"{name} is {value}; pass at least 1", code="value.invalid")
     N, P = width, math.ceil(width / density)
-    kappa = (N - P) / 2 / (P / 2) ** _SHARPNESS
-    i = np.arange(lines)
+    # Half a step more for an odd number of lines puts one of them at the zero frequency.
+    u = -P / 2 + (np.arange(lines) + lines % 2 / 2) * (P / lines)
     # The tiny shift decides positions that fall exactly between two columns.
-    u = -P / 2 + i * (P / lines) + 1e-10
-    w = u + kappa * np.sign(u) * np.abs(u) ** _SHARPNESS
-    x = w + (N / 2 if N % 2 == 0 else (N - 1) / 2)
+    u += 1e-10
+    w = u + (N - P) / 2 * np.sign(u) * np.abs(u / (P / 2)) ** sharpness
+    x = w + N // 2
     columns = np.floor(np.where(x >= N - 0.5, x - N, x) + 0.5).astype(int)
     return sorted({int(c) for c in np.maximum(columns, 0)})
 
 
-def gro_mask(width: int, lines: int, *, density: float = 15.0) -> BoolArray:
-    """Make a golden-ratio offset (GRO) mask with this number of lines, including the central one.
+def gro_mask(
+    width: int,
+    lines: int,
+    *,
+    density: float = 15.0,
+    sharpness: float = _SHARPNESS,
+    acs: int | None = None,
+) -> BoolArray:
+    """Make a golden-ratio offset (GRO) mask with a fully sampled centre.
 
     Args:
         width: Number of columns of k-space.
         lines: Number of sampled columns.
         density: Ratio of the density at the centre to the average density, at least 1.
+        sharpness: Exponent of the transition to sparse lines, at least 1.
+        acs: Least number of contiguous central columns; by default 9 of 20 lines, as in the paper.
 
     Example:
         >>> gro_mask(16, 4, density=2).nonzero()[0]
-        array([ 0,  6,  8, 10])
+        array([ 0,  7,  8, 10])
     """
     mask = np.zeros(width, dtype=bool)
-    mask[_gro_lines(width, lines, density=density)] = True
+    mask[_gro_lines(width, lines, density=density, sharpness=sharpness)] = True
+    acs = max(1, round(lines * _CENTERS[0] * _RATES[0] / _SIZE)) if acs is None else acs
+    if acs > lines:
+        raise InputError(f"a centre of {acs} needs more than {lines} lines", code="rounds.invalid")
+    box = center_lines(width, max(1, acs))
     center_out = np.argsort(np.abs(np.arange(width) - width // 2), kind="stable")
-    if not mask[width // 2] and mask.sum() == lines:
-        mask[center_out[mask[center_out]][0]] = False
-    # The central line is the first of the free ones when it is free.
+    # The centre takes the place of the lines next to it; free lines near it take that of others.
+    outside = center_out[(mask & ~box)[center_out]]
+    mask |= box
+    mask[outside[: max(0, mask.sum() - lines)]] = False
     mask[center_out[~mask[center_out]][: lines - mask.sum()]] = True
     return mask
 
 
+def acs_widths(width: int, accelerations: Sequence[float], lines: Sequence[int]) -> list[int]:
+    """Return the centre of each round: the paper's, scaled, and interpolated in log R."""
+    rates = np.log2([*_RATES, 1])
+    scaled = np.interp(np.log2(accelerations), rates[::-1], [40, *_CENTERS[::-1]]) * width / _SIZE
+    # The first round: 9 of 20 lines; no other has more.
+    most = np.asarray(lines) * _CENTERS[0] * _RATES[0] / _SIZE
+    scaled = np.minimum([most[0], *scaled[1:]], most).clip(1)
+    return [round(c) for c in np.maximum.accumulate(scaled)]
+
+
 # No generator and no seed of the later rounds exist: the lines each round adds are data.
 _NEW_LINES = {
-    16: _gro_lines(_SIZE, 20),
+    16: _gro_lines(_SIZE, 20, density=15, sharpness=_SHARPNESS),
     8: [
         *(32, 39, 55, 72, 88, 103, 111, 118, 132, 148, 152, 153, 155, 165, 167, 173, 186),
         *(225, 269, 311),
@@ -219,6 +253,7 @@ def nested_masks(
     rule: Rule = "inverse-distance",
     acs: Sequence[int] | None = None,
     density: float | None = None,
+    sharpness: float = _SHARPNESS,
 ) -> BoolArray:
     """Make nested masks (round, width) for decreasing accelerations; True is sampled.
 
@@ -229,9 +264,11 @@ def nested_masks(
         accelerations: R of each round, decreasing.
         rng: Generator for the random lines.
         rule: Density of random lines.
-        acs: Number of fully sampled central columns of each round; default: increasing with the
-            rounds.
-        density: Density of the GRO mask; default: the paper's.
+        acs: Number of contiguous central columns of each round; by default 9 of 20 lines in the
+            first round, and later the paper's 16, 24 and 32 of 320 columns at R = 8, 4 and 2,
+            interpolated for other R.
+        density: Density of the GRO mask; by default as in the paper, 15/16 of the first R.
+        sharpness: Exponent of the GRO mask.
 
     Example:
         >>> nested_masks(32, (8, 4), rng=np.random.default_rng(0)).sum(axis=1)
@@ -241,11 +278,7 @@ def nested_masks(
     if rule not in ("inverse-distance", "uniform"):
         text = f"the rule is {rule!r}; choose 'inverse-distance' or 'uniform'"
         raise InputError(text, code="choice.unknown")
-    if acs is None:
-        scaled = [round(_ACS_STEP * (k + 1) * width / _SIZE) for k in range(len(lines))]
-        widths = [0, *(min(w, n // 2) for w, n in zip(scaled[1:], lines[1:], strict=True))]
-    else:
-        widths = list(acs)
+    widths = acs_widths(width, accelerations, lines) if acs is None else list(acs)
     if len(widths) != len(lines) or any(
         not 0 <= w <= n for w, n in zip(widths, lines, strict=True)
     ):
@@ -253,19 +286,9 @@ def nested_masks(
         raise InputError(f"{given}; pass as many or fewer for each", code="rounds.invalid")
     if density is None:
         density = max(1.0, 15 / 16 * accelerations[0])
-
-    first, box = gro_mask(width, lines[0], density=density), center_lines(width, widths[0])
-    # Widening its centre removes its lines just outside the centre.
-    outside = np.flatnonzero(first & ~box)
-    inside_out = outside[np.argsort(np.abs(outside - width // 2), kind="stable")]
-    first |= box
-    first[inside_out[: first.sum() - lines[0]]] = False
-    masks = [first]
+    masks = [gro_mask(width, lines[0], density=density, sharpness=sharpness, acs=widths[0])]
     for count, center in zip(lines[1:], widths[1:], strict=True):
         mask = masks[-1] | center_lines(width, center)
-        while acs is None and mask.sum() > count:
-            center -= 1
-            mask = masks[-1] | center_lines(width, center)
         if mask.sum() > count:
             given = f"{count} lines cannot hold earlier ones and a centre of {center}"
             raise InputError(f"{given}; use a narrower acs", code="rounds.invalid")

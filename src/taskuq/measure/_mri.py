@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from taskuq._config import Acceleration, Count, Positive, Seed
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray
 from taskuq.measure._coils import rss
@@ -36,15 +37,24 @@ Columns = dict[str, NDArray[np.generic]]
 class MaskConfig:
     """Settings [measure] of MRI: masks of the rounds; training draws one per case and epoch."""
 
-    accelerations: tuple[float, ...] = (16.0, 8.0, 4.0, 2.0)  #: Acceleration R of each round.
+    #: Acceleration R of each round.
+    accelerations: tuple[Acceleration, ...] = (16.0, 8.0, 4.0, 2.0)
     published: bool = False  #: Use the paper's masks (320 columns; R = 16, 8, 4, 2).
     pattern: Rule = "inverse-distance"  #: Density of random lines.
-    seed: int = 0  #: Seed of random lines.
+    seed: Seed = 0  #: Seed of random lines.
+    #: Contiguous central lines of each round; default: 9 of 20 lines, then as in the paper.
+    acs: tuple[Count, ...] | None = None
+    density: Positive | None = None  #: Density at the centre over the average; default: 15/16 of R.
+    sharpness: Positive = 8.0  #: Exponent by which lines thin out away from the centre.
     path: Path | None = None  #: Mask file written by taskuq masks.
 
     def __post_init__(self) -> None:
         if self.published and self.path is not None:
             raise InputError("set only measure.published or measure.path", code="option.conflict")
+        is_fixed = self.published or self.path is not None
+        if is_fixed and (self.acs is not None or self.density is not None):
+            text = "measure.acs and measure.density change neither published masks nor a file's"
+            raise InputError(f"{text}; remove them", code="option.conflict")
 
     @property
     def round_names(self) -> None:
@@ -64,7 +74,10 @@ class MaskConfig:
                 raise InputError(text, code="shape.mismatch")
             return published_masks(self.accelerations)
         rng = np.random.default_rng(self.seed)
-        return nested_masks(width, self.accelerations, rng=rng, rule=self.pattern)
+        return nested_masks(
+            width, self.accelerations, rng=rng, rule=self.pattern, acs=self.acs,
+            density=self.density, sharpness=self.sharpness,
+        )  # fmt: skip
 
     def scanner(self, width: int, *, noise: float, seed: int) -> Measure:
         return MultiCoilMRI(self.masks(width), self.accelerations, noise=noise, seed=seed)

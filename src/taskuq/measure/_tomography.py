@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from taskuq._config import Acceleration, NonNegative, Positive, Size
 from taskuq._registry import Registry
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray
@@ -510,11 +511,11 @@ class TomographyConfig:
     """Settings [measure] of tomography: views of the rounds and photon noise."""
 
     #: Acceleration R of each round; a round has views / R views.
-    accelerations: tuple[float, ...] = (16.0, 8.0, 4.0, 2.0)
-    views: int = 192  #: Views of a full scan, evenly spaced over 180 degrees.
-    photons: float = 0.0  #: Photons per detector bin without an object; 0 for no noise.
-    attenuation: float = 6.0  #: Line integral along one full row of an image of ones.
-    operator: str = "taskuq"  #: Implementation of the projector: taskuq, hat or deepinv.
+    accelerations: tuple[Acceleration, ...] = (16.0, 8.0, 4.0, 2.0)
+    views: Size = 192  #: Views of a full scan, evenly spaced over 180 degrees.
+    photons: NonNegative = 0.0  #: Photons per detector bin without an object; 0 for no noise.
+    attenuation: Positive = 6.0  #: Line integral along one full row of an image of ones.
+    operator: str = "taskuq"  #: Implementation of the projector: taskuq or deepinv.
     path: Path | None = None  #: Order of views written by taskuq masks.
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from taskuq.interval import BoolArray, FloatArray
 from taskuq.protocols import (
     AdaptiveMeasure,
     BatchRecover,
+    FullReferenceTask,
     Measure,
     Recover,
     StoredRecover,
@@ -140,6 +141,12 @@ class Executor:
         """Return the task outputs of images, (image,) or (image, task)."""
         return as_real_array(self.read(images), "task outputs", ndim=(1, 2))
 
+    def compare(self, reported: Any, images: Any) -> Any:
+        """Return the quality of a reported image against images as the task returns it."""
+        assert isinstance(self.task, FullReferenceTask), "other tasks compare nothing"
+        with self.lock, no_grad():
+            return self.task.compare(reported, images)
+
     def cached_task(self, images: Any = None) -> CachedTask:
         """Return the task as a callable that computes the outputs of these images only once."""
         # Before the task, which may write into the images.
@@ -230,12 +237,18 @@ class CaseExecutor:
         assert 1 <= len(images) <= self.size
         with no_grad():
             truth = [reference_image(image) for image in images]
-        with self._blame("task", names):
-            targets = self._read(_stack(_filled(truth, self.size)), "on the true image")
-        rounds, chosen = [], []
+        targets = None if self._compares else self._targets(truth, names)
+        rounds, chosen, compared = [], [], []
         for batch in self.rounds(images, names):
-            rounds.append(self._round(batch, truth[0], names, targets.shape[-1]))
+            if targets is None:
+                outputs, qualities = self._quality(batch, truth, names)
+                rounds.append(outputs)
+                compared.append(qualities)
+            else:
+                rounds.append(self._round(batch, truth[0], names, targets.shape[-1]))
             chosen.append(batch.lines)
+        if targets is None:
+            targets = np.stack(compared, axis=1)
         counts = {read.shape[1] for read in rounds}
         if len(counts) > 1:
             text = f"recover returned {sorted(counts)} samples in different rounds; return as many"
@@ -246,6 +259,34 @@ class CaseExecutor:
             each = [lines[k] for lines in chosen if lines is not None]
             found.append(self._case(name, targets[k], outputs[k], np.stack(each) if each else None))
         return found
+
+    @property
+    def _compares(self) -> bool:
+        return isinstance(self.executor.task, FullReferenceTask)
+
+    def _targets(self, truth: list[Any], names: Sequence[str]) -> FloatArray:
+        with self._blame("task", names):
+            return self._read(_stack(_filled(truth, self.size)), "on the true image")
+
+    def _quality(
+        self, batch: RoundBatch, truth: list[Any], names: Sequence[str]
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return the quality of each case's mean against its samples, and against the truth."""
+        R, each = batch.acceleration, len(batch.images) // self.size
+        self._require_shape(batch, truth[0])
+        if each < 2:
+            text = f"recover returned one image for {_listed(names)} {self._at(R)}; image quality "
+            raise InputError(f"{text}needs samples to compare it with", code="component.invalid")
+        outputs: list[FloatArray] = []
+        targets: list[FloatArray] = []
+        for k, true in enumerate(truth):
+            own = batch.images[k * each : (k + 1) * each]
+            reported = own.mean(0)
+            with self._blame("task", names[k : k + 1], R):
+                for images, found in ((own, outputs), (true[None], targets)):
+                    compared = self.executor.compare(reported, images)
+                    found.append(self._checked(compared, images, self._at(R)))
+        return np.stack(outputs), np.stack(targets)[:, 0]
 
     def rounds(self, images: Sequence[Any], names: Sequence[str]) -> Iterator[RoundBatch]:
         """Measure and recover images of one shape, round by round."""
@@ -292,11 +333,8 @@ class CaseExecutor:
 
     def _round(self, batch: RoundBatch, truth: Any, names: Sequence[str], tasks: int) -> FloatArray:
         """Return the outputs of one round, (case, sample, task)."""
-        R, shape = batch.acceleration, tuple(np.shape(batch.images)[1:])
-        if tuple(truth.shape) != shape:
-            text = f"recover returned images of shape {shape} {self._at(R)}, the true image has "
-            text += f"{tuple(truth.shape)}; return (sample, height, width)"
-            raise InputError(text, code="component.invalid")
+        R = batch.acceleration
+        self._require_shape(batch, truth)
         with self._blame("task", names, R):
             outputs = self._read(batch.images, self._at(R))
         if len(outputs) not in (self.size, self.size * self.samples):
@@ -307,6 +345,13 @@ class CaseExecutor:
             text = f"the task returned {outputs.shape[1]} outputs {self._at(R)}, {tasks} on the "
             raise InputError(f"{text}true image of {_listed(names)}", code="component.invalid")
         return outputs.reshape(self.size, -1, tasks)
+
+    def _require_shape(self, batch: RoundBatch, truth: Any) -> None:
+        shape, at = tuple(np.shape(batch.images)[1:]), self._at(batch.acceleration)
+        if tuple(truth.shape) != shape:
+            text = f"recover returned images of shape {shape} {at}, the true image has "
+            text += f"{tuple(truth.shape)}; return (sample, height, width)"
+            raise InputError(text, code="component.invalid")
 
     def _sample(
         self, images: Sequence[Any], names: Sequence[str], R: float, lines: list[BoolArray] | None
@@ -329,7 +374,10 @@ class CaseExecutor:
 
     def _read(self, images: Any, where: str) -> FloatArray:
         """Return the task outputs of images, (image, task)."""
-        outputs = as_array(self.executor.read(images), f"the task {where}")
+        return self._checked(self.executor.read(images), images, where)
+
+    def _checked(self, read: Any, images: Any, where: str) -> FloatArray:
+        outputs = as_array(read, f"the task {where}")
         is_real = outputs.dtype.kind in "fiub" and outputs.ndim in (1, 2)
         if not is_real or len(outputs) != len(images):
             text = f"the task {where} returned {outputs.dtype} values of shape {outputs.shape} for "
@@ -341,7 +389,7 @@ class CaseExecutor:
         self, name: str, targets: FloatArray, outputs: FloatArray, lines: BoolArray | None
     ) -> CaseOutputs | InputError:
         with np.errstate(over="ignore"):
-            stored = outputs.astype(np.float32)
+            stored = outputs if self._compares else outputs.astype(np.float32)
         for k, values in enumerate([targets, *stored]):
             if not np.isfinite(values).all():
                 where = self._at(self.accelerations[k - 1]) if k else "on the true image"

@@ -338,13 +338,16 @@ class CaseWorker:
         rates, cases, index = self.writer.header.accelerations, self.cases, list(rows)
         outputs = np.stack([row.outputs for row in rows.values()], axis=1)
         lines = [row.lines for row in rows.values() if row.lines is not None]
+        # The same in every round, or (round, task) of each case.
+        shape = (len(rates), outputs.shape[-1])
+        targets = [np.broadcast_to(row.targets, shape) for row in rows.values()]
         ids = {"group": cases.group, "site": cases.site, "label": cases.label}
         try:
             self.writer.write(
                 np.tile([cases.case[i] for i in index], len(rates)),
                 np.repeat(rates, len(index)).tolist(),
                 outputs.reshape(-1, *outputs.shape[2:]),
-                np.tile(np.stack([row.targets for row in rows.values()]), (len(rates), 1)),
+                np.concatenate(np.stack(targets, axis=1)),
                 image=np.tile([row.image for row in rows.values()], len(rates)),
                 lines=np.concatenate(np.stack(lines, axis=1)) if lines else None,
                 **{k: None if v is None else np.tile(v[index], len(rates)) for k, v in ids.items()},
@@ -358,7 +361,8 @@ def _row_error(row: CaseOutputs | Exception, header: TableHeader) -> Exception |
     if isinstance(row, Exception):
         return row
     shape = (len(header.accelerations), header.samples, len(header.task_names))
-    if row.outputs.shape != shape or row.targets.shape != shape[2:]:
+    depends = shape[:1] if header.round_targets else ()
+    if row.outputs.shape != shape or row.targets.shape != depends + shape[2:]:
         text = f"the case has outputs {row.outputs.shape}, the table has {shape}"
         return InputError(text, code="shape.mismatch")
     try:
@@ -392,7 +396,9 @@ def verify_resume(work: CaseWorker, done: np.ndarray, *, quiet: bool) -> None:
             raise InputError(_mismatch(folder, name, reason), code="resume.mismatch")
         _require_same_image(work, index, row.image, digests)
         outputs = stored.outputs[:, places[name]].reshape(row.outputs.shape)
-        targets = stored.targets_at(0)[places[name]].reshape(row.targets.shape)
+        every = [stored.targets_at(k)[places[name]] for k in range(stored.rounds)]
+        targets = np.stack(every if stored.has_round_targets else every[:1])
+        targets = targets.reshape(row.targets.shape)
         if not _agree(row.outputs, outputs, targets) or not _agree(row.targets, targets, outputs):
             reason = "has other outputs now: measurement, recovery, task or seed have changed"
             raise TableMismatchError(_mismatch(folder, name, reason))
@@ -419,8 +425,14 @@ def _agree(now: FloatArray, then: FloatArray, others: FloatArray) -> bool:
     return bool((np.abs(now - then) <= tolerance).all())
 
 
-def choose_cases(executor: CaseExecutor, cases: RunCases, n: int) -> list[int]:
-    """Choose the cases to display, spread over the targets, before any recovery."""
+def choose_cases(executor: CaseExecutor, cases: RunCases, chosen: int | Sequence[str]) -> list[int]:
+    """Choose the cases to display before any recovery: by name, or spread over the targets."""
+    if not isinstance(chosen, int):
+        if missing := [name for name in chosen if name not in cases.case]:
+            text = f"keep_images names {missing[0]}, which is no case; use names such as "
+            raise InputError(f"{text}{cases.case[0]}", code="choice.unknown")
+        return sorted(cases.case.index(name) for name in chosen)
+    n = chosen
     count = min(len(cases), CANDIDATES * n)
     candidates = np.unique(np.linspace(0, len(cases) - 1, count).astype(int)).tolist()
     targets: list[tuple[float, int]] = []

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -20,7 +20,14 @@ import numpy as np
 
 import taskuq
 from taskuq._arrays import as_ranges, require_methods
-from taskuq._io import ExistingFileError, content_fingerprint, fingerprint, sigterm_as_exit
+from taskuq._io import (
+    LOCK,
+    ExistingFileError,
+    content_fingerprint,
+    file_lock,
+    fingerprint,
+    sigterm_as_exit,
+)
 from taskuq.errors import InputError, describe_error
 from taskuq.pipeline._engines import Engine, LocalEngine
 from taskuq.pipeline._executor import (
@@ -104,11 +111,7 @@ def _revision() -> str | None:
 
 
 def _remove_table(folder: Path) -> None:
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise InputError(f"{folder} is a file, not a table; use another name", code="file.exists")
-    plain = "|".join(map(re.escape, (HEADER, LOG, CASE_LIST, PICTURES)))
+    plain = "|".join(map(re.escape, (HEADER, LOG, CASE_LIST, PICTURES, LOCK)))
     known = rf"({plain}|part-\d+-\w+\.parquet)"
     files = sorted(folder.iterdir())
     for path in files:
@@ -117,7 +120,8 @@ def _remove_table(folder: Path) -> None:
             text = f"{folder} holds {path.name}, which is not part of a table; use another folder"
             raise InputError(text, code="file.exists")
     for path in files:
-        path.unlink()
+        if path.name != LOCK:
+            path.unlink()
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,8 @@ class Pipeline:
         recover: :math:`g`, called with a measurement, ``samples`` and ``seed``; or stored
             recoveries, e.g. a :class:`taskuq.pipeline.RecoveryFolder`.
         task: :math:`f`, called with images. It may declare ``names`` and ``range`` of its outputs.
+            Image quality (:class:`taskuq.task.ImageQuality`) compares the mean of the samples with
+            each of them, and with the true image.
         device: Device to which tensors are moved before they are measured.
 
     Example:
@@ -179,7 +185,7 @@ class Pipeline:
         engine: Engine | None = None,
         batch: int | None = None,
         threads: int | None = None,
-        keep_images: int = 0,
+        keep_images: int | Sequence[str] = 0,
         terminology: Any = None,
         overwrite: bool = False,
         progress: bool = True,
@@ -216,15 +222,16 @@ class Pipeline:
             threads: Number of torch threads per worker; default: that of this process, one for
                 workers of other engines, or that of the resumed table. Tables computed with equal
                 threads and batches are bit-identical.
-            keep_images: Number of cases whose images are stored for the explorer; they are spread
-                over the targets and chosen before any recovery.
+            keep_images: Cases whose images are stored for the report: their names, or a number of
+                cases spread over the targets, chosen before any recovery.
             terminology: Display names of cases, groups and rounds in the report.
             overwrite: Delete the table in the folder first.
             progress: Show a progress bar.
         """
         if samples < 1:
             raise InputError(f"samples must be at least 1, got {samples}", code="value.invalid")
-        if keep_images > 0 and store is None:
+        keeps = keep_images > 0 if isinstance(keep_images, int) else len(keep_images) > 0
+        if keeps and store is None:
             raise InputError("keep_images needs store=, the table's folder", code="option.missing")
         rates, names = as_rounds(accelerations, costs, full_cost, round_names)
         cases = as_cases(images, case, group, site, label)
@@ -251,13 +258,13 @@ class Pipeline:
                 self.measure, Executor(self.recover, self.task, seed), tuple(rates.tolist()),
                 samples, size, self.device, names,
             )  # fmt: skip
-            with run.engine.ready(Path(scratch)):
+            with run.engine.ready(Path(scratch)), run.only_writer():
                 if overwrite and store is not None:
                     _remove_table(run.folder)
                 threads = run.threads(threads)
                 with pinned_threads(threads):
                     shown: list[int] = []
-                    if keep_images > 0:
+                    if keeps:
                         for image in first.values():
                             # Refused before anything is computed.
                             as_display_image(reference_image(image))
@@ -279,6 +286,13 @@ class _TableRun:
     configuration: Mapping[str, Any]
     terminology: Terminology
     quiet: bool
+
+    def only_writer(self) -> AbstractContextManager[None]:
+        """Refuse a second run in the same folder, which would repeat or delete this one's work."""
+        if self.folder.exists() and not self.folder.is_dir():
+            text = f"{self.folder} is a file, not a table; use another name"
+            raise InputError(text, code="file.exists")
+        return file_lock(self.folder / LOCK, what=str(self.folder))
 
     def threads(self, threads: int | None) -> int | None:
         if threads is not None:
@@ -317,7 +331,8 @@ class _TableRun:
                     self.engine.run(work, rest, progress)
                 # Without the first cases, which compile and load.
                 seconds = round(time.monotonic() - start, 3)
-                work.log.write("finished", cases=len(rest), seconds=seconds)
+                done = finished_cases(self.folder, header, self.cases.case)
+                work.log.write("finished", cases=int(done.sum()), timed=len(rest), seconds=seconds)
         except (KeyboardInterrupt, SystemExit) as stopped:
             n, names = int(finished_cases(self.folder, header, self.cases.case).sum()), self.cases
             stopped.add_note(
@@ -342,9 +357,11 @@ class _TableRun:
         if (self.folder / HEADER).exists():
             stored = read_header(self.folder)
             samples, tasks, lines = stored.samples, len(stored.task_names), stored.lines
+            depends = stored.round_targets
         else:
             row = next(f for f in first.values() if isinstance(f, CaseOutputs))
-            samples, tasks = int(row.outputs.shape[1]), len(row.targets)
+            samples, tasks = int(row.outputs.shape[1]), int(row.targets.shape[-1])
+            depends = row.targets.ndim == 2
             lines = None if row.lines is None else int(row.lines.shape[1])
         default = ["task"] if tasks == 1 else [f"task{i}" for i in range(tasks)]
         names = tuple(map(str, self.task_names or default))
@@ -363,6 +380,7 @@ class _TableRun:
             task_ranges=as_ranges(self.task_range, names),
             round_names=executor.round_names,
             lines=lines,
+            round_targets=depends,
             order="roster",
             provenance=made,
         )

@@ -8,7 +8,6 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from taskuq.conformal._family import Side
 from taskuq.conformal._quantiles import conformal_quantile, exact_alpha
 from taskuq.conformal.scores._learned import LearnedScore
 from taskuq.conformal.scores._mlwr import MLWR
@@ -45,12 +44,17 @@ def _fit_residual_law(residuals: FloatArray) -> ResidualDistribution:
 NARROWING_FRACTION = 0.3
 
 
-def _spread_score(side: Side) -> MLWR:
-    return MLWR(side=side, floor=0.25)
+def _spread_score(goal: Goal) -> MLWR:
+    # The shift is an offset of the margin, by round.
+    is_shifted = True if goal.level is not None else None
+    return MLWR(side=goal.side, floor=0.25, is_shifted=is_shifted)
 
 
 # The score of each risk statistic.
-STATISTICS: dict[str, Callable[[Side], Score]] = {"spread": _spread_score, "learned": LearnedScore}
+STATISTICS: dict[str, Callable[[Goal], Score]] = {
+    "spread": _spread_score,
+    "learned": lambda goal: LearnedScore(goal.side),
+}
 
 
 @final
@@ -64,7 +68,7 @@ class FixedWidthPolicy(PolicyKind):
     supports_early: ClassVar[bool] = True
 
     def make_score(self, spec: TaskSpec) -> Score:
-        return STATISTICS[spec.statistic](spec.goal.side)
+        return STATISTICS[spec.statistic](spec.goal)
 
     def make_rule(
         self, spec: TaskSpec, score: Score, range_: TaskRange, acceleration: float

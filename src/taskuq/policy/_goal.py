@@ -73,7 +73,7 @@ class Goal:
             return self._search(family, task_range)
         if self.side != "two":
             anchor = family.high if self.side == "upper" else family.low
-            return _over(self.bound(anchor, family.link)[1], family.scale)
+            return over(self.bound(anchor, family.link)[1], family.scale)
         assert self.max_width is not None
         if not family.link.is_identity:
             return self._search(family, task_range)
@@ -85,7 +85,7 @@ class Goal:
         # Each end moves until it meets the range; then the other one has the rest to itself.
         reach = np.where(rest <= 2 * near, rest / 2, rest - near)
         reach = np.where(rest > near + far, np.inf, reach)
-        return _over(reach, family.scale)
+        return over(reach, family.scale)
 
     def bound(self, anchor: FloatArray, link: Link) -> tuple[FloatArray, FloatArray]:
         """Return one-sided ends that just reach the goal, and their distance from the anchor."""
@@ -207,7 +207,7 @@ def bisect_threshold(
     return low, high, everywhere, nowhere
 
 
-def _over(reach: FloatArray, scale: FloatArray) -> FloatArray:
-    """Divide reach by scale; with scale 0, an interval reaches the goal always or never."""
+def over(reach: FloatArray, scale: FloatArray) -> FloatArray:
+    """Return reach over scale; a constant interval reaches the goal always or never."""
     still = np.where(reach > 0, np.inf, -np.inf)
     return np.divide(reach, scale, out=still, where=scale > 0)

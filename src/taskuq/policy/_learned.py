@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taskuq.conformal._calibrate import is_self_tuned, tuned_score, tuning_units
+from taskuq.conformal._family import LinearFamily
 from taskuq.conformal._units import Unit, choose_units, table_contents, unit_index
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.policy._kinds import PolicySpec
@@ -23,7 +24,7 @@ from taskuq.policy._rules import (
     stopping_statistics,
 )
 from taskuq.policy._stopping import TuningCases
-from taskuq.protocols import LeaveOneOutFit, Score, SelfTunedScore
+from taskuq.protocols import LeaveOneOutFit, Score
 from taskuq.table._table import TaskOutputs
 
 
@@ -95,19 +96,17 @@ def round_arrays(table: TaskOutputs) -> tuple[FloatArray, FloatArray]:
     return x, np.broadcast_to(z, (x.shape[0], x.shape[1], x.shape[3]))
 
 
-@dataclass(frozen=True)
-class _SelfTunedCell:
-    """Self-tuned rule of one task and round, evaluated at scale 1."""
+class _SelfTunedCell(NamedTuple):
+    """Self-tuned rule of one task and round."""
 
     fit: LeaveOneOutFit
     summary: Any
-    base: RoundStatistics
-    score: FloatArray
+    targets: FloatArray
 
 
 @dataclass(frozen=True)
 class SelfTunedRules:
-    """Rules fitted to all calibration outputs, without a held-out set."""
+    """Rules fitted to all calibration units, without a held-out set."""
 
     spec: PolicySpec
     table: TaskOutputs
@@ -115,62 +114,57 @@ class SelfTunedRules:
     targets: FloatArray
 
     def learn(self, kept: BoolArray, index: NDArray[np.int64]) -> tuple[Rules, StoppingStatistics]:
-        """Return the rules for new cases, and bounds on the statistics of the calibration cases."""
-        make, table = self.spec.policy.make_rule, self.table
+        """Return the rules for new cases, and the bracketed statistics of the calibration cases."""
         fits = [[cell.fit.fit(kept, index) for cell in row] for row in self.cells]
-        tasks = [(self.spec.for_task(t), range_) for t, range_ in enumerate(table.task_ranges)]
-        rules = tuple(
-            tuple(
-                make(part, fit.score, range_, R)
-                for fit, (part, range_) in zip(row, tasks, strict=True)
-            )
-            for row, R in zip(fits, table.accelerations, strict=True)
-        )
-        return rules, self._bracketed([[one[1:] for one in row] for row in fits], kept)
+        rules = self._rules([[fit.score for fit in row] for row in fits])
+        return rules, self._bracketed(rules, [[fit.corners for fit in row] for row in fits], kept)
 
     def with_margin(
         self, kept: BoolArray, index: NDArray[np.int64], margin: float
     ) -> StoppingStatistics:
-        """Return bounds on the statistics for an error of up to a margin in the rules' medians."""
-        ends = [[cell.fit.between(kept, index, margin) for cell in row] for row in self.cells]
-        return self._bracketed(ends, kept)
+        """Return the statistics over all rules whose quantiles are off by a margin."""
+        corners = [[cell.fit.between(kept, index, margin) for cell in row] for row in self.cells]
+        rules = self._rules([[some[0] for some in row] for row in corners])
+        return self._bracketed(rules, corners, kept)
 
     def final(self, rules: Rules) -> StoppingStatistics:
         """Return the statistics of all cases of the table under given rules."""
-        rounds: list[list[RoundStatistics]] = []
-        for cells, row in zip(self.cells, rules, strict=True):
-            rounds.append([])
-            for cell, rule in zip(cells, row, strict=True):
-                scale, top = _scale(rule.score, cell.summary), cell.base.largest
-                family = replace(cell.base.family, scale=scale)  # type: ignore[type-var]  # a linear one
-                largest = top / scale if rule.scaling < 0 else top * scale
-                rounds[-1].append(replace(cell.base, family=family, largest=largest))
+        rounds = [
+            [
+                rule.examine_family(_family(rule.score, cell.summary), self.table.cases)
+                for cell, rule in zip(cells, row, strict=True)
+            ]
+            for cells, row in zip(self.cells, rules, strict=True)
+        ]
         return combine_tasks(rounds, self.targets)
 
+    def _rules(self, scores: Sequence[Sequence[Score]]) -> Rules:
+        make, table = self.spec.policy.make_rule, self.table
+        tasks = [(self.spec.for_task(t), range_) for t, range_ in enumerate(table.task_ranges)]
+        return tuple(
+            tuple(
+                make(part, score, range_, R)
+                for score, (part, range_) in zip(row, tasks, strict=True)
+            )
+            for row, R in zip(scores, table.accelerations, strict=True)
+        )
+
     def _bracketed(
-        self, ends: list[list[tuple[SelfTunedScore, SelfTunedScore]]], kept: BoolArray
+        self, rules: Rules, corners: Sequence[Sequence[Sequence[Score]]], kept: BoolArray
     ) -> StoppingStatistics:
-        scaling = self.spec.policy.rule_class.scaling
-        largest, scores = [], []
-        for end in (0, 1):
-            for cells, row in zip(self.cells, ends, strict=True):
-                tops, worst = [], []
-                for cell, pair in zip(cells, row, strict=True):
-                    scale = _scale(pair[end], cell.summary.take(kept))
-                    top, own = cell.base.largest[kept], cell.score[kept]
-                    tops.append(top / scale if scaling < 0 else top * scale)
-                    worst.append(own if cell.base.is_risk else own / scale)
-                largest.append(np.min(tops, axis=0))
-                scores.append(np.max(worst, axis=0))
-        n = len(self.cells)
-        low, high = np.stack(largest[:n]), np.stack(largest[n:])
-        lowest = [np.max([cell.base.lowest[kept] for cell in row], axis=0) for row in self.cells]
+        rounds = [
+            [
+                _bracket(rule, cell.summary.take(kept), cell.targets[kept], ends)
+                for cell, rule, ends in zip(*row, strict=True)
+            ]
+            for row in zip(self.cells, rules, corners, strict=True)
+        ]
         return StoppingStatistics(
-            lowest=np.stack(lowest),
-            largest=np.maximum(low, high),
-            score=np.maximum(np.stack(scores[:n]), np.stack(scores[n:])),
-            rounds=tuple(tuple(cell.base for cell in row) for row in self.cells),
-            surely=np.minimum(low, high),
+            lowest=np.stack([np.max([one.lowest for one in row], axis=0) for row in rounds]),
+            largest=np.stack([np.min([one.largest for one in row], axis=0) for row in rounds]),
+            score=np.stack([np.max([one.score for one in row], axis=0) for row in rounds]),
+            rounds=tuple(tuple(one.examined for one in row) for row in rounds),
+            surely=np.stack([np.min([one.surely for one in row], axis=0) for row in rounds]),
         )
 
     def learn_outside(
@@ -186,29 +180,73 @@ class SelfTunedRules:
 def self_tuned_rules(
     spec: PolicySpec, table: TaskOutputs, delta: float | None
 ) -> SelfTunedRules | None:
-    """Return rules fitted to the calibration units themselves, if the policy supports it."""
-    policy, scaling = spec.policy, spec.policy.rule_class.scaling
-    if policy.tuning_fraction(spec) or not scaling or not is_self_tuned(spec.base_score, delta):
+    """Return rules that learn from the calibration units themselves, if the policy can."""
+    policy = spec.policy
+    is_bracketed = policy.rule_class.is_bracketed
+    if (
+        policy.tuning_fraction(spec)
+        or not is_bracketed
+        or not is_self_tuned(spec.base_score, delta)
+    ):
         return None
     x, z = round_arrays(table)
 
     def cell(k: int, task: int) -> _SelfTunedCell:
-        part, range_ = spec.for_task(task), table.task_ranges[task]
-        score = policy.make_score(part)
+        score, targets = policy.make_score(spec.for_task(task)), z[k, :, task]
         assert is_self_tuned(score, delta), "as the score of the first task is"
         summary = score.summarise(x[k, ..., task])
-        fit = score.leave_one_out(summary, range_)
-        # Any calibration cases give the centres of the windows; only scales are learned from them.
-        some = fit.fit(np.ones(table.cases, dtype=bool), np.arange(table.cases)).score
-        rule = policy.make_rule(part, some, range_, table.accelerations[k])
-        family = replace(some.summary_family(summary), scale=np.ones(table.cases))  # type: ignore[type-var]  # a linear one
-        base = rule.examine_family(family, table.cases)
-        return _SelfTunedCell(fit, summary, base, base.score(z[k, :, task]))
+        fit = score.leave_one_out(summary, targets, table.task_ranges[task])
+        return _SelfTunedCell(fit, summary, targets)
 
     tasks = range(x.shape[3])
     cells = tuple(tuple(cell(k, task) for task in tasks) for k in range(len(x)))
     return SelfTunedRules(spec, table, cells, z)
 
 
-def _scale(score: Score, summary: Any) -> FloatArray:
-    return score.summary_family(summary).scale  # type: ignore[attr-defined, no-any-return]  # a linear one
+def _family(score: Score, summary: Any) -> LinearFamily:
+    return score.summary_family(summary)  # type: ignore[attr-defined, no-any-return]  # a linear one
+
+
+class _Bracket(NamedTuple):
+    """Extremes of the statistics of a task and round over a range of scores."""
+
+    lowest: FloatArray
+    largest: FloatArray
+    surely: FloatArray
+    score: FloatArray
+    examined: RoundStatistics
+
+
+def _bracket(
+    rule: StoppingRule, summary: Any, targets: FloatArray, corners: Sequence[Score]
+) -> _Bracket:
+    """Return the extremes: of scores at the corners, of thresholds over all centres and scales."""
+    families, cases = [_family(corner, summary) for corner in corners], len(targets)
+    with np.errstate(invalid="ignore"):
+        seen = [rule.examine_family(family, cases) for family in families]
+        score = np.max([one.score(targets) for one in seen], axis=0)
+        centers = [family.low for family in families]
+        ends = [np.min(centers, axis=0), np.max(centers, axis=0)]
+        tops = [one.largest for one in seen]
+        if not np.array_equal(*ends):
+            # A threshold is monotone in the scale, and in the centre to each side of the middle.
+            middle = np.mean(rule.task_range or (0.0, 0.0))
+            if np.isfinite(middle):
+                ends.append(np.clip(middle, *ends))
+            scales = [family.scale for family in families]
+            tops = [
+                rule.examine_family(
+                    replace(families[0], low=center, high=center, scale=scale), cases
+                ).largest
+                for center in ends
+                for scale in (np.min(scales, axis=0), np.max(scales, axis=0))
+            ]
+    largest, surely = np.max(tops, axis=0), np.min(tops, axis=0)
+    return _Bracket(
+        lowest=np.max([one.lowest for one in seen], axis=0),
+        # Not a number where a centre or a scale has no bound.
+        largest=np.where(np.isnan(largest), np.inf, largest),
+        surely=np.where(np.isnan(surely), -np.inf, surely),
+        score=np.where(np.isnan(score), np.inf, score),
+        examined=seen[0],
+    )

@@ -21,6 +21,7 @@ from taskuq._io import (
     read_json,
     write_json,
 )
+from taskuq.conformal._family import mean_and_deviation
 from taskuq.conformal._guarantee import Guarantee
 from taskuq.conformal.scores import score_from_dict, score_name
 from taskuq.errors import InputError
@@ -408,7 +409,7 @@ def monitor_statistics(
         suffix, centre = "" if len(task_names) == 1 else f" of {task}", x[..., t].mean(axis=1)
         columns = {"centre": centre}
         if x.shape[1] > 1:
-            columns["spread"] = x[..., t].std(axis=1)
+            columns["spread"] = mean_and_deviation(x[..., t])[1]
             columns["largest"] = x[..., t].max(axis=1)
         if targets is not None:
             columns[ERROR] = np.abs(targets[:, t] - centre)

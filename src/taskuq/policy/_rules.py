@@ -18,7 +18,7 @@ from taskuq.conformal.scores._learned import LearnedScore
 from taskuq.conformal.scores._mlwr import MLWR
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray, Interval, TaskRange
-from taskuq.policy._goal import BISECTIONS, Goal, bisect_threshold
+from taskuq.policy._goal import BISECTIONS, Goal, bisect_threshold, over
 from taskuq.protocols import IntervalFamily, Score
 
 Record: TypeAlias = Mapping[str, Any]
@@ -74,9 +74,11 @@ class StoppingRule(ABC):
 
     # Name in stored policies.
     name: ClassVar[str]
-    # The scale of the intervals divides (-1) or multiplies (1) the largest threshold; 0: neither.
-    scaling: ClassVar[int] = 0
+    # The largest threshold is monotone in the scale, and in the centre to each side of the middle
+    # of the task's range: the score may be fitted to the calibration units themselves.
+    is_bracketed: ClassVar[bool] = False
     score: Score
+    task_range: TaskRange
 
     def examine(self, outputs: FloatArray) -> RoundStatistics:
         """Return the statistics of cases from their outputs so far, (round, case, sample)."""
@@ -106,7 +108,7 @@ class IntervalRule(StoppingRule):
     """Rule that stops when the calibrated interval reaches the goal."""
 
     name: ClassVar[str] = "family"
-    scaling: ClassVar[int] = -1
+    is_bracketed: ClassVar[bool] = True
 
     score: Score
     goal: Goal
@@ -129,6 +131,8 @@ class IntervalRule(StoppingRule):
         return cls(score, goal, range_)
 
 
+# Margins beyond these count as these, so that risks stay positive and finite.
+MARGINS = (-300.0, 300.0)
 # The log odds of the stored quantiles; between and beyond them the distribution is logistic.
 LOG_ODDS = np.arange(-10, 11) / 2
 
@@ -163,7 +167,7 @@ class WindowRule(StoppingRule):
     """Rule that stops when the risk of a window of the goal's width is below the threshold."""
 
     name: ClassVar[str] = "window"
-    scaling: ClassVar[int] = 1
+    is_bracketed: ClassVar[bool] = True
 
     score: Score
     goal: Goal
@@ -185,8 +189,12 @@ class WindowRule(StoppingRule):
                 h = self.weight / (np.log(2) - np.log(p))
         else:
             window, reach = goal_window(self.goal, family.high, family.link, self._place)
-            steep = np.full(reach.shape, np.inf)
-            h = np.divide(self.weight, reach, out=steep, where=reach > 0) * family.scale
+            if self.goal.level is None:
+                steep = np.full(reach.shape, np.inf)
+                h = np.divide(self.weight, reach, out=steep, where=reach > 0) * family.scale
+            else:
+                # A mean on the wrong side of the level may be biased: its margin is negative.
+                h = self.weight * np.exp(-np.clip(over(reach, family.scale), *MARGINS))
         window = window if self.task_range is None else window.clip(*self.task_range)
         if self.narrowing is None:
             return RoundStatistics(family, window, np.full(h.shape, -np.inf), -h, -np.inf)

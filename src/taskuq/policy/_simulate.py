@@ -626,7 +626,8 @@ class _SimulationJob:
             weight = self.setup.weights
             if kind == "class" and self.guarantee.condition_on == "group":
                 weight = 1 / np.maximum(np.bincount(self.index, inside), 1)[self.index]
-            tested, covered, cost, early, width = by_case * weight * inside
+            # Widths of level goals are infinite, and infinity times 0 is no number.
+            tested, covered, cost, early, width = np.where(inside, by_case * weight, 0.0)
             coverage, groups = _ratio(covered, tested), len(np.unique(group[inside]))
             error = math.nan
             if groups > 1 and tested.sum() > 0:

@@ -73,7 +73,8 @@ def _score(rule: WindowRule | IntervalRule) -> dict[str, Any]:
             quantiles = {"kind": "quantiles", "levels": [tail, 1 - tail]}
             return {"center": quantiles, "scale": {"kind": "one"}}
         case MLWR():
-            return {"center": mean, "scale": _regularised(score)}
+            shifted = {"kind": "mean", "shift": score.shift}
+            return {"center": shifted if score.shift else mean, "scale": _regularised(score)}
     raise InputError(f"score {score_name(score)!r} has no specification", code="choice.unknown")
 
 
@@ -91,6 +92,7 @@ def _regularised(score: MLWR) -> dict[str, Any]:
         "kind": "moderated",
         "degrees": prior.degrees,
         "trend": float(prior.trend_at_zero),
+        "least": prior.least,
         "slope": slope,
         "covariates": list(prior.covariate_range),
         "soft": None if link.is_identity else [link.low, link.high],

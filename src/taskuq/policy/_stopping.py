@@ -217,10 +217,10 @@ def make_certificate(
         return certificate
     units, slowest = int(index.max()) + 1, statistics.largest
     if with_margin is not None:
-        # Half of the failures are left to what was learned: two quantiles of each round and task,
-        # each off to both sides.
+        # Half of the failures are left to what was learned in each round and task: three medians,
+        # and shifts at both ends of their range, each off to both sides.
         failing /= 2
-        quantiles = 4 * len(accelerations) * len(statistics.rounds[0])
+        quantiles = 10 * len(accelerations) * len(statistics.rounds[0])
         margin = 2 * _deviation(units, failing / quantiles, groups=unit.is_group)
         surely = with_margin(margin).surely
         assert surely is not None

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from taskuq._config import Acceleration, Coils, NonNegative, Seed, Unit
 from taskuq._seeds import batch_seed, mix_seeds, per_case_random
 from taskuq.data._dataset import Case, Dataset, load_all_images, precision_of
 from taskuq.data._readers import Data, open_data, paper_data
@@ -34,9 +35,9 @@ class _RandomMasks:
     """Settings [randomise.masks]: a sampled centre and other lines in one of three patterns."""
 
     #: Lowest and highest acceleration; the number of lines is log-uniform.
-    acceleration_range: tuple[float, float] = (2.0, 16.0)
+    acceleration_range: tuple[Acceleration, Acceleration] = (2.0, 16.0)
     #: Range of the fraction of lines in the fully sampled centre.
-    acs_fraction: tuple[float, float] = (0.2, 0.7)
+    acs_fraction: tuple[Unit, Unit] = (0.2, 0.7)
     patterns: tuple[str, ...] = PATTERNS  #: Patterns of the other lines; one is drawn at random.
 
     def __post_init__(self) -> None:
@@ -89,7 +90,7 @@ class MaskedDataset:
 
     source: Dataset
     masks: NDArray[np.bool_]
-    seed: int | None
+    seed: Seed | None
     ranges: Mapping[str, float] = field(default_factory=dict)
     # Computing the maximum anew in every epoch would cost more than a training step.
     _maxima: dict[int, float] = field(init=False, repr=False, default_factory=dict)
@@ -189,10 +190,10 @@ class RecoveryTraining:
 class CoilAugmentation:
     """Settings [augment]: random rotation, shift, stretch and flip of coil images."""
 
-    rotation: float = 10.0  #: Maximum rotation in degrees.
-    shift: float = 0.1  #: Maximum shift, as a fraction of the side.
-    stretch: float = 0.1  #: Maximum relative stretch of each side.
-    flip: float = 0.5  #: Probability of a left-right flip.
+    rotation: NonNegative = 10.0  #: Maximum rotation in degrees.
+    shift: Unit = 0.1  #: Maximum shift, as a fraction of the side.
+    stretch: Unit = 0.1  #: Maximum relative stretch of each side.
+    flip: Unit = 0.5  #: Probability of a left-right flip.
 
     def __post_init__(self) -> None:
         values = (self.rotation, self.shift, self.stretch, self.flip)
@@ -256,13 +257,14 @@ def _resample(images: Tensor, axis: int, scale: Tensor, shift: Tensor) -> Tensor
 class ScanRandomisation:
     """Settings [randomise]: random masks, coils, noise and contrast."""
 
-    fixed_mask_fraction: float = 0.25  #: Fraction of cases that use a mask of [measure].
+    fixed_mask_fraction: Unit = 0.25  #: Fraction of cases that use a mask of [measure].
     #: Distribution of the random masks of the other cases.
     masks: _RandomMasks = field(default_factory=_RandomMasks)
-    coils: tuple[int, ...] = ()  #: Numbers of coils; one is drawn per batch; needs data.coils = 0.
-    noise_fraction: float = 0.5  #: Fraction of cases with noise added to k-space.
+    #: Numbers of coils; one is drawn per batch; needs data.coils = 0.
+    coils: tuple[Coils, ...] = ()
+    noise_fraction: Unit = 0.5  #: Fraction of cases with noise added to k-space.
     snr_db: tuple[float, float] = (20.0, 60.0)  #: Range of the signal-to-noise ratio, in decibels.
-    contrast: float = 0.5  #: Strength of a random monotone map of intensities.
+    contrast: NonNegative = 0.5  #: Strength of a random monotone map of intensities.
 
     def __post_init__(self) -> None:
         fractions = (self.fixed_mask_fraction, self.noise_fraction, self.contrast)

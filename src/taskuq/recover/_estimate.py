@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from taskuq._config import read_toml, to_toml_table
+from taskuq._config import Natural, read_toml, to_toml_table
 from taskuq.data._dataset import Subset
 from taskuq.errors import InputError
 from taskuq.measure._coils import rss, to_channels
@@ -249,7 +249,7 @@ class EstimateConfig:
     """Settings [estimate]: point-estimate network and its cross-fitting."""
 
     weights: Path | None = None  #: Trained VarNet; default: one is trained first.
-    folds: int = 0  #: Cross-fitting folds; 0 if the weights were trained on other patients.
+    folds: Natural = 0  #: Cross-fitting folds; 0 if the weights were trained on other patients.
     #: Folder of an earlier training run with point-estimate networks to reuse.
     reuse_from: Path | None = None
     #: Size of the point-estimate networks, which are trained first.

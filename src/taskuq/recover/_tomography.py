@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from taskuq._config import Channels, Count, Depth, Natural, Unit
 from taskuq._seeds import per_case_random
 from taskuq.data._dataset import Dataset, load_all_images
 from taskuq.data._readers import READERS, Data, open_data
@@ -50,9 +51,9 @@ from taskuq.training._networks import NetworkKind
 class _UnrolledConfig:
     """Size of an unrolled network; the defaults are for 256×256 images."""
 
-    cascades: int = 6  #: Number of refinement steps.
-    width: int = 32  #: Channels at the first level of each U-Net.
-    pools: int = 4  #: Number of times a U-Net halves the image.
+    cascades: Depth = 6  #: Number of refinement steps.
+    width: Channels = 32  #: Channels at the first level of each U-Net.
+    pools: Depth = 4  #: Number of times a U-Net halves the image.
 
     def __post_init__(self) -> None:
         if min(self.cascades, self.width, self.pools) < 1:
@@ -123,7 +124,7 @@ class _CTTraining:
     #: Views; one round is drawn per case and epoch.
     measure: TomographyConfig = field(default_factory=TomographyConfig)
     augment: CoilAugmentation | None = None  #: Augmentation of images.
-    random_views_fraction: float = 0.0  #: Fraction of training cases measured with random views.
+    random_views_fraction: Unit = 0.0  #: Fraction of training cases measured with random views.
 
     def simulator(self) -> _SinogramSimulator:
         return _SinogramSimulator(self.measure, self.augment, self.random_views_fraction)
@@ -355,7 +356,7 @@ class _CTEstimateConfig:
     """Settings [estimate] of the CT sampler."""
 
     weights: Path | None = None  #: Trained unrolled network; default: one is trained first.
-    folds: int = 0  #: Cross-fitting folds; 0 if the weights were trained on other patients.
+    folds: Natural = 0  #: Cross-fitting folds; 0 if the weights were trained on other patients.
     #: Size of the point-estimate networks, which are trained first.
     network: _UnrolledConfig = field(default_factory=_UnrolledConfig)
     training: TrainingConfig = UNROLLED_TRAINING  #: Optimiser and schedule of these networks.
@@ -373,7 +374,7 @@ class _CTSamplerTraining(SamplerTrainingMixin, _CTTraining):
     estimate: _CTEstimateConfig = field(default_factory=_CTEstimateConfig)
     loss: ImageLossConfig = field(default_factory=ImageLossConfig)
     task_loss: TaskLossConfig | None = None
-    samples: int = 4
+    samples: Count = 4
     init_from: Path | None = None
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from taskuq._config import Channels, Depth
 from taskuq.errors import InputError
 from taskuq.measure._coils import rss
 from taskuq.measure._fourier import broadcast_mask, ifft2c, sensitivity_window
@@ -128,11 +129,11 @@ class VarNetConfig:
         12
     """
 
-    cascades: int = 12
-    width: int = 18
-    pools: int = 4
-    sensitivity_width: int = 8
-    sensitivity_pools: int = 4
+    cascades: Depth = 12
+    width: Channels = 18
+    pools: Depth = 4
+    sensitivity_width: Channels = 8
+    sensitivity_pools: Depth = 4
 
 
 def pad_amount(size: int, pools: int) -> int:

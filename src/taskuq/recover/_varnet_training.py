@@ -10,10 +10,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from taskuq.errors import InputError
-from taskuq.measure._coils import rss
+from taskuq.measure._coils import rss, ssim
 from taskuq.measure._fourier import broadcast_mask, central_lines, fft2c
 from taskuq.recover._cases import (
     CoilAugmentation,
@@ -35,24 +34,6 @@ from taskuq.training._config import Batch, Recipe, TrainingConfig
 from taskuq.training._fit import TrainerOptions
 from taskuq.training._networks import NetworkKind
 from taskuq.training._weights import read_pickled
-
-WINDOW, K1, K2 = 7, 0.01, 0.03
-
-
-def _ssim(images: Tensor, targets: Tensor, data_range: Tensor) -> Tensor:
-    """Return the mean structural similarity of each image to its target, (case,); 1 if equal."""
-    x, y = images[:, None], targets[:, None]
-    scale = WINDOW**2 / (WINDOW**2 - 1)
-    mean_x, mean_y = F.avg_pool2d(x, WINDOW, 1), F.avg_pool2d(y, WINDOW, 1)
-    var_x = scale * (F.avg_pool2d(x * x, WINDOW, 1) - mean_x**2)
-    var_y = scale * (F.avg_pool2d(y * y, WINDOW, 1) - mean_y**2)
-    cov = scale * (F.avg_pool2d(x * y, WINDOW, 1) - mean_x * mean_y)
-    c1, c2 = ((k * data_range.view(-1, 1, 1, 1)) ** 2 for k in (K1, K2))
-    ratio = ((2 * mean_x * mean_y + c1) * (2 * cov + c2)) / (
-        (mean_x**2 + mean_y**2 + c1) * (var_x + var_y + c2)
-    )
-    return torch.mean(ratio, dim=(1, 2, 3))
-
 
 PRESETS = {
     "paper": VarNetConfig(),
@@ -146,7 +127,7 @@ def _varnet_recipe(
     varnet = VarNet(config)
 
     def plain(kspace: Tensor, mask: Tensor, lines: Tensor, truth: Tensor, limit: Tensor) -> Tensor:
-        return 1 - _ssim(varnet(kspace, mask, lines), truth, limit)
+        return 1 - ssim(varnet(kspace, mask, lines), truth, limit)
 
     step = GraphedFunction(varnet, plain) if cuda_graphs else plain
 

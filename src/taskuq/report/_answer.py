@@ -22,6 +22,7 @@ from taskuq.report._records import (
     two_digits,
 )
 from taskuq.report.figures import method_label
+from taskuq.report.figures._imaging import task_auroc
 from taskuq.table._terminology import count_noun, round_label
 
 NOTHING = (
@@ -114,7 +115,29 @@ class _Answer(NamedTuple):
         return [*lines, f"Claims: {found}."] if self.verdicts else lines
 
 
+# AUROC below which a task network is called uninformative.
+_LOW_AUROC = 0.6
+
+
 def answer_of(contents: Contents) -> _Answer:
+    """Return the answer; unfinished runs and uninformative tasks are named in its sentence."""
+    answer, table = _answer(contents), contents.folder.table
+    if table is None:
+        return answer
+    sentence = answer.sentence
+    if (area := task_auroc(table)) is not None and area[0] < _LOW_AUROC:
+        sentence += (
+            f" But the task hardly detects the labelled finding, even on true images (AUROC "
+            f"{area[0]:.2f}): its answers may be certain and useless."
+        )
+    if missing := len(table.missing_cases):
+        cases = contents.words.apply(count_noun(missing, "case"))
+        total = missing + table.cases
+        sentence = f"Unfinished: {cases} of {total} are missing from the table. {sentence}"
+    return answer._replace(sentence=sentence)
+
+
+def _answer(contents: Contents) -> _Answer:
     best = _the_simulation(contents)
     guarantee = contents.guarantees[0] if contents.guarantees else None
     verdicts, about = tuple(_verdicts(contents, best)), tuple(_about(contents, best))
@@ -149,6 +172,9 @@ def _about(contents: Contents, best: Record | None) -> Iterator[tuple[str, str]]
         of = f" of {count_noun(groups, 'group')}" if groups else ""
         data = f"{data} {words.apply(count_noun(table.cases, 'case') + of)}.".strip()
     yield from ((term, text) for term, text in (("Task", task), ("Data", data)) if text)
+    if table is not None and (area := task_auroc(table)) is not None:
+        error = "" if math.isnan(area[1]) else f" ± {two_digits(area[1])}"
+        yield "Task network", f"AUROC {area[0]:.3f}{error} on the true images of the table."
     if (paper := _baseline(contents, best)) is not None:
         yield (
             "Baseline",
@@ -367,7 +393,7 @@ def _verdicts(contents: Contents, best: Record | None) -> list[_Verdict]:
         found.append(
             _Verdict(e.verdict or NOT_TESTED, e.title, e.number or "", identity, criterion)
         )
-    claims = {name: title for name, title in STORY.items() if name != "live"}
+    claims = {name: title for name, title in STORY.items() if name not in ("live", "examples")}
     known = {e.name for e in contents.experiments} & set(claims)
     missing = [title for name, title in claims.items() if known and name not in known]
     return found + [_Verdict(NOT_TESTED, title, "", "", MISSING) for title in missing]

@@ -40,6 +40,7 @@ STORY = {
     "coverage-law": "Empirical coverage and its exact law",
     "conditional-coverage": "Coverage within classes and widths",
     "paper-protocol": "The paper's multi-round protocol",
+    "examples": "Example reconstructions and intervals",
     "recovery-quality": "Image quality of reconstructions",
     "classifier-quality": "The task network as a classifier",
     "masks": "Sampling masks",

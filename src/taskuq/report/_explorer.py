@@ -352,7 +352,7 @@ def _scores(
         if tuning_fraction(base) and x.shape[1] < FEWEST_FOR_LEARNED:
             continue
         if is_self_tuned(base):
-            scores[name] = _steady(base, x, shown, group, range_)
+            scores[name] = _steady(base, x, z, shown, group, range_)
             if name in plans:
                 scores[name] |= _windows(plans[name], [range_] * len(x), explorer)
             continue
@@ -374,32 +374,38 @@ def _scores(
 
 
 def _steady(
-    score: SelfTunedScore, x: FloatArray, shown: FloatArray, group: _Ids, range_: TaskRange
+    score: SelfTunedScore,
+    x: FloatArray,
+    z: FloatArray,
+    shown: FloatArray,
+    group: _Ids,
+    range_: TaskRange,
 ) -> dict[str, Any]:
     """Return the families of a score fitted to all calibration cases, for each unit."""
     everyone = np.ones(x.shape[1], dtype=bool)
     reads, seen = [score.summarise(of_round) for of_round in x], [score.summarise(r) for r in shown]
-    scales: dict[str, dict[str, dict[str, str]]] = {"calibration": {}, "shown": {}}
-    for unit in ("case",) if group is None else ("group", "case"):
-        index = make_unit(unit).index(x.shape[1], group)
-        learnt = [score.leave_one_out(read, range_).fit(everyone, index) for read in reads]
-        narrow, wide = (_scales([one[end] for one in learnt], reads) for end in (1, 2))
-        scales["calibration"][unit] = {"scale": narrow, "wide": wide}
-        scales["shown"][unit] = {"scale": _scales([one.score for one in learnt], seen)}
-    families = {
-        which: {
-            "center": _packed(np.stack([read.mean for read in some]).astype("<f8")),
-            "scales": scales[which],
-            "links": None,
-        }
+    families: dict[str, Any] = {
+        which: {"mean": _pack([read.mean for read in some]), "units": {}, "links": None}
         for which, some in (("calibration", reads), ("shown", seen))
     }
+    for unit in ("case",) if group is None else ("group", "case"):
+        index = make_unit(unit).index(x.shape[1], group)
+        learnt = [score.leave_one_out(read, z, range_).fit(everyone, index) for read in reads]
+        # All rounds have the same number of corners: it follows from the number of units.
+        corners = zip(*(one.corners for one in learnt), strict=True)
+        families["calibration"]["units"][unit] = [_corner(row, reads) for row in corners]
+        families["shown"]["units"][unit] = [_corner([one.score for one in learnt], seen)]
     return {"index": None, **families}
 
 
-def _scales(scores: list[SelfTunedScore], reads: list[Any]) -> str:
+def _corner(scores: Sequence[Any], reads: list[Any]) -> dict[str, str]:
+    """Centres and scales of all rounds."""
     families = [score.summary_family(read) for score, read in zip(scores, reads, strict=True)]
-    return _packed(np.stack([f.scale for f in families]).astype("<f8"))  # type: ignore[attr-defined]  # anchored
+    return {"center": _pack([f.low for f in families]), "scale": _pack([f.scale for f in families])}
+
+
+def _pack(rounds: list[FloatArray]) -> str:
+    return _packed(np.stack(rounds).astype("<f8"))
 
 
 def _windows(plan: PolicySpec, places: list[TaskRange], explorer: Explorer) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def write_interval(
             raise InputError(
                 f"{path} is JSON; remove --image or use a .dcm name", code="option.unused"
             )
-        return write_json(path, record)
+        return write_json(path, record, private=True)
     if image is None:
         raise InputError(
             f"{path} is DICOM and refers to an image; use --image", code="option.missing"
@@ -103,7 +103,7 @@ def write_interval(
             code="policy.mismatch",
         )
     report = _dicom_report(record, dataset)
-    with atomic_write(path) as partial:
+    with atomic_write(path, private=True) as partial:
         report.save_as(partial, enforce_file_format=True)
     return path
 

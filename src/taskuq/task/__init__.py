@@ -10,10 +10,16 @@ from taskuq.task._attack import AttackConfig
 from taskuq.task._backbone import BackboneConfig
 from taskuq.task._classifier import Classifier, ClassifierConfig
 from taskuq.task._methods import TASKS, AirFraction, Area, MeanIntensity, TorchTask
+from taskuq.task._quality import DISTS, LPIPS, NMSE, PSNR, SSIM, ImageQuality
 
 build, load = TASKS.build, TASKS.load
 
 __all__ = [
+    "DISTS",
+    "LPIPS",
+    "NMSE",
+    "PSNR",
+    "SSIM",
     "TASKS",
     "AirFraction",
     "Area",
@@ -21,6 +27,7 @@ __all__ = [
     "BackboneConfig",
     "Classifier",
     "ClassifierConfig",
+    "ImageQuality",
     "MeanIntensity",
     "TorchTask",
     "build",

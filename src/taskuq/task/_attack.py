@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from taskuq._config import Count, NonNegative, Positive, Size, check_ranges
 from taskuq.errors import InputError
 from taskuq.task._classifier import Classifier, eval_mode
 
@@ -32,15 +33,13 @@ class AttackConfig:
         0.6
     """
 
-    radius: float = 1.5
-    reference_size: int = 320
-    steps: int = 10
-    step_size: float = 0.25
+    radius: NonNegative = 1.5
+    reference_size: Size = 320
+    steps: Count = 10
+    step_size: Positive = 0.25
 
     def __post_init__(self) -> None:
-        if self.radius < 0 or self.reference_size < 1 or self.steps < 1 or self.step_size <= 0:
-            text = f"attack must have a radius >= 0 and the rest positive, got {self}"
-            raise InputError(text, code="value.invalid")
+        check_ranges(self)
         if self.steps * self.step_size < 1:
             text = f"attack.steps * step_size must be at least 1 (the radius), got {self}"
             raise InputError(text, code="value.invalid")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from taskuq._config import Channels, Depth, check_ranges
 from taskuq.errors import InputError
 from taskuq.training._weights import load_tensors, read_card, read_pickled, read_tensors
 
@@ -140,13 +141,13 @@ class BackboneConfig:
     """
 
     kind: Literal["resnet50", "small"] = "resnet50"
-    width: int = 32
-    blocks: tuple[int, ...] = (2, 2, 2, 2)
+    width: Channels = 32
+    blocks: tuple[Depth, ...] = (2, 2, 2, 2)
 
     def __post_init__(self) -> None:
-        if self.width < 1 or not self.blocks or min(self.blocks) < 1:
-            text = f"backbone.width and blocks must be positive, got {self}"
-            raise InputError(text, code="value.invalid")
+        check_ranges(self)
+        if not self.blocks:
+            raise InputError("backbone.blocks is empty; add stages", code="value.invalid")
 
 
 class Backbone(nn.Module):

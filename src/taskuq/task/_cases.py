@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from taskuq._config import NonNegative, Unit
 from taskuq._seeds import per_case_random
 from taskuq.data._dataset import Dataset, LabelledSubset, SplitConfig, load_all_images, precision_of
 from taskuq.data._readers import Data, paper_data
@@ -28,13 +30,14 @@ from taskuq.training._fit import TrainerOptions
 class AugmentConfig:
     """Settings [augment] of task networks: random augmentation of images."""
 
-    flip: float = 0.5  #: Probability of a left-right flip.
-    rotation: float = 15.0  #: Maximum rotation in degrees.
-    shift: float = 0.1  #: Maximum shift, as a fraction of the image.
-    crop: float = 0.8  #: Smallest fraction of the area that a random crop keeps.
-    contrast: float = 0.0  #: Random gamma correction: maximum exponent of the intensities, minus 1.
-    blur: float = 0.0  #: Maximum standard deviation of a Gaussian blur, in pixels.
-    contrast_probability: float = 0.8  #: Probability of a random contrast change.
+    flip: Unit = 0.5  #: Probability of a left-right flip.
+    rotation: NonNegative = 15.0  #: Maximum rotation in degrees.
+    shift: Unit = 0.1  #: Maximum shift, as a fraction of the image.
+    crop: Unit = 0.8  #: Smallest fraction of the area that a random crop keeps.
+    #: Random gamma correction: maximum exponent of the intensities, minus 1.
+    contrast: NonNegative = 0.0
+    blur: NonNegative = 0.0  #: Maximum standard deviation of a Gaussian blur, in pixels.
+    contrast_probability: Unit = 0.8  #: Probability of a random contrast change.
 
     def __post_init__(self) -> None:
         for name in ("flip", "shift", "contrast_probability", "crop"):
@@ -122,10 +125,11 @@ def require_images(given: Any) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class TaskDataset:
-    """Training data set addressed by (epoch, index)."""
+    """Training data set addressed by (epoch, index); a balance_seed draws classes equally often."""
 
     source: Dataset
     targets: NDArray[np.floating]
+    balance_seed: int | None = None
 
     @property
     def precision(self) -> str | None:
@@ -135,14 +139,28 @@ class TaskDataset:
         return len(self.source)
 
     def __getitem__(self, place: tuple[int, int]) -> dict[str, Tensor]:
-        item = self.source[place[1]]
+        index = self._drawn(*place)
+        item = self.source[index]
         image = magnitude(item.image)
         if not bool(torch.isfinite(image).all()):
             raise InputError(f"case {item.case} has NaN or inf; remove it", code="value.nonfinite")
-        target = torch.as_tensor(self.targets[place[1]], dtype=torch.float32)
+        target = torch.as_tensor(self.targets[index], dtype=torch.float32)
         return {"image": image, "target": target}
 
+    def _drawn(self, epoch: int, index: int) -> int:
+        """Return a case: this one, or with replacement one of a random class."""
+        if self.balance_seed is None:
+            return index
+        rng = np.random.default_rng([self.balance_seed, epoch, index])
+        return int(rng.choice(self._classes[rng.integers(2)]))
+
+    @cached_property
+    def _classes(self) -> list[NDArray[np.intp]]:
+        return [np.flatnonzero(self.targets[:, 0] == y) for y in (0, 1)]
+
     def stock(self, device: torch.device, most: float) -> DeviceDataset | None:
+        if self.balance_seed is not None:
+            return None
         images = load_all_images(self.source, magnitude, device, most)
         if images is None:
             return None

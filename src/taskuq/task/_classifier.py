@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from taskuq._config import BelowOne, Channels, check_ranges
 from taskuq.errors import InputError
 from taskuq.task._backbone import Backbone, BackboneConfig
 from taskuq.task._cases import require_images, unit_scale
@@ -38,8 +39,8 @@ class ClassifierConfig:
     """
 
     backbone: BackboneConfig = field(default_factory=BackboneConfig)
-    hidden: tuple[int, ...] = (256, 128)
-    dropout: float = 0.2
+    hidden: tuple[Channels, ...] = (256, 128)
+    dropout: BelowOne = 0.2
     tasks: tuple[str, ...] = ("finding",)
     output: Literal["probability", "real", "positive"] = "probability"
     units: tuple[str, ...] = ()
@@ -51,9 +52,7 @@ class ClassifierConfig:
         if self.units and (len(self.units) != len(self.tasks) or self.output == "probability"):
             message = f"network.units must be one per number and output, got {self.units}"
             raise InputError(message, code="option.conflict")
-        if not 0 <= self.dropout < 1 or any(width < 1 for width in self.hidden):
-            text = f"network.dropout must be in [0, 1), hidden positive, got {self}"
-            raise InputError(text, code="value.invalid")
+        check_ranges(self)
 
 
 class Classifier(nn.Module):

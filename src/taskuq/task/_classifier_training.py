@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -140,6 +140,26 @@ class _ClassifierTraining(TaskTraining):
     training: TrainingConfig = PAPER
     attack: AttackConfig = field(default_factory=AttackConfig)  #: Adversarial training.
     balance_classes: bool = True  #: Give both classes equal weight.
+    #: Balance classes by weights of the loss, or by drawing cases of both equally often.
+    balance_by: Literal["loss", "sampling"] = "loss"
+
+    def prepare(
+        self, machine: TrainerOptions, data: Sequence[LabelledSubset] | None = None
+    ) -> tuple[TaskDataset, ...]:
+        """Return the cases by (epoch, index); training cases by class, if classes are sampled."""
+        train, *others = super().prepare(machine, data)
+        if self._samples_classes:
+            if len(self.network.tasks) > 1:
+                text = "balance_by = 'sampling' is for one task; use 'loss' for several"
+                raise InputError(text, code="option.conflict")
+            _metrics.require_classes(train.targets, "training patients")
+            train = replace(train, balance_seed=self.training.seed)
+        return train, *others
+
+    @property
+    def _samples_classes(self) -> bool:
+        is_probability = self.network.output == "probability"
+        return self.balance_classes and self.balance_by == "sampling" and is_probability
 
     def recipe(self, cases: tuple[TaskDataset, ...], machine: TrainerOptions) -> Recipe:
         """Return the recipe of adversarial training on augmented images."""
@@ -156,7 +176,7 @@ class _ClassifierTraining(TaskTraining):
         if self.network.output == "probability":
             _metrics.require_classes(targets, "training patients")
             _metrics.require_classes(cases[1].targets, "tuning patients")
-            if self.balance_classes:
+            if self.balance_classes and not self._samples_classes:
                 positives = targets.mean(axis=0)
                 balanced = np.stack([0.5 / (1 - positives), 0.5 / positives], axis=1)
                 weights = torch.as_tensor(balanced, dtype=torch.float32)

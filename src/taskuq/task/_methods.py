@@ -11,10 +11,11 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
+from taskuq._config import NonNegative, Unit
 from taskuq.data._chest import THRESHOLD, air_fraction
 from taskuq.errors import InputError
 from taskuq.interval import TaskRange
-from taskuq.protocols import Task, declared_range
+from taskuq.protocols import FullReferenceTask, Task, declared_range
 from taskuq.task._cases import require_images
 from taskuq.task._classifier import eval_mode
 from taskuq.training._networks import MethodConfig, MethodRegistry
@@ -44,7 +45,7 @@ class Area:
     """Area of an image with intensity above (or below) a threshold, in a given unit."""
 
     threshold: float  #: Intensity threshold.
-    pixel_area: float = 1.0  #: Area of a pixel; 0 returns the fraction of the image.
+    pixel_area: NonNegative = 1.0  #: Area of a pixel; 0 returns the fraction of the image.
     unit: str = "px"  #: Unit of the area, appended to the task's name.
     below: bool = False  #: Count pixels below the threshold.
 
@@ -78,8 +79,13 @@ TASKS = MethodRegistry(
     {
         "air-fraction": "taskuq.task._methods:AirFraction",
         "area": "taskuq.task._methods:Area",
+        "dists": "taskuq.task._quality:DISTS",
+        "lpips": "taskuq.task._quality:LPIPS",
         "mean-intensity": "taskuq.task._methods:MeanIntensityMethod",
         "multi": "taskuq.task._methods:MultiTaskMethod",
+        "nmse": "taskuq.task._quality:NMSE",
+        "psnr": "taskuq.task._quality:PSNR",
+        "ssim": "taskuq.task._quality:SSIM",
     },
 )
 
@@ -167,8 +173,8 @@ class MeanIntensity:
 class MeanIntensityMethod:
     """Settings [task] of the mean intensity of a rectangle."""
 
-    rows: tuple[float, float] = (0.25, 0.75)  #: Upper and lower edge, as fractions of the height.
-    columns: tuple[float, float] = (0.25, 0.75)  #: Left and right edge, as fractions of the width.
+    rows: tuple[Unit, Unit] = (0.25, 0.75)  #: Upper and lower edge, as fractions of the height.
+    columns: tuple[Unit, Unit] = (0.25, 0.75)  #: Left and right edge, as fractions of the width.
 
     def open(self, device: torch.device | str) -> MeanIntensity:
         return MeanIntensity(self.rows, self.columns)
@@ -193,9 +199,13 @@ class _MultiTask:
         return [declared_range(t) for t in self.tasks.values()]
 
     def __call__(self, images: Any) -> Tensor:
+        return self._columns({name: task(images) for name, task in self.tasks.items()})
+
+    def _columns(self, outputs: Mapping[str, Any]) -> Tensor:
         columns = []
-        for name, task in self.tasks.items():
-            column = torch.as_tensor(task(images)).float()
+        for name, output in outputs.items():
+            column = torch.as_tensor(output)
+            column = column if column.dtype == torch.float64 else column.float()
             if column.ndim == 2 and column.shape[1] == 1:
                 column = column[:, 0]
             if column.ndim != 1:
@@ -203,6 +213,17 @@ class _MultiTask:
                 raise InputError(message, code="component.invalid")
             columns.append(column.cpu())
         return torch.stack(columns, dim=1)
+
+
+@dataclass(frozen=True, eq=False)
+class _MultiQuality(_MultiTask):
+    """Several measures of image quality of the same images."""
+
+    tasks: Mapping[str, Any]
+
+    def compare(self, reported: Any, images: Any) -> Tensor:
+        found = {name: task.compare(reported, images) for name, task in self.tasks.items()}
+        return self._columns(found)
 
 
 @dataclass(frozen=True)
@@ -213,4 +234,9 @@ class MultiTaskMethod:
     tasks: dict[str, Annotated[MethodConfig, TASKS]] = field(default_factory=dict)
 
     def open(self, device: torch.device | str) -> _MultiTask:
-        return _MultiTask({name: method.open(device) for name, method in self.tasks.items()})
+        tasks = {name: method.open(device) for name, method in self.tasks.items()}
+        kinds = {isinstance(task, FullReferenceTask) for task in tasks.values()}
+        if len(kinds) > 1:
+            text = "task.tasks mixes image quality with tasks of one image; use a run for each"
+            raise InputError(text, code="option.conflict")
+        return _MultiQuality(tasks) if kinds == {True} else _MultiTask(tasks)

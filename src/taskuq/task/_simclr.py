@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional
 
+from taskuq._config import Channels, Positive, check_ranges
 from taskuq._seeds import ShardedGenerator
 from taskuq.errors import InputError
 from taskuq.task._backbone import Backbone, BackboneConfig
@@ -23,14 +24,12 @@ class _SimCLRConfig:
     """Backbone, projection head and temperature of SimCLR."""
 
     backbone: BackboneConfig = field(default_factory=BackboneConfig)  #: Convolutional layers.
-    hidden: int = 512  #: Hidden width of the projection head.
-    embedding: int = 128  #: Dimension of the embedding.
-    temperature: float = 0.07  #: Temperature of the NT-Xent loss.
+    hidden: Channels = 512  #: Hidden width of the projection head.
+    embedding: Channels = 128  #: Dimension of the embedding.
+    temperature: Positive = 0.07  #: Temperature of the NT-Xent loss.
 
     def __post_init__(self) -> None:
-        if self.temperature <= 0 or self.hidden < 1 or self.embedding < 1:
-            text = f"network.temperature and widths must be positive, got {self}"
-            raise InputError(text, code="value.invalid")
+        check_ranges(self)
 
 
 class _SimCLRNet(nn.Module):

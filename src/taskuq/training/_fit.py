@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from taskuq._config import read_config, read_toml, to_toml_table
-from taskuq._io import read_json, write_json
+from taskuq._io import LOCK, file_lock, read_json, write_json
 from taskuq.errors import InputError, MachineError, first_line, is_out_of_memory
 from taskuq.training._checkpoints import (
     FINISHED,
@@ -370,18 +370,20 @@ def train_config(
     """Train and evaluate the network of a TOML file; return its best weights."""
     network, machine = NETWORKS[kind], machine or TrainerOptions()
     settings = read_config(network.training, config)
-    cases = settings.prepare(machine)
-    path = train(settings, folder, machine=machine, fresh=fresh, cases=cases, steps=steps)
-    if steps is not None and is_first_process():
-        log(format_timing(read_timing(path.parent)))
-    if network.evaluate is not None and is_first_process():
-        record = network.evaluate(settings, path, cases)
-        write_json(path.parent / "quality.json", record)
-        if on_record is not None:
-            on_record(record, path.parent)
-        for line in [] if network.table is None else network.table(record):
-            log(line)
-    return path
+    only = file_lock(Path(folder) / LOCK, what=str(folder)) if is_first_process() else nullcontext()
+    with only:
+        cases = settings.prepare(machine)
+        path = train(settings, folder, machine=machine, fresh=fresh, cases=cases, steps=steps)
+        if steps is not None and is_first_process():
+            log(format_timing(read_timing(path.parent)))
+        if network.evaluate is not None and is_first_process():
+            record = network.evaluate(settings, path, cases)
+            write_json(path.parent / "quality.json", record)
+            if on_record is not None:
+                on_record(record, path.parent)
+            for line in [] if network.table is None else network.table(record):
+                log(line)
+        return path
 
 
 def estimate_training(

@@ -32,7 +32,8 @@ class TrainingModule(LightningModule):
         self.recipe, self.settings = recipe, config
         self.network: nn.Module = recipe.network
         self.register_buffer("begun", torch.zeros((), dtype=torch.bool))
-        weights = _network_weights(recipe.network) if config.ema else []
+        self._averages = bool(config.ema or config.average_from)
+        weights = _network_weights(recipe.network) if self._averages else []
         self.mean = nn.ParameterList(
             nn.Parameter(weight.detach().clone(), requires_grad=False) for weight in weights
         )
@@ -71,17 +72,23 @@ class TrainingModule(LightningModule):
         return float(self.trainer.strategy.reduce(mean, reduce_op="mean"))
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if not self.settings.ema:
+        if not self._averages:
             return
         step = self.global_step
         decay = min(self.settings.ema, (1 + step) / (10 + step))
+        if self.settings.average_from:
+            if not self.trainer.is_last_batch:
+                return
+            # The mean of the weights after each epoch, this one included.
+            before = max(0, self.current_epoch + 1 - self.settings.average_from)
+            decay = before / (before + 1)
         with torch.no_grad():
             now = [weight.detach() for weight in _network_weights(self.network)]
             torch._foreach_lerp_([weight.data for weight in self.mean], now, 1 - decay)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Use the exponential moving average (EMA) of the weights within a context."""
+        """Use the average of the weights within a context."""
         self._exchange()
         try:
             yield
@@ -91,7 +98,7 @@ class TrainingModule(LightningModule):
     @torch.no_grad()
     def _exchange(self) -> None:
         # In place: CUDA graphs hold the addresses.
-        weights = _network_weights(self.network) if self.settings.ema else []
+        weights = _network_weights(self.network) if self._averages else []
         for weight, mean in zip(weights, self.mean, strict=True):
             before = weight.clone()
             weight.copy_(mean)

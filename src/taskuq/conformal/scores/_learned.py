@@ -13,7 +13,7 @@ from taskuq.conformal._family import (
     Link,
     NestedIntervalScore,
     Side,
-    mean_and_variance,
+    mean_and_deviation,
     natural_link,
 )
 from taskuq.conformal.scores._mlwr import SpreadPrior, fit_spread_prior
@@ -87,6 +87,12 @@ class _LocationScale:
     scale: _RobustRidge
     typical_spreads: tuple[float, ...]
     typical_moves: tuple[float, ...]
+    # Without a range: numbers are measured from the origin in this unit.
+    origin: float = 0.0
+    unit: float = 1.0
+
+    def standardise(self, values: FloatArray) -> FloatArray:
+        return values if (self.origin, self.unit) == (0, 1) else (values - self.origin) / self.unit
 
 
 @dataclass(frozen=True)
@@ -143,14 +149,19 @@ class LearnedScore(NestedIntervalScore):
             count = f"{FEWEST_TO_LEARN} tuning cases, got {0 if targets is None else cases}"
             message = f"score='learned' needs at least {count}; collect more or use score='mlwr'"
             raise InputError(message, code="units.few")
-        link = natural_link(range_, rounds, targets)
-        shapes = [_shape(link(of_round)) for of_round in rounds]
+        link = natural_link(range_)
+        origin, unit = _standard(targets) if link.is_identity else (0.0, 1.0)
+        where = replace(_UNFITTED, origin=origin, unit=unit)
+        shapes = [_shape(where.standardise(link(of_round))) for of_round in rounds]
         p, current = rounds.shape[2], shapes[-1]
-        prior = fit_spread_prior(current.spread**2, current.mean / 2, p) if p > 1 else None
+        prior = fit_spread_prior(current.spread, current.mean / 2, p) if p > 1 else None
         spreads = [float(np.median(shape.spread)) for shape in shapes]
         moves = [float(np.median(np.abs(current.mean - past.mean))) for past in shapes[:-1]]
-        unfitted = _LocationScale(prior, _NOTHING, _NOTHING, tuple(spreads), tuple(moves))
-        return replace(self, model=_fit_model(unfitted, shapes, link(targets), p, group), link=link)
+        unfitted = replace(
+            where, prior=prior, typical_spreads=tuple(spreads), typical_moves=tuple(moves)
+        )
+        truth = where.standardise(link(targets))
+        return replace(self, model=_fit_model(unfitted, shapes, truth, p, group), link=link)
 
     @property
     def needs_tuning(self) -> bool:
@@ -165,15 +176,26 @@ class LearnedScore(NestedIntervalScore):
         if len(rounds) != expected:
             message = f"score='learned' needs outputs of {expected} rounds, got {len(rounds)}"
             raise InputError(message, code="samples.mismatch")
-        shapes = [_shape(self.link(of_round)) for of_round in rounds]
-        steadied = _steadied(self.model, shapes[-1], rounds.shape[2])
-        bias = self.model.location(_location_features(self.model, shapes, steadied))
-        m = shapes[-1].mean + steadied * bias
-        s = np.exp(self.model.scale(_scale_features(self.model, shapes, steadied)))
+        model = self.model
+        shapes = [_shape(model.standardise(self.link(of_round))) for of_round in rounds]
+        steadied = _steadied(model, shapes[-1], rounds.shape[2])
+        bias = model.location(_location_features(model, shapes, steadied))
+        m = model.origin + model.unit * (shapes[-1].mean + steadied * bias)
+        s = model.unit * np.exp(model.scale(_scale_features(model, shapes, steadied)))
         return LinearFamily(m, m, s, self.side, self.link)
 
 
 _NOTHING = _RobustRidge(0.0, (), (), (), (), ())
+_UNFITTED = _LocationScale(None, _NOTHING, _NOTHING, (), ())
+
+
+def _standard(targets: FloatArray) -> tuple[float, float]:
+    """Return the middle of the targets, and how far from it they are."""
+    ordered = np.sort(targets)
+    origin = float(ordered[len(ordered) // 2])
+    distances = np.sort(np.abs(ordered - origin))
+    unit = float(distances[len(distances) // 2] or distances[-1])
+    return origin, unit or 1.0
 
 
 def _fit_model(
@@ -205,8 +227,7 @@ def _fit_model(
 
 
 def _shape(outputs: FloatArray) -> _SampleMoments:
-    mean, variance = mean_and_variance(outputs, ddof=1)
-    spread = np.sqrt(variance)
+    mean, spread = mean_and_deviation(outputs, ddof=1)
     deviations = outputs - mean[:, None]
     # Much quicker than a power of 3.
     cubes = (deviations * deviations * deviations).mean(axis=1)
@@ -217,7 +238,7 @@ def _shape(outputs: FloatArray) -> _SampleMoments:
 def _steadied(model: _LocationScale, current: _SampleMoments, p: int) -> FloatArray:
     if model.prior is None:
         return np.ones_like(current.mean)
-    return model.prior.moderated(current.spread**2, current.mean / 2, p)
+    return model.prior.moderated(current.spread, current.mean / 2, p)
 
 
 def _location_features(

@@ -16,39 +16,42 @@ from taskuq.conformal._family import (
     Link,
     NestedIntervalScore,
     Side,
-    mean_and_variance,
+    mean_and_deviation,
     natural_link,
 )
 from taskuq.conformal._units import unit_index
 from taskuq.interval import BoolArray, FloatArray, TaskRange
-from taskuq.protocols import SelfTuned
+from taskuq.protocols import SelfTuned, SelfTunedScore
 
 # Sums of shares are floats: where they may meet a half, the wider range is taken.
 SLACK = 1e-9
 
 
-class _UnitMedian(NamedTuple):
-    """Median in which every unit has equal weight."""
+class _UnitQuantile(NamedTuple):
+    """Quantile in which every unit has equal weight."""
 
     value: float
     low: FloatArray
     high: FloatArray
 
 
-def _unit_median(
-    values: FloatArray, index: NDArray[np.int64], order: NDArray[np.int64] | None = None
-) -> _UnitMedian:
-    """Return the median over units, and its range under replacement of any one unit."""
+def unit_quantile(
+    values: FloatArray,
+    index: NDArray[np.int64],
+    level: float = 0.5,
+    order: NDArray[np.int64] | None = None,
+) -> _UnitQuantile:
+    """Return a quantile of values that come in units, and its range were one unit another."""
     order = np.argsort(values, kind="stable") if order is None else order
     ordered = np.concatenate([[-np.inf], np.asarray(values, dtype=float)[order], [np.inf]])
     unit = index[order]
     sizes = np.bincount(index)
+    share_below = level * len(sizes)
     if len(sizes) == len(values):
-        return _case_median(ordered, unit)
+        return _case_quantile(ordered, unit, math.ceil(share_below - SLACK))
     share = 1 / sizes[unit]
     total = np.cumsum(share)
-    half = len(sizes) / 2
-    levels = half - 1 - SLACK, half + SLACK
+    levels = share_below - 1 - SLACK, share_below + SLACK
     # A unit's own share is at most 1, so both levels are reached within this window.
     start = int(np.searchsorted(total, levels[0]))
     window = slice(start, int(np.searchsorted(total, levels[1] + 1 + SLACK)) + 1)
@@ -59,21 +62,12 @@ def _unit_median(
         ordered[np.where(there.any(axis=1), start + there.argmax(axis=1), len(total)) + 1]
         for there in (others >= level for level in levels)
     )
-    middle = int(np.searchsorted(total, half - SLACK))
-    return _UnitMedian(float(ordered[middle + 1]), np.where(half <= 1, -np.inf, low), high)
+    middle = int(np.searchsorted(total, share_below - SLACK))
+    return _UnitQuantile(float(ordered[middle + 1]), np.where(levels[0] <= 0, -np.inf, low), high)
 
 
-def _unit_quantile(values: FloatArray, index: NDArray[np.int64], level: float) -> float:
-    """Return a quantile of the mean of the units' distribution functions."""
-    if not 0 < level <= 1:
-        return -np.inf if level <= 0 else np.inf
-    order = np.argsort(values, kind="stable")
-    total = np.cumsum(1 / np.bincount(index)[index[order]])
-    return float(values[order][np.searchsorted(total, level * total[-1] - SLACK)])
-
-
-def _case_median(ordered: FloatArray, unit: NDArray[np.int64]) -> _UnitMedian:
-    """Return the median of units with one case each, and its range under replacement of one."""
+def _case_quantile(ordered: FloatArray, unit: NDArray[np.int64], rank: int) -> _UnitQuantile:
+    """Return an order statistic of units of one case: without a case, later ones move up by one."""
     units = len(unit)
     place = np.empty(units, dtype=np.int64)
     place[unit] = np.arange(1, units + 1)
@@ -82,13 +76,19 @@ def _case_median(ordered: FloatArray, unit: NDArray[np.int64]) -> _UnitMedian:
         after = ordered[min(count + 1, units + 1)]
         return np.asarray(np.where(place > count, ordered[count], after))
 
-    half = -(-units // 2)
-    low = without(half - 1) if half > 1 else np.full(units, -np.inf)
-    return _UnitMedian(float(ordered[half]), low, without(half))
+    low = without(rank - 1) if rank > 1 else np.full(units, -np.inf)
+    return _UnitQuantile(float(ordered[rank]), low, without(rank))
 
 
-# Identical samples get this variance, so that logarithms exist.
-LEAST_VARIANCE = 1e-12
+def _value_at(values: FloatArray, index: NDArray[np.int64], level: float) -> float:
+    """Return a quantile of the mean distribution function of units."""
+    if not 0 < level <= 1:
+        return -np.inf if level <= 0 else np.inf
+    order = np.argsort(values, kind="stable")
+    total = np.cumsum(1 / np.bincount(index)[index[order]])
+    return float(values[order][np.searchsorted(total, level * total[-1] - SLACK)])
+
+
 MANY_DEGREES = 1000.0
 
 
@@ -100,46 +100,52 @@ class SpreadPrior:
     degrees: float
     covariate_range: tuple[float, float]
     typical: float
+    # Factor of the trend, and the least spread: both in the unit of the task.
+    level: float = 1.0
+    least: float = 0.0
 
-    def moderated(self, variance: FloatArray, covariate: FloatArray, samples: int) -> FloatArray:
-        r"""Return :math:`\tilde\sigma` of cases with sample variance :math:`v`."""
+    def moderated(self, deviation: FloatArray, covariate: FloatArray, samples: int) -> FloatArray:
+        r"""Return :math:`\tilde\sigma` of cases from the standard deviation of their samples."""
         c0, c1, c2 = self.coefficients
         x = np.clip(covariate, *self.covariate_range)
         d0, d = self.degrees, samples - 1
         if c2 == 0:
             # Factors, so that many levels can be tried on the same cases.
-            trend = self.trend_at_zero * np.exp(c1 * x)
+            trend = self.trend_at_zero * np.exp(c1 * x / 2)
         else:
             # Coefficients of a curve may be far larger than their sum.
-            trend = np.exp(c0 + (c1 + c2 * x) * x + self._shift)
-        v = np.maximum(variance, LEAST_VARIANCE)
-        return np.asarray(np.sqrt((d0 * trend + d * v) / (d0 + d)))
+            trend = self.level * np.exp((c0 + (c1 + c2 * x) * x + self._shift) / 2)
+        own = np.maximum(deviation, self.least)
+        return np.asarray(np.hypot(math.sqrt(d0 / (d0 + d)) * trend, math.sqrt(d / (d0 + d)) * own))
 
     @property
     def trend_at_zero(self) -> FloatArray:
-        return np.asarray(np.exp(self.coefficients[0] + self._shift))
+        return np.asarray(self.level * np.exp((self.coefficients[0] + self._shift) / 2))
 
     @property
     def _shift(self) -> float:
-        from scipy.special import digamma
-
-        half = self.degrees / 2
-        return float(digamma(half) - np.log(half))
+        return _log_bias(self.degrees)
 
 
-def fit_spread_prior(variance: FloatArray, covariate: FloatArray, samples: int) -> SpreadPrior:
+def _log_bias(degrees: float) -> float:
+    """Return the mean of the logarithm of a variance with so many degrees of freedom."""
+    from scipy.special import digamma
+
+    return float(digamma(degrees / 2) - np.log(degrees / 2))
+
+
+def fit_spread_prior(deviation: FloatArray, covariate: FloatArray, samples: int) -> SpreadPrior:
     r"""Fit the prior of spreads by matching two moments of :math:`\log v`."""
-    from scipy.special import digamma, polygamma
+    from scipy.special import polygamma
 
-    v = np.maximum(np.asarray(variance, dtype=float), LEAST_VARIANCE)
-    half = (samples - 1) / 2
-    e = np.log(v) - digamma(half) + np.log(half)
+    sd = np.maximum(np.asarray(deviation, dtype=float), LEAST)
+    e = 2 * np.log(sd) - _log_bias(samples - 1)
     # A centred, scaled covariate keeps the small least-squares problem well conditioned.
     middle, spread = float(np.mean(covariate)), float(np.std(covariate)) or 1.0
     t = (covariate - middle) / spread
     design = np.stack([np.ones_like(t), t, t**2], axis=1)
     b0, b1, b2 = np.linalg.lstsq(design, e, rcond=None)[0]
-    excess = float(np.var(e - design @ [b0, b1, b2])) - float(polygamma(1, half))
+    excess = float(np.var(e - design @ [b0, b1, b2])) - float(polygamma(1, (samples - 1) / 2))
     degrees = MANY_DEGREES if excess <= 1e-3 else 2 * _inverse_trigamma(excess)
     prior = SpreadPrior(
         coefficients=(
@@ -150,8 +156,9 @@ def fit_spread_prior(variance: FloatArray, covariate: FloatArray, samples: int) 
         degrees=min(degrees, MANY_DEGREES),
         covariate_range=(float(np.min(covariate)), float(np.max(covariate))),
         typical=1.0,
+        least=LEAST,
     )
-    return replace(prior, typical=float(np.median(prior.moderated(v, covariate, samples))))
+    return replace(prior, typical=float(np.median(prior.moderated(sd, covariate, samples))))
 
 
 def _inverse_trigamma(value: float) -> float:
@@ -176,88 +183,116 @@ DEGREES = 4.0
 TREND = 3.0
 # Range of x for a task with a range; without one x is 0.
 COVARIATES = (math.log(1e-4) / 2, 0.0)
-# The logarithm of a variance larger than any.
-BEYOND = 600.0
+# Spreads below this fraction of the task's range, or of its typical error, count as this large.
+LEAST = 1e-6
+# Fewer units than this learn no prior, or no shift.
+FEWEST_UNITS, FEWEST_SHIFTED = 3, 8
+
+
+def _tail(units: int) -> float:
+    """Return the level of the lower of the two quantiles whose midpoint is the shift."""
+    return min(0.5, max(0.15, 3 / math.sqrt(units)))
 
 
 @dataclass(frozen=True)
-class _LogSpreads:
-    """Log-spreads whose unit quantiles define the prior."""
+class _Cases:
+    """Summary of cases, their targets, and the spreads whose unit quantiles define the prior."""
 
-    level: FloatArray
-    typical: FloatArray
-    trend: float
+    read: _SampleSpreads
+    targets: FloatArray | None
+    link: Link
+    floor: float
+    range_: TaskRange
 
-    def at(self, kept: BoolArray, index: NDArray[np.int64], share: float) -> SpreadPrior:
-        c, t = (_unit_quantile(e[kept], index, share) for e in (self.level, self.typical))
-        return _steady_prior(c, t, self.trend)
+    @cached_property
+    def trend(self) -> float:
+        return 0.0 if self.link.is_identity else TREND
 
-    def learn(
-        self, kept: BoolArray, index: NDArray[np.int64]
-    ) -> tuple[SpreadPrior, SpreadPrior, SpreadPrior]:
-        """Return the prior fitted to some cases, with its lower and upper bound for each case."""
-        place = np.cumsum(kept) - 1
-        c, t = (
-            _unit_median(e[kept], index, place[order[kept[order]]])
-            for e, order in zip((self.level, self.typical), self.orders, strict=True)
-        )
-        return (
-            _steady_prior(c.value, t.value, self.trend),
-            _steady_prior(c.low[index], t.low[index], self.trend),
-            _steady_prior(c.high[index], t.high[index], self.trend),
-        )
+    @cached_property
+    def covariate(self) -> FloatArray:
+        return _covariate(self.read.mean, self.link)
+
+    @cached_property
+    def residuals(self) -> FloatArray:
+        assert self.targets is not None
+        return np.asarray(self.targets - self.read.mean, dtype=float)
+
+    @cached_property
+    def least(self) -> float | None:
+        """The least spread, if it need not be learned."""
+        if self.range_ is not None and np.isfinite(self.range_).all():
+            return LEAST * float(self.range_[1] - self.range_[0])
+        return 0.0 if self.targets is None else None
+
+    @cached_property
+    def learned(self) -> list[FloatArray]:
+        """Values whose medians over units are the level, the typical and the least spread."""
+        typical = self.read.deviation * math.exp(-_log_bias(self.read.samples - 1) / 2)
+        level = typical * np.exp(-self.trend * self.covariate / 2)
+        extra = [] if self.least is not None else [LEAST * np.abs(self.residuals)]
+        return [level, typical, *extra]
 
     @cached_property
     def orders(self) -> list[NDArray[np.int64]]:
-        return [np.argsort(e, kind="stable") for e in (self.level, self.typical)]
+        return [np.argsort(values, kind="stable") for values in self.learned]
 
+    def prior(self, level: Any, typical: Any, least: Any = None) -> SpreadPrior:
+        """Return the prior of three spreads; one number each, or one for each case."""
+        least = self.least if self.least is not None else least
+        centered = (-_log_bias(DEGREES), self.trend, 0.0)
+        return SpreadPrior(centered, DEGREES, COVARIATES, typical, level, least)
 
-def _steady_prior(level: Any, typical: Any, trend: float) -> SpreadPrior:
-    """Return the prior given by two log-spreads, each a number or an array (case,)."""
-    from scipy.special import digamma
+    def scale(self, prior: SpreadPrior | None, kept: BoolArray) -> FloatArray:
+        """Return the scale u of some cases."""
+        if self.read.samples < 2 or prior is None:
+            return np.ones(int(kept.sum()))
+        spread = prior.moderated(self.read.deviation[kept], self.covariate[kept], self.read.samples)
+        return np.asarray(spread + self.floor * prior.typical)
 
-    half = DEGREES / 2
-    # Where no other unit bounds it, a spread beyond all others stands for any.
-    c: Any = np.minimum(level, BEYOND) - (float(digamma(half)) - math.log(half))
-    middle: Any = np.exp(np.minimum(typical, BEYOND) / 2)
-    if not np.ndim(c):
-        c, middle = float(c), float(middle)
-    return SpreadPrior((c, trend, 0.0), DEGREES, COVARIATES, middle)
+    def ratios(self, prior: SpreadPrior | None, kept: BoolArray) -> FloatArray:
+        """Return residuals over scales; a residual of zero is zero at any scale."""
+        r = self.residuals[kept]
+        with np.errstate(divide="ignore", over="ignore"):
+            return np.divide(r, self.scale(prior, kept), out=np.zeros_like(r), where=r != 0)
 
 
 # Fewer cases than this say nothing useful about how spreads vary.
 FEWEST_TUNING_CASES = 8
 
 
-class _SampleVariances(NamedTuple):
-    """Mean, variance and count of samples per case."""
+class _SampleSpreads(NamedTuple):
+    """Mean, standard deviation and count of samples per case."""
 
     mean: FloatArray
-    variance: FloatArray
+    deviation: FloatArray
     samples: int
 
-    def take(self, cases: np.ndarray) -> _SampleVariances:
-        return _SampleVariances(self.mean[cases], self.variance[cases], self.samples)
+    def take(self, cases: np.ndarray) -> _SampleSpreads:
+        return _SampleSpreads(self.mean[cases], self.deviation[cases], self.samples)
 
 
 @dataclass(frozen=True)
 class MLWR(NestedIntervalScore):
-    r"""Locally weighted residual with a regularised spread (default score).
+    r"""Regularised LWR, the default: a shifted centre, and a shrunken plus the typical spread.
 
-    .. math:: s = \frac{|z - \bar z|}{u}, \qquad u = \tilde\sigma + c \cdot
-        \operatorname{median}\sigma, \qquad \mathcal C = [\bar z \pm \hat q u]
+    .. math:: s = \Big|\frac{z - \bar z}{u} - b\Big|, \qquad u = \tilde\sigma + c \cdot
+        \operatorname{median}\sigma, \qquad \mathcal C = [\bar z + b u \pm \hat q u]
 
-    :math:`\tilde\sigma` is the sample spread, shrunk towards a trend in :math:`\bar z` (see
-    :class:`~taskuq.conformal.scores._mlwr.SpreadPrior`). The prior consists of two medians over
-    units. It is fitted without targets: to the outputs of the calibration units themselves
-    (:meth:`leave_one_out`), to other cases, or to all cases of an evaluation. Each choice keeps the
-    guarantee exact. With one sample the width is constant; without a prior, :math:`u = \sigma_z`.
+    :math:`\tilde\sigma` is the sample spread shrunk towards a trend in :math:`\bar z` (see
+    :class:`~taskuq.conformal.scores._mlwr.SpreadPrior`), and :math:`b` corrects the bias of the
+    samples: the middle between two quantiles over units of :math:`(z - \bar z)/u`, their median if
+    units are few. All of it is fitted to the calibration units themselves
+    (:meth:`leave_one_out`), to other cases, or to all cases of an evaluation; each keeps the
+    guarantee exact. With one sample, or without a prior, the width is constant or
+    :math:`u = \sigma_z`.
 
     Args:
         side: ``two``, ``upper`` or ``lower``.
         floor: Fraction :math:`c` of the typical (median) spread to add.
         prior: Fitted prior; absent until :meth:`fit`.
-        link: Scale of the task; only a logit has a trend.
+        link: Scale of the task; the trend exists only for a logit.
+        shift: Distance :math:`b` of the centre from the sample mean, in units of :math:`u`.
+        is_shifted: Learn the shift; by default for two sides only.
 
     Example:
         >>> outputs = np.clip(0.5 + 0.1 * rng.standard_normal((60, 4)), 0, 1)
@@ -274,11 +309,13 @@ class MLWR(NestedIntervalScore):
     floor: float = 0.5
     prior: SpreadPrior | None = None
     link: Link = IDENTITY
+    shift: float = 0.0
+    is_shifted: bool | None = None
 
     @property
     def needs_tuning(self) -> bool:
-        """True until the prior is fitted."""
-        return self.prior is None
+        """True until prior or shift are fitted."""
+        return self.prior is None and self.shift == 0
 
     def fit(
         self,
@@ -288,39 +325,48 @@ class MLWR(NestedIntervalScore):
         range_: TaskRange = None,
         group: np.ndarray | None = None,
     ) -> MLWR:
-        """Return the score with a prior fitted to other cases, without targets."""
+        """Return the score fitted to other cases; without targets it has no shift."""
         read = self.summarise(outputs)
-        if read.samples < 2 or len(read.mean) < FEWEST_TUNING_CASES:
+        if len(read.mean) < FEWEST_TUNING_CASES:
             return self
         index = unit_index(len(read.mean), group)
-        link = natural_link(range_, outputs)
-        everyone = np.ones(len(index), dtype=bool)
-        return replace(self, prior=_levels(read, link).at(everyone, index, 0.5), link=link)
+        fit = self.leave_one_out(read, targets, range_)
+        return fit.at(np.ones(len(index), dtype=bool), index)
 
-    def summarise(self, outputs: FloatArray) -> _SampleVariances:
+    def summarise(self, outputs: FloatArray) -> _SampleSpreads:
         """Return the statistics of outputs (case, sample) that the score uses."""
-        return _SampleVariances(*mean_and_variance(outputs, ddof=1), outputs.shape[1])
+        return _SampleSpreads(*mean_and_deviation(outputs, ddof=1), outputs.shape[1])
 
-    def leave_one_out(self, read: _SampleVariances, range_: TaskRange) -> _SelfTunedMLWR:
-        """Return the score fitted to the outputs of calibration units, without held-out units."""
+    def leave_one_out(
+        self, read: _SampleSpreads, targets: FloatArray | None, range_: TaskRange
+    ) -> _SelfTunedMLWR:
+        """Return the score fitted to calibration units, without a hold-out."""
         # Without a declared range there is no trend: a new unit could leave the observed one.
-        link = IDENTITY if range_ is None else natural_link(range_)
-        return _SelfTunedMLWR(replace(self, link=link), _levels(read, link), read)
+        link = natural_link(range_)
+        cases = _Cases(read, targets, link, self.floor, range_)
+        return _SelfTunedMLWR(replace(self, link=link), cases)
 
     def family(self, outputs: FloatArray) -> LinearFamily:
         return self.summary_family(self.summarise(outputs))
 
-    def summary_family(self, read: _SampleVariances) -> LinearFamily:
+    def summary_family(self, read: _SampleSpreads) -> LinearFamily:
         """Return the nested intervals of cases from their statistics."""
         if read.samples < 2:
             u = np.ones_like(read.mean)
         elif self.prior is None:
-            u = np.sqrt(read.variance)
+            u = read.deviation
         else:
             x = _covariate(read.mean, self.link)
-            spread = self.prior.moderated(read.variance, x, read.samples)
+            spread = self.prior.moderated(read.deviation, x, read.samples)
             u = spread + self.floor * self.prior.typical
-        return LinearFamily(read.mean, read.mean, u, self.side)
+        if np.ndim(self.shift) == 0 and self.shift == 0:
+            return LinearFamily(read.mean, read.mean, u, self.side)
+        with np.errstate(over="ignore", invalid="ignore"):
+            move = self.shift * u
+            # A shift without a bound leads anywhere, at any scale.
+            move = np.where(np.isnan(move), self.shift, move)
+        center = np.where(np.isfinite(move), read.mean + move, move)
+        return LinearFamily(center, center, u, self.side, mean=read.mean)
 
 
 @dataclass(frozen=True)
@@ -328,31 +374,86 @@ class _SelfTunedMLWR:
     """MLWR fitted to the calibration units."""
 
     score: MLWR
-    levels: _LogSpreads
-    read: _SampleVariances
+    cases: _Cases
 
     def fit(self, kept: BoolArray, index: NDArray[np.int64]) -> SelfTuned:
-        if self.read.samples < 2:
-            return SelfTuned(self.score, self.score, self.score)
-        priors = self.levels.learn(kept, index)
-        return SelfTuned(*(replace(self.score, prior=prior) for prior in priors))
+        """Return the score, and one for each corner of the range of its parameters."""
+        cases, units = self.cases, int(index.max()) + 1
+        priors: list[Any] = [None] * 5
+        if cases.read.samples > 1 and units >= FEWEST_UNITS:
+            place = np.cumsum(kept) - 1
+            found = [
+                unit_quantile(values[kept], index, 0.5, place[order[kept[order]]])
+                for values, order in zip(cases.learned, cases.orders, strict=True)
+            ]
+            # The ranges of all units together hold that of each.
+            priors = [
+                cases.prior(*(one.value for one in found)),
+                cases.prior(*(one.low.min() for one in found)),
+                cases.prior(*(one.high.max() for one in found)),
+                cases.prior(*(one.low[index] for one in found)),
+                cases.prior(*(one.high[index] for one in found)),
+            ]
+        shift: float = 0.0
+        low: Any = 0.0
+        high: Any = 0.0
+        if self._is_shifted(units):
+            shifts = [self._shift(prior, kept, index) for prior in priors[:3]]
+            shift = shifts[0].value
+            low = np.minimum(shifts[1].low, shifts[2].low)[index]
+            high = np.maximum(shifts[1].high, shifts[2].high)[index]
+        fitted = replace(self.score, prior=priors[0], shift=shift)
+        hull = self._corners(priors[1:3], np.min(low), np.max(high))
+        return SelfTuned(fitted, self._corners(priors[3:], low, high), hull)
+
+    def at(self, kept: BoolArray, index: NDArray[np.int64]) -> MLWR:
+        """Return the score without its range."""
+        fitted = self.fit(kept, index).score
+        assert isinstance(fitted, MLWR)
+        return fitted
 
     def between(
         self, kept: BoolArray, index: NDArray[np.int64], margin: float
-    ) -> tuple[MLWR, MLWR]:
-        """Return the scores whose priors are quantiles a margin below and above the medians."""
-        if self.read.samples < 2:
-            return self.score, self.score
-        low, high = (self.levels.at(kept, index, 0.5 + off) for off in (-margin, margin))
-        return replace(self.score, prior=low), replace(self.score, prior=high)
+    ) -> tuple[SelfTunedScore, ...]:
+        """Return the corners of the range in which all quantiles are off by up to a margin."""
+        cases, units = self.cases, int(index.max()) + 1
+        priors: list[Any] = [None, None]
+        if cases.read.samples > 1 and units >= FEWEST_UNITS:
+            priors = [
+                cases.prior(
+                    *(max(_value_at(v[kept], index, 0.5 + off), 0.0) for v in cases.learned)
+                )
+                for off in (-margin, margin)
+            ]
+        low, high = 0.0, 0.0
+        if self._is_shifted(units):
+            ratios, tail = [cases.ratios(prior, kept) for prior in priors], _tail(units)
 
+            def middle(off: float) -> list[float]:
+                ends = (tail + off, 1 - tail + off)
+                return [sum(_value_at(r, index, end) for end in ends) / 2 for r in ratios]
 
-def _levels(read: _SampleVariances, link: Link) -> _LogSpreads:
-    from scipy.special import digamma
+            low, high = min(middle(-margin)), max(middle(margin))
+        return self._corners(priors, low, high)
 
-    trend, half = 0.0 if link.is_identity else TREND, (max(read.samples, 2) - 1) / 2
-    e = np.log(np.maximum(read.variance, LEAST_VARIANCE)) - digamma(half) + np.log(half)
-    return _LogSpreads(e - trend * _covariate(read.mean, link), e, trend)
+    def _is_shifted(self, units: int) -> bool:
+        wanted = self.score.is_shifted
+        # The quantile of a one-sided bound contains the shift already.
+        wanted = self.score.side == "two" if wanted is None else wanted
+        return wanted and self.cases.targets is not None and units >= FEWEST_SHIFTED
+
+    def _shift(self, prior: Any, kept: BoolArray, index: NDArray[np.int64]) -> _UnitQuantile:
+        """Return the middle between two quantiles, with its range."""
+        ratios, tail = self.cases.ratios(prior, kept), _tail(int(index.max()) + 1)
+        order = np.argsort(ratios, kind="stable")
+        ends = [unit_quantile(ratios, index, level, order) for level in (tail, 1 - tail)]
+        return _UnitQuantile(*(a / 2 + b / 2 for a, b in zip(*ends, strict=True)))
+
+    def _corners(self, priors: Any, low: Any, high: Any) -> tuple[SelfTunedScore, ...]:
+        shifts = [0.0] if np.ndim(low) == 0 and low == high == 0 else [low, high]
+        return tuple(
+            replace(self.score, prior=prior, shift=shift) for prior in priors for shift in shifts
+        )
 
 
 def _covariate(mean: FloatArray, link: Link) -> FloatArray:

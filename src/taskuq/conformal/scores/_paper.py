@@ -10,7 +10,7 @@ from taskuq.conformal._family import (
     LinearFamily,
     NestedIntervalScore,
     Side,
-    mean_and_variance,
+    mean_and_deviation,
     sample_quantiles,
 )
 from taskuq.conformal._quantiles import exact_alpha
@@ -39,7 +39,7 @@ class AR(NestedIntervalScore):
     side: Side = "two"
 
     def family(self, outputs: FloatArray) -> LinearFamily:
-        mean, _ = mean_and_variance(outputs)
+        mean, _ = mean_and_deviation(outputs)
         return LinearFamily(mean, mean, np.ones_like(mean), self.side)
 
 
@@ -101,5 +101,5 @@ class LWR(NestedIntervalScore):
     side: Side = "two"
 
     def family(self, outputs: FloatArray) -> LinearFamily:
-        mean, variance = mean_and_variance(outputs)
-        return LinearFamily(mean, mean, np.sqrt(variance), self.side)
+        mean, deviation = mean_and_deviation(outputs)
+        return LinearFamily(mean, mean, deviation, self.side)

@@ -11,6 +11,16 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
+from taskuq._config import (
+    Channels,
+    Coils,
+    Depth,
+    Natural,
+    NonNegative,
+    Positive,
+    Seed,
+    check_ranges,
+)
 from taskuq.errors import InputError
 from taskuq.recover._varnet import UNet
 
@@ -184,33 +194,25 @@ class FlowConfig:
         4
     """
 
-    coils: int = 8
-    in_channels: int = 0
-    unet_width: int = 256
-    unet_pools: int = 4
-    condition_channels: int = 64
+    coils: Channels = 8
+    in_channels: Coils = 0
+    unet_width: Channels = 256
+    unet_pools: Depth = 4
+    condition_channels: Channels = 64
     condition_skip: bool = False
-    layers: int = 2
-    steps_per_layer: int = 10
-    measured_noise: float = 0.05
-    null_noise: float = 0.0
+    layers: Depth = 2
+    steps_per_layer: Depth = 10
+    measured_noise: NonNegative = 0.05
+    null_noise: NonNegative = 0.0
     fill: Literal["noise", "residual"] = "noise"
     rotate_coils: bool = False
-    mean_passes: int = 0
+    mean_passes: Natural = 0
     normalise: bool = False
-    max_value: float = 10.0
-    seed: int = 0
+    max_value: Positive = 10.0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
-        sizes = "coils unet_width unet_pools condition_channels layers steps_per_layer"
-        positive = sizes.split()
-        for name in (*positive, "measured_noise", "null_noise", "in_channels", "mean_passes"):
-            if getattr(self, name) < (least := int(name in positive)):
-                text = f"{name} must be at least {least}, got {getattr(self, name)}"
-                raise InputError(text, code="value.invalid")
-        if self.max_value <= 0:
-            text = f"max_value must be positive, got {self.max_value}"
-            raise InputError(text, code="value.invalid")
+        check_ranges(self)
         if self.in_channels and (self.mean_passes or self.rotate_coils or self.fill != "noise"):
             text = f"in_channels = {self.in_channels}, of a residual flow, excludes fill, "
             raise InputError(f"{text}rotate_coils and mean_passes", code="option.conflict")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from taskuq._config import read_toml
+from taskuq._config import NonNegative, read_toml
 from taskuq._seeds import mix_seeds, per_case_random
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
@@ -229,7 +229,7 @@ class FlowMethod:
     #: VarNet weights of a residual flow; default: those used in training.
     estimate: Path | None = None
     #: Standard deviation of the latents; default: that of the weights, or 1.
-    temperature: float | None = None
+    temperature: NonNegative | None = None
     #: "auto" samples in bfloat16 on a GPU, with the estimate in float16.
     precision: Literal["auto", "float32"] = "auto"
 

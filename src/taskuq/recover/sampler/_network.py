@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from taskuq._config import Channels, Depth, Natural, Positive, check_ranges
 from taskuq.errors import InputError
 
 
@@ -36,23 +37,19 @@ class SamplerConfig:
         (5, (48, 96, 192, 288, 288))
     """
 
-    in_channels: int = 6
-    out_channels: int = 2
-    width: int = 48
-    max_multiplier: int = 6
-    decoder_channels: tuple[int, ...] = (32, 48, 64, 96, 128)
-    noise_channels: int = 8
-    global_noise: int = 32
-    residual_scale: float = 0.3
+    in_channels: Channels = 6
+    out_channels: Channels = 2
+    width: Channels = 48
+    max_multiplier: Depth = 6
+    decoder_channels: tuple[Channels, ...] = (32, 48, 64, 96, 128)
+    noise_channels: Channels = 8
+    global_noise: Natural = 32
+    residual_scale: Positive = 0.3
 
     def __post_init__(self) -> None:
-        sizes = (self.in_channels, self.out_channels, self.width, self.max_multiplier)
-        smallest = min(*sizes, self.noise_channels, *(self.decoder_channels or (0,)))
-        if smallest < 1 or self.global_noise < 0 or self.residual_scale <= 0:
-            raise InputError(
-                f"the numbers of a sampler's network must be positive, got {self}",
-                code="value.invalid",
-            )
+        check_ranges(self)
+        if not self.decoder_channels:
+            raise InputError("decoder_channels is empty; add levels", code="value.invalid")
         if self.in_channels % self.out_channels:
             text = f"in_channels must be a multiple of {self.out_channels}, got {self.in_channels}"
             raise InputError(text, code="value.invalid")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
-from taskuq._config import read_toml
+from taskuq._config import Count, NonNegative, Size, Unit, read_toml
 from taskuq._seeds import per_case_random
 from taskuq.errors import InputError
 from taskuq.recover._cases import CoilAugmentation, RecoveryTraining, ScanRandomisation
@@ -85,10 +85,10 @@ def _check(samples: Tensor, truth: Tensor) -> None:
 class ImageLossConfig:
     """Settings [loss]: weights of the proper scores of images."""
 
-    crps: float = 1.0  #: Weight of the fair CRPS of pixels.
-    energy: float = 0.5  #: Weight of the energy score.
-    pooled_crps: float = 0.5  #: Weight of the fair CRPS of average-pooled images.
-    pool_sizes: tuple[int, ...] = (2, 4, 8, 16, 32)  #: Sizes of the pooling windows, in pixels.
+    crps: NonNegative = 1.0  #: Weight of the fair CRPS of pixels.
+    energy: NonNegative = 0.5  #: Weight of the energy score.
+    pooled_crps: NonNegative = 0.5  #: Weight of the fair CRPS of average-pooled images.
+    pool_sizes: tuple[Size, ...] = (2, 4, 8, 16, 32)  #: Sizes of the pooling windows, in pixels.
 
     def __post_init__(self) -> None:
         weights = (self.crps, self.energy, self.pooled_crps)
@@ -127,12 +127,13 @@ class TaskLossConfig:
     """Settings [task_loss]: weights of the proper scores of a task network."""
 
     weights: Path | None = None  #: Task network; its weights are not trained.
-    logits: float = 0.1  #: Weight of the fair CRPS of logits.
-    outputs: float = 0.1  #: Weight of the fair CRPS of outputs.
-    features: float = 0.1  #: Weight of the energy score of hidden features.
-    gradient_limit: float = 4.0  #: Maximum ratio of the gradient norms of task loss and image loss.
-    ramp_start: float = 0.5  #: Fraction of the training at which the task loss begins.
-    ramp_end: float = 0.75  #: Fraction of the training at which the task loss has its full weight.
+    logits: NonNegative = 0.1  #: Weight of the fair CRPS of logits.
+    outputs: NonNegative = 0.1  #: Weight of the fair CRPS of outputs.
+    features: NonNegative = 0.1  #: Weight of the energy score of hidden features.
+    #: Maximum ratio of the gradient norms of task loss and image loss.
+    gradient_limit: NonNegative = 4.0
+    ramp_start: Unit = 0.5  #: Fraction of the training at which the task loss begins.
+    ramp_end: Unit = 0.75  #: Fraction of the training at which the task loss has its full weight.
 
     def __post_init__(self) -> None:
         smallest = min(self.logits, self.outputs, self.features, self.gradient_limit)
@@ -456,7 +457,7 @@ class _SamplerTraining(SamplerTrainingMixin, RecoveryTraining):
     randomise: ScanRandomisation | None = None  #: Random masks, coils, noise and contrast.
     loss: ImageLossConfig = field(default_factory=ImageLossConfig)
     task_loss: TaskLossConfig | None = None
-    samples: int = 4
+    samples: Count = 4
     init_from: Path | None = None
 
     def __post_init__(self) -> None:

@@ -46,7 +46,8 @@ const model = (stored) => {
   }
 
   // Nested intervals of every case and round, for an error rate: one object per case.
-  // Where a score learns from all calibration cases, their scales are known within a range.
+  // Where a score learns from all calibration cases, their centres and scales are known within a
+  // range, and given at its corners.
   function readFamilies(record, count, unit) {
     if (record.ordered) {
       const ordered = samplesOf(record.ordered);
@@ -62,20 +63,22 @@ const model = (stored) => {
         };
       };
     }
-    const center = doubles(record.center);
-    const own = record.scales ? record.scales[unit] : record;
-    const scale = own.scale && doubles(own.scale);
-    const wide = own.wide && doubles(own.wide);
+    const own = (record.units ? record.units[unit] : [record]).map((corner) => ({
+      center: doubles(corner.center),
+      scale: corner.scale && doubles(corner.scale),
+    }));
+    const mean = record.mean && doubles(record.mean);
     const links = record.links ?? [];
     return (round, i) => {
       const at = round * count + i;
-      return {
+      const corners = own.map(({ center, scale }) => ({
         low: center[at],
         high: center[at],
         scale: scale ? scale[at] : 1,
-        wide: wide ? wide[at] : null,
+        shift: mean ? Math.abs(center[at] - mean[at]) : 0,
         link: links[round] ?? statistics.IDENTITY,
-      };
+      }));
+      return { ...corners[0], corners };
     };
   }
 
@@ -107,10 +110,10 @@ const model = (stored) => {
       return statistics.examineWindow(family, setting.taus[t], range, place,
         bases[t].weights[round], bases[t].residuals?.[round]);
     };
-    const narrow = statistics.together(families.map(see));
-    if (families[0].wide == null) return narrow;
-    const wide = families.map((f) => ({ ...f, scale: f.wide }));
-    return statistics.worstOf(narrow, statistics.together(wide.map(see)));
+    return statistics.together(families.map((f, t) => {
+      if (!(f.corners?.length > 1)) return see(f, t);
+      return statistics.worstOf(f.corners, (family) => see(family, t), tasks[t].range);
+    }));
   }
 
   // The threshold of each round that satisfies the guarantee on the calibration cases.
@@ -147,9 +150,7 @@ const model = (stored) => {
       const scores = Float64Array.from({ length: set.count }, (_, i) => {
         const f = families(k, i, setting.alpha);
         const target = set.targets[i][setting.task];
-        const narrow = statistics.scoreOf(f, target);
-        if (f.wide == null) return narrow;
-        return Math.max(narrow, statistics.scoreOf({ ...f, scale: f.wide }, target));
+        return Math.max(...(f.corners ?? [f]).map((corner) => statistics.scoreOf(corner, target)));
       });
       return statistics.guaranteedQuantile(scores, setting.level, setting.unit, set.groups);
     });

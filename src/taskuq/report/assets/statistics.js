@@ -113,8 +113,9 @@ const statistics = (() => {
     const reach = (q + ROUNDING * Math.abs(q)) * f.scale;
     // Beyond the anchors their own rounding counts too; at and within them it does not.
     const rounding = q > 0 ? ROUNDING : 0;
-    let lower = f.low - rounding * (Math.abs(f.low) * moving) - reach;
-    let upper = f.high + rounding * (Math.abs(f.high) * moving) + reach;
+    const shift = f.shift ?? 0;
+    let lower = f.low - rounding * ((Math.abs(f.low) + shift) * moving) - reach;
+    let upper = f.high + rounding * ((Math.abs(f.high) + shift) * moving) + reach;
     if (f.link.kind !== "identity") {
       const slack = ROUNDING * (Math.abs(f.link.low) + Math.abs(f.link.high));
       lower = fromScale(f.link, lower) - slack;
@@ -271,19 +272,30 @@ const statistics = (() => {
       get largest() {
         return Math.min(...tasks.map((task) => task.largest));
       },
+      get surely() {
+        return Math.min(...tasks.map((task) => task.surely ?? task.largest));
+      },
       score: (targets) => Math.max(...tasks.map((task, t) => task.score(targets[t]))),
       report: (threshold) => tasks.map((task) => task.report(threshold)),
     };
   }
 
-  // What is worst of a case whose intervals are known within a range, by the range's two ends.
-  function worstOf(narrow, wide) {
-    const both = [narrow.largest, wide.largest];
+  // The extremes of a case whose intervals are known within a range: of scores at its corners, of
+  // thresholds over all centres and scales.
+  function worstOf(corners, see, range) {
+    const seen = corners.map(see);
+    const centers = corners.map((f) => f.low);
+    const scales = corners.map((f) => f.scale);
+    const ends = [Math.min(...centers), Math.max(...centers)];
+    const middle = (range[0] + range[1]) / 2;
+    if (Number.isFinite(middle)) ends.push(clip(middle, ends[0], ends[1]));
+    const tops = ends.flatMap((center) => [Math.min(...scales), Math.max(...scales)].map(
+      (scale) => see({ ...corners[0], low: center, high: center, scale }).largest));
     return {
-      lowest: Math.min(narrow.lowest, wide.lowest),
-      largest: Math.max(...both),
-      surely: Math.min(...both),
-      score: (z) => Math.max(narrow.score(z), wide.score(z)),
+      lowest: Math.max(...seen.map((one) => one.lowest)),
+      largest: Math.max(...tops),
+      surely: Math.min(...tops),
+      score: (z) => Math.max(...seen.map((one) => one.score(z))),
     };
   }
 

@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 import warnings
+from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -89,6 +90,7 @@ class Figure:
         x_reversed: True to put large values on the left.
         reference: Named horizontal lines, such as the target coverage.
         title: Finding in a few words; default: the name.
+        picture: A PNG file as Base64 text, shown in place of the series.
     """
 
     name: str
@@ -101,6 +103,7 @@ class Figure:
     x_reversed: bool = False
     reference: tuple[tuple[str, float], ...] = ()
     title: str = ""
+    picture: str = ""
 
     @property
     def is_empty(self) -> bool:
@@ -205,7 +208,10 @@ def figure_from_dict(record: Any) -> Figure:
             x_reversed=bool(record.get("x_reversed", False)),
             reference=tuple((str(n), float(y)) for n, y in record.get("reference", ())),
             title=str(record.get("title", "")),
+            picture=str(record.get("picture", "")),
         )
+        if figure.picture and not b64decode(figure.picture, validate=True).startswith(b"\x89PNG"):
+            raise ValueError("its picture is no PNG")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"a figure is not complete ({error!r:.80}); write it again", code="file.format"
@@ -274,6 +280,10 @@ def save_figures(
 
 def figure_svg(figure: Figure, identity: str = "fig") -> Markup:
     """Return a figure as an SVG element of the report; its ids begin with ``identity``."""
+    if figure.picture:
+        return Markup('<img class="plot" alt="{}" src="data:image/png;base64,{}">').format(
+            figure.caption, figure.picture
+        )
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     file = io.StringIO()
     with _settings():
@@ -293,7 +303,7 @@ def figure_svg(figure: Figure, identity: str = "fig") -> Markup:
 
 def legend_of(figure: Figure) -> list[tuple[Markup, str]]:
     """Return the colour and name of each series, if there are several."""
-    if len(figure.series) < 2 or figure.is_strip:
+    if len(figure.series) < 2 or figure.is_strip or figure.picture:
         return []
     swatch = Markup('<span class="swatch c{}" aria-hidden="true">{}</span>')
     signs = {"bars": "■", "step": "━"}
@@ -372,6 +382,8 @@ def _drawn(figure: Figure, *, legend: bool) -> Any:
     """Return a matplotlib figure; in the report, the legend is HTML."""
     from matplotlib.figure import Figure as MplFigure
 
+    if figure.picture:
+        return _drawn_picture(figure)
     if figure.is_strip:
         return _drawn_strips(figure)
     names = [series.name for series in figure.series] if legend and len(figure.series) > 1 else []
@@ -405,6 +417,16 @@ def _drawn(figure: Figure, *, legend: bool) -> Any:
             *axes.get_legend_handles_labels(), loc="upper left", ncols=columns, frameon=False,
             fontsize=_NOTE, labelcolor=_SOFT, borderpad=0.2, borderaxespad=0, handlelength=1.4,
         )  # fmt: skip
+    return canvas
+
+
+def _drawn_picture(figure: Figure) -> Any:
+    import matplotlib.image
+    from matplotlib.figure import Figure as MplFigure
+
+    pixels = matplotlib.image.imread(io.BytesIO(b64decode(figure.picture)), format="png")
+    canvas = MplFigure(figsize=(pixels.shape[1] / 160, pixels.shape[0] / 160), dpi=160)
+    canvas.figimage(pixels)
     return canvas
 
 

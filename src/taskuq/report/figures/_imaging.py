@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from taskuq.conformal._quantiles import calibration_size
+from taskuq.interval import FloatArray
 from taskuq.report import _records as records
 from taskuq.report.figures import Figure, FigureKind, Series, series_from_rows
+from taskuq.table._table import TaskOutputs
 
 FOLDS = {"train": "training", "tune": "tuning", "judge": "calibration and test"}
 PARTS = {"tune": "tuning", "judge": "test"}
@@ -36,6 +41,162 @@ def masks_figure(masks: np.ndarray, accelerations: Any) -> Figure:
     caption = f"The lines of k-space that each round measures. {note}"
     return Figure("masks", caption, "line of k-space (phase encode)", "measured", series,
                   title=f"The rounds measure {counts} of {width} lines")  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """Reconstructions of one case with their intervals: by samples, and by a point network."""
+
+    case: str
+    truth: FloatArray  # (H, W)
+    accelerations: Sequence[float]  # (T,)
+    mean: FloatArray  # (T, H, W)
+    sd: FloatArray  # (T, H, W)
+    intervals: FloatArray  # (T, 2)
+    target: float
+    point: FloatArray | None = None  # (T, H, W)
+    point_intervals: FloatArray | None = None  # (T, 2)
+    box: tuple[slice, slice] | None = None  # rows and columns of the annotation
+
+
+def example_figure(example: Example, task: str, alpha: float) -> Figure:
+    """Return the images, the magnified box and the intervals of a case as a picture."""
+    by = {"samples": example.intervals}
+    if example.point_intervals is not None:
+        by["point network"] = example.point_intervals
+    names = tuple(f"R = {R:g}" for R in example.accelerations)
+    series = [
+        Series(name, names, tuple(ends.mean(1)), tuple(np.diff(ends)[:, 0] / 2), style="points")
+        for name, ends in by.items()
+    ]
+    boxed = " The box of the annotation is magnified." if example.box is not None else ""
+    caption = (
+        f"Case {example.case}: reconstructions, pixel-wise standard deviation of the samples, and "
+        f"intervals at level {1 - alpha:g}; the dashed line is the output on the true image, "
+        f"{example.target:.3g}.{boxed}"
+    )
+    first, last = (float(np.diff(example.intervals[k])[0]) for k in (0, -1))
+    title = (
+        f"{example.case}: the interval is {first:.3g} wide at {names[0]}, {last:.3g} at {names[-1]}"
+    )
+    return Figure(f"example-{example.case}", caption, "acceleration", task, tuple(series),
+                  x_scale="category", reference=(("true image", example.target),), title=title,
+                  picture=_example_picture(example, by, names, task))  # fmt: skip
+
+
+def _example_picture(
+    example: Example, by: Mapping[str, FloatArray], names: Sequence[str], task: str
+) -> str:
+    from matplotlib.figure import Figure as MplFigure
+    from matplotlib.patches import Rectangle
+
+    rows: list[tuple[str, FloatArray | None, FloatArray, Any]] = []
+    gray = {"cmap": "gray", "vmin": 0, "vmax": float(np.quantile(example.truth, 0.999)) or 1}
+    if example.point is not None:
+        rows.append(("point network", example.truth, example.point, gray))
+    rows.append(("mean of samples", example.truth, example.mean, gray))
+    spread = {"cmap": "magma", "vmin": 0, "vmax": float(np.quantile(example.sd, 0.999)) or 1}
+    rows.append(("standard deviation", None, example.sd, spread))
+    if example.box is not None:
+        zoom = _magnified(example.box, example.truth.shape)
+        many = [("box, point network", example.point), ("box, mean", example.mean)]
+        rows += [
+            (name, example.truth[zoom], images[:, *zoom], gray)
+            for name, images in many
+            if images is not None
+        ]
+        rows.append(("box, deviation", None, example.sd[:, *zoom], spread))
+    columns = 1 + len(names)
+    ratio = example.truth.shape[0] / example.truth.shape[1]
+    height = len(rows) * 1.25 * ratio + 1.9
+    canvas = MplFigure(figsize=(1.3 * columns + 0.4, height), layout="constrained", dpi=160)
+    axes = canvas.subplots(
+        len(rows) + 1, columns, squeeze=False,
+        gridspec_kw={"height_ratios": [1.25 * ratio] * len(rows) + [1.5]},
+    )  # fmt: skip
+    for axis in axes[:-1].ravel():
+        axis.set(xticks=(), yticks=(), frame_on=False)
+    for row, (name, first, images, look) in zip(axes[:-1], rows, strict=True):
+        row[0].set_ylabel(name, size=8)
+        for axis, image in zip(row, (first, *images), strict=True):
+            if image is None:
+                continue
+            axis.imshow(image, interpolation="nearest", **look)
+            if example.box is not None and image.shape == example.truth.shape:
+                down, across = example.box
+                size = across.stop - across.start, down.stop - down.start
+                corner = (across.start - 0.5, down.start - 0.5)
+                axis.add_patch(Rectangle(corner, *size, fill=False, edgecolor="#e63946", lw=0.9))
+            elif example.box is not None:
+                axis.set_frame_on(True)
+                for side in axis.spines.values():
+                    side.set_edgecolor("#e63946")
+    for axis, name in zip(axes[0], ("true image", *names), strict=True):
+        axis.set_title(name, size=8)
+    _draw_intervals(axes[-1], by, example.target, task)
+    file = io.BytesIO()
+    canvas.savefig(file, format="png", metadata={"Software": None})
+    return b64encode(file.getvalue()).decode()
+
+
+def _magnified(box: tuple[slice, slice], shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """Return a square around a box, with some surroundings and at least 9 pixels wide."""
+    wide = max(9, *(3 * (side.stop - side.start) // 2 for side in box))
+    wide = min(wide, *shape)
+    starts = [(side.start + side.stop - wide) // 2 for side in box]
+    starts = [min(max(0, first), size - wide) for first, size in zip(starts, shape, strict=True)]
+    return tuple(slice(first, first + wide) for first in starts)
+
+
+def _draw_intervals(
+    axes: Sequence[Any], by: Mapping[str, FloatArray], target: float, task: str
+) -> None:
+    ends = np.concatenate(list(by.values()))
+    finite = np.append(ends[np.isfinite(ends)], target)
+    room = 0.08 * float(np.ptp(finite)) or 0.1
+    limits = float(finite.min()) - room, float(finite.max()) + room
+    axes[0].set_axis_off()
+    for k, axis in enumerate(axes[1:]):
+        for place, (name, of) in enumerate(by.items()):
+            low, high = np.clip(of[k], *limits)
+            colour = ("#c4550a", "#4a4f57")[place % 2]
+            axis.bar(place, high - low, bottom=low, width=0.5, color=colour, label=name)
+        axis.axhline(target, color="#0072b2", lw=1, ls="--", label="true image")
+        axis.set(ylim=limits, xlim=(-0.6, len(by) - 0.4), xticks=())
+        axis.tick_params(labelsize=6, labelleft=k == 0)
+        widths = [f"{max(high - low, 0):.2g}" for low, high in (of[k] for of in by.values())]
+        axis.set_xlabel("width " + ", ".join(widths), size=7)
+    axes[1].set_ylabel(task, size=7)
+    handles, labels = axes[1].get_legend_handles_labels()
+    axes[0].legend(handles, labels, loc="center left", fontsize=6.5, frameon=False)
+
+
+def task_auroc(table: TaskOutputs) -> tuple[float, float] | None:
+    """Return the AUROC of a task on true images and its standard error over units, or None.
+
+    The error follows Obuchowski (Biometrics 1997) for groups, and DeLong for single cases.
+    """
+    if table.label is None or not table.has_targets or table.has_round_targets or table.tasks > 1:
+        return None
+    classes, y = np.unique(table.label, return_inverse=True)
+    if len(classes) != 2:
+        return None
+    z, y = np.asarray(table.targets_at(0), dtype=float), y.astype(bool)
+    present, absent = z[y], z[~y]
+    wins = (present[:, None] > absent) + 0.5 * (present[:, None] == absent)
+    area = float(wins.mean())
+    unit = (
+        np.arange(len(z)) if table.group is None else np.unique(table.group, return_inverse=True)[1]
+    )
+    n = unit.max() + 1
+    if n < 3:
+        return area, float("nan")
+    sums = np.zeros((2, n))
+    np.add.at(sums[0], unit[y], wins.mean(1) - area)
+    np.add.at(sums[1], unit[~y], wins.mean(0) - area)
+    return area, float(
+        np.sqrt(n / (n - 1) * np.square(sums[0] / y.sum() + sums[1] / (~y).sum()).sum())
+    )
 
 
 def quality_figures(record: Mapping[str, Any]) -> list[Figure]:

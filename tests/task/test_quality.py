@@ -1,0 +1,189 @@
+"""Image quality as a task: metrics, tables by Pipeline, level goals, libraries with weights."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import taskuq as tq
+from raising import refused
+from taskuq._config import read_config
+from taskuq.data._atlas import AtlasData
+from taskuq.data._readers import open_all
+from taskuq.experiments._run import RunConfig, open_run
+from taskuq.measure._coils import rss
+from taskuq.measure._mri import MaskConfig
+from taskuq.task import DISTS, LPIPS, NMSE, PSNR, SSIM, ImageQuality
+
+RATES, SAMPLES = (8.0, 4.0, 2.0), 6
+
+
+def noisy(measurement, *, samples, seed):
+    """A sampler whose spread falls with R, as its error does."""
+    image = measurement.preview
+    noise = np.random.default_rng(seed).normal(size=(samples, *image.shape))
+    scale = 0.03 * measurement.acceleration * float(image.max())
+    return (image + scale * torch.as_tensor(noise).float()).abs()
+
+
+@pytest.fixture(scope="module")
+def atlas():
+    pytest.importorskip("nilearn")
+    return open_all(AtlasData(patients=12, slices=2, size=48, coils=4))
+
+
+@pytest.fixture(scope="module")
+def table(atlas):
+    scanner = MaskConfig(RATES).scanner(48, noise=0.0, seed=0)
+    task = ImageQuality(lambda x, y: float((x - y).abs().mean()), name="MAE", range=(0, np.inf))
+    both = {"psnr": PSNR(), "ssim": SSIM(), "mae": task}
+    made = {
+        name: tq.Pipeline(scanner, noisy, one).run(
+            atlas, accelerations=RATES, samples=SAMPLES, seed=0, progress=False
+        )
+        for name, one in both.items()
+    }
+    return scanner, made
+
+
+def by_hand(metric, atlas, scanner):
+    from taskuq._seeds import case_seed
+
+    outputs, targets = np.empty((3, len(atlas), SAMPLES)), np.empty((3, len(atlas)))
+    for k, R in enumerate(RATES):
+        for i in range(len(atlas)):
+            item = atlas[i]
+            seed = case_seed(0, item.case, R)
+            drawn = noisy(scanner(item.image, R), samples=SAMPLES, seed=seed)
+            reported, truth = drawn.mean(0).double().numpy(), rss(item.image).double().numpy()
+            outputs[k, i] = [metric(reported, one.double().numpy()) for one in drawn]
+            targets[k, i] = metric(reported, truth)
+    return outputs, targets
+
+
+def test_tables_equal_arrays_computed_by_hand(atlas, table):
+    scanner, made = table
+    metrics = pytest.importorskip("skimage.metrics")
+    hand = {
+        "psnr": lambda x, y: metrics.peak_signal_noise_ratio(y, x, data_range=y.max()),
+        "ssim": lambda x, y: metrics.structural_similarity(y, x, data_range=y.max()),
+        "mae": lambda x, y: np.abs(x - y).mean(),
+    }
+    for name, metric in hand.items():
+        outputs, targets = by_hand(metric, atlas, scanner)
+        assert made[name].has_round_targets
+        assert np.allclose(made[name].outputs, outputs, rtol=1e-6, atol=1e-6)
+        assert np.allclose(made[name].targets, targets, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "goal"), [("psnr", {"at_least": 19}), ("mae", {"at_most": 0.1})])
+def test_level_goals_are_planned_by_patient(table, name, goal):
+    table = table[1][name]
+    assert tq.plan(table, alpha=0.2, **goal).guarantee.unit == "group"
+    (found,) = tq.simulate(table, alpha=0.2, policies=["fixed-width"], splits=40, seed=0, **goal)
+    assert found.mean_acceleration > 1
+    assert found.coverage >= 0.8
+
+
+def test_runs_resume_with_targets_by_round(atlas, tmp_path):
+    scanner = MaskConfig(RATES).scanner(48, noise=0.0, seed=0)
+    settings = {"accelerations": RATES, "samples": 2, "seed": 0, "store": tmp_path / "table"}
+    first = tq.Pipeline(scanner, noisy, PSNR()).run(atlas, progress=False, **settings)
+    again = tq.Pipeline(scanner, noisy, PSNR()).run(atlas, progress=False, **settings)
+    assert np.array_equal(first.targets, again.targets)
+    with refused("resume.mismatch"):
+        tq.Pipeline(scanner, noisy, NMSE()).run(atlas, progress=False, **settings)
+
+
+def test_quality_of_equal_images_is_perfect():
+    image = torch.rand(9, 8)
+    for task, best in ((PSNR(), 100), (SSIM(), 1), (NMSE(), 0)):
+        assert task.compare(image, image[None]).tolist() == pytest.approx([best])
+    assert NMSE().compare(torch.zeros(9, 8), image[None]).tolist() == pytest.approx([1])
+    # Without signal nothing is divided by zero.
+    for task in (PSNR(), SSIM(), NMSE()):
+        assert task.compare(image, torch.zeros(1, 9, 8)).isfinite().all()
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1e4])
+def test_quality_does_not_depend_on_the_unit(unit):
+    reported, images = torch.rand(9, 8), torch.rand(3, 9, 8)
+    for task in (PSNR(), SSIM(), NMSE()):
+        found = task.compare(unit * reported, unit * images)
+        assert torch.allclose(found, task.compare(reported, images), rtol=1e-4)
+
+
+def test_refusals(atlas):
+    scanner = MaskConfig(RATES).scanner(48, noise=0.0, seed=0)
+    run = {"accelerations": RATES, "samples": 1, "seed": 0, "progress": False}
+    with refused("component.invalid", "needs samples"):
+        tq.Pipeline(scanner, noisy, PSNR()).run(atlas, **run)
+    with refused("component.invalid", "one number"):
+        ImageQuality(lambda x, y: x - y)(torch.rand(2, 8, 8))
+    with refused("shape.mismatch"):
+        PSNR().compare(torch.rand(8, 7), torch.rand(2, 8, 8))
+    with refused("shape.mismatch", "7×7"):
+        SSIM()(torch.rand(2, 6, 9))
+
+
+RUN = """
+samples = 3
+measure = { accelerations = [8, 4] }
+recover = { kind = "zero-filled" }
+data = { kind = "atlas", patients = 4, slices = 1, size = 32, coils = 2 }
+[task]
+kind = "multi"
+tasks.psnr = { kind = "psnr" }
+"""
+
+
+def test_configurations_name_quality_tasks(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(RUN + 'tasks.ssim = { kind = "ssim" }\ntasks.nmse = { kind = "nmse" }\n')
+    task = read_config(RunConfig, path).task.open("cpu")
+    assert task.names == ("psnr", "ssim", "nmse")
+    images = torch.rand(3, 8, 8)
+    assert task.compare(images[0], images).shape == task(images).shape == (3, 3)
+    path.write_text(RUN + 'tasks.mean = { kind = "mean-intensity" }\n')
+    with refused("option.conflict"):
+        open_run(read_config(RunConfig, path))
+
+
+@pytest.mark.parametrize("kind", [LPIPS, DISTS])
+def test_perceptual_metrics_use_the_weights_of_the_user(kind, tmp_path, monkeypatch):
+    with refused("file.missing", "checkpoints"):
+        kind(tmp_path).open("cpu")
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    name = f"{kind.__name__.lower()}_weights.pt"
+    for file, value in (("vgg16-397923af.pth", 2.0), (name, 3.0)):
+        torch.save({"value": torch.tensor(value)}, folder / file)
+    monkeypatch.setitem(sys.modules, "piq", None)
+    with refused("dependency.missing", "taskuq[perceptual]"):
+        kind(tmp_path).open("cpu")
+
+    class Library(torch.nn.Module):
+        """As piq and torchvision load files: by torch.hub, from an address."""
+
+        def __init__(self, reduction):
+            super().__init__()
+            assert reduction == "none"
+            load = torch.hub.load_state_dict_from_url
+            first, second = (
+                load(f"https://absent.example/{f}") for f in (name, "vgg16-397923af.pth")
+            )
+            self.factor = first["value"] * second["value"]
+
+        def forward(self, x, y):
+            assert x.shape == y.shape == (2, 3, 8, 8)
+            assert 0 <= x.min() <= x.max() <= 1
+            return self.factor * (x - y).abs().mean((1, 2, 3))
+
+    before = torch.hub.get_dir()
+    monkeypatch.setitem(sys.modules, "piq", SimpleNamespace(**{kind.__name__: Library}))
+    images = torch.stack([torch.ones(8, 8), torch.full((8, 8), 2.0)])
+    found = kind(tmp_path).open("cpu").compare(torch.zeros(8, 8), images)
+    assert found.tolist() == pytest.approx([6, 6])
+    assert torch.hub.get_dir() == before
