@@ -271,7 +271,7 @@ def test_statement_of_a_level_excludes_early_reports(options, is_stated):
 def test_groups_of_one_case_double_delta_among_early_stops(unit):
     text = tq.plan(exact_table(), unit=unit, **EARLY).statement
     assert "for all but 0.15 of calibration sets" in text
-    doubled = "If groups of one case exist, for all but 0.3 of calibration sets." in text
+    doubled = "If groups of one case exist, this holds for all but 0.3 of calibration sets." in text
     assert doubled == (unit == "whole-group")
 
 

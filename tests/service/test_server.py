@@ -339,14 +339,14 @@ def option_refused(capsys, *options):
     ("option", "value"), [(o, v) for o, each in POSITIVE.items() for v in each]
 )
 def test_invalid_limits_are_refused(capsys, option, value):
-    assert f"{option} must be in (0, 1e+06), got" in option_refused(capsys, f"{option}={value}")
+    assert f"{option} must be in " in option_refused(capsys, f"{option}={value}")
 
 
 @pytest.mark.parametrize("option", ["--port", "--health-port"])
 @pytest.mark.parametrize("value", ["99999", "-1"])
 def test_invalid_port_is_refused(capsys, option, value):
     said = option_refused(capsys, f"{option}={value}")
-    assert f"{option} must be a port" in said
+    assert f"{option} must be in [0, 65535]" in said
 
 
 def test_taken_port_is_named(serving, small):

@@ -41,13 +41,13 @@ def require_same(small, policy, number, played):
 
 
 def test_decisions_equal_acquire(small, serving):
-    policy = small.policy(width=0.15)
+    policy = small.policy(width=0.1)
     service, ends = serving(policy=policy), set()
     for number in [*range(40, 50), 5]:
         played = replay_scan(small.scan_of(number), HOST, service.port)
         require_same(small, policy, number, played)
         ends |= {d["acceleration"] for d in played.decisions.values()}
-    assert ends == {8, 4, 2}
+    assert ends == {8, 4, 2, 1}
     scanner = small.SimulatedMRIScanner(small.image(1050), small.MASKS, small.RATES)
     rounds = [scanner.measure(k) for k in range(played.decisions[0]["round"] + 1)]
     R = played.decisions[0]["acceleration"]

@@ -151,11 +151,9 @@ class Policy:
         if self.whole_group:
             parts.append("All cases of a group stop together.")
             if self.guarantee.given and self.guarantee.delta is not None:
-                twice = min(1, 2 * exact_alpha(self.guarantee.delta))
-                sets = bound_text(Fraction(twice), 4, is_upper=True)
-                parts.append(
-                    f"If groups of one case exist, for all but {sets} of calibration sets."
-                )
+                twice = min(Fraction(1), 2 * exact_alpha(self.guarantee.delta))
+                sets = f"all but {bound_text(twice, 4, is_upper=True)} of calibration sets"
+                parts.append(f"If groups of one case exist, this holds for {sets}.")
         if self.is_guaranteed and self.goal.has_level and not self.guarantee.given:
             parts.append(
                 f"The error rate of {self.alpha:g} counts all scans: among those that stop early, "
