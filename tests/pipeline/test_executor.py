@@ -75,7 +75,6 @@ def test_fingerprints_and_names_of_components():
             return images
 
     executor = Executor(toy.recover, Network(), fingerprints={"recover": "def"})
-
     assert (executor.fingerprint("recover"), executor.fingerprint("task")) == ("def", "abc")
     assert Executor(toy.recover, toy.task).name("recover") == "recover"
     assert Executor(toy.recover, toy.task).fingerprint("task") == ""

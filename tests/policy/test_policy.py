@@ -421,7 +421,7 @@ def test_policy_with_strata_needs_the_stratum_of_a_scan(tmp_path):
         assert alone.thresholds == thresholds
         one, other = alone.decide(0, outputs), loaded.decide(0, outputs, stratum=stratum)
         assert (one.stops == other.stops).all()
-        assert export_policy(alone)["thresholds"] == list(thresholds)
+        assert list(map(float, export_policy(alone)["thresholds"])) == list(thresholds)
     for refusing in (lambda: loaded.decide(0, outputs), lambda: export_policy(loaded)):
         with refused("option.missing"):
             refusing()

@@ -63,7 +63,7 @@ def part(request, randomise):
 def test_inverse_undoes_forward(part, draw):
     forward, inverse = part
     if inverse is None:
-        return  # an ActNorm is inverted together with a rotation, in steps and layers
+        pytest.skip("an ActNorm is inverted together with a rotation, in steps and layers")
     x = draw(1, CHANNELS, SIDE, SIDE)
     assert (inverse(forward(x)[0]) - x).abs().max() < 1e-12
 
@@ -125,11 +125,8 @@ def test_actnorm_is_initialised_by_data(small_flow, draw):
     assert out.mean((0, 2, 3)).abs().max() < 1e-9
     assert (out.std((0, 2, 3), correction=0) - 1).abs().max() < 1e-9
     assert bool(flow.started)
-
-
-def test_odd_sides_are_refused(small_flow, draw):
-    with refused("shape.mismatch"):
-        small_flow.condition(draw(1, 4, 18, 16, dtype=torch.float32))
+    with refused("shape.mismatch"):  # odd sides inside
+        flow.condition(draw(1, 4, 18, 16))
 
 
 CONFIG = FlowConfig(

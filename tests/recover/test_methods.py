@@ -120,14 +120,11 @@ def samplers(tmp_path):
     return paths
 
 
-def test_members_alternate(scans):
-    together = Ensemble((Batched(0), Member(1), Batched(2)))(scans[0], samples=8, seed=3)
-    assert together[:, 0, 0].round().tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
-    assert len(together[:, 0, 0].unique()) == 8
-
-
-def test_sample_depends_on_case_seed_and_number_only(scans):
+def test_members_alternate_and_samples_depend_on_case_seed_and_number(scans):
     recover = Ensemble((Batched(0), Member(1), Batched(2)))
+    alternating = recover(scans[0], samples=8, seed=3)[:, 0, 0]
+    assert alternating.round().tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert len(alternating.unique()) == 8
     together = recover.batch(scans, samples=7, seeds=[5, 6, 7])
     for k, scan in enumerate(scans):
         for samples in (1, 2, 5):
@@ -155,13 +152,10 @@ def test_invalid_ensembles_are_refused(make, code, scans):
         make(scans[0])
 
 
-def test_configuration_opens_its_members(scans, samplers):
+def test_configuration_opens_its_members_and_provenance_names_them(tmp_path, scans, samplers):
     recover = RECOVERIES["ensemble"](members=tuple(samplers[1:])).open("cpu")
     assert recover(scans[0], samples=4, seed=0).shape == (4, SIDE, SIDE)
     assert recover.rejected == 0
-
-
-def test_provenance_names_all_weights(tmp_path, samplers):
     names = ", ".join(f"'{path}'" for path in samplers[1:])
     config = tmp_path / "run.toml"
     config.write_text(f"[recover]\nkind = 'ensemble'\nmembers = [{names}]\n")

@@ -68,7 +68,6 @@ def test_scores_are_fair(score, distance, count):
 @pytest.mark.parametrize(("score", "distance"), SCORES)
 def test_scores_are_proper(score, distance):
     def expected(drawn, true):
-        """The mean score of draws from one distribution of truths from another, two samples."""
         total = 0.0
         for i, j, k in product(range(3), repeat=3):
             value = score(SUPPORT[[i, j]][None], SUPPORT[k][None])[0]
@@ -88,7 +87,6 @@ def test_crps_of_normal_samples_is_the_closed_form():
 
 
 def test_pooled_scores_find_independent_pixels():
-    """Samples that are right in every pixel on average, but not together, are found out."""
     generator = torch.Generator().manual_seed(0)
     truth = torch.ones(64, 1, 1) * torch.randn(64, 1, 1, generator=generator)
     truth = truth.expand(-1, 16, 16)
@@ -98,10 +96,8 @@ def test_pooled_scores_find_independent_pixels():
     assert pixels(alone, truth).mean().item() == pytest.approx(
         pixels(together, truth).mean().item(), abs=0.1
     )
-    for score in (
-        ImageLossConfig(crps=0.0, energy=0.0),
-        ImageLossConfig(crps=0.0, pooled_crps=0.0),
-    ):
+    for other in ("energy", "pooled_crps"):
+        score = ImageLossConfig(**{"crps": 0.0, other: 0.0})
         assert score(together, truth).mean() < score(alone, truth).mean() - 0.03
 
 
@@ -127,17 +123,14 @@ def test_task_terms_are_scores_of_task_outputs():
 
 
 CASES, SIDE = 20_000, 2
+TINY = SamplerConfig(1, 1, width=4, decoder_channels=(4,), noise_channels=1)
 
 
 class Spread(SamplerNet):
     """Samples are white noise of one deviation, which is all that can be learned."""
 
     def __init__(self, deviation: float) -> None:
-        super().__init__(
-            SamplerConfig(
-                in_channels=1, out_channels=1, width=4, decoder_channels=(4,), noise_channels=1
-            )
-        )
+        super().__init__(TINY)
         self.deviation = nn.Parameter(torch.tensor(deviation))
 
     def forward(self, inputs, share, noise):
@@ -204,11 +197,7 @@ class Given(SamplerNet):
     """Samples that are weights themselves, each with its gradient."""
 
     def __init__(self, samples: Tensor) -> None:
-        super().__init__(
-            SamplerConfig(
-                in_channels=1, out_channels=1, width=4, decoder_channels=(4,), noise_channels=1
-            )
-        )
+        super().__init__(TINY)
         self.samples = nn.Parameter(samples)
 
     def forward(self, inputs, share, noise):

@@ -107,6 +107,11 @@ def test_training_simulates_the_scanner():
     assert torch.allclose(kept, scan(0, 8.0).projections, atol=1e-4)
     assert not views.projections[~views.mask].any()
     assert views.share.item() == 1 / 8
+    data = ArrayDataset(np.ones((1, 2, 8, 8)) + 0j, label=[0], group="image")
+    with refused("shape.axes"):  # images of coils
+        _SinogramDataset(data, 2, seed=None)[0, 0]
+    with refused("option.conflict"):  # other channels
+        _CTSamplerTraining(network=build("sampler", preset="tiny").config)
 
 
 def test_training_cases_have_random_views():
@@ -139,12 +144,6 @@ def test_counts_in_training_have_the_variance_of_the_scanner():
     assert views.variance.mean().item() == pytest.approx(variance.mean().item(), rel=0.1)
 
 
-def test_coil_images_are_refused():
-    data = ArrayDataset(np.ones((1, 2, 8, 8)) + 0j, label=[0], group="image")
-    with refused("shape.axes"):
-        _SinogramDataset(data, 2, seed=None)[0, 0]
-
-
 def test_network_learns_to_beat_least_squares(tmp_path):
     how = TrainingConfig(epochs=8, batch=4, learning_rate=5e-3, schedule="cosine")
     settings = _UnrolledTraining(_UnrolledConfig(1, 8, 2), how, measure=MEASURE)
@@ -164,12 +163,8 @@ def test_sampler_is_trained_with_its_folds(tmp_path):
     settings = _UnrolledTraining(SMALL, replace(still, seed=1), measure=MEASURE)
     start = train(settings, tmp_path / "start", machine=CPU, data=data)
     estimate = _CTEstimateConfig(folds=2, network=SMALL, training=still, init_from=start)
-    settings = _CTSamplerTraining(
-        SamplerConfig(3, 1, width=4, decoder_channels=(4, 4)),
-        still,
-        measure=MEASURE,
-        estimate=estimate,
-    )
+    network = SamplerConfig(3, 1, width=4, decoder_channels=(4, 4))
+    settings = _CTSamplerTraining(network, still, measure=MEASURE, estimate=estimate)
     sampler = train(settings, tmp_path / "sampler", machine=CPU, data=data)
     assert open_recovery(sampler)(scan(0), samples=2, seed=0).shape == (2, 32, 32)
     paths = list(sampler.parent.glob("*/best.safetensors"))
@@ -177,11 +172,6 @@ def test_sampler_is_trained_with_its_folds(tmp_path):
     for path in paths:
         for mine, theirs in zip(load(path).parameters(), load(start).parameters(), strict=True):
             assert torch.allclose(mine, theirs, atol=1e-6)
-
-
-def test_other_channels_are_refused():
-    with refused("option.conflict"):
-        _CTSamplerTraining(network=build("sampler", preset="tiny").config)
 
 
 def test_shipped_sampler_beats_back_projection_with_a_calibrated_spread():

@@ -39,7 +39,7 @@ class Truth:
         self.known = {}
         if len(self.z) >= FEWEST_FOR_LEARNED:
             base = LearnedScore()
-            aside = _learning_cases(base, len(self.z), alpha, self.group, unit)
+            aside = _learning_cases(base, explorer, alpha, unit)
             tuned = [
                 _tuned_scores(base, self.x[..., t], self.z[:, t], aside, self.ranges[t], self.group)
                 for t in range(self.tasks)
@@ -115,8 +115,9 @@ class Truth:
 
     def planned(self, setting, kind):
         """The policy of a score that learns from all calibration cases, as users plan it."""
+        score = None if kind == "fixed-width" else "mlwr"
         return tq.plan(self.table(), alpha=float(setting["alpha"]),
-                       max_width=self.widths(setting), policy=kind, score="mlwr",
+                       max_width=self.widths(setting), policy=kind, score=score,
                        unit=setting["unit"])  # fmt: skip
 
     def at(self, setting):

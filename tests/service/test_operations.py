@@ -44,6 +44,10 @@ def get(service, path="/"):
 
 
 def test_configuration_holds_everything_that_serve_takes(tmp_path):
+    deployed = read_serve_config({"policy": DEPLOY / "service.toml"})
+    assert deployed.shadow
+    assert deployed.geometry.unrecorded == []
+    assert Geometry().unrecorded == ["coils", "matrix", "field_of_view"]
     from inspect import signature
 
     from taskuq.cli.service import serve
@@ -61,12 +65,6 @@ def test_configuration_holds_everything_that_serve_takes(tmp_path):
         path.write_text(text)
         with refused(code):
             read_serve_config({"policy": path})
-
-
-def test_deployed_configuration_is_read():
-    config = read_serve_config({"policy": DEPLOY / "service.toml"})
-    assert config.shadow
-    assert config.geometry.unrecorded == []
 
 
 def test_log_is_json_lines_without_patients(small, serving, tmp_path):
@@ -153,7 +151,6 @@ LABEL = {
 
 
 def require_shape(value, shape):
-    """Require the fields of the documented label, with their types, and no others."""
     if not isinstance(shape, dict):
         assert type(value) is shape
         return

@@ -131,7 +131,6 @@ def test_failed_accept_ends_no_service(serving, connect, monkeypatch):
     connect(service)
     second = connect(service)
     second.send(HEADER, "no header")
-
     assert "cannot be read" in second.read().content
     assert len(failed) == 1
 
@@ -156,7 +155,6 @@ def test_internal_failure_is_sent_before_closing(small, serving, connect, monkey
     monkeypatch.setattr(Session, "_begin", fail)
     wire = connect(service)
     wire.send(HEADER, header_xml(small.scan_of(1).header))
-
     assert "the service failed (ZeroDivisionError)" in wire.read().content
     assert small.ends_undecided(wire)
     assert service.counts["failed connections"] == 1
@@ -237,7 +235,6 @@ def test_late_rounds_wait_in_one_thread(small, serving, connect):
     faults = [replay._decision(wire.read())["fault"] for _ in scan.kspace]
     threads = set(threading.enumerate()) - before
     go_on.set()
-
     assert len(threads) <= 3
     assert all("took longer" in one or "still running" in one for one in faults)
 
@@ -293,7 +290,6 @@ def test_full_buffer_closes_one_connection(small, serving, connect):
     except OSError:
         pass
     said = wire.read().content
-
     assert "--max-buffer" in said
     assert small.ends_undecided(wire, slices=scan.header.slices)
     # Slices that are decided make room: many of them are scanned one after another.
@@ -317,7 +313,6 @@ def test_waiting_for_an_answer_is_not_idle(small, serving, connect):
     assert "send these lines" in wire.read().content
     time.sleep(1.5)
     go_on.set()
-
     assert wire.read().kind == IMAGE
 
 
@@ -344,14 +339,14 @@ def option_refused(capsys, *options):
     ("option", "value"), [(o, v) for o, each in POSITIVE.items() for v in each]
 )
 def test_invalid_limits_are_refused(capsys, option, value):
-    assert f"{option} must be in (0, 1e+06), got" in option_refused(capsys, f"{option}={value}")
+    assert f"{option} must be in " in option_refused(capsys, f"{option}={value}")
 
 
 @pytest.mark.parametrize("option", ["--port", "--health-port"])
 @pytest.mark.parametrize("value", ["99999", "-1"])
 def test_invalid_port_is_refused(capsys, option, value):
     said = option_refused(capsys, f"{option}={value}")
-    assert f"{option} must be a port" in said
+    assert f"{option} must be in [0, 65535]" in said
 
 
 def test_taken_port_is_named(serving, small):

@@ -309,14 +309,13 @@ def _packed(array: np.ndarray) -> str:
     return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii")
 
 
-def _learning_cases(
-    score: Score, x: FloatArray, z: FloatArray, alpha: float, group: _Ids, unit: str
-) -> np.ndarray:
-    """Return the calibration cases that a score learns from."""
-    whom = make_unit(unit)
-    index = whom.index(len(z), group)
+def _learning_cases(score: Score, explorer: Explorer, alpha: float, unit: str) -> np.ndarray:
+    """Return the calibration cases that a score learns from, the same for all tasks."""
+    whom, targets = make_unit(unit), explorer.calibration_targets
+    index = whom.index(len(targets), explorer.calibration_group)
     take = tuning_units(score, whom, int(index.max()) + 1, alpha, None)
-    return choose_units(index, take, None, case_contents(x[..., :2].swapaxes(0, 1), z))
+    contents = case_contents(explorer.calibration_outputs[:, :, :2], targets)
+    return choose_units(index, take, None, contents)
 
 
 def _tuned_scores(
@@ -356,7 +355,7 @@ def _scores(
             if name in plans:
                 scores[name] |= _windows(plans[name], [range_] * len(x), explorer)
             continue
-        aside = _learning_cases(base, x, z, alpha, group, unit)
+        aside = _learning_cases(base, explorer, alpha, unit)
         try:
             tuned = _tuned_scores(base, x, z, aside, range_, group)
         except InputError:
