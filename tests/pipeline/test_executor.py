@@ -1,5 +1,3 @@
-"""Executor of recovery and task."""
-
 from __future__ import annotations
 
 import ast

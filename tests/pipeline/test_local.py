@@ -1,5 +1,3 @@
-"""Local runs: batches, stored images, failures, kills, identity of a resumed run."""
-
 import os
 import pickle
 import signal
@@ -424,10 +422,7 @@ def killed_at(store, where, nth):
 
 # Files get their names in the order: header, roster, first case, the others; halves are of Parquet
 # files alone, the roster being the first.
-@pytest.mark.parametrize(
-    ("where", "nth"),
-    [("half", 1), ("half", 4), ("before", 3), ("after", 2)],
-)
+@pytest.mark.parametrize(("where", "nth"), [("half", 1), ("half", 4), ("before", 3), ("after", 2)])
 def test_killed_write_is_resumed(tmp_path, where, nth):
     store = tmp_path / "t"
     said = killed_at(store, where, nth)

@@ -1,5 +1,3 @@
-"""Signals instead of images: rounds with names and costs, tasks with ranges."""
-
 import numpy as np
 import pytest
 

@@ -1,5 +1,3 @@
-"""Samples of flows: fused networks, batches, limits, temperatures."""
-
 from dataclasses import replace
 from functools import partial
 

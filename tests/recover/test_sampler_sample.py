@@ -1,5 +1,3 @@
-"""Samplers: data consistency, reproducibility, other operators, noise scale."""
-
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -1,5 +1,3 @@
-"""Exported intervals: JSON, DICOM, and their guarantee."""
-
 import json
 from pathlib import Path
 
@@ -54,7 +52,6 @@ def record(scanned):
 
 @pytest.fixture
 def image():
-    """An MR image that travels with pydicom."""
     pytest.importorskip("highdicom", reason="the extra dicom is not installed")
     from pydicom.data import get_testdata_file
 

@@ -1,5 +1,3 @@
-"""Sessions: decisions equal to acquire, changed lines, identity of scans, memory."""
-
 import gc
 import json
 import socket

@@ -1,5 +1,3 @@
-"""Table formats: CSV, Parquet rows, lists and data frames."""
-
 import numpy as np
 import pandas as pd
 import pyarrow as pa

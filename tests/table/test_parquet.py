@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import os
 import pickle
-import struct
 import subprocess
 import sys
 import zipfile
@@ -19,13 +18,7 @@ import pytest
 import taskuq as tq
 from raising import refused
 from taskuq._io import with_checksum, write_json
-from taskuq.table._parquet import (
-    CASE_LIST,
-    TableHeader,
-    TableWriter,
-    _shard_paths,
-    write_case_list,
-)
+from taskuq.table._parquet import CASE_LIST, TableHeader, TableWriter, _shard_paths, write_case_list
 
 HEADER = TableHeader(accelerations=(4.0, 2.0), samples=3, provenance={"sizes": (1, 2)})
 
@@ -116,7 +109,6 @@ def folder(tmp_path):
 
 
 def header(folder, **changes):
-    """Change the header, and its checksum with it."""
     path = folder / "table.json"
     path.write_text(json.dumps(with_checksum(json.loads(path.read_text()) | changes)))
 
@@ -205,11 +197,11 @@ def test_foreign_shard_is_refused(folder, kind):
     refuses(tq.TaskOutputs.load, folder, *codes)
 
 
-def npy(array, shape=None, version=(1, 0)):
+def npy(array, shape=None):
     """The bytes of a .npy file, whose header may claim another shape."""
     file = BytesIO()
     description = {"descr": "<f8", "fortran_order": False, "shape": shape or array.shape}
-    getattr(np.lib.format, f"write_array_header_{version[0]}_0")(file, description)
+    np.lib.format.write_array_header_1_0(file, description)
     return file.getvalue() + np.asarray(array, "<f8").tobytes()
 
 
@@ -220,10 +212,6 @@ def archive(path, **members):
     return path
 
 
-def lying(version):
-    return npy(np.zeros((5, 3)), (10**9, 10**5), version)
-
-
 @pytest.mark.parametrize(
     ("members", "code"),
     [
@@ -231,8 +219,7 @@ def lying(version):
         ({}, "table.column"),
         ({"outputs": b"not an array", "targets": npy(Z)}, "file.format"),
         ({"outputs": npy(np.zeros((4, 3))), "targets": npy(Z)}, "shape.mismatch"),
-        ({"outputs": lying((1, 0)), "targets": npy(Z)}, "file.damaged"),
-        ({"outputs": lying((2, 0)), "targets": npy(Z)}, "file.damaged"),
+        ({"outputs": npy(np.zeros((5, 3)), (10**9, 10**5)), "targets": npy(Z)}, "file.damaged"),
     ],
 )
 def test_incomplete_npz_is_refused(tmp_path, members, code):
@@ -260,18 +247,6 @@ def test_other_files_are_refused(tmp_path):
     for name, content in (("text.npz", b"hello"), ("empty.npz", b""), ("one.npy", npy(Z))):
         (tmp_path / name).write_bytes(content)
         refuses(tq.TaskOutputs.load, tmp_path / name, "file.format")
-
-
-def test_damaged_archive_is_refused(tmp_path):
-    path = tq.TaskOutputs(X, Z, [4.0]).save(tmp_path / "table.npz")
-    content = bytearray(path.read_bytes())
-    with zipfile.ZipFile(path) as file:
-        offset = file.infolist()[0].header_offset
-    name, extra = struct.unpack("<HH", content[offset + 26 : offset + 30])
-    start = offset + 30 + name + extra
-    content[start : start + 20] = b"\xff" * 20
-    path.write_bytes(content)
-    refuses(tq.TaskOutputs.load, path, "file.format")
 
 
 class Bomb:
@@ -352,14 +327,6 @@ def test_false_number_of_samples_is_refused(tmp_path, claimed):
     header = folder / "table.json"
     write_json(header, json.loads(header.read_text()) | {"samples": claimed})
     with refused("samples.mismatch"):
-        tq.TaskOutputs.load(folder)
-
-
-def test_shard_with_fewer_samples_is_refused(tmp_path):
-    folder = table_of(tmp_path / "t", 32)
-    few = _shard_paths(table_of(tmp_path / "few", 16))[0]
-    few.rename(folder / few.name)
-    with refused("resume.mismatch"):
         tq.TaskOutputs.load(folder)
 
 

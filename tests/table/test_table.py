@@ -1,5 +1,3 @@
-"""Tables: files, selections, sums of groups, accepted inputs."""
-
 import math
 
 import numpy as np
@@ -10,15 +8,16 @@ from hypothesis import strategies as st
 
 import taskuq as tq
 from raising import refused
+from taskuq._config import from_toml_table
 from taskuq.cli.app import main
 from taskuq.table._table import suggest_range, sum_groups
+from taskuq.table._terminology import MRI, Terminology, as_terminology, round_label
 
 RNG = np.random.default_rng(3)
 PARTS = ("outputs", "targets", "accelerations", "group", "site", "label", "case")
 
 
 def table(rounds=2, cases=6, samples=3, tasks=None, round_targets=False, ids="strings", **extra):
-    """A table whose outputs are float32, as files keep them."""
     shape = (rounds, cases, samples) + (() if tasks is None else (tasks,))
     targets = (rounds,) * round_targets + (cases,) + (() if tasks is None else (tasks,))
     names = {} if tasks is None else {"task_names": [f"tear {k}" for k in range(tasks)]}
@@ -254,3 +253,34 @@ def test_commands_suggest_a_range_for_probabilities_only(tmp_path, capsys, comma
     for declared in ([], ["--range", "0,1"]):
         main([command, str(path), "--alpha", "0.2", *options, *declared, *ends])
         assert (HINT in capsys.readouterr().err) == (not declared)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ({"image": "x"}, "config.key"),
+        ({"case": ""}, "value.invalid"),
+        ({"case": 3}, "value.invalid"),
+        ({"case": "x" * 61}, "value.invalid"),
+        (7, "config.type"),
+    ],
+)
+def test_wrong_terminology_is_refused(words, code):
+    with refused(code):
+        as_terminology(words)
+
+
+def test_round_without_an_acceleration_has_a_label():
+    assert round_label(np.nan) == "the only round"
+
+
+def test_run_has_the_terminology_of_its_system_or_file():
+    run_module = pytest.importorskip("taskuq.experiments._run")
+    settings = [{}, {"measure": {"kind": "tomography"}}, {"terminology": {"case": "head"}}]
+    found = [
+        run_module._Run(None, None, from_toml_table(run_module.RunConfig, table), None).terminology
+        for table in settings
+    ]
+    assert found[0] == MRI
+    assert found[1].measurement == "view"
+    assert found[2] == Terminology(case="head")

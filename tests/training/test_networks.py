@@ -1,5 +1,3 @@
-"""Networks by name: built, saved, opened and trained, with extensions."""
-
 import re
 import subprocess
 import sys
