@@ -67,7 +67,6 @@ class Truth:
         ]  # fmt: skip
 
     def widths(self, setting):
-        """The width to stop at of each task."""
         return [float(text) for text in setting["tau"].split(",")]
 
     def table(self):
@@ -76,7 +75,6 @@ class Truth:
         return tq.TaskOutputs(x, z, self.rates, group=self.group, task_ranges=self.ranges)
 
     def policy(self, setting):
-        """The policy with its thresholds."""
         alpha, widths = float(setting["alpha"]), self.widths(setting)
         entry = RULES[setting["policy"]]
         statistic = {"spread": "spread", "learned-window": "learned"}.get(entry.get("statistic"))
