@@ -12,7 +12,7 @@ from benchmarks.page import MEGABYTES, SECONDS, measure
 
 import taskuq as tq
 from taskuq.report._contents import _policy_reports, build_contents, patient_table
-from taskuq.report._page import _grid
+from taskuq.report._page import _facts, _grid
 from taskuq.report._records import read_folder, shown
 from taskuq.report._report import export
 from taskuq.table._table import TaskOutputs
@@ -131,6 +131,18 @@ def test_intervals_are_the_policys_and_the_bounds(exported):
         assert (float(row["lower"]), float(row["upper"])) == (report.lower, report.upper)
         inside = report.lower <= report.target <= report.upper
         assert row["covered"] == ("yes" if inside else "no")
+
+
+@pytest.mark.parametrize("unit", ["case", "group"])
+def test_the_certificate_names_the_unit_of_the_policy(tmp_path, unit):
+    table = run_folder.table_of(volumes=12, samples=4)
+    policy = tq.plan(table, alpha=0.2, max_width=0.3, unit=unit)
+    policy.save(tmp_path / "policy.json")
+    (tmp_path / "run.json").write_text(json.dumps({"unit": unit}))
+    facts = dict(_facts(build_contents(read_folder(tmp_path))))
+    text = facts["Average acceleration, certified"]
+    assert text.endswith(f"if all {unit}s are independent")
+    assert float(text.split()[2]) <= policy.certificate["certified"]
 
 
 def test_hostile_names_are_drawn_and_written(hostile_run):

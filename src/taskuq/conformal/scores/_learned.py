@@ -96,7 +96,7 @@ class _LocationScale:
     def standardise(self, values: FloatArray) -> FloatArray:
         if (self.origin, self.unit) == (0, 1):
             return values
-        return np.clip((values - self.origin) / self.unit, -FARTHEST, FARTHEST)
+        return np.asarray(np.clip((values - self.origin) / self.unit, -FARTHEST, FARTHEST))
 
 
 @dataclass(frozen=True)
