@@ -108,10 +108,10 @@ def headline(run: Path) -> str:
         guaranteed = "yes" if row["guaranteed"] else "no"
         cells = [policy_name(row), guaranteed, *means, f"{row['width']:.3f}"]
         lines.append("| " + " | ".join(cells) + " |")
-    units = f"{record['unit']}s, here {record['n']} synthetic patients"
+    units = f"{record['unit']} ({record['n']} synthetic patients)"
     return "\n".join(lines) + (
         f"\n\nα = {record['alpha']:g}, intervals at most {record['goal']['max_width']:g} wide, "
-        f"{record['trials']} random splits by {units}; coverage is of {record['coverage_of']}."
+        f"{record['trials']} random splits by {units}. Coverage is that of {record['coverage_of']}."
     )
 
 

@@ -152,10 +152,11 @@ def rules_of(drawn: tq.TaskOutputs, trials: int) -> str:
     for name, rule in RULES.items():
         plans = [PolicySpec(alpha=ALPHA, goal=Goal(max_width=width), **rule) for width in WIDTHS]
         found = simulate(drawn, plans, splits=trials)
+        errors = [one.standard_errors["mean_acceleration"] for one in found]
         spent = [
-            f"{one.mean_acceleration:.2f} ± {one.standard_errors['mean_acceleration']:.2f} "
+            f"{one.mean_acceleration:.2f}{f' ± {error:.2f}' if error >= 0 else ''} "
             f"({one.coverage:.3f})"
-            for one in found
+            for one, error in zip(found, errors, strict=True)
         ]
         rows.append([name, "guaranteed" if found[0].guaranteed else "measured", *spent])
     return markdown(columns, rows)

@@ -162,7 +162,6 @@ def unfold(page):
 
 
 def violations(page, axe):
-    """Return serious and critical violations: rule, impact, elements."""
     page.evaluate(axe)
     result = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     return [
@@ -174,8 +173,6 @@ def violations(page, axe):
 
 @pytest.fixture
 def keep(request):
-    """Keep a screenshot as an artefact."""
-
     def keep_(page, name, **options):
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=SCREENSHOTS / f"{name}.png", **options)

@@ -83,7 +83,6 @@ def call(words):
 
 
 def ended(kind):
-    """Run a kind's command here, and say how it ended."""
     out, said, status = io.StringIO(), io.StringIO(), 0
     shutil.rmtree("out", ignore_errors=True)
     if kind.result is not None:

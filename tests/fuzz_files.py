@@ -9,14 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fuzz_changes import (
-    in_archive,
-    in_bytes,
-    in_json,
-    in_packed,
-    in_text,
-    in_toml,
-)
+from fuzz_changes import in_archive, in_bytes, in_json, in_packed, in_text, in_toml
 
 
 @dataclass(frozen=True)

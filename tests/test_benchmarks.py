@@ -1,5 +1,3 @@
-"""Benchmarks: default arguments, and intervals of other libraries."""
-
 import importlib
 import inspect
 import sys

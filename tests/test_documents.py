@@ -34,7 +34,6 @@ class Block(NamedTuple):
 
 
 def blocks_of(text):
-    """Yield the blocks of a document that run, in order."""
     for match in FENCE.finditer(text):
         indent, words, code = match.group(1), match.group(2).split(), match.group(3)
         language = words[0].strip("{}") if words else ""
@@ -67,7 +66,6 @@ def run_program(arguments, folder, environment=None):
 
 
 def run_document(text, name, folder):
-    """Run the blocks of a document in a folder."""
     names, has_files = {"__name__": "__main__"}, False
     for block in blocks_of(text):
         if file := FILE.match(block.code):
@@ -117,22 +115,6 @@ def test_a_documents_code_runs(document, tmp_path, monkeypatch, request):
     run_document(text, str(document), tmp_path)
 
 
-def test_every_tutorial_ends_in_a_report():
-    tutorials = [p for p in documents() if p.parent.name == "tutorials" and p.stem != "index"]
-
-    assert tutorials
-    for tutorial in tutorials:
-        text = tutorial.read_text()
-        assert "make_report(" in text or "$ taskuq report " in text, tutorial.name
-        assert "/report.html" in text, tutorial.name
-
-
-def test_the_readme_shows_code_and_commands():
-    languages = {block.language for block in blocks_of((ROOT / "README.md").read_text())}
-
-    assert languages == {"python", "console"}
-
-
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
@@ -146,7 +128,6 @@ def test_the_readme_shows_code_and_commands():
 def test_links_of_the_wheels_description_lead_outside_the_repository(source, expected):
     describe = runpy.run_path(str(ROOT / "setup.py"))["describe"]
     text = "![p](p.png)\n\n*Caption*\n\n[a guide](docs/a.md), [home](https://x.org)"
-
     assert describe(text, source) == expected
     readme = describe((ROOT / "README.md").read_text(), source)
     assert not re.search(r"\]\((?!https?:)", readme)
@@ -157,7 +138,6 @@ def test_blocks_share_their_names_and_run_in_the_folder(tmp_path, monkeypatch):
     first = "```python\nfrom pathlib import Path\nx = 2\n```\n"
     then = "text\n```python\nPath('out.txt').write_text(str(x + 1))\n```\n"
     run_document(first + then, "page.md", tmp_path)
-
     assert (tmp_path / "out.txt").read_text() == "3"
 
 
@@ -183,6 +163,5 @@ def test_blocks_that_only_show_something_do_not_run(tmp_path):
 def test_a_block_with_a_name_becomes_a_file(tmp_path):
     shown = "```python\n# mine.py\nx = 2\n```\n```python\nimport mine\nassert mine.x == {}\n```\n"
     run_document(shown.format(2), "page.md", tmp_path)
-
     with pytest.raises(AssertionError):
         run_document(shown.format(3), "page.md", tmp_path)

@@ -1,5 +1,3 @@
-"""Direction of imports, and cheap loading of the package."""
-
 import ast
 import doctest
 import pkgutil

@@ -1,5 +1,3 @@
-"""Rehearsal of docs/how-to/fastmri.md: every command at toy size, and resumption after failures."""
-
 import os
 import re
 from pathlib import Path
@@ -32,7 +30,6 @@ def test_document_has_the_same_commands():
 
 
 def in_this_process(words, folder, log):
-    """A command without the start of a process."""
     before, status = Path.cwd(), 0
     # Workers would import everything again.
     words = [w if words[k - 1] != "--workers" else "1" for k, w in enumerate(words)]
@@ -50,7 +47,6 @@ def test_every_command_passes_and_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(rehearse, "_run_command", in_this_process)
     rehearsal = Rehearsal(tmp_path, CONFIGS, volumes=4, toy=True)
     record = rehearsal.run()
-
     assert {r["line"]: r["status"] for r in record["lines"] if r["status"] != "passed"} == {}
     assert record["passed"] == len(rehearsal.recipe) == 18
     costs = {r["line"].split()[1]: r["cost"] for r in record["lines"]}

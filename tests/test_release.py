@@ -1,5 +1,3 @@
-"""Checks of a release: version, archives, citation, links."""
-
 import re
 import sys
 import tarfile

@@ -55,7 +55,6 @@ def test_figures_are_written_into_the_document(source, tmp_path, monkeypatch):
     training, judged = (set(np.load(f"data/luna-{n}.npz")["group"]) for n in ("training", "judged"))
     assert not training & judged, "no patient is in both"
     assert len(training | judged) == 25
-
     sampler = smaller("ct-sampler.toml", tmp_path, **SMALL, estimate=ESTIMATE, samples=2)
     main(["train", "ct-sampler", sampler, "-o", "runs/luna-ct-sampler", "--accelerator", "cpu"])
     for name in ("filtered-back-projection", "sampler"):
@@ -69,7 +68,6 @@ def test_figures_are_written_into_the_document(source, tmp_path, monkeypatch):
         Path("data/luna-judged.npz"), None, Path("runs/luna-ct-sampler/best.safetensors"), 2,
         [Path("runs/filtered-back-projection"), Path("runs/sampler")], splits=5, into=document,
     )  # fmt: skip
-
     text = document.read_text()
     assert text.startswith("before\n<!-- luna -->\n")
     assert text.endswith("<!-- end of luna -->\nafter\n")

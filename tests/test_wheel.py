@@ -1,5 +1,3 @@
-"""The wheel carries everything the package needs at run time."""
-
 import os
 import shutil
 import subprocess

@@ -148,7 +148,10 @@ def require_finite(array: FloatArray, name: str) -> None:
     count = int(bad.sum())
     if count:
         first = tuple(int(i[0]) for i in np.nonzero(np.atleast_1d(bad)))
-        message = f"{name} has {count} non-finite values of {array.size}, first at index {first}"
+        message = (
+            f"{count} of {array.size} {name} are NaN, infinite or beyond {LARGEST:g}, first "
+            f"{np.atleast_1d(array)[first]:g} at index {first}; correct or remove them"
+        )
         raise InputError(message, code="value.nonfinite")
 
 

@@ -169,7 +169,7 @@ class FullReferenceTask(Task, Protocol):
     as the reported image :math:`\hat x`.
     """
 
-    def compare(self, reported: Any, images: Any) -> Any:
+    def compare(self, reported: Any, images: Any, /) -> Any:
         """Return the quality of one image (height, width) against each of several."""
 
 

@@ -1,5 +1,6 @@
 """Guarantees within strata and classes of grouped cases, by exact enumeration; caveats."""
 
+import re
 from fractions import Fraction
 from itertools import product
 from math import comb, inf, prod
@@ -361,3 +362,11 @@ def test_constant_feature_has_no_coefficient():
     fit = _fit_robust_ridge(np.stack([large, TRUTH[:50]], axis=1), 2 * TRUTH[:50])
     assert fit.coefficients[0] == 0
     assert fit.coefficients[1] > 0
+
+
+def test_probabilities_are_never_printed_better_than_they_are():
+    alpha, delta = 0.00000000005, 0.10001
+    text = Guarantee(alpha=alpha, unit="case", n_cases=9, delta=delta).statement
+    likely, sets = re.search(r"at least (\S+), for all but (\S+) of", text).groups()
+    assert 0 < 1 - Fraction(str(alpha)) - Fraction(likely) <= Fraction("1e-10")
+    assert 0 < Fraction(sets) - Fraction(str(delta)) <= Fraction("1e-4")

@@ -70,3 +70,8 @@ def test_online_bound_continues_from_its_file(tmp_path):
     again = load_online_bound(bound.save(tmp_path / "online.json"))
     assert again == bound
     assert again.update(OUTPUT, 5.0) == bound.update(OUTPUT, 5.0)
+
+
+def test_online_bound_prints_its_guarantee_and_no_scores():
+    bound = online()
+    assert str(bound) == f"ar at level 0.2 for alpha 0.2, quantile 8. {bound.statement}"

@@ -170,7 +170,7 @@ def test_quantile_is_at_most_that_of_hoeffding_and_bentkus(groups, alpha, alike)
         scores = (
             rng.standard_gamma(1 / alike, groups)[index] * alike * rng.exponential(size=20 * groups)
         )
-        before = quantile_of_mean_loss(scores, index, sizes, allowed)
+        before = quantile_of_mean_loss(scores, sizes[index], allowed)
         assert _hierarchical_quantile(scores, index, alpha, 0.1) <= before < np.inf
 
 

@@ -107,6 +107,6 @@ def test_group_bounds_given_the_set_use_delta(tear, acceleration, groups, alpha,
         chosen = np.isin(number, rng.permutation(volumes)[:groups])
         index, sizes = group_index(number[chosen])
         q = _hierarchical_quantile(scores[chosen], index, alpha, 0.1)
-        assert q <= quantile_of_mean_loss(scores[chosen], index, sizes, allowed)
+        assert q <= quantile_of_mean_loss(scores[chosen], sizes[index], allowed)
         unlucky += (weight * (scores > q))[~chosen].sum() > alpha * (volumes - groups)
     assert least <= unlucky <= 10

@@ -119,7 +119,7 @@ def test_quantile_of_mean_loss_is_the_smallest(scores, allowed):
     values = np.array(scores, dtype=float)
     group = np.arange(len(values)) % 3
     _, index, sizes = np.unique(group, return_inverse=True, return_counts=True)
-    assert quantile_of_mean_loss(values, index, sizes, allowed) == brute_force(
+    assert quantile_of_mean_loss(values, sizes[index], allowed) == brute_force(
         values, group, allowed
     )
 
@@ -205,7 +205,7 @@ def coverage_of_joint(kinds, n, alpha, orders):
                 patch.setattr(_quantiles, "random_order", lambda *_, o=order: np.array(o))
                 bound = tq.calibrate_joint(
                     np.zeros((n, 1, 2)), kinds[list(sample)], alpha=alpha, score="ar",
-                    method="scale",
+                    method="minimax",
                 )  # fmt: skip
             hits = bound(np.zeros((len(kinds), 1, 2))).contains(kinds).all(axis=1).sum()
             total += Fraction(ways * int(hits), len(orders) * len(kinds) ** (n + 1))

@@ -159,42 +159,6 @@ def test_data_of_shipped_configurations_are_read():
         assert all(str(getattr(reader, key)) == str(value) for key, value in table.items())
 
 
-OWN = """
-from dataclasses import dataclass
-
-import numpy as np
-
-from taskuq.data._arrays import ArrayDataset
-from taskuq.data._readers import READERS, DataConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ramp(DataConfig):
-    cases: int
-
-    def open(self):
-        images = np.ones((self.cases, 16, 16)) * np.linspace(0.1, 1, 16)
-        return ArrayDataset(images, label=np.arange(self.cases) % 2, group="image")
-
-
-READERS.register("ramp", Ramp)
-"""
-
-
-def test_own_reader_is_found_by_its_name(tmp_path, monkeypatch):
-    (tmp_path / "ramp_reader.py").write_text(OWN)
-    (tmp_path / "run.toml").write_text(
-        toml_text({"subset": "all", "samples": 1, "measure": {"accelerations": [4, 2]},
-                   "data": {"kind": "ramp", "cases": 3, "coils": 2}})
-    )  # fmt: skip
-    monkeypatch.setenv("TASKUQ_EXTENSIONS", str(tmp_path / "ramp_reader.py"))
-    monkeypatch.setattr(READERS, "_known", dict(READERS._known))
-    main(["run", str(tmp_path / "run.toml"), "-o", str(tmp_path / "table"), "--device", "cpu"])
-    configuration = TaskOutputs.load(tmp_path / "table").provenance["configuration"]
-    assert configuration["data"]["kind"] == "ramp"
-    assert configuration["data"]["cases"] == 3
-
-
 @pytest.mark.parametrize(
     ("table", "code", "names"),
     [

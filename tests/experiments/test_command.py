@@ -41,7 +41,7 @@ def test_widths_bins_and_scores_are_options(tmp_path, capsys):
         (("recovery-quality",), "it needs a quality record"),
         (("masks", "--masks", "absent.npz"), "absent.npz"),
         (("interval-length", "--table", "absent.npz"), "there is no table"),
-        (("masks", "--splits", "0"), "must be at least 1"),
+        (("masks", "--splits", "0"), "--splits must be in"),
         (("telepathy",), "telepathy"),
     ],
 )

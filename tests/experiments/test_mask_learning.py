@@ -1,5 +1,3 @@
-"""Learned masks: nested, reproducible, resumable."""
-
 import json
 from dataclasses import replace
 
@@ -16,14 +14,6 @@ from taskuq.measure._masks import center_lines
 from taskuq.measure._mri import MaskConfig
 from taskuq.measure._tomography import TomographyConfig
 from taskuq.pipeline._local import as_cases
-
-
-def test_learned_masks_are_nested_and_follow_the_order(tmp_path):
-    masks, order = learn_masks(learner(Draws()), tmp_path / "masks.npz", progress=False)
-    assert masks.sum(axis=1).tolist() == [2, 4, 8]
-    assert (masks[1:] >= masks[:-1]).all()
-    assert (masks[0] >= center_lines(SIZE, 1)).all()
-    assert all(masks[k, order.all[: 2 ** (k + 1)]].all() for k in range(3))
 
 
 def test_interrupted_learning_ends_with_the_same_order(tmp_path):
@@ -51,9 +41,13 @@ def test_state_of_another_learning_is_refused(tmp_path):
     learn_masks(learner(Draws(), objective="variance"), path, overwrite=True, progress=False)
 
 
-def test_rounds_measure_the_learned_masks(tmp_path):
+def test_learned_masks_are_nested_and_measured(tmp_path):
     path = tmp_path / "masks.npz"
-    masks, _ = learn_masks(learner(Draws()), path, progress=False)
+    masks, order = learn_masks(learner(Draws()), path, progress=False)
+    assert masks.sum(axis=1).tolist() == [2, 4, 8]
+    assert (masks[1:] >= masks[:-1]).all()
+    assert (masks[0] >= center_lines(SIZE, 1)).all()
+    assert all(masks[k, order.all[: 2 ** (k + 1)]].all() for k in range(3))
     config = MaskConfig(accelerations=RATES, path=path)
     assert np.array_equal(config.scanner(SIZE, noise=0, seed=0).masks, masks)
     assert np.array_equal(MaskConfig(accelerations=RATES[1:], path=path).masks(SIZE), masks[1:])
@@ -101,7 +95,6 @@ STRIPES = torch.cos(2 * torch.pi * 5 * torch.arange(SIZE) / SIZE)
 
 
 def striped(count=6):
-    """Patients of one coil whose stripes differ."""
     strength = torch.linspace(-0.5, 0.5, count)
     return [(1 + s * STRIPES).expand(1, SIZE, SIZE) + 0j for s in strength]
 
@@ -154,9 +147,6 @@ def test_batched_cases_give_the_same_order(tmp_path):
         for k, kind in enumerate((Draws, Together))
     ]
     assert orders[0].lines == orders[1].lines
-
-
-def test_random_candidates_need_a_task_and_a_number():
     for settings in ({"random_candidates": -1}, {"random_candidates": 2, "objective": "variance"}):
         with refused("value.invalid", "random_candidates"):
             MaskLearningConfig(**settings)

@@ -1,5 +1,3 @@
-"""Image quality of reconstructions."""
-
 import math
 from pathlib import Path
 
@@ -8,24 +6,19 @@ import pytest
 import torch
 
 from raising import refused
-from taskuq._config import toml_text
+from taskuq._config import read_config, toml_text
 from taskuq._io import read_json
+from taskuq.cli.app import main
 from taskuq.cli.experiments import quality, quality_lines
 from taskuq.data._arrays import ArrayDataset, _save_npz
-from taskuq.experiments._quality import (
-    QualityConfig,
-    _frechet_distance,
-    _rank_correlation,
-    _size_ratio,
-    _some_pixels,
-    _volume_psnr,
-    _volume_ssim,
-)
+from taskuq.experiments import _quality as metric
 from taskuq.recover import build
+from taskuq.recover._methods import ZeroFilled
 from taskuq.recover.flow._model import ConditionalFlow, FlowConfig
 from taskuq.report._report import write_report
 from taskuq.training._weights import save_weights
 
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 SMALL_FLOW = FlowConfig(
     coils=2, unet_width=4, unet_pools=2, condition_channels=6, steps_per_layer=3, max_value=1e12
 )
@@ -38,12 +31,14 @@ def test_psnr_and_ssim_of_a_volume_follow_fastmri():
     found = truth + 0.2 * rng.standard_normal(truth.shape)
     peak = truth.max()
     expected = metrics.peak_signal_noise_ratio(truth, found, data_range=peak)
-    assert _volume_psnr(*map(torch.as_tensor, (found, truth))) == pytest.approx(expected)
+    assert metric._volume_psnr(*map(torch.as_tensor, (found, truth))) == pytest.approx(expected)
     slices = [
         metrics.structural_similarity(t, f, data_range=peak)
         for t, f in zip(truth, found, strict=True)
     ]
-    assert _volume_ssim(*map(torch.as_tensor, (found, truth))) == pytest.approx(np.mean(slices))
+    assert metric._volume_ssim(*map(torch.as_tensor, (found, truth))) == pytest.approx(
+        np.mean(slices)
+    )
 
 
 def test_frechet_distance_of_gaussians_is_the_closed_form():
@@ -52,8 +47,8 @@ def test_frechet_distance_of_gaussians_is_the_closed_form():
     white = (white - white.mean(0)) @ np.linalg.inv(np.linalg.cholesky(np.cov(white.T))).T
     first, second = white * [1.0, 2.0, 3.0], white * [2.0, 2.0, 1.0] + [1.0, 0.0, 2.0]
     # Diagonal covariances: |shift|² + sum of squared differences of the deviations.
-    assert _frechet_distance(first, second) == pytest.approx(5 + 1 + 0 + 4)
-    assert _frechet_distance(first, first) == pytest.approx(0, abs=1e-9)
+    assert metric._frechet_distance(first, second) == pytest.approx(5 + 1 + 0 + 4)
+    assert metric._frechet_distance(first, first) == pytest.approx(0, abs=1e-9)
 
 
 def evaluate(folder, images, *, coils=2, normalise=True, **settings):
@@ -111,7 +106,7 @@ def test_subset_all_evaluates_all_cases(tmp_path):
     (row,) = evaluate(tmp_path, blocks(4), subset="all")["results"]
     assert row["volumes"] == 2
     with refused("option.conflict"):
-        QualityConfig(subset="all", vgg_weights=Path("vgg.safetensors"))
+        metric.QualityConfig(subset="all", vgg_weights=Path("vgg.safetensors"))
 
 
 def test_exact_recovery_has_no_psnr(tmp_path):
@@ -131,12 +126,12 @@ def test_pooled_pixels_rank_slices_against_each_other():
     for level in (0.01, 0.1):
         truth = torch.ones(32, 32)
         noise = torch.as_tensor(rng.standard_normal((8, 32, 32)) * level)
-        alone = _some_pixels(truth + noise, truth + level * torch.sign(noise[0]), seed=0)
-        assert abs(_rank_correlation(*alone)) < 0.3
+        alone = metric._some_pixels(truth + noise, truth + level * torch.sign(noise[0]), seed=0)
+        assert abs(metric._rank_correlation(*alone)) < 0.3
         spread.append(alone[0])
         error.append(alone[1])
     assert alone.shape == (2, 1024)
-    assert _rank_correlation(np.concatenate(spread), np.concatenate(error)) > 0.7
+    assert metric._rank_correlation(np.concatenate(spread), np.concatenate(error)) > 0.7
 
 
 @pytest.mark.parametrize("samples", [2, 64])
@@ -148,8 +143,111 @@ def test_ratio_of_spread_and_error(size, samples):
         rng = np.random.default_rng(2)
         noise = torch.as_tensor(rng.standard_normal((samples + 1, 64, 64))) * level
         drawn = 1 + size * noise[1:]
-        pixels.append(_some_pixels(drawn, torch.ones(64, 64) + noise[0], seed=0))
+        pixels.append(metric._some_pixels(drawn, torch.ones(64, 64) + noise[0], seed=0))
     # The mean of the samples is off by its own error, too.
     expected = size * ((1 + 1 / samples) / (1 + size**2 / samples)) ** 0.5
-    assert _size_ratio(np.concatenate(pixels, axis=1), samples) == pytest.approx(expected, rel=0.03)
-    assert _size_ratio(np.zeros((2, 5)), samples) is None
+    assert metric._size_ratio(np.concatenate(pixels, axis=1), samples) == pytest.approx(
+        expected, rel=0.03
+    )
+    assert metric._size_ratio(np.zeros((2, 5)), samples) is None
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Two volumes, judged as they are zero-filled and by a network."""
+    np.savez(tmp_path / "a.npz", images=blocks(8), label=[0] * 8, group=np.arange(8) // 2)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = build("varnet", preset="tiny")
+    saved(net, tmp_path / "v.safetensors", "varnet")
+    path = tmp_path / "q.toml"
+    path.write_text(
+        f"varnet = '{tmp_path}/v.safetensors'\n[data]\nkind = 'npz'\npath = '{tmp_path}/a.npz'\n"
+        "coils = 2\nvalidation_fraction = 0.5\n[measure]\naccelerations = [4, 2]\n"
+        "published = false\n"
+    )
+    return path
+
+
+def judged(config, output, *more):
+    asked = ["quality", config, "-o", output, "--device", "cpu", "--threads", "1", *more]
+    main([str(word) for word in asked])
+    return read_json(output, "taskuq.quality/1")
+
+
+def test_jobs_give_the_record_of_one_process(config, tmp_path, capsys):
+    alone = judged(config, tmp_path / "alone.json")
+    shared = judged(
+        config, tmp_path / "jobs.json", "--engine", "slurm", "--address", "local", "--workers", "2"
+    )
+    assert shared == alone
+    assert len(alone["results"]) == 4
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("R = ")]
+    stages = [f"R = {R}, {method}" for R in (4, 2) for method in ("zero-filled", "varnet")]
+    assert said == stages  # of the process alone
+    assert not (tmp_path / "jobs-pieces").exists()
+
+
+class Moments(torch.nn.Module):
+    """Features of few numbers."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, images, limits):
+        scaled = self.weight * images / limits[:, None, None]
+        return torch.stack([scaled.mean((1, 2)), scaled.std((1, 2))], 1)
+
+
+def test_stopped_evaluation_is_resumed(config, tmp_path, monkeypatch):
+    monkeypatch.setattr("taskuq.experiments._quality._load_vgg", Moments)
+    (tmp_path / "vgg.safetensors").write_text("weights")
+    config.write_text(f"vgg_weights = '{tmp_path}/vgg.safetensors'\n{config.read_text()}")
+    settings, store = read_config(metric.QualityConfig, config), tmp_path / "pieces"
+    alone = metric.evaluate_quality(settings, quiet=True)
+    whole, seen = metric._QualityWork.evaluate, []
+
+    def stopping(self, piece):
+        seen.append(piece)
+        if len(seen) == 4:
+            raise KeyboardInterrupt
+        return whole(self, piece)
+
+    monkeypatch.setattr(metric._QualityWork, "evaluate", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        metric.evaluate_quality(settings, store=store, quiet=True)
+    assert len(list(store.glob("piece-*.npz"))) == 3
+    assert metric.evaluate_quality(settings, store=store, quiet=True) == alone
+    assert len(seen) == 4 + 6  # nine pieces, of which three were kept
+    assert all(row["fid"] > 0 for row in alone["results"])
+    assert not store.exists()
+
+
+def test_full_measurement_has_the_features_of_the_reference(config, tmp_path):
+    images = np.random.default_rng(0).random((4, 8, 8)) * np.array([1, 2, 3, 9])[:, None, None]
+    data = ArrayDataset(images, [0] * 4, [0] * 4, normalise=False)
+    masks = read_config(metric.QualityConfig, config).measure
+    methods, cases = {"zero-filled": ZeroFilled()}, (0, 1, 2, 3)
+    work = metric._QualityWork([], tmp_path, data, data, methods, Moments(None), masks, 1, 0)
+    # At R = 1 everything is measured.
+    recovered, reference = (
+        work.evaluate(metric._QualityChunk(name, 1.0, cases)) for name in (*methods, None)
+    )
+    np.testing.assert_allclose(recovered["features"], reference["features"], rtol=1e-5)
+
+
+def test_pieces_of_another_evaluation_are_refused(config, tmp_path, monkeypatch):
+    settings, store = read_config(metric.QualityConfig, config), tmp_path / "pieces"
+
+    def stopping(self, piece):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(metric._QualityWork, "evaluate", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        metric.evaluate_quality(settings, store=store, quiet=True)
+    with refused("resume.mismatch"):
+        metric.evaluate_quality(settings, store=store, quiet=True, threads=7)
+    saved(build("varnet", preset="tiny"), tmp_path / "v.safetensors", "varnet")
+    with refused("resume.mismatch"):
+        metric.evaluate_quality(read_config(metric.QualityConfig, config), store=store, quiet=True)

@@ -121,6 +121,12 @@ def test_bad_numbers_are_counted_and_the_first_is_located():
         calibrate(spoilt(X, np.nan, (2, 1), (5, 0), (5, 3)))
 
 
+def test_finite_numbers_beyond_the_limit_are_named():
+    with refused("value.nonfinite", "beyond 1e+303", "first 1e+305 at index (2, 1)"):
+        calibrate(spoilt(X, 1e305, (2, 1)))
+    assert np.isfinite(calibrate(spoilt(X, 1e100, (2, 1))).quantile)
+
+
 def test_large_numbers_whose_sum_overflows_are_finite():
     huge = np.full((30, 4), 1e30, dtype=np.float32)
     assert calibrate(huge, np.full(30, 1e30)).quantile is not None

@@ -95,21 +95,21 @@ def test_too_few_samples_are_refused(folder):
 
 
 @pytest.mark.parametrize(
-    "name", ["../outside", "/etc", "a/../../outside", "a\0b", "link", "x" * 5000]
+    "name", ["../outside", "/etc", "a/../../outside", "a\0b", "link", "x" * 5000, "a"]
 )
 def test_case_name_outside_the_folder_is_refused(folder, tmp_path, name):
     (tmp_path / "outside").mkdir()
     as_npz(tmp_path / "outside/R8", np.ones((4, 4, 4)))
     (folder / "link").symlink_to(tmp_path / "outside")
+    (folder / "a/R8.npz").symlink_to(tmp_path / "outside/R8.npz")
     with refused("value.invalid"):
         RecoveryFolder(folder).load(name, 8.0, samples=4)
 
 
-def test_link_out_of_the_folder_is_refused(folder, tmp_path):
-    as_npz(tmp_path / "secret", np.ones((4, 4, 4)))
-    (folder / "a/R8.npz").symlink_to(tmp_path / "secret.npz")
-    with refused("value.invalid"):
-        RecoveryFolder(folder).load("a", 8.0, samples=4)
+def larger_than_its_file(stem):
+    claimed = {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6, 4)}
+    with open(f"{stem}.npy", "wb") as file:
+        np.lib.format.write_array_header_1_0(file, claimed)
 
 
 HOSTILE = {
@@ -120,6 +120,7 @@ HOSTILE = {
     "garbage": lambda stem: stem.with_suffix(".nii.gz").write_bytes(b"nothing of use"),
     "several arrays": lambda stem: np.savez(f"{stem}.npz", a=np.ones((4, 2, 2)), b=np.ones(3)),
     "no array": lambda stem: np.savez(f"{stem}.npz"),
+    "larger than its file": larger_than_its_file,
 }
 
 
@@ -158,12 +159,11 @@ def test_deepinv_samples_repeat_and_keep_generators():
         assert np.array_equal(numpy_state, np.random.get_state()[1])  # noqa: NPY002
 
 
-def test_point_estimate_is_one_image():
-    recover = DeepinvRecover(lambda y, physics: y + 1, kind="point")
-    assert recover(SCAN, samples=32, seed=0).tolist() == torch.ones(1, 4, 4).tolist()
-
-
-def test_samples_are_drawn_in_batches():
+def test_point_estimates_magnitudes_and_batches():
+    point = DeepinvRecover(lambda y, physics: y + 1, kind="point")
+    assert point(SCAN, samples=32, seed=0).tolist() == torch.ones(1, 4, 4).tolist()
+    two = DeepinvRecover(lambda y, physics: torch.tensor([3.0, 4.0]).view(1, 2, 1, 1))
+    assert two(SCAN, samples=1, seed=0).item() == 5.0
     sizes = []
 
     def model(y, physics, seed=None):
@@ -172,11 +172,6 @@ def test_samples_are_drawn_in_batches():
 
     assert DeepinvRecover(model, together=3)(SCAN, samples=7, seed=0).shape == (7, 4, 4)
     assert sizes == [3, 3, 1]
-
-
-def test_two_channels_become_a_magnitude():
-    recover = DeepinvRecover(lambda y, physics: torch.tensor([3.0, 4.0]).view(1, 2, 1, 1))
-    assert recover(SCAN, samples=1, seed=0).item() == 5.0
 
 
 def test_unknown_deepinv_models_are_refused():
@@ -231,13 +226,3 @@ def test_short_chain_is_refused(deepinv):
     scan = SimpleNamespace(y=torch.rand(1, 1, 16, 16), physics=physics)
     with refused("samples.mismatch", "8 states", "9 samples"):
         recover(scan, samples=9, seed=0)
-
-
-def test_recoveries_larger_than_their_file_are_refused(tmp_path):
-    (tmp_path / "a").mkdir()
-    with open(tmp_path / "a" / "R8.npy", "wb") as file:
-        np.lib.format.write_array_header_1_0(
-            file, {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6, 4)}
-        )
-    with refused("file.format", "R8.npy"):
-        RecoveryFolder(tmp_path).load("a", 8.0, samples=1)

@@ -126,7 +126,6 @@ def cluster():
 def test_killed_ray_workers_are_replaced(cluster, expected, tmp_path):
     marks = tmp_path / "marks"
     marks.mkdir()
-
     driver, killed = os.getpid(), []
 
     def recover(measurement, *, samples, seed):
@@ -153,15 +152,6 @@ def test_killed_ray_workers_are_replaced(cluster, expected, tmp_path):
     assassin.join()
     assert killed
     assert same(table, expected)
-
-
-def test_too_many_workers_are_refused_at_once(cluster, tmp_path):
-    def never(measurement, *, samples, seed):
-        raise AssertionError("something was computed")
-
-    pipeline = tq.Pipeline(toy.measure, never, toy.task)
-    with refused("value.invalid", "1 to 2 workers"):
-        pipeline.run(toy.images(3), store=tmp_path / "t", engine=RayOptions(workers=3), **RUN)
 
 
 CONFIG = """
@@ -191,6 +181,11 @@ def test_engines_give_the_same_table(cluster, tmp_path):
     assert local.cases == 6
     assert all(same(other, local) for other in others)
     assert {path.name for path in tmp_path.iterdir()} == {*flags, "run.toml", "slurm-jobs"}
+
+
+def test_too_many_workers_are_refused_at_once(cluster, tmp_path):
+    engine = RayOptions(workers=3)
+    run_is_refused("value.invalid", "1 to 2 workers", store=tmp_path / "t", engine=engine)
 
 
 def with_threads(threads, engine=None):
@@ -247,13 +242,10 @@ def test_registered_engine_is_used(tmp_path, monkeypatch):
 HERE = os.getpid()
 
 
-RUN_SLURM = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3}
-
-
 def run(store, recover=toy.recover, **parameters):
     engine = SlurmOptions(jobs=2, parameters=parameters)
     return tq.Pipeline(toy.measure, recover, toy.task).run(
-        toy.images(CASES), store=store, engine=engine, **RUN_SLURM
+        toy.images(CASES), store=store, engine=engine, **{**RUN, "progress": True}
     )
 
 
@@ -334,9 +326,7 @@ def test_error_in_a_job_is_raised(slurm, tmp_path):
 
     pipeline = tq.Pipeline(toy.measure, unwilling, toy.task)
     with refused("component.invalid", "wants 32 channels", "at R = 8"):
-        pipeline.run(
-            toy.images(60), store=tmp_path / "t", engine=SlurmOptions(), progress=False, **RUN_SLURM
-        )
+        pipeline.run(toy.images(60), store=tmp_path / "t", engine=SlurmOptions(), **RUN)
 
 
 def test_slurm_without_gpu_needs_device(monkeypatch):
@@ -344,12 +334,8 @@ def test_slurm_without_gpu_needs_device(monkeypatch):
     with refused("dependency.missing", "--device cpu"):
         SlurmOptions.from_options(EngineOptions())
     assert SlurmOptions.from_options(EngineOptions(device="cpu")).requested["gpus_per_node"] == 0
-    assert (
-        SlurmOptions.from_options(EngineOptions(slurm=("gpus_per_node=0",))).requested[
-            "timeout_min"
-        ]
-        == 240
-    )
+    given = SlurmOptions.from_options(EngineOptions(slurm=("gpus_per_node=0",)))
+    assert given.requested["timeout_min"] == 240
     assert "gpus_per_node" not in SlurmOptions(parameters={"slurm_gres": "gpu:2"}).requested
 
 
@@ -373,14 +359,14 @@ def kill_and_finish(what, store):
     assert said == "done", wrong
 
 
-def test_killed_driver_on_ray_is_resumed(cluster, expected, tmp_path, monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", cluster.get_runtime_context().gcs_address)
-    kill_and_finish("ray", tmp_path / "t")
-    assert same(tq.TaskOutputs.load(tmp_path / "t"), expected)
-
-
-def test_killed_driver_on_slurm_is_resumed(slurm, expected, tmp_path):
-    kill_and_finish("slurm", tmp_path / "t")
+@pytest.mark.parametrize("engine", ["ray", "slurm"])
+def test_killed_driver_is_resumed(request, engine, expected, tmp_path, monkeypatch):
+    if engine == "ray":
+        cluster = request.getfixturevalue("cluster")
+        monkeypatch.setenv("RAY_ADDRESS", cluster.get_runtime_context().gcs_address)
+    else:
+        request.getfixturevalue("slurm")
+    kill_and_finish(engine, tmp_path / "t")
     assert same(tq.TaskOutputs.load(tmp_path / "t"), expected)
 
 

@@ -1,5 +1,3 @@
-"""Executor of recovery and task."""
-
 from __future__ import annotations
 
 import ast
@@ -75,7 +73,6 @@ def test_fingerprints_and_names_of_components():
             return images
 
     executor = Executor(toy.recover, Network(), fingerprints={"recover": "def"})
-
     assert (executor.fingerprint("recover"), executor.fingerprint("task")) == ("def", "abc")
     assert Executor(toy.recover, toy.task).name("recover") == "recover"
     assert Executor(toy.recover, toy.task).fingerprint("task") == ""

@@ -1,5 +1,3 @@
-"""Local runs: batches, stored images, failures, kills, identity of a resumed run."""
-
 import os
 import pickle
 import signal
@@ -80,6 +78,14 @@ def test_batches_are_halved_until_they_fit(tmp_path, error):
     assert same(found, run(toy.recover, toy.images(32)))
     # Once: what the first cases taught is remembered for the others.
     assert [s for s in recover.sizes if s > 2] == [16, 8, 4]
+
+
+def test_progress_is_one_line_or_none(capsys, tmp_path):
+    for _ in range(2):
+        run(toy.recover, toy.images(3), store=tmp_path / "t")
+    assert capsys.readouterr().err == ""
+    run(toy.recover, toy.images(3), store=tmp_path / "t", progress=True)
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_case_that_never_fits_fails_alone(tmp_path):
@@ -231,15 +237,12 @@ def test_stored_cases_do_not_depend_on_recoveries(tmp_path):
     worse = tq.Pipeline(measure, lambda y, *, samples, seed: np.stack([0 * y] * samples), task)
     one = PIPELINE.run(IMAGES, **ASKED, store=tmp_path / "a", keep_images=5)
     other = worse.run(IMAGES, **ASKED, store=tmp_path / "b", keep_images=5)
-    assert (
-        pictures(one.images_path)["case"].tolist() == pictures(other.images_path)["case"].tolist()
-    )
+    stored, again = (pictures(t.images_path)["case"].tolist() for t in (one, other))
+    assert stored == again
 
 
 def test_signals_and_colours_are_stored_and_volumes_refused(tmp_path):
-    signals = tq.Pipeline(measure, recover, task).run(
-        IMAGES[:, 0], **ASKED, store=tmp_path / "signals", keep_images=2
-    )
+    signals = PIPELINE.run(IMAGES[:, 0], **ASKED, store=tmp_path / "signals", keep_images=2)
     colours = np.random.default_rng(0).random((5, 6, 8, 3))
     seen = PIPELINE.run(colours, **ASKED, store=tmp_path / "colours", keep_images=2)
     assert pictures(signals.images_path)["truth"].shape == (2, 1, 10)
@@ -260,7 +263,6 @@ def test_measurement_without_an_image_is_left_out(wrapped, tmp_path):
         lambda y, *, samples, seed: recover(inside(y), samples=samples, seed=seed),
         task,
     ).run(IMAGES, **ASKED, store=tmp_path, keep_images=3)
-
     assert sorted(pictures(table.images_path)) == ["case", "mean", "samples", "sd", "truth"]
 
 
@@ -287,7 +289,6 @@ def test_failed_images_are_logged(tmp_path):
 
     with refused("component.invalid"):
         tq.Pipeline(measure, forgetful, task).run(IMAGES, **ASKED, store=tmp_path, keep_images=3)
-
     events = [event["event"] for event in RunLog(tmp_path).events()]
     assert events.count("no picture") == 3
     assert tq.TaskOutputs.load(tmp_path).cases == 40, "the numbers are kept"
@@ -357,13 +358,10 @@ def test_full_disk_loses_nothing(tmp_path):
     # The first case was written by itself before the disk was full, the others were not.
     assert status(store)["finished"] == 1
     assert not list(store.glob(".*.partial"))
-    pipeline = tq.Pipeline(toy.measure, toy.recover, toy.task)
-    resumed, whole = (pipeline.run(toy.images(30), store=s, **RUN) for s in (store, None))
-    assert np.array_equal(resumed.outputs, whole.outputs)
+    assert same(*(run(toy.recover, toy.images(30), store=s) for s in (store, None)))
 
 
-# In the child the n-th write stops half way: the moment of the kill is certain, not a matter of
-# luck.
+# In the child the n-th write stops half way: the moment of the kill is certain.
 KILLED_WRITE = """
 import sys, time
 sys.path.insert(0, {here!r})
@@ -424,26 +422,14 @@ def killed_at(store, where, nth):
 
 # Files get their names in the order: header, roster, first case, the others; halves are of Parquet
 # files alone, the roster being the first.
-@pytest.mark.parametrize(
-    ("where", "nth"),
-    [
-        ("half", 1),
-        ("half", 4),
-        ("before", 3),
-        ("after", 2),
-    ],
-)
+@pytest.mark.parametrize(("where", "nth"), [("half", 1), ("half", 4), ("before", 3), ("after", 2)])
 def test_killed_write_is_resumed(tmp_path, where, nth):
     store = tmp_path / "t"
-    pipeline = tq.Pipeline(toy.measure, toy.recover, toy.task)
     said = killed_at(store, where, nth)
     assert said[0] == where
     if where != "after":
         assert list(store.glob(".*.partial"))
-    table = pipeline.run(toy.images(5), store=store, **RUN)
-    expected = pipeline.run(toy.images(5), **RUN)
-    assert np.array_equal(table.outputs, expected.outputs)
-    assert np.array_equal(table.targets, expected.targets)
+    assert same(*(run(toy.recover, toy.images(5), store=s) for s in (store, None)))
     assert status(store)["finished"] == 5
 
 
@@ -473,14 +459,7 @@ class Lazy:
         return self.images[index]
 
 
-def run_nine(
-    folder,
-    images=NINE,
-    measure=unchanged,
-    recover=recover,
-    task=mean_of,
-    **changes,
-):
+def run_nine(folder, images=NINE, measure=unchanged, recover=recover, task=mean_of, **changes):
     return tq.Pipeline(measure, recover, task).run(images, store=folder, **{**RUN_NINE, **changes})
 
 
@@ -554,8 +533,6 @@ def test_other_code_is_refused(tmp_path, monkeypatch):
 
 
 def _files(scale=1.0, seed=0):
-    import torch
-
     from taskuq.recover._varnet import VarNet, VarNetConfig
     from taskuq.training._weights import save_weights
 
@@ -589,18 +566,12 @@ def test_replaced_file_is_refused(tmp_path, monkeypatch, capsys, part):
     ("truth", "found"), [((3, 8, 8), (8, 8)), ((8, 8), (8, 4)), ((8, 8), (1, 8, 8))]
 )
 def test_recoveries_of_another_shape_are_refused(truth, found):
-    pipeline = tq.Pipeline(
-        lambda image, acceleration: image,
-        lambda y, *, samples, seed: np.ones((samples, *found)),
-        lambda images: images.reshape(len(images), -1).mean(axis=1),
-    )
+    pipeline = tq.Pipeline(unchanged, lambda y, *, samples, seed: np.ones((samples, *found)), task)
     with refused("component.invalid", "shape"):
         pipeline.run(np.full((2, *truth), 0.5), **RUN_NINE)
 
 
 def threads_of(folder, threads=None):
-    import torch
-
     seen = set()
 
     def counting(images):
@@ -613,8 +584,6 @@ def threads_of(folder, threads=None):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_threads_are_pinned_and_recorded(tmp_path, threads):
-    import torch
-
     before = torch.get_num_threads()
     assert threads_of(tmp_path / "t", threads) == ({threads}, threads)
     assert torch.get_num_threads() == before

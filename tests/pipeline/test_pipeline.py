@@ -1,5 +1,3 @@
-"""Pipeline: seeds, resuming, failures, refusals."""
-
 import numpy as np
 import pytest
 import toy
@@ -59,7 +57,6 @@ def test_several_tasks_and_point_estimates():
 
     both = tq.Pipeline(toy.measure, toy.recover, toy.two_tasks).run(toy.images(3), **RUN)
     single = tq.Pipeline(toy.measure, point, toy.task).run(toy.images(3), **RUN)
-
     assert both.outputs.shape == (3, 3, 4, 2)
     assert single.samples == 1
 
@@ -181,7 +178,6 @@ def test_every_image_is_read_once():
 
     read = []
     PIPELINE.run(Counted(toy.images(6)), **RUN)
-
     assert sorted(read) == list(range(6))
 
 

@@ -254,6 +254,27 @@ def test_exact_outputs_stop_at_once_with_windows(budget, unit):
     assert policy.decide(0, np.full((1, 3, 4), 0.5)).stop
 
 
+LEVELS = {"alpha": 0.2, "at_most": 0.5, "policy": "adaptive", "unit": "case"}
+EARLY = {"alpha": 0.2, "max_width": 0.1, "delta": 0.15, "given": "early"}
+
+
+@pytest.mark.parametrize(
+    ("options", "is_stated"),
+    [(LEVELS, True), ({**LEVELS, "delta": 0.1, "given": "early"}, False), (EARLY, False)],
+)
+def test_statement_of_a_level_excludes_early_reports(options, is_stated):
+    text = tq.plan(exact_table(), **options).statement
+    assert ("among those that stop early, the reported level may be false" in text) == is_stated
+
+
+@pytest.mark.parametrize("unit", ["case", "group", "whole-group"])
+def test_groups_of_one_case_double_delta_among_early_stops(unit):
+    text = tq.plan(exact_table(), unit=unit, **EARLY).statement
+    assert "for all but 0.15 of calibration sets" in text
+    doubled = "If groups of one case exist, this holds for all but 0.3 of calibration sets." in text
+    assert doubled == (unit == "whole-group")
+
+
 def test_whole_group_never_stops_with_an_empty_report():
     # Nearly every group has a case that is too uncertain, so hardly any group ever stops.
     rng = np.random.default_rng(1)

@@ -12,17 +12,9 @@ from raising import refused
 from taskuq.measure._coils import rss
 from taskuq.measure._fourier import broadcast_mask, fft2c
 from taskuq.measure._masks import acs_width, center_lines
-from taskuq.recover._cases import (
-    CoilAugmentation,
-    ScanRandomisation,
-    _random_contrast,
-    _RandomMasks,
-    _resample,
-    _shear,
-    simulate_scan,
-)
+from taskuq.recover import _cases as cases
 
-PLAIN = ScanRandomisation(fixed_mask_fraction=1.0, noise_fraction=0.0, contrast=0.0)
+PLAIN = cases.ScanRandomisation(fixed_mask_fraction=1.0, noise_fraction=0.0, contrast=0.0)
 
 
 def generator(seed=0):
@@ -36,7 +28,7 @@ def batch(draw):
 
 
 def test_no_variation_is_the_plain_measurement(batch):
-    plain, varied = (simulate_scan(batch, generator(), randomise=r) for r in (None, PLAIN))
+    plain, varied = (cases.simulate_scan(batch, generator(), randomise=r) for r in (None, PLAIN))
     assert torch.equal(plain["kspace"], varied["kspace"])
     assert torch.equal(varied["mask"], batch["mask"])
 
@@ -63,7 +55,9 @@ def test_noise_has_its_size_and_the_truth_has_none(batch):
 
 
 def test_random_masks_have_their_acceleration(batch):
-    scans = replace(PLAIN, fixed_mask_fraction=0.0, masks=_RandomMasks(acceleration_range=(6, 6)))
+    scans = replace(
+        PLAIN, fixed_mask_fraction=0.0, masks=cases._RandomMasks(acceleration_range=(6, 6))
+    )
     mask = scans(batch, generator())["mask"]
     assert mask.sum(1).tolist() == [4] * 5
     assert mask[:, 12].all()
@@ -73,7 +67,7 @@ def test_random_masks_have_their_acceleration(batch):
 def test_contrast_is_increasing_and_keeps_the_range(batch, strength):
     images = batch["image"] * torch.polar(torch.ones(()), torch.tensor(0.7))
     images[:, :, 0, 0] = 0
-    mapped = _random_contrast(images, strength, generator())
+    mapped = cases._random_contrast(images, strength, generator())
     before, after = images.abs().flatten(1), mapped.abs().flatten(1)
     order = before.argsort(1)
     assert (after.take_along_dim(order, 1).diff(dim=1) >= -1e-6).all()
@@ -85,7 +79,7 @@ def test_contrast_is_increasing_and_keeps_the_range(batch, strength):
 
 def test_empty_image_stays_empty(batch):
     empty = {**batch, "image": torch.zeros_like(batch["image"])}
-    seen = ScanRandomisation(coils=(4,), noise_fraction=1.0)(empty, generator())
+    seen = cases.ScanRandomisation(coils=(4,), noise_fraction=1.0)(empty, generator())
     assert float(seen["kspace"].abs().max()) == 0
     assert torch.isfinite(rss(seen["image"])).all()
 
@@ -95,15 +89,15 @@ def test_empty_image_stays_empty(batch):
 )
 def test_bad_settings_are_refused(settings):
     with refused("value.invalid"):
-        ScanRandomisation(**settings)
+        cases.ScanRandomisation(**settings)
     with refused("value.invalid"):
-        CoilAugmentation(rotation=60)
+        cases.CoilAugmentation(rotation=60)
 
 
 def test_coils_are_not_simulated_twice(batch):
     two = {**batch, "image": batch["image"].expand(-1, 2, -1, -1)}
     with refused("option.conflict"):
-        ScanRandomisation(coils=(4,))(two, generator())
+        cases.ScanRandomisation(coils=(4,))(two, generator())
 
 
 STILL = {"rotation": 0.0, "shift": 0.0, "stretch": 0.0, "flip": 0.0}
@@ -117,18 +111,20 @@ def blob(x, y, side=48, width=3.0):
 
 def test_augmentation_without_motion_changes_the_phase_only(draw):
     x = torch.complex(draw(2, 3, 16, 16), draw(2, 3, 16, 16)).to(torch.complex64)
-    factor = CoilAugmentation(**STILL)(x, generator(3)) / x
+    factor = cases.CoilAugmentation(**STILL)(x, generator(3)) / x
     assert torch.allclose(factor.abs(), torch.ones(()), atol=1e-4)
     assert (factor - factor[:, :1, :1, :1]).abs().max() < 1e-3
 
 
 def test_rotation_keeps_energy_and_shears_invert(draw):
     x = torch.complex(draw(2, 3, 16, 16), draw(2, 3, 16, 16)).to(torch.complex64)
-    turned = CoilAugmentation(**(STILL | {"rotation": 20.0}))(x, generator(3))
+    turned = cases.CoilAugmentation(**(STILL | {"rotation": 20.0}))(x, generator(3))
     assert turned.norm().item() == pytest.approx(x.norm().item(), rel=1e-5)
     slope = torch.tensor([0.2, -0.3])
     for axis in (-1, -2):
-        assert torch.allclose(_shear(_shear(x, slope, axis), -slope, axis), x, atol=1e-5)
+        assert torch.allclose(
+            cases._shear(cases._shear(x, slope, axis), -slope, axis), x, atol=1e-5
+        )
 
 
 def test_three_shears_are_a_rotation():
@@ -136,7 +132,7 @@ def test_three_shears_are_a_rotation():
     across, along = -torch.tan(angle / 2), torch.sin(angle)
     image = blob(8.0, 3.0)
     for axis, slope in ((-1, across), (-2, along), (-1, across)):
-        image = _shear(image, slope, axis)
+        image = cases._shear(image, slope, axis)
     c, s = math.cos(angle), math.sin(angle)
     expected = blob(c * 8 - s * 3, s * 8 + c * 3)
     assert (image - expected).abs().max() < 1e-3
@@ -144,7 +140,7 @@ def test_three_shears_are_a_rotation():
 
 @pytest.mark.parametrize("scale", [0.9, 1.0, 1.1])
 def test_stretch_and_shift(scale):
-    moved = _resample(blob(5.0, 2.0), -1, torch.tensor([scale]), torch.tensor([2.5]))
+    moved = cases._resample(blob(5.0, 2.0), -1, torch.tensor([scale]), torch.tensor([2.5]))
     axis = torch.arange(48) - 23.5
     row = torch.exp(-((((axis - 2.5) / scale) - 5.0) ** 2) / 18)
     found = moved[0, 0].abs().amax(0)
@@ -153,7 +149,7 @@ def test_stretch_and_shift(scale):
 
 @pytest.mark.parametrize("width", [16, 63, 128])
 def test_random_masks_have_lines_and_a_centre(width):
-    masks = _RandomMasks(acceleration_range=(2, 16), acs_fraction=(0.3, 0.6))(
+    masks = cases._RandomMasks(acceleration_range=(2, 16), acs_fraction=(0.3, 0.6))(
         400, width, generator()
     )[:, 0]
     lines = masks.sum(1)
@@ -164,21 +160,21 @@ def test_random_masks_have_lines_and_a_centre(width):
 
 
 def test_random_rounds_are_nested():
-    masks = _RandomMasks()(50, 64, generator(), rounds=4)
+    masks = cases._RandomMasks()(50, 64, generator(), rounds=4)
     assert bool((masks[:, 1:] >= masks[:, :-1]).all())
     assert bool((masks.sum(2) >= 4).all())
 
 
 def test_numbers_of_lines_are_log_uniform():
     """Between R = 2 and 8 half of the cases are below R = 4."""
-    lines = _RandomMasks(acceleration_range=(2, 8))(4000, 512, generator())[:, 0].sum(1)
+    lines = cases._RandomMasks(acceleration_range=(2, 8))(4000, 512, generator())[:, 0].sum(1)
     few = int((lines < 128).sum())
     low, high = binom.ppf([1e-9, 1 - 1e-9], 4000, 0.5)
     assert low <= few <= high
 
 
 def test_equidistant_lines_differ_by_one_step_at_most():
-    draw = _RandomMasks(
+    draw = cases._RandomMasks(
         acceleration_range=(3, 9), acs_fraction=(0.3, 0.3), patterns=("equidistant",)
     )
     for mask in draw(100, 90, generator())[:, 0]:
@@ -191,7 +187,7 @@ def test_equidistant_lines_differ_by_one_step_at_most():
 @pytest.mark.parametrize("rule", ["uniform", "inverse-distance"])
 def test_lines_are_drawn_by_weight(rule):
     """Two lines of 16, one of them the centre: the other is line l with its weight's share."""
-    draw = _RandomMasks(acceleration_range=(8, 8), acs_fraction=(0.5, 0.5), patterns=(rule,))
+    draw = cases._RandomMasks(acceleration_range=(8, 8), acs_fraction=(0.5, 0.5), patterns=(rule,))
     times = draw(20_000, 16, generator())[:, 0].sum(0).numpy()
     distance = np.abs(np.arange(16) - 8.0)
     weight = np.where(distance > 0, 1.0 if rule == "uniform" else 1 / distance.clip(1), 0)
@@ -212,4 +208,4 @@ def test_lines_are_drawn_by_weight(rule):
 )
 def test_wrong_random_masks_are_refused(settings, code):
     with refused(code):
-        _RandomMasks(**settings)
+        cases._RandomMasks(**settings)

@@ -1,5 +1,3 @@
-"""Samples of flows: fused networks, batches, limits, temperatures."""
-
 from dataclasses import replace
 from functools import partial
 
@@ -47,8 +45,7 @@ def measurement(draw):
 @pytest.mark.parametrize("side", [16, 20, 26])  # also odd sides inside the U-Net and the flow
 def test_samples_of_a_case_share_its_condition(small_flow, randomise, draw, side):
     if side == 26:
-        one_layer = ConditionalFlow(replace(small_flow.config, layers=1))
-        small_flow = randomise(one_layer).eval()
+        small_flow = randomise(ConditionalFlow(replace(small_flow.config, layers=1))).eval()
     flow, samples = small_flow.double(), 3
     y = draw(2, 4, side, side)
     x = draw(2 * samples, 4, side, side)
@@ -100,14 +97,6 @@ def _largest(flow, y, mask, seed):
     return x.abs().flatten(1).amax(1).detach()
 
 
-def test_flow_of_nan_is_refused(small_flow, measurement):
-    y, mask = measurement
-    with torch.no_grad():
-        small_flow.layers[0].norm.bias.fill_(float("nan"))
-    with refused("value.nonfinite"):
-        FlowSampler(small_flow)(y, mask, samples=2, seeds=[1, 2])
-
-
 def test_normalising_flow_is_equivariant_to_scale(small_flow, measurement):
     y, mask = measurement
     small_flow.config = replace(small_flow.config, normalise=True)
@@ -130,6 +119,10 @@ def test_bad_input_is_refused(small_flow, measurement, change, code):
     y, mask, seeds = change(*measurement)
     with refused(code):
         FlowSampler(small_flow)(y, mask, samples=1, seeds=seeds)
+    with torch.no_grad():
+        small_flow.layers[0].norm.bias.fill_(float("nan"))
+    with refused("value.nonfinite"):
+        FlowSampler(small_flow)(*measurement, samples=2, seeds=[1, 2])
 
 
 SIZE = 16
@@ -146,7 +139,7 @@ SMALL = FlowConfig(
 
 
 @pytest.fixture
-def net() -> VarNet:
+def net():
     with seeded(1):
         return VarNet(VarNetConfig(cascades=1, width=4, pools=2, sensitivity_pools=2)).eval()
 
@@ -208,7 +201,7 @@ def test_residual_flow_is_equivariant_to_scale(net, flow, images):
 
 
 def test_estimate_and_error_give_the_truth(net, images):
-    """With one coil the combination loses nothing: estimate and error give the truth."""
+    # With one coil the combination loses nothing.
     coil = simulate_coil_dataset(images.source, 1, seed=0)
     truth = coil[0].image[None]
     mask = torch.as_tensor(MASKS[:1])
@@ -322,12 +315,9 @@ def test_temperatures_are_interpolated_between_accelerations(step, expected):
 
 
 @pytest.mark.parametrize("wrong", [-1, float("nan"), ()])
-def test_wrong_temperature_is_refused(net, flow, wrong):
+def test_wrong_temperature_or_flow_is_refused(net, flow, wrong):
     with refused("value.invalid"):
         ResidualFlowSampler(flow, net, temperature=wrong)
-
-
-def test_flow_of_images_is_no_residual_flow(net):
     whole = ConditionalFlow(FlowConfig(coils=1, unet_width=4, unet_pools=2, condition_channels=4))
     with refused("weights.mismatch"):
         ResidualFlowSampler(whole, net)

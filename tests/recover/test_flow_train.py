@@ -1,5 +1,3 @@
-"""Flows with rotated coils, a mean and inflation, and their training targets."""
-
 from dataclasses import replace
 
 import numpy as np
@@ -15,23 +13,9 @@ from taskuq.measure._coils import rss, to_complex
 from taskuq.measure._fourier import project_measured, project_null_space
 from taskuq.recover._cases import MaskedDataset
 from taskuq.recover._varnet import InstanceNorm
+from taskuq.recover.flow import _sample as sampling
+from taskuq.recover.flow import _train as training
 from taskuq.recover.flow._model import ACCELERATIONS, ConditionalFlow, FlowConfig, inflation_at
-from taskuq.recover.flow._sample import (
-    FlowSampler,
-    PosteriorMean,
-    _CoilRotation,
-    gaussian_blur,
-    posterior_mean,
-    split_latents,
-)
-from taskuq.recover.flow._train import (
-    _fit_inflation,
-    _FlowTraining,
-    _inflation,
-    _null_space_target,
-    _residual_fill,
-    _residual_fraction,
-)
 from taskuq.training._config import TrainingConfig
 from taskuq.training._determinism import gaussian_rows, seeded
 
@@ -68,7 +52,7 @@ def measurement(complex_normal):
 
 def test_coil_rotation_is_unitary(complex_normal):
     x, y = complex_normal(2, 4, 8, 12), complex_normal(2, 4, 8, 12)
-    turn = _CoilRotation.from_measurement(y)
+    turn = sampling._CoilRotation.from_measurement(y)
     assert (rss(turn(x)) - rss(x)).abs().max() < 1e-12
     assert (turn.inverse(turn(x)) - x).abs().max() < 1e-12
     inner = (turn(x).conj() * turn(y)).sum(1) - (x.conj() * y).sum(1)
@@ -77,8 +61,8 @@ def test_coil_rotation_is_unitary(complex_normal):
 
 def test_first_rotated_coil_is_the_combined_image(complex_normal):
     y = complex_normal(1, 3, 16, 16)
-    low = gaussian_blur(y, 2.5 / 128 * 16)
-    turned = _CoilRotation.from_measurement(y)(low)
+    low = sampling.gaussian_blur(y, 2.5 / 128 * 16)
+    turned = sampling._CoilRotation.from_measurement(y)(low)
     assert (turned[:, 0] - rss(low)).abs().max() < 1e-9
     assert turned[:, 1:].abs().max() < 1e-9
 
@@ -87,7 +71,7 @@ def test_first_rotated_coil_is_the_combined_image(complex_normal):
 def test_posterior_mean_is_data_consistent(flow, measurement, turned):
     _, y, mask = measurement
     with torch.no_grad():
-        found = posterior_mean(replace(WHOLE, rotate_coils=turned), y, mask, flow.predict)
+        found = sampling.posterior_mean(replace(WHOLE, rotate_coils=turned), y, mask, flow.predict)
     assert len(found.images) == 2
     assert found.condition.shape[1] == WHOLE.condition_inputs
     for image in found.images:
@@ -121,7 +105,7 @@ def test_flow_with_a_mean_inverts_with_the_log_determinant_of_the_jacobian(rando
 def test_samples_are_data_consistent(randomise, measurement, change):
     _, y, mask = measurement
     flow = randomise(made(replace(WHOLE, **change))).eval()
-    samples = FlowSampler(flow)(y, mask, samples=3, seeds=[1, 2], temperature=0.5).images
+    samples = sampling.FlowSampler(flow)(y, mask, samples=3, seeds=[1, 2], temperature=0.5).images
     again = project_measured(samples.transpose(0, 1).contiguous(), mask.expand(3, 2, 24))
     assert (again.transpose(0, 1) - y[:, None]).abs().max() < 1e-5 * samples.abs().max()
 
@@ -129,16 +113,16 @@ def test_samples_are_data_consistent(randomise, measurement, change):
 def test_sample_is_the_mean_and_an_inflated_residual(flow, measurement):
     _, y, mask = measurement
     flow.config = replace(flow.config, normalise=False)
-    sampler = FlowSampler(flow)
+    sampler = sampling.FlowSampler(flow)
     samples = sampler(y, mask, samples=2, seeds=[1, 2]).images
     shapes = flow.latent_shapes(16, 24)
     numbers = [c * h * w for c, h, w in shapes]
     for case, seed in enumerate((1, 2)):
         one, lines = y[case : case + 1], mask[case : case + 1]
         rows = gaussian_rows(torch.empty(2, sum(numbers)), [mix_seeds(seed, j, 0) for j in (0, 1)])
-        z = split_latents(rows, shapes)
+        z = sampling.split_latents(rows, shapes)
         with torch.no_grad():
-            found = posterior_mean(flow.config, one, lines, flow.predict)
+            found = sampling.posterior_mean(flow.config, one, lines, flow.predict)
             residual = flow.inverse(z, flow.encode(found.condition))
         residual = residual * inflation_at(flow.widening, lines)[:, :, None, None]
         drawn = found.images[-1] + found.unrotate(to_complex(residual))
@@ -150,9 +134,9 @@ def test_target_is_the_residual_of_the_mean(flow, measurement):
     x, y, mask = measurement
     flow.config = replace(flow.config, normalise=False, null_noise=0.0)
     batch = {"image": x, "mask": mask}
-    inputs, target = _null_space_target(flow, batch, torch.Generator().manual_seed(0))
+    inputs, target = training._null_space_target(flow, batch, torch.Generator().manual_seed(0))
     with torch.no_grad():
-        found = posterior_mean(flow.config, y, mask, flow.predict)
+        found = sampling.posterior_mean(flow.config, y, mask, flow.predict)
     missing = project_null_space(found.unrotate(to_complex(target)), mask) + found.images[-1]
     assert (missing - x).abs().max() < 1e-4
     assert torch.allclose(inputs, found.condition)
@@ -169,7 +153,7 @@ def test_fill_lies_in_measured_lines_with_the_density_of_the_residual(complex_no
     )
     residual = project_null_space(x, mask)
     noise = complex_normal(1, 4, 128, 128)
-    fill = _residual_fill(PosteriorMean(None, (), x.real), residual, mask, noise)
+    fill = training._residual_fill(sampling.PosteriorMean(None, (), x.real), residual, mask, noise)
     assert project_null_space(fill, mask).abs().max() < 1e-12 * fill.abs().max()
     in_lines = [
         torch.fft.fftshift(torch.fft.fft2(part), dim=(-1, -2)).abs().square().sum((0, 1, 2))
@@ -189,9 +173,9 @@ def test_full_measurement_leaves_no_residual(flow, measurement):
     x, _, mask = measurement
     full = torch.ones_like(mask)
     flow.config = replace(flow.config, null_noise=0.0)
-    _, target = _null_space_target(flow, {"image": x, "mask": full}, torch.Generator())
+    _, target = training._null_space_target(flow, {"image": x, "mask": full}, torch.Generator())
     assert target.abs().max() < 1e-5
-    assert max(share.max() for share in _residual_fraction(flow, x, full)) < 1e38
+    assert max(share.max() for share in training._residual_fraction(flow, x, full)) < 1e38
 
 
 def test_inflation_is_interpolated():
@@ -208,19 +192,24 @@ def test_inflated_residuals_have_the_size_of_errors(randomise):
     cases = MaskedDataset(data, abs(np.arange(16) - 8) < [[2], [4]], seed=None)
     with torch.no_grad():
         flow.size.third.bias.add_(-1.0)
-    _fit_inflation(flow, cases, device="cpu")
+    training._fit_inflation(flow, cases, device="cpu")
     assert (flow.widening[2:4].amax(1) > 1.5).all(), "too narrow at first"
-    masks, sampler = torch.as_tensor(cases.masks), FlowSampler(flow)
+    masks, sampler = torch.as_tensor(cases.masks), sampling.FlowSampler(flow)
     for place, mask in enumerate(masks):
         # Not to the last digit: measured lines tie the channels to each other.
-        assert _inflation(sampler, cases, mask, place) == pytest.approx(np.ones(4), abs=0.1)
+        assert training._inflation(sampler, cases, mask, place) == pytest.approx(
+            np.ones(4), abs=0.1
+        )
 
 
 @pytest.mark.parametrize(
     ("make", "code"),
     [
-        (lambda: _FlowTraining(network=WHOLE), "option.missing"),
-        (lambda: _FlowTraining(estimate="x", pretrain=TrainingConfig()), "option.conflict"),
+        (lambda: training._FlowTraining(network=WHOLE), "option.missing"),
+        (
+            lambda: training._FlowTraining(estimate="x", pretrain=TrainingConfig()),
+            "option.conflict",
+        ),
         (lambda: FlowConfig(in_channels=6, rotate_coils=True), "option.conflict"),
         (lambda: FlowConfig(mean_passes=-1), "value.invalid"),
     ],

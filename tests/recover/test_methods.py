@@ -1,5 +1,3 @@
-"""Recovery methods as the pipeline calls them."""
-
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from types import SimpleNamespace
@@ -15,16 +13,9 @@ from taskuq.measure._coils import random_sensitivities, rss
 from taskuq.measure._fourier import project_measured
 from taskuq.measure._mri import MRIMeasurement, MultiCoilMRI
 from taskuq.protocols import Recover
+from taskuq.recover import _methods as recoveries
 from taskuq.recover import build
 from taskuq.recover._cases import _RandomMasks
-from taskuq.recover._methods import (
-    RECOVERIES,
-    Ensemble,
-    EnsembleMethod,
-    ZeroFilled,
-    open_recovery,
-    rescale_pow2,
-)
 from taskuq.recover._varnet_training import VarNetRecovery
 from taskuq.recover.flow._train import FlowRecovery
 from taskuq.training._determinism import gaussian_rows, seeded
@@ -36,7 +27,11 @@ from taskuq.training._weights import referenced_files, save_weights, shipped
 def methods(small_flow, randomise):
     # Cold latents: a random flow is not a posterior, and its samples would swamp single precision.
     flow = FlowRecovery(small_flow, temperature=0.1)
-    return [ZeroFilled(), VarNetRecovery(randomise(build("varnet", preset="tiny"))), flow]
+    return [
+        recoveries.ZeroFilled(),
+        VarNetRecovery(randomise(build("varnet", preset="tiny"))),
+        flow,
+    ]
 
 
 @pytest.fixture
@@ -113,21 +108,18 @@ def samplers(tmp_path):
     paths = []
     for name, seed in (("varnet", 0), ("sampler", 1), ("sampler", 2)):
         with seeded(seed):
-            net = RECOVERIES.build(name, preset="tiny")
+            net = recoveries.RECOVERIES.build(name, preset="tiny")
         paths.append(tmp_path / f"{name}-{seed}.safetensors")
         notes = {"estimate": {"weights": str(paths[0])}} if name == "sampler" else {}
         save_weights(net, paths[-1], kind=name, config=net.config, notes=notes)
     return paths
 
 
-def test_members_alternate(scans):
-    together = Ensemble((Batched(0), Member(1), Batched(2)))(scans[0], samples=8, seed=3)
-    assert together[:, 0, 0].round().tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
-    assert len(together[:, 0, 0].unique()) == 8
-
-
-def test_sample_depends_on_case_seed_and_number_only(scans):
-    recover = Ensemble((Batched(0), Member(1), Batched(2)))
+def test_members_alternate_and_samples_depend_on_case_seed_and_number(scans):
+    recover = recoveries.Ensemble((Batched(0), Member(1), Batched(2)))
+    alternating = recover(scans[0], samples=8, seed=3)[:, 0, 0]
+    assert alternating.round().tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert len(alternating.unique()) == 8
     together = recover.batch(scans, samples=7, seeds=[5, 6, 7])
     for k, scan in enumerate(scans):
         for samples in (1, 2, 5):
@@ -136,7 +128,7 @@ def test_sample_depends_on_case_seed_and_number_only(scans):
 
 
 def test_point_estimates_have_one_sample(scans):
-    recover = Ensemble((ZeroFilled(), ZeroFilled()))
+    recover = recoveries.Ensemble((recoveries.ZeroFilled(), recoveries.ZeroFilled()))
     assert recover(scans[0], samples=2, seed=0).shape == (2, SIDE, SIDE)
     with refused("component.invalid"):
         recover(scans[0], samples=3, seed=0)
@@ -145,9 +137,9 @@ def test_point_estimates_have_one_sample(scans):
 @pytest.mark.parametrize(
     ("make", "code"),
     [
-        (lambda scan: Ensemble(()), "config.missing"),
-        (lambda scan: EnsembleMethod().open("cpu"), "config.missing"),
-        (lambda scan: Ensemble((Member(0),))(scan, samples=0, seed=0), "value.invalid"),
+        (lambda scan: recoveries.Ensemble(()), "config.missing"),
+        (lambda scan: recoveries.EnsembleMethod().open("cpu"), "config.missing"),
+        (lambda scan: recoveries.Ensemble((Member(0),))(scan, samples=0, seed=0), "value.invalid"),
     ],
 )
 def test_invalid_ensembles_are_refused(make, code, scans):
@@ -155,13 +147,10 @@ def test_invalid_ensembles_are_refused(make, code, scans):
         make(scans[0])
 
 
-def test_configuration_opens_its_members(scans, samplers):
-    recover = RECOVERIES["ensemble"](members=tuple(samplers[1:])).open("cpu")
+def test_configuration_opens_its_members_and_provenance_names_them(tmp_path, scans, samplers):
+    recover = recoveries.RECOVERIES["ensemble"](members=tuple(samplers[1:])).open("cpu")
     assert recover(scans[0], samples=4, seed=0).shape == (4, SIDE, SIDE)
     assert recover.rejected == 0
-
-
-def test_provenance_names_all_weights(tmp_path, samplers):
     names = ", ".join(f"'{path}'" for path in samplers[1:])
     config = tmp_path / "run.toml"
     config.write_text(f"[recover]\nkind = 'ensemble'\nmembers = [{names}]\n")
@@ -171,7 +160,7 @@ def test_provenance_names_all_weights(tmp_path, samplers):
     assert set(samplers) <= set(referenced_files(run.recover))
 
 
-CLAIMS = [kind for kind in RECOVERIES.networks() if NETWORKS[kind].flexible_input]
+CLAIMS = [kind for kind in recoveries.RECOVERIES.networks() if NETWORKS[kind].flexible_input]
 SHIPPED = [f"{kind}-atlas" for kind in CLAIMS if f"{kind}-atlas" in shipped()]
 SAMPLES = 3
 
@@ -220,10 +209,10 @@ def opened(kind, folder):
     paths = {}
     for name in {kind, "varnet"}:
         with seeded(1):
-            net = RECOVERIES.build(name, preset="tiny")
+            net = recoveries.RECOVERIES.build(name, preset="tiny")
         paths[name] = folder / f"{name}.safetensors"
         save_weights(net, paths[name], kind=name, config=net.config, notes={})
-    method = RECOVERIES[kind]
+    method = recoveries.RECOVERIES[kind]
     around = {"estimate": paths["varnet"]} if "estimate" in {f.name for f in fields(method)} else {}
     return method(weights=paths[kind], **around).open("cpu")
 
@@ -245,7 +234,7 @@ def hold(recover, images, mask, seed=0):
         estimate = recover.estimator([scan]).estimate
         coils = estimate.coils(torch.randn(1, SAMPLES, 2, *images.shape[1:]))[0]
         kept = project_measured(coils, mask.expand(len(coils), -1))
-        assert (kept - rescale_pow2(measured[None])[0]).abs().max() < 1e-5
+        assert (kept - recoveries.rescale_pow2(measured[None])[0]).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("kind", CLAIMS)
@@ -261,7 +250,7 @@ def test_any_measurement_is_recovered(kind, what, folder):
 @pytest.mark.parametrize("what", ["a head", "a long one", "nothing"])
 def test_shipped_networks_recover_any_measurement(name, what):
     images = IMAGES[what]()
-    recover = open_recovery(name)
+    recover = recoveries.open_recovery(name)
     for mask in masks(images.shape[-1])[:2]:
         hold(recover, images, mask)
 

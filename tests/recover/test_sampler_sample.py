@@ -1,5 +1,3 @@
-"""Samplers: data consistency, reproducibility, other operators, noise scale."""
-
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -64,9 +62,8 @@ def recover(net, varnet) -> SamplerRecovery:
 
 def scans(acceleration: float, count: int = 3) -> list[MRIMeasurement]:
     pictures = np.random.default_rng(0).random((count, SIZE, SIZE)) + 0.5
-    data = simulate_coil_dataset(
-        ArrayDataset(pictures, label=[0] * count, group="image"), 4, seed=0
-    )
+    plain = ArrayDataset(pictures, label=[0] * count, group="image")
+    data = simulate_coil_dataset(plain, 4, seed=0)
     scanner = MultiCoilMRI(MASKS, (4, 2))
     return [scanner(data[k].image, acceleration) for k in range(count)]
 
@@ -107,7 +104,6 @@ def test_full_measurement_leaves_no_spread(recover):
 
 
 def test_normal_numbers_are_normal_and_independent():
-    """Moments of two million numbers, each within six of its standard errors."""
     numbers = counter_normal(torch.arange(200), 10_001).double()
     count = numbers.numel()
     for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
@@ -171,27 +167,17 @@ CPU = TrainerOptions(accelerator="cpu", progress=False)
 HOW = TrainingConfig(epochs=5, batch=8, learning_rate=1e-2, ema=0.5, clip_norm=1.0)
 
 
-SLAB = SamplerConfig(
-    in_channels=1, out_channels=1, width=8, decoder_channels=(8, 8), global_noise=4
-)
-
-
-def slab_recipe(**options):
-    with seeded(0):
-        return sampler_recipe(
-            SLAB, SamplerLoss(ImageLossConfig(pool_sizes=(2, 4)), **options), slab
-        )
-
-
 def test_sampler_of_another_operator_learns(tmp_path):
-    _fit(slab_recipe(), Waves(), Waves(), HOW, tmp_path, machine=CPU)
+    config = SamplerConfig(1, 1, width=8, decoder_channels=(8, 8), global_noise=4)
+    with seeded(0):
+        recipe = sampler_recipe(config, SamplerLoss(ImageLossConfig(pool_sizes=(2, 4))), slab)
+    _fit(recipe, Waves(), Waves(), HOW, tmp_path, machine=CPU)
     first, *_, last = _read_log(tmp_path / "metrics.csv")
     assert last["validation_loss"] < 0.6 * first["validation_loss"]
     assert 0.5 < last["validation_spread_2"] < 2
 
 
 def test_gradient_through_data_consistency(net, varnet):
-    """The measured part of a residual has no gradient."""
     found = VarNetEstimator(varnet)(scans(2)).estimate
     residuals = torch.zeros(3, 2, 2, SIZE, SIZE, requires_grad=True)
     found.images(residuals).square().sum().backward()

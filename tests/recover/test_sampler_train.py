@@ -8,15 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from raising import refused
+from taskuq.recover.sampler import _train as losses
 from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
-from taskuq.recover.sampler._train import (
-    ImageLossConfig,
-    SamplerLoss,
-    TaskLossConfig,
-    _energy_score,
-    _fair_crps,
-    sampler_recipe,
-)
 
 # Finite distributions of pairs of numbers: support and probabilities.
 SUPPORT = torch.tensor([[0.0, 1.0], [2.0, -1.0], [0.5, 3.0]], dtype=torch.float64)
@@ -38,7 +31,7 @@ def euclidean(x):
     return x.norm() / len(x) ** 0.5
 
 
-SCORES = [(_fair_crps, absolute), (_energy_score, euclidean)]
+SCORES = [(losses._fair_crps, absolute), (losses._energy_score, euclidean)]
 
 
 @pytest.mark.parametrize(("score", "distance"), SCORES)
@@ -68,7 +61,6 @@ def test_scores_are_fair(score, distance, count):
 @pytest.mark.parametrize(("score", "distance"), SCORES)
 def test_scores_are_proper(score, distance):
     def expected(drawn, true):
-        """The mean score of draws from one distribution of truths from another, two samples."""
         total = 0.0
         for i, j, k in product(range(3), repeat=3):
             value = score(SUPPORT[[i, j]][None], SUPPORT[k][None])[0]
@@ -83,61 +75,63 @@ def test_scores_are_proper(score, distance):
 def test_crps_of_normal_samples_is_the_closed_form():
     """E|X - x| - E|X - X'| / 2 of a standard normal at x = 0: sqrt(2/pi) - 1/sqrt(pi)."""
     quantiles = torch.special.ndtri((torch.arange(4000, dtype=torch.float64) + 0.5) / 4000)
-    score = _fair_crps(quantiles[None], torch.zeros(1, dtype=torch.float64))
+    score = losses._fair_crps(quantiles[None], torch.zeros(1, dtype=torch.float64))
     assert score.item() == pytest.approx((2 / torch.pi) ** 0.5 - torch.pi**-0.5, abs=1e-3)
 
 
 def test_pooled_scores_find_independent_pixels():
-    """Samples that are right in every pixel on average, but not together, are found out."""
     generator = torch.Generator().manual_seed(0)
     truth = torch.ones(64, 1, 1) * torch.randn(64, 1, 1, generator=generator)
     truth = truth.expand(-1, 16, 16)
     together = torch.randn(64, 4, 1, 1, generator=generator).expand(-1, -1, 16, 16)
     alone = torch.randn(64, 4, 16, 16, generator=generator)
-    pixels = ImageLossConfig(energy=0.0, pooled_crps=0.0)
+    pixels = losses.ImageLossConfig(energy=0.0, pooled_crps=0.0)
     assert pixels(alone, truth).mean().item() == pytest.approx(
         pixels(together, truth).mean().item(), abs=0.1
     )
-    for score in (
-        ImageLossConfig(crps=0.0, energy=0.0),
-        ImageLossConfig(crps=0.0, pooled_crps=0.0),
-    ):
+    for other in ("energy", "pooled_crps"):
+        score = losses.ImageLossConfig(**{"crps": 0.0, other: 0.0})
         assert score(together, truth).mean() < score(alone, truth).mean() - 0.03
 
 
 def test_one_sample_cannot_be_scored():
     with refused("shape.mismatch"):
-        _fair_crps(torch.zeros(3, 1), torch.zeros(3))
+        losses._fair_crps(torch.zeros(3, 1), torch.zeros(3))
     with refused("value.invalid"):
-        ImageLossConfig(0.0, 0.0, 0.0)
+        losses.ImageLossConfig(0.0, 0.0, 0.0)
     with refused("value.invalid"):
-        TaskLossConfig(ramp_start=2.0)
+        losses.TaskLossConfig(ramp_start=2.0)
 
 
 def test_task_terms_fade_in():
-    assert [TaskLossConfig().fade(p) for p in (0.3, 0.5, 0.625, 0.75, 1)] == [0, 0, 0.5, 1, 1]
+    assert [losses.TaskLossConfig().fade(p) for p in (0.3, 0.5, 0.625, 0.75, 1)] == [
+        0,
+        0,
+        0.5,
+        1,
+        1,
+    ]
 
 
 def test_task_terms_are_scores_of_task_outputs():
     generator = torch.Generator().manual_seed(0)
     images, truth = torch.randn(5, 4, 6, 6, generator=generator), torch.zeros(5, 6, 6)
-    found = SamplerLoss(task_loss=TaskLossConfig(), task=Steep()).task_scores(images, truth)
-    assert torch.allclose(found[:, 0], _fair_crps(3 * images.sum((2, 3)), torch.zeros(5)))
-    assert torch.allclose(found[:, 2], _energy_score(images.relu(), truth))
+    found = losses.SamplerLoss(task_loss=losses.TaskLossConfig(), task=Steep()).task_scores(
+        images, truth
+    )
+    assert torch.allclose(found[:, 0], losses._fair_crps(3 * images.sum((2, 3)), torch.zeros(5)))
+    assert torch.allclose(found[:, 2], losses._energy_score(images.relu(), truth))
 
 
 CASES, SIDE = 20_000, 2
+TINY = SamplerConfig(1, 1, width=4, decoder_channels=(4,), noise_channels=1)
 
 
 class Spread(SamplerNet):
     """Samples are white noise of one deviation, which is all that can be learned."""
 
     def __init__(self, deviation: float) -> None:
-        super().__init__(
-            SamplerConfig(
-                in_channels=1, out_channels=1, width=4, decoder_channels=(4,), noise_channels=1
-            )
-        )
+        super().__init__(TINY)
         self.deviation = nn.Parameter(torch.tensor(deviation))
 
     def forward(self, inputs, share, noise):
@@ -163,12 +157,12 @@ def truths(batch, generator):
     return unseen, batch["image"]
 
 
-def slope(deviation: float, terms: TaskLossConfig | None) -> float:
+def slope(deviation: float, terms: losses.TaskLossConfig | None) -> float:
     """Return the derivative of the loss by the deviation of samples; truths have deviation 1."""
     net = Spread(deviation)
     task = None if terms is None else Steep()
-    scored = SamplerLoss(ImageLossConfig(pool_sizes=()), 4, terms, task)
-    recipe = sampler_recipe(net.config, scored, truths, lambda *_: net)
+    scored = losses.SamplerLoss(losses.ImageLossConfig(pool_sizes=()), 4, terms, task)
+    recipe = losses.sampler_recipe(net.config, scored, truths, lambda *_: net)
     generator = torch.Generator().manual_seed(0)
     batch = {
         "image": torch.randn(CASES, SIDE, SIDE, generator=generator),
@@ -183,16 +177,16 @@ def slope(deviation: float, terms: TaskLossConfig | None) -> float:
     "terms",
     [
         None,
-        TaskLossConfig(),
-        TaskLossConfig(gradient_limit=0.05),
-        TaskLossConfig(10.0, 10.0, 10.0, gradient_limit=5.0),
+        losses.TaskLossConfig(),
+        losses.TaskLossConfig(gradient_limit=0.05),
+        losses.TaskLossConfig(10.0, 10.0, 10.0, gradient_limit=5.0),
     ],
 )
 def test_true_spread_is_the_best(terms):
     assert slope(0.98, terms) < 0 < slope(1.02, terms)
 
 
-@pytest.mark.parametrize("score", [_fair_crps, _energy_score])
+@pytest.mark.parametrize("score", [losses._fair_crps, losses._energy_score])
 def test_gradients_of_scores(score):
     generator = torch.Generator().manual_seed(0)
     samples = torch.randn(2, 3, 5, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -204,11 +198,7 @@ class Given(SamplerNet):
     """Samples that are weights themselves, each with its gradient."""
 
     def __init__(self, samples: Tensor) -> None:
-        super().__init__(
-            SamplerConfig(
-                in_channels=1, out_channels=1, width=4, decoder_channels=(4,), noise_channels=1
-            )
-        )
+        super().__init__(TINY)
         self.samples = nn.Parameter(samples)
 
     def forward(self, inputs, share, noise):
@@ -223,10 +213,12 @@ def test_limited_task_term_scales_with_uncertainty():
     samples = size.view(-1, 1, 1, 1) * torch.randn(100, 4, SIDE, SIDE, generator=generator)
     batch = {"image": truth, "share": shares, "progress": 1.0}
     gradients = []
-    for terms in (None, TaskLossConfig(10.0, 10.0, 10.0, gradient_limit=0.5)):
+    for terms in (None, losses.TaskLossConfig(10.0, 10.0, 10.0, gradient_limit=0.5)):
         net = Given(samples)
-        scored = SamplerLoss(ImageLossConfig(pool_sizes=()), 4, terms, Steep() if terms else None)
-        recipe = sampler_recipe(net.config, scored, truths, lambda *_, net=net: net)
+        scored = losses.SamplerLoss(
+            losses.ImageLossConfig(pool_sizes=()), 4, terms, Steep() if terms else None
+        )
+        recipe = losses.sampler_recipe(net.config, scored, truths, lambda *_, net=net: net)
         recipe.loss(net, batch, generator).backward()
         gradients.append(net.samples.grad)
     pull, both = gradients

@@ -18,21 +18,9 @@ from taskuq.measure._tomography import (
     stack_sinograms,
     view_angles,
 )
+from taskuq.recover import _tomography as ct
 from taskuq.recover import build, load
 from taskuq.recover._methods import open_recovery
-from taskuq.recover._tomography import (
-    FilteredBackProjection,
-    _CrossFitCTEstimates,
-    _CTEstimateConfig,
-    _CTSamplerTraining,
-    _SinogramDataset,
-    _SinogramSimulator,
-    _unrolled_estimate,
-    _UnrolledConfig,
-    _UnrolledEstimator,
-    _UnrolledNet,
-    _UnrolledTraining,
-)
 from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
 from taskuq.recover.sampler._sample import SamplerRecovery, _sample_images
 from taskuq.task import load as task_load
@@ -42,7 +30,7 @@ from taskuq.training._weights import locate
 
 CPU = TrainerOptions(accelerator="cpu", progress=False)
 MEASURE = TomographyConfig((8.0, 4.0), views=32)
-SMALL = _UnrolledConfig(cascades=1, width=4, pools=2)
+SMALL = ct._UnrolledConfig(cascades=1, width=4, pools=2)
 CHEST = ChestPhantom(patients=6, seed=0, size=32, slices=2)
 SCANNER = ParallelBeamCT(32, 32, (8.0, 4.0))
 
@@ -59,7 +47,7 @@ def scan(index, acceleration=4.0):
 def sampler():
     net = SamplerNet(SamplerConfig(3, 1, width=4, decoder_channels=(4, 4)))
     torch.nn.init.normal_(net.out.weight, std=0.1)
-    return SamplerRecovery(net, _UnrolledEstimator(_UnrolledNet(SMALL)))
+    return SamplerRecovery(net, ct._UnrolledEstimator(ct._UnrolledNet(SMALL)))
 
 
 def test_samples_differ_in_the_null_space():
@@ -88,32 +76,37 @@ def test_sample_depends_on_case_and_seed_only():
 
 
 def test_each_case_has_the_network_of_its_fold():
-    networks = [_UnrolledNet(SMALL).eval() for _ in range(2)]
+    networks = [ct._UnrolledNet(SMALL).eval() for _ in range(2)]
     torch.nn.init.normal_(networks[1].refinements[0].output.weight)
     images = torch.stack([CHEST[k].image for k in range(3)])
     batch = {"image": images, "round": torch.tensor([0, 1, 1]), "network": (1, 0, 1)}
-    honest = _CrossFitCTEstimates(networks, _SinogramSimulator(MEASURE))
+    honest = ct._CrossFitCTEstimates(networks, ct._SinogramSimulator(MEASURE))
     found, truth = honest(batch, torch.Generator())
     for case, number in enumerate(batch["network"]):
-        alone = _unrolled_estimate(networks[number], found.views.take(torch.tensor([case])))
+        alone = ct._unrolled_estimate(networks[number], found.views.take(torch.tensor([case])))
         assert torch.allclose(found.inputs()[case], alone.inputs()[0], atol=1e-4)
     assert torch.equal(truth, images)
 
 
 def test_training_simulates_the_scanner():
     batch = {"image": CHEST[0].image[None], "round": torch.tensor([0])}
-    views, _ = _SinogramSimulator(MEASURE)(batch, torch.Generator())
+    views, _ = ct._SinogramSimulator(MEASURE)(batch, torch.Generator())
     kept = views.projections[views.mask]
     assert torch.allclose(kept, scan(0, 8.0).projections, atol=1e-4)
     assert not views.projections[~views.mask].any()
     assert views.share.item() == 1 / 8
+    data = ArrayDataset(np.ones((1, 2, 8, 8)) + 0j, label=[0], group="image")
+    with refused("shape.axes"):  # images of coils
+        ct._SinogramDataset(data, 2, seed=None)[0, 0]
+    with refused("option.conflict"):  # other channels
+        ct._CTSamplerTraining(network=build("sampler", preset="tiny").config)
 
 
 def test_training_cases_have_random_views():
     images = CHEST[0].image.expand(60, 32, 32)
     rounds = torch.arange(60) % 2
     batch = {"image": images, "round": rounds, "progress": torch.zeros(())}
-    anywhere = _SinogramSimulator(MEASURE, random_views_fraction=0.5)
+    anywhere = ct._SinogramSimulator(MEASURE, random_views_fraction=0.5)
     views, _ = anywhere(batch, torch.Generator().manual_seed(0))
     fixed = torch.as_tensor(MEASURE.masks(0))[rounds]
     own = (views.mask != fixed).any(1)
@@ -130,7 +123,7 @@ def test_counts_in_training_have_the_variance_of_the_scanner():
     noisy = TomographyConfig((8.0, 4.0), views=32, photons=1e3)
     images = CHEST[0].image.expand(200, 32, 32)
     batch = {"image": images, "round": torch.ones(200, dtype=torch.long)}
-    views, _ = _SinogramSimulator(noisy)(batch, torch.Generator().manual_seed(0))
+    views, _ = ct._SinogramSimulator(noisy)(batch, torch.Generator().manual_seed(0))
     exact = scan(0).projections
     variance = noisy.counts.variance(exact, 32)
     # 200 squares in each of 376 bins: the mean ratio has a standard error below 1 %.
@@ -139,17 +132,11 @@ def test_counts_in_training_have_the_variance_of_the_scanner():
     assert views.variance.mean().item() == pytest.approx(variance.mean().item(), rel=0.1)
 
 
-def test_coil_images_are_refused():
-    data = ArrayDataset(np.ones((1, 2, 8, 8)) + 0j, label=[0], group="image")
-    with refused("shape.axes"):
-        _SinogramDataset(data, 2, seed=None)[0, 0]
-
-
 def test_network_learns_to_beat_least_squares(tmp_path):
     how = TrainingConfig(epochs=8, batch=4, learning_rate=5e-3, schedule="cosine")
-    settings = _UnrolledTraining(_UnrolledConfig(1, 8, 2), how, measure=MEASURE)
+    settings = ct._UnrolledTraining(ct._UnrolledConfig(1, 8, 2), how, measure=MEASURE)
     path = train(settings, tmp_path, machine=CPU, data=(CHEST, CHEST))
-    trained, fresh = open_recovery(path), _UnrolledNet(_UnrolledConfig(1, 8, 2))
+    trained, fresh = open_recovery(path), ct._UnrolledNet(ct._UnrolledConfig(1, 8, 2))
     truth = torch.stack([CHEST[k].image for k in range(12)])
     scans = [scan(k) for k in range(12)]
     with torch.no_grad():
@@ -161,15 +148,11 @@ def test_network_learns_to_beat_least_squares(tmp_path):
 def test_sampler_is_trained_with_its_folds(tmp_path):
     still = TrainingConfig(epochs=1, batch=4, learning_rate=1e-9)
     data = Subset(CHEST, range(10)), Subset(CHEST, (10, 11))
-    settings = _UnrolledTraining(SMALL, replace(still, seed=1), measure=MEASURE)
+    settings = ct._UnrolledTraining(SMALL, replace(still, seed=1), measure=MEASURE)
     start = train(settings, tmp_path / "start", machine=CPU, data=data)
-    estimate = _CTEstimateConfig(folds=2, network=SMALL, training=still, init_from=start)
-    settings = _CTSamplerTraining(
-        SamplerConfig(3, 1, width=4, decoder_channels=(4, 4)),
-        still,
-        measure=MEASURE,
-        estimate=estimate,
-    )
+    estimate = ct._CTEstimateConfig(folds=2, network=SMALL, training=still, init_from=start)
+    network = SamplerConfig(3, 1, width=4, decoder_channels=(4, 4))
+    settings = ct._CTSamplerTraining(network, still, measure=MEASURE, estimate=estimate)
     sampler = train(settings, tmp_path / "sampler", machine=CPU, data=data)
     assert open_recovery(sampler)(scan(0), samples=2, seed=0).shape == (2, 32, 32)
     paths = list(sampler.parent.glob("*/best.safetensors"))
@@ -179,18 +162,13 @@ def test_sampler_is_trained_with_its_folds(tmp_path):
             assert torch.allclose(mine, theirs, atol=1e-6)
 
 
-def test_other_channels_are_refused():
-    with refused("option.conflict"):
-        _CTSamplerTraining(network=build("sampler", preset="tiny").config)
-
-
 def test_shipped_sampler_beats_back_projection_with_a_calibrated_spread():
     images = torch.stack([ChestPhantom(6, seed=11, size=64, slices=1)[k].image for k in range(6)])
     scanner = TomographyConfig((8.0,), views=96, photons=1e5).scanner(64, noise=0.0, seed=0)
     scans = [scanner(image, 8.0) for image in images]
     samples = open_recovery("ct-sampler-chest").batch(scans, samples=16, seeds=range(6))
     error = (samples.mean(1) - images).square().mean()
-    simple = FilteredBackProjection().batch(scans, samples=1, seeds=range(6))[:, 0]
+    simple = ct.FilteredBackProjection().batch(scans, samples=1, seeds=range(6))[:, 0]
     # 5 dB, and a spread of samples that is right to a third.
     assert error < 0.3 * (simple - images).square().mean()
     assert 2 / 3 < (samples.var(1).mean() * (1 + 1 / 16) / error).sqrt() < 3 / 2

@@ -1,13 +1,9 @@
 """The variational network: parameters, batches, sensitivities, SSIM."""
 
-from functools import partial
-
-import numpy as np
 import pytest
 import torch
 
 from raising import refused
-from taskuq.measure._coils import ssim
 from taskuq.measure._fourier import _central_window, central_lines, fft2c
 from taskuq.recover._varnet import UNet, VarNet, VarNetConfig
 
@@ -108,19 +104,3 @@ def test_unet_keeps_odd_sizes_and_refuses_tiny_ones():
     assert unet(torch.zeros(1, 2, 37, 50)).shape == (1, 3, 37, 50)
     with refused("shape.mismatch"):
         unet(torch.zeros(1, 2, 8, 8))
-
-
-def test_ssim_equals_scikit_image():
-    metrics = pytest.importorskip("skimage.metrics")
-    rng = np.random.default_rng(0)
-    x = rng.random((3, 40, 36))
-    y = x + 0.1 * rng.standard_normal(x.shape)
-    ranges = np.array([0.5, 1.0, 2.0])
-    found = ssim(torch.as_tensor(y), torch.as_tensor(x), torch.as_tensor(ranges))
-    # Its mean leaves out a border of 3 pixels, where its windows would be padded.
-    reference, cases = (
-        partial(metrics.structural_similarity, win_size=7),
-        zip(y, x, ranges, strict=True),
-    )
-    expected = [reference(a, b, data_range=r) for a, b, r in cases]
-    assert found.numpy() == pytest.approx(expected, abs=1e-9)

@@ -39,7 +39,7 @@ class Truth:
         self.known = {}
         if len(self.z) >= FEWEST_FOR_LEARNED:
             base = LearnedScore()
-            aside = _learning_cases(base, len(self.z), alpha, self.group, unit)
+            aside = _learning_cases(base, explorer, alpha, unit)
             tuned = [
                 _tuned_scores(base, self.x[..., t], self.z[:, t], aside, self.ranges[t], self.group)
                 for t in range(self.tasks)
@@ -67,7 +67,6 @@ class Truth:
         ]  # fmt: skip
 
     def widths(self, setting):
-        """The width to stop at of each task."""
         return [float(text) for text in setting["tau"].split(",")]
 
     def table(self):
@@ -76,7 +75,6 @@ class Truth:
         return tq.TaskOutputs(x, z, self.rates, group=self.group, task_ranges=self.ranges)
 
     def policy(self, setting):
-        """The policy with its thresholds."""
         alpha, widths = float(setting["alpha"]), self.widths(setting)
         entry = RULES[setting["policy"]]
         statistic = {"spread": "spread", "learned-window": "learned"}.get(entry.get("statistic"))
@@ -115,8 +113,9 @@ class Truth:
 
     def planned(self, setting, kind):
         """The policy of a score that learns from all calibration cases, as users plan it."""
+        score = None if kind == "fixed-width" else "mlwr"
         return tq.plan(self.table(), alpha=float(setting["alpha"]),
-                       max_width=self.widths(setting), policy=kind, score="mlwr",
+                       max_width=self.widths(setting), policy=kind, score=score,
                        unit=setting["unit"])  # fmt: skip
 
     def at(self, setting):

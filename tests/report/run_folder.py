@@ -49,7 +49,6 @@ def pictures(slices, size=64, samples=4, seed=0):
 
 
 def table_of(volumes=30, samples=16, seed=0):
-    """A synthetic table whose cases and groups have names."""
     made = synthetic_outputs(SyntheticTable(volumes=volumes, samples=samples), seed=seed)
     names = [f"patient-{g:02d}" for g in made.group]
     return TaskOutputs(
@@ -75,7 +74,6 @@ def write_explorer(folder, table, slices=6, size=64, samples=4, **changes):
 
 
 def write_run(folder, *, volumes=30, samples=16, trials=60, slices=6, size=64, shown=4):
-    """Write all that the report knows to show."""
     folder = Path(folder)
     table = table_of(volumes, samples)
     table.save(folder / "table.npz")

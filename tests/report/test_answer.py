@@ -23,7 +23,6 @@ def test_the_numbers_are_the_simulations(run_dir):
     mine = next(r for r in contents.simulations["simulate"] if r["policy"] == "fixed-width")
     share, coverage, width = answer_of(contents).numbers
     R, error = mine["mean_acceleration"], mine["standard_errors"]["mean_acceleration"]
-
     assert share.value == f"{100 / R:.1f}\u00a0%"
     assert share.error == f"±\u00a0{100 * error / R**2:.1f}\u00a0%"
     assert coverage.value == f"{100 * mine['coverage']:.1f}\u00a0%"
@@ -92,7 +91,6 @@ def test_numbers_of_another_policy_are_not_joined_to_the_guarantee(run_dir, tmp_
     shutil.copy(run_dir / "policy.json", tmp_path)
     write_simulation(tmp_path / "simulate.json", table, plans_like(**other), **asked)
     answer = answer_of(build_contents(read_folder(tmp_path)))
-
     assert answer.numbers == ()
     assert answer.verdicts[0].verdict == "not tested"
 
@@ -101,7 +99,6 @@ def test_the_numbers_are_the_policys_own_beside_faster_ones(run_dir, tmp_path):
     shutil.copytree(run_dir, tmp_path / "run")
     table = TaskOutputs.load(run_dir / "table.npz")
     write_simulation(tmp_path / "run/faster.json", table, plans_like(alpha=0.3, width=0.4))
-
     assert answer_lines(tmp_path / "run") == answer_lines(run_dir)
 
 
@@ -122,7 +119,6 @@ def test_a_policy_is_found_again_in_its_own_simulation(tmp_path, spec, asked):
     planned.save(tmp_path / "policy.json")
     plans = [PolicySpec(**{"kind": "fixed-width", "alpha": 0.1, "goal": GOAL, **spec})]
     write_simulation(tmp_path / "simulate.json", table, plans, **asked)
-
     assert build_contents(read_folder(tmp_path)).simulated is not None
 
 
@@ -131,7 +127,6 @@ def test_task_data_and_baseline_are_named(run_dir):
     about = dict(answer_of(contents).about)
     paper = next(r for r in contents.simulations["simulate"] if r["policy"] == "paper")
     share = answer_of(contents).numbers[0]
-
     assert about["Task"] == "A latent logit of the truth."
     assert "30 groups" in about["Data"]
     assert f"R̄ = {paper['mean_acceleration']:.3g}" in about["Baseline"]
@@ -152,7 +147,6 @@ def test_the_worst_class_and_site_are_named_and_marked(run_dir):
     contents.folder.run["classes"] = {"1": "lesion"}
     answer = answer_of(contents)
     low, within = answer.worst
-
     assert (low.name, low.is_below, within.name, within.is_below) == (
         "lesion",
         True,
@@ -175,7 +169,6 @@ def test_an_evaluation_without_stopping_names_the_worst_part(tmp_path):
     contents = build_contents(read_folder(tmp_path))
     low = answer_of(contents).worst[0]
     names = {t.name for t in contents.tables}
-
     assert (low.name, low.is_below) == ("class 1", True)
     assert {"evaluation-parts", "evaluation-left-out"} <= names
     assert any("site-left-out" in figure.name for figure in contents.all_figures)
@@ -184,7 +177,6 @@ def test_an_evaluation_without_stopping_names_the_worst_part(tmp_path):
 def test_without_a_policy_none_of_several_is_taken(run_dir, tmp_path):
     shutil.copy(run_dir / "simulate.json", tmp_path)
     answer = answer_of(build_contents(read_folder(tmp_path)))
-
     assert answer.numbers == ()
 
 
@@ -197,7 +189,6 @@ def test_early_reports_that_are_mostly_wrong_are_seen_at_once(tmp_path):
     tq.make_report(table, tmp_path / "page", **asked)
     contents = build_contents(read_folder(tmp_path / "page"))
     answer, mine = answer_of(contents), contents.simulated
-
     assert mine["coverage_early"] < 0.1 < 0.85 < mine["coverage"]
     assert f"{100 * mine['coverage_early']:.1f}\u00a0%" in answer.sentence
     assert f"{100 * mine['early']:.1f}\u00a0% that stopped early" in answer.numbers[1].what
@@ -206,7 +197,6 @@ def test_early_reports_that_are_mostly_wrong_are_seen_at_once(tmp_path):
 
 def test_a_run_that_cannot_stop_does_not_read_as_success(short_run):
     answer = answer_of(build_contents(read_folder(short_run)))
-
     assert "21 groups" in answer.sentence
     assert [n.value for n in answer.numbers] == ["100.0\u00a0%", "–", "–"]
     assert answer.verdicts[0].verdict == "not tested"
@@ -221,7 +211,6 @@ def test_coverage_below_what_was_asked_for_is_seen(run_dir, coverage, verdict):
         row["coverage"] = coverage
         row["standard_errors"]["coverage"] = 0.01
     first = answer_of(contents).verdicts[0]
-
     assert (first.verdict, first.link) == (verdict, "results")
     assert first.number == f"{coverage:.3f}" + (" ± 0.01" if coverage < 0.9 else "")
     assert "0.9" in first.criterion
@@ -233,7 +222,6 @@ def test_claims_without_a_record_are_not_tested(tmp_path):
         record = experiment_record(name, name, "", "", {}, [], verdict=verdict, number="1")
         run_folder.write(tmp_path / f"{name}.json", record)
     found = {v.title: v.verdict for v in answer_of(build_contents(read_folder(tmp_path))).verdicts}
-
     assert found["coverage-law"] == "not supported"
     assert found["odd"] == "not tested"
     assert found["Multi-round scans"] == "not tested"

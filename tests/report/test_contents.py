@@ -13,7 +13,6 @@ from taskuq.table._table import TaskOutputs
 
 
 def guarantees(folder):
-    """The guarantees of a report, each with its limits."""
     write_report(folder)
     return {sentence: list(of) for sentence, of in build_contents(read_folder(folder)).guarantees}
 
@@ -32,7 +31,6 @@ def test_every_shortage_stands_next_to_its_guarantee(tmp_path):
     for k, one in enumerate(short):
         one.save(tmp_path / f"b{k}.json")
     boxes = guarantees(tmp_path)
-
     for one in short:
         assert boxes[one.guarantee.statement] == [f"But {one.guarantee.caveat}."]
     assert sum(not lines for lines in boxes.values()) == 4
@@ -44,7 +42,6 @@ def test_a_policy_that_never_stops_says_so_next_to_its_guarantee(tmp_path):
     policy = tq.plan(table, alpha=0.01, max_width=0.1)
     policy.save(tmp_path / "policy.json")
     (said,) = guarantees(tmp_path)[policy.statement]
-
     assert "99" in said
 
 
@@ -56,7 +53,6 @@ def test_splits_without_a_finite_interval_are_reported(tmp_path):
     )
     run_folder.write(tmp_path / "evaluate.json", record.to_dict())
     ((said,),) = guarantees(tmp_path).values()
-
     assert said.startswith("But all of the splits give no finite interval at R = 8 (lwr)")
 
 
@@ -64,7 +60,6 @@ def test_a_scan_that_never_stops_reports_the_target_at_one():
     table = run_folder.table_of(volumes=12, samples=4)
     policy = tq.plan(table, alpha=0.01, max_width=0.1)  # 12 groups are too few for that
     reports = list(_policy_reports(policy, table))
-
     assert {r.acceleration for r in reports} == {1.0}
     assert [r.lower for r in reports] == table.targets.tolist()
 
@@ -75,17 +70,8 @@ def test_whole_groups_stop_together():
     rates = {}
     for report in _policy_reports(policy, table):
         rates.setdefault(report.group, set()).add(report.acceleration)
-
     assert all(len(r) == 1 for r in rates.values())
     assert len({min(r) for r in rates.values()}) > 1
-
-
-def test_failures_and_unknown_records_are_listed(run_dir):
-    text = (run_dir / "report.html").read_text()
-
-    assert "ran out of memory" in text
-    assert "slice-9001" in text
-    assert "later.json is taskuq.later/7" in text
 
 
 @pytest.mark.parametrize(
@@ -100,15 +86,14 @@ def test_a_missing_result_makes_a_shorter_page(run_dir, tmp_path, name):
             (tmp_path / inside).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / inside).symlink_to(path)
     text = write_report(tmp_path).read_text()
-
     assert len(text) < len(whole)
+    assert all(one in whole for one in ("ran out of memory", "later.json is taskuq.later/7"))
     assert "<svg" in text
     assert "undefined" not in text.split("<script")[0].lower()
 
 
 def test_an_empty_folder_makes_a_page_of_notes_without_figures(tmp_path):
     text = write_report(tmp_path).read_text()
-
     assert "<svg" not in text
     assert text.count('class="note"') >= 4
 
@@ -125,6 +110,5 @@ def test_a_damaged_record_is_a_note_not_an_error(tmp_path, damage):
     (tmp_path / "damaged.json").write_bytes(damage.encode("latin-1"))
     (tmp_path / "explorer.npz").write_bytes(b"PK\x03\x04 no zip")
     text = write_report(tmp_path).read_text()
-
     assert "explorer.npz could not be read" in text
     assert "damaged.json" in text or "taskuq.run/1" in damage

@@ -1,5 +1,3 @@
-"""The explorer computes what Python computes, in a real browser."""
-
 import json
 from dataclasses import dataclass
 from functools import cache
@@ -166,7 +164,6 @@ def test_random_settings_give_what_python_gives(stored, open_page):
     settings = list(random_settings(SETTINGS, stored, seed=1))
     crossing = [s | {"score": "cqr", "policy": "adaptive", "unit": "case"} for s in settings[:20]]
     found, rounds = disagreements(stored, open_page(stored.page), [*settings, *crossing])
-
     assert found == {}
     # The settings are worth something only if they meet the edges.
     assert sum(r["quantile"] == np.inf for r in rounds) >= 10
@@ -272,26 +269,9 @@ def compare_table(page, truth):
         for row in rows
     ]
     expected = truth.at(setting)
-
     assert python_truth.differences(told, expected) == []
     first = next((k for k, r in enumerate(expected) if r["stops"]), len(expected))
     assert page.locator("#explorer").get_attribute("data-stop") == str(first)
-
-
-def test_two_tasks_stop_together_and_are_shown_one_by_one(make_stored, open_page):
-    stored = make_stored("two tasks")
-    page = open_page(stored.page)
-    alone = page.evaluate(ASK, [{"task": 0}])[0]
-    page.locator("[data-part=task]").select_option("1")
-    told = page.evaluate("window.taskuqExplorer.at({})")
-
-    assert page.locator("[data-part=task] option").all_inner_texts() == [
-        "\u2068lesion\u2069", "\u2068area\u2069"]  # fmt: skip
-    assert [r["stops"] for r in told["rounds"]] == [r["stops"] for r in alone]
-    assert told["rounds"][0]["interval"] != alone[0]["interval"]
-    assert "all tasks" in page.locator("[data-part=guarantee]").inner_text()
-    page.locator("[data-part=tau-exact]").fill("0.5")
-    assert page.evaluate("window.taskuqExplorer.state().tau") == "0.1,0.5"
 
 
 def number(text):

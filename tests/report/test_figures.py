@@ -1,9 +1,4 @@
-"""Figures by their numbers, and their drawings."""
-
-import os
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -12,22 +7,22 @@ import run_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from taskuq.cli.app import main
 from taskuq.conformal._quantiles import calibration_size
 from taskuq.report._contents import build_contents
 from taskuq.report._records import read_folder, slug
 from taskuq.report.figures import (
+    FIGURES,
     Figure,
+    FigureKind,
     Series,
     figure_from_dict,
     figure_svg,
     figures_from_record,
     save_figure,
+    series_from_rows,
 )
-from taskuq.report.figures._imaging import (
-    calibration_sizes,
-    masks_figure,
-    planner_figure,
-)
+from taskuq.report.figures._imaging import calibration_sizes, masks_figure, planner_figure
 
 texts = st.text(max_size=12)
 numbers = st.none() | st.floats(-1e6, 1e6)
@@ -36,7 +31,6 @@ styles = st.sampled_from(["line", "bars", "points", "step"])
 
 @st.composite
 def figures(draw_):
-    """Any figure an experiment may hand in."""
     scale = draw_(st.sampled_from(["linear", "log2", "category"]))
     place = {"linear": st.floats(-1e3, 1e3), "log2": st.floats(0.1, 1e3), "category": texts}[scale]
     series = []
@@ -59,7 +53,6 @@ def test_any_figure_comes_back_from_json_and_is_drawn(figure):
     # Control characters are no XML, and a browser reads HTML, where they are harmless.
     root = ET.fromstring("".join(c for c in text if c.isprintable()))
     drawn = " ".join(e.get("d", "") for e in root.iter() if e.tag == "path")
-
     assert root.tag == "svg"
     assert "nan" not in text.replace(figure.caption, "") or "nan" not in drawn
     # Coordinates lie on the canvas, but for what stands out of the ends of error bars.
@@ -73,7 +66,6 @@ def drawn(*series, **options):
 
 def test_text_is_text_colours_follow_the_page_and_ids_are_its_own():
     text = drawn(Series("<a>", (1, 2), (2.0, 1.0)), reference=(("<b>", 1.5),))
-
     assert "&lt;b&gt; 1.5</text>" in text
     assert "var(--c0)" in text
     assert not re.search(r"#[0-9a-f]{6}", text)
@@ -88,7 +80,6 @@ def test_bars_start_at_zero_and_their_heights_are_their_values():
         [float(v) for v in re.findall(r"[\d.]+", box)][1::2] for box in path.split("z")[:2]
     )
     (floor,) = {y for y in (*low, *high) if y == max(low)}
-
     assert ">0</text>" in text
     assert (floor - min(high)) == pytest.approx(2 * (floor - min(low)), abs=0.2)
 
@@ -96,7 +87,6 @@ def test_bars_start_at_zero_and_their_heights_are_their_values():
 def test_the_planner_draws_what_the_planner_says():
     figure = planner_figure(calibration_sizes(0.1, delta=0.1, have=500))
     both, lower = figure.series
-
     for x, y in zip(both.x, both.y, strict=True):
         assert y == calibration_size(0.1, x, 0.1)
     assert lower.y[0] == calibration_size(0.1, lower.x[0], 0.1, two_sided=False)
@@ -108,7 +98,6 @@ def test_the_figures_of_a_simulation_hold_its_records_numbers(run_dir):
     accepted, coverage, trade_off = (figure for _, figure in figures_from_record(stored))
     for k, row in enumerate(stored["results"]):
         stops = row["stops"]
-
         assert accepted.series[k].y == tuple(max(0.0, s["fraction"]) for s in stops)
         assert len(coverage.series[k].y) == len(stops) - 1
         assert trade_off.series[k].y == (row["mean_acceleration"],)
@@ -117,7 +106,6 @@ def test_the_figures_of_a_simulation_hold_its_records_numbers(run_dir):
 def test_every_figure_of_a_run_is_there_and_none_is_empty(run_dir):
     contents = build_contents(read_folder(run_dir))
     names = {f.name for f in contents.all_figures}
-
     assert {"masks", "calibration-size", "task-roc-finding", "split-groups", "samples-against-p",
             "quality-psnr-against-acceleration", "simulate-acceleration-against-width",
             "evaluate-by-case-coverage-R16-lwr", "evaluate-by-group-class-coverage-R8",
@@ -130,32 +118,20 @@ def test_every_figure_of_a_run_is_there_and_none_is_empty(run_dir):
 def test_ink_is_put_on_paper_twice_alike(ending, tmp_path):
     figure = masks_figure(np.eye(4, dtype=bool).cumsum(0).astype(bool), [8, 4, 3, 2])
     first = save_figure(figure, tmp_path / f"a{ending}").read_bytes()
-
     assert first == save_figure(figure, tmp_path / f"b{ending}").read_bytes()
     assert first[:4] in (b"<?xm", b"\x89PNG", b"%PDF")
 
 
-OWN = """
-from taskuq.report.figures import FIGURES, Figure, FigureKind, series_from_rows
+def test_a_figure_of_ones_own_is_shown_and_exported(tmp_path, monkeypatch):
+    def days(record):
+        return [Figure("days", "Days of the diary.", "day", "scans", series_from_rows(
+            record["days"], lambda d: "scans", lambda d: d[0], lambda d: d[1]))]  # fmt: skip
 
-FIGURES.register("diary", FigureKind("diary/1", lambda record: [
-    Figure("days", "Days of the diary.", "day", "scans", series_from_rows(
-        record["days"], lambda d: "scans", lambda d: d[0], lambda d: d[1]))], "Mine"))
-"""
-
-
-def test_a_figure_of_ones_own_is_one_file(tmp_path):
-    (tmp_path / "own.py").write_text(OWN)
-    run = tmp_path / "run"
-    run_folder.write(run / "diary.json", {"schema": "diary/1", "days": [[1, 4], [2, 7]]})
-    done = subprocess.run(
-        [sys.executable, "-m", "taskuq.cli.app", "report", str(run), "--export"],
-        env={**os.environ, "TASKUQ_EXTENSIONS": str(tmp_path / "own.py")}, capture_output=True,
-        text=True,
-    )  # fmt: skip
-    page = (run / "report.html").read_text()
-
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(FIGURES, "_known", dict(FIGURES._known))
+    FIGURES.register("diary", FigureKind("diary/1", days, "Mine"))
+    run_folder.write(tmp_path / "diary.json", {"schema": "diary/1", "days": [[1, 4], [2, 7]]})
+    main(["report", str(tmp_path), "--export"])
+    page = (tmp_path / "report.html").read_text()
     assert ">Mine</bdi></h3>" in page
     assert "Days of the diary." in page
-    assert (run / "exports/figure-diary-days.csv").exists()
+    assert (tmp_path / "exports/figure-diary-days.csv").exists()

@@ -17,7 +17,6 @@ from taskuq.report._report import write_report
 @given(st.text(max_size=20))
 def test_no_text_becomes_a_formula_and_none_is_lost(text):
     written = cell(text)
-
     assert not written.lstrip(" ").startswith(("=", "+", "-", "@", "\t", "\r", "\n"))
     assert written in (text, f"'{text}")
 
@@ -35,7 +34,6 @@ def test_latex_text_has_no_live_characters(text):
         plain = plain.replace(command, "")
     for special in "&%$#_{}":
         plain = plain.replace(f"\\{special}", "")
-
     assert not set(plain) & set("\\&%$#_{}~^<>\n")
 
 
@@ -51,7 +49,6 @@ def test_an_odd_field_of_an_evaluation_leaves_the_other_evaluation(tmp_path, fie
     bad["results"][0][field] = {"a": [None]}
     write_json(tmp_path / "odd.json", with_checksum(bad))
     page = write_report(tmp_path).read_text()
-
     assert "odd.json" in page
     assert 'id="fig-good' in page
 
@@ -60,6 +57,5 @@ def test_pipe_in_a_run_folder_is_listed(tmp_path):
     os.mkfifo(tmp_path / "pipe.json")
     (tmp_path / "table").mkdir()
     os.mkfifo(tmp_path / "table" / "table.json")
-
     page = write_report(tmp_path).read_text()
     assert "pipe.json" in page

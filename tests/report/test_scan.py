@@ -1,5 +1,3 @@
-"""One scan of a report: what its policy decides, round by round."""
-
 import json
 import shutil
 
@@ -13,16 +11,6 @@ from taskuq.report._report import write_report
 from taskuq.report._scan import one_scan, scan_picture
 from taskuq.table._table import TaskOutputs
 from taskuq.table._terminology import Terminology
-
-
-def test_the_shown_scan_is_what_the_policy_decides(run_dir):
-    policy, folder = tq.load_policy(run_dir / "policy.json"), read_folder(run_dir)
-    scan = one_scan(policy, folder)
-    for k, one in enumerate(scan.rounds):
-        decision = policy.decide(k, folder.explorer.outputs[scan.shown, : k + 1])
-        assert one.stops == decision.stop == (k == len(scan.rounds) - 1)
-        ends = decision.interval.lower, decision.interval.upper
-        assert one.report == (ends if decision.stop else None)
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.01])
@@ -40,7 +28,6 @@ def test_the_shown_scan_is_the_explorers(open_page, run_dir, tmp_path, alpha):
     cells = page.locator("[data-part=numbers] td[data-cell=report]").all_inner_texts()
     reported = [cell if cell != "–" else "no report" for cell in cells]
     rows = page.locator("[data-part=scan] ol > li").all()[:-2]
-
     assert len(rows) == min(int(page.get_attribute("#explorer", "data-stop")) + 1, len(cells))
     assert [row.locator("span").inner_text() for row in rows] == reported[: len(rows)]
     assert [row.locator("rect").count() for row in rows] == [
@@ -58,7 +45,6 @@ def test_a_case_that_the_policy_was_calibrated_on_is_called_so(run_dir):
     others = one_scan(tq.plan(table.select(cases=rest), **asked), folder)
     half = tq.plan(table.select(cases=~np.isin(table.group, table.group[:8])), **asked)
     caption = scan_picture(own, explorer, Terminology(case="scene"))["caption"]
-
     assert (own.calibrated, own.without) == (table.cases, int(rest.sum()))
     assert str(table.cases) in caption
     assert str(rest.sum()) in caption
@@ -79,18 +65,6 @@ def test_of_several_tasks_the_first_is_shown(tmp_path):
     twice.save(tmp_path / "table.npz")
     scan = one_scan(policy, read_folder(tmp_path))
     last = policy.decide(len(scan.rounds) - 1, twice.outputs[: len(scan.rounds), int(scan.case)])
-
     assert scan.task == "lesion"
     assert scan.rounds[-1].report == (last.interval.lower[0], last.interval.upper[0])
     assert "(lesion) stops at" in write_report(tmp_path).read_text()
-
-
-def test_strips_have_one_axis_over_the_whole_range(run_dir):
-    folder = read_folder(run_dir)
-    drawn = scan_picture(one_scan(tq.load_policy(run_dir / "policy.json"), folder), None,
-                         Terminology())  # fmt: skip
-    ticks = {label: at for at, label in drawn["ticks"]}
-
-    assert (min(ticks), max(ticks)) == ("0", "1")
-    every = [x for row in drawn["rows"] for x in row["dots"]]
-    assert ticks["0"] <= min(every) <= max(every) <= ticks["1"]

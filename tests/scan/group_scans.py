@@ -35,8 +35,6 @@ def toy_scanners(seeds):
 
 @dataclass
 class StoredScanner:
-    """Scanner of stored outputs; the full measurement is the target."""
-
     outputs: np.ndarray  # (round, case, sample), or (round, sample) of one case
     targets: np.ndarray
     measured: list = field(default_factory=list)
@@ -67,7 +65,6 @@ def scan_stored(policy, outputs, targets, **options):
 
 
 def scanners_of(outputs, targets):
-    """A scanner for each case, by name."""
     return {
         f"slice-{i}": StoredScanner(outputs[:, i], targets[i]) for i in range(len(targets))
     }  # fmt: skip

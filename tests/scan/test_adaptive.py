@@ -1,5 +1,3 @@
-"""Scans with adaptive lines: rows of the table, resuming, fallback."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -43,7 +41,6 @@ def acquired(policy, k, rule=RULE, recover=None, scanner=None, **options):
 
 
 def lines_of(scan):
-    """What each round before the last had measured, (round, line)."""
     added = [np.isin(np.arange(SIZE), piece["columns"]) for piece in scan.measurements]
     return np.logical_or.accumulate(added)[: len(RATES)]
 
@@ -78,9 +75,7 @@ def _interrupt_after(round_):
 
 
 class Failing(AdaptiveLines):
-    """A rule that cannot choose after the first round."""
-
-    def next_lines(self, round, measurement, recoveries, task, lines):
+    def next_lines(self, *given):
         raise ArithmeticError("no samples to look at")
 
 
@@ -155,16 +150,24 @@ class Stubborn(AdaptiveMRIScanner):
         super().request(round, (np.asarray(lines) + (round == 1)) % SIZE)
 
 
-def test_scanner_with_other_lines_is_refused(policy):
+def test_scanner_with_other_lines_or_without_requests_is_refused(policy):
     with refused("component.invalid"):
         acquired(policy, 1, scanner=Stubborn(CASES[1], RATES))
+    fixed = SimulatedMRIScanner(CASES[0], scanner().masks, RATES)
+    for options in ({"scanner": fixed}, {"rule": scanner()}):
+        with refused("component.invalid"):
+            acquired(policy, 0, **options)
 
 
-def test_scanner_without_requests_is_refused(policy):
-    with refused("component.invalid"):
-        acquired(policy, 0, scanner=SimulatedMRIScanner(CASES[0], scanner().masks, RATES))
-    with refused("component.invalid"):
-        acquired(policy, 0, rule=scanner())
+def test_other_line_rule_is_warned_of(table, policy):
+    assert "fingerprints" not in table.provenance["configuration"]
+    fixed = SimulatedMRIScanner(CASES[0], scanner().masks, RATES)
+    with pytest.warns(UserWarning, match="with adaptive lines"):
+        acquired(policy, 0, rule=None, scanner=fixed)
+    made = {"configuration": {"fingerprints": {"masks": "0"}}}
+    plain = tq.TaskOutputs(table.outputs, table.targets, RATES, provenance=made)
+    with pytest.warns(UserWarning, match="with fixed lines"):
+        acquired(tq.plan(plain, alpha=0.3, max_width=0.5), 0)
 
 
 def test_tomograph_measures_the_views_of_its_row():
@@ -202,18 +205,3 @@ def test_group_measures_the_lines_of_its_rows(policy, table):
     )
     for k in (4, 5):
         assert np.array_equal(lines_of(scan.cases[NAMES[k]]), table.sampled_lines[:, k])
-
-
-def test_missing_line_rule_is_warned_of(table, policy):
-    assert "fingerprints" not in table.provenance["configuration"]
-    fixed = SimulatedMRIScanner(CASES[0], scanner().masks, RATES)
-    with pytest.warns(UserWarning, match="with adaptive lines"):
-        acquired(policy, 0, rule=None, scanner=fixed)
-
-
-def test_unexpected_line_rule_is_warned_of(table):
-    made = {"configuration": {"fingerprints": {"masks": "0"}}}
-    plain = tq.TaskOutputs(table.outputs, table.targets, RATES, provenance=made)
-    policy = tq.plan(plain, alpha=0.3, max_width=0.5)
-    with pytest.warns(UserWarning, match="with fixed lines"):
-        acquired(policy, 0)

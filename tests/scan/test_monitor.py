@@ -62,6 +62,14 @@ def test_alarm_is_permanent(toy, toy_policy, strange):
     assert monitor.alarm
 
 
+def test_statement_before_an_alarm_states_the_evidence(toy_policy, strange):
+    late = watched(toy_policy, strange).alarm_after
+    monitor = watched(toy_policy, strange[: late - 1])
+    assert monitor.e_value > 5
+    assert f"is at most {monitor.e_value:.3g}, and 100 would withdraw it" in monitor.statement
+    assert "No evidence" not in monitor.statement
+
+
 def test_audited_errors_raise_an_alarm(toy, toy_policy):
     table = toy.table(cases=120).select(cases=np.arange(60, 120))
     monitor = tq.Monitor(toy_policy)

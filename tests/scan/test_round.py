@@ -99,7 +99,6 @@ def test_bad_outputs_stop_no_scan(toy, toy_policy, easy, reason):
         return BAD_OUTPUTS[reason](toy.task(images))
 
     scan = toy.scan(toy.scanner_of(easy), policy=toy_policy, task=task)
-
     assert reason in scan.rounds[0].reason
     # The promise of this policy needs every round: it goes on to the end.
     assert [r.stop for r in scan.rounds] == [False, False, False, True]
@@ -118,7 +117,6 @@ def test_anytime_policy_may_stop_after_a_failed_round(toy, easy):
         return toy.task(images)
 
     scan = toy.scan(toy.scanner_of(easy), policy=policy, task=task)
-
     assert [r.stop for r in scan.rounds] == [False, True]
     assert POLICIES["anytime"].holds_at_any_stop
     assert not POLICIES["fixed-width"].holds_at_any_stop
@@ -131,10 +129,7 @@ def test_identical_samples_stop_only_if_calibration_had_some(toy_policy):
     same = np.full((1, 6), 0.5)
     assert not hasty.decide(0, same).stop
     assert had.decide(0, same).stop
-
-
-def test_identical_samples_of_an_earlier_round_count(toy_policy):
-    hasty = replace(toy_policy, thresholds=(-1e9,) * 3)
+    # Those of an earlier round count.
     outputs = np.stack([np.full(6, 0.5), np.linspace(0.499, 0.501, 6)])
     assert not hasty.decide(1, outputs).stop
     assert hasty.decide(1, np.stack([outputs[1], outputs[1]])).stop
@@ -188,7 +183,6 @@ def test_late_recovery_continues_the_scan(toy, toy_policy, later, late_round):
 
     scan = toy.scan(toy.scanner_of(later), policy=toy_policy, recover=slow, deadline=0.2,
                     on_round=shown)  # fmt: skip
-
     assert "longer than 0.2 s" in scan.rounds[late_round].reason
     assert [r.stop for r in scan.rounds] == [False, False, False, True]
 

@@ -3,22 +3,10 @@
 from dataclasses import replace
 from math import inf
 
+import group_scans as grouped
 import numpy as np
 import pytest
 import torch
-from group_scans import (
-    NEW,
-    TABLE,
-    StoredScanner,
-    groups_of,
-    planned,
-    record,
-    recover,
-    scan_stored,
-    scanners_of,
-    toy_scan,
-    toy_scanners,
-)
 
 import taskuq as tq
 from raising import refused
@@ -70,12 +58,12 @@ def replayed(policy, table, is_compiled):
 
 @pytest.mark.parametrize("name", PLANS)
 def test_group_stops_where_its_table_stops(name):
-    policy, is_compiled = planned("whole-group", **PLANS[name]), name == "fixed-width"
-    costs, covered = replayed(policy, NEW, is_compiled)
+    policy, is_compiled = grouped.planned("whole-group", **PLANS[name]), name == "fixed-width"
+    costs, covered = replayed(policy, grouped.NEW, is_compiled)
     stops = set()
-    for cases, cost, hits in zip(groups_of(NEW), costs, covered, strict=True):
-        outputs, targets = NEW.outputs[:, cases], NEW.targets[cases]
-        scan = scan_stored(policy, outputs, targets)
+    for cases, cost, hits in zip(grouped.groups_of(grouped.NEW), costs, covered, strict=True):
+        outputs, targets = grouped.NEW.outputs[:, cases], grouped.NEW.targets[cases]
+        scan = grouped.scan_stored(policy, outputs, targets)
         rounds = {len(case.rounds) - 1 for case in scan.cases.values()}
         assert rounds == {stop_by_table(policy, outputs)}
         assert 1 / scan.mean_acceleration == pytest.approx(cost)
@@ -90,18 +78,18 @@ def test_group_stops_where_its_table_stops(name):
 def test_cases_stop_as_if_scanned_alone(options, unit, shared):
     if unit == "case":
         options = {k: v for k, v in options.items() if k != "cases"}
-    policy, cases = planned(unit, **options), groups_of(NEW)[0]
-    outputs, targets = NEW.outputs[:, cases], NEW.targets[cases]
-    scanners = scanners_of(outputs, targets)
-    steps = {"recover": recover, "task": lambda images: images, "samples": 8}
+    policy, cases = grouped.planned(unit, **options), grouped.groups_of(grouped.NEW)[0]
+    outputs, targets = grouped.NEW.outputs[:, cases], grouped.NEW.targets[cases]
+    scanners = grouped.scanners_of(outputs, targets)
+    steps = {"recover": grouped.recover, "task": lambda images: images, "samples": 8}
     alone = {name: tq.acquire(policy, s, **steps, case=name) for name, s in scanners.items()}
-    scanners = scanners_of(outputs, targets)
-
+    scanners = grouped.scanners_of(outputs, targets)
     together = (
-        scan_stored(policy, outputs, targets) if shared else tq.acquire(policy, scanners, **steps)
+        grouped.scan_stored(policy, outputs, targets)
+        if shared
+        else tq.acquire(policy, scanners, **steps)
     )
-
-    assert record(together) == record(GroupScan(alone))
+    assert grouped.record(together) == grouped.record(GroupScan(alone))
     lengths = [len(case.rounds) for case in together.cases.values()]
     assert len(set(lengths)) > 1
     if not shared:  # those that have stopped are not measured any more
@@ -109,8 +97,6 @@ def test_cases_stop_as_if_scanned_alone(options, unit, shared):
 
 
 class AllSlices:
-    """One scanner for all slices of a patient."""
-
     def __init__(self, toy, seeds, wrap=list):
         self.wrap, self.combine = wrap, toy.scanner_of(0).combine
         self.scanners = [toy.scanner_of(s) for s in seeds]
@@ -123,23 +109,25 @@ class AllSlices:
 def test_one_scanner_or_several_give_the_same_scan(toy, whole, wrap):
     policy, seeds = whole
     names = [f"slice-{s}" for s in seeds]
-    scan = toy_scan(policy, seeds, scanners=AllSlices(toy, seeds, wrap), cases=names)
-    assert record(scan) == record(toy_scan(policy, seeds))
-    listed = list(toy_scanners(seeds).values())
-    assert record(toy_scan(policy, seeds, scanners=listed, cases=names)) == record(scan)
+    scan = grouped.toy_scan(policy, seeds, scanners=AllSlices(toy, seeds, wrap), cases=names)
+    assert grouped.record(scan) == grouped.record(grouped.toy_scan(policy, seeds))
+    listed = list(grouped.toy_scanners(seeds).values())
+    assert grouped.record(
+        grouped.toy_scan(policy, seeds, scanners=listed, cases=names)
+    ) == grouped.record(scan)
 
 
 @pytest.mark.parametrize("wrap", [np.asarray, torch.as_tensor], ids=["array", "tensor"])
 def test_array_with_a_case_axis_is_split(wrap):
-    policy, cases = planned("whole-group"), groups_of(NEW)[1]
-    outputs, targets = NEW.outputs[:, cases], NEW.targets[cases]
-    scanner = StoredScanner(outputs, targets)
+    policy, cases = grouped.planned("whole-group"), grouped.groups_of(grouped.NEW)[1]
+    outputs, targets = grouped.NEW.outputs[:, cases], grouped.NEW.targets[cases]
+    scanner = grouped.StoredScanner(outputs, targets)
     measured = scanner.measure
     scanner.measure = lambda round: wrap(measured(round))
     names = [f"slice-{i}" for i in range(len(cases))]
     scan = tq.acquire(policy, scanner, recover=lambda m, **_: np.atleast_1d(np.asarray(m)),
                       task=lambda images: images, samples=8, cases=names)  # fmt: skip
-    assert record(scan) == record(scan_stored(policy, outputs, targets))
+    assert grouped.record(scan) == grouped.record(grouped.scan_stored(policy, outputs, targets))
 
 
 @pytest.mark.parametrize("seed", [0, 70])
@@ -151,9 +139,9 @@ def test_cases_of_a_group_draw_what_a_pipeline_draws(toy, whole, seed):
 
     policy, seeds = whole
     policy = replace(policy, thresholds=(inf, inf, inf))
-    scan = toy_scan(policy, seeds, seed=seed)
-    numbered = toy_scan(policy, seeds, seed=seed,
-                        scanners=list(toy_scanners(seeds).values()))  # fmt: skip
+    scan = grouped.toy_scan(policy, seeds, seed=seed)
+    numbered = grouped.toy_scan(policy, seeds, seed=seed,
+                        scanners=list(grouped.toy_scanners(seeds).values()))  # fmt: skip
     settings = {"accelerations": toy.ACCELERATIONS, "samples": 6, "progress": False, "seed": seed}
     pipeline = tq.Pipeline(measure, toy.recover, toy.task)
     for found, names in ((scan, list(scan.cases)), (numbered, None)):
@@ -206,11 +194,12 @@ def test_group_of_several_tasks():
         targets = np.stack([table.targets, 1 - table.targets], axis=-1)
         return tq.TaskOutputs(outputs, targets, table.accelerations, group=table.group)
 
-    policy = tq.plan(two(TABLE), alpha=0.1, max_width=0.1, unit="whole-group")
+    policy = tq.plan(two(grouped.TABLE), alpha=0.1, max_width=0.1, unit="whole-group")
     stops = set()
-    for cases in groups_of(NEW):
-        outputs, targets = two(NEW).outputs[:, cases], two(NEW).targets[cases]
-        scan = tq.acquire(policy, scanners_of(outputs, targets), samples=8, recover=recover,
+    for cases in grouped.groups_of(grouped.NEW):
+        outputs, targets = two(grouped.NEW).outputs[:, cases], two(grouped.NEW).targets[cases]
+        scan = tq.acquire(policy, grouped.scanners_of(outputs, targets), samples=8,
+                          recover=grouped.recover,
                           task=lambda images: np.reshape(images, (-1, 2)))  # fmt: skip
         stops.add(stop_by_table(policy, outputs))
         assert {len(c.rounds) - 1 for c in scan.cases.values()} == {stop_by_table(policy, outputs)}

@@ -1,5 +1,3 @@
-"""State of a scan: identity, order of writes, resuming, damage."""
-
 import json
 import subprocess
 import sys
@@ -8,19 +6,10 @@ import time
 import warnings
 from dataclasses import replace
 
+import group_scans as grouped
 import numpy as np
 import pytest
-from group_scans import (
-    NEW,
-    groups_of,
-    planned,
-    record,
-    recover,
-    scan_stored,
-    scanners_of,
-    toy_scan,
-    toy_scanners,
-)
+from group_scans import record, recover
 from toy_scanner import PowerCutError, failing
 
 import taskuq as tq
@@ -29,7 +18,7 @@ from taskuq._io import file_lock, write_json
 from taskuq.errors import InputError, MachineError
 from taskuq.scan import _acquire as acquisition
 from taskuq.scan._audit import append_entries, read_audit_log
-from taskuq.scan._state import ScanState, background, load_scan
+from taskuq.scan._state import ScanState, load_scan
 
 
 @pytest.fixture
@@ -62,7 +51,6 @@ def test_round_is_stored_while_it_is_recovered(toy, toy_policy, tmp_path, storin
     storing(stored)
     watching = {"state": tmp_path / "scan.json", "on_round": lambda record: told.append("told")}
     scan = toy.scan(toy.scanner_of(5), policy=toy_policy, recover=recover, **watching)
-
     assert told == ["stored", "told"] * len(scan.rounds)
 
 
@@ -73,11 +61,13 @@ def test_unstored_round_is_not_reported(toy, toy_policy, tmp_path, storing):
         raise MachineError("the disk is full")
 
     storing(full)
+    threads = threading.active_count()
     with pytest.raises(MachineError, match="full"):
         toy.scan(toy.scanner_of(5), policy=toy_policy, state=tmp_path / "scan.json",
                  monitor=monitor, on_round=heard.append)  # fmt: skip
     assert heard == read_audit_log(tmp_path / "log.jsonl") == []
     assert monitor.units == 0
+    assert threading.active_count() == threads
 
 
 def test_stored_pieces_are_copies(toy, toy_policy, tmp_path, storing):
@@ -96,21 +86,7 @@ def test_stored_pieces_are_copies(toy, toy_policy, tmp_path, storing):
     state = tmp_path / "scan.json"
     scan = toy.scan(Bare(), policy=toy_policy, recover=recover, state=state)
     found = load_scan(state, toy_policy)
-
     assert [piece[0] for piece in found.measurements] == [k + 1.0 for k in range(len(scan.rounds))]
-
-
-def test_background_raises_its_error():
-    def fail():
-        raise MachineError("no disk")
-
-    for work in (None, lambda: None):
-        with background(work):
-            pass
-    before = threading.active_count()
-    with pytest.raises(MachineError, match="no disk"), background(fail):
-        pass
-    assert threading.active_count() == before
 
 
 def test_state_follows_the_audit_log(toy, toy_policy, tmp_path, monkeypatch):
@@ -156,7 +132,11 @@ def state_is_refused(toy, toy_policy, state, code, **options):
     assert scanner.measured == []
 
 
-def test_state_of_another_scan_is_refused(toy, toy_policy, half_done, longest):
+def test_state_of_another_scan_is_refused(toy, toy_policy, half_done, longest, tmp_path):
+    state_is_refused(toy, toy_policy, tmp_path / "s.json", "option.missing", scan_id=None)
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new/log.jsonl").write_text('{"loss": 1.0}\n')
+    state_is_refused(toy, toy_policy, tmp_path / "new/scan.json", "file.schema")
     state_is_refused(toy, toy_policy, half_done, "resume.mismatch", scan_id="other")
     toy.scan(toy.scanner_of(longest), policy=toy_policy, state=half_done)
     state_is_refused(toy, toy_policy, half_done, "resume.mismatch", scan_id="other")
@@ -172,14 +152,9 @@ def test_scanner_verifies_stored_pieces(toy, toy_policy, half_done, longest):
     with refused("data.leak"):
         toy.scan(other, policy=toy_policy, state=half_done, on_round=heard.append)
     assert other.measured == heard == []
-
     scan = toy.scan(scanner, policy=toy_policy, state=half_done, on_round=heard.append)
     assert shown == [0, 1]
     assert [record.round for record in heard] == [*range(len(scan.rounds))]
-
-
-def test_state_needs_scan_id(toy, toy_policy, tmp_path):
-    state_is_refused(toy, toy_policy, tmp_path / "s.json", "option.missing", scan_id=None)
 
 
 def test_state_of_other_components_is_refused(toy, toy_policy, half_done, longest):
@@ -227,7 +202,7 @@ def test_pieces_of_another_scan_are_refused(toy, toy_policy, half_done, tmp_path
 
 def test_measured_piece_survives_a_dead_recovery(toy, toy_policy, longest, tmp_path):
     class DeadError(BaseException):
-        """Nothing that a program survives."""
+        pass
 
     def dying(measurement, *, samples, seed):
         if measurement[1].sum() == 8:
@@ -238,7 +213,6 @@ def test_measured_piece_survives_a_dead_recovery(toy, toy_policy, longest, tmp_p
     with pytest.raises(DeadError):
         toy.scan(scanner, policy=toy_policy, state=state, recover=dying)
     scan = toy.scan(scanner, policy=toy_policy, state=state)
-
     assert len(scanner.measured) == len(set(scanner.measured)) == toy.SIZE
     whole = toy.scan(toy.scanner_of(longest), policy=toy_policy)
     assert [r.to_dict() for r in scan.rounds] == [r.to_dict() for r in whole.rounds]
@@ -268,11 +242,6 @@ def test_one_process_at_a_time(toy, toy_policy, half_done):
         pass
 
 
-def test_other_log_is_refused_before_measuring(toy, toy_policy, tmp_path):
-    (tmp_path / "log.jsonl").write_text('{"loss": 1.0}\n')
-    state_is_refused(toy, toy_policy, tmp_path / "scan.json", "file.schema")
-
-
 def test_cut_between_log_and_state_loses_nothing(toy, toy_policy, longest, tmp_path, monkeypatch):
     state = tmp_path / "scan.json"
     keep = ScanState.store
@@ -288,7 +257,6 @@ def test_cut_between_log_and_state_loses_nothing(toy, toy_policy, longest, tmp_p
         with pytest.raises(PowerCutError):
             toy.scan(toy.scanner_of(longest), policy=toy_policy, state=state)
     toy.scan(toy.scanner_of(longest), policy=toy_policy, state=state)
-
     told = [line["round"] for line in read_audit_log(tmp_path / "log.jsonl")]
     assert told == [0, 1, 1, 2, 3]
 
@@ -327,12 +295,12 @@ def cut_off(scanners, at_round, at_case):
 @pytest.mark.parametrize("at_round", range(4))
 def test_power_cut_of_a_group_is_resumed(toy, whole, tmp_path, at_round, at_case):
     (policy, seeds), state = whole, tmp_path / "scan.json"
-    scanners = cut_off(toy_scanners(seeds), at_round, at_case)
+    scanners = cut_off(grouped.toy_scanners(seeds), at_round, at_case)
     with pytest.raises(PowerCutError):
-        toy_scan(policy, seeds, scanners=scanners, state=state)
-    scanners = toy_scanners(seeds)
-    resumed = toy_scan(policy, seeds, scanners=scanners, state=state)
-    assert record(resumed) == record(toy_scan(policy, seeds))
+        grouped.toy_scan(policy, seeds, scanners=scanners, state=state)
+    scanners = grouped.toy_scanners(seeds)
+    resumed = grouped.toy_scan(policy, seeds, scanners=scanners, state=state)
+    assert record(resumed) == record(grouped.toy_scan(policy, seeds))
     rest = np.concatenate(toy.ADDED[at_round:]).tolist()
     assert [s.measured for s in scanners.values()] == [rest] * 3
     assert record(load_scan(state, policy)) == record(resumed)
@@ -340,12 +308,12 @@ def test_power_cut_of_a_group_is_resumed(toy, whole, tmp_path, at_round, at_case
 
 @pytest.mark.parametrize("unit", ["case", "group", "whole-group"])
 def test_cut_after_every_round_gives_the_same_record(tmp_path, unit):
-    policy, cases = planned(unit), groups_of(NEW)[0]
-    outputs, targets = NEW.outputs[:, cases], NEW.targets[cases]
+    policy, cases = grouped.planned(unit), grouped.groups_of(grouped.NEW)[0]
+    outputs, targets = grouped.NEW.outputs[:, cases], grouped.NEW.targets[cases]
     steps = {"recover": recover, "task": lambda images: images, "samples": 8, "scan_id": "7"}
-    whole, k, scan = scan_stored(policy, outputs, targets), 0, None
+    whole, k, scan = grouped.scan_stored(policy, outputs, targets), 0, None
     while scan is None:
-        scanners = scanners_of(outputs, targets)
+        scanners = grouped.scanners_of(outputs, targets)
         try:
             for i in range(len(cases)):
                 cut_off(scanners, k + 1, i)
@@ -360,7 +328,7 @@ def test_cut_after_every_round_gives_the_same_record(tmp_path, unit):
 def half_done_group(whole, state, **options):
     policy, seeds = whole
     with pytest.raises(PowerCutError):
-        toy_scan(policy, seeds, scanners=cut_off(toy_scanners(seeds), 2, 0),
+        grouped.toy_scan(policy, seeds, scanners=cut_off(grouped.toy_scanners(seeds), 2, 0),
                  state=state, **options)  # fmt: skip
     return policy, seeds
 
@@ -370,19 +338,17 @@ def test_state_of_other_cases_is_refused(whole, tmp_path):
     policy, seeds = half_done_group(whole, state)
     for other in (range(seeds[0] + 3, seeds[0] + 6), seeds[::-1], seeds[:2]):
         with refused("resume.mismatch"):
-            toy_scan(policy, other, state=state)
+            grouped.toy_scan(policy, other, state=state)
 
 
 def test_group_and_case_share_no_state(toy, toy_policy, tmp_path):
     scanners = {"a": toy.scanner_of(1000)}
     toy.scan(scanners, policy=toy_policy, state=tmp_path / "group.json")
     toy.scan(scanners["a"], policy=toy_policy, case="a", state=tmp_path / "case.json")
-    with refused("resume.mismatch"):
-        toy.scan(scanners["a"], policy=toy_policy, case="a", state=tmp_path / "group.json")
-    with refused("resume.mismatch"):
-        toy.scan(scanners, policy=toy_policy, state=tmp_path / "case.json")
-    with refused("resume.mismatch"):
-        toy.scan(scanners["a"], policy=toy_policy, case="b", state=tmp_path / "case.json")
+    one = scanners["a"]
+    for scanner, case, name in ((one, "a", "group"), (scanners, None, "case"), (one, "b", "case")):
+        with refused("resume.mismatch"):
+            toy.scan(scanner, policy=toy_policy, case=case, state=tmp_path / f"{name}.json")
 
 
 DAMAGES = {
@@ -403,15 +369,14 @@ def test_damaged_record_of_a_group_is_refused(whole, tmp_path, change, code):
     change(stored)
     write_json(state, stored)
     with refused(code):
-        toy_scan(policy, seeds, state=state)
+        grouped.toy_scan(policy, seeds, state=state)
 
 
 def test_pieces_of_fewer_cases_are_refused(whole, tmp_path):
-    state = tmp_path / "scan.json"
-    policy, seeds = half_done_group(whole, state)
+    policy, seeds = half_done_group(whole, tmp_path / "scan.json")
     path = tmp_path / "scan.json-round1.npz"
     with np.load(path) as stored:
         arrays = {name: stored[name] for name in stored if not name.startswith("case 1 ")}
     np.savez(path, **arrays)
     with refused("file.damaged"):
-        toy_scan(policy, seeds, state=state)
+        grouped.toy_scan(policy, seeds, state=tmp_path / "scan.json")

@@ -23,7 +23,6 @@ def small_policy(small):
 
 @pytest.fixture
 def serving(small, small_policy, tmp_path):
-    """Start services; all of them are stopped in the end."""
     from taskuq.service._server import Service
     from taskuq.service._session import ServiceModel
 
@@ -48,7 +47,6 @@ def serving(small, small_policy, tmp_path):
 
 @pytest.fixture
 def connect():
-    """Connect to services; all connections are closed in the end."""
     from taskuq.service._mrd import Connection, StreamLimits
 
     opened = []

@@ -125,7 +125,6 @@ def serve(folder, port):
 
 
 def acquired(policy, number, slice_, **options):
-    """The same slice, scanned by acquire."""
     scanner = SimulatedMRIScanner(image(1000 + 10 * number + slice_), MASKS, RATES)
     return tq.acquire(policy, scanner, recover=recover, task=task, samples=SAMPLES,
                       case=f"patient-{number}-slice-{slice_}", **options)  # fmt: skip

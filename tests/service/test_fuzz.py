@@ -9,7 +9,7 @@ import pytest
 
 from taskuq.service import _replay as replay
 from taskuq.service._mrd import ACQUISITION, HEADER, IMAGE, StreamLimits, header_xml
-from taskuq.service._replay import _StoredScan, replay_scan
+from taskuq.service._replay import replay_scan
 
 pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 MESSAGES = 2400
@@ -83,26 +83,3 @@ def test_2400_malformed_messages_stop_nothing(small, small_policy, serving, conn
         assert decision["lower"] == [
             *small.acquired(small_policy, 2, slice_).rounds[-1].to_dict()["lower"]
         ]
-
-
-def test_stored_decisions_need_the_stored_lines(small, serving, connect):
-    service = serving(policy=small.policy(width=0.1), limits=StreamLimits(message=2**20, idle=2.0))
-    known = small.scan_of(1)
-    played = replay_scan(known, "127.0.0.1", service.port)
-    assert any(one["acceleration"] > 1 for one in played.decisions.values())
-    rng, told = np.random.default_rng(9), []
-    for number in range(20):
-        # Whole lines too, of another patient: none of them was stored.
-        scan = _StoredScan(known.header, small.scan_of(500 + number).kspace)
-        messages = []
-        for _ in range(40):
-            line = scan.line(int(rng.integers(3)), int(rng.integers(16)))
-            whole, spoilt = small.raw(ACQUISITION, line), changed(rng, scan, small)
-            messages.append(spoilt if rng.random() < 0.1 else whole)
-        told += images(connect(service), scan.header, messages)
-
-    assert told == []
-    again = replay_scan(known, "127.0.0.1", service.port)
-    assert [d["upper"] for d in again.decisions.values()] == [
-        d["upper"] for d in played.decisions.values()
-    ]

@@ -12,7 +12,7 @@ from raising import refused
 from taskuq.measure._mri import _combine_columns
 from taskuq.service import _mrd as mrd
 from taskuq.service._mrd import ACQUISITION, HEADER, Geometry, header_xml, remove_oversampling
-from taskuq.service._replay import replay_scan
+from taskuq.service._replay import read_mrd, replay_scan
 from taskuq.service._session import policy_geometry
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
@@ -256,8 +256,10 @@ def test_other_lines_are_refused_by_field(small, serving, connect, name):
     lines = sorted(lines_of(scan), key=lambda line: line.idx.kspace_encode_step_1 == FIRST)
     lines = [change(line) for line in lines]
     assert FIRST in small.COLUMNS[0]
-    images, texts = answers(small, connect(serving()), header_xml(scan.header), lines)
+    service = serving()
+    images, texts = answers(small, connect(service), header_xml(scan.header), lines)
     require_undecided(images, field)
+    assert service.counts["refused lines"] == (1 if name.startswith("one ") else SIZE)
     assert any(field in json.loads(text)["message"] for text in texts)
 
 
@@ -434,3 +436,53 @@ def test_noise_prewhitens_only_a_prewhitened_policy(
     again = serving(geometry=geometry, folder=tmp_path / "without")
     none, texts = answers(small, connect(again), xml, lines[1:])
     require_undecided(none, "noise scans")
+
+
+BESIDE = [
+    "IS_NOISE_MEASUREMENT", "IS_PARALLEL_CALIBRATION", "IS_NAVIGATION_DATA", "IS_PHASECORR_DATA",
+    "IS_HPFEEDBACK_DATA", "IS_DUMMYSCAN_DATA", "IS_RTFEEDBACK_DATA",
+    "IS_SURFACECOILCORRECTIONSCAN_DATA", "IS_PHASE_STABILIZATION",
+    "IS_PHASE_STABILIZATION_REFERENCE",
+]  # fmt: skip
+UNFIT = [
+    "IS_REVERSE", "COMPRESSION1", "COMPRESSION2", "COMPRESSION3", "COMPRESSION4",
+    "kspace_encode_step_2", "average", "contrast", "phase", "repetition", "set",
+]  # fmt: skip
+FINE = ["IS_PARALLEL_CALIBRATION_AND_IMAGING", "FIRST_IN_SLICE", "LAST_IN_REPETITION", "segment"]
+
+
+def marked(line, mark):
+    if hasattr(line.idx, mark):
+        setattr(line.idx, mark, 3)
+    else:
+        line.set_flag(getattr(ismrmrd, f"ACQ_{mark}"))
+    return line
+
+
+def test_noise_changes_no_decision(small, small_policy, serving, connect):
+    scan, wire = small.scan_of(3, slices=1), connect(serving())
+    wire.send(HEADER, header_xml(scan.header))
+    for column in range(SIZE):
+        for mark in BESIDE:
+            noise = marked(scan.line(0, column), mark)
+            noise.data[:] = 1
+            wire.send(ACQUISITION, noise)
+        mark = FINE[column % len(FINE)]
+        wire.send(ACQUISITION, marked(scan.line(0, column), mark))
+    decisions, _ = small.heard(wire)
+    alone = small.acquired(small_policy, 3, 0).rounds
+    assert [d["upper"] for d in decisions] == [r.to_dict()["upper"] for r in alone]
+    assert [d["fault"] for d in decisions] == [None] * len(alone)
+
+
+def test_noise_in_a_file_is_skipped(small, tmp_path):
+    scan = small.scan_of(4, slices=1)
+    with ismrmrd.Dataset(str(tmp_path / "scan.h5"), "dataset", create_if_needed=True) as file:
+        file.write_xml_header(header_xml(scan.header).encode())
+        for column in range(SIZE):
+            for mark in (BESIDE + UNFIT)[column::SIZE]:
+                other = marked(scan.line(0, column), mark)
+                other.data[:] = 1
+                file.append_acquisition(other)
+            file.append_acquisition(scan.line(0, column))
+    assert np.array_equal(read_mrd(tmp_path / "scan.h5").kspace[0], scan.kspace[0])

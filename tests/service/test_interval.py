@@ -1,5 +1,3 @@
-"""Exported intervals: JSON, DICOM, and their guarantee."""
-
 import json
 from pathlib import Path
 
@@ -12,11 +10,7 @@ from taskuq._io import read_json
 from taskuq.cli.app import main
 from taskuq.scan._audit import read_audit_log
 from taskuq.scan._state import Scan, load_scan
-from taskuq.service._interval import (
-    _dicom_report,
-    _interval_record,
-    stored_interval,
-)
+from taskuq.service._interval import _dicom_report, _interval_record, stored_interval
 from taskuq.service._replay import format_summary, replay_scan, summarise
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
@@ -58,7 +52,6 @@ def record(scanned):
 
 @pytest.fixture
 def image():
-    """An MR image that travels with pydicom."""
     pytest.importorskip("highdicom", reason="the extra dicom is not installed")
     from pydicom.data import get_testdata_file
 
@@ -87,7 +80,12 @@ def number(item):
     return float(measured.get("FloatingPointValue", measured.NumericValue))
 
 
-def test_record_follows_its_schema(record, scanned):
+def test_record_equals_the_scan_and_follows_its_schema(record, scanned):
+    scan = load_scan(scanned / "scan.json", tq.load_policy(scanned / "policy.json"))
+    (task,) = record["tasks"]
+    assert (task["lower"], task["upper"]) == (scan.interval.lower, scan.interval.upper)
+    assert task["lower"] <= task["value"] <= task["upper"]
+    assert record["scan_id"] == "MR-7"
     jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads((ROOT / "docs/schemas/interval.json").read_text())
     written = json.loads((scanned / "interval.json").read_text())
@@ -95,15 +93,6 @@ def test_record_follows_its_schema(record, scanned):
     jsonschema.validate(written, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**written, "alpha": 2}, schema)
-
-
-def test_record_equals_the_scan(record, scanned):
-    scan = load_scan(scanned / "scan.json", tq.load_policy(scanned / "policy.json"))
-    (task,) = record["tasks"]
-    assert task["lower"] == float(scan.interval.lower)
-    assert task["upper"] == float(scan.interval.upper)
-    assert task["lower"] <= task["value"] <= task["upper"]
-    assert record["scan_id"] == "MR-7"
 
 
 def test_unfinished_scan_has_no_interval(scanned):

@@ -1,5 +1,3 @@
-"""Operations: configuration, logs, health, metrics, deployment, foreign clients and files."""
-
 import json
 import re
 import shutil
@@ -15,17 +13,7 @@ import pytest
 
 from raising import refused
 from taskuq.cli.app import main
-from taskuq.service._mrd import (
-    ACQUISITION,
-    CONFIG_TEXT,
-    HEADER,
-    IMAGE,
-    Geometry,
-    Message,
-    StreamLimits,
-    header_xml,
-    read_header,
-)
+from taskuq.service import _mrd as mrd
 from taskuq.service._operations import ServeConfig, open_log, read_serve_config
 from taskuq.service._replay import _decision, read_mrd, replay_scan
 from taskuq.service._server import FAILING
@@ -44,29 +32,27 @@ def get(service, path="/"):
 
 
 def test_configuration_holds_everything_that_serve_takes(tmp_path):
+    deployed = read_serve_config({"policy": DEPLOY / "service.toml"})
+    assert deployed.shadow
+    assert deployed.geometry.unrecorded == []
+    assert mrd.Geometry().unrecorded == ["coils", "matrix", "field_of_view"]
     from inspect import signature
 
     from taskuq.cli.service import serve
 
     options = set(signature(serve).parameters)
     names = set(ServeConfig.__dataclass_fields__) - {"geometry"}
-    assert options == names | set(Geometry.__dataclass_fields__)
+    assert options == names | set(mrd.Geometry.__dataclass_fields__)
     path = tmp_path / "service.toml"
     path.write_text('policy = "p.json"\nport = 5\n[geometry]\ncoils = 4\nmatrix = [8, 6]\n')
     config = read_serve_config({"policy": path, "port": 7, "field_of_view": (1.0, 2.0, 3.0)})
     assert (config.policy, config.port, config.host) == (Path("p.json"), 7, HOST)
-    assert config.geometry == Geometry(4, (8, 6), (1.0, 2.0, 3.0))
+    assert config.geometry == mrd.Geometry(4, (8, 6), (1.0, 2.0, 3.0))
     for text, code in (("port = 9002", "config.missing"), ('policy = "p"\nprot = 1', "config.key"),
                        ('policy = "p"\nport = -1', "value.invalid")):  # fmt: skip
         path.write_text(text)
         with refused(code):
             read_serve_config({"policy": path})
-
-
-def test_deployed_configuration_is_read():
-    config = read_serve_config({"policy": DEPLOY / "service.toml"})
-    assert config.shadow
-    assert config.geometry.unrecorded == []
 
 
 def test_log_is_json_lines_without_patients(small, serving, tmp_path):
@@ -153,7 +139,6 @@ LABEL = {
 
 
 def require_shape(value, shape):
-    """Require the fields of the documented label, with their types, and no others."""
     if not isinstance(shape, dict):
         assert type(value) is shape
         return
@@ -184,7 +169,7 @@ def test_openrecon_label_has_the_documented_fields():
 @pytest.mark.parametrize("given", [True, "true", False, None])
 def test_clients_can_turn_on_shadow_mode(small, serving, connect, given):
     scan, wire = small.scan_of(1, slices=1), connect(serving(policy=small.policy(width=0.5)))
-    wire.send(CONFIG_TEXT, json.dumps({"parameters": {"shadow": given}}))
+    wire.send(mrd.CONFIG_TEXT, json.dumps({"parameters": {"shadow": given}}))
     small.begin(wire, scan, range(small.SIZE))
     (decision, *_), _ = small.heard(wire)
     assert decision["would_stop"] == "true"
@@ -193,16 +178,16 @@ def test_clients_can_turn_on_shadow_mode(small, serving, connect, given):
 
 
 def test_long_texts_and_slow_messages_end_the_connection(small, serving, connect):
-    service = serving(limits=StreamLimits(text=1000, grace=0.2, pace=10**6))
+    service = serving(limits=mrd.StreamLimits(text=1000, grace=0.2, pace=10**6))
     wire = connect(service)
-    wire.send(HEADER, "x" * 1001)
+    wire.send(mrd.HEADER, "x" * 1001)
     assert "at most 1000" in wire.read().content
     assert small.ends_undecided(wire)
-    service = serving(limits=StreamLimits(grace=0.3, pace=10**6))
+    service = serving(limits=mrd.StreamLimits(grace=0.3, pace=10**6))
     wire, scan = connect(service), small.scan_of(1, slices=1)
-    wire.send(HEADER, header_xml(scan.header))
+    wire.send(mrd.HEADER, mrd.header_xml(scan.header))
     assert "send these lines" in wire.read().content
-    line = small.raw(ACQUISITION, scan.line(0, 0))
+    line = small.raw(mrd.ACQUISITION, scan.line(0, 0))
     with pytest.raises(OSError):  # noqa: PT012
         # Bytes keep coming, so that the connection is never idle.
         for k in range(len(line)):
@@ -212,13 +197,13 @@ def test_long_texts_and_slow_messages_end_the_connection(small, serving, connect
 
 
 def test_messages_without_lines_are_idle(small, serving, connect):
-    service = serving(limits=StreamLimits(idle=0.5))
+    service = serving(limits=mrd.StreamLimits(idle=0.5))
     wire, scan = connect(service), small.scan_of(1, slices=1)
-    wire.send(HEADER, header_xml(scan.header))
+    wire.send(mrd.HEADER, mrd.header_xml(scan.header))
     assert "send these lines" in wire.read().content
     with pytest.raises(OSError):  # noqa: PT012
         for _ in range(600):
-            wire.send(CONFIG_TEXT, "still here")
+            wire.send(mrd.CONFIG_TEXT, "still here")
             time.sleep(0.1)
 
 
@@ -248,14 +233,14 @@ def test_stock_client_is_answered(small, small_policy, serving):
     scan = small.scan_of(3, slices=2)
     lines = [scan.line(k, column) for k in range(2) for column in range(small.SIZE)]
     service = serving()
-    found = stock_client(service.port, header_xml(scan.header), lines)
-    images = [_decision(Message(IMAGE, one)) for one in found if not isinstance(one, str)]
+    found = stock_client(service.port, mrd.header_xml(scan.header), lines)
+    images = [_decision(mrd.Message(mrd.IMAGE, one)) for one in found if not isinstance(one, str)]
     for k in range(2):
         mine = [one for one in images if one["slice"] == k]
         alone = small.acquired(small_policy, 3, k).rounds
         assert [one["upper"] for one in mine] == [r.to_dict()["upper"] for r in alone]
     # Of a scan that is refused it hears at once, before all lines are read.
-    radial = header_xml(scan.header).replace("cartesian", "radial")
+    radial = mrd.header_xml(scan.header).replace("cartesian", "radial")
     (_, image) = stock_client(service.port, radial, lines)
     assert image.meta["taskuq_decision"] == "continue"
     assert "trajectory" in image.meta["taskuq_fault"]
@@ -284,7 +269,7 @@ def test_files_of_the_ismrmrd_generator(small, serving, tmp_path, options, code,
         options = ""
     given = ["-m", sizes["matrix"], "-c", sizes["coils"], *options.split(), "-o", str(path)]
     subprocess.run([GENERATOR, *given], check=True, capture_output=True)
-    geometry = Geometry(2, (16, 16), (300.0, 300.0, 6.0))
+    geometry = mrd.Geometry(2, (16, 16), (300.0, 300.0, 6.0))
     service = serving(geometry=geometry)
     if code is not None:
         with refused(code, words):
@@ -303,4 +288,4 @@ def test_files_of_the_ismrmrd_generator(small, serving, tmp_path, options, code,
 def test_ids_with_other_letters_survive(small):
     scan = small.scan_of(1)
     header = type(scan.header)("MR-Größe", "Ärztin", scan.header.shape, 1)
-    assert read_header(header_xml(header)) == header
+    assert mrd.read_header(mrd.header_xml(header)) == header

@@ -1,5 +1,3 @@
-"""Replay of MRD files: what is read, sent and counted."""
-
 import json
 import time
 

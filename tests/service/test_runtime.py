@@ -1,5 +1,3 @@
-"""Exported runtime: equal to its networks, refused if damaged or mismatched."""
-
 import copy
 import subprocess
 import sys

@@ -1,10 +1,13 @@
-"""Tables of the README and of the results pages, compared with their records."""
+"""Tables and figures of the README and of the results pages, compared with their records."""
 
 import csv
+import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from studies import paper, pictures, samplers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +26,6 @@ def blocks(document):
 def test_tables_of_the_paper_are_those_of_its_records(run):
     found = blocks(RESULTS / "paper.md")
     expected = paper.tables(paper.read_records(RESULTS / run))
-
     assert set(expected) == set(paper.TABLES)
     assert {name: found[f"{run} {name}"] for name in expected} == expected
 
@@ -44,7 +46,6 @@ def test_lengths_on_real_data_are_those_of_the_csv_file():
     with (RESULTS / "lgg-lengths.csv").open(newline="") as file:
         columns, *rows = csv.reader(file)
     adversarial = [row[1:] for row in rows if row[0] == "adversarial"]
-
     assert blocks(RESULTS / "real-data.md")["lengths"] == paper.markdown(columns[1:], adversarial)
 
 
@@ -60,12 +61,30 @@ def test_a_changed_number_is_detected(tmp_path):
     text = (RESULTS / "samplers.md").read_text()
     page = tmp_path / "samplers.md"
     page.write_text(text.replace("25.9, 0.784", "26.0, 0.784"))
-
     assert blocks(page)["quality"] != samplers.quality()
 
 
 @pytest.mark.parametrize("page", sorted(RESULTS.glob("*.md")), ids=lambda page: page.stem)
 def test_every_downloaded_file_is_there(page):
     linked = re.findall(r"\]\(([\w/-]+\.csv)\)", page.read_text())
-
     assert [name for name in linked if not (RESULTS / name).is_file()] == []
+
+
+@pytest.mark.parametrize("name", ["first-screen.png", "scan.png"])
+def test_figures_of_the_readme_exist_and_are_small(name):
+    path = ROOT / "docs/figures" / name
+    assert path.stat().st_size <= pictures.LARGEST
+    assert f"docs/figures/{name}" in (ROOT / "README.md").read_text()
+
+
+def test_a_figure_that_stays_large_is_refused(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (900, 900, 3), dtype=np.uint8)
+    with pytest.raises(SystemExit, match="more than"):
+        pictures.save_small(Image.fromarray(noise), tmp_path / "noise.png")
+
+
+def test_a_short_run_is_refused_first(tmp_path, monkeypatch):
+    (tmp_path / "simulate.json").write_text(json.dumps({"trials": 9_999}))
+    monkeypatch.setattr(pictures, "first_screen", pytest.fail)
+    with pytest.raises(SystemExit, match="9999 random splits"):
+        pictures.main([str(tmp_path)])

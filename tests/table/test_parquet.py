@@ -4,8 +4,6 @@ import json
 import multiprocessing
 import os
 import pickle
-import signal
-import struct
 import subprocess
 import sys
 import zipfile
@@ -20,13 +18,7 @@ import pytest
 import taskuq as tq
 from raising import refused
 from taskuq._io import with_checksum, write_json
-from taskuq.table._parquet import (
-    CASE_LIST,
-    TableHeader,
-    TableWriter,
-    _shard_paths,
-    write_case_list,
-)
+from taskuq.table._parquet import CASE_LIST, TableHeader, TableWriter, _shard_paths, write_case_list
 
 HEADER = TableHeader(accelerations=(4.0, 2.0), samples=3, provenance={"sizes": (1, 2)})
 
@@ -54,6 +46,9 @@ def test_run_resumes_where_it_stopped(tmp_path):
     first = TableWriter(tmp_path, HEADER)
     write(first, ["case 1", "case 2"], 4.0)
     write(first, ["case 2"], 2.0)
+    begun = tq.TaskOutputs.load(tmp_path)
+    assert_holds(begun, ["case 2"])
+    assert begun.missing_cases == ("case 1",)
     second = TableWriter(tmp_path, HEADER)
     todo = {(c, R) for c in ("case 1", "case 2", "case 3") for R in (4.0, 2.0)} - second.finished()
     assert todo == {("case 1", 2.0), ("case 3", 4.0), ("case 3", 2.0)}
@@ -70,15 +65,6 @@ def test_case_written_twice_counts_once(tmp_path):
     assert_holds(tq.TaskOutputs.load(tmp_path), ["case 1", "case 2"])
 
 
-def test_cases_without_all_rounds_are_missing(tmp_path):
-    writer = TableWriter(tmp_path, HEADER)
-    write(writer, ["case 1", "case 2"], 4.0)
-    write(writer, ["case 2"], 2.0)
-    table = tq.TaskOutputs.load(tmp_path)
-    assert_holds(table, ["case 2"])
-    assert table.missing_cases == ("case 1",)
-
-
 def test_half_written_files_are_not_part_of_the_table(tmp_path):
     writer = TableWriter(tmp_path, HEADER)
     paths = [write(writer, ["case 1"], R) for R in (4.0, 2.0)]
@@ -88,16 +74,11 @@ def test_half_written_files_are_not_part_of_the_table(tmp_path):
     assert _shard_paths(tmp_path) == sorted(paths)
 
 
-def test_failed_write_leaves_nothing(tmp_path):
-    writer = TableWriter(tmp_path, HEADER)
+def test_another_header_or_shape_is_refused(tmp_path):
+    TableWriter(tmp_path, HEADER)
     with refused("shape.mismatch"):
-        writer.write(["case 1"], 4.0, np.zeros((1, 2)), [0.0])
+        TableWriter(tmp_path, HEADER).write(["case 1"], 4.0, np.zeros((1, 2)), [0.0])
     assert [path.name for path in tmp_path.iterdir()] == ["table.json"]
-
-
-def test_another_header_is_refused_and_the_same_is_not(tmp_path):
-    TableWriter(tmp_path, HEADER)
-    TableWriter(tmp_path, HEADER)
     with refused("resume.mismatch"):
         TableWriter(tmp_path, TableHeader(accelerations=(4.0, 2.0), samples=4))
 
@@ -109,46 +90,6 @@ def test_groups_and_labels_travel_with_their_cases(tmp_path):
     table = tq.TaskOutputs.load(tmp_path)
     assert table.group.tolist() == ["a", "b"]
     assert table.label.tolist() == [1, 2]
-
-
-WRITE_FOR_EVER = """
-import itertools, sys
-import numpy as np
-from taskuq.table._parquet import TableHeader, TableWriter
-
-writer = TableWriter(sys.argv[1], TableHeader(accelerations=(2.0,), samples=64))
-for i in itertools.count():
-    cases = [f"{i:05d} {j:05d}" for j in range(2000)]
-    values = np.repeat(np.arange(2000.0)[:, None], 64, axis=1)
-    writer.write(cases, 2.0, values, np.arange(2000.0))
-    print(i, flush=True)
-"""
-
-
-def _kill_after(folder, shards):
-    writer = subprocess.Popen(
-        [sys.executable, "-c", WRITE_FOR_EVER, str(folder)], stdout=subprocess.PIPE
-    )
-    try:
-        for _ in range(shards):
-            writer.stdout.readline()
-    finally:
-        os.kill(writer.pid, signal.SIGKILL)
-        writer.wait()
-        writer.stdout.close()
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs a system that can kill")
-def test_killed_writer_leaves_only_whole_shards(tmp_path):
-    for shards in (1, 2):
-        _kill_after(tmp_path, shards)
-        table = tq.TaskOutputs.load(tmp_path)
-        number = np.array([int(case.split()[1]) for case in table.case], dtype=float)
-        assert table.cases % 2000 == 0
-        assert table.cases > 0
-        assert table.missing_cases == ()
-        np.testing.assert_array_equal(table.outputs[0], np.repeat(number[:, None], 64, axis=1))
-        np.testing.assert_array_equal(table.targets, number)
 
 
 RNG = np.random.default_rng(5)
@@ -168,7 +109,6 @@ def folder(tmp_path):
 
 
 def header(folder, **changes):
-    """Change the header, and its checksum with it."""
     path = folder / "table.json"
     path.write_text(json.dumps(with_checksum(json.loads(path.read_text()) | changes)))
 
@@ -249,26 +189,19 @@ FOREIGN = {
 
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_foreign_shard_is_refused(folder, kind):
+    pq.write_table(pa.table(COLUMNS), _shard_paths(folder)[0])
+    np.testing.assert_array_equal(tq.TaskOutputs.load(folder).outputs, X)
     columns = {k: v for k, v in (COLUMNS | FOREIGN[kind]).items() if v is not None}
     pq.write_table(pa.table(columns), _shard_paths(folder)[0])
     codes = ("table.column", "samples.mismatch", "value.nonfinite", "file.damaged")
     refuses(tq.TaskOutputs.load, folder, *codes)
 
 
-def test_foreign_shard_of_the_right_columns_is_read(folder):
-    pq.write_table(pa.table(COLUMNS), _shard_paths(folder)[0])
-    np.testing.assert_array_equal(tq.TaskOutputs.load(folder).outputs, X)
-
-
-def npy(array, shape=None, version=(1, 0)):
+def npy(array, shape=None):
     """The bytes of a .npy file, whose header may claim another shape."""
     file = BytesIO()
     description = {"descr": "<f8", "fortran_order": False, "shape": shape or array.shape}
-    write = {
-        (1, 0): np.lib.format.write_array_header_1_0,
-        (2, 0): np.lib.format.write_array_header_2_0,
-    }
-    write[version](file, description)
+    np.lib.format.write_array_header_1_0(file, description)
     return file.getvalue() + np.asarray(array, "<f8").tobytes()
 
 
@@ -279,14 +212,6 @@ def archive(path, **members):
     return path
 
 
-@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
-def test_npz_with_a_false_header_is_refused(tmp_path, version):
-    path = archive(
-        tmp_path / "lie.npz", outputs=npy(np.zeros((5, 3)), (10**9, 10**5), version), targets=npy(Z)
-    )
-    refuses(tq.TaskOutputs.load, path, "file.damaged")
-
-
 @pytest.mark.parametrize(
     ("members", "code"),
     [
@@ -294,6 +219,7 @@ def test_npz_with_a_false_header_is_refused(tmp_path, version):
         ({}, "table.column"),
         ({"outputs": b"not an array", "targets": npy(Z)}, "file.format"),
         ({"outputs": npy(np.zeros((4, 3))), "targets": npy(Z)}, "shape.mismatch"),
+        ({"outputs": npy(np.zeros((5, 3)), (10**9, 10**5)), "targets": npy(Z)}, "file.damaged"),
     ],
 )
 def test_incomplete_npz_is_refused(tmp_path, members, code):
@@ -321,18 +247,6 @@ def test_other_files_are_refused(tmp_path):
     for name, content in (("text.npz", b"hello"), ("empty.npz", b""), ("one.npy", npy(Z))):
         (tmp_path / name).write_bytes(content)
         refuses(tq.TaskOutputs.load, tmp_path / name, "file.format")
-
-
-def test_damaged_archive_is_refused(tmp_path):
-    path = tq.TaskOutputs(X, Z, [4.0]).save(tmp_path / "table.npz")
-    content = bytearray(path.read_bytes())
-    with zipfile.ZipFile(path) as file:
-        offset = file.infolist()[0].header_offset
-    name, extra = struct.unpack("<HH", content[offset + 26 : offset + 30])
-    start = offset + 30 + name + extra
-    content[start : start + 20] = b"\xff" * 20
-    path.write_bytes(content)
-    refuses(tq.TaskOutputs.load, path, "file.format")
 
 
 class Bomb:
@@ -416,14 +330,6 @@ def test_false_number_of_samples_is_refused(tmp_path, claimed):
         tq.TaskOutputs.load(folder)
 
 
-def test_shard_with_fewer_samples_is_refused(tmp_path):
-    folder = table_of(tmp_path / "t", 32)
-    few = _shard_paths(table_of(tmp_path / "few", 16))[0]
-    few.rename(folder / few.name)
-    with refused("resume.mismatch"):
-        tq.TaskOutputs.load(folder)
-
-
 def test_unequal_lists_with_a_false_schema_are_refused(tmp_path):
     folder = table_of(tmp_path / "t", 3)
     (shard,) = _shard_paths(folder)
@@ -451,8 +357,6 @@ def test_very_long_name_is_refused(tmp_path):
 
 CASES = 50_000
 
-# A million cases may take 2 GB; a tenth of them, a tenth. Reading takes 0.10 to 0.12 GB, and 0.18
-# with one copy too many, which this bound sees.
 ALLOWED = 1.5e9 * CASES / 1e6
 
 SCRIPT = """
@@ -531,14 +435,10 @@ def begun_by_two(folder, seeds):
 
 
 def test_one_of_two_writers_with_other_seeds_is_accepted(tmp_path):
-    first, second = begun_by_two(tmp_path, (1, 2))
-
+    assert begun_by_two(tmp_path / "one seed", (1, 1)) == [list(range(PAIRS))] * 2
+    first, second = begun_by_two(tmp_path / "two", (1, 2))
     assert not set(first) & set(second)
     assert set(first) | set(second) == set(range(PAIRS))
-
-
-def test_two_writers_with_one_seed_are_accepted(tmp_path):
-    assert begun_by_two(tmp_path, (1, 1)) == [list(range(PAIRS))] * 2
 
 
 def test_header_is_not_written_through_a_link(tmp_path):
@@ -552,6 +452,5 @@ def test_header_is_not_written_through_a_link(tmp_path):
 def test_pipe_among_shards_is_refused(tmp_path):
     tq.TaskOutputs(np.zeros((1, 2, 3)), np.zeros(2), (4.0,)).save(tmp_path / "t")
     os.mkfifo(tmp_path / "t" / "part-000009-pipe.parquet")
-
     with refused("file.format"):
         tq.TaskOutputs.load(tmp_path / "t")

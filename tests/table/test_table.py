@@ -1,5 +1,3 @@
-"""Tables: files, selections, sums of groups, accepted inputs."""
-
 import math
 
 import numpy as np
@@ -10,15 +8,16 @@ from hypothesis import strategies as st
 
 import taskuq as tq
 from raising import refused
+from taskuq._config import from_toml_table
 from taskuq.cli.app import main
 from taskuq.table._table import suggest_range, sum_groups
+from taskuq.table._terminology import MRI, Terminology, as_terminology, round_label
 
 RNG = np.random.default_rng(3)
 PARTS = ("outputs", "targets", "accelerations", "group", "site", "label", "case")
 
 
 def table(rounds=2, cases=6, samples=3, tasks=None, round_targets=False, ids="strings", **extra):
-    """A table whose outputs are float32, as files keep them."""
     shape = (rounds, cases, samples) + (() if tasks is None else (tasks,))
     targets = (rounds,) * round_targets + (cases,) + (() if tasks is None else (tasks,))
     names = {} if tasks is None else {"task_names": [f"tear {k}" for k in range(tasks)]}
@@ -31,13 +30,8 @@ def table(rounds=2, cases=6, samples=3, tasks=None, round_targets=False, ids="st
             "site": [f"hospital {i // 4}" for i in numbers] if text else numbers // 4,
             "label": ["tear", "none"] * (cases // 2) if text else numbers % 2,
         }
-    return tq.TaskOutputs(
-        RNG.random(shape).astype(np.float32),
-        RNG.random(targets),
-        accelerations=[8.0, 4.0, 2.0][:rounds],
-        **names,
-        **extra,
-    )
+    given = {"targets": RNG.random(targets), "accelerations": [8.0, 4.0, 2.0][:rounds]}
+    return tq.TaskOutputs(RNG.random(shape).astype(np.float32), **given | names | extra)
 
 
 def assert_same(one, other):
@@ -60,6 +54,8 @@ KINDS = {
     "numbers as ids": {"ids": "numbers"},
     "range and provenance": {"task_range": (0, 1), "provenance": {"seed": 3, "sizes": [1, 2]}},
     "half-open range": {"task_range": (-1, np.inf)},
+    "missing cases": {"missing_cases": ["b", "d"]},
+    "no targets": {"targets": None},
 }
 
 
@@ -67,28 +63,18 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_table_survives_a_file(kind, name, tmp_path):
     before = table(**KINDS[kind])
-    assert_same(tq.TaskOutputs.load(before.save(tmp_path / name)), before)
-
-
-@pytest.mark.parametrize("name", ["table.npz", "folder"])
-def test_table_without_ids_survives_a_file(name, tmp_path):
-    before = tq.TaskOutputs(RNG.random((5, 2)).astype(np.float32), RNG.random(5))
     after = tq.TaskOutputs.load(before.save(tmp_path / name))
-    np.testing.assert_array_equal(after.outputs, before.outputs)
-    np.testing.assert_array_equal(after.targets, before.targets)
-    assert np.isnan(after.accelerations).all()
-    assert after.group is None
-    assert after.label is None
-
-
-@pytest.mark.parametrize("name", ["table.npz", "folder"])
-def test_table_without_targets_survives_a_file(name, tmp_path):
-    before = tq.TaskOutputs(RNG.random((2, 5, 3)).astype(np.float32), accelerations=[4, 2])
-    after = tq.TaskOutputs.load(before.save(tmp_path / name))
-    assert not before.has_targets
-    assert not after.has_targets
-    np.testing.assert_array_equal(after.outputs, before.outputs)
+    assert_same(after, before)
     assert after.select(cases=[1, 2]).cases == 2
+    assert (after.missing_cases, after.has_targets) == (before.missing_cases, before.has_targets)
+
+
+def test_table_without_ids_survives_a_file(tmp_path):
+    numbered = np.arange(5)  # as a folder numbers cases without names
+    before = tq.TaskOutputs(RNG.random((5, 2)).astype(np.float32), RNG.random(5), case=numbered)
+    unnamed = tq.TaskOutputs(before.outputs, before.targets)
+    assert_same(tq.TaskOutputs.load(unnamed.save(tmp_path / "table.npz")), unnamed)
+    assert_same(tq.TaskOutputs.load(unnamed.save(tmp_path / "folder")), before)
 
 
 def test_folder_is_plain_parquet(tmp_path):
@@ -163,15 +149,6 @@ def test_targets_of_a_round():
     assert by_round.rounds_up_to(0).shape[0] == 1
 
 
-def test_missing_cases_survive_a_file(tmp_path):
-    table = tq.TaskOutputs(
-        np.zeros((1, 2, 3)), np.zeros(2), (4.0,), case=["a", "c"], missing_cases=["b", "d"]
-    )
-    again = tq.TaskOutputs.load(table.save(tmp_path / "t"))
-    assert again.missing_cases == ("b", "d")
-    assert list(again.case) == ["a", "c"]
-
-
 def table_whole_groups(rng, groups=60, **more):
     group = np.repeat(np.arange(groups), rng.integers(1, 9, groups))
     areas = rng.gamma(2.0, 100.0, len(group))
@@ -243,21 +220,11 @@ def test_frames_and_paths_are_accepted_as_tables(tmp_path, ask):
 
 
 @pytest.mark.parametrize(
-    ("change", "code"),
-    [
-        (lambda f: f.drop(columns="task"), "table.duplicate"),
-        (lambda f: f.drop(columns="acceleration"), "rounds.invalid"),
-        (lambda f: f.assign(task=["", *f.task[1:]]), "table.column"),
-    ],
-)
-def test_rows_without_a_column_are_refused(change, code):
-    with refused(code):
-        tq.TaskOutputs.load(change(FRAME))
-
-
-@pytest.mark.parametrize(
     ("ask", "code"),
     [
+        (lambda: tq.TaskOutputs.load(FRAME.drop(columns="task")), "table.duplicate"),
+        (lambda: tq.TaskOutputs.load(FRAME.drop(columns="acceleration")), "rounds.invalid"),
+        (lambda: tq.TaskOutputs.load(FRAME.assign(task=["", *FRAME.task[1:]])), "table.column"),
         (lambda: tq.TaskOutputs(np.ones((3, 9)), np.ones(9), (8, 4, 2)), "shape.mismatch"),
         (lambda: tq.TaskOutputs(np.ones((3, 9, 1)), np.ones(9)), "rounds.invalid"),
         (lambda: tq.calibrate(TABLE, **ASKED, task=1), "choice.unknown"),
@@ -273,27 +240,47 @@ def test_incomplete_calls_are_refused(ask, code):
 rng_undeclared = np.random.default_rng(0)
 OUTPUTS, TARGETS = rng_undeclared.random((2, 60, 4)), rng_undeclared.random(60)
 PLAIN = tq.TaskOutputs(OUTPUTS, TARGETS, (8, 4))
-HINT = "no range is declared"
-
-
-@pytest.mark.parametrize(
-    "table",
-    [
-        tq.TaskOutputs(OUTPUTS, TARGETS, (8, 4), task_range=(0, 1)),
-        tq.TaskOutputs(OUTPUTS - 0.1, TARGETS, (8, 4)),
-        tq.TaskOutputs(OUTPUTS, TARGETS * 1.1, (8, 4)),
-    ],
-)
-def test_range_is_suggested_for_probabilities_only(table):
-    assert suggest_range(table) is None
-    assert "--range 0,1 " in suggest_range(PLAIN)
+HINT = "--range 0,1 "
 
 
 @pytest.mark.parametrize("command", ["calibrate", "plan"])
-def test_commands_suggest_a_range(tmp_path, capsys, command):
+def test_commands_suggest_a_range_for_probabilities_only(tmp_path, capsys, command):
+    for outputs, targets in ((OUTPUTS - 0.1, TARGETS), (OUTPUTS, TARGETS * 1.1)):
+        assert suggest_range(tq.TaskOutputs(outputs, targets, (8, 4))) is None
     path = PLAIN.save(tmp_path / "table.npz")
     options = ["--acceleration", "8"] if command == "calibrate" else ["--max-width", "0.5"]
     ends = ["-o", str(tmp_path / "made")]
     for declared in ([], ["--range", "0,1"]):
         main([command, str(path), "--alpha", "0.2", *options, *declared, *ends])
         assert (HINT in capsys.readouterr().err) == (not declared)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ({"image": "x"}, "config.key"),
+        ({"case": ""}, "value.invalid"),
+        ({"case": 3}, "value.invalid"),
+        ({"case": "x" * 61}, "value.invalid"),
+        (7, "config.type"),
+    ],
+)
+def test_wrong_terminology_is_refused(words, code):
+    with refused(code):
+        as_terminology(words)
+
+
+def test_round_without_an_acceleration_has_a_label():
+    assert round_label(np.nan) == "the only round"
+
+
+def test_run_has_the_terminology_of_its_system_or_file():
+    run_module = pytest.importorskip("taskuq.experiments._run")
+    settings = [{}, {"measure": {"kind": "tomography"}}, {"terminology": {"case": "head"}}]
+    found = [
+        run_module._Run(None, None, from_toml_table(run_module.RunConfig, table), None).terminology
+        for table in settings
+    ]
+    assert found[0] == MRI
+    assert found[1].measurement == "view"
+    assert found[2] == Terminology(case="head")

@@ -38,7 +38,6 @@ NETWORKS = {
     "sampler": "width = 4\ndecoder_channels = [4, 4]\n[estimate]\nfolds = 2\n[estimate.network]\n"
     "cascades = 1\nwidth = 2\npools = 2\nsensitivity_width = 2\nsensitivity_pools = 2\n"
     "[estimate.training]\nepochs = 1\nbatch = 2\n[augment]\nrotation = 5",
-    "factor": "start = 1.0",
 }
 
 

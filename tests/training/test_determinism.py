@@ -203,7 +203,6 @@ def configured(folder, name):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Every network, trained by one process and by two."""
     folder = tmp_path_factory.mktemp("trained")
     configs = [str(configured(folder, name)) for name in CONFIGS]
     # The store stays open here: no other program can take its port.
@@ -216,11 +215,8 @@ def trained(tmp_path_factory):
     command, processes = [sys.executable, str(SCRIPT), str(folder / "two"), *configs], []
     for rank in range(2):
         every = {k: str(v) for k, v in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
-        processes.append(
-            subprocess.Popen(
-                command, env={**os.environ, **every}, stderr=subprocess.PIPE, text=True
-            )
-        )
+        pipe = {"stderr": subprocess.PIPE, "text": True}
+        processes.append(subprocess.Popen(command, env={**os.environ, **every}, **pipe))
     threads = torch.get_num_threads()
     try:
         with pytest.MonkeyPatch.context() as patch:
@@ -259,17 +255,6 @@ def test_gradients_of_two_processes_are_those_of_the_batch(trained, name):
         assert {**a, "seconds": 0} == pytest.approx({**b, "seconds": 0}, rel=1e-5, abs=1e-5)
 
 
-class Points:
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, place):
-        return {"x": torch.ones(1)}
-
-
 @pytest.mark.parametrize(
     ("batch", "cases", "code"), [(6, 20, "option.conflict"), (8, 7, "units.few")]
 )
@@ -279,7 +264,7 @@ def test_batch_that_cannot_be_shared_is_refused(tmp_path, batch, cases, code):
     recipe = Recipe("line", net, config, lambda *_: None, lambda *_: {})
     machine = TrainerOptions("cpu", devices=2, nodes=2, progress=False)
     with refused(code):
-        _fit(recipe, Points(cases), Points(2), config, tmp_path, machine=machine)
+        _fit(recipe, range(cases), range(2), config, tmp_path, machine=machine)
     assert not list(tmp_path.iterdir())  # nothing that a better batch would be compared with
 
 
@@ -287,7 +272,6 @@ def test_batch_that_cannot_be_shared_is_refused(tmp_path, batch, cases, code):
     ("length", "batch", "world"), [(10, 6, 3), (7, 7, 7), (9, 8, 8), (64, 8, 2)]
 )
 def test_processes_share_every_batch_of_one(monkeypatch, length, batch, world):
-    """Each case is seen once, in order; a process without cases repeats one."""
     alone = [index for _, index in EpochSampler(length, seed=0, batch=batch)]
     assert sorted(alone) == list(range(length))
     found = [[] for _ in range(-(-length // batch))]

@@ -1,4 +1,4 @@
-"""Trainings: restarts to the bit, trials, dry runs, timing, schedules."""
+"""Trainings: restarts to the bit, trials, dry runs, timing, schedules, EMA, warm-up."""
 
 import json
 import os
@@ -186,7 +186,6 @@ FOLDS = "fold-1-of-2/best", "fold-2-of-2/best"
 
 
 def test_killed_training_resumes_bit_for_bit(tmp_path, configure):
-    """Killed while the state of its second epoch is written, on one thread as the whole one."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -213,10 +212,7 @@ def test_sampler_starts_from_another_with_its_networks(tmp_path, configure):
     assert not same_weights(first, best)
     ours, theirs = (open_recovery(path).estimator.net.state_dict() for path in (best, first))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    for old, new in (
-        ("folds = 2", "folds = 3"),
-        ("validation_fraction = 0.25", "validation_fraction = 0.4"),
-    ):
+    for old, new in (("folds = 2", "folds = 3"), ("fraction = 0.25", "fraction = 0.4")):
         again.write_text(again.read_text().replace(old, new))
         with refused("resume.mismatch"):
             train_config("sampler", again, tmp_path / "third", machine=CPU)
@@ -226,7 +222,6 @@ def test_sampler_starts_from_another_with_its_networks(tmp_path, configure):
 
 
 def test_devices_share_a_dry_run_of_a_sampler(tmp_path, configure):
-    """Each process has its own folder for the networks of the folds; the first one writes."""
     done = command(tmp_path, "sampler", configure("sampler", cases=12, batch=4), devices=2)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("on 2 × cpu") == 4
@@ -243,7 +238,6 @@ def test_other_configuration_is_refused(tmp_path, configure):
 
 @pytest.fixture
 def sigint():
-    """Interrupts are not ignored, also where the tests run in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -253,7 +247,6 @@ def sigint():
 def test_interrupted_training_names_its_state(
     tmp_path, configure, sigint, monkeypatch, capsys, written
 ):
-    """Ctrl-C right after the state's file was written, and before there is one."""
     folder, save = tmp_path / "run", SafetensorsIO.save_checkpoint
 
     def interrupted(self, checkpoint, path, storage_options=None):
@@ -355,33 +348,30 @@ def test_dry_run_prints_and_writes_nothing(tmp_path, configure, monkeypatch, cap
     record = json.loads(capsys.readouterr().out)
     assert (record["schema"], record["steps"]) == ("taskuq.timing/1", 5)
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_dry_run_writes_no_split(tmp_path):
-    images, labels = np.random.default_rng(0).random((8, 32, 32)), [1, 0] * 4
-    np.savez(tmp_path / "a.npz", images=images, label=labels, group=[0, 0, 1, 1, 2, 2, 3, 3])
-    config = tmp_path / "config.toml"
-    config.write_text(
+    for steps in (0, -1):
+        with refused("value.invalid"):
+            train_config("varnet", config, tmp_path / "run", machine=CPU, steps=steps)
+    for wrong in ({"ema": 1.0}, {"warmup_steps": -1}):
+        with refused("value.invalid", next(iter(wrong))):
+            TrainingConfig(**wrong)
+    # Nor does it write the split of a task.
+    split = tmp_path / "split"
+    split.mkdir()
+    images, groups = np.random.default_rng(0).random((8, 32, 32)), [0, 0, 1, 1, 2, 2, 3, 3]
+    np.savez(split / "a.npz", images=images, label=[1, 0] * 4, group=groups)
+    (split / "config.toml").write_text(
         f"[network.backbone]\nkind = 'small'\nwidth = 4\nblocks = [1]\n[training]\nbatch = 2\n"
-        f"[split]\npath = '{tmp_path}/split.json'\ntrain = 0.5\ntune = 0.25\n"
-        f"[data]\nkind = 'npz'\npath = '{tmp_path}/a.npz'\n"
+        f"[split]\npath = '{split}/split.json'\ntrain = 0.5\ntune = 0.25\n"
+        f"[data]\nkind = 'npz'\npath = '{split}/a.npz'\n"
     )
-    estimate_training("classifier", config, machine=CPU, steps=1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npz", "config.toml"]
-
-
-@pytest.mark.parametrize("steps", [0, -1])
-def test_trial_without_steps_is_refused(tmp_path, configure, steps):
-    with refused("value.invalid"):
-        train_config("varnet", configure("varnet"), tmp_path / "run", machine=CPU, steps=steps)
+    estimate_training("classifier", split / "config.toml", machine=CPU, steps=1)
+    assert sorted(path.name for path in split.iterdir()) == ["a.npz", "config.toml"]
 
 
 CONFIG = TrainingConfig(epochs=4, batch=4, learning_rate=0.1, ema=0.6)
 
 
 class Points:
-    """Cases that are numbers, with the epoch of their request."""
-
     def __init__(self, count):
         self.count = count
 
@@ -394,7 +384,6 @@ class Points:
 
 
 def growing(seen=None):
-    """A network whose monitored value gets worse with every step, with dropout on the way."""
     with seeded(0):
         net = nn.Sequential(nn.Linear(1, 8), nn.Dropout(0.5), nn.Linear(8, 1))
 
@@ -419,7 +408,6 @@ def slowed(function, seconds):
 
 
 def test_timing_has_steps_waits_and_hours(monkeypatch):
-    """Sleeping sets the least that each may take; a busy machine only adds to that."""
     config, recipe = TrainingConfig(epochs=10, batch=2, accumulate=3), growing()
     recipe = replace(recipe, loss=slowed(recipe.loss, 0.02), validate=slowed(recipe.validate, 0.05))
     monkeypatch.setattr(Points, "__getitem__", slowed(Points.__getitem__, 0.01))
@@ -434,7 +422,9 @@ def test_timing_has_steps_waits_and_hours(monkeypatch):
 
 
 def test_restart_keeps_the_best_weights_and_the_bits_of_dropout(tmp_path):
-    _fit(growing(), Points(10), Points(5), CONFIG, tmp_path / "whole", machine=CPU)
+    seen = []
+    _fit(growing(seen), Points(10), Points(5), CONFIG, tmp_path / "whole", machine=CPU)
+    assert sorted(seen) == sorted(4 * [0.0, 1.0, 2.0, 3.0, 4.0])  # each case once in each epoch
     with stopped_in(2):
         _fit(growing(), Points(10), Points(5), CONFIG, tmp_path / "parts", machine=CPU)
     _fit(growing(), Points(10), Points(5), CONFIG, tmp_path / "parts", machine=CPU)
@@ -442,18 +432,9 @@ def test_restart_keeps_the_best_weights_and_the_bits_of_dropout(tmp_path):
     assert same_runs(tmp_path, "best", "last")
 
 
-def test_each_validation_case_counts_once_in_each_epoch(tmp_path):
-    seen = []
-    _fit(growing(seen), Points(10), Points(5), CONFIG, tmp_path, machine=CPU)
-    assert sorted(seen) == sorted(4 * [0.0, 1.0, 2.0, 3.0, 4.0])
-
-
 def test_summary_of_all_cases_selects_the_best_epoch(tmp_path):
-    recipe = growing()
-    largest = Recipe(
-        "line", recipe.network, CONFIG, recipe.loss, recipe.validate, monitor="top", mode="max",
-        summary=lambda values: {"top": float(values["value"].max())},
-    )  # fmt: skip
+    largest = replace(growing(), monitor="top", mode="max",
+                      summary=lambda values: {"top": float(values["value"].max())})  # fmt: skip
     best = _fit(largest, Points(10), Points(5), CONFIG, tmp_path, machine=CPU)
     assert read_toml(best.with_suffix(".toml"))["reached"]["epoch"] == 3
 
@@ -492,11 +473,10 @@ def test_schedules_end_at_their_rates(tmp_path, schedule):
     assert rates[-1] == pytest.approx(last[schedule])
 
 
-def out_of_memory(net, batch, generator):
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nSee more")
-
-
 def test_out_of_memory_is_a_machine_error(tmp_path):
+    def out_of_memory(net, batch, generator):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nSee more")
+
     recipe = replace(growing(), loss=out_of_memory)
     with pytest.raises(MachineError, match=r"20\.00 GiB.*training\.batch"):
         _fit(recipe, Points(10), Points(5), CONFIG, tmp_path, machine=CPU)
@@ -509,3 +489,49 @@ def test_missing_device_is_refused(tmp_path, devices):
     with refused("dependency.missing", f"{devices} × gpu"):
         _fit(growing(), Points(10), Points(5), CONFIG, tmp_path / "run", machine=machine)
     assert not (tmp_path / "run").exists()
+
+
+def falling(log=None):
+    log = [] if log is None else log
+
+    def loss(net, batch, generator):
+        log.append(("step", net.weight.item(), batch["progress"]))
+        return net.weight.mean()
+
+    def validate(net, batch, generator):
+        log.append(("validate", net.weight.item(), None))
+        return {"loss": net(batch["x"])[:, 0]}
+
+    net = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(net.weight, 1.0)
+    return Recipe("line", net, CONFIG, loss, validate)
+
+
+def seen(log, what):
+    return [(value, progress) for name, value, progress in log if name == what]
+
+
+def test_ema_of_weights_is_validated_and_saved(tmp_path):
+    log = []
+    _fit(falling(log), Points(12), Points(12), CONFIG, tmp_path, machine=CPU)
+    weights = [value for value, _ in seen(log, "step")]
+    weights.append(weights[-1] + (weights[-1] - weights[-2]))  # Adam's steps are alike here
+    mean = weights[0]
+    for step, weight in enumerate(weights[1:], start=1):
+        decay = min(0.6, (1 + step) / (10 + step))
+        mean = decay * mean + (1 - decay) * weight
+    assert [done for _, done in seen(log, "step")] == pytest.approx([k / 12 for k in range(12)])
+    last = read_tensors(tmp_path / "last.safetensors")["weight"].item()
+    assert last == pytest.approx(mean, rel=1e-4)
+    assert last == pytest.approx(seen(log, "validate")[-1][0], rel=1e-6)
+    state = _load_state(tmp_path / "resume.safetensors")["state_dict"]
+    assert state["network.weight"].item() == pytest.approx(weights[-1], rel=1e-4)
+
+
+def test_warmup_raises_the_rate(tmp_path):
+    log = []
+    config = replace(CONFIG, ema=0.0, warmup_steps=4)
+    _fit(falling(log), Points(12), Points(12), config, tmp_path, machine=CPU)
+    weights = torch.tensor([value for value, _ in seen(log, "step")])
+    # Adam's step is as large as the rate while the gradient stays what it is.
+    assert torch.allclose(-weights.diff()[:6], 0.1 * torch.tensor([0.25, 0.5, 0.75, 1, 1, 1]))

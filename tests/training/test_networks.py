@@ -1,12 +1,8 @@
-"""Networks by name: built, saved, opened and trained, with extensions."""
-
-import os
 import re
 import subprocess
 import sys
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,68 +12,12 @@ from taskuq._config import from_toml_table, to_toml_table
 from taskuq._io import read_json
 from taskuq.experiments._run import read_run
 from taskuq.recover._methods import RECOVERIES
-from taskuq.table._table import TaskOutputs
 from taskuq.task._methods import TASKS
 from taskuq.training._fit import TrainerOptions, train_config
 from taskuq.training._networks import LISTED, NETWORKS
-from taskuq.training._weights import read_tensors, save_weights
+from taskuq.training._weights import save_weights
 
 OPENED = [(RECOVERIES, "flow"), (RECOVERIES, "varnet"), (TASKS, "classifier")]
-# A learned factor of the zero-filled image.
-MINE = """
-from dataclasses import dataclass
-from pathlib import Path
-import torch
-from torch import nn
-from taskuq.measure._coils import rss
-from taskuq.measure._fourier import project_measured
-from taskuq.recover._methods import RECOVERIES
-from taskuq.recover._cases import RecoveryTraining
-from taskuq.training._config import Recipe, TrainingConfig
-from taskuq.training._networks import NetworkKind
-@dataclass(frozen=True)
-class FactorConfig:
-    start: float = 1.0
-class Factor(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        self.config = config
-        self.factor = nn.Parameter(torch.tensor(config.start))
-    def forward(self, zero_filled):
-        return self.factor * rss(zero_filled)
-class FactorRecovery:
-    def __init__(self, net):
-        self.net = net
-    @torch.no_grad()
-    def __call__(self, measurement, *, samples, seed):
-        return self.net(measurement.zero_filled)[None]
-@dataclass(frozen=True)
-class FactorMethod:
-    weights: Path | None = None
-    def open(self, device):
-        return FactorRecovery(RECOVERIES.trained("factor", self.weights)[1].to(device))
-@dataclass(frozen=True)
-class FactorTraining(RecoveryTraining):
-    network: FactorConfig = FactorConfig()
-    training: TrainingConfig = TrainingConfig(epochs=2, learning_rate=0.1)
-    def prepare(self, machine, data=None):
-        return self.measured(machine, data)
-    def recipe(self, cases, machine):
-        def errors(net, batch, generator):
-            x = batch["image"]
-            return (net(project_measured(x, batch["mask"])) - rss(x)).square().mean((1, 2))
-        return Recipe(
-            kind="factor",
-            network=Factor(self.network),
-            config=self.network,
-            loss=lambda *given: errors(*given).mean(),
-            validate=lambda *given: {"loss": errors(*given)},
-        )
-RECOVERIES.add(
-    "factor",
-    NetworkKind(FactorConfig, Factor, FactorTraining, FactorMethod, {"plain": FactorConfig()}),
-)
-"""
 
 
 @pytest.mark.parametrize(("methods", "name"), OPENED)
@@ -158,31 +98,3 @@ def test_evaluation_writes_a_record_and_a_table(tmp_path, configure, monkeypatch
     record = read_json(path.parent / "quality.json", "mine/1")
     assert record == {"schema": "mine/1", "weights": path.name, "cases": 4}
     assert lines == ["4 cases"]
-
-
-def test_own_network_is_trained_and_recovers_by_its_name(tmp_path, configure):
-    (tmp_path / "mine.py").write_text(MINE)
-    weights = tmp_path / "run" / "best.safetensors"
-    plain = (
-        'subset = "all"\nsamples = 1\n'
-        f'[data]\nkind = "npz"\npath = "{tmp_path / "images.npz"}"\ncoils = 2\n'
-        "[measure]\naccelerations = [4, 2]\n"
-    )
-    (tmp_path / "plain.toml").write_text(plain)
-    (tmp_path / "mine.toml").write_text(
-        f'{plain}[recover]\nkind = "factor"\nweights = "{weights}"\n'
-    )
-    train = ["train", "factor", configure("factor"), "-o", str(tmp_path / "run"), "--accelerator",
-             "cpu", "--no-progress"]  # fmt: skip
-    runs = [["run", f"{name}.toml", "-o", name, "--device", "cpu"] for name in ("mine", "plain")]
-    code = f"from taskuq.cli.app import main\nfor words in {[train, *runs]}: main(words)"
-    environment = {
-        **os.environ, "OMP_NUM_THREADS": "1", "TASKUQ_EXTENSIONS": str(tmp_path / "mine.py"),
-    }  # fmt: skip
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
-    factor = read_tensors(weights)["factor"].item()
-    mine, zero_filled = (TaskOutputs.load(tmp_path / name) for name in ("mine", "plain"))
-    assert factor != 1
-    np.testing.assert_allclose(mine.outputs, factor * zero_filled.outputs, rtol=1e-5)
-    recover = mine.provenance["configuration"]["recover"]
-    assert recover == {"kind": "factor", "weights": str(weights)}

@@ -55,7 +55,8 @@ TRACEBACK = "--traceback"
 OUTPUTS = ("output", "json", "remainder", "figure", "figures", "vectors")
 # Whole numbers are at least 1, or 0 for these, and at most a million, or these limits.
 FROM_ZERO = ("seed", "first_patient", "keep_images", "port", "health_port")
-MOST = {"seed": 2**63 - 1, "splits": 10**8, "size": 2**13, "coils": 2**12, "port": 2**16 - 1}
+MOST = {"seed": 2**63 - 1, "splits": 10**8, "size": 2**13, "coils": 2**12, "port": 2**16 - 1,
+        "health_port": 2**16 - 1}  # fmt: skip
 
 
 def command(name: str) -> Callable[[T], T]:

@@ -257,8 +257,7 @@ def _worst(result: Simulation, kind: str) -> str:
     """Return the class or site with the lowest coverage, marked if it is too low."""
     from taskuq.report._records import parts_of
 
-    record = {f"{kind}_coverage": getattr(result, f"{kind}_coverage", ())}
-    known = [part for part in parts_of(record, kind) if part.coverage >= 0]
+    known = [part for part in parts_of(result.to_dict(), kind) if part.coverage >= 0]
     low = min(known, key=lambda part: part.coverage, default=None)
     return (
         "-"

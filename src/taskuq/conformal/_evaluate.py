@@ -331,8 +331,10 @@ def _refitted(
     splitting = Splits(checked.units, m, trials, seed, of_case, options.is_compiled)
     test = np.stack([splitting.of_cases(splitting.fold(t)[None])[0] > 0 for t in range(trials)])
     covered, width, error = np.zeros((3, *test.shape))
+    infinite = np.zeros(trials, dtype=bool)
     for t, inside in enumerate(test):
         bound = _bound(checked, score, options.guarantee, side, ~inside)
+        infinite[t] = not bound.is_finite
         interval, z = bound(checked.outputs[..., inside, :]), checked.targets[inside]
         covered[t, inside], width[t, inside] = interval.contains(z), interval.width
         error[t, inside] = center_distance(interval, z, checked.task_range)
@@ -354,7 +356,7 @@ def _refitted(
         case_coverage=means[0],
         width=means[1],
         center_error=means[2],
-        is_infinite=np.isinf(means[1]),
+        is_infinite=infinite,
         n_tuning=0,
         strata={
             name: np.stack([part.sum(axis=1), part @ weights, (part * covered) @ weights])

@@ -636,7 +636,8 @@ def _evaluate_pool(
     coverage = law.coverage(ordered, np.sort(pool.covered_from))
     quantiles = ordered[law.position - 1]
     infinite = float(law.probability[np.isposinf(quantiles)].sum())
-    with np.errstate(invalid="ignore"):  # infinite widths are reported as such
+    # Infinite widths are reported as such, and the spread of widths above 1e154 as unknown.
+    with np.errstate(invalid="ignore", over="ignore"):
         sums = _pool_sums(pool.take(order), law.position)
         width, error = (law.mean_over_test(*powers) for powers in sums)
     return coverage, width, error, infinite, pool.n_tuning

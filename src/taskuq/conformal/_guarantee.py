@@ -13,6 +13,7 @@ import numpy as np
 
 from taskuq.conformal._quantiles import (
     BettingEProcess,
+    bound_text,
     exact_alpha,
     guaranteed_rank,
     smallest_certified,
@@ -145,7 +146,7 @@ class Guarantee:
     @property
     def statement(self) -> str:
         """The guarantee in one sentence."""
-        likely = f"probability at least {float(1 - exact_alpha(self.alpha)):.10g}"
+        likely = f"probability at least {bound_text(1 - exact_alpha(self.alpha), 10)}"
         unit = self._unit
         is_one = self.tasks == 1 and unit.fraction is None
         target = "the target" if is_one else "the targets"
@@ -189,7 +190,8 @@ class Guarantee:
         return f" given the {self.kind} it falls in{known}"
 
     def _delta_text(self, delta: float) -> str:
-        sets = f"for all but {float(exact_alpha(delta, 'delta')):.4g} of calibration sets"
+        fraction = bound_text(exact_alpha(delta, "delta"), 4, is_upper=True)
+        sets = f"for all but {fraction} of calibration sets"
         if self.delta_scope is None:
             return sets
         if self.delta_scope == "each":

@@ -14,8 +14,8 @@ from taskuq._io import number_from_json, number_to_json, range_to_json
 from taskuq.conformal._bound import BaseBound, read_bound
 from taskuq.conformal._calibrate import calibrate
 from taskuq.conformal._family import Side, clipped, interval_family
-from taskuq.conformal._quantiles import coverage_rank, exact_alpha
-from taskuq.conformal.scores import resolve_score, score_from_dict, score_to_dict
+from taskuq.conformal._quantiles import bound_text, coverage_rank, exact_alpha
+from taskuq.conformal.scores import resolve_score, score_from_dict, score_name, score_to_dict
 from taskuq.errors import InputError
 from taskuq.interval import Interval, TaskRange
 from taskuq.protocols import Score
@@ -23,7 +23,7 @@ from taskuq.protocols import Score
 SCHEMA = "taskuq.online-bound/1"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class OnlineBound(BaseBound):
     r"""Bound whose level is updated by audits; each audit returns a new bound.
 
@@ -104,9 +104,14 @@ class OnlineBound(BaseBound):
             return "No audit yet: the miss rate is guaranteed in the long run, from audits on."
         return (
             f"Guaranteed in the long run: over {self.audits} audits the miss rate is within "
-            f"{self.largest_deviation:.4g} of {self.alpha:g}, whatever drifts; no guarantee "
-            "for the next case alone."
+            f"{bound_text(self.largest_deviation, 4, is_upper=True)} of {self.alpha:g}, whatever "
+            "drifts; no guarantee for the next case alone."
         )
+
+    def __repr__(self) -> str:
+        name = score_name(self.score)
+        at = f"{name} at level {self.level:.4g} for alpha {self.alpha:g}"
+        return f"{at}, quantile {self.quantile:.4g}. {self.statement}"
 
     def __call__(self, outputs: Any) -> Interval:
         """Return the intervals of new cases, outputs (case, sample) or (sample,)."""

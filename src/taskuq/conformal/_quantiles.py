@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from numbers import Real
 
@@ -31,6 +32,14 @@ def exact_alpha(alpha: float | Fraction, name: str = "alpha") -> Fraction:
         message = f"{name} must be in (0, 1), got {alpha}; pass e.g. {name}=0.05"
         raise InputError(message, code="alpha.invalid")
     return level
+
+
+def bound_text(value: float | Fraction, digits: int, *, is_upper: bool = False) -> str:
+    """Return a bound with few digits, never better than it is: lower bounds are rounded down."""
+    exact = value if isinstance(value, Fraction) else Fraction(str(value))
+    rounded = Context(digits, ROUND_CEILING if is_upper else ROUND_FLOOR)
+    found = rounded.divide(Decimal(exact.numerator), Decimal(exact.denominator))
+    return f"{float(found):.{digits}g}"
 
 
 def coverage_rank(n_cal: int, alpha: float | Fraction) -> int:

@@ -27,7 +27,7 @@ FULL = 0xFFFFFFFFFFFFFFFF
 
 
 def fold_sizes(units: int, calibration_fraction: float = 0.7) -> tuple[int, int]:
-    r"""Return the sizes of calibration set, :math:`\lfloor 0.7 n \rfloor`, and test set."""
+    r"""Return the sizes of the calibration set (:math:`\lfloor 0.7 n \rfloor`) and test set."""
     calibration = int(exact_alpha(calibration_fraction, "calibration_fraction") * units)
     if not 1 <= calibration < units:
         message = f"{units} units cannot be split at a fraction {calibration_fraction:g}"

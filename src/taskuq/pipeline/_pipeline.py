@@ -28,7 +28,7 @@ from taskuq._io import (
     fingerprint,
     sigterm_as_exit,
 )
-from taskuq.errors import InputError, describe_error
+from taskuq.errors import InputError, MachineError, describe_error
 from taskuq.pipeline._engines import Engine, LocalEngine
 from taskuq.pipeline._executor import (
     CaseExecutor,
@@ -290,8 +290,7 @@ class _TableRun:
     def only_writer(self) -> AbstractContextManager[None]:
         """Refuse a second run in the same folder, which would repeat or delete this one's work."""
         if self.folder.exists() and not self.folder.is_dir():
-            text = f"{self.folder} is a file, not a table; use another name"
-            raise InputError(text, code="file.exists")
+            raise MachineError(f"{self.folder} is a file, not a table; use another name")
         return file_lock(self.folder / LOCK, what=str(self.folder))
 
     def threads(self, threads: int | None) -> int | None:

@@ -67,6 +67,10 @@ class Goal:
             return f"the interval is at most {self.max_width:g} wide"
         return f"the bound is at most {self.max_width:g} from the estimate"
 
+    @property
+    def has_level(self) -> bool:
+        return self.level is not None
+
     def largest_threshold(self, family: IntervalFamily, task_range: TaskRange) -> FloatArray:
         """Return the threshold below which the interval of each case reaches the goal."""
         if not isinstance(family, LinearFamily):
@@ -142,6 +146,10 @@ class Goals:
     def statement(self) -> str:
         pairs = zip(self.names, self.each, strict=True)
         return "; ".join(f"{name}: {goal.statement}" for name, goal in pairs)
+
+    @property
+    def has_level(self) -> bool:
+        return any(goal.has_level for goal in self.each)
 
     def for_task(self, task: int) -> Goal:
         return self.each[task]

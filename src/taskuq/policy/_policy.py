@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from taskuq._io import (
 )
 from taskuq.conformal._family import mean_and_deviation
 from taskuq.conformal._guarantee import Guarantee
+from taskuq.conformal._quantiles import bound_text, exact_alpha
 from taskuq.conformal.scores import score_from_dict, score_name
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, Interval, TaskRange
@@ -148,6 +150,15 @@ class Policy:
         parts = [POLICIES[self.kind]().statement(self.goal, self.guarantee.statement)]
         if self.whole_group:
             parts.append("All cases of a group stop together.")
+            if self.guarantee.given and self.guarantee.delta is not None:
+                twice = min(Fraction(1), 2 * exact_alpha(self.guarantee.delta))
+                sets = f"all but {bound_text(twice, 4, is_upper=True)} of calibration sets"
+                parts.append(f"If groups of one case exist, this holds for {sets}.")
+        if self.is_guaranteed and self.goal.has_level and not self.guarantee.given:
+            parts.append(
+                f"The error rate of {self.alpha:g} counts all scans: among those that stop early, "
+                "the reported level may be false more often."
+            )
         if "chosen" in self.provenance:
             parts.append(str(self.provenance["chosen"]["sentence"]))
         return " ".join(parts)

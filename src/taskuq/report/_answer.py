@@ -120,7 +120,7 @@ _LOW_AUROC = 0.6
 
 
 def answer_of(contents: Contents) -> _Answer:
-    """Return the answer; unfinished runs and uninformative tasks are named in its sentence."""
+    """Return the summary, with a note on unfinished runs and uninformative tasks."""
     answer, table = _answer(contents), contents.folder.table
     if table is None:
         return answer

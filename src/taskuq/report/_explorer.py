@@ -6,7 +6,7 @@ import base64
 import io
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -309,14 +309,13 @@ def _packed(array: np.ndarray) -> str:
     return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii")
 
 
-def _learning_cases(
-    score: Score, x: FloatArray, z: FloatArray, alpha: float, group: _Ids, unit: str
-) -> np.ndarray:
-    """Return the calibration cases that a score learns from."""
-    whom = make_unit(unit)
-    index = whom.index(len(z), group)
+def _learning_cases(score: Score, explorer: Explorer, alpha: float, unit: str) -> np.ndarray:
+    """Return the calibration cases that a score learns from, the same for all tasks."""
+    whom, targets = make_unit(unit), explorer.calibration_targets
+    index = whom.index(len(targets), explorer.calibration_group)
     take = tuning_units(score, whom, int(index.max()) + 1, alpha, None)
-    return choose_units(index, take, None, case_contents(x[..., :2].swapaxes(0, 1), z))
+    contents = case_contents(explorer.calibration_outputs[:, :, :2], targets)
+    return choose_units(index, take, None, contents)
 
 
 def _tuned_scores(
@@ -356,7 +355,7 @@ def _scores(
             if name in plans:
                 scores[name] |= _windows(plans[name], [range_] * len(x), explorer)
             continue
-        aside = _learning_cases(base, x, z, alpha, group, unit)
+        aside = _learning_cases(base, explorer, alpha, unit)
         try:
             tuned = _tuned_scores(base, x, z, aside, range_, group)
         except InputError:
@@ -393,15 +392,25 @@ def _steady(
         learnt = [score.leave_one_out(read, z, range_).fit(everyone, index) for read in reads]
         # All rounds have the same number of corners: it follows from the number of units.
         corners = zip(*(one.corners for one in learnt), strict=True)
-        families["calibration"]["units"][unit] = [_corner(row, reads) for row in corners]
-        families["shown"]["units"][unit] = [_corner([one.score for one in learnt], seen)]
+        families["calibration"]["units"][unit] = _corners(corners, reads)
+        families["shown"]["units"][unit] = _corners([[one.score for one in learnt]], seen)
     return {"index": None, **families}
 
 
-def _corner(scores: Sequence[Any], reads: list[Any]) -> dict[str, str]:
-    """Centres and scales of all rounds."""
-    families = [score.summary_family(read) for score, read in zip(scores, reads, strict=True)]
-    return {"center": _pack([f.low for f in families]), "scale": _pack([f.scale for f in families])}
+def _corners(corners: Iterable[Sequence[Any]], reads: list[Any]) -> dict[str, Any]:
+    """Scales of all rounds, and the shift of each corner as an index of its few values."""
+    scales: list[str] = []
+    shifts = []
+    for scores in corners:
+        families = [score.summary_family(read) for score, read in zip(scores, reads, strict=True)]
+        scale = _pack([family.scale for family in families])
+        scales += [] if scale in scales else [scale]
+        each = [np.broadcast_to(score.shift, reads[0].mean.shape) for score in scores]
+        values, index = np.unique(np.stack(each), return_inverse=True)
+        places = _packed(index.astype("u1" if len(values) <= 256 else "<u2"))
+        packed = {"values": _packed(values.astype("<f8")), "index": places}
+        shifts.append({"scale": scales.index(scale), **packed})
+    return {"scales": scales, "corners": shifts}
 
 
 def _pack(rounds: list[FloatArray]) -> str:

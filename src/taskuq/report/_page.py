@@ -317,14 +317,15 @@ def _facts(contents: Contents) -> list[tuple[str, str]]:
         found.append(("Posterior samples p", str(run["samples"])))
     if run.get("unit"):
         found.append(("Unit of the guarantee", words.apply(str(run["unit"]))))
-    certificate = (contents.policy or {}).get("certificate", {})
+    policy = contents.policy or {}
+    certificate = policy.get("certificate", {})
     if "certified" in certificate:
         found.append((
             "Average acceleration, certified",
-            f"at least {number(certificate['certified']):.2f} for "
+            f"at least {math.floor(100 * number(certificate['certified'])) / 100:.2f} for "
             f"{words.apply(certificate['mean_over'])}, except for a fraction "
             f"{certificate['delta']:g} of calibration sets, if all "
-            f"{words.many('group' if run.get('unit') else 'case')} are independent",
+            f"{words.apply(policy['guarantee']['unit'] + 's')} are independent",
         ))  # fmt: skip
     if run.get("seed") is not None:
         found.append(("Seed", str(run["seed"])))

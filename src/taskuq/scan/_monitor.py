@@ -256,9 +256,9 @@ class Monitor:
         n = len(next(iter(self.policy.monitor_reference.values())))
         if not self.alarm:
             return (
-                f"No evidence that new {unit}s are not exchangeable with the {n} calibration "
-                f"{unit}s: at most {self.e_value:.3g} after {self.units}, where "
-                f"{1 / self.delta:g} would withdraw the guarantee."
+                f"The guarantee stands after {self.units} new {unit}s: the evidence against "
+                f"exchangeability with the {n} calibration {unit}s is at most "
+                f"{self.e_value:.3g}, and {1 / self.delta:g} would withdraw it."
             )
         found = [
             f"{name} (the median new {unit} lies above {100 * s.median_rank:.3g} % of them)"

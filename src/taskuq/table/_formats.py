@@ -169,7 +169,7 @@ class _Rows:
         )  # fmt: skip
 
     def _entries(self, name: str, index: np.ndarray, count: int) -> np.ndarray | None:
-        """Return one entry of a column per index; raise InputError if its rows differ."""
+        """Return one value per index; raise InputError if its rows have different values."""
         if name not in self:
             return None
         values = self.numbers(name) if name == "target" else self.ids(name)

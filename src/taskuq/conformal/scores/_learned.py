@@ -21,6 +21,8 @@ from taskuq.errors import InputError
 from taskuq.interval import FloatArray, TaskRange
 
 FOLDS = 5
+# Largest standardised number: its powers are floats.
+FARTHEST = 1e50
 # Every fold has at least two cases.
 FEWEST_TO_LEARN = 2 * FOLDS
 # The ridge penalty on standardised coefficients, and how often weights are recomputed.
@@ -92,7 +94,9 @@ class _LocationScale:
     unit: float = 1.0
 
     def standardise(self, values: FloatArray) -> FloatArray:
-        return values if (self.origin, self.unit) == (0, 1) else (values - self.origin) / self.unit
+        if (self.origin, self.unit) == (0, 1):
+            return values
+        return np.asarray(np.clip((values - self.origin) / self.unit, -FARTHEST, FARTHEST))
 
 
 @dataclass(frozen=True)

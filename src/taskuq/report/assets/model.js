@@ -45,6 +45,23 @@ const model = (stored) => {
     return { count: index.length, targets, groups };
   }
 
+  // Centres and scales at each corner, from the shifts of the centres in units of the scales.
+  function shifted({ scales, corners }, mean) {
+    const known = scales.map(doubles);
+    return corners.map((corner) => {
+      const scale = known[corner.scale];
+      const values = doubles(corner.values);
+      const index = bytes(corner.index);
+      const Places = index.byteLength === mean.length ? Uint8Array : Uint16Array;
+      const center = Float64Array.from(new Places(index), (k, at) => {
+        const product = values[k] * scale[at];
+        const move = Number.isNaN(product) ? values[k] : product;
+        return Number.isFinite(move) ? mean[at] + move : move;
+      });
+      return { center, scale };
+    });
+  }
+
   // Nested intervals of every case and round, for an error rate: one object per case.
   // Where a score learns from all calibration cases, their centres and scales are known within a
   // range, and given at its corners.
@@ -63,11 +80,11 @@ const model = (stored) => {
         };
       };
     }
-    const own = (record.units ? record.units[unit] : [record]).map((corner) => ({
-      center: doubles(corner.center),
-      scale: corner.scale && doubles(corner.scale),
-    }));
     const mean = record.mean && doubles(record.mean);
+    const own = record.units ? shifted(record.units[unit], mean) : [{
+      center: doubles(record.center),
+      scale: record.scale && doubles(record.scale),
+    }];
     const links = record.links ?? [];
     return (round, i) => {
       const at = round * count + i;

@@ -379,7 +379,7 @@ def _settings() -> Iterator[None]:
 
 
 def _drawn(figure: Figure, *, legend: bool) -> Any:
-    """Return a matplotlib figure; in the report, the legend is HTML."""
+    """Return a matplotlib figure, without a legend if the report has it in HTML."""
     from matplotlib.figure import Figure as MplFigure
 
     if figure.picture:

@@ -27,7 +27,7 @@ WITHIN = {
 
 
 def width_against(rows: Sequence[Row], along: Literal["acceleration", "samples"]) -> Figure:
-    """Return mean interval widths against acceleration or number of samples."""
+    """Plot mean interval width against acceleration or number of samples."""
     sentence = (
         "against acceleration; bars are one standard deviation over splits."
         if along == "acceleration"
