@@ -150,8 +150,7 @@ class BettingEProcess:
         square, seen = np.full(left.shape, 1 - alpha), np.full(left.shape, 1 / alpha)
         goal = (1 + SLACK) / delta
         with np.errstate(divide="ignore", over="ignore"):
-            rows = zip(losses, takes_part, strict=True)
-            for v in random_order([loss.tobytes() + part.tobytes() for loss, part in rows]):
+            for v in betting_order(len(losses)):
                 growth = np.log(np.maximum(goal / capital, 1.0)) / np.maximum(left, 1.0)
                 bet = np.sqrt(2 * growth * seen / square)
                 # Never less than what reaches the goal if no group loses anything any more.
@@ -163,6 +162,11 @@ class BettingEProcess:
                 left -= takes_part[v]
         is_less = (takes_part * (alpha - losses)).sum(axis=0) > 0
         return np.asarray((capital >= 1 / delta) & is_less)
+
+
+def betting_order(units: int) -> NDArray[np.int64]:
+    """Return the order of bets, random and independent of the contents of the units."""
+    return np.random.default_rng(units).permutation(units)
 
 
 def random_order(
