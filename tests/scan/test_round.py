@@ -79,7 +79,7 @@ def test_faults_of_measurements_are_found(reason):
 
 BAD_OUTPUTS = {
     "5 outputs": lambda outputs: outputs[:5],
-    "non-finite": lambda outputs: outputs * np.nan,
+    "are NaN": lambda outputs: outputs * np.nan,
     "outside the task's range": lambda outputs: outputs + 3,
     "ValueError: no more": None,
     "identical": lambda outputs: np.full_like(outputs, 0.5),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from taskuq.cli import app
-from taskuq.errors import InputError
+from taskuq.errors import InputError, MachineError
 from taskuq.measure._masks import acs_width, nested_masks, plot_masks, published_masks, save_masks
 
 if TYPE_CHECKING:
@@ -215,8 +215,8 @@ def _show(checked: DataCheck, json: str | None) -> None:
             console.print(note, highlight=False, markup=False)
         app.print_json(checked.as_record(), json)
     if not any(row.used for row in checked.rows):
-        app.print_message("no file can be used")
-        sys.exit(1)
+        reasons = sorted({row.reason or "unknown" for row in checked.rows})
+        raise MachineError(f"no file can be used: {'; '.join(reasons)[:200]}")
 
 
 def _prepare(
