@@ -333,13 +333,13 @@ def test_self_tuned_tasks_are_missed_together_at_most_alpha(seed):
 def fit_alone(self, kept, index):
     """Return the score without the range of its parameters."""
     fitted = RIGHT_FIT(self, kept, index).score
-    return SelfTuned(fitted, (fitted,), (fitted,))
+    return SelfTuned(fitted, (fitted,))
 
 
 def fit_shift_alone(self, kept, index):
     """Return the range of the scale, but not that of the shift."""
-    fitted, corners, hull = RIGHT_FIT(self, kept, index)
-    return SelfTuned(fitted, tuple(replace(one, shift=fitted.shift) for one in corners), hull)
+    fitted, corners = RIGHT_FIT(self, kept, index)
+    return SelfTuned(fitted, tuple(replace(one, shift=fitted.shift) for one in corners))
 
 
 RIGHT_FIT = _SelfTunedMLWR.fit

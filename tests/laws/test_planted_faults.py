@@ -87,9 +87,9 @@ def range_of_the_shift_left_out(monkeypatch):
     right = mlwr._SelfTunedMLWR.fit
 
     def fit(self, kept, index):
-        fitted, corners, hull = right(self, kept, index)
+        fitted, corners = right(self, kept, index)
         same = tuple(replace(corner, shift=fitted.shift) for corner in corners)
-        return mlwr.SelfTuned(fitted, same, hull)
+        return mlwr.SelfTuned(fitted, same)
 
     monkeypatch.setattr(mlwr._SelfTunedMLWR, "fit", fit)
 

@@ -12,7 +12,15 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
-from taskuq._arrays import align_cases, as_ids, as_real_array, as_task_range, case_ids
+from taskuq._arrays import (
+    align_cases,
+    as_ids,
+    as_real_array,
+    as_task_range,
+    case_ids,
+    warn_of_calibration_cases,
+)
+from taskuq._display import Displayed, Summary, svg
 from taskuq._io import complete_record, number_from_json, number_to_json, read_json, write_json
 from taskuq.conformal._family import clipped, interval_family
 from taskuq.conformal._guarantee import WHOLE_RANGE, Guarantee
@@ -219,7 +227,7 @@ def as_weights(values: Any, cases: int) -> FloatArray:
 SCHEMA = "taskuq.bound/1"
 
 
-class BaseBound(ABC):
+class BaseBound(Displayed, ABC):
     """Base class of single, joint and online bounds."""
 
     samples: int
@@ -257,7 +265,7 @@ def read_bound(
     return bound
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bound(BaseBound):
     """Calibrated intervals for new cases.
 
@@ -280,9 +288,12 @@ class Bound(BaseBound):
         >>> bound(outputs[:3]).width.round(3)
         array([0.119, 0.119, 0.119])
         >>> print(bound)
-        ar at alpha 0.1, quantile 0.05948. Guaranteed: the interval contains the target of a new
-        case with probability at least 0.9, if the new case is exchangeable with the 200
-        calibration cases and nothing was chosen by looking at their targets.
+        ar at alpha 0.1, calibrated on 200 cases
+          quantile  0.05948
+          samples   8
+        Guaranteed: the interval contains the target of a new case with probability at least 0.9, if
+        the new case is exchangeable with the 200 calibration cases and nothing was chosen by
+        looking at their targets.
     """
 
     score: Score
@@ -327,8 +338,11 @@ class Bound(BaseBound):
 
         Raises:
             InputError: If the number of samples differs from calibration.
+
+        Warns:
+            GuaranteeWarning: If cases were used for calibration.
         """
-        given = {"outputs": outputs, "strata": strata, "weights": weights}
+        given, names = {"outputs": outputs, "strata": strata, "weights": weights}, case_ids(outputs)
         outputs, strata, weights = align_cases(given).values()
         array = as_real_array(outputs, "outputs", ndim=(1, 2, 3))
         array = array[:, None] if array.ndim == 1 and self.samples == 1 < len(array) else array
@@ -341,10 +355,13 @@ class Bound(BaseBound):
         if self.rounds > 1 and rounds != self.rounds:
             message = f"the bound needs the outputs of {self.rounds} rounds so far, got {rounds}"
             raise InputError(message, code="samples.mismatch")
+        warn_of_calibration_cases(
+            self.provenance.get("cases"), array if array.ndim == 2 else array[-1]
+        )
         quantile = self.threshold.at(array.shape[-2], strata, weights)
         family = interval_family(self.score, array, self.guarantee.quantiles_per_interval)
         lower, upper = clipped(family.interval(quantile), self.task_range)
-        interval = Interval(lower, upper, case=None if single else case_ids(outputs))
+        interval = Interval(lower, upper, case=None if single else names)
         return interval[0] if single else interval
 
     def coverage_law(self, n_test: int) -> CoverageLaw:
@@ -357,15 +374,33 @@ class Bound(BaseBound):
             raise InputError(f"n_test must be at least 1, got {n_test}", code="value.invalid")
         return CoverageLaw(g.n_cases, g.rank(g.n_cases), n_test)
 
-    def __repr__(self) -> str:
-        each = [f"{quantile:.4g}" for quantile in self.threshold.quantiles]
-        text = "quantile {}" if len(each) == 1 else "quantiles {} below, {} above"
+    @property
+    def _quantiles(self) -> dict[str, float]:
+        """Quantiles by name."""
         if isinstance(self.threshold, StratumQuantiles):
-            by_stratum = self.threshold.by_stratum.items()
-            text = "quantiles " + ", ".join(f"{q:.4g} in {name}" for name, q in by_stratum)
-            each, text = [], text.replace("{", "{{").replace("}", "}}")
-        name = score_name(self.score)
-        return f"{name} at alpha {self.alpha:g}, {text.format(*each)}. {self.guarantee}"
+            return {f"quantile in {name}": q for name, q in self.threshold.by_stratum.items()}
+        each = self.threshold.quantiles
+        names = ("quantile",) if len(each) == 1 else ("quantile below", "quantile above")
+        return dict(zip(names, each, strict=True))
+
+    def _summary(self) -> Summary:
+        g = self.guarantee
+        rows = [(name, f"{q:.4g}") for name, q in self._quantiles.items()]
+        units = f"{g.n_groups} groups" if g._unit.is_group else f"{g.n_cases} cases"
+        title = f"{score_name(self.score)} at alpha {self.alpha:g}, calibrated on {units}"
+        return Summary(title, [*rows, ("samples", str(self.samples))], str(g))
+
+    def _picture(self) -> str:
+        try:
+            law = self.coverage_law(n_test=1000)
+        except InputError:  # no single quantile of exchangeable cases
+            bars = [(0.0, q) for q in self._quantiles.values()]
+            names = [name.removeprefix("quantile ") for name in self._quantiles]
+            return svg("quantile", bars=bars, labels=names)
+        low, high = (round(1000 * end) for end in law.central(0.999))
+        about = "coverage of 1000 new cases: probability"
+        likely = law.pmf[low : high + 1].tolist()
+        return svg(about, lines=[likely], labels=[low / 1000, high / 1000])
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON values."""

@@ -15,6 +15,7 @@ from taskuq._arrays import (
     as_outputs_and_targets,
     as_real_array,
     as_task_range,
+    encode_cases,
 )
 from taskuq.conformal._bound import (
     Bound,
@@ -83,6 +84,13 @@ class RoundArrays(NamedTuple):
         return {"acceleration": self.acceleration, **named}
 
 
+def aligned(outputs: Any, targets: Any, **others: Any) -> list[Any]:
+    """Return outputs, targets and other arrays by case in one order; load a stored table."""
+    if targets is None and is_stored(outputs):
+        outputs = TaskOutputs.load(outputs)
+    return list(align_cases({"outputs": outputs, "targets": targets, **others}).values())
+
+
 def as_round(
     outputs: Any,
     targets: Any,
@@ -95,8 +103,6 @@ def as_round(
     joint: bool = False,
 ) -> RoundArrays:
     """Return the arrays of one round, for one or several tasks, from arrays or a table."""
-    if targets is None and is_stored(outputs):
-        outputs = TaskOutputs.load(outputs)
     if not isinstance(outputs, TaskOutputs):
         if targets is None:
             message = "targets are missing; pass outputs and targets, or a table that has both"
@@ -285,11 +291,9 @@ def calibrate(
         >>> bool(interval.contains(truth[:2]).all())
         True
     """
-    given = align_cases({
-        "outputs": outputs, "targets": targets, "group": group,
-        "label": label, "strata": strata, "weights": weights,
-    })  # fmt: skip
-    outputs, targets, group, label, strata, weights = given.values()
+    outputs, targets, group, site, label, strata, weights = aligned(
+        outputs, targets, group=group, site=site, label=label, strata=strata, weights=weights
+    )
     arrays = as_round(outputs, targets, acceleration, task, group, task_range, unit)
     range_ = None if arrays.task_range is None else as_task_range(arrays.task_range)
     x, z = as_outputs_and_targets(arrays.outputs, arrays.targets, range_)
@@ -297,6 +301,8 @@ def calibrate(
     if n < 2:
         raise InputError(f"calibration needs at least 2 cases, got {n}", code="units.few")
     groups = None if arrays.group is None else as_ids(arrays.group, "group", n)
+    if site is not None and unit != "site":
+        raise InputError("site= needs unit='site'; pass it or remove site=", code="option.unused")
     site = arrays.site if site is None else site
     by = as_unit(unit, cases, has_groups=groups is not None, has_sites=site is not None)
     if isinstance(by, SiteUnit):
@@ -333,7 +339,10 @@ def calibrate(
         rounds=len(x) if x.ndim == 3 and uses_earlier_rounds(fitted) else 1,
         task_range=range_,
         acceleration=arrays.acceleration,
-        provenance={"tuning_cases": int(n - kept.sum())},
+        provenance={
+            "tuning_cases": int(n - kept.sum()),
+            "cases": encode_cases(x if x.ndim == 2 else x[-1]),
+        },
     )
 
 
@@ -354,7 +363,7 @@ def _fit(
     index = unit.index(len(targets), group)
     if is_self_tuned(score, guarantee.delta):
         summary = score.summarise(rounds_for_score(score, outputs))
-        fitted, corners, _ = score.leave_one_out(summary, targets, range_).fit(kept, index)
+        fitted, corners = score.leave_one_out(summary, targets, range_).fit(kept, index)
         families = [corner.summary_family(summary) for corner in corners]
         bracketed = families if ends == 1 else map(each_end, families)
         return fitted, BracketedFamily(tuple(bracketed)), kept

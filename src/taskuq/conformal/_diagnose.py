@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from taskuq._arrays import as_ids, as_outputs_and_targets
 from taskuq._io import to_json_value
-from taskuq.conformal._calibrate import require_own_targets
+from taskuq.conformal._calibrate import aligned, require_own_targets
 from taskuq.conformal._family import mean_and_deviation
 from taskuq.conformal._units import UnitName, as_generator, as_unit, unit_index
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
-from taskuq.table._table import TaskOutputs, as_table, is_stored
+from taskuq.table._table import TaskOutputs, as_table
 from taskuq.table._terminology import count_noun
 
 SCHEMA = "taskuq.diagnose/1"
@@ -162,8 +162,7 @@ def diagnose(
         Talts et al., Validating Bayesian Inference Algorithms with Simulation-Based Calibration,
         2018; Fortin et al., Why Should Ensemble Spread Match the RMSE, J. Hydrometeorol. 2014.
     """
-    if targets is None and is_stored(outputs):
-        outputs = TaskOutputs.load(outputs)
+    outputs, targets, group, label = aligned(outputs, targets, group=group, label=label)
     if isinstance(outputs, TaskOutputs):
         require_own_targets(outputs, targets)
         table = outputs if task is None else outputs.select(task=task)

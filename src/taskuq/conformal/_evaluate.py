@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from taskuq._arrays import align_cases, ranges_to_json
+from taskuq._arrays import ranges_to_json
 from taskuq.conformal._bound import Bound
 from taskuq.conformal._calibrate import (
+    aligned,
     as_round,
     calibrate,
     is_self_tuned,
@@ -121,16 +122,13 @@ def _count_strata(
 def _sum_by_case(pool: Pool, splitting: Splits, quantile: FloatArray) -> FloatArray:
     """Count how often each case is tested and covered, and add its widths, (3, case)."""
     distinct, row = np.unique(quantile, axis=0 if quantile.ndim > 1 else None, return_inverse=True)
-    sums, row = np.zeros((3, len(pool.index))), row.ravel()
+    sums, tested = np.zeros((3, len(pool.index))), splitting.count_tests(row.ravel(), len(distinct))
     step = max(1, TABLE_NUMBERS // len(pool.index))
     for start in range(0, len(distinct), step):
-        some = distinct[start : start + step]
-        covered, width = pool.covered(some), pool.intervals(some).width
-        for t in np.flatnonzero((row >= start) & (row < start + step)).tolist():
-            test = splitting.of_cases(splitting.fold(t)[None])[0].astype(bool)
-            sums[0, test] += 1
-            sums[1, test] += covered[row[t] - start, test]
-            sums[2, test] += width[row[t] - start, test]
+        block = slice(start, start + step)
+        some, times = distinct[block], splitting.of_cases(tested[block])
+        width = np.where(times > 0, pool.intervals(some).width, 0.0)
+        sums += [each.sum(axis=0) for each in (times, times * pool.covered(some), times * width)]
     return sums
 
 
@@ -226,8 +224,9 @@ def evaluate(
         >>> abs(result.coverage.mean - 0.9) < 0.02
         True
     """
-    given = {"outputs": outputs, "targets": targets, "group": group, "label": label}
-    outputs, targets, group, label, site = align_cases({**given, "site": site}).values()
+    outputs, targets, group, label, site = aligned(
+        outputs, targets, group=group, label=label, site=site
+    )
     arrays = as_round(outputs, targets, acceleration, task, group, task_range)
     checked = check_cases(
         arrays.outputs, arrays.targets, group=arrays.group, unit=unit, cases=cases,
@@ -264,7 +263,7 @@ def _evaluate_scores(
     tuning_repeats: int = 10,
 ) -> list[Evaluation]:
     """Evaluate several scores on the same splits; see :func:`evaluate`."""
-    if splits < 1 or tuning_repeats < 1:
+    if not isinstance(splits, int | np.integer) or splits < 1 or tuning_repeats < 1:
         counts = f"{splits} and {tuning_repeats}"
         message = f"splits and tuning_repeats must be at least 1, got {counts}"
         raise InputError(message, code="value.invalid")

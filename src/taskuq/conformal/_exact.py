@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from taskuq._arrays import align_cases
+from taskuq._display import Displayed, Summary, svg
 from taskuq._io import to_json_value
-from taskuq.conformal._calibrate import as_round
+from taskuq.conformal._calibrate import aligned, as_round
 from taskuq.conformal._family import BoundSide, parse_side
 from taskuq.conformal._quantiles import coverage_rank
 from taskuq.conformal._splits import EvaluationInputs, Pool, check_cases, make_pools
 from taskuq.conformal._units import as_generator, unit_index
 from taskuq.conformal.scores import resolve_score, score_name
-from taskuq.errors import InputError
+from taskuq.errors import InputError, import_extra
 from taskuq.interval import BoolArray, FloatArray, Interval, TaskRange
 from taskuq.protocols import Score
 from taskuq.table._terminology import round_label
@@ -221,8 +221,8 @@ STORED = {
 }
 
 
-@dataclass(frozen=True)
-class Evaluation:
+@dataclass(frozen=True, repr=False)
+class Evaluation(Displayed):
     """Coverage and width of one score over random splits.
 
     Args:
@@ -306,21 +306,45 @@ class Evaluation:
         fields = asdict(self, dict_factory=lambda items: {STORED.get(k, k): v for k, v in items})
         return dict(to_json_value(fields))
 
-    def __repr__(self) -> str:
+    def to_frame(self) -> Any:
+        """Return a pandas DataFrame with one row; ``pandas.concat`` joins several evaluations.
+
+        Raises:
+            InputError: If pandas is not installed.
+        """
+        pandas = import_extra("pandas", "pandas")
+        names = ("score", "task", "acceleration", "samples", "alpha", "unit", "splits",
+                 "n_calibration", "n_test")  # fmt: skip
+        row = {name: getattr(self, name) for name in names}
+        for name in ("coverage", "width", "center_error"):
+            row |= {name: getattr(self, name).mean, f"{name}_sd": getattr(self, name).sd}
+        return pandas.DataFrame([row])
+
+    def _summary(self) -> Summary:
         how = "all splits, exactly" if self.splits is None else f"{self.splits} random splits"
         named = ", ".join(text for text in (self.score, self.task, self.round_label) if text)
-        rows = {"coverage": self.coverage, "width": self.width, "centre error": self.center_error}
-        return "\n".join([
+        means = {"coverage": self.coverage, "width": self.width, "centre error": self.center_error}
+        rows = [(name, f"{of.mean:.4g}", f"sd {of.sd:.2g}") for name, of in means.items()]
+        for kind in ("class", "site"):
+            if (worst := self.worst(kind)) is not None:
+                value, _, error = str(worst).partition(" ")
+                rows.append((f"worst {kind}", value, error + BELOW * self._is_below(worst)))
+        title = (
             f"{named}: {how} by {self.unit}, {self.n_calibration} to calibrate, {self.n_test} to "
-            f"test, alpha {self.alpha:g}",
-            *(f"  {name:13}{found.mean:8.4g}  sd {found.sd:.2g}" for name, found in rows.items()),
-            *(
-                f"  worst {kind:7}{worst}{BELOW * self._is_below(worst)}"
-                for kind in ("class", "site")
-                if (worst := self.worst(kind)) is not None
-            ),
-            *([f"  no finite interval in {self.infinite:.3g} of the splits"] * (self.infinite > 0)),
-        ])  # fmt: skip
+            f"test, alpha {self.alpha:g}"
+        )
+        infinite = f"No finite interval in {self.infinite:.3g} of the splits."
+        return Summary(title, rows, infinite * (self.infinite > 0))
+
+    def _picture(self) -> str:
+        parts = [("all", self.coverage.mean, self.coverage.sd)]
+        for one in (*self.class_coverage, *self.site_coverage):
+            if one.coverage >= 0:
+                error = 0.0 if math.isnan(one.standard_error) else one.standard_error
+                parts.append((one.name, one.coverage, error))
+        names, means, errors = zip(*parts, strict=True)
+        bars = [(m - e, min(1.0, m + e)) for m, e in zip(means, errors, strict=True)]
+        return svg("coverage", bars=bars, labels=names, points=means, reference=1 - self.alpha)
 
 
 @dataclass(frozen=True)
@@ -498,7 +522,7 @@ def evaluate_exact(
         >>> abs(exact.coverage.mean - 64 / 71) < 1e-12  # rank 64 of 70 calibration cases
         True
     """
-    outputs, targets = align_cases({"outputs": outputs, "targets": targets}).values()
+    outputs, targets = aligned(outputs, targets)
     arrays = as_round(outputs, targets, acceleration, task, None, task_range)
     checked = check_cases(
         arrays.outputs, arrays.targets, label=arrays.label, site=arrays.site,

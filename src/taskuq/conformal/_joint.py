@@ -17,16 +17,24 @@ from taskuq._arrays import (
     as_ranges,
     as_real_array,
     case_ids,
+    encode_cases,
     per_task,
     ranges_from_json,
     ranges_to_json,
     require_in_ranges,
+    warn_of_calibration_cases,
 )
+from taskuq._display import Summary, svg
 from taskuq._io import number_from_json, number_to_json
 from taskuq.conformal._bound import BaseBound, read_bound
-from taskuq.conformal._calibrate import as_round, is_self_tuned, tuned_score, tuning_units
+from taskuq.conformal._calibrate import (
+    aligned,
+    as_round,
+    is_self_tuned,
+    tuned_score,
+    tuning_units,
+)
 from taskuq.conformal._family import (
-    BracketedFamily,
     Side,
     clipped,
     interval_family,
@@ -34,8 +42,8 @@ from taskuq.conformal._family import (
 )
 from taskuq.conformal._guarantee import WHOLE_RANGE, Guarantee
 from taskuq.conformal._quantiles import coverage_rank, exact_alpha, order_statistic
-from taskuq.conformal._units import UnitName, as_unit, case_contents, choose_units
-from taskuq.conformal.scores import resolve_score, score_from_dict, score_to_dict
+from taskuq.conformal._units import UnitName, as_unit, case_contents, choose_units, make_unit
+from taskuq.conformal.scores import resolve_score, score_from_dict, score_name, score_to_dict
 from taskuq.conformal.scores._mlwr import unit_quantile
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, Interval, TaskRange
@@ -94,7 +102,7 @@ SCHEMA = "taskuq.joint-bound/1"
 TUNING_FRACTION = 0.3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class JointBound(BaseBound):
     """Intervals for several tasks of new cases, from one calibration.
 
@@ -136,28 +144,39 @@ class JointBound(BaseBound):
 
     def predict(self, outputs: Any) -> Interval:
         """Return the intervals of new cases, (case, task)."""
-        outputs = align_cases({"outputs": outputs})["outputs"]
+        names, outputs = case_ids(outputs), align_cases({"outputs": outputs})["outputs"]
         x = as_real_array(outputs, "outputs", ndim=(3,))
         expected = (self.samples, len(self.scores))
         if x.shape[1:] != expected:
             message = f"outputs need (sample, task) = {expected} per case, got {x.shape[1:]}"
             raise InputError(message, code="samples.mismatch")
+        warn_of_calibration_cases(self.provenance.get("cases"), x)
         each = [
             clipped(interval_family(score, x[:, :, k]).interval(q), self.task_ranges[k])
             for k, (score, q) in enumerate(self._parts)
         ]
         lower, upper = stack_intervals(each, axis=1)
-        return Interval(lower, upper, case=case_ids(outputs), task_names=self.task_names)
+        return Interval(lower, upper, case=names, task_names=self.task_names)
 
     def __call__(self, outputs: Any) -> Interval:
         """Return the intervals of new cases, as :meth:`predict` does."""
         return self.predict(outputs)
 
-    def __repr__(self) -> str:
-        pairs = zip(self.task_names, self.quantiles, strict=True)
-        quantiles = ", ".join(f"{name} {quantile:.4g}" for name, quantile in pairs)
-        missed = ", ".join(f"{rate:.1%}" for rate in self.miss_rates)
-        return f"Quantiles: {quantiles} (measured misses: {missed}). {self.guarantee}"
+    def _summary(self) -> Summary:
+        rates = self.miss_rates or (math.nan,) * len(self.scores)
+        rows = [
+            (name, score_name(score), f"{quantile:.4g}", f"{rate:.1%}")
+            for name, (score, quantile), rate in zip(
+                self.task_names, self._parts, rates, strict=True
+            )
+        ]
+        title = f"{len(self.scores)} tasks jointly at alpha {self.guarantee.alpha:g}"
+        columns = ("task", "score", "quantile", "measured misses")
+        return Summary(title, rows, str(self.guarantee), columns)
+
+    def _picture(self) -> str:
+        bars = [(0.0, rate) for rate in self.miss_rates]
+        return svg("measured misses", bars=bars, labels=self.task_names)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
@@ -191,7 +210,7 @@ class JointBound(BaseBound):
             task_ranges=ranges_from_json(record, names),
             provenance=record["provenance"],
             task_names=tuple(names),
-            acceleration=record.get("acceleration"),
+            acceleration=None if record["acceleration"] is None else float(record["acceleration"]),
             miss_rates=tuple(map(float, record["miss_rates"])),
         )
 
@@ -224,8 +243,9 @@ def calibrate_joint(
     their maximum over the tasks is calibrated like a single score:
 
     ===========  ============================================================================
-    ``scale``    divided by their :math:`1 - \alpha/K` quantile over the other units, for
-                 :math:`K` tasks; with ``delta`` over tuning cases
+    ``scale``    divided by their conformal quantile at :math:`\alpha/K` over the other units, for
+                 :math:`K` tasks: never wider than Bonferroni's intervals, which have one error rate
+                 of :math:`\alpha/K` per task; with ``delta`` by a quantile of tuning cases
     ``max``      the scores as they are; right for scores that are normalised alike
     ``minimax``  their empirical distribution on tuning cases, continued beyond the largest
     ``rank``     their ranks among the calibration cases, plus one; needs no tuning cases
@@ -261,8 +281,7 @@ def calibrate_joint(
     if method not in get_args(Method):
         message = f"method must be scale, max, minimax or rank, got {method!r}"
         raise InputError(message, code="choice.unknown")
-    given = {"outputs": outputs, "targets": targets, "group": group}
-    outputs, targets, group = align_cases(given).values()
+    outputs, targets, group = aligned(outputs, targets, group=group)
     arrays = as_round(
         outputs, targets, acceleration, task_names, group, task_range, unit, joint=True
     )
@@ -284,24 +303,25 @@ def calibrate_joint(
     if method == "rank" and (by_unit.is_group or delta is not None):
         message = "method='rank' covers a new case only; remove delta= and groups"
         raise InputError(message, code="option.conflict")
-    chosen = [resolve_score(score, alpha, one) for one in sides]
+    # Scores of the scaled method are those of intervals for each task by itself.
+    level = exact_alpha(alpha) / (tasks if method == "scale" else 1)
+    chosen = [resolve_score(score, float(level), one) for one in sides]
     index = by_unit.index(n, groups)
     # One task needs no scale.
     is_scaled = method == "scale" and delta is None and tasks > 1
     # Self-tuned calibration scores are upper bounds: enough for their maximum, not for ranks.
     if method in ("max", "scale") and is_self_tuned(chosen[0], delta):
         aside = np.zeros(n, dtype=bool)
-        scores, values, sizes = _self_tuned_scores(chosen, x, z, index, ranges)
+        scores, values, least = _self_tuned_scores(chosen, x, z, index, ranges)
     else:
-        least = TUNING_FRACTION if method == "minimax" or (method == "scale" and delta) else 0.0
-        take = tuning_units(chosen[0], by_unit, int(index.max()) + 1, alpha, delta, least)
+        share = TUNING_FRACTION if method == "minimax" or (method == "scale" and delta) else 0.0
+        take = tuning_units(chosen[0], by_unit, int(index.max()) + 1, alpha, delta, share)
         aside = choose_units(index, take, seed, case_contents(x[:, :2], z))
         scores = tuple(
             tuned_score(one, x[aside][:, :, k], z[aside, k], ranges[k], None)
             for k, one in enumerate(chosen)
         )
-        values = _scores(scores, x[~aside], z[~aside])
-        sizes = np.stack([np.abs(values)] * 3)
+        values = least = _scores(scores, x[~aside], z[~aside])
     kept = ~aside
     by = None if groups is None else by_unit.groups(groups[kept])
     guarantee = Guarantee(
@@ -314,44 +334,63 @@ def calibrate_joint(
     )
     units = np.unique(index[kept], return_inverse=True)[1]
     if is_scaled:
-        scaled, scales = _scaled_by_others(values, sizes, units, alpha)
-        guarantee, level = guarantee.calibrated(scaled, by)
-        quantiles = tuple(_rescaled(level, scale) for scale in scales)
+        guarantee, quantiles = _scaled_quantiles(values, least, units, guarantee, by)
     else:
         tuning = _scores(scores, x[aside], z[aside])
         guarantee, quantiles = _quantiles(method, values, tuning, guarantee, by)
     weights = by_unit.weights(units)
     missed = tuple(map(float, np.average(values > np.array(quantiles), axis=0, weights=weights)))
-    facts = {"tuning_cases": int(aside.sum())}
+    facts = {"tuning_cases": int(aside.sum()), "cases": encode_cases(x)}
     R = arrays.acceleration
     return JointBound(scores, quantiles, guarantee, method, p, ranges, facts, names, R, missed)
 
 
-def _scaled_by_others(
-    values: FloatArray, sizes: FloatArray, index: NDArray[np.int64], alpha: float
-) -> tuple[FloatArray, list[float]]:
-    """Return the largest scaled score of each case at its worst, and the scales of new cases.
+def _scaled_quantiles(
+    values: FloatArray,
+    least: FloatArray,
+    index: NDArray[np.int64],
+    guarantee: Guarantee,
+    group: np.ndarray | None,
+) -> tuple[Guarantee, tuple[float, ...]]:
+    """Return the quantiles of all tasks: those of Bonferroni times one factor of at most 1.
 
-    A scale is a quantile over units of the sizes of scores: as fitted, least and largest.
+    Args:
+        values: Upper bounds of scores (case, task).
+        least: Lower bounds of the same scores.
+        index: Unit of each case.
+        guarantee: Guarantee for all tasks together.
+        group: Group of each case, if groups are the unit.
     """
-    level, scaled, scales = float(1 - exact_alpha(alpha) / values.shape[1]), [], []
-    for k, v in enumerate(values.T):
-        own, least, largest = (unit_quantile(size[:, k], index, level) for size in sizes)
-        # A positive score is worst at the least scale, a negative one at the largest.
-        by = np.where(v > 0, np.maximum(least.low, 0.0)[index], largest.high[index])
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            ratio = v / by
-        # Zero over zero is zero; infinity over infinity is not known to be less.
-        scaled.append(np.where(np.isnan(ratio), np.where(v == np.inf, np.inf, 0.0), ratio))
-        scales.append(own.value)
-    return np.max(scaled, axis=0), scales
+    tasks, units = values.shape[1], int(index.max()) + 1
+    unit, each = guarantee._unit, exact_alpha(guarantee.alpha) / values.shape[1]
+    if unit.fraction is not None:
+        # Tasks that each miss so few cases of a group miss few enough together.
+        unit = make_unit(guarantee.unit, str(1 - (1 - unit.fraction) / tasks))
+    is_known = units >= unit.needed(each, None)
+    level = float((1 - each) * (units + 1) / units) if is_known else 1.0
+    ratios, scales = [], []
+    for s, low in zip(values.T, least.T, strict=True):
+        scales.append(unit.quantile(s, group, each, None) if is_known else float(s.max()))
+        by_unit, number, _ = unit.entries(low, index)
+        by = unit_quantile(by_unit, number, level).low[index]
+        ratio = np.where(s <= by, 1.0, np.inf)
+        with np.errstate(invalid="ignore", over="ignore"):
+            np.divide(np.maximum(s, 0), by, out=ratio, where=(by > 0) & (by < np.inf))
+        ratios.append(ratio)
+    guarantee, factor = guarantee.calibrated(np.max(ratios, axis=0), group)
+    if is_known:
+        infinite = f"{guarantee._infinite_scores(values.max(axis=1))}: {WHOLE_RANGE}"
+        guarantee = replace(guarantee, caveat=infinite if math.inf in scales else None)
+        factor = min(factor, 1.0)
+    return guarantee, tuple(_times(factor, scale) for scale in scales)
 
 
-def _rescaled(level: float, scale: float) -> float:
-    """Return the quantile of a task: of scale zero only its scores of zero are below infinity."""
-    if 0 < scale < math.inf:
-        return _MonotoneScale((0.0, scale), (0.0, 1.0)).inverse(level)
-    return math.inf if math.inf in (level, scale) else 0.0
+def _times(factor: float, scale: float) -> float:
+    """Return a task's quantile; of a scale of zero or less only smaller scores are finite."""
+    if factor == 1 or scale == math.inf or (scale <= 0 and factor < math.inf):
+        return scale
+    # The score that set the factor was divided by another scale.
+    return factor * scale * (1 + 8 * float(np.finfo(float).eps))
 
 
 def _self_tuned_scores(
@@ -361,26 +400,23 @@ def _self_tuned_scores(
     index: NDArray[np.int64],
     ranges: Sequence[TaskRange],
 ) -> tuple[tuple[Score, ...], FloatArray, FloatArray]:
-    """Return the fitted scores, upper bounds of scores, and sizes: as fitted, least, largest."""
+    """Return the fitted scores, and the largest and least scores over the range of the fit."""
     everyone = np.ones(len(targets), dtype=bool)
     scores: list[Score] = []
-    values, sizes = [], []
+    largest, least = [], []
     for k, score in enumerate(each):
         assert isinstance(score, SelfTunedScore)
-        summary = score.summarise(outputs[:, :, k])
-        fit = score.leave_one_out(summary, targets[:, k], ranges[k])
-        fitted, corners, hull = fit.fit(everyone, index)
+        summary, z = score.summarise(outputs[:, :, k]), targets[:, k]
+        fitted, corners = score.leave_one_out(summary, z, ranges[k]).fit(everyone, index)
         scores.append(fitted)
-        family = BracketedFamily(tuple(corner.summary_family(summary) for corner in corners))
-        values.append(family.score(targets[:, k]))
-        linear: list[Any] = [one.summary_family(summary) for one in (fitted, *hull)]
-        families = [replace(one, side="two") for one in linear]
-        own, *ends = (one.score(targets[:, k]) for one in families)
-        above = np.array([targets[:, k] >= one.low for one in families[1:]])
+        families: list[Any] = [corner.summary_family(summary) for corner in corners]
+        found = np.array([family.score(z) for family in families])
+        above = np.array([z >= family.low for family in families])
         # Between centres on both sides of the target one lies at the target itself.
-        least = np.where(above.all(axis=0) | ~above.any(axis=0), np.min(ends, axis=0), 0.0)
-        sizes.append([own, least, np.max(ends, axis=0)])
-    return tuple(scores), np.stack(values, axis=1), np.moveaxis(np.array(sizes), 0, -1)
+        is_between = above.any(axis=0) & ~above.all(axis=0)
+        largest.append(found.max(axis=0))
+        least.append(np.where(is_between, np.minimum(found.min(axis=0), 0), found.min(axis=0)))
+    return tuple(scores), np.stack(largest, axis=1), np.stack(least, axis=1)
 
 
 def _quantiles(

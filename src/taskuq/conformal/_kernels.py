@@ -173,6 +173,16 @@ def run_trials(  # type: ignore[no-untyped-def]  # compiled
 
 
 @njit(cache=True, nogil=True)
+def count_tests(seed, sizes, rows, counts):  # type: ignore[no-untyped-def]  # compiled
+    """Count how often each unit is tested in the trials of each row."""
+    units, n_test, threshold = sizes
+    words, fold = np.empty(-(-units // 8), np.uint64), np.empty(units, np.uint8)
+    for t in range(rows.size):
+        fill_test_fold(seed, t, units, n_test, threshold, words, fold)
+        counts[rows[t]] += fold
+
+
+@njit(cache=True, nogil=True)
 def sum_table_rows(seed, trial_numbers, sizes, rows, tables, sums):  # type: ignore[no-untyped-def]  # compiled
     """Sum, over the test units of each trial, the row of each table selected by the trial."""
     units, n_test, threshold = sizes
@@ -231,6 +241,7 @@ def replay(  # type: ignore[no-untyped-def]  # compiled
     seed, trial_numbers, units, n_test, byte_threshold, unit_of_case, group_of_case, groups, weight,
     thresholds, lowest, largest, covered_from, targets, low, high, scale, floor, ceiling,
     window_from, is_logit, link_low, link_high, allowance, cost, enough, sums,
+    by_case,
 ):  # fmt: skip
     """Numba version of _simulate_splits."""
     rounds, _, cases = low.shape
@@ -274,11 +285,16 @@ def replay(  # type: ignore[no-untyped-def]  # compiled
                 sums[5, t] += w * error
                 sums[11 + k, t] += w
                 sums[11 + rounds + k, t] += w * hit
+                by_case[3, i] += 1.0
+                by_case[4, i] += width
                 worst[group_of_case[i]] = max(worst[group_of_case[i]], error)
             sums[0, t] += w * cost[stopped]
             sums[1, t] += w * hit
             sums[9, t] += cost[stopped]
             sums[10, t] += 1.0
+            by_case[0, i] += 1.0
+            by_case[1, i] += hit
+            by_case[2, i] += cost[stopped]
             covered[unit] += hit
         for g in range(groups):
             if worst[g] >= 0:
@@ -289,3 +305,101 @@ def replay(  # type: ignore[no-untyped-def]  # compiled
         for unit in range(enough.size):
             if fold[unit] and covered[unit] >= enough[unit]:
                 sums[8, t] += 1.0
+
+
+@njit(cache=True, nogil=True)
+def _sort_nearly_sorted(values, order):  # type: ignore[no-untyped-def]  # compiled
+    """Sort an order of values that is nearly right, by insertion; by merging if it is not."""
+    moves = 0
+    for i in range(1, order.size):
+        one, j = order[i], i
+        value = values[one]
+        while j > 0 and values[order[j - 1]] > value:
+            order[j] = order[j - 1]
+            j -= 1
+        order[j] = one
+        moves += i - j
+        if moves > 100 * order.size:
+            order[:] = np.argsort(values, kind="mergesort")
+            return
+
+
+@njit(cache=True, nogil=True)
+def unit_quantile(values, order, unit, share, level, slack, low, high):  # type: ignore[no-untyped-def]  # compiled
+    """Return a quantile of units; fill its range without each unit in turn, (unit,)."""
+    units = low.size
+    own, middle = np.zeros(units), np.inf
+    at = level * units
+    # Counts of cases are exact; sums of shares are not, so that the wider range is taken.
+    first, last = at - 1 - slack, at - slack if units == unit.size else at + slack
+    total, found = 0.0, False
+    low[:] = np.inf
+    high[:] = np.inf
+    for i in order:
+        j = unit[i]
+        own[j] += share[i]
+        total += share[i]
+        if not found and total >= at - slack:
+            middle, found = values[i], True
+        if total < first:
+            continue
+        for j in range(units):
+            others = total - own[j]
+            if low[j] == np.inf and others >= first:
+                low[j] = values[i]
+            if high[j] == np.inf and others >= last:
+                high[j] = values[i]
+        if total >= last + 1 + slack:
+            break
+    return middle
+
+
+@njit(cache=True, nogil=True)
+def fit_shrunken(  # type: ignore[no-untyped-def]  # compiled
+    learned, orders, ratio_order, trend, own, residuals, factor, floor, place, unit, units, tail,
+    slack,
+):  # fmt: skip
+    """Fit MLWR's two spreads and its shift to units; return the fit and its ranges."""
+    share = 1 / np.bincount(unit)[unit]
+    n = share.size
+    cases = np.empty(n, np.int64)
+    for i in range(place.size):
+        if place[i] >= 0:
+            cases[place[i]] = i
+    fitted, low, high = np.empty(3), np.empty((3, units)), np.empty((3, units))
+    order, values = np.empty(n, np.int64), np.empty(n)
+    for s in range(2):
+        k = 0
+        for i in orders[s]:
+            if place[i] >= 0:
+                order[k] = place[i]
+                k += 1
+        values[:] = learned[s][cases]
+        fitted[s] = unit_quantile(values, order, unit, share, 0.5, slack, low[s], high[s])
+    k = 0
+    for i in ratio_order:
+        if place[i] >= 0:
+            order[k] = place[i]
+            k += 1
+    ends = np.empty((4, units))
+    least, most = np.full((2, units), np.inf), np.full((2, units), -np.inf)
+    for prior in range(3):
+        level, typical = fitted[0], fitted[1]
+        if prior == 1:
+            level, typical = low[0].min(), low[1].min()
+        elif prior == 2:
+            level, typical = high[0].max(), high[1].max()
+        for i in range(n):
+            c = cases[i]
+            scale = np.hypot(factor * (level * trend[c]), own[c]) + floor * typical
+            values[i] = residuals[c] / scale
+        _sort_nearly_sorted(values, order)
+        a = unit_quantile(values, order, unit, share, tail, slack, ends[0], ends[1])
+        b = unit_quantile(values, order, unit, share, 1 - tail, slack, ends[2], ends[3])
+        if prior == 0:
+            fitted[2] = a / 2 + b / 2
+        else:
+            # Each quantile has its extremes at the ends of the prior, their middle need not.
+            least, most = np.minimum(least, ends[::2]), np.maximum(most, ends[1::2])
+    low[2], high[2] = least[0] / 2 + least[1] / 2, most[0] / 2 + most[1] / 2
+    return fitted, low, high

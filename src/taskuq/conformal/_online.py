@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from taskuq._arrays import as_real_array, as_task_range, require_in_range
+from taskuq._arrays import align_cases, as_real_array, as_task_range, require_in_range
+from taskuq._display import Summary
 from taskuq._io import number_from_json, number_to_json, range_to_json
 from taskuq.conformal._bound import BaseBound, read_bound
 from taskuq.conformal._calibrate import calibrate
@@ -108,10 +109,10 @@ class OnlineBound(BaseBound):
             "drifts; no guarantee for the next case alone."
         )
 
-    def __repr__(self) -> str:
-        name = score_name(self.score)
-        at = f"{name} at level {self.level:.4g} for alpha {self.alpha:g}"
-        return f"{at}, quantile {self.quantile:.4g}. {self.statement}"
+    def _summary(self) -> Summary:
+        title = f"{score_name(self.score)} at alpha {self.alpha:g}, updated by audits"
+        numbers = {"level": self.level, "quantile": self.quantile, "audits": self.audits}
+        return Summary(title, [(n, f"{v:.4g}") for n, v in numbers.items()], self.statement)
 
     def __call__(self, outputs: Any) -> Interval:
         """Return the intervals of new cases, outputs (case, sample) or (sample,)."""
@@ -196,6 +197,7 @@ def calibrate_online(
         seed: Integer or Generator for a random choice of tuning cases.
     """
     exact_alpha(step_size, "step_size")
+    outputs, targets = align_cases({"outputs": outputs, "targets": targets}).values()
     x = as_real_array(outputs, "outputs", ndim=(2,))
     chosen = resolve_score(score, alpha, side)
     fixed = calibrate(x, targets, alpha=alpha, score=chosen, task_range=task_range, seed=seed)

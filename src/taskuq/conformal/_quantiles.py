@@ -20,7 +20,7 @@ FEW = 10_000
 
 
 def exact_alpha(alpha: float | Fraction, name: str = "alpha") -> Fraction:
-    """Parse an error rate exactly, as a Fraction."""
+    """Parse an error rate, or another number in (0, 1), exactly as a Fraction."""
     if isinstance(alpha, Fraction) and 0 < alpha < 1:
         return alpha
     try:
@@ -29,8 +29,9 @@ def exact_alpha(alpha: float | Fraction, name: str = "alpha") -> Fraction:
     except ValueError:
         level = Fraction(0)
     if not 0 < level < 1:
+        is_rate = name.endswith("alpha") or name == "delta"
         message = f"{name} must be in (0, 1), got {alpha}; pass e.g. {name}=0.05"
-        raise InputError(message, code="alpha.invalid")
+        raise InputError(message, code="alpha.invalid" if is_rate else "value.invalid")
     return level
 
 
@@ -329,13 +330,13 @@ def calibration_size(
         message = f"group_size must be at least 1, icc in [0, 1], got {group_size} and {icc}"
         raise InputError(message, code="value.invalid")
     a = float(level)
-    z = float(ndtri(1 - unlucky / (2 if two_sided else 1)))
+    z = -float(ndtri(unlucky / (2 if two_sided else 1)))
     # Twice the normal approximation, and enough lattice steps of size 1/alpha on top.
-    largest = int(2 * z**2 * a * (1 - a) / epsilon**2 + 20 / min(epsilon, a, 1 - a) + 100)
+    largest = 2 * z**2 * a * (1 - a) / epsilon**2 + 20 / max(min(epsilon, a, 1 - a), 1e-300) + 100
     if largest > LARGEST_SIZE:
-        message = f"epsilon={epsilon:g} needs over {LARGEST_SIZE} cases; choose a larger one"
-        raise InputError(message, code="value.invalid")
-    n = np.arange(1, largest + 1)
+        message = f"epsilon={epsilon:g} at alpha={a:g} needs over {LARGEST_SIZE} cases"
+        raise InputError(f"{message}; choose larger ones", code="value.invalid")
+    n = np.arange(1, int(largest) + 1)
     # Sixteen decimals of alpha times n do not fit 64 bits; Python's integers hold anything.
     fits = level.numerator * (largest + 1) < 2**62
     misses = level.numerator * (n + 1 if fits else (n + 1).astype(object)) // level.denominator

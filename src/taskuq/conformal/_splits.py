@@ -327,8 +327,20 @@ class Splits:
     def all_folds(self) -> NDArray[np.uint8]:
         return self.folds(np.arange(self.trials))
 
-    def of_cases(self, folds: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return the test cases of test units."""
+    def count_tests(self, row: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
+        """Count how often each unit is tested in the trials of each row, (row, unit)."""
+        counts = np.zeros((rows, self.units), np.int64)
+        if self.is_compiled:
+            from taskuq.conformal import _kernels as kernels
+
+            kernels.count_tests(np.uint64(self.seed), self.kernel_sizes, row, counts)
+        else:
+            for t, k in enumerate(row):
+                counts[k] += self.fold(t)
+        return counts
+
+    def of_cases(self, folds: NDArray[Any]) -> NDArray[Any]:
+        """Return values of test units (row, unit) for their cases."""
         return folds[:, self.unit_of_case] if len(self.unit_of_case) else folds
 
     def of_units(self, values: np.ndarray) -> np.ndarray:

@@ -166,7 +166,10 @@ class Unit(ABC):
         """Return the number of cases to cover in each group; empty for one random case."""
         if self.fraction is None:
             return np.empty(0, dtype=np.int64)
-        return np.asarray(-(-self.fraction.numerator * sizes // self.fraction.denominator))
+        # Python's integers: sixteen decimals times a number of cases do not fit 64 bits.
+        each, index = np.unique(sizes, return_inverse=True)
+        needed = [math.ceil(self.fraction * int(size)) for size in each]
+        return np.asarray(needed, dtype=np.int64)[index.reshape(np.shape(sizes))]
 
     @abstractmethod
     def allowed(self, units: int, alpha: Level, delta: Level | None) -> float:

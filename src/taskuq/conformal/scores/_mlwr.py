@@ -18,6 +18,7 @@ from taskuq.conformal._family import (
     Side,
     mean_and_deviation,
     natural_link,
+    use_numba,
 )
 from taskuq.conformal._units import unit_index
 from taskuq.interval import BoolArray, FloatArray, TaskRange
@@ -203,6 +204,7 @@ class _Cases:
     link: Link
     floor: float
     range_: TaskRange
+    fits: int
 
     @cached_property
     def trend(self) -> float:
@@ -235,6 +237,27 @@ class _Cases:
     @cached_property
     def orders(self) -> list[NDArray[np.int64]]:
         return [np.argsort(values, kind="stable") for values in self.learned]
+
+    @cached_property
+    def is_compiled(self) -> bool:
+        """True if compiled code fits the score: spreads are finite and the least one is given."""
+        read, n = self.read, len(self.read.mean)
+        if read.samples < 2 or not self.least or not use_numba(10 * self.fits * n):
+            return False
+        return bool(np.isfinite([self.residuals, read.deviation, self.covariate]).all())
+
+    @cached_property
+    def compiled(self) -> tuple[Any, ...]:
+        """Arguments of the compiled fit: spreads, their orders and the terms of the scale."""
+        read, everyone = self.read, np.ones(len(self.read.mean), bool)
+        usual = self.prior(*(float(np.median(values)) for values in self.learned))
+        order = np.argsort(self.ratios(usual, everyone), kind="stable")
+        d = read.samples - 1
+        own = math.sqrt(d / (DEGREES + d)) * np.maximum(read.deviation, self.least or 0.0)
+        trend = np.exp(self.trend * np.clip(self.covariate, *COVARIATES) / 2)
+        factor = math.sqrt(DEGREES / (DEGREES + d))
+        spreads = np.stack(self.learned), np.stack(self.orders)
+        return *spreads, order, trend, own, self.residuals, factor, self.floor
 
     def prior(self, level: Any, typical: Any, least: Any = None) -> SpreadPrior:
         """Return the prior of three spreads; one number each, or one for each case."""
@@ -338,12 +361,12 @@ class MLWR(NestedIntervalScore):
         return _SampleSpreads(*mean_and_deviation(outputs, ddof=1), outputs.shape[1])
 
     def leave_one_out(
-        self, read: _SampleSpreads, targets: FloatArray | None, range_: TaskRange
+        self, read: _SampleSpreads, targets: FloatArray | None, range_: TaskRange, fits: int = 1
     ) -> _SelfTunedMLWR:
         """Return the score fitted to calibration units, without a hold-out."""
         # Without a declared range there is no trend: a new unit could leave the observed one.
         link = natural_link(range_)
-        cases = _Cases(read, targets, link, self.floor, range_)
+        cases = _Cases(read, targets, link, self.floor, range_, fits)
         return _SelfTunedMLWR(replace(self, link=link), cases)
 
     def family(self, outputs: FloatArray) -> LinearFamily:
@@ -379,6 +402,8 @@ class _SelfTunedMLWR:
     def fit(self, kept: BoolArray, index: NDArray[np.int64]) -> SelfTuned:
         """Return the score, and one for each corner of the range of its parameters."""
         cases, units = self.cases, int(index.max()) + 1
+        if self._is_shifted(units) and cases.is_compiled:
+            return self._compiled_fit(kept, index, units)
         priors: list[Any] = [None] * 5
         if cases.read.samples > 1 and units >= FEWEST_UNITS:
             place = np.cumsum(kept) - 1
@@ -398,13 +423,25 @@ class _SelfTunedMLWR:
         low: Any = 0.0
         high: Any = 0.0
         if self._is_shifted(units):
-            shifts = [self._shift(prior, kept, index) for prior in priors[:3]]
-            shift = shifts[0].value
-            low = np.minimum(shifts[1].low, shifts[2].low)[index]
-            high = np.maximum(shifts[1].high, shifts[2].high)[index]
+            own, *others = (self._tail_quantiles(prior, kept, index) for prior in priors[:3])
+            shift = _middle(*(one.value for one in own))
+            # Each quantile has its extremes at the ends of the prior, their middle need not.
+            pairs = list(zip(*others, strict=True))
+            low = _middle(*(np.minimum(a.low, b.low) for a, b in pairs))[index]
+            high = _middle(*(np.maximum(a.high, b.high) for a, b in pairs))[index]
         fitted = replace(self.score, prior=priors[0], shift=shift)
-        hull = self._corners(priors[1:3], np.min(low), np.max(high))
-        return SelfTuned(fitted, self._corners(priors[3:], low, high), hull)
+        return SelfTuned(fitted, self._corners(priors[3:], low, high))
+
+    def _compiled_fit(self, kept: BoolArray, index: NDArray[np.int64], units: int) -> SelfTuned:
+        from taskuq.conformal import _kernels as kernels
+
+        place = np.where(kept, np.cumsum(kept) - 1, -1)
+        arguments = (*self.cases.compiled, place, index, units, _tail(units), SLACK)
+        fitted, low, high = kernels.fit_shrunken(*arguments)
+        prior = self.cases.prior
+        score = replace(self.score, prior=prior(*fitted[:2]), shift=float(fitted[2]))
+        ends = [[prior(*end[:2, index]) for end in (low, high)], low[2, index], high[2, index]]
+        return SelfTuned(score, self._corners(*ends))
 
     def at(self, kept: BoolArray, index: NDArray[np.int64]) -> MLWR:
         """Return the score without its range."""
@@ -429,11 +466,11 @@ class _SelfTunedMLWR:
         if self._is_shifted(units):
             ratios, tail = [cases.ratios(prior, kept) for prior in priors], _tail(units)
 
-            def middle(off: float) -> list[float]:
-                ends = (tail + off, 1 - tail + off)
-                return [sum(_value_at(r, index, end) for end in ends) / 2 for r in ratios]
+            def values(level: float) -> list[float]:
+                return [_value_at(r, index, level) for r in ratios]
 
-            low, high = min(middle(-margin)), max(middle(margin))
+            low = _middle(*(min(values(end - margin)) for end in (tail, 1 - tail)))
+            high = _middle(*(max(values(end + margin)) for end in (tail, 1 - tail)))
         return self._corners(priors, low, high)
 
     def _is_shifted(self, units: int) -> bool:
@@ -442,18 +479,23 @@ class _SelfTunedMLWR:
         wanted = self.score.side == "two" if wanted is None else wanted
         return wanted and self.cases.targets is not None and units >= FEWEST_SHIFTED
 
-    def _shift(self, prior: Any, kept: BoolArray, index: NDArray[np.int64]) -> _UnitQuantile:
-        """Return the middle between two quantiles, with its range."""
+    def _tail_quantiles(
+        self, prior: Any, kept: BoolArray, index: NDArray[np.int64]
+    ) -> list[_UnitQuantile]:
+        """Return the two quantiles between which the shift lies, with their ranges."""
         ratios, tail = self.cases.ratios(prior, kept), _tail(int(index.max()) + 1)
         order = np.argsort(ratios, kind="stable")
-        ends = [unit_quantile(ratios, index, level, order) for level in (tail, 1 - tail)]
-        return _UnitQuantile(*(a / 2 + b / 2 for a, b in zip(*ends, strict=True)))
+        return [unit_quantile(ratios, index, level, order) for level in (tail, 1 - tail)]
 
     def _corners(self, priors: Any, low: Any, high: Any) -> tuple[SelfTunedScore, ...]:
         shifts = [0.0] if np.ndim(low) == 0 and low == high == 0 else [low, high]
         return tuple(
             replace(self.score, prior=prior, shift=shift) for prior in priors for shift in shifts
         )
+
+
+def _middle(low: Any, high: Any) -> Any:
+    return low / 2 + high / 2
 
 
 def _covariate(mean: FloatArray, link: Link) -> FloatArray:
