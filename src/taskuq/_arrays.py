@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taskuq._io import range_to_json
-from taskuq.errors import InputError
+from taskuq.errors import GuaranteeWarning, InputError
 from taskuq.interval import BoolArray, FloatArray, TaskRange
 
 # Sums of larger numbers may leave the range of floats.
 LARGEST = 1e303
+# Fewest cases whose single outputs all agree with calibration cases for a reason.
+MANY = 10
 
 
 def is_tensor(values: Any) -> bool:
@@ -69,67 +74,102 @@ def as_real_array(values: Any, name: str, *, ndim: tuple[int, ...]) -> FloatArra
 
 # Order of the axes of outputs and targets, by the names that xarray gives them.
 AXES = ("round", "case", "sample", "task")
-# Libraries whose arrays have labels.
-LABELLED = ("pandas", "xarray")
 
 
-def case_index(values: Any) -> Any | None:
-    """Return the index of the cases of a pandas or xarray object, or None."""
-    library = type(values).__module__.partition(".")[0]
-    if library == "pandas" and hasattr(values, "index"):
-        return values.index
-    if library == "xarray" and "case" in getattr(values, "indexes", ()):
-        return values.indexes["case"]
-    return None
+def _library(values: Any) -> str:
+    return type(values).__module__.partition(".")[0]
 
 
 def case_ids(values: Any) -> np.ndarray | None:
-    """Return the ids of the cases of a pandas or xarray object, or None."""
-    if not type(values).__module__.startswith(LABELLED):
-        return None
-    index = case_index(values)
-    return None if index is None else np.asarray(index)
+    """Return the ids of labelled cases, or None.
+
+    They are a column ``case`` of a data frame of pandas or polars, else the index of a pandas
+    object, the coordinate ``case`` of an array of xarray, or the ids of a table.
+    """
+    library = _library(values)
+    if library == "taskuq":
+        return getattr(values, "case", None)
+    if library in ("pandas", "polars") and "case" in getattr(values, "columns", ()):
+        return np.asarray(values["case"])
+    if library == "pandas" and hasattr(values, "index"):
+        return np.asarray(values.index)
+    if library == "xarray" and "case" in getattr(values, "indexes", ()):
+        return np.asarray(values.indexes["case"])
+    return None
 
 
-def _ordered_axes(values: Any, name: str) -> Any:
-    """Return an xarray.DataArray with its axes in the order of :data:`AXES`."""
-    if not hasattr(values, "dims") or not hasattr(values, "transpose"):
+def _unlabelled(values: Any, name: str) -> Any:
+    """Return the numbers of a labelled array, with its axes in the order of :data:`AXES`."""
+    library = _library(values)
+    if library == "xarray" and hasattr(values, "transpose"):
+        unknown = [dim for dim in values.dims if dim not in AXES]
+        if unknown:
+            message = f"{name} has the dimension {unknown[0]!r:.40}; rename it to one of {AXES}"
+            raise InputError(message, code="shape.axes")
+        return values.transpose(*(dim for dim in AXES if dim in values.dims)).to_numpy()
+    if library not in ("pandas", "polars") or not hasattr(values, "to_numpy"):
         return values
-    unknown = [dim for dim in values.dims if dim not in AXES]
-    if unknown:
-        message = f"{name} has the dimension {unknown[0]!r:.40}; rename it to one of {AXES}"
-        raise InputError(message, code="shape.axes")
-    return values.transpose(*(dim for dim in AXES if dim in values.dims))
+    columns = [column for column in getattr(values, "columns", ()) if column != "case"]
+    # In one order of memory, so that sums do not depend on the library.
+    array = np.ascontiguousarray((values[columns] if columns else values).to_numpy())
+    return array[:, 0] if len(columns) == 1 and name != "outputs" else array
 
 
 def align_cases(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Return named arrays with labelled cases in the order of the first labelled one.
 
-    Data frames and series of pandas and arrays of xarray are matched by the labels of their cases;
-    arrays without labels are taken by position.
+    Data frames and series of pandas and polars and arrays of xarray are matched by the labels of
+    their cases (see :func:`case_ids`); arrays without labels are taken by position.
 
     Raises:
         InputError: If labels differ, or occur twice in different orders.
     """
-    for values in arrays.values():
-        if type(values).__module__.startswith(LABELLED):
-            break
-    else:
-        return dict(arrays)
-    found = {name: _ordered_axes(values, name) for name, values in arrays.items()}
-    labelled = {name: index for name, v in found.items() if (index := case_index(v)) is not None}
-    first = next(iter(labelled), "")
-    for name, index in labelled.items():
-        if name == first or index.equals(labelled[first]):
+    labels = {name: ids for name, v in arrays.items() if (ids := case_ids(v)) is not None}
+    found = {name: _unlabelled(values, name) for name, values in arrays.items()}
+    first = next(iter(labels), "")
+    for name, ids in labels.items():
+        if name == first or np.array_equal(ids, labels[first]):
             continue
-        same = index.is_unique and len(index) == len(labelled[first])
-        place = index.get_indexer(labelled[first]) if same else np.array([-1])
-        if (place < 0).any():
+        place = {label: k for k, label in enumerate(ids.tolist())}
+        order = [place.get(label, -1) for label in labels[first].tolist()]
+        if len(place) != len(ids) or len(order) != len(ids) or -1 in order:
             message = f"{first} and {name} have different indexes; align them, or pass arrays"
             raise InputError(message, code="shape.mismatch")
-        values = found[name]
-        found[name] = values.iloc[place] if hasattr(values, "iloc") else values.isel(case=place)
+        is_round = _library(arrays[name]) == "xarray" and "round" in arrays[name].dims
+        found[name] = np.take(found[name], order, axis=1 if is_round else 0)
     return found
+
+
+def case_digests(outputs: FloatArray) -> NDArray[np.uint32]:
+    """Return a 32-bit digest of the outputs of each case, (case, ...)."""
+    rows = np.ascontiguousarray(outputs, dtype=float).reshape(len(outputs), -1) + 0.0
+    odd = np.uint64(0x9E3779B97F4A7C15) * np.arange(1, 2 * rows.shape[1], 2, dtype=np.uint64)
+    mixed = (rows.view(np.uint64) * odd).sum(axis=1, dtype=np.uint64)
+    mixed = (mixed ^ mixed >> np.uint64(29)) * np.uint64(0xBF58476D1CE4E5B9)
+    return np.asarray(mixed >> np.uint64(32), dtype=np.uint32)
+
+
+def encode_cases(outputs: FloatArray) -> str:
+    """Return the digests of calibration cases as text, to be stored with a bound or a policy."""
+    return base64.b64encode(np.sort(case_digests(outputs)).tobytes()).decode()
+
+
+def warn_of_calibration_cases(stored: Any, outputs: FloatArray) -> None:
+    """Warn if the outputs (case, ...) are those of stored calibration cases."""
+    try:
+        known = np.frombuffer(base64.b64decode(stored or ""), dtype=np.uint32)
+    except (ValueError, TypeError):
+        return
+    if not len(known) or not len(outputs):
+        return
+    found = np.isin(case_digests(outputs), known)
+    flat = outputs.reshape(len(outputs), -1)
+    # Samples that agree, and single samples, may be those of another case by chance.
+    certain = (flat != flat[:, :1]).any(axis=1) | (len(found) >= MANY and found.all())
+    count = int((found & certain).sum())
+    if count:
+        text = f"{count} of {len(found)} cases were used for calibration, so the guarantee does not"
+        warnings.warn(f"{text} hold for them; pass new cases", GuaranteeWarning, stacklevel=3)
 
 
 def require_finite(array: FloatArray, name: str) -> None:
@@ -157,6 +197,8 @@ def require_finite(array: FloatArray, name: str) -> None:
 
 def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
     """Validate one integer or string per case."""
+    if isinstance(values, np.ma.MaskedArray):
+        raise InputError(f"{name} is a masked array; leave those cases out", code="dtype.invalid")
     try:
         is_array = isinstance(values, np.ndarray) or not is_tensor(values)
         array = np.asarray(values) if is_array else as_array(values, name)

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from taskuq.errors import import_extra
+from taskuq._display import MOST_BARS, MOST_ROWS, Displayed, Summary, svg
+from taskuq.errors import InputError, import_extra
 
 FloatArray: TypeAlias = NDArray[np.floating]
 BoolArray: TypeAlias = NDArray[np.bool_]
 # The lowest and the highest value that a task can have, where it has any.
 TaskRange: TypeAlias = tuple[float, float] | None
 
-# Intervals that are printed one by one.
-SHOWN = 10
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Interval:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Interval(Displayed):
     r"""Closed intervals :math:`[\ell_i, u_i]`, one for each case.
 
     An interval whose ends cross (:math:`\ell_i > u_i`, which CQR can produce) is *empty*: it has
@@ -64,9 +63,12 @@ class Interval:
         case: NDArray[Any] | None = None,
         task_names: tuple[str, ...] = (),
     ) -> None:
-        lower_ends, upper_ends = np.broadcast_arrays(
-            np.asarray(lower, dtype=float), np.asarray(upper, dtype=float)
-        )
+        ends = np.asarray(lower, dtype=float), np.asarray(upper, dtype=float)
+        try:
+            lower_ends, upper_ends = np.broadcast_arrays(*ends)
+        except ValueError:
+            message = f"ends have shapes {ends[0].shape} and {ends[1].shape}; pass equal ones"
+            raise InputError(message, code="shape.mismatch") from None
         object.__setattr__(self, "lower", lower_ends)
         object.__setattr__(self, "upper", upper_ends)
         object.__setattr__(self, "case", case)
@@ -98,8 +100,27 @@ class Interval:
         return np.asarray(self.lower / 2 + self.upper / 2)
 
     def contains(self, values: ArrayLike) -> BoolArray:
-        """Return True where a value lies in its interval, ends included."""
+        """Return True where a value lies in its interval, ends included.
+
+        A series of pandas is matched by its index if the cases have ids.
+
+        Raises:
+            InputError: If shapes or ids differ, or values are masked.
+        """
+        index: Any = getattr(values, "index", None)
+        if self.case is not None and hasattr(index, "get_indexer"):
+            place = index.get_indexer(self.case) if index.is_unique else np.array([-1])
+            if len(index) != len(place) or (place < 0).any():
+                message = "values and intervals have different indexes; align them"
+                raise InputError(message, code="shape.mismatch")
+            values = np.asarray(values)[place]
+        if isinstance(values, np.ma.MaskedArray):
+            raise InputError("values are masked; leave those cases out", code="dtype.invalid")
         z = np.asarray(values, dtype=float)
+        shared = min(z.ndim, self.lower.ndim)
+        if shared and z.shape[-shared:] != self.lower.shape[-shared:]:
+            message = f"values {z.shape} do not fit intervals {self.lower.shape}"
+            raise InputError(message, code="shape.mismatch")
         return np.asarray((self.lower <= z) & (z <= self.upper))
 
     def clip(self, low: float, high: float) -> Interval:
@@ -117,16 +138,11 @@ class Interval:
         """
         pandas = import_extra("pandas", "pandas")
         columns = {"lower": self.lower, "upper": self.upper, "width": self.width}
-        cases = self.case
-        if cases is None:
-            cases = np.arange(self.lower.shape[0] if self.lower.ndim else 1)
-        index = pandas.Index(np.atleast_1d(cases), name="case")
-        if self.task_names:
-            index = pandas.MultiIndex.from_product([index, self.task_names], names=["case", "task"])
+        cases, tasks = self._names
+        index = pandas.Index(cases, name="case")
+        if tasks:
+            index = pandas.MultiIndex.from_product([index, tasks], names=["case", "task"])
         return pandas.DataFrame({n: np.ravel(v) for n, v in columns.items()}, index=index)
-
-    def _repr_html_(self) -> str:
-        return str(self.to_frame().head(SHOWN).to_html())
 
     def __iter__(self) -> Iterator[FloatArray]:
         return iter((self.lower, self.upper))
@@ -136,10 +152,41 @@ class Interval:
 
     def __repr__(self) -> str:
         if self.lower.ndim == 0:
-            return _pair(float(self.lower), float(self.upper))
-        ends = zip(self.lower.ravel()[:SHOWN], self.upper.ravel()[:SHOWN], strict=True)
-        more = self.lower.size - SHOWN
-        return "\n".join([_pair(*pair) for pair in ends] + [f"... {more} more"] * (more > 0))
+            return "empty" if self.is_empty else f"[{self.lower:.4g}, {self.upper:.4g}]"
+        return Displayed.__repr__(self)
+
+    @property
+    def _names(self) -> tuple[NDArray[Any], tuple[str, ...]]:
+        """Names of the cases, and of the tasks if there are several."""
+        tasks = self.task_names
+        if not tasks and self.lower.ndim > 1:
+            tasks = tuple(f"task {k}" for k in range(self.lower.shape[-1]))
+        cases = np.arange(self.lower.size // max(1, len(tasks)))
+        return (cases if self.case is None else np.atleast_1d(self.case)), tasks
+
+    def _summary(self) -> Summary:
+        cases, tasks = self._names
+        some = cases[:MOST_ROWS]
+        names = [
+            (str(case), *task)
+            for case in some
+            for task in (zip(tasks, strict=True) if tasks else [()])
+        ]
+        ends = zip(self.lower.flat, self.upper.flat, self.width.flat, strict=True)
+        rows = [
+            [*name, *("empty" if lower > upper else f"{v:.4g}" for v in (lower, upper, width))]
+            for name, (lower, upper, width) in islice(zip(names, ends, strict=False), MOST_ROWS)
+        ]
+        more = f"... {self.lower.size - MOST_ROWS} more" if self.lower.size > MOST_ROWS else ""
+        columns = ("case", *(["task"] if tasks else []), "lower", "upper", "width")
+        return Summary("", rows, more, columns)
+
+    def _picture(self) -> str:
+        cases, tasks = self._names
+        labels = cases[:MOST_BARS].tolist()
+        # Tasks have no common axis.
+        first = np.reshape(np.asarray(self), (-1, max(1, len(tasks)), 2))[:MOST_BARS, 0]
+        return svg(" ".join(["interval", *tasks[:1]]), bars=first, labels=labels)
 
     def __len__(self) -> int:
         return len(self.lower)
@@ -152,7 +199,3 @@ class Interval:
             picked = np.asarray(names)[at]
             names = tuple(picked.tolist()) if picked.ndim else ()
         return Interval(self.lower[index], self.upper[index], case=case, task_names=names)
-
-
-def _pair(lower: float, upper: float) -> str:
-    return "empty" if lower > upper else f"[{lower:.4g}, {upper:.4g}]"

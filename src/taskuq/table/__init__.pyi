@@ -1,4 +1,4 @@
-from ._examples import SyntheticTable, stored_table, synthetic_outputs
+from ._examples import SyntheticTable, synthetic_outputs
 from ._parquet import TableWriter
 from ._table import TaskOutputs, as_table, is_stored, sum_groups
 from ._terminology import Terminology
@@ -10,7 +10,6 @@ __all__ = [
     "Terminology",
     "as_table",
     "is_stored",
-    "stored_table",
     "sum_groups",
     "synthetic_outputs",
 ]

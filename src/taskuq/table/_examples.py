@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from taskuq._io import read_json
-from taskuq.errors import InputError
 from taskuq.interval import FloatArray
 from taskuq.table._table import BUNDLED, TaskOutputs
 
@@ -93,25 +92,6 @@ def _runs_of_positives(group: np.ndarray, positives: float, rng: np.random.Gener
 
 def _sigmoid(logit: FloatArray) -> FloatArray:
     return np.asarray(1 / (1 + np.exp(-logit)))
-
-
-def stored() -> list[str]:
-    return sorted(path.stem for path in BUNDLED.glob("*.npz"))
-
-
-def stored_table(name: str) -> TaskOutputs:
-    """Read a bundled table.
-
-    Args:
-        name: ``"atlas-sampler"`` or ``"atlas-varnet"``.
-
-    Example:
-        >>> stored_table("atlas-sampler").tasks
-        1
-    """
-    if name not in stored():
-        raise InputError(f"no table {name!r} in {', '.join(stored())}", code="choice.unknown")
-    return TaskOutputs.load(name)
 
 
 def stored_quality() -> dict[str, Any]:

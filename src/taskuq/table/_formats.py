@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 
 from taskuq._arrays import ranges_to_json
 from taskuq._io import atomic_write, open_npz, parse_json
-from taskuq.errors import InputError, first_line
+from taskuq.errors import InputError, first_line, import_extra
 from taskuq.interval import FloatArray
 from taskuq.table._parquet import identities, index_of, to_numpy
-from taskuq.table._table import IDS, TaskOutputs
+from taskuq.table._table import IDS, TaskOutputs, replace_arrays
 
 # Names in an .npz file, and fields of the table.
 ARRAYS = {
@@ -91,6 +91,11 @@ def read_rows_file(path: Path) -> TaskOutputs:
 
 
 def read_frame(frame: Any) -> TaskOutputs:
+    # Trees of xarray have variables of their own, which are none here.
+    if len(getattr(frame, "data_vars", ())):
+        return _read_dataset(frame)
+    if any(name in getattr(frame, "children", ()) or hasattr(frame, name) for name in SAMPLED):
+        return _read_inference_data(frame)
     try:
         rows = pa.table(frame)
     except (pa.ArrowException, ValueError, TypeError, AttributeError) as error:
@@ -235,6 +240,114 @@ def _numbers(column: Any, name: str, source: str) -> FloatArray:
     return values.astype(float)
 
 
+def to_dataset(table: TaskOutputs) -> Any:
+    """Return a table as an xarray.Dataset."""
+    xarray = import_extra("xarray", "xarray")
+    tasks = ("task",) * (table.outputs.ndim == 4)
+    data: dict[str, Any] = {"outputs": (("round", "case", "sample", *tasks), table.outputs)}
+    if table.has_targets:
+        rounds = ("round",) * table.has_round_targets
+        data["targets"] = ((*rounds, "case", *tasks), table.targets)
+    ids = {name: getattr(table, name) for name in IDS}
+    coords = {name: ("case", values) for name, values in ids.items() if values is not None}
+    if table.round_names is not None:
+        coords["round"] = ("round", list(table.round_names))
+    if tasks:
+        coords["task"] = ("task", list(table.task_names))
+    if not np.isnan(table.accelerations).any():
+        coords["acceleration"] = ("round", table.accelerations)
+    if table.sampled_lines is not None:
+        data["sampled_lines"] = (("round", "case", "line"), table.sampled_lines)
+    return xarray.Dataset(data, coords, {ATTRIBUTES: _attributes(table)})
+
+
+def _read_dataset(dataset: Any) -> TaskOutputs:
+    if "outputs" not in dataset:
+        message = f"the dataset has no variable outputs but {', '.join(map(str, dataset))[:120]}"
+        raise InputError(message, code="table.column")
+    values = {name: dataset[name].to_numpy() for name in IDS if name in dataset.variables}
+    named = {"accelerations": "acceleration", "round_names": "round", "task_names": "task"}
+    values |= {n: dataset[of].to_numpy() for n, of in named.items() if of in dataset.variables}
+    lines = dataset.get("sampled_lines")
+    if lines is not None:
+        lines = lines.transpose("round", "case", "line").to_numpy().astype(bool)
+    values = _attributes_from(dataset.attrs.get(ATTRIBUTES, "{}"), "the dataset") | values
+    arrays = [dataset.get(name, None) for name in ("outputs", "targets")]
+    return TaskOutputs(*arrays, **values, sampled_lines=lines)
+
+
+# Groups of ArviZ with samples, each with the group of its truth.
+SAMPLED = {"posterior_predictive": "observed_data", "posterior": "constant_data"}
+
+
+def to_inference_data(table: TaskOutputs) -> Any:
+    """Return a table as ArviZ's InferenceData, or a DataTree since ArviZ 1."""
+    arviz, dataset = import_extra("arviz", "arviz"), to_dataset(table)
+    several = table.outputs.ndim == 4
+    groups = {}
+    for group, name in (("posterior_predictive", "outputs"), ("observed_data", "targets")):
+        if name in dataset:
+            array = dataset[name].to_dataset("task") if several else dataset[[name]]
+            array = array if several else array.rename({name: table.task_names[0]})
+            if group == "posterior_predictive":
+                array = array.rename(sample="draw").expand_dims("chain")
+                array = array.assign_coords(chain=[0], draw=range(table.samples))
+                array = array.transpose("chain", "draw", ...)
+            groups[group] = array.assign_attrs(dataset.attrs)
+    if hasattr(arviz, "InferenceData"):
+        return arviz.InferenceData(**groups)
+    return import_extra("xarray", "xarray").DataTree.from_dict(groups)
+
+
+def _read_inference_data(data: Any) -> TaskOutputs:
+    group = next(name for name in SAMPLED if name in data)
+    samples, truth = (data.get(n, None) for n in (group, SAMPLED[group]))
+    tables = {}
+    for name, array in samples.data_vars.items():
+        extra = [d for d in array.dims if d not in ("chain", "draw", "round", "case")]
+        if not {"chain", "draw"} <= set(array.dims) or len(extra) + ("case" in array.dims) != 1:
+            message = f"{name} of {group} has {array.dims}; it needs chain, draw and one of cases"
+            raise InputError(message, code="shape.axes")
+        axes = [d for d in ("round", *extra, "case") if d in array.dims]
+        joined = array.transpose(*axes, "chain", "draw").to_numpy()
+        case = {"case": array[axes[-1]].to_numpy()} if axes[-1] in array.coords else {}
+        ids = {n: array[n].to_numpy() for n in IDS[1:] if n in array.coords}
+        named = {"accelerations": "acceleration", "round_names": "round"}
+        ids |= {n: array[of].to_numpy() for n, of in named.items() if of in array.coords}
+        target = None if truth is None or name not in truth else truth[name]
+        if target is not None:
+            if case and axes[-1] in target.coords:  # what lacks is NaN, which a table refuses
+                target = target.reindex({axes[-1]: case["case"]})
+            target = target.transpose(*(d for d in axes if d in target.dims)).to_numpy()
+        joined = joined.reshape(*joined.shape[:-2], -1)
+        tables[str(name)] = TaskOutputs(joined, target, task_names=[str(name)], **case, **ids)
+    table = next(iter(tables.values())) if len(tables) == 1 else _join_tasks(tables)
+    attributes = _attributes_from(samples.attrs.get(ATTRIBUTES, "{}"), group)
+    return replace_arrays(table, task_range=attributes["task_range"])
+
+
+def _attributes(table: TaskOutputs) -> str:
+    return json.dumps({
+        "task_names": table.task_names,
+        **ranges_to_json(table.task_ranges),
+        "provenance": table.provenance,
+        "missing": table.missing_cases,
+    })  # fmt: skip
+
+
+def _attributes_from(text: str, source: Any) -> dict[str, Any]:
+    """Return the arguments of a table that :func:`_attributes` wrote."""
+    found = parse_json(text, constants=True)
+    if not isinstance(found, dict):
+        raise InputError(f"{source} has attributes of something else", code="file.format")
+    return {
+        "task_names": found.get("task_names"),
+        "task_range": found.get("task_ranges") or found.get("task_range"),
+        "provenance": found.get("provenance"),
+        "missing_cases": found.get("missing", ()),
+    }
+
+
 def write_npz(table: TaskOutputs, path: Path) -> Path:
     """Write a table as compressed arrays with its attributes as JSON."""
     arrays = {name: getattr(table, field) for name, field in ARRAYS.items()}
@@ -242,15 +355,9 @@ def write_npz(table: TaskOutputs, path: Path) -> Path:
     for name in ("accelerations", "targets"):
         if np.isnan(arrays[name]).any():  # unknown
             del arrays[name]
-    attributes = {
-        "task_names": table.task_names,
-        **ranges_to_json(table.task_ranges),
-        "provenance": table.provenance,
-        "missing": table.missing_cases,
-    }
     with atomic_write(path) as partial, partial.open("wb") as file:
         np.savez_compressed(
-            file, allow_pickle=False, **arrays, **{ATTRIBUTES: np.array(json.dumps(attributes))}
+            file, allow_pickle=False, **arrays, **{ATTRIBUTES: np.array(_attributes(table))}
         )
     return path
 
@@ -262,16 +369,8 @@ def read_npz(path: Path) -> TaskOutputs:
             message = f"{path} has no array outputs but {', '.join(sorted(archive))}"
             raise InputError(message, code="table.column")
         arrays: dict[str, Any] = {ARRAYS[name]: archive[name] for name in ARRAYS if name in archive}
-        attributes = parse_json(
-            str(archive[ATTRIBUTES]) if ATTRIBUTES in archive else "{}", constants=True
-        )
-    if not isinstance(attributes, dict):
-        raise InputError(f"{path} has attributes of something else", code="file.format")
-    return TaskOutputs(
-        **arrays, task_names=attributes.get("task_names"),
-        task_range=attributes.get("task_ranges") or attributes.get("task_range"),
-        provenance=attributes.get("provenance"), missing_cases=attributes.get("missing", ()),
-    )  # fmt: skip
+        text = str(archive[ATTRIBUTES]) if ATTRIBUTES in archive else "{}"
+    return TaskOutputs(**arrays, **_attributes_from(text, path))
 
 
 def write_rows(table: TaskOutputs, path: Path) -> Path:

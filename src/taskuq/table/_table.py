@@ -18,8 +18,10 @@ from taskuq._arrays import (
     as_ids,
     as_ranges,
     as_real_array,
+    case_ids,
     require_in_ranges,
 )
+from taskuq._display import Displayed, Summary, svg
 from taskuq._io import reading
 from taskuq._registry import Registry
 from taskuq.errors import InputError
@@ -92,8 +94,8 @@ def _as_texts(values: Any, name: str) -> tuple[str, ...]:
 IDS = ("case", "group", "site", "label")
 
 
-@dataclass(frozen=True, eq=False)
-class TaskOutputs:
+@dataclass(frozen=True, eq=False, repr=False)
+class TaskOutputs(Displayed):
     """Task outputs of many cases in all rounds of a scan, with their targets.
 
     Args:
@@ -164,6 +166,9 @@ class TaskOutputs:
         sampled_lines: Any = None,
     ) -> None:
         given = {"outputs": outputs, "targets": targets, "group": group, "label": label}
+        ids = case_ids(outputs) if case is None else None
+        if ids is not None and not np.array_equal(ids, np.arange(len(ids))):
+            case = ids
         outputs, targets, group, label, site = align_cases({**given, "site": site}).values()
         x = as_real_array(outputs, "outputs", ndim=(1, 2, 3, 4))
         x = x[:, None] if x.ndim == 1 else x
@@ -226,6 +231,29 @@ class TaskOutputs:
         counts = [count_noun(getattr(self, f"{noun}s"), noun) for noun in nouns]
         counts[0] += f" ({named})" if is_known else ""
         return f"TaskOutputs({', '.join(counts)})"
+
+    def __str__(self) -> str:
+        return Displayed.__repr__(self)
+
+    def _summary(self) -> Summary:
+        rows = []
+        for name, range_ in zip(self.task_names, self.task_ranges, strict=True):
+            rows.append(("task", f"{name}, range {range_ or 'not declared'}"))
+        rows.append(("rounds", ", ".join(self.round_labels)))
+        rows += [(noun, str(getattr(self, noun))) for noun in ("cases", "samples")]
+        for name in ("group", "site", "label"):
+            if (ids := getattr(self, name)) is not None:
+                rows.append((f"{name}s", str(len(np.unique(ids)))))
+        return Summary(
+            "TaskOutputs", [*rows, ("targets", "known" if self.has_targets else "not known")]
+        )
+
+    def _picture(self) -> str:
+        some = np.reshape(self.outputs[:, :200], (*self.outputs[:, :200].shape[:3], -1))[..., 0]
+        if self.samples > 1:
+            return svg("mean standard deviation of the samples", labels=self.round_labels,
+                       bars=[(0.0, float(v)) for v in some.std(axis=2).mean(axis=1)])  # fmt: skip
+        return svg("outputs of the first round", bars=[(0.0, float(v)) for v in some[0, :, 0]])
 
     @property
     def rounds(self) -> int:
@@ -364,14 +392,35 @@ class TaskOutputs:
         target = Path(path)
         return WRITERS[target.suffix if target.suffix in WRITERS else FOLDER](self, target)
 
+    def to_xarray(self) -> Any:
+        """Return an xarray.Dataset with dimensions round, case, sample and task.
+
+        Raises:
+            InputError: If xarray is not installed.
+        """
+        from taskuq.table._formats import to_dataset
+
+        return to_dataset(self)
+
+    def to_arviz(self) -> Any:
+        """Return ArviZ's InferenceData: samples as posterior predictive, targets as observed.
+
+        Raises:
+            InputError: If ArviZ is not installed.
+        """
+        from taskuq.table._formats import to_inference_data
+
+        return to_inference_data(self)
+
     @staticmethod
     def load(path: Any, *, task_range: Any = None) -> TaskOutputs:
         """Read a table.
 
         Args:
             path: A folder of Parquet shards; a ``.npz`` file of arrays; a ``.csv`` or ``.parquet``
-                file of rows; rows as a data frame of pandas, polars or Arrow; or the name of a
-                bundled table, 'atlas-sampler' or 'atlas-varnet'.
+                file of rows; rows as a data frame of pandas, polars or Arrow; a Dataset of xarray
+                or InferenceData of ArviZ; or the name of a bundled table, 'atlas-sampler' or
+                'atlas-varnet'.
             task_range: Task range, if the file has none.
         """
         if not isinstance(path, str | os.PathLike):
