@@ -1,7 +1,6 @@
 """Image quality as a task: metrics, tables by Pipeline, level goals, libraries with weights."""
 
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from taskuq.experiments._run import RunConfig, open_run
 from taskuq.measure._coils import rss
 from taskuq.measure._mri import MaskConfig
 from taskuq.task import DISTS, LPIPS, NMSE, PSNR, SSIM, ImageQuality
+from taskuq.task._backbone import VGG16
 
 RATES, SAMPLES = (8.0, 4.0, 2.0), 6
 
@@ -130,9 +130,10 @@ def test_refusals(atlas):
 
 RUN = """
 samples = 3
+subset = "all"
 measure = { accelerations = [8, 4] }
 recover = { kind = "zero-filled" }
-data = { kind = "atlas", patients = 4, slices = 1, size = 32, coils = 2 }
+data = { kind = "atlas", patients = 4, slices = 1, size = 48, coils = 2 }
 [task]
 kind = "multi"
 tasks.psnr = { kind = "psnr" }
@@ -151,39 +152,49 @@ def test_configurations_name_quality_tasks(tmp_path):
         open_run(read_config(RunConfig, path))
 
 
+@pytest.fixture(scope="module")
+def vgg(tmp_path_factory):
+    """Random weights of VGG-16 in a file; its last layers are not used."""
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    with torch.device("meta"):
+        shapes = {name: value.shape for name, value in VGG16().state_dict().items()}
+    draw = torch.Generator().manual_seed(0)
+    state = {
+        name: torch.randn(shape, generator=draw) / shape[1:].numel() ** 0.5
+        if name.startswith("features")
+        else torch.zeros(shape, dtype=torch.float16)
+        for name, shape in shapes.items()
+    }
+    save_file(state, path := tmp_path_factory.mktemp("vgg") / "vgg16.safetensors")
+    return path
+
+
+def test_perceptual_metrics_use_the_weights_of_the_user(vgg, tmp_path):
+    pytest.importorskip("torchmetrics", minversion="1.8")
+    tasks = "".join(
+        f'tasks.{k} = {{ kind = "{k}", weights = "{vgg}" }}\n' for k in ("lpips", "dists")
+    )
+    (tmp_path / "run.toml").write_text(RUN.replace('tasks.psnr = { kind = "psnr" }\n', tasks))
+    run = open_run(read_config(RunConfig, tmp_path / "run.toml"))
+    pipeline = tq.Pipeline(run.pipeline.measure, noisy, run.pipeline.task)
+    table = pipeline.run(run.images, accelerations=(8, 4), samples=2, seed=0, progress=False)
+    assert table.outputs.shape == (2, 4, 2, 2)
+    assert table.targets.shape == (2, 4, 2)
+    # More lines, smaller distance from the truth.
+    assert (np.diff(table.targets.mean(1), axis=0) < 0).all()
+    image, black = torch.rand(20, 18), torch.zeros(1, 20, 18)
+    for kind in (LPIPS, DISTS):
+        task = kind(vgg).open("cpu")
+        assert task.compare(image, image[None]).tolist() == pytest.approx([0], abs=1e-6)
+        assert task.compare(image, black).item() > 0.01
+        with refused("shape.mismatch", "16×16"):
+            task(torch.rand(2, 15, 20))
+
+
 @pytest.mark.parametrize("kind", [LPIPS, DISTS])
-def test_perceptual_metrics_use_the_weights_of_the_user(kind, tmp_path, monkeypatch):
-    with refused("file.missing", "checkpoints"):
-        kind(tmp_path).open("cpu")
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
-    name = f"{kind.__name__.lower()}_weights.pt"
-    for file, value in (("vgg16-397923af.pth", 2.0), (name, 3.0)):
-        torch.save({"value": torch.tensor(value)}, folder / file)
-    monkeypatch.setitem(sys.modules, "piq", None)
+def test_perceptual_metrics_without_weights_or_library(kind, vgg, tmp_path, monkeypatch):
+    with refused("file.missing", "VGG-16"):
+        kind(tmp_path / "vgg16.safetensors").open("cpu")
+    monkeypatch.setitem(sys.modules, "torchmetrics.functional.image", None)
     with refused("dependency.missing", "taskuq[perceptual]"):
-        kind(tmp_path).open("cpu")
-
-    class Library(torch.nn.Module):
-        """As piq and torchvision load files: by torch.hub, from an address."""
-
-        def __init__(self, reduction):
-            super().__init__()
-            assert reduction == "none"
-            load = torch.hub.load_state_dict_from_url
-            first, second = (
-                load(f"https://absent.example/{f}") for f in (name, "vgg16-397923af.pth")
-            )
-            self.factor = first["value"] * second["value"]
-
-        def forward(self, x, y):
-            assert x.shape == y.shape == (2, 3, 8, 8)
-            assert 0 <= x.min() <= x.max() <= 1
-            return self.factor * (x - y).abs().mean((1, 2, 3))
-
-    before = torch.hub.get_dir()
-    monkeypatch.setitem(sys.modules, "piq", SimpleNamespace(**{kind.__name__: Library}))
-    images = torch.stack([torch.ones(8, 8), torch.full((8, 8), 2.0)])
-    found = kind(tmp_path).open("cpu").compare(torch.zeros(8, 8), images)
-    assert found.tolist() == pytest.approx([6, 6])
-    assert torch.hub.get_dir() == before
+        kind(vgg).open("cpu")

@@ -1,19 +1,19 @@
-"""Image quality: PSNR, SSIM and FID by method and acceleration."""
+"""Image quality: PSNR, SSIM, NMSE, LPIPS, DISTS and FID by method and acceleration."""
 
 from __future__ import annotations
 
 import math
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from taskuq._config import Count, Seed, to_toml_table, toml_text
 from taskuq._io import (
@@ -40,7 +40,9 @@ from taskuq.recover._cases import as_coil_images
 from taskuq.recover._methods import ZeroFilled, open_recovery
 from taskuq.recover._varnet_training import VarNetMethod
 from taskuq.recover.flow._train import FlowMethod
-from taskuq.training._weights import load_weights, referenced_files
+from taskuq.task._backbone import VGG16, load_vgg
+from taskuq.task._quality import perceptual_distance, perceptual_network
+from taskuq.training._weights import referenced_files
 
 FloatArray = NDArray[np.float64]
 
@@ -88,58 +90,14 @@ def _frechet_distance(first: FloatArray, second: FloatArray) -> float:
     return float(shift @ shift + np.square(one).sum() + np.square(two).sum() - 2 * cross)
 
 
-_LAYERS = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-class _VGG16(nn.Module):
-    """VGG-16 up to its last hidden layer, with 4096 features per image."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        channels = 3
-        for outputs in _LAYERS:
-            if not outputs:
-                layers.append(nn.MaxPool2d(2))
-                continue
-            layers += [nn.Conv2d(channels, outputs, 3, padding=1), nn.ReLU(inplace=True)]
-            channels = outputs
-        self.features = nn.Sequential(*layers)
-        self.avgpool = nn.AdaptiveAvgPool2d(7)
-        # The last layer is only there so that a public state dict fits.
-        self.classifier = nn.Sequential(
-            nn.Linear(49 * channels, 4096), nn.ReLU(inplace=True), nn.Identity(),
-            nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Identity(), nn.Linear(4096, 1000),
-        )  # fmt: skip
-
-    def forward(self, images: Tensor, data_range: Tensor) -> Tensor:
-        """Return features (image, feature) of magnitude images (image, height, width)."""
-        unit = (images / data_range.view(-1, 1, 1))[:, None].expand(-1, 3, -1, -1)
-        mean, std = (unit.new_tensor(v).view(1, 3, 1, 1) for v in (_MEAN, _STD))
-        pooled = self.avgpool(self.features((unit - mean) / std)).flatten(1)
-        hidden: Tensor = self.classifier[:5](pooled)
-        return hidden
-
-
-def _load_vgg(path: Path | str) -> _VGG16:
-    # Random numbers for 138 million weights that are overwritten at once would take seconds.
-    with torch.device("meta"):
-        net = _VGG16()
-    net = net.to_empty(device="cpu")
-    load_weights(net, path)
-    return net.eval()
-
-
 # Rows and columns of the blocks in which spread and error are compared.
 BLOCK = 4
 # Pixels of each slice that are compared over all slices and accelerations.
 PIXELS = 4096
+# By volume; the last two with weights of VGG-16.
+METRICS = ("psnr", "ssim", "nmse", "lpips", "dists")
 # Training images whose features are one piece.
 TOGETHER = 64
-Features = Callable[[Tensor, Tensor], Tensor]
-
-
 Arrays = dict[str, FloatArray]
 
 
@@ -164,7 +122,7 @@ class _QualityWork:
     validation: Dataset
     training: Dataset
     methods: Mapping[str, Recover]
-    features: Features | None
+    features: VGG16 | None
     measure: MaskConfig
     samples: int
     seed: int
@@ -228,6 +186,7 @@ class _QualityWork:
         arrays = {
             "psnr": np.array([_volume_psnr(mean, true)]),
             "ssim": np.array([_volume_ssim(mean, true)]),
+            "nmse": np.array([float((mean - true).square().sum() / true.square().sum())]),
             "correlation": np.array(correlation, dtype=float),
             "where": np.array(where, dtype=float),
             "pixels": np.concatenate([empty, *pixels], axis=1),
@@ -236,13 +195,25 @@ class _QualityWork:
         if self.features is not None:
             # Each image by the brightest pixel of its true image, as those of the reference are.
             arrays["features"] = self._seen(torch.stack(singles), true.amax((1, 2)))
+            pair = [x.to(self._vgg_device) for x in (mean, true)]
+            # Smaller images vanish in the pooling layers.
+            is_seen = isinstance(self.features, VGG16) and min(true.shape[1:]) >= 16
+            for name in ("LPIPS", "DISTS") if is_seen else ():
+                network = perceptual_network(name, self.features.features).to(self._vgg_device)
+                distance = perceptual_distance(network, *pair).mean()
+                arrays[name.lower()] = np.array([float(distance)])
         return arrays
 
     def _seen(self, images: Tensor, limits: Tensor) -> FloatArray:
         assert self.features is not None
-        device = next(self.features.parameters()).device  # type: ignore[attr-defined]
+        device = self._vgg_device
         with torch.no_grad():
             return np.asarray(self.features(images.to(device), limits.to(device)).double().cpu())
+
+    @property
+    def _vgg_device(self) -> torch.device:
+        assert self.features is not None
+        return next(self.features.parameters()).device
 
     def _stage(self, piece: _QualityChunk) -> str:
         if piece.method is not None:
@@ -284,7 +255,8 @@ class QualityConfig:
     networks: tuple[Path, ...] | None = None  #: Weights of other recovery networks.
     #: VarNet weights of a residual flow; default: those used in training.
     estimate: Path | None = None
-    vgg_weights: Path | None = None  #: VGG-16 weights (safetensors), required for FID.
+    #: VGG-16 weights (safetensors), required for FID, LPIPS and DISTS.
+    vgg_weights: Path | None = None
     samples: Count = 32  #: Number of posterior samples averaged per reconstruction.
     seed: Seed = 0  #: Seed of the samples.
     max_volumes: Count | None = None  #: Evaluate only this many volumes; default: all.
@@ -332,7 +304,7 @@ def _opened(config: QualityConfig, folder: Path, device: str, threads: int | Non
     else:
         training, validation = open_data(config.data)
     methods = _methods(config, torch.device(device))
-    features = None if config.vgg_weights is None else _load_vgg(config.vgg_weights).to(device)
+    features = None if config.vgg_weights is None else load_vgg(config.vgg_weights).to(device)
     volumes = list(_volumes(validation, config.max_volumes))
     count = min(config.fid_images or len(training), len(training)) if features else 0
     pieces = [
@@ -352,9 +324,7 @@ def _opened(config: QualityConfig, folder: Path, device: str, threads: int | Non
 
 
 def _require_same(store: Path, config: QualityConfig, threads: int | None) -> None:
-    # Weights of a network for features have no card.
-    files = [*referenced_files(replace(config, vgg_weights=None)), *referenced_files(config.data)]
-    files += [] if config.vgg_weights is None else [config.vgg_weights]
+    files = [*referenced_files(config), *referenced_files(config.data)]
     contents = [content_fingerprint(path) for path in files]
     made_from = fingerprint([toml_text(to_toml_table(config)), threads, *contents])
     header = store / HEADER
@@ -388,7 +358,7 @@ def _record(config: QualityConfig, work: _QualityWork) -> dict[str, Any]:
 
 
 def _row(found: Arrays, samples: int) -> dict[str, Any]:
-    row: dict[str, Any] = {name: _average(found[name]) for name in ("psnr", "ssim")}
+    row: dict[str, Any] = {name: _average(found[name]) for name in METRICS if name in found}
     row["volumes"], row["rejected"] = len(found["psnr"]), int(found["rejected"].sum())
     row["exact"] = int(np.isposinf(found["psnr"]).sum())
     for name, key in (

@@ -1,4 +1,4 @@
-"""ResNet backbones."""
+"""ResNet backbones, and VGG-16."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from torch.nn import functional
 
 from taskuq._config import Channels, Depth, check_ranges
 from taskuq.errors import InputError
-from taskuq.training._weights import load_tensors, read_card, read_pickled, read_tensors
+from taskuq.training._weights import (
+    load_tensors,
+    read_card,
+    read_pickled,
+    read_tensors,
+)
 
 
 class _Bottleneck(nn.Module):
@@ -201,3 +206,47 @@ class InitConfig:
             state = {k.partition("."): v for k, v in read_tensors(self.simclr).items()}
             shared = {k[2]: v for k, v in state.items() if k[0] == "backbone"}
             load_tensors(backbone, shared, self.simclr)
+
+
+_LAYERS = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class VGG16(nn.Module):
+    """VGG-16 up to its last hidden layer, with 4096 features per image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        channels = 3
+        for outputs in _LAYERS:
+            if not outputs:
+                layers.append(nn.MaxPool2d(2))
+                continue
+            layers += [nn.Conv2d(channels, outputs, 3, padding=1), nn.ReLU(inplace=True)]
+            channels = outputs
+        self.features = nn.Sequential(*layers)
+        self.avgpool = nn.AdaptiveAvgPool2d(7)
+        # The last layer is only there so that a public state dict fits.
+        self.classifier = nn.Sequential(
+            nn.Linear(49 * channels, 4096), nn.ReLU(inplace=True), nn.Identity(),
+            nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Identity(), nn.Linear(4096, 1000),
+        )  # fmt: skip
+
+    def forward(self, images: Tensor, data_range: Tensor) -> Tensor:
+        """Return features (image, feature) of magnitude images (image, height, width)."""
+        unit = (images / data_range.view(-1, 1, 1))[:, None].expand(-1, 3, -1, -1)
+        mean, std = (unit.new_tensor(v).view(1, 3, 1, 1) for v in (_MEAN, _STD))
+        pooled = self.avgpool(self.features((unit - mean) / std)).flatten(1)
+        hidden: Tensor = self.classifier[:5](pooled)
+        return hidden
+
+
+def load_vgg(path: Path | str) -> VGG16:
+    """Load VGG-16 from a safetensors file with torchvision's names."""
+    # Random numbers for 138 million weights that are overwritten at once would take seconds.
+    with torch.device("meta"):
+        net = VGG16()
+    net = net.to_empty(device="cpu")
+    load_tensors(net, read_tensors(path), path)
+    return net.eval()

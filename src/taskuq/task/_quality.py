@@ -5,22 +5,21 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from taskuq.errors import InputError
 from taskuq.measure._coils import ssim
+from taskuq.task._backbone import load_vgg
 from taskuq.task._cases import require_images
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # In decibels, also for equal images.
 LARGEST_PSNR = 100.0
@@ -103,37 +102,65 @@ class NMSE(_FullReference):
 
 @dataclass(frozen=True)
 class _Perceptual(_FullReference):
-    """Distance in features of VGG-16, by the library piq; images are scaled by the reference."""
+    """Distance in features of VGG-16, by torchmetrics; images are scaled by the reference."""
 
-    weights: Path | None = None  #: Folder of torch.hub, with the weights files in checkpoints/.
+    weights: Path | None = None  #: VGG-16 weights (safetensors, torchvision's names).
     range = (0.0, math.inf)
 
     @cached_property
-    def _metric(self) -> Any:
+    def _network(self) -> nn.Module:
         (name,) = self.names
-        files = ("vgg16-397923af.pth", f"{name.lower()}_weights.pt")
-        folder = None if self.weights is None else self.weights / "checkpoints"
-        if folder is None or not all((folder / file).is_file() for file in files):
-            text = f"task.weights of {name} is {self.weights}; name a folder of torch.hub with"
-            raise InputError(f"{text} checkpoints/{files[0]} and {files[1]}", code="file.missing")
-        try:
-            import piq
-        except ImportError:
-            text = f"{name} needs piq and torchvision; install taskuq[perceptual]"
-            raise InputError(text, code="dependency.missing") from None
-        with _hub(folder.parent):
-            return getattr(piq, name)(reduction="none")
+        if self.weights is None or not self.weights.is_file():
+            text = f"weights of {name} are {self.weights}; name a file of VGG-16 (.safetensors)"
+            raise InputError(text, code="file.missing")
+        return perceptual_network(name, load_vgg(self.weights).features)
 
     def _compare(self, reported: Tensor, images: Tensor) -> Tensor:
-        peak = _peak(images)[:, None, None]
-        scaled = [(x / peak).clamp(0, 1).float() for x in (reported, images)]
-        three = [x[:, None].expand(-1, 3, -1, -1) for x in scaled]
-        with torch.no_grad():
-            return torch.as_tensor(self._metric.to(images.device)(*three)).double().reshape(-1)
+        (name,) = self.names
+        if min(images.shape[1:]) < 16:
+            text = f"{name} needs images of at least 16×16 pixels, got {tuple(images.shape[1:])}"
+            raise InputError(text, code="shape.mismatch")
+        return perceptual_distance(self._network.to(images.device), reported, images)
 
     def open(self, device: torch.device | str) -> _Perceptual:
-        _ = self._metric  # refused here, before anything is recovered
+        _ = self._network  # refused here, before anything is recovered
         return self
+
+
+def perceptual_distance(network: nn.Module, reported: Tensor, images: Tensor) -> Tensor:
+    """Return the distance of each image (image, height, width) from its reference, (image,)."""
+    peak = _peak(images)[:, None, None]
+    unit = [(x / peak).clamp(0, 1).float()[:, None] for x in (reported, images)]
+    with torch.no_grad():
+        found = network(*(x.expand(-1, 3, -1, -1) for x in unit))
+    # Equal images may differ by a rounding error below 0.
+    return torch.as_tensor(found).double().reshape(-1).clamp_min(0)
+
+
+def perceptual_network(name: str, features: nn.Sequential) -> nn.Module:
+    """Return torchmetrics' network of LPIPS or DISTS on features of VGG-16."""
+    try:
+        from torchmetrics.functional.image import dists, lpips
+    except (ImportError, RuntimeError):  # a torchvision of another torch raises the second
+        text = f"{name} needs torchmetrics 1.8 or later; install taskuq[perceptual]"
+        raise InputError(text, code="dependency.missing") from None
+    # Both build on torchvision's VGG-16 and download its weights.
+    vgg = SimpleNamespace(features=features)
+    own: dict[str, Any] = {"_TORCHVISION_AVAILABLE": True, "vgg16": lambda **_: vgg}
+    own["VGG16_Weights"] = SimpleNamespace(DEFAULT=None)
+    with (
+        patch.object(lpips, "_get_tv_model_features", lambda *_: features),
+        patch.multiple(dists, create=True, **own),
+    ):
+        network = dists.DISTSNetwork() if name == "DISTS" else lpips._LPIPS(net="vgg")
+    if name == "LPIPS":
+        network.register_forward_pre_hook(_centred)
+    return network.eval()
+
+
+def _centred(network: nn.Module, images: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Map images from [0, 1] to [-1, 1]."""
+    return tuple(2 * image - 1 for image in images)
 
 
 class LPIPS(_Perceptual):
@@ -146,17 +173,6 @@ class DISTS(_Perceptual):
     """Deep image structure and texture similarity, a distance."""
 
     names = ("DISTS",)
-
-
-@contextmanager
-def _hub(folder: Path) -> Iterator[None]:
-    """Take files of torch.hub from a folder; those that exist are not downloaded."""
-    before = torch.hub.get_dir()
-    torch.hub.set_dir(str(folder))
-    try:
-        yield
-    finally:
-        torch.hub.set_dir(before)
 
 
 @dataclass(frozen=True, eq=False)
