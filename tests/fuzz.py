@@ -1,12 +1,12 @@
-"""Damaged files by the thousand: each ends in one sentence, or in the result of the whole file.
+"""Damaged files and odd arguments by the thousand: each ends in one sentence, or in a result.
 
 Every kind of file that the command line reads is changed at random, byte by byte and part by part,
-and given to a command that reads it. An input is a fault where the command ends in a traceback,
-computes for more than 10 seconds, waits for more than 60, or takes more than 2 GB of memory beyond
-what it had, ends without a sentence, or, for files that carry checksums, succeeds with another
-result than that of the whole file.
+and given to a command that reads it; options with odd values are added to commands. An input is a
+fault where the command ends in a traceback, computes for more than 10 seconds, waits for more than
+60, or takes more than 2 GB of memory beyond what it had, ends without a sentence, overwrites its
+input, or, for files that carry checksums, succeeds with another result than that of the whole file.
 
-    python tests/fuzz.py                        # 12,000 inputs
+    python tests/fuzz.py                        # 24,000 inputs
     python tests/fuzz.py --inputs 400 --seed 7
     python tests/fuzz.py --only 1234            # one of them again, with what the command said
 
@@ -29,7 +29,8 @@ import traceback
 import warnings
 from collections import Counter
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 
 from fuzz_changes import Dice
@@ -122,6 +123,16 @@ def ended(kind):
 def tried(kinds, whole, seed, number):
     """Change a file, run its command, and say what is wrong with the end; the file is restored."""
     kind, dice = kinds[number % len(kinds)], Dice(seed, number)
+    if not kind.file:
+        given = replace(kind, command=kind.change(dice, kind.command))
+        inputs = takewhile(lambda word: not word.startswith("-"), kind.command[1:])
+        before = {path: path.read_bytes() for path in map(Path, inputs) if path.is_file()}
+        end = ended(given)
+        lost = [str(path) for path, content in before.items() if path.read_bytes() != content]
+        for path, content in before.items():
+            path.write_bytes(content)
+        fault = end.fault or (f"{lost} overwritten" if lost else "")
+        return fault and f"{fault}: {given.command}", end
     path = Path(kind.file)
     content = path.read_bytes()
     changed, still_checked = kind.change(dice, content)
@@ -215,7 +226,7 @@ def next_answer(process, answers, begun):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--inputs", type=int, default=12_000)
+    parser.add_argument("--inputs", type=int, default=24_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int)
     chosen = parser.parse_args()

@@ -7,10 +7,12 @@ import gzip
 import io
 import json
 import zipfile
+from importlib import import_module
+from inspect import signature
 
 import numpy as np
 
-from taskuq._io import with_checksum
+from taskuq._io import fingerprint, with_checksum
 
 ODD = (
     None, True, 0, -1, 3, 0.1, 1e308, 10**30, "", "abc", "inf", "nan", [], {}, [1, 2],
@@ -22,6 +24,9 @@ WORDS = (
 )  # fmt: skip
 
 
+# Values of options.
+GIVEN = ("-1", "0", "1.5", "1e-320", "1e308", "nan", "inf", "", "abc", "99999999999999999999", "-",
+         "1,2", "0.1", "2", "u.npz", "lwr", "a=1")  # fmt: skip
 # TOML values: wrong types, zeros, negatives, huge numbers, odd lengths.
 TOML = (
     "0", "-1", "1", "2", "3", "0.5", "1.5", "-0.1", "1e-300", "1e308", "inf", "nan", "true", "{}",
@@ -80,12 +85,25 @@ def forged(record):
 
 
 def in_json(dice, content):
-    """JSON with bytes or a value exchanged, now and then with a checksum that fits."""
-    if dice.rng.random() < 0.4:
+    """JSON with bytes or a value exchanged, mostly with a checksum that fits."""
+    if dice.rng.random() < 0.2:
         return mutated(dice, content), True
     record = exchanged(dice, json.loads(content))
-    is_forged = bool(dice.rng.random() < 0.6)
+    is_forged = bool(dice.rng.random() < 0.8)
     return json.dumps(forged(record) if is_forged else record).encode(), not is_forged
+
+
+def in_chain(dice, content):
+    """An audit log with a value of a line exchanged and a hash chain that fits."""
+    if dice.rng.random() < 0.2:
+        return in_text(dice, content)
+    lines, previous = [json.loads(line) for line in content.splitlines()], "0" * 64
+    at = int(dice.rng.integers(len(lines)))
+    lines[at] = exchanged(dice, lines[at])
+    for line in filter(lambda line: isinstance(line, dict), lines):
+        line["previous"] = previous
+        line["hash"] = previous = fingerprint({k: v for k, v in line.items() if k != "hash"})
+    return "".join(json.dumps(line) + "\n" for line in lines).encode(), False
 
 
 def in_text(dice, content):
@@ -157,3 +175,15 @@ def in_packed(dice, content):
 def in_bytes(dice, content):
     """Any file."""
     return mutated(dice, content), True
+
+
+def in_arguments(dice, words):
+    """A command with up to three of its options added, each with an odd value."""
+    from taskuq.cli import app
+
+    module = import_module(f"taskuq.cli.{app.COMMANDS[words[0]]['module']}")
+    known = signature(getattr(module, words[0].replace("-", "_"))).parameters.values()
+    options = [p.name for p in known if p.kind is p.KEYWORD_ONLY and p.name != "json"]
+    for _ in range(int(dice.rng.integers(0, 4)) if options else 0):
+        words = (*words, f"--{dice.pick(options).replace('_', '-')}", dice.pick(GIVEN))
+    return words

@@ -9,12 +9,21 @@ from pathlib import Path
 
 import numpy as np
 
-from fuzz_changes import in_archive, in_bytes, in_json, in_packed, in_text, in_toml
+from fuzz_changes import (
+    in_archive,
+    in_arguments,
+    in_bytes,
+    in_chain,
+    in_json,
+    in_packed,
+    in_text,
+    in_toml,
+)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file, and the command that reads it."""
+    """A kind of file and the command that reads it; without a file, arguments of a command."""
 
     file: str
     command: tuple[str, ...]
@@ -61,6 +70,7 @@ def make(folder):
             "--min-coils", "2", "--min-lines", "8", "--size", "8",
             "--pathology", "Tear", "--json", "-")  # fmt: skip
     dry = ("run", "run.toml", "-o", "out", "--device", "cpu")
+    story = ("interval", "scan/scan.json", "scan/policy.json")
     net = ("run", "varnet.toml", "-o", "out", "--device", "cpu", "--dry-run")
     kinds = [Kind(f, ("evaluate", "table", *exact), None, how, True) for f, how in table]
     kinds += [
@@ -73,14 +83,20 @@ def make(folder):
              True),
         Kind("joint.json", ("predict", "joint.json", "both.npz", "-o", "out.csv"), "out.csv",
              in_json, True),
-        Kind("page/policy.json", ("report", "page"), None, in_json),
-        Kind("page/evaluate.json", ("report", "page"), None, in_json),
-        Kind("page/simulate.json", ("report", "page"), None, in_json),
-        Kind("page/status.json", ("report", "page"), None, in_json),
-        Kind("page/run.json", ("report", "page"), None, in_json),
-        Kind("page/bound.json", ("report", "page"), None, in_json),
-        Kind("page/table.npz", ("report", "page"), None, in_archive),
-        Kind("page/explorer.npz", ("report", "page"), None, in_archive),
+        Kind("monitor.json", ("monitor", "page/policy.json", "table.npz", "-o", "monitor.json"),
+             None, in_json, True),
+        Kind("page/policy.json", ("export-policy", "page/policy.json", "-o", "out.json"),
+             "out.json", in_json, True),
+        Kind("classes.json", ("export-policy", "classes.json", "--stratum", "0", "-o", "out.json"),
+             "out.json", in_json, True),
+        Kind("scan/scan.json", (*story, "-o", "out.json"), "out.json", in_json, True),
+        Kind("scan/policy.json", (*story, "-o", "out.json"), "out.json", in_json, True),
+        Kind("online.json",
+             ("python", "taskuq.conformal._online:load_online_bound", "online.json"), None,
+             in_json, True),
+        Kind("order.json", ("python", "fuzz_files:read_order", "order.json"), None, in_json, True),
+        Kind("times/timing.json", ("python", "fuzz_files:read_times", "times/timing.json"), None,
+             in_json, True),
         Kind("masks.npz", ("experiment", "masks", "--masks", "masks.npz", "-o", "out"), None,
              in_archive),
         Kind("quality.json", ("experiment", "recovery-quality", "--quality", "quality.json", "-o",
@@ -98,7 +114,7 @@ def make(folder):
         Kind("recoveries/f/R4.npy", (*dry, "--dry-run")),
         Kind("recoveries/c/R4.nii", (*dry, "--dry-run")),
         Kind("net.safetensors", net), Kind("net.toml", net, None, in_text),
-        Kind("scan/log.jsonl", ("audit", "scan/log.jsonl"), None, in_text),
+        Kind("scan/log.jsonl", ("audit", "scan/log.jsonl"), None, in_chain),
         Kind("scan/scan.json", stored, None, in_json, True),
         Kind("scan/scan.json-round0.npz", stored, None, in_archive, True),
         # What a training reads when it goes on; the training itself would take too long.
@@ -111,9 +127,24 @@ def make(folder):
              None,
              in_text),
     ]  # fmt: skip
-    return kinds
+    kinds += [Kind("", tuple(words.split()), None, in_arguments) for words in ARGUMENTS]
+    names = ("policy.json", "evaluate.json", "simulate.json", "status.json", "run.json",
+             "bound.json", "table.npz", "explorer.npz")  # fmt: skip
+    # A report takes fifty times as long as the others.
+    return 4 * kinds + [
+        Kind(f"page/{name}", ("report", "page"), None, in_json if "json" in name else in_archive)
+        for name in names
+    ]
 
 
+ARGUMENTS = (
+    "calibrate table.npz --acceleration 8 -o out/b.json", "sample-size",
+    "evaluate table.npz --splits 5", "plan table.npz --max-width 0.3", "masks --size 32",
+    "simulate table.npz --splits 5 --max-width 0.3 --statistic spread", "status table",
+    "predict bound.json table.npz", "audit scan/log.jsonl", "export-policy page/policy.json",
+    "interval scan/scan.json scan/policy.json", "table table.npz -o u.npz",
+    "monitor page/policy.json table.npz -o out/m.json",
+)  # fmt: skip
 # Commands that read a TOML file, and a file of the repository for each.
 CONFIGS = {
     "run": "atlas/run-two-tasks", "quality": "lgg/quality", "masks": "atlas/masks",
@@ -153,6 +184,23 @@ def read_settings(path):
     if isinstance(config, RunConfig):
         config.measure.masks(64)
     return to_toml_table(config)
+
+
+SEARCH = {"configuration": {"seed": 1}, "code": "0"}
+
+
+def read_order(path):
+    """Read the lines that a killed search for masks has left, as the next one does."""
+    from taskuq.experiments._mask_learning import _LineOrder, _load_order
+
+    return _load_order(path, SEARCH, _LineOrder(np.arange(8) < 2))
+
+
+def read_times(path):
+    """Read the times of a training and format them, as its report does."""
+    from taskuq.training._module import format_timing, read_timing
+
+    return format_timing(read_timing(path.parent))
 
 
 def _shard():
@@ -204,6 +252,17 @@ def _records():
     table.save("page/table.npz")
     shutil.copy("bound.json", "page/bound.json")
     tq.plan(table, alpha=0.3, max_width=0.4).save("page/policy.json")
+    tq.plan(table, alpha=0.3, max_width=0.4, strata="group").save("classes.json")
+    tq.calibrate_online(table.outputs[0], table.targets_at(0), alpha=0.3).save("online.json")
+    write_json("order.json", {"schema": "taskuq.order/1", **SEARCH, "lines": [3, 5],
+                              "gains": [0.2, 0.1]})  # fmt: skip
+    times = dict.fromkeys(("first_step_s", "step_s", "wait_share", "epoch_s"), 0.5)
+    counts = ("parameters", "batch", "devices", "epochs", "steps_per_epoch", "validation_steps",
+              "peak_gpu_bytes", "peak_host_bytes")  # fmt: skip
+    write_json("times/timing.json", {
+        "schema": "taskuq.timing/1", "kind": "varnet", "device": "cpu", "before": None,
+        "projected_hours": 0.1, **times, **dict.fromkeys(counts, 2),
+    })  # fmt: skip
     write_json("page/run.json", {"schema": "taskuq.run/1", "title": "A run", "alpha": 0.3,
                                  "max_width": 0.4, "unit": "group"})  # fmt: skip
     # Not stderr: whatever they refuse is to be seen.
@@ -213,6 +272,7 @@ def _records():
               "page/simulate.json", "--policy", "fixed-width,paper", "--statistic",
               "spread"])  # fmt: skip
         main(["status", "table", "--json", "page/status.json"])
+        main(["monitor", "page/policy.json", "table.npz", "-o", "monitor.json"])
         main(["masks", "--size", "32", "--accelerations", "8,4", "-o", "masks.npz"])
     picture = np.zeros((2, 2, 8, 8))
     save_explorer(
