@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import taskuq as tq
+from taskuq.policy._policy import monitor_statistics
 from taskuq.scan._monitor import BETS, _total_wealth, _update_wealth, monitor_table
-from taskuq.table import stored_table
 
 RUNS, CASES, CALIBRATION = 1000, 10_000, 200
 DELTAS = (0.1, 0.05, 0.01)
@@ -70,7 +70,7 @@ def missed(policy: tq.Policy, table: tq.TaskOutputs) -> NDArray[np.bool_]:
 
 def adversary() -> None:
     """Print the delays for patients that an adversary selected by their targets."""
-    table = stored_table("atlas-sampler")
+    table = tq.TaskOutputs.load("atlas-sampler")
     assert table.group is not None
     index = np.unique(table.group, return_inverse=True)[1]
     policy = tq.plan(table.select(cases=np.nonzero(index % 2 == 0)[0]), alpha=0.1, max_width=0.2)
@@ -98,8 +98,11 @@ def _withdrawn(policy: tq.Policy, table: tq.TaskOutputs, *, audited: bool) -> st
     return f"never (evidence {monitor.e_value:.2g})" if after is None else f"after {after}"
 
 
-def drift(streams: int = 41, units: int = 300, delta: float = 0.1) -> None:
-    """Print coverage and the units until the alarm for other contrasts of the guide's patients."""
+def drift(streams: int = 201, units: int = 300, delta: float = 0.1) -> None:
+    """Print coverage and the units until the alarm for other contrasts of the guide's patients.
+
+    Each stream has calibration patients of its own.
+    """
     guide = Path(__file__).parents[1] / "docs/how-to/scanner.md"
     code = re.findall(r"```python\n(.*?)```", guide.read_text("utf-8"), flags=re.S)[:3]
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
@@ -107,26 +110,36 @@ def drift(streams: int = 41, units: int = 300, delta: float = 0.1) -> None:
         for block in code:
             exec(block, names)
     policy, patient, rates = names["policy"], names["patient"], names["ACCELERATIONS"]
-    images = [patient(seed) for seed in range(10_000, 12_400)]
-    targets = None
-    for contrast in (1.0, 0.9, 0.8, 0.7, 0.5, 1.25):
-        table = names["pipeline"].run(
-            [contrast * image for image in images], accelerations=rates, samples=names["SAMPLES"],
-            seed=0, task_range=(0, 1), progress=False,
+
+    def table_of(contrast: float, seeds: range) -> tq.TaskOutputs:
+        images = [contrast * patient(seed) for seed in seeds]
+        found: tq.TaskOutputs = names["pipeline"].run(
+            images, case=[str(seed) for seed in seeds], accelerations=rates,
+            samples=names["SAMPLES"], seed=0, task_range=(0, 1), progress=False,
         )  # fmt: skip
-        rng, found = np.random.default_rng(0), []
-        targets = table.targets if targets is None else targets  # of the unchanged contrast
+        return found
+
+    earlier, seeds = table_of(1.0, range(20_000, 24_000)), range(10_000, 12_400)
+    first, n = np.asarray(earlier.outputs)[0, ..., None], names["table"].cases
+    targets = table_of(1.0, seeds).targets
+    for contrast in (1.0, 0.9, 0.8, 0.7, 0.5, 1.25):
+        table, rng, found = table_of(contrast, seeds), np.random.default_rng(0), []
         lost = missed(policy, replace(table, targets=targets)).mean()
         for _ in range(streams):
-            monitor = tq.Monitor(policy, delta=delta)
+            chosen = rng.permutation(earlier.cases)[:n]
+            seen = monitor_statistics(first[chosen], np.arange(n), ["task"])
+            monitor = tq.Monitor(replace(policy, monitor_reference=seen), delta=delta)
             for case in rng.permutation(table.cases)[:units]:
                 monitor.update(table.outputs[:1, case])
                 if monitor.alarm:
                     break
             found.append(monitor.alarm_after or np.inf)
         most = np.quantile(found, 0.9, method="higher")
-        print(f"contrast x {contrast:g}: coverage {1 - lost:.2f}, alarm after {np.median(found):g} "
-              f"units in the median, {most:g} in nine of ten")  # fmt: skip
+        print(
+            f"contrast x {contrast:g}: coverage {1 - lost:.2f}, alarm after {np.median(found):g} "
+            f"units in the median, {most:g} in nine of ten, ever in "
+            f"{100 * np.isfinite(found).mean():.0f} %"
+        )
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ from taskuq.service._mrd import ScanHeader
 from taskuq.service._replay import _StoredScan, replay_scan, simulate_atlas_scans
 from taskuq.service._server import LOOPBACK, Service, freeze_gc
 from taskuq.service._session import ServiceModel
-from taskuq.table import SyntheticTable, stored_table, synthetic_outputs
+from taskuq.table import SyntheticTable, TaskOutputs, synthetic_outputs
 
 RATES, SIZE, FIRST, SEED = (16.0, 8.0, 4.0, 2.0), 128, 3000, 1
 ROUNDS, PATIENTS, SLICES = 100, 13, 1000
@@ -88,7 +88,7 @@ def networks() -> tuple[Any, Any]:
 
 def atlas_policy(samples: int) -> tq.Policy:
     """Plan a policy by slice on the bundled table, with its first samples."""
-    table = stored_table("atlas-sampler")
+    table = TaskOutputs.load("atlas-sampler")
     few = (np.asarray(table.outputs)[..., :samples], np.asarray(table.targets))
     return tq.plan(
         few, accelerations=RATES, alpha=0.1, max_width=0.2, task_range=(0, 1), unit="case"

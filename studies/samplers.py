@@ -15,7 +15,6 @@ from pathlib import Path
 from studies.paper import markdown, put, shown
 
 import taskuq as tq
-from taskuq.table import stored_table
 
 BUNDLED = Path(tq.__file__).parent / "table/bundled/atlas-quality.json"
 
@@ -48,7 +47,7 @@ def spread(record: Path = BUNDLED) -> str:
 
 def calibration(table: tq.TaskOutputs | None = None) -> str:
     """Return the diagnosis of the outputs of all cases at each acceleration."""
-    diagnosis = tq.diagnose(stored_table("atlas-sampler") if table is None else table)
+    diagnosis = tq.diagnose(tq.TaskOutputs.load("atlas-sampler") if table is None else table)
     lines = [
         [one.round or "–", *(f"{e.value:.3g} ± {e.se:.1g}" for e in
          (one.crps, one.outside, one.spread_over_error, one.bias)), one.verdict]

@@ -14,7 +14,8 @@ ARCHITECTURE = PACKAGE.parents[1] / "docs/explanation/architecture.md"
 
 # What each part may import of the others. A part may always import itself and the ground.
 GROUND = {
-    "interval", "protocols", "errors", "_arrays", "_io", "_config", "_registry", "_seeds",
+    "interval", "protocols", "errors", "_arrays", "_display", "_io", "_config", "_registry",
+    "_seeds",
 }  # fmt: skip
 ALLOWED = {
     "table": set(),

@@ -6,10 +6,10 @@ checks the code, not the assumption. Splits by patient have no such law.
 
 from taskuq.conformal import EvaluationGrid, evaluate_table
 from taskuq.report.figures import figures_from_record, save_figure
-from taskuq.table import stored_table
+from taskuq.table import TaskOutputs
 
 record = evaluate_table(
-    stored_table("atlas-sampler"),
+    TaskOutputs.load("atlas-sampler"),
     EvaluationGrid(scores=("lwr",), alpha=0.1, accelerations=(8,), splits=2000, unit="case"),
 )
 figures = {figure.name: figure for _, figure in figures_from_record(record.to_dict())}

@@ -9,9 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import taskuq as tq
-from taskuq.table import stored_table
 
-table = stored_table("atlas-sampler")
+table = tq.TaskOutputs.load("atlas-sampler")
 patients = np.unique(table.group)
 calibration = table.select(cases=np.isin(table.group, patients[1:]))
 policy = tq.plan(calibration, alpha=0.1, max_width=0.25, unit="group", policy="anytime")

@@ -7,9 +7,8 @@ intervals of all rounds jointly, which takes longer scans.
 
 import taskuq as tq
 from taskuq.report.figures import figures_from_record, save_figure
-from taskuq.table import stored_table
 
-table = stored_table("atlas-sampler")
+table = tq.TaskOutputs.load("atlas-sampler")
 policies = ["paper:lwr", "fixed-width", "anytime"]
 results = tq.simulate(table, policies, alpha=0.1, max_width=0.2, splits=100, seed=0, unit="case")
 rows = [{"samples": table.samples, **result.to_dict()} for result in results]

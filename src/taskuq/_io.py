@@ -537,9 +537,10 @@ def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]
     from numpy.lib import format
 
     for member in archive.infolist():
-        if not member.filename.endswith(".npy"):
-            continue
+        # Opening compares the name in the directory with that of the member itself.
         with archive.open(member) as file:
+            if not member.filename.endswith(".npy"):
+                continue
             # Version 3.0 differs from 2.0 in the encoding of field names alone.
             is_first = format.read_magic(file) == (1, 0)
             read = format.read_array_header_1_0 if is_first else format.read_array_header_2_0

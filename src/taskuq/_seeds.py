@@ -5,10 +5,23 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, TypeVar
+
+from taskuq.errors import InputError
 
 T = TypeVar("T")
 _MASK = (1 << 64) - 1
+
+
+def as_seed(seed: Any) -> int:
+    """Return an integer seed; a Generator draws it."""
+    if hasattr(seed, "integers"):
+        return int(seed.integers(2**63))
+    if not isinstance(seed, Integral):
+        message = f"seed must be an integer or a numpy Generator, got {seed!r:.60}"
+        raise InputError(message, code="value.invalid")
+    return int(seed)
 
 
 def case_seed(seed: int, case: str, acceleration: float) -> int:

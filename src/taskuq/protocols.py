@@ -284,7 +284,6 @@ class SelfTuned(NamedTuple):
 
     score: SelfTunedScore  # for new cases
     corners: tuple[SelfTunedScore, ...]  # for calibration cases: extreme shifts and scales
-    hull: tuple[SelfTunedScore, ...]  # extremes over all of these cases
 
 
 @runtime_checkable
@@ -297,8 +296,10 @@ class SelfTunedScore(FittedScore, Protocol):
     def summary_family(self, read: Any) -> IntervalFamily:
         """Return the nested intervals of summarised cases."""
 
-    def leave_one_out(self, read: Any, targets: Any, range_: TaskRange) -> LeaveOneOutFit:
-        """Return the fit to any calibration units among summarised cases with targets."""
+    def leave_one_out(
+        self, read: Any, targets: Any, range_: TaskRange, fits: int = 1
+    ) -> LeaveOneOutFit:
+        """Return the fit to any calibration units among summarised cases, to be made many times."""
 
 
 class LeaveOneOutFit(Protocol):

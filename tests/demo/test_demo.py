@@ -12,7 +12,6 @@ from taskuq.experiments._demo import ALPHA, FIRST, MAX_WIDTH, SEED, DemoSettings
 from taskuq.experiments._run import open_run, read_run
 from taskuq.policy._plan import plan
 from taskuq.report._explorer import load_explorer
-from taskuq.table._examples import stored, stored_table
 from taskuq.table._table import TaskOutputs
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "atlas"
@@ -36,7 +35,7 @@ def records(folder: Path) -> dict[str, str]:
 
 
 def test_stored_tables_have_the_same_slices():
-    samples, point = stored_table("atlas-sampler"), stored_table("atlas-varnet")
+    samples, point = TaskOutputs.load("atlas-sampler"), TaskOutputs.load("atlas-varnet")
     assert samples.samples == 32
     assert point.samples == 1
     assert samples.accelerations.tolist() == point.accelerations.tolist() == [16, 8, 4, 2]
@@ -52,11 +51,11 @@ def test_stored_tables_have_the_same_slices():
 TOLERANCES = {"sampler": 2e-3, "varnet": 1e-3}
 
 
-@pytest.mark.parametrize("name", [name.removeprefix("atlas-") for name in stored()])
+@pytest.mark.parametrize("name", TOLERANCES)
 def test_stored_row_is_reproduced(name):
     """One slice, from the atlas to its outputs, against the bundled table."""
     run, tolerance = open_run(read_run(CONFIGS / f"run-{name}.toml"), "cpu"), TOLERANCES[name]
-    table, index = stored_table(f"atlas-{name}"), 11
+    table, index = TaskOutputs.load(f"atlas-{name}"), 11
     item = run.images[index]
     asked = {"samples": run.config.samples, "seed": run.config.seed, "progress": False}
     found = run.pipeline.run([item.image], case=[item.case], accelerations=(8, 2), **asked)
@@ -68,7 +67,7 @@ def test_stored_row_is_reproduced(name):
 
 def test_scanned_patients_are_not_in_the_table():
     scanned = {f"patient-{FIRST + k}" for k in range(DemoSettings().patients)}
-    assert not scanned & set(stored_table("atlas-sampler").group.tolist())
+    assert not scanned & set(TaskOutputs.load("atlas-sampler").group.tolist())
     for name in TOLERANCES:
         assert read_run(CONFIGS / f"run-{name}.toml").data.seed == SEED
 
@@ -91,7 +90,7 @@ def test_demo_leaves_records_table_and_report(folder):
 def test_demo_stops_where_the_policy_stops(folder):
     explorer = load_explorer(folder / "explorer.npz")
     live = json.loads((folder / "records" / "live.json").read_text())
-    table = stored_table("atlas-sampler")
+    table = TaskOutputs.load("atlas-sampler")
     policy = plan(table, alpha=ALPHA, max_width=MAX_WIDTH, unit="group")
     for k, row in enumerate(live["tables"][0]["rows"]):
         _, stopped, low, high, truth, held = row

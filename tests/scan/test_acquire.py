@@ -16,7 +16,6 @@ from raising import refused
 from taskuq.data._atlas import Atlas
 from taskuq.measure._mri import MaskConfig, MultiCoilMRI, SimulatedMRIScanner
 from taskuq.recover._methods import open_recovery
-from taskuq.table._examples import stored_table
 from taskuq.task import load
 from taskuq.training._weights import locate
 
@@ -263,7 +262,7 @@ def test_bundled_networks_repeat_a_stored_case():
     rates, item = (16.0, 4.0), Atlas(1, 1)[0]
     masks = MaskConfig().masks(128)[[0, 2]]
     recover, task = open_recovery("sampler-atlas", device="cpu"), load(locate("classifier-atlas"))
-    stored = stored_table("atlas-sampler").select(accelerations=rates, samples=2)
+    stored = tq.TaskOutputs.load("atlas-sampler").select(accelerations=rates, samples=2)
     policy = replace(tq.plan(stored, alpha=0.1, max_width=0.2), thresholds=(inf, inf))
     steps = {"recover": recover, "task": task}
     scan = tq.acquire(

@@ -169,6 +169,7 @@ def test_monitor_command_resumes_and_report_shows_the_alarm(
         found, enough = re.search(r"evidence (\S+) where (\S+) is enough", sentence).groups()
         assert found in re.split(r"[ │|]+", table)
         assert f"{enough} in one withdraws" in table
+    assert not list(tmp_path.glob(".*"))  # no lock is left
     page = write_report(tmp_path).read_text()
     assert "withdrawn" in page
 
@@ -184,9 +185,10 @@ def test_table_of_other_rounds_is_refused(rates):
     with refused("policy.mismatch", "R = 16"):
         monitor_table(monitor, other)
     assert monitor.units == 0
-    monitor_table(
-        monitor, replace(table, outputs=table.outputs[:1], accelerations=np.array([16.0]))
-    )
+    with refused("policy.mismatch", "calibrated on"):
+        monitor_table(monitor, table)
+    new = synthetic_outputs(SyntheticTable(volumes=30), seed=1)
+    monitor_table(monitor, replace(new, outputs=new.outputs[:1], accelerations=np.array([16.0])))
     assert monitor.units == 30
 
 
@@ -227,7 +229,7 @@ def test_e_process_has_mean_1_and_keeps_villes_inequality():
     found = largest(every, sizes)
     assert np.allclose(found.mean(axis=0), 1, rtol=1e-12)
     assert broken(found.max(axis=1)) <= 1 + 1e-9
-    assert found.max() > 9
+    assert found.max() > 10  # an alarm at delta 0.1
 
 
 @pytest.mark.parametrize("population", POPULATIONS.values(), ids=POPULATIONS)
@@ -275,7 +277,7 @@ def test_ranks_among_calibration_units_alone_break_the_law():
     old, new = every[:, :CALIBRATION], every[:, CALIBRATION:]
     alone = 1 + (old[:, None] < new[:, :, None]).sum(axis=2)
     # A fair bet is worth 1 on average, at any time.
-    assert largest(alone, [CALIBRATION + 1] * NEW)[:, -1].mean() > 1.2
+    assert largest(alone, [CALIBRATION + 1] * NEW)[:, -1].mean() > 1.3
 
 
 def test_tie_is_paid_for_its_worst_rank():

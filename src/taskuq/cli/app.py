@@ -52,7 +52,7 @@ EXTRAS = dict.fromkeys(("torch", "pytorch_lightning", "h5py", "safetensors"), "m
 }
 TRACEBACK = "--traceback"
 # Options that name what is written.
-OUTPUTS = ("output", "json", "remainder", "figure", "figures", "vectors")
+OUTPUTS = ("output", "json", "remainder", "figure", "figures", "vectors", "change_control")
 # Whole numbers are at least 1, or 0 for these, and at most a million, or these limits.
 FROM_ZERO = ("seed", "first_patient", "keep_images", "port", "health_port")
 MOST = {"seed": 2**63 - 1, "splits": 10**8, "size": 2**13, "coils": 2**12, "port": 2**16 - 1,

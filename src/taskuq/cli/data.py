@@ -117,6 +117,8 @@ def prepare(
         size=size, coils=coils, compression=compression, slices="all",
     )  # fmt: skip
     data = FastMRIDataset(folder, preparation, strict=strict)
+    for note in data.notes:
+        app.print_message(note)
     todo = [v for v in data.volumes if not is_prepared(v, preparation, cache, precision)]
     needed = sum(prepared_bytes(volume, preparation, precision) for volume in todo)
     free = require_disk_space(cache, needed)
@@ -271,10 +273,12 @@ def masks(
 
 def _learn(config: Path, output: Path, figure: Path, device: str | None, overwrite: bool) -> None:
     from taskuq._config import read_config
+    from taskuq._io import file_lock
     from taskuq.experiments._mask_learning import MaskLearningConfig, learn_masks, open_learner
 
     learner = open_learner(read_config(MaskLearningConfig, config), device)
-    made, order = learn_masks(learner, output, overwrite=overwrite)
+    with file_lock(output.with_name(f".{output.name}.lock"), what=str(output)):
+        made, order = learn_masks(learner, output, overwrite=overwrite)
     words, rates = learner.config.measure.terminology, learner.config.measure.accelerations
     plot_masks(made, rates, figure, order.all, what=words.many("measurement"))
     app.print_message(

@@ -101,7 +101,7 @@ def _masks(path: Path) -> tuple[Any, tuple[float, ...]]:
     is_cost = rates.ndim == 1 and bool(np.isfinite(rates).all() and (rates >= 1).all())
     if masks.ndim != 2 or rates.shape != masks.shape[:1] or not is_cost:
         raise InputError(
-            f"{path} needs one acceleration of at least 1 for each of its {len(masks)} masks",
+            f"{path} needs one acceleration of at least 1 for each of its masks {masks.shape}",
             code="rounds.invalid",
         )
     return masks, tuple(rates.tolist())
@@ -121,7 +121,7 @@ def quality(
     threads: int | None = None,
 ) -> None:
     from taskuq._config import read_config
-    from taskuq._io import write_json
+    from taskuq._io import file_lock, write_json
     from taskuq.experiments._quality import QualityConfig, evaluate_quality
     from taskuq.pipeline._engines import ENGINES, EngineOptions
 
@@ -129,19 +129,29 @@ def quality(
     options = EngineOptions(address, workers, tuple(slurm or ()), device)
     chosen = ENGINES[engine].from_options(options)
     store = output.with_name(f"{output.stem}-pieces")
-    record = evaluate_quality(settings, store=store, engine=chosen, device=device, threads=threads)
+    with file_lock(output.with_name(f".{output.name}.lock"), what=str(output)):
+        record = evaluate_quality(
+            settings, store=store, engine=chosen, device=device, threads=threads
+        )
+        write_json(output, record)
     app.print_message("\n".join(quality_lines(record)))
-    app.print_result(str(write_json(output, record)))
+    app.print_result(str(output))
 
 
 def quality_lines(record: dict[str, Any]) -> list[str]:
     """Return a record of image quality as lines of text."""
-    lines = ["  R method           PSNR             SSIM          FID"]
-    for row in record["results"]:
-        psnr, ssim = (_with_error(row[name], digits) for name, digits in (("psnr", 2), ("ssim", 3)))
+    rows = record["results"]
+    shown = [(name, digits) for name, digits in _DIGITS.items() if any(name in r for r in rows)]
+    lines = ["  R method      " + "".join(f"{name.upper():16s}" for name, _ in shown) + "FID"]
+    for row in rows:
+        cells = (_with_error(row[name], digits) if name in row else "-" for name, digits in shown)
         fid = f"{row['fid']:.3f}" if "fid" in row else "-"
-        lines.append(f"{row['acceleration']:3g} {row['method']:11s} {psnr:16s} {ssim:16s} {fid}")
+        text = "".join(f"{cell:16s}" for cell in cells)
+        lines.append(f"{row['acceleration']:3g} {row['method']:11s} {text}{fid}")
     return lines
+
+
+_DIGITS = {"psnr": 2, "ssim": 3, "nmse": 4, "lpips": 3, "dists": 3}
 
 
 def _with_error(value: dict[str, float | None], digits: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -76,6 +76,7 @@ def plan(
     range: app.Range = None,
     samples: int | None = None,
     task: str | None = None,
+    change_control: Path | None = None,
     output: app.Output = Path("policy.json"),
 ) -> None:
     from taskuq.policy._plan import plan as plan_policy
@@ -106,6 +107,37 @@ def plan(
             f"stronger guarantee costs {100 * cost:.3g} %."
         )
     app.print_result(str(made.save(output)))
+    if change_control is not None:
+        from taskuq._io import atomic_write
+
+        text = CHANGE_CONTROL.format(
+            policy=output, fingerprint=made.fingerprint, statement=made.statement,
+            samples=made.samples, unit=made.guarantee.unit, alpha=made.alpha,
+            rounds=", ".join(f"{R:g}" for R in made.accelerations),
+        )  # fmt: skip
+        with atomic_write(change_control) as partial:
+            partial.write_text(text, encoding="utf-8")
+        app.print_result(str(change_control))
+
+
+CHANGE_CONTROL = """# Change control of {policy}
+
+Policy {fingerprint}. {statement}
+
+| part | value | may change | acceptance |
+|---|---|---|---|
+| recovery, task network, masks | fingerprints in {policy} | no | new calibration: `taskuq plan` \
+on units that no choice has used |
+| samples, rounds | {samples}; R = {rounds} | no | the same |
+| alpha, goal, unit | {alpha:g}; {unit} | no | risk analysis, then a new calibration |
+| scanner, protocol, population | | no | `taskuq monitor`, audits with targets; then a new \
+calibration |
+| versions of software, hardware, threads, batch | | if stored cases repeat | `taskuq run` on the \
+calibration table |
+| layout of reports, display names | | yes | review |
+
+Approved by: ____  Date: ____
+"""
 
 
 def _acceleration(certificate: Mapping[str, Any]) -> str:
@@ -151,14 +183,25 @@ def simulate(
     stop = make_goals(**goal.levels, side=goal.side, names=loaded.task_names)
     choices = {"score": score, "statistic": statistic, "budget": budget}
     plans = _plans(app.parse_list(policy), choices, goal, stop)
-    results = [
-        (p, result)
-        for p in app.parse_ints(samples, "samples") or (loaded.samples,)
-        for result in replay(
-            loaded.select(samples=p), plans, splits=splits, seed=seed,
-            tuning_repeats=tuning_repeats, **goal.guarantee,
-        )
-    ]  # fmt: skip
+    counts = app.parse_ints(samples, "samples") or (loaded.samples,)
+
+    def run(plans: list[PolicySpec], splits: int = splits) -> list[tuple[int, Simulation]]:
+        more: dict[str, Any] = {"splits": splits, "seed": seed, "tuning_repeats": tuning_repeats}
+        return [
+            (p, result)
+            for p in counts
+            for result in replay(loaded.select(samples=p), plans, **more, **goal.guarantee)
+        ]
+
+    try:
+        results = run(plans)
+    except InputError as error:
+        if error.code != "units.few" or len(plans) == 1:
+            raise
+        plans = [plan for plan in plans if _is_possible(plan, run)]
+        if not plans:
+            raise
+        results = run(plans)
     app.print_table_notes(loaded)
     _print(results, stop.statement, loaded, to_stderr=json == "-")
     if len(plans) > 1:
@@ -174,6 +217,18 @@ def simulate(
         from taskuq.report.figures import save_figures
 
         app.print_result(str(save_figures(record, figures)))
+
+
+def _is_possible(plan: PolicySpec, run: Callable[..., Any]) -> bool:
+    """Return True if a policy can be simulated; print a note if the table has too few units."""
+    try:
+        run([plan], 1)
+    except InputError as error:
+        if error.code != "units.few":
+            raise
+        app.print_message(f"{plan.name} is left out: {error}")
+        return False
+    return True
 
 
 def _plans(

@@ -159,7 +159,7 @@ def table(
 
         loaded = sum_outputs(loaded, sum_groups)
     missing = f", {len(loaded.missing_cases)} cases lack a round" if loaded.missing_cases else ""
-    app.print_message(f"{loaded}{missing}")
+    app.print_message(f"{loaded!r}{missing}")
     if fraction is None or remainder is None:
         app.print_result(str(loaded.save(output)))
         return

@@ -6,12 +6,14 @@ import math
 import os
 import signal
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, validators
 
+from taskuq._io import complete_record
 from taskuq.cli import app
 from taskuq.errors import InputError
 from taskuq.scan._audit import backward_times, entries_by_scan, lines_after, read_audit_log
@@ -27,9 +29,17 @@ def audit(log: Path, *, scan: str | None = None, expect: str | None = None) -> N
     scans = entries_by_scan(lines)
     if scan is not None and scan not in scans:
         raise InputError(f"{log} has no scan {scan!r:.80}; check --scan", code="choice.unknown")
+    with complete_record(log, "audit log"):
+        _print_scans(scans if scan is None else {scan: scans[scan]})
+    for note in backward_times(lines):
+        _print_escaped(f"{log}: {note}")
+    end = lines[-1]["hash"] if lines else "-"
+    since = "" if expect is None else f", {lines_after(lines, expect)} of them after --expect"
+    app.print_result(f"{log}: {len(lines)} lines{since}, the hash chain is valid and ends in {end}")
+
+
+def _print_scans(scans: Mapping[str, list[dict[str, Any]]]) -> None:
     for name, entries in scans.items():
-        if scan is not None and name != scan:
-            continue
         _print_escaped(f"scan {name or '(unnamed)'}")
         for line in entries:
             both = zip(line["lower"], line["upper"], strict=True)
@@ -44,11 +54,6 @@ def audit(log: Path, *, scan: str | None = None, expect: str | None = None) -> N
             app.print_result("  Shadow mode: decisions were logged, and all lines were measured.")
         for void in dict.fromkeys(line["void"] for line in entries if line.get("void")):
             _print_escaped(f"  {void}")
-    for note in backward_times(lines):
-        _print_escaped(f"{log}: {note}")
-    end = lines[-1]["hash"] if lines else "-"
-    since = "" if expect is None else f", {lines_after(lines, expect)} of them after --expect"
-    app.print_result(f"{log}: {len(lines)} lines{since}, the hash chain is valid and ends in {end}")
 
 
 def _print_escaped(text: str) -> None:

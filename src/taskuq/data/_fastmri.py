@@ -338,7 +338,8 @@ class FastMRIDataset:
         if not self.volumes:
             text = f"every volume of {folder} is left out (patients of the validation folder, or "
             raise InputError(f"{text}unreadable files); add others", code="file.format")
-        self.notes = [f"left out: {reason}" for reason in unreadable.values()]
+        broken = [f"{f.file} {f.reason}" for f in self.surveyed if f.volume is None]
+        self.notes = [f"left out: {reason}" for reason in (*broken, *unreadable.values())]
         if shared:
             text = f"left out of training: {len(shared)} volumes of patients in validation_path"
             self.notes.append(f"{text}, such as {min(shared)}")

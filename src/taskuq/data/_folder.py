@@ -58,7 +58,8 @@ def _read(path: Path, index: int | None) -> Any:
 def _pillow(path: Path, index: int | None) -> Any:
     from PIL import Image
 
-    with Image.open(path) as image:
+    # From memory: a chunk that claims gigabytes is read from a file into room for all of them.
+    with Image.open(io.BytesIO(path.read_bytes())) as image:
         if index is None:
             return getattr(image, "n_frames", 1)
         if image.mode not in ("1", "L", "I", "F", "I;16", "I;16B", "I;16L"):

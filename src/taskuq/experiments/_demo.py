@@ -34,7 +34,7 @@ from taskuq.recover._methods import open_recovery
 from taskuq.scan._acquire import ScanOptions, open_scan
 from taskuq.scan._scanners import as_scanners
 from taskuq.scan._state import Scan
-from taskuq.table._examples import stored_quality, stored_table
+from taskuq.table._examples import stored_quality
 from taskuq.table._table import TaskOutputs
 from taskuq.table._terminology import MRI
 from taskuq.task import load
@@ -163,9 +163,9 @@ def run_demo(
 
     make_folder(folder)
     stage("1/4  Planning a stopping policy on a stored table of patients.")
-    samples, point = stored_table("atlas-sampler"), stored_table("atlas-varnet")
+    samples, point = TaskOutputs.load("atlas-sampler"), TaskOutputs.load("atlas-varnet")
     path = samples.save(folder / "table.npz")
-    log(f"{path}: {samples}, made earlier on patients that no network was trained on.")
+    log(f"{path}: {samples!r}, made earlier on patients that no network was trained on.")
     policy = plan(samples, alpha=ALPHA, max_width=MAX_WIDTH, unit="group")
     policy.save(folder / "policy.json")
     log(f"The policy: {policy}")
@@ -253,7 +253,7 @@ def _judge(
         mask_accelerations=measured.accelerations, quality=stored_quality(),
         simulated=simulation, simulated_width=MAX_WIDTH, examples=examples,
     )  # fmt: skip
-    claims = ClaimSettings(trials=settings.trials, seed=settings.seed)
+    claims = ClaimSettings(trials=settings.trials, seed=settings.seed, stops_by_case=False)
     with Progress(1 + len(list(EXPERIMENTS)), what="claims", quiet=quiet) as progress:
         pairs = [(samples.samples, one) for one in simulation]
         record = simulation_record(

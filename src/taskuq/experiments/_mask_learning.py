@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 
 from taskuq._config import Count, Natural, Positive, to_toml_table
-from taskuq._io import content_fingerprint, fingerprint, read_json, write_json
+from taskuq._io import (
+    complete_record,
+    content_fingerprint,
+    fingerprint,
+    read_json,
+    write_json,
+)
 from taskuq.conformal._diagnose import crps
 from taskuq.data._readers import open_data
 from taskuq.errors import InputError
@@ -213,4 +219,6 @@ def _load_order(path: Path, about: dict[str, Any], order: _LineOrder) -> _LineOr
     if fingerprint({name: record.get(name) for name in about}) != fingerprint(about):
         text = f"{path} was started with other settings, data, networks or code; use --overwrite"
         raise InputError(text, code="resume.mismatch")
-    return _LineOrder(order.begin, tuple(record["lines"]), tuple(map(float, record["gains"])))
+    with complete_record(path, "order of lines", "use --overwrite"):
+        lines, gains = tuple(map(int, record["lines"])), tuple(map(float, record["gains"]))
+    return _LineOrder(order.begin, lines, gains)

@@ -14,7 +14,7 @@ from taskuq.experiments import _claims as claims
 from taskuq.experiments._claims import ClaimInputs, ClaimSettings, Experiment, FindingWriter
 from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import PolicySpec
-from taskuq.policy._simulate import Simulation, simulate
+from taskuq.policy._simulate import Simulation, simulate_plans
 from taskuq.report._records import policy_name
 from taskuq.report.figures import Figure, method_label, series_from_rows
 from taskuq.report.figures._policy import acceleration_against_width, accepted
@@ -47,18 +47,19 @@ def _multi_round(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]
     )  # fmt: skip
     ratios: list[float] = []
     short: list[str] = []
-    for unit in claims.units(inputs):
+    units = claims.units(inputs)
+    for unit in units if settings.stops_by_case else units[-1:]:
         found = {goal: _replay(inputs, settings, goal, unit) for goal in settings.goals}
         account.figures.append(_overview(found, unit))
-        if not unit.is_group:
-            account.figures += [_accepted(rules, *goal) for goal, rules in found.items()]
+        if unit == units[-1]:
+            account.figures += [_accepted(rules, unit, *goal) for goal, rules in found.items()]
         account.tables += [_table(found, unit), _stops(found, unit)]
         possible = _possible(found, unit, account)
         if possible:
             account.find(unit, *_compared(possible))
             ratios += [_ratio(rules) for rules in possible.values()]
             short += [f"{rule} by {unit.counted}" for rule in _short(possible)]
-    account.figures.append(_acceleration_width_curve(inputs, settings))
+    account.figures.append(_acceleration_width_curve(inputs, settings, units[-1], found))
     times = f"{claims.format_range(ratios)} times"
     return account.record(
         settings.used("goals", "widths", "alpha", "seed")
@@ -89,22 +90,30 @@ def _replay(inputs: ClaimInputs, settings: ClaimSettings, goal: Pair, unit: Unit
     ]
     residual = PolicySpec("paper", alpha, target, score="ar")
     results = _simulated(claims.table_for_score(inputs, "ar"), [residual], settings, unit.name)
-    results += _simulated(inputs.table, plans, settings, unit.name)
     # One number for one quantity: the run's own simulation, with more splits, takes precedence.
     known = {
-        policy_name(r.to_dict()): r
+        (r.policy, r.statistic or r.score): r
         for r in inputs.simulated
         if (r.alpha, r.unit, inputs.simulated_width) == (alpha, unit.name, goal[1])
     }
-    named = {policy_name(r.to_dict()): r for r in results}
-    return {name: known.get(name, r) for name, r in named.items()}
+    own = [known.get((p.kind, getattr(p, p.policy.options[0]))) for p in plans]
+    missing = [p for p, r in zip(plans, own, strict=True) if r is None]
+    others = iter(_simulated(inputs.table, missing, settings, unit.name))
+    results += [next(others) if r is None else r for r in own]
+    return {policy_name(r.to_dict()): r for r in results}
 
 
 def _simulated(
-    table: TaskOutputs, plans: Sequence[PolicySpec], settings: ClaimSettings, unit: Any
+    table: TaskOutputs,
+    plans: Sequence[PolicySpec],
+    settings: ClaimSettings,
+    unit: Any,
+    errors: bool = True,
 ) -> list[Simulation]:
     # The same splits for every policy and goal.
-    return simulate(table, plans, splits=settings.replays, seed=settings.seed, unit=unit)
+    return simulate_plans(
+        table, plans, splits=settings.replays, seed=settings.seed, unit=unit, errors=errors
+    )
 
 
 def _better(rules: Rules) -> float:
@@ -184,16 +193,18 @@ def _fastest(found: Simulated) -> str:
     return f"{method_label(name)} is fastest at {count} of {len(found)} settings"
 
 
-def _accepted(rules: Rules, alpha: float, width: float) -> Figure:
+def _accepted(rules: Rules, unit: Unit, alpha: float, width: float) -> Figure:
     return replace(
         accepted({name: r.to_dict()["stops"] for name, r in rules.items()}),
         name=f"accepted-alpha-{alpha:g}-width-{width:g}",
-        caption=f"Fraction of slices accepted after each acceleration, splits by case, error rate "
-        f"{alpha:g}, width below {width:g}; R = 1 is a full scan.",
+        caption="Fraction of slices accepted after each acceleration, splits by "
+        f"{unit.counted}, error rate {alpha:g}, width below {width:g}; R = 1 is a full scan.",
     )
 
 
-def _acceleration_width_curve(inputs: ClaimInputs, settings: ClaimSettings) -> Figure:
+def _acceleration_width_curve(
+    inputs: ClaimInputs, settings: ClaimSettings, unit: Unit, simulated: Simulated
+) -> Figure:
     """Return the curve of acceleration against width for each policy."""
     points = []
     for width in settings.widths:
@@ -205,16 +216,17 @@ def _acceleration_width_curve(inputs: ClaimInputs, settings: ClaimSettings) -> F
             f"{OURS} 0.5": PolicySpec("fixed-width", settings.alpha, goal, budget=0.5),
             OURS: PolicySpec("fixed-width", settings.alpha, goal),
         }
-        found = _simulated(inputs.table, list(plans.values()), settings, "case")
-        points += [
-            (name, result.width, result.mean_acceleration)
-            for name, result in zip(plans, found, strict=True)
-        ]
+        rules = dict(simulated.get((settings.alpha, width), {}))
+        missing = {name: spec for name, spec in plans.items() if name not in rules}
+        found = _simulated(inputs.table, list(missing.values()), settings, unit.name, errors=False)
+        rules |= zip(missing, found, strict=True)
+        points += [(name, rules[name].width, rules[name].mean_acceleration) for name in plans]
     return replace(
         acceleration_against_width(points, "line"),
-        caption="Average acceleration against the mean width of early reports, splits by case, one "
-        f"point for each width to stop at ({', '.join(f'{w:g}' for w in settings.widths)}), error "
-        f"rate {settings.alpha:g}: up and to the left is better. 0.5 is half of the error budget; "
+        caption="Average acceleration against the mean width of early reports, splits by "
+        f"{unit.counted}, one point for each width to stop at "
+        f"({', '.join(f'{w:g}' for w in settings.widths)}), error rate "
+        f"{settings.alpha:g}: up and to the left is better. 0.5 is half of the error budget; "
         "the paper's rules have no guarantee.",
     )
 

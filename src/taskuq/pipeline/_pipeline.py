@@ -28,6 +28,7 @@ from taskuq._io import (
     fingerprint,
     sigterm_as_exit,
 )
+from taskuq._seeds import as_seed
 from taskuq.errors import InputError, MachineError, describe_error
 from taskuq.pipeline._engines import Engine, LocalEngine
 from taskuq.pipeline._executor import (
@@ -173,7 +174,7 @@ class Pipeline:
         full_cost: float | None = None,
         round_names: Sequence[str] | None = None,
         samples: int,
-        seed: int,
+        seed: int | np.random.Generator,
         store: str | Path | None = None,
         case: Sequence[Any] | None = None,
         group: Sequence[Any] | None = None,
@@ -205,7 +206,7 @@ class Pipeline:
             full_cost: Cost of a full measurement.
             round_names: Display names of the rounds.
             samples: Number of posterior samples per case and round.
-            seed: Seed of all samples.
+            seed: Integer or Generator of all samples; an integer if a run may resume.
             store: Folder of the table; default: a temporary folder.
             case: Id of each image.
             group: Group of each image.
@@ -255,8 +256,8 @@ class Pipeline:
                     batch=batch,
                 )  # fmt: skip
             executor = CaseExecutor(
-                self.measure, Executor(self.recover, self.task, seed), tuple(rates.tolist()),
-                samples, size, self.device, names,
+                self.measure, Executor(self.recover, self.task, as_seed(seed)),
+                tuple(rates.tolist()), samples, size, self.device, names,
             )  # fmt: skip
             with run.engine.ready(Path(scratch)), run.only_writer():
                 if overwrite and store is not None:

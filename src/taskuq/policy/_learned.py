@@ -178,7 +178,7 @@ class SelfTunedRules:
 
 
 def self_tuned_rules(
-    spec: PolicySpec, table: TaskOutputs, delta: float | None
+    spec: PolicySpec, table: TaskOutputs, delta: float | None, fits: int = 1
 ) -> SelfTunedRules | None:
     """Return rules that learn from the calibration units themselves, if the policy can."""
     policy = spec.policy
@@ -195,7 +195,7 @@ def self_tuned_rules(
         score, targets = policy.make_score(spec.for_task(task)), z[k, :, task]
         assert is_self_tuned(score, delta), "as the score of the first task is"
         summary = score.summarise(x[k, ..., task])
-        fit = score.leave_one_out(summary, targets, table.task_ranges[task])
+        fit = score.leave_one_out(summary, targets, table.task_ranges[task], fits)
         return _SelfTunedCell(fit, summary, targets)
 
     tasks = range(x.shape[3])
@@ -221,32 +221,39 @@ def _bracket(
     rule: StoppingRule, summary: Any, targets: FloatArray, corners: Sequence[Score]
 ) -> _Bracket:
     """Return the extremes: of scores at the corners, of thresholds over all centres and scales."""
-    families, cases = [_family(corner, summary) for corner in corners], len(targets)
+    families, n, corner = (
+        [_family(corner, summary) for corner in corners],
+        len(targets),
+        len(corners),
+    )
     with np.errstate(invalid="ignore"):
-        seen = [rule.examine_family(family, cases) for family in families]
-        score = np.max([one.score(targets) for one in seen], axis=0)
-        centers = [family.low for family in families]
-        ends = [np.min(centers, axis=0), np.max(centers, axis=0)]
-        tops = [one.largest for one in seen]
+        # All corners at once: a call costs more than what it computes for a case.
+        low, high, scale = (
+            np.concatenate([getattr(family, name) for family in families])
+            for name in ("low", "high", "scale")
+        )
+        together = replace(families[0], low=low, high=high, scale=scale, mean=None)
+        seen = rule.examine_family(together, corner * n)
+        score = seen.score(np.tile(targets, corner)).reshape(corner, n).max(axis=0)
+        lowest, tops = (a.reshape(corner, n) for a in (seen.lowest, seen.largest))
+        centers = together.low.reshape(corner, n)
+        ends = [centers.min(axis=0), centers.max(axis=0)]
         if not np.array_equal(*ends):
             # A threshold is monotone in the scale, and in the centre to each side of the middle.
             middle = np.mean(rule.task_range or (0.0, 0.0))
             if np.isfinite(middle):
                 ends.append(np.clip(middle, *ends))
-            scales = [family.scale for family in families]
-            tops = [
-                rule.examine_family(
-                    replace(families[0], low=center, high=center, scale=scale), cases
-                ).largest
-                for center in ends
-                for scale in (np.min(scales, axis=0), np.max(scales, axis=0))
-            ]
+            scales = together.scale.reshape(corner, n)
+            center = np.concatenate([ends, ends]).ravel()
+            scale = np.repeat([scales.min(axis=0), scales.max(axis=0)], len(ends), axis=0).ravel()
+            extreme = replace(together, low=center, high=center, scale=scale)
+            tops = rule.examine_family(extreme, len(center)).largest.reshape(-1, n)
     largest, surely = np.max(tops, axis=0), np.min(tops, axis=0)
     return _Bracket(
-        lowest=np.max([one.lowest for one in seen], axis=0),
+        lowest=lowest.max(axis=0),
         # Not a number where a centre or a scale has no bound.
         largest=np.where(np.isnan(largest), np.inf, largest),
         surely=np.where(np.isnan(surely), -np.inf, surely),
         score=np.where(np.isnan(score), np.inf, score),
-        examined=seen[0],
+        examined=seen,
     )

@@ -10,7 +10,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from taskuq._arrays import as_ids
+from taskuq._arrays import align_cases, as_ids, encode_cases
 from taskuq.conformal._calibrate import KINDS, tuning_count
 from taskuq.conformal._guarantee import (
     ConditionOn,
@@ -24,6 +24,7 @@ from taskuq.conformal._units import (
     PolicyUnitName,
     SiteUnit,
     Unit,
+    as_generator,
     as_unit,
     choose_units,
     nested_denominators,
@@ -165,7 +166,7 @@ def plan(
     of = policy_unit(table, unit, cases)
     setup = Setup(table, of, delta, policy_condition(table, of, label, strata))
     setup = setup.read_as(condition_on, delta_scope)
-    rng = None if seed is None else np.random.default_rng(seed)
+    rng = None if seed is None else as_generator(seed)
     if choose is None:
         return _calibrate_policy(spec, setup, certificate_alpha, rng)
 
@@ -264,6 +265,7 @@ def policy_condition(
             columns = ", ".join(c for c in COLUMNS if getattr(table, c) is not None) or "none"
             message = f"{name}={column!r} is no column of the table, which has {columns}"
             raise InputError(message, code="groups.missing")
+    value = align_cases({"table": table, name: value})[name]
     values = as_ids(value, name, table.cases).astype(str)
     if name == "strata" and unit.stops_together:
         index = unit.index(table.cases, table.group)
@@ -327,6 +329,7 @@ def _calibrate_policy(
             "tuning_cases": int(fit.held_out.sum()),
             "statistic": spec.statistic,
             "budget": spec.budget,
+            "cases": encode_cases(x[0]),
             "identical_samples": int((x == x[:, :, :1]).all(axis=2).any(axis=(0, 2)).sum()),
             **_origin(table),
         },

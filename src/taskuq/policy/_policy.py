@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from taskuq._arrays import as_real_array, ranges_from_json, ranges_to_json, require_in_ranges
+from taskuq._arrays import (
+    as_real_array,
+    ranges_from_json,
+    ranges_to_json,
+    require_in_ranges,
+    warn_of_calibration_cases,
+)
+from taskuq._display import Displayed, Summary, svg
 from taskuq._io import (
     complete_record,
     fingerprint,
@@ -74,8 +81,8 @@ class Decision:
         return f"{self.reason}; {', '.join(intervals)}"
 
 
-@dataclass(frozen=True)
-class Policy:
+@dataclass(frozen=True, repr=False)
+class Policy(Displayed):
     """Calibrated stopping policy: when to stop scanning, and the interval to report then.
 
     :func:`taskuq.plan` calibrates a policy; :meth:`decide` applies it.
@@ -220,6 +227,7 @@ class Policy:
             return Decision(True, every, point, last, 1.0, reason, self.task_names)
         round = int(round)
         x, single = self._check_outputs(outputs, round)
+        warn_of_calibration_cases(self.provenance.get("cases"), x[0])
         threshold, tasks = self.thresholds[round], []
         stops = np.ones(x.shape[1], dtype=bool)
         for t, rule in enumerate(self._rules[round]):
@@ -309,12 +317,28 @@ class Policy:
     def _goal_statement(self) -> str:
         return self.goal.statement
 
-    def __repr__(self) -> str:
+    def _summary(self) -> Summary:
+        rates = [self.round_label(k).removeprefix("at ") for k in range(len(self.accelerations))]
+        R = self.certificate.get("mean_acceleration")
+        rows = [
+            ("goal", self._goal_statement),
+            ("rounds", ", ".join(rates)),
+            *([] if R is None else [("mean R", f"{R:.4g}, on the calibration set")]),
+            ("samples", str(self.samples)),
+        ]
         # Consequences before the guarantee.
-        parts = [f"{self.kind} ({score_name(self._rules[0][0].score)}) at alpha {self.alpha:g}."]
-        parts += [f"Note: {self.guarantee.caveat}."] if self.guarantee.caveat else []
-        parts += [self.warning] if self.warning else []
-        return " ".join([*parts, self.statement])
+        notes = [f"Note: {self.guarantee.caveat}."] if self.guarantee.caveat else []
+        notes += [self.warning] if self.warning else []
+        score = score_name(self._rules[0][0].score)
+        title = f"{self.kind} ({score}) at alpha {self.alpha:g}"
+        return Summary(title, rows, "\n".join([*notes, self.statement]))
+
+    def _picture(self) -> str:
+        if by_class := self.certificate.get("by_class"):
+            bars = [(0.0, float(row["mean_acceleration"])) for row in by_class]
+            return svg("mean R by class", bars=bars, labels=[row["class"] for row in by_class])
+        bars = [(0.0, 1 / R) for R in self.accelerations if R == R]
+        return svg("cost of each round", bars=bars, labels=[f"{R:g}" for R in self.accelerations])
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
@@ -374,7 +398,7 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
             own = score_from_dict(one["score"], score)
             return rule.from_dict(one, own, goal.for_task(t), ranges[t])
 
-        return Policy(
+        policy = Policy(
             kind=kind,
             goal=goal,
             accelerations=tuple(float("nan" if R is None else R) for R in record["accelerations"]),
@@ -401,6 +425,9 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
                 for name, values in record.get("watch", {}).items()
             },
         )
+        # Values that nothing above has looked at.
+        policy.to_dict()
+        return policy
 
 
 ERROR = "error"

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taskuq._arrays import ranges_to_json
+from taskuq._display import Displayed, Summary, svg
 from taskuq._io import to_json_value
 from taskuq.conformal._calibrate import tuning_fraction, tuning_units
 from taskuq.conformal._family import use_numba
@@ -23,9 +24,16 @@ from taskuq.conformal._splits import (
     splitmix64,
     test_sets,
 )
-from taskuq.conformal._units import PolicyUnitName, Unit, choose_units, table_contents, unit_index
+from taskuq.conformal._units import (
+    PolicyUnitName,
+    Unit,
+    as_generator,
+    choose_units,
+    table_contents,
+    unit_index,
+)
 from taskuq.conformal.scores import score_name
-from taskuq.errors import InputError
+from taskuq.errors import InputError, import_extra
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.policy._goal import Goal, Goals, make_goals
 from taskuq.policy._kinds import Given, PolicyName, PolicySpec, parse_policy
@@ -86,15 +94,6 @@ def _replicate(
     kept = np.ones((splitting.trials, int(group_of_case.max()) + 1))
     kept[:, np.unique(group_of_case[pool])] -= folds
     return results[0], results[1], kept
-
-
-def _jackknife_folds(splitting: Splits, group: NDArray[np.int64], by_unit: bool) -> Splits | None:
-    groups = int(group.max()) + 1
-    if groups < 2:
-        return None
-    n_test = splitting.n_test if by_unit or groups == len(group) else fold_sizes(groups)[1]
-    seed, trials = splitmix64(splitting.seed + 1), min(splitting.trials, REPLICATES)
-    return Splits(groups, n_test, trials, seed, group, splitting.is_compiled)
 
 
 def _standard_errors(
@@ -196,8 +195,8 @@ _KEYS = {
 }
 
 
-@dataclass(frozen=True)
-class Simulation:
+@dataclass(frozen=True, repr=False)
+class Simulation(Displayed):
     """Result of a policy over random splits; means are over splits.
 
     Args:
@@ -274,21 +273,40 @@ class Simulation:
         record = {_KEYS.get(name, name): value for name, value in asdict(self).items()}
         return dict(to_json_value(record))
 
-    def __repr__(self) -> str:
+    def to_frame(self) -> Any:
+        """Return a pandas DataFrame with one row; ``pandas.concat`` joins several simulations.
+
+        Raises:
+            InputError: If pandas is not installed.
+        """
+        pandas = import_extra("pandas", "pandas")
+        row = {n: v for n, v in vars(self).items() if not isinstance(v, tuple | dict)}
+        errors = {f"{name}_error": error for name, error in self.standard_errors.items()}
+        return pandas.DataFrame([row | errors])
+
+    def _summary(self) -> Summary:
         guaranteed = "guaranteed" if self.guaranteed else "measured, not guaranteed"
         error = {
             n: f"± {e:.2g}" if e == e else "(± unknown)" for n, e in self.standard_errors.items()
         }
         at = (f"{round_label(s.acceleration)} {s.fraction:.3g}" for s in self.stops)
-        return "\n".join([
+        title = (
             f"{self.policy}, {self.statistic or self.score}, {guaranteed}: {self.splits} random "
             f"splits by {self.unit}, {self.n_calibration} to calibrate, {self.n_test} to test, "
-            f"alpha {self.alpha:g}",
-            f"  mean R       {self.mean_acceleration:8.4g}  {error['mean_acceleration']}",
-            f"  coverage     {self.coverage:8.4g}  {error['coverage']}",
-            f"  early width  {self.width:8.4g}",
-            f"  stopped at   {', '.join(at)}",
-        ])  # fmt: skip
+            f"alpha {self.alpha:g}"
+        )
+        rows = [
+            ("mean R", f"{self.mean_acceleration:.4g}", error["mean_acceleration"]),
+            ("coverage", f"{self.coverage:.4g}", error["coverage"]),
+            ("early width", f"{self.width:.4g}", ""),
+            ("stopped at", ", ".join(at)),
+        ]
+        return Summary(title, rows)
+
+    def _picture(self) -> str:
+        bars = [(0.0, stop.fraction) for stop in self.stops]
+        labels = [round_label(stop.acceleration) for stop in self.stops[:-1]]
+        return svg("fraction of cases stopped", bars=bars, labels=[*labels, "full"])
 
 
 def simulate(
@@ -359,7 +377,7 @@ def simulate(
     table = as_table(table, table_kwargs, "simulate")
     table = table if task is None else table.select(task=task)
     require_targets(table)
-    if splits < 1 or tuning_repeats < 1:
+    if not isinstance(splits, int | np.integer) or splits < 1 or tuning_repeats < 1:
         raise InputError("splits and tuning_repeats must be at least 1", code="value.invalid")
     specs = []
     for one in policies:
@@ -374,13 +392,39 @@ def simulate(
     of = policy_unit(table, unit, cases)
     setup = Setup(table, of, delta, policy_condition(table, of, label, strata))
     setup = setup.read_as(condition_on, delta_scope)
-    index, everyone = setup.index, np.ones(table.cases, bool)
+    return _simulate(setup, specs, splits, seed, tuning_repeats)
+
+
+def simulate_plans(
+    table: TaskOutputs,
+    plans: Sequence[PolicySpec],
+    *,
+    splits: int,
+    seed: int,
+    unit: PolicyUnitName | None,
+    errors: bool = True,
+) -> list[Simulation]:
+    """Simulate policies; without ``errors``, standard errors are not computed."""
+    require_targets(table)
+    setup = Setup(table, policy_unit(table, unit, "random"), None).read_as(None, None)
+    return _simulate(setup, plans, splits, seed, 10, errors)
+
+
+def _simulate(
+    setup: Setup,
+    specs: Sequence[PolicySpec],
+    splits: int,
+    seed: int | np.random.Generator,
+    tuning_repeats: int,
+    errors: bool = True,
+) -> list[Simulation]:
+    index, everyone = setup.index, np.ones(setup.table.cases, bool)
     sizes = fold_sizes(int(index.max()) + 1)
-    rng = np.random.default_rng(seed)
+    rng = as_generator(seed)
     split_seed, results = int(rng.integers(2**63)), []
     for spec in specs:
         guarantee = setup.guarantee(spec, index, everyone)
-        job = _SimulationJob(setup, spec, guarantee, index, *sizes, splits, split_seed)
+        job = _SimulationJob(setup, spec, guarantee, index, *sizes, splits, split_seed, errors)
         results.append(job.run(tuning_repeats, rng))
     return results
 
@@ -399,6 +443,7 @@ class _SimulationJob:
     n_test: int
     splits: int
     seed: int
+    errors: bool
 
     @property
     def table(self) -> TaskOutputs:
@@ -409,7 +454,7 @@ class _SimulationJob:
         return self.setup.unit
 
     def run(self, tuning_repeats: int, rng: np.random.Generator) -> Simulation:
-        rules = self_tuned_rules(self.spec, self.table, self.guarantee.delta)
+        rules = self_tuned_rules(self.spec, self.table, self.guarantee.delta, self.splits)
         if rules is not None:
             return self._summarise([self._self_tuned(rules)], 0)
         spec, n, parts = self.spec, self.n_calibration, []
@@ -458,10 +503,19 @@ class _SimulationJob:
 
         sums = simulate_each_split(calibrate(splitting), splitting, self.table.rounds)
         group = scans.group_of_case
-        leaving = _jackknife_folds(splitting, group, self.unit.is_group)
+        leaving = self._jackknife_folds(splitting, group)
         if leaving is None:
             return sums, None, everyone
         return sums, _replicate(calibrate(leaving), leaving, group, everyone), everyone
+
+    def _jackknife_folds(self, splitting: Splits, group: NDArray[np.int64]) -> Splits | None:
+        groups = int(group.max()) + 1
+        if groups < 2 or not self.errors:
+            return None
+        by_unit = self.unit.is_group or groups == len(group)
+        n_test = splitting.n_test if by_unit else fold_sizes(groups)[1]
+        seed, trials = splitmix64(splitting.seed + 1), min(splitting.trials, REPLICATES)
+        return Splits(groups, n_test, trials, seed, group, splitting.is_compiled)
 
     def _calibrator(self, units: NDArray[np.int64], cases: NDArray[np.int64]) -> SetCalibrator:
         denominator = self.setup.denominator
@@ -509,7 +563,6 @@ class _SimulationJob:
             unit_of_case=index,
             enough=self.unit.enough(np.bincount(index)),
             allowance=self._allowance(statistics, index),
-            has_parts=self.table.label is not None or self.table.site is not None,
         )
 
     def _allowance(self, statistics: StoppingStatistics, index: NDArray[np.int64]) -> FloatArray:
@@ -527,7 +580,7 @@ class _SimulationJob:
         if self.spec.given:
             tuning = evaluate_tuning_cases(rules, self.table, held_out, self.index)
         group = unit_index(self.table.cases, self._clusters)
-        leaving = _jackknife_folds(splitting, scans.group_of_case, self.unit.is_group)
+        leaving = self._jackknife_folds(splitting, scans.group_of_case)
         if self.setup.condition is not None or self.setup.denominator is not None:
             of_tuning = None if tuning is None else (tuning, held_out)
 

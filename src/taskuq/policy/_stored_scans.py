@@ -48,8 +48,6 @@ class StoredScans:
     unit_of_case: NDArray[np.int64]
     enough: NDArray[np.int64]
     allowance: FloatArray
-    # Classes or sites are known, so that sums by case are wanted.
-    has_parts: bool = False
 
     @property
     def cost(self) -> FloatArray:
@@ -112,11 +110,7 @@ def simulate_splits(
     starts, rounds = scans.covered_from(thresholds), scans.statistics.rounds
     is_linear = all(isinstance(e.family, LinearFamily) for row in rounds for e in row)
     if splitting.is_compiled and is_linear:
-        _run_kernel(scans, splitting, np.arange(splitting.trials), thresholds, starts, sums)
-        if scans.has_parts:
-            rest = np.zeros_like(sums)
-            for t, level in enumerate(thresholds.T):
-                _simulate_split(scans, splitting, level, starts, t, rest, by_case)
+        _run_kernel(scans, splitting, thresholds, starts, sums, by_case)
     else:
         for t, level in enumerate(thresholds.T):
             _simulate_split(scans, splitting, level, starts, t, sums, by_case)
@@ -197,10 +191,10 @@ def _simulate_split(
 def _run_kernel(
     scans: StoredScans,
     splitting: Splits,
-    numbers: NDArray[np.int64],
     thresholds: FloatArray,
     covered_from: FloatArray,
     sums: FloatArray,
+    by_case: FloatArray,
 ) -> None:
     from taskuq.conformal import _kernels as kernels
 
@@ -222,11 +216,12 @@ def _run_kernel(
     low = np.where(sides[..., None] == "upper", -np.inf, low)
     high = np.where(sides[..., None] == "lower", np.inf, high)
     kernels.replay(
-        np.uint64(splitting.seed), numbers, splitting.units, splitting.n_test,
+        np.uint64(splitting.seed), np.arange(splitting.trials), splitting.units, splitting.n_test,
         byte_threshold(splitting.units, splitting.n_test), splitting.unit_of_case,
         scans.group_of_case, int(scans.group_of_case.max()) + 1, scans.weight,
         np.ascontiguousarray(thresholds), scans.statistics.lowest, scans.statistics.largest,
         covered_from, np.ascontiguousarray(np.swapaxes(scans.targets, 1, 2)),
         low, high, scale, floor, ceiling, window_from, ~is_identity, link_low, link_high,
         np.ascontiguousarray(scans.allowance), scans.cost, scans.enough, sums,
+        by_case,
     )  # fmt: skip

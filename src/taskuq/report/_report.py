@@ -15,6 +15,7 @@ import numpy as np
 
 import taskuq
 from taskuq._io import fingerprint, make_folder, open_npz, write_json
+from taskuq._seeds import as_seed
 from taskuq.conformal._diagnose import diagnose
 from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
 from taskuq.conformal._units import PolicyUnitName, Unit
@@ -48,7 +49,7 @@ def make_report(
     unit: PolicyUnitName | None = None,
     scores: Sequence[str] | None = None,
     splits: int = 1000,
-    seed: int = 0,
+    seed: int | np.random.Generator = 0,
     title: str | None = None,
     terminology: Any = None,
     log: Callable[[str], None] = lambda line: None,
@@ -73,7 +74,7 @@ def make_report(
             has groups.
         scores: Scores to evaluate; default: ar, lwr, cqr and mlwr, or only ar for point estimates.
         splits: Number of random splits.
-        seed: Seed of the splits.
+        seed: Integer or Generator of the splits.
         title: Title of the report.
         terminology: Terms for cases, groups, rounds and images, a mapping or a Terminology.
         log: Function called with progress messages.
@@ -93,6 +94,7 @@ def make_report(
         'report.html'
     """
     loaded, run = as_table(table, table_kwargs, "make_report"), Path(output)
+    seed = as_seed(seed)
     if not loaded.has_targets:
         raise InputError(
             "the table has no targets, so nothing can be evaluated; add them",
@@ -111,7 +113,7 @@ def make_report(
     loaded.save(run / "table.npz")
     if undeclared := suggest_range(loaded):
         log(undeclared)
-    log(f"{loaded}: evaluating {', '.join(scores)} over {splits} random splits.")
+    log(f"{loaded!r}: evaluating {', '.join(scores)} over {splits} random splits.")
     grid = EvaluationGrid(tuple(scores), alpha, splits=splits, seed=seed, unit=whom.counted)
     write_json(run / "evaluate.json", evaluate_table(loaded, grid).to_dict())
     if loaded.samples > 1:

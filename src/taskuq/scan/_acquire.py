@@ -8,13 +8,16 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
 from time import perf_counter
 from typing import Any, cast
 
+import numpy as np
+
 from taskuq._arrays import require_methods
 from taskuq._io import file_lock
+from taskuq._seeds import as_seed
 from taskuq.errors import InputError
 from taskuq.pipeline._executor import DeadlineWorker, Executor
 from taskuq.policy._policy import Policy
@@ -59,7 +62,7 @@ def acquire(
     recover: Recover,
     task: Task,
     samples: int,
-    seed: int = 0,
+    seed: int | np.random.Generator = 0,
     case: str | None = None,
     cases: Sequence[str] | None = None,
     scan_id: str | None = None,
@@ -102,7 +105,7 @@ def acquire(
         recover: Recovery, called with the measurement, ``samples`` and ``seed``.
         task: Task, called with the recovered images.
         samples: Number of posterior samples, equal to that of the policy.
-        seed: Seed of the recoveries.
+        seed: Integer or Generator of the recoveries; an integer if a scan may resume.
         case: Name of the case; default: ``"0"``, as in a pipeline without names.
         cases: Names of all cases of a group, in the order in which they are measured; default:
             positions in the list of scanners.
@@ -134,9 +137,7 @@ def acquire(
     ):
         text = f"deadline must be a positive number of seconds, got {deadline!r}"
         raise InputError(text, code="value.invalid")
-    if not isinstance(cast(Any, seed), Integral):
-        raise InputError(f"seed must be an integer, got {seed!r}", code="value.invalid")
-    executor = Executor(recover, task, int(seed), worker=DeadlineWorker(deadline))
+    executor = Executor(recover, task, as_seed(seed), worker=DeadlineWorker(deadline))
     options = ScanOptions(scan_id, state, audit_log, monitor, on_round, adaptive)
     return open_scan(policy, as_scanners(scanner, case, cases), executor, options).run()
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from taskuq._arrays import as_real_array, require_in_ranges
+from taskuq._display import Displayed, Summary, svg
 from taskuq._io import complete_record, file_lock, fingerprint, read_json, write_json
 from taskuq.conformal._quantiles import exact_alpha
 from taskuq.errors import InputError
@@ -26,10 +27,10 @@ from taskuq.table._table import TaskOutputs
 # Bets on the ranks, counted from below and from above. Some pay as a power of the rank: near the
 # end ranks are more frequent. Some pay as a power of the distance from the other end, and one pays
 # STEP for the last fifth: there they are rarer.
-NEAR, FAR, LAST, STEP = (-0.75, -0.4), (1.0, 3.0), 0.2, 0.3
+NEAR, FAR, LAST, STEP = (-0.75, -0.4), (1.0, 3.0), 0.2, 0.2
 POWERS = np.array([*NEAR, *FAR])
 # Shares of the capital, for one direction of counting.
-SHARES = np.array([0.08, 0.04, 0.08, 0.02, 0.28])
+SHARES = np.array([0.03, 0.09, 0.05, 0.05, 0.28])
 BETS = 2 * len(SHARES)
 # Share of delta of the statistics of location; the others have the rest.
 LOCATION, LOCATION_SHARE = "centre", 0.8
@@ -131,8 +132,8 @@ class _MartingaleStream:
         return True
 
 
-@dataclass
-class Monitor:
+@dataclass(repr=False)
+class Monitor(Displayed):
     r"""Test whether new units are exchangeable with the calibration units of a policy.
 
     First-round statistics of each new unit (the centre and the spread of its outputs, and your own)
@@ -190,8 +191,19 @@ class Monitor:
         with self._synchronised():
             pass
 
-    def __repr__(self) -> str:
-        return self.statement
+    def _summary(self) -> Summary:
+        rows = [
+            (name, str(len(s.values)), f"{self._shares[name] * s.largest:.3g}")
+            for name, s in self._streams.items()
+        ]
+        title = f"Monitor with delta {self.delta:g}"
+        columns = ("statistic", f"new {self.policy.guarantee.unit}s", "evidence")
+        return Summary(title, rows, self.statement, columns)
+
+    def _picture(self) -> str:
+        lines = [np.log10(np.maximum(self._weighted(n), 1e-3)).tolist() for n in self._streams]
+        about = "evidence, log10; dashed: its limit"
+        return svg(about, lines=filter(len, lines), reference=-math.log10(self.delta))
 
     @property
     def _is_by_group(self) -> bool:
@@ -450,6 +462,14 @@ def monitor_table(monitor: Monitor, table: TaskOutputs, *, audited: bool = False
         raise InputError(text, code="groups.missing")
     units = np.arange(table.cases) if named is None else named
     _, first, index = np.unique(units, return_index=True, return_inverse=True)
+    reference = monitor.policy.monitor_reference
+    seen = monitor_statistics(
+        np.asarray(table.outputs)[0].reshape(table.cases, -1, len(table.task_names)),
+        index if named is not None else units, table.task_names,
+    )  # fmt: skip
+    if all(name in reference and sorted(v) == sorted(reference[name]) for name, v in seen.items()):
+        text = "the table is the one that the policy was calibrated on; pass new units"
+        raise InputError(text, code="policy.mismatch")
     cases = np.argsort(index, kind="stable")
     ends = np.cumsum(np.bincount(index))
     with monitor._synchronised():

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from taskuq._arrays import as_array
+from taskuq._display import Displayed, Summary, svg
 from taskuq._io import (
     atomic_write,
     complete_record,
@@ -27,6 +28,7 @@ from taskuq.conformal._family import stack_intervals
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray, Interval
 from taskuq.policy._policy import Policy
+from taskuq.table._terminology import round_label
 
 SCHEMA = "taskuq.acquisition/1"
 Arrays = dict[str, np.ndarray]
@@ -261,11 +263,12 @@ class RoundRecord:
         return Interval(self.lower, self.upper)
 
     def __str__(self) -> str:
-        return ", ".join([*repr(self.interval).splitlines(), self.reason])
+        pairs = zip(np.ravel(self.lower), np.ravel(self.upper), strict=True)
+        return ", ".join([*(repr(Interval(*pair)) for pair in pairs), self.reason])
 
 
-@dataclass(frozen=True)
-class Scan:
+@dataclass(frozen=True, repr=False)
+class Scan(Displayed):
     """Scan of one case, finished or in progress.
 
     Args:
@@ -304,9 +307,17 @@ class Scan:
         reasons = (record.void_reason for record in reversed(self.rounds))
         return next(filter(None, reasons), None)
 
-    def __repr__(self) -> str:
-        lines = [f"round {one.round}: {one}" for one in self.rounds] or ["a scan without rounds"]
-        return "\n".join([*lines, *(f"fault: {fault}" for fault in self.faults)])
+    def _summary(self) -> Summary:
+        rows = [(f"round {one.round}", str(one)) for one in self.rounds]
+        faults = "\n".join(f"fault: {fault}" for fault in self.faults)
+        return Summary("" if rows else "a scan without rounds", rows, faults)
+
+    def _picture(self) -> str:
+        bars = [(float(np.ravel(r.lower)[0]), float(np.ravel(r.upper)[0])) for r in self.rounds]
+        points = [float(np.ravel(r.outputs.mean(axis=0))[0]) for r in self.rounds]
+        labels = [round_label(one.acceleration) for one in self.rounds]
+        marked = len(bars) - 1 if self.is_finished else None
+        return svg("interval by round", bars=bars, labels=labels, points=points, marked=marked)
 
 
 @dataclass(frozen=True)

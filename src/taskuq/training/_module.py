@@ -15,7 +15,7 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, distributed, nn
 
-from taskuq._io import read_json, write_json
+from taskuq._io import complete_record, read_json, write_json
 from taskuq._seeds import BatchShard, mix_seeds
 from taskuq.pipeline._executor import peak_host_bytes
 from taskuq.training._config import Batch, Recipe, TrainingConfig
@@ -299,7 +299,10 @@ class StepTimer(Callback):
 
 
 def read_timing(folder: Path) -> dict[str, Any]:
-    return read_json(folder / FILE, SCHEMA)
+    record = read_json(folder / FILE, SCHEMA)
+    with complete_record(folder / FILE, "record of times"):
+        format_timing(record)
+    return record
 
 
 def projected_hours(record: Mapping[str, Any]) -> float:

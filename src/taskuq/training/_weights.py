@@ -54,13 +54,13 @@ def _mark(files: Iterable[Path]) -> str:
 
 
 def _files_behind(named: Path) -> Iterator[Path]:
-    """Yield all files of a network, or the path itself if it is not a weights file."""
+    """Yield all files of a network, or the path itself if it has no model card."""
     path = named if named.exists() or named.suffix else locate(named)
-    if path.suffix != ".safetensors":
+    card = path.with_suffix(".toml")
+    if path.suffix != ".safetensors" or not card.exists():
         if path.exists():
             yield path
         return
-    card = path.with_suffix(".toml")
     yield from (path, card)
     estimate = read_toml(card).get("estimate")
     if isinstance(estimate, dict):
