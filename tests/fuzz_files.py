@@ -83,7 +83,7 @@ def make(folder):
              True),
         Kind("joint.json", ("predict", "joint.json", "both.npz", "-o", "out.csv"), "out.csv",
              in_json, True),
-        Kind("monitor.json", ("monitor", "page/policy.json", "table.npz", "-o", "monitor.json"),
+        Kind("monitor.json", ("monitor", "page/policy.json", "later.npz", "-o", "monitor.json"),
              None, in_json, True),
         Kind("page/policy.json", ("export-policy", "page/policy.json", "-o", "out.json"),
              "out.json", in_json, True),
@@ -143,7 +143,7 @@ ARGUMENTS = (
     "simulate table.npz --splits 5 --max-width 0.3 --statistic spread", "status table",
     "predict bound.json table.npz", "audit scan/log.jsonl", "export-policy page/policy.json",
     "interval scan/scan.json scan/policy.json", "table table.npz -o u.npz",
-    "monitor page/policy.json table.npz -o out/m.json",
+    "monitor page/policy.json later.npz -o out/m.json",
 )  # fmt: skip
 # Commands that read a TOML file, and a file of the repository for each.
 CONFIGS = {
@@ -214,8 +214,11 @@ def _tables():
     from taskuq.table._parquet import TableHeader, TableWriter, write_case_list
 
     made = synthetic_outputs(SyntheticTable(volumes=8, samples=4), seed=0)
-    made = made.select(accelerations=[8, 4], cases=np.arange(0, made.cases, 7))
+    made, later = (
+        made.select(accelerations=[8, 4], cases=np.arange(first, made.cases, 7)) for first in (0, 1)
+    )
     made.save("table.npz")
+    later.save("later.npz")
     header = TableHeader(tuple(map(float, made.accelerations)), made.samples, order="roster",
                     task_ranges=(made.task_range,), provenance={"seed": 3})  # fmt: skip
     writer, case = TableWriter("table", header), [f"case {i}" for i in range(made.cases)]
@@ -272,7 +275,7 @@ def _records():
               "page/simulate.json", "--policy", "fixed-width,paper", "--statistic",
               "spread"])  # fmt: skip
         main(["status", "table", "--json", "page/status.json"])
-        main(["monitor", "page/policy.json", "table.npz", "-o", "monitor.json"])
+        main(["monitor", "page/policy.json", "later.npz", "-o", "monitor.json"])
         main(["masks", "--size", "32", "--accelerations", "8,4", "-o", "masks.npz"])
     picture = np.zeros((2, 2, 8, 8))
     save_explorer(
