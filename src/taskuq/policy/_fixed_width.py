@@ -121,7 +121,9 @@ def _fit_shrinkage(
         # Hardly any window misses, so every risk is small enough.
         risks = -statistics.largest[np.isfinite(statistics.largest)]
         t0 = 2 * float(risks.max(initial=0.0))
-    t0 = t0 if np.isfinite(t0) and t0 > 0 else float(np.median(-statistics.largest[-1]))
+    last = -statistics.largest[-1]
+    # With few units none is held out; any scale is valid.
+    t0 = t0 if np.isfinite(t0) and t0 > 0 else float(np.median(last)) if last.size else 1.0
     t0 = t0 if np.isfinite(t0) and t0 > 0 else 1.0
     # Any scale is valid; a large residual over predicted error makes the useful range about [0, 1].
     examined = [(k, t, e) for k, row in enumerate(statistics.rounds) for t, e in enumerate(row)]
