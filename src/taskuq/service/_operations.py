@@ -136,7 +136,7 @@ class LatencyHistogram:
 COUNTERS = {
     "decisions": ("Decisions", "decision", {
         "stop": "stops", "would_stop": "would stop", "continue": "continues",
-        "stored": "told again",
+        "stored": "repeated",
     }),
     "faults": ("What could not be decided or used", "kind", {
         "header": "refused scans", "line": "refused lines", "round": "faults",

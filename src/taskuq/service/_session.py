@@ -626,7 +626,7 @@ class Session:
         assert self.header is not None, "slices come after the header"
         shadow = self.shadow
         stops = "would stop" if shadow else "stops"
-        what = "told again" if record.restored else stops if record.stop else "continues"
+        what = "repeated" if record.restored else stops if record.stop else "continues"
         self.service.count(what)
         if not record.restored:
             self.service.note_outcome(record.fault is None)

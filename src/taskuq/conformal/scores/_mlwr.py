@@ -228,7 +228,7 @@ class _Cases:
 
     @cached_property
     def learned(self) -> list[FloatArray]:
-        """Values whose medians over units give the level, the typical spread and its lower limit."""
+        """Values whose medians over units are the level, the typical and the least spread."""
         typical = self.read.deviation * math.exp(-_log_bias(self.read.samples - 1) / 2)
         level = typical * np.exp(-self.trend * self.covariate / 2)
         extra = [] if self.least is not None else [LEAST * np.abs(self.residuals)]
