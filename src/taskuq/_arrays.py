@@ -83,8 +83,8 @@ def _library(values: Any) -> str:
 def case_ids(values: Any) -> np.ndarray | None:
     """Return the ids of labelled cases, or None.
 
-    They are a column ``case`` of a data frame of pandas or polars, else the index of a pandas
-    object, the coordinate ``case`` of an array of xarray, or the ids of a table.
+    The ids are the column ``case`` of a pandas or polars data frame, else the index of a pandas
+    object, the coordinate ``case`` of an xarray array, or the ids of a table.
     """
     library = _library(values)
     if library == "taskuq":
@@ -118,8 +118,8 @@ def _unlabelled(values: Any, name: str) -> Any:
 def align_cases(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Return named arrays with labelled cases in the order of the first labelled one.
 
-    Data frames and series of pandas and polars and arrays of xarray are matched by the labels of
-    their cases (see :func:`case_ids`); arrays without labels are taken by position.
+    pandas and polars data, and xarray arrays, are matched by the labels of their cases (see
+    :func:`case_ids`); arrays without labels are matched by position.
 
     Raises:
         InputError: If labels differ, or occur twice in different orders.

@@ -61,7 +61,7 @@ def range_of(hint: Any) -> Within | None:
 
 
 def check_ranges(config: Any) -> None:
-    """Raise InputError for a field out of its range, where a dataclass is made in Python."""
+    """Raise InputError for a field out of its range, in a dataclass built in Python."""
     for name, hint in _hints(cast(Any, type(config))).items():
         if isinstance(value := getattr(config, name), int | float | tuple):
             _convert(list(value) if isinstance(value, tuple) else value, hint, name, None)

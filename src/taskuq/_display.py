@@ -84,7 +84,7 @@ def svg(
         points: A value to mark in each bar.
         lines: Values at equally spaced positions.
         reference: Value of a dashed line.
-        marked: Bar with another colour.
+        marked: Index of the bar drawn in another colour.
     """
     ends, paths = [*bars][:MOST_BARS], [list(map(float, one)) for one in lines]
     values = [float(v) for of in (*ends, points, *paths) for v in of]

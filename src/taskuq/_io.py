@@ -248,8 +248,8 @@ def atomic_write(
 ) -> Iterator[Path]:
     """Yield a temporary path that durably replaces the file on success.
 
-    A link is followed, and a device or a pipe is written to. A private file is readable by its
-    owner alone, any other as the umask says.
+    Links are followed; devices and pipes are written to directly. A private file is readable only
+    by its owner; other permissions follow the umask.
     """
     target = Path(path)
     with writing(target), ExitStack() as scratch:
@@ -378,7 +378,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse an object with a key twice, which readers take differently."""
+    """Refuse an object with a repeated key, because JSON readers differ on its value."""
     record = dict(pairs)
     if len(record) != len(pairs):
         raise ValueError("a key occurs twice")

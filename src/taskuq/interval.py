@@ -26,8 +26,8 @@ class Interval(Displayed):
     An interval whose ends cross (:math:`\ell_i > u_i`, which CQR can produce) is *empty*: it has
     width 0 and contains nothing.
 
-    Unpack it into ``lower, upper``, or pass it to NumPy, which sees an array (case, 2), or
-    (case, task, 2) for several tasks.
+    Unpack it into ``lower, upper``, or convert it to a NumPy array (case, 2), or (case, task, 2)
+    for several tasks.
 
     Args:
         lower: The lower ends, any shape.
@@ -102,7 +102,7 @@ class Interval(Displayed):
     def contains(self, values: ArrayLike) -> BoolArray:
         """Return True where a value lies in its interval, ends included.
 
-        A series of pandas is matched by its index if the cases have ids.
+        A pandas Series is matched by its index if the cases have ids.
 
         Raises:
             InputError: If shapes or ids differ, or values are masked.

@@ -36,7 +36,7 @@ class Measure(Protocol):
 
 @runtime_checkable
 class LineMeasure(Measure, Protocol):
-    """An imaging system that measures any lines or views."""
+    """An imaging system that can measure arbitrary lines or views."""
 
     @property
     def n_lines(self) -> int:
@@ -86,12 +86,12 @@ class Scanner(Protocol):
     """A device that measures round by round."""
 
     def measure(self, round: int, /) -> Any:
-        """Measure a round: return its new data for each case; the last round completes the scan."""
+        """Measure a round and return its new data; the last round completes the scan."""
 
 
 @runtime_checkable
 class CombiningScanner(Scanner, Protocol):
-    """A scanner that combines its rounds; without it, the recovery receives a list of rounds."""
+    """A scanner that combines its rounds; otherwise the recovery receives a list of rounds."""
 
     def combine(self, measurements: list[Any], /) -> Any:
         """Combine the measurements of all rounds of a case so far."""
@@ -123,7 +123,7 @@ class VerifiableScanner(Scanner, Protocol):
 
 @runtime_checkable
 class FinalizingScanner(Scanner, Protocol):
-    """A scanner whose measurements may prove faulty while a round is computed."""
+    """A scanner that may detect faulty measurements while a round is computed."""
 
     def finalize(self) -> str | None:
         """Return a fault found so far, or None; faults found after that are ignored."""

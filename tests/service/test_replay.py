@@ -82,7 +82,7 @@ def test_stored_decisions_are_counted_apart(small, serving, tmp_path):
     rounds = len(first.latencies)
     assert (first.restored, again.restored, again.latencies) == (0, rounds, [])
     assert rounds == service.counts["stops"] + service.counts["continues"]
-    assert service.counts["told again"] == rounds
+    assert service.counts["repeated"] == rounds
     same = ("decision", "lower", "upper", "reason")
     assert [[d[name] for name in same] for d in again.decisions.values()] == [
         [d[name] for name in same] for d in first.decisions.values()

@@ -72,7 +72,7 @@ def command(name: str) -> Callable[[T], T]:
 
 
 def _checked(function: Any) -> Any:
-    """Return a command that refuses whole numbers out of range, and to write over its input."""
+    """Return a command that refuses integers out of range and outputs that are also inputs."""
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -102,7 +102,7 @@ def _refuse_own_input(arguments: Mapping[str, Any]) -> None:
 
 
 def _convert(type_: Any, tokens: Sequence[cyclopts.Token]) -> Any:
-    """Convert as cyclopts does, but refuse fractions where it would round them."""
+    """Convert as cyclopts does, but refuse fractions for integers."""
     if int in (type_, *get_args(type_)):
         for token in tokens:
             if re.search(r"\.\d*[1-9]", token.value):

@@ -57,7 +57,7 @@ def _print_scans(scans: Mapping[str, list[dict[str, Any]]]) -> None:
 
 
 def _print_escaped(text: str) -> None:
-    """Print names that others chose: a newline in one must not look like another line."""
+    """Print text with escaped control characters, because names may contain newlines."""
     escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     app.print_result("".join(escaped))
 

@@ -237,7 +237,7 @@ class BaseBound(Displayed, ABC):
     @property
     @abstractmethod
     def _parts(self) -> tuple[tuple[Score, float], ...]:
-        """Each score with its quantile."""
+        """Scores with their quantiles."""
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:

@@ -85,7 +85,7 @@ class RoundArrays(NamedTuple):
 
 
 def aligned(outputs: Any, targets: Any, **others: Any) -> list[Any]:
-    """Return outputs, targets and other arrays by case in one order; load a stored table."""
+    """Return outputs, targets and other arrays with cases in one order; load a stored table."""
     if targets is None and is_stored(outputs):
         outputs = TaskOutputs.load(outputs)
     return list(align_cases({"outputs": outputs, "targets": targets, **others}).values())
@@ -193,7 +193,7 @@ def tuning_units(
 
 
 def tuning_count(units: int, fraction: float, alpha: Level) -> int:
-    """Return a number of tuning units near the fraction that wastes no calibration unit."""
+    """Return a number of tuning units near the fraction for which alpha (n + 1) is an integer."""
     level = exact_alpha(alpha)
     take = math.floor(fraction * units)
     left = units - take

@@ -333,7 +333,7 @@ class ComparedStatistic:
         first: Mean over the units of the first table.
         second: Mean over the units of the second.
         p_value: Exact p-value of this statistic alone.
-        adjusted: Holm's p-value, for all statistics at once.
+        adjusted: Holm's p-value, corrected for all statistics.
     """
 
     name: str
@@ -365,11 +365,11 @@ class Comparison:
 
     @property
     def p_value(self) -> float:
-        """P-value of exchangeability: the smallest of Holm's."""
+        """P-value of exchangeability, the smallest of Holm's p-values."""
         return self.results[0].adjusted
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
+        """Return all fields as JSON values."""
         return dict(to_json_value({"schema": "taskuq.compare/1", **asdict(self)}))
 
     def __repr__(self) -> str:
@@ -398,11 +398,11 @@ def compare(
 
     .. math:: p = \frac{1 + \#\{b : |d(\pi_b)| \ge |d|\}}{1 + B}
 
-    or with all of them if there are at most :math:`B`. A unit counts by its mean over cases of
-    the samples' mean and spread and, with targets, of the error of the mean. Holm's method
-    corrects for all statistics, so a p-value at most :math:`\alpha` occurs with probability at most
-    :math:`\alpha` in exchangeable tables of any size. A large p-value is no evidence of
-    exchangeability: other differences, and small ones, stay undetected.
+    or with all of them if there are at most :math:`B`. The statistics of a unit are means over its
+    cases: of the samples' mean and spread and, with targets, of the error of the mean. Holm's
+    method corrects for all statistics, so a p-value at most :math:`\alpha` occurs with probability
+    at most :math:`\alpha` in exchangeable tables of any size. A large p-value is not evidence of
+    exchangeability: other or small differences remain undetected.
 
     Args:
         first: A table or its path.

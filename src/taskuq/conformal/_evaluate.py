@@ -68,7 +68,7 @@ StratumCounts = dict[tuple[str, str], FloatArray]
 def _stratum_coverage(
     parts: Sequence[StratumCounts], kind: str, checked: EvaluationInputs, by_case: FloatArray
 ) -> tuple[StratumCoverage, ...]:
-    """Average over the trials in which a stratum is not empty: empty is missing, not zero."""
+    """Average over the splits in which a stratum has test cases; empty ones are omitted."""
     found, unit = [], checked.unit
     members = {name: inside for of, name, inside in checked.parts if of == kind}
     for stratum in (stratum for stratum in parts[0] if stratum[0] == kind):
@@ -310,7 +310,7 @@ def _evaluate_scores(
 def _bound(
     checked: EvaluationInputs, score: Score, guarantee: Guarantee, side: BoundSide, kept: BoolArray
 ) -> Bound:
-    """Return the bound that some cases calibrate."""
+    """Return the bound calibrated on some of the cases."""
     group = checked.unit.groups(checked.group)
     return calibrate(
         checked.outputs[..., kept, :], checked.targets[kept], score=score, side=side,

@@ -186,9 +186,10 @@ class StratumCoverage:
         name: Class, site or range.
         coverage: Covered fraction of its test cases.
         cases: Mean number of its test cases.
-        splits: Splits in which it has test cases; None for all splits, exactly.
-        width: Mean interval width; of classes and sites.
-        standard_error: Of the coverage, over groups, or over cases without groups; NaN if unknown.
+        splits: Number of splits in which it has test cases; None if evaluated exactly.
+        width: Mean interval width, for classes and sites.
+        standard_error: Standard error of the coverage over groups, or over cases without groups;
+            NaN if unknown.
     """
 
     name: str
@@ -235,8 +236,8 @@ class Evaluation(Displayed):
         n_test: Units in a test set.
         n_tuning: Units of the calibration set that the score is fitted to.
         splits: Number of random splits; None if all splits are evaluated exactly.
-        coverage: Covered fraction of the test set: of cases, with equal weight for every group, or
-            of groups. Mean and standard deviation over splits.
+        coverage: Covered fraction of the test cases, with equal weight for every group, or of the
+            test groups. Mean and standard deviation over splits.
         case_coverage: Covered fraction of cases, with equal weight for every group.
         coverage_unit: Unit of coverage, in words.
         mean_unit: Unit of all other means, in words.
@@ -394,7 +395,7 @@ class _Segment:
 
 
 def _add(sums: FloatArray, part: _Segment) -> None:
-    """Add the cases of a segment to the sums: linear ones at once, the others by bisection."""
+    """Add the cases of a segment to the sums: linear ones directly, the others by bisection."""
     count = len(part.position)
     if count == 1 or part.rank.size * count <= TABLE or not part.pool.moves_in_lines:
         _add_tables(sums, part)
@@ -613,7 +614,7 @@ def part_measures(
 
 
 def _expected_by_case(checked: EvaluationInputs, pool: Pool, alpha: float) -> FloatArray:
-    """Return 1, the probability of coverage and the mean width of each case as a test case."""
+    """Return ones, and each case's probability of coverage and mean width as a test case."""
     n, m, rank = pool.n_calibration, checked.n_test, coverage_rank(pool.n_calibration, alpha)
     if rank > n:
         width = pool.interval(math.inf).width

@@ -375,7 +375,7 @@ def _quantile_given_stratum(
 
 
 def too_few_within(guarantee: Guarantee, group: np.ndarray | None, strata: np.ndarray) -> str:
-    """Return how many units the strata that have too few of them need; empty if none has."""
+    """Return a note on the strata with too few units; empty if all have enough."""
     zeros = np.zeros(len(strata))
     parts = {str(s): guarantee.stratum(zeros, group, strata == s) for s in np.unique(strata)}
     few = {name: part for name, part in parts.items() if not part.is_large_enough}

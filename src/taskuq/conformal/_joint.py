@@ -246,8 +246,8 @@ def calibrate_joint(
     ``scale``    divided by their conformal quantile at :math:`\alpha/K` over the other units, for
                  :math:`K` tasks: never wider than Bonferroni's intervals, which have one error rate
                  of :math:`\alpha/K` per task; with ``delta`` by a quantile of tuning cases
-    ``max``      the scores as they are; right for scores that are normalised alike
-    ``minimax``  their empirical distribution on tuning cases, continued beyond the largest
+    ``max``      the unchanged scores; suitable for scores on a common scale
+    ``minimax``  their empirical distribution on tuning cases, extrapolated beyond the largest
     ``rank``     their ranks among the calibration cases, plus one; needs no tuning cases
     ===========  ============================================================================
 
@@ -386,7 +386,7 @@ def _scaled_quantiles(
 
 
 def _times(factor: float, scale: float) -> float:
-    """Return a task's quantile; of a scale of zero or less only smaller scores are finite."""
+    """Return a task's quantile: the factor times its scale, if the scale is positive."""
     if factor == 1 or scale == math.inf or (scale <= 0 and factor < math.inf):
         return scale
     # The score that set the factor was divided by another scale.
@@ -400,7 +400,7 @@ def _self_tuned_scores(
     index: NDArray[np.int64],
     ranges: Sequence[TaskRange],
 ) -> tuple[tuple[Score, ...], FloatArray, FloatArray]:
-    """Return the fitted scores, and the largest and least scores over the range of the fit."""
+    """Return the fitted scores, and the largest and smallest scores over the range of the fit."""
     everyone = np.ones(len(targets), dtype=bool)
     scores: list[Score] = []
     largest, least = [], []

@@ -36,7 +36,7 @@ def exact_alpha(alpha: float | Fraction, name: str = "alpha") -> Fraction:
 
 
 def bound_text(value: float | Fraction, digits: int, *, is_upper: bool = False) -> str:
-    """Return a bound with few digits, never better than it is: lower bounds are rounded down."""
+    """Format a bound with few digits, rounded to the conservative side."""
     exact = value if isinstance(value, Fraction) else Fraction(str(value))
     rounded = Context(digits, ROUND_CEILING if is_upper else ROUND_FLOOR)
     found = rounded.divide(Decimal(exact.numerator), Decimal(exact.denominator))
@@ -176,7 +176,7 @@ def random_order(
     """Return a random order of units; their names and their order have no influence on it.
 
     Units are sorted by a digest of their contents, then permuted at random. The digests of all
-    units are part of the seed: no place of the sorted units is favoured.
+    units are part of the seed, so that no position among the sorted units is favoured.
     """
     digests = [hashlib.blake2b(content, digest_size=16).digest() for content in contents]
     ranked = np.array(sorted(range(len(digests)), key=digests.__getitem__), dtype=np.int64)
@@ -300,8 +300,7 @@ def calibration_size(
     r"""Return the number of cases that keep the coverage of one calibration set near its target.
 
     The coverage of a calibrated bound over all future cases is
-    :math:`B_n \sim \mathrm{Beta}(k, n + 1 - k)`. The answer is the smallest :math:`n` that
-    satisfies, as every larger one does,
+    :math:`B_n \sim \mathrm{Beta}(k, n + 1 - k)`. The result is the smallest :math:`n` from which on
 
     .. math:: \mathbb P\{|B_n - (1 - \alpha)| \le \varepsilon\} \ge 1 - \delta
 

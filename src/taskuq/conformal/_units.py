@@ -401,7 +401,7 @@ def choose_units(
 def case_contents(outputs: FloatArray, targets: FloatArray) -> list[bytes]:
     """Return for each case the ranks of its values among those of all cases.
 
-    Ranks, because another unit of measurement must not change a choice.
+    With ranks, a change of measurement units does not change the choice of units.
 
     Args:
         outputs: (case, ...)

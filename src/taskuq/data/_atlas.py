@@ -327,7 +327,7 @@ class Patient:
 def draw_patient(
     plan: PatientDistribution, anatomy: _Anatomy, *, rng: np.random.Generator
 ) -> Patient:
-    """Draw one patient, whose slices share everything but the noise."""
+    """Draw one patient; slices differ only in position, texture, noise and phase."""
     pixel = plan.field_of_view / plan.size
     in_plane = (np.arange(plan.size, dtype=np.float64) - (plan.size - 1) / 2) * pixel
     heights = rng.uniform(*plan.lowest) - _CENTER[2] + plan.spacing * np.arange(plan.slices)

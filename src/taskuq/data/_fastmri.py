@@ -163,10 +163,10 @@ def is_prepared(
 def _find_prepared(
     volumes: Sequence[Volume], preparation: FastMRIPreprocessing, cache: Path | None, *, exact: bool
 ) -> tuple[dict[str, _StoredSlices], dict[str, str], str]:
-    """Find the prepared slices of all readable volumes, or the reason why not.
+    """Find the prepared slices of all readable volumes.
 
-    Returns the slices by volume, the volumes that cannot be read with the reason for each, and the
-    reason why raw k-space must be read, if it must.
+    Returns the slices by volume, the unreadable volumes with their reasons, and the reason why raw
+    k-space must be read instead, if any.
     """
     if cache is None:
         return {}, {}, "no cache is named"
@@ -200,7 +200,7 @@ def _find_prepared(
 
 
 def _unreadable(volume: Volume, preparation: FastMRIPreprocessing, cache: Path) -> str | None:
-    """Return why a volume cannot be prepared, from the store or by reading it; None if it can."""
+    """Return the reason why a volume cannot be prepared, stored or found by reading it, or None."""
     path = _skipped(_record(volume, preparation, cache))
     with suppress(InputError, KeyError):
         record = read_json(path, SKIPPED, remedy=REMEDY)
@@ -227,7 +227,7 @@ def _array(record: Path, name: str) -> Path:
 
 
 def _is_of(volume: Volume, source: dict[str, Any]) -> bool:
-    """Return True if slices were prepared from this file or from a copy of it."""
+    """Return True if the slices were prepared from this file or a copy."""
     stat = volume.path.stat()
     return bool(stat.st_size == source["bytes"]) and (
         stat.st_mtime_ns == source["modified"]
@@ -360,7 +360,7 @@ class FastMRIDataset:
 
     @property
     def sites(self) -> NDArray[np.str_] | None:
-        """Institution and system of each case where all headers name them, else None."""
+        """Institution or system of each case, if all headers name it; otherwise None."""
         if not all(volume.site for volume in self.volumes):
             return None
         return np.array([self.volumes[number].site for number, _ in self._cases])
@@ -429,7 +429,7 @@ class FastMRIData(DataConfig):
     #: Lines used to compute virtual coils: those of the first round, or all.
     compression: Literal["measured", "full"] = "measured"
     slices: Slices = "central-60"  #: Slices of validation volumes to use.
-    #: Definition of a group: all volumes of one patient_id, where files have one, or each volume.
+    #: Definition of a group: all volumes with one patient_id, if files have one, or each volume.
     group: Grouping = "patient"
     # A volume takes a processor to transform.
     processes: ClassVar[int] = 8
@@ -456,7 +456,7 @@ class FastMRIData(DataConfig):
 
     @property
     def _test_patients(self) -> frozenset[str]:
-        """Patients of the validation folder, whose other volumes are not trained on."""
+        """Patients of the validation folder; their other volumes are excluded from training."""
         if self.validation_path is None or self.group == "volume":
             return frozenset()
         surveyed = _survey(self.validation_path, self._preparation(self.slices))
@@ -564,7 +564,7 @@ def _survey_file(
 
 
 def _warn(folder: Path, data: FastMRIDataset, precision: Precision) -> None:
-    """Print notes once for all processes of a training, and how fast raw files are read."""
+    """Print notes, once for all processes of a training run, and the reading speed of raw files."""
     if any(os.environ.get(name, "0") != "0" for name in _RANKS):
         return
     notes = [f"{folder}: {note}\n" for note in data.notes]

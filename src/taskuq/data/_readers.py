@@ -71,7 +71,7 @@ def _group_maps(coils: int, height: int, width: int, seed: int, group: str) -> T
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(ABC):
-    """Settings [data] shared by all readers, which override the methods that differ.
+    """Settings [data] shared by all readers; a reader overrides methods as needed.
 
     Args:
         coils: Number of simulated or virtual coils; 0 keeps magnitude images.
@@ -105,7 +105,7 @@ class DataConfig(ABC):
         return LabelledSubset.of(self.open())
 
     def boxes(self, cases: Sequence[str]) -> dict[str, tuple[slice, slice]]:
-        """Return rows and columns of the annotated finding, of those cases that have one."""
+        """Return rows and columns of the annotated finding, for the cases that have one."""
         return {}
 
     def check(self, *, strict: bool = False, quick: bool = False) -> DataCheck:

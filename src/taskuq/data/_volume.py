@@ -258,7 +258,7 @@ class _Header:
 
 @contextmanager
 def _opened(path: Path, trouble: str) -> Iterator[Any]:
-    """Open an HDF5 file; raise an error that states the problem first."""
+    """Open an HDF5 file; the error message of a failure begins with the problem."""
     try:
         with h5py.File(path, "r") as file:
             yield file
@@ -333,7 +333,7 @@ class FastMRIPreprocessing:
         return None
 
     def crop_note(self, volume: Volume) -> str | None:
-        """Return by how much the crop differs from the size of the scanner's images, or None."""
+        """Return a note if the crop differs from the size of the scanner's images, or None."""
         if volume.recon_size is None or volume.recon_size == (self.size, self.size):
             return None
         rows, columns = volume.recon_size

@@ -249,7 +249,7 @@ def _intervals(
 
 
 def stored_examples(table: TaskOutputs, point: TaskOutputs | None) -> list[StoredExample]:
-    """Return the cases whose images are stored with a table, and with one of point estimates."""
+    """Return the cases with images stored in a table and in a table of point estimates."""
     assert table.images_path is not None
     images, others = _images(table.images_path), {}
     if point is not None and point.images_path is not None:
@@ -283,7 +283,7 @@ def _images(path: Path) -> dict[str, dict[str, FloatArray]]:
 
 
 def _boxes(table: TaskOutputs, cases: list[str]) -> dict[str, tuple[slice, slice]]:
-    """Return annotated boxes by case, from the data that the table was made of."""
+    """Return annotated boxes by case, from the data of the table."""
     data = dict(table.provenance.get("configuration", {}).get("data") or {})
     if not data:
         return {}

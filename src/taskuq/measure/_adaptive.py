@@ -92,7 +92,7 @@ class _GramCovariance(LineCovariance):
 
 
 class _GramPosterior:
-    """Precision of samples given some lines; bounds avoid most exact variance reductions."""
+    """Precision of samples given some lines; bounds avoid computing most variance reductions."""
 
     def __init__(self, covariance: _GramCovariance, lines: Sequence[int]) -> None:
         self.of = covariance
@@ -304,13 +304,13 @@ class AdaptiveConfig:
         _require_samples(samples, self.objective)
 
     def rule(self, system: Any, masks: BoolArray, rates: tuple[float, ...]) -> AdaptiveLines:
-        """Return the rule for an imaging system that can measure any lines."""
+        """Return the rule for an imaging system that can measure arbitrary lines."""
         chosen = require_line_measure(system)
         return AdaptiveLines(chosen, masks, rates, **asdict(self))
 
 
 def require_line_measure(system: Any) -> LineMeasure:
-    """Raise InputError if an imaging system cannot measure any lines."""
+    """Raise InputError unless an imaging system can measure arbitrary lines."""
     if not isinstance(system, LineMeasure):
         raise InputError("the system is no taskuq.protocols.LineMeasure", code="component.invalid")
     return system
@@ -383,7 +383,7 @@ class AdaptiveLines:
         return fingerprint(content)[:16]
 
     def __call__(self, image: Any, acceleration: float) -> Any:
-        """Measure the first round or everything; other rounds depend on samples."""
+        """Measure the first round or the full scan; other rounds depend on samples."""
         k = round_at(acceleration, [*self.accelerations, 1])
         if k == 0:
             return self.measure_lines(image, acceleration, self.initial_lines())

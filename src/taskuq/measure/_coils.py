@@ -219,7 +219,7 @@ _WINDOW, _K1, _K2 = 7, 0.01, 0.03
 
 
 def ssim(images: Tensor, targets: Tensor, data_range: Tensor) -> Tensor:
-    """Return the mean structural similarity of each image to its target, (case,); 1 where equal."""
+    """Return the mean structural similarity of each image to its target, (case,); 1 if equal."""
     x, y = images[:, None], targets[:, None]
     scale = _WINDOW**2 / (_WINDOW**2 - 1)
     mean_x, mean_y = F.avg_pool2d(x, _WINDOW, 1), F.avg_pool2d(y, _WINDOW, 1)

@@ -214,7 +214,7 @@ def gro_mask(
 
 
 def acs_widths(width: int, accelerations: Sequence[float], lines: Sequence[int]) -> list[int]:
-    """Return the centre of each round: the paper's, scaled, and interpolated in log R."""
+    """Return the width of each round's centre: the paper's, scaled and interpolated in log R."""
     rates = np.log2([*_RATES, 1])
     scaled = np.interp(np.log2(accelerations), rates[::-1], [40, *_CENTERS[::-1]]) * width / _SIZE
     # The first round: 9 of 20 lines; no other has more.

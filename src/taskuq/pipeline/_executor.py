@@ -142,7 +142,7 @@ class Executor:
         return as_real_array(self.read(images), "task outputs", ndim=(1, 2))
 
     def compare(self, reported: Any, images: Any) -> Any:
-        """Return the quality of a reported image against images as the task returns it."""
+        """Return the task's quality of a reported image relative to each of the images."""
         assert isinstance(self.task, FullReferenceTask), "other tasks compare nothing"
         with self.lock, no_grad():
             return self.task.compare(reported, images)
@@ -271,7 +271,7 @@ class CaseExecutor:
     def _quality(
         self, batch: RoundBatch, truth: list[Any], names: Sequence[str]
     ) -> tuple[FloatArray, FloatArray]:
-        """Return the quality of each case's mean against its samples, and against the truth."""
+        """Return the quality of each case's mean relative to its samples and to the truth."""
         R, each = batch.acceleration, len(batch.images) // self.size
         self._require_shape(batch, truth[0])
         if each < 2:

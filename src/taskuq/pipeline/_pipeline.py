@@ -137,7 +137,7 @@ class Pipeline:
             recoveries, e.g. a :class:`taskuq.pipeline.RecoveryFolder`.
         task: :math:`f`, called with images. It may declare ``names`` and ``range`` of its outputs.
             Image quality (:class:`taskuq.task.ImageQuality`) compares the mean of the samples with
-            each of them, and with the true image.
+            each sample and with the true image.
         device: Device to which tensors are moved before they are measured.
 
     Example:
@@ -289,7 +289,7 @@ class _TableRun:
     quiet: bool
 
     def only_writer(self) -> AbstractContextManager[None]:
-        """Refuse a second run in the same folder, which would repeat or delete this one's work."""
+        """Refuse a second simultaneous run in the same folder."""
         if self.folder.exists() and not self.folder.is_dir():
             raise MachineError(f"{self.folder} is a file, not a table; use another name")
         return file_lock(self.folder / LOCK, what=str(self.folder))

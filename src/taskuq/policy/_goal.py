@@ -72,7 +72,7 @@ class Goal:
         return self.level is not None
 
     def largest_threshold(self, family: IntervalFamily, task_range: TaskRange) -> FloatArray:
-        """Return the threshold below which the interval of each case reaches the goal."""
+        """Return the threshold below which the interval of each case meets the goal."""
         if not isinstance(family, LinearFamily):
             return self._search(family, task_range)
         if self.side != "two":
@@ -92,7 +92,7 @@ class Goal:
         return over(reach, family.scale)
 
     def bound(self, anchor: FloatArray, link: Link) -> tuple[FloatArray, FloatArray]:
-        """Return one-sided ends that just reach the goal, and their distance from the anchor."""
+        """Return one-sided ends that just meet the goal, and their distance from the anchor."""
         sign = 1.0 if self.side == "upper" else -1.0
         if self.level is not None:
             end = np.full(anchor.shape, self.level)
@@ -101,7 +101,7 @@ class Goal:
         return end, np.asarray(sign * (link(end) - anchor))
 
     def is_reached(self, interval: Interval, estimate: FloatArray | float = 0.0) -> np.ndarray:
-        """Return True for nonempty intervals that strictly reach the goal."""
+        """Return True for nonempty intervals that strictly meet the goal."""
         end = interval.upper if self.side == "upper" else interval.lower
         width = float(self.max_width or 0.0)
         if self.level is not None:
@@ -137,7 +137,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Goals:
-    """Goals of several tasks; all must be reached."""
+    """Goals of several tasks, all of which must be met."""
 
     names: tuple[str, ...]
     each: tuple[Goal, ...]
@@ -216,6 +216,6 @@ def bisect_threshold(
 
 
 def over(reach: FloatArray, scale: FloatArray) -> FloatArray:
-    """Return reach over scale; a constant interval reaches the goal always or never."""
+    """Divide the reach by the scale; an interval of scale 0 meets the goal always or never."""
     still = np.where(reach > 0, np.inf, -np.inf)
     return np.divide(reach, scale, out=still, where=scale > 0)

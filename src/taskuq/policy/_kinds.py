@@ -42,8 +42,8 @@ class PolicySpec:
         goal: Goal of the report, one for all tasks or one per task.
         score: For 'adaptive', 'anytime' and 'paper': score of the nested intervals.
         statistic: For 'fixed-width': 'spread' or 'learned'.
-        budget: For 'fixed-width': fraction of the error rate spent on stopping early; the rest
-            is spent on reports narrower than the window.
+        budget: For 'fixed-width': fraction of the error rate used for stopping early; the rest
+            is used for intervals narrower than the window.
         round_tolerance: For 'fixed-width': exponent of the acceleration in the risk statistic.
         given: 'early' for a guarantee among the scans that stop before the full measurement,
             'round' for one among those that stop in each round.
@@ -115,7 +115,7 @@ class PolicySpec:
     ) -> FloatArray:
         """Return the threshold of each round, (round,), (round, split) or (round, stratum).
 
-        Classes or strata of the calibration cases, then of the tuning cases, come in ``within``.
+        ``within`` holds the classes or strata of the calibration cases, then of the tuning cases.
         """
         if calibrator.unit.stops_together and not self.policy.stops_whole_groups:
             raise InputError(

@@ -122,7 +122,7 @@ class SelfTunedRules:
     def with_margin(
         self, kept: BoolArray, index: NDArray[np.int64], margin: float
     ) -> StoppingStatistics:
-        """Return the statistics over all rules whose quantiles are off by a margin."""
+        """Return the bracketed statistics if quantile levels are off by at most a margin."""
         corners = [[cell.fit.between(kept, index, margin) for cell in row] for row in self.cells]
         rules = self._rules([[some[0] for some in row] for row in corners])
         return self._bracketed(rules, corners, kept)

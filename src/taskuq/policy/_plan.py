@@ -96,10 +96,10 @@ def plan(
     r"""Calibrate a policy that stops scans early, with a guarantee at the stop.
 
     ===============  ======================================================================
-    ``fixed-width``  report a window that reaches the goal; stop when its risk is small
-    ``adaptive``     report the interval of the score; stop as soon as it reaches the goal
+    ``fixed-width``  report a window that meets the goal; stop when its risk is small
+    ``adaptive``     report the interval of the score; stop as soon as it meets the goal
     ``anytime``      report intervals valid in all rounds jointly, for any stopping rule
-    ``paper``        calibrate each round separately; no guarantee for the stopped report
+    ``paper``        calibrate each round separately; no guarantee at the stop
     ===============  ======================================================================
 
     For the first two, :math:`\hat\lambda` is the conformal quantile of the stopping scores
@@ -127,7 +127,7 @@ def plan(
         cases: With groups, cases of a new group to cover: 'random' (one), 'all' or a fraction.
         delta: Guarantee coverage with probability 1 - delta over calibration sets.
         given: 'early' guarantees coverage among the scans that stop before the full measurement,
-            'round' among those that stop in each round, for all rounds at once. Both need
+            'round' among those that stop in each round, for all rounds together. Both need
             ``delta``; the certificate records their cost in acceleration.
         label: Class of each case, as an array or the name of a column of the table ('label'); the
             guarantee holds within each class, and new cases need no label.
@@ -135,12 +135,12 @@ def plan(
             within each stratum, and :meth:`Policy.decide` needs the stratum of a new case.
         condition_on: With groups and classes or strata, the random draw: 'case', a random case of
             a new group, given its class, or 'group', a random case of the class in a new group
-            that has some (default if whole groups stop, or ``cases`` is 'all' or a fraction).
+            that contains it (default if whole groups stop, or ``cases`` is 'all' or a fraction).
         delta_scope: With delta and strata, 'each' for each separately or 'all' for all jointly.
         side: 'two', 'upper' or 'lower'; default: derived from ``at_least`` and ``at_most``.
-        choose: Candidate policies such as 'fixed-width:learned' or 'adaptive:mlwr'. The one with
-            the largest mean acceleration on three tenths of the units is calibrated on the other
-            units, so its guarantee holds.
+        choose: Candidate policies such as 'fixed-width:learned' or 'adaptive:mlwr'. They are
+            compared on three tenths of the units; the one with the largest mean acceleration is
+            calibrated on the other units, so its guarantee holds.
         certificate_alpha: Error rate of the certificate for the mean acceleration.
         task: Tasks whose goals must be reached; all by default.
         seed: Seed or Generator of the random choice of units to hold out, if some are.

@@ -93,7 +93,7 @@ class Policy(Displayed):
         accelerations: One per round, decreasing; the full measurement is implied at the end.
         _rules: Stopping rule of each round and task.
         thresholds: One threshold per round; all are equal except for the paper's policy.
-        guarantee: Guarantee at the stop; for the paper's policy, of each round separately.
+        guarantee: Guarantee at the stop; for the paper's policy, for each round separately.
         samples: Number of posterior samples per case and round.
         whole_group: True if all cases of a group stop together.
         min_group_size: Smallest number of cases of a calibration group, for whole groups.
@@ -171,7 +171,7 @@ class Policy(Displayed):
         return " ".join(parts)
 
     def for_stratum(self, stratum: Any) -> Policy:
-        """Return the policy for scans of one stratum; a policy without strata serves all."""
+        """Return the policy for scans of one stratum; without strata, the policy itself."""
         if not self.strata:
             if stratum is not None:
                 message = f"the policy has no strata; remove stratum={stratum!r}"
@@ -341,7 +341,7 @@ class Policy(Displayed):
         return svg("cost of each round", bars=bars, labels=[f"{R:g}" for R in self.accelerations])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
+        """Return all fields as JSON values."""
         return {
             "schema": SCHEMA,
             "kind": self.kind,

@@ -105,7 +105,7 @@ Rules: TypeAlias = tuple[tuple[StoppingRule, ...], ...]
 @final
 @dataclass(frozen=True)
 class IntervalRule(StoppingRule):
-    """Rule that stops when the calibrated interval reaches the goal."""
+    """Rule that stops when the calibrated interval meets the goal."""
 
     name: ClassVar[str] = "family"
     is_bracketed: ClassVar[bool] = True
@@ -154,7 +154,7 @@ class ResidualDistribution:
         return np.asarray(LOG_ODDS[piece] + slopes[piece] * (residuals - q[piece]))
 
     def outside(self, below: FloatArray, above: FloatArray) -> FloatArray:
-        """Return the probability of a residual outside of [below, above]."""
+        """Return the probability of a residual outside [below, above]."""
         from scipy.special import expit
 
         # A sum of two tails: one minus what lies between would lose small ones to rounding.
@@ -261,7 +261,7 @@ def _most_probable_window(
 def goal_window(
     goal: Goal, center: FloatArray, link: Link, place: TaskRange
 ) -> tuple[Interval, FloatArray]:
-    """Return windows that reach the goal, and the distance of their ends from the centre."""
+    """Return windows that meet the goal, and the distance of their ends from the centre."""
     if goal.side != "two":
         end, reach = goal.bound(center, link)
         is_upper = goal.side == "upper"
@@ -317,11 +317,11 @@ class StoppingStatistics:
 
     @property
     def is_always_open(self) -> bool:
-        """True if no interval is empty at any possible threshold."""
+        """True if intervals are nonempty at every possible threshold."""
         return bool(((self.lowest == 0) | (self.lowest <= LEAST)).all())
 
     def select(self, cases: BoolArray) -> StoppingStatistics:
-        """Return the statistics of some cases; reports stay those of all."""
+        """Return the statistics of some cases; reports still refer to all cases."""
         surely = None if self.surely is None else self.surely[:, cases]
         lowest, largest, score = (a[:, cases] for a in (self.lowest, self.largest, self.score))
         return StoppingStatistics(lowest, largest, score, self.rounds, surely)

@@ -231,9 +231,9 @@ class Simulation(Displayed):
         sd: Standard deviations over splits of mean acceleration, coverage and width.
         given: 'early' if coverage among early stops is guaranteed, 'round' if in each round.
         condition: 'each class' or 'each stratum' if the guarantee holds within them.
-        class_coverage: For each class its cases, coverage with a standard error, mean acceleration
-            and early width, measured.
-        site_coverage: The same for each site.
+        class_coverage: Measured for each class: number of cases, coverage with a standard error,
+            mean acceleration, and mean width of early reports. site_coverage: The same for each
+            site.
     """
 
     policy: str
@@ -356,12 +356,12 @@ def simulate(
         unit: 'case', 'group', 'whole-group' or 'site'; default: 'group' if the table has groups.
         cases: With groups, cases of a new group to cover: 'random' (one), 'all' or a fraction.
         delta: Guarantee coverage with probability 1 - delta over calibration sets.
-        given: 'early' or 'round' for a guarantee among early stops, or those of each round, for
-            named policies that support it.
+        given: 'early' or 'round' for a guarantee among early stops, or among those of each round,
+            for policies given by name that support it.
         label: Guarantee each class, as in :func:`taskuq.plan`.
-        strata: Guarantee each stratum, likewise.
-        condition_on: Likewise.
-        delta_scope: Likewise.
+        strata: Guarantee each stratum, as in :func:`taskuq.plan`.
+        condition_on: As in :func:`taskuq.plan`.
+        delta_scope: As in :func:`taskuq.plan`.
         tuning_repeats: Number of tuning sets to average over, for policies that need tuning.
         task: Tasks whose goals must be reached; default: all.
         table_kwargs: With arrays, ``accelerations`` and other fields of a table.
@@ -672,7 +672,7 @@ class _SimulationJob:
     def _by_part(
         self, kind: str, of_case: np.ndarray | None, by_case: FloatArray
     ) -> tuple[dict[str, Any], ...]:
-        """Return the outcomes of the cases of each class or site, weighted as the unit does."""
+        """Return the outcomes of the cases of each class or site, with the weights of the unit."""
         found, group = [], unit_index(self.table.cases, self.table.group)
         for name in () if of_case is None else np.unique(of_case):
             inside = of_case == name

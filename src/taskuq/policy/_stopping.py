@@ -57,7 +57,7 @@ class Calibrator(ABC):
 
     @abstractmethod
     def map_sets(self, function: Callable[[BoolArray], Any]) -> FloatArray:
-        """Return the function of the units (unit,) of the calibration set, or of each."""
+        """Apply a function to the units (unit,) of the calibration set, or of each set."""
 
     @abstractmethod
     def smallest(self, thresholds: FloatArray, losses: Losses) -> FloatArray:
@@ -288,7 +288,7 @@ TuningCases: TypeAlias = tuple[StoppingStatistics, NDArray[np.int64]]
 def _stops_by_round(
     statistics: StoppingStatistics, thresholds: FloatArray, unit: Unit, index: NDArray[np.int64]
 ) -> list[tuple[BoolArray, BoolArray]]:
-    """Return the cases that stop in each round, and are missed, at thresholds (step, round)."""
+    """Return stops and misses of each case in each round, at thresholds (step, round)."""
     largest = statistics.largest
     if unit.stops_together:
         largest = statistics.allowance(index)[:, index]
@@ -334,9 +334,10 @@ def threshold_grid(
 def certified_rounds(
     statistics: StoppingStatistics, calibrator: Calibrator, tuning: TuningCases
 ) -> FloatArray:
-    """Return a threshold for each round, certified by itself; infinite if there is none.
+    """Return a separately certified threshold for each round; infinite if there is none.
 
-    Each is tested given those of the rounds before, whose combinations share delta.
+    Each is tested given the thresholds of earlier rounds; delta is divided among their
+    combinations.
     """
     alpha, delta = calibrator.guarantee.alpha, calibrator.guarantee.delta
     unit, index, rounds = calibrator.unit, calibrator.index, len(statistics.lowest)
@@ -345,7 +346,7 @@ def certified_rounds(
     known: dict[tuple[float, ...], tuple[FloatArray, FloatArray, FloatArray]] = {}
 
     def stops(before: tuple[float, ...], level: float) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return the thresholds to test after others, stops and misses of units at each."""
+        """Return the next thresholds to test, with the stops and misses of units at each."""
         if before in known:
             return known[before]
         k = len(before)
@@ -380,7 +381,7 @@ def _round_grid(
     alpha: float,
     enough: float,
 ) -> FloatArray:
-    """Return thresholds of the next round that miss parts of alpha of its held-out stops."""
+    """Return thresholds for the next round with miss rates up to alpha on held-out units."""
     statistics, index = tuning
     k, weight = len(before), unit.weights(index) / (index.max() + 1)
     top = statistics.allowance(index)[k, index] if unit.stops_together else statistics.largest[k]

@@ -83,7 +83,7 @@ class StoredScans:
     def outcomes(
         self, thresholds: FloatArray, covered_from: FloatArray
     ) -> tuple[NDArray[np.int64], BoolArray]:
-        """Return the round in which each case stops, and True if its report is a hit."""
+        """Return the round in which each case stops, and True if its report covers the target."""
         q, statistics = thresholds.reshape(len(thresholds), -1), self.statistics
         if self.allowance.size:
             stops = q < self.allowance[:, self.unit_of_case]

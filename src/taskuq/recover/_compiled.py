@@ -28,9 +28,9 @@ SHAPES = 64
 
 
 def half_unet(unet: UNet, dtype: torch.dtype, *, aligned: int = ALIGNED) -> UNet:
-    """Copy a U-Net to lower precision, with channels padded by zeros; its output stays as it is.
+    """Copy a U-Net to lower precision, with zero-padded channels; outputs agree up to rounding.
 
-    Weights are divided by powers of 2 against overflow in float16; normalisation undoes it.
+    Weights are divided by powers of 2 to avoid overflow in float16; normalisation cancels this.
     """
     unet = deepcopy(unet).requires_grad_(False)
     joined = {block if i < unet.pools - 1 else block[0] for i, block in enumerate(unet.up_conv)}  # type: ignore[index]
@@ -95,7 +95,7 @@ def inference_varnet(
 
 @lru_cache
 def compile_region(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function once for all modules and shapes; run it as it is where that fails."""
+    """Compile a function once for all modules and shapes; run it uncompiled if that fails."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(cache) / "taskuq" / "compiled"))
     if not has_triton():

@@ -197,7 +197,7 @@ def _baseline(contents: Contents, best: Record | None) -> Record | None:
 
 
 def _worst(contents: Contents, rows: Sequence[Record]) -> Iterator[_Worst]:
-    """Yield the class and the site with the lowest coverage, as far as results have them."""
+    """Yield the class and the site with the lowest coverage, if results contain them."""
     for kind in ("class", "site"):
         found = []
         for row in rows:
@@ -400,7 +400,7 @@ def _verdicts(contents: Contents, best: Record | None) -> list[_Verdict]:
 
 
 def _of_parts(worst: Sequence[_Worst]) -> _Verdict:
-    """_Verdict on the coverage of reports within each class and site."""
+    """Return the verdict on the coverage of reports within each class and site."""
     low, target = min(worst, key=lambda one: one.coverage), 1 - worst[0].alpha
     kinds = " and ".join(f"each {one.kind}" for one in worst)
     error = "" if math.isnan(low.error) else f" ± {low.error:.2g}"

@@ -413,7 +413,7 @@ def _simulated(
 def _guarantees(
     evaluations: Iterable[Record], opened: Sequence[Policy | Bound], monitors: Iterable[Record]
 ) -> list[Statement]:
-    """Return the first few guarantees and all with a caveat; without any, those of evaluations."""
+    """Return the first guarantees and all with a caveat; by default, those of evaluations."""
     withdrawn = {w["policy"]: str(w["sentence"]) for w in monitors if w["withdrawn"] is not False}
     found = [
         Statement(
@@ -673,7 +673,7 @@ def task_table(reports: Sequence[_CaseReport]) -> Table | None:
 
 
 def _stopping(reports: list[_CaseReport], tasks: Sequence[str]) -> list[object]:
-    """Return the stopping columns of one group; a scan reports all tasks at once."""
+    """Return the stopping columns of one group; a scan reports all tasks together."""
     early = _early(reports)
     # The tasks of a case stop together, so that one of them counts scans.
     scans = [r for r in reports if r.task == tasks[0]]

@@ -398,7 +398,7 @@ def _steady(
 
 
 def _corners(corners: Iterable[Sequence[Any]], reads: list[Any]) -> dict[str, Any]:
-    """Scales of all rounds, and the shift of each corner as an index of its few values."""
+    """Scales of all rounds, and the shift of each corner as an index into its distinct values."""
     scales: list[str] = []
     shifts = []
     for scores in corners:

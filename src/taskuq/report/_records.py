@@ -246,7 +246,7 @@ def _score_table(record: Record, name: str) -> Table:
 
 
 def _policy_tables(record: Record, name: str) -> tuple[Table, ...]:
-    """Tables of policies: their coverage and acceleration, and where scans stop."""
+    """Return tables of policies: coverage and acceleration, and the rounds in which scans stop."""
     first = record["results"][0]
     of = first["mean_over"]
     others = "" if of == first["coverage_of"] else f" for {of}"

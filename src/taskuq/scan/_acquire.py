@@ -93,9 +93,9 @@ def acquire(
 
     A fault never stops a scan early. Faults are measurements that are empty, zero, not finite,
     repeated, or of another round or scan; invalid outputs; and a recovery or task that fails or
-    misses the deadline. After a fault the scan is completed, because the guarantee needs every
-    round. An anytime policy may still stop early if the measurements are valid and lines are not
-    chosen adaptively.
+    misses the deadline. After a fault the scan continues to full sampling, because the guarantee
+    needs every round. An anytime policy may still stop early if the measurements are valid and
+    lines are not chosen adaptively.
 
     Args:
         policy: Policy returned by :func:`taskuq.plan`.
@@ -116,8 +116,9 @@ def acquire(
             apply to the last round or to repeated rounds.
         monitor: Monitor of exchangeability; after an alarm no scan stops early.
         on_round: Called after each round with the record of each case.
-        adaptive: The choice of lines that the policy's table was made with. Every scanner gets a
-            ``request`` before it measures a round; records name the next lines.
+        adaptive: Adaptive choice of lines with which the policy's table was computed. The method
+            ``request`` of every scanner is called before a round is measured; records contain
+            the next lines.
         stratum: Stratum of the scan, for a policy with strata.
 
     Returns:

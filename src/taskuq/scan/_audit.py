@@ -80,7 +80,7 @@ def read_audit_log(
 
 
 def lines_after(lines: list[dict[str, Any]], expect: str) -> int:
-    """Return the number of lines after the one with a hash, or its first 16 digits or more."""
+    """Return the number of lines after the one with a given hash (at least its first 16 digits)."""
     if len(expect) < 16 or set(expect.lower()) - set("0123456789abcdef"):
         text = f"--expect must be a hash of 16 to 64 hexadecimal digits, got {expect!r}"
         raise InputError(text, code="value.invalid")
@@ -92,7 +92,7 @@ def lines_after(lines: list[dict[str, Any]], expect: str) -> int:
 
 
 def backward_times(lines: list[dict[str, Any]]) -> list[str]:
-    """Return a note for each line that is older than the one before."""
+    """Return a note for each line whose time is earlier than that of the line before."""
     notes = []
     for number, (before, line) in enumerate(pairwise(lines), start=2):
         then, now = str(before.get("time")), str(line.get("time"))

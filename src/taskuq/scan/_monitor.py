@@ -138,10 +138,10 @@ class Monitor(Displayed):
 
     First-round statistics of each new unit (the centre and the spread of its outputs, and your own)
     are ranked among those of all units so far, including the calibration units. A conformal test
-    martingale bets on these ranks. If the units are exchangeable, it ever reaches :math:`1/\delta`
-    with probability at most :math:`\delta`. When it does, the guarantee is withdrawn permanently.
-    No targets are needed. :meth:`audit` uses the targets of randomly selected, completed scans, and
-    bets on the distance of the outputs from them.
+    martingale bets on these ranks. If the units are exchangeable, the probability that it ever
+    reaches :math:`1/\delta` is at most :math:`\delta`. When it does, the guarantee is withdrawn
+    permanently. No targets are needed. :meth:`audit` bets on the distance of the outputs from the
+    targets of randomly selected, completed scans.
 
     Args:
         policy: Policy, which contains the statistics of its calibration units.
@@ -235,12 +235,12 @@ class Monitor(Displayed):
         }
 
     def _weighted(self, name: str) -> FloatArray:
-        """Return the evidence of a statistic after each unit, times its share of delta."""
+        """Return the evidence of a statistic after each unit, weighted by its share of delta."""
         return self._shares[name] * np.array(self._streams[name].evidence)
 
     @property
     def e_value(self) -> float:
-        """Largest evidence so far, times the statistic's share of delta."""
+        """Largest evidence so far, weighted by the statistic's share of delta."""
         return max(self._shares[name] * s.largest for name, s in self._streams.items())
 
     @property
@@ -312,7 +312,7 @@ class Monitor(Displayed):
     def audit(self, outputs: Any, targets: Any, *, unit: Names = None) -> None:
         """Update the evidence with units whose targets are known.
 
-        Choose their scans at random, because scans that a policy completes are the hard ones.
+        Select these scans at random: the scans that a policy does not stop early are the hard ones.
 
         Args:
             outputs: As for :meth:`update`.

@@ -57,7 +57,7 @@ def find_mismatches(
 
 
 def void_reason(mismatches: Sequence[str], *, depth: int) -> str | None:
-    """Return the reason why the guarantee does not apply, if any, and warn."""
+    """Return the reason why the guarantee does not apply, with a warning, or None."""
     if not mismatches:
         return None
     text = "; ".join(mismatches)
@@ -145,14 +145,14 @@ class RoundDecider:
         return self._for_group(faults, [record.case for record in records]) if faults else faults
 
     def revoke(self, record: RoundRecord, scan: Scan, fault: str) -> RoundRecord:
-        """Replace a stop with faulty measurements by a decision to continue."""
+        """Replace a stop based on faulty measurements by a decision to continue."""
         if record.round == len(self.policy.accelerations):
             raise _unknown_value(record.case, fault)
         undecided = self._undecided(record.round, record.case, fault, record.outputs)
         return undecided if self.selector is None else self._with_lines(undecided, scan, None)
 
     def _for_group(self, faults: dict[str, str], cases: Sequence[str]) -> dict[str, str]:
-        """Return the faults of all cases if one decision holds for the whole group."""
+        """Extend a fault to all cases if one decision holds for the whole group."""
         if not self.policy.whole_group:
             return faults
         first = next(iter(faults.values()))

@@ -44,7 +44,7 @@ def background(
 ) -> Iterator[Callable[[], None]]:
     """Run work in a background thread; join and re-raise on exit.
 
-    With ``waits``, the thread starts when the yielded function is called, or on exit.
+    With ``waits``, the thread starts when the yielded function is called, at the latest on exit.
     """
     failed: list[BaseException] = []
     threads: list[threading.Thread] = []
@@ -395,7 +395,7 @@ class ScanState:
     def storable(
         self, active: Sequence[str], measurements: Sequence[Any]
     ) -> tuple[list[Any], Arrays | None]:
-        """Return the measurements of a round as they will be read back, and as arrays to store."""
+        """Return a round's measurements as they are read back later, and as arrays to store."""
         each = [_as_arrays(measurement) for measurement in measurements]
         read_back = [
             measurement if arrays is None else _from_arrays(arrays)

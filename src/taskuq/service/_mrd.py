@@ -28,7 +28,7 @@ FieldOfView = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Geometry:
-    """Geometry that a policy was calibrated on; None where it is not recorded."""
+    """Geometry of a policy's calibration scans; None for fields that are not recorded."""
 
     coils: int | None = None  #: Receive coils.
     matrix: tuple[int, int] | None = None  #: Samples of a readout, without oversampling; lines.
@@ -42,7 +42,7 @@ class Geometry:
 
     @property
     def unrecorded(self) -> list[str]:
-        """Names of the fields that no scan can be compared with."""
+        """Names of the fields without a recorded value."""
         return [name for name, value in vars(self).items() if value is None]
 
     def differences(self, header: ScanHeader) -> list[str]:
@@ -61,7 +61,7 @@ class Geometry:
 
 
 def _agree(a: Any, b: Any) -> bool:
-    """Return True if integers are equal, and lengths up to the tolerance."""
+    """Return True if integers are equal and lengths agree within the tolerance."""
     is_length = np.asarray(a).dtype.kind == "f"
     return bool(np.allclose(a, b, rtol=TOLERANCE, atol=0) if is_length else np.array_equal(a, b))
 
@@ -99,7 +99,7 @@ class ScanHeader:
 
 
 def read_header(xml: str, scan_id: str | None = None) -> ScanHeader:
-    """Read the header of a two-dimensional Cartesian scan; refuse any other by the field's name."""
+    """Read the header of a 2-D Cartesian scan; an error for any other names the field."""
     document = _parse(xml)
     try:
         # An accession number names a study, and a study has several scans.
@@ -152,7 +152,7 @@ def with_scan_id(xml: str, scan_id: str) -> str:
 
 
 def _ascii(xml: str) -> str:
-    """Return XML with references for other characters: the package declares ASCII."""
+    """Return XML in ASCII, with character references for all other characters."""
     return xml.encode("ascii", "xmlcharrefreplace").decode()
 
 
@@ -185,7 +185,7 @@ def _require_identifier(field: str, value: str) -> None:
 
 
 def _header_problems(document: Any) -> Iterator[str]:
-    """Yield the fields of a header that describe another geometry than a 2-D Cartesian one."""
+    """Yield the fields of a header that do not describe a 2-D Cartesian scan."""
     if len(document.encoding) != 1:
         yield f"encoding occurs {len(document.encoding)} times; one is needed"
         return
@@ -315,7 +315,7 @@ def non_imaging_kind(acquisition: Any) -> str | None:
 
 
 def line_problem(acquisition: Any, header: ScanHeader) -> str | None:
-    """Return why an acquisition is rejected, by the field's name, or None."""
+    """Return the reason for rejecting an acquisition, which names the field, or None."""
     if acquisition.is_flag_set(REVERSED):
         return "a reversed line (ACQ_IS_REVERSE); reverse it before sending"
     if any(acquisition.is_flag_set(flag) for flag in COMPRESSED):
@@ -344,7 +344,7 @@ def line_problem(acquisition: Any, header: ScanHeader) -> str | None:
 
 
 def line_frame(acquisition: Any) -> tuple[Any, ...]:
-    """Return what all lines of a slice have in common."""
+    """Return the fields that must be the same in all lines of a slice."""
     of_slice = ("position", "read_dir", "phase_dir", "slice_dir")
     same = ("measurement_uid", "number_of_samples", "sample_time_us")
     return (
@@ -354,9 +354,10 @@ def line_frame(acquisition: Any) -> tuple[Any, ...]:
 
 
 def remove_oversampling(data: NDArray[np.complexfloating], samples: int) -> NDArray[np.complex64]:
-    """Return a line (coil, samples) from one with two-fold readout oversampling, or as it is.
+    """Remove two-fold readout oversampling from a line (coil, samples), if it has any.
 
-    The image row is cropped to its central half. What lies inside it keeps its k-space values.
+    The image row is cropped to its central half; the k-space values of an object inside that half
+    do not change.
     """
     if data.shape[-1] == samples:
         return data.astype(np.complex64)
@@ -368,7 +369,7 @@ def remove_oversampling(data: NDArray[np.complexfloating], samples: int) -> NDAr
 
 @dataclass
 class Prewhitening:
-    """Noise covariance of the coils, and the matrix that makes it the identity."""
+    """Noise covariance of the coils, and the matrix that transforms it to the identity."""
 
     bandwidth: float
     noise: list[NDArray[np.complexfloating]] = field(default_factory=list)
@@ -376,13 +377,13 @@ class Prewhitening:
     _matrix: NDArray[Any] | None = None
 
     def add(self, acquisition: Any) -> None:
-        """Add a noise scan that comes before the image."""
+        """Add a noise scan, acquired before the image."""
         if self._matrix is None:
             self.noise.append(np.array(acquisition.data))
             self.dwell = float(acquisition.sample_time_us)
 
     def apply(self, acquisition: Any) -> NDArray[np.complexfloating]:
-        """Return a line with noise of unit variance in real and imaginary part of each coil."""
+        """Return a line whose noise has unit variance in both parts of each coil."""
         if self._matrix is None:
             coils = int(acquisition.active_channels)
             fitting = [n for n in self.noise if n.shape[0] == coils and np.isfinite(n).all()]
@@ -592,7 +593,7 @@ class Connection:
                 return b""
 
     def drain(self, seconds: float) -> None:
-        """Read and drop what a client still sends, so that it receives the last reply."""
+        """Read and discard further data of a client, so that it receives the last reply."""
         until = time.monotonic() + seconds
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_WR)

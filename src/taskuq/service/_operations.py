@@ -39,11 +39,11 @@ class ServeConfig:
     max_scan: int = 8192  #: Maximum k-space size of a scan in MiB.
     max_buffer: int = 2048  #: Maximum undecided data per connection in MiB.
     idle_timeout: float = 600.0  #: Seconds without a line after which a connection is closed.
-    allow_mismatch: bool = False  #: Serve what differs from the calibration, without a guarantee.
+    allow_mismatch: bool = False  #: Accept a mismatch with the calibration, without a guarantee.
     seed: int = 0  #: Seed of the posterior samples.
     log: Path | None = None  #: File for JSON lines; default: standard error.
     log_level: str = "info"  #: debug, info, warning or error.
-    geometry: Geometry = field(default_factory=Geometry)  #: What the policy does not record.
+    geometry: Geometry = field(default_factory=Geometry)  #: Geometry not recorded in the policy.
 
     def __post_init__(self) -> None:
         limits = ("connections", "max_message", "max_scan", "max_buffer", "idle_timeout")
@@ -71,7 +71,7 @@ class ServeConfig:
 
 
 def read_serve_config(given: Mapping[str, Any]) -> ServeConfig:
-    """Return the settings of a TOML file, if one is given as the policy, and of options."""
+    """Combine the settings of a TOML file, if one is given as the policy, with options."""
     options, table = dict(given), dict[str, Any]()
     if Path(options["policy"]).suffix == ".toml":
         table = read_toml(options.pop("policy"))
@@ -136,7 +136,7 @@ class LatencyHistogram:
 COUNTERS = {
     "decisions": ("Decisions", "decision", {
         "stop": "stops", "would_stop": "would stop", "continue": "continues",
-        "stored": "told again",
+        "stored": "repeated",
     }),
     "faults": ("What could not be decided or used", "kind", {
         "header": "refused scans", "line": "refused lines", "round": "faults",

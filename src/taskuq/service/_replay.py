@@ -22,7 +22,7 @@ from taskuq.table._terminology import count_noun
 
 @dataclass(frozen=True)
 class _StoredScan:
-    """Fully sampled scan, as it was sent: readouts may be oversampled."""
+    """Fully sampled scan as acquired; readouts may be oversampled."""
 
     header: mrd.ScanHeader
     kspace: Mapping[int, NDArray[np.complex64]]
@@ -55,7 +55,7 @@ class _StoredScan:
 
 
 def read_mrd(path: Path, scan_id: str | None = None) -> _StoredScan:
-    """Read a Cartesian scan from an MRD file; without a scan id its fingerprint names it."""
+    """Read a Cartesian scan from an MRD file; the default scan id is the file's fingerprint."""
     import ismrmrd
 
     try:

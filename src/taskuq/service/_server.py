@@ -197,7 +197,7 @@ class Service:
                 self.sessions.pop(session, None)
 
     def claim(self, header: ScanHeader, session: Session) -> None:
-        """Give a scan to a session; refuse it while another connection has it."""
+        """Assign a scan to one connection; refuse it while another connection holds it."""
 
         def is_same(other: Session) -> bool:
             theirs = other.header

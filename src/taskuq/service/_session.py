@@ -222,7 +222,7 @@ LINGER = 5.0
 
 
 def policy_geometry(policy: Policy, given: mrd.Geometry) -> tuple[mrd.Geometry, list[str]]:
-    """Return the geometry of a policy, with what it does not record, and where both differ."""
+    """Return a policy's geometry, completed by the given one, and the fields that differ."""
     stored = policy.provenance.get("geometry", {})
     with complete_record("the policy", "record of its geometry", "plan again"):
         recorded = from_toml_table(mrd.Geometry, stored, "geometry")
@@ -237,7 +237,7 @@ def policy_geometry(policy: Policy, given: mrd.Geometry) -> tuple[mrd.Geometry, 
 
 
 class SessionEvents(Protocol):
-    """Service that a session belongs to."""
+    """Callbacks of the service to which a connection reports."""
 
     def count(self, what: str) -> None: ...
     def observe(self, latency: float) -> None: ...
@@ -352,7 +352,7 @@ class Session:
             self.connection.close()
 
     def _configure(self, text: str) -> None:
-        """Turn on shadow mode if a client's parameters ask for it; they cannot turn it off."""
+        """Turn on shadow mode if a client's parameters request it; they cannot turn it off."""
         with suppress(ValueError, RecursionError):
             record = parse_json(text)
             given = record.get("parameters") if isinstance(record, dict) else None
@@ -370,7 +370,7 @@ class Session:
         self.service.log(level, event, scan=scan, **more)
 
     def _reject(self, problem: str, slice_: int | None = None, **more: Any) -> None:
-        """Refuse a line, and once in a round answer the scanner that may wait for an image."""
+        """Refuse a line; once per round, also reply to a scanner that may wait for an image."""
         self.service.count("refused lines")
         self.send_text(f"{problem}; it is skipped", **more)
         if slice_ is None:
@@ -608,7 +608,7 @@ class Session:
                 return
 
     def _send_undecided(self, slice_: int, fault: str, lines: Sequence[int]) -> bool:
-        """Send an image that continues an undecided scan; return False if it is lost."""
+        """Send an image with the decision to continue; return False if the client is gone."""
         self.service.count("undecided")
         meta = dict.fromkeys(REPLIED, "null") | {
             "decision": "continue", "would_stop": "false", "lines": json.dumps(lines),
@@ -626,7 +626,7 @@ class Session:
         assert self.header is not None, "slices come after the header"
         shadow = self.shadow
         stops = "would stop" if shadow else "stops"
-        what = "told again" if record.restored else stops if record.stop else "continues"
+        what = "repeated" if record.restored else stops if record.stop else "continues"
         self.service.count(what)
         if not record.restored:
             self.service.note_outcome(record.fault is None)

@@ -622,7 +622,7 @@ def _fill(
 def _read_ids(
     shards: list[Path], schemas: list[Any], places: list[Places], n: int
 ) -> dict[str, np.ndarray]:
-    """Return groups, sites and labels if they are known of all cases."""
+    """Return groups, sites and labels if they are known for all cases."""
     read: dict[str, list[tuple[Any, np.ndarray]]] = {"group": [], "site": [], "label": []}
     for shard, schema, (case, _) in zip(shards, schemas, places, strict=True):
         present = [name for name in read if name in schema.names]

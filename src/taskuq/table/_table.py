@@ -104,8 +104,7 @@ class TaskOutputs(Displayed):
         targets: (case,) or (case, task), with a leading round axis if they depend on the round;
             None if unknown, as for new cases.
         accelerations: Full cost divided by the cost of each round, decreasing. The fully sampled
-            round
-            R = 1 is implied, not stored.
+            round R = 1 is implied, not stored.
         group: Group of each case, e.g. a patient; integers or strings.
         site: Site of each case, e.g. a hospital; the cases of a group share one.
         label: Class of each case.
@@ -113,7 +112,7 @@ class TaskOutputs(Displayed):
         task_names: One name per task.
         task_range: Range of outputs and targets, None if unbounded: one for all tasks, or one per
             task, in order or by name.
-        task_ranges: One range per task, as which ``task_range`` is stored.
+        task_ranges: One range per task, the stored form of ``task_range``.
         round_names: Names of the rounds, e.g. '20 views'; default: their accelerations.
         provenance: Origin of the table.
         missing_cases: Ids of the cases that a run did not finish; the arrays omit them.

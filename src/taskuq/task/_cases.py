@@ -125,7 +125,7 @@ def require_images(given: Any) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class TaskDataset:
-    """Training data set addressed by (epoch, index); a balance_seed draws classes equally often."""
+    """Training data by (epoch, index); with a balance_seed, classes are equally frequent."""
 
     source: Dataset
     targets: NDArray[np.floating]
@@ -148,7 +148,7 @@ class TaskDataset:
         return {"image": image, "target": target}
 
     def _drawn(self, epoch: int, index: int) -> int:
-        """Return a case: this one, or with replacement one of a random class."""
+        """Return a case: this one, or one drawn with replacement from a random class."""
         if self.balance_seed is None:
             return index
         rng = np.random.default_rng([self.balance_seed, epoch, index])

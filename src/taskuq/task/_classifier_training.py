@@ -140,7 +140,7 @@ class _ClassifierTraining(TaskTraining):
     training: TrainingConfig = PAPER
     attack: AttackConfig = field(default_factory=AttackConfig)  #: Adversarial training.
     balance_classes: bool = True  #: Give both classes equal weight.
-    #: Balance classes by weights of the loss, or by drawing cases of both equally often.
+    #: Balance classes by weights in the loss, or by sampling both equally often.
     balance_by: Literal["loss", "sampling"] = "loss"
 
     def prepare(

@@ -26,7 +26,7 @@ LARGEST_PSNR = 100.0
 
 
 class _FullReference(ABC):
-    r"""Quality :math:`m(\hat x, x)` of a reported image; called with samples, of their mean."""
+    r"""Quality :math:`m(\hat x, x)` of a reported image, the mean of the given samples."""
 
     @property
     @abstractmethod
@@ -34,10 +34,10 @@ class _FullReference(ABC):
 
     @abstractmethod
     def _compare(self, reported: Tensor, images: Tensor) -> Tensor:
-        """Return the quality of one image, repeated, against images (image, height, width)."""
+        """Return the quality of one image relative to each of images (image, height, width)."""
 
     def compare(self, reported: Any, images: Any) -> Tensor:
-        """Return the quality of a reported image (height, width) against each image, (image,)."""
+        """Return the quality of a reported image relative to each of images, (image,)."""
         images = require_images(images)
         # Macs have no double precision on their GPU.
         images = (images.cpu() if images.device.type == "mps" else images).double()
@@ -48,7 +48,7 @@ class _FullReference(ABC):
         return self._compare(given.expand_as(images), images)
 
     def __call__(self, images: Any) -> Tensor:
-        """Return the quality of the mean of samples (sample, height, width) against each."""
+        """Return the quality of the mean of samples (sample, height, width) relative to each."""
         images = require_images(images)
         return self.compare(images.mean(0), images)
 
@@ -187,7 +187,7 @@ class ImageQuality(_FullReference):
     Args:
         function: :math:`m`, called with the reported image and another, (height, width) each.
         name: Name of the output.
-        range: Smallest and largest value, if there are any.
+        range: Smallest and largest possible value, if any.
 
     Example:
         >>> task = ImageQuality(lambda reported, image: float(abs(reported - image).max()))

@@ -26,7 +26,7 @@ class TrainingConfig:
     warmup_steps: Natural = 0  #: Steps of linear learning-rate warm-up.
     #: Decay of the moving average (EMA) of the weights; 0 disables it.
     ema: BelowOne = 0.0
-    #: First epoch after which weights are averaged, equally, once an epoch; 0 for none.
+    #: Epoch from which the weights of all epochs are averaged; 0 for no average.
     average_from: Natural = 0
     schedule: Literal["constant", "step", "cosine"] = "constant"  #: Learning-rate schedule.
     #: Factor per step ("step") or final factor ("cosine") of the learning rate.

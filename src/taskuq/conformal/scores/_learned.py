@@ -194,7 +194,7 @@ _UNFITTED = _LocationScale(None, _NOTHING, _NOTHING, (), ())
 
 
 def _standard(targets: FloatArray) -> tuple[float, float]:
-    """Return the middle of the targets, and how far from it they are."""
+    """Return the location and the scale of the targets."""
     ordered = np.sort(targets)
     origin = float(ordered[len(ordered) // 2])
     distances = np.sort(np.abs(ordered - origin))

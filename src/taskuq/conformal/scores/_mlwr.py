@@ -42,7 +42,7 @@ def unit_quantile(
     level: float = 0.5,
     order: NDArray[np.int64] | None = None,
 ) -> _UnitQuantile:
-    """Return a quantile of values that come in units, and its range were one unit another."""
+    """Return a quantile over units, and its range if one unit is replaced."""
     order = np.argsort(values, kind="stable") if order is None else order
     ordered = np.concatenate([[-np.inf], np.asarray(values, dtype=float)[order], [np.inf]])
     unit = index[order]
@@ -68,7 +68,7 @@ def unit_quantile(
 
 
 def _case_quantile(ordered: FloatArray, unit: NDArray[np.int64], rank: int) -> _UnitQuantile:
-    """Return an order statistic of units of one case: without a case, later ones move up by one."""
+    """Return the quantile and its range for units of one case each, from order statistics."""
     units = len(unit)
     place = np.empty(units, dtype=np.int64)
     place[unit] = np.arange(1, units + 1)
@@ -129,7 +129,7 @@ class SpreadPrior:
 
 
 def _log_bias(degrees: float) -> float:
-    """Return the mean of the logarithm of a variance with so many degrees of freedom."""
+    """Return the mean log of a sample variance with the given degrees of freedom."""
     from scipy.special import digamma
 
     return float(digamma(degrees / 2) - np.log(degrees / 2))
@@ -221,7 +221,7 @@ class _Cases:
 
     @cached_property
     def least(self) -> float | None:
-        """The least spread, if it need not be learned."""
+        """Lower limit of the spread, if it is not fitted."""
         if self.range_ is not None and np.isfinite(self.range_).all():
             return LEAST * float(self.range_[1] - self.range_[0])
         return 0.0 if self.targets is None else None
@@ -260,7 +260,7 @@ class _Cases:
         return *spreads, order, trend, own, self.residuals, factor, self.floor
 
     def prior(self, level: Any, typical: Any, least: Any = None) -> SpreadPrior:
-        """Return the prior of three spreads; one number each, or one for each case."""
+        """Return the prior for three spreads, each a number or an array (case,)."""
         least = self.least if self.least is not None else least
         centered = (-_log_bias(DEGREES), self.trend, 0.0)
         return SpreadPrior(centered, DEGREES, COVARIATES, typical, level, least)
@@ -296,17 +296,17 @@ class _SampleSpreads(NamedTuple):
 
 @dataclass(frozen=True)
 class MLWR(NestedIntervalScore):
-    r"""Regularised LWR, the default: a shifted centre, and a shrunken plus the typical spread.
+    r"""Regularised LWR (default): shrunken spread plus typical spread, around a shifted centre.
 
     .. math:: s = \Big|\frac{z - \bar z}{u} - b\Big|, \qquad u = \tilde\sigma + c \cdot
         \operatorname{median}\sigma, \qquad \mathcal C = [\bar z + b u \pm \hat q u]
 
     :math:`\tilde\sigma` is the sample spread shrunk towards a trend in :math:`\bar z` (see
     :class:`~taskuq.conformal.scores._mlwr.SpreadPrior`), and :math:`b` corrects the bias of the
-    samples: the middle between two quantiles over units of :math:`(z - \bar z)/u`, their median if
-    units are few. All of it is fitted to the calibration units themselves
-    (:meth:`leave_one_out`), to other cases, or to all cases of an evaluation; each keeps the
-    guarantee exact. With one sample, or without a prior, the width is constant or
+    samples: it is the midpoint between two quantiles of :math:`(z - \bar z)/u` over units, or their
+    median if there are few units. These parameters are fitted to the calibration units themselves
+    (:meth:`leave_one_out`), to other cases, or to all cases of an evaluation; the guarantee
+    holds in each case. With one sample the width is constant; without a prior,
     :math:`u = \sigma_z`.
 
     Args:
@@ -452,7 +452,7 @@ class _SelfTunedMLWR:
     def between(
         self, kept: BoolArray, index: NDArray[np.int64], margin: float
     ) -> tuple[SelfTunedScore, ...]:
-        """Return the corners of the range in which all quantiles are off by up to a margin."""
+        """Return the corners of the range if quantile levels are off by at most a margin."""
         cases, units = self.cases, int(index.max()) + 1
         priors: list[Any] = [None, None]
         if cases.read.samples > 1 and units >= FEWEST_UNITS:

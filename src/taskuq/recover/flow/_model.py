@@ -99,9 +99,9 @@ def _affine(rows: Sequence[Tensor], matrix: Tensor, bias: Tensor) -> Tensor:
 
 
 def _affine_in_parts(rows: Sequence[Tensor], matrix: Tensor, bias: Tensor) -> Tensor:
-    """Multiply sums of two bfloat16 numbers, without their smallest product.
+    """Multiply matrices split into two bfloat16 parts each, without the product of the small parts.
 
-    Errors of 2e-5 are less than those of TF32, at the speed of bfloat16.
+    The error of 2e-5 is smaller than that of TF32, at the speed of bfloat16.
     """
     pairs = [_split(part) for part in rows]
     (upper, lower), (first, second) = _split(matrix), _split(bias[None])
@@ -245,7 +245,7 @@ CLAMP, ATAN_SCALE = 1.5, 0.636
 
 
 def per_case(operation: Callable[..., Tensor], samples: Tensor, cases: Tensor) -> Tensor:
-    """Combine samples (case * sample, ...) with a tensor of their cases."""
+    """Repeat a tensor (case, ...) for samples (case * sample, ...) and combine both."""
     by_case = samples.view(len(cases), -1, *samples.shape[1:])
     return operation(by_case, cases[:, None]).flatten(0, 1)
 
@@ -578,7 +578,7 @@ class ConditionalFlow(nn.Module):
         """Turn latents (case * sample, ...) into null-space images: the inverse of :meth:`forward`.
 
         Args:
-            latents: Latents of as many samples for each case.
+            latents: Latents, with the same number of samples for each case.
             condition: Result of :meth:`encode`.
         """
         *factored, x = latents

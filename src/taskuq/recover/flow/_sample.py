@@ -145,7 +145,7 @@ def _redraw_rejected(
 
 
 def split_latents(latents: Tensor, shapes: Sequence[tuple[int, int, int]]) -> list[Tensor]:
-    """Split rows of numbers, in which channels are last, into the latents of each layer."""
+    """Split rows of numbers, channels last, into the latents of each layer."""
     parts = torch.split(latents, [math.prod(shape) for shape in shapes], dim=1)
     return [
         part.view(-1, height, width, channels).movedim(-1, 1)

@@ -221,7 +221,7 @@ class SamplerRecovery(BatchRecovery):
 
     @torch.no_grad()
     def from_seeds(self, *tensors: Tensor) -> Tensor:
-        """Return one sample for each seed; the seeds are the last tensor, as many for each case."""
+        """Return one sample per seed; the last tensor holds the seeds, equally many per case."""
         *measurement, seeds = tensors
         batch = cast(TensorEstimator, self.estimator).estimate(*measurement)
         with _mixed_precision(seeds.device, self.dtype):
@@ -235,7 +235,7 @@ class SamplerRecovery(BatchRecovery):
         return torch.cat(images)
 
     def _replay(self, measurements: Sequence[Any], samples: int, seeds: Sequence[int]) -> Tensor:
-        """Sample groups of cases, and what is left case by case: two CUDA graphs serve all."""
+        """Sample groups of cases, and the remaining cases one by one, with two CUDA graphs."""
         tensors = cast(TensorEstimator, self.estimator).tensors(measurements)
         shape, device = tensors[0].shape[1:], tensors[0].device
         chunk = min(samples, max(1, CHUNK_PIXELS["cuda"] // math.prod(shape[-2:])))
