@@ -316,7 +316,7 @@ def open_service_model(
     geometry: Geometry = ANY_GEOMETRY,
 ) -> ServiceModel:
     """Load and check policy, networks, masks and geometry."""
-    loaded = load_policy(policy).for_stratum(None)
+    loaded = load_policy(policy)
     if runtime is not None:
         if any(option is not None for option in (recover, task, masks, device, adaptive)):
             message = "--runtime excludes --recover, --task, --masks, --adaptive and --device"
@@ -405,7 +405,7 @@ def export_service(
 
     if coils < 1 or (height is not None and height < 1):
         raise InputError("--coils and --height must be positive", code="value.invalid")
-    loaded = load_policy(policy).for_stratum(None)
+    loaded = load_policy(policy)
     parts = _load_networks(loaded, recover, task, masks, "cpu")
     _mismatch(loaded, allow_mismatch, (), **parts)
     width = sum(map(len, parts["columns"]))
