@@ -82,15 +82,32 @@ def test_stored_cases_stop_continue_and_tie(stored):
     assert tie["specification"]["thresholds"] == [0.1, 0.1]  # half the width: strictly below
 
 
+def require_equal(program, specification, expected, folder):
+    done, found = asked(program, specification, map(line_of, expected), folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    for vector, answer in zip(expected, found, strict=True):
+        assert ("refused" in answer) == ("refused" in vector), vector
+        assert answer.get("stop") == vector.get("stop"), vector
+        assert np.allclose(ends(answer), ends(vector), rtol=1e-12, atol=1e-12)
+
+
 def test_c_equals_python(program, stored, tmp_path):
     for policy in stored:
-        lines = [line_of(vector) for vector in policy["vectors"]]
-        done, found = asked(program, policy["specification"], lines, tmp_path)
-        assert (done.returncode, done.stderr) == (0, "")
-        for vector, answer in zip(policy["vectors"], found, strict=True):
-            assert ("refused" in answer) == ("refused" in vector), (policy["name"], vector)
-            assert answer.get("stop") == vector.get("stop"), (policy["name"], vector)
-            assert np.allclose(ends(answer), ends(vector), rtol=1e-12, atol=1e-12)
+        require_equal(program, policy["specification"], policy["vectors"], tmp_path)
+
+
+def test_c_equals_python_by_class_and_stratum(program, tmp_path):
+    made = SyntheticTable(volumes=30, samples=4)
+    table, goal = synthetic_outputs(made, seed=1), {"alpha": 0.2, "max_width": 0.1, "unit": "case"}
+    parts = np.array(["a", "b"])[np.asarray(table.targets > np.median(table.targets), dtype=int)]
+    by_stratum = tq.plan(table, strata=parts, **goal)
+    with refused("option.missing"):
+        export_policy(by_stratum)
+    each = [by_stratum.for_stratum(stratum) for stratum in ("a", "b")]
+    assert each[0].thresholds != each[1].thresholds
+    for policy in (tq.plan(table, label=parts, **goal), *each):
+        expected = export_test_vectors(policy, cases=10, seed=0)["vectors"]
+        require_equal(program, export_policy(policy), expected, tmp_path)
 
 
 def test_changed_specification_changes_decisions(program, stored, tmp_path):

@@ -192,9 +192,9 @@ def begun(connect, service, scan):
     return wire
 
 
-def all_read(wire):
-    wire.send(mrd.HEADER, "again")
-    while "a header already" not in getattr(wire.read(), "content", ""):
+def all_read(wire, scan):
+    wire.send(mrd.HEADER, mrd.header_xml(scan.header))
+    while "this header already" not in getattr(wire.read(), "content", ""):
         pass
 
 
@@ -235,7 +235,8 @@ def test_interleaved_slices_are_decided(small, small_policy, serving, connect):
 
 def test_header_above_the_limit_is_refused(small, serving, connect):
     service = serving(geometry=mrd.Geometry())
-    held = begun(connect, service, small.scan_of(2, slices=1))
+    other = small.scan_of(2, slices=1)
+    held = begun(connect, service, other)
     large = mrd.ScanHeader("MR-large", "large", (512, 60_000, small.SIZE), 1024)
     wire = connect(service)
     wire.send(mrd.HEADER, mrd.header_xml(large))
@@ -243,7 +244,7 @@ def test_header_above_the_limit_is_refused(small, serving, connect):
     assert "3840000 MiB of k-space, the limit is 8192 MiB; raise --max-scan" in answer
     assert small.ends_undecided(wire)
     assert len(replay_scan(small.scan_of(3), HOST, service.port).decisions) == 3
-    all_read(held)
+    all_read(held, other)
 
 
 @pytest.mark.parametrize("unit", ["case", "whole-group"])
@@ -261,7 +262,8 @@ def test_slices_above_the_buffer_are_refused(small, serving, connect, unit):
 def test_full_buffer_closes_one_connection(small, serving, connect):
     slice_ = small.scan_of(1, slices=1).header.nbytes
     service = serving(limits=mrd.StreamLimits(buffer=2 * slice_))
-    held, scan = begun(connect, service, small.scan_of(2, slices=1)), many_slices(small, 1)
+    other, scan = small.scan_of(2, slices=1), many_slices(small, 1)
+    held = begun(connect, service, other)
     wire = begun(connect, service, scan)
     last = int(small.COLUMNS[0][0])
     try:
@@ -275,7 +277,7 @@ def test_full_buffer_closes_one_connection(small, serving, connect):
     assert small.ends_undecided(wire, slices=scan.header.slices)
     # Slices that are decided make room: many of them are scanned one after another.
     assert len(replay_scan(many_slices(small, 4, slices=5), HOST, service.port).decisions) == 5
-    all_read(held)
+    all_read(held, other)
 
 
 def test_waiting_for_an_answer_is_not_idle(small, serving, connect):

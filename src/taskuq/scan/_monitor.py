@@ -178,6 +178,9 @@ class Monitor(Displayed):
         if not self.policy.monitor_reference:
             text = "the policy has no statistics of its calibration units; plan again"
             raise InputError(text, code="policy.mismatch")
+        if "stratum" in self.policy.provenance:
+            text = "the calibration units are of all strata; pass the policy with its strata"
+            raise InputError(text, code="policy.mismatch")
         if twice := set(self.policy.monitor_reference) & set(self.calibration_statistics):
             text = f"the policy has a statistic {min(twice)!r} already; rename yours"
             raise InputError(text, code="table.duplicate")
@@ -210,6 +213,9 @@ class Monitor(Displayed):
         return self.policy.guarantee._unit.is_group
 
     def _is_of(self, policy: Policy) -> bool:
+        stratum = policy.provenance.get("stratum")
+        if stratum in self.policy.strata:
+            return policy.fingerprint == self.policy.for_stratum(stratum).fingerprint
         return policy is self.policy or fingerprint(policy.to_dict()) == self._made_of["policy"]
 
     @property

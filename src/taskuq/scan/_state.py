@@ -445,9 +445,13 @@ def load_scan(path: str | os.PathLike[str], policy: Policy) -> Scan | GroupScan:
 
     Args:
         path: State file written by :func:`taskuq.acquire`.
-        policy: Policy of the scan; a different policy raises InputError.
+        policy: Policy of the scan, or the one with its stratum; a different policy raises
+            InputError.
     """
     source = Path(path)
+    mark = read_json(source, SCHEMA, remedy="start a new scan").get("policy")
+    own = (p for p in map(policy.for_stratum, policy.strata) if p.fingerprint == mark)
+    policy = next(own, policy)
     scans, is_group = _read_scans(source, policy, _read_record(source, policy))
     return GroupScan(scans) if is_group else next(iter(scans.values()))
 

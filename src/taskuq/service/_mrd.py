@@ -77,6 +77,7 @@ class ScanHeader:
     field_of_view: FieldOfView = (0.0, 0.0, 0.0)
     oversampling: int = 1
     noise_bandwidth: float = 1.0
+    stratum: str | None = None
 
     def __post_init__(self) -> None:
         if not any(self.field_of_view):
@@ -107,8 +108,8 @@ def read_header(xml: str, scan_id: str | None = None) -> ScanHeader:
         named = {"measurementID": info.measurementID, "seriesInstanceUIDRoot":
                  info.seriesInstanceUIDRoot} if info else {}  # fmt: skip
         names = {"scan_id": scan_id, **named}
-        field, found = next(((n, v) for n, v in names.items() if v), ("", ""))
-        patient = subject.patientID if subject else None
+        field, found = next(((n, v) for n, v in names.items() if v and v.strip()), ("", ""))
+        patient = subject.patientID if subject and (subject.patientID or "").strip() else None
         for name, value in ((field, found), ("patientID", patient)):
             _require_identifier(name, value or "")
         problem = next(_header_problems(document), None)
@@ -123,6 +124,7 @@ def read_header(xml: str, scan_id: str | None = None) -> ScanHeader:
                 (float(fov.x), float(fov.y), float(fov.z)),
                 int(size.x) // shape[1],
                 float(system.relativeReceiverNoiseBandwidth or 1),
+                _stratum(document),
             )
     except InputError:
         raise
@@ -137,6 +139,18 @@ def read_header(xml: str, scan_id: str | None = None) -> ScanHeader:
     if problem:
         raise InputError(f"the MRD header cannot be used: {problem}", code="policy.mismatch")
     return ScanHeader(str(found), str(patient or found), *geometry)
+
+
+# Name of the string among the user parameters that gives the stratum of a scan.
+STRATUM = "taskuq_stratum"
+
+
+def _stratum(document: Any) -> str | None:
+    given = document.userParameters.userParameterString if document.userParameters else []
+    values = {one.value for one in given if one.name == STRATUM}
+    if len(values) > 1:
+        raise InputError(f"userParameters.{STRATUM} has several values", code="policy.mismatch")
+    return next(iter(values), None)
 
 
 def with_scan_id(xml: str, scan_id: str) -> str:
@@ -223,6 +237,9 @@ def _header_problems(document: Any) -> Iterator[str]:
     channels = system.receiverChannels if system else None
     if not channels or not 0 < int(channels) < 2**16:
         yield f"receiverChannels is {channels}; 1 to 65535 is needed"
+    bandwidth = system.relativeReceiverNoiseBandwidth if system else None
+    if bandwidth is not None and not 0 <= bandwidth < math.inf:
+        yield f"relativeReceiverNoiseBandwidth is {bandwidth:g}; a fraction is needed"
     for axis, factor_ in (("x", int(size.x) // int(shown.x)), ("y", 1), ("z", 1)):
         length, wide = (float(getattr(s.fieldOfView_mm, axis)) for s in (recon, encoded))
         if not 0 < length < math.inf:
@@ -331,6 +348,7 @@ def line_problem(acquisition: Any, header: ScanHeader) -> str | None:
     samples, coils = int(acquisition.number_of_samples), int(acquisition.active_channels)
     allowed = " or ".join(map(str, header.readouts))
     for name, got, need in (
+        ("version", int(acquisition.version) or 1, 1),
         ("discard_pre", int(acquisition.discard_pre), 0),
         ("discard_post", int(acquisition.discard_post), 0),
         ("trajectory_dimensions", int(acquisition.trajectory_dimensions), 0),
@@ -350,7 +368,18 @@ def line_frame(acquisition: Any) -> tuple[Any, ...]:
     return (
         *((name, getattr(acquisition, name)) for name in same),
         *((name, tuple(getattr(acquisition, name))) for name in of_slice),
+        # Other channels in the same number.
+        ("channel_mask", tuple(acquisition.channel_mask)),
     )
+
+
+def frame_problem(acquisition: Any, frame: tuple[Any, ...]) -> str | None:
+    """Return what a line does not have in common with the first of its slice, or None."""
+    unlike = dict(line_frame(acquisition)).items() - dict(frame).items()
+    if not unlike:
+        return None
+    name, value = min(unlike)
+    return f"a line with {name} {value}, unlike the first of its slice"
 
 
 def remove_oversampling(data: NDArray[np.complexfloating], samples: int) -> NDArray[np.complex64]:
@@ -373,14 +402,14 @@ class Prewhitening:
 
     bandwidth: float
     noise: list[NDArray[np.complexfloating]] = field(default_factory=list)
-    dwell: float = 0.0
+    dwell: set[float] = field(default_factory=set)
     _matrix: NDArray[Any] | None = None
 
     def add(self, acquisition: Any) -> None:
         """Add a noise scan, acquired before the image."""
         if self._matrix is None:
             self.noise.append(np.array(acquisition.data))
-            self.dwell = float(acquisition.sample_time_us)
+            self.dwell.add(float(acquisition.sample_time_us))
 
     def apply(self, acquisition: Any) -> NDArray[np.complexfloating]:
         """Return a line whose noise has unit variance in both parts of each coil."""
@@ -401,9 +430,16 @@ class Prewhitening:
                 text = "the noise scans have a singular covariance; check the coils"
                 raise InputError(text, code="policy.mismatch") from None
             self.noise.clear()
-        dwell = float(acquisition.sample_time_us)
-        ratio = dwell / self.dwell if dwell > 0 and self.dwell > 0 else 1.0
-        return np.asarray(math.sqrt(2 * ratio * self.bandwidth) * (self._matrix @ acquisition.data))
+        times = [*self.dwell, float(acquisition.sample_time_us)]
+        if len(times) != 2 or not all(0 < time < math.inf for time in times):
+            found = ", ".join(f"{time:g}" for time in times)
+            raise InputError(
+                f"sample_time_us of noise scans and lines is {found}; prewhitening needs one "
+                "positive time of each",
+                code="policy.mismatch",
+            )
+        scale = math.sqrt(2 * times[1] / times[0] * self.bandwidth)
+        return np.asarray(scale * (self._matrix @ acquisition.data))
 
 
 CONFIG_FILE, CONFIG_TEXT, HEADER, CLOSE, TEXT = 1, 2, 3, 4, 5

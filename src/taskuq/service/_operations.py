@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
@@ -111,27 +110,6 @@ def open_log(path: Path | None, level: str) -> logging.Logger:
 BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
-@dataclass
-class LatencyHistogram:
-    """Number of latencies in each bucket, and their sum."""
-
-    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
-    total: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        """Add a latency."""
-        self.counts[bisect_left(BUCKETS, seconds)] += 1
-        self.total += seconds
-
-    def cumulative(self) -> list[tuple[str, float]]:
-        """Return the number of latencies up to the end of each bucket."""
-        found, so_far = [], 0
-        for end, count in zip((*map(str, BUCKETS), "+Inf"), self.counts, strict=True):
-            so_far += count
-            found.append((end, float(so_far)))
-        return found
-
-
 # Counters of a service by metric and the value of its label.
 COUNTERS = {
     "decisions": ("Decisions", "decision", {
@@ -147,18 +125,22 @@ COUNTERS = {
 }  # fmt: skip
 
 
-def metrics(health: Mapping[str, Any], latencies: LatencyHistogram) -> tuple[int, str, str]:
-    """Return the metrics of a service for Prometheus: status, content type and text."""
+def latency_histogram() -> Any:
+    """Return the histogram of latencies of a service, or None without prometheus-client."""
     try:
-        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-        from prometheus_client.core import (
-            CounterMetricFamily,
-            GaugeMetricFamily,
-            HistogramMetricFamily,
-            InfoMetricFamily,
-        )
+        from prometheus_client import Histogram
     except ImportError:
+        return None
+    text = "Seconds from the last line of a round to its decision"
+    return Histogram("taskuq_decision_seconds", text, buckets=BUCKETS, registry=None)
+
+
+def metrics(health: Mapping[str, Any], latencies: Any) -> tuple[int, str, str]:
+    """Return the metrics of a service for Prometheus: status, content type and text."""
+    if latencies is None:
         return 501, "text/plain", "install prometheus-client: pip install 'taskuq[mrd]'\n"
+    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
     class Collector:
         """Values of one moment."""
@@ -185,10 +167,7 @@ def metrics(health: Mapping[str, Any], latencies: LatencyHistogram) -> tuple[int
                 for name, (text, value) in gauges.items()
                 if value is not None
             ]
-            text = "Seconds from the last line of a round to its decision"
-            of_latency = HistogramMetricFamily("taskuq_decision_seconds", text)
-            of_latency.add_metric([], latencies.cumulative(), sum_value=latencies.total)
-            return [*families, of_latency]
+            return [*families, *latencies.collect()]
 
     registry = CollectorRegistry()
     registry.register(Collector())

@@ -29,6 +29,8 @@ class _StoredScan:
     xml: str | None = None
     skipped: tuple[str, ...] = ()
     noise: tuple[Any, ...] = ()
+    # Position, times and channels of the lines of each slice.
+    frames: Mapping[int, tuple[Any, ...]] = field(default_factory=dict)
 
     def line(self, slice_: int, column: int) -> Any:
         """Return one line as an MRD acquisition."""
@@ -38,6 +40,11 @@ class _StoredScan:
         line = ismrmrd.Acquisition.from_array(data.astype(np.complex64))
         line.idx.slice, line.idx.kspace_encode_step_1 = slice_, column
         line.center_sample = data.shape[1] // 2
+        for name, value in self.frames.get(slice_, ()):
+            if isinstance(value, tuple):
+                getattr(line, name)[:] = value
+            elif name != "number_of_samples":
+                setattr(line, name, value)
         return line
 
     def save(self, path: Path) -> Path:
@@ -78,6 +85,7 @@ def read_mrd(path: Path, scan_id: str | None = None) -> _StoredScan:
     width, noise = header.shape[2], list[Any]()
     kspace: dict[int, NDArray[np.complex64]] = {}
     stored: set[tuple[int, int]] = set()
+    frames: dict[int, tuple[Any, ...]] = {}
     reasons: Counter[str] = Counter()
     for one in acquisitions:
         place = int(one.idx.slice), int(one.idx.kspace_encode_step_1)
@@ -87,27 +95,28 @@ def read_mrd(path: Path, scan_id: str | None = None) -> _StoredScan:
             reason = f"outside the image ({kind})"
         elif reason is None and place[1] >= width:
             reason = f"beyond the {width} lines of the header"
-        elif reason is None and place in stored:
-            reason = "measured twice; the first is used"
         if reason is not None:
             reasons[reason] += 1
             continue
-        stored.add(place)
         if place[0] not in kspace:
             kspace[place[0]] = np.zeros((*one.data.shape, width), np.complex64)
-        if kspace[place[0]].shape[1] != one.number_of_samples:
-            raise InputError(
-                f"{path}: number_of_samples differs between lines of slice {place[0]}",
-                code="shape.mismatch",
-            )
-        kspace[place[0]][..., place[1]] = one.data
+            frames[place[0]] = mrd.line_frame(one)
+        problem = mrd.frame_problem(one, frames[place[0]])
+        slice_ = kspace[place[0]]
+        if problem is None and place in stored and (slice_[..., place[1]] != one.data).any():
+            problem = "a line that came twice, with different values"
+        if problem is not None:
+            text = f"{path}: slice {place[0]} has {problem}"
+            raise InputError(text, code="shape.mismatch")
+        stored.add(place)
+        slice_[..., place[1]] = one.data
     skipped = tuple(f"{count_noun(n, 'line')} skipped: {reason}" for reason, n in reasons.items())
     if not kspace or (missing := len(kspace) * width - len(stored)):
         lacks = "; ".join([count_noun(missing, "line") if kspace else "all lines", *skipped])
         raise InputError(
             f"{path} is not a fully sampled scan: it lacks {lacks:.300}", code="table.incomplete"
         )
-    return _StoredScan(header, kspace, xml, skipped, tuple(noise))
+    return _StoredScan(header, kspace, xml, skipped, tuple(noise), frames)
 
 
 def simulate_atlas_scans(patients: int, seed: int, first: int, coils: int) -> Iterator[_StoredScan]:

@@ -34,7 +34,7 @@ from taskuq.policy._policy import Policy, load_policy
 from taskuq.scan._monitor import Monitor
 from taskuq.scan._round import find_mismatches, void_reason
 from taskuq.service._mrd import CLOSE, TEXT, Connection, Geometry, ScanHeader, StreamLimits
-from taskuq.service._operations import LatencyHistogram, metrics
+from taskuq.service._operations import latency_histogram, metrics
 from taskuq.service._session import SCHEMA, ServiceModel, Session, policy_geometry
 from taskuq.training._weights import locate
 
@@ -63,7 +63,7 @@ class Service:
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("taskuq.service"))
     sessions: dict[Session, threading.Thread] = field(default_factory=dict, init=False, repr=False)
     counts: Counter[str] = field(default_factory=Counter, init=False)
-    latencies: LatencyHistogram = field(default_factory=LatencyHistogram, init=False)
+    latencies: Any = field(default_factory=latency_histogram, init=False, repr=False)
     started: float = field(default_factory=time.monotonic, init=False)
     _outcomes: deque[bool] = field(
         default_factory=lambda: deque(maxlen=FAILING), init=False, repr=False
@@ -226,8 +226,8 @@ class Service:
 
     def observe(self, latency: float) -> None:
         """Add the seconds from the last line of a round to its decision."""
-        with self._lock:
-            self.latencies.add(latency)
+        if self.latencies is not None:
+            self.latencies.observe(latency)
 
     def note_outcome(self, is_sound: bool) -> None:
         """Add a round, or a scan that ended without a decision, to the health."""
@@ -316,7 +316,7 @@ def open_service_model(
     geometry: Geometry = ANY_GEOMETRY,
 ) -> ServiceModel:
     """Load and check policy, networks, masks and geometry."""
-    loaded = load_policy(policy).for_stratum(None)
+    loaded = load_policy(policy)
     if runtime is not None:
         if any(option is not None for option in (recover, task, masks, device, adaptive)):
             message = "--runtime excludes --recover, --task, --masks, --adaptive and --device"
@@ -405,7 +405,7 @@ def export_service(
 
     if coils < 1 or (height is not None and height < 1):
         raise InputError("--coils and --height must be positive", code="value.invalid")
-    loaded = load_policy(policy).for_stratum(None)
+    loaded = load_policy(policy)
     parts = _load_networks(loaded, recover, task, masks, "cpu")
     _mismatch(loaded, allow_mismatch, (), **parts)
     width = sum(map(len, parts["columns"]))

@@ -54,11 +54,9 @@ class _StreamedSlice:
 
     def add(self, column: int, data: Any) -> str | None:
         """Add a line of k-space (coil, height); return the reason for rejecting it, or None."""
-        (coils, height, width), line = self.shape, np.asarray(data)
+        width, line = self.shape[2], np.asarray(data)
         if not 0 <= column < width:
             return f"line {column} of {width} lines"
-        if line.shape != (coils, height):
-            return f"line {column} has shape {line.shape}, {(coils, height)} is needed"
         if not np.isfinite(line).all():
             return f"line {column} contains NaN or infinity"
         with self.lock:
@@ -286,6 +284,7 @@ class Session:
     model: ServiceModel
     service: SessionEvents
     header: mrd.ScanHeader | None = None
+    policy: Policy = field(init=False)
     void: str | None = None
     slices: dict[int, _StreamedSlice] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
@@ -298,12 +297,13 @@ class Session:
     # Rounds and problems of refused lines, by slice.
     _refused: dict[int, tuple[int, str]] = field(default_factory=dict)
     _noise: mrd.Prewhitening | None = None
+    _xml: str = field(default="", repr=False)
     _worker: DeadlineWorker = field(init=False)
     _lock: Any = field(default_factory=threading.RLock)
     _held: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
-        self.shadow = self.model.shadow
+        self.policy, self.shadow = self.model.policy, self.model.shadow
         self.queue = _DecisionQueue(self.connection.limits.waiting, self._end)
         # One for all slices, so that late rounds queue instead of adding threads.
         self._worker = DeadlineWorker(self.model.deadline)
@@ -386,10 +386,14 @@ class Session:
 
     def _begin(self, xml: str) -> None:
         if self.header is not None:
-            self.send_text("this connection has a header already; the second one is skipped")
+            if xml != self._xml:
+                text = "this connection has another header already; open one for each scan"
+                raise InputError(text, code="file.format")
+            self.send_text("this connection has this header already; it is skipped")
             return
         header, model = mrd.read_header(xml), self.model
         self._require_supported(header)
+        self._xml = xml
         self.connection.wait_until(None)
         self.service.claim(header, self)
         lock = model.folder / f".scan-{self._key()}.lock"
@@ -415,6 +419,14 @@ class Session:
         """Raise an error if a scan does not match the model or is too large."""
         limits, width = self.connection.limits, sum(map(len, self.model.columns))
         self.void = self.model.void
+        if strata := self.policy.strata:
+            if header.stratum not in strata:
+                raise InputError(
+                    f"userParameters.{mrd.STRATUM} is {header.stratum}; the policy has the strata "
+                    f"{', '.join(strata)}",
+                    code="policy.mismatch",
+                )
+            self.policy = self.policy.for_stratum(header.stratum)
         if header.shape[2] != width:
             raise InputError(
                 f"encodedSpace.matrixSize.y is {header.shape[2]}, the masks have {width} lines; "
@@ -483,14 +495,11 @@ class Session:
             self._reject(f"slice {number} of {self.header.slices}")
             return
         problem = mrd.line_problem(acquisition, self.header)
-        if problem is None and not np.isfinite(acquisition.data).all():
-            problem = f"line {column} contains NaN or infinity"
         if problem:
             self._reject(problem, number, slice=number)
             return
         data = acquisition.data if self._noise is None else self._noise.apply(acquisition)
         line = mrd.remove_oversampling(data, self.header.shape[1])
-        frame = mrd.line_frame(acquisition)
         with self._lock:
             # It may have been decided in the meantime.
             if number in self.done:
@@ -498,12 +507,8 @@ class Session:
             scan = self._active.get(number) or self._open([number])
             slice_ = scan.slices[number]
             before = slice_.nbytes
-            unlike = dict(frame).items() - dict(slice_.frame or frame).items()
-            if unlike:
-                name, value = min(unlike)
-                problem = f"a line with {name} {value}, unlike the first of its slice"
-            else:
-                problem = slice_.add(column, line)
+            frame = slice_.frame or mrd.line_frame(acquisition)
+            problem = mrd.frame_problem(acquisition, frame) or slice_.add(column, line)
             if problem is None:
                 slice_.frame, self._progress = frame, time.monotonic()
             self._buffered += slice_.nbytes - before
@@ -571,7 +576,7 @@ class Session:
         else:
             ((name, k),) = slice_of.items()
             scanners = as_scanners(slices[k], name, None)
-        yield from open_scan(model.policy, scanners, executor, options).rounds()
+        yield from open_scan(self.policy, scanners, executor, options).rounds()
 
     def _end(self, scan: _ActiveScan, error: str | None) -> None:
         """Release the slices of a scan that has ended."""
@@ -641,13 +646,13 @@ class Session:
                 guaranteed=record.void_reason is None, ms=round(1000 * latency, 1),
             )  # fmt: skip
         fields = to_json_value(record.to_dict())
-        is_guaranteed = record.void_reason is None and self.model.policy.is_guaranteed
+        is_guaranteed = record.void_reason is None and self.policy.is_guaranteed
         meta = {
             "decision": "stop" if record.stop and not shadow else "continue",
             "would_stop": str(record.stop).lower(),
             "lines": json.dumps(self._next_lines(record, slice_)),
             "scan_id": self.header.scan_id,
-            "guarantee": record.void_reason or self.model.policy.statement,
+            "guarantee": record.void_reason or self.policy.statement,
             "guaranteed": str(is_guaranteed).lower(),
             "undecided": "false",
             "shadow": str(shadow).lower(),
