@@ -69,7 +69,7 @@ test-wheel: $(VENV)/.uv
 # The checklist of a release, in an environment of its own; uploads nothing.
 release: $(VENV)/.uv
 	$(PY) -m venv $(VENV)-release
-	$(BIN)/uv pip install -q --python $(VENV)-release/bin/python -c constraints.txt 'build>=1.2' 'twine>=6'
+	$(BIN)/uv pip install -q --python $(VENV)-release/bin/python -c constraints.txt 'build>=1.2' 'twine>=6' uv==0.13.7
 	$(VENV)-release/bin/python -m studies.release
 
 # OpenRecon's package: an image that carries the label, its archive, and both in one zip.

@@ -2,7 +2,7 @@
 
 python -m studies.release            # all automatic checks; nothing is uploaded
 python -m studies.release --light    # without the demo, which brings torch
-python -m studies.release --matrix   # the table of docs/reference/compatibility.md, by uv
+python -m studies.release --matrix   # the table of docs/reference/compatibility.md
 
 A failed step ends the run. The manual steps are printed at the end.
 """
@@ -63,28 +63,22 @@ Manual steps:
 """
 
 
-def version(root: Path = ROOT) -> str:
-    """Return the version of the project's metadata."""
-    found: str = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
-    return found
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+VERSION: str = PROJECT["version"]
+# Pattern of the version in each other file that names it.
+NAMED = {
+    "src/taskuq/__init__.py": r'__version__ = "(.+)"', "CITATION.cff": r"^version: (.+)$",
+    "CHANGELOG.md": r"^## (\S+)",
+}  # fmt: skip
 
 
-def versions(root: Path = ROOT) -> dict[str, str]:
-    """Return the version in each file that names one."""
-    package = re.search(r'__version__ = "(.+)"', (root / "src/taskuq/__init__.py").read_text())
-    cited = re.search(r"^version: (.+)$", (root / "CITATION.cff").read_text(), re.MULTILINE)
-    logged = re.search(r"^## (\S+)", (root / "CHANGELOG.md").read_text(), re.MULTILINE)
-    found = {"__init__.py": package, "CITATION.cff": cited, "CHANGELOG.md": logged}
-    return {"pyproject.toml": version(root)} | {
-        name: match[1] if match else "none" for name, match in found.items()
-    }
-
-
-def require_one_version() -> str:
-    found = versions()
-    if len(set(found.values())) > 1:
-        raise SystemExit(f"versions differ: {found}")
-    return f"version {version()} in {', '.join(found)}"
+def require_one_version(root: Path = ROOT) -> str:
+    """Check that every file names the version of pyproject.toml."""
+    for name, pattern in NAMED.items():
+        found = re.search(pattern, (root / name).read_text(), re.MULTILINE)
+        if found is None or found[1] != VERSION:
+            raise SystemExit(f"{name} does not name version {VERSION} of pyproject.toml")
+    return f"version {VERSION} in {', '.join(NAMED)}"
 
 
 def run(*command: str, cwd: Path | None = None) -> str:
@@ -117,11 +111,7 @@ def build_twice(out: Path) -> str:
 
 
 def bill_of_materials(packages: list[list[str]]) -> dict[str, object]:
-    """Return the packages of an environment as CycloneDX 1.5.
-
-    Arguments:
-        packages: Name, version and licence of each.
-    """
+    """Return packages (name, version, licence) as CycloneDX 1.5."""
     components: list[dict[str, object]] = [
         {
             "type": "library", "name": name, "version": number, "bom-ref": f"{name}@{number}",
@@ -139,8 +129,8 @@ def bill_of_materials(packages: list[list[str]]) -> dict[str, object]:
         "version": 1,
         "metadata": {
             "component": {
-                "type": "library", "name": "taskuq", "version": version(),
-                "bom-ref": f"taskuq@{version()}", "purl": f"pkg:pypi/taskuq@{version()}",
+                "type": "library", "name": "taskuq", "version": VERSION,
+                "bom-ref": f"taskuq@{VERSION}", "purl": f"pkg:pypi/taskuq@{VERSION}",
                 "licenses": [{"license": {"id": "MIT"}}],
             }
         },
@@ -160,17 +150,10 @@ def package_files() -> set[str]:
 
 
 def check_contents(out: Path, package: set[str]) -> str:
-    """Check that the wheel is small and holds the package only, and that the sdist builds it.
-
-    Arguments:
-        out: The folder of both.
-        package: Names of the package's files, "taskuq/...".
-    """
+    """Check that the wheel is small and holds the package only, and that the sdist is complete."""
     (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
-    if wheel.stat().st_size > LARGEST:
-        raise SystemExit(
-            f"{wheel.name} has {wheel.stat().st_size / 1e6:.1f} MB, more than {LARGEST / 1e6:g}"
-        )
+    if (size := wheel.stat().st_size) > LARGEST:
+        raise SystemExit(f"{wheel.name} has {size / 1e6:.1f} MB, more than {LARGEST / 1e6:g}")
     packed = set(zipfile.ZipFile(wheel).namelist())
     if missing := package - packed:
         raise SystemExit(f"{wheel.name} lacks {', '.join(sorted(missing))}")
@@ -186,7 +169,7 @@ def check_contents(out: Path, package: set[str]) -> str:
     return f"{len(tops)} folders in the wheel, {len(inside)} files in the sdist"
 
 
-def try_in_empty(archive: Path, extras: str, light: bool) -> str:
+def try_in_empty(archive: Path, extras: str) -> str:
     """Install one archive in an empty environment and run the first steps of a user."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -194,29 +177,24 @@ def try_in_empty(archive: Path, extras: str, light: bool) -> str:
         python = str(folder / "env/bin/python")
         install = (python, "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt"))
         run(*install, f"{archive}{extras}", cwd=folder)
-        run(python, "-c", FIRST_STEPS.format(version=version()), cwd=folder)
+        run(python, "-c", FIRST_STEPS.format(version=VERSION), cwd=folder)
         run(str(folder / "env/bin/taskuq"), "sample-size", "--alpha", "0.1", cwd=folder)
-        if not light:
+        if extras:
             run(str(folder / "env/bin/taskuq"), "demo", "--fast", "-o", "demo", cwd=folder)
             if not (folder / "demo/report.html").exists():
                 raise SystemExit(f"{archive.name}: the demo wrote no page")
-        listed = run(python, "-m", "pip", "list", "--format=freeze", cwd=folder).splitlines()
         packages = json.loads(run(python, "-c", PACKAGES, cwd=folder))
     suffix = extras.strip("[]") or "light"
-    bill = archive.parent / f"bom-{version()}-{suffix}.cdx.json"
+    bill = archive.parent / f"bom-{VERSION}-{suffix}.cdx.json"
     bill.write_text(json.dumps(bill_of_materials(packages), indent=1) + "\n")
     if not extras:
-        require_no_torch(listed)
-    return f"{archive.name}{extras} works; {len(listed)} packages in its environment"
+        require_no_torch(packages)
+    return f"{archive.name}{extras} works; {len(packages)} packages in its environment"
 
 
-def require_no_torch(listed: list[str]) -> None:
-    """Whoever installs the statistics alone is not given networks.
-
-    Arguments:
-        listed: Packages as pip lists them, "name==version".
-    """
-    names = {line.partition("==")[0].lower().replace("_", "-") for line in listed}
+def require_no_torch(packages: list[list[str]]) -> None:
+    """Check that an installation without extras has no networks."""
+    names = {name.lower().replace("_", "-") for name, *_ in packages}
     if heavy := sorted(name for name in names if name in HEAVY or name.startswith("nvidia-")):
         raise SystemExit(f"without extras, {', '.join(heavy)} came along")
 
@@ -253,34 +231,29 @@ def matrix(wheel: Path, pythons: list[str]) -> str:
 
 
 def _line(folder: Path, wheel: Path, python: str, resolution: str, extra: str) -> str:
-    run("uv", "venv", "-q", "--python", python, str(folder / "env"))
-    install = ("uv", "pip", "install", "-q", "--python", str(folder / "env"))
+    uv = (sys.executable, "-m", "uv")
+    run(*uv, "venv", "-q", "--python", python, str(folder / "env"))
+    install = (*uv, "pip", "install", "-q", "--python", str(folder / "env"))
     # The lowest versions are chosen of direct requirements alone, so that they are named here.
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     archive = f"taskuq{extra} @ {wheel.resolve().as_uri()}"
-    run(*install, "--resolution", resolution, archive, *project["dependencies"])
-    here = str(folder / "env/bin/python")
-    empty = {"PATH": str(folder / "env/bin"), "LANG": "C", "OMP_NUM_THREADS": "1"}
-    # As a user without rights, but to search folders of the interpreter; on one core.
-    place = folder / "work"
+    run(*install, "--resolution", resolution, archive, *PROJECT["dependencies"])
+    here, place = str(folder / "env/bin/python"), folder / "work"
     place.mkdir()
     alone = ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
     if os.getuid() == 0:
+        # A user without rights, but to search the folders of the interpreter.
         folder.chmod(0o755)
         os.chown(place, NOBODY, NOBODY)
         search = "+dac_read_search"
         alone += ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
         alone += [f"--inh-caps={search}", f"--ambient-caps={search}"]
-    empty["PATH"] += ":/usr/bin:/bin"
-    subprocess.run([*alone, here, "-c", ARRAYS], cwd=place, env=empty, check=True)
-    done = [
-        subprocess.run(
-            [*alone, here, "-m", "taskuq", *c.split()],
-            cwd=place, env=empty, capture_output=True,
-        )
-        for c in COMMANDS
-    ]  # fmt: skip
-    worked = sum(one.returncode == 0 for one in done)
+    empty = {"PATH": "/usr/bin:/bin", "LANG": "C", "OMP_NUM_THREADS": "1"}
+    steps = [("-c", ARRAYS), *(("-m", "taskuq", *words.split()) for words in COMMANDS)]
+    ends = [
+        subprocess.run([*alone, here, *step], cwd=place, env=empty, capture_output=True).returncode
+        for step in steps
+    ]
+    worked = ends[1:].count(0)
     found = {name: number for name, number, _ in json.loads(run(here, "-c", PACKAGES))}
     number = run(here, "-c", "import platform; print(platform.python_version())").strip()
     names = " | ".join(found.get(name, "none") for name in ("numpy", "cyclopts", "numba"))
@@ -293,15 +266,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument(
-        "--light", action="store_true", help="leave out the demo, which brings torch"
-    )
-    parser.add_argument(
-        "-o", "--output", type=Path, default=ROOT / "dist", help="where archives go"
-    )
-    parser.add_argument(
-        "--matrix", nargs="*", metavar="PYTHON", help="make the table of versions for these Pythons"
-    )
+    parser.add_argument("--light", action="store_true")
+    parser.add_argument("-o", "--output", type=Path, default=ROOT / "dist")
+    parser.add_argument("--matrix", nargs="*", metavar="PYTHON")
     given = parser.parse_args(arguments)
     out: Path = given.output
     if given.matrix is not None:
@@ -318,11 +285,11 @@ def main(arguments: list[str] | None = None) -> None:
         ("the same again", lambda: build_twice(out)),
         ("metadata", lambda: check_metadata(out)),
         ("contents", lambda: check_contents(out, package_files())),
-        ("the wheel alone", lambda: try_in_empty(next(out.glob("*.whl")), "", True)),
-        ("the sdist alone", lambda: try_in_empty(next(out.glob("*.tar.gz")), "", True)),
+        ("the wheel alone", lambda: try_in_empty(next(out.glob("*.whl")), "")),
+        ("the sdist alone", lambda: try_in_empty(next(out.glob("*.tar.gz")), "")),
     ]
     if not given.light:
-        steps += [("the demo", lambda: try_in_empty(next(out.glob("*.whl")), "[demo]", False))]
+        steps += [("the demo", lambda: try_in_empty(next(out.glob("*.whl")), "[demo]"))]
     for name, step in steps:
         print(f"{name}: {step()}", flush=True)
     print(LEFT)

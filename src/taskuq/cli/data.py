@@ -276,8 +276,9 @@ def _learn(config: Path, output: Path, figure: Path, device: str | None, overwri
     from taskuq._io import file_lock
     from taskuq.experiments._mask_learning import MaskLearningConfig, learn_masks, open_learner
 
-    learner = open_learner(read_config(MaskLearningConfig, config), device)
+    settings = read_config(MaskLearningConfig, config)
     with file_lock(output.with_name(f".{output.name}.lock"), what=str(output)):
+        learner = open_learner(settings, device)
         made, order = learn_masks(learner, output, overwrite=overwrite)
     words, rates = learner.config.measure.terminology, learner.config.measure.accelerations
     plot_masks(made, rates, figure, order.all, what=words.many("measurement"))

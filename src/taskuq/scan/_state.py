@@ -469,6 +469,8 @@ def _read_scans(
 ) -> tuple[dict[str, Scan], bool]:
     """Return the scan of each case, and True if they are a group."""
     with complete_record(path, "scan"):
+        if not isinstance(record["cases"], list):
+            raise TypeError("cases")
         is_group = "scans" in record
         scans = record["scans"] if is_group else [record["rounds"]]
         rounds = {
