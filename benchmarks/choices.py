@@ -5,13 +5,11 @@ Both in one process, on the bundled networks: k-space of a head of the atlas, vi
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from benchmarks.decide import _median
 
 from taskuq.data import ChestPhantom, open_all
 from taskuq.data._atlas import AtlasData
@@ -21,7 +19,7 @@ from taskuq.recover import open_recovery
 from taskuq.task import AirFraction
 from taskuq.task._classifier_training import ClassifierMethod
 
-SAMPLES, REPEATS = 32, 5
+SAMPLES, REPEATS = 32, 10
 RATES = (16.0, 8.0, 4.0, 2.0)
 
 
@@ -49,24 +47,14 @@ def _compare(name: str, system: Any, image: Any, recover: Any, task: Any, aim: A
     for k, R in enumerate(RATES[:-1]):
         scan = rule.measure_lines(image, R, masks[k])
         drawn = recover(scan, samples=SAMPLES, seed=0)
-        draw = _median(lambda: recover(scan, samples=SAMPLES, seed=0))  # noqa: B023  # called at once
+        draw = _median(lambda: recover(scan, samples=SAMPLES, seed=0), REPEATS)  # noqa: B023  # called at once
         with torch.no_grad():
             cached = Executor(recover, task).cached_task(drawn)  # as in a scan
-            choose = _median(lambda: rule.next_lines(k, scan, drawn, cached, masks[k]))  # noqa: B023  # called at once
+            choose = _median(lambda: rule.next_lines(k, scan, drawn, cached, masks[k]), REPEATS)  # noqa: B023  # called at once
         print(
             f"{name:<26}{aim:<12}{R:>4.0f}{1e3 * draw:>10.1f}{1e3 * choose:>10.1f}"
             f"{choose / draw:>8.2f}"
         )
-
-
-def _median(call: Callable[[], object]) -> float:
-    """Return the median time of a call in seconds, after a warm-up call."""
-    times = []
-    for _ in range(REPEATS + 1):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return float(np.median(times[1:]))
 
 
 if __name__ == "__main__":

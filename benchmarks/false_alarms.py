@@ -2,9 +2,8 @@
 
 ``python -m benchmarks false_alarms`` draws 1000 streams of 10,000 cases after 200 calibration
 cases each and counts those in which the evidence ever reaches 1/delta; then the cases until it
-does, after a change. Further lines are for patients of the bundled atlas table, selected by an
-adversary who has their targets. ``python -m benchmarks.false_alarms drift`` prints coverage and
-delays for the patients of docs/how-to/scanner.md whose images have another contrast.
+does, after a change. ``python -m benchmarks.false_alarms drift`` prints coverage and delays for the
+patients of docs/how-to/scanner.md whose images have another contrast.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 import taskuq as tq
 from taskuq.policy._policy import monitor_statistics
-from taskuq.scan._monitor import BETS, _total_wealth, _update_wealth, monitor_table
+from taskuq.scan._monitor import BETS, _total_wealth, _update_wealth
 
 RUNS, CASES, CALIBRATION = 1000, 10_000, 200
 DELTAS = (0.1, 0.05, 0.01)
@@ -66,36 +65,6 @@ def missed(policy: tq.Policy, table: tq.TaskOutputs) -> NDArray[np.bool_]:
         lost |= stops & ~decision.interval.contains(z)
         going &= ~stops
     return lost
-
-
-def adversary() -> None:
-    """Print the delays for patients that an adversary selected by their targets."""
-    table = tq.TaskOutputs.load("atlas-sampler")
-    assert table.group is not None
-    index = np.unique(table.group, return_inverse=True)[1]
-    policy = tq.plan(table.select(cases=np.nonzero(index % 2 == 0)[0]), alpha=0.1, max_width=0.2)
-    off = np.abs(np.asarray(table.outputs)[0].mean(axis=1) - np.asarray(table.targets))
-    size = np.bincount(index)
-    errors = {"the error at R = 16": np.bincount(index, weights=off) / size}
-    lost = errors["what is missed at the stop"] = np.bincount(index, missed(policy, table)) / size
-    others, rng = np.arange(1, len(size), 2), np.random.default_rng(0)
-    for what, error in errors.items():
-        for share in (1.0, 0.5, 0.25):
-            worst = others[np.argsort(-error[others], kind="stable")]
-            order = rng.permutation(worst[: round(share * len(others))])
-            cases = np.concatenate([np.nonzero(index == patient)[0] for patient in order])
-            seen = [_withdrawn(policy, table.select(cases=cases), audited=a) for a in (False, True)]
-            print(
-                f"{len(order)} of {len(others)} patients, chosen by {what}: coverage "
-                f"{1 - lost[order].mean():.3f}; alarm {seen[0]} without targets, {seen[1]} with"
-            )
-
-
-def _withdrawn(policy: tq.Policy, table: tq.TaskOutputs, *, audited: bool) -> str:
-    monitor = tq.Monitor(policy, delta=0.01)
-    monitor_table(monitor, table, audited=audited)
-    after = monitor.alarm_after
-    return f"never (evidence {monitor.e_value:.2g})" if after is None else f"after {after}"
 
 
 def drift(streams: int = 201, units: int = 300, delta: float = 0.1) -> None:
@@ -161,7 +130,6 @@ def main() -> None:
                 f"a shift of {shift:g} standard deviations after {before} cases: detected after "
                 f"{np.median(delay):g} cases in the median, {most:g} in nine of ten streams"
             )
-    adversary()
 
 
 if __name__ == "__main__":

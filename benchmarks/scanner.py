@@ -1,14 +1,13 @@
-"""Scanner service on this machine: latency, decisions against acquire's, memory.
+"""Scanner service on this machine: latency and memory.
 
-    python -m benchmarks scanner                               # latency, equality and memory
+    python -m benchmarks scanner                               # latency and memory
     python -m benchmarks.scanner latency                       # or one of them
     OMP_NUM_THREADS=2 python -m benchmarks.scanner published   # on a GPU
 
 latency plays synthetic patients against a service with the bundled networks, over loopback, until
-100 rounds are decided, 32 samples each. equality plays 104 slices, with four samples, and compares
-every decision and interval with acquire's. memory plays 1000 small slices. published plays slices
-of 8 coils and 320 x 320 against a service with the networks of the published size and random
-weights on a GPU, from a separate process.
+100 rounds are decided, 32 samples each. memory plays 1000 small slices. published plays slices of 8
+coils and 320 x 320 against a service with the networks of the published size and random weights on
+a GPU, from a separate process.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ import torch
 from torch import Tensor
 
 import taskuq as tq
-from taskuq.data import Atlas
-from taskuq.measure import MaskConfig, SimulatedMRIScanner, fft2c, nested_masks
+from taskuq.measure import MaskConfig, fft2c, nested_masks
 from taskuq.measure._mri import added_columns
 from taskuq.service._mrd import ScanHeader
 from taskuq.service._replay import _StoredScan, replay_scan, simulate_atlas_scans
@@ -42,10 +40,9 @@ from taskuq.service._session import ServiceModel
 from taskuq.table import SyntheticTable, TaskOutputs, synthetic_outputs
 
 RATES, SIZE, FIRST, SEED = (16.0, 8.0, 4.0, 2.0), 128, 3000, 1
-ROUNDS, PATIENTS, SLICES = 100, 13, 1000
+ROUNDS, SLICES = 100, 1000
 # Seconds from one line to the next: gradient echoes are not much faster.
 EVERY = 0.002
-SAME = ("case", "round", "acceleration", "lower", "upper", "reason", "fault")
 
 
 @dataclass
@@ -86,15 +83,6 @@ def networks() -> tuple[Any, Any]:
     return found.sampler, found.task
 
 
-def atlas_policy(samples: int) -> tq.Policy:
-    """Plan a policy by slice on the bundled table, with its first samples."""
-    table = TaskOutputs.load("atlas-sampler")
-    few = (np.asarray(table.outputs)[..., :samples], np.asarray(table.targets))
-    return tq.plan(
-        few, accelerations=RATES, alpha=0.1, max_width=0.2, task_range=(0, 1), unit="case"
-    )
-
-
 def row(name: str, seconds: list[float]) -> None:
     """Print median and worst."""
     print(f"{name:<44}{1e3 * np.median(seconds):>10.1f}{1e3 * max(seconds):>10.1f}", flush=True)
@@ -105,8 +93,10 @@ def latency(rounds: int = ROUNDS) -> None:
     recover, task = map(Timed, networks())
     found: list[float] = []
     masks = MaskConfig(accelerations=RATES).masks(SIZE)
+    table = TaskOutputs.load("atlas-sampler")
+    policy = tq.plan(table, alpha=0.1, max_width=0.2)
     with tempfile.TemporaryDirectory() as folder:
-        model = ServiceModel(atlas_policy(32), recover, task, added_columns(masks), Path(folder))
+        model = ServiceModel(policy, recover, task, added_columns(masks), Path(folder))
         with serving(model) as service:
             for scan in simulate_atlas_scans(rounds, SEED, FIRST, 8):
                 found += replay_scan(scan, LOOPBACK, service.port, tr=EVERY).latencies
@@ -180,25 +170,6 @@ def _smooth(seed: int, shape: tuple[int, int, int]) -> Any:
     return fft2c(torch.complex(*(smooth + noise))).numpy()
 
 
-def equality(patients: int = PATIENTS) -> None:
-    """Print the number of decisions of a service that equal those of acquire, to the bit."""
-    policy, (recover, task) = atlas_policy(4), networks()
-    masks = MaskConfig(accelerations=RATES).masks(SIZE)
-    atlas, same, slices = Atlas(patients, SEED, first=FIRST, coils=8), 0, 0
-    with tempfile.TemporaryDirectory() as folder:
-        model = ServiceModel(policy, recover, task, added_columns(masks), Path(folder))
-        with serving(model) as service:
-            for scan in simulate_atlas_scans(patients, SEED, FIRST, 8):
-                for k, decision in replay_scan(scan, LOOPBACK, service.port).decisions.items():
-                    scanner = SimulatedMRIScanner(atlas[slices].image, masks, RATES)
-                    whole = tq.acquire(policy, scanner, recover=recover, task=task, samples=4,
-                                       case=scan.header.case(k))  # fmt: skip
-                    last = whole.rounds[-1].to_dict()
-                    same += all(decision[name] == last[name] for name in SAME)
-                    slices += 1
-    print(f"{same} of {slices} slices: decision and interval equal acquire's to the bit")
-
-
 def noisy(measurement: Any, *, samples: int, seed: int) -> Tensor:
     """Zero-filled images with noise: a recovery that takes no time."""
     generator = torch.Generator().manual_seed(seed)
@@ -249,12 +220,12 @@ def memory(slices: int = SLICES, shown: int = 5) -> list[float]:
 
 
 PARTS: dict[str, Callable[[], Any]] = {
-    "latency": latency, "equality": equality, "memory": memory, "published": published
+    "latency": latency, "memory": memory, "published": published
 }  # fmt: skip
 
 
 def main() -> None:
-    for name in [word for word in sys.argv[1:] if word in PARTS] or list(PARTS)[:3]:
+    for name in [word for word in sys.argv[1:] if word in PARTS] or list(PARTS)[:2]:
         PARTS[name]()
 
 

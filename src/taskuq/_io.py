@@ -437,7 +437,11 @@ def complete_record(path: str | os.PathLike[str], what: str, remedy: str = "") -
 
 
 def append_jsonl(
-    path: Path, records: Iterable[Mapping[str, Any]], *, durable: bool = False
+    path: Path,
+    records: Iterable[Mapping[str, Any]],
+    *,
+    durable: bool = False,
+    private: bool = False,
 ) -> None:
     """Append records to a JSON Lines file in one write; links and pipes are refused."""
     text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
@@ -448,7 +452,8 @@ def append_jsonl(
     with writing(path):
         is_new = not path.exists()
         try:
-            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | flags, 0o666)
+            flags |= os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            file = os.open(path, flags, 0o600 if private else 0o666)
         except OSError as error:
             if error.errno not in (errno.ELOOP, errno.ENXIO):
                 raise

@@ -1,8 +1,5 @@
 """Acquisition loop: new lines only, resuming after power cuts, draws of a pipeline."""
 
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from math import inf
 
@@ -69,37 +66,12 @@ def test_power_cut_in_any_round_is_resumed(toy, toy_policy, longest, tmp_path, r
     assert scanner.measured == np.concatenate(toy.ADDED[round_:]).tolist()
 
 
-def test_killed_process_is_resumed(toy, toy_policy, longest, tmp_path):
-    state, round_ = tmp_path / "scan.json", 1
-    arguments = [toy.__spec__.origin, str(state), str(longest), str(round_)]
-    killed = subprocess.run([sys.executable, *arguments], check=False, capture_output=True)
-    scanner = toy.scanner_of(longest)
-    resumed = toy.scan(scanner, policy=toy_policy, state=state)
-    assert killed.returncode == -signal.SIGKILL
-    assert record(resumed) == record(toy.scan(toy.scanner_of(longest), policy=toy_policy))
-    assert scanner.measured == np.concatenate(toy.ADDED[round_:]).tolist()
-
-
 def test_finished_scan_is_not_measured_again(toy, toy_policy, longest, tmp_path):
     state = tmp_path / "scan.json"
     first = toy.scan(toy.scanner_of(longest), policy=toy_policy, state=state)
     scanner = toy.scanner_of(longest)
     assert record(toy.scan(scanner, policy=toy_policy, state=state)) == record(first)
     assert scanner.measured == []
-
-
-def half_done(toy, toy_policy, seed, state, rounds=2, **options):
-    scanner = failing(toy.scanner_of(seed), rounds)
-    with pytest.raises(PowerCutError):
-        toy.scan(scanner, policy=toy_policy, state=state, **options)
-
-
-def test_state_of_another_policy_is_refused(toy, toy_policy, longest, tmp_path):
-    state = tmp_path / "scan.json"
-    half_done(toy, toy_policy, longest, state)
-    other = replace(toy_policy, thresholds=(0.0, 0.0, 0.0))
-    with refused("resume.mismatch"):
-        toy.scan(toy.scanner_of(longest), policy=other, state=state)
 
 
 PIECES = {
@@ -174,25 +146,6 @@ def test_unstorable_piece_cannot_be_resumed(toy, bare_scan, tmp_path, lost):
     with refused("resume.mismatch"):
         bare_scan(state, PIECES["array"])
     assert len(given) == 2
-
-
-DAMAGES = {
-    "cut short": lambda data: data[: len(data) // 2],
-    "empty": lambda data: b"",
-    "garbled": lambda data: data[:40] + bytes(200) + data[240:],
-    "something else": lambda data: b"not an archive",
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-@pytest.mark.parametrize("which", ["record", "piece"])
-def test_damaged_state_is_refused(toy, toy_policy, longest, tmp_path, which, damage):
-    state = tmp_path / "scan.json"
-    half_done(toy, toy_policy, longest, state)
-    path = state if which == "record" else next(tmp_path.glob("*round1.npz"))
-    path.write_bytes(damage(path.read_bytes()))
-    with refused("file.format"):
-        toy.scan(toy.scanner_of(longest), policy=toy_policy, state=state)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

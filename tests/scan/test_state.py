@@ -1,8 +1,6 @@
 import json
-import subprocess
-import sys
+import stat
 import threading
-import time
 import warnings
 from dataclasses import replace
 
@@ -17,7 +15,7 @@ from raising import refused
 from taskuq._io import file_lock, write_json
 from taskuq.errors import InputError, MachineError
 from taskuq.scan import _acquire as acquisition
-from taskuq.scan._audit import append_entries, read_audit_log
+from taskuq.scan._audit import read_audit_log
 from taskuq.scan._state import ScanState, load_scan
 
 
@@ -52,6 +50,14 @@ def test_round_is_stored_while_it_is_recovered(toy, toy_policy, tmp_path, storin
     watching = {"state": tmp_path / "scan.json", "on_round": lambda record: told.append("told")}
     scan = toy.scan(toy.scanner_of(5), policy=toy_policy, recover=recover, **watching)
     assert told == ["stored", "told"] * len(scan.rounds)
+
+
+def test_files_of_a_scan_are_private(toy, toy_policy, tmp_path):
+    monitor = tq.Monitor(toy_policy, state=tmp_path / "m.json")
+    toy.scan(toy.scanner_of(5), policy=toy_policy, state=tmp_path / "scan.json", monitor=monitor)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.glob("[!.]*")}
+    assert {"m.json", "scan.json", "scan.json-round0.npz", "log.jsonl"} <= modes.keys()
+    assert set(modes.values()) == {0o600}
 
 
 def test_unstored_round_is_not_reported(toy, toy_policy, tmp_path, storing):
@@ -89,20 +95,6 @@ def test_stored_pieces_are_copies(toy, toy_policy, tmp_path, storing):
     assert [piece[0] for piece in found.measurements] == [k + 1.0 for k in range(len(scan.rounds))]
 
 
-def test_state_follows_the_audit_log(toy, toy_policy, tmp_path, monkeypatch):
-    state, seen = tmp_path / "scan.json", []
-
-    def told(path, lines):
-        if lines:
-            time.sleep(0.05)  # time enough for whoever writes the state meanwhile
-            seen.append(len(load_scan(state, toy_policy).rounds))
-        append_entries(path, lines)
-
-    monkeypatch.setattr(acquisition, "append_entries", told)
-    scan = toy.scan(toy.scanner_of(5), policy=toy_policy, state=state)
-    assert seen == [*range(len(scan.rounds))]
-
-
 def test_round_missing_in_the_log_is_not_in_the_state(toy, toy_policy, tmp_path, monkeypatch):
     state = tmp_path / "scan.json"
 
@@ -138,6 +130,8 @@ def test_state_of_another_scan_is_refused(toy, toy_policy, half_done, longest, t
     (tmp_path / "new/log.jsonl").write_text('{"loss": 1.0}\n')
     state_is_refused(toy, toy_policy, tmp_path / "new/scan.json", "file.schema")
     state_is_refused(toy, toy_policy, half_done, "resume.mismatch", scan_id="other")
+    other = replace(toy_policy, thresholds=(0.0, 0.0, 0.0))
+    state_is_refused(toy, other, half_done, "resume.mismatch")
     toy.scan(toy.scanner_of(longest), policy=toy_policy, state=half_done)
     state_is_refused(toy, toy_policy, half_done, "resume.mismatch", scan_id="other")
 
@@ -193,6 +187,22 @@ def test_edited_decision_is_refused(toy, toy_policy, half_done, edit):
         state_is_refused(toy, toy_policy, half_done, code)
 
 
+SPOILT = {
+    "cut short": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "garbled": lambda data: data[:40] + bytes(200) + data[240:],
+    "something else": lambda data: b"not an archive",
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
+@pytest.mark.parametrize("name", ["scan.json", "scan.json-round1.npz"])
+def test_damaged_state_is_refused(toy, toy_policy, half_done, name, spoil):
+    path = half_done.with_name(name)
+    path.write_bytes(spoil(path.read_bytes()))
+    state_is_refused(toy, toy_policy, half_done, "file.format")
+
+
 def test_pieces_of_another_scan_are_refused(toy, toy_policy, half_done, tmp_path, longest):
     other = tmp_path / "other"
     toy.scan(toy.scanner_of(longest), policy=toy_policy, state=other / "scan.json", scan_id="b")
@@ -218,28 +228,9 @@ def test_measured_piece_survives_a_dead_recovery(toy, toy_policy, longest, tmp_p
     assert [r.to_dict() for r in scan.rounds] == [r.to_dict() for r in whole.rounds]
 
 
-LOCKER = """
-import sys, time
-from pathlib import Path
-from taskuq._io import file_lock
-with file_lock(Path(sys.argv[1])):
-    print("held", flush=True)
-    time.sleep(600)
-"""
-
-
 def test_one_process_at_a_time(toy, toy_policy, half_done):
-    lock = half_done.with_name(f".{half_done.name}.lock")
-    command = [sys.executable, "-c", LOCKER, str(lock)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout.readline() == "held\n"
-        try:
-            state_is_refused(toy, toy_policy, half_done, "file.exists")
-        finally:
-            other.kill()
-    # The lock ends with the process that held it.
-    with file_lock(lock):
-        pass
+    with file_lock(half_done.with_name(f".{half_done.name}.lock")):
+        state_is_refused(toy, toy_policy, half_done, "file.exists")
 
 
 def test_cut_between_log_and_state_loses_nothing(toy, toy_policy, longest, tmp_path, monkeypatch):

@@ -1,10 +1,6 @@
 """A small simulated scanner: k-space columns of an image, measured in nested rounds."""
 
-import os
-import signal
-import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -32,11 +28,8 @@ class ToyScanner:
 
     kspace: np.ndarray
     measured: list = field(default_factory=list)
-    die_in_round: int | None = None
 
     def measure(self, round):
-        if round == self.die_in_round:
-            os.kill(os.getpid(), signal.SIGKILL)
         columns = ADDED[round]
         self.measured += columns.tolist()
         return {"columns": columns, "lines": self.kspace[:, columns]}
@@ -49,8 +42,8 @@ class ToyScanner:
         return filled, mask
 
 
-def scanner_of(seed, **options):
-    return ToyScanner(np.fft.fft2(image(seed), norm="ortho"), **options)
+def scanner_of(seed):
+    return ToyScanner(np.fft.fft2(image(seed), norm="ortho"))
 
 
 def recover(measurement, *, samples, seed):
@@ -113,7 +106,3 @@ def scan(scanner, **options):
 
 
 STEPS = {"recover": recover, "task": task, "samples": 6, "scan_id": "toy"}
-
-if __name__ == "__main__":
-    state, seed, die_in_round = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    scan(scanner_of(seed, die_in_round=die_in_round), state=state)

@@ -2,7 +2,6 @@ import copy
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from taskuq.recover.sampler._sample import SamplerRecovery
 from taskuq.recover.sampler._train import VarNetEstimator
 from taskuq.service._export import write_runtime
 from taskuq.service._mrd import Geometry
+from taskuq.service._operations import ServeConfig
 from taskuq.service._runtime import open_runtime
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 from taskuq.task import build as build_task
@@ -184,20 +184,16 @@ def test_serve_takes_a_runtime_or_networks(written, tmp_path):
 
     folder, policy, _ = written
     policy.save(tmp_path / "policy.json")
-    given = (tmp_path / "policy.json", None, None, None, tmp_path)
+    config = ServeConfig(tmp_path / "policy.json", runtime=folder, output=tmp_path)
     with refused("policy.mismatch", "coils, matrix, field of view"):
-        open_service_model(*given, runtime=folder)
+        open_service_model(config)
     geometry = Geometry(SHAPE[0], SHAPE[1:], (240.0, 240.0, 5.0))
-    model = open_service_model(*given, runtime=folder, geometry=geometry)
+    model = open_service_model(replace(config, geometry=geometry))
     assert (model.shape, model.geometry, model.void) == (SHAPE, geometry, None)
     assert [c.tolist() for c in model.columns] == [c.tolist() for c in added_columns(MASKS)]
-    for code, *given in (
-        ("option.missing", None, None, None), ("option.conflict", "flow-atlas", None, Path("x")),
-    ):  # fmt: skip
+    for code, more in (("option.missing", {"runtime": None}), ("option.conflict", {"task": "x"})):
         with refused(code, "--runtime"):
-            open_service_model(
-                tmp_path / "policy.json", given[0], given[1], None, tmp_path, runtime=given[2]
-            )
+            open_service_model(replace(config, **more))
 
 
 def test_runtime_is_served_only_with_the_parts_of_its_policy(task, tmp_path):
@@ -211,10 +207,10 @@ def test_runtime_is_served_only_with_the_parts_of_its_policy(task, tmp_path):
     policy = replace(policy, provenance={**policy.provenance, "fingerprints": marks})
     policy.save(tmp_path / "policy.json")
     write_runtime(tmp_path / "r", policy, recover, seen, added_columns(MASKS), SHAPE)
-    given = (tmp_path / "policy.json", None, None, None, tmp_path)
+    config = ServeConfig(tmp_path / "policy.json", runtime=tmp_path / "r", output=tmp_path)
     with refused("policy.mismatch", "recover cccc"):
-        open_service_model(*given, runtime=tmp_path / "r")
+        open_service_model(config)
     with pytest.warns(UserWarning, match="recover"):
-        model = open_service_model(*given, runtime=tmp_path / "r", allow_mismatch=True)
+        model = open_service_model(replace(config, allow_mismatch=True))
     assert "recover" in model.void
     require_alike(model, recover, seen, 1)

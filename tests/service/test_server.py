@@ -8,6 +8,7 @@ import stat
 import struct
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from taskuq.experiments._run import open_run, read_run
 from taskuq.measure._masks import nested_masks, save_masks
 from taskuq.service import _mrd as mrd
 from taskuq.service import _replay as replay
+from taskuq.service._operations import ServeConfig
 from taskuq.service._replay import _StoredScan, replay_scan
 from taskuq.service._server import export_service, open_service_model
 from taskuq.service._session import Session
@@ -380,7 +382,7 @@ OWN = {"recover": "varnet-atlas", "task": "classifier-atlas"}
 
 def test_components_of_the_policy_are_served(planned, tmp_path):
     masks, policy = planned
-    model = open_service_model(policy, *OWN.values(), masks, tmp_path)
+    model = open_service_model(ServeConfig(policy, *OWN.values(), masks, output=tmp_path))
     known = model.policy.provenance["fingerprints"]
     assert model.void is None
     assert model.fingerprints == {name: known[name] for name in ("recover", "task")}
@@ -393,13 +395,14 @@ def test_other_components_are_refused(planned, tmp_path, other):
     lines = masks if other == "recover" else tmp_path / "other.npz"
     masks_file(tmp_path / "other.npz", 1)
     what = "recover" if other == "recover" else "masks"
-    given = (policy, recover, OWN["task"], lines, tmp_path)
+    given = (policy, recover, OWN["task"], lines)
+    config = ServeConfig(*given, output=tmp_path)
     with refused("policy.mismatch", f"calibrated with {what} ", "--allow-mismatch"):
-        open_service_model(*given)
+        open_service_model(config)
     with refused("policy.mismatch", f"calibrated with {what} ", "--allow-mismatch"):
-        export_service(*given, coils=2, height=None)
+        export_service(*given, tmp_path, coils=2, height=None)
     with pytest.warns(UserWarning, match=what):
-        model = open_service_model(*given, allow_mismatch=True)
+        model = open_service_model(replace(config, allow_mismatch=True))
     assert f"calibrated with {what}" in model.void
 
 

@@ -161,12 +161,7 @@ def serve(
     config = read_serve_config(given)
     # States hold data of patients: other users of this computer must not read them.
     os.umask(0o077)
-    model = open_service_model(
-        config.policy, config.recover, config.task, config.masks, config.output,
-        runtime=config.runtime, adaptive=config.adaptive, seed=config.seed,
-        deadline=config.deadline, monitor=config.monitor, shadow=config.shadow,
-        device=config.device, allow_mismatch=config.allow_mismatch, geometry=config.geometry,
-    )  # fmt: skip
+    model = open_service_model(config)
     logger = open_log(config.log, config.log_level)
     service = Service(
         model, config.host, config.port, config.health_port, config.limits, logger=logger

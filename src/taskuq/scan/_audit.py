@@ -59,7 +59,7 @@ def append_entries(path: str | os.PathLike[str], lines: list[dict[str, Any]]) ->
             record = {**line, "previous": previous}
             previous = fingerprint(record)
             chained.append({**record, "hash": previous})
-        append_jsonl(target, chained, durable=bool(chained))
+        append_jsonl(target, chained, durable=bool(chained), private=True)
 
 
 def read_audit_log(

@@ -370,7 +370,7 @@ class Monitor(Displayed):
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write state and results as JSON, and return the path."""
-        return write_json(path, self.to_dict())
+        return write_json(path, self.to_dict(), private=True)
 
     def _seen(self, outputs: Any, targets: Any) -> dict[str, tuple[float, ...]]:
         x, single = self.policy._check_outputs(outputs)

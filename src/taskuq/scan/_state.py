@@ -34,8 +34,6 @@ SCHEMA = "taskuq.acquisition/1"
 Arrays = dict[str, np.ndarray]
 # Names of the arrays that identify stored measurements.
 SCAN, ROUND = "taskuq scan_id", "taskuq round"
-# Void reason of a scan that was stored without one.
-UNKNOWN = "No guarantee is known: an earlier version stored this scan without its void reason."
 
 
 @contextmanager
@@ -236,7 +234,7 @@ class RoundRecord:
     @classmethod
     def from_dict(cls, record: Mapping[str, Any], case: str) -> RoundRecord:
         """Return the record of a stored round."""
-        R, void = record["acceleration"], record.get("void", UNKNOWN)
+        R, void = record["acceleration"], record["void"]
         ends = []
         for end in ("lower", "upper"):
             values = np.array([number_from_json(value) for value in record[end]])
@@ -252,9 +250,9 @@ class RoundRecord:
             str(record["reason"]),
             case,
             fault=record["fault"],
-            next_lines=tuple(map(int, record.get("wanted", ()))),
+            next_lines=tuple(map(int, record["wanted"])),
             void_reason=None if void is None else str(void),
-            shadow=record.get("shadow") is True,
+            shadow=record["shadow"] is True,
         )
 
     @property
@@ -412,7 +410,8 @@ class ScanState:
     def store_measured(self, round: int, arrays: Arrays, scans: Mapping[str, Scan]) -> None:
         """Store the measurements of a round, then mark them as stored."""
         named: Arrays = {SCAN: np.array(self.scan_id), ROUND: np.array(round), **arrays}
-        with atomic_write(_arrays_path(self.path, round)) as partial, partial.open("wb") as file:
+        path = _arrays_path(self.path, round)
+        with atomic_write(path, private=True) as partial, partial.open("wb") as file:
             np.savez(file, allow_pickle=False, **named)
         self.store(scans, pieces_stored=True)
 
@@ -434,7 +433,7 @@ class ScanState:
             "cases": list(scans),
             **({"scans": each} if self.is_group else {"rounds": each[0]}),
         }
-        with atomic_write(self.path) as partial, background(first):
+        with atomic_write(self.path, private=True) as partial, background(first):
             # On one line: indented JSON is written by slow Python code.
             partial.write_text(f"{json_text(record, indent=None)}\n", encoding="utf-8")
             fsync(partial)

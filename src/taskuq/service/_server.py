@@ -33,15 +33,14 @@ from taskuq.pipeline._executor import Executor, pick_device
 from taskuq.policy._policy import Policy, load_policy
 from taskuq.scan._monitor import Monitor
 from taskuq.scan._round import find_mismatches, void_reason
-from taskuq.service._mrd import CLOSE, TEXT, Connection, Geometry, ScanHeader, StreamLimits
-from taskuq.service._operations import latency_histogram, metrics
+from taskuq.service._mrd import CLOSE, TEXT, Connection, ScanHeader, StreamLimits
+from taskuq.service._operations import ServeConfig, latency_histogram, metrics
 from taskuq.service._session import SCHEMA, ServiceModel, Session, policy_geometry
 from taskuq.training._weights import locate
 
 LOOPBACK = "127.0.0.1"
 # Without a handler, warnings would go to standard error.
 logging.getLogger("taskuq.service").addHandler(logging.NullHandler())
-ANY_GEOMETRY = Geometry()
 # Seconds after a failed accept.
 PAUSE = 0.1
 # Seconds until the health endpoint notices that it is stopped.
@@ -117,7 +116,10 @@ class Service:
             listening.join(timeout=5)
         with self._lock:
             remaining = dict(self.sessions)
-        _close(remaining)
+        for session, thread in remaining.items():
+            session.queue.close()
+            session.connection.close()
+            thread.join()
 
     def health(self) -> dict[str, Any]:
         """Return the state of the service as JSON values."""
@@ -242,13 +244,6 @@ class Service:
         self.logger.log(number, event, extra={"fields": more})
 
 
-def _close(sessions: dict[Session, threading.Thread]) -> None:
-    for session, thread in sessions.items():
-        session.queue.close()
-        session.connection.close()
-        thread.join()
-
-
 def _health(service: Service) -> type[BaseHTTPRequestHandler]:
     slots = threading.Semaphore(service.limits.connections)
 
@@ -298,49 +293,34 @@ def parse_address(text: str) -> tuple[str, int]:
     return host.strip("[]") or LOOPBACK, int(port)
 
 
-def open_service_model(
-    policy: Path,
-    recover: str | None,
-    task: str | None,
-    masks: Path | None,
-    folder: Path,
-    *,
-    runtime: Path | None = None,
-    seed: int = 0,
-    deadline: float | None = None,
-    monitor: float | None = None,
-    shadow: bool = False,
-    device: str | None = None,
-    adaptive: Path | None = None,
-    allow_mismatch: bool = False,
-    geometry: Geometry = ANY_GEOMETRY,
-) -> ServiceModel:
+def open_service_model(config: ServeConfig) -> ServiceModel:
     """Load and check policy, networks, masks and geometry."""
-    loaded = load_policy(policy)
-    if runtime is not None:
-        if any(option is not None for option in (recover, task, masks, device, adaptive)):
+    loaded, masks = load_policy(config.policy), config.masks
+    if config.runtime is not None:
+        names = ("recover", "task", "masks", "device", "adaptive")
+        if any(getattr(config, name) is not None for name in names):
             message = "--runtime excludes --recover, --task, --masks, --adaptive and --device"
             raise InputError(message, code="option.conflict")
         from taskuq.service._runtime import open_runtime
 
-        parts = vars(open_runtime(runtime, loaded))
-    elif recover is None or task is None:
+        parts = vars(open_runtime(config.runtime, loaded))
+    elif config.recover is None or config.task is None:
         raise InputError("use --recover and --task, or --runtime", code="option.missing")
     else:
-        parts = _load_networks(loaded, recover, task, masks, device)
-        if adaptive is not None:
-            parts["adaptive"] = _adaptive_lines(adaptive, loaded, masks)
-    state = folder / "monitor.json"
-    merged, problems = policy_geometry(loaded, geometry)
+        parts = _load_networks(loaded, config.recover, config.task, masks, config.device)
+        if config.adaptive is not None:
+            parts["adaptive"] = _adaptive_lines(config.adaptive, loaded, masks)
+    delta, state = config.monitor, config.output / "monitor.json"
+    merged, problems = policy_geometry(loaded, config.geometry)
     if unrecorded := merged.unrecorded:
         names = ", ".join(unrecorded).replace("_", " ")
         options = "pass --coils, --matrix or --field-of-view"
         problems.append(f"the policy does not record {names}: {options}")
     return ServiceModel(
-        policy=loaded, **parts, folder=folder, seed=seed, deadline=deadline, shadow=shadow,
-        monitor=None if monitor is None else Monitor(loaded, delta=monitor, state=state),
-        void=_mismatch(loaded, allow_mismatch, problems, **parts), allow_mismatch=allow_mismatch,
-        geometry=merged,
+        policy=loaded, **parts, folder=config.output, seed=config.seed, deadline=config.deadline,
+        monitor=None if delta is None else Monitor(loaded, delta=delta, state=state),
+        void=_mismatch(loaded, config.allow_mismatch, problems, **parts), geometry=merged,
+        shadow=config.shadow, allow_mismatch=config.allow_mismatch,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from taskuq.scan._monitor import Monitor
 from taskuq.scan._scanners import as_scanners
 from taskuq.scan._state import RoundRecord, ScanFlags
 from taskuq.service import _mrd as mrd
+
+if TYPE_CHECKING:
+    from taskuq.service._server import Service
 
 
 @dataclass
@@ -234,16 +237,6 @@ def policy_geometry(policy: Policy, given: mrd.Geometry) -> tuple[mrd.Geometry, 
     return replace(recorded, **missing), differ
 
 
-class SessionEvents(Protocol):
-    """Callbacks of the service to which a connection reports."""
-
-    def count(self, what: str) -> None: ...
-    def observe(self, latency: float) -> None: ...
-    def note_outcome(self, is_sound: bool) -> None: ...
-    def log(self, level: str, event: str, **more: Any) -> None: ...
-    def claim(self, header: mrd.ScanHeader, session: Session) -> None: ...
-
-
 @dataclass(frozen=True)
 class ServiceModel:
     """Policy, networks and masks of a service."""
@@ -282,7 +275,7 @@ class Session:
 
     connection: mrd.Connection
     model: ServiceModel
-    service: SessionEvents
+    service: Service
     header: mrd.ScanHeader | None = None
     policy: Policy = field(init=False)
     void: str | None = None
