@@ -124,8 +124,12 @@ def align_cases(arrays: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: If labels differ, or occur twice in different orders.
     """
-    labels = {name: ids for name, v in arrays.items() if (ids := case_ids(v)) is not None}
-    found = {name: _unlabelled(values, name) for name, values in arrays.items()}
+    plain = (np.ndarray, list, tuple, type(None))
+    labelled = [name for name, values in arrays.items() if not isinstance(values, plain)]
+    if not labelled:
+        return dict(arrays)
+    labels = {name: ids for name in labelled if (ids := case_ids(arrays[name])) is not None}
+    found = {**arrays, **{name: _unlabelled(arrays[name], name) for name in labelled}}
     first = next(iter(labels), "")
     for name, ids in labels.items():
         if name == first or np.array_equal(ids, labels[first]):

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from taskuq.training._fit import TrainerOptions, train_config
+from taskuq.training._fit import TrainerOptions, estimate_training, train_config
 from taskuq.training._module import TrainingModule
 
 if __name__ == "__main__":
@@ -34,5 +34,12 @@ if __name__ == "__main__":
     for config in map(Path, sys.argv[2:]):
         kept.clear()
         kind = config.stem.partition("-")[0]
+        if kind == "sampler":  # a dry run alone, with its parts
+            record, parts = estimate_training(kind, config, machine=machine, steps=1), 0
+            while record is not None:
+                assert record["devices"] == machine.devices
+                record, parts = record["before"], parts + 1
+            assert parts == 4
+            continue
         train_config(kind, config, folder / config.stem, machine=machine)
         save_file(kept, folder / f"{config.stem}-{os.environ.get('RANK', 0)}.safetensors")

@@ -122,7 +122,7 @@ class RoundDecider:
         if self.monitor is not None:
             faults = faults | self._update_monitor(self.monitor, k, scans, results)
         faults = self._for_group(faults, list(scans)) if faults else faults
-        sound = {name: scan for name, scan in scans.items() if name not in faults}
+        sound = {name: scans[name] for name in scans if name not in faults} if faults else scans
         decisions = dict(zip(sound, self._decisions(k, sound, outputs), strict=True))
         records = [
             self._undecided(k, name, faults[name], outputs.get(name))

@@ -7,19 +7,22 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lightning_fabric.loggers import TensorBoardLogger
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.plugins.io import CheckpointIO
 from torch import Tensor
 
 from taskuq._config import flatten, read_toml, toml_text
-from taskuq._io import atomic_write, make_folder, reading
+from taskuq._io import atomic_write, reading
 from taskuq.errors import InputError
-from taskuq.training._config import Recipe
+from taskuq.training._config import Recipe, TrainingConfig
 from taskuq.training._module import TrainingModule
-from taskuq.training._weights import save_weights
+from taskuq.training._weights import save_tensors
 
 RESUME = "resume.safetensors"
 FINISHED, FOLDER_SCHEMA = "finished.json", "taskuq.finished/1"
@@ -63,39 +66,6 @@ def _log_epoch(path: Path, row: Mapping[str, float]) -> None:
         writer = csv.DictWriter(file, list(row), lineterminator="\n", extrasaction="ignore")
         writer.writeheader()
         writer.writerows({**r, "epoch": int(r["epoch"])} for r in rows)
-
-
-class _TensorBoardLog:
-    def __init__(self, folder: Path, epoch: int) -> None:
-        self.records: Any = None
-        try:
-            from tensorboardX.proto import event_pb2
-            from tensorboardX.record_writer import RecordWriter
-        except ImportError:
-            return
-        make_folder(folder)
-        # The time has whole seconds only: a number makes the name unique.
-        number = len(list(folder.iterdir()))
-        self.event = event_pb2.Event
-        self.records = RecordWriter(str(folder / f"events.out.tfevents.{time.time():.0f}.{number}"))
-        self._write(file_version="brain.Event:2")
-        if epoch:
-            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._write(step=epoch, session_log=start)
-
-    def add(self, row: Mapping[str, float]) -> None:
-        values = [{"tag": k, "simple_value": v} for k, v in row.items() if k != "epoch"]
-        self._write(step=int(row["epoch"]), summary={"value": values})
-
-    def close(self) -> None:
-        if self.records is not None:
-            self.records.close()
-
-    def _write(self, **content: Any) -> None:
-        # tensorboardX's writer is a thread that loses entries when killed.
-        if self.records is not None:
-            self.records.write(self.event(wall_time=time.time(), **content).SerializeToString())
-            self.records.flush()
 
 
 STATE_SCHEMA = "taskuq.state/2"
@@ -161,12 +131,25 @@ def _from_json(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 class SafetensorsIO(CheckpointIO):
-    """Lightning CheckpointIO without pickle."""
+    """Lightning CheckpointIO without pickle: states to resume, and weights with a card."""
+
+    def __init__(self, recipe: Recipe | None = None, notes: dict[str, Any] | None = None) -> None:
+        self.recipe, self.notes = recipe, notes or {}
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
-        _save_state(checkpoint, path)
+        path = Path(path)
+        assert self.recipe is not None
+        state = checkpoint["state_dict"].items()  # the average, where weights are averaged
+        save_tensors(
+            {name.removeprefix("network."): x for name, x in state if name.startswith("network.")},
+            path.with_stem("last") if path.name == RESUME else path,
+            kind=self.recipe.kind, config=self.recipe.config,
+            notes={**self.notes, "reached": checkpoint["reached"]},
+        )  # fmt: skip
+        if path.name == RESUME:
+            _save_state(checkpoint, path)
 
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
@@ -178,87 +161,101 @@ class SafetensorsIO(CheckpointIO):
         Path(path).unlink(missing_ok=True)
 
 
-class Checkpoint(Callback):
-    def __init__(
-        self, recipe: Recipe, folder: Path, every: int, notes: dict[str, Any], patience: int = 0
-    ) -> None:
-        self.recipe, self.folder, self.every, self.notes = recipe, folder, every, notes
-        self.patience, self.since_best = patience, 0
-        self.best: float | None = None
-        self.events: _TensorBoardLog | None = None
+class _Checkpoint(ModelCheckpoint):
+    """Lightning's checkpoints, written after the last epoch too, in a folder that may move."""
+
+    FILE_EXTENSION = ".safetensors"
+
+    def __init__(self, folder: Path, name: str, **options: Any) -> None:
+        super().__init__(
+            folder, name, enable_version_counter=False, save_on_train_epoch_end=True, **options
+        )
+        self.path = folder / f"{name}{self.FILE_EXTENSION}"
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_epoch_end(trainer, pl_module)
+        is_last = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
+        if is_last and self.monitor is None and self._last_global_step_saved != trainer.global_step:
+            trainer.save_checkpoint(self.path)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self.path.exists():
+            super().load_state_dict({**state_dict, "dirpath": self.dirpath})
+
+
+def folder_callbacks(recipe: Recipe, config: TrainingConfig, folder: Path) -> list[Callback]:
+    """Return the callbacks that log a training and write its weights and states to a folder."""
+    monitor = f"validation_{recipe.monitor}"
+    stops = EarlyStopping(
+        monitor, patience=config.patience, mode=recipe.mode, check_finite=False,
+        check_on_train_epoch_end=True,
+    )  # fmt: skip
+    return [
+        *([stops] if config.patience else []),
+        _EpochLog(folder),
+        _Checkpoint(folder, "best", monitor=monitor, mode=recipe.mode),
+        _Checkpoint(folder, Path(RESUME).stem, every_n_epochs=config.checkpoint_every),
+    ]
+
+
+class _EpochLog(Callback):
+    """Learning curve, a row per epoch: Lightning's CSVLogger deletes that of a resumed training."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.board: TensorBoardLogger | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        trainer.should_stop |= 0 < self.patience <= self.since_best
+        epoch = trainer.current_epoch
+        # Killed between its last state and its end.
+        stops = [stop for stop in trainer.early_stopping_callbacks if stop is not None]
+        trainer.should_stop |= any(stop.stopped_epoch for stop in stops)  # type: ignore[attr-defined]
         if not trainer.is_global_zero:
             return
-        if trainer.current_epoch and trainer.progress_bar_callback is not None:
-            sys.stderr.write(f"{self.folder}: resuming after {trainer.current_epoch} epochs\n")
-        self.events = _TensorBoardLog(self.folder / "tensorboard", trainer.current_epoch)
+        if epoch and trainer.progress_bar_callback is not None:
+            sys.stderr.write(f"{self.folder}: resuming after {epoch} epochs\n")
+        with suppress(ModuleNotFoundError):
+            self.board = TensorBoardLogger(
+                self.folder, "tensorboard", "", purge_step=epoch or None, flush_secs=5,
+                filename_suffix=f".{epoch}",
+            )  # fmt: skip
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.epoch_start = time.monotonic()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, TrainingModule)
+        mean_loss = pl_module.mean_loss()
+        if not trainer.is_global_zero:
+            return
+        metrics = trainer.callback_metrics.items()
+        rate = trainer.optimizers[0].param_groups[0]["lr"]
+        row = {
+            "step": trainer.global_step,
+            "training_loss": mean_loss,
+            **{k: float(v) for k, v in metrics if k.startswith("valid")},
+            "learning_rate": rate * pl_module.warmup_factor(trainer.global_step),
+            "seconds": round(time.monotonic() - self.epoch_start, 3),
+        }
+        _log_epoch(self.folder / "metrics.csv", {"epoch": trainer.current_epoch, **row})
+        if self.board is not None:
+            self.board.log_metrics(row, trainer.current_epoch)
+            self.board.save()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.events is not None:
-            self.events.close()
+        if self.board is not None:
+            self.board.finalize("success")
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         self.on_train_end(trainer, pl_module)
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.epoch_start = time.monotonic()
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.sanity_checking:
-            return
-        epoch = trainer.current_epoch
-        value = float(trainer.callback_metrics[f"validation_{self.recipe.monitor}"])
-        sign = -1 if self.recipe.mode == "min" else 1
-        is_best = self.best is None or sign * value > sign * self.best
-        self.best = value if is_best else self.best
-        self.since_best = 0 if is_best else self.since_best + 1
-        trainer.should_stop |= 0 < self.patience <= self.since_best
-        assert isinstance(pl_module, TrainingModule)
-        is_last = epoch + 1 == trainer.max_epochs or trainer.should_stop
-        is_due = is_last or (epoch + 1) % self.every == 0
-        mean_loss = pl_module.mean_loss()
-        if trainer.is_global_zero:
-            metrics = trainer.callback_metrics.items()
-            rate = trainer.optimizers[0].param_groups[0]["lr"]
-            row = {
-                "epoch": epoch,
-                "step": trainer.global_step,
-                "training_loss": mean_loss,
-                **{k: float(v) for k, v in metrics if k.startswith("valid")},
-                "learning_rate": rate * pl_module.warmup_factor(trainer.global_step),
-                "seconds": round(time.monotonic() - self.epoch_start, 3),
-            }
-            _log_epoch(self.folder / "metrics.csv", row)
-            if self.events is not None:
-                self.events.add(row)
-            reached = {"epoch": epoch, self.recipe.monitor: value}
-            with pl_module.averaged():
-                for name in ["best"] * is_best + ["last"] * is_due:
-                    save_weights(
-                        self.recipe.network, self.folder / f"{name}.safetensors",
-                        kind=self.recipe.kind, config=self.recipe.config,
-                        notes={**self.notes, "reached": reached},
-                    )  # fmt: skip
-        if is_due:
-            trainer.save_checkpoint(self.folder / RESUME)
-
-    def interrupted(self) -> str:
-        # Ctrl-C may come between the state's file and the next statement: only the file counts.
-        if (self.folder / RESUME).exists():
-            epochs = _load_state(self.folder / RESUME)["epoch"] + 1
-            state = f"{self.folder} holds the state after {epochs} epochs"
-            return f"interrupted; {state}; rerun the same command to resume"
-        state = f"which is written every {self.every} epochs (training.checkpoint_every)"
-        return f"interrupted; {self.folder} has no state yet, {state}; rerun to start again"
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "since_best": self.since_best}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        has_best = (self.folder / "best.safetensors").exists()
-        self.best = state_dict["best"] if has_best else None
-        self.since_best = state_dict["since_best"]
+def interrupted(folder: Path, every: int) -> str:
+    # Ctrl-C may come between the state's file and the next statement: only the file counts.
+    if (folder / RESUME).exists():
+        state = f"{folder} holds the state after {_load_state(folder / RESUME)['epoch'] + 1} epochs"
+        return f"interrupted; {state}; rerun the same command to resume"
+    state = f"which is written every {every} epochs (training.checkpoint_every)"
+    return f"interrupted; {folder} has no state yet, {state}; rerun to start again"

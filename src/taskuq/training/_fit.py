@@ -31,13 +31,15 @@ from taskuq.training._checkpoints import (
     FINISHED,
     FOLDER_SCHEMA,
     RESUME,
-    Checkpoint,
     SafetensorsIO,
+    folder_callbacks,
+    interrupted,
     prepare_folder,
 )
 from taskuq.training._config import Recipe, TrainingConfig
 from taskuq.training._determinism import DeviceLoader, EpochSampler, preload, seeded
 from taskuq.training._module import (
+    Averaging,
     StepTimer,
     TrainingModule,
     format_timing,
@@ -48,7 +50,9 @@ from taskuq.training._networks import NETWORKS
 from taskuq.training._weights import load_weights, save_weights
 
 
-def _make_trainer(config: TrainingConfig, machine: TrainerOptions, callbacks: list[Any]) -> Any:
+def _make_trainer(
+    config: TrainingConfig, machine: TrainerOptions, callbacks: list[Any], files: SafetensorsIO
+) -> Any:
     try:
         return pl.Trainer(
             accelerator=machine.accelerator,
@@ -63,8 +67,8 @@ def _make_trainer(config: TrainingConfig, machine: TrainerOptions, callbacks: li
             use_distributed_sampler=False,
             callbacks=callbacks,
             logger=False,
-            plugins=[SafetensorsIO()],
-            enable_checkpointing=False,
+            plugins=[files],
+            enable_checkpointing=bool(callbacks),
             enable_progress_bar=machine.progress,
             enable_model_summary=False,
             num_sanity_val_steps=0,
@@ -198,10 +202,9 @@ def _fit(
         text = f"training.warmup_steps is {config.warmup_steps} of {planned} steps; lower it"
         _print(text, machine)
     notes = {key: settings[key] for key in settings if key != "network"}
-    keep = Checkpoint(recipe, folder, config.checkpoint_every, notes, config.patience)
     _loop(
         recipe, training, validation, config, machine,
-        steps=steps, before=earlier, keep=keep, resume=resume,
+        steps=steps, before=earlier, folder=folder, notes=notes, resume=resume,
     )  # fmt: skip
     if not is_first_process():
         return best
@@ -245,7 +248,8 @@ def _loop(
     *,
     steps: int | None,
     before: dict[str, Any] | None,
-    keep: Checkpoint | None = None,
+    folder: Path | None = None,
+    notes: dict[str, Any] | None = None,
     resume: Path | None = None,
 ) -> dict[str, Any]:
     """Run the training loop, with or without saving, and return its timing."""
@@ -272,13 +276,15 @@ def _loop(
 
     most = None if steps is None else steps * config.batch
     loaders = loader(training, config.seed, None), loader(validation, None, most)
-    folder = None if keep is None else keep.folder
     validation_steps = -(-len(validation) // config.batch)  # type: ignore[arg-type]
     timing = StepTimer(recipe.kind, config, validation_steps, folder, steps, before)
     module = TrainingModule(recipe, config)
     shared = module.layers.of(recipe.network) if machine.processes > 1 else nullcontext()
     with _silence_lightning(), seeded(config.seed), shared:
-        trainer = _make_trainer(config, machine, [timing] if keep is None else [keep, timing])
+        callbacks = [Averaging(config)] if config.ema or config.average_from else []
+        callbacks += [] if folder is None else folder_callbacks(recipe, config, folder)
+        files = SafetensorsIO(recipe, notes)
+        trainer = _make_trainer(config, machine, [*callbacks, timing], files)
         if trainer.world_size != machine.processes:
             # Lightning starts as many processes as a SLURM step has tasks.
             message = f"{trainer.world_size} processes started, not {machine.processes}; use srun"
@@ -290,8 +296,8 @@ def _loop(
             # Lightning turns Ctrl-C into an exit and ignores a second one.
             is_pressed = isinstance(stopped.__context__, KeyboardInterrupt)
             ended = KeyboardInterrupt() if is_pressed else stopped
-            if keep is not None:
-                ended.add_note(keep.interrupted())
+            if folder is not None:
+                ended.add_note(interrupted(folder, config.checkpoint_every))
             if is_pressed and threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGINT, on_interrupt)
             raise ended from None
@@ -342,7 +348,7 @@ def _refuse_impossible(
     _batch_per_process(config, machine, len(cases))  # type: ignore[arg-type]
     if machine.accelerator != "cpu":
         with _silence_lightning():
-            _make_trainer(config, machine, [])
+            _make_trainer(config, machine, [], SafetensorsIO())
 
 
 def _batch_per_process(config: TrainingConfig, machine: TrainerOptions, cases: int) -> int:

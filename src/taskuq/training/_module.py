@@ -6,13 +6,15 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.callbacks import Checkpoint, WeightAveraging
 from torch import Tensor, distributed, nn
 
 from taskuq._io import complete_record, read_json, write_json
@@ -32,11 +34,6 @@ class TrainingModule(LightningModule):
         self.recipe, self.settings = recipe, config
         self.network: nn.Module = recipe.network
         self.register_buffer("begun", torch.zeros((), dtype=torch.bool))
-        self._averages = bool(config.ema or config.average_from)
-        weights = _network_weights(recipe.network) if self._averages else []
-        self.mean = nn.ParameterList(
-            nn.Parameter(weight.detach().clone(), requires_grad=False) for weight in weights
-        )
         # For processes that share batches.
         self.layers = SyncLayers()
         self._has_begun: bool | None = None
@@ -71,45 +68,20 @@ class TrainingModule(LightningModule):
         self._losses.clear()
         return float(self.trainer.strategy.reduce(mean, reduce_op="mean"))
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if not self._averages:
-            return
-        step = self.global_step
-        decay = min(self.settings.ema, (1 + step) / (10 + step))
-        if self.settings.average_from:
-            if not self.trainer.is_last_batch:
-                return
-            # The mean of the weights after each epoch, this one included.
-            before = max(0, self.current_epoch + 1 - self.settings.average_from)
-            decay = before / (before + 1)
-        with torch.no_grad():
-            now = [weight.detach() for weight in _network_weights(self.network)]
-            torch._foreach_lerp_([weight.data for weight in self.mean], now, 1 - decay)
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        value = float(self.trainer.callback_metrics[f"validation_{self.recipe.monitor}"])
+        checkpoint["reached"] = {"epoch": self.current_epoch, self.recipe.monitor: value}
 
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Use the average of the weights within a context."""
-        self._exchange()
-        try:
-            yield
-        finally:
-            self._exchange()
-
-    @torch.no_grad()
-    def _exchange(self) -> None:
-        # In place: CUDA graphs hold the addresses.
-        weights = _network_weights(self.network) if self._averages else []
-        for weight, mean in zip(weights, self.mean, strict=True):
-            before = weight.clone()
-            weight.copy_(mean)
-            mean.copy_(before)
+    def __deepcopy__(self, memo: Any) -> TrainingModule:
+        """Copy the network, but not what its loss may hold: data, other networks."""
+        copy = replace(self.recipe, network=deepcopy(self.network, memo))
+        return TrainingModule(copy, self.settings)
 
     def validation_step(self, batch: Batch, index: int) -> None:
         loader: Any = self.trainer.val_dataloaders
         share: BatchShard = loader.sampler.share(index)
         generator = self._draws(VALIDATION, 0, index, share)
-        with self.averaged():
-            metrics = self.recipe.validate(self.network, batch, generator)
+        metrics = self.recipe.validate(self.network, batch, generator)
         own = slice(None) if share.counts else slice(0)
         self._values.append({name: value[own] for name, value in metrics.items()})
 
@@ -179,6 +151,34 @@ class TrainingModule(LightningModule):
         return draws
 
 
+class Averaging(WeightAveraging):
+    """Lightning's average of the weights, with the decay of the settings."""
+
+    def __init__(self, config: TrainingConfig) -> None:
+        super().__init__(use_buffers=False, multi_avg_fn=self._average)
+        self.config = config
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.trainer, self._device = trainer, trainer.strategy.root_device
+        super().setup(trainer, pl_module, stage)
+        # The first weights count; and on the CPU, no step waits for the GPU.
+        self._average_model.n_averaged = torch.tensor(1)  # type: ignore[union-attr]
+
+    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+        # After the last step, not after the epoch: validation comes between them.
+        is_due = bool(self.config.ema) or self.trainer.is_last_batch
+        return step_idx is not None and is_due
+
+    def _average(self, means: Any, weights: Any, _: Any) -> None:
+        step, epoch = self.trainer.global_step, self.trainer.current_epoch
+        decay = min(self.config.ema, (1 + step) / (10 + step))
+        if self.config.average_from:
+            # The mean of the weights after each epoch, this one included.
+            before = max(0, epoch + 1 - self.config.average_from)
+            decay = before / (before + 1)
+        torch._foreach_lerp_(means, weights, 1 - decay)
+
+
 def _network_weights(network: nn.Module) -> list[nn.Parameter]:
     return [weight for weight in network.parameters() if weight.requires_grad]
 
@@ -189,7 +189,9 @@ FILE = "timing.json"
 SYNCHRONISED, CLOCKED = 20, 5
 
 
-class StepTimer(Callback):
+class StepTimer(Checkpoint):
+    """Timer of steps; Lightning calls it after the checkpoints that it times."""
+
     def __init__(
         self,
         kind: str,

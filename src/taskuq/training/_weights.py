@@ -83,19 +83,28 @@ def save_weights(
     half: bool = False,
 ) -> Path:
     """Write a network's weights, with a model card next to them."""
+    state, trained = network.state_dict(), {name for name, _ in network.named_parameters()}
+    # Biases and scalars stay exact: they cost nothing.
+    halved = {name for name in trained if half and state[name].ndim > 1}
+    state = {name: x.half() if name in halved else x for name, x in state.items()}
+    return save_tensors(state, path, kind=kind, config=config, notes=notes)
+
+
+def save_tensors(
+    state: Mapping[str, Tensor],
+    path: Path | str,
+    *,
+    kind: str,
+    config: Any,
+    notes: Mapping[str, Any] | None = None,
+) -> Path:
     from safetensors.torch import save_file
 
     path = Path(path)
     if path.suffix != ".safetensors":
         text = f"the weights' name is {path.name}; it must end in .safetensors"
         raise InputError(text, code="value.invalid")
-    trained = {name for name, _ in network.named_parameters()}
-    state = {}
-    for name, value in network.state_dict().items():
-        # Biases and scalars stay exact: they cost nothing.
-        is_half = half and name in trained and value.is_floating_point() and value.ndim > 1
-        whole = value.detach().cpu().contiguous()
-        state[name] = whole.half() if is_half else whole.clone()
+    state = {name: x.detach().cpu().contiguous().clone() for name, x in state.items()}
     table = {"kind": kind, "network": to_toml_table(config), **(notes or {})}
     with atomic_write(path) as partial:
         save_file(state, partial, metadata={"kind": kind})

@@ -119,7 +119,7 @@ class SpreadPrior:
         own = np.maximum(deviation, self.least)
         return np.asarray(np.hypot(math.sqrt(d0 / (d0 + d)) * trend, math.sqrt(d / (d0 + d)) * own))
 
-    @property
+    @cached_property
     def trend_at_zero(self) -> FloatArray:
         return np.asarray(self.level * np.exp((self.coefficients[0] + self._shift) / 2))
 
