@@ -29,7 +29,7 @@ FIGURES = ROOT / "docs/figures"
 # Largest size of a figure in bytes.
 LARGEST = 300_000
 # A run made with --fast has fewer splits than the README needs.
-FEWEST_TRIALS = 10_000
+FEWEST_TRIALS = 1_000
 # Colours of the scan in the report.
 SAMPLES, REPORT, TRUTH = "#1c232d", "#0072b2", "#c1121f"
 

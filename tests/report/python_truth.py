@@ -30,7 +30,7 @@ class Truth:
         self.x, self.shown = (v if several else v[..., None] for v in (x, shown))
         z = explorer.calibration_targets
         self.z = z if several else z[:, None]
-        self.group = explorer.calibration_group
+        self.group, self.label = explorer.calibration_group, explorer.calibration_label
         self.rates = tuple(map(float, explorer.accelerations))
         self.tasks = self.x.shape[3]
         own = [explorer.for_task(t).task_range for t in range(self.tasks)]
@@ -57,11 +57,12 @@ class Truth:
         """One bound for each round of the shown task, calibrated by itself."""
         scores, kept = self.base(setting["score"], float(setting["alpha"]))
         by_group, t = setting["unit"] == "group", setting.get("task", 0)
+        is_by_class = setting["within"] == "class"
         return [
             tq.calibrate(
                 self.x[..., t][: k + 1, kept], self.z[kept, t], alpha=float(setting["alpha"]),
                 score=score, group=self.group[kept] if by_group else None,
-                task_range=self.ranges[t],
+                label=self.label[kept] if is_by_class else None, task_range=self.ranges[t],
             )
             for k, score in enumerate(scores[t])
         ]  # fmt: skip
@@ -72,7 +73,8 @@ class Truth:
     def table(self):
         """The calibration cases as users have them."""
         x, z = (self.x, self.z) if self.tasks > 1 else (self.x[..., 0], self.z[:, 0])
-        return tq.TaskOutputs(x, z, self.rates, group=self.group, task_ranges=self.ranges)
+        return tq.TaskOutputs(x, z, self.rates, group=self.group, label=self.label,
+                              task_ranges=self.ranges)  # fmt: skip
 
     def policy(self, setting):
         alpha, widths = float(setting["alpha"]), self.widths(setting)
@@ -99,13 +101,16 @@ class Truth:
         guarantee = Guarantee(
             alpha=alpha, unit="group" if by_group else "case", n_cases=int(kept.sum()),
             n_groups=len(np.unique(group)) if by_group else None, tasks=self.tasks,
+            **self.conditions(setting),
         )  # fmt: skip
         x, z = self.x[:, kept], np.tile(self.z[kept][None], (len(rules), 1, 1))
         goal = Goal(max_width=widths[0])
         spec = PolicySpec(entry["kind"], alpha, goal, statistic=statistic or "spread")
         seen = stopping_statistics(rules, x, z)
         index = guarantee._unit.index(seen.cases, group)
-        thresholds = spec.thresholds(seen, SetCalibrator(guarantee, guarantee._unit, index))
+        calibrator = SetCalibrator(guarantee, guarantee._unit, index)
+        within = self.label[kept] if setting["within"] == "class" else None
+        thresholds = spec.thresholds(seen, calibrator, within=within)
         return replace(
             self.planned(setting | {"policy": "paper"}, "paper"), kind=entry["kind"],
             _rules=rules, thresholds=tuple(map(float, thresholds)), guarantee=guarantee,
@@ -116,11 +121,19 @@ class Truth:
         score = None if kind == "fixed-width" else "mlwr"
         return tq.plan(self.table(), alpha=float(setting["alpha"]),
                        max_width=self.widths(setting), policy=kind, score=score,
-                       unit=setting["unit"])  # fmt: skip
+                       unit=setting["unit"],
+                       label="label" if setting["within"] == "class" else None)  # fmt: skip
+
+    def conditions(self, setting):
+        if setting["within"] == "all":
+            return {}
+        by_group = setting["unit"] == "group"
+        return {"condition": "each class", "condition_on": "case" if by_group else None,
+                "strata": len(np.unique(self.label))}  # fmt: skip
 
     def at(self, setting):
         """Everything the browser computes for one slice, round by round."""
-        names = ("alpha", "tau", "score", "policy", "unit", "slice")
+        names = ("alpha", "tau", "score", "policy", "unit", "within", "slice")
         key = (*(setting[name] for name in names), setting.get("task", 0))
         if key not in self.known:
             self.known[key] = self.rounds(setting)

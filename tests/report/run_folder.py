@@ -68,7 +68,8 @@ def write_explorer(folder, table, slices=6, size=64, samples=4, **changes):
         "outputs": outputs[shown], "targets": table.targets[shown],
         "point_outputs": outputs[shown].mean(axis=2),
         "calibration_outputs": outputs[rest], "calibration_targets": table.targets[rest],
-        "calibration_group": table.group[rest], "task_range": (0.0, 1.0),
+        "calibration_group": table.group[rest], "calibration_label": table.label[rest],
+        "task_range": (0.0, 1.0),
     }  # fmt: skip
     return save_explorer(folder / "explorer.npz", **(arrays | changes))
 

@@ -108,7 +108,7 @@ def write_stored(kind, folder):
         outputs = np.moveaxis(table.outputs, 0, 1)
         changes = {"outputs": outputs[:8], "targets": table.targets[:8],
                    "calibration_outputs": outputs, "calibration_targets": table.targets,
-                   "calibration_group": table.group}  # fmt: skip
+                   "calibration_group": table.group, "calibration_label": table.label}  # fmt: skip
     if kind == "two tasks":
         scales, changes = (1.0, 20.0), two_tasks(table)
     run_folder.write_explorer(
@@ -141,6 +141,7 @@ def random_settings(count, stored, seed):
             "score": scores[i % len(scores)],
             "policy": policies[int(rng.integers(len(policies)))],
             "unit": ["case", "group"][int(rng.integers(2))],
+            "within": ["all", "class"][int(rng.integers(2))],
             "slice": int(rng.integers(8)),
             "task": int(rng.integers(stored.truth.tasks)),
         }
@@ -176,6 +177,8 @@ def test_random_settings_give_what_python_gives(stored, open_page):
 FAULTS = [
     ("BigInt(n + 1), level.bottom", "BigInt(n), level.bottom"),
     ("if (above * level.bottom <= limit)", "if (above * level.bottom < limit - level.bottom)"),
+    ("const limit = level.top * (above + common)", "const limit = level.top * above"),
+    ("return Math.max(...classes.map(", "return Math.min(...classes.map("),
     ("threshold < seen.largest", "threshold <= seen.largest"),
     ("const ROUNDING = 4 *", "const ROUNDING = 4e8 *"),
     ("share < 0.5 ? below", "share < 2.5 ? above"),
@@ -230,6 +233,25 @@ def test_at_the_runs_own_setting_it_is_what_plan_makes(stored, open_page):
                    "score": extra.get("score", "ar")}  # fmt: skip
         (rounds,) = page.evaluate(ASK, [setting])
         assert [r["threshold"] for r in rounds] == pytest.approx(planned.thresholds, rel=1e-9)
+
+
+def test_a_policy_by_class_opens_by_class(tmp_path, open_page):
+    table = run_folder.table_of(volumes=32, samples=9, seed=5)
+    run_folder.write_explorer(tmp_path, table, slices=2, size=16, samples=2)
+    explorer = load_explorer(tmp_path / "explorer.npz")
+    rest = table.select(cases=np.isin(table.group, explorer.calibration_group))
+    policy = tq.plan(rest, alpha=0.25, max_width=TAU, label="label")
+    policy.save(tmp_path / "policy.json")
+    page = open_page(write_report(tmp_path))
+    assert page.locator("[data-part=within]").input_value() == "class"
+    assert "within each class" in page.locator("[data-part=guarantee]").inner_text()
+    (rounds,) = page.evaluate(ASK, [{}])
+    assert [r["threshold"] for r in rounds] == pytest.approx(policy.thresholds, rel=1e-9)
+    page.locator("[data-part=within]").select_option("all")
+    (rounds,) = page.evaluate(ASK, [{}])
+    pooled = tq.plan(rest, alpha=0.25, max_width=TAU)
+    assert [r["threshold"] for r in rounds] == pytest.approx(pooled.thresholds, rel=1e-9)
+    assert pooled.thresholds != policy.thresholds
 
 
 def test_the_sliders_and_the_table_show_what_python_says(stored, open_page):

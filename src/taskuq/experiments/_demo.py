@@ -138,16 +138,18 @@ ALPHA, MAX_WIDTH = 0.1, 0.2
 
 @dataclass(frozen=True)
 class DemoSettings:
-    patients: int = 3
+    patients: int = 2
     slices: int = 4
     shown: int = 8
-    trials: int = 10_000
+    trials: int = 10_000  # splits of intervals
+    simulations: int = 1_000  # splits of the policy, which learns anew in each
+    replays: int = 50  # splits of every other stopping rule
     seed: int = 0
 
     @classmethod
     def fast(cls, seed: int = 0) -> DemoSettings:
         """Settings of the smallest demo with all steps."""
-        return cls(patients=1, slices=3, trials=100, seed=seed)
+        return cls(patients=1, slices=2, trials=100, simulations=100, replays=20, seed=seed)
 
 
 def run_demo(
@@ -174,7 +176,7 @@ def run_demo(
     with Progress(number, what="slices", quiet=quiet) as scanned:
         live, examples = _scan(settings, policy, samples, folder, log, scanned)
     write_json(folder / "records" / "live.json", live)
-    stage(f"3/4  Evaluating the policy and the paper's claims on {settings.trials} random splits.")
+    stage(f"3/4  Evaluating the policy and the claims on {settings.simulations} random splits.")
     _judge(settings, samples, point, examples, folder, log, quiet)
     stage("4/4  Writing the report.")
     write_json(folder / "run.json", _run(settings, policy))
@@ -219,6 +221,7 @@ def _scan(
         calibration_outputs=table.outputs.transpose(1, 0, 2),
         calibration_targets=table.targets,
         calibration_group=table.group,
+        calibration_label=table.label,
         task_range=table.task_range,
     )
     places = {name: index for index, name in enumerate(data.cases.tolist())}
@@ -253,7 +256,10 @@ def _judge(
         mask_accelerations=measured.accelerations, quality=stored_quality(),
         simulated=simulation, simulated_width=MAX_WIDTH, examples=examples,
     )  # fmt: skip
-    claims = ClaimSettings(trials=settings.trials, seed=settings.seed, stops_by_case=False)
+    claims = ClaimSettings(
+        trials=settings.trials, round_trials=settings.replays, seed=settings.seed,
+        stops_by_case=False,
+    )  # fmt: skip
     with Progress(1 + len(list(EXPERIMENTS)), what="claims", quiet=quiet) as progress:
         pairs = [(samples.samples, one) for one in simulation]
         record = simulation_record(
@@ -272,7 +278,7 @@ def _judged(settings: DemoSettings, table: TaskOutputs) -> list[Simulation]:
     goal = Goal(max_width=MAX_WIDTH)
     plans = [PolicySpec("fixed-width", ALPHA, goal)]
     plans += [PolicySpec("paper", ALPHA, goal, score=score) for score in ("lwr", "cqr")]
-    return simulate(table, plans, splits=settings.trials, seed=settings.seed, unit="group")
+    return simulate(table, plans, splits=settings.simulations, seed=settings.seed, unit="group")
 
 
 def _record(scanned: Sequence[_DemoScan], settings: DemoSettings) -> dict[str, Any]:

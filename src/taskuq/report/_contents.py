@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from taskuq._io import fingerprint
 from taskuq.conformal._bound import Bound, load_bound
 from taskuq.conformal._units import Unit, make_unit
 from taskuq.conformal.scores import score_name
-from taskuq.errors import InputError
+from taskuq.errors import GuaranteeWarning, InputError
 from taskuq.interval import TaskRange
 from taskuq.policy._goal import goal_from_dict
 from taskuq.policy._kinds import POLICIES
@@ -354,7 +355,10 @@ def _failed(folder: RunFolder) -> dict[str, str]:
 def _noted(notes: list[str], sentence: str) -> Iterator[None]:
     """Add a note if a part of the report cannot be computed."""
     try:
-        yield
+        with warnings.catch_warnings():
+            # A report may show calibration cases; it marks them.
+            warnings.simplefilter("ignore", GuaranteeWarning)
+            yield
     except InputError as error:
         notes.append(f"{sentence}{error}")
 
@@ -524,6 +528,7 @@ def _explorer_numbers(
         widths=[width or max_width or 0.1 for width in widths],
         unit=unit if policy is None else policy.guarantee.unit,
         ranges=_ranges(folder, policy),
+        within="class" if policy is not None and policy.guarantee.kind == "class" else "all",
     )
 
 

@@ -66,6 +66,7 @@ class Explorer:
     point: FloatArray | None = None  # (S, T, H, W), a second recovery
     point_outputs: FloatArray | None = None
     calibration_group: np.ndarray | None = None  # (n,)
+    calibration_label: np.ndarray | None = None  # (n,), class
     task_range: tuple[float, float] | None = None
     round_names: np.ndarray | None = None  # (T,)
     task_names: np.ndarray | None = None  # (task,)
@@ -104,7 +105,8 @@ class Explorer:
 
 NAMES = tuple(field.name for field in fields(Explorer))
 NEEDED = tuple(field.name for field in fields(Explorer) if field.default is MISSING)
-IDS = ("case", "group", "label", "calibration_group", "round_names", "task_names")
+IDS = ("case", "group", "label", "calibration_group", "calibration_label", "round_names",
+       "task_names")  # fmt: skip
 
 
 def save_explorer(path: str | os.PathLike[str], **arrays: Any) -> Path:
@@ -208,8 +210,8 @@ def _check_explorer(arrays: Mapping[str, Any]) -> Explorer:
             f"accelerations must decrease and stay above 1, got {rates.tolist()}",
             code="rounds.invalid",
         )
-    lengths = {"case": S, "group": S, "label": S, "calibration_group": n, "round_names": T,
-               "task_names": tasks[0] if tasks else 1}  # fmt: skip
+    lengths = {"case": S, "group": S, "label": S, "calibration_group": n, "calibration_label": n,
+               "round_names": T, "task_names": tasks[0] if tasks else 1}  # fmt: skip
     ids = {name: as_ids(given[name], name, lengths[name]) for name in IDS if name in given}
     parts: dict[str, Any] = {name: _kept(value, name) for name, value in x.items()}
     parts |= {name: value.astype(str) for name, value in ids.items()}
@@ -265,6 +267,7 @@ def explorer_numbers(
     widths: Sequence[float],
     unit: str,
     ranges: Sequence[TaskRange],
+    within: str = "all",
 ) -> dict[str, Any]:
     """Return settings, calibration set and interval families for JSON."""
     group = explorer.calibration_group
@@ -284,7 +287,11 @@ def explorer_numbers(
         })  # fmt: skip
     # Scores that every task has.
     scores = set.intersection(*(set(task["scores"]) for task in tasks))
-    numbers = np.unique([] if group is None else group, return_inverse=True)[1]
+    numbers, classes = (
+        np.unique([] if of is None else of, return_inverse=True)[1]
+        for of in (group, explorer.calibration_label)
+    )
+    has_classes = classes.max(initial=0) > 0
     policies = {
         key: {**rule, "guaranteed": POLICIES[rule["kind"]].is_guaranteed}
         for key, rule in RULES.items()
@@ -295,9 +302,11 @@ def explorer_numbers(
         "tau": ",".join(f"{width!r}" for width in widths),
         "unit": unit,
         "units": ["case"] if group is None else ["group", "case"],
+        "within": within if has_classes else "all",
         "samples": int(explorer.outputs.shape[2]),
         "accelerations": [float(R) for R in explorer.accelerations],
         "calibration_group": None if group is None else _packed(numbers.astype("<i4")),
+        "calibration_label": _packed(classes.astype("<i4")) if has_classes else None,
         "tasks": tasks,
         "score_names": {name: title for name, title in TITLES.items() if name in scores},
         "score_colours": {name: method_colour(name) for name in TITLES},

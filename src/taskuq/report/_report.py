@@ -203,6 +203,7 @@ def _explorer(table: TaskOutputs, run: Path, whom: Unit) -> None:
         accelerations=table.accelerations, outputs=by_case[shown], targets=targets[shown],
         calibration_outputs=by_case[rest], calibration_targets=targets[rest],
         calibration_group=None if group is None else group[rest],
+        calibration_label=None if table.label is None else table.label[rest],
         round_names=table.round_names, task_names=table.task_names,
         task_ranges=[range_ or (-np.inf, np.inf) for range_ in table.task_ranges],
     )  # fmt: skip

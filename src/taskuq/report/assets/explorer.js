@@ -26,13 +26,14 @@
   const { paint, blank, isHeat, samples } = pictures(stored);
   const views = [...stored.tiles.filter((t) => !t.startsWith("sample-")), ...samples,
     ...(samples.length > 1 ? ["samples", "ends"] : []), "truth"];
+  const WITHIN = { all: `all ${words.cases} together`, class: "each class" };
   const others = stored.slices.map((_, i) => `case-${i}`);
   const compared = [...views.filter((view) => !/^sample|^ends/.test(view)), ...others];
 
   const initial = {
     slice: 0, round: 0, alpha: stored.alpha, tau: stored.tau,
     score: Object.keys(stored.score_names).includes("mlwr") ? "mlwr" : "lwr",
-    policy: Object.keys(stored.policies)[0], unit: stored.unit,
+    policy: Object.keys(stored.policies)[0], unit: stored.unit, within: stored.within,
     task: 0, view: "mean", compare: "truth",
   };
   let state = { ...initial, ...fromHash() };
@@ -70,6 +71,7 @@
     among("score", Object.keys(stored.score_names));
     among("policy", Object.keys(stored.policies));
     among("unit", stored.units);
+    among("within", Object.keys(WITHIN));
     among("view", views);
     among("compare", compared);
     return wanted;
@@ -145,6 +147,9 @@
     options(part("score"), Object.entries(stored.score_names), state.score);
     options(part("policy"), Object.entries(stored.policies).map(([key, policy]) =>
       [key, `${policy.name}${policy.guaranteed ? "" : " · no guarantee"}`]), state.policy);
+    part("within").addEventListener("change", (event) => change({ within: event.target.value }));
+    options(part("within"), Object.entries(WITHIN), state.within);
+    part("within").closest("label").hidden = !stored.calibration_label;
     options(part("unit"), stored.units.map((u) => [u, coveredUnit(u)]), state.unit);
     part("unit").closest("label").hidden = stored.units.length < 2;
     options(part("task"), stored.tasks.map((task, k) => [k, isolated(task.name)]), state.task);
@@ -481,17 +486,21 @@
     part("verdict-text").textContent = text;
     const unit = answer.unit === "group" ? words.groups : words.cases;
     const share = number(1 - Number(state.alpha));
-    const short = answer.units < answer.needed;
+    const short = answer.least < answer.needed - 1e-9;
+    const isByClass = answer.within === "class";
     const who = coveredUnit(answer.unit);
     if (short) {
+      const there = isByClass ? `the smallest class is worth ${number(answer.least)}`
+        : `there are ${answer.units}`;
       part("guarantee").textContent = `α = ${state.alpha} needs at least ${answer.needed} calibration `
-        + `${unit}, there are ${answer.units}: intervals are the whole range, and no scan stops early.`;
+        + `${unit}, ${there}: intervals are the whole range, and no scan stops early.`;
     } else if (policy.guaranteed) {
       const what = stored.tasks.length > 1 ? "reports of all tasks of" : "report of";
       const holds = stored.tasks.length > 1 ? "contain their targets" : "contains its target";
-      part("guarantee").textContent = `Guaranteed: the ${what} ${who} ${holds} with `
-        + `probability at least ${share}, if it is exchangeable with the ${answer.units} calibration `
-        + `${unit} and the settings were fixed before looking.`;
+      part("guarantee").textContent = `Guaranteed${isByClass ? " within each class" : ""}: `
+        + `the ${what} ${who} ${holds} with probability at least ${share}, if it is `
+        + `exchangeable with the ${answer.units} calibration ${unit} and the settings were fixed `
+        + "before looking.";
     } else {
       part("guarantee").textContent = "Measured, not guaranteed: each round alone has its error rate, "
         + "but a report selected by its width may miss the truth more often.";
@@ -557,6 +566,7 @@
     part("score").value = state.score;
     part("policy").value = state.policy;
     part("unit").value = state.unit;
+    part("within").value = state.within;
     for (const radio of part("rounds").querySelectorAll("input")) {
       radio.checked = Number(radio.value) === state.round;
     }

@@ -1,5 +1,5 @@
-// From the stored calibration set and a setting (alpha, tau, score, policy, unit, task) to intervals
-// and decisions. Several tasks stop together. Nothing here touches the page.
+// From the stored calibration set and a setting (alpha, tau, score, policy, unit, within, task) to
+// intervals and decisions. Several tasks stop together. Nothing here touches the page.
 "use strict";
 
 const model = (stored) => {
@@ -9,6 +9,7 @@ const model = (stored) => {
     ...task, range: ends(task.range), targets: doubles(task.targets),
   }));
   const group = stored.calibration_group && integers(stored.calibration_group);
+  const label = stored.calibration_label && integers(stored.calibration_label);
   const n = tasks[0].targets.length;
   const S = stored.slices.length;
 
@@ -42,7 +43,10 @@ const model = (stored) => {
       for (const g of numbered) sizes[g]++;
       groups = { index: numbered, sizes };
     }
-    return { count: index.length, targets, groups };
+    const all = [...index.keys()];
+    const named = label ? [...new Set(Array.from(index, (i) => label[i]))] : [];
+    const classes = named.map((name) => all.filter((at) => label[index[at]] === name));
+    return { count: index.length, targets, groups, all: [all], class: classes };
   }
 
   // Centres and scales at each corner, from the shifts of the centres in units of the scales.
@@ -139,7 +143,8 @@ const model = (stored) => {
     const { set } = score(
       stored.policies[setting.policy].statistic ?? setting.score, setting.unit, 0);
     const quantile = (scores) =>
-      statistics.guaranteedQuantile(scores, setting.level, setting.unit, set.groups);
+      statistics.guaranteedQuantile(
+        scores, setting.level, setting.unit, set.groups, set[setting.within]);
     const rounds = [...Array(T).keys()];
     const all = Array.from({ length: set.count }, (_, i) => {
       const seen = rounds.map((k) => examine(setting, "calibration", k, i));
@@ -169,14 +174,15 @@ const model = (stored) => {
         const target = set.targets[i][setting.task];
         return Math.max(...(f.corners ?? [f]).map((corner) => statistics.scoreOf(corner, target)));
       });
-      return statistics.guaranteedQuantile(scores, setting.level, setting.unit, set.groups);
+      return statistics.guaranteedQuantile(
+        scores, setting.level, setting.unit, set.groups, set[setting.within]);
     });
   }
 
   let last = { key: null };
   function calibrated(setting) {
-    const { alpha, taus, score: name, policy, unit, task } = setting;
-    const key = JSON.stringify([alpha, taus, name, policy, unit, task]);
+    const { alpha, taus, score: name, policy, unit, within, task } = setting;
+    const key = JSON.stringify([alpha, taus, name, policy, unit, within, task]);
     if (last.key !== key) {
       last = { key, quantiles: quantiles(setting), thresholds: thresholds(setting) };
     }
@@ -195,8 +201,9 @@ const model = (stored) => {
     const level = statistics.exactLevel(asked.alpha);
     if (!level) return null;
     const unit = asked.unit === "group" && group ? "group" : "case";
+    const within = asked.within === "class" && label ? "class" : "all";
     const task = asked.task ?? 0;
-    const setting = { ...asked, alpha, level, unit, task, taus: widths(asked.tau) };
+    const setting = { ...asked, alpha, level, unit, within, task, taus: widths(asked.tau) };
     const found = calibrated(setting);
     const { range } = tasks[task];
     const rounds = stored.accelerations.map((acceleration, k) => {
@@ -219,13 +226,16 @@ const model = (stored) => {
     const first = rounds.findIndex((r) => r.stops);
     const base = score(stored.policies[asked.policy].statistic ?? asked.score, unit, 0);
     const mine = score(asked.score, unit, task).set;
-    const by = (set) => (unit === "group" ? set.groups.sizes.length : set.count);
+    // Cases of a class count for their share of a group.
+    const worth = (set, cases) => (unit === "case" ? cases.length
+      : cases.reduce((sum, i) => sum + 1 / set.groups.sizes[set.groups.index[i]], 0));
+    const units = (set) => (unit === "group" ? set.groups.sizes.length : set.count);
     const needed = Number((level.bottom + level.top - 1n) / level.top) - 1;
     return {
-      rounds, unit, stop: first < 0 ? T : first, needed,
-      units: by(base.set), cases: base.set.count,
-      scoreUnits: by(mine),
-      rank: unit === "case" ? statistics.coverageRank(mine.count, level) : null,
+      rounds, unit, within, stop: first < 0 ? T : first, needed,
+      units: units(base.set), scoreUnits: units(mine),
+      least: Math.min(...base.set[within].map((cases) => worth(base.set, cases))),
+      rank: unit === "case" && within === "all" ? statistics.coverageRank(mine.count, level) : null,
     };
   }
 

@@ -36,17 +36,16 @@ const statistics = (() => {
 
   const divisor = (a, b) => (b === 0n ? a : divisor(b, a % b));
 
-  // The smallest score q with (1 + sum over groups of the share above q) / (V + 1) <= alpha.
-  function hierarchicalQuantile(scores, groups, level) {
-    const V = groups.sizes.length;
-    const allowed = level.top * BigInt(V + 1) - level.bottom;
-    if (allowed < 0n) return Infinity;
+  // The smallest score q with (1 + sum over groups of the share above q) / (V + 1) <= alpha, where
+  // V counts groups by the share of their cases that are given: all of them, or those of a class.
+  function hierarchicalQuantile(scores, groups, level, cases) {
     // Counting in units of 1/common keeps the comparison free of rounding.
     const common = groups.sizes.reduce((c, n) => (c * BigInt(n)) / divisor(c, BigInt(n)), 1n);
     const weight = groups.sizes.map((n) => common / BigInt(n));
-    const order = Array.from(scores.keys()).sort((a, b) => compare(scores[a], scores[b]));
-    const limit = allowed * common;
-    let above = common * BigInt(V);
+    const order = [...cases].sort((a, b) => compare(scores[a], scores[b]));
+    let above = order.reduce((sum, i) => sum + weight[groups.index[i]], 0n);
+    const limit = level.top * (above + common) - level.bottom * common;
+    if (limit < 0n) return Infinity;
     for (let i = 0; i < order.length; ) {
       const value = scores[order[i]];
       // Tied scores are all at most q.
@@ -60,10 +59,13 @@ const statistics = (() => {
 
   const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
 
-  // The quantile of the guarantee: for a new case, or a random case of a new group.
-  function guaranteedQuantile(scores, level, unit, groups) {
-    if (unit === "group") return hierarchicalQuantile(scores, groups, level);
-    return orderStatistic(scores, coverageRank(scores.length, level));
+  // The quantile of the guarantee: for a new case, or a random case of a new group. The class of a
+  // new case is unknown: the largest quantile serves all classes.
+  function guaranteedQuantile(scores, level, unit, groups, classes) {
+    return Math.max(...classes.map((cases) => {
+      if (unit === "group") return hierarchicalQuantile(scores, groups, level, cases);
+      return orderStatistic(cases.map((i) => scores[i]), coverageRank(cases.length, level));
+    }));
   }
 
   // Linear interpolation between order statistics, with NumPy's two formulas.
