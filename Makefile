@@ -50,9 +50,8 @@ docs: $(VENV)/.test
 test-deepinv: $(VENV)/.uv
 	$(PY) -m venv $(VENV)-deepinv
 	$(BIN)/uv pip install -q --python $(VENV)-deepinv/bin/python $(UVFLAGS) -c constraints.txt -e '.[mri,deepinv,test]'
-	$(VENV)-deepinv/bin/python -m pytest -q tests/measure/test_adapters.py tests/measure/test_tomography.py \
-		tests/pipeline/test_adapters.py \
-		"tests/test_documents.py::test_a_documents_code_runs[docs/tutorials/deepinv.md]"
+	$(VENV)-deepinv/bin/python -m pytest -q tests/test_deepinv.py tests/measure/test_tomography.py \
+		"tests/test_examples.py::test_example_runs[deepinv]"
 
 # The built wheel alone, in an empty environment and far from the sources. Without the removal of
 # build/lib, setuptools would pack what an earlier build left there.

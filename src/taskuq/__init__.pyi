@@ -1,3 +1,4 @@
+from . import plot
 from .conformal import (
     Bound,
     Comparison,
@@ -63,5 +64,6 @@ __all__ = [
     "load_scan",
     "make_report",
     "plan",
+    "plot",
     "simulate",
 ]

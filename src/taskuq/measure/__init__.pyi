@@ -1,10 +1,9 @@
-from ._adapters import CallableMeasure, DeepinvMeasure
 from ._adaptive import AdaptiveConfig, AdaptiveLines
 from ._coils import rss, simulate_coils
 from ._fourier import fft2c, ifft2c, project_measured
 from ._masks import gro_mask, nested_masks, published_masks, read_masks, save_masks
 from ._mri import MaskConfig, MRIMeasurement, MultiCoilMRI, SimulatedMRIScanner
-from ._systems import SYSTEMS
+from ._systems import SYSTEMS, CallableMeasure
 from ._tomography import (
     ParallelBeamCT,
     PhotonNoise,
@@ -20,7 +19,6 @@ __all__ = [
     "AdaptiveConfig",
     "AdaptiveLines",
     "CallableMeasure",
-    "DeepinvMeasure",
     "MRIMeasurement",
     "MaskConfig",
     "MultiCoilMRI",

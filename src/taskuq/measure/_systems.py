@@ -1,10 +1,13 @@
-"""Registry of imaging systems."""
+"""Registry of imaging systems, and systems built from callables."""
 
 from __future__ import annotations
 
-from typing import Annotated, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol
 
 from taskuq._registry import Registry
+from taskuq.errors import InputError
 from taskuq.interval import BoolArray
 from taskuq.protocols import Measure
 from taskuq.table._terminology import Terminology
@@ -41,3 +44,26 @@ SYSTEMS: Registry[type[MeasureConfig]] = Registry(
 )
 # A field of settings whose table is one of them; MRI by default.
 AnySystem = Annotated[MeasureConfig, SYSTEMS]
+
+
+@dataclass(frozen=True)
+class CallableMeasure:
+    """Imaging system built from one callable per acceleration."""
+
+    systems: Mapping[float, Callable[[Any], Any]]
+
+    def __post_init__(self) -> None:
+        if not self.systems or list(self.systems) != sorted(self.systems, reverse=True):
+            text = f"accelerations: {list(self.systems)}; pass decreasing ones"
+            raise InputError(text, code="rounds.invalid")
+
+    @property
+    def accelerations(self) -> tuple[float, ...]:
+        """R of each round, decreasing."""
+        return tuple(self.systems)
+
+    def __call__(self, image: Any, acceleration: float) -> Any:
+        """Measure one image with the callable of one acceleration."""
+        from taskuq.measure._fourier import round_at  # torch
+
+        return self.systems[self.accelerations[round_at(acceleration, self.accelerations)]](image)

@@ -1,10 +1,9 @@
-from ._adapters import DeepinvRecover, RecoveryFolder
 from ._engines import ENGINES, Engine, RayOptions, SlurmOptions, WorkItems
+from ._executor import RecoveryFolder
 from ._pipeline import Pipeline, status
 
 __all__ = [
     "ENGINES",
-    "DeepinvRecover",
     "Engine",
     "Pipeline",
     "RayOptions",

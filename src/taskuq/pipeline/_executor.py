@@ -1,8 +1,9 @@
-"""Executor of recovery g and task f: seeds, batches, validation, errors and deadlines."""
+"""Executor of recovery g and task f, and recoveries read from a folder."""
 
 from __future__ import annotations
 
 import copy
+import math
 import sys
 import threading
 import traceback
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from taskuq._arrays import as_array, as_real_array, is_tensor, no_grad, require_nested_lines
+from taskuq._io import open_npz, reading, require_plausible_size, safe_join
 from taskuq._seeds import case_seed
 from taskuq.errors import InputError, first_line
 from taskuq.interval import BoolArray, FloatArray
@@ -464,3 +466,96 @@ def peak_host_bytes() -> int:
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
+
+
+ENDINGS = (".npz", ".npy", ".nii.gz", ".nii")
+
+
+@dataclass(frozen=True)
+class RecoveryFolder:
+    """Recovery that reads a folder of precomputed reconstructions.
+
+    The recoveries of case ``a`` at R = 8 are one file ``a/R8.npz`` with all samples, or a folder
+    ``a/R8/`` with one file per sample, ordered by name. Files are .npz (one array), .npy, .nii or
+    .nii.gz. Arrays are (sample, height, width), or (height, width) for one sample. NIfTI volumes
+    are (x, y, sample) and are rotated like NIfTI image data. Complex values are replaced by their
+    magnitude.
+
+    Args:
+        path: Folder of the reconstructions.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> (folder / "a").mkdir()
+        >>> np.savez(folder / "a/R8.npz", recoveries=np.ones((4, 16, 16)))
+        >>> RecoveryFolder(folder).load("a", 8.0, samples=4).shape
+        (4, 16, 16)
+    """
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path))
+        if not self.path.is_dir():
+            raise InputError(f"there is no folder {self.path}; check it", code="file.missing")
+
+    def load(self, case: str, acceleration: float, *, samples: int) -> np.ndarray:
+        """Return the recoveries of a case in a round, (sample, height, width).
+
+        Only the first ``samples`` are used. Fewer raise InputError, except for one point estimate.
+        """
+        stem = safe_join(self.path, f"{case}/R{acceleration:g}")
+        if stem.is_dir():
+            names = sorted(p.name for p in stem.iterdir() if p.name.endswith(ENDINGS))
+            parts = [_read(safe_join(self.path, f"{stem}/{name}")) for name in names]
+            if len({part.shape[1:] for part in parts}) > 1:
+                raise InputError(f"recoveries in {stem} differ in size", code="shape.mismatch")
+            found = np.concatenate(parts) if parts else np.empty((0, 0, 0))
+        else:
+            files = [path for end in ENDINGS if (path := Path(f"{stem}{end}")).is_file()]
+            if len(files) != 1:
+                text = f"{len(files)} files hold recoveries of {case} at R = {acceleration:g}; "
+                text += f"store one of {stem}.npz, .npy, .nii.gz or .nii"
+                raise InputError(text, code="file.missing")
+            found = _read(safe_join(self.path, str(files[0])))
+        if len(found) != 1 and len(found) < samples:
+            text = f"{stem} has {len(found)} samples, {samples} are needed"
+            raise InputError(text, code="samples.mismatch")
+        return found[:samples]
+
+
+def _read(path: Path) -> np.ndarray:
+    """Read recoveries (sample, height, width) without unpickling."""
+    with reading(path, "recoveries", "make it again"):
+        array = _nifti(path) if path.name.endswith((".nii", ".nii.gz")) else _numpy(path)
+    if array.dtype.kind not in "fiubc" or array.ndim not in (2, 3):
+        text = f"{path} must hold numbers (sample, height, width), got {array.dtype} {array.shape}"
+        raise InputError(text, code="shape.axes")
+    array = array if array.ndim == 3 else array[None]
+    # In the order of memory: tensors cannot be made of a volume that was turned.
+    return np.ascontiguousarray(abs(array) if array.dtype.kind == "c" else array, dtype=np.float32)
+
+
+def _numpy(path: Path) -> np.ndarray:
+    if path.suffix == ".npy":
+        # Mapped: an array that claims more than the file holds is refused before memory is taken.
+        return np.array(np.load(path, allow_pickle=False, mmap_mode="r"))
+    with open_npz(path, "recoveries") as arrays:
+        names = list(arrays)
+        name = "recoveries" if "recoveries" in names else names[0] if len(names) == 1 else None
+        if name is None:
+            found = ", ".join(names) or "none"
+            raise InputError(f"{path} has no array recoveries, got {found}", code="file.format")
+        return arrays[name]
+
+
+def _nifti(path: Path) -> np.ndarray:
+    import nibabel
+
+    image: Any = nibabel.load(path)
+    require_plausible_size(path, math.prod(map(int, image.shape)) * image.get_data_dtype().itemsize)
+    volume = np.asarray(image.dataobj)
+    # As taskuq.data turns slices: the first axis runs from left to right.
+    turned = np.rot90(volume)
+    return np.moveaxis(turned, -1, 0) if volume.ndim == 3 else turned

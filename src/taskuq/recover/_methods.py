@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from taskuq._seeds import mix_seeds
 from taskuq.errors import InputError
 from taskuq.measure._coils import rss
-from taskuq.pipeline._adapters import RecoveryFolder
+from taskuq.pipeline._executor import RecoveryFolder
 from taskuq.protocols import BatchRecover, Recover
 from taskuq.training._networks import MethodRegistry
 from taskuq.training._weights import load_weights, locate, read_card

@@ -21,7 +21,7 @@ from taskuq._io import atomic_write
 from taskuq._registry import Registry
 from taskuq.errors import InputError
 
-Style = Literal["line", "bars", "points", "step", "strip"]
+Style = Literal["line", "bars", "points", "step", "strip", "interval"]
 XScale = Literal["linear", "log2", "category"]
 Row = TypeVar("Row")
 
@@ -52,6 +52,7 @@ _CLASSES = {"12": "tick", "12.5": "label", "11.5": "note"}
 # Positive values below this cannot be placed on a logarithmic axis.
 _SMALLEST = 1e-280
 _MOST_MARKERS = 60
+_ABREAST = ("bars", "points", "interval")
 _Point = tuple[float, float, float]  # position, value, error
 
 
@@ -64,8 +65,8 @@ class Series:
         x: Positions, numbers or categories.
         y: Values; None if missing.
         error: Half-lengths of the error bars.
-        style: 'line', 'bars', 'points', 'step' or 'strip' (one row of marks, fainter for values
-            further below 1).
+        style: 'line', 'bars', 'points', 'step', 'interval' (from y - error to y + error) or 'strip'
+            (one row of marks, fainter for values further below 1).
     """
 
     name: str
@@ -394,9 +395,38 @@ def _drawn(figure: Figure, *, legend: bool) -> Any:
     canvas = MplFigure(figsize=(_WIDTH / 72, height / 72), dpi=72)
     size = (_WIDTH - _LEFT - _RIGHT) / _WIDTH, (height - top - bottom) / height
     axes = canvas.add_axes((_LEFT / _WIDTH, bottom / height, *size))
+    _draw(axes, figure)
+    axes.tick_params(labelsize=_TICK, labelcolor=_SOFT, pad=7)
+    axes.set_xlabel(figure.x_label, color=_SOFT, size=_LABEL, labelpad=8)
+    # Upright above the axis, so that no tick is in its way however large the text is.
+    axes.annotate(figure.y_label, (0, 1), (4 - _LEFT, 20), xycoords="axes fraction",
+                  textcoords="offset points", color=_SOFT, size=_LABEL)  # fmt: skip
+    if names:
+        canvas.legend(
+            *axes.get_legend_handles_labels(), loc="upper left", ncols=columns, frameon=False,
+            fontsize=_NOTE, labelcolor=_SOFT, borderpad=0.2, borderaxespad=0, handlelength=1.4,
+        )  # fmt: skip
+    return canvas
+
+
+def draw_on(axes: Any, figure: Figure) -> Any:
+    """Draw a figure on axes of the user, with labels, title and legend; return the axes."""
+    if figure.is_strip:
+        _draw_strips(axes, figure)
+    else:
+        _draw(axes, figure)
+        axes.set(xlabel=figure.x_label, ylabel=figure.y_label)
+        if len(figure.series) > 1:
+            axes.legend(frameon=False)
+    axes.set_title(figure.title, loc="left", wrap=True)
+    return axes
+
+
+def _draw(axes: Any, figure: Figure) -> None:
+    """Draw series and reference lines on a scale that shows them all."""
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set(color=_SOFT, alpha=0.55)
-    axes.tick_params(length=0, labelsize=_TICK, labelcolor=_SOFT, pad=7)
+    axes.tick_params(length=0)
     axes.grid(axis="y", color=_RULE, linewidth=1, clip_on=False)
     axes.set_axisbelow(True)
     _scale(axes, figure)
@@ -408,16 +438,6 @@ def _drawn(figure: Figure, *, legend: bool) -> Any:
             f"{name} {value:.3g}", (1, value), (-2, 4), xycoords=("axes fraction", "data"),
             textcoords="offset points", ha="right", color=_SOFT, size=_NOTE,
         )  # fmt: skip
-    axes.set_xlabel(figure.x_label, color=_SOFT, size=_LABEL, labelpad=8)
-    # Upright above the axis, so that no tick is in its way however large the text is.
-    axes.annotate(figure.y_label, (0, 1), (4 - _LEFT, 20), xycoords="axes fraction",
-                  textcoords="offset points", color=_SOFT, size=_LABEL)  # fmt: skip
-    if names:
-        canvas.legend(
-            *axes.get_legend_handles_labels(), loc="upper left", ncols=columns, frameon=False,
-            fontsize=_NOTE, labelcolor=_SOFT, borderpad=0.2, borderaxespad=0, handlelength=1.4,
-        )  # fmt: skip
-    return canvas
 
 
 def _drawn_picture(figure: Figure) -> Any:
@@ -431,29 +451,36 @@ def _drawn_picture(figure: Figure) -> Any:
 
 
 def _drawn_strips(figure: Figure) -> Any:
-    """Draw one row of marks per series, with its name above."""
     from matplotlib.figure import Figure as MplFigure
 
-    # Many rows are narrow ones.
-    row, gap = (30, 12) if len(figure.series) <= 8 else (10, 2)
-    numbers = [float(x) for s in figure.series for x in s.x if _is_number(x)]
-    low, high = min(numbers, default=0.0), max(numbers, default=1.0)
-    left, wide = 12, _WIDTH - 24
-    unit = wide / (high - low + 1)
-    height = len(figure.series) * (row + gap + 16) + 24
+    height = len(figure.series) * sum(_strip_size(figure)) + 24
     canvas = MplFigure(figsize=(_WIDTH / 72, height / 72), dpi=72)
-    axes = canvas.add_axes((0, 0, 1, 1), xlim=(0, _WIDTH), ylim=(height, 0))
+    _draw_strips(canvas.add_axes((12 / _WIDTH, 0, 1 - 24 / _WIDTH, 1)), figure)
+    return canvas
+
+
+def _strip_size(figure: Figure) -> tuple[int, int]:
+    """Return the height of a row and of the space between rows; many rows are narrow ones."""
+    return (30, 28) if len(figure.series) <= 8 else (10, 18)
+
+
+def _draw_strips(axes: Any, figure: Figure) -> None:
+    """Draw one row of marks per series, with its name above."""
+    row, gap = _strip_size(figure)
+    numbers = [float(x) for s in figure.series for x in s.x if _is_number(x)]
+    low, high = min(numbers, default=0.0), max(numbers, default=1.0) + 1
+    height = len(figure.series) * (row + gap) + 24
+    axes.set(xlim=(low, high), ylim=(height, 0))
     axes.axis("off")
     for k, series in enumerate(figure.series):
-        top = 22 + k * (row + gap + 16)
-        axes.text(left, top - 5, series.name, color=_SOFT, size=_TICK)
-        _draw_boxes(axes, [(left, top, left + wide, top + row)], color=_SUNK)
+        top = 22 + k * (row + gap)
+        axes.text(low, top - 5, series.name, color=_SOFT, size=_TICK)
+        _draw_boxes(axes, [(low, top, high, top + row)], color=_SUNK)
         for shade, places in _shades(series):
-            starts = [left + (x - low) * unit for x in places]
-            boxes = [(x, top, x + 0.82 * unit, top + row) for x in starts]
+            boxes = [(x, top, x + 0.82, top + row) for x in places]
             _draw_boxes(axes, boxes, color=_COLOURS[_ROUNDS], alpha=None if shade == 1 else shade)
-    axes.text(_WIDTH / 2, height - 10, figure.x_label, color=_SOFT, size=_LABEL, ha="center")
-    return canvas
+    middle = (low + high) / 2
+    axes.text(middle, height - 10, figure.x_label, color=_SOFT, size=_LABEL, ha="center")
 
 
 def _shades(series: Series) -> list[tuple[float, list[float]]]:
@@ -472,15 +499,19 @@ def _draw_series(axes: Any, figure: Figure, series: Series, look: _Look) -> None
     if not points:
         return
     xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
+    is_line, is_sparse = series.style == "line", len(points) <= _MOST_MARKERS
     if series.style == "bars":
         _draw_bars(axes, figure, series, points, look)
+    elif series.style == "interval":
+        axes.plot([], [], color=colour, alpha=0.75, linewidth=6, label=label)  # for the legend
     elif series.style == "step":
         axes.step(xs, ys, where="mid", color=colour, label=label, linewidth=2, clip_on=False)
     else:
         axes.plot(
-            xs, ys, color=colour, linewidth=2 if series.style == "line" else 0, clip_on=False,
-            marker=_MARKERS[look.marker] if len(points) <= _MOST_MARKERS else "", markersize=7,
-            markeredgewidth=0, label=label, solid_capstyle="butt",
+            xs, ys, color=colour, linewidth=2 if is_line else 0, clip_on=False,
+            marker=_MARKERS[look.marker] if is_sparse or not is_line else "",
+            markersize=7, markeredgewidth=0, alpha=None if is_sparse else 0.5 + 0.5 * is_line,
+            label=label, solid_capstyle="butt",
         )  # fmt: skip
     low, high = axes.get_ylim()
     ends = [(x, max(y - e, low), min(y + e, high)) for x, y, e in points if e]
@@ -488,7 +519,8 @@ def _draw_series(axes: Any, figure: Figure, series: Series, look: _Look) -> None
         axes.plot(
             [v for x, _, _ in ends for v in (x, x, math.nan)],
             [v for _, a, b in ends for v in (a, b, math.nan)],
-            color=colour, alpha=0.75, linewidth=1.4, clip_on=False, solid_capstyle="butt",
+            color=colour, alpha=0.75, linewidth=6 if series.style == "interval" else 1.4,
+            clip_on=False, solid_capstyle="butt",
         )  # fmt: skip
 
 
@@ -527,9 +559,9 @@ def _draw_boxes(axes: Any, boxes: Sequence[tuple[float, ...]], **look: Any) -> N
 
 def _points(figure: Figure, series: Series) -> list[_Point]:
     categories, shift = _categories(figure), 0.0
-    if categories and series.style in ("bars", "points"):
+    if categories and series.style in _ABREAST:
         # Series of a kind are next to each other within a category.
-        alike = [s is series for s in figure.series if s.style == series.style]
+        alike = [s is series for s in figure.series if s.style in _ABREAST]
         shift = (alike.index(True) - (len(alike) - 1) / 2) * 0.8 / len(alike)
     found = []
     for i, (x, y) in enumerate(zip(series.x, series.y, strict=True)):
@@ -563,7 +595,7 @@ def _scale(axes: Any, figure: Figure) -> None:
         axes.set_xlim(places[0] / 1.15, places[-1] * 1.15)
         _name_ticks(axes, places, [f"{x:g}" for x in places])
     else:
-        has_width = any(s.style in ("bars", "points") for s in figure.series)
+        has_width = any(s.style in _ABREAST for s in figure.series)
         if any(s.style == "bars" for s in figure.series) and len(set(numbers)) > 1:
             half = float(np.diff(np.unique(numbers)).min()) / 2
             numbers += [min(numbers) - half, max(numbers) + half]

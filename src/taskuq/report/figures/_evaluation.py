@@ -85,7 +85,7 @@ def coverage_within(rows: Sequence[Row], strata: str) -> Figure:
     """Return coverage within classes, sites, sites left out, or ranges of width (``"size"``)."""
     sentence, label = WITHIN[strata]
     series = series_from_rows(
-        [(r["score"], s) for r in rows for s in r[_field(strata)]],
+        [(r["score"], s) for r in rows for s in r[stratum_field(strata)]],
         lambda pair: str(pair[0]),
         lambda pair: str(pair[1]["name"]),
         lambda pair: None if pair[1]["trials"] == 0 else number(pair[1]["coverage"]),
@@ -100,7 +100,8 @@ def coverage_within(rows: Sequence[Row], strata: str) -> Figure:
     )  # fmt: skip
 
 
-def _field(strata: str) -> str:
+def stratum_field(strata: str) -> str:
+    """Return the field of a row with coverage by class, site or width."""
     return strata if strata == "site_left_out" else f"{strata}_coverage"
 
 
@@ -193,7 +194,7 @@ def _conditional(rows: list[Row]) -> list[Figure]:
         coverage_within(at, strata)
         for at in rates.values()
         for strata in WITHIN
-        if any(r.get(_field(strata)) for r in at)
+        if any(r.get(stratum_field(strata)) for r in at)
     ]
 
 

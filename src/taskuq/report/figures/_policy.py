@@ -55,10 +55,12 @@ def _called(record: Mapping[str, Any]) -> dict[float, str] | None:
     return {R: round_called(record, R) for R in rates}
 
 
-def _coverage_at_stop(record: Mapping[str, Any]) -> Figure:
-    called = _called(record)
+def coverage_at_stop(
+    stops: Mapping[str, Stops], alpha: float, called: Mapping[float, str] | None = None
+) -> Figure:
+    """Return coverage among the cases that each stopping rule accepts in each round."""
     series = series_from_rows(
-        [(rule, stop) for rule, of in _stops(record).items() for stop in of[:-1]],
+        [(rule, stop) for rule, of in stops.items() for stop in of[:-1]],
         lambda pair: pair[0],
         lambda pair: _round(pair[1], called),
         lambda pair: None if pair[1]["fraction"] == 0 else number(pair[1]["coverage"]),
@@ -70,8 +72,7 @@ def _coverage_at_stop(record: Mapping[str, Any]) -> Figure:
     )
     return Figure(
         "coverage-by-stop", caption, "stopped at" if called else "stopped at acceleration R",
-        "coverage", series, x_scale="category",
-        reference=(("target", 1 - record["results"][0]["alpha"]),),
+        "coverage", series, x_scale="category", reference=(("target", 1 - alpha),),
         title=lowest_coverage(series, "" if called else "R ="),
     )  # fmt: skip
 
@@ -107,14 +108,15 @@ def _trade_off(record: Mapping[str, Any]) -> list[Figure]:
     return [acceleration_against_width([(name, number(w), number(R)) for name, w, R in rows])]
 
 
-def _evidence(record: Mapping[str, Any]) -> Figure:
+def evidence(record: Mapping[str, Any]) -> Figure:
+    """Return the evidence of a monitor after each unit."""
     each, units = record["statistics"], f"{record['unit']}s"
     series = []
     for one in each:
-        evidence, last = one["evidence"], len(one["evidence"]) - 1
+        values, last = one["evidence"], len(one["evidence"]) - 1
         drawn = np.unique(np.linspace(0, last, min(last + 1, _POINTS)).astype(int)).tolist()
-        y = tuple(float(evidence[k]) for k in drawn)
-        series += [Series(str(one["name"]), tuple(k + 1 for k in drawn), y)] if evidence else []
+        y = tuple(float(values[k]) for k in drawn)
+        series += [Series(str(one["name"]), tuple(k + 1 for k in drawn), y)] if values else []
     caption = (
         f"Evidence against exchangeability after each new {record['unit']}, for each monitored "
         f"statistic. Were all {units} exchangeable, any of them would ever reach the line with "
@@ -144,7 +146,7 @@ def lines_record(table: TaskOutputs, words: Terminology) -> dict[str, Any]:
     }
 
 
-def _lines_figures(record: Mapping[str, Any]) -> list[Figure]:
+def lines_figures(record: Mapping[str, Any]) -> list[Figure]:
     """Return maps of lines against rounds and against cases."""
     case, cases, line, lines = map(str, record["words"])
     shares = np.asarray(record["shares"], dtype=float)
@@ -177,10 +179,16 @@ def _lines_figures(record: Mapping[str, Any]) -> list[Figure]:
 ACCEPTED = FigureKind(
     records.SIMULATE, lambda record: [accepted(_stops(record), _called(record))], HEADING
 )
-COVERAGE = FigureKind(records.SIMULATE, lambda record: [_coverage_at_stop(record)], HEADING)
+COVERAGE = FigureKind(
+    records.SIMULATE,
+    lambda record: [
+        coverage_at_stop(_stops(record), record["results"][0]["alpha"], _called(record))
+    ],
+    HEADING,
+)
 TRADE_OFF = FigureKind(records.SIMULATE, _trade_off, HEADING)
 EVIDENCE = FigureKind(
-    records.MONITOR, lambda record: [_evidence(record)], "Monitoring exchangeability",
+    records.MONITOR, lambda record: [evidence(record)], "Monitoring exchangeability",
     lambda record: str(record["sentence"]),
 )  # fmt: skip
-LINES = FigureKind(records.LINES, _lines_figures, "Measurement and images")
+LINES = FigureKind(records.LINES, lines_figures, "Measurement and images")
