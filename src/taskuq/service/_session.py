@@ -501,7 +501,9 @@ class Session:
             unlike = dict(frame).items() - dict(slice_.frame or frame).items()
             if unlike:
                 name, value = min(unlike)
-                problem = f"a line with {name} {value}, unlike the first of its slice"
+                problem = (
+                    f"a line with {name} {value}, which differs from the first line of its slice"
+                )
             else:
                 problem = slice_.add(column, line)
             if problem is None:
