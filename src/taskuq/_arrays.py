@@ -39,7 +39,7 @@ def as_array(values: Any, name: str) -> np.ndarray:
     if values is None:
         raise InputError(f"{name} is None; pass an array", code="dtype.invalid")
     if isinstance(values, np.ma.MaskedArray):
-        message = f"{name} is a masked array; leave out the masked cases and pass its data"
+        message = f"{name} is a masked array; remove the masked cases and pass the rest"
         raise InputError(message, code="dtype.invalid")
     try:
         if not isinstance(values, np.ndarray) and is_tensor(values):
@@ -52,7 +52,7 @@ def as_array(values: Any, name: str) -> np.ndarray:
     except (ValueError, TypeError, OverflowError) as error:
         raise InputError(f"{name} must be an array ({error})", code="dtype.invalid") from None
     if array.dtype == object:
-        raise InputError(f"{name} has text among its entries; pass numbers", code="dtype.invalid")
+        raise InputError(f"{name} contains text; pass numbers", code="dtype.invalid")
     return array
 
 
@@ -202,7 +202,7 @@ def require_finite(array: FloatArray, name: str) -> None:
 def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
     """Validate one integer or string per case."""
     if isinstance(values, np.ma.MaskedArray):
-        raise InputError(f"{name} is a masked array; leave those cases out", code="dtype.invalid")
+        raise InputError(f"{name} is a masked array; remove the masked cases", code="dtype.invalid")
     try:
         is_array = isinstance(values, np.ndarray) or not is_tensor(values)
         array = np.asarray(values) if is_array else as_array(values, name)
@@ -280,7 +280,7 @@ def require_in_range(values: FloatArray, range_: TaskRange, name: str) -> None:
         first = tuple(int(i[0]) for i in np.nonzero(outside))
         raise InputError(
             f"{int(outside.sum())} of {values.size} {name} lie outside task_range=({range_[0]:g}, "
-            f"{range_[1]:g}), first {values[first]:g} at index {first}; correct either",
+            f"{range_[1]:g}), first {values[first]:g} at index {first}; correct one of them",
             code="range.outside",
         )
 

@@ -411,7 +411,7 @@ def read_json(
         message = f"cannot read {path}: {error.strerror or error}"
         raise InputError(message, code="file.missing") from None
     except (ValueError, RecursionError):
-        text = f"{path} is not JSON, cut off, or has a key twice; {remedy}"
+        text = f"{path} is not JSON, is truncated, or has a repeated key; {remedy}"
         raise InputError(text, code="file.format") from None
     found = record.get("schema") if isinstance(record, dict) else None
     known = {schema.split("/")[0]: schema for schema in schemas}
@@ -582,7 +582,9 @@ def file_lock(path: Path, *, wait: bool = False, what: str = "this file") -> Ite
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):
                 raise
-            warnings.warn(f"{path.parent} has no locks; start only one process", stacklevel=3)
+            warnings.warn(
+                f"{path.parent} does not support locks; start only one process", stacklevel=3
+            )
     try:
         yield
     finally:

@@ -68,7 +68,7 @@ class Registry(Generic[T]):
     def name_of(self, thing: T) -> str:
         name = self.find(thing)
         if name is None:
-            raise InputError(f"{thing} is no {self.what}; register it", code="choice.unknown")
+            raise InputError(f"{thing} is not a {self.what}; register it", code="choice.unknown")
         return name
 
     def find(self, thing: T) -> str | None:

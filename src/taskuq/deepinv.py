@@ -106,7 +106,7 @@ class DeepinvRecover:
             raise InputError(f"{text}{self.kind!r} and {self.together}", code="choice.unknown")
         if self.kind == "chain" and not hasattr(self.model, "get_chain"):
             name = type(self.model).__name__
-            raise InputError(f"{name} keeps no chain; use another kind", code="component.invalid")
+            raise InputError(f"{name} has no chain; use another kind", code="component.invalid")
 
     def __call__(self, measurement: Any, *, samples: int, seed: int) -> Any:
         """Return recoveries, (sample, height, width)."""

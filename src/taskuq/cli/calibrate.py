@@ -264,7 +264,7 @@ def evaluate(
     record = evaluate_table(loaded, grid)
     app.print_table_notes(loaded)
     for name, reason in record.inputs.get("left_out", {}).items():
-        app.print_message(f"{name} is left out: {reason}")
+        app.print_message(f"{name} is skipped: {reason}")
     _print(record, to_stderr=json == "-")
     app.print_json(record.to_dict(), json)
     if figures is not None:

@@ -137,7 +137,7 @@ def prepare(
     app.print_result(str(cache / preparation.key))
     if failed:
         app.print_message(
-            f"{failed} volumes could not be prepared and are left out; download them again"
+            f"{failed} volumes could not be prepared and are omitted; download them again"
         )
         sys.exit(1)
 

@@ -226,7 +226,7 @@ def _is_possible(plan: PolicySpec, run: Callable[..., Any]) -> bool:
     except InputError as error:
         if error.code != "units.few":
             raise
-        app.print_message(f"{plan.name} is left out: {error}")
+        app.print_message(f"{plan.name} is skipped: {error}")
         return False
     return True
 

@@ -150,7 +150,7 @@ def table(
     sum_groups: float | None = None,
 ) -> None:
     if (fraction is None) != (remainder is None):
-        raise InputError("--fraction and --remainder need each other", code="option.missing")
+        raise InputError("--fraction and --remainder must be used together", code="option.missing")
     if remainder is not None and len({p.resolve() for p in (source, output, remainder)}) < 3:
         raise InputError("the table, -o and --remainder must differ", code="option.conflict")
     loaded = app.load_table(source, range)

@@ -171,7 +171,7 @@ class WeightedQuantile(Threshold):
         weights = as_weights(record["weights"], len(scores))
         exact_alpha(record["alpha"])
         if not scores.size or (scores[1:] < scores[:-1]).any():
-            message = "the file holds scores that do not increase; calibrate again"
+            message = "the scores in the file are not increasing; calibrate again"
             raise InputError(message, code="file.damaged")
         return cls(scores, weights, record["alpha"])
 
@@ -424,7 +424,7 @@ class Bound(BaseBound):
         threshold = _threshold_from_dict(record["threshold"])
         guarantee = Guarantee.from_dict(record["guarantee"])
         if len(threshold.quantiles) != guarantee.quantiles_per_interval:
-            message = "the file's threshold and guarantee do not fit; calibrate again"
+            message = "the file's threshold and guarantee do not match; calibrate again"
             raise InputError(message, code="file.damaged")
         return cls(
             score=score_from_dict(record["score"], score),

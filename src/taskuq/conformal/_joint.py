@@ -200,7 +200,7 @@ class JointBound(BaseBound):
         """Read back the result of :meth:`to_dict`."""
         names, count = record["task_names"], len(record["scores"])
         if not isinstance(names, list) or [type(name) for name in names] != [str] * count:
-            raise ValueError("there has to be a name for each task")
+            raise ValueError("each task needs a name")
         return cls(
             scores=tuple(score_from_dict(one, score) for one in record["scores"]),
             quantiles=tuple(number_from_json(q) for q in record["quantiles"]),
@@ -440,7 +440,9 @@ def _quantiles(
         reason = guarantee._infinite_scores(values.max(axis=1))
     else:
         levels = guarantee._levels_text
-        reason = f"ranks of {len(values)} cases at {levels} lead beyond the largest score"
+        reason = (
+            f"ranks of {len(values)} cases at {levels} exceed the largest score; use more cases"
+        )
     return replace(guarantee, caveat=f"{reason}: {WHOLE_RANGE}"), quantiles
 
 

@@ -249,7 +249,7 @@ def make_pools(
     n = checked.n_calibration
     take = tuning_count(n, tuning_fraction(score), exact_alpha(alpha) / ends)
     if not 1 <= take < n:
-        message = f"a score that learns needs more calibration {checked.unit.counted}s, got {n}"
+        message = f"a fitted score needs more calibration {checked.unit.counted}s, got {n}"
         raise InputError(f"{message}; use mlwr or collect more", code="units.few")
     contents = case_contents(np.moveaxis(outputs[..., :2], -2, 0), targets)
     for draw in range(tuning_repeats):

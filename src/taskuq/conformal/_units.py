@@ -428,6 +428,8 @@ def choose_fraction(table: TaskOutputs, index: NDArray[np.int64], fraction: floa
     units = int(index.max()) + 1
     take = round(fraction * units) if 0 < fraction < 1 else 0
     if not 0 < take < units:
-        message = f"a fraction of {units} units must leave some on both sides, got {fraction}"
+        message = (
+            f"a fraction of {units} units must leave at least one unit on each side, got {fraction}"
+        )
         raise InputError(message, code="units.few")
     return choose_units(index, take, None, table_contents(table))

@@ -67,7 +67,7 @@ class ArrayDataset:
             text = f"labels have type {labels.dtype}; pass integers, e.g. 0, 1"
             raise InputError(text, code="dtype.invalid")
         if len(np.unique(names.astype(str))) != len(images):
-            raise InputError("case names repeat; pass unique ones", code="table.duplicate")
+            raise InputError("case names are not unique; pass unique names", code="table.duplicate")
         group_names = columns["group"].astype(str)
         scales = np.full(len(images), float(normalise) or 1.0)
         for name in np.unique(group_names) if normalise is True else ():

@@ -151,7 +151,7 @@ def split_by_group(
 ) -> tuple[Subset, ...]:
     """Split a data set by fractions of its groups; the order of cases is kept."""
     if min(fractions, default=0) <= 0 or abs(sum(fractions) - 1) > 1e-9:
-        text = f"fractions are {list(fractions)}; pass some of sum 1"
+        text = f"fractions are {list(fractions)}; pass positive fractions that add up to 1"
         raise InputError(text, code="value.invalid")
     groups = dataset.groups
     names = rng.permutation(np.unique(groups))
@@ -420,7 +420,7 @@ def split_groups(groups: Iterable[str], train: float, tune: float, *, seed: int)
     """
     if min(train, tune) <= 0 or train + tune > 1 + 1e-9:
         given = f"train is {train} and tune {tune}"
-        raise InputError(f"{given}; set fractions of at most 1 in sum", code="value.invalid")
+        raise InputError(f"{given}; set fractions that add up to at most 1", code="value.invalid")
     names = np.random.default_rng(seed).permutation(sorted({str(group) for group in groups}))
     # Half of four groups must be two even if 0.5 came out of arithmetic.
     ends = np.floor(np.cumsum([train, tune]) * len(names) + 1e-9).astype(int)

@@ -98,11 +98,11 @@ def _stored_slices(volume: Volume, preparation: FastMRIPreprocessing, cache: Pat
     record = read_json(path, SCHEMA, remedy=REMEDY)
     with complete_record(path, "record of prepared slices", REMEDY):
         if not _is_of(volume, record["source"]):
-            raise InputError(f"{path} was made from another file", code="resume.mismatch")
+            raise InputError(f"{path} was prepared from another file", code="resume.mismatch")
         for name in ARRAYS:
             size, array = record["bytes"][name], _array(path, name)
             if not array.is_file() or array.stat().st_size != size:
-                raise InputError(f"{array} is missing or breaks off; {REMEDY}", code="file.damaged")
+                raise InputError(f"{array} is missing or truncated; {REMEDY}", code="file.damaged")
         return _StoredSlices(path, float(record["scale"]), record["precision"], record["sums"])
 
 
@@ -328,7 +328,7 @@ class FastMRIDataset:
             raise InputError(f"no file of {folder} can be used ({reasons})", code="file.format")
         names = [volume.name for volume in found]
         if len(set(names)) != len(names):
-            raise InputError(f"files repeat below {folder}; keep one each", code="table.duplicate")
+            raise InputError(f"{folder} has files of equal name; keep one", code="table.duplicate")
         shared = {v.name for v in found if v.patient and v.patient in without}
         found = [volume for volume in found if volume.name not in shared]
         self._stored, unreadable, self.raw_because = _find_prepared(

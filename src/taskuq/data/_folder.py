@@ -51,7 +51,7 @@ def _read(path: Path, index: int | None) -> Any:
         for read, endings in _FORMATS.items():
             if name.endswith(endings):
                 return read(path, index)
-    text = f"{path} is no .png, .tif, .nii, .nii.gz, .dcm or DICOM folder"
+    text = f"{path} is not a .png, .tif, .nii, .nii.gz or .dcm file or a DICOM folder"
     raise InputError(text, code="file.format")
 
 

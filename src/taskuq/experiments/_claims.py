@@ -73,7 +73,7 @@ class ClaimSettings:
         if min(self.trials, self.replays, self.draws, self.test_groups) < 1:
             raise InputError("trials and test_groups must be at least 1", code="value.invalid")
         if not self.goals or not self.samples or min(self.samples) < 1:
-            raise InputError("give at least one goal and one sample", code="option.missing")
+            raise InputError("pass at least one goal and one sample", code="option.missing")
 
     @property
     def replays(self) -> int:
@@ -131,7 +131,7 @@ class ClaimInputs:
     @property
     def table(self) -> TaskOutputs:
         if self.samples is None:
-            raise InputError("give a table of posterior samples", code="option.missing")
+            raise InputError("pass a table of posterior samples", code="option.missing")
         return self.samples
 
     def lacks(self, needs: Sequence[str]) -> str | None:

@@ -312,7 +312,9 @@ class AdaptiveConfig:
 def require_line_measure(system: Any) -> LineMeasure:
     """Raise InputError unless an imaging system can measure arbitrary lines."""
     if not isinstance(system, LineMeasure):
-        raise InputError("the system is no taskuq.protocols.LineMeasure", code="component.invalid")
+        raise InputError(
+            "the system is not a taskuq.protocols.LineMeasure", code="component.invalid"
+        )
     return system
 
 

@@ -69,7 +69,7 @@ def read_masks(path: Path, accelerations: Sequence[float], width: int | None = N
         masks = np.asarray(arrays["masks"])
         rates = np.atleast_1d(arrays["accelerations"]).astype(float).tolist()
     if masks.dtype != bool or masks.ndim != 2 or len(masks) != len(rates):
-        text = f"{path} has masks {masks.shape} for {len(rates)} rounds; remake it"
+        text = f"{path} has masks {masks.shape} for {len(rates)} rounds; write it again"
         raise InputError(text, code="file.format")
     if width not in (None, masks.shape[1]):
         raise InputError(f"{path} has {masks.shape[1]} lines, not {width}", code="shape.mismatch")
@@ -78,7 +78,7 @@ def read_masks(path: Path, accelerations: Sequence[float], width: int | None = N
         raise InputError(f"{path} is for R = {known}, not {missing[0]:g}", code="rounds.invalid")
     chosen = masks[[rates.index(float(R)) for R in accelerations]]
     if (chosen[1:] < chosen[:-1]).any():
-        raise InputError(f"{path} has masks that do not nest; remake it", code="rounds.invalid")
+        raise InputError(f"{path}: masks are not nested; write it again", code="rounds.invalid")
     return chosen
 
 
@@ -306,7 +306,7 @@ def published_masks(accelerations: Sequence[float] = (16, 8, 4, 2)) -> BoolArray
     unknown = [R for R in accelerations if R not in (*_NEW_LINES, 1)]
     if unknown or list(accelerations) != sorted(set(accelerations), reverse=True):
         given = f"accelerations are {list(accelerations)}"
-        raise InputError(f"{given}; choose of 16, 8, 4, 2, 1 in this order", code="rounds.invalid")
+        raise InputError(f"{given}; use 16, 8, 4, 2, 1 in this order", code="rounds.invalid")
     masks = np.zeros((len(accelerations), _SIZE), dtype=bool)
     for mask, R in zip(masks, accelerations, strict=True):
         for rate, lines in _NEW_LINES.items():

@@ -53,7 +53,7 @@ class MaskConfig:
             raise InputError("set only measure.published or measure.path", code="option.conflict")
         is_fixed = self.published or self.path is not None
         if is_fixed and (self.acs is not None or self.density is not None):
-            text = "measure.acs and measure.density change neither published masks nor a file's"
+            text = "measure.acs and measure.density do not apply to published masks or a mask file"
             raise InputError(f"{text}; remove them", code="option.conflict")
 
     @property

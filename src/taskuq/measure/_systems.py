@@ -54,7 +54,7 @@ class CallableMeasure:
 
     def __post_init__(self) -> None:
         if not self.systems or list(self.systems) != sorted(self.systems, reverse=True):
-            text = f"accelerations: {list(self.systems)}; pass decreasing ones"
+            text = f"accelerations: {list(self.systems)}; pass decreasing accelerations"
             raise InputError(text, code="rounds.invalid")
 
     @property

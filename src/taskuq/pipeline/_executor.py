@@ -253,7 +253,7 @@ class CaseExecutor:
             targets = np.stack(compared, axis=1)
         counts = {read.shape[1] for read in rounds}
         if len(counts) > 1:
-            text = f"recover returned {sorted(counts)} samples in different rounds; return as many"
+            text = f"recover returned {sorted(counts)} samples by round; return the same number"
             raise InputError(text, code="component.invalid")
         outputs = np.stack(rounds, axis=1)
         found: list[CaseOutputs | InputError] = []

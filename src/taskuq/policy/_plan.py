@@ -263,7 +263,7 @@ def policy_condition(
         column = value
         if column not in COLUMNS or (value := getattr(table, column)) is None:
             columns = ", ".join(c for c in COLUMNS if getattr(table, c) is not None) or "none"
-            message = f"{name}={column!r} is no column of the table, which has {columns}"
+            message = f"{name}={column!r} is not a column of the table, which has {columns}"
             raise InputError(message, code="groups.missing")
     value = align_cases({"table": table, name: value})[name]
     values = as_ids(value, name, table.cases).astype(str)
@@ -271,7 +271,7 @@ def policy_condition(
         index = unit.index(table.cases, table.group)
         first = np.unique(index, return_index=True)[1]
         if (values != values[first][index]).any():
-            message = "a whole group is decided at once; give all cases of a group one stratum"
+            message = "a whole group has one decision; all its cases must have the same stratum"
             raise InputError(message, code="option.conflict")
     return KINDS[name], values
 
@@ -415,7 +415,7 @@ def _choose_policy(
     for spec in specs:
         if (spec.alpha, spec.goal) != (default.alpha, default.goal):
             raise InputError(
-                f"{spec.name} has another alpha or goal than the plan", code="option.conflict"
+                f"{spec.name} has a different alpha or goal from the plan", code="option.conflict"
             )
         if not spec.policy.is_guaranteed:
             raise InputError(

@@ -145,7 +145,7 @@ class ResidualDistribution:
     def __post_init__(self) -> None:
         q = np.asarray(self.quantiles, dtype=float)
         if q.shape != LOG_ODDS.shape or not np.isfinite(q).all() or not (np.diff(q) > 0).all():
-            raise InputError("quantiles must be finite and rise; plan again", code="file.damaged")
+            raise InputError("quantiles must be finite and rising; plan again", code="file.damaged")
 
     def log_odds(self, residuals: FloatArray) -> FloatArray:
         q = np.asarray(self.quantiles)

@@ -272,7 +272,7 @@ class ScanRandomisation:
             text = f"fractions and contrast must be in [0, 1], got {self}"
             raise InputError(text, code="value.invalid")
         if min(self.coils, default=1) < 1 or self.snr_db[0] > self.snr_db[1]:
-            text = f"coils must be at least 1 and snr_db be rising, got {self}"
+            text = f"coils must be at least 1 and snr_db increasing, got {self}"
             raise InputError(text, code="value.invalid")
 
     def __call__(self, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:

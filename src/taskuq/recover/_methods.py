@@ -88,7 +88,7 @@ N = TypeVar("N", bound=nn.Module)
 def load_estimator(weights: Path | str, kind: type[N]) -> N:
     net = RECOVERIES.load(locate(weights))
     if not isinstance(net, kind):
-        text = f"estimate names {weights}, which is no {kind.__name__}"
+        text = f"estimate names {weights}, which is not a {kind.__name__}"
         raise InputError(text, code="weights.mismatch")
     return net
 

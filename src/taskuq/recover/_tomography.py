@@ -98,7 +98,7 @@ class _SinogramDataset:
         epoch, index = place
         item = self.source[index]
         if item.image.ndim != 2 or item.image.is_complex() or len(set(item.image.shape)) > 1:
-            text = f"case {item.case} is no real square image; set data.coils to 0"
+            text = f"case {item.case} is not a real square image; set data.coils to 0"
             raise InputError(text, code="shape.axes")
         return {"image": item.image.float(), "round": torch.tensor(self._round(epoch, index))}
 

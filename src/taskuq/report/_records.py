@@ -557,7 +557,7 @@ def _read(file: Path) -> dict[str, Any]:
         ) from None
     if is_large:
         raise InputError(
-            "is too large for a record; leave it out of the run's folder", code="file.format"
+            "is too large for a record; remove it from the run's folder", code="file.format"
         )
     if not isinstance(record, dict):
         raise InputError("holds no record; write it again", code="file.format")

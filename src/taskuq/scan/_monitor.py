@@ -182,7 +182,7 @@ class Monitor(Displayed):
             text = "the calibration units are of all strata; pass the policy with its strata"
             raise InputError(text, code="policy.mismatch")
         if twice := set(self.policy.monitor_reference) & set(self.calibration_statistics):
-            text = f"the policy has a statistic {min(twice)!r} already; rename yours"
+            text = f"the policy already has a statistic {min(twice)!r}; rename yours"
             raise InputError(text, code="table.duplicate")
         known = {**self.policy.monitor_reference, **self.calibration_statistics}
         self._streams = {
@@ -438,7 +438,7 @@ class Monitor(Displayed):
             for one in record["statistics"]:
                 stream, units = self._streams[one["name"]], one["units"]
                 if units[: len(stream.units)] != stream.units:
-                    text = f"{path} has lost units that were seen; begin a new one"
+                    text = f"{path} lacks units seen before; start a new monitor"
                     raise InputError(text, code="file.damaged")
                 fresh = slice(len(stream.units), None)
                 for unit, value in zip(units[fresh], one["values"][fresh], strict=True):

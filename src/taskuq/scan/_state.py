@@ -489,7 +489,7 @@ def _read_scans(
         text = f"{path} is damaged: its rounds are out of order; start a new scan"
         raise InputError(text, code="file.damaged")
     if active and longest and not is_stored:
-        text = f"{path} cannot be resumed: its measurements were no arrays; start a new scan"
+        text = f"{path} cannot be resumed: its measurements were not arrays; start a new scan"
         raise InputError(text, code="resume.mismatch")
     measurements: dict[str, tuple[Any, ...]] = dict.fromkeys(rounds, ())
     if is_stored:

@@ -116,7 +116,7 @@ COUNTERS = {
         "stop": "stops", "would_stop": "would stop", "continue": "continues",
         "stored": "repeated",
     }),
-    "faults": ("What could not be decided or used", "kind", {
+    "faults": ("Faults, and data that were refused", "kind", {
         "header": "refused scans", "line": "refused lines", "round": "faults",
         "scan": "failed scans", "stream": "ended scans", "connection": "failed connections",
     }),

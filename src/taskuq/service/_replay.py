@@ -189,7 +189,7 @@ def replay_scan(
         finally:
             connection.close()
     if connections:
-        raise MachineError(f"the service at {host}:{port} does not answer any more")
+        raise MachineError(f"the service at {host}:{port} no longer answers")
     message = f"no service answers at {host}:{port}; start taskuq serve"
     raise InputError(message, code="dependency.missing")
 

@@ -91,7 +91,7 @@ class Service:
         except OSError as error:
             self.stop()
             raise MachineError(
-                f"port {port} of {self.host} is unusable ({error.strerror or error}); use another"
+                f"port {port} of {self.host} is not usable ({error.strerror or error}); use another"
             ) from None
         self._start_thread(self._accept)
 

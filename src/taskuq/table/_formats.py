@@ -99,7 +99,7 @@ def read_frame(frame: Any) -> TaskOutputs:
     try:
         rows = pa.table(frame)
     except (pa.ArrowException, ValueError, TypeError, AttributeError) as error:
-        message = f"{type(frame).__name__} is no data frame ({first_line(error):.80})"
+        message = f"{type(frame).__name__} is not a data frame ({first_line(error):.80})"
         raise InputError(message, code="dtype.invalid") from None
     return _read_rows(rows, "the data frame")
 
@@ -109,7 +109,7 @@ def _read_rows(rows: Any, source: str) -> TaskOutputs:
     if rows.num_rows == 0:
         raise InputError(f"{source} has no rows; check the file", code="table.incomplete")
     if len(set(columns)) != len(columns):
-        raise InputError(f"{source} has two columns of one name", code="table.duplicate")
+        raise InputError(f"{source} has two columns with the same name", code="table.duplicate")
     if "case" not in columns:
         message = f"{source} has no column case but {', '.join(columns)[:120]}; rename or add it"
         raise InputError(message, code="table.column")
@@ -339,7 +339,7 @@ def _attributes_from(text: str, source: Any) -> dict[str, Any]:
     """Return the arguments of a table that :func:`_attributes` wrote."""
     found = parse_json(text, constants=True)
     if not isinstance(found, dict):
-        raise InputError(f"{source} has attributes of something else", code="file.format")
+        raise InputError(f"{source} does not have a table's attributes", code="file.format")
     return {
         "task_names": found.get("task_names"),
         "task_range": found.get("task_ranges") or found.get("task_range"),

@@ -216,7 +216,7 @@ class TaskOutputs(Displayed):
             "sampled_lines": None if sampled_lines is None else _as_lines(sampled_lines, rounds, n),
         }
         if values["case"] is not None and len(np.unique(values["case"])) != n:  # type: ignore[arg-type]  # an array
-            raise InputError("case has an id twice; make ids unique", code="table.duplicate")
+            raise InputError("case ids are not unique; make them unique", code="table.duplicate")
         if site is not None and group is not None:
             _require_one_site(values["group"], values["site"])
         for name, value in values.items():

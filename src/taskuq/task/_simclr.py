@@ -120,7 +120,7 @@ class _SimCLRTraining(TaskTraining):
     def recipe(self, cases: tuple[Any, ...], machine: TrainerOptions) -> Recipe:
         """Return the recipe, a contrastive loss between two augmentations of each image."""
         if self.training.batch < 2:
-            text = "training.batch is 1; a contrastive loss compares images: give more"
+            text = "training.batch is 1; a contrastive loss compares images; use a larger batch"
             raise InputError(text, code="value.invalid")
         if self.init_from.classifier is not None:
             raise InputError("init_from.classifier is for classifiers", code="option.conflict")

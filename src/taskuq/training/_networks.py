@@ -152,7 +152,7 @@ class MethodRegistry(Registry[type[Any]]):
         from taskuq.training._weights import locate, read_card
 
         if weights is None:
-            raise InputError(f"{self.table}.weights is missing; name them", code="config.missing")
+            raise InputError(f"{self.table}.weights is missing; name a file", code="config.missing")
         path = locate(weights)
         card = read_card(path, (kind,))
         return path, NETWORKS[kind].load(path, card["network"])

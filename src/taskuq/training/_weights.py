@@ -122,7 +122,7 @@ def read_card(path: Path | str, kinds: Collection[str]) -> dict[str, Any]:
         raise InputError(f"there are no weights {path}; train them", code="file.missing")
     card = read_toml(path.with_suffix(".toml"))
     if card.get("kind") not in kinds or not isinstance(card.get("network"), dict):
-        message = f"{path} is of kind {card.get('kind')!r}, needed is {' or '.join(kinds)}"
+        message = f"{path} is of kind {card.get('kind')!r}, not {' or '.join(kinds)}"
         raise InputError(message, code="weights.mismatch")
     return card
 

@@ -121,5 +121,5 @@ def require_usable(
         if np.isnan([interval.lower, interval.upper]).any():
             raise ValueError("its intervals are not numbers")
     except Exception as error:  # any error that numbers of the wrong kind lead to
-        message = f"{path}: the score's fields do not fit ({first_line(error):.80})"
+        message = f"{path}: the score's fields do not match ({first_line(error):.80})"
         raise InputError(f"{message}; calibrate again", code="file.damaged") from None

@@ -212,7 +212,7 @@ def figure_from_dict(record: Any) -> Figure:
             picture=str(record.get("picture", "")),
         )
         if figure.picture and not b64decode(figure.picture, validate=True).startswith(b"\x89PNG"):
-            raise ValueError("its picture is no PNG")
+            raise ValueError("its picture is not a PNG file")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"a figure is not complete ({error!r:.80}); write it again", code="file.format"
@@ -235,7 +235,7 @@ def _series_from_dict(record: Mapping[str, Any]) -> Series:
     found = Series(str(record["name"]), x, y, reach, record.get("style", "line"))
     lengths = {len(x), len(y), len(y if reach is None else reach)}
     if len(lengths) > 1 or found.style not in get_args(Style):
-        raise ValueError(f"series {found.name!r:.40} does not fit together")
+        raise ValueError(f"series {found.name!r:.40} has positions and values of different lengths")
     return found
 
 
