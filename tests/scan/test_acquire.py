@@ -191,13 +191,8 @@ def patient_policy(toy_policy):
 def row(toy):
     """Run a pipeline over one image of the toy scanner, and return the outputs of all rounds."""
 
-    def measure(image, acceleration):
-        scanner = toy.ToyScanner(np.fft.fft2(image, norm="ortho"))
-        rounds = range(toy.ACCELERATIONS.index(acceleration) + 1)
-        return scanner.combine([scanner.measure(k) for k in rounds])
-
     def run(image, **settings):
-        pipeline = tq.Pipeline(measure, toy.recover, toy.task)
+        pipeline = tq.Pipeline(toy.measure, toy.recover, toy.task)
         rounds = {"accelerations": toy.ACCELERATIONS, "samples": 6, "progress": False}
         return pipeline.run([image], **rounds, **settings).outputs[:, 0]
 

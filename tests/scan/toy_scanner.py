@@ -46,6 +46,13 @@ def scanner_of(seed):
     return ToyScanner(np.fft.fft2(image(seed), norm="ortho"))
 
 
+def measure(image, acceleration):
+    """All that is measured of an image up to a round, for a pipeline."""
+    scanner = ToyScanner(np.fft.fft2(image, norm="ortho"))
+    rounds = range(ACCELERATIONS.index(acceleration) + 1)
+    return scanner.combine([scanner.measure(k) for k in rounds])
+
+
 def recover(measurement, *, samples, seed):
     """Fill the columns that are missing with noise as strong as the measured high frequencies."""
     kspace, mask = measurement

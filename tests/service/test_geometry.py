@@ -127,7 +127,8 @@ REFUSED_HEADERS = {
     **{f"{n} coils": ("receiverChannels", put("acquisitionSystemInformation.receiverChannels", n))
        for n in (0, 1, 3, None)},
     "no system": ("receiverChannels", put("acquisitionSystemInformation", None)),
-    "no name": ("measurementID", put("measurementInformation", None)),
+    "no name but a study's": ("measurementID", both(put("measurementInformation", None),
+        put("studyInformation", xsd.studyInformationType(accessionNumber=77)))),
     "long name": ("measurementID", put(ID, "x" * 257)),
     "newline in name": ("measurementID", put(ID, "MR\n1")),
     "right to left": ("measurementID", put(ID, "MR\u202e1")),
@@ -140,6 +141,8 @@ REFUSED_TEXTS = {
     "comma": ("fieldOfViewMm.x", "<x>16.0</x>", "<x>16,0</x>"),
     "renamed": ("matrixsize", "matrixSize>", "matrixsize>"),
     "capital": ("trajectory", "cartesian", "Cartesian"),
+    "entity": ("entities", r"\?>", '?><!DOCTYPE a [<!ENTITY b "c">]>'),
+    "no XML": ("cannot be read", "(?s).+", "hello"),
     "unknown": ("shim", "<encoding>", "<shim>3</shim><encoding>"),
     **{f"no {name}": (name, f"(?s)<{name}>.*</{name}>", "")
        for name in ("encodedSpace", "reconSpace", "encodingLimits", "trajectory")},

@@ -297,8 +297,8 @@ def open_service_model(config: ServeConfig) -> ServiceModel:
     """Load and check policy, networks, masks and geometry."""
     loaded, masks = load_policy(config.policy), config.masks
     if config.runtime is not None:
-        names = ("recover", "task", "masks", "device", "adaptive")
-        if any(getattr(config, name) is not None for name in names):
+        excluded = ("recover", "task", "masks", "device", "adaptive")
+        if any(getattr(config, name) is not None for name in excluded):
             message = "--runtime excludes --recover, --task, --masks, --adaptive and --device"
             raise InputError(message, code="option.conflict")
         from taskuq.service._runtime import open_runtime
