@@ -26,7 +26,7 @@ from pathlib import Path
 
 from taskuq.cli import app
 
-PATIENCE = 120
+PATIENCE = 400
 DAY = 86_400
 
 

@@ -1,7 +1,6 @@
 import re
 import sys
 import tarfile
-import tomllib
 import zipfile
 from pathlib import Path
 
@@ -20,11 +19,23 @@ def test_files_name_one_version(monkeypatch):
         release.require_one_version()
 
 
+def test_table_of_versions_holds_every_python_and_the_lowest_dependencies():
+    lines = (ROOT / "docs/results/compatibility.txt").read_text().splitlines()[2:]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    declared = {c.split()[-1] for c in release.PROJECT["classifiers"] if ":: Python :: 3." in c}
+    found = {(python.rpartition(".")[0], which) for python, which, *_ in rows}
+    assert found == {(python, which) for python in declared for which in ("newest", "lowest")}
+    assert {row[-1] for row in rows} == {"{0} of {0}".format(len(release.COMMANDS))}
+    for _, which, numpy, cyclopts, numba, _ in rows:
+        assert (numba == "none") == (which == "lowest")
+        lowest = {f"numpy>={numpy[:-2]}", f"cyclopts>={cyclopts[:-2]}"}
+        assert (lowest <= set(release.PROJECT["dependencies"])) == (which == "lowest")
+
+
 def test_citation_is_complete():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {"cff-version", "message", "title", "authors", "version", "license"} <= set(cited)
-    assert (cited["title"], cited["license"]) == (project["name"], project["license"])
+    assert [cited[name] for name in ("title", "license")] == ["taskuq", release.PROJECT["license"]]
     assert cited["references"][0]["authors"][0]["family-names"] == "Wen"
 
 
@@ -95,22 +106,17 @@ def test_cards_name_a_licence():
 
 def test_extras_hold_what_tests_import():
     """Every library that a test imports at its top is a dependency or in an extra."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    extras = release.PROJECT["optional-dependencies"].values()
+    lists = [release.PROJECT["dependencies"], *extras]
     known = {
         re.split(r"[^\w-]", one)[0].lower().replace("-", "_") for many in lists for one in many
     }
-    names = {
-        "yaml": "pyyaml",
-        "PIL": "pillow",
-        "sklearn": "scikit_learn",
-        "skimage": "scikit_image",
-    }
-    imported = set()
-    for path in (ROOT / "tests").rglob("*.py"):
-        for match in re.finditer(r"^(?:import|from) (\w+)", path.read_text(), re.MULTILINE):
-            imported.add(match[1])
-    ours = {p.stem for p in (ROOT / "tests").rglob("*.py")} | {
+    names = {"yaml": "pyyaml", "PIL": "pillow", "sklearn": "scikit_learn",
+             "skimage": "scikit_image"}  # fmt: skip
+    paths = list((ROOT / "tests").rglob("*.py"))
+    top = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
+    imported = {name for path in paths for name in top.findall(path.read_text())}
+    ours = {p.stem for p in paths} | {
         "taskuq", "studies", "benchmarks", "extensions", "setup", "measure", "pipeline", "laws",
     }  # fmt: skip
     used = {names.get(n, n).lower() for n in imported - ours - sys.stdlib_module_names}

@@ -1,6 +1,6 @@
 """Short run of the fuzzer, with planted faults."""
 
-import tempfile
+import sys
 
 import pytest
 
@@ -8,6 +8,7 @@ import fuzz
 import taskuq as tq
 from fuzz_files import Kind
 from taskuq.cli import app
+from taskuq.pipeline._progress import Progress
 
 INPUTS = 500
 
@@ -35,19 +36,44 @@ def test_each_kind_of_fault_is_seen(end, fault):
     assert end.fault == fault
 
 
-def test_silent_change_is_seen(monkeypatch):
-    def changed(dice, content):
-        return content.replace(b"a,1", b"a,2"), True
-
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        with open("t.csv", "w") as file:
-            file.write("case,target,output\n" + "".join(f"{c},1,1\n" for c in "abcdefghij"))
-        command = ("evaluate", "t.csv", "--exact", "--score", "ar", "--alpha", "0.3", "--json", "-")
-        kind = Kind("t.csv", command, None, changed, is_checked=True)
-        fault, _ = fuzz.tried([kind], {kind: fuzz.ended(kind)}, 0, 0)
-
+def test_silent_change_is_seen(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"{c},1,1\n" for c in "abcdefghij")
+    (tmp_path / "t.csv").write_text(f"case,target,output\n{rows}")
+    command = ("evaluate", "t.csv", "--exact", "--score", "ar", "--alpha", "0.3", "--json", "-")
+    change = lambda dice, content: (content.replace(b"a,1", b"a,2"), True)  # noqa: E731
+    kind = Kind("t.csv", command, None, change, is_checked=True)
+    fault, _ = fuzz.tried([kind], {kind: fuzz.ended(kind)}, 0, 0)
     assert fault == "another result, silently"
+
+
+def refused(words, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        app.main(words)
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_deep_line_of_an_audit_log_is_refused(tmp_path, capsys):
+    (tmp_path / "log").write_text("[" * 100_000 + "\n")
+    assert "log" in refused(["audit", str(tmp_path / "log")], capsys)
+
+
+def test_demo_without_torch_begins_nothing(tmp_path, monkeypatch, capsys):
+    for name in [n for n in sys.modules if n.startswith(("taskuq.experiments", "taskuq.recover"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    printed = refused(["demo", "--fast", "-o", str(tmp_path / "demo")], capsys)
+    assert "taskuq[mri]" in printed
+    assert "1/4" not in printed
+    assert not (tmp_path / "demo").exists()
+
+
+def test_last_line_of_a_log_counts_every_case(capsys):
+    with Progress(40) as progress:
+        for _ in range(40):
+            progress.step()
+    assert capsys.readouterr().err.splitlines()[-1].startswith("40/40 cases")
 
 
 def test_plan_writes_change_control(tmp_path):
