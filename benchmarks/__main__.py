@@ -1,7 +1,7 @@
 """Run benchmarks: ``python -m benchmarks`` for the quick ones, or by name.
 
 python -m benchmarks
-python -m benchmarks core recover_gpu
+python -m benchmarks peers recover_gpu
 """
 
 from __future__ import annotations

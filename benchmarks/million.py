@@ -15,13 +15,33 @@ import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
-from benchmarks.core import synthetic, table
-
-from taskuq import TaskOutputs
-
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+# Before NumPy is loaded: threads would flatter whoever uses more of them.
+for _name in THREADS:
+    os.environ.setdefault(_name, "1")
+
+import numpy as np  # noqa: E402 after the number of threads is set
+
+from taskuq import TaskOutputs  # noqa: E402 the same
+
 EVALUATE = ("--exact", "--score", "lwr,mlwr", "--alpha", "0.05")
+
+
+def synthetic(cases: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    truth = rng.random(cases)
+    spread = rng.uniform(0.02, 0.2, cases)
+    outputs = rng.standard_normal((cases, samples))
+    outputs *= spread[:, None]
+    outputs += (truth + spread * rng.standard_normal(cases))[:, None]
+    return outputs, truth
+
+
+def table(*rows: tuple[str, ...]) -> None:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        head, *rest = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        print("    " + row[0].ljust(len(head)) + "  " + "  ".join(rest), flush=True)
 
 
 def write_tables(folder: Path, cases: int) -> None:
@@ -40,9 +60,8 @@ def write_tables(folder: Path, cases: int) -> None:
 def seconds(*arguments: str | Path) -> float:
     """Return the CPU seconds of a command in a separate process, start and end included."""
     command = [sys.executable, "-m", "taskuq", *map(str, arguments)]
-    environment = os.environ | dict.fromkeys(THREADS, "1")
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, capture_output=True, check=True, env=environment)
+    subprocess.run(command, capture_output=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

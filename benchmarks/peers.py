@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.core import synthetic  # first: it sets the number of threads
+from benchmarks.million import synthetic  # first: it sets the number of threads
 
 import numpy as np  # isort: skip
 

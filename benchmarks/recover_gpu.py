@@ -2,7 +2,10 @@
 
 Run from the root of the repository, on a machine with an NVIDIA GPU:
 
-    PYTHONPATH=src python -m benchmarks.recover_gpu [flow] [varnet] [sampler] [step]
+    PYTHONPATH=src python -m benchmarks.recover_gpu [flow] [varnet] [sampler] [step] [authors]
+
+The last part times the code of the paper's authors, if TASKUQ_AUTHORS names a copy of their
+repository (github.com/jwen307/TaskUQ) and its requirements are installed.
 
 Weights are random, started as training starts them, and the couplings' last convolutions are
 random too, so that every kernel does its full work. Times are medians of CUDA events. The
@@ -14,11 +17,13 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -364,6 +369,61 @@ def report_step(what: str, took: dict[str, float]) -> None:
     report(what, f"{1e3 * took['step_s']:.1f} ms", f"{peak:.2f} GiB")
 
 
+def authors(config: dict[str, Any] | None = None, device: str = "cuda") -> None:
+    """Time the authors' flow, VarNet and training step; ResNet-50 is that of the other parts."""
+    folder = os.environ.get("TASKUQ_AUTHORS")
+    if folder is None:
+        report("authors' code", "", "", "set TASKUQ_AUTHORS to a copy of their repository")
+        return
+    sys.path.insert(0, folder)
+    try:
+        from models.networks.misc_nets.varnet import VarNet as TheirVarNet
+        from models.pl_models.multiscale_unet_multicoil import MulticoilCNF
+        from train.configs.config_cinn_unet_multicoil import Config
+    except ImportError as error:
+        report("authors' code", "", "", f"cannot be imported: {error}")
+        return
+    config = config or Config().config
+    size = config["data_args"]["img_size"]
+    torch.manual_seed(0)
+    net, task = MulticoilCNF(config).to(device).eval(), Classifier().to(device).eval()
+    image = torch.randn(8, 2 * COILS, size, size, device=device)
+    mask = torch.zeros(1, size, 1, device=device)
+    mask[:, ::12], mask[:, size // 2 - 8 : size // 2 + 8] = 1, 1
+    scale = torch.ones(1, device=device)
+
+    @torch.no_grad()
+    def draw(p: int, chunk: int) -> Tensor:
+        asked = {"mask": mask, "norm_val": scale, "split_num": chunk, "rss": True}
+        images = net.reconstruct(image[:1], p, **asked)[0][:, 0]
+        return torch.cat([task(part) for part in images.split(chunk)])
+
+    for p, chunk in ((32, 4), (32, 16), (32, 32), (2, 2)):
+        ms = milliseconds(lambda p=p, chunk=chunk: draw(p, chunk), 3, 1)
+        report(f"authors' flow, one slice, p={p}, chunks of {chunk}", f"{ms:.1f} ms")
+    theirs = TheirVarNet().to(device).eval()
+    lines = mask.view(1, 1, 1, size, 1).bool()
+    kspace = torch.randn(16, COILS, size, size, 2, device=device) * lines
+    for batch in (1, 16):
+        asked = kspace[:batch], lines.expand(batch, -1, -1, -1, -1), None
+        with torch.no_grad():
+            ms = milliseconds(lambda asked=asked: theirs(*asked), 5, 1)
+        report(f"authors' VarNet, batch {batch}, per slice", f"{ms / batch:.1f} ms")
+    optimiser = torch.optim.Adam(net.parameters(), 1e-4)
+
+    def train() -> None:
+        loss = net.get_nll(*net(image, image, rev=False))
+        optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimiser.step()
+
+    net.requires_grad_(True)
+    report(
+        f"authors' training step of the flow, {len(image)} slices", f"{milliseconds(train):.0f} ms"
+    )
+
+
 def main() -> None:
     if not torch.cuda.is_available():
         print("this benchmark needs a GPU", file=sys.stderr)
@@ -371,7 +431,7 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     report("work", "time", "peak memory")
-    parts = {"flow": flow, "varnet": varnet, "sampler": sampler, "step": step}
+    parts = {"flow": flow, "varnet": varnet, "sampler": sampler, "step": step, "authors": authors}
     for name in [name for name in parts if name in sys.argv] or parts:
         parts[name]()
 

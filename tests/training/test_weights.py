@@ -17,10 +17,19 @@ from taskuq.data._atlas import Atlas
 from taskuq.recover import build, load
 from taskuq.recover._varnet_training import VarNetTraining, load_public_varnet
 from taskuq.recover.flow._train import _FlowTraining
+from taskuq.table._examples import stored_quality
 from taskuq.task import load as load_task
 from taskuq.task._metrics import auroc
 from taskuq.training._checkpoints import _load_state, _save_state
-from taskuq.training._weights import FOLDER, load_weights, read_tensors, save_weights, shipped
+from taskuq.training._networks import NETWORKS
+from taskuq.training._weights import (
+    FOLDER,
+    load_weights,
+    read_card,
+    read_tensors,
+    save_weights,
+    shipped,
+)
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -218,3 +227,17 @@ def test_model_card_has_the_fields_of_a_hub(name):
     keys = {line.partition(":")[0] for line in lines if not line.startswith("-")}
     assert keys == {"license", "library_name", "pipeline_tag", "datasets", "tags", "metrics"}
     assert "license: mit" in lines
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_model_card_has_the_figures_of_the_network_and_its_record(name):
+    text, path = (FOLDER / f"{name}.md").read_text(), FOLDER / f"{name}.safetensors"
+    card = read_card(path, list(NETWORKS))
+    network = NETWORKS[card["kind"]].load(path, card["network"])
+    assert f"| parameters | {sum(p.numel() for p in network.parameters()):,}" in text
+    method = name if name == "sampler-atlas" else name.removesuffix("-atlas")
+    rows = [row for row in stored_quality()["results"] if row["method"] == method]
+    assert len(rows) == 4 * (name in ("varnet-atlas", "flow-atlas", "sampler-atlas"))
+    for row in rows:
+        figures = f"| {row['acceleration']:g} | {row['psnr']['mean']:.1f} | {row['ssim']['mean']:.3f} |"
+        assert figures in text

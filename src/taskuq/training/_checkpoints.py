@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lightning_fabric.loggers import TensorBoardLogger
+from lightning_fabric.loggers.tensorboard import TensorBoardLogger
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.plugins.io import CheckpointIO
@@ -209,7 +209,7 @@ class _EpochLog(Callback):
         epoch = trainer.current_epoch
         # Killed between its last state and its end.
         stops = [stop for stop in trainer.early_stopping_callbacks if stop is not None]
-        trainer.should_stop |= any(stop.stopped_epoch for stop in stops)  # type: ignore[attr-defined]
+        trainer.should_stop |= any(stop.stopped_epoch for stop in stops)
         if not trainer.is_global_zero:
             return
         if epoch and trainer.progress_bar_callback is not None:

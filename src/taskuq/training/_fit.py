@@ -281,7 +281,7 @@ def _loop(
     module = TrainingModule(recipe, config)
     shared = module.layers.of(recipe.network) if machine.processes > 1 else nullcontext()
     with _silence_lightning(), seeded(config.seed), shared:
-        callbacks = [Averaging(config)] if config.ema or config.average_from else []
+        callbacks: list[Any] = [Averaging(config)] if config.ema or config.average_from else []
         callbacks += [] if folder is None else folder_callbacks(recipe, config, folder)
         files = SafetensorsIO(recipe, notes)
         trainer = _make_trainer(config, machine, [*callbacks, timing], files)
