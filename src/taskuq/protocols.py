@@ -305,6 +305,9 @@ class SelfTunedScore(FittedScore, Protocol):
 class LeaveOneOutFit(Protocol):
     """Fit of a regularised score to calibration units."""
 
+    def for_classes(self, classes: Any) -> LeaveOneOutFit:
+        """Return the fit for a guarantee of each class (case,)."""
+
     def fit(self, kept: BoolArray, index: NDArray[np.int64]) -> SelfTuned:
         """Fit to some cases with the given units."""
 

@@ -12,6 +12,7 @@ from laws.enumeration import (
     a_case_of_the_stratum,
     a_random_case,
     a_stop_in_each_round,
+    a_stop_of_each_class_in_each_round,
     an_early_stop,
     as_likely_as_its_weight,
     enough_cases,
@@ -342,6 +343,20 @@ STOPPED_WITHIN = [
     ),
 ]  # fmt: skip
 
+# Units enough for a shift that the classes share, or nearly so.
+SHIFTED_WITHIN = [
+    Law(
+        f"the report at the stop, shifted, {name}, in each class, by {by}", 4,
+        partial(later, first=4, units=(15, 19) if by == "case" else (10, 16), rounds=2,
+                largest=1 if by == "case" else 3),
+        partial(OF_CLASS, by=by, **how), given_its_stratum, fewest=2,
+    )
+    for name, how in (
+        ("window", {"max_width": 0.1}), ("interval", {"policy": "adaptive", "max_width": 0.5})
+    )
+    for by in ("case", "group")
+]  # fmt: skip
+
 site_scans = partial(draw_sites, units=(4, 7), rounds=2)
 SITES = [
     *(
@@ -437,6 +452,14 @@ EACH_ROUND = GivenLaw(
     a_stop_in_each_round, size=10, levels=((0.4, 0.3),), together=True, aside=(0, 1, 2),
 )  # fmt: skip
 
+EACH_ROUND_OF_CLASS = GivenLaw(
+    "a stop of each class in each round, given the calibration set", 2,
+    partial(later, first=3, units=(2, 2), rounds=2),
+    given(partial(OF_CLASS, by="case", given="round", max_width=0.2)),
+    a_stop_of_each_class_in_each_round, size=13, levels=((0.6, 0.4),), together=True, seen=True,
+    aside=(0, 1),
+)  # fmt: skip
+
 LAWS = [
     *BOUNDS,
     *GROUPS,
@@ -446,6 +469,7 @@ LAWS = [
     *CHOSEN,
     *STOPPED,
     *STOPPED_WITHIN,
+    *SHIFTED_WITHIN,
     *SITES,
     *SHIFTED,
     *GIVEN,

@@ -135,6 +135,16 @@ def a_stop_in_each_round(new: Unit, missed: np.ndarray, informed: np.ndarray) ->
         yield int(k), *(Fraction(int((x & here).sum()), len(missed)) for x in (missed, here))
 
 
+def a_stop_of_each_class_in_each_round(
+    new: Unit, missed: np.ndarray, informed: np.ndarray
+) -> Counted:
+    """A case drawn from the new unit, given its class and the round in which its scan stops."""
+    for stratum in np.unique(new.strata):
+        inside = new.strata == stratum
+        for k, lost, of in a_stop_in_each_round(new, missed, np.where(inside, informed, 0)):
+            yield (int(stratum), k), lost, of
+
+
 def leave_one_out(population: Population, trial: Trial, losses: Losses) -> Tally:
     """Let each unit in turn be the new one; the order of the others must not matter."""
     tally = Tally()
@@ -290,7 +300,10 @@ class GivenLaw:
             examine, tally = trial(drawn), Tally()
             for kind in kinds.units:
                 tally.add(self.losses, kind, *examine(kind))
-            broken = [k for k in tally.broken(alpha) if not self.seen or k in drawn.strata]
+            broken = [
+                k for k in tally.broken(alpha)
+                if not self.seen or (k[0] if isinstance(k, tuple) else k) in drawn.strata
+            ]  # fmt: skip
             for key in ["any"][: len(broken)] if self.together else broken:
                 unlucky[key] += times
             informed, cases = informed + times * tally.informed, cases + times * tally.cases

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from laws.book import EACH_ROUND, LAWS, groups, scans
+from laws.book import EACH_ROUND, EACH_ROUND_OF_CLASS, LAWS, groups, scans
 from laws.enumeration import (
     Calibrated,
     Law,
@@ -124,6 +124,11 @@ def groups_without_the_class_counted(monkeypatch):
 PLANTED = [
     (range_of_the_shift_left_out, "a random case of a new group, shifted, two"),
     (range_of_the_shift_left_out, "the intervals of all rounds, shifted"),
+    (
+        range_of_the_shift_left_out,
+        "the report at the stop, shifted, window, in each class, by group",
+    ),
+    (classes_pooled, "the report at the stop, shifted, window, in each class, by case"),
     (scale_without_its_range, "all tasks of a new case, scale, lwr"),
     (classes_pooled, "the report at the stop, fixed-width -, in each class"),
     (classes_pooled, "the report at the stop, fixed-width -, in each stratum"),
@@ -213,20 +218,22 @@ def test_equal_weights_of_cases_break_the_guarantee_for_sites(monkeypatch, trial
     assert is_broken(law)
 
 
-def test_stops_of_each_round_keep_the_guarantee():
-    outcomes = [EACH_ROUND.judged(seed) for seed in range(EACH_ROUND.populations)]
+@pytest.mark.parametrize("law", [EACH_ROUND, EACH_ROUND_OF_CLASS], ids=["all", "class"])
+def test_stops_of_each_round_keep_the_guarantee(law):
+    outcomes = [law.judged(seed) for seed in range(law.populations)]
     assert not any(one.broken for one in outcomes)
     assert np.mean([one.informed for one in outcomes]) > 0.1
-    assert any(one.used > 0 for one in outcomes)
+    assert law is EACH_ROUND_OF_CLASS or any(one.used > 0 for one in outcomes)
 
 
-def test_rounds_that_are_not_tested_break_the_guarantee(monkeypatch):
+@pytest.mark.parametrize("law", [EACH_ROUND, EACH_ROUND_OF_CLASS], ids=["all", "class"])
+def test_rounds_that_are_not_tested_break_the_guarantee(law, monkeypatch):
     passed = lambda early, *_: np.ones(early.shape[1], dtype=bool)  # noqa: E731 short
     # Thresholds may be as bold as they like: the test alone keeps the guarantee.
     monkeypatch.setattr(stopping, "ROUND_PARTS", (10.0,))
-    assert not is_broken(EACH_ROUND)
+    assert not is_broken(law)
     monkeypatch.setattr(stopping, "_certified_cases", passed)
-    assert is_broken(EACH_ROUND)
+    assert is_broken(law)
 
 
 def test_single_decisions_break_the_guarantee_for_whole_groups():

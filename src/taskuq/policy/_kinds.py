@@ -130,12 +130,6 @@ class PolicySpec:
             classes = [replace(calibrator, inside=within[:n] == name) for name in names]
             inside = [within[n:] == name for name in names]
         is_class = calibrator.guarantee.kind == "class"
-        if self.given == "round":
-            if within is not None:
-                message = "given='round' excludes label and strata; use given='early'"
-                raise InputError(message, code="option.conflict")
-            assert tuning is not None
-            return certified_rounds(statistics, calibrator, tuning)
         if self.given:
             assert tuning is not None
             chunks = (
@@ -144,7 +138,9 @@ class PolicySpec:
                 else [([c], [i]) for c, i in zip(classes, inside, strict=True)]
             )
             each = [
-                last_certified(statistics, some, threshold_grid(tuning, calibrator, of_tuning))
+                certified_rounds(statistics, some, tuning, of_tuning)
+                if self.given == "round"
+                else last_certified(statistics, some, threshold_grid(tuning, calibrator, of_tuning))
                 for some, of_tuning in chunks
             ]
         else:

@@ -47,8 +47,9 @@ def fit_rules(
     index: NDArray[np.int64],
     delta: float | None,
     rng: np.random.Generator | None,
+    classes: np.ndarray | None = None,
 ) -> _FittedRules:
-    fit = self_tuned_rules(spec, table, delta)
+    fit = self_tuned_rules(spec, table, delta, classes=classes)
     if fit is not None:
         everyone = np.ones(table.cases, dtype=bool)
         rules, statistics = fit.learn(everyone, index)
@@ -178,7 +179,11 @@ class SelfTunedRules:
 
 
 def self_tuned_rules(
-    spec: PolicySpec, table: TaskOutputs, delta: float | None, fits: int = 1
+    spec: PolicySpec,
+    table: TaskOutputs,
+    delta: float | None,
+    fits: int = 1,
+    classes: np.ndarray | None = None,
 ) -> SelfTunedRules | None:
     """Return rules that learn from the calibration units themselves, if the policy can."""
     policy = spec.policy
@@ -196,7 +201,9 @@ def self_tuned_rules(
         assert is_self_tuned(score, delta), "as the score of the first task is"
         summary = score.summarise(x[k, ..., task])
         fit = score.leave_one_out(summary, targets, table.task_ranges[task], fits)
-        return _SelfTunedCell(fit, summary, targets)
+        return _SelfTunedCell(
+            fit if classes is None else fit.for_classes(classes), summary, targets
+        )
 
     tasks = range(x.shape[3])
     cells = tuple(tuple(cell(k, task) for task in tasks) for k in range(len(x)))

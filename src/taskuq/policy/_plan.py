@@ -217,6 +217,11 @@ class Setup:
     def within(self) -> np.ndarray | None:
         return None if self.condition is None else self.condition[1]
 
+    @property
+    def classes(self) -> np.ndarray | None:
+        """The class of each case, if each is guaranteed and that of a new case is unknown."""
+        return self.within if self.condition and self.condition[0] == "class" else None
+
     def read_as(self, condition_on: str | None, delta_scope: str | None) -> Setup:
         kind = None if self.condition is None else self.condition[0]
         return replace(
@@ -281,7 +286,7 @@ def _calibrate_policy(
 ) -> Policy:
     table, unit, index = setup.table, setup.unit, setup.index
     x, z = round_arrays(table)
-    fit = fit_rules(spec, table, unit, index, setup.delta, rng)
+    fit = fit_rules(spec, table, unit, index, setup.delta, rng, setup.classes)
     kept, cases = unit_index(fit.statistics.cases, index[~fit.held_out]), ~fit.held_out
     guarantee = setup.guarantee(spec, kept, cases)
     accelerations, denominator = table.accelerations, setup.denominator

@@ -454,7 +454,9 @@ class _SimulationJob:
         return self.setup.unit
 
     def run(self, tuning_repeats: int, rng: np.random.Generator) -> Simulation:
-        rules = self_tuned_rules(self.spec, self.table, self.guarantee.delta, self.splits)
+        rules = self_tuned_rules(
+            self.spec, self.table, self.guarantee.delta, self.splits, self.setup.classes
+        )
         if rules is not None:
             return self._summarise([self._self_tuned(rules)], 0)
         spec, n, parts = self.spec, self.n_calibration, []

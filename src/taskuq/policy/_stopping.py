@@ -218,9 +218,11 @@ def make_certificate(
     units, slowest = int(index.max()) + 1, statistics.largest
     if with_margin is not None:
         # Half of the failures are left to what was learned in each round and task: three medians,
-        # and shifts at both ends of their range, each off to both sides.
+        # and shifts (also of classes) at both ends of their range, each off to both sides.
         failing /= 2
-        quantiles = 10 * len(accelerations) * len(statistics.rounds[0])
+        guarantee = calibrator.guarantee
+        classes = (guarantee.strata or 0) if guarantee.kind == "class" else 0
+        quantiles = 10 * (1 + classes) * len(accelerations) * len(statistics.rounds[0])
         margin = 2 * _deviation(units, failing / quantiles, groups=unit.is_group)
         surely = with_margin(margin).surely
         assert surely is not None
@@ -332,45 +334,55 @@ def threshold_grid(
 
 
 def certified_rounds(
-    statistics: StoppingStatistics, calibrator: Calibrator, tuning: TuningCases
+    statistics: StoppingStatistics,
+    classes: Sequence[Calibrator],
+    tuning: TuningCases,
+    of_tuning: Sequence[BoolArray | None],
 ) -> FloatArray:
     """Return a separately certified threshold for each round; infinite if there is none.
 
     Each is tested given the thresholds of earlier rounds; delta is divided among their
     combinations.
     """
-    alpha, delta = calibrator.guarantee.alpha, calibrator.guarantee.delta
-    unit, index, rounds = calibrator.unit, calibrator.index, len(statistics.lowest)
+    first, rounds = classes[0], len(statistics.lowest)
+    unit, index, (alpha, delta) = first.unit, first.index, first.guarantee.stratum_levels
     assert delta is not None
+    alpha, delta = float(alpha), float(delta)
     certify = _certified_groups if unit.is_group else _certified_cases
-    known: dict[tuple[float, ...], tuple[FloatArray, FloatArray, FloatArray]] = {}
+    known: dict[tuple[float, ...], tuple[FloatArray, list[FloatArray]]] = {}
 
-    def stops(before: tuple[float, ...], level: float) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return the next thresholds to test, with the stops and misses of units at each."""
+    def stops(before: tuple[float, ...], level: float) -> tuple[FloatArray, list[FloatArray]]:
+        """Return the thresholds to test after others, stops and misses of each class at each."""
         if before in known:
             return known[before]
         k = len(before)
-        enough = 1.5 * calibrator.guarantee._unit.needed(alpha, level) / calibrator.units
-        grid = _round_grid(tuning, unit, before, rounds, alpha, enough)
+        enough = 1.5 * first.guarantee._unit.needed(alpha, level) / first.units
+        grid = _round_grid(tuning, unit, before, rounds, alpha, enough, of_tuning)
         path = np.full((len(grid), rounds), np.inf)
         path[:, :k], path[:, k] = before, grid
-        here, missed = np.zeros((2, int(index.max()) + 1, len(grid)))
         found = _stops_by_round(statistics, path, unit, index)[k]
-        np.add.at(here, index, unit.weights(index)[:, None] * found[0].T)
-        np.add.at(missed, index, unit.weights(index)[:, None] * found[1].T)
-        known[before] = grid, here, missed
+        known[before] = grid, [_by_unit(found, one) for one in classes]
         return known[before]
 
     def test(kept: BoolArray) -> tuple[float, ...]:
         row: tuple[float, ...] = ()
         for k in range(rounds):
             level = delta / (rounds * (len(ROUND_PARTS) + 1) ** k)
-            grid, here, missed = stops(row, level)
-            passed = certify(here[kept], missed[kept], alpha, level)
+            grid, tests = stops(row, level)
+            passed = np.all([certify(*test[:, kept], alpha, level) for test in tests], axis=0)
             row += (float(np.append(np.inf, grid)[np.append(passed, False).argmin()]),)
         return row
 
-    return calibrator.map_sets(test).T
+    return first.map_sets(test).T
+
+
+def _by_unit(stops: tuple[BoolArray, BoolArray], calibrator: Calibrator) -> FloatArray:
+    """Sum cases that stop and are missed (threshold, case) over units, (2, unit, threshold)."""
+    index, weight = calibrator.index, calibrator.weights[:, None]
+    sums = np.zeros((2, int(index.max()) + 1, len(stops[0])))
+    for total, each in zip(sums, stops, strict=True):
+        np.add.at(total, index, weight * each.T)
+    return sums
 
 
 def _round_grid(
@@ -380,8 +392,9 @@ def _round_grid(
     rounds: int,
     alpha: float,
     enough: float,
+    classes: Sequence[BoolArray | None],
 ) -> FloatArray:
-    """Return thresholds for the next round with miss rates up to alpha on held-out units."""
+    """Return thresholds of the next round that miss parts of alpha of each class's stops."""
     statistics, index = tuning
     k, weight = len(before), unit.weights(index) / (index.max() + 1)
     top = statistics.allowance(index)[k, index] if unit.stops_together else statistics.largest[k]
@@ -393,10 +406,12 @@ def _round_grid(
     trial = np.full((len(grid), rounds), np.inf)
     trial[:, :k], trial[:, k] = before, grid
     here, missed = _stops_by_round(statistics, trial, unit, index)[k]
-    stops, lost = here @ weight, missed @ weight
+    weights = [weight if inside is None else weight * inside for inside in classes]
+    sums = [(here @ w, missed @ w) for w in weights]
     found = []
     for part in ROUND_PARTS:
-        good = np.flatnonzero((lost <= part * alpha * stops) & (stops >= enough))
+        each = [(lost <= part * alpha * stops) & (stops >= enough) for stops, lost in sums]
+        good = np.flatnonzero(np.all(each, axis=0))
         found += [grid[good[0]]] if good.size else []
     return np.asarray(np.unique(found)[::-1])
 
@@ -408,12 +423,8 @@ def last_certified(
     first = classes[0]
     unit, index, (alpha, delta) = first.unit, first.index, first.guarantee.stratum_levels
     assert delta is not None
-    stops, tests = _early_stops(statistics, grid, unit, index), []
-    for one in classes:
-        early, missed = np.zeros((2, int(index.max()) + 1, len(grid)))
-        np.add.at(early, index, one.weights[:, None] * stops[0].T)
-        np.add.at(missed, index, one.weights[:, None] * stops[1].T)
-        tests.append((early, missed))
+    stops = _early_stops(statistics, grid, unit, index)
+    tests = [_by_unit(stops, one) for one in classes]
     certify = _certified_groups if unit.is_group else _certified_cases
 
     def test(kept: BoolArray) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -188,6 +189,8 @@ COVARIATES = (math.log(1e-4) / 2, 0.0)
 LEAST = 1e-6
 # Fewer units than this learn no prior, or no shift.
 FEWEST_UNITS, FEWEST_SHIFTED = 3, 8
+# Part of the floor for a guarantee of each class: the typical spread is that of a frequent class.
+CLASS_FLOOR = 0.4
 
 
 def _tail(units: int) -> float:
@@ -398,11 +401,19 @@ class _SelfTunedMLWR:
 
     score: MLWR
     cases: _Cases
+    # The class of each case, if the shift has to suit every class.
+    classes: NDArray[np.int64] | None = None
+
+    def for_classes(self, classes: np.ndarray) -> _SelfTunedMLWR:
+        """Return the fit whose shift is the part that the shifts of all classes share."""
+        codes, floor = np.unique(classes, return_inverse=True)[1], CLASS_FLOOR * self.score.floor
+        cases = replace(self.cases, floor=floor)
+        return _SelfTunedMLWR(replace(self.score, floor=floor), cases, codes)
 
     def fit(self, kept: BoolArray, index: NDArray[np.int64]) -> SelfTuned:
         """Return the score, and one for each corner of the range of its parameters."""
         cases, units = self.cases, int(index.max()) + 1
-        if self._is_shifted(units) and cases.is_compiled:
+        if self.classes is None and self._is_shifted(units) and cases.is_compiled:
             return self._compiled_fit(kept, index, units)
         priors: list[Any] = [None] * 5
         if cases.read.samples > 1 and units >= FEWEST_UNITS:
@@ -423,12 +434,12 @@ class _SelfTunedMLWR:
         low: Any = 0.0
         high: Any = 0.0
         if self._is_shifted(units):
-            own, *others = (self._tail_quantiles(prior, kept, index) for prior in priors[:3])
-            shift = _middle(*(one.value for one in own))
-            # Each quantile has its extremes at the ends of the prior, their middle need not.
-            pairs = list(zip(*others, strict=True))
-            low = _middle(*(np.minimum(a.low, b.low) for a, b in pairs))[index]
-            high = _middle(*(np.maximum(a.high, b.high) for a, b in pairs))[index]
+            ratios = [cases.ratios(prior, kept) for prior in priors[:3]]
+            if self.classes is None:
+                shift, low, high = _shift_range(ratios, index, units)
+            else:
+                shift, low, high = _shared_shift(ratios, index, self.classes[kept])
+            low, high = low[index], high[index]
         fitted = replace(self.score, prior=priors[0], shift=shift)
         return SelfTuned(fitted, self._corners(priors[3:], low, high))
 
@@ -466,11 +477,32 @@ class _SelfTunedMLWR:
         if self._is_shifted(units):
             ratios, tail = [cases.ratios(prior, kept) for prior in priors], _tail(units)
 
-            def values(level: float) -> list[float]:
-                return [_value_at(r, index, level) for r in ratios]
+            def end(inside: BoolArray, sign: int, off: float) -> float:
+                inner, pick = unit_index(0, index[inside]), min if sign < 0 else max
+                levels = tail + sign * off, 1 - tail + sign * off
+                return float(
+                    _middle(
+                        *(pick(_value_at(r[inside], inner, at) for r in ratios) for at in levels)
+                    )
+                )
 
-            low = _middle(*(min(values(end - margin)) for end in (tail, 1 - tail)))
-            high = _middle(*(max(values(end + margin)) for end in (tail, 1 - tail)))
+            if self.classes is None:
+                low, high = (end(np.ones(len(index), bool), sign, margin) for sign in (-1, 1))
+            else:
+                parts = [self.classes[kept] == code for code in np.unique(self.classes[kept])]
+                count = np.array([len(np.unique(index[part])) for part in parts])
+                # Both the distribution within a class and its frequency are off.
+                offs = 2 * margin * units / count
+                lows, highs = (
+                    np.array(
+                        [end(*one) for one in zip(parts, [sign] * len(parts), offs, strict=True)]
+                    )
+                    for sign in (-1, 1)
+                )
+                sure, possible = (
+                    count + off >= FEWEST_SHIFTED for off in (-margin * units, margin * units)
+                )
+                low, high = map(float, _agreement_range(lows, highs, sure, possible))
         return self._corners(priors, low, high)
 
     def _is_shifted(self, units: int) -> bool:
@@ -478,14 +510,6 @@ class _SelfTunedMLWR:
         # The quantile of a one-sided bound contains the shift already.
         wanted = self.score.side == "two" if wanted is None else wanted
         return wanted and self.cases.targets is not None and units >= FEWEST_SHIFTED
-
-    def _tail_quantiles(
-        self, prior: Any, kept: BoolArray, index: NDArray[np.int64]
-    ) -> list[_UnitQuantile]:
-        """Return the two quantiles between which the shift lies, with their ranges."""
-        ratios, tail = self.cases.ratios(prior, kept), _tail(int(index.max()) + 1)
-        order = np.argsort(ratios, kind="stable")
-        return [unit_quantile(ratios, index, level, order) for level in (tail, 1 - tail)]
 
     def _corners(self, priors: Any, low: Any, high: Any) -> tuple[SelfTunedScore, ...]:
         shifts = [0.0] if np.ndim(low) == 0 and low == high == 0 else [low, high]
@@ -496,6 +520,89 @@ class _SelfTunedMLWR:
 
 def _middle(low: Any, high: Any) -> Any:
     return low / 2 + high / 2
+
+
+def _shift_range(
+    ratios: Sequence[FloatArray], index: NDArray[np.int64], units: int
+) -> tuple[float, FloatArray, FloatArray]:
+    """Return the shift from residuals over scales, at the prior and both its ends, and its range.
+
+    The range is that of each of so many units, of which only some may have values.
+    """
+    has, inner = np.unique(index, return_inverse=True)
+    levels, found = (_tail(units), 1 - _tail(units)), []
+    for values in ratios:
+        order = np.argsort(values, kind="stable")
+        found.append([_among(values, inner, has, units, level, order) for level in levels])
+    own, *others = found
+    # Each quantile has its extremes at the ends of the prior, their middle need not.
+    pairs = list(zip(*others, strict=True))
+    return (
+        _middle(*(one.value for one in own)),
+        _middle(*(np.minimum(a.low, b.low) for a, b in pairs)),
+        _middle(*(np.maximum(a.high, b.high) for a, b in pairs)),
+    )
+
+
+def _among(
+    values: FloatArray,
+    inner: NDArray[np.int64],
+    has: NDArray[np.int64],
+    units: int,
+    level: float,
+    order: NDArray[np.int64],
+) -> _UnitQuantile:
+    """Return a quantile of the units that have values, and its range for every unit."""
+    found = unit_quantile(values, inner, level, order)
+    if len(has) == units:
+        return found
+    # For another unit none of these is left out, and the new one may be one more.
+    share = level * (len(has) + 1)
+    total = np.cumsum(1 / np.bincount(inner)[inner[order]])
+    ordered = np.append(values[order], np.inf)
+    ends = np.searchsorted(total, [share - 1 - SLACK, share + SLACK])
+    low = np.full(units, ordered[ends[0]] if share - 1 - SLACK > 0 else -np.inf)
+    high = np.full(units, ordered[ends[1]])
+    low[has], high[has] = found.low, found.high
+    return _UnitQuantile(found.value, low, high)
+
+
+def _shared_shift(
+    ratios: Sequence[FloatArray], index: NDArray[np.int64], classes: NDArray[np.int64]
+) -> tuple[float, FloatArray, FloatArray]:
+    """Return the shift nearest to 0 between those of the classes, and its range by unit."""
+    units, shifts, lows, highs, others = int(index.max()) + 1, [], [], [], []
+    for inside in (classes == code for code in np.unique(classes)):
+        shift, low, high = _shift_range([r[inside] for r in ratios], index[inside], units)
+        has = np.bincount(index[inside], minlength=units) > 0
+        others.append(has.sum() - has)
+        shifts.append(shift if has.sum() >= FEWEST_SHIFTED else np.nan)
+        lows.append(low)
+        highs.append(high)
+    known = np.array(shifts)[~np.isnan(shifts)]
+    shift = float(np.clip(0.0, known.min(), known.max())) if known.size else 0.0
+    count = np.stack(others)
+    sure, possible = count >= FEWEST_SHIFTED, count + 1 >= FEWEST_SHIFTED
+    return shift, *_agreement_range(np.stack(lows), np.stack(highs), sure, possible)
+
+
+def _agreement_range(
+    low: FloatArray, high: FloatArray, sure: BoolArray, possible: BoolArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return the range of the shared shift from those of classes (class, unit), some in doubt."""
+    ends = []
+    for end in (low, high):
+        least = np.where(sure, end, np.inf).min(axis=0)
+        most = np.where(sure, end, -np.inf).max(axis=0)
+        # Classes in doubt can only move the shift towards 0, unless there are no others.
+        ends.append(np.where(sure.any(axis=0), np.clip(0.0, least, np.maximum(least, most)), 0.0))
+    doubt, alone = (possible & ~sure).any(axis=0), ~sure.any(axis=0)
+    least = np.where(possible & alone, low, 0.0).min(axis=0)
+    most = np.where(possible & alone, high, 0.0).max(axis=0)
+    return (
+        np.where(doubt, np.minimum(np.minimum(ends[0], least), 0.0), ends[0]),
+        np.where(doubt, np.maximum(np.maximum(ends[1], most), 0.0), ends[1]),
+    )
 
 
 def _covariate(mean: FloatArray, link: Link) -> FloatArray:
