@@ -96,8 +96,10 @@ def plan(
         app.print_message(_acceleration(made.certificate))
         for kind in ("class", "site"):
             for part in made.certificate.get(f"by_{kind}", ()):
+                width = "–" if (mean := part["width"]) is None else f"{mean:.3g}"
                 app.print_message(
-                    f"{kind} {part[kind]}: mean acceleration {part['mean_acceleration']:.2f} of "
+                    f"{kind} {part[kind]}: mean acceleration {part['mean_acceleration']:.2f}, "
+                    f"coverage {part['coverage']:.3f}, width of early reports {width}, of "
                     f"{part['cases']} calibration cases"
                 )
     if (without := made.certificate.get("mean_acceleration_without_given")) is not None:

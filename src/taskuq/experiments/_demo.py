@@ -139,7 +139,7 @@ ALPHA, MAX_WIDTH = 0.1, 0.2
 @dataclass(frozen=True)
 class DemoSettings:
     patients: int = 2
-    slices: int = 4
+    slices: int = 3
     shown: int = 8
     trials: int = 10_000  # splits of intervals
     simulations: int = 1_000  # splits of the policy, which learns anew in each

@@ -46,7 +46,7 @@ from taskuq.policy._kinds import (
 )
 from taskuq.policy._learned import fit_rules, round_arrays
 from taskuq.policy._policy import Policy, monitor_statistics
-from taskuq.policy._rules import LEAST, StoppingStatistics, stopping_statistics
+from taskuq.policy._rules import LEAST, StoppingStatistics, joint_report, stopping_statistics
 from taskuq.policy._stopping import (
     Calibrator,
     Losses,
@@ -355,7 +355,7 @@ def _by_class_and_site(
     calibrator: Calibrator,
     table: TaskOutputs,
 ) -> dict[str, Any]:
-    """Return mean acceleration and coverage of the calibration cases by class and by site."""
+    """Return mean acceleration, coverage and width of calibration cases by class and by site."""
     names = [("class", table.label), ("site", table.site)]
     if all(values is None for _, values in names):
         return {}
@@ -368,6 +368,11 @@ def _by_class_and_site(
     stopped = np.vstack([stops, np.ones((1, n), bool)]).argmax(axis=0)
     hit = np.vstack([statistics.score <= q, np.ones((1, n), bool)])[stopped, np.arange(n)]
     cost, weight, found = costs(table.accelerations)[stopped], calibrator.weights, {}
+    # A full scan has no width; of several tasks, the widest.
+    width = np.zeros(n)
+    for k, level in enumerate(q):
+        ends = joint_report(statistics.rounds[k], level if len(level) > 1 else level[0])
+        width = np.where(stopped == k, np.reshape(ends.width, (n, -1)).max(axis=1), width)
     for kind, values in names:
         if values is None:
             continue
@@ -377,10 +382,16 @@ def _by_class_and_site(
                 "cases": int((values == name).sum()),
                 "mean_acceleration": 1 / float(np.average(cost, weights=weight * (values == name))),
                 "coverage": float(np.average(hit, weights=weight * (values == name))),
+                "width": _mean(width, weight * (values == name) * (stopped < len(q))),
             }
             for name in np.unique(values)
         ]
     return found
+
+
+def _mean(values: FloatArray, weights: FloatArray) -> float | None:
+    """Return a weighted mean; None if all weights are 0."""
+    return float(values @ weights / weights.sum()) if weights.any() else None
 
 
 def _origin(table: TaskOutputs) -> dict[str, Any]:
