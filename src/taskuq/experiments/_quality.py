@@ -262,11 +262,6 @@ class QualityConfig:
     max_volumes: Count | None = None  #: Evaluate only this many volumes; default: all.
     fid_images: Count | None = None  #: Training images used for FID; default: all.
 
-    def __post_init__(self) -> None:
-        if self.vgg_weights is not None and self.subset == "all":
-            text = "vgg_weights (for FID) need training cases; remove them, or set subset = "
-            raise InputError(f"{text}'validation'", code="option.conflict")
-
 
 def evaluate_quality(
     config: QualityConfig,
@@ -306,7 +301,8 @@ def _opened(config: QualityConfig, folder: Path, device: str, threads: int | Non
     methods = _methods(config, torch.device(device))
     features = None if config.vgg_weights is None else load_vgg(config.vgg_weights).to(device)
     volumes = list(_volumes(validation, config.max_volumes))
-    count = min(config.fid_images or len(training), len(training)) if features else 0
+    has_fid = features is not None and config.subset != "all"
+    count = min(config.fid_images or len(training), len(training)) if has_fid else 0
     pieces = [
         _QualityChunk(None, 1.0, tuple(range(start, min(start + TOGETHER, count))))
         for start in range(0, count, TOGETHER)

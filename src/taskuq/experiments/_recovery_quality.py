@@ -30,6 +30,8 @@ CLAIM = (
 )
 BASE = "zero-filled"
 CORRELATION = "spread_error_correlation"
+# Columns of the table if VGG-16 was given.
+DISTANCES = ("lpips", "dists")
 
 
 def _recovery_quality(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
@@ -51,7 +53,7 @@ def _recovery_quality(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str,
             y_label="correlation",
         ),
     ]
-    outcome = _found(rows)
+    outcome, distances = _found(rows), [d for d in DISTANCES if any(d in r for r in rows)]
     return experiment_record(
         "recovery-quality",
         "Image quality of reconstructions",
@@ -70,13 +72,14 @@ def _recovery_quality(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str,
                 "pixel-wise spread and error. Errors are standard errors over volumes.",
                 "columns": [
                     "R", "method", "PSNR", "± PSNR", "SSIM", "± SSIM", "PSNR gain", "FID",
-                    "spread-error correlation",
+                    "spread-error correlation", *(name.upper() for name in distances),
                 ],
                 "rows": [
                     [
                         r["acceleration"], r["method"], r["psnr"]["mean"],
                         r["psnr"]["standard_error"], r["ssim"]["mean"], r["ssim"]["standard_error"],
                         _psnr_gain(r, rows), r.get("fid"), r.get(CORRELATION),
+                        *(r[name]["mean"] if name in r else None for name in distances),
                     ]
                     for r in rows
                 ],
