@@ -121,7 +121,6 @@ def _psnr_gain(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> flo
 
 
 def _found(rows: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
-    """Return the verdict, the finding and the key number."""
     methods = {name: of for name, of in _methods(rows).items() if name != BASE}
     parts, gains_over_base, gained = {}, [], None
     for name, of in methods.items():
@@ -240,7 +239,6 @@ def _intervals(
     table: TaskOutputs, own: BoolArray, outputs: FloatArray, rounds: Sequence[int], score: str,
     alpha: float,
 ) -> FloatArray:  # fmt: skip
-    """Return the interval of one case in each round, (round, 2)."""
     rest, found = table.select(cases=np.flatnonzero(~own)), []
     for k in rounds:
         bound = calibrate(
@@ -252,7 +250,6 @@ def _intervals(
 
 
 def stored_examples(table: TaskOutputs, point: TaskOutputs | None) -> list[StoredExample]:
-    """Return the cases whose images are stored with a table, and with one of point estimates."""
     assert table.images_path is not None
     images, others = _images(table.images_path), {}
     if point is not None and point.images_path is not None:
@@ -286,7 +283,6 @@ def _images(path: Path) -> dict[str, dict[str, FloatArray]]:
 
 
 def _boxes(table: TaskOutputs, cases: list[str]) -> dict[str, tuple[slice, slice]]:
-    """Return annotated boxes by case, from the data that the table was made of."""
     data = dict(table.provenance.get("configuration", {}).get("data") or {})
     if not data:
         return {}
