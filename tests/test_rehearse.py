@@ -45,6 +45,7 @@ def in_this_process(words, folder, log):
 
 def test_every_command_passes_and_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(rehearse, "_run_command", in_this_process)
+    monkeypatch.setattr(rehearse, "_SPLITS", "--splits 10")
     rehearsal = Rehearsal(tmp_path, CONFIGS, volumes=4, toy=True)
     record = rehearsal.run()
     assert {r["line"]: r["status"] for r in record["lines"] if r["status"] != "passed"} == {}

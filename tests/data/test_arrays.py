@@ -66,13 +66,6 @@ def test_wrong_arrays_are_refused(change, code):
         ArrayDataset(**arguments)
 
 
-def test_broken_npz_is_refused(tmp_path):
-    path = tmp_path / "text.npz"
-    path.write_text("not an archive")
-    with refused("file.format", str(path)):
-        read_npz(path)
-
-
 @pytest.mark.parametrize("fractions", [(0.5, 0.5), (0.6, 0.2, 0.2), (1.0,)])
 def test_split_by_group_is_a_partition(fractions):
     groups = np.repeat(np.arange(10), 3)

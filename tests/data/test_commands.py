@@ -2,7 +2,6 @@
 
 import json
 
-import h5py
 import numpy as np
 import pytest
 from PIL import Image
@@ -85,17 +84,6 @@ def test_prepare_fills_the_cache(write_volume, tmp_path, capsys):
     assert "good" in printed.err
     assert {p.suffix for p in cache.rglob("good*")} == {".npz", ".npy", ".json"}
     assert printed.out.startswith(str(cache))
-
-
-def test_prepare_fails_on_a_broken_volume(write_volume, tmp_path, capsys):
-    write_volume("good.h5", slices=1, coils=9, height=320, width=320)
-    write_volume("broken.h5", slices=1, coils=9, height=320, width=320)
-    with h5py.File(tmp_path / "volumes" / "broken.h5", "r+") as file:
-        file["kspace"][0, 0, 0, 0] = np.nan
-    with pytest.raises(SystemExit) as ended:
-        prepare(tmp_path / "volumes", cache=tmp_path / "cache")
-    assert ended.value.code == 1
-    assert "1 volumes could not be prepared" in capsys.readouterr().err
 
 
 def test_atlas_is_written_and_previewed(tmp_path, capsys):

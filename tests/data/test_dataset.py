@@ -106,15 +106,6 @@ def test_cases_of_a_killed_process_are_read_again(elsewhere):
     assert len(set(source.asked)) == COUNT
 
 
-def test_shared_cases_stay_when_the_first_process_ends(elsewhere):
-    start, let_go = elsewhere
-    start()
-    kept = InMemoryDataset.of(Counted())
-    let_go()
-    assert torch.equal(kept[7].image, Counted().data[7].image)
-    assert not list(memory._folder().glob("*.images.*"))
-
-
 @pytest.mark.parametrize("change", ["first image", "other cases", "another job", "a later one"])
 def test_other_cases_are_not_shared(change, monkeypatch):
     kept = InMemoryDataset.of(Counted())

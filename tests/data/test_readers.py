@@ -93,7 +93,6 @@ def start(tmp_path, data, capsys):
 
 
 MEASURE = {"accelerations": [4, 2], "published": False}
-CPU = ("--accelerator", "cpu", "--no-progress")
 
 
 def test_every_reader_runs(tmp_path, start, data):
@@ -104,24 +103,6 @@ def test_every_reader_runs(tmp_path, start, data):
     assert len(set(table.group)) == (GROUPS if whole else GROUPS // 2)
     assert np.isfinite(table.outputs).all()
     assert table.provenance["configuration"]["data"]["kind"] == data["kind"]
-
-
-SMALL = {
-    "varnet": {"cascades": 1, "width": 1, "pools": 1, "sensitivity_width": 1,
-               "sensitivity_pools": 1},
-    "classifier": {"hidden": [4], "backbone": {"kind": "small", "width": 4, "blocks": [1]}},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("data", ["fastmri", "npz"], indirect=True)
-@pytest.mark.parametrize("network", SMALL)
-def test_readers_train_a_recovery_and_a_task(tmp_path, start, network):
-    own = {"measure": MEASURE}
-    if network == "classifier":
-        own = {"split": {"train": 0.5, "tune": 0.5}, "attack": {"radius": 0}}
-    settings = {"network": SMALL[network], "training": {"epochs": 1, "batch": 4}, **own}
-    start(f"train {network}", settings, "-o", tmp_path / "run", *CPU)
-    assert (tmp_path / "run" / "best.safetensors").exists()
 
 
 def test_data_check_counts_cases(start, data):

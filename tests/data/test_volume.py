@@ -43,18 +43,6 @@ def test_header_without_namespace():
         _Header.read("<h><encoding>")
 
 
-def test_truncated_file_is_refused(write_volume):
-    path, _ = write_volume()
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with refused("file.format", str(path)):
-        open_volume(path)
-
-
-def test_a_file_without_kspace_is_refused(write_volume):
-    with refused("file.format", "kspace"):
-        open_volume(write_volume(kspace=False)[0])
-
-
 PUBLISHED = Path(__file__).resolve().parents[2] / "../shared/data/fastmri_plus"
 published = pytest.mark.skipif(not PUBLISHED.exists(), reason="the fastMRI+ files are not here")
 HEAD = "file,slice,study_level,x,y,width,height,label\n"

@@ -1,5 +1,4 @@
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -105,8 +104,6 @@ def test_table_of_image_quality(tmp_path, capsys):
 def test_subset_all_evaluates_all_cases(tmp_path):
     (row,) = evaluate(tmp_path, blocks(4), subset="all")["results"]
     assert row["volumes"] == 2
-    with refused("option.conflict"):
-        metric.QualityConfig(subset="all", vgg_weights=Path("vgg.safetensors"))
 
 
 def test_exact_recovery_has_no_psnr(tmp_path):

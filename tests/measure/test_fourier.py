@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raising import refused
-from taskuq.measure._coils import rss, to_channels, to_complex
+from taskuq.measure._coils import to_channels, to_complex
 from taskuq.measure._fourier import (
     broadcast_mask,
     data_consistency,
@@ -129,11 +129,3 @@ def test_the_last_axis_of_a_mask_is_the_column():
 def test_wrong_mask_is_refused(shape):
     with refused("shape.mismatch"):
         broadcast_mask(np.ones(shape, dtype=bool), like=torch.ones(3, 2, 5, 6))
-
-
-@settings(max_examples=30, deadline=None)
-@given(coils=st.integers(1, 6), seed=st.integers(0, 9999))
-def test_rss_is_invariant_to_unitary_mixing(coils, seed):
-    x = complex_images(seed, coils, 3, 4)
-    Q = torch.linalg.qr(complex_images(seed + 1, coils, coils)).Q
-    assert torch.allclose(rss(torch.einsum("ab,bhw->ahw", Q, x)), rss(x))

@@ -22,25 +22,6 @@ from taskuq.measure._mri import MaskConfig
 FIRST_ROUND = [0, 86, 126, 144, 151, 154, *range(156, 165), 166, 169, 176, 194, 234]
 ACS = {16: 9, 8: 17, 4: 25, 2: 34}
 
-accelerations = st.lists(
-    st.sampled_from([16, 12, 10, 8, 6, 5, 4, 3, 2.5, 2, 1.5]), min_size=1, max_size=5, unique=True
-).map(lambda rates: tuple(sorted(rates, reverse=True)))
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    width=st.integers(48, 400),
-    rates=accelerations,
-    rule=st.sampled_from(["inverse-distance", "uniform"]),
-    seed=st.integers(0, 2**31),
-)
-def test_masks_are_nested_and_counted(width, rates, rule, seed):
-    masks = nested_masks(width, rates, rng=np.random.default_rng(seed), rule=rule)
-    assert masks.shape == (len(rates), width)
-    assert masks.sum(axis=1).tolist() == [round(width / R) for R in rates]
-    assert (masks[1:] >= masks[:-1]).all()
-    assert masks[:, width // 2].all()
-
 
 def _random_sets(count: int) -> list[tuple[float, ...]]:
     rng = np.random.default_rng(0)

@@ -123,37 +123,6 @@ def cluster():
     ray.shutdown()
 
 
-def test_killed_ray_workers_are_replaced(cluster, expected, tmp_path):
-    marks = tmp_path / "marks"
-    marks.mkdir()
-    driver, killed = os.getpid(), []
-
-    def recover(measurement, *, samples, seed):
-        if os.getpid() != driver:
-            (marks / str(os.getpid())).touch()
-        return toy.slow_recover(measurement, samples=samples, seed=seed)
-
-    def kill_two():
-        for _ in range(2):
-            while not list(marks.iterdir()):
-                time.sleep(0.05)
-            mark = next(marks.iterdir())
-            mark.unlink()
-            # A worker that is gone already needs no killing; the first one is at work for certain.
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(mark.name), signal.SIGKILL)
-                killed.append(mark.name)
-
-    assassin = threading.Thread(target=kill_two)
-    assassin.start()
-    table = tq.Pipeline(toy.measure, recover, toy.task).run(
-        toy.images(CASES), store=tmp_path / "t", engine=RayOptions(chunk=2, workers=2), **RUN
-    )
-    assassin.join()
-    assert killed
-    assert same(table, expected)
-
-
 CONFIG = """
 subset = "all"
 [data]

@@ -88,20 +88,6 @@ def test_progress_is_one_line_or_none(capsys, tmp_path):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_case_that_never_fits_fails_alone(tmp_path):
-    big = [np.ones((16, 16)), np.ones((16, 32)), np.ones((16, 16))]
-
-    class Big(Together):
-        def batch(self, measurements, *, samples, seeds):
-            if measurements[0].shape == (16, 32):
-                raise torch.OutOfMemoryError("tried to allocate much")
-            return super().batch(measurements, samples=samples, seeds=seeds)
-
-    table = run(Big(), big, batch=2, store=tmp_path / "t")
-    assert table.missing_cases == ("1",)
-    assert "OutOfMemoryError" in status(tmp_path / "t")["failed"]["1"]
-
-
 def test_bad_case_of_a_batch_fails_alone(tmp_path):
     images, bad = toy.images(7), 3
     expected = run(toy.recover, images)
@@ -162,20 +148,6 @@ def test_batch_size_changes_networks_by_rounding_only(recovery, coil_images):
     tables = [mri(recovery, coil_images, batch=size) for size in (1, 2, 5)]
     for table in tables[1:]:
         assert np.abs(table.outputs / tables[0].outputs - 1).max() < 1e-5
-
-
-def test_resumed_run_gives_the_same_bits(recovery, coil_images, tmp_path):
-    whole = mri(recovery, coil_images, batch=3)
-
-    class Stopped(list):
-        def __getitem__(self, index):
-            if index >= 3:
-                raise KeyboardInterrupt
-            return super().__getitem__(index)
-
-    with pytest.raises(KeyboardInterrupt):
-        mri(recovery, Stopped(coil_images), batch=3, store=tmp_path / "t")
-    assert same(mri(recovery, coil_images, batch=3, store=tmp_path / "t"), whole)
 
 
 def test_used_recovery_can_be_pickled(recovery, coil_images):
@@ -332,105 +304,6 @@ def test_error_names_case_round_and_line(tmp_path, part, when, where):
     assert failures == {
         "3": f"ZeroDivisionError: division by zero (in {part}, {here.name} line {line}, {where})"
     }
-
-
-FULL_DISK = """
-import sys, resource, signal
-resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-sys.path.insert(0, {here!r})
-import toy
-import taskuq as tq
-from taskuq.pipeline import _local as local
-local.SECONDS = 1e9
-pipeline = tq.Pipeline(toy.measure, toy.slow_recover, toy.task)
-pipeline.run(toy.images(30), accelerations=toy.ACCELERATIONS, samples=4, seed=3, progress=False,
-             store={store!r})
-"""
-
-
-def test_full_disk_loses_nothing(tmp_path):
-    store = tmp_path / "t"
-    script = FULL_DISK.format(here=str(Path(__file__).parent), store=str(store))
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert "the disk is full" in ended.stderr
-    assert "finished cases are kept" in ended.stderr
-    # The first case was written by itself before the disk was full, the others were not.
-    assert status(store)["finished"] == 1
-    assert not list(store.glob(".*.partial"))
-    assert same(*(run(toy.recover, toy.images(30), store=s) for s in (store, None)))
-
-
-# In the child the n-th write stops half way: the moment of the kill is certain.
-KILLED_WRITE = """
-import sys, time
-sys.path.insert(0, {here!r})
-from pathlib import Path
-import pyarrow.parquet as pq
-import toy
-import taskuq as tq
-import os
-from taskuq import _io
-from taskuq.pipeline import _local as local
-
-local.SECONDS = 0.0  # a shard for every case
-count = 0
-
-def wait_for_the_kill(*message):
-    print(*message, flush=True)
-    time.sleep(600)
-
-def is_mine():
-    global count
-    count += 1
-    return count == {nth}
-
-def half(table, path, **settings):
-    write(table, path, **settings)
-    if {where!r} == "half" and is_mine():
-        whole = Path(path).read_bytes()
-        Path(path).write_bytes(whole[: len(whole) // 2])
-        wait_for_the_kill("half of", path)
-
-def after(move, source, target):
-    if {where!r} == "before" and is_mine():
-        wait_for_the_kill("before", target)
-    move(source, target)
-    if {where!r} == "after" and is_mine():
-        wait_for_the_kill("after", target)
-
-write, pq.write_table = pq.write_table, half
-create, replace = _io._create_file, os.replace
-_io._create_file = lambda *paths: after(create, *paths)
-os.replace = lambda *paths: after(replace, *paths)
-pipeline = tq.Pipeline(toy.measure, toy.recover, toy.task)
-pipeline.run(toy.images(5), accelerations=toy.ACCELERATIONS, samples=4, seed=3, progress=False,
-             store={store!r})
-print("done", flush=True)
-"""
-
-
-def killed_at(store, where, nth):
-    """Run until a write has come to a certain point, kill, and say where it was."""
-    here = str(Path(__file__).parent)
-    script = KILLED_WRITE.format(here=here, store=str(store), where=where, nth=nth)
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as run:
-        said = run.stdout.readline()
-        run.kill()
-    return said.split()[:2]
-
-
-# Files get their names in the order: header, roster, first case, the others; halves are of Parquet
-# files alone, the roster being the first.
-@pytest.mark.parametrize(("where", "nth"), [("half", 1), ("half", 4), ("before", 3), ("after", 2)])
-def test_killed_write_is_resumed(tmp_path, where, nth):
-    store = tmp_path / "t"
-    said = killed_at(store, where, nth)
-    assert said[0] == where
-    if where != "after":
-        assert list(store.glob(".*.partial"))
-    assert same(*(run(toy.recover, toy.images(5), store=s) for s in (store, None)))
-    assert status(store)["finished"] == 5
 
 
 NINE = np.random.default_rng(0).random((9, 4, 6))

@@ -186,3 +186,33 @@ def test_component_that_is_not_callable_is_refused(part):
     parts = {"measure": toy.measure, "recover": toy.recover, "task": toy.task, part: "weights.pt"}
     with refused("component.invalid", part):
         tq.Pipeline(**parts)
+
+
+def test_rounds_have_names_and_costs():
+    run = {**RUN, "accelerations": None, "costs": {"1 s": 1, "2 s": 2}, "full_cost": 16}
+    ranges = {"mean": (0, 1), "largest": (0, np.inf)}
+    table = tq.Pipeline(toy.measure, toy.recover, toy.two_tasks).run(
+        toy.images(9)[:, 0], task_names=list(ranges), task_range=ranges, **run
+    )
+    assert table.round_names == ("1 s", "2 s")
+    assert table.accelerations.tolist() == [16, 8]
+    assert table.task_ranges == ((0, 1), (0, np.inf))
+    assert tq.calibrate(table, acceleration="2 s", task="mean", alpha=0.1).acceleration == 8
+
+
+def too_few(measurement, *, samples, seed):
+    return toy.recover(measurement, samples=samples - 2, seed=seed)
+
+
+def one_missing(images):
+    return toy.two_tasks(images)[:, : 2 if len(images) == 1 else 1]
+
+
+@pytest.mark.parametrize(
+    ("recover", "task"),
+    [(too_few, toy.task), (toy.recover, one_missing), (toy.recover, lambda x: 0 * x[:, 0, 0] / 0)],
+)
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_error_names_case(recover, task):
+    with refused("component.invalid", "north"):
+        tq.Pipeline(toy.measure, recover, task).run(toy.images(1), case=["north"], **RUN)

@@ -17,7 +17,7 @@ def images(n=30, size=16):
 
 def measure(image, acceleration):
     kept = image.copy()
-    kept[:, int(image.shape[1] // acceleration) :] = np.nan
+    kept[..., int(image.shape[-1] // acceleration) :] = np.nan
     return kept
 
 

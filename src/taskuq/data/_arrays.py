@@ -121,7 +121,6 @@ def read_npz(
 
 
 def _save_npz(dataset: Dataset, path: Path | str) -> Path:
-    """Write any data set as an .npz file for :func:`read_npz`."""
     items = [dataset[i] for i in range(len(dataset))]
     with atomic_write(path) as partial, partial.open("wb") as file:
         images, *columns = zip(*items, strict=True)

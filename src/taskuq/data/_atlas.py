@@ -72,7 +72,6 @@ def load_anatomy(path: Path | str | None = None) -> _Anatomy:
 
 
 def save_anatomy(path: Path | str, anatomy: _Anatomy | None = None) -> Path:
-    """Write the base volumes as an .npz file for machines without nilearn."""
     anatomy = anatomy or load_anatomy()
     with atomic_write(path) as partial, partial.open("wb") as file:
         np.savez_compressed(file, **{name: getattr(anatomy, name) for name in _VOLUMES})
@@ -120,7 +119,6 @@ def _closed(brain: NDArray[np.bool_], radius: float = 12.0) -> NDArray[np.bool_]
 
 
 def _convex_slices(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return the convex hull of the brain in each axial slice."""
     grid = np.stack(np.meshgrid(*map(np.arange, brain.shape[:2]), indexing="ij"), axis=-1)
     hulls = np.zeros_like(brain)
     for k in range(brain.shape[2]):
@@ -210,7 +208,6 @@ def _head_signal(
 
 
 def _soft_step(distance: FloatArray, softness: float = 0.5) -> FloatArray:
-    """Return a smooth step from 0 at negative to 1 at positive distances."""
     return np.asarray(1 / (1 + np.exp(-np.clip(distance / softness, -30, 30))), dtype=np.float32)
 
 
@@ -327,7 +324,6 @@ class Patient:
 def draw_patient(
     plan: PatientDistribution, anatomy: _Anatomy, *, rng: np.random.Generator
 ) -> Patient:
-    """Draw one patient; slices differ only in position, texture, noise and phase."""
     pixel = plan.field_of_view / plan.size
     in_plane = (np.arange(plan.size, dtype=np.float64) - (plan.size - 1) / 2) * pixel
     heights = rng.uniform(*plan.lowest) - _CENTER[2] + plan.spacing * np.arange(plan.slices)
@@ -467,7 +463,6 @@ class Atlas(PatientDataset):
 
 
 def _draw_patients(atlas: Atlas, *, workers: int = 1) -> list[Patient]:
-    """Draw all patients of an atlas in order, independent of the number of processes."""
     return list(parallel_map(atlas.patient, range(atlas.patients), workers=workers))
 
 
@@ -514,11 +509,7 @@ class AtlasData(DataConfig):
         return self._atlas(self.coils)
 
     def open_targets(self) -> LabelledSubset:
-        """Open magnitude images with labels or lesion areas."""
         atlas = self._atlas(coils=0)
-        if self.target not in ("label", "lesion_area"):
-            text = f"target is {self.target}; choose label or lesion_area"
-            raise InputError(text, code="choice.unknown")
         cases: Dataset = atlas
         if self.in_memory:
             # Once for images and areas; case by case every patient would be drawn many times.
@@ -536,7 +527,6 @@ class AtlasData(DataConfig):
         return LabelledSubset(cases, targets, is_read=self.in_memory)
 
     def boxes(self, cases: Sequence[str]) -> dict[str, tuple[slice, slice]]:
-        """Return the bounding boxes of lesions."""
         atlas, found = self._atlas(coils=0), {}
         places = {name: index for index, name in enumerate(atlas.cases.tolist())}
         for case in cases:

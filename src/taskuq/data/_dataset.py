@@ -68,7 +68,6 @@ class Subset:
 
     @classmethod
     def where(cls, source: Dataset, chosen: BoolArray) -> Subset:
-        """Select the cases for which ``chosen`` (case,) is True."""
         return cls(source, tuple(np.flatnonzero(chosen).tolist()))
 
     @property
@@ -108,8 +107,6 @@ def transform_dataset(dataset: Dataset, transform: Callable[[Case], Case]) -> Su
 
 
 class PatientDataset(ABC):
-    """Slices of synthetic patients; a group is a patient."""
-
     patients: int
     first: int
 
@@ -131,7 +128,6 @@ class PatientDataset(ABC):
         return self.patients * self._slices
 
     def _number(self, index: int) -> int:
-        """Return the number of a patient among all patients of the seed."""
         if not 0 <= index < self.patients:
             raise IndexError(f"patient {index} of {self.patients}")
         return self.first + index
@@ -142,7 +138,6 @@ class PatientDataset(ABC):
 
 
 def precision_of(dataset: Dataset) -> str | None:
-    """Return the precision of images, ``"half"`` or ``"single"``; None if unknown."""
     return getattr(dataset, "precision", None)
 
 
@@ -245,7 +240,6 @@ def useful_workers(processes: int, cases: int) -> int:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Limit processes started in this context to one thread each."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     before = {name: os.environ[name] for name in names if name in os.environ}
     os.environ.update(dict.fromkeys(names, "1"))
@@ -308,7 +302,6 @@ def _write(source: Dataset, processes: int, path: Path) -> None:
 
 
 def _mapped(path: Path) -> tuple[Case, ...] | None:
-    """Return all cases with images as views of the file; None if the owner process has ended."""
     import torch
 
     try:

@@ -91,7 +91,6 @@ class _StoredSlices:
 
 
 def _stored_slices(volume: Volume, preparation: FastMRIPreprocessing, cache: Path) -> _StoredSlices:
-    """Find the prepared slices of a volume; raise InputError if they are unusable."""
     path = _record(volume, preparation, cache)
     if not path.exists():
         raise InputError(f"{volume.name} is not in {cache}", code="file.missing")
@@ -227,7 +226,6 @@ def _array(record: Path, name: str) -> Path:
 
 
 def _is_of(volume: Volume, source: dict[str, Any]) -> bool:
-    """Return True if the slices were prepared from this file or a copy."""
     stat = volume.path.stat()
     return bool(stat.st_size == source["bytes"]) and (
         stat.st_mtime_ns == source["modified"]
@@ -238,7 +236,6 @@ def _is_of(volume: Volume, source: dict[str, Any]) -> bool:
 def _write(
     path: Path, volume: Volume, size: int, virtual: VirtualCoils, precision: Precision
 ) -> dict[str, list[str]]:
-    """Write both arrays, slice by slice, and return the SHA-256 of each slice."""
     kind, dtype = TYPES[precision]
     shapes = {"coils": (virtual.matrices.shape[-1], size, size, 2), "magnitude": (size, size)}
     sums: dict[str, list[str]] = {name: [] for name in ARRAYS}
@@ -398,7 +395,6 @@ def _group(volume: Volume, group: Grouping) -> str:
 def _volume_notes(
     volumes: Sequence[Volume], preparation: FastMRIPreprocessing, group: Grouping
 ) -> list[str]:
-    """Return notes on volumes of one patient and on images larger than the crop."""
     of_group = Counter(_group(volume, group) for volume in volumes)
     notes = []
     if several := [name for name, count in of_group.items() if count > 1]:
@@ -436,7 +432,6 @@ class FastMRIData(DataConfig):
 
     @property
     def has_test_set(self) -> bool:
-        """True if a folder of validation volumes is set."""
         return self.validation_path is not None
 
     def open(self) -> FastMRIDataset:
@@ -456,14 +451,12 @@ class FastMRIData(DataConfig):
 
     @property
     def _test_patients(self) -> frozenset[str]:
-        """Patients of the validation folder; their other volumes are excluded from training."""
         if self.validation_path is None or self.group == "volume":
             return frozenset()
         surveyed = _survey(self.validation_path, self._preparation(self.slices))
         return frozenset(f.volume.patient for f in surveyed if f.volume is not None) - {""}
 
     def boxes(self, cases: Sequence[str]) -> dict[str, tuple[slice, slice]]:
-        """Return the fastMRI+ boxes of the pathology, moved into the crop."""
         found: dict[str, tuple[slice, slice]] = {}
         labels = self._labels
         for row in () if labels is None else labels.annotations.of(self.pathology):
@@ -481,7 +474,6 @@ class FastMRIData(DataConfig):
         return found
 
     def check(self, *, strict: bool = False, quick: bool = False) -> DataCheck:
-        """Describe each file of both folders."""
         notes = self._labels
         unreadable = () if notes is None else notes.annotations.unreadable
         if strict and unreadable:

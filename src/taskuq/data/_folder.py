@@ -30,7 +30,6 @@ def _count_frames(path: Path) -> int:
 
 
 def _read_frame(path: Path, index: int) -> FloatArray:
-    """Read one frame as a magnitude image (height, width)."""
     image = np.asarray(_read(path, index), dtype=np.float32)
     if image.ndim != 2:
         raise InputError(f"{path} has shape {image.shape}; convert it to grey", code="shape.axes")
@@ -229,7 +228,6 @@ class FolderData(DataConfig):
         return self._images(normalise=True)
 
     def check(self, *, strict: bool = False, quick: bool = False) -> DataCheck:
-        """Describe each file; raise InputError if one cannot be read."""
         data = self._images(normalise=False)
         files: dict[Path, list[int]] = {}
         for index, frame in enumerate(data.frames):
@@ -268,7 +266,6 @@ def _center_fit(image: FloatArray, height: int, width: int) -> FloatArray:
 
 
 def _read_table(folder: Path, table: Path, group: Grouping | None) -> tuple[_ImageFrame, ...]:
-    """Read the images listed in a table of labels, in the same order."""
     with reading(table, "a CSV file"), table.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         columns = set(reader.fieldnames or ())

@@ -39,8 +39,6 @@ def simulate_coil_dataset(dataset: Dataset, coils: int, *, seed: int) -> Subset:
 
 @dataclass(frozen=True)
 class _CoilSimulation:
-    """Picklable coil simulation of a case."""
-
     coils: int
     seed: int
 
@@ -138,12 +136,10 @@ Data = Annotated[DataConfig, READERS]
 
 
 def paper_data() -> DataConfig:
-    """Return the reader of the paper's data, the default in configurations."""
     return READERS["fastmri"]()
 
 
 def read_data(config: Path | str) -> DataConfig:
-    """Return the reader named and configured by the table ``[data]``."""
     table = read_toml(config).get("data")
     if not isinstance(table, dict):
         text = f"{config} has no table data; name a configuration that has one"
@@ -208,7 +204,6 @@ class DataCheck:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Counts: files, used, skipped by reason, groups, slices, positives."""
         skipped = Counter(row.reason for row in self.rows if not row.used)
         return {
             "files": len(self.rows),

@@ -78,7 +78,6 @@ class _SyntheticVolume:
 
 
 def _make_volume(volume: _SyntheticVolume, layout: FastMRILayout) -> list[str]:
-    """Write one volume in the fastMRI format and return its rows of fastMRI+ annotations."""
     import h5py
     import torch
 

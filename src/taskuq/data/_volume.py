@@ -51,8 +51,6 @@ class _Annotation:
 
 @dataclass(frozen=True)
 class _Annotations:
-    """All rows of a fastMRI+ file."""
-
     rows: tuple[_Annotation, ...]
     unreadable: tuple[str, ...] = ()
 
@@ -64,7 +62,6 @@ class _Annotations:
         return positive
 
     def positive_volumes(self, pathology: str) -> set[str]:
-        """Return the volumes with a pathology, in a slice or as a whole."""
         return {row.file for row in self.of(pathology)}
 
     def of(self, pathology: str) -> list[_Annotation]:
@@ -122,7 +119,6 @@ class AnnotationLabels:
 def read_labels(
     annotations: Path | None, files: Path | None, pathology: str = "Meniscus Tear"
 ) -> AnnotationLabels | None:
-    """Read slice labels from fastMRI+ files."""
     if annotations is None:
         if files is not None:
             text = f"files is {files} without labels; set the fastMRI+ CSV too"
@@ -172,7 +168,6 @@ class Volume:
 
     @property
     def name(self) -> str:
-        """File name without extension, as in fastMRI+."""
         return self.path.stem
 
     @property
@@ -222,8 +217,6 @@ def _attribute(file: Any, name: str) -> str:
 
 @dataclass(frozen=True)
 class _Header:
-    """Fields of an ISMRMRD header."""
-
     encoded_lines: int | None = None
     recon_size: tuple[int, int] | None = None
     site: str = ""
@@ -353,8 +346,6 @@ class FastMRIPreprocessing:
 
 @dataclass(frozen=True, eq=False)
 class VirtualCoils:
-    """Virtual coils of each slice of a volume, and the scale of the volume."""
-
     matrices: NDArray[np.complex64]
     scale: float
 
@@ -373,7 +364,6 @@ def cropped_coils(
 
 
 def _inverse(kspace: Tensor, axis: int) -> Tensor:
-    """Apply :func:`taskuq.measure._fourier.ifft2c` along one axis."""
     images = torch.fft.ifft(torch.fft.ifftshift(kspace, dim=axis), dim=axis, norm="ortho")
     shifted: Tensor = torch.fft.fftshift(images, dim=axis)
     return shifted

@@ -55,7 +55,6 @@ def _volume_psnr(recovered: Tensor, truth: Tensor) -> float:
 
 
 def _volume_ssim(recovered: Tensor, truth: Tensor) -> float:
-    """Return the mean structural similarity over slices, with the volume's data range."""
     x, y = truth.double(), recovered.double()
     return float(ssim(y, x, x.max().expand(len(x))).mean())
 
@@ -71,7 +70,6 @@ def _spread_error_correlation(
 
 
 def _rank_correlation(first: NDArray[Any], second: NDArray[Any]) -> float:
-    """Return Spearman's correlation; NaN if either variable is constant."""
     from scipy.stats import spearmanr
 
     if min(np.ptp(values) if len(values) else 0.0 for values in (first, second)) == 0:
@@ -80,7 +78,6 @@ def _rank_correlation(first: NDArray[Any], second: NDArray[Any]) -> float:
 
 
 def _frechet_distance(first: FloatArray, second: FloatArray) -> float:
-    """Return the Fréchet distance between two sets of features, modelled as Gaussian."""
     shift = first.mean(0) - second.mean(0)
     # Sigma = A' A for centred features A, so that the cross term is the sum of the singular values
     # of A1 A2': as large as the numbers of images, or of features where those are fewer.
@@ -262,11 +259,6 @@ class QualityConfig:
     max_volumes: Count | None = None  #: Evaluate only this many volumes; default: all.
     fid_images: Count | None = None  #: Training images used for FID; default: all.
 
-    def __post_init__(self) -> None:
-        if self.vgg_weights is not None and self.subset == "all":
-            text = "vgg_weights (for FID) need training cases; remove them, or set subset = "
-            raise InputError(f"{text}'validation'", code="option.conflict")
-
 
 def evaluate_quality(
     config: QualityConfig,
@@ -306,7 +298,8 @@ def _opened(config: QualityConfig, folder: Path, device: str, threads: int | Non
     methods = _methods(config, torch.device(device))
     features = None if config.vgg_weights is None else load_vgg(config.vgg_weights).to(device)
     volumes = list(_volumes(validation, config.max_volumes))
-    count = min(config.fid_images or len(training), len(training)) if features else 0
+    has_fid = features is not None and config.subset != "all"
+    count = min(config.fid_images or len(training), len(training)) if has_fid else 0
     pieces = [
         _QualityChunk(None, 1.0, tuple(range(start, min(start + TOGETHER, count))))
         for start in range(0, count, TOGETHER)
@@ -373,14 +366,12 @@ def _row(found: Arrays, samples: int) -> dict[str, Any]:
 
 
 def _size_ratio(pixels: FloatArray, samples: int) -> float | None:
-    """Return the ratio of RMS spread to RMS error; None if the error is 0."""
     spread, error = np.square(pixels.astype(float)).mean(axis=1) ** 0.5
     # The mean of p samples has an error of its own, of one p-th of the variance.
     return float(spread / error) * (1 + 1 / samples) ** 0.5 if error else None
 
 
 def _average(values: FloatArray) -> dict[str, float | None]:
-    """Return the mean over volumes and its standard error; None if a value is not finite."""
     # One volume that is recovered exactly has infinite PSNR, which JSON cannot hold.
     if not np.isfinite(values).all():
         return {"mean": None, "standard_error": None}

@@ -30,6 +30,8 @@ CLAIM = (
 )
 BASE = "zero-filled"
 CORRELATION = "spread_error_correlation"
+# Columns of the table if VGG-16 was given.
+DISTANCES = ("lpips", "dists")
 
 
 def _recovery_quality(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
@@ -51,7 +53,7 @@ def _recovery_quality(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str,
             y_label="correlation",
         ),
     ]
-    outcome = _found(rows)
+    outcome, distances = _found(rows), [d for d in DISTANCES if any(d in r for r in rows)]
     return experiment_record(
         "recovery-quality",
         "Image quality of reconstructions",
@@ -70,13 +72,14 @@ def _recovery_quality(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str,
                 "pixel-wise spread and error. Errors are standard errors over volumes.",
                 "columns": [
                     "R", "method", "PSNR", "± PSNR", "SSIM", "± SSIM", "PSNR gain", "FID",
-                    "spread-error correlation",
+                    "spread-error correlation", *(name.upper() for name in distances),
                 ],
                 "rows": [
                     [
                         r["acceleration"], r["method"], r["psnr"]["mean"],
                         r["psnr"]["standard_error"], r["ssim"]["mean"], r["ssim"]["standard_error"],
                         _psnr_gain(r, rows), r.get("fid"), r.get(CORRELATION),
+                        *(r[name]["mean"] if name in r else None for name in distances),
                     ]
                     for r in rows
                 ],
@@ -118,7 +121,6 @@ def _psnr_gain(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> flo
 
 
 def _found(rows: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
-    """Return the verdict, the finding and the key number."""
     methods = {name: of for name, of in _methods(rows).items() if name != BASE}
     parts, gains_over_base, gained = {}, [], None
     for name, of in methods.items():
@@ -237,7 +239,6 @@ def _intervals(
     table: TaskOutputs, own: BoolArray, outputs: FloatArray, rounds: Sequence[int], score: str,
     alpha: float,
 ) -> FloatArray:  # fmt: skip
-    """Return the interval of one case in each round, (round, 2)."""
     rest, found = table.select(cases=np.flatnonzero(~own)), []
     for k in rounds:
         bound = calibrate(
@@ -249,7 +250,6 @@ def _intervals(
 
 
 def stored_examples(table: TaskOutputs, point: TaskOutputs | None) -> list[StoredExample]:
-    """Return the cases with images stored in a table and in a table of point estimates."""
     assert table.images_path is not None
     images, others = _images(table.images_path), {}
     if point is not None and point.images_path is not None:
@@ -283,7 +283,6 @@ def _images(path: Path) -> dict[str, dict[str, FloatArray]]:
 
 
 def _boxes(table: TaskOutputs, cases: list[str]) -> dict[str, tuple[slice, slice]]:
-    """Return annotated boxes by case, from the data of the table."""
     data = dict(table.provenance.get("configuration", {}).get("data") or {})
     if not data:
         return {}

@@ -126,7 +126,6 @@ class Rehearsal:
         return {"steps": self.steps, "volumes": self.volumes, "data": data, "toy": self.toy}
 
     def run(self, *, fresh: bool = False) -> dict[str, Any]:
-        """Run every command that has not succeeded yet, and return the record."""
         start = time.monotonic()
         wanted = {command.config.name for command in self.recipe if command.config is not None}
         if missing := sorted(n for n in wanted if not (self.configs / n).is_file()):
@@ -171,7 +170,6 @@ class Rehearsal:
         return record
 
     def added(self, command: _Command) -> str:
-        """Additional options that shorten a command."""
         if command.verb == "train":
             return f"--steps {self.steps}"
         is_small = self.toy and command.verb.startswith("data ")
@@ -179,7 +177,6 @@ class Rehearsal:
         return _SPLITS if command.verb in _SPLITTING else small
 
     def _earlier(self, fresh: bool) -> dict[str, dict[str, Any]]:
-        """Return the results of an earlier rehearsal in this folder by command."""
         path = self.output / RECORD
         if self.output.exists() and any(self.output.iterdir()) and not path.exists():
             text = f"{self.output} holds no rehearsal; give -o another folder"
@@ -235,7 +232,6 @@ class Rehearsal:
                 path.unlink(missing_ok=True)
 
     def _copy_configs(self) -> None:
-        """Copy the configurations, without missing ImageNet files, or at toy size."""
         there = None if self.toy else self.data
         missing = [IMAGENET[n] for n in IMAGENET if there is None or not (there / n).exists()]
         toy = read_toml(TOY)
@@ -277,7 +273,6 @@ class Rehearsal:
         write_json(marker, {"schema": SCHEMA})
 
     def _link(self, data: Path, source: Path, batch: int) -> None:
-        """Link a few volumes and the tables of a folder without modifying it."""
         # Nine tenths are trained on; each step takes a batch of its own.
         wanted = {"train": self.steps * batch / 0.85, "val": JUDGED / 0.6}
         links = [source / name for name in (*TABLES, *IMAGENET) if (source / name).exists()]
@@ -316,7 +311,6 @@ def _usable(folder: Path, source: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _changed(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace existing keys of a table; skip subtables that it lacks."""
     changed = dict(table)
     for key, value in changes.items():
         if not isinstance(value, dict):
@@ -337,7 +331,6 @@ def _code() -> str:
 
 
 def _machine() -> list[Any]:
-    """Return the GPU, or None, and the number of processors."""
     import torch
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
@@ -378,7 +371,6 @@ def _run_command(words: Sequence[str], folder: Path, log: Path) -> _Ended:
 
 
 def _cost(command: _Command, work: Path, seconds: float) -> dict[str, Any]:
-    """Return the seconds per unit of work and the hours of the full experiment."""
     if command.verb == "train":
         from taskuq.training._module import read_timing
 
@@ -412,7 +404,6 @@ def _cost(command: _Command, work: Path, seconds: float) -> dict[str, Any]:
 
 
 def _full_training(record: Mapping[str, Any], learned: int) -> float:
-    """Return the estimated hours of a full training, from the ``timing.json`` of a few steps."""
     from taskuq.training._module import projected_hours
 
     batch, before = int(record["batch"]), record["before"]

@@ -79,7 +79,8 @@ def _used(inputs: ClaimInputs) -> tuple[BoolArray, tuple[float, ...]] | None:
     """Return the given masks, or those that the table was measured with, and their R."""
     if inputs.masks is not None:
         return np.asarray(inputs.masks, dtype=bool), inputs.mask_accelerations
-    made = {} if inputs.samples is None else inputs.samples.provenance.get("configuration", {})
+    table = inputs.samples or inputs.point
+    made = {} if table is None else table.provenance.get("configuration", {})
     if "masks" not in made:
         return None
     return masks_from_text(made["masks"]), tuple(made["measure"]["accelerations"])

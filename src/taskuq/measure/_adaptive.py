@@ -123,7 +123,6 @@ class _GramPosterior:
 
 
 def _variance(precision: FloatArray, aims: FloatArray) -> FloatArray:
-    """Return the trace of the inverse precision times the objective, over the last two axes."""
     solved = np.linalg.solve(precision, np.broadcast_to(aims, precision.shape))
     return np.asarray(np.trace(solved, axis1=-2, axis2=-1))
 
@@ -200,7 +199,6 @@ def line_covariance(
     objective: Aim = "gradient",
     regularisation: float = RIDGE,
 ) -> LineCovariance:
-    """Compute line and objective covariance of one case."""
     images = torch.as_tensor(recoveries).detach()
     if objective not in AIMS:
         text = f"objective is {objective!r}; choose from {', '.join(AIMS)}"
@@ -268,7 +266,6 @@ def _leave_one_out(values: Tensor, held: Tensor, z: Tensor) -> Tensor:
 
 
 def _mean_gradients(read: Callable[[Any], Any], images: Tensor) -> Tensor:
-    """Return the gradient of each task output, averaged over samples, (task, ...)."""
     with torch.enable_grad():
         leaf = images.clone().requires_grad_()
         outputs = read(leaf)
@@ -297,20 +294,17 @@ class AdaptiveConfig:
     lookahead: Natural | None = None
 
     def require_samples(self, samples: int) -> None:
-        """Raise InputError if there are fewer samples than the choice of lines needs."""
         if self.selection_samples is not None and self.selection_samples > samples:
             text = f"selection_samples is {self.selection_samples} of {samples} samples; set fewer"
             raise InputError(text, code="samples.mismatch")
         _require_samples(samples, self.objective)
 
     def rule(self, system: Any, masks: BoolArray, rates: tuple[float, ...]) -> AdaptiveLines:
-        """Return the rule for an imaging system that can measure arbitrary lines."""
         chosen = require_line_measure(system)
         return AdaptiveLines(chosen, masks, rates, **asdict(self))
 
 
 def require_line_measure(system: Any) -> LineMeasure:
-    """Raise InputError unless an imaging system can measure arbitrary lines."""
     if not isinstance(system, LineMeasure):
         raise InputError(
             "the system is not a taskuq.protocols.LineMeasure", code="component.invalid"

@@ -31,7 +31,6 @@ def ifft2c(kspace: Tensor) -> Tensor:
 
 
 def require_seed(noise: float, seed: int | None) -> None:
-    """Raise InputError if the noise level is negative or a seed for the noise is missing."""
     if noise < 0 or (noise > 0 and seed is None):
         text = f"noise is {noise} and seed {seed}; pass both, of at least 0"
         raise InputError(text, code="value.invalid")
@@ -96,7 +95,6 @@ def round_at(acceleration: float, accelerations: Sequence[float]) -> int:
 
 
 def _central_window(count: Tensor, width: int) -> Tensor:
-    """Mark the ``count`` columns around the zero frequency, booleans (case, width)."""
     start = (width - count + 1) // 2
     column = torch.arange(width, device=count.device)
     return (column >= start[:, None]) & (column < (start + count)[:, None])

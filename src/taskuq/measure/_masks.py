@@ -144,7 +144,6 @@ Rule = Literal["inverse-distance", "uniform"]
 
 
 def with_random_lines(mask: BoolArray, n: int, rule: Rule, rng: np.random.Generator) -> BoolArray:
-    """Add random lines to a mask until it has ``n`` lines."""
     free = np.flatnonzero(~mask)
     # The central line is always measured, so no distance is 0.
     weight = np.ones(len(free)) if rule == "uniform" else 1 / np.abs(free - len(mask) / 2).clip(0.5)
@@ -316,7 +315,6 @@ def published_masks(accelerations: Sequence[float] = (16, 8, 4, 2)) -> BoolArray
 
 
 def line_counts(width: int, accelerations: Sequence[float]) -> list[int]:
-    """Return the number of lines of each round."""
     if len(accelerations) == 0 or min(accelerations) < 1:
         text = f"accelerations are {list(accelerations)}; pass at least 1"
         raise InputError(text, code="rounds.invalid")

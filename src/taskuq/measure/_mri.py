@@ -70,7 +70,7 @@ class MaskConfig:
             return read_masks(self.path, self.accelerations, width)
         if self.published:
             if width != 320:
-                text = f"published is for 320 columns, not {width}"
+                text = f"published masks have 320 columns, images {width}; set measure.published = false"
                 raise InputError(text, code="shape.mismatch")
             return published_masks(self.accelerations)
         rng = np.random.default_rng(self.seed)
@@ -184,7 +184,6 @@ class _ColumnScanner:
         return {"columns": columns, "kspace": fft2c(self.image)[..., columns].numpy()}
 
     def combine(self, pieces: Sequence[Columns]) -> MRIMeasurement:
-        """Combine the columns of all rounds so far into one measurement."""
         return _combine_columns(pieces, tuple(self.image.shape), self.accelerations)
 
 
@@ -217,8 +216,6 @@ class SimulatedMRIScanner(_ColumnScanner):
 
 @dataclass(eq=False)
 class AdaptiveMRIScanner(_ColumnScanner):
-    """Simulated scanner that measures requested columns."""
-
     image: Tensor
     accelerations: Sequence[float]
     columns: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)

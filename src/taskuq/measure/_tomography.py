@@ -76,7 +76,6 @@ def _applied(rows: Tensor, matrix: Tensor, transpose: Tensor) -> Tensor:
 
 @lru_cache(maxsize=12)
 def _matrices(radon: Radon, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the matrix and its transpose in compressed sparse row format, on a device."""
     from scipy.sparse import csr_array
 
     size, detectors, views = radon.size, radon.detectors, len(radon.angles)
@@ -193,8 +192,6 @@ class Sinogram:
 
 @dataclass(frozen=True, eq=False)
 class SinogramBatch:
-    """Measured views of several cases."""
-
     projections: Tensor
     mask: Tensor
     radon: Radon
@@ -472,7 +469,6 @@ class SimulatedCTScanner:
         return {"views": views[new], "projections": scan.projections[torch.as_tensor(new)].numpy()}
 
     def combine(self, pieces: Sequence[Views]) -> Sinogram:
-        """Combine the views of all rounds so far into one measurement."""
         views = np.concatenate([np.asarray(piece["views"], dtype=np.int64) for piece in pieces])
         order = np.argsort(views)
         projections = torch.as_tensor(np.concatenate([p["projections"] for p in pieces])[order])
@@ -484,8 +480,6 @@ class SimulatedCTScanner:
 
 @dataclass(frozen=True, eq=False)
 class AdaptiveCTScanner(SimulatedCTScanner):
-    """Simulated CT scanner that measures requested views."""
-
     views: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
     def request(self, round: int, lines: NDArray[np.int64]) -> None:
@@ -502,7 +496,6 @@ class AdaptiveCTScanner(SimulatedCTScanner):
 
 
 def view_angles(views: NDArray[np.int64], total: int) -> tuple[float, ...]:
-    """Return the angles, in radians, of given views of a full scan."""
     return tuple((np.asarray(views) * (np.pi / total)).tolist())
 
 

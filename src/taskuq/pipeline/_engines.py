@@ -148,7 +148,6 @@ class RayOptions:
 
     @contextmanager
     def ready(self, scratch: Path) -> Iterator[None]:
-        """Connect to a cluster or start one; raise an error if it is unreachable or too small."""
         ray = _extra("ray", "ray")
         started_here = not ray.is_initialized()
         host, _, port = (self.address or "").removeprefix("ray://").rpartition(":")
@@ -288,14 +287,12 @@ class SlurmOptions:
 
     @property
     def requested(self) -> dict[str, Any]:
-        """Parameters of each job; default: one GPU and four hours."""
         given = dict(self.parameters)
         has_gpus = any("gpu" in name or "gres" in name for name in given)
         has_time = any(name.removeprefix("slurm_") in ("timeout_min", "time") for name in given)
         return {**({} if has_gpus else GPUS), **({} if has_time else MINUTES), **given}
 
     def ready(self, scratch: Path) -> AbstractContextManager[None]:
-        """Raise InputError if jobs cannot be submitted from this machine."""
         self._executor(scratch / "table")
         return nullcontext()
 

@@ -69,7 +69,6 @@ class DeadlineWorker:
 
 
 def component_name(component: Any) -> str:
-    """Return the declared fingerprint of a component, or the name of its class or function."""
     kind = component if hasattr(component, "__qualname__") else type(component)
     return declared_fingerprint(component) or str(kind.__qualname__)
 
@@ -95,11 +94,9 @@ class Executor:
         return self.fingerprints.get(name, "") or component_name(getattr(self, name))
 
     def sample(self, measurement: Any, case: str, acceleration: float, samples: int) -> Any:
-        """Return samples of a case in a round, (sample, height, width)."""
         return self.sample_with_seed(measurement, samples, case_seed(self.seed, case, acceleration))
 
     def sample_with_seed(self, measurement: Any, samples: int, seed: int) -> Any:
-        """Return samples of a measurement, (sample, height, width)."""
         assert not isinstance(self.recover, StoredRecover), "needs no measurement"
         with self.lock, no_grad():
             recoveries = self.recover(measurement, samples=samples, seed=seed)
@@ -125,7 +122,6 @@ class Executor:
         return recoveries.reshape(-1, *recoveries.shape[2:])
 
     def load(self, case: str, acceleration: float, samples: int, like: Any) -> Any:
-        """Return the stored samples of a case, as a tensor if the true image is a tensor."""
         assert isinstance(self.recover, StoredRecover)
         recoveries = self.recover.load(case, acceleration, samples=samples)
         if not is_tensor(like):
@@ -140,11 +136,9 @@ class Executor:
             return self.task(images)
 
     def outputs(self, images: Any) -> FloatArray:
-        """Return the task outputs of images, (image,) or (image, task)."""
         return as_real_array(self.read(images), "task outputs", ndim=(1, 2))
 
     def compare(self, reported: Any, images: Any) -> Any:
-        """Return the task's quality of a reported image relative to each of the images."""
         assert isinstance(self.task, FullReferenceTask), "other tasks compare nothing"
         with self.lock, no_grad():
             return self.task.compare(reported, images)
@@ -307,7 +301,6 @@ class CaseExecutor:
                     lines = [*lines[:i], require_nested_lines(more, lines[i], k), *lines[i + 1 :]]
 
     def target(self, image: Any) -> FloatArray:
-        """Return the task outputs of one true image, (task,)."""
         return np.asarray(self._read(_stack([image]), "on the true image")[0])
 
     @contextmanager
@@ -334,7 +327,6 @@ class CaseExecutor:
         return f"at {round_label(R, None if self.round_names is None else self.round_names[k])}"
 
     def _round(self, batch: RoundBatch, truth: Any, names: Sequence[str], tasks: int) -> FloatArray:
-        """Return the outputs of one round, (case, sample, task)."""
         R = batch.acceleration
         self._require_shape(batch, truth)
         with self._blame("task", names, R):
@@ -375,7 +367,6 @@ class CaseExecutor:
         return RoundBatch(R, measurements, recoveries, lines)
 
     def _read(self, images: Any, where: str) -> FloatArray:
-        """Return the task outputs of images, (image, task)."""
         return self._checked(self.executor.read(images), images, where)
 
     def _checked(self, read: Any, images: Any, where: str) -> FloatArray:
@@ -418,7 +409,6 @@ def _stack(images: list[Any]) -> Any:
 
 
 def pick_device(device: str | None) -> str:
-    """Return the requested device, or the best one available."""
     import torch
 
     if device is None:
@@ -455,7 +445,6 @@ def pinned_threads(count: int | None) -> Iterator[None]:
 
 
 def peak_host_bytes() -> int:
-    """Return the peak memory use of this process so far, in bytes."""
     try:
         status = Path("/proc/self/status").read_text()
         (line,) = (row for row in status.splitlines() if row.startswith("VmHWM:"))

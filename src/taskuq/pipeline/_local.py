@@ -86,7 +86,6 @@ class RunCases:
         return len(self.case)
 
     def image(self, index: int) -> Any:
-        """Read one image; items of a data set have it as attribute ``image``."""
         item = self.images[index]
         return getattr(item, "image", item)
 
@@ -122,7 +121,6 @@ def as_cases(
 
 
 def _image_digest(image: Any) -> str:
-    """Return the digest of an image, or an empty string if it is not an array."""
     try:
         array = np.ascontiguousarray(as_array(image, "image"))
     except (InputError, TypeError):
@@ -145,7 +143,6 @@ class RunLog:
         self.write("failed", case=case, error=describe_error(error, 500))
 
     def failures(self) -> dict[str, str]:
-        """Return the cases that failed in their last attempt, with the errors."""
         errors: dict[str, str] = {}
         for event in self.events():
             if event.get("event") == "failed":
@@ -155,7 +152,6 @@ class RunLog:
         return errors
 
     def events(self) -> list[dict[str, Any]]:
-        """Return all events; incomplete lines, e.g. after a power cut, are skipped."""
         path = self.folder / LOG
         if not is_regular_file(path):
             return []
@@ -225,7 +221,6 @@ class BatchRunner:
         yield from self._run_batch(batch)
 
     def _read_ahead(self, indices: Sequence[int]) -> Iterator[tuple[int, Future[Any]]]:
-        """Yield cases with their images, read ahead by a background thread."""
         ahead = max(AHEAD, 2 * self.executor.size)
         with ThreadPoolExecutor(max_workers=1) as reader:
             waiting: deque[tuple[int, Future[Any]]] = deque()
@@ -357,7 +352,6 @@ class CaseWorker:
 
 
 def _row_error(row: CaseOutputs | Exception, header: TableHeader) -> Exception | None:
-    """Return the reason why a row cannot be stored, or None."""
     if isinstance(row, Exception):
         return row
     shape = (len(header.accelerations), header.samples, len(header.task_names))

@@ -98,7 +98,6 @@ def _code_fingerprint() -> str:
 
 
 def _revision() -> str | None:
-    """Return the revision of the source tree in use; None for an installed package."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
@@ -309,7 +308,6 @@ class _TableRun:
     def fill(
         self, executor: CaseExecutor, images: Mapping[int, Any], threads: int | None
     ) -> TaskOutputs:
-        """Start or resume the table and run the remaining cases."""
         first: dict[int, CaseOutputs | Exception] = {}
         since = time.monotonic()
         if not (self.folder / HEADER).exists():
@@ -398,7 +396,6 @@ def _first_image(cases: RunCases) -> dict[int, Any]:
 def _run_first(
     executor: CaseExecutor, cases: RunCases, images: Mapping[int, Any]
 ) -> tuple[dict[int, CaseOutputs | Exception], CaseExecutor]:
-    """Run cases until one succeeds; return their results and an executor with that batch size."""
     first: dict[int, CaseOutputs | Exception] = {}
     batches = BatchRunner(executor, cases, images=images)
     for start in range(0, min(len(cases), HOPELESS), executor.size):

@@ -156,8 +156,6 @@ class BackboneConfig:
 
 
 class Backbone(nn.Module):
-    """Backbone network from images in [0, 1] to features."""
-
     mean: Tensor
     std: Tensor
 
@@ -209,7 +207,6 @@ class InitConfig:
 
 
 _LAYERS = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class VGG16(nn.Module):
@@ -236,14 +233,13 @@ class VGG16(nn.Module):
     def forward(self, images: Tensor, data_range: Tensor) -> Tensor:
         """Return features (image, feature) of magnitude images (image, height, width)."""
         unit = (images / data_range.view(-1, 1, 1))[:, None].expand(-1, 3, -1, -1)
-        mean, std = (unit.new_tensor(v).view(1, 3, 1, 1) for v in (_MEAN, _STD))
+        mean, std = (unit.new_tensor(v).view(1, 3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD))
         pooled = self.avgpool(self.features((unit - mean) / std)).flatten(1)
         hidden: Tensor = self.classifier[:5](pooled)
         return hidden
 
 
 def load_vgg(path: Path | str) -> VGG16:
-    """Load VGG-16 from a safetensors file with torchvision's names."""
     # Random numbers for 138 million weights that are overwritten at once would take seconds.
     with torch.device("meta"):
         net = VGG16()

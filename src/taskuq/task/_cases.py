@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from taskuq._config import NonNegative, Unit
+from taskuq._config import NonNegative, Unit, check_ranges
 from taskuq._seeds import per_case_random
 from taskuq.data._dataset import Dataset, LabelledSubset, SplitConfig, load_all_images, precision_of
 from taskuq.data._readers import Data, paper_data
@@ -40,15 +40,9 @@ class AugmentConfig:
     contrast_probability: Unit = 0.8  #: Probability of a random contrast change.
 
     def __post_init__(self) -> None:
-        for name in ("flip", "shift", "contrast_probability", "crop"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1 or (name == "crop" and value == 0):
-                text = f"augment.{name} must be in [0, 1], got {value}"
-                raise InputError(text, code="value.invalid")
-        for name in ("rotation", "contrast", "blur"):
-            if getattr(self, name) < 0:
-                text = f"augment.{name} must not be negative, got {getattr(self, name)}"
-                raise InputError(text, code="value.invalid")
+        check_ranges(self)
+        if self.crop == 0:
+            raise InputError("augment.crop must be above 0, got 0", code="value.invalid")
 
 
 def augment(images: Tensor, config: AugmentConfig, generator: torch.Generator) -> Tensor:
@@ -172,7 +166,6 @@ class TaskDataset:
 
 
 def collate(cases: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Stack images (case, height, width) and targets (case, task)."""
     sizes = sorted({tuple(case["image"].shape) for case in cases})
     if len(sizes) > 1:
         shown = " and ".join("×".join(map(str, size)) for size in sizes[:2])
@@ -183,8 +176,6 @@ def collate(cases: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class TaskTraining:
-    """Settings shared by all training runs of task networks."""
-
     network: Any = None  #: Size of the network.
     training: TrainingConfig = field(default_factory=TrainingConfig)  #: Optimiser and schedule.
     data: Data = field(default_factory=paper_data)  #: Images with labels.
@@ -194,7 +185,6 @@ class TaskTraining:
     init_from: InitConfig = field(default_factory=InitConfig)  #: Initial weights; default: random.
 
     def open_parts(self, *, is_stored: bool = True) -> tuple[LabelledSubset, ...]:
-        """Open training, tuning and test data; no patient is in two of them."""
         whole = self.data.open_targets()
         split = self.split.split(whole.cases.groups, is_stored=is_stored)
         train, tune, test = whole.split(split)

@@ -31,7 +31,6 @@ from taskuq.training._weights import load_weights, read_card
 def _classifier_metrics(
     network: Classifier, part: LabelledSubset, attack: AttackConfig | None = None
 ) -> list[dict[str, Any]]:
-    """Return accuracy, AUROC, reliability and robustness per task."""
     clean, attacked = _task_outputs(network, part), None
     if attack is not None and attack.radius > 0:
         attacked = _task_outputs(network, part, attack)
@@ -58,7 +57,6 @@ def _classifier_metrics(
 
 
 def _regression_metrics(network: Classifier, part: LabelledSubset) -> list[dict[str, Any]]:
-    """Return mean absolute error and R2 per task."""
     z = _task_outputs(network, part)
     rows = []
     for k, name in enumerate(network.config.tasks):
@@ -79,7 +77,6 @@ def _regression_metrics(network: Classifier, part: LabelledSubset) -> list[dict[
 def _task_outputs(
     network: Classifier, part: LabelledSubset, attack: AttackConfig | None = None
 ) -> FloatArray:
-    """Return the outputs (case, task), under an attack if one is given."""
     device, cases, outputs = network.shift.device, TaskDataset(part.cases, part.targets), []
     with eval_mode(network):
         for first in range(0, len(cases), 256):
@@ -162,7 +159,6 @@ class _ClassifierTraining(TaskTraining):
         return self.balance_classes and self.balance_by == "sampling" and is_probability
 
     def recipe(self, cases: tuple[TaskDataset, ...], machine: TrainerOptions) -> Recipe:
-        """Return the recipe of adversarial training on augmented images."""
         network = Classifier(self.network)
         self.init_from.fill(network.backbone)
         if self.init_from.classifier is not None:
@@ -214,7 +210,6 @@ class _ClassifierTraining(TaskTraining):
 def _evaluate_classifier(
     settings: _ClassifierTraining, weights: Path | str, cases: tuple[TaskDataset, ...]
 ) -> dict[str, Any]:
-    """Evaluate trained weights on tuning and test patients."""
     network: Classifier = TASKS.load(weights)
     network.to("cuda" if torch.cuda.is_available() else "cpu")
     attack = settings.attack if settings.attack.radius > 0 else AttackConfig()

@@ -182,8 +182,6 @@ class MeanIntensityMethod:
 
 @dataclass(frozen=True, eq=False)
 class _MultiTask:
-    """Several tasks evaluated on the same images."""
-
     tasks: Mapping[str, Task]
 
     def __post_init__(self) -> None:
@@ -217,8 +215,6 @@ class _MultiTask:
 
 @dataclass(frozen=True, eq=False)
 class _MultiQuality(_MultiTask):
-    """Several measures of image quality of the same images."""
-
     tasks: Mapping[str, Any]
 
     def compare(self, reported: Any, images: Any) -> Tensor:

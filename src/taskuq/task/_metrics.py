@@ -32,7 +32,6 @@ def roc_curve(outputs: Any, labels: Any) -> tuple[FloatArray, FloatArray]:
 
 
 def classification_rates(outputs: Any, labels: Any, threshold: float = 0.5) -> dict[str, float]:
-    """Return accuracy, precision and recall at a threshold."""
     z, y = _checked(outputs, labels)
     called = z > threshold
     hits = int((called & y).sum())
@@ -59,7 +58,6 @@ def reliability(outputs: Any, labels: Any, bins: int = 10) -> list[dict[str, flo
 
 
 def require_classes(labels: Any, what: str) -> None:
-    """Raise InputError unless labels are 0 and 1 and both occur."""
     columns = np.asarray(labels).reshape(len(labels), -1)
     found = np.unique(columns)
     if not np.isin(found, (0, 1)).all():

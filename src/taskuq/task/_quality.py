@@ -159,7 +159,6 @@ def perceptual_network(name: str, features: nn.Sequential) -> nn.Module:
 
 
 def _centred(network: nn.Module, images: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Map images from [0, 1] to [-1, 1]."""
     return tuple(2 * image - 1 for image in images)
 
 

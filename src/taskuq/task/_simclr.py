@@ -21,8 +21,6 @@ from taskuq.training._networks import NetworkKind
 
 @dataclass(frozen=True)
 class _SimCLRConfig:
-    """Backbone, projection head and temperature of SimCLR."""
-
     backbone: BackboneConfig = field(default_factory=BackboneConfig)  #: Convolutional layers.
     hidden: Channels = 512  #: Hidden width of the projection head.
     embedding: Channels = 128  #: Dimension of the embedding.
@@ -33,8 +31,6 @@ class _SimCLRConfig:
 
 
 class _SimCLRNet(nn.Module):
-    """Backbone with a projection head."""
-
     def __init__(self, config: _SimCLRConfig) -> None:
         super().__init__()
         self.config = config
@@ -59,7 +55,6 @@ VIEWS = AugmentConfig(contrast=0.5, blur=2.0)
 
 
 def _nt_xent(first: Tensor, second: Tensor, temperature: float, *, counts: bool = True) -> Tensor:
-    """Return the normalised, temperature-scaled cross entropy of each view, (2 image,)."""
     own = torch.cat([first, second]).float()
     own = functional.normalize(own, eps=SHORTEST)
     everyone, before = _gathered(own, counts)
