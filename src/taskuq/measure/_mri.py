@@ -70,8 +70,8 @@ class MaskConfig:
             return read_masks(self.path, self.accelerations, width)
         if self.published:
             if width != 320:
-                text = f"published masks have 320 columns, images {width}; set measure.published = false"
-                raise InputError(text, code="shape.mismatch")
+                text = f"published masks have 320 columns, images {width};"
+                raise InputError(f"{text} set measure.published = false", code="shape.mismatch")
             return published_masks(self.accelerations)
         rng = np.random.default_rng(self.seed)
         return nested_masks(
