@@ -1,15 +1,12 @@
 """Calibration within classes and strata, under shift, given the set, and for each end."""
 
 import warnings
-from collections import Counter
 from fractions import Fraction
-from itertools import combinations_with_replacement, pairwise
-from math import factorial, inf, prod
+from itertools import pairwise
+from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import taskuq as tq
 from raising import refused
@@ -49,14 +46,6 @@ def test_a_pac_bound_uses_the_pac_rank(n):
     assert bound.quantile == _pac_rank(n, 0.1, 0.1)
     assert bound.quantile > coverage_rank(n, 0.1)
     assert bound.coverage_law(10).rank == _pac_rank(n, 0.1, 0.1)
-
-
-ALPHAS = (0.2, 0.25, 0.34, 0.5, 0.8, 0.9)
-# A case is its target and the spread of two samples around 0; small numbers bring many ties, and
-# spreads of 0 bring scores of plus and minus infinity.
-CASES = st.tuples(st.integers(-4, 4), st.sampled_from([0, 1, 2, 4]))
-GROUPS = st.lists(st.lists(CASES, min_size=1, max_size=5), min_size=3, max_size=8)
-MANY = settings(max_examples=40)
 
 
 def outputs_and_targets(cases):
@@ -99,78 +88,6 @@ def groups_lose_at_most_alpha(population, alpha, share):
         wanted = Fraction("1" if share == "all" else str(share)) if share != "random" else None
         losses.append(part if wanted is None else Fraction(part > 1 - wanted))
     assert sum(losses) / len(losses) <= Fraction(str(alpha))
-
-
-@MANY
-@given(population=st.lists(CASES, min_size=4, max_size=16), alpha=st.sampled_from(ALPHAS))
-def test_new_case_is_missed_at_most_alpha(population, alpha):
-    cases_are_missed_at_most_alpha(population, alpha)
-
-
-@pytest.mark.parametrize("share", ["random", "all", 0.5])
-@MANY
-@given(population=GROUPS, alpha=st.sampled_from(ALPHAS))
-def test_new_group_is_missed_at_most_alpha(share, population, alpha):
-    groups_lose_at_most_alpha(population, alpha, share)
-
-
-@pytest.mark.parametrize("condition", ["strata", "label"])
-@MANY
-@given(
-    population=st.lists(st.tuples(CASES, st.sampled_from("ab")), min_size=5, max_size=14),
-    alpha=st.sampled_from(ALPHAS),
-)
-def test_each_stratum_and_class_is_missed_at_most_alpha(condition, population, alpha):
-    for kind in {k for _, k in population}:
-        members = [i for i, (_, k) in enumerate(population) if k == kind]
-        if condition == "label" and len(members) == 1:
-            continue  # the guarantee is for classes of the calibration set
-        lost = 0
-        for i in members:
-            rest, kinds = zip(*(population[:i] + population[i + 1 :]), strict=True)
-            known = {"strata": [kind]} if condition == "strata" else {}
-            options = {condition: np.array(kinds), "known": known}
-            lost += int(missed([population[i][0]], rest, alpha, **options)[0])
-        assert Fraction(lost, len(members)) <= Fraction(str(alpha))
-
-
-@MANY
-@given(
-    population=st.lists(st.tuples(CASES, st.integers(1, 5)), min_size=4, max_size=12),
-    alpha=st.sampled_from(ALPHAS),
-)
-def test_case_under_shift_is_missed_at_most_alpha(population, alpha):
-    # The new case is case i with probability proportional to its weight.
-    lost = 0
-    for i, (case, weight) in enumerate(population):
-        rest, weights = zip(*(population[:i] + population[i + 1 :]), strict=True)
-        known = {"weights": [weight]}
-        lost += weight * int(missed([case], rest, alpha, weights=weights, known=known)[0])
-    assert Fraction(lost, sum(w for _, w in population)) <= Fraction(str(alpha))
-
-
-def unlucky_sets(values, n, alpha, delta):
-    """The share of all sets of n independent draws whose bound misses more than alpha of draws."""
-    bad = 0
-    for drawn in combinations_with_replacement(values, n):
-        ways = factorial(n) // prod(map(factorial, Counter(drawn).values()))
-        bound = tq.calibrate(
-            np.zeros((n, 1)), np.array(drawn, dtype=float), alpha=alpha, delta=delta, score="ar",
-            side="each",
-        )  # fmt: skip
-        lost = (~bound(np.zeros((len(values), 1))).contains(values)).sum()
-        bad += ways * (Fraction(int(lost), len(values)) > Fraction(str(alpha)))
-    return Fraction(bad, len(values) ** n)
-
-
-@pytest.mark.parametrize(("n", "alpha", "delta"), [(7, 0.6, 0.3), (6, 0.7, 0.4)])
-def test_at_most_delta_of_calibration_sets_are_unlucky(n, alpha, delta):
-    values = np.arange(5) - 2.0
-    bound = tq.calibrate(
-        np.zeros((n, 1)), np.arange(n) * 1.0, alpha=alpha, delta=delta, score="ar", side="each"
-    )
-    assert bound.is_finite  # or nothing would be tried
-    assert unlucky_sets(values, n, alpha, delta) <= Fraction(str(delta))
 
 
 FULL_ALPHA = property(lambda self: (Fraction(str(self.alpha)), self.delta))

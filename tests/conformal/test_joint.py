@@ -5,53 +5,15 @@ from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import taskuq as tq
-from taskuq.conformal import _joint, _quantiles
+from taskuq.conformal import _joint
 from taskuq.conformal._joint import _max_rank_quantiles, _MonotoneScale, load_joint_bound
 from taskuq.conformal._quantiles import coverage_rank
 
-ALPHAS = (0.1, 0.2, 0.25, 0.34, 0.5)
 METHODS = ("max", "scale", "minimax", "rank")
-SCORES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 90)), min_size=24, max_size=30)
-
-
-def covered_rotations(population, alpha, method):
-    """Count the cases whose targets are all covered when the others calibrate; output 0, AR.
-
-    Cases that the method sets aside stay where they are: only the others take turns.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_quantiles, "random_order", lambda contents, _: np.arange(len(contents)))
-        return _covered_rotations(np.asarray(population, dtype=float), alpha, method)
-
-
-def _covered_rotations(targets, alpha, method):
-    n = len(targets) - 1
-    trial = tq.calibrate_joint(
-        np.zeros((n, 1, targets.shape[1])), targets[:n], alpha=alpha, score="ar", method=method
-    )
-    aside = np.arange(n) < trial.provenance["tuning_cases"]
-    tuning, turning = targets[: aside.sum()], targets[aside.sum() :]
-    covered = 0
-    for new in range(len(turning)):
-        z = np.empty((n, targets.shape[1]))
-        z[aside], z[~aside] = tuning, np.delete(turning, new, axis=0)
-        bound = tq.calibrate_joint(
-            np.zeros((n, 1, z.shape[1])), z, alpha=alpha, score="ar", method=method
-        )
-        covered += bool(bound(np.zeros((1, 1, z.shape[1]))).contains(turning[new]).all())
-    return covered, len(turning)
-
-
-@pytest.mark.parametrize("method", METHODS)
-@settings(max_examples=15)
-@given(population=SCORES, alpha=st.sampled_from(ALPHAS))
-def test_all_tasks_are_covered_together(method, population, alpha):
-    covered, turns = covered_rotations(population, alpha, method)
-    assert covered >= (1 - Fraction(str(alpha))) * turns
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 import taskuq as tq
@@ -56,3 +57,14 @@ def test_simulate_command_prints_json_and_draws(path, tmp_path, capsys):
         "paper": False, "fixed-width": True, "adaptive": True, "anytime": True,
     }  # fmt: skip
     assert len(list(figures.glob("*.svg"))) == len(list(figures.glob("*.png"))) == 3
+
+
+def test_policy_that_cannot_be_simulated_is_left_out(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    table = tq.TaskOutputs(rng.random((2, 18, 4)), rng.random(18), (4.0, 2.0))
+    path = str(table.save(tmp_path / "t.npz"))
+    asked = ["simulate", path, "--policy", "paper", "--alpha", "0.2", "--max-width", "0.5"]
+    main([*asked, "--splits", "5", "--score", "lwr,cqr"])
+    assert "left out" not in capsys.readouterr().err
+    main([*asked, "--splits", "5", "--score", "lwr,learned"])
+    assert "paper:learned is left out" in capsys.readouterr().err

@@ -345,10 +345,10 @@ def certified_rounds(
     combinations.
     """
     first, rounds = classes[0], len(statistics.lowest)
-    unit, index, (alpha, delta) = first.unit, first.index, first.guarantee.stratum_levels
-    assert delta is not None
-    alpha, delta = float(alpha), float(delta)
-    certify = _certified_groups if unit.is_group else _certified_cases
+    unit, index, levels = first.unit, first.index, first.guarantee.stratum_levels
+    assert levels[1] is not None
+    alpha, delta = float(levels[0]), float(levels[1])
+    certify: Any = _certified_groups if unit.is_group else _certified_cases
     known: dict[tuple[float, ...], tuple[FloatArray, list[FloatArray]]] = {}
 
     def stops(before: tuple[float, ...], level: float) -> tuple[FloatArray, list[FloatArray]]:
