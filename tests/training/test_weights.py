@@ -239,5 +239,7 @@ def test_model_card_has_the_figures_of_the_network_and_its_record(name):
     rows = [row for row in stored_quality()["results"] if row["method"] == method]
     assert len(rows) == 4 * (name in ("varnet-atlas", "flow-atlas", "sampler-atlas"))
     for row in rows:
-        figures = f"| {row['acceleration']:g} | {row['psnr']['mean']:.1f} | {row['ssim']['mean']:.3f} |"
+        figures = (
+            f"| {row['acceleration']:g} | {row['psnr']['mean']:.1f} | {row['ssim']['mean']:.3f} |"
+        )
         assert figures in text
