@@ -54,15 +54,6 @@ def test_noise_has_its_size_and_the_truth_has_none(batch):
     )
 
 
-def test_random_masks_have_their_acceleration(batch):
-    scans = replace(
-        PLAIN, fixed_mask_fraction=0.0, masks=cases._RandomMasks(acceleration_range=(6, 6))
-    )
-    mask = scans(batch, generator())["mask"]
-    assert mask.sum(1).tolist() == [4] * 5
-    assert mask[:, 12].all()
-
-
 @pytest.mark.parametrize("strength", [0.3, 1.0])
 def test_contrast_is_increasing_and_keeps_the_range(batch, strength):
     images = batch["image"] * torch.polar(torch.ones(()), torch.tensor(0.7))

@@ -10,7 +10,7 @@ from taskuq._seeds import mix_seeds
 from taskuq.data._arrays import ArrayDataset
 from taskuq.data._dataset import Subset
 from taskuq.data._readers import simulate_coil_dataset
-from taskuq.measure._fourier import data_consistency, data_consistency_1d, project_measured
+from taskuq.measure._fourier import project_measured
 from taskuq.measure._mri import MultiCoilMRI
 from taskuq.recover._cases import MaskedDataset
 from taskuq.recover._estimate import (
@@ -54,13 +54,6 @@ def test_samples_of_a_case_share_its_condition(small_flow, randomise, draw, side
         latents, _ = flow(x, conditions)
         found = flow.inverse(latents, flow.encode(y))
     assert (found - x).abs().max() < 1e-11 * x.abs().max()
-
-
-def test_data_consistency_1d(measurement, draw):
-    y, mask = (tensor[0] for tensor in measurement)
-    x = torch.complex(draw(4, 2, 16, 24), draw(4, 2, 16, 24)).to(torch.complex64)
-    difference = data_consistency_1d(x, y, mask) - data_consistency(x, y, mask)
-    assert difference.abs().max() < 1e-5
 
 
 def test_flow_samples_do_not_depend_on_the_batch(small_flow, measurement):

@@ -32,6 +32,13 @@ from taskuq.training._determinism import seeded
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
+@pytest.fixture(autouse=True)
+def float32_is_float32(monkeypatch):
+    """TF32 off, in convolutions and matrix products: float32 paths are compared as such."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+
+
 def random(*shape, dtype=torch.float32):
     generator = torch.Generator("cuda").manual_seed(sum(shape))
     return torch.randn(*shape, generator=generator, device="cuda").to(dtype)
@@ -50,8 +57,7 @@ def test_affine_map_in_bfloat16_parts_is_exact_enough(channels):
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-3), (torch.float16, 2e-2)])
-def test_compiled_varnet_is_the_varnet(dtype, limit, monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+def test_compiled_varnet_is_the_varnet(dtype, limit):
     with seeded(0):
         net = build("varnet", preset="tiny").cuda().eval()
     mask = _central_window(torch.tensor([6, 9]), 50).cuda()
@@ -65,8 +71,7 @@ def test_compiled_varnet_is_the_varnet(dtype, limit, monkeypatch):
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-3), (torch.bfloat16, 5e-2)])
-def test_compiled_flow_is_the_flow(dtype, limit, monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+def test_compiled_flow_is_the_flow(dtype, limit):
     with seeded(0):
         flow = ConditionalFlow(FlowConfig(coils=4, unet_width=8, unet_pools=2, steps_per_layer=4,
                                           condition_channels=8, max_value=1e9))  # fmt: skip
@@ -107,7 +112,6 @@ def test_replayed_samples_are_drawn_samples():
 )
 def test_replayed_steps_are_steps(kind, shapes, monkeypatch):
     """Equal loss, gradients and buffers at every step, with a smaller batch and an evaluation."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     recorded, record = [], torch.cuda.make_graphed_callables
     monkeypatch.setattr(
         torch.cuda,

@@ -15,7 +15,6 @@ from taskuq.measure._tomography import (
     ParallelBeamCT,
     Radon,
     TomographyConfig,
-    stack_sinograms,
     view_angles,
 )
 from taskuq.recover import _tomography as ct
@@ -75,19 +74,6 @@ def test_sample_depends_on_case_and_seed_only():
     assert not torch.allclose(recover(scan(1), samples=3, seed=6), alone, atol=1e-3)
 
 
-def test_each_case_has_the_network_of_its_fold():
-    networks = [ct._UnrolledNet(SMALL).eval() for _ in range(2)]
-    torch.nn.init.normal_(networks[1].refinements[0].output.weight)
-    images = torch.stack([CHEST[k].image for k in range(3)])
-    batch = {"image": images, "round": torch.tensor([0, 1, 1]), "network": (1, 0, 1)}
-    honest = ct._CrossFitCTEstimates(networks, ct._SinogramSimulator(MEASURE))
-    found, truth = honest(batch, torch.Generator())
-    for case, number in enumerate(batch["network"]):
-        alone = ct._unrolled_estimate(networks[number], found.views.take(torch.tensor([case])))
-        assert torch.allclose(found.inputs()[case], alone.inputs()[0], atol=1e-4)
-    assert torch.equal(truth, images)
-
-
 def test_training_simulates_the_scanner():
     batch = {"image": CHEST[0].image[None], "round": torch.tensor([0])}
     views, _ = ct._SinogramSimulator(MEASURE)(batch, torch.Generator())
@@ -130,19 +116,6 @@ def test_counts_in_training_have_the_variance_of_the_scanner():
     ratio = (views.projections - exact).square().mean(0) / variance
     assert abs(ratio.mean().item() - 1) < 0.1
     assert views.variance.mean().item() == pytest.approx(variance.mean().item(), rel=0.1)
-
-
-def test_network_learns_to_beat_least_squares(tmp_path):
-    how = TrainingConfig(epochs=8, batch=4, learning_rate=5e-3, schedule="cosine")
-    settings = ct._UnrolledTraining(ct._UnrolledConfig(1, 8, 2), how, measure=MEASURE)
-    path = train(settings, tmp_path, machine=CPU, data=(CHEST, CHEST))
-    trained, fresh = open_recovery(path), ct._UnrolledNet(ct._UnrolledConfig(1, 8, 2))
-    truth = torch.stack([CHEST[k].image for k in range(12)])
-    scans = [scan(k) for k in range(12)]
-    with torch.no_grad():
-        before = (fresh(stack_sinograms(scans)) - truth).square().mean()
-    after = (trained.batch(scans, samples=1, seeds=range(12))[:, 0] - truth).square().mean()
-    assert after < 0.8 * before
 
 
 def test_sampler_is_trained_with_its_folds(tmp_path):
