@@ -190,7 +190,8 @@ def _fastest(found: Simulated) -> str:
     """Return the rule with the highest acceleration at most settings."""
     wins = Counter(max(rules, key=lambda n: rules[n].mean_acceleration) for rules in found.values())
     ((name, count),) = wins.most_common(1)
-    return f"{method_label(name)} is fastest at {count} of {len(found)} settings"
+    called = method_label(name)
+    return f"{called[:1].upper()}{called[1:]} is fastest at {count} of {len(found)} settings"
 
 
 def _accepted(rules: Rules, unit: Unit, alpha: float, width: float) -> Figure:

@@ -298,6 +298,9 @@ def _of_simulation(
     paper = _baseline(contents, best)
     rate = math.nan if paper is None else number(paper["mean_acceleration"])
     against = "" if paper is None else f" (baseline {_percent(1 / rate)}, R̄ = {rate:.3g})"
+    share = _percent(number(best["early"]))
+    of_early = f"; {early_coverage} of the {share} that stopped early"
+    of_early = "; all scans stopped early" if share == _percent(1.0) else of_early
     numbers = (
         _Number(
             _percent(1 / R), _error(R_error, _percent(R_error / R**2)),
@@ -305,8 +308,7 @@ def _of_simulation(
         ),
         _Number(
             _percent(coverage), _error(error, _percent(error)),
-            f"of reports contained the truth (at least {target} required); {early_coverage} of the "
-            f"{_percent(number(best['early']))} that stopped early",
+            f"of reports contained the truth (at least {target} required){of_early}",
         ),
         _width(contents, best),
     )  # fmt: skip

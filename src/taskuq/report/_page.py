@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ PARTS = ("", "-stops", "-parts")
 def _context(contents: Contents) -> dict[str, Any]:
     folder, words, run = contents.folder, contents.words, contents.folder.run
     used: set[str] = set()
-    say = words.apply
+    say, named = words.apply, partial(_with_class_names, contents=contents)
     explorer, notes = _explorer(contents)
     failures, counted = _failure_tables(contents)
     patients, by_task = patient_table(folder.table, contents.cases), task_table(contents.cases)
@@ -184,11 +185,11 @@ def _context(contents: Contents) -> dict[str, Any]:
         "explorer": explorer,
         "key_table": key and _grid(key, say),
         "key_alpha": key and _key_evaluation(contents)[1]["results"][0]["alpha"],
-        "tables": [_grid(t, say) for t in (*of_policies, *filter(None, [by_task]))],
-        "more_tables": [_grid(t, say) for t in others],
+        "tables": [_grid(named(t), say) for t in (*of_policies, *filter(None, [by_task]))],
+        "more_tables": [_grid(named(t), say) for t in others],
         "figures": [section for section in sections if section[0] != SAMPLES],
         "samples": [section for section in sections if section[0] == SAMPLES],
-        "sample_tables": [_grid(t, say) for t in of_samples],
+        "sample_tables": [_grid(named(t), say) for t in of_samples],
         "experiments": _experiments(contents, used),
         "guarantees": contents.guarantees[1:],
         "unit": "group" if contents.is_by_group else "case",
@@ -224,6 +225,19 @@ def _context(contents: Contents) -> dict[str, Any]:
         "scripts": [Markup(script) for script in scripts],
         "script_hashes": Markup(" ".join(hashes)),
     }  # fmt: skip
+
+
+def _with_class_names(table: Table, contents: Contents) -> Table:
+    """Return a table with the names of classes: all of a column, or where a row is by class."""
+    columns = {name: k for k, name in enumerate(table.columns)}
+    at, by = columns.get("class", columns.get("name")), columns.get("by")
+    if at is None or ("class" not in columns and by is None):
+        return table
+    body = [list(row) for row in table.rows]
+    for row in body:
+        if (by is None or row[by] == "class") and row[at] != "all":
+            row[at] = contents.class_name(row[at])
+    return replace(table, rows=tuple(map(tuple, body)))
 
 
 def _policy_colour(contents: Contents) -> int:
