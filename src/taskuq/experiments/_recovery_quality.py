@@ -96,13 +96,18 @@ def _rows(record: Mapping[str, Any] | None) -> list[dict[str, Any]]:
         for row in rows:
             row["acceleration"], row["method"] = float(row["acceleration"]), str(row["method"])
             for name in ("psnr", "ssim"):
-                row[name] = {key: row[name][key] for key in ("mean", "standard_error")}
-    except (KeyError, TypeError, ValueError) as error:
+                row[name] = {k: _number(row[name][k]) for k in ("mean", "standard_error")}
+            row |= {name: _number(row[name]) for name in ("fid", CORRELATION) if name in row}
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(
             f"the quality record is not complete ({error!r:.60}); make it with taskuq quality",
             code="file.format",
         ) from None
     return rows
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def _methods(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[float, Mapping[str, Any]]]:
