@@ -232,8 +232,8 @@ class Simulation(Displayed):
         given: 'early' if coverage among early stops is guaranteed, 'round' if in each round.
         condition: 'each class' or 'each stratum' if the guarantee holds within them.
         class_coverage: Measured for each class: number of cases, coverage with a standard error,
-            mean acceleration, and mean width of early reports. site_coverage: The same for each
-            site.
+            mean acceleration, and mean width of early reports.
+        site_coverage: The same for each site.
     """
 
     policy: str
