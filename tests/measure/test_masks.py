@@ -63,7 +63,8 @@ def test_masks_of_every_width_have_no_hole(sets):
                 with refused("rounds.invalid"):
                     nested_masks(width, rates, rng=rng)
                 continue
-            masks = nested_masks(width, rates, rng=rng)
+            rule = ("inverse-distance", "uniform")[number % 2]
+            masks = nested_masks(width, rates, rng=rng, rule=rule)
             assert masks.sum(axis=1).tolist() == [round(width / R) for R in rates]
             assert (masks[1:] >= masks[:-1]).all()
             assert ([_block(m) for m in masks] >= _least_centers(width, rates)).all(), (
