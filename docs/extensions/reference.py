@@ -20,7 +20,7 @@ def top_level() -> dict[str, str]:
     """Return each name of the package itself and the subpackage it comes from."""
     tree = ast.parse((PACKAGE / "__init__.pyi").read_text())
     return {
-        name.name: f"taskuq.{node.module}"
+        name.name: f"taskuq.{node.module}" if node.module else "taskuq"
         for node in tree.body
         if isinstance(node, ast.ImportFrom)
         for name in node.names
@@ -45,6 +45,7 @@ def imported(text: str) -> list[tuple[str, str]]:
 def public() -> list[tuple[str, str]]:
     """Return the other public names with their modules, each object once."""
     subpackages = sorted(f"taskuq.{path.parent.name}" for path in PACKAGE.glob("*/__init__.py"))
+    subpackages += ["taskuq.deepinv", "taskuq.metrics", "taskuq.sklearn"]
     listed = [
         (subpackage, name)
         for subpackage in subpackages

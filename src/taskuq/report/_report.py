@@ -29,7 +29,7 @@ from taskuq.report._contents import Contents, build_contents
 from taskuq.report._explorer import save_explorer
 from taskuq.report._page import ENDINGS, page_text, write_exports, write_page
 from taskuq.report._records import read_folder
-from taskuq.table._table import TaskOutputs, as_table, suggest_range
+from taskuq.table._table import PerTask, TableLike, TaskOutputs, as_table, suggest_range
 from taskuq.table._terminology import as_terminology
 
 SCORES = ("ar", "lwr", "cqr", "mlwr")
@@ -38,13 +38,13 @@ OTHERS = ("adaptive", "paper")
 
 
 def make_report(
-    table: Any,
+    table: TableLike,
     output: str | os.PathLike[str],
     *,
     alpha: float,
-    max_width: Any = None,
-    at_least: Any = None,
-    at_most: Any = None,
+    max_width: PerTask = None,
+    at_least: PerTask = None,
+    at_most: PerTask = None,
     policy: str = "fixed-width",
     unit: PolicyUnitName | None = None,
     scores: Sequence[str] | None = None,
