@@ -104,7 +104,7 @@ def make_report(
         terminology if terminology is not None else loaded.provenance.get("words")
     )
     whom = policy_unit(loaded, unit, "random")
-    asked = {"max_width": max_width, "at_least": at_least, "at_most": at_most}
+    asked: dict[str, Any] = {"max_width": max_width, "at_least": at_least, "at_most": at_most}
     has_goal = any(value is not None for value in asked.values())
     # Refuse a goal that does not fit before anything is computed.
     goal = make_goals(**asked, side=None, names=loaded.task_names) if has_goal else None
