@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import re
+import shutil
 import tempfile
 import warnings
 from importlib.util import find_spec
@@ -59,6 +60,7 @@ def run(script: Path, pictures: Path) -> list[str]:
     ):
         mpl.use("Agg")
         warnings.simplefilter("ignore")
+        pyplot.close("all")
         for k, (kind, text) in enumerate(cells(script)):
             out = io.StringIO()
             if kind == "code":
@@ -97,6 +99,7 @@ def write_pages(app):
     from extensions.reference import write_changed
 
     made = Path(app.srcdir) / "_made"
+    shutil.rmtree(made / "pictures", ignore_errors=True)
     pages = {f"{one.stem}.md": page(one, made / "pictures") for one in scripts()}
     write_changed(made / "tutorials", pages)
 
