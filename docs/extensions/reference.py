@@ -72,7 +72,9 @@ def directive(module: str, name: str) -> list[str]:
     """Return the autodoc directive of a name."""
     thing = getattr(importlib.import_module(module), name)
     if inspect.isclass(thing):
-        return [f".. autoclass:: {module}.{name}", "   :members:"]
+        # scikit-learn writes this method, with links to its own site.
+        without = "   :exclude-members: set_fit_request"
+        return [f".. autoclass:: {module}.{name}", "   :members:", without]
     if inspect.isroutine(thing):
         return [f".. autofunction:: {module}.{name}"]
     return [f".. autodata:: {module}.{name}", "   :no-value:"]
