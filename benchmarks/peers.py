@@ -1,13 +1,14 @@
-"""Other libraries on the same cases: seconds, ranks, failures, and lines of code.
+"""Other libraries on the same cases: lines of code, seconds, ranks, and what mistakes give.
 
-python -m benchmarks peers                     # prints the table
-python -m benchmarks.peers --into README.md    # puts it there
+python -m benchmarks peers                                         # prints the table
+python -m benchmarks.peers --into docs/results/performance.md      # puts it there
 
 A library is looked for in this environment and in those whose Pythons TASKUQ_PEERS names, separated
 by colons (some conflict with taskuq); the authors' code in TASKUQ_AUTHORS, a copy of their
 repository. Missing libraries are printed. Times are CPU times of one thread, from samples to
 intervals: for libraries that take none, NumPy's mean, spread or quantiles of the samples are
-counted, once for many splits. Lines of all libraries are counted by ``lines_of``.
+counted, once for many splits. Lines of all libraries are counted by ``lines_of``. The result of a
+mistake is an error (refused), a warning, or intervals without one (silent).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from benchmarks.million import synthetic  # first: it sets the number of threads
 
 import numpy as np  # isort: skip
 
-from benchmarks._peer import ALPHA, PEERS, SCORES, Cases, lines_of, ranks, timed
+from benchmarks._peer import ALPHA, PEERS, SCORES, lines_of
 
 import taskuq as tq
 
@@ -43,7 +44,9 @@ def environments() -> list[str]:
 def ask(name: str, data: Path, pythons: list[str]) -> dict[str, Any]:
     """Return the results of a library from the first environment that has it, or an error."""
     found: dict[str, Any] = {"missing": "no Python was given"}
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"MPLBACKEND": "Agg"}
+    environment = dict(os.environ) | {"MPLBACKEND": "Agg", "PYTHONPATH": ""}
+    if name == "taskuq":
+        environment["PYTHONPATH"] = str(Path(tq.__file__).parents[1])
     for python in pythons:
         command = [python, str(SCRIPT), name, str(data)]
         try:
@@ -60,71 +63,59 @@ def ask(name: str, data: Path, pythons: list[str]) -> dict[str, Any]:
     return found
 
 
-def ours(x: Cases, score: str, split: Any, alpha: float) -> Any:
-    """Run a split with taskuq, as ``_peer.py`` does with other libraries."""
-    import taskuq as tq
-
-    fold, test = split
-    bound = tq.calibrate(x.outputs[fold], x.z[fold], alpha=alpha, score=score)
-    interval = bound(x.outputs[test])
-    return interval.lower, interval.upper
-
-
-def measure_ours(outputs: np.ndarray, targets: np.ndarray) -> dict[str, Any]:
-    """Return the results of taskuq, including many splits at once."""
-    x = Cases(outputs, targets)
-    scores = {score: timed(ours, x, score, takes_samples=True) for score in SCORES}
-    many = 0.0
-    for score in SCORES:
-        evaluate = partial(tq.evaluate, outputs, targets, alpha=ALPHA, score=score, seed=0)
-        evaluate(splits=TRIALS)  # compiled here
-        start = time.process_time()
-        evaluate(splits=TRIALS)
-        many += time.process_time() - start
-    start = time.process_time()
-    for score in SCORES:
-        tq.evaluate_exact(outputs, targets, alpha=ALPHA, score=score)
-    exact = time.process_time() - start
-    found = ranks(ours) | {"scores": scores, "many": many, "exact": exact}
-    return found | {"version": tq.__version__, "glue": lines_of(ours)}
+def many_splits(outputs: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+    """Return the CPU seconds of taskuq for many splits at once, and for all in closed form."""
+    found = {}
+    call = {"many": partial(tq.evaluate, splits=TRIALS, seed=0), "exact": tq.evaluate_exact}
+    for name, evaluate in call.items():
+        for _ in range(2):  # compiled in the first
+            start = time.process_time()
+            for score in SCORES:
+                evaluate(outputs, targets, alpha=ALPHA, score=score)
+            found[name] = time.process_time() - start
+    return found
 
 
-def cell(found: dict[str, Any], row: str) -> str:
+def cell(name: str, found: dict[str, Any], row: str) -> str:
     """Return one cell of the table."""
-    if "missing" in found:
-        return "not measured"
+    kind, _, score = row.partition(" ")
     of = found["scores"]
-    times = [of[score].get("seconds") for score in SCORES]
-    if row in SCORES:
-        at = of[row].get("seconds")
-        return NONE if at is None else f"{1e3 * (at + of[row].get('summary', 0)):.1f}"
-    if row == "many":
-        once = sum(of[score].get("summary", 0) for score in SCORES)
-        seconds = found.get("many") or once + TRIALS * sum(t for t in times if t is not None)
+    if kind == "ms":
+        return f"{1e3 * sum(of[score].values()):.1f}" if score in of else NONE
+    if kind == "lines":
+        recipe = PEERS[name][1].get(score)
+        return NONE if recipe is None or recipe.__name__ == "<lambda>" else str(lines_of(recipe))
+    if kind == "many":
+        parts = [one["summary"] + TRIALS * one["seconds"] for one in of.values()]
+        seconds = found.get("many") or sum(parts)
+        lacks = [s.upper() for s in SCORES if s not in of]
         shown = f"{seconds:.0f}" if seconds > 10 else f"{seconds:.2g}"
-        lacks = [s.upper() for s, at in zip(SCORES, times, strict=True) if at is None]
-        return shown + (f" (no {', '.join(lacks)})" if lacks else "") if any(times) else NONE
-    if row == "exact":
+        return shown + (f" (no {', '.join(lacks)})" if lacks else "")
+    if kind == "exact":
         return f"{1e3 * found['exact']:.1f}" if "exact" in found else NONE
-    if row == "right":
-        if "right" not in found:
-            return NONE
+    if kind == "right":
         narrow = f", {found['narrow']} too small" if found["narrow"] else ""
         return f"{found['right']} of {found['asked']}{narrow}"
-    if row == "short":
-        return str(found.get("short", NONE)).partition(" (")[0]
-    return str(found["glue"]) if any(times) else NONE
+    value = found.get(kind, NONE)
+    return f"{value:.2g}" if isinstance(value, float) else str(value).partition(" (")[0]
 
 
 ROWS = {
-    "ar": "AR: calibrate and predict, ms",
-    "lwr": "LWR, ms",
-    "cqr": "CQR, ms",
+    "lines ar": "AR from arrays to intervals, lines",
+    "lines lwr": "LWR, lines",
+    "lines cqr": "CQR, lines",
+    "first": "first result in a new process, s",
+    "ms ar": "AR: calibrate and predict, ms",
+    "ms lwr": "LWR, ms",
+    "ms cqr": "CQR, ms",
     "many": f"{TRIALS} random splits, all scores, s",
     "exact": "all splits there are, in closed form, ms",
     "right": "the right quantile for (n, α)",
     "short": "too few cases: the interval is",
-    "glue": "lines for a split, all scores",
+    "nan": "a target is NaN",
+    "masked": "a target is masked",
+    "index": "targets are a shuffled pandas series",
+    "percent": "α = 5, in percent",
 }
 
 
@@ -133,7 +124,8 @@ def table(found: dict[str, dict[str, Any]]) -> str:
     heads = [f"{name} {one.get('version', '')}".strip() for name, one in found.items()]
     lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     for row, title in ROWS.items():
-        lines.append(f"| {title} | " + " | ".join(cell(one, row) for one in found.values()) + " |")
+        cells = " | ".join(cell(name, one, row) for name, one in found.items())
+        lines.append(f"| {title} | {cells} |")
     return "\n".join(lines)
 
 
@@ -142,11 +134,12 @@ def main(into: str | None = None) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         data = Path(scratch) / "cases.npz"
         np.savez(data, outputs=outputs, targets=targets)
-        found = {"taskuq": measure_ours(outputs, targets)}
-        found |= {name: ask(name, data, environments()) for name in PEERS}
+        found = {name: ask(name, data, environments()) for name in PEERS}
+    found["taskuq"] |= many_splits(outputs, targets)
     for name, one in found.items():
         if "missing" in one:
             print(f"{name} is missing: {one['missing']}", file=sys.stderr)
+    found = {name: one for name, one in found.items() if "missing" not in one}
     if into is None:
         print(table(found))
     else:

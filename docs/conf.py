@@ -17,6 +17,7 @@ extensions = [
     "extensions.formulas",
     "extensions.gallery",
     "extensions.links",
+    "extensions.notebooks",
     "extensions.reference",
 ]
 exclude_patterns = ["_build"]

@@ -35,10 +35,12 @@ ALLOWED = {
 ALLOWED["experiments"] = set(ALLOWED)
 ALLOWED["service"] = set(ALLOWED) - {"report"}
 ALLOWED["cli"] = set(ALLOWED)
+ALLOWED["plot"] = {"table", "conformal", "policy", "scan", "report"}
+ALLOWED["deepinv"] = {"conformal", "pipeline", "measure", "recover"}
 ALLOWED["sklearn"] = {"conformal"}
 ALLOWED["metrics"] = set()
 ALLOWED["__main__"] = {"cli"}
-WITHOUT_TORCH = ("table", "conformal", "policy", "report", *sorted(GROUND))
+WITHOUT_TORCH = ("table", "conformal", "policy", "report", "plot", *sorted(GROUND))
 HEAVY = {"torch", "lightning", "pytorch_lightning", "torchmetrics", "torchvision"}
 
 

@@ -19,12 +19,14 @@ def scripts() -> list[Path]:
 def draw(folder: Path) -> None:
     """Run every script in a folder; each must write its figure there."""
     import matplotlib as mpl
+    from matplotlib import pyplot
 
     folder.mkdir(parents=True, exist_ok=True)
     # No dates and no random names: the same numbers make the same file.
     with contextlib.chdir(folder), mpl.rc_context({"svg.hashsalt": "taskuq"}):
         for script in scripts():
             runpy.run_path(str(script), run_name="__main__")
+            pyplot.close("all")
             if not Path(f"{script.stem}.svg").exists():
                 raise FileNotFoundError(f"{script.name} draws no {script.stem}.svg")
 

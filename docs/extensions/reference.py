@@ -20,7 +20,7 @@ def top_level() -> dict[str, str]:
     """Return each name of the package itself and the subpackage it comes from."""
     tree = ast.parse((PACKAGE / "__init__.pyi").read_text())
     return {
-        name.name: f"taskuq.{node.module}"
+        name.name: f"taskuq.{node.module}" if node.module else "taskuq"
         for node in tree.body
         if isinstance(node, ast.ImportFrom)
         for name in node.names
@@ -45,6 +45,7 @@ def imported(text: str) -> list[tuple[str, str]]:
 def public() -> list[tuple[str, str]]:
     """Return the other public names with their modules, each object once."""
     subpackages = sorted(f"taskuq.{path.parent.name}" for path in PACKAGE.glob("*/__init__.py"))
+    subpackages += ["taskuq.deepinv", "taskuq.metrics", "taskuq.sklearn"]
     listed = [
         (subpackage, name)
         for subpackage in subpackages
@@ -71,7 +72,9 @@ def directive(module: str, name: str) -> list[str]:
     """Return the autodoc directive of a name."""
     thing = getattr(importlib.import_module(module), name)
     if inspect.isclass(thing):
-        return [f".. autoclass:: {module}.{name}", "   :members:"]
+        # scikit-learn writes this method, with links to its own site.
+        without = "   :exclude-members: set_fit_request"
+        return [f".. autoclass:: {module}.{name}", "   :members:", without]
     if inspect.isroutine(thing):
         return [f".. autofunction:: {module}.{name}"]
     return [f".. autodata:: {module}.{name}", "   :no-value:"]

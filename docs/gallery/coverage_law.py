@@ -4,13 +4,8 @@ Over random splits of a table the empirical coverage follows a known law for any
 checks the code, not the assumption. Splits by patient have no such law.
 """
 
-from taskuq.conformal import EvaluationGrid, evaluate_table
-from taskuq.report.figures import figures_from_record, save_figure
-from taskuq.table import TaskOutputs
+import taskuq as tq
 
-record = evaluate_table(
-    TaskOutputs.load("atlas-sampler"),
-    EvaluationGrid(scores=("lwr",), alpha=0.1, accelerations=(8,), splits=2000, unit="case"),
-)
-figures = {figure.name: figure for _, figure in figures_from_record(record.to_dict())}
-save_figure(figures["coverage-R8-lwr"], "coverage_law.svg")
+table = tq.TaskOutputs.load("atlas-sampler")
+found = tq.evaluate(table, acceleration=8, alpha=0.1, score="lwr", splits=2000, unit="case", seed=0)
+tq.plot.coverage_law(found).figure.savefig("coverage_law.svg")

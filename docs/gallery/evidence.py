@@ -5,7 +5,6 @@ after 60 cases: the evidence grows, and at the line the monitor raises its alarm
 """
 
 import taskuq as tq
-from taskuq.report.figures import figures_from_record, save_figure
 from taskuq.table import SyntheticTable, synthetic_outputs
 
 table = synthetic_outputs(SyntheticTable(), seed=0)
@@ -16,5 +15,4 @@ for k in range(150):
     outputs = new.outputs[:, k]
     drifted = 0.3 + 0.5 * outputs  # all outputs move to the middle
     monitor.update(outputs if k < 60 else drifted, unit=f"scan {k}")
-[(_, figure)] = figures_from_record(monitor.to_dict())
-save_figure(figure, "evidence.svg")
+tq.plot.evidence(monitor).figure.savefig("evidence.svg")

@@ -4,10 +4,8 @@ The lines of k-space that each round of a scan measures. A round contains the li
 earlier rounds, so that continuing costs only the difference.
 """
 
+import taskuq as tq
 from taskuq.measure import MaskConfig
-from taskuq.report.figures import figures_from_record, save_figure
 
 config = MaskConfig()
-masks = {"masks": config.masks(64), "accelerations": config.accelerations}
-[(_, figure)] = figures_from_record({"schema": "taskuq.masks/1", **masks})
-save_figure(figure, "masks.svg")
+tq.plot.masks(config.masks(64), config.accelerations).figure.savefig("masks.svg")

@@ -4,14 +4,12 @@ Mean width against the number of posterior samples: `lwr` needs many, since it r
 `mlwr` shrinks the spread towards a typical value and needs about four.
 """
 
-from taskuq.conformal import EvaluationGrid, evaluate_table
-from taskuq.report.figures import figures_from_record, save_figure
-from taskuq.table import TaskOutputs
+import taskuq as tq
 
-question = EvaluationGrid(
-    scores=("lwr", "cqr", "mlwr"), alpha=0.1, accelerations=(8,), samples=(4, 8, 16, 32), splits=None,
-    unit="case",
-)  # fmt: skip
-record = evaluate_table(TaskOutputs.load("atlas-sampler"), question)
-figures = {figure.name: figure for _, figure in figures_from_record(record.to_dict())}
-save_figure(figures["width-against-samples"], "samples.svg")
+table = tq.TaskOutputs.load("atlas-sampler")
+found = [
+    tq.evaluate_exact(table.select(samples=p), acceleration=8, alpha=0.1, score=score)
+    for score in ("lwr", "cqr", "mlwr")
+    for p in (4, 8, 16, 32)
+]
+tq.plot.widths(found).figure.savefig("samples.svg")

@@ -4,6 +4,7 @@ import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 import taskuq as tq
 from taskuq._display import MOST_BARS, svg
@@ -92,6 +93,63 @@ def test_frames_hold_what_is_printed():
     joint = OBJECTS["joint"]()(TASKS[:3])
     assert joint.to_frame().index.names == ["case", "task"]
     assert len(joint[1].to_frame()) == 2
+
+
+PLOTS = {
+    "intervals": lambda ax: tq.plot.intervals(
+        OBJECTS["interval"]()[:20], TABLE.targets[:20], ax=ax
+    ),
+    "infinite intervals": lambda ax: tq.plot.intervals(OBJECTS["infinite"](), ax=ax),
+    "widths by R": lambda ax: tq.plot.widths(
+        [tq.evaluate_exact(TABLE, acceleration=R, alpha=0.1) for R in (16, 8)], ax=ax
+    ),
+    "widths by p": lambda ax: tq.plot.widths(
+        [tq.evaluate_exact(TABLE.select(samples=p), acceleration=8, alpha=0.1) for p in (4, 8)],
+        ax=ax,
+    ),
+    "coverage law": lambda ax: tq.plot.coverage_law(evaluated(), ax=ax),
+    "coverage by size": lambda ax: tq.plot.coverage([evaluated()], "size", ax=ax),
+    "coverage by class": lambda ax: tq.plot.coverage(evaluated(), ax=ax),
+    "ranks": lambda ax: tq.plot.rank_histogram(tq.diagnose(TABLE), acceleration=8, ax=ax),
+    "stops": lambda ax: tq.plot.stops(OBJECTS["simulation"](), ax=ax),
+    "coverage at stops": lambda ax: tq.plot.stop_coverage([OBJECTS["simulation"]()], ax=ax),
+    "trade-off": lambda ax: tq.plot.trade_off(OBJECTS["simulation"](), ax=ax),
+    "masks": lambda ax: tq.plot.masks(np.eye(3, 9).cumsum(0), (9, 4.5, 3), ax=ax),
+    "scan": lambda ax: tq.plot.scan(scanned(), TABLE.targets[0], ax=ax),
+    "evidence": lambda ax: tq.plot.evidence(monitored(), ax=ax),
+    "sizes": lambda ax: tq.plot.calibration_sizes(0.1, ax=ax),
+}
+
+
+def evaluated():
+    return tq.evaluate(
+        TABLE, acceleration=8, alpha=0.1, score="lwr", splits=20, unit="case",
+        label=np.arange(TABLE.cases) % 2, size_bins=(0, 0.3, np.inf),
+    )  # fmt: skip
+
+
+def test_plots_draw_on_the_axes_they_return():
+    canvas = Figure()
+    for name, draw in PLOTS.items():
+        axes = canvas.add_subplot()
+        assert draw(axes) is axes, name
+        assert axes.lines or axes.patches, name
+        assert axes.get_title(loc="left"), name
+    interval = OBJECTS["interval"]()[:20]
+    axes = tq.plot.intervals(interval, TABLE.targets[:20], ax=canvas.add_subplot())
+    heights = np.reshape(axes.lines[-2].get_ydata(), (-1, 3))[:, :2]  # a gap after each
+    np.testing.assert_allclose(heights, np.asarray(interval), atol=1e-9)
+    wrong = {
+        "dtype.invalid": lambda: tq.plot.widths(BOUND),
+        "option.missing": lambda: tq.plot.coverage(OBJECTS["evaluation"](), "site"),
+        "shape.axes": lambda: tq.plot.intervals(OBJECTS["joint"]()(TASKS[:3])),
+        "shape.mismatch": lambda: tq.plot.masks(np.eye(3), (4, 2)),
+        "choice.unknown": lambda: tq.plot.rank_histogram(tq.diagnose(TABLE), acceleration=3),
+    }
+    for code, call in wrong.items():
+        with pytest.raises(tq.InputError) as caught:
+            call()
+        assert caught.value.code == code
 
 
 @pytest.mark.parametrize("seed", [7, np.random.default_rng(7)])

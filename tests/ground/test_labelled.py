@@ -85,3 +85,15 @@ def test_interval_unpacks_and_is_an_array():
     assert interval[:, 1].task_names == ()
     assert interval[1:].task_names == ("a", "b")
     assert "<table" in interval._repr_html_()
+
+
+def test_posterior_samples_are_a_table():
+    rng = np.random.default_rng(0)
+    theta = rng.standard_normal((60, 2))
+    samples = theta + 0.1 * rng.standard_normal((8, 60, 2))  # as sbi returns them
+    table = tq.TaskOutputs.from_posterior(samples, theta, task_names=["mass", "spin"])
+    bound = tq.calibrate(table, task="spin", alpha=0.1)
+    assert bound.to_dict() == tq.calibrate(samples[..., 1].T, theta[:, 1], alpha=0.1).to_dict()
+    with pytest.raises(tq.InputError) as caught:
+        tq.TaskOutputs.from_posterior(samples[0], theta)
+    assert caught.value.code == "shape.axes"

@@ -1,6 +1,11 @@
 """Typical mistakes: each is refused, warned of, or gives the right result; none is silent."""
 
+import pydoc
+import re
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -153,3 +158,44 @@ def test_new_cases_and_repeated_values_give_no_warning():
         points(np.round(NEW[:5, :1]))
     with pytest.warns(GuaranteeWarning, match="60 of 60"):
         tq.Bound.from_dict(BOUND.to_dict())(X.astype(object))
+
+
+SCRIPT = """
+import numpy as np
+import taskuq as tq
+
+x, z = np.zeros((9, 4)), np.zeros(9)
+table = tq.TaskOutputs.load("atlas-sampler")
+bound = tq.calibrate(x, z, alpha=0.1)
+lower, upper = bound.predict(x)
+tq.plan(table, alpha=0.1, max_width={"a": 0.1}, seed=np.random.default_rng(0))
+tq.plot.intervals(bound(x), z)
+tq.calibrate(x, z, 0.1)  # wrong
+tq.calibrate(x, z)  # wrong
+tq.calibrate(x, z, alpha="0.1")  # wrong
+tq.calibrate(x, z, alpha=0.1, rng=0)  # wrong
+tq.calibrate(x, z, alpha=0.1, side="both")  # wrong
+tq.calibrate(x, z, alpha=0.1, unit="patient")  # wrong
+tq.calibrate(None, z, alpha=0.1)  # wrong
+tq.evaluate(x, z, alpha=0.1, splits="10")  # wrong
+tq.evaluate(x, z, alpha=0.1, seed="0")  # wrong
+tq.plan(table, alpha=0.1, max_width="0.1")  # wrong
+bound.predict(None)  # wrong
+bound.widths  # wrong
+tq.plot.widths(bound)  # wrong
+"""
+
+
+def test_type_checker_finds_the_mistakes(tmp_path):
+    pytest.importorskip("mypy")
+    root, script = Path(__file__).parents[2], tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", str(script)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    found = {int(line) for line in re.findall(r"script\.py:(\d+): error", done.stdout)}
+    lines = enumerate(SCRIPT.splitlines(), 1)
+    assert found == {k for k, line in lines if "# wrong" in line}, done.stdout + done.stderr
+
+
+def test_help_names_the_method():
+    assert "conformal" in pydoc.render_doc(tq.calibrate).lower()

@@ -21,6 +21,7 @@ reference = importlib.import_module("extensions.reference")
 formulas = importlib.import_module("extensions.formulas")
 gallery = importlib.import_module("extensions.gallery")
 links = importlib.import_module("extensions.links")
+notebooks = importlib.import_module("extensions.notebooks")
 PARTS = ["tutorials", "how-to", "explanation", "reference", "results"]
 PAGES = ["index.html", "how-to/choose.html", "explanation/guarantees.html", "results/paper.html",
          "reference/commands.html", "reference/glossary.html", "reference/api.html",
@@ -127,6 +128,12 @@ def test_every_picture_of_the_gallery_is_drawn_by_its_code(site):
     for script in gallery.scripts():
         assert f"{script.stem}.svg" in page
         assert list((site / "_images").glob(f"{script.stem}*.svg"))
+
+
+def test_every_tutorial_ends_in_a_picture(site):
+    for script in notebooks.scripts():
+        page = (site / f"_made/tutorials/{script.stem}.html").read_text()
+        assert f"_images/{script.stem}-" in page or not notebooks.is_installed(script)
 
 
 def test_nothing_is_loaded_from_elsewhere_and_formulas_are_mathml(site):

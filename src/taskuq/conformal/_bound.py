@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from taskuq._arrays import (
     align_cases,
@@ -324,11 +325,23 @@ class Bound(BaseBound):
     def _parts(self) -> tuple[tuple[Score, float], ...]:
         return ((self.score, self.quantile),)
 
-    def __call__(self, outputs: Any, *, strata: Any = None, weights: Any = None) -> Interval:
+    def __call__(
+        self,
+        outputs: ArrayLike,
+        *,
+        strata: ArrayLike | None = None,
+        weights: ArrayLike | None = None,
+    ) -> Interval:
         """Return the interval of each new case, as :meth:`predict` does."""
         return self.predict(outputs, strata=strata, weights=weights)
 
-    def predict(self, outputs: Any, *, strata: Any = None, weights: Any = None) -> Interval:
+    def predict(
+        self,
+        outputs: ArrayLike,
+        *,
+        strata: ArrayLike | None = None,
+        weights: ArrayLike | None = None,
+    ) -> Interval:
         """Return the interval of each new case.
 
         Args:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from taskuq._arrays import (
     align_cases,
@@ -60,7 +61,7 @@ from taskuq.conformal.scores._mlwr import FEWEST_TUNING_CASES
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray, TaskRange
 from taskuq.protocols import FittedScore, IntervalFamily, Score, SelfTunedScore, TunableScore
-from taskuq.table._table import TaskOutputs, is_stored
+from taskuq.table._table import TableLike, TaskOutputs, is_stored
 
 
 class RoundArrays(NamedTuple):
@@ -220,24 +221,24 @@ KINDS = {"label": "class", "strata": "stratum"}
 
 
 def calibrate(
-    outputs: Any,
-    targets: Any = None,
+    outputs: TableLike,
+    targets: ArrayLike | None = None,
     *,
     alpha: float,
     score: str | Score = "mlwr",
-    group: Any = None,
-    site: Any = None,
+    group: ArrayLike | None = None,
+    site: ArrayLike | None = None,
     unit: UnitName | None = None,
     cases: float | str = "random",
     delta: float | None = None,
-    label: Any = None,
-    strata: Any = None,
+    label: ArrayLike | None = None,
+    strata: ArrayLike | None = None,
     condition_on: ConditionOn | None = None,
     delta_scope: DeltaScope | None = None,
-    weights: Any = None,
+    weights: ArrayLike | None = None,
     side: BoundSide = "two",
     task_range: TaskRange = None,
-    tuning: tuple[Any, Any] | None = None,
+    tuning: tuple[ArrayLike, ArrayLike] | None = None,
     acceleration: float | str | None = None,
     task: str | None = None,
     seed: int | np.random.Generator | None = None,

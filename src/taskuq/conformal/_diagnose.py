@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from taskuq._arrays import as_ids, as_outputs_and_targets
 from taskuq._io import to_json_value
@@ -18,7 +18,7 @@ from taskuq.conformal._family import mean_and_deviation
 from taskuq.conformal._units import UnitName, as_generator, as_unit, unit_index
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
-from taskuq.table._table import TaskOutputs, as_table
+from taskuq.table._table import TableLike, TaskOutputs, as_table
 from taskuq.table._terminology import count_noun
 
 SCHEMA = "taskuq.diagnose/1"
@@ -115,11 +115,11 @@ class Diagnosis:
 
 
 def diagnose(
-    outputs: Any,
-    targets: Any = None,
+    outputs: TableLike,
+    targets: ArrayLike | None = None,
     *,
-    group: Any = None,
-    label: Any = None,
+    group: ArrayLike | None = None,
+    label: ArrayLike | None = None,
     acceleration: float | str | None = None,
     task: str | None = None,
     bins: int | None = None,
@@ -383,8 +383,8 @@ class Comparison:
 
 
 def compare(
-    first: Any,
-    second: Any,
+    first: TableLike,
+    second: TableLike,
     *,
     unit: UnitName | None = None,
     permutations: int = 9999,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -52,7 +52,7 @@ from taskuq.conformal.scores import resolve_score, score_name
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray, TaskRange
 from taskuq.protocols import Score
-from taskuq.table._table import TaskOutputs, called_rounds
+from taskuq.table._table import TableLike, TaskOutputs, called_rounds
 
 # With at most so many units a score that learns is fitted again in each split, in so many splits:
 # with more, a fit to all units differs little from those of calibration.
@@ -160,16 +160,16 @@ def _as_size_bins(edges: Sequence[float] | None) -> tuple[float, ...]:
 
 
 def evaluate(
-    outputs: Any,
-    targets: Any = None,
+    outputs: TableLike,
+    targets: ArrayLike | None = None,
     *,
     alpha: float,
     score: str | Score = "mlwr",
     splits: int = 10_000,
     seed: int | np.random.Generator = 0,
-    group: Any = None,
-    site: Any = None,
-    label: Any = None,
+    group: ArrayLike | None = None,
+    site: ArrayLike | None = None,
+    label: ArrayLike | None = None,
     unit: str | None = None,
     cases: float | str = "random",
     delta: float | None = None,

@@ -21,6 +21,7 @@ from taskuq.conformal.scores import resolve_score, score_name
 from taskuq.errors import InputError, import_extra
 from taskuq.interval import BoolArray, FloatArray, Interval, TaskRange
 from taskuq.protocols import Score
+from taskuq.table._table import TableLike
 from taskuq.table._terminology import round_label
 
 # Ranks less likely than this change no digit of a double.
@@ -480,8 +481,8 @@ def _row_sums(values: FloatArray, squared: bool) -> FloatArray:
 
 
 def evaluate_exact(
-    outputs: Any,
-    targets: Any = None,
+    outputs: TableLike,
+    targets: ArrayLike | None = None,
     *,
     alpha: float,
     score: str | Score = "mlwr",

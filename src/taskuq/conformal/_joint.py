@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from taskuq._arrays import (
     align_cases,
@@ -48,6 +48,7 @@ from taskuq.conformal.scores._mlwr import unit_quantile
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, Interval, TaskRange
 from taskuq.protocols import Score, SelfTunedScore
+from taskuq.table._table import TableLike
 
 Method: TypeAlias = Literal["scale", "max", "minimax", "rank"]
 
@@ -142,7 +143,7 @@ class JointBound(BaseBound):
         """True if all quantiles are finite; otherwise the guarantee's caveat gives the reason."""
         return bool(np.isfinite(self.quantiles).all())
 
-    def predict(self, outputs: Any) -> Interval:
+    def predict(self, outputs: ArrayLike) -> Interval:
         """Return the intervals of new cases, (case, task)."""
         names, outputs = case_ids(outputs), align_cases({"outputs": outputs})["outputs"]
         x = as_real_array(outputs, "outputs", ndim=(3,))
@@ -158,7 +159,7 @@ class JointBound(BaseBound):
         lower, upper = stack_intervals(each, axis=1)
         return Interval(lower, upper, case=names, task_names=self.task_names)
 
-    def __call__(self, outputs: Any) -> Interval:
+    def __call__(self, outputs: ArrayLike) -> Interval:
         """Return the intervals of new cases, as :meth:`predict` does."""
         return self.predict(outputs)
 
@@ -221,13 +222,13 @@ def load_joint_bound(path: str | os.PathLike[str], *, score: Score | None = None
 
 
 def calibrate_joint(
-    outputs: Any,
-    targets: Any = None,
+    outputs: TableLike,
+    targets: ArrayLike | None = None,
     *,
     alpha: float,
     score: str | Score = "mlwr",
     method: Method = "scale",
-    group: Any = None,
+    group: ArrayLike | None = None,
     unit: UnitName | None = None,
     cases: float | str = "random",
     delta: float | None = None,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from taskuq._arrays import align_cases, as_real_array, as_task_range, require_in_range
 from taskuq._display import Summary
@@ -114,7 +115,7 @@ class OnlineBound(BaseBound):
         numbers = {"level": self.level, "quantile": self.quantile, "audits": self.audits}
         return Summary(title, [(n, f"{v:.4g}") for n, v in numbers.items()], self.statement)
 
-    def __call__(self, outputs: Any) -> Interval:
+    def __call__(self, outputs: ArrayLike) -> Interval:
         """Return the intervals of new cases, outputs (case, sample) or (sample,)."""
         x = as_real_array(outputs, "outputs", ndim=(1, 2))
         single = x.ndim == 1
@@ -129,7 +130,7 @@ class OnlineBound(BaseBound):
         interval = clipped(interval, self.task_range)
         return interval[0] if single else interval
 
-    def update(self, outputs: Any, target: float) -> OnlineBound:
+    def update(self, outputs: ArrayLike, target: float) -> OnlineBound:
         """Return the bound updated by an audit: outputs (sample,) and target of a random case."""
         z = as_real_array(target, "target", ndim=(0,))
         require_in_range(z[None], self.task_range, "targets")
@@ -174,8 +175,8 @@ class OnlineBound(BaseBound):
 
 
 def calibrate_online(
-    outputs: Any,
-    targets: Any,
+    outputs: ArrayLike,
+    targets: ArrayLike,
     *,
     alpha: float,
     step_size: float = 0.05,

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any, final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from taskuq._arrays import align_cases, as_ids, encode_cases
 from taskuq.conformal._calibrate import KINDS, tuning_count
@@ -58,7 +58,7 @@ from taskuq.policy._stopping import (
     smallest_certified,
 )
 from taskuq.protocols import Score
-from taskuq.table._table import TaskOutputs, as_table
+from taskuq.table._table import PerTask, TableLike, TaskOutputs, as_table
 
 # Fraction of units on which policies are compared, and the folds it is cut into.
 CHOOSING_FRACTION, FOLDS = 0.3, 5
@@ -67,12 +67,12 @@ COLUMNS = ("label", "group", "site")
 
 
 def plan(
-    table: Any,
+    table: TableLike,
     *,
     alpha: float,
-    max_width: Any = None,
-    at_least: Any = None,
-    at_most: Any = None,
+    max_width: PerTask = None,
+    at_least: PerTask = None,
+    at_most: PerTask = None,
     policy: str = "fixed-width",
     score: str | Score | None = None,
     statistic: Statistic = "spread",
@@ -82,8 +82,8 @@ def plan(
     cases: float | str = "random",
     delta: float | None = None,
     given: Given | None = None,
-    label: Any = None,
-    strata: Any = None,
+    label: ArrayLike | None = None,
+    strata: ArrayLike | None = None,
     condition_on: ConditionOn | None = None,
     delta_scope: DeltaScope | None = None,
     side: Any = None,

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias, final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from taskuq._arrays import ranges_to_json
 from taskuq._display import Displayed, Summary, svg
@@ -65,7 +65,7 @@ from taskuq.policy._stored_scans import (
     simulate_each_split,
     simulate_splits,
 )
-from taskuq.table._table import TaskOutputs, as_table, called_rounds
+from taskuq.table._table import PerTask, TableLike, TaskOutputs, as_table, called_rounds
 from taskuq.table._terminology import round_label
 
 # Most replicates; the relative error below which they show what part of their variance is linear.
@@ -310,13 +310,13 @@ class Simulation(Displayed):
 
 
 def simulate(
-    table: Any,
+    table: TableLike,
     policies: Sequence[PolicyName] = ("fixed-width", "paper:cqr"),
     *,
     alpha: float | None = None,
-    max_width: Any = None,
-    at_least: Any = None,
-    at_most: Any = None,
+    max_width: PerTask = None,
+    at_least: PerTask = None,
+    at_most: PerTask = None,
     side: Any = None,
     splits: int = 1000,
     seed: int | np.random.Generator = 0,
@@ -324,8 +324,8 @@ def simulate(
     cases: float | str = "random",
     delta: float | None = None,
     given: Given | None = None,
-    label: Any = None,
-    strata: Any = None,
+    label: ArrayLike | None = None,
+    strata: ArrayLike | None = None,
     condition_on: ConditionOn | None = None,
     delta_scope: DeltaScope | None = None,
     tuning_repeats: int = 10,

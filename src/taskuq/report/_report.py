@@ -29,7 +29,7 @@ from taskuq.report._contents import Contents, build_contents
 from taskuq.report._explorer import save_explorer
 from taskuq.report._page import ENDINGS, page_text, write_exports, write_page
 from taskuq.report._records import read_folder
-from taskuq.table._table import TaskOutputs, as_table, suggest_range
+from taskuq.table._table import PerTask, TableLike, TaskOutputs, as_table, suggest_range
 from taskuq.table._terminology import as_terminology
 
 SCORES = ("ar", "lwr", "cqr", "mlwr")
@@ -38,13 +38,13 @@ OTHERS = ("adaptive", "paper")
 
 
 def make_report(
-    table: Any,
+    table: TableLike,
     output: str | os.PathLike[str],
     *,
     alpha: float,
-    max_width: Any = None,
-    at_least: Any = None,
-    at_most: Any = None,
+    max_width: PerTask = None,
+    at_least: PerTask = None,
+    at_most: PerTask = None,
     policy: str = "fixed-width",
     unit: PolicyUnitName | None = None,
     scores: Sequence[str] | None = None,
@@ -104,7 +104,7 @@ def make_report(
         terminology if terminology is not None else loaded.provenance.get("words")
     )
     whom = policy_unit(loaded, unit, "random")
-    asked = {"max_width": max_width, "at_least": at_least, "at_most": at_most}
+    asked: dict[str, Any] = {"max_width": max_width, "at_least": at_least, "at_most": at_most}
     has_goal = any(value is not None for value in asked.values())
     # Refuse a goal that does not fit before anything is computed.
     goal = make_goals(**asked, side=None, names=loaded.task_names) if has_goal else None

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from taskuq._arrays import (
     align_cases,
@@ -412,6 +413,29 @@ class TaskOutputs(Displayed):
         return to_inference_data(self)
 
     @staticmethod
+    def from_posterior(
+        samples: ArrayLike, theta: ArrayLike | None = None, **options: Any
+    ) -> TaskOutputs:
+        """Return posterior samples of parameters as a table, each parameter a task.
+
+        Args:
+            samples: Samples (sample, case, parameter), as ``sample_batched`` of sbi returns them.
+            theta: True parameters (case, parameter); None if unknown.
+            options: Further arguments of the table, e.g. ``task_names`` or ``case``.
+
+        Raises:
+            InputError: If shapes do not fit together.
+
+        Example:
+            >>> theta = rng.standard_normal((50, 2))
+            >>> samples = theta + 0.1 * rng.standard_normal((16, 50, 2))
+            >>> TaskOutputs.from_posterior(samples, theta, task_names=["mass", "spin"]).tasks
+            2
+        """
+        x = as_real_array(samples, "samples", ndim=(3,))
+        return TaskOutputs(np.moveaxis(x, 0, 1)[None], theta, **options)
+
+    @staticmethod
     def load(path: Any, *, task_range: Any = None) -> TaskOutputs:
         """Read a table.
 
@@ -442,6 +466,9 @@ class TaskOutputs(Displayed):
         return replace_arrays(table, task_ranges=ranges)
 
 
+# Arrays, a table or the path of one; and one value, or one for each task.
+TableLike: TypeAlias = TaskOutputs | ArrayLike | os.PathLike[str]
+PerTask: TypeAlias = float | Sequence[float] | Mapping[str, float] | None
 BUNDLED = Path(__file__).parent / "bundled"
 # Readers and writers: of a folder of shards, of files by their suffix, of data frames.
 FOLDER, FRAME = "folder", "data frame"

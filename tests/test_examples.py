@@ -1,0 +1,26 @@
+"""Notebooks are made from their scripts; the site runs them all but deepinv's."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs"))
+notebooks = importlib.import_module("extensions.notebooks")
+SCRIPTS = {script.stem: script for script in notebooks.scripts()}
+
+
+def test_notebooks_are_those_of_the_scripts():
+    assert len(SCRIPTS) >= 7
+    for script in SCRIPTS.values():
+        assert script.with_suffix(".ipynb").read_text() == notebooks.notebook(script)
+        kind, last = notebooks.cells(script)[-1]
+        assert kind == "code"
+        assert last.splitlines()[-1].startswith("tq.plot.")
+
+
+@pytest.mark.parametrize("name", ["deepinv"])
+def test_example_runs(name, tmp_path, deepinv):
+    notebooks.run(SCRIPTS[name], tmp_path)
+    assert list(tmp_path.glob("*.svg"))
