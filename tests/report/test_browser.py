@@ -221,7 +221,7 @@ def test_tab_reaches_every_control(page):
         page.keyboard.press("Tab")
         reached.add(page.evaluate("document.activeElement.dataset.part ?? ''"))
     assert {"group", "slice", "previous", "next", "alpha", "alpha-exact", "tau", "tau-exact",
-            "policy", "score", "unit", "link", "play", "compare"} <= reached  # fmt: skip
+            "policy", "score", "unit", "within", "link", "play", "compare"} <= reached  # fmt: skip
 
 
 def test_a_link_restores_the_view(page, open_page, run_dir):
