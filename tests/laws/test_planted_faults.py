@@ -22,6 +22,7 @@ from laws.enumeration import (
 from laws.populations import Population, Unit
 from laws.trials import bound, given, informed, planned, scan, stopped
 from taskuq.conformal import _bound as threshold
+from taskuq.conformal import _guarantee as guarantee
 from taskuq.conformal import _joint as joint
 from taskuq.conformal import _units as units
 from taskuq.conformal._guarantee import Guarantee
@@ -126,6 +127,28 @@ def of(owner, name, wrong):
     return fault
 
 
+def no_room_for_the_new_group(monkeypatch):
+    right = guarantee._quantile_given_stratum
+
+    def lax(scores, index, sizes, *levels):
+        # A group more, full of cases of the stratum that are never missed.
+        return right(np.r_[scores, -1.0], np.r_[index, len(sizes)], np.r_[sizes, 1], *levels)
+
+    monkeypatch.setattr(guarantee, "_quantile_given_stratum", lax)
+
+
+groups_count_alike = of(
+    guarantee, "_quantile_given_stratum",
+    lambda scores, index, sizes, *levels: units._hierarchical_quantile(scores, index, *levels),
+)  # fmt: skip
+cases_count_alike = of(
+    units.RandomCaseUnit, "quantile",
+    lambda self, scores, group, *levels: units._hierarchical_quantile(
+        scores, np.arange(len(scores)), *levels
+    ),
+)  # fmt: skip
+
+
 def with_the_present_round(lowest, largest, score, surely=None):
     running = np.maximum.accumulate(largest)
     counts = (largest > running) & (score > running)
@@ -155,6 +178,9 @@ PLANTED = [
     (full_alpha, "a random case of a new group, ar, each end"),
     (full_alpha, "all of the cases of a new group, each end"),
     (same_share, "0.6 of the cases of a new group, each end"),
+    (groups_count_alike, "a random case of a new group, given its stratum, ar"),
+    (no_room_for_the_new_group, "a random case of a new group, given its stratum, ar"),
+    (cases_count_alike, "a case of a new group that has some of the stratum, ar"),
     (stops_at_equality, ADAPTIVE),
     (of(stopping, "stopping_score", with_the_present_round), ADAPTIVE),
     (of(Guarantee, "quantile", from_the_wrong_side), ADAPTIVE),

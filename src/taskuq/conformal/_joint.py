@@ -348,15 +348,8 @@ def _scaled_quantiles(
     guarantee: Guarantee,
     group: np.ndarray | None,
 ) -> tuple[Guarantee, tuple[float, ...]]:
-    """Return the quantiles of all tasks: those of Bonferroni times one factor of at most 1.
-
-    Args:
-        values: Upper bounds of scores (case, task).
-        least: Lower bounds of the same scores.
-        index: Unit of each case.
-        guarantee: Guarantee for all tasks together.
-        group: Group of each case, if groups are the unit.
-    """
+    """Return the quantiles of all tasks: those of Bonferroni times one factor of at most 1."""
+    # Scores (case, task) lie between `least` and `values`.
     tasks, units = values.shape[1], int(index.max()) + 1
     unit, each = guarantee._unit, exact_alpha(guarantee.alpha) / values.shape[1]
     if unit.fraction is not None:
