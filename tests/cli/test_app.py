@@ -111,7 +111,7 @@ def test_sample_size_record(capsys):
         (("evaluate", "{table}", "--no-such-flag"), "no-such-flag"),
         (("evaluate",), "TABLE"),
         (("calibrate", "{table}"), "--acceleration"),
-        (("calibrate", "{table}", "--acceleration", "8", "--joint", "max"), "several tasks"),
+        (("calibrate", "{table}", "--acceleration", "8", "--joint", "scale"), "several tasks"),
         (("plan", "{table}"), "--max-width"),
         (("simulate", "{table}", "--max-width", "-1"), "positive"),
         (("sample-size", "--epsilon", "0"), "epsilon"),

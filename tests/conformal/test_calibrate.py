@@ -1,7 +1,6 @@
 """Calibration within classes and strata, under shift, given the set, and for each end."""
 
 import warnings
-from fractions import Fraction
 from itertools import pairwise
 from math import inf
 
@@ -11,7 +10,6 @@ import pytest
 import taskuq as tq
 from raising import refused
 from taskuq.conformal._bound import WeightedQuantile
-from taskuq.conformal._guarantee import Guarantee
 from taskuq.conformal._quantiles import _pac_rank, coverage_rank
 from taskuq.conformal.scores._paper import LWR
 
@@ -46,73 +44,6 @@ def test_a_pac_bound_uses_the_pac_rank(n):
     assert bound.quantile == _pac_rank(n, 0.1, 0.1)
     assert bound.quantile > coverage_rank(n, 0.1)
     assert bound.coverage_law(10).rank == _pac_rank(n, 0.1, 0.1)
-
-
-def outputs_and_targets(cases):
-    targets, spread = np.array(cases, dtype=float).T
-    return np.stack([-spread, spread], axis=1), targets
-
-
-def interval_of(new, rest, alpha, *, known=None, **guarantee):
-    """Calibrate on some cases, and return the intervals of others."""
-    bound = tq.calibrate(
-        *outputs_and_targets(rest), alpha=alpha, score="lwr", side="each", **guarantee
-    )
-    return bound(outputs_and_targets(new)[0], **(known or {}))
-
-
-def missed(new, rest, alpha, **options):
-    interval = interval_of(new, rest, alpha, **options)
-    return ~interval.contains([target for target, _ in new])
-
-
-def cases_are_missed_at_most_alpha(population, alpha):
-    lost = sum(
-        missed([case], population[:i] + population[i + 1 :], alpha)[0]
-        for i, case in enumerate(population)
-    )
-    assert Fraction(int(lost), len(population)) <= Fraction(str(alpha))
-
-
-def groups_lose_at_most_alpha(population, alpha, share):
-    """A random case, or too few cases, of a random new group are missed with probability alpha."""
-    losses = []
-    for new, cases in enumerate(population):
-        others = [g for g in range(len(population)) if g != new]
-        rest = [case for g in others for case in population[g]]
-        if len(rest) < 2:
-            return
-        group = np.repeat(others, [len(population[g]) for g in others])
-        lost = missed(cases, rest, alpha, group=group, cases=share)
-        part = Fraction(int(lost.sum()), len(lost))
-        wanted = Fraction("1" if share == "all" else str(share)) if share != "random" else None
-        losses.append(part if wanted is None else Fraction(part > 1 - wanted))
-    assert sum(losses) / len(losses) <= Fraction(str(alpha))
-
-
-FULL_ALPHA = property(lambda self: (Fraction(str(self.alpha)), self.delta))
-SAME_SHARE = property(lambda self: self._unit)
-# Half of the cases far below, half far above, all at their own distance: nothing is wasted.
-OPPOSED = [(k if k % 2 else -k, 1) for k in range(1, 21)]
-ALIKE = [[case] * 3 for case in OPPOSED]
-# In each group one case is far below and another far above.
-TORN = [[(-k, 1), (0, 1), (0, 1), (k, 1)] for k in range(1, 21)]
-
-
-@pytest.mark.parametrize(
-    ("name", "fault", "law"),
-    [
-        ("levels", FULL_ALPHA, lambda: cases_are_missed_at_most_alpha(OPPOSED, 0.2)),
-        ("levels", FULL_ALPHA, lambda: groups_lose_at_most_alpha(ALIKE, 0.2, "random")),
-        ("levels", FULL_ALPHA, lambda: groups_lose_at_most_alpha(ALIKE, 0.2, "all")),
-        ("_unit_per_quantile", SAME_SHARE, lambda: groups_lose_at_most_alpha(TORN, 0.2, 0.75)),
-    ],
-)
-def test_planted_fault_breaks_the_guarantee(name, fault, law, monkeypatch):
-    law()
-    monkeypatch.setattr(Guarantee, name, fault)
-    with pytest.raises(AssertionError):
-        law()
 
 
 RNG = np.random.default_rng(12)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from itertools import combinations, product
-from math import comb, inf
+from math import inf
 from unittest import mock
 
 import numpy as np
@@ -15,28 +15,16 @@ from taskuq.conformal import _evaluate as montecarlo
 from taskuq.conformal import _exact as sums
 from taskuq.conformal import _splits as pools
 from taskuq.conformal._exact import quantile_position
-from taskuq.conformal._family import LinearFamily, Link
+from taskuq.conformal._family import LinearFamily
 from taskuq.conformal._quantiles import CoverageLaw, coverage_rank
-from taskuq.conformal._splits import Pool, covering_quantile, fold_sizes
+from taskuq.conformal._splits import Pool, fold_sizes
 from taskuq.conformal.scores._mlwr import MLWR
-
-SIZES = [(n, m) for n in range(1, 8) for m in range(1, 11 - n) if n + m <= 9]
 
 
 def every_split(units, n):
     """Each calibration fold with its test fold."""
     for fold in combinations(range(units), n):
         yield list(fold), [i for i in range(units) if i not in fold]
-
-
-@pytest.mark.parametrize(("n", "m"), SIZES)
-def test_law_of_the_quantile_position(n, m):
-    for rank in range(1, n + 1):
-        law = quantile_position(n, m, rank)
-        found = [fold[rank - 1] + 1 for fold, _ in every_split(n + m, n)]
-        counts = [found.count(j) for j in law.position]
-        np.testing.assert_allclose(law.probability, np.array(counts) / comb(n + m, n), rtol=1e-10)
-        assert sum(counts) == comb(n + m, n)
 
 
 def covered_counts(scores, n, rank):
@@ -266,32 +254,3 @@ def test_evaluation_on_a_grid_equals_enumeration(steps, score, task_range, side)
 def test_exact_comparison_of_scores_is_found(steps, monkeypatch):
     monkeypatch.setattr(pools, "covering_quantile", lambda scores, ordered, contains: scores)
     assert max(gaps(steps, score, None, "two").max() for score in SCORES) > 0.01
-
-
-def test_covering_quantile_is_the_smallest():
-    rng = np.random.default_rng(0)
-    starts, quantiles = rng.integers(0, 12, 400), np.arange(10.0)
-    scores = starts + rng.integers(0, 3, 400) + 0.0
-    found = covering_quantile(scores, quantiles, lambda cases, q: starts[cases] <= q)
-    assert (found == np.where(starts < 10, starts, np.inf)).all()
-
-
-@pytest.mark.parametrize("link", [Link(), Link("logit")])
-@pytest.mark.parametrize("side", ["two", "upper", "lower"])
-def test_intervals_are_nested_and_match_scores(side, link):
-    rng = np.random.default_rng(3)
-    cases = 500
-    z = rng.integers(0, 256, cases) / 255
-    a, b = np.sort(link(rng.integers(0, 256, (2, cases)) / 255), axis=0)
-    family = LinearFamily(a, b, rng.integers(0, 9, cases) / 9, side, link)
-    scores = family.score(z)
-    finite = scores[np.isfinite(scores)]
-    levels = np.unique(np.r_[finite, np.nextafter(finite, -np.inf), -1e-17, 0.0, 1e-17])
-    before = family.interval(-np.inf)
-    for q in levels:
-        interval = family.interval(q)
-        assert interval.contains(z)[scores <= q].all()
-        is_there = ~before.is_empty
-        assert (interval.lower <= before.lower)[is_there].all()
-        assert (interval.upper >= before.upper)[is_there].all()
-        before = interval

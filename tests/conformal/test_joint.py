@@ -10,17 +10,15 @@ from hypothesis import strategies as st
 
 import taskuq as tq
 from taskuq.conformal import _joint
-from taskuq.conformal._joint import _max_rank_quantiles, _MonotoneScale, load_joint_bound
-from taskuq.conformal._quantiles import coverage_rank
+from taskuq.conformal._joint import _MonotoneScale, load_joint_bound
 
-METHODS = ("max", "scale", "minimax", "rank")
+METHODS = ("scale", "minimax")
 
 
 @pytest.mark.parametrize(
     ("method", "delta", "some"),
-    [("max", None, False), ("scale", None, False), ("scale", 0.2, True), ("minimax", None, True),
-     ("rank", None, False)],
-)  # fmt: skip
+    [("scale", None, False), ("scale", 0.2, True), ("minimax", None, True)],
+)
 def test_methods_that_set_cases_aside(method, delta, some):
     outputs, targets = np.zeros((40, 1, 2)), np.ones((40, 2))
     bound = tq.calibrate_joint(outputs, targets, alpha=0.2, score="ar", method=method, delta=delta)
@@ -29,7 +27,8 @@ def test_methods_that_set_cases_aside(method, delta, some):
 
 def population(rng):
     """Units of unequal size whose tasks are biased, in other units, tied, or without spread."""
-    sizes = rng.choice([1, 1, 2, 5], rng.integers(6, 11)) if rng.random() < 0.6 else np.ones(9, int)
+    units = int(rng.choice([8, 10]))
+    sizes = rng.choice([1, 1, 2, 5], units) if rng.random() < 0.6 else np.ones(units, int)
     group = np.repeat(np.arange(len(sizes)), sizes)
     targets = np.round(rng.standard_normal((len(group), 2)) * 10.0 ** rng.integers(-1, 2), 1)
     errors = rng.standard_normal((len(group), 1, 2)) * 10.0 ** rng.uniform(
@@ -38,7 +37,8 @@ def population(rng):
     outputs = targets[:, None] + errors + rng.standard_normal((len(group), 4, 2))
     outputs[..., 1] += rng.choice([0, 3, 30])
     outputs[rng.random(len(group)) < 0.2] = 0
-    alpha = round(float(rng.uniform(0.15, 0.6)), 2)
+    # A whole number of units may be missed: the law has no slack.
+    alpha = int(rng.integers(2, 7)) / units
     return outputs * [1.0, 1e-3], targets * [1.0, 1e-3], group, alpha
 
 
@@ -75,7 +75,7 @@ def enumerated(count, seed=0):
 
 
 def test_scaled_intervals_cover_and_are_never_wider_than_bonferroni():
-    broken, widest = enumerated(500)
+    broken, widest = enumerated(120)
     assert broken == 0
     assert widest <= 1 + 1e-12
 
@@ -83,7 +83,7 @@ def test_scaled_intervals_cover_and_are_never_wider_than_bonferroni():
 def test_half_of_bonferroni_is_seen(monkeypatch):
     right = _joint._times
     monkeypatch.setattr(_joint, "_times", lambda factor, scale: right(min(factor, 0.5), scale))
-    assert enumerated(60)[0] > 0
+    assert enumerated(30)[0] > 0
 
 
 def test_miss_rates_are_those_of_the_intervals():
@@ -102,28 +102,6 @@ def test_one_task_equals_calibrate():
     assert joint.quantiles == (
         tq.calibrate(np.zeros((30, 1)), scores, alpha=0.1, score="ar").quantile,
     )
-
-
-def textbook_max_rank(scores, alpha):
-    """The maximum rank without the plus one, as it is often written."""
-    n = len(scores)
-    ranks = np.stack([[np.sum(column <= s) for s in column] for column in scores.T]).max(axis=0)
-    r = int(np.sort(ranks)[coverage_rank(n, alpha) - 1])
-    return tuple(np.sort(scores, axis=0)[r - 1])
-
-
-def test_textbook_rank_without_plus_one_falls_short():
-    # Two tasks in opposite order: each new case lowers the others' ranks in one of them.
-    up = np.arange(10.0)
-    population = np.stack([up, up[::-1]], axis=1)
-    alpha = 0.3
-    counts = {}
-    for name, rule in (("textbook", textbook_max_rank), ("ours", _max_rank_quantiles)):
-        counts[name] = sum(
-            bool((case <= rule(np.delete(population, i, axis=0), alpha)).all())
-            for i, case in enumerate(population)
-        )
-    assert counts["textbook"] < 0.7 * len(population) <= counts["ours"]
 
 
 @given(

@@ -1,14 +1,13 @@
 """Faults planted on purpose: each law must notice each of them."""
 
 from itertools import combinations
-from math import floor, inf
+from math import inf
 
 import numpy as np
 import pytest
 
 import taskuq as tq
 from taskuq.conformal import _exact as closed_form
-from taskuq.conformal import _joint as joint
 from taskuq.conformal import _quantiles as rank
 from taskuq.conformal import _units as groups
 from taskuq.conformal import _units as units
@@ -71,25 +70,12 @@ def too_few_cases_give_infinity():
     assert tq.evaluate_exact(np.zeros((20, 1)), SCORES, alpha=0.05, score="ar").infinite == 1
 
 
-def tasks_are_covered_together():
-    """Max-rank over two tasks in opposite order, every case once the new one."""
-    both = np.stack([np.arange(10.0), np.arange(10.0)[::-1]], axis=1)
-    covered = 0
-    for i, case in enumerate(both):
-        bound = tq.calibrate_joint(
-            np.zeros((9, 1, 2)), np.delete(both, i, axis=0), alpha=0.3, score="ar", method="rank"
-        )
-        covered += bool((case <= bound.quantiles).all())
-    assert covered >= 7
-
-
 LAWS = (
     rotations_are_covered_rank_times,
     the_quantile_is_the_order_statistic,
     exact_evaluation_equals_every_split,
     a_random_case_of_a_new_group_is_covered,
     too_few_cases_give_infinity,
-    tasks_are_covered_together,
 )
 
 RIGHT_RANK = rank.coverage_rank
@@ -97,7 +83,7 @@ RIGHT_STATISTIC = rank.order_statistic
 
 
 def plant_rank(monkeypatch, wrong):
-    for module in (rank, closed_form, joint):
+    for module in (rank, closed_form):
         monkeypatch.setattr(module, "coverage_rank", wrong)
 
 
@@ -132,16 +118,6 @@ def group_losses_without_the_new_group(monkeypatch):
     monkeypatch.setattr(groups, "_allowed_total_loss", without)
 
 
-def max_rank_without_plus_one(monkeypatch):
-    def textbook(scores, alpha):
-        n = len(scores)
-        ranks = np.stack([[np.sum(c <= s) for s in c] for c in scores.T]).max(axis=0)
-        r = int(np.sort(ranks)[n - floor(alpha * (n + 1))])
-        return tuple(np.sort(scores, axis=0)[r - 1])
-
-    monkeypatch.setattr(joint, "_max_rank_quantiles", textbook)
-
-
 # Which laws see which fault. The others may or may not.
 FAULTS = {
     rank_one_too_low: {rotations_are_covered_rank_times, exact_evaluation_equals_every_split},
@@ -154,7 +130,6 @@ FAULTS = {
     interpolated_quantile: {the_quantile_is_the_order_statistic},
     largest_instead_of_infinity: {rotations_are_covered_rank_times, too_few_cases_give_infinity},
     group_losses_without_the_new_group: {a_random_case_of_a_new_group_is_covered},
-    max_rank_without_plus_one: {tasks_are_covered_together},
 }
 
 

@@ -75,17 +75,6 @@ def test_default_is_not_longer_than_the_scores_of_the_paper(tear, samples, task_
         assert ours <= 1.05 * min(lwr, cqr)
 
 
-def test_coverage_of_a_random_split(tear):
-    k = tear.round_index(8)
-    order = np.random.default_rng(0).permutation(tear.cases)
-    fold, test = order[:1531], order[1531:]
-    for score in ("ar", "lwr", "cqr", "mlwr"):
-        bound = tq.calibrate(tear.outputs[k, fold], tear.targets[fold], alpha=0.05, score=score)
-        covered = bound(tear.outputs[k, test]).contains(tear.targets[test]).mean()
-        low, high = bound.coverage_law(657).central(1 - 1e-9)
-        assert low <= covered <= high
-
-
 @pytest.mark.parametrize("task", ["meniscus_tear", "joint_effusion"])
 def test_two_quantiles_shorten_intervals(task):
     table = tq.TaskOutputs.load(FOLDER / f"{task}.npz", task_range=(0, 1))

@@ -4,7 +4,6 @@ import json
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
-from math import floor
 
 import numpy as np
 import pytest
@@ -15,11 +14,7 @@ import taskuq as tq
 from raising import refused
 from taskuq._io import write_json
 from taskuq.cli.app import main
-from taskuq.conformal import _quantiles
-from taskuq.conformal._calibrate import tuning_units
 from taskuq.conformal._family import interval_family, mean_and_deviation, sample_quantiles
-from taskuq.conformal._quantiles import coverage_rank
-from taskuq.conformal._units import CaseUnit
 from taskuq.conformal.scores import SCORES, resolve_score, score_from_dict, score_to_dict
 from taskuq.conformal.scores._learned import LearnedScore
 from taskuq.conformal.scores._mlwr import MLWR, _SelfTunedMLWR
@@ -29,21 +24,6 @@ from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
 SIDES = ("two", "upper", "lower")
 NAMES = ("ar", "lwr", "cqr", "mlwr", "learned")
-
-
-@dataclass(frozen=True)
-class Percentage:
-    """A user's own score: the residual in percent of the mean's size."""
-
-    def score(self, outputs, targets):
-        center = outputs.mean(axis=1)
-        return np.abs(targets - center) / (1 + np.abs(center))
-
-    def interval(self, outputs, quantile):
-        center = outputs.mean(axis=1)
-        # A part in 1e12 absorbs rounding, as any score of floats must.
-        reach = np.asarray(quantile) * (1 + np.abs(center)) * (1 + 1e-12)
-        return tq.Interval(center - reach, center + reach)
 
 
 @cache
@@ -224,66 +204,6 @@ def test_rotations_of_awkward_cases_are_covered(kind, score, side, task_range):
         assert covered >= (1 - Fraction(str(alpha))) * 8
 
 
-@pytest.mark.parametrize("score", [*NAMES, Percentage()], ids=[*NAMES, "own"])
-@settings(max_examples=10)
-@given(seed=st.integers(0, 50))
-def test_rotations_are_covered_rank_times(score, seed):
-    rng = np.random.default_rng(seed)
-    truth = rng.random(12)
-    outputs = truth[:, None] + 0.1 * rng.standard_normal((12, 4))
-    tuning = (rng.random((30, 4)), rng.random(30))
-    covered = 0
-    for i in range(12):
-        rest = np.arange(12) != i
-        bound = tq.calibrate(outputs[rest], truth[rest], alpha=0.25, score=score, tuning=tuning)
-        covered += bool(bound(outputs[i]).contains(truth[i]))
-    assert covered == coverage_rank(11, 0.25)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_tuning_cases_keep_the_guarantee(seed, monkeypatch):
-    # Exchange every kept case with the new one: those set aside stay.
-    rng = np.random.default_rng(seed)
-    truth = rng.random(101)
-    outputs = truth[:, None] + 0.3 * rng.random((101, 1)) * rng.standard_normal((101, 3))
-    monkeypatch.setattr(_quantiles, "random_order", lambda contents, _: np.arange(len(contents)))
-    aside = np.arange(100) < tuning_units(LearnedScore(), CaseUnit(), 100, 0.1, None)
-    assert aside.any()
-    turning = np.append(np.flatnonzero(~aside), 100)
-    covered = 0
-    for i in turning:
-        order = np.arange(101)
-        order[[i, 100]] = order[[100, i]]
-        bound = tq.calibrate(outputs[order[:100]], truth[order[:100]], alpha=0.1, score="learned")
-        covered += bool(bound(outputs[i]).contains(truth[i]))
-    assert covered == coverage_rank(len(turning) - 1, 0.1)
-
-
-POPULATIONS = 25
-SETTINGS = [
-    {"side": "two", "task_range": (0.0, 1.0)},
-    {"side": "two"},
-    {"side": "upper", "task_range": (0.0, 1.0)},
-    {"side": "lower"},
-]
-
-
-def population(rng, grouped):
-    """Outputs, targets and units: spreads tied to sizes and errors, some of them 0."""
-    units = int(rng.integers(6, 10))
-    size = rng.integers(1, 4, size=units) if grouped else np.ones(units, int)
-    index = np.repeat(np.arange(units), size)
-    scale = 10.0 ** rng.uniform(-2, 0, size=units)[index] / size[index]
-    center = rng.uniform(0.1, 0.9, size=len(index))
-    spread = scale * rng.choice([0.0, 0.1, 0.5, 1.0], p=[0.1, 0.3, 0.3, 0.3], size=len(index))
-    outputs = np.clip(center[:, None] + spread[:, None] * rng.normal(size=(len(index), 3)), 0, 1)
-    error = rng.choice([0.1, 1.0, 3.0], size=len(index)) * scale
-    targets = np.clip(center + error * rng.choice([-1, 1], size=len(index)), 0, 1)
-    if rng.random() < 0.3:
-        outputs, targets = np.round(outputs * 8) / 8, np.round(targets * 8) / 8
-    return outputs, targets, index
-
-
 def missed_share(outputs, targets, index, alpha, **options):
     """The mean over units, each new in turn, of the share of its cases that are missed."""
     units = int(index.max()) + 1
@@ -298,36 +218,6 @@ def missed_share(outputs, targets, index, alpha, **options):
         hits = bound(outputs[mine]).contains(targets[mine])
         total += Fraction(int((~hits).sum()), int(mine.sum()))
     return total / units, finite
-
-
-@pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize("options", SETTINGS, ids=str)
-def test_self_tuned_mlwr_is_missed_at_most_alpha(options, grouped):
-    finite = 0
-    for seed in range(POPULATIONS):
-        rng = np.random.default_rng(seed)
-        alpha = float(rng.choice([0.2, 0.3, 0.5]))
-        missed, some = missed_share(*population(rng, grouped), alpha, **options)
-        finite += some
-        assert missed <= Fraction(str(alpha)), seed
-    assert finite > 5 * POPULATIONS
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_self_tuned_tasks_are_missed_together_at_most_alpha(seed):
-    rng = np.random.default_rng(seed)
-    first, second = population(rng, False), population(np.random.default_rng(seed), False)
-    outputs, targets = (
-        np.stack([first[0], 1 - second[0] ** 2], -1),
-        np.stack([first[1], 1 - second[1] ** 2], -1),
-    )
-    n = len(targets)
-    missed = 0
-    for new in range(n):
-        rest = np.arange(n) != new
-        bound = tq.calibrate_joint(outputs[rest], targets[rest], alpha=0.3)
-        missed += not bound(outputs[new : new + 1]).contains(targets[new : new + 1]).all()
-    assert missed <= floor(0.3 * n)
 
 
 def fit_alone(self, kept, index):

@@ -98,7 +98,6 @@ OPTIONS = [
     (evaluate_exact, {"tuning_repeats": 0, "score": "learned"}, "value.invalid"),
     (calibrate_online, {"step_size": 0}, "value.invalid"),
     (calibrate_joint, {"method": "mean"}, "choice.unknown"),
-    (calibrate_joint, {"method": "rank", "group": np.arange(30)}, "option.conflict"),
 ]
 
 

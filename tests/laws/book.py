@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from laws.enumeration import (
     GivenLaw,
     Law,
@@ -23,6 +25,7 @@ from laws.enumeration import (
 )
 from laws.populations import Population, draw, draw_groups_in_strata, draw_sites
 from laws.trials import bound, given, in_all_rounds, joint_bound, stopped
+from taskuq import Interval
 
 cases = partial(draw, units=(4, 10))
 groups = partial(draw, units=(4, 8), largest=5)
@@ -40,6 +43,17 @@ few_group_scans = partial(draw, units=(5, 5), largest=6, rounds=2)
 def later(seed: int, first: int, **how: Any) -> Population:
     """Draw populations from another first seed."""
     return draw(first + seed, **how)
+
+
+class OwnScore:
+    """A user's own score: distance from the mean, in units of the range of the samples."""
+
+    def score(self, outputs: Any, targets: Any) -> Any:
+        return np.abs(targets - outputs.mean(axis=1)) / (1 + np.ptp(outputs, axis=1))
+
+    def interval(self, outputs: Any, quantile: Any) -> Interval:
+        center, reach = outputs.mean(axis=1), quantile * (1 + np.ptp(outputs, axis=1))
+        return Interval(center - reach, center + reach)
 
 
 BOUNDS = [
@@ -68,10 +82,11 @@ GROUPS = [
     ),
     *(
         Law(
-            f"{share} of the cases of a new group", 20, groups,
-            partial(bound, score="ar", by_group=True, cases=share), enough_cases(share),
+            f"{share} of the cases of a new group{end}", 20, groups,
+            partial(bound, score="ar", by_group=True, cases=share, side=side), enough_cases(share),
         )
         for share in ("all", 0.6)
+        for side, end in (("two", ""), ("each", ", each end"))
     ),
     *(
         Law(
@@ -138,10 +153,9 @@ STRATA = [
 
 JOINT = [
     Law(
-        f"all tasks of a new case, {method}, {score}", 15, partial(draw, units=(5, 10), tasks=2),
-        partial(joint_bound, score=score, method=method),
+        f"all tasks of a new case, scale, {score}", 15, partial(draw, units=(5, 10), tasks=2),
+        partial(joint_bound, score=score, method="scale"),
     )
-    for method in ("max", "rank", "scale")
     for score in ("lwr", "mlwr")
 ] + [
     Law(
@@ -158,7 +172,7 @@ JOINT = [
     Law(
         "all tasks of a random case of a new group", 15,
         partial(draw, units=(4, 8), largest=4, tasks=2),
-        partial(joint_bound, score="ar", method="max", by_group=True),
+        partial(joint_bound, score="ar", method="scale", by_group=True),
     ),
 ]  # fmt: skip
 
@@ -233,6 +247,14 @@ STOPPED = [
             ("fixed-width", None), ("adaptive", "lwr"), ("adaptive", "mlwr")
         )
         for by in ("case", "group", "whole-group")
+    ),
+    Law(
+        "the report at the stop, an own score", 10, scans,
+        partial(stopped, by="case", policy="adaptive", score=OwnScore()),
+    ),
+    Law(
+        "the intervals of all rounds, an own score", 10, scans,
+        partial(in_all_rounds, by="case", score=OwnScore()),
     ),
     *(
         Law(

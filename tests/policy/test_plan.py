@@ -44,13 +44,6 @@ def without(table, case):
     return table.select(cases=np.delete(np.arange(table.cases), case))
 
 
-def best_on_the_calibration_set(table):
-    asked = {"alpha": ALPHA, "max_width": WIDTH}
-    named = [{**p, "policy": p["kind"]} for p in POLICIES]
-    made = [tq.plan(table, **asked, **{k: v for k, v in p.items() if k != "kind"}) for p in named]
-    return max(made, key=lambda policy: policy.certificate["mean_acceleration"])
-
-
 @pytest.fixture
 def remember_costs(monkeypatch):
     """Compare policies on the same cases once, not again for each new case."""
@@ -88,13 +81,6 @@ def test_policy_chosen_on_other_cases_keeps_its_guarantee(seed):
     # The guarantee holds for each choice of the cases set aside, so each is a law of its own.
     for number in rng.choice(len(every), 1, replace=False):
         assert miss_of_chosen(table, every[number]) <= Fraction(1, 4)
-
-
-@pytest.mark.parametrize("seed", [7, 10])
-def test_policy_chosen_on_its_calibration_set_breaks_it(seed):
-    table = population(seed)
-    chosen = [best_on_the_calibration_set(without(table, i)) for i in range(16)]
-    assert sum(missed(p, table, i) for i, p in enumerate(chosen)) > 4
 
 
 @pytest.mark.usefixtures("remember_costs")

@@ -1,5 +1,6 @@
 """Policies: files, decisions, several tasks, refused inputs."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -138,6 +139,29 @@ def test_decision_does_not_depend_on_other_cases():
         alone = policy.decide(1, NEW[:2, i])
         assert alone.stop == together.stops[i]
         assert float(alone.interval.lower) == together.interval.lower[i]
+
+
+def test_group_decides_by_its_root_mean_square_risk():
+    policy, found = policy_of("whole group"), set()
+    for start in range(0, NEW.shape[1] - 3, 3):
+        x = NEW[:1, start : start + 3]
+        risk = -policy._rules[0][0].examine(x).largest
+        decision = policy.decide(0, x)
+        assert decision.stop == (np.sqrt(np.mean(risk**2)) < -policy.thresholds[0])
+        assert (decision.stops == decision.stop).all()
+        found.add(decision.stop)
+    assert found == {True, False}
+
+
+def test_group_of_one_continues_where_calibration_had_none():
+    policy = policy_of("whole group")
+    assert policy.min_group_size == np.unique(TABLE.group, return_counts=True)[1].min() > 1
+    hasty = replace(policy, thresholds=(-1e9,) * 4)
+    assert hasty.decide(0, NEW[:1, :2]).stop
+    assert not hasty.decide(0, NEW[:1, :1]).stop
+    for k in range(4):
+        with refused("shape.axes"):
+            hasty.decide(k, NEW[: k + 1, 0])
 
 
 def test_full_measurement_gives_the_value():

@@ -1,7 +1,5 @@
 """Rules: no stop with an empty report, laws of residuals, most probable windows."""
 
-import json
-from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -106,7 +104,6 @@ WIDTHS = st.floats(0.01, 1.5)
 PLACES = {"soft": (Link("logit"), (0.0, 1.0)), "counted": (IDENTITY, (-2.0, np.inf)),
           "anywhere": (IDENTITY, None)}  # fmt: skip
 TABLE = synthetic_outputs(SyntheticTable(volumes=24, samples=8), seed=3)
-NEW = synthetic_outputs(SyntheticTable(volumes=4, samples=8), seed=4).outputs
 
 
 def families(centers, link, scale=0.7):
@@ -189,23 +186,6 @@ def written(path, policy, change):
     record = policy.to_dict()
     rules = [[change(dict(rule)) for rule in of_round] for of_round in record["rules"]]
     return write_json(path, record | {"rules": rules})
-
-
-def as_versions_before_wrote_it(rule):
-    return {"weight": rule.pop("probable")["weight"], **rule}
-
-
-def test_policy_without_residuals_decides_as_before(tmp_path):
-    policy = tq.plan(TABLE, **LEARNED)
-    rules = tuple(tuple(replace(rule, residuals=None) for rule in row) for row in policy._rules)
-    meant = replace(policy, _rules=rules)
-    old = tq.load_policy(written(tmp_path / "old.json", policy, as_versions_before_wrote_it))
-    assert old.fingerprint == meant.fingerprint
-    assert "probable" not in json.dumps(old.to_dict())
-    for k in range(len(NEW)):
-        mine, theirs = (one.decide(k, NEW[: k + 1]) for one in (old, meant))
-        assert (mine.stops == theirs.stops).all()
-        assert (mine.interval.lower == theirs.interval.lower).all()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from taskuq.conformal._units import nested_denominators, nested_ids
 from taskuq.conformal.scores._mlwr import MLWR
 from taskuq.policy import _simulate as simulation
 from taskuq.policy import _stored_scans as replay
-from taskuq.policy._fixed_width import STATISTICS, _spread_score
+from taskuq.policy._fixed_width import STATISTICS
 from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import PolicySpec
 from taskuq.policy._simulate import _jackknife_variance, simulate
@@ -155,39 +155,6 @@ def test_fractions_of_stops_and_coverage_add_up(unit):
         assert r["coverage"] == pytest.approx(early + r["coverage_from_full"])
         by_stop = [s["fraction"] * s["coverage"] for s in r["stops"] if s["coverage"] is not None]
         assert sum(by_stop) == pytest.approx(r["coverage"])
-
-
-def tied_table():
-    outputs, targets = (np.round(v * 8) / 8 for v in (TABLE.outputs, TABLE.targets))
-    return tq.TaskOutputs(
-        outputs, targets, TABLE.accelerations, group=TABLE.group, task_range=(0.0, 1.0)
-    )
-
-
-@pytest.mark.parametrize("is_compiled", [False, True])
-@pytest.mark.parametrize("kind", ["fixed-width", "adaptive", "anytime", "paper"])
-def test_split_equals_the_rules(monkeypatch, kind, is_compiled):
-    # A score that knows its prior makes the rules of a window fixed, too.
-    known = _spread_score(Goal(max_width=0.1)).fit(tied_table().outputs[0], range_=(0.0, 1.0))
-    monkeypatch.setitem(STATISTICS, "spread", lambda goal: known)
-    table, spec = tied_table(), PolicySpec(kind, 0.1, Goal(max_width=0.1), score="lwr")
-    found, scans, splitting, thresholds = watched(
-        monkeypatch, table, spec, 1, is_compiled, unit="case"
-    )
-    test = splitting.case_folds(np.array([0]))[0].astype(bool)
-    covered, scanning = np.ones(test.sum(), bool), np.ones(test.sum(), bool)
-    ties = 0
-    for k, threshold in enumerate(thresholds[:, 0]):
-        (examined,) = scans.statistics.rounds[k]
-        ties += int((examined.largest[test] == threshold)[scanning].sum())
-        stops = scanning & examined.stops(threshold)[test]
-        hits = examined.report(threshold).contains(table.targets)[test]
-        covered[stops] = hits[stops]
-        scanning &= ~stops
-    assert found.coverage == pytest.approx(covered.mean())
-    assert found.early_fraction == pytest.approx(1 - scanning.mean())
-    # The statistic of a window is what its threshold ties with.
-    assert ties > 0 or kind != "fixed-width"
 
 
 GUARANTEES = [

@@ -166,15 +166,13 @@ def thresholds_of(seen):
 def run(seen, targets, threshold):
     scanning = np.ones(seen.score.shape[1], dtype=bool)
     missed = np.zeros_like(scanning)
-    reports = []
     for k in range(len(seen.score)):
         stops = scanning & (seen.lowest[k] <= threshold) & (threshold < seen.largest[k])
         report = joint_report(seen.rounds[k], threshold)
         inside = report.contains(targets[k] if targets.shape[2] > 1 else targets[k, :, 0])
         missed |= stops & ~(inside.all(axis=-1) if inside.ndim == 2 else inside)
-        reports.append(report[stops])
         scanning &= ~stops
-    return missed, reports
+    return missed
 
 
 @pytest.mark.parametrize("tasks", [1, 2])
@@ -186,19 +184,8 @@ def test_policy_misses_only_below_the_stopping_score(rule, tasks, seed):
     seen = stopping_statistics([[rule] * tasks] * 3, outputs, targets)
     Lambda = stopping_score(seen.lowest, seen.largest, seen.score)
     for threshold in thresholds_of(seen):
-        missed, _ = run(seen, targets, threshold)
+        missed = run(seen, targets, threshold)
         assert (Lambda[missed] > threshold).all()
-
-
-@pytest.mark.parametrize("name", ["ar", "lwr", "cqr", "mlwr", "window", "two-phase"])
-@settings(max_examples=8)
-@given(seed=SEEDS)
-def test_reports_at_the_stop_reach_the_goal(name, seed):
-    seen = stopping_statistics([[RULES[name]]] * 3, *population(seed))
-    for threshold in thresholds_of(seen):
-        for report in run(seen, population(seed)[1], threshold)[1]:
-            assert (report.width <= 0.3 + 1e-12).all()
-            assert not report.is_empty.any()
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
@@ -222,19 +209,6 @@ def test_report_misses_the_target_below_its_score(rule, seed):
         report = examined.report(np.where(sharp, below, 0.0))
         at_end = (targets == examined.window.lower) | (targets == examined.window.upper)
         assert not report.contains(targets)[sharp & ~at_end].any()
-
-
-@pytest.mark.parametrize("rule", [RULES[n] for n in ("ar", "lwr", "cqr", "mlwr", "level")])
-@settings(max_examples=8)
-@given(seed=SEEDS)
-def test_all_rounds_cover_at_the_simultaneous_score(rule, seed):
-    outputs, targets = population(seed)
-    seen = stopping_statistics([[rule]] * 3, outputs, targets)
-    worst = seen.score.max(axis=0)
-    known = np.isfinite(worst)
-    for k in range(3):
-        report = joint_report(seen.rounds[k], np.where(known, worst, 0.0))
-        assert report.contains(targets[k, :, 0])[known].all()
 
 
 @st.composite

@@ -40,7 +40,7 @@ def calibrate(
     within: Literal["case", "group"] | None = None,
     range: app.Range = None,
     task: str | None = None,
-    joint: Literal["scale", "max", "minimax", "rank"] | None = None,
+    joint: Literal["scale", "minimax"] | None = None,
     output: app.Output = Path("bound.json"),
 ) -> None:
     from taskuq.conformal._calibrate import calibrate as calibrate_arrays

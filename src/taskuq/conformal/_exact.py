@@ -592,13 +592,8 @@ def _exact_parts(
 def part_measures(
     checked: EvaluationInputs, inside: BoolArray, by_case: FloatArray
 ) -> tuple[float, float, float]:
-    """Return coverage, mean width and the standard error of coverage of some cases.
-
-    Args:
-        checked: Inputs of the evaluation.
-        inside: True for the cases, (case,).
-        by_case: How often each case was tested and covered, and the sum of its widths, (3, case).
-    """
+    """Return coverage, mean width and the standard error of coverage of the cases inside."""
+    # by_case: how often each case was tested and covered, and the sum of its widths.
     weight = checked.unit.weights(checked.unit_of_case) * inside
     tested, covered, width = np.where(inside, by_case, 0.0) * weight
     if not tested.sum() > 0:

@@ -41,7 +41,7 @@ from taskuq.conformal._family import (
     stack_intervals,
 )
 from taskuq.conformal._guarantee import WHOLE_RANGE, Guarantee
-from taskuq.conformal._quantiles import coverage_rank, exact_alpha, order_statistic
+from taskuq.conformal._quantiles import exact_alpha
 from taskuq.conformal._units import UnitName, as_unit, case_contents, choose_units, make_unit
 from taskuq.conformal.scores import resolve_score, score_from_dict, score_name, score_to_dict
 from taskuq.conformal.scores._mlwr import unit_quantile
@@ -50,7 +50,7 @@ from taskuq.interval import FloatArray, Interval, TaskRange
 from taskuq.protocols import Score, SelfTunedScore
 from taskuq.table._table import TableLike
 
-Method: TypeAlias = Literal["scale", "max", "minimax", "rank"]
+Method: TypeAlias = Literal["scale", "minimax"]
 
 
 @dataclass(frozen=True)
@@ -247,14 +247,12 @@ def calibrate_joint(
     ``scale``    divided by their conformal quantile at :math:`\alpha/K` over the other units, for
                  :math:`K` tasks: never wider than Bonferroni's intervals, which have one error rate
                  of :math:`\alpha/K` per task; with ``delta`` by a quantile of tuning cases
-    ``max``      the unchanged scores; suitable for scores on a common scale
     ``minimax``  their empirical distribution on tuning cases, extrapolated beyond the largest
-    ``rank``     their ranks among the calibration cases, plus one; needs no tuning cases
     ===========  ============================================================================
 
     References:
         Wen, Ahmad and Schniter, Conformal Bounds on Full-Reference Image Quality, and their
-        multi-target follow-up, for ``minimax``; Timans et al., ECCV 2024, for ranks.
+        multi-target follow-up, for ``minimax``.
 
     Args:
         outputs: Task outputs (case, sample, task); or a table with all arrays.
@@ -280,8 +278,7 @@ def calibrate_joint(
         (3, 2)
     """
     if method not in get_args(Method):
-        message = f"method must be scale, max, minimax or rank, got {method!r}"
-        raise InputError(message, code="choice.unknown")
+        raise InputError(f"method must be scale or minimax, got {method!r}", code="choice.unknown")
     outputs, targets, group = aligned(outputs, targets, group=group)
     arrays = as_round(
         outputs, targets, acceleration, task_names, group, task_range, unit, joint=True
@@ -301,21 +298,17 @@ def calibrate_joint(
     require_in_ranges(z, ranges, "targets")
     groups = None if arrays.group is None else as_ids(arrays.group, "group", n)
     by_unit = as_unit(unit, cases, has_groups=groups is not None)
-    if method == "rank" and (by_unit.is_group or delta is not None):
-        message = "method='rank' covers a new case only; remove delta= and groups"
-        raise InputError(message, code="option.conflict")
     # Scores of the scaled method are those of intervals for each task by itself.
     level = exact_alpha(alpha) / (tasks if method == "scale" else 1)
     chosen = [resolve_score(score, float(level), one) for one in sides]
     index = by_unit.index(n, groups)
     # One task needs no scale.
     is_scaled = method == "scale" and delta is None and tasks > 1
-    # Self-tuned calibration scores are upper bounds: enough for their maximum, not for ranks.
-    if method in ("max", "scale") and is_self_tuned(chosen[0], delta):
+    if method == "scale" and is_self_tuned(chosen[0], delta):
         aside = np.zeros(n, dtype=bool)
         scores, values, least = _self_tuned_scores(chosen, x, z, index, ranges)
     else:
-        share = TUNING_FRACTION if method == "minimax" or (method == "scale" and delta) else 0.0
+        share = TUNING_FRACTION if method == "minimax" or delta else 0.0
         take = tuning_units(chosen[0], by_unit, int(index.max()) + 1, alpha, delta, share)
         aside = choose_units(index, take, seed, case_contents(x[:, :2], z))
         scores = tuple(
@@ -338,7 +331,10 @@ def calibrate_joint(
         guarantee, quantiles = _scaled_quantiles(values, least, units, guarantee, by)
     else:
         tuning = _scores(scores, x[aside], z[aside])
-        guarantee, quantiles = _quantiles(method, values, tuning, guarantee, by)
+        scales = _make_scales(method, tuning, tasks, alpha)
+        common = np.stack([scale(values[:, k]) for k, scale in enumerate(scales)], axis=1)
+        guarantee, highest = guarantee.calibrated(common.max(axis=1), by)
+        quantiles = tuple(scale.inverse(highest) for scale in scales)
     weights = by_unit.weights(units)
     missed = tuple(map(float, np.average(values > np.array(quantiles), axis=0, weights=weights)))
     facts = {"tuning_cases": int(aside.sum()), "cases": encode_cases(x)}
@@ -353,15 +349,8 @@ def _scaled_quantiles(
     guarantee: Guarantee,
     group: np.ndarray | None,
 ) -> tuple[Guarantee, tuple[float, ...]]:
-    """Return the quantiles of all tasks: those of Bonferroni times one factor of at most 1.
-
-    Args:
-        values: Upper bounds of scores (case, task).
-        least: Lower bounds of the same scores.
-        index: Unit of each case.
-        guarantee: Guarantee for all tasks together.
-        group: Group of each case, if groups are the unit.
-    """
+    """Return the quantiles of all tasks: those of Bonferroni times one factor of at most 1."""
+    # Scores (case, task) lie between `least` and `values`.
     tasks, units = values.shape[1], int(index.max()) + 1
     unit, each = guarantee._unit, exact_alpha(guarantee.alpha) / values.shape[1]
     if unit.fraction is not None:
@@ -418,46 +407,6 @@ def _self_tuned_scores(
         largest.append(found.max(axis=0))
         least.append(np.where(is_between, np.minimum(found.min(axis=0), 0), found.min(axis=0)))
     return tuple(scores), np.stack(largest, axis=1), np.stack(least, axis=1)
-
-
-def _quantiles(
-    method: Method,
-    values: FloatArray,
-    tuning: FloatArray,
-    guarantee: Guarantee,
-    group: np.ndarray | None,
-) -> tuple[Guarantee, tuple[float, ...]]:
-    if method != "rank":
-        scales = _make_scales(method, tuning, guarantee.tasks, guarantee.alpha)
-        common = np.stack([scale(values[:, k]) for k, scale in enumerate(scales)], axis=1)
-        guarantee, level = guarantee.calibrated(common.max(axis=1), group)
-        return guarantee, tuple(scale.inverse(level) for scale in scales)
-    quantiles = _max_rank_quantiles(values, guarantee.alpha)
-    if max(quantiles) < math.inf:
-        return guarantee, quantiles
-    if len(values) < guarantee._unit.needed(guarantee.alpha, None):
-        reason = guarantee._too_few_units()
-    elif np.isposinf(values).any():
-        reason = guarantee._infinite_scores(values.max(axis=1))
-    else:
-        levels = guarantee._levels_text
-        reason = (
-            f"ranks of {len(values)} cases at {levels} exceed the largest score; use more cases"
-        )
-    return replace(guarantee, caveat=f"{reason}: {WHOLE_RANGE}"), quantiles
-
-
-def _max_rank_quantiles(scores: FloatArray, alpha: float) -> tuple[float, ...]:
-    """Return one quantile per task from ranks alone, such that all tasks are covered jointly."""
-    n = len(scores)
-    ordered = np.sort(scores, axis=0)
-    columns = range(scores.shape[1])
-    ranks = np.stack([np.searchsorted(ordered[:, k], scores[:, k], "right") for k in columns])
-    rank = coverage_rank(n, alpha)
-    if rank > n:
-        return (math.inf,) * len(columns)
-    r = int(order_statistic(ranks.max(axis=0), rank))
-    return tuple(order_statistic(ordered[:, k], r + 1) for k in columns)
 
 
 def _scores(scores: Sequence[Score], outputs: FloatArray, targets: FloatArray) -> FloatArray:

@@ -382,14 +382,7 @@ def choose_units(
     seed: int | np.random.Generator | None,
     contents: Sequence[bytes],
 ) -> BoolArray:
-    """Choose units to hold out at random; see :func:`random_order`.
-
-    Args:
-        index: Unit of each case.
-        take: Number of units.
-        seed: Seed of the choice, 0 by default.
-        contents: Contents of each case, see :func:`case_contents`.
-    """
+    """Choose units to hold out at random; see :func:`random_order`."""
     as_generator(0 if seed is None else seed)
     cases: list[list[bytes]] = [[] for _ in range(int(index.max()) + 1)]
     for unit, content in zip(index.tolist(), contents, strict=True):
@@ -399,14 +392,8 @@ def choose_units(
 
 
 def case_contents(outputs: FloatArray, targets: FloatArray) -> list[bytes]:
-    """Return for each case the ranks of its values among those of all cases.
-
-    With ranks, a change of measurement units does not change the choice of units.
-
-    Args:
-        outputs: (case, ...)
-        targets: (case, ...)
-    """
+    """Return for each case the ranks of its values among those of all cases."""
+    # With ranks, a change of measurement units does not change the choice of units.
     columns = [np.asarray(v, dtype=float).reshape(len(v), -1) for v in (outputs, targets)]
     values = np.concatenate(columns, axis=1)
     order = np.argsort(values, axis=0, kind="stable")
