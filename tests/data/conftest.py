@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-# The writer of volumes is shared with the tests of the whole recipe.
+# The writer of volumes is imported by tests and by this file.
 sys.path.insert(0, str(Path(__file__).parent))
 
 

@@ -1,7 +1,5 @@
 """Arrays and .npz files become data sets; groups are required, never guessed."""
 
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -88,10 +86,3 @@ def test_simulated_coils_depend_on_group_and_seed_and_keep_the_magnitude(data):
     share = [item.image.abs() / rss(item.image) for item in (coils[0], coils[1], coils[2])]
     assert torch.allclose(share[0], share[1], atol=1e-4)
     assert not torch.allclose(share[0], share[2], atol=1e-2)
-
-
-def test_subset_can_be_pickled(data):
-    part = pickle.loads(pickle.dumps(Subset(data, (3, 1))))
-    assert isinstance(part, Dataset)
-    assert [item.case for item in part] == ["3", "1"]
-    assert part.labels.tolist() == [1, 1]

@@ -218,9 +218,9 @@ def _edit(path):
 
 FAULTS = {
     "no record": ("cache/*/file2.json", os.unlink, "file2 is not in"),
-    "another file": ("volumes/file2.h5", _other_content, "was made from another file"),
-    "broken off": ("cache/*/file2.coils.npy", _cut, "is missing or breaks off"),
-    "no array": ("cache/*/file2.magnitude.npy", os.unlink, "is missing or breaks off"),
+    "another file": ("volumes/file2.h5", _other_content, "was prepared from another file"),
+    "broken off": ("cache/*/file2.coils.npy", _cut, "is missing or truncated"),
+    "no array": ("cache/*/file2.magnitude.npy", os.unlink, "is missing or truncated"),
     "an edited record": ("cache/*/file2.json", _edit, "SHA-256"),
 }
 

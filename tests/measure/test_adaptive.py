@@ -113,19 +113,16 @@ def test_without_gain_the_line_of_largest_variance_is_next():
         assert gains == [0.0] * 3
 
 
-@pytest.mark.parametrize("count", [-1, LINES + 1])
-def test_too_many_lines_are_refused(count):
-    with refused("value.invalid", str(count)):
-        spread_of(*normal_model(0), 1.0).greedy(count, np.zeros(LINES, bool))
-
-
 def test_equal_samples_have_the_noise_of_the_ridge():
     assert _noise_variance(np.array([0.0, 2.0]), 0.1) == pytest.approx([0.1, 0.2])
+
+
+def test_impossible_choices_are_refused():
+    for count in (-1, LINES + 1):
+        with refused("value.invalid", str(count)):
+            spread_of(*normal_model(0), 1.0).greedy(count, np.zeros(LINES, bool))
     with refused("value.invalid"):
         _noise_variance(np.ones(1), 0.0)
-
-
-def test_nonfinite_samples_are_refused():
     values = np.full((1, LINES, 4), np.nan)
     with refused("value.nonfinite"):
         _ScalarCovariance(values, np.ones((1, 4, 1)), np.ones(1)).greedy(1, np.zeros(LINES, bool))

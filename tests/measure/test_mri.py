@@ -30,13 +30,7 @@ def test_noiseless_measurement_is_the_zero_filled_image(masks, image):
     assert isinstance(scanner, Measure)
     for mask, R in zip(masks, RATES, strict=True):
         assert torch.equal(scanner(image, R).zero_filled, project_measured(image, mask))
-
-
-def test_everything_is_measured_at_r_1(masks, image):
-    assert torch.allclose(MultiCoilMRI(masks, RATES)(image, 1).zero_filled, image)
-
-
-def test_unmeasured_kspace_is_zero(masks, image):
+    assert torch.allclose(scanner(image, 1).zero_filled, image)
     y = MultiCoilMRI(masks, RATES, noise=0.1, seed=0)(image, 4)
     assert torch.equal(y.kspace.abs().amax((0, 1)) > 0, y.mask)
 
@@ -69,12 +63,9 @@ def test_noise_has_its_level_and_depends_on_image_and_seed(masks, image):
         ({"noise": -1.0, "seed": 0}, "value.invalid"),
     ],
 )
-def test_impossible_scanners_are_refused(masks, change, code):
+def test_impossible_scanners_sizes_and_rates_are_refused(masks, image, change, code):
     with refused(code):
         MultiCoilMRI(**({"masks": masks, "accelerations": RATES} | change))
-
-
-def test_a_scanner_refuses_other_sizes_and_rates(masks, image):
     scanner = MultiCoilMRI(masks, RATES)
     with refused("shape.mismatch"):
         scanner(image[..., :32], 8)
@@ -101,12 +92,8 @@ def test_sensitivities_are_smooth_and_different():
     assert len(set(brightest.tolist())) == 8
 
 
-@pytest.fixture
-def scanner(image, masks):
-    return SimulatedMRIScanner(image.to(torch.complex64), masks, RATES)
-
-
-def test_combined_pieces_are_the_measurement(scanner):
+def test_combined_pieces_are_the_measurement(image, masks):
+    scanner = SimulatedMRIScanner(image.to(torch.complex64), masks, RATES)
     operator = MultiCoilMRI(scanner.masks, RATES)
     pieces = []
     for k, R in enumerate((*RATES, 1.0)):
@@ -116,13 +103,7 @@ def test_combined_pieces_are_the_measurement(scanner):
         assert torch.equal(joined.mask, at_once.mask)
         assert torch.allclose(joined.zero_filled, at_once.zero_filled, atol=1e-5)
     assert torch.allclose(joined.zero_filled, scanner.image, atol=1e-5)
-
-
-def test_each_line_is_measured_once(scanner):
-    columns = np.concatenate([scanner.measure(k)["columns"] for k in range(4)])
-    assert sorted(columns) == list(range(64))
-
-
-def test_unknown_round_is_refused(scanner):
+    columns = np.concatenate([piece["columns"] for piece in pieces])
+    assert sorted(columns) == list(range(64))  # each line is measured once
     with refused("value.invalid"):
         scanner.measure(4)

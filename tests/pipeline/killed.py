@@ -19,10 +19,7 @@ def run(engine, store):
         "slurm": SlurmOptions(parameters={"gpus_per_node": 0, "timeout_min": 5}),
     }
     pipeline = tq.Pipeline(toy.measure, toy.slow_recover, toy.task)
-    pipeline.run(
-        toy.images(CASES), accelerations=toy.ACCELERATIONS, samples=4, seed=3, progress=False,
-        store=store, engine=engines[engine],
-    )  # fmt: skip
+    pipeline.run(toy.images(CASES), store=store, engine=engines[engine], **toy.RUN)
 
 
 if __name__ == "__main__":

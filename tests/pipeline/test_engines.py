@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import pytest
 import toy
+from toy import RUN, same
 
 import taskuq as tq
 from raising import refused
@@ -24,7 +24,6 @@ from taskuq.pipeline._engines import ENGINES, EngineOptions, RayOptions, SlurmOp
 from taskuq.pipeline._pipeline import status
 
 CASES = 12
-RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "progress": False}
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 
@@ -32,10 +31,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::Depr
 @pytest.fixture(scope="module")
 def expected():
     return tq.Pipeline(toy.measure, toy.recover, toy.task).run(toy.images(CASES), **RUN)
-
-
-def same(a, b):
-    return np.array_equal(a.outputs, b.outputs) and np.array_equal(a.targets, b.targets)
 
 
 # A dead node, which refuses connections, is noticed in two seconds instead of half a minute; a

@@ -89,8 +89,7 @@ class Declared:
 
 
 def run(task, **options):
-    settings = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "progress": False}
-    return tq.Pipeline(toy.measure, toy.recover, task).run(toy.images(3), **settings, **options)
+    return tq.Pipeline(toy.measure, toy.recover, task).run(toy.images(3), **toy.RUN, **options)
 
 
 def test_task_declares_names_and_range():
@@ -99,9 +98,7 @@ def test_task_declares_names_and_range():
     assert table.task_range == (-9.0, 9.0)
     table = run(Declared(names=("area",), range=(-9.0, 9.0)), task_names=["a"], task_range=(-8, 8))
     assert (table.task_names, table.task_range) == (("a",), (-8.0, 8.0))
-
-
-def test_methods_declare_nothing():
+    # Methods declare nothing.
     table = run(Declared(range=lambda: (0, 1), names=lambda: ["a"]))
     assert (table.task_range, table.task_names) == (None, ("task",))
 
@@ -174,11 +171,7 @@ def test_other_images_are_not_cached():
         images *= 2
         assert torch.equal(told(images), corner(images))
         assert task.times == 6
-
-
-def test_conjugate_images_are_not_cached():
-    images = torch.complex(rendered(), rendered().flip(0))
-    with torch.no_grad():
+        images = torch.complex(images, images.flip(0))
         told = cached(lambda x: x.imag.mean((1, 2)), images)
         assert torch.allclose(told(images.conj()), -told(images))
 

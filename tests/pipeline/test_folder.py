@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 import toy
+from toy import RUN
 
 import taskuq as tq
 from raising import refused
@@ -12,7 +13,6 @@ from taskuq._seeds import case_seed
 from taskuq.pipeline._executor import RecoveryFolder
 from taskuq.pipeline._pipeline import status
 
-RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "progress": False}
 NAMES = ["a", "b", "ward-2/c"]
 
 

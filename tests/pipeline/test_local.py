@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import toy
+from toy import RUN, same
 
 import taskuq as tq
 from fuzz_files import VARNET
@@ -31,7 +32,6 @@ from taskuq.recover.flow._train import FlowRecovery
 from taskuq.table._parquet import read_header
 from taskuq.task._methods import MeanIntensity
 
-RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "progress": False}
 RATES = (8.0, 4.0)
 
 
@@ -52,10 +52,6 @@ class Together:
             raise ValueError("a measurement of nothing")
         pairs = zip(measurements, seeds, strict=True)
         return np.stack([toy.recover(m, samples=samples, seed=s) for m, s in pairs])
-
-
-def same(a, b):
-    return np.array_equal(a.outputs, b.outputs) and np.array_equal(a.targets, b.targets)
 
 
 def run(recover, images, **settings):

@@ -9,6 +9,12 @@ import numpy as np
 PATH = os.pathsep.join(filter(None, [os.path.dirname(__file__), os.environ.get("PYTHONPATH")]))
 
 ACCELERATIONS = (8.0, 4.0, 2.0)
+RUN = {"accelerations": ACCELERATIONS, "samples": 4, "seed": 3, "progress": False}
+
+
+def same(a, b):
+    """Return True if two tables hold the same cases with the same numbers."""
+    return all(np.array_equal(getattr(a, n), getattr(b, n)) for n in ("outputs", "targets", "case"))
 
 
 def images(n=30, size=16):

@@ -63,14 +63,22 @@ def test_log_determinant_is_that_of_the_jacobian(part, draw):
     assert torch.linalg.slogdet(jacobian)[1].item() == pytest.approx(forward(x)[1].item(), abs=1e-9)
 
 
-@pytest.mark.parametrize("side", [8, 12])  # 12 gives an odd side at the last layer
-def test_flow_inverts_with_the_log_determinant_of_the_jacobian(randomise, draw, side):
+AROUND_MEAN = {"rotate_coils": True, "mean_passes": 2, "fill": "residual", "normalise": True}
+
+
+@pytest.mark.parametrize(
+    ("side", "change"),
+    [(8, {}), (12, {}), (8, AROUND_MEAN)],  # 12 gives an odd side at the last layer
+)
+def test_flow_inverts_with_the_log_determinant_of_the_jacobian(randomise, draw, side, change):
     config = flows.FlowConfig(
-        coils=1, unet_width=4, unet_pools=1, condition_channels=2, steps_per_layer=2
+        coils=1, unet_width=4, unet_pools=1, condition_channels=2, steps_per_layer=2, **change
     )
     flow = randomise(flows.ConditionalFlow(config).double()).eval()
-    x, y = draw(1, 2, side, side), draw(1, 2, side, side)
+    x, y = draw(1, 2, side, side), draw(1, config.condition_inputs, side, side)
     conditions = flow.condition(y)
+    if change:
+        assert conditions[-1].abs().max() > 0.05, "sizes must matter"
     latents, log_det = flow(x, conditions)
     assert (flow.inverse(latents, flow.encode(y)) - x).abs().max() < 1e-9
     flat = jacrev(lambda x: torch.cat([z.flatten() for z in flow(x, conditions)[0]]))(x)

@@ -12,7 +12,6 @@ from taskuq.experiments._run import RunConfig, read_run
 from taskuq.measure._coils import random_sensitivities, rss
 from taskuq.measure._fourier import project_measured
 from taskuq.measure._mri import MRIMeasurement, MultiCoilMRI
-from taskuq.protocols import Recover
 from taskuq.recover import _methods as recoveries
 from taskuq.recover import build
 from taskuq.recover._cases import _RandomMasks
@@ -43,16 +42,6 @@ def scanner():
 @pytest.fixture
 def image(draw):
     return torch.complex(draw(2, 32, 32), draw(2, 32, 32)).to(torch.complex64)
-
-
-def test_methods_are_reproducible(methods, scanner, image):
-    scan = scanner(image, 4)
-    for recover in methods:
-        assert isinstance(recover, Recover)
-        first, second = (recover(scan, samples=3, seed=5) for _ in range(2))
-        assert first.shape == ((3, 32, 32) if isinstance(recover, FlowRecovery) else (1, 32, 32))
-        assert torch.equal(first, second)
-        assert not first.is_complex()
 
 
 def test_full_measurement_is_returned(methods, scanner, image):

@@ -1,4 +1,3 @@
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -88,13 +87,6 @@ def test_sample_depends_on_case_seed_and_number_only(recover):
         assert torch.allclose(together[k, :2], alone[k], atol=1e-5)
     assert torch.pdist(together[0].flatten(1)).min() > 1e-2  # no sample twice
     assert not torch.allclose(recover(cases[0], samples=2, seed=8), alone[0], atol=1e-3)
-
-
-def test_full_measurement_leaves_no_spread(recover):
-    scan = scans(4)[0]
-    full = replace(scan, mask=torch.ones(SIZE, dtype=torch.bool))
-    samples = recover(full, samples=3, seed=0)
-    assert torch.allclose(samples, full.zero_filled.abs().square().sum(0).sqrt(), atol=1e-5)
 
 
 def test_normal_numbers_are_normal_and_independent():

@@ -65,15 +65,6 @@ def test_samples_differ_in_the_null_space():
     assert gap(found.images) < 0.25 * loose
 
 
-def test_sample_depends_on_case_and_seed_only():
-    recover = sampler()
-    alone = recover(scan(1), samples=3, seed=5)
-    together = recover.batch([scan(0, 8.0), scan(1)], samples=3, seeds=[4, 5])
-    assert torch.allclose(together[1], alone, atol=1e-4)
-    assert torch.equal(recover(scan(1), samples=3, seed=5), alone)
-    assert not torch.allclose(recover(scan(1), samples=3, seed=6), alone, atol=1e-3)
-
-
 def test_training_simulates_the_scanner():
     batch = {"image": CHEST[0].image[None], "round": torch.tensor([0])}
     views, _ = ct._SinogramSimulator(MEASURE)(batch, torch.Generator())

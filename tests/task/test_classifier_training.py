@@ -269,18 +269,13 @@ cases = st.lists(
 
 @few(max_examples=30)
 @given(cases)
-def test_auroc_is_the_fraction_of_ordered_pairs(found):
+def test_auroc_is_the_fraction_of_ordered_pairs_and_the_area_under_the_curve(found):
     positive = [z for z, y in found if y]
     negative = [z for z, y in found if not y]
     pairs = [(p > n) + 0.5 * (p == n) for p in positive for n in negative]
     assert auroc(*zip(*found, strict=True)) == pytest.approx(np.mean(pairs))
-
-
-@few(max_examples=30)
-@given(cases)
-def test_auroc_is_the_area_under_the_curve(found):
     false, true = roc_curve(*zip(*found, strict=True))
-    assert np.trapezoid(true, false) == pytest.approx(auroc(*zip(*found, strict=True)))
+    assert np.trapezoid(true, false) == pytest.approx(np.mean(pairs))
     assert (false[0], true[0], false[-1], true[-1]) == (0, 0, 1, 1)
 
 

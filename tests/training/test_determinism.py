@@ -29,6 +29,7 @@ from taskuq.training._determinism import DeviceDataset, DeviceLoader, EpochSampl
 from taskuq.training._fit import TrainerOptions, _fit, train_config
 from taskuq.training._module import TrainingModule, read_timing
 from taskuq.training._weights import read_tensors
+from training.conftest import NETWORKS
 
 CPU = TrainerOptions(accelerator="cpu", progress=False)
 MASKS = abs(np.arange(16) - 8) < [[2], [4], [6]]
@@ -171,7 +172,6 @@ accelerations = [4, 2]
 published = false
 [network]
 """
-FLOW = "coils = 2\nunet_width = 4\nunet_pools = 2\ncondition_channels = 4\nsteps_per_layer = 2\n"
 TASK = """
 [split]
 train = 0.625
@@ -184,13 +184,10 @@ width = 4
 blocks = [1, 1]
 """
 CONFIGS = {
-    "flow-mean": f"{RECOVER}{FLOW}rotate_coils = true\nmean_passes = 2\nfill = 'residual'\n"
-    "[pretrain]\nepochs = 1\nbatch = 4\n[augment]\nrotation = 5",
+    "flow-mean": RECOVER + NETWORKS["flow-mean"],
     "simclr": TASK.format(hidden=8),
     "classifier": TASK.format(hidden=[4]),
-    "sampler": f"{RECOVER}width = 4\ndecoder_channels = [4, 4]\n[estimate]\nfolds = 2\n"
-    "[estimate.network]\ncascades = 1\nwidth = 2\npools = 2\nsensitivity_width = 2\n"
-    "sensitivity_pools = 2\n[estimate.training]\nepochs = 1\nbatch = 4",
+    "sampler": RECOVER + NETWORKS["sampler"],
 }
 
 

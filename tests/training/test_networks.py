@@ -64,12 +64,9 @@ def test_key_of_another_kind_is_refused(table, code, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["flow", "varnet", "folder"])
-def test_missing_weights_are_refused(kind):
+def test_missing_weights_and_those_of_another_kind_are_refused(kind):
     with refused("config.missing"):
         RECOVERIES[kind]().open("cpu")
-
-
-def test_weights_of_another_kind_are_refused():
     with refused("weights.mismatch", "varnet-atlas"):
         RECOVERIES["flow"](weights="varnet-atlas").open("cpu")
 

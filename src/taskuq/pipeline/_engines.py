@@ -121,23 +121,14 @@ class LocalEngine:
 
 @dataclass(frozen=True)
 class RayOptions:
-    """Ray engine; workers load the networks once and write their own shards.
+    """Ray engine; workers load the networks once and write their own shards."""
 
-    Args:
-        address: Address of a running cluster; None starts a local one.
-        workers: Number of workers; None starts as many as fit.
-        cpus: CPUs of each worker.
-        gpus: GPUs of each worker; with a fraction, workers share a GPU.
-        chunk: Number of cases sent to a worker at a time.
-        patience: Seconds without a finished chunk before the run is aborted.
-    """
-
-    address: str | None = None
-    workers: int | None = None
-    cpus: float = 1.0
-    gpus: float = 0.0
-    chunk: int = 8
-    patience: float = 600.0
+    address: str | None = None  #: Address of a running cluster; None starts a local one.
+    workers: int | None = None  #: Number of workers; None starts as many as fit.
+    cpus: float = 1.0  #: CPUs of each worker.
+    gpus: float = 0.0  #: GPUs of each worker; with a fraction, workers share a GPU.
+    chunk: int = 8  #: Number of cases sent to a worker at a time.
+    patience: float = 600.0  #: Seconds without a finished chunk before the run is aborted.
 
     @classmethod
     def from_options(cls, options: EngineOptions) -> RayOptions:

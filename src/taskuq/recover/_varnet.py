@@ -117,23 +117,16 @@ class UNet(nn.Module):
 class VarNetConfig:
     """Size of a variational network; the defaults are the paper's.
 
-    Args:
-        cascades: Number of refinement steps.
-        width: Channels at the first level of each refinement U-Net.
-        pools: Number of times a refinement U-Net halves the image.
-        sensitivity_width: Channels at the first level of the sensitivity U-Net.
-        sensitivity_pools: Number of times the sensitivity U-Net halves the image.
-
     Example:
         >>> VarNetConfig().cascades
         12
     """
 
-    cascades: Depth = 12
-    width: Channels = 18
-    pools: Depth = 4
-    sensitivity_width: Channels = 8
-    sensitivity_pools: Depth = 4
+    cascades: Depth = 12  #: Number of refinement steps.
+    width: Channels = 18  #: Channels at the first level of each refinement U-Net.
+    pools: Depth = 4  #: Number of times a refinement U-Net halves the image.
+    sensitivity_width: Channels = 8  #: Channels at the first level of the sensitivity U-Net.
+    sensitivity_pools: Depth = 4  #: Number of times the sensitivity U-Net halves the image.
 
 
 def pad_amount(size: int, pools: int) -> int:
