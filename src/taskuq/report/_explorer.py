@@ -360,7 +360,7 @@ def _scores(
         if tuning_fraction(base) and x.shape[1] < FEWEST_FOR_LEARNED:
             continue
         if is_self_tuned(base):
-            scores[name] = _steady(base, x, z, shown, group, range_)
+            scores[name] = _steady(base, x, z, shown, explorer, range_)
             if name in plans:
                 scores[name] |= _windows(plans[name], [range_] * len(x), explorer)
             continue
@@ -386,10 +386,11 @@ def _steady(
     x: FloatArray,
     z: FloatArray,
     shown: FloatArray,
-    group: _Ids,
+    explorer: Explorer,
     range_: TaskRange,
 ) -> dict[str, Any]:
-    """Return the families of a score fitted to all calibration cases, for each unit."""
+    """Return the families of a score fitted to all calibration cases, for units and classes."""
+    group, label = explorer.calibration_group, explorer.calibration_label
     everyone = np.ones(x.shape[1], dtype=bool)
     reads, seen = [score.summarise(of_round) for of_round in x], [score.summarise(r) for r in shown]
     families: dict[str, Any] = {
@@ -398,11 +399,16 @@ def _steady(
     }
     for unit in ("case",) if group is None else ("group", "case"):
         index = make_unit(unit).index(x.shape[1], group)
-        learnt = [score.leave_one_out(read, z, range_).fit(everyone, index) for read in reads]
-        # All rounds have the same number of corners: it follows from the number of units.
-        corners = zip(*(one.corners for one in learnt), strict=True)
-        families["calibration"]["units"][unit] = _corners(corners, reads)
-        families["shown"]["units"][unit] = _corners([[one.score for one in learnt]], seen)
+        for within in ("all",) if label is None else ("all", "class"):
+            fits = [score.leave_one_out(read, z, range_) for read in reads]
+            if within == "class":
+                fits = [fit.for_classes(label) for fit in fits]
+            learnt = [fit.fit(everyone, index) for fit in fits]
+            # All rounds have the same number of corners: it follows from the number of units.
+            corners = zip(*(one.corners for one in learnt), strict=True)
+            key = f"{unit} {within}"
+            families["calibration"]["units"][key] = _corners(corners, reads)
+            families["shown"]["units"][key] = _corners([[one.score for one in learnt]], seen)
     return {"index": None, **families}
 
 

@@ -69,7 +69,7 @@ const model = (stored) => {
   // Nested intervals of every case and round, for an error rate: one object per case.
   // Where a score learns from all calibration cases, their centres and scales are known within a
   // range, and given at its corners.
-  function readFamilies(record, count, unit) {
+  function readFamilies(record, count, fit) {
     if (record.ordered) {
       const ordered = samplesOf(record.ordered);
       const p = stored.samples;
@@ -85,7 +85,7 @@ const model = (stored) => {
       };
     }
     const mean = record.mean && doubles(record.mean);
-    const own = record.units ? shifted(record.units[unit], mean) : [{
+    const own = record.units ? shifted(record.units[fit], mean) : [{
       center: doubles(record.center),
       scale: record.scale && doubles(record.scale),
     }];
@@ -104,16 +104,17 @@ const model = (stored) => {
   }
 
   const known = new Map();
-  function score(name, unit, task) {
-    const key = `${name} ${unit} ${task}`;
+  // Policies learn for each class what intervals by themselves learn from all of them.
+  function score(name, unit, task, within = "all") {
+    const key = `${name} ${unit} ${task} ${within}`;
     if (!known.has(key)) {
       const record = tasks[task].scores[name];
       const set = members(record);
       known.set(key, {
         ...record,
         set,
-        calibration: readFamilies(record.calibration, set.count, unit),
-        shown: readFamilies(record.shown, S, unit),
+        calibration: readFamilies(record.calibration, set.count, `${unit} ${within}`),
+        shown: readFamilies(record.shown, S, `${unit} ${within}`),
       });
     }
     return known.get(key);
@@ -122,7 +123,8 @@ const model = (stored) => {
   // How one case looks to a policy in one round, all tasks together.
   function examine(setting, which, round, i) {
     const policy = stored.policies[setting.policy];
-    const bases = tasks.map((_, t) => score(policy.statistic ?? setting.score, setting.unit, t));
+    const bases = tasks.map((_, t) =>
+      score(policy.statistic ?? setting.score, setting.unit, t, setting.within));
     const families = bases.map((base) => base[which](round, i, setting.alpha));
     const see = (family, t) => {
       const { range } = tasks[t];
