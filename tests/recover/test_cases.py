@@ -75,16 +75,6 @@ def test_empty_image_stays_empty(batch):
     assert torch.isfinite(rss(seen["image"])).all()
 
 
-@pytest.mark.parametrize(
-    "settings", [{"fixed_mask_fraction": 1.5}, {"coils": (0,)}, {"snr_db": (60.0, 20.0)}]
-)
-def test_bad_settings_are_refused(settings):
-    with refused("value.invalid"):
-        cases.ScanRandomisation(**settings)
-    with refused("value.invalid"):
-        cases.CoilAugmentation(rotation=60)
-
-
 def test_coils_are_not_simulated_twice(batch):
     two = {**batch, "image": batch["image"].expand(-1, 2, -1, -1)}
     with refused("option.conflict"):
@@ -190,13 +180,17 @@ def test_lines_are_drawn_by_weight(rule):
 
 
 @pytest.mark.parametrize(
-    ("settings", "code"),
+    ("kind", "settings", "code"),
     [
-        ({"acceleration_range": (16, 2)}, "value.invalid"),
-        ({"acs_fraction": (0.2, 1.2)}, "value.invalid"),
-        ({"patterns": ("spiral",)}, "choice.unknown"),
+        (cases.ScanRandomisation, {"fixed_mask_fraction": 1.5}, "value.invalid"),
+        (cases.ScanRandomisation, {"coils": (0,)}, "value.invalid"),
+        (cases.ScanRandomisation, {"snr_db": (60.0, 20.0)}, "value.invalid"),
+        (cases.CoilAugmentation, {"rotation": 60}, "value.invalid"),
+        (cases._RandomMasks, {"acceleration_range": (16, 2)}, "value.invalid"),
+        (cases._RandomMasks, {"acs_fraction": (0.2, 1.2)}, "value.invalid"),
+        (cases._RandomMasks, {"patterns": ("spiral",)}, "choice.unknown"),
     ],
 )
-def test_wrong_random_masks_are_refused(settings, code):
+def test_wrong_settings_are_refused(kind, settings, code):
     with refused(code):
-        cases._RandomMasks(**settings)
+        kind(**settings)
