@@ -22,6 +22,7 @@ from taskuq.measure._fourier import ifft2c, image_seed, round_at  # noqa: E402
 from taskuq.measure._mri import MRIMeasurement  # noqa: E402
 from taskuq.measure._systems import CallableMeasure  # noqa: E402
 from taskuq.pipeline import Pipeline  # noqa: E402
+from taskuq.pipeline._executor import Executor  # noqa: E402
 from taskuq.protocols import Recover, Task  # noqa: E402
 
 __all__ = ["DeepinvMeasure", "DeepinvMeasurement", "DeepinvModel", "DeepinvRecover", "calibrate"]
@@ -204,8 +205,9 @@ class DeepinvModel(torch.nn.Module):
     def forward(self, y: Tensor, physics: Any, seed: int | None = None, **kwargs: Any) -> Tensor:
         """Return one image for each measurement, (image, 1, height, width)."""
         first = int(torch.randint(2**62, ())) if seed is None else seed
+        sample = Executor(self.recover, task=torch.flatten).sample_with_seed
         found = [
-            self.recover(self.measurement(one[None], physics), samples=self.samples, seed=first + k)
+            sample(self.measurement(one[None], physics), self.samples, first + k)
             for k, one in enumerate(y)
         ]
         return torch.stack([torch.as_tensor(images).mean(0, keepdim=True) for images in found])

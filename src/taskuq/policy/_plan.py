@@ -390,8 +390,10 @@ def _by_class_and_site(
 
 
 def _mean(values: FloatArray, weights: FloatArray) -> float | None:
-    """Return a weighted mean; None if all weights are 0."""
-    return float(values @ weights / weights.sum()) if weights.any() else None
+    """Return a weighted mean; None if all weights are 0 or it is infinite, as for one end."""
+    used = weights > 0
+    mean = float(np.average(values[used], weights=weights[used])) if used.any() else np.inf
+    return mean if np.isfinite(mean) else None
 
 
 def _origin(table: TaskOutputs) -> dict[str, Any]:
