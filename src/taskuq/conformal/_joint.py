@@ -72,14 +72,16 @@ class _MonotoneScale:
         # than the score; the score that set the value must not be lost to that.
         low = np.clip(np.searchsorted(images, value, "right") - 1, 0, len(images) - 2)
         steepness = (knots[low + 1] - knots[low]) / (images[low + 1] - images[low])
-        size = abs(score) + abs(score - knots[low]) + abs(value) * steepness
-        return score + 8 * float(np.finfo(float).eps) * float(size)
+        size = abs(score) + abs(score - float(knots[low])) + abs(value) * float(steepness)
+        return score + 8 * float(np.finfo(float).eps) * size
 
 
 def _interpolate(at: FloatArray, x: FloatArray, y: FloatArray) -> FloatArray:
     low = np.clip(np.searchsorted(x, at, "right") - 1, 0, len(x) - 2)
     slope = (y[low + 1] - y[low]) / (x[low + 1] - x[low])
-    return np.asarray(y[low] + slope * (at - x[low]))
+    # Far beyond the knots an image is infinite, which only widens intervals.
+    with np.errstate(over="ignore"):
+        return np.asarray(y[low] + slope * (at - x[low]))
 
 
 def _make_scales(
