@@ -515,7 +515,7 @@ def evaluate_exact(
         task: Task of a table.
 
     Returns:
-        The evaluation, with ``splits`` None.
+        The evaluation; its ``splits`` is None.
 
     Example:
         >>> truth = rng.random(100)
@@ -596,8 +596,8 @@ def part_measures(
 
     Args:
         checked: Inputs of the evaluation.
-        inside: True for the cases, (case,).
-        by_case: How often each case was tested and covered, and the sum of its widths, (3, case).
+        inside: True for the cases to summarise, (case,).
+        by_case: Number of tests and of hits, and the sum of the widths of each case, (3, case).
     """
     weight = checked.unit.weights(checked.unit_of_case) * inside
     tested, covered, width = np.where(inside, by_case, 0.0) * weight
@@ -615,7 +615,7 @@ def part_measures(
 
 
 def _expected_by_case(checked: EvaluationInputs, pool: Pool, alpha: float) -> FloatArray:
-    """Return ones, and each case's probability of coverage and mean width as a test case."""
+    """Return 1, coverage probability and mean width of each case when tested, (3, case)."""
     n, m, rank = pool.n_calibration, checked.n_test, coverage_rank(pool.n_calibration, alpha)
     if rank > n:
         width = pool.interval(math.inf).width
