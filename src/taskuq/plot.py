@@ -51,7 +51,7 @@ def intervals(
         ax: Axes to draw on.
 
     Raises:
-        InputError: If there are several tasks, or another number of targets.
+        InputError: If there are several tasks, or the number of targets differs.
     """
     (found,) = _all(interval, Interval)
     ends = np.reshape(np.asarray(found), (-1, 2))

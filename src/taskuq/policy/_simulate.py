@@ -341,7 +341,7 @@ def simulate(
 
     With groups as the unit, this mean is for a random case of a new group. Standard errors come
     from a jackknife: up to 300 times, three tenths of the groups (or cases) are left out, and the
-    policy is calibrated and evaluated on the rest. The variance of the random splits is added.
+    policy is calibrated and evaluated on the rest. The Monte Carlo error of the splits is added.
 
     Args:
         table: Task outputs of all rounds with targets, or arrays as :func:`taskuq.plan` takes them.

@@ -127,7 +127,7 @@ class ZeroFilled(BatchRecovery):
 
 @dataclass(frozen=True)
 class FolderMethod:
-    """Settings [recover] of precomputed reconstructions."""
+    """Settings of [recover] for precomputed reconstructions."""
 
     path: Path | None = None  #: Folder of reconstructions.
 
@@ -196,7 +196,7 @@ class Ensemble(BatchRecovery):
 
 @dataclass(frozen=True)
 class EnsembleMethod:
-    """Settings [recover] of an ensemble."""
+    """Settings of [recover] for an ensemble."""
 
     members: tuple[Path, ...] = ()  #: Weights of the member networks, files or bundled names.
 

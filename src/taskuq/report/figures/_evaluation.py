@@ -46,7 +46,7 @@ def width_against(rows: Sequence[Row], along: Literal["acceleration", "samples"]
 
 
 def _shrinking(series: Sequence[Series], letter: str) -> str:
-    """Return the narrowest method and how widths change along the axis."""
+    """Return a sentence on the method that widens most with few samples or is narrowest by R."""
     ends = {}
     for one in series:
         known = sorted((float(x), y) for x, y in zip(one.x, one.y, strict=True) if y)

@@ -45,7 +45,7 @@ def masks_figure(masks: np.ndarray, accelerations: Any) -> Figure:
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """Reconstructions of one case with their intervals: by samples, and by a point network."""
+    """Reconstructions of one case, with intervals from samples and from a point estimate."""
 
     case: str
     truth: FloatArray  # (H, W)
@@ -174,7 +174,7 @@ def _draw_intervals(
 def task_auroc(table: TaskOutputs) -> tuple[float, float] | None:
     """Return the AUROC of a task on true images and its standard error over units, or None.
 
-    The error follows Obuchowski (Biometrics 1997) for groups, and DeLong for single cases.
+    The standard error follows Obuchowski (Biometrics 1997) for groups, DeLong for single cases.
     """
     if table.label is None or not table.has_targets or table.has_round_targets or table.tasks > 1:
         return None
