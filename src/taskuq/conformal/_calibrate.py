@@ -86,7 +86,7 @@ class RoundArrays(NamedTuple):
 
 
 def aligned(outputs: Any, targets: Any, **others: Any) -> list[Any]:
-    """Return outputs, targets and other arrays, cases in the same order; load a stored table."""
+    """Align the cases of outputs, targets and other arrays; load a stored table."""
     if targets is None and is_stored(outputs):
         outputs = TaskOutputs.load(outputs)
     return list(align_cases({"outputs": outputs, "targets": targets, **others}).values())
@@ -194,7 +194,7 @@ def tuning_units(
 
 
 def tuning_count(units: int, fraction: float, alpha: Level) -> int:
-    """Return a number of tuning units near a fraction; alpha (n + 1) is an integer for n others."""
+    """Return a tuning-set size near a fraction; alpha (n + 1) is whole for the n units left."""
     level = exact_alpha(alpha)
     take = math.floor(fraction * units)
     left = units - take

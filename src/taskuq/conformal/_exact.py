@@ -597,7 +597,7 @@ def part_measures(
     Args:
         checked: Inputs of the evaluation.
         inside: True for the cases to summarise, (case,).
-        by_case: Number of tests and of hits, and the sum of the widths of each case, (3, case).
+        by_case: Counts of tests and of covered tests, and sum of widths, of each case, (3, case).
     """
     weight = checked.unit.weights(checked.unit_of_case) * inside
     tested, covered, width = np.where(inside, by_case, 0.0) * weight

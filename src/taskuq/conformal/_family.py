@@ -305,7 +305,7 @@ TINY = 1e-100
 
 
 def _moments(x: FloatArray, degrees: int) -> tuple[FloatArray, FloatArray]:
-    """Return mean and standard deviation relative to the first sample; modify the argument."""
+    """Return mean and standard deviation, shifted by the first sample; overwrite the argument."""
     first = x[:, :1].copy()
     x -= first
     center = x.mean(axis=1, keepdims=True)

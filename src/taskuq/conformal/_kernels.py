@@ -54,7 +54,7 @@ def extremes(outputs, smallest, largest):  # type: ignore[no-untyped-def]  # com
 
 @njit(cache=True, nogil=True)
 def two_extremes(outputs, smallest, largest):  # type: ignore[no-untyped-def]  # compiled
-    """Fill in the two smallest and two largest values, as 95 % intervals from 32 outputs need."""
+    """Fill in the two smallest and largest values, as needed by 95 % intervals from 32 outputs."""
     cases, p = outputs.shape
     for i in range(cases):
         low, next_low = np.inf, np.inf

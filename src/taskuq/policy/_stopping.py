@@ -394,7 +394,7 @@ def _round_grid(
     enough: float,
     classes: Sequence[BoolArray | None],
 ) -> FloatArray:
-    """Return next-round thresholds whose miss rates among each class's stops are parts of alpha."""
+    """Return the first next-round thresholds with miss rates of at most given parts of alpha."""
     statistics, index = tuning
     k, weight = len(before), unit.weights(index) / (index.max() + 1)
     top = statistics.allowance(index)[k, index] if unit.stops_together else statistics.largest[k]

@@ -56,7 +56,7 @@ def init_weights(network: nn.Module, weights: Path | None, kind: str) -> None:
 
 
 def rescale_pow2(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale images to [1/2, 1) by powers of two."""
+    """Scale images to [1/2, 1) by powers of two; return images and scales."""
     images = images.to(torch.complex64)
     largest = torch.view_as_real(images).abs().flatten(1).amax(1)
     # Factors stay normal numbers, whose reciprocals are numbers, too.

@@ -121,7 +121,7 @@ class _StreamedSlice:
 
 @dataclass(eq=False)
 class _ActiveScan:
-    """Scan between two of its rounds."""
+    """Scan in progress, between two rounds."""
 
     slices: dict[int, _StreamedSlice]
     slice_of: dict[str, int]

@@ -285,7 +285,7 @@ def _validate(
 
 
 def _summary(values: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the geometric mean of mean scores over accelerations, PSNR and spread."""
+    """Return the geometric mean of scores over accelerations, and PSNR and spread at each."""
     summary: dict[str, float] = {}
     logs = []
     for place, rate in enumerate(ACCELERATIONS):
