@@ -264,7 +264,6 @@ def calibrate(
 
 
 def _parameters(model: Any) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a model or physics."""
     return inspect.signature(
         model.forward if isinstance(model, torch.nn.Module) else model
     ).parameters

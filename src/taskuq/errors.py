@@ -58,7 +58,7 @@ class MachineError(RuntimeError):
 
 
 class GuaranteeWarning(UserWarning):
-    """Use of a policy or a table outside a guarantee; the message gives the reason."""
+    """Use of a policy or a table outside its guarantee; the message gives the reason."""
 
 
 class ChecksumWarning(UserWarning):

@@ -389,7 +389,6 @@ class Bound(BaseBound):
 
     @property
     def _quantiles(self) -> dict[str, float]:
-        """Quantiles by name."""
         if isinstance(self.threshold, StratumQuantiles):
             return {f"quantile in {name}": q for name, q in self.threshold.by_stratum.items()}
         each = self.threshold.quantiles

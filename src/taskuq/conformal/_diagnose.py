@@ -409,7 +409,7 @@ def compare(
         second: A table of other units, with the same rounds, tasks and number of samples.
         unit: Exchangeable unit, 'case' or 'group'; default: 'group' if both tables have groups.
         permutations: Number of random assignments, unless all can be enumerated.
-        seed: Integer or Generator of the random assignments.
+        seed: Integer or Generator for the random assignments.
 
     Raises:
         InputError: If the tables differ in rounds, tasks or samples.

@@ -510,7 +510,7 @@ def evaluate_exact(
         task_range: Range to which intervals are clipped.
         calibration_fraction: Fraction of cases used for calibration.
         tuning_repeats: Number of tuning sets to average over, if the score is fitted to targets.
-        seed: Integer or Generator of the random choice of tuning sets.
+        seed: Integer or Generator for the random choice of tuning sets.
         acceleration: Round of a table, by acceleration or name.
         task: Task of a table.
 

@@ -141,7 +141,7 @@ def pad_amount(size: int, pools: int) -> int:
 
 
 class NormUnet(nn.Module):
-    """U-Net on one complex image, normalised for scale and offset."""
+    """U-Net for complex images, normalised for scale and offset."""
 
     def __init__(self, width: int, pools: int) -> None:
         super().__init__()

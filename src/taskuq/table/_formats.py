@@ -187,7 +187,7 @@ class _Rows:
         return entries
 
     def _outputs(self, place: np.ndarray) -> tuple[np.ndarray, FloatArray]:
-        """Return the outputs (place, sample), with case and round of each place."""
+        """Return the index of each case and round, and its outputs, (index, sample)."""
         if "sample" in self:
             return self._sampled_outputs(place)
         if len(np.unique(place)) != len(place):
