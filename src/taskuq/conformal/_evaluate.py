@@ -488,7 +488,7 @@ def _of_pool(
 
 
 def _means(pool: Pool, splitting: Splits, quantile: FloatArray, weight: FloatArray) -> FloatArray:
-    """Return coverage, mean width and mean centre error of each test fold; cases are the unit."""
+    """Return case coverage, mean width and mean centre error of each test fold, (3, trial)."""
 
     def tables(q: FloatArray) -> FloatArray:
         interval = pool.intervals(q)

@@ -100,7 +100,7 @@ def _as_tensor(matrix: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _footprints(radon: Radon) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return detector bins of square pixels, (view, pixel, bin), and the fraction in each bin."""
+    """Return the bins that square pixels project to, (view, pixel, bin), and their fractions."""
     axis = np.arange(radon.size) - (radon.size - 1) / 2
     y, x = np.meshgrid(-axis, axis, indexing="ij")
     theta = np.array(radon.angles)[:, None]

@@ -152,7 +152,7 @@ class TrainingModule(LightningModule):
 
 
 class Averaging(WeightAveraging):
-    """Lightning's weight averaging with the configured decay."""
+    """Lightning's weight averaging: an EMA, or the mean over epochs."""
 
     def __init__(self, config: TrainingConfig) -> None:
         super().__init__(use_buffers=False, multi_avg_fn=self._average)
