@@ -24,7 +24,7 @@ class Summary(NamedTuple):
 
 
 class Displayed:
-    """Result that prints as a table, in a notebook with a picture."""
+    """Result that prints as a table, with a picture in notebooks."""
 
     __slots__ = ()
 

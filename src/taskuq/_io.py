@@ -97,7 +97,7 @@ def require_file(path: str | os.PathLike[str]) -> None:
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Read a text of limited size from a file, a device or a pipe."""
+    """Read text of limited size from a file, a device or a pipe."""
     with open(path, "rb") as file:
         data = file.read(LARGEST_TEXT + 1)
     if len(data) > LARGEST_TEXT:
@@ -304,7 +304,7 @@ def _copy_into(source: Path, target: Path) -> None:
 
 @cache
 def _machine() -> str:
-    """Return a name of this machine and its process numbers."""
+    """Return a digest of this machine's name and process-id namespace."""
     name = platform.node()
     with suppress(OSError):
         name += os.readlink("/proc/self/ns/pid")

@@ -1,4 +1,4 @@
-"""deepinv both ways: its physics and models in taskuq, networks of taskuq as its models."""
+"""Adapters for deepinv: its physics and models in taskuq, taskuq recoveries as its models."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _own_generators(seed: int) -> Iterator[None]:
 
 
 def mri_measurement(y: Tensor, physics: Any) -> MRIMeasurement:
-    """Return k-space of deepinv, (1, 2, [coil,] height, width), as a measurement of one image."""
+    """Convert deepinv's k-space, (1, 2, [coil,] height, width), to a measurement of one image."""
     kspace = torch.complex(y[0, 0], y[0, 1])
     kspace = kspace if kspace.ndim == 3 else kspace[None]
     mask = torch.as_tensor(physics.mask)[0].bool().flatten(0, -2)
@@ -266,7 +266,6 @@ def calibrate(
 
 
 def _parameters(model: Any) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a model or physics."""
     return inspect.signature(
         model.forward if isinstance(model, torch.nn.Module) else model
     ).parameters

@@ -44,7 +44,7 @@ class InputError(ValueError):
 
 
 class TableMismatchError(InputError):
-    """Folder that holds the table of a different run; the caller may overwrite it."""
+    """Error for a folder with the table of a different run; the caller may overwrite it."""
 
     def __init__(self, message: str = "", *, code: Code = "resume.mismatch") -> None:
         super().__init__(message, code=code)
@@ -58,7 +58,7 @@ class MachineError(RuntimeError):
 
 
 class GuaranteeWarning(UserWarning):
-    """Use of a policy or a table outside a guarantee; the message gives the reason."""
+    """Use of a policy or a table outside its guarantee; the message gives the reason."""
 
 
 class ChecksumWarning(UserWarning):

@@ -51,7 +51,7 @@ def intervals(
         ax: Axes to draw on.
 
     Raises:
-        InputError: If there are several tasks, or another number of targets.
+        InputError: If there are several tasks, or the number of targets differs.
     """
     (found,) = _all(interval, Interval)
     ends = np.reshape(np.asarray(found), (-1, 2))
@@ -75,7 +75,7 @@ def intervals(
 
 
 def widths(evaluations: Evaluation | Sequence[Evaluation], *, ax: Axes | None = None) -> Axes:
-    """Draw mean widths against acceleration, or against the number of samples if only it differs.
+    """Draw mean widths against acceleration, or against the number of samples if only that varies.
 
     Args:
         evaluations: Results of :func:`taskuq.evaluate` or :func:`taskuq.evaluate_exact`.

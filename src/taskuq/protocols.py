@@ -73,8 +73,7 @@ class AdaptiveMeasure(Measure, Protocol):
         """Return the lines of the next round, including those measured so far.
 
         ``recoveries`` are samples (sample, ...) of the current round; ``lines`` are booleans
-        (line,);
-        ``task`` returns the task outputs of images, from a cache for the samples.
+        (line,); ``task`` returns the task outputs of images, from a cache for the samples.
         """
 
     def fallback_lines(self, round: int, lines: BoolArray, /) -> BoolArray:
@@ -170,7 +169,7 @@ class FullReferenceTask(Task, Protocol):
     """
 
     def compare(self, reported: Any, images: Any, /) -> Any:
-        """Return the quality of one image (height, width) against each of several."""
+        """Return the quality of one image (height, width) relative to each of several."""
 
 
 def declared_names(task: Any) -> tuple[str, ...] | None:
@@ -299,14 +298,14 @@ class SelfTunedScore(FittedScore, Protocol):
     def leave_one_out(
         self, read: Any, targets: Any, range_: TaskRange, fits: int = 1
     ) -> LeaveOneOutFit:
-        """Return the fit to any calibration units among summarised cases, to be made many times."""
+        """Return a reusable fit to any calibration units among summarised cases."""
 
 
 class LeaveOneOutFit(Protocol):
     """Fit of a regularised score to calibration units."""
 
     def for_classes(self, classes: Any) -> LeaveOneOutFit:
-        """Return the fit for a guarantee of each class (case,)."""
+        """Return the fit for a guarantee within each class, given classes (case,)."""
 
     def fit(self, kept: BoolArray, index: NDArray[np.int64]) -> SelfTuned:
         """Fit to some cases with the given units."""

@@ -60,7 +60,7 @@ MOST = {"seed": 2**63 - 1, "splits": 10**8, "size": 2**13, "coils": 2**12, "port
 
 
 def command(name: str) -> Callable[[T], T]:
-    """Document and check the function of a command, or document a class of options."""
+    """Return a decorator that documents and checks a command, or documents an options class."""
 
     def document(function: T) -> T:
         texts = OPTIONS | (GOAL if name == "goal" else COMMANDS[name])

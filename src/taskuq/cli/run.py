@@ -118,7 +118,7 @@ def run(
 
 
 def _kept(text: str) -> int | tuple[str, ...]:
-    """Return a number of cases, or their names."""
+    """Parse the cases to keep: a number of cases, or their names."""
     return int(text) if text.isdecimal() else tuple(app.parse_list(text))
 
 

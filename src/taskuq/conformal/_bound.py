@@ -33,7 +33,7 @@ from taskuq.protocols import Score
 
 
 class Threshold(ABC):
-    """Quantile of each new case."""
+    """Calibrated threshold: the quantile of each new case."""
 
     @abstractmethod
     def at(self, cases: int, strata: Any, weights: Any) -> FloatArray:
@@ -179,7 +179,7 @@ class WeightedQuantile(Threshold):
 
 @dataclass(frozen=True)
 class EndQuantiles(Threshold):
-    """Quantiles of the lower and the upper end."""
+    """Separate quantiles of the lower and the upper end."""
 
     kind: ClassVar[str] = "each"
     lower: Threshold
@@ -313,7 +313,7 @@ class Bound(BaseBound):
 
     @property
     def quantile(self) -> float:
-        """Quantile (the largest, if strata differ); infinite with too few calibration units."""
+        """Quantile (the largest over strata); infinite if there are too few calibration units."""
         return self.threshold.quantile
 
     @property
@@ -353,7 +353,7 @@ class Bound(BaseBound):
             InputError: If the number of samples differs from calibration.
 
         Warns:
-            GuaranteeWarning: If cases were used for calibration.
+            GuaranteeWarning: If some of the cases were used for calibration.
         """
         given, names = {"outputs": outputs, "strata": strata, "weights": weights}, case_ids(outputs)
         outputs, strata, weights = align_cases(given).values()
@@ -389,7 +389,6 @@ class Bound(BaseBound):
 
     @property
     def _quantiles(self) -> dict[str, float]:
-        """Quantiles by name."""
         if isinstance(self.threshold, StratumQuantiles):
             return {f"quantile in {name}": q for name, q in self.threshold.by_stratum.items()}
         each = self.threshold.quantiles

@@ -86,7 +86,7 @@ class RoundArrays(NamedTuple):
 
 
 def aligned(outputs: Any, targets: Any, **others: Any) -> list[Any]:
-    """Return outputs, targets and other arrays with cases in one order; load a stored table."""
+    """Align the cases of outputs, targets and other arrays; load a stored table."""
     if targets is None and is_stored(outputs):
         outputs = TaskOutputs.load(outputs)
     return list(align_cases({"outputs": outputs, "targets": targets, **others}).values())
@@ -194,7 +194,7 @@ def tuning_units(
 
 
 def tuning_count(units: int, fraction: float, alpha: Level) -> int:
-    """Return a number of tuning units near the fraction for which alpha (n + 1) is an integer."""
+    """Return a tuning-set size near a fraction; alpha (n + 1) is whole for the n units left."""
     level = exact_alpha(alpha)
     take = math.floor(fraction * units)
     left = units - take
@@ -261,7 +261,7 @@ def calibrate(
         unit: Exchangeable unit, 'case', 'group' or 'site' (a random case of a random group of a
             new site); default: 'group' if groups are given.
         cases: With groups, cases of a new group to cover: 'random' (one), 'all' or a fraction.
-        delta: Probability, over calibration sets, that coverage given the set falls short.
+        delta: Probability, over calibration sets, that coverage given the set is below 1 - alpha.
         label: Class of each case; the guarantee holds within each class, and new cases need no
             label.
         strata: Stratum of each case, any function of the inputs; the guarantee holds within each
@@ -279,7 +279,7 @@ def calibrate(
             ``delta`` of a tenth of them.
         acceleration: Round of a table, by acceleration or name; stored with the bound.
         task: Task of a table.
-        seed: Integer or Generator of the random choice of units to hold out, if some are.
+        seed: Integer or Generator for the random choice of units to hold out, if any.
 
     Returns:
         The bound; call it with the outputs of new cases.

@@ -347,7 +347,7 @@ class ComparedStatistic:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Test whether the units of two tables are exchangeable.
+    """Result of a test of exchangeability between the units of two tables.
 
     Args:
         results: Statistics of each round and task, the smallest p-value first.
@@ -407,9 +407,9 @@ def compare(
     Args:
         first: A table or its path.
         second: A table of other units, with the same rounds, tasks and number of samples.
-        unit: Exchangeable unit, 'case' or 'group'; the group if both tables have groups.
+        unit: Exchangeable unit, 'case' or 'group'; default: 'group' if both tables have groups.
         permutations: Number of random assignments, unless all can be enumerated.
-        seed: Integer or Generator of the random assignments.
+        seed: Integer or Generator for the random assignments.
 
     Raises:
         InputError: If the tables differ in rounds, tasks or samples.
@@ -485,7 +485,7 @@ def _double_ranks(values: FloatArray) -> NDArray[np.int64]:
 def _assignments(
     n: int, m: int, count: int | None, rng: np.random.Generator
 ) -> Iterator[NDArray[np.bool_]]:
-    """Yield blocks of assignments of n of n + m units: all of them, or some at random."""
+    """Yield blocks of assignments of n of n + m units: all of them, or a random selection."""
     if count is None:
         every = np.array(list(combinations(range(n + m), n)))
         yield (every[:, :, None] == np.arange(n + m)).any(axis=1)

@@ -1,4 +1,4 @@
-"""Evaluation over random splits, also by class and by width."""
+"""Evaluation over random splits: overall, by class and by width."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ StratumCounts = dict[tuple[str, str], FloatArray]
 def _stratum_coverage(
     parts: Sequence[StratumCounts], kind: str, checked: EvaluationInputs, by_case: FloatArray
 ) -> tuple[StratumCoverage, ...]:
-    """Average over the splits in which a stratum has test cases; empty ones are omitted."""
+    """Return the coverage of each stratum over the splits in which it has test cases."""
     found, unit = [], checked.unit
     members = {name: inside for of, name, inside in checked.parts if of == kind}
     for stratum in (stratum for stratum in parts[0] if stratum[0] == kind):
@@ -90,7 +90,7 @@ def _stratum_coverage(
 def _count_strata(
     options: _Options, pool: Pool, splitting: Splits, quantile: FloatArray
 ) -> StratumCounts:
-    """Count and weigh test cases, and covered ones, in each class, site and range of widths."""
+    """Return number, weight and covered weight of test cases by class, site and width range."""
     checked, edges = options.checked, options.size_bins
     known = [part for part in checked.parts if part[2][pool.index].any()]
     if not known and not edges:
@@ -189,7 +189,7 @@ def evaluate(
         \mathbb 1\{z_i \in \mathcal C_i\}, \qquad
         \mathrm{width}[t] = \frac1m \sum_{i \in \mathrm{test}} |\mathcal C_i|
 
-    With groups as the unit, whole groups are split, and every group has equal weight. If ``cases``
+    With groups as the unit, no group is divided, and every group has equal weight. If ``cases``
     is 'all' or a fraction, coverage is the fraction of groups with that many cases covered. A
     case is covered if its reported interval contains its target.
 
@@ -488,7 +488,7 @@ def _of_pool(
 
 
 def _means(pool: Pool, splitting: Splits, quantile: FloatArray, weight: FloatArray) -> FloatArray:
-    """Return coverage, mean width and mean centre error of each test fold, for cases."""
+    """Return case coverage, mean width and mean centre error of each test fold, (3, trial)."""
 
     def tables(q: FloatArray) -> FloatArray:
         interval = pool.intervals(q)
@@ -502,7 +502,7 @@ def _means(pool: Pool, splitting: Splits, quantile: FloatArray, weight: FloatArr
 
 
 def _is_open(pool: Pool, quantile: ArrayLike) -> tuple[bool, bool]:
-    """Return True if any interval is unbounded, and True if any is unbounded at both ends."""
+    """Return two flags: any interval is unbounded, and any is unbounded at both ends."""
     interval = pool.interval(quantile)
     both = np.isinf(interval.lower) & np.isinf(interval.upper)
     return bool(interval.is_unbounded.any()), bool(both.any())

@@ -510,12 +510,12 @@ def evaluate_exact(
         task_range: Range to which intervals are clipped.
         calibration_fraction: Fraction of cases used for calibration.
         tuning_repeats: Number of tuning sets to average over, if the score is fitted to targets.
-        seed: Integer or Generator of the random choice of tuning sets.
+        seed: Integer or Generator for the random choice of tuning sets.
         acceleration: Round of a table, by acceleration or name.
         task: Task of a table.
 
     Returns:
-        The evaluation, with ``splits`` None.
+        The evaluation; its ``splits`` is None.
 
     Example:
         >>> truth = rng.random(100)
@@ -610,7 +610,7 @@ def part_measures(
 
 
 def _expected_by_case(checked: EvaluationInputs, pool: Pool, alpha: float) -> FloatArray:
-    """Return ones, and each case's probability of coverage and mean width as a test case."""
+    """Return 1, coverage probability and mean width of each case when tested, (3, case)."""
     n, m, rank = pool.n_calibration, checked.n_test, coverage_rank(pool.n_calibration, alpha)
     if rank > n:
         width = pool.interval(math.inf).width

@@ -61,7 +61,7 @@ IDENTITY = Link()
 
 
 def natural_link(range_: TaskRange) -> Link:
-    """Choose the scale for a task: a logit on its declared range, if that is finite."""
+    """Return the link of a task: a logit on its declared range if finite, else the identity."""
     if range_ is not None and np.isfinite(range_).all():
         return Link("logit", *map(float, range_))
     return IDENTITY
@@ -210,7 +210,7 @@ class _CallableFamily:
 
 @dataclass(frozen=True)
 class BracketedFamily:
-    """Family whose centre and scale are bracketed; returns its largest scores."""
+    """Family with bracketed centre and scale; its scores are the largest over the corners."""
 
     corners: tuple[IntervalFamily, ...]
 
@@ -280,7 +280,7 @@ def use_numba(work: int) -> bool:
 
 
 def mean_and_deviation(outputs: FloatArray, ddof: int = 0) -> tuple[FloatArray, FloatArray]:
-    """Mean and standard deviation over the samples of each case."""
+    """Return mean and standard deviation over the samples of each case."""
     cases, p = outputs.shape
     mean, deviation = np.empty(cases), np.empty(cases)
     if use_numba(outputs.size):
@@ -305,7 +305,7 @@ TINY = 1e-100
 
 
 def _moments(x: FloatArray, degrees: int) -> tuple[FloatArray, FloatArray]:
-    """Return mean and standard deviation, measured from the first sample; changes its argument."""
+    """Return mean and standard deviation, shifted by the first sample; overwrite the argument."""
     first = x[:, :1].copy()
     x -= first
     center = x.mean(axis=1, keepdims=True)

@@ -173,7 +173,7 @@ class Guarantee:
 
     @property
     def _strata_text(self) -> str:
-        """Name of the strata; the guarantee excludes classes that were not calibrated."""
+        """Text for the strata: the calibrated classes with their number, or 'stratum'."""
         return f"of the {self.strata} calibrated classes" if self.kind == "class" else "stratum"
 
     @property
@@ -253,7 +253,7 @@ class Guarantee:
         return alpha, delta
 
     def stratum(self, scores: FloatArray, group: np.ndarray | None, inside: np.ndarray) -> Stratum:
-        """Return the scores of the cases inside a stratum, ready for its quantile."""
+        """Return the calibration cases of a stratum."""
         index, sizes = group_index(np.arange(len(scores)) if group is None else group)
         by = None if group is None else group[inside]
         return Stratum(self, self.stratum_levels, scores[inside], by, index[inside], sizes)

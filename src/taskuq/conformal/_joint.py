@@ -270,7 +270,7 @@ def calibrate_joint(
         task_range: One range for all tasks, or one per task, in order or by name.
         task_names: Names of the tasks; with a table, the tasks to use.
         acceleration: Round of a table, by acceleration or name; stored with the bound.
-        seed: Integer or Generator of the random choice of units to hold out, if some are.
+        seed: Integer or Generator for the random choice of units to hold out, if some are.
 
     Example:
         >>> truth = rng.random((400, 2))

@@ -14,7 +14,7 @@ REORDER = {"reassoc", "contract", "nsz"}
 
 @njit(cache=True, fastmath=REORDER, nogil=True)
 def mean_and_deviation(outputs, ddof, mean, deviation):  # type: ignore[no-untyped-def]  # compiled
-    """Fill mean and standard deviation of each row, measured from its first sample."""
+    """Fill in mean and standard deviation of each row, computed relative to its first sample."""
     cases, p = outputs.shape
     for i in range(cases):
         first = np.float64(outputs[i, 0])
@@ -54,7 +54,7 @@ def extremes(outputs, smallest, largest):  # type: ignore[no-untyped-def]  # com
 
 @njit(cache=True, nogil=True)
 def two_extremes(outputs, smallest, largest):  # type: ignore[no-untyped-def]  # compiled
-    """Fill in two values at each end like ``extremes``, as 95 % intervals from 32 outputs need."""
+    """Fill in the two smallest and largest values, as needed by 95 % intervals from 32 outputs."""
     cases, p = outputs.shape
     for i in range(cases):
         low, next_low = np.inf, np.inf
@@ -84,7 +84,7 @@ def _hash(state):  # type: ignore[no-untyped-def]  # compiled
 
 @njit(cache=True, nogil=True)
 def fill_test_fold(seed, trial, units, n_test, threshold, words, fold):  # type: ignore[no-untyped-def]  # compiled
-    """Fill in the test fold of one trial; numba version of ``splits.test_folds``."""
+    """Fill in the test fold of one trial; Numba version of ``test_sets``."""
     start = _hash(_hash(np.uint64(seed)) + np.uint64(trial + 1) * GOLDEN)
     for i in range(words.size):
         words[i] = _hash(start + np.uint64(i + 1) * GOLDEN)
@@ -148,7 +148,7 @@ def _masked_sum(chosen, values):  # type: ignore[no-untyped-def]  # compiled
 def run_trials(  # type: ignore[no-untyped-def]  # compiled
     seed, trial_numbers, sizes, unit_of_case, entries, allowed, tested, features, results
 ):
-    """Numba version of run_splits."""
+    """Find the quantile and sums of each trial; Numba version of ``run_splits``."""
     units, n_test, threshold = sizes
     entry_unit, entry_weight, ends_tie = entries
     test_unit, test_weight, covered = tested
@@ -243,7 +243,7 @@ def replay(  # type: ignore[no-untyped-def]  # compiled
     window_from, is_logit, link_low, link_high, allowance, cost, enough, sums,
     by_case,
 ):  # fmt: skip
-    """Numba version of _simulate_splits."""
+    """Apply policies in every split; Numba version of ``simulate_splits``."""
     rounds, _, cases = low.shape
     words = np.empty(-(-units // 8), np.uint64)
     fold = np.empty(units, np.uint8)
@@ -309,7 +309,7 @@ def replay(  # type: ignore[no-untyped-def]  # compiled
 
 @njit(cache=True, nogil=True)
 def _sort_nearly_sorted(values, order):  # type: ignore[no-untyped-def]  # compiled
-    """Sort an order of values that is nearly right, by insertion; by merging if it is not."""
+    """Sort a nearly sorted order of values by insertion, or by merging if it is far from sorted."""
     moves = 0
     for i in range(1, order.size):
         one, j = order[i], i
@@ -326,7 +326,7 @@ def _sort_nearly_sorted(values, order):  # type: ignore[no-untyped-def]  # compi
 
 @njit(cache=True, nogil=True)
 def unit_quantile(values, order, unit, share, level, slack, low, high):  # type: ignore[no-untyped-def]  # compiled
-    """Return a quantile of units; fill its range without each unit in turn, (unit,)."""
+    """Return a quantile over units; fill in its range without each unit in turn, (unit,)."""
     units = low.size
     own, middle = np.zeros(units), np.inf
     at = level * units

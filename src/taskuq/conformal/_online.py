@@ -93,7 +93,7 @@ class OnlineBound(BaseBound):
 
     @property
     def largest_deviation(self) -> float:
-        """Largest possible deviation of the miss rate over all audits so far from alpha."""
+        """Largest possible deviation from alpha of the miss rate over all audits so far."""
         if self.audits == 0:
             return 1.0
         bound = (max(self.alpha, 1 - self.alpha) + self.step_size) / (self.audits * self.step_size)
@@ -116,7 +116,7 @@ class OnlineBound(BaseBound):
         return Summary(title, [(n, f"{v:.4g}") for n, v in numbers.items()], self.statement)
 
     def __call__(self, outputs: ArrayLike) -> Interval:
-        """Return the intervals of new cases, outputs (case, sample) or (sample,)."""
+        """Return the intervals of new cases with outputs (case, sample) or (sample,)."""
         x = as_real_array(outputs, "outputs", ndim=(1, 2))
         single = x.ndim == 1
         x = x[None] if single else x
@@ -185,7 +185,7 @@ def calibrate_online(
     task_range: TaskRange = None,
     seed: int | np.random.Generator | None = None,
 ) -> OnlineBound:
-    r"""Calibrate a bound that audits correct online.
+    r"""Calibrate a bound that is updated online by audits.
 
     Args:
         outputs: Task outputs (case, sample).
@@ -195,7 +195,7 @@ def calibrate_online(
         score: Name or object of a score.
         side: 'two', 'upper' or 'lower'.
         task_range: Range to which intervals are clipped.
-        seed: Integer or Generator for a random choice of tuning cases.
+        seed: Integer or Generator for the random choice of tuning cases.
     """
     exact_alpha(step_size, "step_size")
     outputs, targets = align_cases({"outputs": outputs, "targets": targets}).values()

@@ -189,7 +189,7 @@ def random_order(
 def smallest_certified(
     scores: FloatArray, unit: NDArray[np.int64], weight: FloatArray, bets: BettingEProcess
 ) -> float:
-    """Return the smallest certified score."""
+    """Return the smallest score at which the losses are certified; infinity if there is none."""
     groups = int(unit.max()) + 1
     if not bets.can_certify(groups):
         return math.inf
@@ -297,14 +297,14 @@ def calibration_size(
     group_size: float = 1.0,
     icc: float = 0.0,
 ) -> int:
-    r"""Return the number of cases that keep the coverage of one calibration set near its target.
+    r"""Return the number of calibration cases that keeps coverage close to its target.
 
-    The coverage of a calibrated bound over all future cases is
-    :math:`B_n \sim \mathrm{Beta}(k, n + 1 - k)`. The result is the smallest :math:`n` from which on
+    The coverage over all future cases is :math:`B_n \sim \mathrm{Beta}(k, n + 1 - k)`. The result
+    is the smallest :math:`n` such that, for it and all larger ones,
 
     .. math:: \mathbb P\{|B_n - (1 - \alpha)| \le \varepsilon\} \ge 1 - \delta
 
-    or :math:`\mathbb P\{B_n \ge 1 - \alpha - \varepsilon\} \ge 1 - \delta` if one side matters.
+    or :math:`\mathbb P\{B_n \ge 1 - \alpha - \varepsilon\} \ge 1 - \delta` if not two-sided.
     Grouped cases carry less information: the size is multiplied by the design effect
     :math:`1 + (g - 1)\,\mathrm{ICC}`, an approximation.
 

@@ -36,7 +36,7 @@ def fold_sizes(units: int, calibration_fraction: float = 0.7) -> tuple[int, int]
 
 
 def splitmix64(state: int) -> int:
-    """SplitMix64 finaliser."""
+    """Apply the SplitMix64 finaliser."""
     z = state & FULL
     z = ((z ^ (z >> 30)) * MIX_1) & FULL
     z = ((z ^ (z >> 27)) * MIX_2) & FULL
@@ -125,7 +125,7 @@ class EvaluationInputs:
 
     @property
     def parts(self) -> list[tuple[str, str, BoolArray]]:
-        """Classes and sites: kind, name, and True for their cases."""
+        """Kind, name and case mask of each class and site."""
         ids = {"class": self.label, "site": self.site}
         return [
             (kind, str(name), np.asarray(of_case == name))
@@ -199,7 +199,7 @@ class Pool:
         return _center_offset(interval, self.targets, self.task_range)
 
     def take(self, order: NDArray[np.int64]) -> Pool:
-        """Return the pool with its cases in another order."""
+        """Return the pool with its cases in the given order."""
         family, scores = self.family.select(order), self.scores[..., order]
         index, targets = self.index[order], self.targets[order]
         return replace(self, index=index, family=family, targets=targets, scores=scores)
@@ -340,7 +340,7 @@ class Splits:
         return counts
 
     def of_cases(self, folds: NDArray[Any]) -> NDArray[Any]:
-        """Return values of test units (row, unit) for their cases."""
+        """Expand values of units (row, unit) to their cases, (row, case)."""
         return folds[:, self.unit_of_case] if len(self.unit_of_case) else folds
 
     def of_units(self, values: np.ndarray) -> np.ndarray:

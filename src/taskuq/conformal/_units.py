@@ -1,4 +1,4 @@
-"""Exchangeable units: cases, groups and whole groups."""
+"""Exchangeable units: cases, groups, whole groups and sites."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Unit(ABC):
     @property
     @abstractmethod
     def fraction(self) -> Fraction | None:
-        """Fraction of a group's cases to cover at the same time; None for one random case."""
+        """Fraction of a group's cases to cover simultaneously; None for one random case."""
 
     def source(self, n_cases: int, n_groups: int | None) -> str:
         """Return the calibration units, in words."""
@@ -157,13 +157,13 @@ class Unit(ABC):
         return worst, np.arange(len(worst)), np.ones(len(worst))
 
     def loss(self, missed: NDArray[np.int64], cases: NDArray[np.int64]) -> FloatArray:
-        """Return the loss of units, in [0, 1], from the numbers of missed cases."""
+        """Return the loss of each unit, in [0, 1], from its number of missed cases."""
         if self.fraction is None:
             return np.asarray(missed / cases)
         return np.asarray(cases - missed < self.enough(cases), dtype=float)
 
     def enough(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of cases to cover in each group; empty for one random case."""
+        """Return the number of cases to cover per group; empty if one random case is covered."""
         if self.fraction is None:
             return np.empty(0, dtype=np.int64)
         # Python's integers: sixteen decimals times a number of cases do not fit 64 bits.
@@ -267,14 +267,14 @@ class SiteUnit(RandomCaseUnit):
 
 
 def nested_ids(site: np.ndarray, group: np.ndarray | None) -> np.ndarray:
-    """Return site and group of each case as one array; a case is a group if there are none."""
+    """Return site and group of each case as one array; without groups, each case is a group."""
     ids = np.empty(len(site), dtype=[("site", np.int64), ("group", np.int64)])
     ids["site"], ids["group"] = unit_index(0, site), unit_index(len(site), group)
     return ids
 
 
 def nested_denominators(ids: np.ndarray) -> NDArray[np.int64]:
-    """Return for each case the groups of its site times the cases of its group."""
+    """Return, for each case, the number of groups of its site times that of cases of its group."""
     pairs, case_pair, cases = np.unique(ids, return_inverse=True, return_counts=True)
     groups = np.bincount(unit_index(0, pairs["site"]))[unit_index(0, pairs["site"])]
     return np.asarray((groups * cases)[case_pair], dtype=np.int64)

@@ -131,7 +131,7 @@ def _save_npz(dataset: Dataset, path: Path | str) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class NpzData(DataConfig):
-    """Settings [data] of one .npz file, read by :func:`read_npz`."""
+    """Settings of [data] for one .npz file, read by :func:`read_npz`."""
 
     path: Path | None = None  #: .npz file with images, label and group.
     #: "image" for one group per image, if the file has no groups.

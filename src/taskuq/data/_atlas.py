@@ -495,7 +495,7 @@ def mask_box(mask: NDArray[np.bool_]) -> tuple[slice, slice] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class AtlasData(DataConfig):
-    """Settings [data] of the synthetic brain atlas; ``seed`` also determines its patients."""
+    """Settings of [data] for the synthetic brain atlas; ``seed`` also determines its patients."""
 
     patients: Count = 200  #: Number of synthetic patients.
     size: Size = 128  #: Rows and columns of a slice.

@@ -99,7 +99,7 @@ class ChestPhantom(PatientDataset):
 
 @dataclass(frozen=True, kw_only=True)
 class ChestData(DataConfig):
-    """Settings [data] of synthetic chest CT; targets are air fractions."""
+    """Settings of [data] for synthetic chest CT; targets are air fractions."""
 
     processes: ClassVar[int] = 8
     coils: Coils = 0  #: Number of coils; must be 0.

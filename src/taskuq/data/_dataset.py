@@ -324,7 +324,7 @@ PARTS = ("train", "tune", "judge")
 
 @dataclass(frozen=True)
 class Split:
-    """Disjoint groups for training, tuning and testing."""
+    """Disjoint sets of groups: training, tuning, and calibration and testing (``judge``)."""
 
     train: tuple[str, ...]
     tune: tuple[str, ...]
@@ -383,7 +383,7 @@ class LabelledSubset:
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """Settings [split]: groups for training and tuning; the rest is for calibration and testing."""
+    """Settings of [split]: groups for training and tuning, the rest for calibration and testing."""
 
     path: Path | None = None  #: JSON file of the split, written once and then reused.
     train: Unit = 0.6  #: Fraction of groups for training.
@@ -391,7 +391,7 @@ class SplitConfig:
     seed: Seed = 0  #: Seed of the split.
 
     def split(self, groups: NDArray[np.str_], *, is_stored: bool = True) -> Split:
-        """Return the stored split, with the same fractions and seed, or store a new one."""
+        """Return the stored split, which must have these fractions and seed, or store a new one."""
         new = split_groups(groups, self.train, self.tune, seed=self.seed)
         if self.path is None or not (is_stored or self.path.exists()):
             return new
@@ -399,12 +399,12 @@ class SplitConfig:
 
 
 def split_groups(groups: Iterable[str], train: float, tune: float, *, seed: int) -> Split:
-    """Split a set of groups for training, tuning and testing.
+    """Split groups into three sets: training, tuning, and calibration and testing.
 
     Args:
         groups: Names of groups; duplicates are ignored.
         train: Fraction for training.
-        tune: Fraction for tuning; the rest is for calibration and testing.
+        tune: Fraction for tuning; the rest, ``judge``, is for calibration and testing.
         seed: Seed of the split.
 
     Example:

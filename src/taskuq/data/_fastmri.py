@@ -164,7 +164,7 @@ def _find_prepared(
 ) -> tuple[dict[str, _StoredSlices], dict[str, str], str]:
     """Find the prepared slices of all readable volumes.
 
-    Returns the slices by volume, the unreadable volumes with their reasons, and the reason why raw
+    Return the slices by volume, the unreadable volumes with their reasons, and the reason why raw
     k-space must be read instead, if any.
     """
     if cache is None:
@@ -199,7 +199,7 @@ def _find_prepared(
 
 
 def _unreadable(volume: Volume, preparation: FastMRIPreprocessing, cache: Path) -> str | None:
-    """Return the reason why a volume cannot be prepared, stored or found by reading it, or None."""
+    """Return the reason (stored, or found by reading) why a volume cannot be prepared, or None."""
     path = _skipped(_record(volume, preparation, cache))
     with suppress(InputError, KeyError):
         record = read_json(path, SKIPPED, remedy=REMEDY)
@@ -297,9 +297,9 @@ Grouping = Literal["patient", "volume"]
 
 
 class FastMRIDataset:
-    """Slices of fastMRI volumes; a group is a patient, or a volume.
+    """Slices of fastMRI volumes; a group is a patient or a volume.
 
-    Volumes in ``without`` (patients) and unreadable ones are left out; ``notes`` names them.
+    Volumes of patients in ``without`` and unreadable ones are left out; ``notes`` names them.
     """
 
     def __init__(
@@ -409,7 +409,7 @@ def _volume_notes(
 
 @dataclass(frozen=True, kw_only=True)
 class FastMRIData(DataConfig):
-    """Settings [data] of fastMRI volumes; the coils are virtual."""
+    """Settings of [data] for fastMRI volumes; the coils are virtual."""
 
     path: Path | None = None  #: Folder of training volumes (.h5); all slices are used.
     #: Folder of validation volumes; default: a fraction of the training volumes.

@@ -217,7 +217,7 @@ class ImageFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class FolderData(DataConfig):
-    """Settings [data] of image files and a CSV, read by :class:`ImageFolder`."""
+    """Settings of [data] for image files and a CSV, read by :class:`ImageFolder`."""
 
     path: Path | None = None  #: Folder of PNG, TIFF, NIfTI or DICOM images.
     labels: Path | None = None  #: CSV with the columns file, label, group; optionally slice, site.
@@ -251,7 +251,7 @@ class FolderData(DataConfig):
 
 
 def _center_fit(image: FloatArray, height: int, width: int) -> FloatArray:
-    """Crop or zero-pad an image; the pixel at half the size stays at half the size."""
+    """Crop or zero-pad an image; the central pixel, at index size // 2, stays central."""
     for axis, size in enumerate((height, width)):
         have = image.shape[axis]
         if have > size:

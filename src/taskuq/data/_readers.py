@@ -69,7 +69,7 @@ def _group_maps(coils: int, height: int, width: int, seed: int, group: str) -> T
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(ABC):
-    """Settings [data] shared by all readers; a reader overrides methods as needed.
+    """Settings of [data] shared by all readers; a reader overrides methods as needed.
 
     Args:
         coils: Number of simulated or virtual coils; 0 keeps magnitude images.
@@ -107,7 +107,7 @@ class DataConfig(ABC):
         return {}
 
     def check(self, *, strict: bool = False, quick: bool = False) -> DataCheck:
-        """Describe the data by file; default: by group."""
+        """Describe the data by group; readers of files describe it by file."""
         cases, rows = self.open(), []
         labels, groups = cases.labels, cases.groups
         for group in dict.fromkeys(groups.tolist()):

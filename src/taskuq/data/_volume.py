@@ -251,7 +251,7 @@ class _Header:
 
 @contextmanager
 def _opened(path: Path, trouble: str) -> Iterator[Any]:
-    """Open an HDF5 file; the error message of a failure begins with the problem."""
+    """Open an HDF5 file; on failure, the error message begins with the problem."""
     try:
         with h5py.File(path, "r") as file:
             yield file

@@ -148,7 +148,7 @@ class DemoSettings:
 
     @classmethod
     def fast(cls, seed: int = 0) -> DemoSettings:
-        """Settings of the smallest demo with all steps."""
+        """Return the settings of the smallest demo with all steps."""
         return cls(patients=1, slices=2, trials=100, simulations=100, replays=20, seed=seed)
 
 

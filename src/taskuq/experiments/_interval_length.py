@@ -195,7 +195,7 @@ def _count_table(
 
 
 def _count_ratios(whole: Sequence[Evaluation]) -> dict[str, float]:
-    """Return, for each score, the ratio of lengths with the fewest and the most samples."""
+    """Return, for each score, the length with the fewest samples over that with the most."""
     ratio = {}
     for score in dict.fromkeys(r.score for r in whole):
         mine = sorted((r for r in whole if r.score == score), key=lambda r: r.samples)

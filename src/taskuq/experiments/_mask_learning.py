@@ -43,7 +43,7 @@ class MaskLearningConfig(ImagingConfig):
     initial_lines: Count | None = None
     lines_per_step: Count = 4  #: Number of lines to choose before new samples are drawn.
     random_candidates: Natural = 0  #: Random candidates to compare by the task's CRPS in each step.
-    #: Variance to reduce: of the task, by its gradient or its outputs, or of the image.
+    #: Variance to reduce: that of the task (by its gradient or its outputs) or of the image.
     objective: Aim = "gradient"
     regularisation: Positive = RIDGE  #: Noise variance relative to the variance of samples.
 
@@ -64,7 +64,7 @@ class _LineOrder:
     gains: tuple[float, ...] = ()
 
     def until(self, count: int) -> BoolArray:
-        """Return the first lines of the order as a mask with ``count`` lines, (line,)."""
+        """Return a mask of the first ``count`` lines of the order, (line,)."""
         mask = self.begin.copy()
         mask[list(self.lines[: count - int(mask.sum())])] = True
         return mask

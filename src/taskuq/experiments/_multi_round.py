@@ -281,7 +281,7 @@ def _short(found: Simulated) -> list[str]:
 
 
 def _is_short(result: Simulation) -> bool:
-    """Return True if mean coverage is below its target by more than the error of random splits."""
+    """Return True if mean coverage is more than three standard errors below its target."""
     error = result.sd["coverage"] / math.sqrt(result.splits)
     return result.coverage + 3 * error < 1 - result.alpha
 

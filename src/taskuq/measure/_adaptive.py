@@ -282,9 +282,9 @@ def _mean_gradients(read: Callable[[Any], Any], images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class AdaptiveConfig:
-    """Settings [adaptive]: choice of lines for each case from its posterior samples."""
+    """Settings of [adaptive]: choice of lines for each case from its posterior samples."""
 
-    #: Variance to reduce: of the task, by its gradient or its outputs, or of the image.
+    #: Variance to reduce: that of the task (by its gradient or its outputs) or of the image.
     objective: Aim = "gradient"
     regularisation: Positive = RIDGE  #: Noise variance relative to the variance of samples.
     selection_samples: Count | None = None  #: Number of samples used to choose lines; default: all.
@@ -418,7 +418,7 @@ class AdaptiveLines:
         return chosen
 
     def fallback_lines(self, round: int, lines: BoolArray) -> BoolArray:
-        """Return the next lines from the masks, completed with the lowest unmeasured lines."""
+        """Return the next lines from the masks, completed with the first unmeasured lines."""
         chosen, count = np.array(lines, dtype=bool), int(self.masks[round + 1].sum())
         for more in (self.masks[round + 1] & ~chosen, ~chosen):
             chosen[np.flatnonzero(more & ~chosen)[: max(0, count - int(chosen.sum()))]] = True

@@ -50,7 +50,7 @@ def image_seed(image: Tensor, seed: int) -> int:
 
 
 def complex_noise(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw complex white noise with the shape of images and unit variance in both parts."""
+    """Draw complex white noise shaped like images; real and imaginary parts have variance 1."""
     shape, dtype = (*images.shape, 2), images.real.dtype
     pairs = per_case_random(torch.randn, shape, generator, device=images.device, dtype=dtype)
     return torch.view_as_complex(pairs)

@@ -191,7 +191,7 @@ def gro_mask(
         lines: Number of sampled columns.
         density: Ratio of the density at the centre to the average density, at least 1.
         sharpness: Exponent of the transition to sparse lines, at least 1.
-        acs: Least number of contiguous central columns; by default 9 of 20 lines, as in the paper.
+        acs: Minimum number of contiguous central columns; default: 9 of 20 lines, as in the paper.
 
     Example:
         >>> gro_mask(16, 4, density=2).nonzero()[0]
@@ -213,7 +213,7 @@ def gro_mask(
 
 
 def acs_widths(width: int, accelerations: Sequence[float], lines: Sequence[int]) -> list[int]:
-    """Return the width of each round's centre: the paper's, scaled and interpolated in log R."""
+    """Return each round's number of central lines: the paper's, scaled, interpolated in log R."""
     rates = np.log2([*_RATES, 1])
     scaled = np.interp(np.log2(accelerations), rates[::-1], [40, *_CENTERS[::-1]]) * width / _SIZE
     # The first round: 9 of 20 lines; no other has more.

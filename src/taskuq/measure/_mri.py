@@ -35,7 +35,7 @@ Columns = dict[str, NDArray[np.generic]]
 
 @dataclass(frozen=True)
 class MaskConfig:
-    """Settings [measure] of MRI: masks of the rounds; training draws one per case and epoch."""
+    """Settings of [measure] for MRI: masks of the rounds; training draws one per case and epoch."""
 
     #: Acceleration R of each round.
     accelerations: tuple[Acceleration, ...] = (16.0, 8.0, 4.0, 2.0)

@@ -14,7 +14,7 @@ from taskuq.table._terminology import Terminology
 
 
 class MeasureConfig(Protocol):
-    """Settings [measure]: a frozen dataclass with one field per key."""
+    """Settings of [measure]: a frozen dataclass with one field per key."""
 
     @property
     def accelerations(self) -> tuple[float, ...]:

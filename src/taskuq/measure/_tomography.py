@@ -100,7 +100,7 @@ def _as_tensor(matrix: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _footprints(radon: Radon) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the detector bins of each square pixel (view, pixel, bin), and its fractions."""
+    """Return the bins that square pixels project to, (view, pixel, bin), and their fractions."""
     axis = np.arange(radon.size) - (radon.size - 1) / 2
     y, x = np.meshgrid(-axis, axis, indexing="ij")
     theta = np.array(radon.angles)[:, None]
@@ -501,7 +501,7 @@ def view_angles(views: NDArray[np.int64], total: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class TomographyConfig:
-    """Settings [measure] of tomography: views of the rounds and photon noise."""
+    """Settings of [measure] for tomography: views of the rounds and photon noise."""
 
     #: Acceleration R of each round; a round has views / R views.
     accelerations: tuple[Acceleration, ...] = (16.0, 8.0, 4.0, 2.0)

@@ -359,7 +359,7 @@ class SlurmOptions:
 
 
 class _JobTimeout(BaseException):
-    """Time limit of a job; not an Exception, so that no case handles it as its own error."""
+    """Exceeded time limit of a job; not an Exception, so that it is not attributed to a case."""
 
 
 def _run_share(work: WorkItems, todo: list[int]) -> Exception | None:

@@ -75,7 +75,7 @@ def component_name(component: Any) -> str:
 
 @dataclass(frozen=True)
 class Executor:
-    """Executor of a recovery g and a task f, their only caller."""
+    """Executor of a recovery g and a task f, the only caller of both."""
 
     recover: Recover | StoredRecover
     task: Task

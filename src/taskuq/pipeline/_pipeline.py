@@ -205,7 +205,7 @@ class Pipeline:
             full_cost: Cost of a full measurement.
             round_names: Display names of the rounds.
             samples: Number of posterior samples per case and round.
-            seed: Integer or Generator of all samples; an integer if a run may resume.
+            seed: Integer or Generator for all samples; an integer if a run may resume.
             store: Folder of the table; default: a temporary folder.
             case: Id of each image.
             group: Group of each image.

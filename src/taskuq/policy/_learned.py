@@ -171,7 +171,7 @@ class SelfTunedRules:
     def learn_outside(
         self, test: NDArray[np.uint8], index: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], StoppingStatistics, StoppingStatistics]:
-        """Fit to the units outside a test set; return their index, bounded and final statistics."""
+        """Fit rules to the units outside a test set; return index, bounded and final statistics."""
         kept = test[index] == 0
         units = (np.cumsum(test == 0) - 1)[index[kept]]
         rules, statistics = self.learn(kept, units)
@@ -185,7 +185,7 @@ def self_tuned_rules(
     fits: int = 1,
     classes: np.ndarray | None = None,
 ) -> SelfTunedRules | None:
-    """Return rules that learn from the calibration units themselves, if the policy can."""
+    """Return rules fitted to the calibration units themselves, if the policy supports this."""
     policy = spec.policy
     is_bracketed = policy.rule_class.is_bracketed
     if (

@@ -127,7 +127,7 @@ def plan(
         cases: With groups, cases of a new group to cover: 'random' (one), 'all' or a fraction.
         delta: Guarantee coverage with probability 1 - delta over calibration sets.
         given: 'early' guarantees coverage among the scans that stop before the full measurement,
-            'round' among those that stop in each round, for all rounds together. Both need
+            'round' among those that stop in each round, for all rounds jointly. Both need
             ``delta``; the certificate records their cost in acceleration.
         label: Class of each case, as an array or the name of a column of the table ('label'); the
             guarantee holds within each class, and new cases need no label.
@@ -143,7 +143,7 @@ def plan(
             calibrated on the other units, so its guarantee holds.
         certificate_alpha: Error rate of the certificate for the mean acceleration.
         task: Tasks whose goals must be reached; all by default.
-        seed: Seed or Generator of the random choice of units to hold out, if some are.
+        seed: Integer or Generator for the random choice of units to hold out, if any.
         table_kwargs: With arrays: ``accelerations`` and other fields of a table.
 
     Example:
@@ -219,7 +219,7 @@ class Setup:
 
     @property
     def classes(self) -> np.ndarray | None:
-        """The class of each case, if each is guaranteed and that of a new case is unknown."""
+        """Class of each case, if the guarantee holds within each class."""
         return self.within if self.condition and self.condition[0] == "class" else None
 
     def read_as(self, condition_on: str | None, delta_scope: str | None) -> Setup:
@@ -343,7 +343,7 @@ def _calibrate_policy(
 
 
 def case_thresholds(thresholds: FloatArray, within: np.ndarray | None) -> FloatArray:
-    """Return thresholds (round,), or by the stratum of each case (round, case)."""
+    """Return thresholds (round,) or, with strata, those of each case, (round, case)."""
     if thresholds.ndim == 1 or within is None:
         return thresholds
     return np.asarray(thresholds[:, np.unique(within, return_inverse=True)[1]])

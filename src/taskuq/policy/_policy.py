@@ -55,7 +55,7 @@ class Decision:
         round: Index of the round, from 0.
         acceleration: Acceleration of the round; 1 when everything is measured.
         reason: Reason for the decision, in one sentence.
-        task_names: One per task.
+        task_names: One name per task.
     """
 
     stop: bool
@@ -98,7 +98,7 @@ class Policy(Displayed):
         whole_group: True if all cases of a group stop together.
         min_group_size: Smallest number of cases of a calibration group, for whole groups.
         task_ranges: Declared range of each task, if any.
-        task_names: One per task.
+        task_names: One name per task.
         round_names: Display names of the rounds, if any.
         certificate: Mean acceleration on the calibration set, and its certified lower bound.
         provenance: Record of the calibration.

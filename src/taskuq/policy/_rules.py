@@ -239,7 +239,6 @@ def window_place(score: Score, task_range: TaskRange) -> TaskRange:
 def _most_probable_window(
     family: LinearFamily, law: ResidualDistribution, goal: Goal, place: TaskRange
 ) -> tuple[Interval, FloatArray]:
-    """Return the most probable windows and their probability."""
     assert goal.max_width is not None
     tau, link = goal.max_width, family.link
     m, u = family.high[:, None], family.scale[:, None]

@@ -145,7 +145,7 @@ class _SplitCalibrator(Calibrator):
         return self.unit.is_group or not len(self.splitting.unit_of_case)
 
     def quantiles(self, scores: FloatArray) -> FloatArray:
-        """Return the quantile of each row of scores in every split (row, split)."""
+        """Return the quantile of each row of scores in every split, (row, split)."""
         splits = self.splitting
         allowed: float | FloatArray = self.guarantee.allowed(self.units)
         if not self._by_unit:
@@ -341,7 +341,7 @@ def simulate(
 
     With groups as the unit, this mean is for a random case of a new group. Standard errors come
     from a jackknife: up to 300 times, three tenths of the groups (or cases) are left out, and the
-    policy is calibrated and evaluated on the rest. The error due to finitely many splits is added.
+    policy is calibrated and evaluated on the rest. The Monte Carlo error of the splits is added.
 
     Args:
         table: Task outputs of all rounds with targets, or arrays as :func:`taskuq.plan` takes them.
@@ -358,8 +358,8 @@ def simulate(
         delta: Guarantee coverage with probability 1 - delta over calibration sets.
         given: 'early' or 'round' for a guarantee among early stops, or among those of each round,
             for policies given by name that support it.
-        label: Guarantee each class, as in :func:`taskuq.plan`.
-        strata: Guarantee each stratum, as in :func:`taskuq.plan`.
+        label: Guarantee coverage within each class, as in :func:`taskuq.plan`.
+        strata: Guarantee coverage within each stratum, as in :func:`taskuq.plan`.
         condition_on: As in :func:`taskuq.plan`.
         delta_scope: As in :func:`taskuq.plan`.
         tuning_repeats: Number of tuning sets to average over, for policies that need tuning.
@@ -404,7 +404,7 @@ def simulate_plans(
     unit: PolicyUnitName | None,
     errors: bool = True,
 ) -> list[Simulation]:
-    """Simulate policies; without ``errors``, standard errors are not computed."""
+    """Simulate policies; compute standard errors only if ``errors`` is True."""
     require_targets(table)
     setup = Setup(table, policy_unit(table, unit, "random"), None).read_as(None, None)
     return _simulate(setup, plans, splits, seed, 10, errors)

@@ -57,7 +57,7 @@ class Calibrator(ABC):
 
     @abstractmethod
     def map_sets(self, function: Callable[[BoolArray], Any]) -> FloatArray:
-        """Apply a function to the units (unit,) of the calibration set, or of each set."""
+        """Apply a function to the unit mask (unit,) of each calibration set."""
 
     @abstractmethod
     def smallest(self, thresholds: FloatArray, losses: Losses) -> FloatArray:
@@ -250,7 +250,7 @@ def mean_cost(
 
 
 def by_group(thresholds: FloatArray, index: NDArray[np.int64]) -> FloatArray:
-    """Return the thresholds of groups from those of cases (round, case), or one for all."""
+    """Return thresholds of groups from those of cases (round, case); leave (round,) unchanged."""
     if thresholds.ndim == 1:
         return thresholds
     return np.asarray(thresholds[:, np.unique(index, return_index=True)[1]])
@@ -352,7 +352,7 @@ def certified_rounds(
     known: dict[tuple[float, ...], tuple[FloatArray, list[FloatArray]]] = {}
 
     def stops(before: tuple[float, ...], level: float) -> tuple[FloatArray, list[FloatArray]]:
-        """Return the thresholds to test after others, stops and misses of each class at each."""
+        """Return thresholds to test after earlier ones; stops and misses of each class at each."""
         if before in known:
             return known[before]
         k = len(before)
@@ -377,7 +377,7 @@ def certified_rounds(
 
 
 def _by_unit(stops: tuple[BoolArray, BoolArray], calibrator: Calibrator) -> FloatArray:
-    """Sum cases that stop and are missed (threshold, case) over units, (2, unit, threshold)."""
+    """Sum stops and misses (threshold, case) within each unit, (2, unit, threshold)."""
     index, weight = calibrator.index, calibrator.weights[:, None]
     sums = np.zeros((2, int(index.max()) + 1, len(stops[0])))
     for total, each in zip(sums, stops, strict=True):
@@ -394,7 +394,7 @@ def _round_grid(
     enough: float,
     classes: Sequence[BoolArray | None],
 ) -> FloatArray:
-    """Return thresholds of the next round that miss parts of alpha of each class's stops."""
+    """Return the first next-round thresholds with miss rates of at most given parts of alpha."""
     statistics, index = tuning
     k, weight = len(before), unit.weights(index) / (index.max() + 1)
     top = statistics.allowance(index)[k, index] if unit.stops_together else statistics.largest[k]

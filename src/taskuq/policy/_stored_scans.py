@@ -62,7 +62,7 @@ class StoredScans:
         return np.stack(found)
 
     def covered_at(self, thresholds: FloatArray) -> FloatArray:
-        """Return the smallest covering threshold of cases that stop near each round's threshold."""
+        """Return the smallest covering thresholds, at most the given ones where these cover."""
         found = self.statistics.score.copy()
         for k, row in enumerate(thresholds):
             q = np.broadcast_to(row, found[k].shape)

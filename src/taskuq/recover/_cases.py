@@ -32,7 +32,7 @@ _FIRST = 1e6
 
 @dataclass(frozen=True)
 class _RandomMasks:
-    """Settings [randomise.masks]: a sampled centre and other lines in one of three patterns."""
+    """Settings of [randomise.masks]: fully sampled centre, other lines in one of three patterns."""
 
     #: Lowest and highest acceleration; the number of lines is log-uniform.
     acceleration_range: tuple[Acceleration, Acceleration] = (2.0, 16.0)
@@ -171,7 +171,7 @@ class RecoveryTraining:
     network: Any = None  #: Size of the network.
     training: TrainingConfig = field(default_factory=TrainingConfig)  #: Optimiser and schedule.
     data: Data = field(default_factory=paper_data)  #: Training data.
-    #: Masks; one is drawn per case and epoch.
+    #: Masks of the rounds; one is drawn per case and epoch.
     measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
 
     def measured(
@@ -188,7 +188,7 @@ class RecoveryTraining:
 
 @dataclass(frozen=True)
 class CoilAugmentation:
-    """Settings [augment]: random rotation, shift, stretch and flip of coil images."""
+    """Settings of [augment]: random rotation, shift, stretch and flip of coil images."""
 
     rotation: NonNegative = 10.0  #: Maximum rotation in degrees.
     shift: Unit = 0.1  #: Maximum shift, as a fraction of the side.
@@ -236,7 +236,7 @@ def _shear(images: Tensor, slope: Tensor, axis: int) -> Tensor:
 
 
 def _resample(images: Tensor, axis: int, scale: Tensor, shift: Tensor) -> Tensor:
-    """Stretch and shift along an axis by trigonometric interpolation."""
+    """Stretch and shift an image along an axis by trigonometric interpolation."""
     size = images.shape[axis]
     pixel = torch.arange(size, device=images.device)
     centre = (size - 1) / 2
@@ -255,7 +255,7 @@ def _resample(images: Tensor, axis: int, scale: Tensor, shift: Tensor) -> Tensor
 
 @dataclass(frozen=True)
 class ScanRandomisation:
-    """Settings [randomise]: random masks, coils, noise and contrast."""
+    """Settings of [randomise]: random masks, coils, noise and contrast."""
 
     fixed_mask_fraction: Unit = 0.25  #: Fraction of cases that use a mask of [measure].
     #: Distribution of the random masks of the other cases.

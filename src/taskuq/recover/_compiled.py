@@ -156,7 +156,7 @@ def capture_graphs(*steps: Callable[[], Any]) -> list[tuple[torch.cuda.CUDAGraph
 
 
 class CudaGraph(Generic[T]):
-    """Function captured as a CUDA graph per input shape."""
+    """Function captured as one CUDA graph per input shape."""
 
     def __init__(self, function: Callable[..., T], *, most: int = 1) -> None:
         self.function, self.most = function, most

@@ -246,7 +246,7 @@ def cross_fit_datasets(
 
 @dataclass(frozen=True)
 class EstimateConfig:
-    """Settings [estimate]: point-estimate network and its cross-fitting."""
+    """Settings of [estimate]: point-estimate network and its cross-fitting."""
 
     weights: Path | None = None  #: Trained VarNet; default: one is trained first.
     folds: Natural = 0  #: Cross-fitting folds; 0 if the weights were trained on other patients.

@@ -56,7 +56,7 @@ def init_weights(network: nn.Module, weights: Path | None, kind: str) -> None:
 
 
 def rescale_pow2(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale images to [1/2, 1) by powers of two."""
+    """Scale images to [1/2, 1) by powers of two; return images and scales."""
     images = images.to(torch.complex64)
     largest = torch.view_as_real(images).abs().flatten(1).amax(1)
     # Factors stay normal numbers, whose reciprocals are numbers, too.
@@ -127,7 +127,7 @@ class ZeroFilled(BatchRecovery):
 
 @dataclass(frozen=True)
 class FolderMethod:
-    """Settings [recover] of precomputed reconstructions."""
+    """Settings of [recover] for precomputed reconstructions."""
 
     path: Path | None = None  #: Folder of reconstructions.
 
@@ -196,7 +196,7 @@ class Ensemble(BatchRecovery):
 
 @dataclass(frozen=True)
 class EnsembleMethod:
-    """Settings [recover] of an ensemble."""
+    """Settings of [recover] for an ensemble."""
 
     members: tuple[Path, ...] = ()  #: Weights of the member networks, files or bundled names.
 

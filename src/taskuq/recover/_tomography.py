@@ -121,7 +121,7 @@ class _CTTraining:
     network: Any = None  #: Size of the network.
     training: TrainingConfig = field(default_factory=TrainingConfig)  #: Optimiser and schedule.
     data: Data = field(default_factory=lambda: READERS["chest"]())  #: Training data.
-    #: Views; one round is drawn per case and epoch.
+    #: Views of the rounds; one round is drawn per case and epoch.
     measure: TomographyConfig = field(default_factory=TomographyConfig)
     augment: CoilAugmentation | None = None  #: Augmentation of images.
     random_views_fraction: Unit = 0.0  #: Fraction of training cases measured with random views.
@@ -269,7 +269,7 @@ class _UnrolledRecovery(BatchRecovery):
 
 @dataclass(frozen=True)
 class UnrolledMethod:
-    """Settings [recover] of an unrolled network."""
+    """Settings of [recover] for an unrolled network."""
 
     weights: Path | None = None  #: Trained unrolled network, a file or a bundled name.
 
@@ -338,7 +338,7 @@ class _UnrolledEstimator:
 
 @dataclass(frozen=True)
 class CTSamplerMethod:
-    """Settings [recover] of the CT sampler."""
+    """Settings of [recover] for the CT sampler."""
 
     weights: Path | None = None  #: Trained CT sampler, a file or a bundled name.
     estimate: Path | None = None  #: Unrolled-network weights; default: those used in training.
@@ -353,7 +353,7 @@ class CTSamplerMethod:
 
 @dataclass(frozen=True)
 class _CTEstimateConfig:
-    """Settings [estimate] of the CT sampler."""
+    """Settings of [estimate] for the CT sampler."""
 
     weights: Path | None = None  #: Trained unrolled network; default: one is trained first.
     folds: Natural = 0  #: Cross-fitting folds; 0 if the weights were trained on other patients.

@@ -39,7 +39,7 @@ def _conv_block(inputs: int, outputs: int) -> _ConvBlock:
 
 
 class InstanceNorm(nn.Module):
-    """Channels of each image with mean 0 and variance 1 over its pixels."""
+    """Normalisation of each channel of an image to mean 0 and variance 1."""
 
     eps: Tensor | None = None  # of rescaled convolutions, see `half_unet`
 
@@ -80,7 +80,7 @@ class UNet(nn.Module):
         )
 
     def features(self, x: Tensor) -> Tensor:
-        """Return the last decoder features, (batch, width, height, width of the image)."""
+        """Return the last decoder features, (batch, channel, height, width)."""
         if min(x.shape[-2:]) < 2 ** (self.pools + 1):
             text = f"images of {x.shape[-2]}×{x.shape[-1]} are too small for {self.pools} pools"
             raise InputError(text, code="shape.mismatch")
@@ -134,7 +134,7 @@ def pad_amount(size: int, pools: int) -> int:
 
 
 class NormUnet(nn.Module):
-    """U-Net on one complex image, normalised for scale and offset."""
+    """U-Net for complex images, normalised for scale and offset."""
 
     def __init__(self, width: int, pools: int) -> None:
         super().__init__()

@@ -82,7 +82,7 @@ class VarNetRecovery(BatchRecovery):
 
 @dataclass(frozen=True)
 class VarNetMethod:
-    """Settings [recover] of a variational network."""
+    """Settings of [recover] for a variational network."""
 
     weights: Path | None = None  #: Trained VarNet, a file or a bundled name.
     precision: Literal["auto", "float32"] = "auto"  #: "auto" uses float16 convolutions on a GPU.

@@ -48,7 +48,7 @@ MISSING = "none; no record of this experiment is stored with the run."
 
 
 class _Number(NamedTuple):
-    """Number on the first screen, with its error and meaning."""
+    """Number on the first screen, with its uncertainty and meaning."""
 
     value: str
     error: str
@@ -240,7 +240,7 @@ def _deviation(value: float, of: float) -> str:
 
 
 def _slack(best: Record, share: float = 1.0) -> float:
-    """Return the random error of coverage within a fraction of all scans."""
+    """Return the margin for chance in the coverage of a fraction of all scans."""
     error = number(best["standard_errors"]["coverage"])
     return 0.0 if math.isnan(error) else CHANCE * error / share
 

@@ -413,7 +413,7 @@ def _steady(
 
 
 def _corners(corners: Iterable[Sequence[Any]], reads: list[Any]) -> dict[str, Any]:
-    """Scales of all rounds, and the shift of each corner as an index into its distinct values."""
+    """Return scales of all rounds, and each corner's shift as an index into distinct values."""
     scales: list[str] = []
     shifts = []
     for scores in corners:

@@ -83,7 +83,7 @@ def page_text(contents: Contents) -> str:
 
 
 def _grid(table: Table, say: Say = str) -> dict[str, Any]:
-    """Return a table for the template, with cells as text and errors next to their values."""
+    """Return a table for the template, with cells as text and uncertainties next to values."""
     kept = [k for k, name in enumerate(table.columns) if k == 0 or not name.startswith("±")]
 
     def text(row: Sequence[Any], k: int) -> str:
@@ -228,7 +228,7 @@ def _context(contents: Contents) -> dict[str, Any]:
 
 
 def _with_class_names(table: Table, contents: Contents) -> Table:
-    """Return a table with the names of classes: all of a column, or where a row is by class."""
+    """Return a table with class names, in a whole column or in the rows by class."""
     columns = {name: k for k, name in enumerate(table.columns)}
     at, by = columns.get("class", columns.get("name")), columns.get("by")
     if at is None or ("class" not in columns and by is None):

@@ -394,7 +394,7 @@ def shown(value: Any) -> str:
 
 
 def two_digits(value: float) -> str:
-    """Format an error with two significant digits."""
+    """Format an uncertainty with two significant digits."""
     return f"{float(f'{value:.2g}'):g}"
 
 

@@ -74,7 +74,7 @@ def make_report(
             has groups.
         scores: Scores to evaluate; default: ar, lwr, cqr and mlwr, or only ar for point estimates.
         splits: Number of random splits.
-        seed: Integer or Generator of the splits.
+        seed: Integer or Generator for the splits.
         title: Title of the report.
         terminology: Terms for cases, groups, rounds and images, a mapping or a Terminology.
         log: Function called with progress messages.

@@ -105,7 +105,7 @@ def acquire(
         recover: Recovery, called with the measurement, ``samples`` and ``seed``.
         task: Task, called with the recovered images.
         samples: Number of posterior samples, equal to that of the policy.
-        seed: Integer or Generator of the recoveries; an integer if a scan may resume.
+        seed: Integer or Generator for the recoveries; an integer if a scan may resume.
         case: Name of the case; default: ``"0"``, as in a pipeline without names.
         cases: Names of all cases of a group, in the order in which they are measured; default:
             positions in the list of scanners.

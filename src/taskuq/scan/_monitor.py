@@ -134,7 +134,7 @@ class _MartingaleStream:
 
 @dataclass(repr=False)
 class Monitor(Displayed):
-    r"""Test whether new units are exchangeable with the calibration units of a policy.
+    r"""Monitor of exchangeability between new units and the calibration units of a policy.
 
     First-round statistics of each new unit (the centre and the spread of its outputs, and your own)
     are ranked among those of all units so far, including the calibration units. A conformal test

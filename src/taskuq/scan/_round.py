@@ -57,7 +57,7 @@ def find_mismatches(
 
 
 def void_reason(mismatches: Sequence[str], *, depth: int) -> str | None:
-    """Return the reason why the guarantee does not apply, with a warning, or None."""
+    """Warn and return the reason why the guarantee does not apply, or None if it does."""
     if not mismatches:
         return None
     text = "; ".join(mismatches)
@@ -78,7 +78,7 @@ class RoundDecider:
 
     @cached_property
     def fingerprints(self) -> dict[str, Any]:
-        """Policy, networks and settings of the scan."""
+        """Fingerprints of the policy, networks and settings of the scan."""
         return {
             "policy": self.policy.fingerprint,
             "recover": self.executor.name("recover"),

@@ -45,7 +45,7 @@ class Scanners:
         return [self.of_case[case].measure(round) for case in active]
 
     def combine(self, case: str, measurements: Sequence[Any]) -> Any:
-        """Combine the measurements of a case if its scanner can; otherwise return a list."""
+        """Combine the measurements of a case if its scanner supports it; else return a list."""
         scanner, combined = self.of_case[case], list(measurements)
         if isinstance(scanner, CombiningScanner):
             combined = scanner.combine(combined)
@@ -126,7 +126,7 @@ class LineSelector:
         return cls(rule, rounds)
 
     def measured(self, scan: Scan) -> BoolArray:
-        """Return the lines of a case in its current round, booleans (line,)."""
+        """Return the lines requested for a case so far, booleans (line,)."""
         lines = np.array(self.rule.initial_lines(), dtype=bool)
         for record in scan.rounds:
             lines[list(record.next_lines)] = True

@@ -444,7 +444,7 @@ def load_scan(path: str | os.PathLike[str], policy: Policy) -> Scan | GroupScan:
 
     Args:
         path: State file written by :func:`taskuq.acquire`.
-        policy: Policy of the scan, or the one with its stratum; a different policy raises
+        policy: Policy of the scan, or the policy with strata that contains it; any other raises
             InputError.
     """
     source = Path(path)

@@ -30,10 +30,10 @@ FieldOfView = tuple[float, float, float]
 class Geometry:
     """Geometry of a policy's calibration scans; None for fields that are not recorded."""
 
-    coils: int | None = None  #: Receive coils.
-    matrix: tuple[int, int] | None = None  #: Samples of a readout, without oversampling; lines.
-    field_of_view: FieldOfView | None = None  #: Readout, phase encoding, slice thickness in mm.
-    prewhitened: bool = False  #: Noise scans prewhiten the coils.
+    coils: int | None = None  #: Number of receive coils.
+    matrix: tuple[int, int] | None = None  #: Readout samples (not oversampled) and lines.
+    field_of_view: FieldOfView | None = None  #: Readout, phase encoding, slice thickness (mm).
+    prewhitened: bool = False  #: Coils are prewhitened with noise scans.
 
     def __post_init__(self) -> None:
         sizes = (self.coils or 1, *(self.matrix or ()), *(self.field_of_view or ()))
@@ -90,7 +90,7 @@ class ScanHeader:
 
     @property
     def readouts(self) -> tuple[int, ...]:
-        """Numbers of samples that lines may have."""
+        """Accepted numbers of samples per line."""
         samples = self.shape[1]
         # A header that encodes no oversampling may still come with oversampled lines.
         return (2 * samples,) if self.oversampling == 2 else (samples, 2 * samples)
@@ -100,7 +100,7 @@ class ScanHeader:
 
 
 def read_header(xml: str, scan_id: str | None = None) -> ScanHeader:
-    """Read the header of a 2-D Cartesian scan; an error for any other names the field."""
+    """Read the header of a 2-D Cartesian scan; for any other, raise an error naming the field."""
     document = _parse(xml)
     try:
         # An accession number names a study, and a study has several scans.
@@ -332,7 +332,7 @@ def non_imaging_kind(acquisition: Any) -> str | None:
 
 
 def line_problem(acquisition: Any, header: ScanHeader) -> str | None:
-    """Return the reason for rejecting an acquisition, which names the field, or None."""
+    """Return the reason for rejecting an acquisition, naming the field, or None."""
     if acquisition.is_flag_set(REVERSED):
         return "a reversed line (ACQ_IS_REVERSE); reverse it before sending"
     if any(acquisition.is_flag_set(flag) for flag in COMPRESSED):
@@ -374,7 +374,7 @@ def line_frame(acquisition: Any) -> tuple[Any, ...]:
 
 
 def frame_problem(acquisition: Any, frame: tuple[Any, ...]) -> str | None:
-    """Return what a line does not have in common with the first of its slice, or None."""
+    """Return the difference between a line and the first line of its slice, or None."""
     unlike = dict(line_frame(acquisition)).items() - dict(frame).items()
     if not unlike:
         return None
@@ -412,7 +412,7 @@ class Prewhitening:
             self.dwell.add(float(acquisition.sample_time_us))
 
     def apply(self, acquisition: Any) -> NDArray[np.complexfloating]:
-        """Return a line whose noise has unit variance in both parts of each coil."""
+        """Return a line with noise of unit variance in each coil's real and imaginary parts."""
         if self._matrix is None:
             coils = int(acquisition.active_channels)
             fitting = [n for n in self.noise if n.shape[0] == coils and np.isfinite(n).all()]
@@ -448,7 +448,7 @@ ACQUISITION, IMAGE, WAVEFORM = 1008, 1022, 1026
 
 @dataclass(frozen=True)
 class StreamLimits:
-    """Maximum sizes accepted from clients."""
+    """Size and time limits for client connections."""
 
     message: int = 32 * 2**20
     connections: int = 16

@@ -17,7 +17,7 @@ from taskuq.service._mrd import Geometry, StreamLimits
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """Settings of taskuq serve; the options of the command line replace those of a file."""
+    """Settings of taskuq serve; command-line options override those of a file."""
 
     policy: Path = Path("policy.json")  #: Policy written by taskuq plan.
     recover: str | None = None  #: Recovery network: weights file or bundled name.
@@ -59,7 +59,7 @@ class ServeConfig:
 
     @property
     def limits(self) -> StreamLimits:
-        """Maximum sizes accepted from clients."""
+        """Size and time limits for client connections."""
         return StreamLimits(
             message=self.max_message * 2**20,
             connections=self.connections,
@@ -88,7 +88,7 @@ def _refuse(name: str, need: str, value: Any) -> None:
 
 
 class _JsonLines(logging.Formatter):
-    """One JSON object for each event: time, level, event and its fields."""
+    """Log formatter that writes each event as a JSON object: time, level, event and fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of an event."""
@@ -143,7 +143,7 @@ def metrics(health: Mapping[str, Any], latencies: Any) -> tuple[int, str, str]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
     class Collector:
-        """Values of one moment."""
+        """Prometheus collector of the current values."""
 
         def collect(self) -> list[Any]:
             about = {"version": health["version"], "policy": health["policy"]}

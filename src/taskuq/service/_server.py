@@ -227,19 +227,19 @@ class Service:
             self.counts[what] += 1
 
     def observe(self, latency: float) -> None:
-        """Add the seconds from the last line of a round to its decision."""
+        """Record the latency of a decision, in seconds after the last line of its round."""
         if self.latencies is not None:
             self.latencies.observe(latency)
 
     def note_outcome(self, is_sound: bool) -> None:
-        """Add a round, or a scan that ended without a decision, to the health."""
+        """Record the outcome of a round, or of a scan without a decision, for health checks."""
         with self._lock:
             self._outcomes.append(is_sound)
             if not is_sound:
                 self._last_failure = time.monotonic()
 
     def log(self, level: str, event: str, **more: Any) -> None:
-        """Log an event; the fields name no patient."""
+        """Log an event; its fields never identify a patient."""
         number = getattr(logging, level.upper())
         self.logger.log(number, event, extra={"fields": more})
 
@@ -248,7 +248,7 @@ def _health(service: Service) -> type[BaseHTTPRequestHandler]:
     slots = threading.Semaphore(service.limits.connections)
 
     class Health(BaseHTTPRequestHandler):
-        """Metrics at /metrics, and health as JSON at every other path."""
+        """HTTP endpoint: metrics at /metrics, health as JSON at any other path."""
 
         timeout = 10
 

@@ -121,7 +121,7 @@ class _StreamedSlice:
 
 @dataclass(eq=False)
 class _ActiveScan:
-    """Scan between two of its rounds."""
+    """Scan in progress, between two rounds."""
 
     slices: dict[int, _StreamedSlice]
     slice_of: dict[str, int]
@@ -264,7 +264,7 @@ class ServiceModel:
 
     @property
     def is_joint(self) -> bool:
-        """Return True if one decision applies to all slices of a scan."""
+        """True if one decision applies to all slices of a scan."""
         by_group = self.monitor is not None and self.monitor._is_by_group
         return self.policy.whole_group or by_group
 
@@ -517,7 +517,7 @@ class Session:
         self.queue.offer(scan)
 
     def _skip(self, acquisition: Any, kind: str) -> None:
-        """Use noise for prewhitening, and skip other data outside the image."""
+        """Use noise scans for prewhitening; skip other non-imaging acquisitions."""
         self.service.count("other lines")
         if self._noise is not None and acquisition.is_flag_set(mrd.NOISE):
             self._noise.add(acquisition)

@@ -187,7 +187,7 @@ class _Rows:
         return entries
 
     def _outputs(self, place: np.ndarray) -> tuple[np.ndarray, FloatArray]:
-        """Return the outputs (place, sample), with case and round of each place."""
+        """Return the index of each case and round, and its outputs, (index, sample)."""
         if "sample" in self:
             return self._sampled_outputs(place)
         if len(np.unique(place)) != len(place):
@@ -336,7 +336,7 @@ def _attributes(table: TaskOutputs) -> str:
 
 
 def _attributes_from(text: str, source: Any) -> dict[str, Any]:
-    """Return the arguments of a table that :func:`_attributes` wrote."""
+    """Return the arguments of a table from the result of :func:`_attributes`."""
     found = parse_json(text, constants=True)
     if not isinstance(found, dict):
         raise InputError(f"{source} does not have a table's attributes", code="file.format")

@@ -183,7 +183,7 @@ class Backbone(nn.Module):
 
 @dataclass(frozen=True)
 class InitConfig:
-    """Settings [init_from]: source of the initial weights, at most one; default: random weights."""
+    """Settings of [init_from]: at most one source of the initial weights; default: random."""
 
     simclr: Path | None = None  #: Weights from SimCLR pre-training.
     imagenet: Path | None = None  #: torchvision weights of a ResNet-50.

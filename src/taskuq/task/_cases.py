@@ -28,7 +28,7 @@ from taskuq.training._fit import TrainerOptions
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """Settings [augment] of task networks: random augmentation of images."""
+    """Settings of [augment]: random image augmentation for task networks."""
 
     flip: Unit = 0.5  #: Probability of a left-right flip.
     rotation: NonNegative = 15.0  #: Maximum rotation in degrees.
@@ -119,7 +119,7 @@ def require_images(given: Any) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class TaskDataset:
-    """Training data by (epoch, index); with a balance_seed, classes are equally frequent."""
+    """Training data indexed by (epoch, index); ``balance_seed`` makes classes equally frequent."""
 
     source: Dataset
     targets: NDArray[np.floating]
@@ -195,5 +195,5 @@ class TaskTraining:
     def prepare(
         self, machine: TrainerOptions, data: Sequence[LabelledSubset] | None = None
     ) -> tuple[TaskDataset, ...]:
-        """Return the cases of the configured data, or of other data, by (epoch, index)."""
+        """Return the cases of the configured or the given data, indexed by (epoch, index)."""
         return tuple(TaskDataset(part.cases, part.targets) for part in data or self.open_parts())

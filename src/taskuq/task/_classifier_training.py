@@ -120,7 +120,7 @@ PAPER = TrainingConfig(
 
 @dataclass(frozen=True)
 class ClassifierMethod:
-    """Settings [task] of a classifier."""
+    """Settings of [task] for a classifier."""
 
     weights: Path | None = None  #: Trained classifier, a file or a bundled name.
 
@@ -143,7 +143,7 @@ class _ClassifierTraining(TaskTraining):
     def prepare(
         self, machine: TrainerOptions, data: Sequence[LabelledSubset] | None = None
     ) -> tuple[TaskDataset, ...]:
-        """Return the cases by (epoch, index); training cases by class, if classes are sampled."""
+        """Return the cases indexed by (epoch, index); sample training classes if configured."""
         train, *others = super().prepare(machine, data)
         if self._samples_classes:
             if len(self.network.tasks) > 1:

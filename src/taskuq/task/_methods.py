@@ -171,7 +171,7 @@ class MeanIntensity:
 
 @dataclass(frozen=True)
 class MeanIntensityMethod:
-    """Settings [task] of the mean intensity of a rectangle."""
+    """Settings of [task] for the mean intensity of a rectangle."""
 
     rows: tuple[Unit, Unit] = (0.25, 0.75)  #: Upper and lower edge, as fractions of the height.
     columns: tuple[Unit, Unit] = (0.25, 0.75)  #: Left and right edge, as fractions of the width.
@@ -224,7 +224,7 @@ class _MultiQuality(_MultiTask):
 
 @dataclass(frozen=True)
 class MultiTaskMethod:
-    """Settings [task] of several tasks."""
+    """Settings of [task] for several tasks."""
 
     #: One table [task.tasks.NAME] per task.
     tasks: dict[str, Annotated[MethodConfig, TASKS]] = field(default_factory=dict)

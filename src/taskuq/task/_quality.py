@@ -34,10 +34,10 @@ class _FullReference(ABC):
 
     @abstractmethod
     def _compare(self, reported: Tensor, images: Tensor) -> Tensor:
-        """Return the quality of one image relative to each of images (image, height, width)."""
+        """Return the quality of an image relative to several images (image, height, width)."""
 
     def compare(self, reported: Any, images: Any) -> Tensor:
-        """Return the quality of a reported image relative to each of images, (image,)."""
+        """Return the quality of a reported image relative to each of several, (image,)."""
         images = require_images(images)
         # Macs have no double precision on their GPU.
         images = (images.cpu() if images.device.type == "mps" else images).double()

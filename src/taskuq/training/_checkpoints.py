@@ -131,7 +131,7 @@ def _from_json(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 class SafetensorsIO(CheckpointIO):
-    """Lightning CheckpointIO without pickle: states to resume, and weights with a card."""
+    """Lightning CheckpointIO without pickle, for resume states and weights with a model card."""
 
     def __init__(self, recipe: Recipe | None = None, notes: dict[str, Any] | None = None) -> None:
         self.recipe, self.notes = recipe, notes or {}
@@ -162,7 +162,7 @@ class SafetensorsIO(CheckpointIO):
 
 
 class _Checkpoint(ModelCheckpoint):
-    """Lightning's checkpoints, written after the last epoch too, in a folder that may move."""
+    """Lightning's checkpoints, also written after the last epoch, in a folder that may move."""
 
     FILE_EXTENSION = ".safetensors"
 
@@ -184,7 +184,7 @@ class _Checkpoint(ModelCheckpoint):
 
 
 def folder_callbacks(recipe: Recipe, config: TrainingConfig, folder: Path) -> list[Callback]:
-    """Return the callbacks that log a training and write its weights and states to a folder."""
+    """Return the callbacks that log a run and write its weights and resume states to a folder."""
     monitor = f"validation_{recipe.monitor}"
     stops = EarlyStopping(
         monitor, patience=config.patience, mode=recipe.mode, check_finite=False,
@@ -199,7 +199,7 @@ def folder_callbacks(recipe: Recipe, config: TrainingConfig, folder: Path) -> li
 
 
 class _EpochLog(Callback):
-    """Learning curve, a row per epoch: Lightning's CSVLogger deletes that of a resumed training."""
+    """Log with one row per epoch, kept on resume, unlike that of Lightning's CSVLogger."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -15,7 +15,7 @@ from taskuq.errors import InputError
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Settings [training]: optimiser, schedule, batches and precision."""
+    """Settings of [training]: optimiser, schedule, batches and precision."""
 
     epochs: Count = 150  #: Passes over the training cases.
     batch: Count = 8  #: Cases per step, over all processes.

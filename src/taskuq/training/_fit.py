@@ -119,7 +119,7 @@ class _TrainingSettings(Protocol):
     def training(self) -> TrainingConfig: ...
 
     def prepare(self, machine: TrainerOptions, data: Any = None) -> tuple[Any, ...]:
-        """Return training and validation cases by (epoch, index), and optional further results."""
+        """Return training and validation cases, indexed by (epoch, index), and other results."""
 
     def recipe(self, cases: tuple[Any, ...], machine: TrainerOptions) -> Recipe:
         """Return the recipe for the cases of :meth:`prepare`."""
@@ -176,7 +176,7 @@ def _fit(
     fresh: bool = False,
     steps: int | None = None,
 ) -> Path:
-    """Train a recipe, store its weights in a folder and return the best weights."""
+    """Run a training recipe, store its weights in a folder and return the best weights."""
     machine, folder = machine or TrainerOptions(), Path(folder)
     _refuse_impossible(config, machine, training, steps)
     settings, earlier = settings or {}, None

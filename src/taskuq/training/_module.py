@@ -73,7 +73,7 @@ class TrainingModule(LightningModule):
         checkpoint["reached"] = {"epoch": self.current_epoch, self.recipe.monitor: value}
 
     def __deepcopy__(self, memo: Any) -> TrainingModule:
-        """Copy the network, but not what its loss may hold: data, other networks."""
+        """Copy the network, but not the data or other networks that its loss may hold."""
         copy = replace(self.recipe, network=deepcopy(self.network, memo))
         return TrainingModule(copy, self.settings)
 
@@ -152,7 +152,7 @@ class TrainingModule(LightningModule):
 
 
 class Averaging(WeightAveraging):
-    """Lightning's average of the weights, with the decay of the settings."""
+    """Lightning's weight averaging: an EMA, or the mean over epochs."""
 
     def __init__(self, config: TrainingConfig) -> None:
         super().__init__(use_buffers=False, multi_avg_fn=self._average)

@@ -107,7 +107,7 @@ NETWORKS: Registry[NetworkKind] = Registry(
 
 
 class MethodConfig(Protocol):
-    """Settings [recover] or [task]."""
+    """Settings of [recover] or [task]."""
 
     def open(self, device: torch.device | str) -> Any:
         """Return the callable for the pipeline, on a device."""

@@ -33,7 +33,7 @@ MOST_SAMPLES = 1_000_000
 
 
 def resolve_score(score: str | Score, alpha: float, side: Side = "two") -> Score:
-    """Return the score of a name; return a score object unchanged.
+    """Return the score with a given name; return a score object unchanged.
 
     A registered class receives ``alpha`` and ``side`` if its constructor has these parameters, and
     no other arguments.
@@ -109,7 +109,7 @@ def score_from_dict(record: Mapping[str, Any], custom: Score | None = None) -> S
 def require_usable(
     path: str | os.PathLike[str], score: Score, quantile: float, samples: int, rounds: int = 1
 ) -> None:
-    """Raise InputError if a stored score fails on one trial input."""
+    """Raise InputError if a stored score fails on a trial input."""
     if not isinstance(score, NestedScore):
         return
     try:

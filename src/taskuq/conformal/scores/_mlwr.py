@@ -96,7 +96,7 @@ MANY_DEGREES = 1000.0
 
 @dataclass(frozen=True)
 class SpreadPrior:
-    """Empirical-Bayes prior of the sample spread."""
+    """Empirical-Bayes prior on the sample spread."""
 
     coefficients: tuple[float, float, float]
     degrees: float
@@ -137,7 +137,7 @@ def _log_bias(degrees: float) -> float:
 
 
 def fit_spread_prior(deviation: FloatArray, covariate: FloatArray, samples: int) -> SpreadPrior:
-    r"""Fit the prior of spreads by matching two moments of :math:`\log v`."""
+    r"""Fit the prior on the spread by matching two moments of :math:`\log v`."""
     from scipy.special import polygamma
 
     sd = np.maximum(np.asarray(deviation, dtype=float), LEAST)
@@ -318,7 +318,7 @@ class MLWR(NestedIntervalScore):
         prior: Fitted prior; absent until :meth:`fit`.
         link: Scale of the task; the trend exists only for a logit.
         shift: Distance :math:`b` of the centre from the sample mean, in units of :math:`u`.
-        is_shifted: Learn the shift; by default for two sides only.
+        is_shifted: Fit the shift; default: only for two-sided intervals.
 
     Example:
         >>> outputs = np.clip(0.5 + 0.1 * rng.standard_normal((60, 4)), 0, 1)
@@ -340,7 +340,7 @@ class MLWR(NestedIntervalScore):
 
     @property
     def needs_tuning(self) -> bool:
-        """True until prior or shift are fitted."""
+        """True until the prior or the shift is fitted."""
         return self.prior is None and self.shift == 0
 
     def fit(
@@ -366,7 +366,7 @@ class MLWR(NestedIntervalScore):
     def leave_one_out(
         self, read: _SampleSpreads, targets: FloatArray | None, range_: TaskRange, fits: int = 1
     ) -> _SelfTunedMLWR:
-        """Return the score fitted to calibration units, without a hold-out."""
+        """Return the score fitted to calibration units, without a held-out set."""
         # Without a declared range there is no trend: a new unit could leave the observed one.
         link = natural_link(range_)
         cases = _Cases(read, targets, link, self.floor, range_, fits)
@@ -405,13 +405,13 @@ class _SelfTunedMLWR:
     classes: NDArray[np.int64] | None = None
 
     def for_classes(self, classes: np.ndarray) -> _SelfTunedMLWR:
-        """Return the fit whose shift is the part that the shifts of all classes share."""
+        """Return the fit with one shift for all classes, the one nearest to 0 between theirs."""
         codes, floor = np.unique(classes, return_inverse=True)[1], CLASS_FLOOR * self.score.floor
         cases = replace(self.cases, floor=floor)
         return _SelfTunedMLWR(replace(self.score, floor=floor), cases, codes)
 
     def fit(self, kept: BoolArray, index: NDArray[np.int64]) -> SelfTuned:
-        """Return the score, and one for each corner of the range of its parameters."""
+        """Return the fitted score, and one score for each corner of the range of its parameters."""
         cases, units = self.cases, int(index.max()) + 1
         if self.classes is None and self._is_shifted(units) and cases.is_compiled:
             return self._compiled_fit(kept, index, units)
@@ -455,7 +455,7 @@ class _SelfTunedMLWR:
         return SelfTuned(score, self._corners(*ends))
 
     def at(self, kept: BoolArray, index: NDArray[np.int64]) -> MLWR:
-        """Return the score without its range."""
+        """Return the fitted score without its range."""
         fitted = self.fit(kept, index).score
         assert isinstance(fitted, MLWR)
         return fitted
@@ -525,9 +525,9 @@ def _middle(low: Any, high: Any) -> Any:
 def _shift_range(
     ratios: Sequence[FloatArray], index: NDArray[np.int64], units: int
 ) -> tuple[float, FloatArray, FloatArray]:
-    """Return the shift from residuals over scales, at the prior and both its ends, and its range.
+    """Return the shift and its range from residuals over scales, at the prior and at both its ends.
 
-    The range is that of each of so many units, of which only some may have values.
+    The range has one entry for each of ``units`` units, some of which may have no values.
     """
     has, inner = np.unique(index, return_inverse=True)
     levels, found = (_tail(units), 1 - _tail(units)), []
@@ -589,7 +589,7 @@ def _shared_shift(
 def _agreement_range(
     low: FloatArray, high: FloatArray, sure: BoolArray, possible: BoolArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the range of the shared shift from those of classes (class, unit), some in doubt."""
+    """Return the range of the shared shift from ranges of classes (class, unit), some uncertain."""
     ends = []
     for end in (low, high):
         least = np.where(sure, end, np.inf).min(axis=0)

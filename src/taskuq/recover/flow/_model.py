@@ -245,7 +245,7 @@ CLAMP, ATAN_SCALE = 1.5, 0.636
 
 
 def per_case(operation: Callable[..., Tensor], samples: Tensor, cases: Tensor) -> Tensor:
-    """Repeat a tensor (case, ...) for samples (case * sample, ...) and combine both."""
+    """Combine samples (case * sample, ...) with a tensor (case, ...) by an operation."""
     by_case = samples.view(len(cases), -1, *samples.shape[1:])
     return operation(by_case, cases[:, None]).flatten(0, 1)
 
@@ -293,7 +293,7 @@ class CouplingNet(nn.Module):
 
 
 def _log_scale(raw: Tensor) -> Tensor:
-    r"""Soften a raw scale to :math:`s = 1.5 \cdot 0.636 \arctan(a)`, which stays within ±1.5."""
+    r"""Map a raw scale to :math:`s = 1.5 \cdot 0.636 \arctan(a)`, which stays within ±1.5."""
     return CLAMP * ATAN_SCALE * torch.atan(raw)
 
 

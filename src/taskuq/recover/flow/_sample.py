@@ -469,7 +469,7 @@ class ResidualFlowSampler(BatchRecovery):
         seed: int,
         deviation: float,
     ) -> Tensor:
-        """Return combined errors, complex (sample, 1, height, width), within the limit."""
+        """Draw errors of the combined image up to a limit, complex (sample, 1, height, width)."""
         numbers, limit = sum(math.prod(shape) for shape in shapes), self.flow.config.max_value
 
         def draw(chosen: Iterable[int], attempt: int, deviation: float) -> Tensor:

@@ -223,7 +223,7 @@ class FlowRecovery(BatchRecovery):
 
 @dataclass(frozen=True)
 class FlowMethod:
-    """Settings [recover] of a flow."""
+    """Settings of [recover] for a flow."""
 
     weights: Path | None = None  #: Trained flow, a file or a bundled name.
     #: VarNet weights of a residual flow; default: those used in training.
@@ -262,7 +262,7 @@ class _FlowTraining(RecoveryTraining):
     estimate: Path | None = None
     #: Temperature of a residual flow at each acceleration, as pairs.
     temperatures: tuple[tuple[float, float], ...] = ()
-    #: Settings [training] for pre-training the conditioning U-Net.
+    #: Settings of [training] for pre-training the conditioning U-Net.
     pretrain: TrainingConfig | None = None
     augment: CoilAugmentation | None = None  #: Augmentation of coil images.
 

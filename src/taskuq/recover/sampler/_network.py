@@ -164,7 +164,7 @@ class NoiseLevel(nn.Module):
     def forward(
         self, x: Tensor | None, condition: _LevelCondition, noise: Tensor, embedding: Tensor
     ) -> Tensor:
-        """Return features (case * sample, width, height, width of the image)."""
+        """Return features (case * sample, channel, height, width)."""
         scale = condition.noise_scale
         noise = (noise.to(scale.dtype) * scale[:, None]).flatten(0, 1)
         if x is None or self.coarser is None:
@@ -251,10 +251,10 @@ class SamplerNet(nn.Module):
         return self.config.global_noise + sum(map(math.prod, self.noise_shapes(height, width)))
 
     def forward(self, estimate: Tensor, sampled_fraction: Tensor, noise: Tensor) -> Tensor:
-        """Sample residuals (case, sample, outputs, height, width).
+        """Sample residuals (case, sample, channel, height, width).
 
         Args:
-            estimate: Condition channels, (case, inputs, height, width).
+            estimate: Images of the condition, (case, channel, height, width).
             sampled_fraction: Sampled fraction of each case, (case,).
             noise: Normal numbers, (case, sample, noise_size).
         """
@@ -291,7 +291,7 @@ class SamplerNet(nn.Module):
         return Condition(levels, self.mean(x), scale, sampled_fraction, (height, width))
 
     def decode(self, condition: Condition, noise: Tensor) -> Tensor:
-        """Return residuals (case, sample, outputs, height, width)."""
+        """Return residuals (case, sample, channel, height, width)."""
         cases, samples = noise.shape[:2]
         height, width = condition.size
         shapes = self.noise_shapes(height, width)

@@ -83,7 +83,7 @@ def _check(samples: Tensor, truth: Tensor) -> None:
 
 @dataclass(frozen=True)
 class ImageLossConfig:
-    """Settings [loss]: weights of the proper scores of images."""
+    """Settings of [loss]: weights of the proper scores of images."""
 
     crps: NonNegative = 1.0  #: Weight of the fair CRPS of pixels.
     energy: NonNegative = 0.5  #: Weight of the energy score.
@@ -124,7 +124,7 @@ class _FeatureTask(Protocol):
 
 @dataclass(frozen=True)
 class TaskLossConfig:
-    """Settings [task_loss]: weights of the proper scores of a task network."""
+    """Settings of [task_loss]: weights of the proper scores of a task network."""
 
     weights: Path | None = None  #: Task network; its weights are not trained.
     logits: NonNegative = 0.1  #: Weight of the fair CRPS of logits.
@@ -285,7 +285,7 @@ def _validate(
 
 
 def _summary(values: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the geometric mean of mean scores over accelerations, PSNR and spread."""
+    """Return the geometric mean of scores over accelerations, and PSNR and spread at each."""
     summary: dict[str, float] = {}
     logs = []
     for place, rate in enumerate(ACCELERATIONS):
@@ -387,7 +387,7 @@ def find_estimate(weights: Path, named: Path | None) -> Path | str:
 
 @dataclass(frozen=True)
 class SamplerMethod:
-    """Settings [recover] of a sampler."""
+    """Settings of [recover] for a sampler."""
 
     weights: Path | None = None  #: Trained sampler, a file or a bundled name.
     estimate: Path | None = None  #: VarNet weights; default: those used in training.

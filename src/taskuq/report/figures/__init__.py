@@ -410,7 +410,7 @@ def _drawn(figure: Figure, *, legend: bool) -> Any:
 
 
 def draw_on(axes: Any, figure: Figure) -> Any:
-    """Draw a figure on axes of the user, with labels, title and legend; return the axes."""
+    """Draw a figure on the user's axes, with labels, title and legend; return the axes."""
     if figure.is_strip:
         _draw_strips(axes, figure)
     else:

@@ -46,7 +46,7 @@ def width_against(rows: Sequence[Row], along: Literal["acceleration", "samples"]
 
 
 def _shrinking(series: Sequence[Series], letter: str) -> str:
-    """Return the narrowest method and how widths change along the axis."""
+    """Name the method that widens most with few samples, or the narrowest at the last R."""
     ends = {}
     for one in series:
         known = sorted((float(x), y) for x, y in zip(one.x, one.y, strict=True) if y)
@@ -63,7 +63,7 @@ def _shrinking(series: Sequence[Series], letter: str) -> str:
 
 
 def coverage_histogram(row: Row) -> Figure:
-    """Return the coverage of random splits and its exact law."""
+    """Plot the coverage of random splits with its exact law."""
     histogram, score = row["histogram"], row["score"]
     coverage = tuple(covered / row["n_test"] for covered in histogram["covered"])
     caption = (
@@ -82,7 +82,7 @@ def coverage_histogram(row: Row) -> Figure:
 
 
 def coverage_within(rows: Sequence[Row], strata: str) -> Figure:
-    """Return coverage within classes, sites, sites left out, or ranges of width (``"size"``)."""
+    """Plot coverage within classes, sites, sites left out, or ranges of width (``"size"``)."""
     sentence, label = WITHIN[strata]
     series = series_from_rows(
         [(r["score"], s) for r in rows for s in r[stratum_field(strata)]],
@@ -117,7 +117,7 @@ def lowest_coverage(series: Sequence[Series], where: str = "") -> str:
 
 
 def rank_histogram(row: Row) -> Figure:
-    """Return the ranks of the truth among the samples, relative to calibrated ones."""
+    """Plot the ranks of the truth among the samples, relative to those of calibrated samples."""
     bins, called = row["histogram"], row["round"] or "one round"
     ranks = tuple((b["first"] + b["last"]) / 2 for b in bins)
 

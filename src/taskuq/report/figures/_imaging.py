@@ -26,7 +26,7 @@ _TOLERANCES = (0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05)
 
 
 def masks_figure(masks: np.ndarray, accelerations: Any) -> Figure:
-    """Return the k-space lines measured in each round, from masks (round, width)."""
+    """Plot the k-space lines measured in each round, from masks (round, width)."""
     width = masks.shape[1]
     nested = all((a <= b).all() for a, b in itertools.pairwise(masks))
     note = "Every round keeps the lines of the rounds before it." if nested else (
@@ -45,7 +45,7 @@ def masks_figure(masks: np.ndarray, accelerations: Any) -> Figure:
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """Reconstructions of one case with their intervals: by samples, and by a point network."""
+    """Reconstructions of one case, with intervals from samples and from a point estimate."""
 
     case: str
     truth: FloatArray  # (H, W)
@@ -60,7 +60,7 @@ class Example:
 
 
 def example_figure(example: Example, task: str, alpha: float) -> Figure:
-    """Return the images, the magnified box and the intervals of a case as a picture."""
+    """Draw the images, the magnified box and the intervals of a case as a picture."""
     by = {"samples": example.intervals}
     if example.point_intervals is not None:
         by["point network"] = example.point_intervals
@@ -174,7 +174,7 @@ def _draw_intervals(
 def task_auroc(table: TaskOutputs) -> tuple[float, float] | None:
     """Return the AUROC of a task on true images and its standard error over units, or None.
 
-    The error follows Obuchowski (Biometrics 1997) for groups, and DeLong for single cases.
+    The standard error follows Obuchowski (Biometrics 1997) for groups, DeLong for single cases.
     """
     if table.label is None or not table.has_targets or table.has_round_targets or table.tasks > 1:
         return None
@@ -200,7 +200,7 @@ def task_auroc(table: TaskOutputs) -> tuple[float, float] | None:
 
 
 def quality_figures(record: Mapping[str, Any]) -> list[Figure]:
-    """Return PSNR and SSIM against acceleration from a record ``taskuq.quality/1``."""
+    """Plot PSNR and SSIM against acceleration from a record ``taskuq.quality/1``."""
     figures = [
         against_acceleration(
             [(row, row[name]["mean"]) for row in record["results"] if name in row],
@@ -219,7 +219,7 @@ def against_acceleration(
     values: Sequence[tuple[Row, float | None]], *,
     name: str, caption: str, y_label: str, errors: str | None = None,
 ) -> Figure:  # fmt: skip
-    """Return values of a quality record against acceleration, one line per method."""
+    """Plot values of a quality record against acceleration, one line per method."""
     series = series_from_rows(
         values,
         lambda pair: str(pair[0]["method"]),
@@ -245,7 +245,7 @@ def _best(series: Sequence[Series], y_label: str) -> str:
 
 
 def _split_figure(record: Mapping[str, Any]) -> Figure:
-    """Return the number of groups in each part of a record ``taskuq.split/1``."""
+    """Plot the number of groups in each part of a record ``taskuq.split/1``."""
     counts = tuple(float(len(record[part])) for part in FOLDS)
     caption = (
         "Groups (patients or volumes) used to train networks, to tune them, and to calibrate and "
@@ -258,7 +258,7 @@ def _split_figure(record: Mapping[str, Any]) -> Figure:
 
 
 def task_figures(record: Mapping[str, Any]) -> list[Figure]:
-    """Return a ROC and a reliability curve for each task of a record ``taskuq.task/1``."""
+    """Plot a ROC and a reliability curve for each task of a record ``taskuq.task/1``."""
     parts = record["parts"]
     tasks = [row["task"] for row in next(iter(parts.values()), []) if "roc" in row]
     figures = []
@@ -276,7 +276,7 @@ def task_figures(record: Mapping[str, Any]) -> list[Figure]:
 def roc(
     curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, name: str, caption: str
 ) -> Figure:
-    """Return ROC curves, given as false and true positive rates by name."""
+    """Plot ROC curves, given as false and true positive rates by name."""
     series = [Series(called, tuple(x), tuple(y)) for called, (x, y) in curves.items()]
     series.append(Series("chance", (0.0, 1.0), (0.0, 1.0)))
     areas = ", ".join(f"{np.trapezoid(y, x):.3g}" for x, y in curves.values())
@@ -316,7 +316,7 @@ def calibration_sizes(alpha: float, delta: float = 0.05, have: int | None = None
 
 
 def planner_figure(record: Mapping[str, Any]) -> Figure:
-    """Return calibration sizes against the tolerance of coverage."""
+    """Plot calibration sizes against the tolerance of coverage."""
     alpha, delta = record["alpha"], record["delta"]
     tolerances, within, above = (tuple(map(float, of)) for of in zip(*record["sizes"], strict=True))
     caption = (

@@ -22,7 +22,7 @@ _POINTS, _ROWS = 400, 24
 
 
 def accepted(stops: Mapping[str, Stops], called: Mapping[float, str] | None = None) -> Figure:
-    """Return the fraction of cases that each stopping rule accepts in each round."""
+    """Plot the fraction of cases that each stopping rule accepts in each round."""
     caption = "Fraction of cases accepted after each round; the last has everything measured."
     if not called:
         caption = "Fraction of cases accepted after each acceleration; R = 1 is a full scan."
@@ -58,7 +58,7 @@ def _called(record: Mapping[str, Any]) -> dict[float, str] | None:
 def coverage_at_stop(
     stops: Mapping[str, Stops], alpha: float, called: Mapping[float, str] | None = None
 ) -> Figure:
-    """Return coverage among the cases that each stopping rule accepts in each round."""
+    """Plot coverage among the cases that each stopping rule accepts in each round."""
     series = series_from_rows(
         [(rule, stop) for rule, of in stops.items() for stop in of[:-1]],
         lambda pair: pair[0],
@@ -80,7 +80,7 @@ def coverage_at_stop(
 def acceleration_against_width(
     points: Sequence[tuple[str, float, float]], style: Style = "points"
 ) -> Figure:
-    """Return mean acceleration against the mean width of early reports, by rule."""
+    """Plot mean acceleration against the mean width of early reports, by rule."""
     caption = (
         "Average acceleration against the mean width of early reports: up and to the left is "
         "better. The paper's rules have no guarantee."
@@ -109,7 +109,7 @@ def _trade_off(record: Mapping[str, Any]) -> list[Figure]:
 
 
 def evidence(record: Mapping[str, Any]) -> Figure:
-    """Return the evidence of a monitor after each unit."""
+    """Plot the evidence of a monitor after each unit."""
     each, units = record["statistics"], f"{record['unit']}s"
     series = []
     for one in each:
@@ -147,7 +147,7 @@ def lines_record(table: TaskOutputs, words: Terminology) -> dict[str, Any]:
 
 
 def lines_figures(record: Mapping[str, Any]) -> list[Figure]:
-    """Return maps of lines against rounds and against cases."""
+    """Plot maps of lines against rounds and against cases."""
     case, cases, line, lines = map(str, record["words"])
     shares = np.asarray(record["shares"], dtype=float)
     rounds, places = [str(name) for name in record["rounds"]], tuple(range(shares.shape[1]))
