@@ -40,8 +40,8 @@ rows = pd.concat(frames)
 print(rows.head(2).round(3).T)
 
 # %% [markdown]
-# `bound` is for the area alone; the intervals of `joint` contain all three targets together. The column `group` holds
-# the patient, so both guarantees are for a new patient.
+# `bound` is for the area alone; the intervals of `joint` cover all three targets jointly. The column `group` holds the
+# patient, so both guarantees are for a new patient.
 
 # %%
 table = tq.TaskOutputs.load(rows, task_range={"nodule": (0, 1), "area": (0, np.inf)})

@@ -16,12 +16,12 @@ tq.make_report(table, "report", alpha=0.1, max_width=0.2, splits=50, terminology
 #
 # - **measurements needed**, the average cost relative to a full scan, with R̄, the harmonic mean of the accelerations.
 #   Compare R̄ with that of the baseline, the paper's rule;
-# - **reports that contained the truth**: coverage, measured on random splits of the table;
-# - **mean width of early reports**: precision of scans that stop early; the limit τ is 0.2.
+# - **reports that contained the truth**: coverage, measured on random splits of the table; - **mean width of early
+#   reports**: the precision of scans that stop early; the limit τ is 0.2.
 #
-# The number after ± is one standard error, which includes the variation between patients and between calibration sets. **The truth** is
-# the task network's output on the fully sampled image, not the patient's diagnosis. **A scan** has one strip per round:
-# dots are outputs of posterior samples, the bar is the reported interval, and the line is the truth.
+# The number after ± is one standard error; it includes the variation between patients and between calibration sets.
+# **The truth** is the task network's output on the fully sampled image, not the patient's diagnosis. **A scan** has one
+# strip per round: dots are outputs of posterior samples, the bar is the reported interval, and the line is the truth.
 #
 # ## The guarantee
 #
@@ -31,8 +31,8 @@ tq.make_report(table, "report", alpha=0.1, max_width=0.2, splits=50, terminology
 #   patient, nor for one given patient;
 # - **the probability**: at least 0.9, on average over calibration sets and new patients;
 # - **the assumption**: the new patient is exchangeable with the calibration patients. A different scanner, protocol or
-#   population violates it. The report cannot detect a violation; `tq.Monitor` can;
-# - **what must not have happened**: no setting was chosen by looking at the calibration targets.
+#   population violates it. The report cannot detect a violation; `tq.Monitor` tests for it;
+# - **what must not have happened**: a setting was chosen by looking at the calibration targets.
 #
 # The word *guaranteed* appears only for such statements. *Measured* numbers describe this table.
 #

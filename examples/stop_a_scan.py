@@ -48,7 +48,7 @@ print(scans[-1])
 
 # %% [markdown]
 # Before you use a policy, simulate it on your table: how much faster are scans, and how often is the reported interval
-# right? An anytime policy covers the targets in all rounds together; a fixed-width policy covers them when the scan
+# right? An anytime policy covers the target in all rounds simultaneously; a fixed-width policy covers it when the scan
 # stops, and stops earlier.
 
 # %%
