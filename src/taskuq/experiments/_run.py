@@ -41,7 +41,7 @@ class ImagingConfig:
 
     data: Data = field(default_factory=paper_data)  #: Images to measure.
     measure: AnySystem = field(default_factory=MaskConfig)  #: Measurement rounds.
-    noise: NonNegative = 0.0  #: Standard deviation of the measurement noise of MRI.
+    noise: NonNegative = 0.0  #: Standard deviation of MRI measurement noise.
     #: Recovery method g.
     recover: Annotated[MethodConfig, RECOVERIES] = field(default_factory=ZeroFilled)
     task: Annotated[MethodConfig, TASKS] = field(default_factory=MeanIntensityMethod)  #: Task f.

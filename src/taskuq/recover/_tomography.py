@@ -121,7 +121,7 @@ class _CTTraining:
     network: Any = None  #: Size of the network.
     training: TrainingConfig = field(default_factory=TrainingConfig)  #: Optimiser and schedule.
     data: Data = field(default_factory=lambda: READERS["chest"]())  #: Training data.
-    #: Views; one round is drawn per case and epoch.
+    #: Views of the rounds; one round is drawn per case and epoch.
     measure: TomographyConfig = field(default_factory=TomographyConfig)
     augment: CoilAugmentation | None = None  #: Augmentation of images.
     random_views_fraction: Unit = 0.0  #: Fraction of training cases measured with random views.
