@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Calibrate three tasks from a data frame
 #
-# If your task outputs come from another program, put them in a data frame. Every function that takes a table also
-# takes a frame of pandas, polars or Arrow. Here three numbers were computed from every reconstructed slice: the
+# If your task outputs come from another program, put them in a data frame. Every function that takes a table also takes
+# a pandas or polars frame or an Arrow table. Here three numbers were computed from every reconstructed slice: the
 # probability of a nodule, its area in mm², and the mean density of the lung in Hounsfield units. The frame is
 # synthetic. Each row belongs to one slice, round and task and holds eight samples.
 

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Read a report
 #
-# This tutorial is for reviewers and clinicians. It explains what a report shows, what it guarantees, and which questions
-# to ask. Build a report from the bundled table of 270 synthetic patients, or open one you received. It needs no network.
+# This tutorial is for reviewers and clinicians. It explains what a report shows, what it guarantees, and which
+# questions to ask. Build a report from the bundled table of 270 synthetic patients, or open one you received. A report
+# opens without a network.
 
 # %%
 import taskuq as tq
@@ -12,7 +13,8 @@ names = {"case": "slice", "group": "patient"}
 tq.make_report(table, "report", alpha=0.1, max_width=0.2, splits=50, terminology=names)
 
 # %% [markdown]
-# The first screen of `report/report.html` has one sentence, three numbers, the guarantee and one scan. The numbers are
+# The first screen of `report/report.html` shows one sentence, three numbers, the guarantee and one scan. The numbers
+# are
 #
 # - **measurements needed**, the average cost relative to a full scan, with R̄, the harmonic mean of the accelerations.
 #   Compare R̄ with that of the baseline, the paper's rule;
@@ -45,14 +47,14 @@ tq.make_report(table, "report", alpha=0.1, max_width=0.2, splits=50, terminology
 # 3. **How much coverage comes from full scans?** A full scan counts as covered. The first screen therefore also gives the
 #    coverage of the scans that stopped early, and their fraction.
 # 4. **How does coverage differ between classes?** An average of 0.9 may hide 0.6 for a rare class. Look at coverage by
-#    class, as in the figure below, and at the rows by class in "Are the samples calibrated?": intervals are valid even if
-#    the samples are not calibrated, but then they are wider.
+#    class, as in the figure below, and at the rows by class in "Are the samples calibrated?": intervals are valid even
+#    if the samples are not calibrated, but are then wider.
 # 5. **Are there enough patients?** At α = 0.1, 9 units are enough for a finite interval, but many more are needed to keep
 #    the coverage of one calibration set near 0.9.
 # 6. **What failed?** "Failures" lists the cases that were left out, with the reasons.
 #
-# The sliders of the explorer show the effect of α and τ. Do not use them to choose settings: a setting that was tuned on
-# the results has no guarantee. "Reproduce" has the commands, seed and versions.
+# The sliders of the explorer show the effect of α and τ. Do not use them to choose settings: a setting that was tuned
+# on the results has no guarantee. "Reproduce" lists the commands, seed and versions.
 
 # %%
 results = tq.evaluate(table, acceleration=8, alpha=0.1, splits=200, seed=0)
