@@ -4,7 +4,7 @@
 # [deepinv](https://deepinv.github.io) provides imaging systems (`physics`), denoisers, reconstructors and samplers. Any
 # of its physics can be the measurement, and any of its models the recovery. Install the `mri` and `deepinv` extras.
 #
-# Each scene contains one bright blob, of which a mask of random pixels is measured. deepinv's diffusion sampler DDRM
+# Each scene contains one bright blob; only a random subset of the pixels is measured. deepinv's diffusion sampler DDRM
 # fills in the other pixels, using a total-variation denoiser, which needs no training. The task is the area of the
 # blob.
 
