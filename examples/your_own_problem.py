@@ -72,7 +72,8 @@ print(policy.decide(round=0, outputs=task(new)[None]).reason)
 #   that does not stop early ends with the full measurement, which you define and which yields the target itself.
 # - **The samples need not be accurate.** A blob is not a Gaussian field. The intervals are still valid; better samples
 #   make them shorter.
-# - **Scenes must be exchangeable.** Pass the film of each scene as `group=`, and the guarantee is for a new film.
+# - **Scenes must be exchangeable.** If several scenes come from one film, pass the film as `group=`; the guarantee is
+#   then for a new film.
 # - **Anything can be an image**: signals, volumes, tensors.
 
 # %%
