@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Calibrate three tasks from a data frame
 #
-# If your task outputs come from another program, put them in a data frame. Every function that takes a table also
-# takes a frame of pandas, polars or Arrow. Here three numbers were computed from every reconstructed slice: the
+# If your task outputs come from another program, put them in a data frame. Every function that takes a table also takes
+# a pandas or polars frame or an Arrow table. Here three numbers were computed from every reconstructed slice: the
 # probability of a nodule, its area in mm², and the mean density of the lung in Hounsfield units. The frame is
 # synthetic. Each row belongs to one slice, round and task and holds eight samples.
 
@@ -40,8 +40,8 @@ rows = pd.concat(frames)
 print(rows.head(2).round(3).T)
 
 # %% [markdown]
-# `bound` is for the area alone; the intervals of `joint` contain all three targets together. The column `group` holds
-# the patient, so both guarantees are for a new patient.
+# `bound` is for the area alone; the intervals of `joint` cover all three targets jointly. The column `group` holds the
+# patient, so both guarantees are for a new patient.
 
 # %%
 table = tq.TaskOutputs.load(rows, task_range={"nodule": (0, 1), "area": (0, np.inf)})

@@ -2,10 +2,11 @@
 # # Use a deepinv model
 #
 # [deepinv](https://deepinv.github.io) provides imaging systems (`physics`), denoisers, reconstructors and samplers. Any
-# of its physics can be the measurement, any of its models the recovery. Install the extras `mri` and `deepinv`.
+# of its physics can be the measurement, and any of its models the recovery. Install the `mri` and `deepinv` extras.
 #
-# Each scene contains one bright blob and is seen through a mask of random pixels. deepinv's diffusion sampler DDRM fills
-# in the others, using a total-variation denoiser, which needs no training. The task is the area of the blob.
+# Each scene contains one bright blob; only a random subset of the pixels is measured. deepinv's diffusion sampler DDRM
+# fills in the other pixels, using a total-variation denoiser, which needs no training. The task is the area of the
+# blob.
 
 # %%
 import deepinv
@@ -48,9 +49,9 @@ scenes = [scene(k) for k in range(60)]
 print(calibrate(sampler, physics[4], scenes, area, alpha=0.2, samples=8, together=8))
 
 # %% [markdown]
-# With several rounds, use a pipeline. Each round must contain the measurements of the round before: the masks threshold
-# the same random array, and `DeepinvMeasure` derives the noise from `seed` and the image. `DeepinvRecover` seeds the
-# global generators that deepinv uses for every case, round and sample, and restores their state afterwards.
+# With several rounds, use a pipeline. Each round must contain the measurements of the previous round: the masks
+# threshold the same random array, and `DeepinvMeasure` derives the noise from `seed` and the image. For every case,
+# round and sample, `DeepinvRecover` seeds the global generators that deepinv uses, and restores their state afterwards.
 
 # %%
 pipeline = tq.Pipeline(DeepinvMeasure(physics, seed=0), DeepinvRecover(sampler, together=8), area)

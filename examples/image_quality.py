@@ -61,9 +61,9 @@ print(table.targets.shape, np.median(table.targets, axis=1).round(1))
 
 # %% [markdown]
 # Plan with a level goal. `at_least` stops a scan when the lower bound of its PSNR exceeds the level; use `at_most` for
-# distances such as NMSE, LPIPS and DISTS. Coverage is by patient: a random slice of a new patient has the reported
-# quality with probability at least 0.9. `paper` is the rule of the authors' second paper, which calibrates each round on
-# its own.
+# distances such as NMSE, LPIPS and DISTS. The guarantee is by patient: a random slice of a new patient has the reported
+# quality with probability at least 0.9. `paper` is the rule of the authors' second paper, which calibrates each round
+# separately.
 
 # %%
 goal = {"alpha": 0.1, "at_least": 38}

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Stop a scan
 #
-# Calibrate a policy once, on a table of earlier patients. After each round of a scan it decides if the scan may stop.
-# The bundled table has the lesion probability of 2160 slices of 270 synthetic patients, after R = 16, 8, 4 and 2. One
-# patient is left out and scanned.
+# Calibrate a policy once, on a table of earlier patients. After each round of a scan, the policy decides whether to
+# stop. The bundled table holds the lesion probabilities of 2160 slices of 270 synthetic patients at R = 16, 8, 4 and 2.
+# One patient is left out and scanned.
 
 # %%
 import numpy as np
@@ -18,7 +18,7 @@ print(policy)
 
 # %% [markdown]
 # `tq.acquire` runs the loop on any object with `measure(round)`: here the scanner replays the outputs of a stored
-# slice, so that recovery and task only pass them on. With `state=` a scan resumes after a power cut, and an audit log
+# slice, so recovery and task only pass them on. With `state=` a scan resumes after a power cut, and an audit log
 # records every decision. A fault never makes a scan stop early.
 
 
@@ -48,7 +48,7 @@ print(scans[-1])
 
 # %% [markdown]
 # Before you use a policy, simulate it on your table: how much faster are scans, and how often is the reported interval
-# right? An anytime policy covers the targets in all rounds together; a fixed-width policy covers them when the scan
+# right? An anytime policy covers the target in all rounds simultaneously; a fixed-width policy covers it when the scan
 # stops, and stops earlier.
 
 # %%
@@ -58,8 +58,8 @@ for found in tq.simulate(
     print(f"{found.policy}: mean R {found.mean_acceleration:.2f}, coverage {found.coverage:.3f}")
 
 # %% [markdown]
-# A monitor tests if new patients are exchangeable with the calibration patients, and withdraws the guarantee if they
-# are not. Now the slice with the most rounds before an early stop, with its samples, its intervals and the truth:
+# A monitor tests whether new patients are exchangeable with the calibration patients, and withdraws the guarantee after
+# an alarm. The figure shows the slice with the most rounds before an early stop, with its samples, intervals and truth:
 
 # %%
 monitor = tq.Monitor(policy)

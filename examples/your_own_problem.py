@@ -56,7 +56,7 @@ table = pipeline.run(scenes, **rounds, **about, store="blobs", keep_images=12)
 tq.make_report(table, "report", alpha=0.1, max_width=0.04, splits=50, title="Area of a blob")
 
 # %% [markdown]
-# Open `report/report.html`: it shows the guarantee, the widths after 1, 2, 4 and 8 frames, the number of frames that
+# Open `report/report.html`. It shows the guarantee, the widths after 1, 2, 4 and 8 frames, the number of frames that
 # each policy needs, and an explorer of 12 scenes. While the camera is running, call the policy after each round, here
 # after the first frame of a new scene:
 
@@ -66,13 +66,14 @@ new = recover(measure(scene(np.random.default_rng(1000)), FULL), samples=16, see
 print(policy.decide(round=0, outputs=task(new)[None]).reason)
 
 # %% [markdown]
-# - **Each round contains the one before**: `measure` derives the seed of its noise from the image, so that every call
+# - **Each round contains the previous one**: `measure` derives its noise seed from the image, so that every call
 #   returns the same frames.
 # - **Accelerations are cost ratios.** With `costs` and `full_cost` you give costs in frames, views or seconds. A scan
 #   that does not stop early ends with the full measurement, which you define and which yields the target itself.
 # - **The samples need not be accurate.** A blob is not a Gaussian field. The intervals are still valid; better samples
 #   make them shorter.
-# - **Scenes must be exchangeable.** Pass the film of each scene as `group=`, and the guarantee is for a new film.
+# - **Scenes must be exchangeable.** If several scenes come from one film, pass the film as `group=`; the guarantee is
+#   then for a new film.
 # - **Anything can be an image**: signals, volumes, tensors.
 
 # %%
