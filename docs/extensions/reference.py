@@ -72,8 +72,8 @@ def directive(module: str, name: str) -> list[str]:
     """Return the autodoc directive of a name."""
     thing = getattr(importlib.import_module(module), name)
     if inspect.isclass(thing):
-        # scikit-learn writes this method, with links to its own site.
-        without = "   :exclude-members: set_fit_request"
+        # scikit-learn writes these methods, with links to its own site.
+        without = "   :exclude-members: set_fit_request, set_predict_request, set_score_request"
         return [f".. autoclass:: {module}.{name}", "   :members:", without]
     if inspect.isroutine(thing):
         return [f".. autofunction:: {module}.{name}"]

@@ -198,7 +198,7 @@ class Moments(torch.nn.Module):
 
 
 def test_stopped_evaluation_is_resumed(config, tmp_path, monkeypatch):
-    monkeypatch.setattr("taskuq.experiments._quality.load_vgg", Moments)
+    monkeypatch.setattr(metric, "load_vgg", Moments)
     (tmp_path / "vgg.safetensors").write_text("weights")
     config.write_text(f"vgg_weights = '{tmp_path}/vgg.safetensors'\n{config.read_text()}")
     settings, store = read_config(metric.QualityConfig, config), tmp_path / "pieces"

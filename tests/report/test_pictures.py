@@ -10,7 +10,7 @@ import taskuq as tq
 from raising import refused
 from taskuq.report import _explorer as explorers
 from taskuq.report.figures import figure_svg
-from taskuq.report.figures._policy import _lines_figures, lines_record
+from taskuq.report.figures._policy import lines_figures, lines_record
 from taskuq.table._terminology import Terminology
 
 
@@ -136,7 +136,7 @@ def test_maps_of_lines_are_those_of_the_table():
     rng = np.random.default_rng(0)
     lines = np.sort(rng.random((2, 12, 8)), axis=0) > 0.5
     table = tq.TaskOutputs(rng.random((2, 12, 4)), rng.random(12), (4, 2), sampled_lines=lines)
-    by_round, by_case = _lines_figures(lines_record(table, Terminology()))
+    by_round, by_case = lines_figures(lines_record(table, Terminology()))
     assert np.allclose([s.y for s in by_round.series], lines.mean(axis=1))
     shades = np.array([s.y for s in by_case.series])
     assert np.array_equal(shades == 1, lines[0])
