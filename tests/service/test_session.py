@@ -87,8 +87,7 @@ def test_killed_service_is_resumed(small, small_policy, tmp_path, monkeypatch):
         return wait(wire, kind)
 
     monkeypatch.setattr(replay, "_wait", wait_and_kill)
-    for name in ("PATIENCE", "PATIENCE_FOR_RETURN"):
-        monkeypatch.setattr(replay, name, 300.0)
+    monkeypatch.setattr(replay, "PATIENCE", 300.0)
     try:
         played = replay_scan(small.scan_of(3), HOST, port)
     finally:

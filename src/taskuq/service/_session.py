@@ -59,9 +59,9 @@ class _StreamedSlice:
         """Add a line of k-space (coil, height); return the reason for rejecting it, or None."""
         width, line = self.shape[2], np.asarray(data)
         if not 0 <= column < width:
-            return f"line {column} of {width} lines"
+            return f"a line with kspace_encode_step_1 {column}; 0 to {width - 1} is needed"
         if not np.isfinite(line).all():
-            return f"line {column} contains NaN or infinity"
+            return f"line {column} has data with NaN or infinity"
         with self.lock:
             before = self.lines.get(column)
             if before is None:
@@ -287,8 +287,8 @@ class Session:
     _active: dict[int, _ActiveScan] = field(default_factory=dict)
     _buffered: int = 0
     _progress: float = field(default_factory=time.monotonic)
-    # Rounds and problems of refused lines, by slice.
-    _refused: dict[int, tuple[int, str]] = field(default_factory=dict)
+    # Rounds and problems of refused lines, by slice; None for slices that the header lacks.
+    _refused: dict[int | None, tuple[int, str]] = field(default_factory=dict)
     _noise: mrd.Prewhitening | None = None
     _xml: str = field(default="", repr=False)
     _worker: DeadlineWorker = field(init=False)
@@ -485,7 +485,9 @@ class Session:
             self._progress = time.monotonic()
             return
         if number >= self.header.slices:
-            self._reject(f"slice {number} of {self.header.slices}")
+            problem = f"a line with slice {number}; 0 to {self.header.slices - 1} is needed"
+            self._refused[None] = 0, problem
+            self._reject(problem)
             return
         problem = mrd.line_problem(acquisition, self.header)
         if problem:
@@ -596,7 +598,7 @@ class Session:
         for k in range(self.header.slices):
             if k in self.done:
                 continue
-            _, problem = self._refused.get(k, (0, ""))
+            _, problem = self._refused.get(k) or self._refused.get(None, (0, ""))
             slice_ = self.slices.get(k)
             missing = [
                 c for c in range(self.header.shape[2]) if slice_ is None or c not in slice_.lines
