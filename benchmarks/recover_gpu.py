@@ -355,7 +355,7 @@ def step() -> None:
     )
     report_step(f"training step of the flow, {how.batch} slices", took)
     data = ArrayDataset(images.numpy(), label=[0] * 64, group="image", normalise=False)
-    masks = nested_masks(SIZE, (16.0, 8.0, 4.0, 2.0), rng=np.random.default_rng(0))
+    masks = nested_masks(SIZE, (16.0, 8.0, 4.0, 2.0), seed=0)
     cases = CrossFitDataset(MaskedDataset(data, masks, seed=0), np.arange(64) % 2)
     honest = CrossFitEstimates([build("varnet", preset="paper") for _ in range(2)], None)
     scored = replace(sampler_recipe(PRESETS["paper"], SamplerLoss(), honest), collate=collate)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from taskuq.experiments._mask_learning import MaskLearningConfig, _MaskLearner
@@ -24,7 +23,7 @@ def patients(count: int = 3, seed: int = 0) -> list[torch.Tensor]:
 
 def scanner() -> MultiCoilMRI:
     """Two coils, three rounds of random masks."""
-    return MultiCoilMRI(nested_masks(SIZE, RATES, rng=np.random.default_rng(0)), RATES)
+    return MultiCoilMRI(nested_masks(SIZE, RATES, seed=0), RATES)
 
 
 class Draws:

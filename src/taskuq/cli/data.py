@@ -8,8 +8,6 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from taskuq.cli import app
 from taskuq.errors import InputError, MachineError
 from taskuq.measure._masks import acs_width, nested_masks, plot_masks, published_masks, save_masks
@@ -261,7 +259,7 @@ def masks(
         made = published_masks(rates)
     else:
         widths = None if acs is None else list(app.parse_ints(acs, "acs") or ())
-        made = nested_masks(size, rates, rng=np.random.default_rng(seed), rule=pattern, acs=widths)
+        made = nested_masks(size, rates, seed=seed, rule=pattern, acs=widths)
     save_masks(output, made, rates)
     plot_masks(made, rates, figure)
     for mask, R in zip(made, rates, strict=True):

@@ -142,14 +142,14 @@ def precision_of(dataset: Dataset) -> str | None:
 
 
 def split_by_group(
-    dataset: Dataset, fractions: Sequence[float], *, rng: np.random.Generator
+    dataset: Dataset, fractions: Sequence[float], *, seed: int | Sequence[int] | np.random.Generator
 ) -> tuple[Subset, ...]:
     """Split a data set by fractions of its groups; the order of cases is kept."""
     if min(fractions, default=0) <= 0 or abs(sum(fractions) - 1) > 1e-9:
         text = f"fractions are {list(fractions)}; pass positive fractions that add up to 1"
         raise InputError(text, code="value.invalid")
     groups = dataset.groups
-    names = rng.permutation(np.unique(groups))
+    names = np.random.default_rng(seed).permutation(np.unique(groups))
     # Two thirds of three groups is 1.9999... in floats.
     ends = np.floor(np.cumsum(fractions)[:-1] * len(names) + 1e-9).astype(int)
     subsets = np.split(names, ends)

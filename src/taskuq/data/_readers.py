@@ -153,9 +153,8 @@ def open_data(reader: DataConfig) -> tuple[Dataset, Dataset]:
     if reader.has_test_set:
         validation: Dataset = _with_coils(reader.open_test(), reader)
     else:
-        rng = np.random.default_rng([reader.seed, 1])
         fractions = (1 - reader.validation_fraction, reader.validation_fraction)
-        training, validation = split_by_group(training, fractions, rng=rng)
+        training, validation = split_by_group(training, fractions, seed=[reader.seed, 1])
     return _in_memory(training, reader), _in_memory(validation, reader)
 
 

@@ -248,7 +248,7 @@ def nested_masks(
     width: int,
     accelerations: Sequence[float],
     *,
-    rng: np.random.Generator,
+    seed: int | np.random.Generator,
     rule: Rule = "inverse-distance",
     acs: Sequence[int] | None = None,
     density: float | None = None,
@@ -261,7 +261,7 @@ def nested_masks(
     Args:
         width: Number of columns of k-space.
         accelerations: R of each round, decreasing.
-        rng: Generator for the random lines.
+        seed: Integer or Generator for the random lines.
         rule: Density of random lines.
         acs: Number of contiguous central columns of each round; by default 9 of 20 lines in the
             first round, and later the paper's 16, 24 and 32 of 320 columns at R = 8, 4 and 2,
@@ -270,7 +270,7 @@ def nested_masks(
         sharpness: Exponent of the GRO mask.
 
     Example:
-        >>> nested_masks(32, (8, 4), rng=np.random.default_rng(0)).sum(axis=1)
+        >>> nested_masks(32, (8, 4), seed=0).sum(axis=1)
         array([4, 8])
     """
     lines = line_counts(width, accelerations)
@@ -285,6 +285,7 @@ def nested_masks(
         raise InputError(f"{given}; pass as many or fewer for each", code="rounds.invalid")
     if density is None:
         density = max(1.0, 15 / 16 * accelerations[0])
+    rng = np.random.default_rng(seed)
     masks = [gro_mask(width, lines[0], density=density, sharpness=sharpness, acs=widths[0])]
     for count, center in zip(lines[1:], widths[1:], strict=True):
         mask = masks[-1] | center_lines(width, center)

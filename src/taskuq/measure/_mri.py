@@ -73,9 +73,8 @@ class MaskConfig:
                 text = f"published masks have 320 columns, images {width};"
                 raise InputError(f"{text} set measure.published = false", code="shape.mismatch")
             return published_masks(self.accelerations)
-        rng = np.random.default_rng(self.seed)
         return nested_masks(
-            width, self.accelerations, rng=rng, rule=self.pattern, acs=self.acs,
+            width, self.accelerations, seed=self.seed, rule=self.pattern, acs=self.acs,
             density=self.density, sharpness=self.sharpness,
         )  # fmt: skip
 

@@ -14,6 +14,7 @@ from threading import RLock
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from taskuq._arrays import as_real_array, require_in_ranges
 from taskuq._display import Displayed, Summary, svg
@@ -290,7 +291,11 @@ class Monitor(Displayed):
         )
 
     def update(
-        self, outputs: Any, *, unit: Names = None, statistics: Mapping[str, Any] | None = None
+        self,
+        outputs: ArrayLike,
+        *,
+        unit: Names = None,
+        statistics: Mapping[str, ArrayLike] | None = None,
     ) -> None:
         """Update the evidence with new units.
 
@@ -299,6 +304,9 @@ class Monitor(Displayed):
                 units, pass the outputs of all cases of one group.
             unit: Name of the unit, or one name per unit; a unit seen before is not counted again.
             statistics: Additional statistics by name, for the unit or for each unit.
+
+        Raises:
+            InputError: If outputs or statistics do not fit those of the policy.
         """
         found = self._seen(outputs, None)
         given = dict(statistics or {})
@@ -315,7 +323,7 @@ class Monitor(Displayed):
             found[mine] = round_significant(each)
         self._add(found, unit)
 
-    def audit(self, outputs: Any, targets: Any, *, unit: Names = None) -> None:
+    def audit(self, outputs: ArrayLike, targets: ArrayLike, *, unit: Names = None) -> None:
         """Update the evidence with units whose targets are known.
 
         Select these scans at random: the scans that a policy does not stop early are the hard ones.
@@ -324,6 +332,9 @@ class Monitor(Displayed):
             outputs: As for :meth:`update`.
             targets: One target per case, (case,) or (case, task); a number for one case.
             unit: Name of the unit, or one name per unit.
+
+        Raises:
+            InputError: If outputs or targets do not fit those of the policy.
         """
         found = self._seen(outputs, targets)
         self._add({key: found[key] for key in self._audited}, unit)
