@@ -485,9 +485,9 @@ class Session:
             self._progress = time.monotonic()
             return
         if number >= self.header.slices:
-            problem = f"a line with slice {number}; 0 to {self.header.slices - 1} is needed"
-            self._refused[None] = 0, problem
-            self._reject(problem)
+            outside = f"a line with slice {number}; 0 to {self.header.slices - 1} is needed"
+            self._refused[None] = 0, outside
+            self._reject(outside)
             return
         problem = mrd.line_problem(acquisition, self.header)
         if problem:
