@@ -338,7 +338,8 @@ class FastMRIDataset:
         broken = [f"{f.file} {f.reason}" for f in self.surveyed if f.volume is None]
         self.notes = [f"left out: {reason}" for reason in (*broken, *unreadable.values())]
         if shared:
-            text = f"left out of training: {len(shared)} volumes of patients in validation_path"
+            count = f"{len(shared)} volume{'s' * (len(shared) > 1)}"
+            text = f"left out of training: {count} of patients in validation_path"
             self.notes.append(f"{text}, such as {min(shared)}")
         self.notes += _volume_notes(self.volumes, self.preparation, group)
         rounds = any(slices.precision == "half" for slices in self._stored.values())
@@ -360,7 +361,11 @@ class FastMRIDataset:
         """Institution or system of each case, if all headers name it; otherwise None."""
         if not all(volume.site for volume in self.volumes):
             return None
-        return np.array([self.volumes[number].site for number, _ in self._cases])
+        sites: dict[str, set[str]] = {}
+        for group, volume in zip(self._groups, self.volumes, strict=True):
+            sites.setdefault(group, set()).add(volume.site)
+        # A patient scanned at several sites is not divided among them.
+        return np.array([" and ".join(sorted(sites[group])) for group in self.groups.tolist()])
 
     @property
     def cases(self) -> NDArray[np.str_]:

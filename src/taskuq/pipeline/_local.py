@@ -46,7 +46,7 @@ from taskuq.pipeline._executor import (
 from taskuq.pipeline._progress import Progress
 from taskuq.protocols import BatchRecover
 from taskuq.table._parquet import PICTURES, TableHeader, TableWriter, finished_cases, image_marks
-from taskuq.table._table import TaskOutputs
+from taskuq.table._table import TaskOutputs, require_one_site
 
 # A shard is written when so many rows or seconds have gathered.
 ROWS, SECONDS = 4096, 5.0
@@ -117,6 +117,8 @@ def as_cases(
         None if ids is None else as_ids(ids, name, n).astype(str)
         for name, ids in (("group", group), ("site", site))
     )
+    if groups is not None and sites is not None:
+        require_one_site(groups, sites)
     labels = None if label is None else as_ids(label, "label", n)
     return RunCases(images, names, groups, sites, labels)
 
