@@ -55,7 +55,6 @@ TYPES: dict[Precision, tuple[Any, torch.dtype]] = {
     "single": (np.float32, torch.float32),
 }
 ARRAYS = ("coils", "magnitude")
-# Rows and columns of the images that fastMRI+ annotates.
 _ANNOTATED = 320
 
 
@@ -249,7 +248,6 @@ def _write(
             shape = (volume.slices, *shapes[name])
             npy.write_array_header_1_0(files[name], head | {"shape": shape})
         for index in range(volume.slices):
-            # The arithmetic that reads a raw file.
             images = cropped_coils(volume, index, size, virtual.matrices[index]) / virtual.scale
             arrays = {"coils": torch.view_as_real(images), "magnitude": magnitude(images)}
             for name, array in arrays.items():
@@ -433,7 +431,6 @@ class FastMRIData(DataConfig):
     slices: Slices = "central-60"  #: Slices of validation volumes to use.
     #: Definition of a group: all volumes with one patient_id, if files have one, or each volume.
     group: Grouping = "patient"
-    # A volume takes a processor to transform.
     processes: ClassVar[int] = 8
 
     @property

@@ -99,7 +99,6 @@ def _dicom(path: Path, index: int | None) -> Any:
     file = _dicom_file(path, pixels=index is not None)
     frames = int(file.get("NumberOfFrames") or 1)
     sizes = (int(file.get(name) or 1) for name in ("Rows", "Columns", "SamplesPerPixel"))
-    # Four bytes in memory, whatever the stored type.
     require_plausible_size(path, frames * math.prod(sizes) * 4)
     # Each frame takes a few bytes, whatever the header.
     if not 1 <= frames <= path.stat().st_size:

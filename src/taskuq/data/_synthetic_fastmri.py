@@ -154,7 +154,6 @@ def make_fastmri(
 
 
 def _patient(volume: _SyntheticVolume, size: int) -> Patient:
-    # The same stretch of the head, whatever the number of slices.
     lesions = LesionDistribution(patients=1.0)
     plan = PatientDistribution(
         size=size, slices=volume.slices, spacing=60 / volume.slices, lesions=lesions, noise=(0, 0)

@@ -39,9 +39,7 @@ from taskuq.table._terminology import MRI
 
 # Targets are the task network's output on the same image; batches round them differently.
 SAME_TARGET = 1e-3
-# Fewer splits would make means visibly uncertain.
 FEWEST_REPLAYS = 20
-# A score that learns from targets needs this many units.
 UNITS_TO_LEARN = 20
 
 
@@ -231,17 +229,17 @@ Log = Callable[[str], None]
 EXPERIMENTS: Registry[Experiment] = Registry(
     "experiment",
     {
-        "interval-length": "taskuq.experiments._interval_length:INTERVAL_LENGTH",
-        "sample-count": "taskuq.experiments._interval_length:SAMPLE_COUNT",
-        "coverage-law": "taskuq.experiments._coverage:COVERAGE_LAW",
-        "conditional-coverage": "taskuq.experiments._coverage:CONDITIONAL_COVERAGE",
-        "multi-round": "taskuq.experiments._multi_round:EXPERIMENT",
-        "paper-protocol": "taskuq.experiments._paper_protocol:EXPERIMENT",
-        "masks": "taskuq.experiments._sampling_masks:EXPERIMENT",
-        "data-splits": "taskuq.experiments._data_splits:EXPERIMENT",
+        "interval-length": "taskuq.experiments._intervals:INTERVAL_LENGTH",
+        "sample-count": "taskuq.experiments._intervals:SAMPLE_COUNT",
+        "coverage-law": "taskuq.experiments._intervals:COVERAGE_LAW",
+        "conditional-coverage": "taskuq.experiments._intervals:CONDITIONAL_COVERAGE",
+        "multi-round": "taskuq.experiments._multi_round:MULTI_ROUND",
+        "paper-protocol": "taskuq.experiments._multi_round:PAPER_PROTOCOL",
+        "masks": "taskuq.experiments._setup:MASKS",
+        "data-splits": "taskuq.experiments._setup:DATA_SPLITS",
         "examples": "taskuq.experiments._recovery_quality:EXAMPLES",
         "recovery-quality": "taskuq.experiments._recovery_quality:EXPERIMENT",
-        "classifier-quality": "taskuq.experiments._classifier_quality:EXPERIMENT",
+        "classifier-quality": "taskuq.experiments._setup:CLASSIFIER_QUALITY",
     },
 )
 

@@ -161,7 +161,6 @@ class Rehearsal:
                 result |= self._run(number, command)
             self.log(f"    {_sentence(result)}")
             results.append(result)
-            # Commands that were kept took their time as well.
             earlier = sum(result["seconds"] for result in results if result["kept"])
             record = self._record(results, earlier + time.monotonic() - start)
             write_json(self.output / RECORD, record)
@@ -398,7 +397,6 @@ def _cost(command: _Command, work: Path, seconds: float) -> dict[str, Any]:
     else:
         used = [v.slices for v in volumes if v.acquisition == rule.acquisition]
         here, total = sum(len(rule.chosen_slices(count)) for count in used), JUDGED_SLICES
-    # The start of the process counts.
     return {"unit": unit, "each": seconds / here, "hours": seconds / here * total / 3600}
 
 

@@ -69,9 +69,7 @@ SPREAD, ROUNDING = 1e-3, 1e-5
 CANDIDATES, SAMPLES = 4, 8
 LOG = "log.jsonl"
 
-# The index of a case, and its outputs or the error.
 Ran = tuple[int, CaseOutputs | Exception]
-# The index of a case, its image and the image's digest.
 _Item = tuple[int, Any, str]
 
 
@@ -336,7 +334,6 @@ class CaseWorker:
         rates, cases, index = self.writer.header.accelerations, self.cases, list(rows)
         outputs = np.stack([row.outputs for row in rows.values()], axis=1)
         lines = [row.lines for row in rows.values() if row.lines is not None]
-        # The same in every round, or (round, task) of each case.
         shape = (len(rates), outputs.shape[-1])
         targets = [np.broadcast_to(row.targets, shape) for row in rows.values()]
         ids = {"group": cases.group, "site": cases.site, "label": cases.label}

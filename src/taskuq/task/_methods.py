@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from taskuq._config import NonNegative, Unit
+from taskuq._config import Count, NonNegative, Unit, check_ranges
 from taskuq.data._chest import THRESHOLD, air_fraction
 from taskuq.errors import InputError
 from taskuq.interval import TaskRange
@@ -50,9 +50,7 @@ class Area:
     below: bool = False  #: Count pixels below the threshold.
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.threshold) and 0 <= self.pixel_area < math.inf):
-            text = f"threshold must be finite and pixel_area >= 0, got {self}"
-            raise InputError(text, code="value.invalid")
+        check_ranges(self)
 
     @property
     def names(self) -> tuple[str]:
@@ -107,11 +105,10 @@ class TorchTask:
     """
 
     function: Callable[[Tensor], Any]
-    batch: int = 256
+    batch: Count = 256
 
     def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise InputError(f"batch must be at least 1, got {self.batch}", code="value.invalid")
+        check_ranges(self)
 
     @torch.no_grad()
     def __call__(self, images: Any) -> Tensor:
