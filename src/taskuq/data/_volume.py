@@ -60,9 +60,6 @@ class _Annotations:
                 positive.setdefault(row.file, set()).add(row.slice_index)
         return positive
 
-    def positive_volumes(self, pathology: str) -> set[str]:
-        return {row.file for row in self.of(pathology)}
-
     def of(self, pathology: str) -> list[_Annotation]:
         name = pathology.strip().lower()
         chosen = [row for row in self.rows if row.label.lower() == name]

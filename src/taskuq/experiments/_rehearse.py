@@ -297,7 +297,7 @@ def _usable(folder: Path, source: Path) -> Iterator[tuple[Path, int]]:
     from taskuq.data._volume import open_volume, read_annotations, read_file_list
 
     listed = read_file_list(source / TABLES[1])
-    torn = read_annotations(source / TABLES[0]).positive_volumes(FINDING)
+    torn = {row.file for row in read_annotations(source / TABLES[0]).of(FINDING)}
     files = sorted(path for path in folder.rglob("*.h5") if path.stem in listed)
     for path in sorted(files, key=lambda path: path.stem not in torn):
         try:
