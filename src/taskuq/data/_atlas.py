@@ -109,12 +109,11 @@ def _nilearn_volume(short: str) -> NDArray[np.uint8]:
     return np.asarray(image.dataobj, dtype=np.uint8)
 
 
-def _closed(brain: NDArray[np.bool_], radius: float = 12.0) -> NDArray[np.bool_]:
-    pad = int(radius) + 2
-    padded = np.pad(brain, pad)
-    grown = ndimage.distance_transform_edt(~padded) <= radius
-    closed = ndimage.distance_transform_edt(grown) > radius
-    return np.asarray(closed[pad:-pad, pad:-pad, pad:-pad])
+def _closed(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    padded = np.pad(brain, 14)
+    grown = ndimage.distance_transform_edt(~padded) <= 12.0
+    closed = ndimage.distance_transform_edt(grown) > 12.0
+    return np.asarray(closed[14:-14, 14:-14, 14:-14])
 
 
 def _convex_slices(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:

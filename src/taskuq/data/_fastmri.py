@@ -161,11 +161,7 @@ def is_prepared(
 def _find_prepared(
     volumes: Sequence[Volume], preparation: FastMRIPreprocessing, cache: Path | None, *, exact: bool
 ) -> tuple[dict[str, _StoredSlices], dict[str, str], str]:
-    """Find the prepared slices of all readable volumes.
-
-    Return the slices by volume, the unreadable volumes with their reasons, and the reason why raw
-    k-space must be read instead, if any.
-    """
+    """Return prepared slices, unreadable volumes with reasons, and the reason for raw reading."""
     if cache is None:
         return {}, {}, "no cache is named"
     prepared, missing = {}, {}

@@ -147,17 +147,16 @@ class ClaimInputs:
         if need == "classifier":
             known = self.task is not None or self._lacks("classes") is None
             return None if known else "it needs a task record, or a table with two classes"
-        if self.samples is None:
+        if (table := self.samples) is None:
             return "it needs a table of posterior samples"
         classes, groups = (
-            0 if names is None else len(np.unique(names))
-            for names in (self.samples.label, self.samples.group)
+            len(np.unique([] if n is None else n)) for n in (table.label, table.group)
         )
         there = {
             "samples": True,
             "classes": classes == 2 and find_spec("torch") is not None,
-            "rounds": self.samples.rounds > 1,
-            "several samples": self.samples.samples > 1,
+            "rounds": table.rounds > 1,
+            "several samples": table.samples > 1,
             "groups": groups > 2,
         }[need]
         return None if there else f"it needs a table with {need}"

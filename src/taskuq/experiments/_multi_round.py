@@ -64,7 +64,12 @@ def _multi_round(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]
         if possible:
             account.find(unit, *_compared(possible))
             ratios += [_ratio(rules) for rules in possible.values()]
-            short += [f"{rule} by {unit.counted}" for rule in _short(possible)]
+            short += [
+                f"{name.split()[1].upper()} at α {alpha:g}, τ {width:g} by {unit.counted}"
+                for (alpha, width), rules in possible.items()
+                for name in PAPER
+                if _is_short(rules[name])
+            ]
     account.figures.append(_acceleration_width_curve(inputs, settings, units[-1], found))
     times = f"{claims.format_range(ratios)} times"
     return account.record(
@@ -160,15 +165,12 @@ def _stops(found: Simulated, unit: Unit) -> dict[str, Any]:
         "columns": ["alpha", "max width", "policy", *(f"R = {R:g}" for R in rates)],
         "rows": [
             # Point estimates may lack a round.
-            [alpha, width, name, *map(_shares(r).get, rates)]
+            [alpha, width, name, *map(shares.get, rates)]
             for (alpha, width), rules in found.items()
             for name, r in rules.items()
+            for shares in [{s.acceleration: max(0.0, s.fraction) for s in r.stops}]
         ],
     }
-
-
-def _shares(result: Simulation) -> dict[float, float]:
-    return {s.acceleration: max(0.0, s.fraction) for s in result.stops}
 
 
 def _overview(found: Simulated, unit: Unit) -> Figure:
@@ -271,16 +273,6 @@ def _compared(found: Simulated) -> tuple[dict[str, dict[str, float]], dict[str, 
         )
         parts[f"fixed-width covers 1 − α at {at}"] = not _is_short(ours)
     return compared, {"LWR and CQR are faster than AR": all(adaptive)} | parts
-
-
-def _short(found: Simulated) -> list[str]:
-    """Return the paper's rules whose coverage is below its target."""
-    return [
-        f"{name.split()[1].upper()} at α {alpha:g}, τ {width:g}"
-        for (alpha, width), rules in found.items()
-        for name in PAPER
-        if _is_short(rules[name])
-    ]
 
 
 def _is_short(result: Simulation) -> bool:
