@@ -276,7 +276,6 @@ def test_equal_weights_of_cases_break_the_guarantee_for_sites(monkeypatch, trial
     law = Law("hard", 1, hard_small_patients, trial, a_case_of_a_patient, alphas=(0.3,))
     assert not is_broken(law)
     monkeypatch.setattr(units, "nested_denominators", flat)
-    monkeypatch.setattr(planning, "nested_denominators", flat)
     assert is_broken(law)
 
 

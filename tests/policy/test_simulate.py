@@ -15,9 +15,8 @@ from taskuq.conformal._units import nested_denominators, nested_ids
 from taskuq.conformal.scores._mlwr import MLWR
 from taskuq.policy import _simulate as simulation
 from taskuq.policy import _stored_scans as replay
-from taskuq.policy._fixed_width import STATISTICS
 from taskuq.policy._goal import Goal
-from taskuq.policy._kinds import PolicySpec
+from taskuq.policy._kinds import STATISTICS, PolicySpec
 from taskuq.policy._simulate import _jackknife_variance, simulate
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 from taskuq.table._table import TaskOutputs, replace_arrays

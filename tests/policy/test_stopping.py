@@ -24,9 +24,8 @@ from taskuq.conformal._units import (
 from taskuq.conformal.scores._mlwr import MLWR, SpreadPrior
 from taskuq.conformal.scores._paper import AR, CQR, LWR
 from taskuq.policy import _stopping as stopping
-from taskuq.policy._fixed_width import _spread_score
 from taskuq.policy._goal import Goal
-from taskuq.policy._kinds import PolicySpec
+from taskuq.policy._kinds import PolicySpec, _spread_score
 from taskuq.policy._learned import evaluate_rules, evaluate_tuning_cases
 from taskuq.policy._plan import SetCalibrator, policy_unit
 from taskuq.policy._rules import (
@@ -279,7 +278,7 @@ def failure(n, delta, *, slack=1.0, units=tuple((k,) for k in range(5))):
 
     def cost(drawn, t):
         cases = [k for unit in drawn for k in units[unit]]
-        return mean_cost(np.full((2, len(cases)), -inf), KINDS[:, cases], RATES, t)
+        return mean_cost(KINDS[:, cases] > t, RATES)
 
     total, thresholds, is_group = 0.0, np.unique(KINDS), len(units[0]) > 1
     truth = {t: 1 / cost(range(len(units)), t) for t in thresholds}

@@ -161,9 +161,7 @@ class JointBound(BaseBound):
         lower, upper = stack_intervals(each, axis=1)
         return Interval(lower, upper, case=names, task_names=self.task_names)
 
-    def __call__(self, outputs: ArrayLike) -> Interval:
-        """Return the intervals of new cases, as :meth:`predict` does."""
-        return self.predict(outputs)
+    __call__ = predict
 
     def _summary(self) -> Summary:
         rates = self.miss_rates or (math.nan,) * len(self.scores)

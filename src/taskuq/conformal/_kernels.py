@@ -30,45 +30,6 @@ def mean_and_deviation(outputs, ddof, mean, deviation):  # type: ignore[no-untyp
         deviation[i] = np.sqrt(squares / max(p - ddof, 1))
 
 
-@njit(cache=True, nogil=True)
-def extremes(outputs, smallest, largest):  # type: ignore[no-untyped-def]  # compiled
-    """Fill in the smallest values of each row, ascending, and the largest, descending."""
-    cases, p = outputs.shape
-    low_count, high_count = smallest.shape[1], largest.shape[1]
-    for i in range(cases):
-        smallest[i, :] = np.inf
-        largest[i, :] = -np.inf
-        for j in range(p):
-            # Each value sinks through the slots by minimum and maximum, without a branch.
-            value = np.float64(outputs[i, j])
-            for slot in range(low_count):
-                kept = min(smallest[i, slot], value)
-                value = max(smallest[i, slot], value)
-                smallest[i, slot] = kept
-            value = np.float64(outputs[i, j])
-            for slot in range(high_count):
-                kept = max(largest[i, slot], value)
-                value = min(largest[i, slot], value)
-                largest[i, slot] = kept
-
-
-@njit(cache=True, nogil=True)
-def two_extremes(outputs, smallest, largest):  # type: ignore[no-untyped-def]  # compiled
-    """Fill in the two smallest and largest values, as needed by 95 % intervals from 32 outputs."""
-    cases, p = outputs.shape
-    for i in range(cases):
-        low, next_low = np.inf, np.inf
-        high, next_high = -np.inf, -np.inf
-        for j in range(p):
-            value = np.float64(outputs[i, j])
-            next_low = min(next_low, max(low, value))
-            low = min(low, value)
-            next_high = max(next_high, min(high, value))
-            high = max(high, value)
-        smallest[i, 0], smallest[i, 1] = low, next_low
-        largest[i, 0], largest[i, 1] = high, next_high
-
-
 GOLDEN = np.uint64(splits.GOLDEN)
 MIX_1 = np.uint64(splits.MIX_1)
 MIX_2 = np.uint64(splits.MIX_2)
@@ -170,16 +131,6 @@ def run_trials(  # type: ignore[no-untyped-def]  # compiled
                 )
         for f in range(features.shape[0]):
             sums[f, t] = _masked_sum(chosen, features[f])
-
-
-@njit(cache=True, nogil=True)
-def count_tests(seed, sizes, rows, counts):  # type: ignore[no-untyped-def]  # compiled
-    """Count how often each unit is tested in the trials of each row."""
-    units, n_test, threshold = sizes
-    words, fold = np.empty(-(-units // 8), np.uint64), np.empty(units, np.uint8)
-    for t in range(rows.size):
-        fill_test_fold(seed, t, units, n_test, threshold, words, fold)
-        counts[rows[t]] += fold
 
 
 @njit(cache=True, nogil=True)
@@ -305,101 +256,3 @@ def replay(  # type: ignore[no-untyped-def]  # compiled
         for unit in range(enough.size):
             if fold[unit] and covered[unit] >= enough[unit]:
                 sums[8, t] += 1.0
-
-
-@njit(cache=True, nogil=True)
-def _sort_nearly_sorted(values, order):  # type: ignore[no-untyped-def]  # compiled
-    """Sort a nearly sorted order of values by insertion, or by merging if it is far from sorted."""
-    moves = 0
-    for i in range(1, order.size):
-        one, j = order[i], i
-        value = values[one]
-        while j > 0 and values[order[j - 1]] > value:
-            order[j] = order[j - 1]
-            j -= 1
-        order[j] = one
-        moves += i - j
-        if moves > 100 * order.size:
-            order[:] = np.argsort(values, kind="mergesort")
-            return
-
-
-@njit(cache=True, nogil=True)
-def unit_quantile(values, order, unit, share, level, slack, low, high):  # type: ignore[no-untyped-def]  # compiled
-    """Return a quantile over units; fill in its range without each unit in turn, (unit,)."""
-    units = low.size
-    own, middle = np.zeros(units), np.inf
-    at = level * units
-    # Counts of cases are exact; sums of shares are not, so that the wider range is taken.
-    first, last = at - 1 - slack, at - slack if units == unit.size else at + slack
-    total, found = 0.0, False
-    low[:] = np.inf
-    high[:] = np.inf
-    for i in order:
-        j = unit[i]
-        own[j] += share[i]
-        total += share[i]
-        if not found and total >= at - slack:
-            middle, found = values[i], True
-        if total < first:
-            continue
-        for j in range(units):
-            others = total - own[j]
-            if low[j] == np.inf and others >= first:
-                low[j] = values[i]
-            if high[j] == np.inf and others >= last:
-                high[j] = values[i]
-        if total >= last + 1 + slack:
-            break
-    return middle
-
-
-@njit(cache=True, nogil=True)
-def fit_shrunken(  # type: ignore[no-untyped-def]  # compiled
-    learned, orders, ratio_order, trend, own, residuals, factor, floor, place, unit, units, tail,
-    slack,
-):  # fmt: skip
-    """Fit MLWR's two spreads and its shift to units; return the fit and its ranges."""
-    share = 1 / np.bincount(unit)[unit]
-    n = share.size
-    cases = np.empty(n, np.int64)
-    for i in range(place.size):
-        if place[i] >= 0:
-            cases[place[i]] = i
-    fitted, low, high = np.empty(3), np.empty((3, units)), np.empty((3, units))
-    order, values = np.empty(n, np.int64), np.empty(n)
-    for s in range(2):
-        k = 0
-        for i in orders[s]:
-            if place[i] >= 0:
-                order[k] = place[i]
-                k += 1
-        values[:] = learned[s][cases]
-        fitted[s] = unit_quantile(values, order, unit, share, 0.5, slack, low[s], high[s])
-    k = 0
-    for i in ratio_order:
-        if place[i] >= 0:
-            order[k] = place[i]
-            k += 1
-    ends = np.empty((4, units))
-    least, most = np.full((2, units), np.inf), np.full((2, units), -np.inf)
-    for prior in range(3):
-        level, typical = fitted[0], fitted[1]
-        if prior == 1:
-            level, typical = low[0].min(), low[1].min()
-        elif prior == 2:
-            level, typical = high[0].max(), high[1].max()
-        for i in range(n):
-            c = cases[i]
-            scale = np.hypot(factor * (level * trend[c]), own[c]) + floor * typical
-            values[i] = residuals[c] / scale
-        _sort_nearly_sorted(values, order)
-        a = unit_quantile(values, order, unit, share, tail, slack, ends[0], ends[1])
-        b = unit_quantile(values, order, unit, share, 1 - tail, slack, ends[2], ends[3])
-        if prior == 0:
-            fitted[2] = a / 2 + b / 2
-        else:
-            # Each quantile has its extremes at the ends of the prior, their middle need not.
-            least, most = np.minimum(least, ends[::2]), np.maximum(most, ends[1::2])
-    low[2], high[2] = least[0] / 2 + least[1] / 2, most[0] / 2 + most[1] / 2
-    return fitted, low, high

@@ -45,7 +45,6 @@ from taskuq.policy._learned import (
     self_tuned_rules,
 )
 from taskuq.policy._plan import (
-    SetCalibrator,
     Setup,
     policy_condition,
     policy_unit,
@@ -86,7 +85,7 @@ def _replicate(
     for b, fold in enumerate(folds):
         scans, thresholds = calibrate(b)
         rest = fold[scans.group_of_case] == 0
-        stopped, hit = scans.outcomes(thresholds, scans.statistics.score)
+        stopped, hit = scans.statistics.outcomes(thresholds, scans.together)
         total = scans.weight[rest].sum()
         results[0, b] = (scans.weight * scans.cost[stopped])[rest].sum() / total
         results[1, b] = scans.covered_weight(hit, rest) / total
@@ -454,9 +453,7 @@ class _SimulationJob:
         return self.setup.unit
 
     def run(self, tuning_repeats: int, rng: np.random.Generator) -> Simulation:
-        rules = self_tuned_rules(
-            self.spec, self.table, self.guarantee.delta, self.splits, self.setup.classes
-        )
+        rules = self_tuned_rules(self.spec, self.table, self.guarantee.delta, self.setup.classes)
         if rules is not None:
             return self._summarise([self._self_tuned(rules)], 0)
         spec, n, parts = self.spec, self.n_calibration, []
@@ -496,19 +493,32 @@ class _SimulationJob:
                 test = on.fold(t)
                 test = test if self.unit.is_group else on.of_cases(test[None])[0]
                 units, bracketed, final = rules.learn_outside(test, self.index)
-                calibrator = self._calibrator(units, np.flatnonzero(test[self.index] == 0))
-                allowance = self._allowance(final, scans.unit_of_case)
-                learned = replace(scans, statistics=final, allowance=allowance)
+                calibrator = self.setup.calibrator(
+                    self.guarantee, units, np.flatnonzero(test[self.index] == 0)
+                )
+                learned = replace(scans, statistics=final)
                 return learned, self._thresholds(bracketed, calibrator, test[self.index] == 0)
 
             return one_split
 
-        sums = simulate_each_split(calibrate(splitting), splitting, self.table.rounds)
-        group = scans.group_of_case
-        leaving = self._jackknife_folds(splitting, group)
+        return self._each_split(calibrate, splitting, scans, everyone)
+
+    def _each_split(
+        self,
+        calibrate: Callable[[Splits], Callable[[int], tuple[StoredScans, FloatArray]]],
+        splitting: Splits,
+        scans: StoredScans,
+        pool: NDArray[np.int64],
+        sums: SimulatedStops | None = None,
+    ) -> _Part:
+        """Simulate a policy that is calibrated anew in each split, and its jackknife replicates."""
+        if sums is None:
+            sums = simulate_each_split(calibrate(splitting), splitting, self.table.rounds)
+        leaving, group = self._jackknife_folds(splitting, scans.group_of_case), self._clusters
         if leaving is None:
-            return sums, None, everyone
-        return sums, _replicate(calibrate(leaving), leaving, group, everyone), everyone
+            return sums, None, pool
+        of_case = unit_index(self.table.cases, group)
+        return sums, _replicate(calibrate(leaving), leaving, of_case, pool), pool
 
     def _jackknife_folds(self, splitting: Splits, group: NDArray[np.int64]) -> Splits | None:
         groups = int(group.max()) + 1
@@ -519,15 +529,10 @@ class _SimulationJob:
         seed, trials = splitmix64(splitting.seed + 1), min(splitting.trials, REPLICATES)
         return Splits(groups, n_test, trials, seed, group, splitting.is_compiled)
 
-    def _calibrator(self, units: NDArray[np.int64], cases: NDArray[np.int64]) -> SetCalibrator:
-        denominator = self.setup.denominator
-        denominator = None if denominator is None else denominator[cases]
-        return SetCalibrator(self.guarantee, self.unit, units, denominator=denominator)
-
     @property
     def _clusters(self) -> np.ndarray | None:
         """Independent clusters of cases: the groups, or the sites if these are the unit."""
-        return self.index if self.setup.denominator is not None else self.table.group
+        return self.table.group if self.setup.sites is None else self.index
 
     def _thresholds(
         self,
@@ -564,11 +569,8 @@ class _SimulationJob:
             group_of_case=unit_index(len(pool), None if group is None else group[pool]),
             unit_of_case=index,
             enough=self.unit.enough(np.bincount(index)),
-            allowance=self._allowance(statistics, index),
+            together=index if self.unit.stops_together else None,
         )
-
-    def _allowance(self, statistics: StoppingStatistics, index: NDArray[np.int64]) -> FloatArray:
-        return statistics.allowance(index) if self.unit.stops_together else np.empty((0, 0))
 
     def _tuned(self, held_out: BoolArray, splits: int, seed: int) -> _Part:
         """Simulate a policy with one tuning set."""
@@ -581,36 +583,31 @@ class _SimulationJob:
         splitting = Splits(units, self.n_test, splits, seed, of_case, self._is_compiled)
         if self.spec.given:
             tuning = evaluate_tuning_cases(rules, self.table, held_out, self.index)
-        group = unit_index(self.table.cases, self._clusters)
-        leaving = self._jackknife_folds(splitting, scans.group_of_case)
-        if self.setup.condition is not None or self.setup.denominator is not None:
+        if self.setup.condition is not None or self.setup.sites is not None:
             of_tuning = None if tuning is None else (tuning, held_out)
 
             def calibrate(on: Splits) -> Callable[[int], tuple[StoredScans, FloatArray]]:
                 def one_split(t: int) -> tuple[StoredScans, FloatArray]:
                     kept = on.case_folds(np.array([t]))[0] == 0
                     units = unit_index(int(kept.sum()), index[kept])
-                    calibrator = self._calibrator(units, pool[kept])
+                    calibrator = self.setup.calibrator(self.guarantee, units, pool[kept])
                     some = statistics.select(kept)
                     return scans, self._thresholds(some, calibrator, kept, pool, of_tuning)
 
                 return one_split
 
-            sums = simulate_each_split(calibrate(splitting), splitting, self.table.rounds)
-            again = (
-                None if leaving is None else _replicate(calibrate(leaving), leaving, group, pool)
-            )
-            return sums, again, pool
+            return self._each_split(calibrate, splitting, scans, pool)
 
         def thresholds(on: Splits) -> FloatArray:
             calibrator = _SplitCalibrator(self.guarantee, self.unit, index, on)
             return self.spec.thresholds(statistics, calibrator, tuning)
 
+        def in_all(on: Splits) -> Callable[[int], tuple[StoredScans, FloatArray]]:
+            found = thresholds(on)
+            return lambda t: (scans, found[:, t])
+
         sums = simulate_splits(scans, splitting, thresholds(splitting))
-        if leaving is None:
-            return sums, None, pool
-        left = thresholds(leaving)
-        return sums, _replicate(lambda b: (scans, left[:, b]), leaving, group, pool), pool
+        return self._each_split(in_all, splitting, scans, pool, sums)
 
     def _summarise(self, parts: list[_Part], n_tuning: int) -> Simulation:
         def joined(name: str) -> FloatArray:

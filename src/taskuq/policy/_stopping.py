@@ -16,10 +16,12 @@ from taskuq.conformal._quantiles import BettingEProcess, exact_alpha
 from taskuq.conformal._units import Unit
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.policy._goal import Goal, Goals
-from taskuq.policy._rules import StoppingStatistics
+from taskuq.policy._rules import StoppingStatistics, first_stop
 
 # Loss of each group at thresholds in rising order (group, threshold).
 Losses: TypeAlias = Callable[[FloatArray], FloatArray]
+# Probability that the certified acceleration exceeds the mean acceleration.
+CERTIFICATE_DELTA = 0.1
 # Losses computed at a time, so that they stay in cache; thresholds of each step of a search.
 BLOCK, STEP = 200_000, 64
 
@@ -31,15 +33,22 @@ class Calibrator(ABC):
     index: NDArray[np.int64]
     # Cases of the class or stratum that is calibrated; all if None.
     inside: BoolArray | None = field(default=None, kw_only=True)
-    # Inverse weights of the cases of sites.
-    denominator: NDArray[np.int64] | None = field(default=None, kw_only=True)
+    # Site and group of each case, if sites are the unit.
+    sites: np.ndarray | None = field(default=None, kw_only=True)
+
+    @property
+    def _ids(self) -> np.ndarray:
+        return self.index if self.sites is None else self.sites
+
+    @property
+    def together(self) -> NDArray[np.int64] | None:
+        """Group of each case, if all cases of a group stop together."""
+        return self.index if self.unit.stops_together else None
 
     @property
     def weights(self) -> FloatArray:
         """Weight of each case in a mean over units; with a class, of its cases alone."""
-        if self.denominator is not None:
-            return np.asarray(1 / self.denominator)
-        weight = self.unit.weights(self.index)
+        weight = self.unit.weights(self._ids)
         if self.inside is None:
             return weight
         if self.guarantee.condition_on == "group":
@@ -187,24 +196,19 @@ def make_certificate(
     thresholds: FloatArray,
     calibrator: Calibrator,
     accelerations: FloatArray,
-    delta: float,
     with_margin: Callable[[float], StoppingStatistics] | None = None,
 ) -> dict[str, Any]:
     """Return the mean acceleration on the calibration set and its certified lower bound, if any."""
-    failing = float(exact_alpha(delta, "certificate_alpha"))
+    failing = CERTIFICATE_DELTA
     if np.isnan(accelerations).any():
         return {}
     unit, index = calibrator.unit, calibrator.index
 
     def cost(largest: FloatArray, weight: FloatArray) -> float:
         if unit.stops_together:
-            largest = statistics.group_thresholds(largest, index)
             weight = np.asarray(np.bincount(index, weights=weight), dtype=float)
-            return mean_cost(
-                np.full(largest.shape, -np.inf), largest, accelerations,
-                by_group(thresholds, index), weight,
-            )  # fmt: skip
-        return mean_cost(statistics.lowest, largest, accelerations, thresholds, weight)
+        stops = statistics.stops(thresholds, calibrator.together, largest)
+        return mean_cost(stops, accelerations, weight)
 
     weights = calibrator.weights
     certificate: dict[str, Any] = {
@@ -230,30 +234,15 @@ def make_certificate(
     certificate["certified"] = _certified_acceleration(
         cost(slowest, weights), accelerations, units, failing, groups=unit.is_group
     )
-    certificate["delta"] = delta
+    certificate["delta"] = CERTIFICATE_DELTA
     return certificate
 
 
 def mean_cost(
-    lowest: FloatArray,
-    largest: FloatArray,
-    accelerations: FloatArray,
-    threshold: FloatArray | float,
-    weight: FloatArray | None = None,
+    stops: BoolArray, accelerations: FloatArray, weight: FloatArray | None = None
 ) -> float:
     r"""Return the mean sampled fraction at the stop, :math:`\mathbb E[1 / R_T]`."""
-    at = np.asarray(threshold, dtype=float)
-    at = at if at.ndim == 2 else np.broadcast_to(at, len(largest))[:, None]
-    stops = (lowest <= at) & (at < largest)
-    stopped = np.concatenate([stops, np.ones((1, stops.shape[1]), bool)]).argmax(axis=0)
-    return float(np.average(costs(accelerations)[stopped], weights=weight))
-
-
-def by_group(thresholds: FloatArray, index: NDArray[np.int64]) -> FloatArray:
-    """Return thresholds of groups from those of cases (round, case); leave (round,) unchanged."""
-    if thresholds.ndim == 1:
-        return thresholds
-    return np.asarray(thresholds[:, np.unique(index, return_index=True)[1]])
+    return float(np.average(costs(accelerations)[first_stop(stops)], weights=weight))
 
 
 def costs(accelerations: FloatArray) -> FloatArray:

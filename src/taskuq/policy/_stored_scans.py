@@ -47,7 +47,8 @@ class StoredScans:
     group_of_case: NDArray[np.int64]
     unit_of_case: NDArray[np.int64]
     enough: NDArray[np.int64]
-    allowance: FloatArray
+    # Group of each case, if all cases of a group stop together.
+    together: NDArray[np.int64] | None
 
     @property
     def cost(self) -> FloatArray:
@@ -79,20 +80,6 @@ class StoredScans:
             for t, e in enumerate(self.statistics.rounds[k])
         ]
         return np.asarray(np.all(inside, axis=0))
-
-    def outcomes(
-        self, thresholds: FloatArray, covered_from: FloatArray
-    ) -> tuple[NDArray[np.int64], BoolArray]:
-        """Return the round in which each case stops, and True if its report covers the target."""
-        q, statistics = thresholds.reshape(len(thresholds), -1), self.statistics
-        if self.allowance.size:
-            stops = q < self.allowance[:, self.unit_of_case]
-        else:
-            stops = (statistics.lowest <= q) & (q < statistics.largest)
-        cases = np.arange(statistics.cases)
-        stopped = np.vstack([stops, np.ones((1, statistics.cases), bool)]).argmax(axis=0)
-        hits = np.vstack([covered_from <= q, np.ones((1, statistics.cases), bool)])
-        return stopped, hits[stopped, cases]
 
     def covered_weight(self, hit: BoolArray, chosen: BoolArray) -> float:
         """Return the weight of the chosen units for which the guarantee holds."""
@@ -153,7 +140,7 @@ def _simulate_split(
     by_case: FloatArray,
 ) -> None:
     chosen = splitting.case_folds(np.array([t]))[0].astype(bool)
-    stopped, hit = scans.outcomes(thresholds, covered_from)
+    stopped, hit = scans.statistics.outcomes(thresholds, scans.together, covered_from)
     rounds, w = len(thresholds), scans.weight
     worst = np.full(int(scans.group_of_case.max()) + 1, -1.0)
     for k in range(rounds):
@@ -198,7 +185,8 @@ def _run_kernel(
 ) -> None:
     from taskuq.conformal import _kernels as kernels
 
-    rounds = scans.statistics.rounds
+    rounds, together = scans.statistics.rounds, scans.together
+    allowance = np.empty((0, 0)) if together is None else scans.statistics.allowance(together)
     families: list[list[Any]] = [[e.family for e in row] for row in rounds]
     low, high, scale, sides = (
         np.array([[getattr(f, name) for f in row] for row in families])
@@ -222,6 +210,6 @@ def _run_kernel(
         np.ascontiguousarray(thresholds), scans.statistics.lowest, scans.statistics.largest,
         covered_from, np.ascontiguousarray(np.swapaxes(scans.targets, 1, 2)),
         low, high, scale, floor, ceiling, window_from, ~is_identity, link_low, link_high,
-        np.ascontiguousarray(scans.allowance), scans.cost, scans.enough, sums,
+        np.ascontiguousarray(allowance), scans.cost, scans.enough, sums,
         by_case,
     )  # fmt: skip
