@@ -377,7 +377,9 @@ def _scaled_quantiles(
 
 def _times(factor: float, scale: float) -> float:
     """Return a task's quantile: the factor times its scale, if the scale is positive."""
-    if factor == 1 or scale == math.inf or (scale <= 0 and factor < math.inf):
+    if factor == math.inf:
+        return math.inf
+    if factor == 1 or scale == math.inf or scale <= 0:
         return scale
     # The score that set the factor was divided by another scale.
     return factor * scale * (1 + 8 * float(np.finfo(float).eps))
