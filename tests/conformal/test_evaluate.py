@@ -340,7 +340,7 @@ def test_site_left_out_is_calibrated_on_the_others():
 
 
 def test_site_whose_groups_are_all_held_out_is_counted_in_other_draws():
-    table = few_groups(24)
+    table = few_groups(60)
     table = replace_arrays(table, site=np.where(table.group < 2, "small", "large"))
     found = tq.evaluate(table, alpha=0.3, score="learned", splits=40)
     small = found.site_coverage[1]

@@ -28,7 +28,6 @@ from taskuq.conformal import _units as units
 from taskuq.conformal._guarantee import Guarantee
 from taskuq.conformal._quantiles import order_statistic
 from taskuq.conformal.scores import _mlwr as mlwr
-from taskuq.policy import _plan as planning
 from taskuq.policy import _policy as deciding
 from taskuq.policy import _stopping as stopping
 from taskuq.policy._rules import RoundStatistics
@@ -105,16 +104,16 @@ def scale_without_its_range(monkeypatch):
 
 def classes_pooled(monkeypatch):
     """Take the quantile of all classes together for each of them."""
-    right = planning.SetCalibrator.quantiles
+    right = stopping.Calibrator.quantiles
     pooled = lambda self, scores: right(replace(self, inside=None), scores)  # noqa: E731 short
-    monkeypatch.setattr(planning.SetCalibrator, "quantiles", pooled)
+    monkeypatch.setattr(stopping.Calibrator, "quantiles", pooled)
 
 
 def groups_without_the_class_counted(monkeypatch):
     """Let groups that lack a class allow for its losses too."""
-    right = planning.search_threshold
+    right = stopping.search_threshold
     monkeypatch.setattr(
-        planning, "search_threshold", lambda *asked: right(*asked[:2], asked[2] + 0.5)
+        stopping, "search_threshold", lambda *asked: right(*asked[:2], asked[2] + 0.5)
     )
 
 

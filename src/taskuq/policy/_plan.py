@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -46,12 +46,9 @@ from taskuq.policy._policy import Policy, monitor_statistics
 from taskuq.policy._rules import LEAST, StoppingStatistics, joint_report, stopping_statistics
 from taskuq.policy._stopping import (
     Calibrator,
-    Losses,
     costs,
     make_certificate,
     mean_cost,
-    search_threshold,
-    smallest_certified,
 )
 from taskuq.protocols import Score
 from taskuq.table._table import PerTask, TableLike, TaskOutputs, as_table
@@ -205,10 +202,10 @@ class Setup:
 
     def calibrator(
         self, guarantee: Guarantee, index: NDArray[np.int64], cases: np.ndarray
-    ) -> SetCalibrator:
+    ) -> Calibrator:
         """Return the calibrator for some cases."""
         sites = None if self.sites is None else self.sites[cases]
-        return SetCalibrator(guarantee, self.unit, index, sites=sites)
+        return Calibrator(guarantee, self.unit, index, sites=sites)
 
     @property
     def within(self) -> np.ndarray | None:
@@ -523,38 +520,3 @@ def _degenerate_warning(
         "every scan stops in the first round whose report can reach the goal "
         f"({stops[0].mean():.0%} of the calibration scans in round 0)."
     )
-
-
-@final
-class SetCalibrator(Calibrator):
-    @property
-    def units(self) -> int:
-        return int(self.index.max()) + 1
-
-    def quantiles(self, scores: FloatArray) -> FloatArray:
-        if self.inside is None:
-            return np.array([self.guarantee.quantile(row, self._ids) for row in scores])
-        group = self.index if self.unit.is_group else None
-        parts = [self.guarantee.stratum(row, group, self.inside) for row in scores]
-        return np.array([part.quantile() for part in parts])
-
-    def map_sets(self, function: Callable[[BoolArray], Any]) -> FloatArray:
-        return np.asarray(function(np.ones(self.units, dtype=bool)))
-
-    def smallest(self, thresholds: FloatArray, losses: Losses) -> FloatArray:
-        levels, share = self.guarantee.levels, np.ones(self.units)
-        units = float(self.units)
-        if self.inside is not None:
-            levels = self.guarantee.stratum_levels
-            counts = np.bincount(self.index, weights=self.inside)
-            share, units = counts / np.bincount(self.index), float((counts > 0).sum())
-        by_case = self.guarantee.condition_on == "case"
-        bets = self.unit.bets(*levels)
-        if bets is not None:
-            # Cases of other classes count as lost at the rate that is allowed.
-            outside = float(bets.alpha) * (1 - share)[:, None] if by_case else 0.0
-            return np.asarray(smallest_certified(thresholds, losses(thresholds) + outside, bets))
-        allowed = self.unit.allowed(int(units), *levels)
-        if by_case:
-            allowed = float(levels[0]) * (float(share.sum()) + 1) - 1
-        return search_threshold(thresholds, losses, allowed)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,14 +26,20 @@ BLOCK, STEP = 200_000, 64
 
 
 @dataclass(frozen=True)
-class Calibrator(ABC):
+class Calibrator:
+    """Units of a calibration set, and the guarantee of a threshold."""
+
     guarantee: Guarantee
     unit: Unit
     index: NDArray[np.int64]
     # Cases of the class or stratum that is calibrated; all if None.
-    inside: BoolArray | None = field(default=None, kw_only=True)
+    inside: BoolArray | None = None
     # Site and group of each case, if sites are the unit.
-    sites: np.ndarray | None = field(default=None, kw_only=True)
+    sites: np.ndarray | None = None
+
+    @property
+    def units(self) -> int:
+        return int(self.index.max()) + 1
 
     @property
     def _ids(self) -> np.ndarray:
@@ -55,22 +60,32 @@ class Calibrator(ABC):
             weight = 1 / np.maximum(np.bincount(self.index, weights=self.inside), 1)[self.index]
         return np.asarray(weight * self.inside)
 
-    @property
-    @abstractmethod
-    def units(self) -> int:
-        """Number of units in a calibration set."""
-
-    @abstractmethod
     def quantiles(self, scores: FloatArray) -> FloatArray:
         """Return the guaranteed quantile of each row of scores (row, case)."""
+        if self.inside is None:
+            return np.array([self.guarantee.quantile(row, self._ids) for row in scores])
+        group = self.index if self.unit.is_group else None
+        parts = [self.guarantee.stratum(row, group, self.inside) for row in scores]
+        return np.array([part.quantile() for part in parts])
 
-    @abstractmethod
-    def map_sets(self, function: Callable[[BoolArray], Any]) -> FloatArray:
-        """Apply a function to the unit mask (unit,) of each calibration set."""
-
-    @abstractmethod
     def smallest(self, thresholds: FloatArray, losses: Losses) -> FloatArray:
         """Return the smallest threshold at which the total loss of the groups is allowed."""
+        levels, share = self.guarantee.levels, np.ones(self.units)
+        units = float(self.units)
+        if self.inside is not None:
+            levels = self.guarantee.stratum_levels
+            counts = np.bincount(self.index, weights=self.inside)
+            share, units = counts / np.bincount(self.index), float((counts > 0).sum())
+        by_case = self.guarantee.condition_on == "case"
+        bets = self.unit.bets(*levels)
+        if bets is not None:
+            # Cases of other classes count as lost at the rate that is allowed.
+            outside = float(bets.alpha) * (1 - share)[:, None] if by_case else 0.0
+            return np.asarray(smallest_certified(thresholds, losses(thresholds) + outside, bets))
+        allowed = self.unit.allowed(int(units), *levels)
+        if by_case:
+            allowed = float(levels[0]) * (float(share.sum()) + 1) - 1
+        return search_threshold(thresholds, losses, allowed)
 
     def stopping_threshold(self, statistics: StoppingStatistics) -> FloatArray:
         """Return the threshold that guarantees reports at the stop, with a leading axis."""
@@ -337,32 +352,23 @@ def certified_rounds(
     unit, index, levels = first.unit, first.index, first.guarantee.stratum_levels
     assert levels[1] is not None
     alpha, delta = float(levels[0]), float(levels[1])
-    certify: Any = _certified_groups if unit.is_group else _certified_cases
-    known: dict[tuple[float, ...], tuple[FloatArray, list[FloatArray]]] = {}
-
-    def stops(before: tuple[float, ...], level: float) -> tuple[FloatArray, list[FloatArray]]:
-        """Return thresholds to test after earlier ones; stops and misses of each class at each."""
-        if before in known:
-            return known[before]
-        k = len(before)
+    certify = _certified_groups if unit.is_group else _certified_cases
+    row: tuple[float, ...] = ()
+    for k in range(rounds):
+        level = delta / (rounds * (len(ROUND_PARTS) + 1) ** k)
         enough = 1.5 * first.guarantee._unit.needed(alpha, level) / first.units
-        grid = _round_grid(tuning, unit, before, rounds, alpha, enough, of_tuning)
+        grid = _round_grid(tuning, unit, row, rounds, alpha, enough, of_tuning)
         path = np.full((len(grid), rounds), np.inf)
-        path[:, :k], path[:, k] = before, grid
-        found = _stops_by_round(statistics, path, unit, index)[k]
-        known[before] = grid, [_by_unit(found, one) for one in classes]
-        return known[before]
+        path[:, :k], path[:, k] = row, grid
+        stops = _stops_by_round(statistics, path, unit, index)[k]
+        passed = np.all([certify(*_by_unit(stops, one), alpha, level) for one in classes], axis=0)
+        row += (_before_first_failure(grid, passed),)
+    return np.array(row)
 
-    def test(kept: BoolArray) -> tuple[float, ...]:
-        row: tuple[float, ...] = ()
-        for k in range(rounds):
-            level = delta / (rounds * (len(ROUND_PARTS) + 1) ** k)
-            grid, tests = stops(row, level)
-            passed = np.all([certify(*test[:, kept], alpha, level) for test in tests], axis=0)
-            row += (float(np.append(np.inf, grid)[np.append(passed, False).argmin()]),)
-        return row
 
-    return first.map_sets(test).T
+def _before_first_failure(grid: FloatArray, passed: BoolArray) -> float:
+    """Return the last threshold of a grid before a failed test; infinity if the first fails."""
+    return float(np.append(np.inf, grid)[np.append(passed, False).argmin()])
 
 
 def _by_unit(stops: tuple[BoolArray, BoolArray], calibrator: Calibrator) -> FloatArray:
@@ -413,15 +419,10 @@ def last_certified(
     unit, index, (alpha, delta) = first.unit, first.index, first.guarantee.stratum_levels
     assert delta is not None
     stops = _early_stops(statistics, grid, unit, index)
-    tests = [_by_unit(stops, one) for one in classes]
     certify = _certified_groups if unit.is_group else _certified_cases
-
-    def test(kept: BoolArray) -> float:
-        # A threshold passes if it does for every class.
-        each = [certify(e[kept], m[kept], float(alpha), float(delta)) for e, m in tests]
-        return float(np.append(np.inf, grid)[np.append(np.all(each, axis=0), False).argmin()])
-
-    return first.map_sets(test)[None]
+    # A threshold passes if it does for every class.
+    each = [certify(*_by_unit(stops, one), float(alpha), float(delta)) for one in classes]
+    return np.array([_before_first_failure(grid, np.all(each, axis=0))])
 
 
 def _certified_cases(
