@@ -468,7 +468,7 @@ GIVEN = [
     ),
 ]  # fmt: skip
 
-# Tests of every round leave so little of delta that it has a test of its own.
+# Tests of every round leave little of delta.
 EACH_ROUND = GivenLaw(
     "a stop in each round, given the calibration set", 5,
     partial(draw, units=(2, 2), rounds=2),

@@ -239,7 +239,7 @@ def test_certificate_of_groups_and_of_cases():
     assert 1 <= found["certified"] < found["mean_acceleration"]
 
 
-TABLES = 30
+TABLES = 60
 RNG = np.random.default_rng(5)
 
 
@@ -306,7 +306,7 @@ def ratios(monkeypatch, kind, make, unit, width=0.2, tables=TABLES):
     statistic = MLWR(floor=0.25).fit(ELSEWHERE, range_=(0.0, 1.0))
     monkeypatch.setitem(STATISTICS, "spread", lambda goal: statistic)
     return measured_ratios(PolicySpec(kind, 0.1, Goal(max_width=width), score="lwr"), make, unit,
-                           trials=40, tables=tables)  # fmt: skip
+                           trials=50, tables=tables)  # fmt: skip
 
 
 def measured_ratios(spec, make, unit, trials, tables):

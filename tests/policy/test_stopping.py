@@ -23,7 +23,6 @@ from taskuq.policy import _stopping as stopping
 from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import PolicySpec, _spread_score
 from taskuq.policy._learned import evaluate_rules, evaluate_tuning_cases
-from taskuq.policy._stopping import Calibrator
 from taskuq.policy._rules import (
     IntervalRule,
     StoppingStatistics,
@@ -32,6 +31,7 @@ from taskuq.policy._rules import (
     stopping_statistics,
 )
 from taskuq.policy._stopping import (
+    Calibrator,
     _certified_acceleration,
     _early_stops,
     _group_losses,

@@ -352,7 +352,6 @@ def certified_rounds(
     unit, index, levels = first.unit, first.index, first.guarantee.stratum_levels
     assert levels[1] is not None
     alpha, delta = float(levels[0]), float(levels[1])
-    certify = _certified_groups if unit.is_group else _certified_cases
     row: tuple[float, ...] = ()
     for k in range(rounds):
         level = delta / (rounds * (len(ROUND_PARTS) + 1) ** k)
@@ -361,13 +360,21 @@ def certified_rounds(
         path = np.full((len(grid), rounds), np.inf)
         path[:, :k], path[:, k] = row, grid
         stops = _stops_by_round(statistics, path, unit, index)[k]
-        passed = np.all([certify(*_by_unit(stops, one), alpha, level) for one in classes], axis=0)
-        row += (_before_first_failure(grid, passed),)
+        row += (_last_certified(grid, stops, classes, alpha, level),)
     return np.array(row)
 
 
-def _before_first_failure(grid: FloatArray, passed: BoolArray) -> float:
-    """Return the last threshold of a grid before a failed test; infinity if the first fails."""
+def _last_certified(
+    grid: FloatArray,
+    stops: tuple[BoolArray, BoolArray],
+    classes: Sequence[Calibrator],
+    alpha: float,
+    delta: float,
+) -> float:
+    """Return the last threshold of a grid before the first that a class fails."""
+    certify = _certified_groups if classes[0].unit.is_group else _certified_cases
+    sums = [_by_unit(stops, one) for one in classes]
+    passed = np.all([certify(early, missed, alpha, delta) for early, missed in sums], axis=0)
     return float(np.append(np.inf, grid)[np.append(passed, False).argmin()])
 
 
@@ -419,10 +426,7 @@ def last_certified(
     unit, index, (alpha, delta) = first.unit, first.index, first.guarantee.stratum_levels
     assert delta is not None
     stops = _early_stops(statistics, grid, unit, index)
-    certify = _certified_groups if unit.is_group else _certified_cases
-    # A threshold passes if it does for every class.
-    each = [certify(*_by_unit(stops, one), float(alpha), float(delta)) for one in classes]
-    return np.array([_before_first_failure(grid, np.all(each, axis=0))])
+    return np.array([_last_certified(grid, stops, classes, float(alpha), float(delta))])
 
 
 def _certified_cases(

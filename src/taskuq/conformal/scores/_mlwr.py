@@ -56,13 +56,15 @@ def unit_quantile(
     # A unit's own share is at most 1, so both levels are reached within this window.
     start = int(np.searchsorted(total, levels[0]))
     window = slice(start, int(np.searchsorted(total, levels[1] + 1 + SLACK)) + 1)
-    own = np.bincount(unit[:start], weights=share[:start], minlength=len(sizes))
-    mine = np.where(unit[window] == np.arange(len(sizes))[:, None], share[window], 0.0)
-    others = total[window] - own[:, None] - np.cumsum(mine, axis=1)
-    low, high = (
-        ordered[np.where(there.any(axis=1), start + there.argmax(axis=1), len(total))]
-        for there in (others >= level for level in levels)
-    )
+    own, inside = np.bincount(unit[:start], share[:start], len(sizes)), np.unique(unit[window])
+    mine = np.where(unit[window] == inside[:, None], share[window], 0.0)
+    others, ends = total[window] - own[inside, None] - np.cumsum(mine, axis=1), []
+    for at in levels:
+        # Most units have no value in the window: their share before it is all they have.
+        place, there = np.searchsorted(total, at + own), others >= at
+        place[inside] = np.where(there.any(axis=1), start + there.argmax(axis=1), len(total))
+        ends.append(ordered[place])
+    low, high = ends
     middle = int(np.searchsorted(total, share_below - SLACK))
     return _UnitQuantile(float(ordered[middle]), np.where(levels[0] <= 0, -np.inf, low), high)
 
