@@ -125,7 +125,7 @@ class PolicySpec:
         tuning: TuningCases | None = None,
         within: np.ndarray | None = None,
     ) -> FloatArray:
-        """Return the threshold of each round, (round,), (round, split) or (round, stratum).
+        """Return the threshold of each round, (round,) or (round, stratum).
 
         ``within`` holds the classes or strata of the calibration cases, then of the tuning cases.
         """
@@ -292,7 +292,7 @@ class AnytimePolicy(NestedPolicy):
 
     def statement(self, goal: Goal | Goals, guarantee: str) -> str:
         what = guarantee.removeprefix("Guaranteed: ")
-        return f"Guaranteed at every round at once, whatever makes you stop: {what}"
+        return f"Guaranteed for all rounds at once, whatever makes you stop: {what}"
 
 
 @final

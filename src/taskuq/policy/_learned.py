@@ -34,7 +34,7 @@ class _FittedRules:
     held_out: BoolArray
     # Calibrates the thresholds; allows for all that a unit's own absence could change.
     statistics: StoppingStatistics
-    # By the rules as they are.
+    # Under the fitted rules.
     final: StoppingStatistics
     with_margin: Callable[[float], StoppingStatistics] | None = None
     tuning: TuningCases | None = None

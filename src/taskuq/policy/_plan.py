@@ -516,7 +516,7 @@ def _degenerate_warning(
     if np.max(thresholds[0]) > LEAST:
         return None
     return (
-        f"The threshold is minus infinity: no more is missed without one than {allowed} allows, so "
+        f"The threshold is minus infinity: even so, no more is missed than {allowed} allows, and "
         "every scan stops in the first round whose report can reach the goal "
         f"({stops[0].mean():.0%} of the calibration scans in round 0)."
     )

@@ -89,7 +89,7 @@ class StoredScans:
         return costs(self.accelerations)
 
     def covered_at(self, thresholds: FloatArray) -> FloatArray:
-        """Return the smallest covering thresholds, at most the given ones where these cover."""
+        """Return the scores of cases, or the given thresholds where their reports cover already."""
         found = self.statistics.score.copy()
         for k, row in enumerate(thresholds):
             q = np.broadcast_to(row, found[k].shape)

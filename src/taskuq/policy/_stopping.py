@@ -396,7 +396,7 @@ def _round_grid(
     enough: float,
     classes: Sequence[BoolArray | None],
 ) -> FloatArray:
-    """Return the first next-round thresholds with miss rates of at most given parts of alpha."""
+    """Return next-round thresholds: the first that miss at most given parts of alpha."""
     statistics, index = tuning
     k, weight = len(before), unit.weights(index) / (index.max() + 1)
     top = statistics.allowance(index)[k, index] if unit.stops_together else statistics.largest[k]

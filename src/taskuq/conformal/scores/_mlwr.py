@@ -241,7 +241,7 @@ class _Cases:
         return np.asarray(spread + self.floor * prior.typical)
 
     def ratios(self, prior: SpreadPrior | None, kept: BoolArray) -> FloatArray:
-        """Return residuals over scales; a residual of zero is zero at any scale."""
+        """Return residuals divided by scales; a residual of zero is zero at any scale."""
         r = self.residuals[kept]
         with np.errstate(divide="ignore", over="ignore"):
             return np.divide(r, self.scale(prior, kept), out=np.zeros_like(r), where=r != 0)
@@ -370,7 +370,7 @@ class _SelfTunedMLWR:
     classes: NDArray[np.int64] | None = None
 
     def for_classes(self, classes: np.ndarray) -> _SelfTunedMLWR:
-        """Return the fit with one shift for all classes, the one nearest to 0 between theirs."""
+        """Return the fit with one shift for all classes, the value nearest to 0 between theirs."""
         codes, floor = np.unique(classes, return_inverse=True)[1], CLASS_FLOOR * self.score.floor
         cases = replace(self.cases, floor=floor)
         return _SelfTunedMLWR(replace(self.score, floor=floor), cases, codes)
@@ -471,7 +471,7 @@ def _middle(low: Any, high: Any) -> Any:
 def _shift_range(
     ratios: Sequence[FloatArray], index: NDArray[np.int64], units: int
 ) -> tuple[float, FloatArray, FloatArray]:
-    """Return the shift and its range from residuals over scales, at the prior and at both its ends.
+    """Return the shift and its range, from scaled residuals at the prior and at both of its ends.
 
     The range has one entry for each of ``units`` units, some of which may have no values.
     """
