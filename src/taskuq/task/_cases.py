@@ -195,5 +195,4 @@ class TaskTraining:
     def prepare(
         self, machine: TrainerOptions, data: Sequence[LabelledSubset] | None = None
     ) -> tuple[TaskDataset, ...]:
-        """Return the cases of the configured or the given data, indexed by (epoch, index)."""
         return tuple(TaskDataset(part.cases, part.targets) for part in data or self.open_parts())

@@ -143,7 +143,6 @@ class _ClassifierTraining(TaskTraining):
     def prepare(
         self, machine: TrainerOptions, data: Sequence[LabelledSubset] | None = None
     ) -> tuple[TaskDataset, ...]:
-        """Return the cases indexed by (epoch, index); sample training classes if configured."""
         train, *others = super().prepare(machine, data)
         if self._samples_classes:
             if len(self.network.tasks) > 1:
