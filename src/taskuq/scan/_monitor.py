@@ -31,10 +31,10 @@ from taskuq.table._table import TaskOutputs
 NEAR, FAR, LAST, STEP = (-0.75, -0.4), (1.0, 3.0), 0.2, 0.2
 POWERS = np.array([*NEAR, *FAR])
 # Shares of the capital, for one direction of counting.
-SHARES = np.array([0.03, 0.09, 0.05, 0.05, 0.28])
+SHARES = np.array([0.03, 0.08, 0.04, 0.04, 0.31])
 BETS = 2 * len(SHARES)
 # Share of delta of the statistics of location; the others have the rest.
-LOCATION, LOCATION_SHARE = "centre", 0.8
+LOCATION, LOCATION_SHARE = "centre", 0.85
 # Largest wealth of a bet, so that floats do not overflow.
 MOST = 1e100
 # Relative margin of the alarm level for rounding.
@@ -59,7 +59,7 @@ def _betting_payoffs(low: Any, high: Any, units: int) -> FloatArray:
 
 
 def _unbet_wealth(bet_on: int) -> float:
-    return 1 / (1 + math.log2(bet_on + 1))
+    return 1 / (1 + 2 * math.log2(bet_on + 1))
 
 
 def _update_wealth(capital: FloatArray, bet_on: int, low: Any, high: Any, units: int) -> FloatArray:
