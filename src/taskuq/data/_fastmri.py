@@ -425,7 +425,7 @@ class FastMRIData(DataConfig):
     #: Lines used to compute virtual coils: those of the first round, or all.
     compression: Literal["measured", "full"] = "measured"
     slices: Slices = "central-60"  #: Slices of validation volumes to use.
-    #: Definition of a group: all volumes with one patient_id, if files have one, or each volume.
+    #: "patient" groups files with the same patient_id; "volume" makes each file a group.
     group: Grouping = "patient"
     processes: ClassVar[int] = 8
 

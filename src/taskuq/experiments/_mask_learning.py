@@ -42,10 +42,11 @@ class MaskLearningConfig(ImagingConfig):
     #: Number of lines measured before any line is chosen; default: half of the first round.
     initial_lines: Count | None = None
     lines_per_step: Count = 4  #: Number of lines to choose before new samples are drawn.
-    random_candidates: Natural = 0  #: Random candidates to compare by the task's CRPS in each step.
+    #: Number of random candidates in each step, compared by the CRPS of the task.
+    random_candidates: Natural = 0
     #: Variance to reduce: that of the task (by its gradient or its outputs) or of the image.
     objective: Aim = "gradient"
-    regularisation: Positive = RIDGE  #: Noise variance relative to the variance of samples.
+    regularisation: Positive = RIDGE  #: Noise variance divided by the variance of samples.
 
     def __post_init__(self) -> None:
         check_ranges(self)

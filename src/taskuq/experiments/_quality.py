@@ -230,7 +230,7 @@ class QualityConfig:
     samples: Count = 32  #: Number of posterior samples averaged per reconstruction.
     seed: Seed = 0  #: Seed of the samples.
     max_volumes: Count | None = None  #: Evaluate only this many volumes; default: all.
-    fid_images: Count | None = None  #: Training images used for FID; default: all.
+    fid_images: Count | None = None  #: Number of training images used for FID; default: all.
 
 
 def evaluate_quality(

@@ -277,11 +277,11 @@ class AdaptiveConfig:
 
     #: Variance to reduce: that of the task (by its gradient or its outputs) or of the image.
     objective: Aim = "gradient"
-    regularisation: Positive = RIDGE  #: Noise variance relative to the variance of samples.
+    regularisation: Positive = RIDGE  #: Noise variance divided by the variance of samples.
     selection_samples: Count | None = None  #: Number of samples used to choose lines; default: all.
-    #: Fraction of a round's new lines that are chosen; the others come from the masks.
+    #: Fraction of the new lines of a round that are chosen; the others come from the masks.
     adaptive_fraction: Unit = 1.0
-    #: Choose only among lines of the mask this many rounds later; default: all lines.
+    #: Choose only among the lines of the mask this many rounds ahead; default: all lines.
     lookahead: Natural | None = None
 
     def require_samples(self, samples: int) -> None:

@@ -42,10 +42,11 @@ class MaskConfig:
     published: bool = False  #: Use the paper's masks (320 columns; R = 16, 8, 4, 2).
     pattern: Rule = "inverse-distance"  #: Density of random lines.
     seed: Seed = 0  #: Seed of random lines.
-    #: Contiguous central lines of each round; default: 9 of 20 lines, then as in the paper.
+    #: Number of contiguous central lines in each round; default: as in the paper.
     acs: tuple[Count, ...] | None = None
-    density: Positive | None = None  #: Density at the centre over the average; default: 15/16 of R.
-    sharpness: Positive = 8.0  #: Exponent by which lines thin out away from the centre.
+    #: Density of random lines at the centre, over the mean density; default: 15/16 of R.
+    density: Positive | None = None
+    sharpness: Positive = 8.0  #: Exponent of the decrease in density from the centre.
     path: Path | None = None  #: Mask file written by taskuq masks.
     round_names = None
     terminology = MRI

@@ -481,9 +481,9 @@ def view_angles(views: NDArray[np.int64], total: int) -> tuple[float, ...]:
 class TomographyConfig:
     """Settings of [measure] for tomography: views of the rounds and photon noise."""
 
-    #: Acceleration R of each round; a round has views / R views.
+    #: Acceleration R of each round, which measures 1/R of the views.
     accelerations: tuple[Acceleration, ...] = (16.0, 8.0, 4.0, 2.0)
-    views: Size = 192  #: Views of a full scan, evenly spaced over 180 degrees.
+    views: Size = 192  #: Number of views of a full scan, evenly spaced over 180 degrees.
     photons: NonNegative = 0.0  #: Photons per detector bin without an object; 0 for no noise.
     attenuation: Positive = 6.0  #: Line integral along one full row of an image of ones.
     operator: str = "taskuq"  #: Implementation of the projector: taskuq or deepinv.
