@@ -269,7 +269,7 @@ def test_groups_are_patients(write_volume, tmp_path, group, groups):
     assert [data[k].group for k in range(len(data))] == data.groups.tolist()
     sites = ["clinic 0", "clinic 1", "clinic 0", "clinic 1"]
     if group == "patient":
-        sites[:2] = ["clinic 0 and clinic 1"] * 2  # no patient is divided among sites
+        sites[:2] = ["clinic 0 / clinic 1"] * 2  # no patient is divided among sites
     assert data.sites.tolist() == np.repeat(sites, 3).tolist()
     assert bool([n for n in data.notes if "joined" in n]) == (group == "patient")
     for one, other in ((0, 1),) if group == "patient" else ():

@@ -167,7 +167,7 @@ class NpzData(DataConfig):
             return np.full(len(whole), True)
         chosen = self._array(self.select)
         if chosen.dtype != bool or chosen.shape != (len(whole),):
-            text = f"data.select is of {chosen.dtype}; save a boolean per image"
+            text = f"data.select has type {chosen.dtype}; save one boolean per image"
             raise InputError(text, code="dtype.invalid")
         return chosen
 

@@ -276,13 +276,15 @@ def _survey(
     """Inspect every .h5 file of a folder, sorted by path; give the reason for each skipped file."""
     files = sorted(Path(folder).rglob("*.h5"))
     if not files:
-        raise InputError(f"{folder} has no .h5 file; use one of volumes", code="file.missing")
+        raise InputError(f"{folder} has no .h5 file; use a folder of volumes", code="file.missing")
     surveyed = []
     for file in files:
         row = _survey_file(file, preparation, labels, thorough)
         is_choice = row.reason.startswith(("acquisition is", "not annotated"))
         if strict and row.reason and not is_choice:
-            raise InputError(f"{file}: {row.reason}; remove it or --strict", code="file.format")
+            raise InputError(
+                f"{file}: {row.reason}; remove the file or drop --strict", code="file.format"
+            )
         surveyed.append(row)
     return surveyed
 
@@ -359,7 +361,7 @@ class FastMRIDataset:
         for group, volume in zip(self._groups, self.volumes, strict=True):
             sites.setdefault(group, set()).add(volume.site)
         # A patient scanned at several sites is not divided among them.
-        return np.array([" and ".join(sorted(sites[group])) for group in self.groups.tolist()])
+        return np.array([" / ".join(sorted(sites[group])) for group in self.groups.tolist()])
 
     @property
     def cases(self) -> NDArray[np.str_]:

@@ -34,7 +34,7 @@ def _read_frame(path: Path, index: int) -> FloatArray:
     if image.ndim != 2:
         raise InputError(f"{path} has shape {image.shape}; convert it to grey", code="shape.axes")
     if not np.isfinite(image).all():
-        raise InputError(f"{path} is not finite in frame {index}; fix it", code="value.nonfinite")
+        raise InputError(f"{path} has NaN or infinity in frame {index}", code="value.nonfinite")
     return image
 
 

@@ -71,7 +71,7 @@ class ClaimSettings:
         if min(self.trials, self.replays, self.draws, self.test_groups) < 1:
             raise InputError("trials and test_groups must be at least 1", code="value.invalid")
         if not self.goals or not self.samples or min(self.samples) < 1:
-            raise InputError("pass at least one goal and one sample", code="option.missing")
+            raise InputError("pass at least one goal and sample count", code="option.missing")
 
     @property
     def replays(self) -> int:
@@ -306,7 +306,10 @@ def evaluate_scores(
         there = point.accelerations
         shared = [R for R in rates if np.isnan(R) or np.isclose(there, R, rtol=1e-9).any()]
         if not shared:
-            raise InputError("the table of point estimates lacks all of R", code="rounds.invalid")
+            raise InputError(
+                "the table of point estimates has none of these accelerations",
+                code="rounds.invalid",
+            )
         parts.append((point, ["ar"], tuple(shared)))
     found: list[Evaluation] = []
     for table, scores, shown in parts:

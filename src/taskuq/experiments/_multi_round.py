@@ -281,7 +281,9 @@ def _is_short(result: Simulation) -> bool:
     return result.coverage + 3 * error < 1 - result.alpha
 
 
-MULTI_ROUND = Experiment(_multi_round, ("samples", "rounds", "several samples"), "when scans stop")
+MULTI_ROUND = Experiment(
+    _multi_round, ("samples", "rounds", "several samples"), "stopping rules of multi-round scans"
+)
 
 
 PROTOCOL_CLAIM = (

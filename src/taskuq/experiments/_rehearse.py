@@ -129,7 +129,7 @@ class Rehearsal:
         start = time.monotonic()
         wanted = {command.config.name for command in self.recipe if command.config is not None}
         if missing := sorted(n for n in wanted if not (self.configs / n).is_file()):
-            message = f"{self.configs} lacks {', '.join(missing)}; give {CONFIGS}"
+            message = f"{self.configs} lacks {', '.join(missing)}; pass {CONFIGS}"
             raise InputError(message, code="file.missing")
         before = self._earlier(fresh)
         self._copy_configs()
@@ -178,7 +178,7 @@ class Rehearsal:
     def _earlier(self, fresh: bool) -> dict[str, dict[str, Any]]:
         path = self.output / RECORD
         if self.output.exists() and any(self.output.iterdir()) and not path.exists():
-            text = f"{self.output} holds no rehearsal; give -o another folder"
+            text = f"{self.output} holds other files; pass another folder to -o"
             raise InputError(text, code="file.exists")
         if fresh and path.exists():
             for name in ("work", "logs"):
@@ -190,7 +190,7 @@ class Rehearsal:
         record = read_json(path, SCHEMA)
         if record["settings"] != self.settings:
             text = f"{self.output} was made with other settings ({record['settings']}); "
-            raise InputError(f"{text}give another -o, or --overwrite", code="resume.mismatch")
+            raise InputError(f"{text}pass another -o, or --overwrite", code="resume.mismatch")
         return {result["line"]: result for result in record["lines"]}
 
     def _record(self, results: list[dict[str, Any]], seconds: float) -> dict[str, Any]:

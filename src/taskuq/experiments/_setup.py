@@ -192,7 +192,7 @@ def _shared(size: int, n: int, total: int) -> float:
     return float(1 - inside - outside)
 
 
-DATA_SPLITS = Experiment(_data_splits, ("samples",), "who calibrates and who tests")
+DATA_SPLITS = Experiment(_data_splits, ("samples",), "folds for calibration and test")
 
 
 CLASSIFIER_CLAIM = (
