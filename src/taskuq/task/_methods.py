@@ -50,7 +50,9 @@ class Area:
     below: bool = False  #: Count pixels below the threshold.
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        if not (math.isfinite(self.threshold) and 0 <= self.pixel_area < math.inf):
+            text = f"threshold must be finite and pixel_area >= 0, got {self}"
+            raise InputError(text, code="value.invalid")
 
     @property
     def names(self) -> tuple[str]:
